@@ -1,33 +1,33 @@
-"""An event-driven simulator of GPU clusters with MIG, for baselines and the policies of papers.
+"""Simulate GPU clusters with MIG, event-driven, for baselines and the policies of papers.
 
-What migbatchd runs is played on the simulated Slurm of `lab.slurm` (`policies.migbatch`), with the same jobs, speeds
+migbatchd's own decision runs on the simulated Slurm of `lab.slurm` (`policies.migbatch`), with the same jobs, speeds
 and figures.
 
-How it fits together, from the inside out:
+The parts, from the inside out:
 
-- `job`: `SimulatedJob`, `JobCosts`, `InferenceRequest`, `DemandChange` are values: what is asked. Work is in seconds at
+- `job`: `SimulatedJob`, `JobCosts`, `InferenceRequest`, `DemandChange` are values: the workload. Work is in seconds at
   speed 1.
-- `run`: `SimulatedRun` is the course of one job, from its arrival over all interruptions to its end. Policies read it
-  (`remaining(now)`, `attained(now)`, `end()`, `places`, `note`) and never change it, but for `note`.
+- `run`: `SimulatedRun` is the history of one job, from its arrival over all interruptions to its end. Policies read it
+  (`remaining(now)`, `attained(now)`, `end()`, `places`, `note`) and never change it, except `note`.
 - `gpus`: `geometry("a100-80gb")` with MIG, `whole("a100-80gb")` without.
 - `cluster`: `SimulatedCluster.of(geometry, gpus)`; `Place(gpu, slot)`; `SimulatedGpu.used` (held slots),
   `SimulatedGpu.layout` (idle instances too); `cluster.empty` and `cluster.alike[geometry, used]` are sets of GPUs as
   bits (`lowest`, `bit_indexes`).
 - `placing`: first fit, best fit and packed whole GPUs over `mig.planning`.
 - `speeds`: `Speeds` (a Protocol: `speed(job, places, steps)` and `slowdown(run, others)`) with `Whole`, `Linear` and
-  `Paired` (measured slowdowns of pairs, read by `pairs`, on top of another); `Neighbours` is what busy slices beside a
-  job cost it.
-- `curves`: `Curves`, the `Speeds` of real models, over a measured `Table` or what the predictor expects (`Predicted`).
+  `Paired` (measured slowdowns of pairs, read by `pairs`, on top of another); `Neighbours` is the cost of busy slices on
+  the same GPU.
+- `curves`: `Curves`, the `Speeds` of real models, over a measured `Table` or predictions (`Predicted`).
 - `policy`: `Policy` (a Protocol: `begin`, `arrive`, `complete`, `demand`, `timer`, `decide`) and the base `Quiet`.
 - `engine`: `Simulation(cluster, jobs, policy, speeds, ...)` with the actions `start`, `move`, `preempt`, `wake`, and
   `run(until)`, which returns a `result.SimulationResult`.
-- `metrics`: `summarise(result)`; `over_seeds` gives means with their intervals. `log`, `spans`: what happened.
-- `policies`: baselines and policies of papers; `registry` knows all policies by name for scenarios, `migbatch` among
+- `metrics`: `summarise(result)`; `over_seeds` gives means with their intervals. `log`, `spans`: the events.
+- `policies`: baselines and policies of papers; `registry` has all policies by name for scenarios, `migbatch` among
   them.
 - `traces`: readers of public and of a site's own traces; all return `Trace`.
-- `scenario` (a TOML file), `play`, `plots`, `page`: what `migbatch simulate` does.
+- `scenario` (a TOML file), `play`, `plots`, `page`: the parts of `migbatch simulate`.
 
-A policy of one's own::
+A custom policy::
 
     class Mine(Quiet):
         def begin(self, sim):
@@ -44,9 +44,9 @@ A policy of one's own::
 
     result = Simulation(SimulatedCluster.of(whole("a100-80gb"), 8), jobs, Mine(), Whole()).run()
 
-Two runs share a slice when both are started at the same place: `Speeds.slowdown` says how much each suffers. A GPU is
-split by `sim.move(run, [Place(gpu, smaller slot)])` and starting the other beside it. An elastic job grows and shrinks
-by `sim.move` with more or fewer places (`save` and `pause` override what that costs). Reclaiming a slice for inference
-is `sim.move` or `sim.preempt` of the training job and then `sim.start` at the same instant: that the newcomer waits for
-the checkpoint and for the new instance is charged by the engine.
+Two runs share a slice when both are started at the same place: `Speeds.slowdown` gives the slowdown of each. A GPU is
+divided by `sim.move(run, [Place(gpu, smaller slot)])` and starting the other next to it. An elastic job grows and
+shrinks by `sim.move` with more or fewer places (`save` and `pause` override the cost). Reclaiming a slice for inference
+is `sim.move` or `sim.preempt` of the training job and then `sim.start` at the same instant: the engine adds the wait
+for the checkpoint and for the new instance.
 """

@@ -1,11 +1,11 @@
-"""GPUs, the instances on them and who holds them: what is possible, and what it costs to change.
+"""Model GPUs, their instances and holders: possible changes, and their cost.
 
-A `Place` is a slot of one GPU. Every place that is held belongs to the GPU's `used` layout; `layout` holds the idle
-instances too, which stay until their room is needed (warm reuse). Nothing here knows time except through the moments
-that it is given, and nothing decides: which place is taken is the policy's business.
+A `Place` is a slot of one GPU. Every held place belongs to the GPU's `used` layout; `layout` holds the idle
+instances too, which stay until their space is needed (warm reuse). Time comes only from the
+caller, and the policy decides which place is taken.
 
-GPUs that hold the same slices are kept together as bits of one number (`alike`), so that a policy looks at each
-arrangement once and not at each GPU, and finds the first GPU of an arrangement in constant time.
+GPUs that hold the same slices are grouped as bits of one number (`alike`), so that a policy examines each
+arrangement once and not each GPU, and finds the first GPU of an arrangement in constant time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
 
 
 class PlaceError(ValueError):
-    """A place that cannot be taken as asked: a fault of the policy. The message says which GPU and why."""
+    """A place that cannot be taken as requested: a bug in the policy. The message says which GPU and why."""
 
 
 class Place(NamedTuple):
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 class Reconfiguration(NamedTuple):
-    """What it took to make an instance: the layout after it, seconds, and how many were destroyed and created."""
+    """Creation of an instance: the layout after it, seconds, and how many were destroyed and created."""
 
     layout: Layout
     seconds: float
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 class HeldPlace:
-    """A place that is held: by whom, since when, and from when on somebody makes progress in it."""
+    """A held place: by which job, since when, and from when on a job makes progress in it."""
 
     __slots__ = ("opened", "resumes", "runs", "slices")
 
@@ -65,7 +65,7 @@ class HeldPlace:
 
 
 class UtilizationMeter:
-    """Adds up compute-slice seconds: `held`, and `busy`, those in which somebody made progress."""
+    """Sum compute-slice seconds: `held`, and `busy`, those with progress."""
 
     __slots__ = ("busy", "held")
 
@@ -73,7 +73,7 @@ class UtilizationMeter:
         self.held = self.busy = 0.0
 
     def mark(self, cell: HeldPlace, now: float) -> None:
-        """Book the cell's time up to now, and from when on somebody makes progress in it."""
+        """Add the cell's time up to now; set from when on a job makes progress in it."""
         passed = now - cell.opened
         if passed > 0:
             self.held += cell.slices * passed
@@ -90,9 +90,9 @@ class SimulatedGpu:
     """One GPU.
 
     Attributes:
-        layout: its instances, idle ones too. `used`: those that are held, by `cells`.
-        held: how many of its compute slices are.
-        blocked: memory slices whose last holder still saves its work, as bits, and until when.
+        layout: its instances, including idle ones. `used`: held ones, by `cells`.
+        held: number of held compute slices.
+        blocked: memory slices whose last holder is still saving its work, as bits, and until when.
         whole: all of it as one place.
     """
 
@@ -110,7 +110,7 @@ class SimulatedGpu:
         self.whole = Place(index, geometry.full.slots[0])
 
     def wait(self, slot: Slot, now: float) -> float:
-        """Return the seconds until whoever held these memory slices last has saved its work."""
+        """Return the seconds until the last holder of these memory slices has saved its work."""
         if not self.blocked:
             return 0.0
         self.blocked = [(mask, until) for mask, until in self.blocked if until > now]
@@ -122,12 +122,12 @@ class SimulatedCluster:
     """All GPUs.
 
     Attributes:
-        gpus: by index. GPUs of a node have neighbouring indexes.
+        gpus: by index. GPUs of a node have adjacent indexes.
         nodes: the range of GPU indexes of each node.
-        empty: the GPUs of which nothing is held, as bits.
+        empty: the GPUs without held places, as bits.
         by_empty: at n the nodes of which n GPUs are empty, as bits.
         alike: for each geometry and layout of held slots, the GPUs that have it, as bits.
-        fragmentation: sum of `mig.planning.fragmentation` over all GPUs, kept up to date where `fragments` is set.
+        fragmentation: sum of `mig.planning.fragmentation` over all GPUs, updated if `fragments` is set.
     """
 
     def __init__(self, nodes: Sequence[Sequence[Geometry]]) -> None:
@@ -159,7 +159,7 @@ class SimulatedCluster:
         return cls([[geometry] * min(per_node, gpus - first) for first in range(0, gpus, per_node)])
 
     def part(self, nodes: range | None = None) -> Part:
-        """Return some of the nodes (all where not given), for policies that keep to them."""
+        """Return some of the nodes (by default all), for policies limited to them."""
         chosen = range(len(self.nodes)) if nodes is None else nodes
         gpus = 0
         for node in chosen:
@@ -167,10 +167,10 @@ class SimulatedCluster:
                 gpus |= 1 << gpu
         return Part(gpus, sum(1 << node for node in chosen), gpus.bit_count())
 
-    # -- what is there -----------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------------
 
     def runs(self, place: Place) -> Sequence[SimulatedRun]:
-        """Return who holds the place."""
+        """Return the holder of the place."""
         cell = self.gpus[place.gpu].cells.get(place.slot)
         return cell.runs if cell is not None else ()
 
@@ -190,10 +190,10 @@ class SimulatedCluster:
     # -- changes (made by the engine) --------------------------------------------------------------------------
 
     def configure(self, gpu: int, layout: Layout) -> None:
-        """Give an empty GPU the idle instances of `layout`, at no cost: how a simulation begins.
+        """Give an empty GPU the idle instances of `layout`, at no cost: the start of a simulation.
 
         Raises:
-            PlaceError: something on it is held, or the layout is not legal there.
+            PlaceError: a place on it is held, or the layout is not legal there.
         """
         target = self.gpus[gpu]
         if target.cells:
@@ -205,9 +205,9 @@ class SimulatedCluster:
         target.layout = layout
 
     def take(self, place: Place, run: SimulatedRun, now: float) -> Reconfiguration | None:
-        """Let `run` hold a place; None where its instance was there already.
+        """Let `run` hold a place; None if its instance already existed.
 
-        Idle instances in the way are destroyed. Raises PlaceError where what is held is in the way.
+        Idle instances in the way are destroyed. Raises PlaceError if held ones are in the way.
         """
         gpu = self.gpus[place.gpu]
         slot = place.slot
@@ -230,7 +230,7 @@ class SimulatedCluster:
         return change
 
     def leave(self, place: Place, run: SimulatedRun, now: float, until: float) -> HeldPlace | None:
-        """End `run`'s hold; the cell where nobody else holds it. Its slices can be used from `until` on."""
+        """End `run`'s hold; return the cell if nobody else holds it. Its slices can be used from `until` on."""
         gpu = self.gpus[place.gpu]
         cell = gpu.cells[place.slot]
         cell.runs.remove(run)
@@ -266,7 +266,7 @@ class SimulatedCluster:
 
 
 def lowest(bits: int) -> int:
-    """Return the index of the first GPU among `bits`, -1 where there is none."""
+    """Return the index of the first GPU among `bits`, -1 if there is none."""
     return (bits & -bits).bit_length() - 1
 
 
@@ -290,16 +290,16 @@ def _removed(layout: Layout, slot: Slot) -> Layout:
 
 @lru_cache(maxsize=1 << 14)
 def fragmentation(geometry: Geometry, used: Layout) -> float:
-    """Return `mig.planning.fragmentation`, remembered."""
+    """Return `mig.planning.fragmentation`, cached."""
     return planning.fragmentation(geometry, used)
 
 
 @lru_cache(maxsize=1 << 16)
 def reconfigured(geometry: Geometry, layout: Layout, used: Layout, slot: Slot) -> Reconfiguration:
-    """Make `slot`, which fits beside `used`: destroy the idle instances in its way, then create it.
+    """Create `slot`, which fits next to `used`: destroy the idle instances in its way, then create it.
 
-    First go those that overlap it; where a count limit still forbids it, other idle ones follow, the smallest first.
-    A GPU without MIG (one profile) has nothing to make.
+    First those that overlap it; if a count limit still forbids it, other idle ones follow, the smallest first.
+    A GPU without MIG (one profile) needs no creation.
     """
     if len(geometry.profiles) == 1:
         return Reconfiguration(layout.add(slot), 0.0, 0, 0)

@@ -1,9 +1,10 @@
-"""Speeds of real models on slices, from measured tables or from the predictor: `Curves` is a `Speeds` over both.
+"""Provide speeds of real models on slices, from measured tables or from the predictor: `Curves` is a `Speeds` over
+both.
 
-A source gives, for an application, a batch and a kind of work, the items a second that each profile of a GPU does (none
-where it does not fit). A job's speed is its rate over that of the whole GPU with all of its batch, so micro-steps
-(`steps`) and small slices both show. A job of several GPUs divides its batch among them, and is as fast as its places
-together, as a share of what it asks for.
+A source gives, for an application, a batch and a kind of work, the items per second of each profile of a GPU (none
+if it does not fit). A job's speed is its rate relative to that of the whole GPU with all of its batch, so micro-steps
+(`steps`) and small slices both matter. A job of several GPUs divides its batch among them, and its speed is that of its
+places together, as a share of its request.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from slurm_migbatch.workload.gpufacts import facts_of, guess
 
 
 class SpeedError(ValueError):
-    """Speeds that cannot be had; the message says of what and what there is instead."""
+    """Unavailable speeds; the message says of what and what there is instead."""
 
 
 class RateSource(Protocol):
     """Rates of applications on the profiles of one GPU."""
 
     def rates(self, app: str, batch: int, kind: Kind) -> Mapping[Profile, float]:
-        """Return items a second by profile, for those on which it fits; raises SpeedError for unknown applications."""
+        """Return items per second by profile, of those it fits on; raises SpeedError for unknown applications."""
 
     def apps(self, kind: Kind) -> Sequence[str]:
         """Return the applications that it knows."""
 
     def batches(self, app: str, kind: Kind) -> Sequence[int]:
-        """Return batches that are usual for one of them."""
+        """Return usual batches of an application."""
 
 
 class Curves:
-    """Speeds by a source. Jobs without an application are as fast as their share of the compute slices."""
+    """Speeds by a source. Jobs without an application have a speed by their share of the compute slices."""
 
     def __init__(self, source: RateSource, geometry: Geometry, *, shared: float = 2.0) -> None:
-        """Take rates from `source`; `shared` is the slowdown by one other job in the same slice."""
+        """Use rates from `source`; `shared` is the slowdown by one other job in the same slice."""
         self.source, self.geometry, self.shared = source, geometry, shared
         self._full = geometry.full.profile
         self._known: dict[tuple[str, int, Kind, int, Profile], float] = {}
@@ -67,7 +68,7 @@ class Curves:
         return 1.0 + (self.shared - 1.0) * len(others)
 
     def relative(self, job: SimulatedJob, profile: Profile, steps: int = 1) -> float:
-        """Return the speed on one slice against the whole GPU; 0 where it does not fit."""
+        """Return the speed on one slice relative to the whole GPU; 0 if it does not fit."""
         if not job.app:
             return profile.compute / self._full.compute
         key = job.app, -(-job.batch // job.gpus), job.kind, steps, profile
@@ -85,10 +86,10 @@ class Curves:
 
 
 class Table:
-    """Rates as measured. A batch that was not measured takes the figures of the nearest that was, by its logarithm.
+    """Measured rates. A batch that was not measured takes the figures of the nearest measured one, by its logarithm.
 
-    Profiles are matched by compute slices and by their share of memory, so a table of an A100 with 40 GB also serves
-    for one with 80 GB; whether a job fits is then judged by the smaller GPU.
+    Profiles are matched by compute slices and by their share of memory, so a table of an A100 with 40 GB can also be
+    used for one with 80 GB; whether a job fits is then judged by the smaller GPU.
     """
 
     def __init__(self, rows: Iterable[Measurement], geometry: Geometry) -> None:
@@ -138,10 +139,10 @@ class Table:
 
 
 class Predicted:
-    """Rates as the predictor expects them, at the model's usual input size; what fits is judged by its best guess."""
+    """Predicted rates, at the model's usual input size; whether it fits is judged by the median prediction."""
 
     def __init__(self, predictor: LearnedPredictor, geometry: Geometry, name: str) -> None:
-        """Take rates from `predictor`; `name` is the GPU's short name, `a100-80gb`, under which it was measured."""
+        """Use rates from `predictor`; `name` is the GPU's short name in the measurements, `a100-80gb`."""
         self.predictor, self.geometry = predictor, geometry
         full = geometry.full
         facts = facts_of(geometry.name) or guess(full.sm_count, full.profile.memory_gb)

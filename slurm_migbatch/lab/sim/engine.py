@@ -1,13 +1,13 @@
-"""The event-driven engine: time, progress and charges. Decisions are the policy's.
+"""Run the event-driven simulation: time, progress and costs. Decisions are the policy's.
 
-Between two events nothing is computed. A completion that is foreseen lies in a heap; where a job's speed changes it is
-foreseen anew and the old entry, known by its version, is passed over when it comes up. An event costs O(log n), beside
-what the policy does with it. Arrivals are sorted once and merged.
+Between two events nothing is computed. A predicted completion is in a heap; when a job's speed changes it is
+predicted again and the old entry, known by its version, is skipped when it comes up. An event costs O(log n), plus
+the policy's work. Arrivals are sorted once and merged.
 
-What is charged to whom:
+Costs are assigned as follows:
 
-- making a slice (destroying what is in the way, creating it): to the job that starts or moves there;
-- waiting until the job that had to leave has written its checkpoint: to the job that takes its slices;
+- creating a slice (destroying instances in the way, creating it): to the job that starts or moves there;
+- waiting until the previous job has written its checkpoint: to the job that takes its slices;
 - cold start, restart and its own checkpoint: to the job itself;
 - work since the last checkpoint: to the job that is stopped without saving (`preempt(save=False)`).
 """
@@ -32,13 +32,13 @@ from slurm_migbatch.lab.sim.speeds import Neighbours, Speeds
 
 _COMPLETION, _DEMAND, _TIMER = range(3)
 _MOST_AT_ONCE = 100_000
-"""Rounds of decisions at one moment that mean that a policy goes round in circles."""
+"""Rounds of decisions at one moment from which a policy counts as looping."""
 _STALE = 1 << 16
-"""Entries of the heap below which stale ones are not worth clearing away."""
+"""Size of the heap below which stale entries are not removed."""
 
 
 class SimulationError(RuntimeError):
-    """A policy did what cannot be done; the message says what and when."""
+    """An impossible action of a policy; the message says what and when."""
 
 
 class Simulation:
@@ -88,14 +88,14 @@ class Simulation:
     # -- actions -----------------------------------------------------------------------------------------------
 
     def start(self, run: SimulatedRun, places: Sequence[Place], *, pause: float | None = None, steps: int = 1) -> None:
-        """Give a waiting job its slices.
+        """Give a pending job its slices.
 
-        `pause` is the time from slices that are there to the first progress: the job's cold start or restart where it
-        is not given. Places may be shared with other runs.
+        `pause` is the time from available slices to the first progress: the job's cold start or restart if not
+        given. Places may be shared with other runs.
 
         Raises:
             SimulationError: it runs or has ended, or its speed there is 0.
-            PlaceError: what others hold is in the way.
+            PlaceError: held places are in the way.
         """
         if run.places or run.ended is not None:
             raise SimulationError(f"at {self.now:.3f} s: {run.job.name} cannot be started, it is not pending")
@@ -123,14 +123,14 @@ class Simulation:
         pause: float | None = None,
         steps: int | None = None,
     ) -> None:
-        """Let a running job go on elsewhere, on more or on fewer slices, or with other micro-steps.
+        """Move a running job elsewhere, to more or fewer slices, or to other micro-steps.
 
-        Places that are in both stay. The job stops for `save` seconds (its checkpoint where not given), then what is
-        new is made, then it needs `pause` seconds (its restart). What it gives up can be used after `save`.
+        Places that are in both stay. The job stops for `save` seconds (its checkpoint if not given), then new
+        instances are created, then it needs `pause` seconds (its restart). Released places can be used after `save`.
 
         Raises:
-            SimulationError: it does not run, or its speed there is 0.
-            PlaceError: what others hold is in the way.
+            SimulationError: it is not running, or its speed there is 0.
+            PlaceError: held places are in the way.
         """
         if not run.places:
             raise SimulationError(f"at {self.now:.3f} s: {run.job.name} cannot be moved, it is not running")
@@ -151,13 +151,13 @@ class Simulation:
             self._note("move", run, self._destroyed - destroyed, self._created - created)
 
     def preempt(self, run: SimulatedRun, *, save: bool = True) -> None:
-        """Take a running job's slices and put it back into the queue.
+        """Take a running job's slices and requeue it.
 
-        With `save` it writes its checkpoint first, which keeps its slices from others that long; without, it loses the
+        With `save` it writes its checkpoint first, which blocks its slices for that time; without, it loses the
         work since its last own checkpoint and the slices are free at once.
 
         Raises:
-            SimulationError: it does not run.
+            SimulationError: it is not running.
         """
         if not run.places:
             raise SimulationError(f"at {self.now:.3f} s: {run.job.name} cannot be preempted, it is not running")
@@ -181,11 +181,11 @@ class Simulation:
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def run(self, until: float = math.inf, progress: Callable[[int, int], None] | None = None) -> SimulationResult:
-        """Simulate until nothing can happen any more, or to the moment `until`.
+        """Simulate until there are no further events, or to the moment `until`.
 
-        `progress` is called now and then with the number of jobs that are done and the number of all.
+        `progress` is called regularly with the number of ended jobs and of all.
 
-        The cyclic garbage collector rests meanwhile: the engine makes no cycles, and scanning every job again and again
+        The cyclic garbage collector is off meanwhile: the engine makes no cycles, and scanning every job repeatedly
         took a quarter of the time at 650,000 jobs.
         """
         collecting = gc.isenabled()
@@ -321,7 +321,7 @@ class Simulation:
         pause: float,
         steps: int,
     ) -> None:
-        """Take `places` beside those kept, and foresee the end."""
+        """Take `places` in addition to the kept ones, and predict the end."""
         if not places:
             raise SimulationError(f"at {self.now:.3f} s: {run.job.name} is given no places")
         if len(places) > 1 and len(set(places)) != len(places):
@@ -374,14 +374,14 @@ class Simulation:
     def _saving(self, run: SimulatedRun) -> float:
         """Return the seconds until its work is saved.
 
-        Nothing is to be saved where it has made no progress since it was.
+        Nothing has to be saved if it has made no progress since the last time.
         """
         return run.job.costs.checkpoint_s if run.progress_clock > 0 else 0.0
 
     # -- speed -------------------------------------------------------------------------------------------------
 
     def _touch(self, places: Iterable[Place], run: SimulatedRun) -> None:
-        """Foresee the ends of all whom a change at these places concerns, other than `run`."""
+        """Predict the ends of all runs affected by a change at these places, except `run`."""
         seen: dict[SimulatedRun, None] = {}
         for place in places:
             gpu = self.cluster.gpus[place.gpu]
@@ -397,13 +397,13 @@ class Simulation:
             self._foresee(other)
 
     def _foresee(self, run: SimulatedRun) -> None:
-        """Set the present speed, and the end that follows from it."""
+        """Set the current speed, and the end that follows from it."""
         run.rate = run.alone / self._hindrance(run)
         run.version += 1
         self._push(max(run.since, run.resumes) + run.left / run.rate, _COMPLETION, run, run.version)
 
     def _hindrance(self, run: SimulatedRun) -> float:
-        """Return how many times slower it is through others: a gang is as slow as its slowest part."""
+        """Return its slowdown by others: a gang is as slow as its slowest part."""
         worst = 1.0
         gpus = self.cluster.gpus
         for place in run.places:
@@ -431,7 +431,7 @@ class Simulation:
         heappush(self._heap, (time, rank, self._count, payload, version))
 
     def _sweep(self) -> None:
-        """Drop stale completions, where they are most of the heap."""
+        """Drop stale completions if they are most of the heap."""
         self._heap[:] = [entry for entry in self._heap if entry[1] != _COMPLETION or entry[3].version == entry[4]]
         heapify(self._heap)
 

@@ -1,7 +1,7 @@
-"""The GPUs that can be simulated: MIG geometry, and how long it takes to make and remove an instance.
+"""Define the GPUs that can be simulated: MIG geometry, and the time to create and destroy an instance.
 
-The figures are those of the simulated driver in `testbed/driver` (a test holds them together), which has them from
-NVIDIA's MIG user guide and from measured listings. They are repeated here because whoever simulates a cluster needs no
+The figures equal those of the simulated driver in `testbed/driver` (a test compares them), which are from
+NVIDIA's MIG user guide and from measured listings. They are repeated here because simulating a cluster requires no
 C compiler. A live system never reads them: there every geometry comes from NVML.
 """
 
@@ -23,7 +23,7 @@ CREATE_S: Final = {1: 0.16, 2: 0.17, 3: 0.20, 4: 0.21, 7: 0.24}
 DESTROY_S: Final = {1: 0.20, 2: 0.20, 3: 0.21, 4: 0.21, 7: 0.22}
 """Seconds to destroy one."""
 MIG_TAX: Final = 0.034
-"""How much slower the whole GPU is as one instance than without MIG (MIGER: 3.4 % on average, 9.2 % at most)."""
+"""Slowdown of the whole GPU as one instance relative to MIG off (MIGER: 3.4 % on average, 9.2 % at most)."""
 
 _TABLE: Final[Mapping[str, tuple[str, tuple[_Row, ...]]]] = {
     "a30": ("NVIDIA A30", (

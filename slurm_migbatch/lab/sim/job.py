@@ -1,4 +1,4 @@
-"""What is asked of a cluster: jobs, single requests, and demand over time. All of them are values."""
+"""Define the workload of a cluster: jobs, single requests, and demand over time. All of them are values."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Kind: TypeAlias = Literal["infer", "train"]
 
 
 class JobError(ValueError):
-    """Values that make no job; the message says which and what to write instead."""
+    """Values that are not a job; the message says which and what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobCosts:
-    """Seconds that a job pays beside its work.
+    """Seconds that a job needs besides its work.
 
     Attributes:
-        cold_start_s: from a slice that is there to the first progress, at the first start.
+        cold_start_s: from an available slice to the first progress, at the first start.
         restart_s: the same after an interruption or a move.
-        checkpoint_s: to save the work when signalled to stop; whoever gets its slices waits that long for them.
+        checkpoint_s: to save the work when signalled to stop; the next holder of its slices waits that long.
         checkpoint_every_s: seconds of progress between the checkpoints that it writes by itself; only work up to the
-            last of them survives where it is stopped without saving. Infinite: it writes none.
+            last of them survives if it is stopped without saving. Infinite: it writes none.
     """
 
     cold_start_s: float = 0.0
@@ -43,21 +43,21 @@ class SimulatedJob:
     Attributes:
         id: unique; also breaks ties, so that a simulation is deterministic.
         arrival: seconds on the simulation's clock.
-        work: how much there is to do, in seconds at speed 1. Speed 1 is what `Speeds` says of the job on what it asks
-            for: usually all its `gpus` as whole GPUs of the reference kind.
+        work: its length, in seconds at speed 1. Speed 1 is what `Speeds` returns for the job on its
+            request: usually all its `gpus` as whole GPUs of the reference kind.
         kind: `train` jobs may be paused and moved, `infer` jobs have users that wait.
-        gpus: GPUs, or slices where `profile` is given, that it asks for (a gang: all at once).
-        profile: the smallest slice it asks for; None asks for whole GPUs.
-        largest: the largest slice that is of use to it; None where any is.
-        least, most: between how many GPUs or slices an elastic job can work; both are `gpus` where it cannot.
-        app: model or application, in the words of the table of speeds.
-        batch: items in one step of all its GPUs together, 0 where not known.
-        user: whom fairness is counted for.
-        slo_s: seconds after its arrival within which it has to be done; None where nobody waits for its end.
-        start_slo_s: seconds after its arrival within which it has to make its first progress (a service has to be up);
-            None where nobody waits for that.
-        estimate: seconds that its user claims it takes (a time limit); None: its true work.
-        tasks: requests that an inference job stands for, 0 where not known.
+        gpus: requested GPUs, or slices if `profile` is given (a gang: all at once).
+        profile: the smallest slice it requests; None requests whole GPUs.
+        largest: the largest slice that is useful to it; None if any is.
+        least, most: between how many GPUs or slices an elastic job can work; both are `gpus` for others.
+        app: model or application, by the names of the table of speeds.
+        batch: items in one step of all its GPUs together, 0 if unknown.
+        user: user for fairness.
+        slo_s: seconds after its arrival within which it must end; None without a limit.
+        start_slo_s: seconds after its arrival within which it must make its first progress (a service must be up);
+            None without a limit.
+        estimate: its user's estimate in seconds (a time limit); None: its true work.
+        tasks: number of requests of an inference job, 0 if unknown.
     """
 
     id: int
@@ -97,12 +97,12 @@ class SimulatedJob:
 
     @property
     def claimed(self) -> float:
-        """Seconds that the job is claimed to take."""
+        """Estimated seconds of the job."""
         return self.work if self.estimate is None else self.estimate
 
 
 class InferenceRequest(NamedTuple):
-    """One inference request: what queues in front of a stocked slice. `items` is the batch or, of text, the tokens."""
+    """One inference request in the queue of a partitioned GPU. `items` is the batch or, for text, the tokens."""
 
     time: float
     app: str
@@ -111,7 +111,9 @@ class InferenceRequest(NamedTuple):
 
 
 class DemandChange(NamedTuple):
-    """From `time` on, `app` (a service, a partition) needs `value` (GPUs, requests a second: the reader says which)."""
+    """From `time` on, `app` (a service, a partition) needs `value` (GPUs or requests per second, depending on the
+    reader).
+    """
 
     time: float
     app: str

@@ -1,4 +1,4 @@
-"""The event log: what happened, one tuple for each event, written as JSON lines."""
+"""Log events: one tuple for each event, written as JSON lines."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class LoggedEvent(NamedTuple):
 
     Attributes:
         time: seconds on the simulation's clock.
-        what: `start` and `move` hold the places after it, `preempt` and `complete` those that were given back.
+        what: `start` and `move` hold the places after it, `preempt` and `complete` the released ones.
         job: the job's id, -1 for a demand.
-        places: what it is about.
-        seconds: of `start` and `move` the pause until the next progress, of `preempt` work that was lost, of `complete`
+        places: the affected places.
+        seconds: of `start` and `move` the pause until the next progress, of `preempt` lost work, of `complete`
             the time since the arrival, of `demand` the value.
         name: the job's or the application's.
-        destroyed, created: instances, to make room and to fill it.
+        destroyed, created: instances.
     """
 
     time: float

@@ -1,4 +1,4 @@
-"""Figures of a simulation: times, service level, use of the GPUs, disturbance, fairness."""
+"""Compute figures of a simulation: times, service level, use of the GPUs, disturbance, fairness."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ QUANTILES: Final = (50, 95, 99)
 def summarise(result: SimulationResult) -> dict[str, Any]:
     """Return all figures of one simulation, as plain values.
 
-    `all`, `train` and `infer` hold those of jobs (`of_jobs`), where there are any. Of the cluster:
+    `all`, `train` and `infer` hold those of jobs (`of_jobs`), if there are any. Of the cluster:
 
     - `makespan_s`: from the first arrival to the last event;
     - `held`: compute slices that were held, as a share of the cluster's over the makespan; `busy_of_held`: the share of
-      them in which somebody made progress (the rest starts, waits for a checkpoint, is being made); `busy`: both;
+      them with progress (the rest starts, waits for a checkpoint, is being created); `busy`: both;
     - `fragmentation`: mean over GPUs and time;
     - `waiting`: mean length of the queue;
     - `reconfigurations`: instances created and destroyed;
-    - `actions`: what was done to jobs through Slurm, by kind (of `migbatch` alone).
+    - `actions`: changes of jobs through Slurm, by kind (only for `migbatch`).
     """
     capacity = result.slices * (result.end - result.begin)
     figures: dict[str, Any] = {
@@ -52,15 +52,16 @@ def summarise(result: SimulationResult) -> dict[str, Any]:
 
 
 def of_jobs(runs: Sequence[SimulatedRun], end: float) -> dict[str, Any]:
-    """Return figures of some jobs; None where there is nothing to take them of.
+    """Return figures of some jobs; None without any.
 
-    - `jct_s`: from arrival to completion, of those that were done by `end`;
+    - `jct_s`: from arrival to completion, of those that ended by `end`;
     - `queue_s`: until they first held slices; `delay_s`: until their first progress, of those that got so far;
-    - `slo`: how many had a limit (on their end or on their start), how many broke one (late, or still not there when it
-      had passed), and the share;
+    - `slo`: how many had a limit (on their end or on their start), how many exceeded one (late, or still not started or
+      ended when it had passed), and the share;
     - `restarts`: how often a job was interrupted or moved (`interrupted` plus `moved`), mean and most;
     - `lost_s`: work done twice; `paused_s`: on slices without progress;
-    - `jain`: fairness over users, of each one's mean of work / JCT (1: all are slowed alike); None for fewer than two.
+    - `jain`: fairness over users, of each one's mean of work / JCT (1: all are slowed equally); None for fewer than
+      two.
     """
     done = [run for run in runs if run.ended is not None]
     jct = np.array([run.ended - run.job.arrival for run in done if run.ended is not None])
@@ -85,9 +86,9 @@ def of_jobs(runs: Sequence[SimulatedRun], end: float) -> dict[str, Any]:
 
 
 def jain(shares: Iterable[float]) -> float | None:
-    """Compute Jain's index, (sum x)^2 / (n sum x^2): 1 where all are equal, 1/n where one has everything.
+    """Compute Jain's index, (sum x)^2 / (n sum x^2): 1 if all are equal, 1/n if one has everything.
 
-    None for nobody.
+    None without values.
     """
     values = list(shares)
     squares = sum(value * value for value in values)
@@ -97,7 +98,7 @@ def jain(shares: Iterable[float]) -> float | None:
 def over_seeds(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the same tree with `{"mean", "low", "high"}` (95 %, Student's t) for each number.
 
-    None where one is missing. Over one seed low and high are None.
+    None if one is missing. Over one seed low and high are None.
     """
     merged: dict[str, Any] = {}
     for name, value in figures[0].items():

@@ -1,4 +1,4 @@
-"""The report of a simulation as one HTML file that needs nothing beside it."""
+"""Render the report of a simulation as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from slurm_migbatch.report.pictures.page import text_of
 
-#: colours of matplotlib's texts, lines, grids and grounds, and those of the page in their place
+#: colours of matplotlib's texts, lines, grids and backgrounds, and the page's replacements
 _SCHEME = (
     ("stroke: #000000", "stroke: currentColor"), ("fill: #000000", "fill: currentColor"),
     ("#dddddd", "var(--grid)"), ("#cccccc", "var(--line)"), ("fill: #ffffff", "fill: none"),
@@ -61,7 +61,7 @@ def page(
         "header": header,
         "rows": rows,
         "css": Markup(text_of("look.css")),  # noqa: S704 our own file
-        "plots": [Markup(_in_scheme(plot)) for plot in plots if plot],  # noqa: S704 our own drawing, its texts are escaped there
+        "plots": [Markup(_in_scheme(plot)) for plot in plots if plot],  # noqa: S704 its texts are escaped there
         "scenario": scenario,
         "notices": notices,
     }
@@ -70,7 +70,7 @@ def page(
 
 
 def _in_scheme(svg: str) -> str:
-    """Return a drawing that is light or dark as the page is."""
+    """Return a drawing that follows the page's light or dark setting."""
     for theirs, ours in _SCHEME:
         svg = svg.replace(theirs, ours)
     return svg

@@ -1,6 +1,6 @@
-"""Which places to take: whole GPUs, packed, and slices by first or best fit. Where on one GPU is `mig.planning`'s.
+"""Choose places: whole GPUs, packed, and slices by first or best fit. Places on one GPU are chosen by `mig.planning`.
 
-GPUs that hold the same are looked at once (`SimulatedCluster.alike`), nodes with as many empty GPUs once
+GPUs that hold the same are examined once (`SimulatedCluster.alike`), nodes with as many empty GPUs once
 (`SimulatedCluster.by_empty`).
 """
 
@@ -18,13 +18,13 @@ from slurm_migbatch.mig.profile import Profile
 
 Rule: TypeAlias = Literal["first", "best"]
 _WARM = 16
-"""GPUs of one arrangement that are looked at for an idle instance that could be used as it is."""
+"""Most GPUs of one arrangement to search for a reusable idle instance."""
 
 
 def whole_gpus(cluster: SimulatedCluster, count: int, part: Part) -> list[Place] | None:
-    """Choose `count` empty GPUs of the part: of the fullest node that has enough, else of the emptiest nodes.
+    """Choose `count` empty GPUs of the part: of the fullest sufficient node, else of the emptiest nodes.
 
-    They are taken as whole ones. None where the part has not so many.
+    They are taken as whole ones. None if the part has fewer.
     """
     if (cluster.empty & part.gpus).bit_count() < count:
         return None
@@ -51,10 +51,10 @@ def _of_node(cluster: SimulatedCluster, node: int, count: int) -> list[Place]:
 def slices(
     cluster: SimulatedCluster, profile: Profile, count: int, part: Part, rule: Rule = "best", *, apart: bool = False
 ) -> list[Place] | None:
-    """Choose `count` slices of `profile` in the part; None where there is no room for all.
+    """Choose `count` slices of `profile` in the part; None if not all fit.
 
     `first` takes the first GPU with room; `best` the one with the least memory left. With `apart` each is on a GPU of
-    its own. Of equal GPUs one that has the instance standing idle is taken.
+    its own. Of equal GPUs one with an idle instance of the profile is taken.
     """
     places: list[Place] = []
     among = part.gpus
@@ -82,7 +82,7 @@ def _among(
 ) -> tuple[tuple[int, int], int, Slot] | None:
     """Return the rank, GPU and slot of the place that the rule prefers on GPUs (a bit each) as they are.
 
-    None without room.
+    None if it does not fit.
     """
     best: tuple[tuple[int, int], int, Slot] | None = None
     for geometry, used, gpus in cluster.arrangements(among):

@@ -1,7 +1,7 @@
-"""Playing a scenario: reads what it names once, then simulates it for each seed.
+"""Run a scenario: read its files once, then simulate it for each seed.
 
-What a seed changes: which model a job gets where models are drawn, how sensitive each job is to neighbours, and by how
-much the arrivals of copies are moved.
+A seed changes: the model of each job if models are drawn, the sensitivity of each job to neighbours, and the
+shift of the copies' arrivals.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from slurm_migbatch.workload import pairs
 
 
 class ScenarioData:
-    """What a scenario needs from disk, read once and used for every seed."""
+    """Files of a scenario, read once and used for every seed."""
 
     def __init__(self, scenario: Scenario) -> None:
-        """Read what the scenario names. Raises TraceError, TableError and OSError."""
+        """Read the scenario's files. Raises TraceError, TableError and OSError."""
         self.scenario = scenario
         self.measured = _measured(scenario)
         self.source = _source(scenario, self.measured)
         self.trace = _trace(scenario)
 
     def jobs(self, seed: int) -> tuple[SimulatedJob, ...]:
-        """Return the jobs of one seed. Raises ConfigError where no speeds are known of a job's model."""
+        """Return the jobs of one seed. Raises ConfigError if there are no speeds of a job's model."""
         workload = self.scenario.workload
         trace = self.trace.copies(workload.copies, seed=seed) if workload.copies > 1 else self.trace
         costs = self.scenario.costs
@@ -95,7 +95,7 @@ def play(
 ) -> SimulationResult:
     """Simulate one seed.
 
-    Raises PlaceError and SimulationError where cluster, workload and policy do not go together.
+    Raises PlaceError and SimulationError if cluster, workload and policy are incompatible.
     """
     part, until = scenario.cluster, scenario.run.until_s
     cluster = SimulatedCluster.of(scenario.geometry, part.nodes * part.gpus, part.gpus)

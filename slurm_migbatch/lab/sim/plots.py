@@ -1,4 +1,4 @@
-"""Plots of simulations and experiments as SVG: distributions, bars with intervals, curves, layouts of GPUs, use."""
+"""Plot simulations and experiments as SVG: distributions, bars with intervals, curves, layouts of GPUs, use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTH, _HEIGHT = 760.0, 300.0
-#: points of what stands around the rows of a plot: its title, ticks and label
+#: points around the rows of a plot, for its title, ticks and label
 _AROUND = 80.0
 _ROW = 24.0
 _LEGEND_COLUMNS: Final = 5
@@ -30,7 +30,7 @@ _SVG = "http://www.w3.org/2000/svg"
 
 
 class PlottedBar(NamedTuple):
-    """A value with its interval, where it has one."""
+    """A value with its interval, if it has one."""
 
     name: str
     value: float
@@ -39,9 +39,9 @@ class PlottedBar(NamedTuple):
 
 
 def cdf(series: Mapping[str, Sequence[float]], title: str, unit: str = "s", *, linear: bool = False) -> str:
-    """Draw the share of values that are at most so large, one line for each name.
+    """Draw the cumulative share of values, one line for each name.
 
-    Their axis is logarithmic where not linear. A logarithmic axis has no 0: the line of values that are 0 or less
+    Their axis is logarithmic if not linear. A logarithmic axis has no 0: the line of values that are 0 or less
     begins above it, and the legend says how many.
     """
     lines: dict[str, list[tuple[float, float]]] = {}
@@ -78,7 +78,7 @@ def curves(series: Mapping[str, Sequence[tuple[float, float]]], title: str, labe
 
 
 def use(levels: MeanLevels, title: str) -> str:
-    """Draw the share of compute slices that is held, and the waiting jobs against their most, over time."""
+    """Draw the share of held compute slices, and the pending jobs relative to their maximum, over time."""
     hours = [time / 3600 for time in levels.times]
     longest = max(levels.waiting, default=0.0)
     lines = {"compute slices held": list(zip(hours, levels.held, strict=True))}
@@ -98,7 +98,7 @@ def _lines(
 ) -> str:
     """Draw one line for each name with a legend below; `finish` sets scales and limits.
 
-    Nothing where there is no line.
+    Nothing without lines.
     """
     if not lines:
         return ""
@@ -121,7 +121,7 @@ def _lines(
 def bars(groups: Mapping[str, Sequence[PlottedBar]], title: str, label: str, mark: float | None = None) -> str:
     """Draw a bar for each value, from 0 on, with its interval as a line.
 
-    `mark` is a value that they are held against.
+    `mark` is a reference value.
     """
     shown = {group: bars for group, bars in groups.items() if bars}
     if not shown:
@@ -198,10 +198,10 @@ def layouts(rows: Sequence[tuple[str, Layout]], geometry: Geometry, title: str) 
 
 
 def timeline(spans: Sequence[Span], cluster: SimulatedCluster, title: str, gpus: int = 24) -> str:
-    """Draw what lay on the first GPUs over time: a row for each, in it the memory slices from the bottom up.
+    """Draw the layouts of the first GPUs over time: a row for each, in it the memory slices from the bottom up.
 
-    A profile keeps its colour; the pale beginning of a bar is the time before its job made progress. A bar says what it
-    is where the pointer stands on it.
+    A profile keeps its colour; the pale beginning of a bar is the time before its job made progress. A bar has a
+    tooltip.
     """
     chosen = [span for span in spans if span.place.gpu < gpus][:_MOST_SPANS]
     rows = min(gpus, len(cluster.gpus))
@@ -261,7 +261,7 @@ def _tip(span: Span) -> str:
 
 
 def _with_tips(svg: str, tips: Mapping[str, Sequence[str]]) -> str:
-    """Add a title to each path of the groups that `tips` names; matplotlib itself has none."""
+    """Add a title to each path of the groups in `tips`; matplotlib itself has none."""
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     root = ElementTree.fromstring(svg)  # noqa: S314 our own drawing

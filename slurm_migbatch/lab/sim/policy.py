@@ -1,8 +1,8 @@
-"""What a scheduling policy sees and does.
+"""Define the interface of a scheduling policy.
 
-The engine tells a policy what happened at an instant, all of it, and then asks it once to decide. Deciding means
-calling the engine's actions (`start`, `move`, `preempt`, `wake`) any number of times; what is not started waits. The
-rules themselves are pure functions of `lab.papers` and `decide`, which know no simulation; a policy here keeps the
+The engine reports all events of an instant to a policy, and then asks it once to decide. Deciding means
+calling the engine's actions (`start`, `move`, `preempt`, `wake`) any number of times; jobs that are not started wait.
+The rules themselves are pure functions of `lab.papers` and `decide`, which know no simulation; a policy here keeps the
 queues and translates.
 """
 
@@ -24,26 +24,26 @@ class Policy(Protocol):
     """
 
     def begin(self, sim: Simulation) -> None:
-        """Look at the cluster before the first event, lay out GPUs at no cost (`sim.cluster.configure`)."""
+        """Examine the cluster before the first event, create layouts at no cost (`sim.cluster.configure`)."""
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Take a job that came; it waits until it is started."""
+        """Take an arrived job; it waits until it is started."""
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Note that a job is done; its slices are free already."""
+        """Record that a job has ended; its slices are free already."""
 
     def demand(self, sim: Simulation, demand: DemandChange) -> None:
-        """Note that the demand of an application changed."""
+        """Record that the demand of an application changed."""
 
     def timer(self, sim: Simulation, key: Any) -> None:
-        """Act at a moment that the policy asked for with `sim.wake`."""
+        """Act at a time that the policy requested with `sim.wake`."""
 
     def decide(self, sim: Simulation) -> None:
         """Act: all events of this instant were delivered."""
 
 
 class Quiet:
-    """A policy that hears nothing and does nothing: a base for those that only care for some events."""
+    """A policy that ignores all events and does nothing: a base for those that handle only some events."""
 
     def begin(self, sim: Simulation) -> None:
         """Prepare nothing."""

@@ -1,8 +1,8 @@
-"""Policies by name, for configuration files and benchmarks: `POLICIES` says where each is found.
+"""Find policies by name, for configuration files and benchmarks: `POLICIES` has the module of each.
 
 A module offers a policy by a `PolicyKind`: a dataclass of its parameters (fields made with `config.schema.key`) and a
-function that makes the policy for a cluster. Add a line to `POLICIES`; nothing is imported before it is asked for.
-`migbatch` is no such policy: its jobs go through a simulated Slurm, and what decides is what migbatchd runs.
+function that makes the policy for a cluster. Add a line to `POLICIES`; imports are on demand.
+`migbatch` is different: its jobs go through a simulated Slurm, with migbatchd's own decision.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from slurm_migbatch.profiling.measurement import Measurement
 
 @dataclass(frozen=True)
 class Setup:
-    """What is played: the same for every policy.
+    """Input of a simulation: the same for every policy.
 
     Attributes:
         geometry: of the GPUs; `nodes` with `per_node` GPUs each.
         jobs: of one seed.
-        speeds: how fast each is where.
-        neighbours: what busy slices beside a job cost it; None: nothing.
-        measured: measurements that the speeds come from, for a predictor to learn from.
-        seed: of what is drawn.
-        until: seconds on the trace's clock after which nothing is looked at; infinite: to the end.
+        speeds: speed of each job by place.
+        neighbours: cost of busy slices on the same GPU; None: nothing.
+        measured: measurements behind the speeds, for a predictor to learn from.
+        seed: of the draws.
+        until: seconds on the trace's clock at which the simulation stops; infinite: to the end.
         log: whether events are kept.
-        progress: called now and then with the number of jobs that are done and the number of all.
+        progress: called regularly with the number of ended jobs and of all.
     """
 
     geometry: Geometry
@@ -56,29 +56,29 @@ class Setup:
 
 
 class NamedPolicy(Protocol):
-    """Whatever can be named as a policy."""
+    """A policy with a name."""
 
     @property
     def about(self) -> str:
-        """What it does, in one line."""
+        """Description in one line."""
 
     @property
     def params(self) -> type[Any]:
         """A frozen dataclass of its parameters, all with defaults."""
 
     def play(self, params: Any, setup: Setup) -> SimulationResult:
-        """Simulate. Raises PlaceError and SimulationError where cluster, jobs and policy do not go together."""
+        """Simulate. Raises PlaceError and SimulationError if cluster, jobs and policy are incompatible."""
 
     def settings(self, params: Any) -> Mapping[str, str]:
-        """Name what decides and with which configuration, where that is more than its parameters."""
+        """Return the decision function and its configuration, if that is more than its parameters."""
 
 
 @dataclass(frozen=True)
 class PolicyKind:
-    """A policy of the event-driven simulator that can be named.
+    """A policy of the event-driven simulator with a name.
 
     Attributes:
-        about: what it does, in one line.
+        about: description in one line.
         params: frozen dataclass of its parameters, all with defaults.
         make: the policy, from an instance of `params` and the cluster.
     """
@@ -107,7 +107,7 @@ class PolicyKind:
 
 
 DEFAULT: Final = "migbatch"
-"""What decides unless a scenario says otherwise."""
+"""Default policy of a scenario."""
 _KINDS = "slurm_migbatch.lab.sim.policies.kinds"
 POLICIES: Final[dict[str, str]] = {
     DEFAULT: "slurm_migbatch.lab.sim.policies.migbatch:MIGBATCH",

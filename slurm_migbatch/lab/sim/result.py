@@ -1,4 +1,4 @@
-"""What a simulation leaves behind."""
+"""Define the result of a simulation."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """The course of every job, and what was booked for the cluster.
+    """The history of every job, and the sums over the cluster.
 
     Attributes:
-        runs: the course of every job that arrived, in the order of their ids.
+        runs: the history of every job that arrived, in the order of their ids.
         begin, end: first arrival and last event, in seconds.
         gpus, slices: of the cluster; slices are compute slices.
-        held: compute-slice seconds that were held. `busy`: those in which somebody made progress.
+        held: compute-slice seconds that were held. `busy`: those with progress.
         fragmentation: mean over GPUs and time, 0 to 1.
-        waiting: mean number of jobs that waited.
+        waiting: mean number of pending jobs.
         created, destroyed: instances.
-        events: the log; empty where none was asked for.
-        steps: moments at which something happened.
-        actions: what was done to jobs through Slurm, by kind; empty where the simulator's own policies decided.
-        notices: what should be known of this run, for people.
+        events: the log; empty if not requested.
+        steps: moments with events.
+        actions: changes of jobs through Slurm, by kind; empty for the simulator's own policies.
+        notices: notes on this run for the user.
     """
 
     runs: tuple[SimulatedRun, ...]

@@ -1,4 +1,4 @@
-"""The course of one job through the simulation: where it is, how fast it goes, how much is left."""
+"""Track one job through the simulation: its places, speed, and remaining work."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 class SimulatedRun:
-    """What the engine knows of a job: read it in policies, change it through the engine's actions only.
+    """The engine's state of a job: read it in policies, change it through the engine's actions only.
 
     Progress is piecewise linear: `left` work at the moment `since`, falling by `rate` a second from `resumes` on. A
-    change of rate settles what was done and makes the completion that was foreseen stale (`version`).
+    change of rate adds up the work done and makes the predicted completion stale (`version`).
 
     Attributes:
         places: the slices that it holds; empty while it waits.
         steps: micro-steps that it splits a batch into (gradient accumulation); 1 is the batch at once.
-        alone: speed on its places with nobody beside it.
+        alone: speed on its places without others.
         started: when it first held slices, None before. `began`: when it first made progress.
         starts: how often it got slices after having had none. `moves`: how often it changed slices without a wait.
-        preempted: how often it was put back into the queue.
-        lost: work that was done and has to be done again. `paused`: seconds on slices without progress.
+        preempted: how often it was requeued.
+        lost: work that has to be repeated. `paused`: seconds on slices without progress.
         service: compute-slice seconds that it has held (of whole GPUs all slices), for policies that share fairly.
-        ready: not before this moment can it start again (its checkpoint is being written).
-        sensitivity: how much slower it gets beside neighbours that fill the rest of a GPU.
-        note: whatever a policy wants to remember with it.
+        ready: earliest time of its next start (its checkpoint is being written).
+        sensitivity: its slowdown by neighbours that fill the rest of a GPU.
+        note: a policy's own data.
     """
 
     __slots__ = (
@@ -88,7 +88,7 @@ class SimulatedRun:
         return bool(self.places)
 
     def remaining(self, now: float) -> float:
-        """Return the work that is left at `now`, in seconds at speed 1."""
+        """Return the remaining work at `now`, in seconds at speed 1."""
         return self.left - self.rate * max(0.0, now - max(self.since, self.resumes)) if self.places else self.left
 
     def attained(self, now: float) -> float:
@@ -96,11 +96,11 @@ class SimulatedRun:
         return self.service + self.slices * (now - self.since) if self.places else self.service
 
     def end(self) -> float:
-        """Return when it will be done if nothing changes; infinite while it waits."""
+        """Return its end if nothing changes; infinite while it waits."""
         return max(self.since, self.resumes) + self.left / self.rate if self.rate > 0 else math.inf
 
     def settle(self, now: float) -> None:
-        """Book progress, service and pauses up to `now`."""
+        """Add up progress, service and pauses to `now`."""
         if self.places:
             working = max(0.0, now - max(self.since, self.resumes))
             held = now - self.since
@@ -113,9 +113,9 @@ class SimulatedRun:
         self.since = now
 
     def lose(self) -> None:
-        """Fall back to the last checkpoint that it wrote by itself, or to where it last had saved its work.
+        """Fall back to the last checkpoint that it wrote by itself, or to its last saved work.
 
-        The work of the seconds since then is counted at the present rate, an approximation where the rate changed.
+        The work of the seconds since then is counted at the current rate, an approximation if the rate changed.
         """
         every = self.job.costs.checkpoint_every_s
         seconds = self.progress_clock if math.isinf(every) else self.progress_clock % every

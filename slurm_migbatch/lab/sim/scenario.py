@@ -1,6 +1,6 @@
-"""A simulation as a TOML file: cluster, workload, speeds, costs, policy, seeds. See `describe` for every key.
+"""Read a simulation from a TOML file: cluster, workload, speeds, costs, policy, seeds. See `describe` for every key.
 
-Errors name file and line, as those of migbatch.toml do.
+Errors name file and line, like those of migbatch.toml.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class RunPart:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A whole file, checked."""
+    """A whole file, validated."""
 
     path: Path
     cluster: ClusterPart
@@ -127,7 +127,7 @@ class Scenario:
         return self.path.parent / path
 
     def under(self, policy: str) -> Scenario:
-        """Return the same under another policy, with its usual parameters; the same where it is the scenario's own."""
+        """Return the same under another policy, with its default parameters; unchanged if it is the scenario's own."""
         if policy == self.policy:
             return self
         return dataclasses.replace(self, policy=policy, params=registry.find(policy).params())
@@ -147,7 +147,7 @@ PARTS: Final[Mapping[str, type[Any]]] = {
 
 
 def load(path: Path) -> Scenario:
-    """Read and check a file; raises ConfigError with everything that is wrong, by line."""
+    """Read and check a file; raises ConfigError with all errors, by line."""
     data, where = _parse(path)
     problems: list[Problem] = []
     parts: dict[str, Any] = {}
@@ -186,9 +186,9 @@ def _parse(path: Path) -> tuple[dict[str, Any], Mapping[tuple[str, ...], int]]:
 
 
 def _policy(values: object, where: Mapping[tuple[str, ...], int], problems: list[Problem]) -> tuple[str, Any]:
-    """Read name and parameters; what is wrong with them is added to the problems."""
+    """Read name and parameters; errors are added to the problems."""
     if not isinstance(values, dict):
-        return "", None  # said above
+        return "", None  # reported above
     line = where.get(("policy",), 0)
     name = values.get("name", registry.DEFAULT)
     if not isinstance(name, str) or name not in registry.POLICIES:
@@ -207,7 +207,7 @@ def _with_config_path(path: Path, params: Any) -> Any:
 
 
 def _apart(scenario: Scenario, where: Mapping[tuple[str, ...], int]) -> Iterator[Problem]:
-    """Yield what is wrong between keys that are right each by itself."""
+    """Yield errors between keys that are valid individually."""
 
     def at(*keys: str) -> int:
         return where.get(keys, where.get(keys[:1], 0))
@@ -239,7 +239,7 @@ def _apart(scenario: Scenario, where: Mapping[tuple[str, ...], int]) -> Iterator
 
 
 def describe() -> str:
-    """Return a file with every key, its meaning and its default, for people to begin with."""
+    """Return an example file with every key, its meaning and its default."""
     out = []
     for name, part in PARTS.items():
         out += [f"# {(part.__doc__ or '').strip()}", f"[{name}]"]

@@ -1,4 +1,4 @@
-"""Who held what from when to when, out of the event log; and how much of the cluster was held over time."""
+"""Extract from the event log which job held what and when, and how much of the cluster was held over time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MeanLevels(NamedTuple):
 
 
 def levels(events: Sequence[LoggedEvent], begin: float, end: float, slices: int, parts: int = 240) -> MeanLevels:
-    """Return what was held and who waited between `begin` and `end`. A slice that is shared counts once."""
+    """Return held slices and pending jobs between `begin` and `end`. A shared slice counts once."""
     edges = np.linspace(begin, end, parts + 1)
     held, waiting = np.zeros(parts), np.zeros(parts)
     width = (end - begin) / parts if end > begin else 1.0

@@ -1,7 +1,7 @@
-"""How fast a job goes: alone on slices, and beside others.
+"""Define the speed of a job: alone on slices, and next to others.
 
-The engine asks a `Speeds`; policies may ask the same one (then they decide on the truth) or another one, for example
-the predictor's (then they decide on what they believe and the engine charges the truth).
+The engine uses a `Speeds`; policies may use the same one (then they decide on the truth) or another one, for example
+the predictor's (then they decide on predictions and the engine uses the truth).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.run import SimulatedRun
 
 _SPREAD: Final = 3.0
-"""The two parameters of the beta distribution together: the larger, the more alike all jobs are."""
+"""Sum of the two parameters of the beta distribution: the larger, the more similar the jobs."""
 
 
 class Speeds(Protocol):
-    """Speeds of jobs; 1.0 is a job on what it asks for, as whole GPUs of the reference kind."""
+    """Speeds of jobs; 1.0 is a job on its request, as whole GPUs of the reference kind."""
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
-        """Return the work a second on these places with nobody beside it; 0 where it does not fit there.
+        """Return the work per second on these places without others; 0 if it does not fit there.
 
         `steps` is the number of micro-steps that a batch is split into.
         """
@@ -33,23 +33,23 @@ class Speeds(Protocol):
 
 
 class Linear:
-    """Speed grows with the share of the compute slices that the job asks for; `slowdown` for each sharer is fixed.
+    """Speed grows with the share of the requested compute slices; `slowdown` for each sharer is fixed.
 
-    A rule of thumb and a base for better ones: `exponent` 1 says that half the slices are half as fast, 0 that a job
-    gains nothing from more. It takes the exponent of `gpus` as 1: jobs fill what they ask for.
+    A rule of thumb and a base for better ones: `exponent` 1 means that half the slices are half as fast, 0 that a job
+    gains nothing from more. The exponent for `gpus` is 1: jobs fill what they request.
     """
 
     def __init__(
         self, cluster: SimulatedCluster, *, exponent: float = 1.0, shared: float = 2.0, most: float = 1.0
     ) -> None:
-        """Bound the speed by `most`: a job gains nothing from more than it asks for (1), or it does (infinity)."""
+        """Limit the speed to `most`: a job gains nothing from more than its request (1), or it does (infinity)."""
         self.cluster = cluster
         self.exponent = exponent
         self.shared = shared
         self.most = most
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
-        """Return the share of the slices that it asks for, to the power of the exponent, `most` at the most."""
+        """Return its share of the requested slices, to the power of the exponent, at most `most`."""
         if len(places) == 1 == job.gpus:
             return min(self.most, float(self._share(places[0]) ** self.exponent))
         return min(self.most, sum(float(self._share(place) ** self.exponent) for place in places) / job.gpus)
@@ -67,11 +67,11 @@ class Paired:
     """Another `Speeds`, with measured slowdowns of pairs inside one slice."""
 
     def __init__(self, alone: Speeds, xi: Mapping[tuple[str, str], float], default: float = 2.0) -> None:
-        """Take `xi[a, b]`, how many times slower application a gets beside b; `default` where a pair is not known."""
+        """Use `xi[a, b]`, the slowdown of application a next to b; `default` for unknown pairs."""
         self.alone, self.xi, self.default = alone, xi, default
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
-        """Return the speed that `alone` gives."""
+        """Return the speed of `alone`."""
         return self.alone.speed(job, places, steps)
 
     def slowdown(self, run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
@@ -80,10 +80,10 @@ class Paired:
 
 
 class Whole:
-    """Every job runs at speed 1 on what it asks for; jobs that share a slice get an equal part of it."""
+    """Every job runs at speed 1 on its request; jobs that share a slice get an equal part of it."""
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
-        """Return the share of the places that it asks for."""
+        """Return its share of the requested places."""
         return 1.0 if len(places) == job.gpus else len(places) / job.gpus
 
     def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
@@ -92,16 +92,15 @@ class Whole:
 
 
 class Neighbours:
-    """What busy slices beside a job cost it, though they share no compute.
+    """Cost of busy slices on the same GPU, though they share no compute.
 
     Measured (MLPerf HeteroMultiUse, one slice alone against all others busy): 1.9 % on average and 7 % at worst on an
     A100, 8.4 % and 12 % on an A30. Each job gets a sensitivity between nothing and the worst, drawn from a beta
-    distribution with that mean; what it pays is its sensitivity times the share of the other memory slices that are
-    held.
+    distribution with that mean; its slowdown is its sensitivity times the held share of the other memory slices.
     """
 
     def __init__(self, mean: float = 0.019, worst: float = 0.07) -> None:
-        """Take the mean and the worst cost; a mean of 0 switches it off.
+        """Use the mean and the worst cost; a mean of 0 turns it off.
 
         Raises ValueError: the mean must be below the worst.
         """
@@ -112,7 +111,7 @@ class Neighbours:
         self.mean, self.worst = mean, worst
 
     def draw(self, count: int, rng: np.random.Generator) -> list[float]:
-        """Draw the sensitivities of so many jobs."""
+        """Draw this many sensitivities."""
         if not self.mean:
             return [0.0] * count
         share = self.mean / self.worst

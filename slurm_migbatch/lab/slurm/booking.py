@@ -1,4 +1,4 @@
-"""Turn events of simulated nodes into the figures of `sim.metrics`: who held what and made progress, what was made."""
+"""Convert events of simulated nodes to the figures of `sim.metrics`: held slices, progress, created instances."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from slurm_migbatch.mig.layout import Slot
 
 @dataclass
 class Played:
-    """A job of the trace as it was played.
+    """A simulated job of the trace.
 
     Attributes:
-        run: what the figures are made of.
+        run: the basis of the figures.
         course: its work.
         ended: how it left Slurm's queue; None: it has not, or was refused.
     """
@@ -36,7 +36,7 @@ class Played:
 
 
 class Booking:
-    """Books a simulation; use it once.
+    """Accumulate a simulation; use it once.
 
     Args:
         cluster: an empty one with the GPUs of the site, in the order of `places`.
@@ -71,14 +71,14 @@ class Booking:
         steps: int,
         actions: Mapping[str, int],
     ) -> SimulationResult:
-        """Book all events and return the result.
+        """Process all events and return the result.
 
         Args:
             runs: every job that arrived, in the order of their ids.
             events: of the nodes.
             end: the last moment, on the trace's clock.
             steps: rounds of the controller.
-            actions: what was done to jobs, by kind.
+            actions: changes of jobs, by kind.
         """
         begin = self._now = min((run.job.arrival for run in runs), default=0.0)
         for event in _merged(events):
@@ -164,7 +164,7 @@ class Booking:
             run.places = ()
 
     def _finish(self) -> None:
-        """Record what the jobs' own work says."""
+        """Record the data of the jobs' own work."""
         for played in self._played.values():
             run, course, ended = played.run, played.course, played.ended
             if ended is not None:

@@ -1,4 +1,4 @@
-"""The simulated Slurm as migbatchd's controller sees it: `slurm.client.SlurmClient`."""
+"""Provide the simulated Slurm to migbatchd's controller: `slurm.client.SlurmClient`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _RESOURCES: Final = frozenset(
         "StartTime",
     }
 )
-"""Keys of an update that only a pending job takes."""
+"""Keys of an update that are allowed only for a pending job."""
 _TEXTS: Final = {
     "Comment": "comment",
     "Name": "name",
@@ -50,21 +50,21 @@ _TEXTS: Final = {
     "Features": "features",
     "Partition": "partition",
 }
-"""Keys of an update that are fields of a job as they stand."""
+"""Keys of an update that are unchanged fields of a job."""
 _TASK = re.compile(r"(\d+)_(\d+)")
 _TASKS = re.compile(r"(\d+)_\[([0-9,:%-]+)\]")
 
 
 class SimulatedSlurm(Slurmctld):
-    """A strict Slurm: it refuses what the real one refuses, in its words.
+    """A strict Slurm: it refuses what the real one refuses, with the same messages.
 
     Attributes:
         calls: how often each method was called.
         updates: the GRES that nodes were given, one mapping for each `set_gres`.
-        signals, requeues: what was sent to running jobs, and which of them were requeued from outside.
+        signals, requeues: signals to running jobs, and jobs that were requeued from outside.
         down: it does not answer.
         refuse: methods that fail as a whole.
-        before_call, after_call: called with the name of a method that changes jobs, around what it does.
+        before_call, after_call: called with the name of a method that changes jobs, before and after its work.
     """
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -228,10 +228,10 @@ class SimulatedSlurm(Slurmctld):
         for row in self._named(str(job_id), split=False):
             self.cancelled(row.job_id)
 
-    # -- what an update does ---------------------------------------------------------------------------------------
+    # -- updates -----------------------------------------------------------------------------------------------------
 
     def _update(self, name: str, fields: Mapping[str, str]) -> str:
-        """Change a job or some tasks of an array; Slurm's words where it refuses."""
+        """Change a job or some tasks of an array; return Slurm's message if it refuses."""
         rows = self._named(name)
         if not rows:
             return INVALID_JOB
@@ -244,7 +244,7 @@ class SimulatedSlurm(Slurmctld):
             return ""
         waiting = [row for row in rows if row.pending or self._facts[row.job_id].after == "PENDING"]
         if whole_array and waiting:
-            rows = waiting  # those that run are left alone without an error
+            rows = waiting  # running ones are left alone without an error
         for row in rows:
             if why := self._update_row(row, others):
                 return why
@@ -276,7 +276,7 @@ class SimulatedSlurm(Slurmctld):
         return ""
 
     def _field(self, key: str, value: str, row: JobRow, need: Facts, changed: dict[str, Any]) -> str:
-        """Note one `Key=value` of scontrol update in `need` and `changed`."""
+        """Record one `Key=value` of scontrol update in `need` and `changed`."""
         if key in _RESOURCES and not (row.pending or need.after == "PENDING"):
             return STARTED
         now = self.clock.time()
@@ -305,9 +305,9 @@ class SimulatedSlurm(Slurmctld):
         return ""
 
     def _asked_for(self, before: Mapping[str, int], value: str) -> dict[str, int]:
-        """Return what a job needs after its GRES were set to `value`.
+        """Return a job's needs after its GRES were set to `value`.
 
-        An older Slurm adds, and forgets only all at once.
+        An older Slurm adds, and forgets only everything at once.
         """
         wanted = gres_list.counts(value, GRES)
         if self.settings.forgets:
@@ -333,7 +333,7 @@ class SimulatedSlurm(Slurmctld):
         job = int(name)
         if job in self.arrays:
             rows = [row for row in self.queue.values() if row.array_job == job]
-            # a task that was split off follows its array no more
+            # a split-off task is detached from its array
             return [row for row in rows if not row.pending or row.job_id == job] or rows
         return [self.queue[job]] if job in self.queue else []
 
@@ -359,7 +359,7 @@ class SimulatedSlurm(Slurmctld):
             self.clock.sleep(seconds)
 
     def _change(self, request: str, names: Collection[str], change: Callable[[str], str]) -> None:
-        """Do something to each of these; all others are done where some are refused."""
+        """Do something to each of these; if some are refused, the others are still done."""
         self._asked(request)
         self.before_call(request)
         refused = {}

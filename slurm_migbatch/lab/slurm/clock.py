@@ -1,4 +1,4 @@
-"""Virtual time: events run when the clock passes them."""
+"""Provide virtual time: events run when the clock passes them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from heapq import heappop, heappush
 from typing import Final
 
 START: Final = 1_000_000.0
-"""Unix time at which a simulation begins unless specified otherwise."""
+"""Unix time at which a simulation begins by default."""
 
 
 class TimedEvent:
-    """Something that happens at a moment, unless it is cancelled before."""
+    """An event at a time, unless it is cancelled before."""
 
     __slots__ = ("action", "when")
 
@@ -21,14 +21,14 @@ class TimedEvent:
         self.action: Callable[[], object] | None = action
 
     def cancel(self) -> None:
-        """Do not run it; harmless where it has run."""
+        """Do not run it; harmless if it has run."""
         self.action = None
 
 
 class VirtualClock:
-    """Both clocks of `daemon.controller.Clock`; `sleep` runs the events that fall into it by time and entry.
+    """Both clocks of `daemon.controller.Clock`; `sleep` runs the events within it by time and entry.
 
-    An event may itself sleep, as a call of Slurm does that costs time: what is due meanwhile then runs inside it.
+    An event may itself sleep, for example a call of Slurm that takes time: events due meanwhile then run inside it.
     """
 
     def __init__(self, now: float = START) -> None:
@@ -45,7 +45,7 @@ class VirtualClock:
         return self.now
 
     def at(self, when: float, action: Callable[[], object]) -> TimedEvent:
-        """Run `action` at that moment, or as soon as time passes where it is over already."""
+        """Run `action` at that time, or when time next passes if it is over already."""
         event = TimedEvent(when, action)
         heappush(self._events, (when, next(self._numbers), event))
         return event
@@ -59,13 +59,13 @@ class VirtualClock:
         self.until(self.now + seconds)
 
     def until(self, when: float) -> None:
-        """Let time pass until `when`; at once where it is over."""
+        """Let time pass until `when`; no time if it is over."""
         while (following := self.following) is not None and following <= when:
             self.step()
         self.now = max(self.now, when)
 
     def step(self) -> bool:
-        """Go to the next event and run it; return False where there is none."""
+        """Advance to the next event and run it; return False if there is none."""
         if self.following is None:
             return False
         when, _, event = heappop(self._events)
@@ -77,7 +77,7 @@ class VirtualClock:
 
     @property
     def following(self) -> float | None:
-        """When the next event is due; None where there is none."""
+        """When the next event is due; None if there is none."""
         while self._events and self._events[0][2].action is None:
             heappop(self._events)
         return self._events[0][0] if self._events else None

@@ -1,6 +1,6 @@
-"""migbatchd on a simulation: submissions are answered, and rounds decide, as with the same migbatch.toml on a site.
+"""Run migbatchd on a simulation: submissions are answered, and rounds decide, with the migbatch.toml of a site.
 
-The record is in memory (`record.MemoryRecord`); of the time before the simulation it holds what it is given.
+The record is in memory (`record.MemoryRecord`); its data before the simulation are given.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class ServiceController:
     """A `run.Controller` that runs the rounds of `daemon.controller.Controller`.
 
     Args:
-        simulation: what it controls.
+        simulation: the simulation to control.
         config: the configuration; None: the defaults.
-        predictions: the predictor; None: that of `chooser`, and without one nothing is predicted.
+        predictions: the predictor; None: that of `chooser`, and without one there are no predictions.
         chooser: chooses slices for `mig:auto`; the simulation's submissions then go through the submit filter. None:
-            they are as the filter leaves them.
-        past: what the record holds of the days before; None: nothing.
+            they are already in the filter's output form.
+        past: the record's data of previous days; None: nothing.
 
     Attributes:
         record: the record.
@@ -63,7 +63,7 @@ class ServiceController:
         self.controller = Controller(settings, slurm, self._observer, advertiser, self.record, simulation.clock)
 
     def __call__(self, observation: ControllerInput) -> bool:
-        """Run one round; tells whether another should follow soon. Raises what a stage raised that could not decide."""
+        """Run one round; returns whether another should follow soon. Raises the error of a failed stage."""
         for node, events in observation.events:
             self.record.ingested(events)
             self._observer.ingested(node, events, observation.now)
@@ -74,5 +74,5 @@ class ServiceController:
 
 
 def pace_of(config: Config) -> RoundTiming:
-    """Return when the service runs rounds, which does not depend on whether anything happens."""
+    """Return the times of the service's rounds, which do not depend on events."""
     return RoundTiming(every_s=config.cluster.poll_s, idle_s=config.cluster.poll_s)

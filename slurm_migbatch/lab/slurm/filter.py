@@ -1,4 +1,4 @@
-"""The submit filter of a simulated site: `submit.rewrite` answers each sbatch, as migbatchd's submit service does."""
+"""Answer each sbatch of a simulated site by `submit.rewrite`, like migbatchd's submit service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.workload.catalog import SiteCatalog
 
 FIRST_UID: Final = 10_000
-"""Users of a simulation have this uid or a higher one: what is below may be trusted, and is then left alone."""
+"""Minimum uid of users of a simulation: lower ones may be trusted users, who are not filtered."""
 
 
 def catalog_of(simulation: SlurmSimulation, config: Config) -> SiteCatalog:
@@ -32,15 +32,15 @@ def catalog_of(simulation: SlurmSimulation, config: Config) -> SiteCatalog:
 
 
 class SubmitFilter:
-    """Answers submissions; every decision goes to the record under a name of its own.
+    """Answer submissions; every decision is recorded under a name of its own.
 
     Args:
-        catalog: what the site has.
+        catalog: of the site.
         chooser: chooses the slice of `mig:auto`.
-        record: where decisions are kept.
-        config: what an administrator chose.
+        record: stores decisions.
+        config: the administrator's settings.
         clock: unix seconds.
-        spelled: GRES as this release of Slurm hands them to its filters.
+        spelled: GRES in the form that this release of Slurm passes to its filters.
     """
 
     def __init__(

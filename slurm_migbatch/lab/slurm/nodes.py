@@ -1,8 +1,8 @@
-"""Simulated nodes: they take published plans, give started jobs slices as the Prolog does, and tell what happened.
+"""Simulate nodes: they apply published plans, allocate slices to started jobs like the Prolog, and send events.
 
-Which slots a job gets is `node.placement.claim`, whether it may share one `node.guest.verdict`: the code that hooks
-run, over rows that stand for the journal's. Events are those of `docs/protocol` and go to a `LiveView` as migbatchd's
-do.
+Slots of a job are chosen by `node.placement.claim`, sharing by `node.guest.verdict`: the code of the
+hooks, over rows equivalent to the journal's. Events are those of `docs/protocol` and go to a `LiveView` like
+migbatchd's.
 
 With `auto` everything happens by itself, each after its time (`NodeDelays`). Without, the phases are called one by one:
 `poll`, `prolog`, `epilog`, `report`.
@@ -41,12 +41,12 @@ _REUSE: Final = "same-user"  # the default of WarmReuse
 
 @dataclass(frozen=True)
 class NodeDelays:
-    """How long things take on a node, seconds.
+    """Durations on a node, seconds.
 
     Attributes:
         ack_s: from the publication of a plan until the node has acknowledged it.
         prolog_s: from a job's allocation until its Prolog chooses its slices.
-        epilog_s: from the end of a job until its Epilog has given them back.
+        epilog_s: from the end of a job until its Epilog has released them.
         report_s: from an event until migbatchd has it.
         create_s, destroy_s: of an instance, by compute slices.
         kill_wait_s: from TERM to KILL.
@@ -62,18 +62,18 @@ class NodeDelays:
 
 
 INSTANT: Final = NodeDelays(0.0, 0.0, 0.0, 0.0, {}, {})
-"""Nothing takes any time."""
+"""No durations."""
 
 
 class Neighbourhood(Protocol):
-    """What jobs on one GPU cost each other."""
+    """Slowdowns of jobs on one GPU."""
 
     @property
     def wide(self) -> bool:
         """Whether those on other slices of the GPU count, too."""
 
     def share(self, job: int, held: Sequence[Slice]) -> float:
-        """Return the share of its own speed that a job has; `held` are all held slices of the GPUs that it is on."""
+        """Return a job's share of its own speed; `held` are all held slices of its GPUs."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class _SimulatedNode:
 
 @dataclass
 class _Process:
-    """A job between its Prolog and its end: its work, and the event that is next in its life."""
+    """A job between its Prolog and its end: its work, and its next event."""
 
     row: JobRow
     work: Work | None = None
@@ -118,11 +118,11 @@ class SimulatedNodes:
         clock: the time.
         slurm: whose jobs run here.
         times: see `NodeDelays`.
-        work: what a job does with its time, asked once for each job.
-        strict: a job that finds no free slot of the plan is a misfit, also where the node has room for it; and which
-            of several planned slots it gets is drawn at random.
-        neighbourhood: what jobs on one GPU cost each other.
-        seed: of what is drawn.
+        work: a job's work, requested once for each job.
+        strict: a job that finds no free slot of the plan is a misfit, even if the node has room for it; and its slot
+            among several planned ones is random.
+        neighbourhood: slowdowns of jobs on one GPU.
+        seed: of the draws.
     """
 
     def __init__(
@@ -141,11 +141,11 @@ class SimulatedNodes:
         self.view = LiveView()
         self.times = times or (NodeDelays() if auto else INSTANT)
         self.board = PlanBoard(wall=clock.time, clock=clock.monotonic)
-        self.random = random.Random(seed)  # noqa: S311 - reproducible, no secret
+        self.random = random.Random(seed)  # noqa: S311 - reproducible, not a secret
         #: jobs that found no slice, in their order; and starts outside the plan
         self.misfits: list[int] = []
         self.unplanned: list[int] = []
-        #: nodes that take no plans and tell nothing
+        #: nodes that apply no plans and send nothing
         self.deaf: set[str] = set()
         #: called when a node has reported events: (node, events)
         self.on_events: Callable[[str, Sequence[Mapping[str, Any]]], object] = lambda node, events: None
@@ -162,7 +162,7 @@ class SimulatedNodes:
             slurm.nodes_run = self
 
     def add(self, name: str, *geometries: Geometry) -> None:
-        """Add a node with these GPUs, which tells of them at once."""
+        """Add a node with these GPUs, which reports them at once."""
         gpus = {f"GPU-{name}-{number}": geometry for number, geometry in enumerate(geometries)}
         self._node_of.update(dict.fromkeys(gpus, name))
         self._nodes[name] = _SimulatedNode(gpus, dict.fromkeys(gpus, ()), heard=self.clock.now)
@@ -174,7 +174,7 @@ class SimulatedNodes:
         self.view.apply(name, [{"kind": "state", "ts": self.clock.now, "gpus": gpu_states, "runs": [], "idle": []}])
         self.board.confirm(name, 0)
 
-    # -- what the nodes hold, for reports and tests ----------------------------------------------------------------
+    # -- leases, for reports and tests -----------------------------------------------------------------------------
 
     @property
     def gpus(self) -> Mapping[str, Mapping[str, Geometry]]:
@@ -188,7 +188,7 @@ class SimulatedNodes:
 
     @property
     def held(self) -> dict[str, dict[str, dict[Slot, RunId]]]:
-        """Slots that runs hold; of shared ones the first holder."""
+        """Slots held by runs; of shared ones the first holder."""
         held: dict[str, dict[str, dict[Slot, RunId]]] = {
             name: {uuid: {} for uuid in node.geometries} for name, node in self._nodes.items()
         }
@@ -210,17 +210,17 @@ class SimulatedNodes:
 
     @property
     def guests(self) -> dict[str, Mapping[int, tuple[str, str, int, int, int, int]]]:
-        """Who may share a slice, by the plan that each node has."""
+        """Allowed sharing of slices, by the plan that each node has."""
         return {name: node.guests for name, node in self._nodes.items()}
 
     def free(self, name: str) -> Counter[Profile]:
-        """Count the planned slots of a node that nobody holds."""
+        """Count the unused planned slots of a node."""
         held = self.held[name]
         plan = self._nodes[name].plan
         return Counter(slot.profile for uuid, slots in plan.items() for slot in slots if slot not in held[uuid])
 
     def zombie(self, name: str, uuid: str, slot: Slot) -> None:
-        """Let an instance that cannot be destroyed appear in the slot."""
+        """Create an instance that cannot be destroyed in the slot."""
         row = self._put(self._nodes[name], Slice(uuid, slot, "zombie", gi=self._ids))
         self._tell(name, "zombie", row.place)
 
@@ -237,7 +237,7 @@ class SimulatedNodes:
     def publish(
         self, node: str, gpus: Mapping[str, Sequence[tuple[str, int, int]]], guests: Guests | None = None
     ) -> int:
-        """See supply.advertiser.Plans; with `auto` the node takes the plan over by itself."""
+        """See supply.advertiser.Plans; with `auto` the node applies the plan by itself."""
         version = self.board.publish(node, gpus, guests)
         if node in self._nodes:
             self._nodes[node].published = self.clock.now
@@ -250,7 +250,7 @@ class SimulatedNodes:
         return self.board.acked(node)
 
     def wait_acked(self, node: str, version: int, timeout: float) -> bool:
-        """See supply.advertiser.Plans: time passes until the node has the plan, or is over."""
+        """See supply.advertiser.Plans: time passes until the node has the plan, or the wait is over."""
         if self.board.acked(node) < version:
             due = self._nodes[node].published + self.times.ack_s
             if node in self.deaf or due > self.clock.now + timeout:
@@ -262,7 +262,7 @@ class SimulatedNodes:
         return self.board.acked(node) >= version
 
     def silence(self, node: str) -> float:
-        """See daemon.observer.NodeBoard: who is not deaf polls all the time."""
+        """See daemon.observer.NodeBoard: all nodes that are not deaf poll continuously."""
         entry = self._nodes.get(node)
         if entry is None:
             return float("inf")
@@ -271,7 +271,7 @@ class SimulatedNodes:
         return self.clock.now - entry.heard
 
     def poll(self) -> None:
-        """Let every node that hears take its newest plan over."""
+        """Let every reachable node apply its newest plan."""
         for name in self._nodes:
             self._pull_later(name)
 
@@ -280,7 +280,7 @@ class SimulatedNodes:
             self.pull(name)
 
     def pull(self, name: str) -> None:
-        """Let the node take its newest plan over. It must leave what running jobs hold where it is."""
+        """Let the node apply its newest plan. It must keep the slots of running jobs."""
         plan, node = self.board.current(name), self._nodes[name]
         if plan is None:
             self.board.confirm(name, self.board.acked(name))
@@ -306,11 +306,11 @@ class SimulatedNodes:
     # -- hooks -----------------------------------------------------------------------------------------------------
 
     def prolog(self, row: JobRow) -> bool:
-        """Give a job its slices on each of its nodes; False, with nothing taken, where one has none (a misfit)."""
+        """Allocate a job's slices on each of its nodes; False, without changes, if one has none (a misfit)."""
         return self._prolog(row) is not None
 
     def _prolog(self, row: JobRow) -> float | None:
-        """Run the Prologs; return the seconds on the slowest node, None where the job found no slices."""
+        """Run the Prologs; return the seconds on the slowest node, None if the job found no slices."""
         took = 0.0
         self._where[row.job_id] = row.nodes
         for name in row.nodes:
@@ -333,7 +333,7 @@ class SimulatedNodes:
         if not wishes:
             return 0.0
         views = self._views(node)
-        if len(wishes) == 1:  # a planned slot comes before any other, so only GPUs that have one need be looked at
+        if len(wishes) == 1:  # a planned slot comes before any other, so only GPUs that have one are examined
             planned = [view for view in views if _free_planned(view, wishes[0])]
             views = planned or views
         barred = self._barred(views, wishes) if self._strict else ()
@@ -356,7 +356,7 @@ class SimulatedNodes:
     def _barred(
         self, views: Sequence[placement.GpuOccupancy], wishes: Sequence[Profile]
     ) -> set[placement.GpuSlot] | None:
-        """Return all places but planned ones drawn at random; None where there are too few."""
+        """Return all places except random planned ones; None if there are too few."""
         allowed: set[placement.GpuSlot] = set()
         for profile, count in Counter(wishes).items():
             free = [
@@ -395,7 +395,7 @@ class SimulatedNodes:
         return took
 
     def _join(self, row: JobRow, name: str, node: _SimulatedNode) -> float | None:
-        """Give a guest its place: beside its host or, where that has left, alone."""
+        """Give a guest its place: next to its host or, if that has left, alone."""
         place = node.guests.get(row.job_id)
         if place is None:
             return None
@@ -445,7 +445,7 @@ class SimulatedNodes:
         }
 
     def epilog(self, job: int) -> None:
-        """Make a job's slices idle again; a shared one belongs to the other holder alone."""
+        """Make a job's slices idle again; a shared one then belongs to the other holder alone."""
         for name in self._where.pop(job, ()):
             node = self._nodes.get(name)
             if node is None:
@@ -467,13 +467,13 @@ class SimulatedNodes:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def progress(self, job: int, **fields: Any) -> None:
-        """Send what a running job says of itself."""
+        """Send a running job's report."""
         row = self.slurm.queue.get(job)
         if row is not None and row.nodes:
             self._tell(row.nodes[0], "progress", {"job": job, "restart": row.restarts, "final": False, **fields})
 
     def report(self, name: str | None = None, count: int | None = None) -> None:
-        """Deliver what the nodes have to tell: of one node or of all, everything or the first `count` events."""
+        """Deliver the nodes' events: of one node or of all, everything or the first `count` events."""
         for node_name in [name] if name is not None else list(self._nodes):
             node = self._nodes[node_name]
             events, node.untold = node.untold[:count], node.untold[len(node.untold[:count]) :]
@@ -529,7 +529,7 @@ class SimulatedNodes:
         ]
 
     def _paced(self, slice_rows: Iterable[Slice]) -> None:
-        """Set the speed, as things are now, of all on these slots, with a wide neighbourhood of all on these GPUs."""
+        """Set the current speed of all runs on these slots, with a wide neighbourhood of all on these GPUs."""
         wide = self.neighbourhood.wide
         slots = {(slice_row.gpu, slice_row.slot) for slice_row in slice_rows if wide or slice_row.shared}
         gpus = {gpu for gpu, _ in slots}
@@ -557,7 +557,7 @@ class SimulatedNodes:
         return [row for row in rows if row.state == "held" and row.gpu in gpus]
 
     def _follow(self, process: _Process) -> None:
-        """Wait for its end, as things stand."""
+        """Wait for its end at the current speed."""
         assert process.work is not None
         if process.event is not None:
             process.event.cancel()
@@ -617,5 +617,5 @@ def _run_of(row: Slice) -> RunId:
 
 
 def _compute(profile: Profile) -> int:
-    """Return the compute slices by which the times of making an instance are known."""
+    """Return the compute slices that determine the times of creating an instance."""
     return min(_SLOWEST, profile.compute)

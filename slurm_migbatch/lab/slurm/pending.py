@@ -1,4 +1,4 @@
-"""The pending jobs in Slurm's order, and by shape: a pass looks at each shape that waits, not at each job."""
+"""Keep the pending jobs in Slurm's order, and by shape: a pass examines each pending shape, not each job."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from slurm_migbatch.lab.slurm.records import Shape
 
 
 class Key(NamedTuple):
-    """A place in the queue: partition tier and priority (both negative), time of submission (0: does not count), job
-    id of the array, array task, job id."""
+    """Position in the queue: partition tier and priority (both negative), submit time (0: not used), job
+    id of the array, array task, job id.
+    """
 
     tier: int
     priority: int
@@ -31,7 +32,7 @@ class PendingQueue:
         self.buckets: dict[Shape, list[Key]] = {}
 
     def put(self, key: Key, shape: Shape | None) -> None:
-        """Insert a job, or move it; `shape` None: it is listed, and cannot start."""
+        """Insert a job, or move it; `shape` None: it is listed, but cannot start."""
         if self._keys.get(key.job) == key and self._shapes.get(key.job) == shape:
             return
         self.drop(key.job)
@@ -42,7 +43,7 @@ class PendingQueue:
             insort(self.buckets.setdefault(shape, []), key)
 
     def drop(self, job: int) -> None:
-        """Remove a job that waits no more."""
+        """Remove a job that is no longer pending."""
         key = self._keys.pop(job, None)
         if key is None:
             return

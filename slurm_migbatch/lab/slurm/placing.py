@@ -1,4 +1,4 @@
-"""Where and when a job could start: counts of GRES and CPUs by node, and the reservations of backfill."""
+"""Find where and when a job could start: counts of GRES and CPUs by node, and the reservations of backfill."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORD = re.compile(r"[A-Za-z0-9_.=:-]+")
 
 
 class Placing:
-    """Finds nodes for shapes. `changed` must be called after every change of a node."""
+    """Find nodes for shapes. `changed` must be called after every change of a node."""
 
     def __init__(self, machines: Mapping[str, NodeRecord]) -> None:
         self._machines = machines
@@ -26,7 +26,7 @@ class Placing:
         self._ready: dict[tuple[str, tuple[tuple[str, int], ...], int], tuple[int, float]] = {}
 
     def changed(self, machine: NodeRecord) -> None:
-        """Note that what the node offers, holds or is has changed."""
+        """Record that a node's offers, used counts or state has changed."""
         machine.version += 1
         startable = machine.open and not machine.completing
         for kind in {*machine.gres, *machine.used}:
@@ -37,17 +37,17 @@ class Placing:
                 having.discard(machine.name)
 
     def configured(self) -> None:
-        """Note that what nodes list, or whether they are up, has changed."""
+        """Record that nodes' lists, or whether they are up, has changed."""
         self._offered.clear()
         self._listed.clear()
 
     def regrouped(self) -> None:
-        """Note that nodes were added, or that their partitions or features changed."""
+        """Record that nodes were added, or that their partitions or features changed."""
         self._pools.clear()
         self.configured()
 
     def pool(self, shape: Shape) -> tuple[NodeRecord, ...]:
-        """Return the nodes that a job may have by partition, features, -w and -x, whatever their state, in order."""
+        """Return the nodes that a job may have by partition, features, -w and -x, in any state, in order."""
         return self._pool(shape)[0]
 
     def _pool(self, shape: Shape) -> tuple[tuple[NodeRecord, ...], frozenset[str]]:
@@ -69,7 +69,7 @@ class Placing:
         return pool
 
     def listed(self, shape: Shape) -> bool:
-        """Return whether enough nodes list what the job asks for, be they DOWN: else Slurm refuses it."""
+        """Return whether enough nodes list the job's request, even if they are DOWN: otherwise Slurm refuses it."""
         known = self._listed.get(shape)
         if known is None:
             listing = [machine for machine in self.pool(shape) if _lists(machine, shape)]
@@ -91,11 +91,11 @@ class Placing:
         reservations: Reservations | None = None,
         limit_s: int | None = None,
     ) -> tuple[str, ...] | None:
-        """Return the first nodes on which the job can start now; None where there are too few.
+        """Return the first nodes on which the job can start now; None if there are too few.
 
         Args:
             closed: nodes to leave out.
-            reservations: reservations that a job with the time limit `limit_s` must not run into.
+            reservations: reservations that a job with the time limit `limit_s` must not overlap.
         """
         candidates: Sequence[NodeRecord]
         if shape.need:
@@ -128,7 +128,7 @@ class Placing:
         return [name for name in names if _fits(self._machines[name], shape)]
 
     def ready(self, machine: NodeRecord, shape: Shape) -> float:
-        """Return the latest time at which such a job could start there if nothing else does; infinite: nobody knows."""
+        """Return the latest time at which such a job could start there if nothing else does; infinite: unknown."""
         key = (machine.name, shape.need, shape.cpus)
         known = self._ready.get(key)
         if known is None or known[0] != machine.version:
@@ -137,7 +137,7 @@ class Placing:
 
 
 class Reservations:
-    """Whole nodes, each kept from a moment on for a job that waits: conservative backfill, as Slurm's.
+    """Whole nodes, each reserved from a time on for a pending job: conservative backfill, like Slurm's.
 
     A job may start now on a node only if its time limit ends it before the first reservation there.
     """
@@ -153,12 +153,14 @@ class Reservations:
         return self._now + (inf if limit_s is None else limit_s) <= self._first.get(name, inf)
 
     def longest_s(self, shape: Shape) -> float:
-        """Return the longest that a job of this shape may be to start now: upper bound for all that come after, too."""
+        """Return the longest limit with which a job of this shape can start now: an upper bound for all later ones,
+        too.
+        """
         firsts = sorted((self._first.get(name, inf) for name in self._placing.fitting(shape)), reverse=True)
         return firsts[shape.nodes - 1] - self._now if len(firsts) >= shape.nodes else -inf
 
     def reserve(self, shape: Shape, limit_s: int | None) -> None:
-        """Keep nodes for one more job of this shape, as early as they are to be had."""
+        """Reserve nodes for one more job of this shape, as early as possible."""
         times = self._times.get(shape)
         if times is None:
             times = self._times[shape] = [

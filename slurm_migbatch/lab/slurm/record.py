@@ -1,6 +1,6 @@
-"""migbatchd's record in memory: decisions on submissions, what runs reported, how tasks of arrays went, what was done.
+"""Keep migbatchd's record in memory: decisions on submissions, reports of runs, results of array tasks, actions.
 
-It answers what `daemon.record.WriterRecord` answers from the database, at once and for as long as the simulation lasts.
+It answers like `daemon.record.WriterRecord` from the database, at once and for as long as the simulation lasts.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class MemoryRecord:
     """A `daemon.controller.Record` of one simulation.
 
     Args:
-        slurm: whose jobs it tells of.
+        slurm: whose jobs it records.
 
     Attributes:
-        actions: how often what was done to jobs, as far as Slurm took it, by kind: "retype" (a waiting `auto` job),
+        actions: number of actions on jobs that Slurm accepted, by kind: "retype" (a pending `auto` job),
             "throttle" (an array), "move" (both steps of one), and of elastic training "release", "withdraw", "signal",
             "requeue", "share".
         ended: how many loans that had started ended, by cause (`decide.lending.ledger.Cause`).
@@ -54,15 +54,15 @@ class MemoryRecord:
         self.actions = Counter(dict.fromkeys(("throttle", *(kind.value for kind in Kind)), 0))
         self.ended: Counter[str] = Counter()
 
-    # -- what comes in ---------------------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------------------------------
 
     def decided(self, decision: SubmitDecision) -> None:
-        """Keep what the submit filter decided."""
+        """Store the submit filter's decision."""
         row = record_of(decision)
         self._decisions[decision.id] = {**row, "facts": {"reason": row["reason"], "predictor": row["predictor"]}}
 
     def ingested(self, events: Rows) -> None:
-        """Keep what nodes reported of runs."""
+        """Store the nodes' reports of runs."""
         for event in events:
             kind = event["kind"]
             if kind not in ("start", "progress", "stop"):
@@ -81,17 +81,17 @@ class MemoryRecord:
             runs[restart] = run
 
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
-        """See Record; nobody asks for it here."""
+        """See Record; not read here."""
 
     def save(self, loans: Rows, actions: Rows) -> bool:
-        """See Record; loans are only counted, since the service is never restarted."""
+        """See Record; loans are only counted, because the service is never restarted."""
         for loan in loans:
             if loan["started"] is not None and loan["ended"] is not None:
                 self.ended[loan["cause"]] += 1
         for action in actions:
             if action["dry_run"] or action["outcome"]:
                 continue
-            waits = action["kind"] == Kind.RETYPE.value and LOAN in action["after"]  # as before, after its requeue
+            waits = action["kind"] == Kind.RETYPE.value and LOAN in action["after"]  # unchanged, after its requeue
             self.actions[action["kind"]] += not waits
             if action["kind"] == "throttle":
                 self._throttles.setdefault(action["job_id"], []).append(action)
@@ -101,7 +101,7 @@ class MemoryRecord:
         """See Record."""
         self.save(loans, actions)
 
-    # -- what is asked ---------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def ask(self, questions: Questions) -> Answers:
         """See Record."""
@@ -114,7 +114,7 @@ class MemoryRecord:
         )
 
     def _tasks(self, questions: Questions) -> dict[int, list[TaskRunRow]]:
-        """The last run of each task that has started, those that go on last."""
+        """Return the last run of each task that has started, active ones last."""
         found = {
             array: [
                 TaskRunRow(task.row.start, task.end, task.state)

@@ -1,4 +1,4 @@
-"""What the simulated slurmctld is made of: settings, partitions, nodes, and what runs the jobs on them."""
+"""Define the data of the simulated slurmctld: settings, partitions, nodes, and what runs the jobs on them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from slurm_migbatch.slurm.client import JobRow
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """How the simulated Slurm behaves; times in seconds.
+    """Behaviour of the simulated Slurm; times in seconds.
 
     Attributes:
         release: of Slurm; up to 23.02 a new GRES of a pending job is added to the old one.
         cycle_s: from a change (a submission, an end, an update) to the scheduling pass that sees it, at most; also the
-            least time between two passes. Slurm's own is about 1 with `bf_interval=1`.
-        backfill_s: least time between two passes that backfill; passes between them stop at the first job of a
-            partition that has to wait for resources, as Slurm's main scheduler does.
+            minimum time between two passes. Slurm's own is about 1 with `bf_interval=1`.
+        backfill_s: minimum time between two passes that backfill; passes between them stop at the first job of a
+            partition that has to wait for resources, like Slurm's main scheduler.
         backfill_depth: jobs that get a reservation in one pass (bf_max_job_test).
         backfill_window_s: how far ahead reservations are made (bf_window).
         requeue_delay_s: a requeued job may not begin for so long.
-        requeued_last: whether a requeued job comes behind those of its priority that were submitted before its
-            requeue, as Slurm has it: with priority/multifactor jobs may have the same priority. With priority/basic
+        requeued_last: whether a requeued job comes after those of its priority that were submitted before its
+            requeue, as in Slurm: with priority/multifactor jobs may have the same priority. With priority/basic
             each has a priority of its own and keeps its place.
-        over_limit_s: by which a job may run over its time limit (OverTimeLimit).
+        over_limit_s: by which a job may exceed its time limit (OverTimeLimit).
         kill_s: from TERM to the end of the Epilog, of jobs whose nodes are not simulated.
-        listing_s, update_s: what one listing of jobs or nodes costs, and one request to change something.
+        listing_s, update_s: time of one listing of jobs or nodes, and of one change request.
     """
 
     release: tuple[int, int] = (24, 11)
@@ -45,7 +45,7 @@ class SlurmSettings:
 
     @property
     def forgets(self) -> bool:
-        """Whether a new GRES replaces what a pending job asked for before."""
+        """Whether a new GRES replaces a pending job's earlier request."""
         return self.release >= (23, 11)
 
 
@@ -59,7 +59,7 @@ class SimulatedPartition:
 
 
 class Holding(NamedTuple):
-    """What a job has on each of its nodes: GRES by type, CPUs, and when its limit ends it (infinite: never)."""
+    """A job's resources on each of its nodes: GRES by type, CPUs, and when its limit ends it (infinite: never)."""
 
     taken: Mapping[str, int]
     cpus: int
@@ -68,13 +68,13 @@ class Holding(NamedTuple):
 
 @dataclass
 class NodeRecord:
-    """A node as slurmctld has it. Change `gres`, `states` and `completing` through `Slurmctld.set_node` only.
+    """slurmctld's data of a node. Change `gres`, `states` and `completing` through `Slurmctld.set_node` only.
 
     Attributes:
-        conf: slurm.conf's and slurmd's mig counts by type. `gres`: what is configured now. `used`: what jobs hold.
+        conf: slurm.conf's and slurmd's mig counts by type. `gres`: the current counts. `used`: counts held by jobs.
         completing: jobs whose Epilogs have not run; nothing is started on the node meanwhile.
-        holdings: what each job on it holds, and until when.
-        version: rises with everything that matters to when a job could start here.
+        holdings: resources of each job on it, and until when.
+        version: increases with every change that affects when a job could start here.
     """
 
     name: str
@@ -95,19 +95,21 @@ class NodeRecord:
 
     @property
     def open(self) -> bool:
-        """Whether jobs may be started on it, some day."""
+        """Whether jobs may be started on it at some time."""
         return self.states <= {"IDLE", "MIXED", "ALLOCATED"}
 
     def free(self, kind: str) -> int:
         """Return how many of a type could be given to a job now.
 
-        Below zero where less is configured than in use.
+        Below zero if less is configured than in use.
         """
         return self.gres.get(kind, 0) - self.used[kind]
 
 
 class Shape(NamedTuple):
-    """What decides where a pending job can start: jobs of equal shape wait for the same, each with its time limit."""
+    """Properties that decide where a pending job can start: jobs of equal shape wait for the same, with their own
+    limits.
+    """
 
     partition: str
     need: tuple[tuple[str, int], ...]  # by type; 0: one must be free, and none is taken
@@ -135,7 +137,7 @@ class EndedJob:
 
 
 class Machines(Protocol):
-    """What runs jobs: the simulated nodes."""
+    """Interface of what runs jobs: the simulated nodes."""
 
     def launch(self, row: JobRow) -> None:
         """Run Prologs and script of a job that was given its nodes; `Slurmctld.completed` and `released` end it."""
@@ -151,7 +153,7 @@ class Machines(Protocol):
 
 
 class NoMachines:
-    """Jobs run until they are ended from outside; what is killed has ended after `kill_s`."""
+    """Jobs run until they are ended from outside; killed ones have ended after `kill_s`."""
 
     def __init__(self, kill_s: float, after: Callable[[float, Callable[[], object]], object]) -> None:
         self._kill_s, self._after = kill_s, after

@@ -1,7 +1,7 @@
-"""Runs a workload on the simulated Slurm and nodes, with a controller that is called as migbatchd's loop is.
+"""Run a workload on the simulated Slurm and nodes, with a controller that is called like in migbatchd's loop.
 
-The controller is one function: it gets a `ControllerInput` and does what it decides through the simulation's `slurm`
-and `nodes`. Time that its calls of Slurm cost passes meanwhile, and jobs start and end in it.
+The controller is one function: it gets a `ControllerInput` and carries out its decision through the simulation's
+`slurm` and `nodes`. The time of its calls of Slurm passes meanwhile, and jobs start and end in it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Submission:
 
     Attributes:
         at: seconds after the begin of the simulation.
-        gres: what the submit filter leaves: "mig:2g.20gb:1", "mig:loan:1"; where the simulation has a filter, what the
-            user asks for: "mig:auto", "gpu:2".
-        work: makes the job's work; asked once for each job or array task.
+        gres: output of the submit filter: "mig:2g.20gb:1", "mig:loan:1"; if the simulation has a filter, the
+            user's request: "mig:auto", "gpu:2".
+        work: makes the job's work; called once for each job or array task.
         limit_s: --time.
         tasks: of an array; `array` its --array, if it is not 0 to tasks-1.
-        after: --dependency=afterok: places in the workload of submissions that come before this one.
+        after: --dependency=afterok: indexes in the workload of earlier submissions.
         begin_s: --begin=now+..., seconds.
         fields: of `JobRow`: comment, user, uid, account, num_nodes, features, requested_nodes, cpus.
     """
@@ -77,7 +77,7 @@ class SiteNode:
 
 @dataclass(frozen=True)
 class SimulatedSite:
-    """A cluster, and how fast everything is in it."""
+    """A cluster, and all its durations."""
 
     nodes: tuple[SiteNode, ...]
     partitions: tuple[SimulatedPartition, ...] = (SimulatedPartition("gpu", 10), SimulatedPartition("train", 1))
@@ -85,7 +85,7 @@ class SimulatedSite:
     times: NodeDelays = field(default_factory=NodeDelays)
 
     def catalog(self) -> dict[str, int]:
-        """Return what the DOWN catalog nodes list.
+        """Return the counts that the DOWN catalog nodes list.
 
         Of every profile as many as one node could have, and the waiting types.
         """
@@ -101,12 +101,12 @@ class RoundTiming:
     """When the controller is called; seconds.
 
     Attributes:
-        every_s: between two rounds while anything happens; `soon_s`: after news of a node, or where the last round said
-            that another should follow.
-        idle_s: between two rounds while nothing does, at the most. `growth`: how many times longer each such pause is
-            than the one before; infinite: `idle_s` from the first on.
-        rests: no rounds at all while no job waits and nothing happens: where nothing is lent none would do anything.
-        round_s: what a round costs beside its calls of Slurm.
+        every_s: between two rounds while there are events; `soon_s`: after news of a node, or if the last round
+            requested another soon.
+        idle_s: longest time between two rounds without events. `growth`: factor between successive such pauses;
+            infinite: `idle_s` from the first on.
+        rests: no rounds at all without pending jobs and events: without lending none would have an effect.
+        round_s: duration of a round besides its calls of Slurm.
     """
 
     every_s: float = 1.0
@@ -119,7 +119,7 @@ class RoundTiming:
 
 @dataclass(frozen=True)
 class ControllerInput:
-    """What the controller is called with: queue and nodes at one moment, events since the last by node."""
+    """Input of the controller: queue and nodes at one moment, events since the last by node."""
 
     now: float
     jobs: Sequence[JobRow]
@@ -128,17 +128,17 @@ class ControllerInput:
 
 
 Controller = Callable[[ControllerInput], "bool | None"]
-"""One round; true where another should follow soon."""
+"""One round; true if another should follow soon."""
 
 
 @dataclass(frozen=True)
 class WorkloadOutcome:
-    """What became of a workload.
+    """Result of a workload.
 
     Attributes:
         jobs: every job and array task that ended, by id; times are unix seconds.
-        submissions: the job id of each submission, in their order; None where it was refused.
-        refusals: the sentence with which a submission was refused, by its place in that order.
+        submissions: the job id of each submission, in their order; None if it was refused.
+        refusals: the message of each refused submission, by its place in that order.
         begin: unix seconds of the submission time 0.
         misfits: jobs that found no slice; `unplanned`: those that found one outside the plan.
         rounds: calls of the controller; `calls`: of Slurm, by method.
@@ -155,7 +155,7 @@ class WorkloadOutcome:
 
 
 class Stuck(RuntimeError):
-    """Jobs are left that nothing will ever start; the message names some of them."""
+    """Jobs are left that can never start; the message names some of them."""
 
 
 class SlurmSimulation:
@@ -163,7 +163,7 @@ class SlurmSimulation:
 
     Args:
         site: the cluster.
-        workload: what is submitted.
+        workload: the submissions.
         begin: unix seconds of the submission time 0.
     """
 
@@ -180,7 +180,7 @@ class SlurmSimulation:
         for number in (1, 2):
             names = dict.fromkeys(name for node in site.nodes for name in node.partitions)
             self.slurm.add_node(f"migcatalog{number}", site.catalog(), partitions=names, states=("DOWN",), cpus=256)
-        #: what becomes of a submission before Slurm gets it; raises SlurmError where it is refused
+        #: filters a submission before Slurm gets it; raises SlurmError if it is refused
         self.submit_filter: Callable[[Submission], Submission] = lambda submission: submission
         #: the place of each job's submission in the workload, by job id; of an array's tasks that of the array
         self.numbers: dict[int, int] = {}
@@ -228,7 +228,7 @@ class SlurmSimulation:
         )
 
     def _wait(self, pace: RoundTiming, last: float, idle: float) -> bool:
-        """Let time pass until the next round is due; tells whether anything happened."""
+        """Let time pass until the next round is due; returns whether there were events."""
         while True:
             due = last + (pace.soon_s if self._soon else pace.every_s if self._news else idle)
             following = self.clock.following
@@ -253,7 +253,7 @@ class SlurmSimulation:
             waiting = [f"{row.job_id} ({row.gres}, {row.reason})" for row in self.slurm.queue.values()][:5]
             raise Stuck(f"there are no further events and {len(self.slurm.queue)} jobs are left: {', '.join(waiting)}")
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------
 
     def _submit(self, number: int, submission: Submission) -> None:
         self._left -= 1
@@ -279,7 +279,7 @@ class SlurmSimulation:
         self._of[job] = submission
 
     def _ids(self, after: Sequence[int]) -> list[int]:
-        """Return the ids of submissions that another is to wait for; raises SlurmError where one was refused."""
+        """Return the ids of submissions that another has to wait for; raises SlurmError if one was refused."""
         ids = [job for number in after if (job := self._submissions[number]) is not None]
         if len(ids) < len(after):
             raise SlurmError(f"Batch job submission failed: {NO_SUCH_JOB}", ("sbatch",), 1, NO_SUCH_JOB)

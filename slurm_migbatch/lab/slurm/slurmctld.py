@@ -1,22 +1,22 @@
-"""The simulated slurmctld: the queue, the nodes as it counts them, and when which job starts.
+"""Simulate slurmctld: the queue, its counts of the nodes, and when which job starts.
 
-What it does as the real one (tests/support/contract.py holds both to it):
+Behaviour like the real one (tests/support/contract.py tests both):
 
-- Order is partition tier, priority, job id (with `SlurmSettings.requeued_last` time of submission before job id). A
+- Order is partition tier, priority, job id (with `SlurmSettings.requeued_last` submit time before job id). A
   pass goes through it; a job that finds nodes starts, the tasks of an array one after the other as far as its throttle
   allows, the components of a heterogeneous job all at once and each on nodes of its own.
-- A job that waits for what nodes list and others hold (Resources) gets a reservation of whole nodes at the time at
-  which the limits of those that run let it start, and a later job starts beside it only where its own limit ends it
-  before that: conservative backfill. Heterogeneous jobs get no reservations. A job that asks for a type that no node
-  which is up lists (ReqNodeNotAvail) holds up nobody. In passes without backfill the first job that waits for
-  resources holds up its partition and its nodes.
-- Jobs of a tier above may have running ones of a preemptible partition requeued for the same type of GRES.
+- A job that waits for resources that nodes list and others hold (Resources) gets a reservation of whole nodes at the
+  time at which the limits of running jobs let it start, and a later job starts next to it only if its own limit ends
+  it before that: conservative backfill. Heterogeneous jobs get no reservations. A job that requests a type that no
+  node which is up lists (ReqNodeNotAvail) blocks no other. In passes without backfill the first job that waits for
+  resources blocks its partition and its nodes.
+- Jobs of a higher tier may have running ones of a preemptible partition requeued for the same type of GRES.
 - A node with a job in COMPLETING gets no other; its GRES are free from the moment the job ends.
 - A requeued job is COMPLETING until its Epilogs have run, then PENDING with one more restart, a new submit time, and
   two minutes' delay (BeginTime).
-- A job waits with reason Dependency until the jobs that it names have completed (afterok); where one of them has ended
-  otherwise it waits for ever (DependencyNeverSatisfied).
-- A request for what no node lists, DOWN ones included, is refused.
+- A job waits with reason Dependency until the jobs that it names have completed (afterok); if one of them has ended
+  otherwise it waits forever (DependencyNeverSatisfied).
+- A request that no node lists, DOWN ones included, is refused.
 
 Not modelled: licenses, QOS and association limits, other kinds of dependencies, advance reservations, memory, job
 steps.
@@ -51,7 +51,7 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
 
 GRES: Final = "mig"
 PRIORITY: Final = 1000
-"""Of jobs that are submitted without one: they start in the order of their submission."""
+"""Priority of jobs submitted without one: they start in the order of their submission."""
 REFUSED: Final = "Requested node configuration is not available"
 NO_SUCH_JOB: Final = "Job dependency problem"
 _STARTABLE: Final = frozenset(
@@ -61,7 +61,7 @@ _STARTABLE: Final = frozenset(
 
 @dataclass
 class QueuedArray:
-    """A job array: its waiting tasks that share a row, how many run, and how many may."""
+    """A job array: its pending tasks that share a row, how many run, and how many may."""
 
     waiting: list[int]
     throttle: int | None = None
@@ -70,14 +70,14 @@ class QueuedArray:
 
 @dataclass
 class Facts:
-    """What is known of a job beside its row.
+    """Data of a job besides its row.
 
     Attributes:
         submitted, started: the first time; unix seconds.
-        priority: what it has when it is not held.
+        priority: its priority when not held.
         node, job: GRES by type that it needs on each node, by --gres and by --gpus-like options. On a Slurm that does
             not forget, types stay with 0 and then need a free one.
-        after: what becomes of it when its Epilogs have run: "PENDING" or an end state.
+        after: its state after its Epilogs have run: "PENDING" or an end state.
         epilogs: nodes on which it is completing.
         killed: when it was last signalled to end.
         limit: the timer of its time limit.
@@ -104,8 +104,8 @@ class _Pass:
         hopeful: shapes of which a job may still start.
         kept: reservations of backfill; None in a pass of the main scheduler.
         depth: how many more jobs get a reservation.
-        shut: nodes that are kept for jobs that did not start.
-        longest: time limits that reservations leave, by shape.
+        shut: nodes that are reserved for jobs that did not start.
+        longest: time limits that reservations allow, by shape.
     """
 
     hopeful: set[Shape]
@@ -116,7 +116,7 @@ class _Pass:
 
 
 class Slurmctld:
-    """See the module. `client.SimulatedSlurm` adds what migbatchd asks of Slurm.
+    """See the module. `client.SimulatedSlurm` adds migbatchd's queries.
 
     Args:
         clock: the time.
@@ -191,7 +191,7 @@ class Slurmctld:
         return machine
 
     def set_node(self, name: str, **changes: Any) -> None:
-        """Change a node as root does: any field but its name, its order and what jobs hold on it."""
+        """Change a node like root: any field but its name, its order and what jobs hold on it."""
         machine = self.machines[name]
         for key, value in changes.items():
             if key not in ("gres", "conf", "states", "completing", "features", "partitions", "reason", "cpus"):
@@ -203,7 +203,7 @@ class Slurmctld:
         self._touch(machine)
 
     def reconfigure(self) -> None:
-        """Act as on `scontrol reconfigure` or a restart of slurmctld.
+        """Act like on `scontrol reconfigure` or a restart of slurmctld.
 
         Counts are slurm.conf's again, and slurmd registers.
         """
@@ -214,9 +214,9 @@ class Slurmctld:
             self._touch(machine)
 
     def restart_slurmd(self) -> None:
-        """Restart slurmd, as on 22.05.
+        """Restart slurmd, like on 22.05.
 
-        Its registration brings back the types that gres.conf has any of, and only those.
+        Its registration restores the types that gres.conf has any of, and only those.
         """
         for machine in self.machines.values():
             self._registered(machine)
@@ -225,9 +225,9 @@ class Slurmctld:
             self._touch(machine)
 
     def register(self) -> None:
-        """Let slurmd register, as it does from time to time.
+        """Let slurmd register, as it does regularly.
 
-        Counts stay; a sum that is not slurm.conf's makes the node INVAL.
+        Counts stay; a sum that differs from slurm.conf's makes the node INVAL.
         """
         for machine in self.machines.values():
             self._registered(machine)
@@ -242,7 +242,7 @@ class Slurmctld:
         self._placing.changed(machine)
         self._due()
 
-    # -- jobs come -------------------------------------------------------------------------------------------------
+    # -- submissions ------------------------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -273,7 +273,7 @@ class Slurmctld:
             The job's id.
 
         Raises:
-            SlurmError: no node lists what it asks for, or it is to wait for a job that there never was.
+            SlurmError: no node lists its request, or it depends on a job that never existed.
         """
         row = self._row(want, limit, priority, fields)
         facts = Facts(row.submit, priority, positive(gres_list.readable_counts(row.gres, GRES)), {})
@@ -297,7 +297,7 @@ class Slurmctld:
         return row.job_id
 
     def _dependent(self, row: JobRow, after: Iterable[int]) -> JobRow:
-        """Return the row of a job that is to wait for others; raises SlurmError where one of them never was."""
+        """Return the row of a job with dependencies; raises SlurmError if one of them never existed."""
         named = sorted(set(after))
         for job in named:
             if not (job in self.queue or job in self.arrays or job in self.ended_jobs):
@@ -306,7 +306,7 @@ class Slurmctld:
         return self._awaited(replace(row, after=tuple(named))) if named else row
 
     def _awaited(self, row: JobRow) -> JobRow:
-        """Return the row of a job that waits for others as it is now that some may have ended."""
+        """Return the row of a job with dependencies, updated by their ends."""
         states = {job: self._end_state(job) for job in row.after}
         left = tuple(job for job, state in states.items() if state != "COMPLETED")
         if not left:
@@ -340,13 +340,13 @@ class Slurmctld:
         return JobRow(self._next, gres=self.spelled(want), time_limit_s=limit, priority=priority, **values)
 
     def spelled(self, want: str) -> str:
-        """Return GRES as this release shows them: "gres/mig:1g.10gb:1", up to 23.02 "gres:mig:..."."""
+        """Return GRES in the form of this release: "gres/mig:1g.10gb:1", up to 23.02 "gres:mig:..."."""
         prefix = "gres/" if self.settings.forgets else "gres:"
         entries = [gres_list.prefix_of(entry)[1] for entry in gres_list.split(want)]
         return ",".join(prefix + entry for entry in entries if entry)
 
     def change(self, job: int, **fields: Any) -> None:
-        """Change a row as nothing but slurmctld could; a new `gres` is all that the job needs then."""
+        """Change a row like only slurmctld could; a new `gres` is all that the job needs then."""
         row = replace(self.queue[job], **fields)
         if "gres" in fields:
             facts = self._facts[job]
@@ -356,7 +356,7 @@ class Slurmctld:
     # -- the queue -------------------------------------------------------------------------------------------------
 
     def order(self) -> list[JobRow]:
-        """Return pending jobs in Slurm's order, then those that hold or give back an allocation."""
+        """Return pending jobs in Slurm's order, then those that hold or release an allocation."""
         return [*map(self.queue.__getitem__, self._pending), *map(self.queue.__getitem__, self._active)]
 
     @property
@@ -377,13 +377,13 @@ class Slurmctld:
         self.on_change(row.job_id, row)
 
     def _note(self, job: int, reason: str) -> None:
-        """Change only the reason: nothing follows from it."""
+        """Change only the reason, without consequences."""
         row = self.queue[job]
         if row.reason != reason:
             self.queue[job] = replace(row, reason=reason)
 
     def _may(self, row: JobRow) -> bool:
-        """Return whether the job waits for resources alone."""
+        """Return whether the job waits only for resources."""
         if row.priority <= 0 or row.eligible is None or row.eligible > self.clock.time():
             return False
         return row.reason.partition(",")[0] in _STARTABLE
@@ -417,7 +417,7 @@ class Slurmctld:
         )
 
     def _wake(self, job: int, when: float) -> None:
-        """Look at the job again then: its begin time has come."""
+        """Examine the job again then: its begin time has come."""
 
         def begin() -> None:
             row = self.queue.get(job)
@@ -429,7 +429,7 @@ class Slurmctld:
     # -- arrays ----------------------------------------------------------------------------------------------------
 
     def _array_row(self, row: JobRow) -> JobRow:
-        """Return the row of the waiting tasks that share one."""
+        """Return the row of the pending tasks that share one."""
         assert row.array_job is not None
         array = self.arrays[row.array_job]
         throttle = array.throttle if len(array.waiting) > 1 else None  # Slurm shows that of several tasks only
@@ -452,7 +452,7 @@ class Slurmctld:
         return alone
 
     def throttled(self, array_id: int, throttle: int | None) -> None:
-        """Let so many tasks of an array run at once; None: any number."""
+        """Let this many tasks of an array run at once; None: unlimited."""
         array = self.arrays[array_id]
         array.throttle = throttle
         for row in [row for row in self.queue.values() if row.array_job == array_id and row.pending]:
@@ -474,7 +474,7 @@ class Slurmctld:
             self._pass = self.clock.at(self._last_backfill + self.settings.backfill_s, self._cycle)
 
     def schedule(self, backfill: bool = True) -> list[JobRow]:
-        """Pass through the queue once; return the rows of what it started."""
+        """Pass through the queue once; return the rows of the started jobs."""
         now = self._last_pass = self.clock.time()
         if backfill:
             self._last_backfill = now
@@ -509,7 +509,7 @@ class Slurmctld:
         return started
 
     def _hopeful(self) -> set[Shape]:
-        """Return shapes of which a job may start; of the others the first is told why not."""
+        """Return shapes of which a job may start; of the others the first gets its reason."""
         shapes = set()
         for shape, bucket in list(self._pending.buckets.items()):
             if self._could(shape):
@@ -519,14 +519,14 @@ class Slurmctld:
         return shapes
 
     def _bound(self, this: _Pass, shape: Shape, later: Sequence[Key]) -> None:
-        """Let backfill start no job of this shape any more that is longer than what reservations leave."""
+        """Let backfill start no job of this shape any more that is longer than reservations allow."""
         if this.kept is not None and shape.het is None:
             this.longest[shape] = this.kept.longest_s(shape)
             if all(self._length(other.job) > this.longest[shape] for other in later):
                 this.hopeful.discard(shape)
 
     def _keep_back(self, this: _Pass, key: Key, shape: Shape) -> None:
-        """Keep nodes for a job that did not start from those after it."""
+        """Reserve nodes for a job that did not start."""
         if not self._placing.offered(shape):
             return
         if this.kept is None:
@@ -541,13 +541,13 @@ class Slurmctld:
         return math.inf if limit is None else limit
 
     def _could(self, shape: Shape) -> bool:
-        """Return whether it may be that a job of this shape starts, if nothing goes before it."""
+        """Return whether a job of this shape may start, without earlier ones."""
         if shape.array is not None and not self._task_allowed(shape.array):
             return False
         return self._placing.fit(shape) is not None
 
     def _explain(self, job: int, shape: Shape) -> None:
-        """Say why the job did not start, and preempt others for it where that is allowed."""
+        """Set the reason why the job did not start, and preempt others for it if allowed."""
         reason = self._why(shape)
         self._note(job, reason)
         if reason == "Resources":
@@ -579,7 +579,7 @@ class Slurmctld:
         return [self._start(row, nodes)]
 
     def _start_het(self, leader: JobRow, reservations: Reservations) -> list[JobRow]:
-        """Start all components at once, each on nodes that none before it took."""
+        """Start all components at once, each on nodes that no earlier one took."""
         rows = [row for row in map(self.queue.__getitem__, self._pending) if row.het_job == leader.job_id]
         taken: set[str] = set()
         placed = []
@@ -617,14 +617,14 @@ class Slurmctld:
             )
         self._put(row)
         if math.floor(now) <= facts.killed:
-            # slurmd takes the credential of the second in which it was told to kill the job for a revoked one
+            # slurmd treats a credential from the second in which it was told to kill the job as revoked
             self.kill(row.job_id, "FAILED")
         else:
             self.nodes_run.launch(row)
         return self.queue.get(row.job_id, row)
 
     def _preempt(self, job: int, shape: Shape) -> None:
-        """Requeue running jobs of lower tiers, the youngest first, where that makes room on enough nodes."""
+        """Requeue running jobs of lower tiers, the youngest first, if that makes room on enough nodes."""
         tier = self._tier(self.queue[job])
         if not any(p.preempted and p.tier < tier for p in self.partitions.values()):
             return
@@ -667,12 +667,12 @@ class Slurmctld:
     # -- jobs end --------------------------------------------------------------------------------------------------
 
     def completed(self, job: int, state: str = "COMPLETED") -> None:
-        """Note that the job's script has ended; its Epilogs run now, and `released` follows."""
+        """Record that the job's script has ended; its Epilogs run now, and `released` follows."""
         if job in self.queue and self.queue[job].state == "RUNNING":
             self._leave(job, state)
 
     def released(self, job: int, node: str | None = None) -> None:
-        """Note that the Epilog has run on a node, or on all of them."""
+        """Record that the Epilog has run on a node, or on all of them."""
         row, facts = self.queue.get(job), self._facts.get(job)
         if row is None or facts is None or row.state != "COMPLETING":
             return
@@ -696,7 +696,7 @@ class Slurmctld:
         return row
 
     def requeued(self, job: int) -> None:
-        """Put a running job back into the queue."""
+        """Requeue a running job."""
         self.kill(job, "PENDING")
 
     def kill(self, job: int, after: str) -> None:
@@ -763,7 +763,7 @@ class Slurmctld:
         self._due()
 
     def taken_back(self, job: int) -> JobRow:
-        """Put a job that has ended back into the queue, held; raises SlurmError where it is not known."""
+        """Requeue an ended job, held; raises SlurmError if it is unknown."""
         ended = self.ended_jobs.pop(job, None)
         if ended is None:
             raise SlurmError("Invalid job id specified", ("scontrol",), 1, "Invalid job id specified")
@@ -778,7 +778,7 @@ class Slurmctld:
         return held
 
     def cancelled(self, job: int) -> None:
-        """End a job for good."""
+        """Cancel a job."""
         row = self.queue.get(job)
         if row is None:
             return
@@ -793,7 +793,7 @@ class Slurmctld:
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def node_row(self, machine: NodeRecord) -> NodeRow:
-        """Return the node as scontrol shows it."""
+        """Return the node in scontrol's form."""
         known = self._node_rows.get(machine.name)
         if known is not None and known[0] == machine.version:
             return known[1]

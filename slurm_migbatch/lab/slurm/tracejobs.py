@@ -1,11 +1,11 @@
-"""Jobs of a trace on the simulated Slurm: how each is submitted, what it does, and how its speed follows from others.
+"""Run jobs of a trace on the simulated Slurm: their submissions, their work, and their speed next to others.
 
 | job of the trace | submitted as |
 |---|---|
 | names a profile | `--gres=mig:PROFILE:n` |
 | names none | `--gres=gpu:n`, which the submit filter makes the full profile; on several nodes if need be |
-| of one GPU without a profile, where `auto` says so | `--gres=mig:auto` with its model, batch and number of items |
-| training of one slice or GPU, where `elastic` says so | `mig:auto` with `role=train` in a partition that lends |
+| of one GPU without a profile, if `auto` includes it | `--gres=mig:auto` with its model, batch and number of items |
+| training of one slice or GPU, if `elastic` includes it | `mig:auto` with `role=train` in a partition that lends |
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slurm_migbatch.submit.gres_request import MAX_COUNT
 
 Auto: TypeAlias = Literal["no", "infer", "all"]
 SERVING: Final = "gpu"
-"""The partition of jobs that are not lent slices, unless the configuration names others."""
+"""Partition of jobs that are not lent slices, unless the configuration names others."""
 _MODEL: Final = re.compile(r"[a-z0-9][a-z0-9._/-]{0,95}")
 _USER: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _MOST_ITEMS: Final = 10**12
@@ -46,7 +46,7 @@ class Manner:
     Attributes:
         nodes, per_node: of the cluster.
         geometry: of its GPUs.
-        auto: which jobs of one GPU that name no profile leave it to the submit filter.
+        auto: which jobs of one GPU without a profile are `mig:auto`.
         elastic: whether training of one slice or GPU waits for idle slices and may be stopped and continued.
         serving: the partition of everything else; `lending`: that of elastic training.
     """
@@ -64,33 +64,33 @@ class Manner:
         return self.elastic and job.kind == "train" and job.gpus == 1
 
     def open(self, job: SimulatedJob) -> bool:
-        """Return whether the job leaves its slice to the submit filter."""
+        """Return whether the submit filter chooses the job's slice."""
         if self.lent(job):
             return True
         return job.profile is None and job.gpus == 1 and self.auto in (job.kind, "all")
 
 
 def partitions_of(config: Config) -> tuple[str, str]:
-    """Return the partition of ordinary jobs and that of elastic training (empty: nothing is lent)."""
+    """Return the partition of ordinary jobs and that of elastic training (empty: no lending)."""
     lending = config.lending.partitions if config.lending.enabled else ()
     serving = next((name for name in config.cluster.partitions if name not in lending), SERVING)
     return serving, next(iter(lending), "")
 
 
-# -- what a job does ---------------------------------------------------------------------------------------------------
+# -- a job's work -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Course(SimulatedTraining):
-    """A job of a trace over all its runs; training keeps its work over restarts, inference begins anew.
+    """A job of a trace over all its runs; training keeps its work over restarts, inference restarts from zero.
 
     Attributes:
-        rate: seconds of work a second on slices of these profiles; 0 where it does not fit, and then it fails.
+        rate: seconds of work a second on slices of these profiles; 0 if it does not fit, and then it fails.
         resumes: when each run came, or would have come, to its first progress, by restart count; unix seconds.
         began: when it first made progress; None: not yet.
-        progress_s: seconds in which it made progress.
-        lost_s: seconds of work that were done and are to be done again.
-        failed: it did not fit on the slice that it got.
+        progress_s: seconds with progress.
+        lost_s: seconds of work that have to be repeated.
+        failed: it did not fit on its slice.
     """
 
     rate: Callable[[Sequence[Profile]], float] = lambda profiles: 1.0
@@ -101,7 +101,7 @@ class Course(SimulatedTraining):
     failed: bool = False
 
     def begin(self, now: float, slices: Sequence[Profile], restart: int) -> None:
-        """See Work. A run that never began, because a slice was missing, is no restart."""
+        """See Work. A run that never began, because a slice was missing, does not count as a restart."""
         self.lost_s += self.done - self.saved
         super().begin(now, slices, len(self.resumes))
         self.failed = self._rate <= 0
@@ -112,11 +112,11 @@ class Course(SimulatedTraining):
         return self.rate(slices)
 
     def end_at(self) -> float:
-        """See Work; what does not fit ends where it would have come to its first progress."""
+        """See Work; a job that does not fit ends when it would have made its first progress."""
         return self._from if self.failed else super().end_at()
 
     def settle(self, now: float) -> None:
-        """Book what was done until now."""
+        """Add up the work done until now."""
         self._settle(now)
 
     def _settle(self, now: float) -> None:
@@ -145,13 +145,13 @@ def course_of(job: SimulatedJob, speeds: Speeds, geometry: Geometry) -> Course:
 
 @dataclass(frozen=True)
 class Hindrances:
-    """How much of its speed a job has beside others (a `nodes.Neighbourhood`), as `sim.engine` reckons it.
+    """A job's share of its speed next to others (a `nodes.Neighbourhood`), as computed in `sim.engine`.
 
     Attributes:
-        speeds: says what sharers of one slice cost each other.
+        speeds: slowdowns of sharers of one slice.
         run_of: the job of the trace behind a job id of Slurm's.
         geometries: of GPUs by UUID.
-        wide: whether busy slices beside its own cost a job.
+        wide: whether busy slices on the same GPU slow down a job.
     """
 
     speeds: Speeds
@@ -181,7 +181,7 @@ class Hindrances:
         return 1.0 / worst
 
 
-# -- how it is submitted -----------------------------------------------------------------------------------------------
+# -- submissions ------------------------------------------------------------------------------------------------------
 
 
 def submission_of(job: SimulatedJob, at: float, uid: int, course: Course, manner: Manner) -> Submission:
@@ -203,7 +203,7 @@ def submission_of(job: SimulatedJob, at: float, uid: int, course: Course, manner
     if manner.open(job):
         least = _least(job, course, manner)
         fields["comment"] = _hints(job, least, manner)
-        slowest = course.rate([least]) if least is not None else 1.0  # its user's time limit allows for that slice
+        slowest = course.rate([least]) if least is not None else 1.0  # its user's time limit is for that slice
     seconds = max(1, math.ceil(job.claimed / slowest + job.costs.cold_start_s))
     return Submission(
         at,
@@ -217,9 +217,9 @@ def submission_of(job: SimulatedJob, at: float, uid: int, course: Course, manner
 
 
 def spread(count: int, nodes: int, per_node: int) -> tuple[int, int]:
-    """Return over how many nodes `count` slices are spread, and how many each has: even, on the fewest nodes.
+    """Return the number of nodes for `count` slices, and the slices of each: equal, on the fewest nodes.
 
-    Where no even number of nodes will do each node has one more than some would need.
+    If they cannot be equal each node has one more than some would need.
     """
     fewest = -(-count // per_node)
     for number in range(fewest, min(nodes, count) + 1):
@@ -239,7 +239,7 @@ def _most_on_gpu(geometry: Geometry, profile: Profile | None) -> int:
 
 
 def _least(job: SimulatedJob, course: Course, manner: Manner) -> Profile | None:
-    """Return the smallest slice on which a job can work that may have several; None where there is none."""
+    """Return the smallest slice on which a job that may have several can work; None if there is none."""
     asked = job.profile
     for info in sorted(manner.geometry.profiles, key=lambda info: (info.compute_slices, info.memory_slices)):
         profile = info.profile

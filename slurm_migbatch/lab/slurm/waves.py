@@ -1,4 +1,4 @@
-"""The wave of `bench live` on the simulated Slurm, with migbatchd's own controller: what it should come to."""
+"""Predict the wave of `bench live` on the simulated Slurm, with migbatchd's own controller."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from slurm_migbatch.mig.profile import Profile
 
 LIMIT_S: Final = 3600
 _UNTIL_S: Final = 20_000.0
-#: keys of [lending] that are lengths of time of the load, not of what a start or a checkpoint takes
+#: keys of [lending] that are durations of the load, not of a start or a checkpoint
 _SCALED: Final = ("min_idle_s", "rest_s", "horizon_s", "payback_s")
 _LEAST_S: Final = 1.0
 
 
 def settings(wave: Wave) -> dict[str, dict[str, Any]]:
-    """Return what a wave's migbatch.toml has that the shipped one has not, by section.
+    """Return the changes of a wave's migbatch.toml to the default, by section.
 
-    Lending is switched on, and what is a length of time of the load is as many times shorter as the wave's day is than
-    a day (horizon_s and payback_s at least their least value, 1 s), and so are the rounds. What starts, checkpoints and
-    grace take is as shipped: a wave does not make them shorter.
+    Lending is enabled, and durations of the load are scaled like the wave's day to
+    a day (horizon_s and payback_s at least 1 s), and so are the rounds. Durations of starts, checkpoints and
+    grace time are the defaults: a wave does not make them shorter.
     """
     shipped = Config()
     scale = wave.day_s / shipped.lending.day_s
@@ -43,7 +43,7 @@ def settings(wave: Wave) -> dict[str, dict[str, Any]]:
 
 
 def config(wave: Wave) -> Config:
-    """Return the configuration of a wave: the shipped one but for `settings`."""
+    """Return the configuration of a wave: the default one plus `settings`."""
     shipped, changed = Config(), settings(wave)
     return replace(
         shipped,
@@ -58,7 +58,7 @@ POLL_S: Final = 0.5
 
 @dataclass(frozen=True)
 class TrainingCosts:
-    """What a training of the wave costs beside its steps, seconds: see `work.SimulatedTraining`."""
+    """Costs of the wave's training jobs besides their steps, seconds: see `work.SimulatedTraining`."""
 
     start_s: float = 2.0
     restart_s: float = 2.0
@@ -120,10 +120,10 @@ def _training(training: WaveTraining, costs: TrainingCosts, speed: Callable[[Pro
 
 
 def predict(wave: Wave, lending: bool, costs: TrainingCosts = TrainingCosts()) -> dict[str, Any]:
-    """Play the wave with migbatchd's controller and return its figures, named as those of `bench.live.run`.
+    """Simulate the wave with migbatchd's controller and return its figures, named like those of `bench.live.run`.
 
     Raises:
-        Stuck: jobs are left that nothing will ever start.
+        Stuck: jobs are left that can never start.
     """
     simulation = SlurmSimulation(site(wave, lending), workload(wave, costs))
     settled = config(wave)

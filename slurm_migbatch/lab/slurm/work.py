@@ -1,4 +1,4 @@
-"""What jobs do with their time: run for a while, or train at the speed of their slice and write checkpoints."""
+"""Model the work of jobs: run for a while, or train at the speed of their slice and write checkpoints."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from slurm_migbatch.elastic.trainer import Care
 from slurm_migbatch.mig.profile import Profile
 
 PAUSE_S: Final = Care().idle_s
-"""How long a training stands still after it was asked for a checkpoint, if nothing follows."""
+"""How long a training job pauses after it was asked for a checkpoint, if nothing follows."""
 
 
 class Work(Protocol):
-    """The script of one job, over all its runs. Times are unix seconds unless they are lengths."""
+    """The script of one job, over all its runs. Times are unix seconds unless they are durations."""
 
     def begin(self, now: float, slices: Sequence[Profile], restart: int) -> None:
         """Begin a run on these slices."""
 
     def end_at(self) -> float:
-        """Return when the run ends by itself, as things stand; infinite: never."""
+        """Return when the run ends by itself at the current speed; infinite: never."""
 
     def pace(self, now: float, share: float) -> None:
-        """Go on with this share of its slice's speed: it has company there, or has it alone (1) again."""
+        """Continue with this share of its slice's speed: it shares the slice, or has it alone (1) again."""
 
     def usr(self, now: float) -> float | None:
-        """Handle a signal to write a checkpoint; return when it is complete, None where none is written."""
+        """Handle a signal to write a checkpoint; return when it is complete, None if none is written."""
 
     def term(self, now: float, within: float) -> float:
-        """Handle TERM, after which KILL comes in so many seconds; return when the run ends."""
+        """Handle TERM, with KILL after this many seconds; return when the run ends."""
 
 
 @dataclass
 class Fixed:
-    """A job that takes the same time on whatever it gets, and begins anew after a requeue.
+    """A job that takes the same time on any slice, and restarts from zero after a requeue.
 
     Attributes:
         seconds: of a run, from its start.
@@ -53,10 +53,10 @@ class Fixed:
         return self._ends
 
     def pace(self, now: float, share: float) -> None:
-        """Do nothing: it takes the same time in company."""
+        """Do nothing: it takes the same time when sharing."""
 
     def usr(self, _now: float) -> float | None:
-        """Return None: it does not know of checkpoints."""
+        """Return None: it does not write checkpoints."""
         return None
 
     def term(self, now: float, _within: float) -> float:
@@ -66,9 +66,9 @@ class Fixed:
 
 @dataclass
 class SimulatedTraining:
-    """Steps at the speed of the slice, kept over restarts by checkpoints, as `slurm_migbatch.elastic` keeps them.
+    """Steps at the speed of the slice, kept over restarts by checkpoints, as in `slurm_migbatch.elastic`.
 
-    On the signal of its hints it writes a checkpoint and stands still until TERM comes, or for `pause_s`. Before its
+    On the signal of its hints it writes a checkpoint and pauses until TERM comes, or for `pause_s`. Before its
     first step that signal is lost (`sbatch_examples/elastic_training.sh` ignores it until the library is loaded), and
     TERM ends the run at once.
 
@@ -77,9 +77,9 @@ class SimulatedTraining:
         speed: of a profile, the whole GPU being 1.
         start_s, restart_s: from the run's start to its first step, on the first run and on later ones.
         every_s: between checkpoints that it writes by itself; None: it writes none.
-        checkpoint_s: what one takes; steps wait for it.
+        checkpoint_s: duration of one; steps wait for it.
         hears_usr, hears_term: whether it writes one on the signal of its hints, and on TERM.
-        done, saved: seconds of work that are done, and those that a checkpoint holds.
+        done, saved: seconds of work that are done, and those in a checkpoint.
     """
 
     work_s: float
@@ -95,10 +95,10 @@ class SimulatedTraining:
     saved: float = field(default=0.0, init=False)
     _rate: float = field(default=0.0, init=False)
     _share: float = field(default=1.0, init=False)
-    _ready: float = field(default=math.inf, init=False)  # when this run makes its first step
-    _written: float = field(default=-math.inf, init=False)  # when the last checkpoint that was asked for is complete
-    _saved_before: float = field(default=0.0, init=False)  # what is kept if that one is never complete
-    _from: float = field(default=math.inf, init=False)  # steps are made from then on
+    _ready: float = field(default=math.inf, init=False)  # time of this run's first step
+    _written: float = field(default=-math.inf, init=False)  # when the last requested checkpoint is complete
+    _saved_before: float = field(default=0.0, init=False)  # saved work if that one is never complete
+    _from: float = field(default=math.inf, init=False)  # steps continue from then on
 
     def begin(self, now: float, slices: Sequence[Profile], restart: int) -> None:
         """See Work."""
@@ -109,7 +109,7 @@ class SimulatedTraining:
         self._written = -math.inf
 
     def rate_on(self, slices: Sequence[Profile]) -> float:
-        """Return the seconds of work a second on these slices with nobody beside it."""
+        """Return the seconds of work a second on these slices without others."""
         return max((self.speed(profile) for profile in slices), default=0.0)
 
     def end_at(self) -> float:
@@ -146,7 +146,7 @@ class SimulatedTraining:
         return self._rate * self._share * cost
 
     def _write(self, now: float) -> float:
-        """Return when everything that is done is safe; one that is being written is written to its end."""
+        """Return when all work is saved; a checkpoint in progress is completed."""
         self._settle(now)
         if self.done > self.saved:
             self._saved_before, self.saved = self.saved, self.done

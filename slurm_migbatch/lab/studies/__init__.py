@@ -1,1 +1,1 @@
-"""Studies of papers' ideas on public data: what they measure is not what migbatchd runs, and has no bar of ours."""
+"""Study ideas from papers on public data: migbatchd does not use the measured rules, so there are no targets."""

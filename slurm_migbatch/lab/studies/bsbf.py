@@ -1,26 +1,26 @@
-"""Study of SJF-BSBF: share or wait on whole GPUs (E6), mean completion time by the rule that decides about it.
+"""Study SJF-BSBF: share or wait on whole GPUs (E6), mean completion time by rule.
 
-What migbatchd runs on slices is `decide.lending.pairs`, which `bench sharing` measures. Here the paper's rule and the
-look over the whole queue (`decide.lending.lookahead`) stand on the paper's own ground: gangs on whole GPUs, lengths
-that are known, no bound on steps. So nothing here has a bar of ours.
+migbatchd uses `decide.lending.pairs` on slices, which `bench sharing` measures. Here the paper's rule and the
+simulation of the whole queue (`decide.lending.lookahead`) are compared in the paper's own setting: gangs on whole GPUs,
+known lengths, no limit on steps. So there are no targets.
 
 Jobs:
 
-- Muri's 400-job trace on 64 GPUs, as it is and resampled: its arrivals kept, its jobs drawn with replacement;
+- Muri's 400-job trace on 64 GPUs, unchanged and resampled: its arrivals kept, its jobs drawn with replacement;
 - 30 jobs on 16 GPUs and 61 jobs on 32, in the style of the traces of "wise resource sharing" (arXiv 2407.13088), which
-  are not at hand: their numbers of GPUs (of 30: 10 x 1, 8 x 2, 6 x 4, 4 x 8, 2 x 16), application and work drawn from
+  are not available: their numbers of GPUs (of 30: 10 x 1, 8 x 2, 6 x 4, 4 x 8, 2 x 16), application and work drawn from
   Pollux's workloads with its measured profiles, arrivals from a stretch of consecutive Philly submissions, scaled so
-  that the work offered until the last of them is `LOADS` times what the GPUs can do.
+  that the work offered until the last of them is `LOADS` times the GPUs' capacity.
 
 Slowdowns: the same for all pairs; drawn for each pair of applications from Gavel's pairs as measured on a V100 (both
-sides of one measured pair together); uniform between 1 and 2.2, each side by itself. Schedulers know them, and the work
-of each job, exactly. GPUs are whole, memory suffices for two jobs, and starting costs nothing: as in the paper.
+sides of one measured pair together); uniform between 1 and 2.2, each side independently. Schedulers know them, and the
+work of each job, exactly. GPUs are whole, memory is sufficient for two jobs, and starts are free: as in the paper.
 
 - *FIFO* and *SJF* do not share; *SJF-FFS* shares always; *BSBF* by the pair test of the authors' code (these two take
-  partners as their code does); *ours* by `decide.lending.lookahead.plan`.
+  partners like their code); *ours* by `decide.lending.lookahead.plan`.
 
-A ratio is of mean completion times in the same draw; its interval is over draws (95 %, Student's t). Where nothing is
-drawn there is one run and no interval.
+A ratio is of mean completion times in the same draw; its interval is over draws (95 %, Student's t). Without draws
+there is one run and no interval.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ BASELINES: Final = ("SJF", "SJF-FFS", "BSBF")
 
 @dataclass(frozen=True)
 class StudySource:
-    """What is drawn from.
+    """Sources of the draws.
 
     Attributes:
         muri: its jobs. `pool`: application and work of Pollux's jobs. `gaps`: seconds between Philly's submissions.
@@ -106,8 +106,8 @@ class Slowdowns:
 
 
 def source(data: Path) -> StudySource:
-    """Read all that lies below a folder. Raises NotMeasurable, TraceError."""
-    # the published schedulers count in iterations, so what a job claims is its work
+    """Read all data below a directory. Raises NotMeasurable, TraceError."""
+    # the published schedulers count in iterations, so a job's estimate is its work
     jobs = tuple(replace(job, estimate=None) for job in muri.read(_file(data, "cluster_trace.csv*")).jobs)
     known = pollux.profiles(_file(data, "placements.csv*").parent.parent)
     pool = tuple(
@@ -199,11 +199,11 @@ def completion(
 
 
 def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
-    """The whole experiment on a folder with the data sets of Muri, Philly, Pollux and Gavel.
+    """Run the whole experiment on a directory with the data sets of Muri, Philly, Pollux and Gavel.
 
     Raises:
-        NotMeasurable: something is not there.
-        TraceError, OSError: something cannot be read.
+        NotMeasurable: data are missing.
+        TraceError, OSError: a file cannot be read.
     """
     found = source(data)
     cells = []

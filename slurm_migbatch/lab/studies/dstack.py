@@ -1,18 +1,18 @@
-"""Study of D-STACK: sizes and sessions on one GPU (E5), work done under all deadlines, against a fractional GPU.
+"""Study D-STACK: sizes and sessions on one GPU (E5), work done under all deadlines, relative to a fractional GPU.
 
-migbatchd plans no sessions: what is compared is `lab.papers`, and nothing here has a bar of ours.
+migbatchd plans no sessions: the compared rules are in `lab.papers`, and there are no targets.
 
 Random mixes of 2 to 7 models share one GPU. Each model has a latency objective for its batches (25 to 100 ms, more
-where nothing would fit; a batch may take half of it), and its work comes in windows of half an hour to two hours and is
+if nothing would fit; a batch may take half of it), and its work arrives in windows of half an hour to two hours and is
 due at their ends. The demanded mix is random too. For every scheduler the load is raised until a deadline is missed:
-what is measured is the largest load without a miss, as items a second and over the ideal.
+measured is the largest load without a miss, as items per second and relative to the ideal.
 
 Batches are either **chosen** by the scheduler, the best within the objective on each slice, or they are the jobs'
-**own**: at most 1, 2, 4, 8 or 16 items, as users ask for. The ideal and all schedulers have the same batches to choose
+**own**: at most 1, 2, 4, 8 or 16 items, as users request. The ideal and all schedulers have the same batches to choose
 from.
 
-**Ideal.** A GPU whose compute slices can be divided at will, without placement rules, instances to make or pieces of
-work that cannot be cut. A model's items a second at g slices are interpolated by straight lines through 0 and the
+**Ideal.** A GPU whose compute slices can be divided arbitrarily, without placement rules, instance creation or
+indivisible work. A model's items per second at g slices are interpolated by straight lines through 0 and the
 measured sizes; the linear programme "highest load in the demanded mix, slice-seconds within the GPU's" then puts every
 model at its best measured items per slice, and has the closed form 7 / sum(items_m / max_k(rate_mk / k)).
 
@@ -22,12 +22,12 @@ leanest slice, with the most items per slice; most items first, and least served
 layout for all mixes, the best on average; the best static layout of each mix, found by trying; frames of layouts; and
 ours, the plan that `lab.papers.sessionplan` chooses among the last two and EDF at the leanest slice.
 
-Utilisation and fairness are looked at at half the ideal load, with gaps used out of turn. A run makes use of its
+Utilisation and fairness are measured at half the ideal load, with gaps used out of turn. A run uses its
 compute slices up to the knee of its batch, so a whole GPU that runs a batch with a knee of 3 slices is used to 3/7.
 Fairness is Jain's index of compute-slice time.
 
-Seconds are those of the measured table, one process on a slice; no predictor takes part, so there are no training
-models to keep out.
+Seconds are those of the measured table, one process on a slice; there is no predictor, so no
+models have to be held out.
 """
 
 from __future__ import annotations
@@ -67,25 +67,26 @@ from slurm_migbatch.profiling.table import read_folder
 SIZES: Final = (2, 3, 4, 5, 6, 7)
 SLO_S: Final = (0.025, 0.1)
 LEAST_SLO: Final = 2.2
-"""Objectives are at least so many times the fastest batch."""
+"""Objectives are at least this multiple of the fastest batch."""
 WINDOWS_S: Final = (1800.0, 3600.0, 7200.0)
 RUN_S: Final = 30.0
 """About how long one run takes on the model's most efficient slice."""
 SESSIONS: Final = 1
-"""For the largest load: every window begins anew, so one tells as much as many."""
+"""For the largest load: every window begins anew, so one is as informative as many."""
 FILLED_SESSIONS: Final = 2
 OWN_BATCHES: Final = (1, 2, 4, 8, 16)
 BATCHES: Final = ("chosen", "own")
 HALF: Final = 0.5
-"""The load at which utilisation and fairness are looked at."""
+"""The load at which utilisation and fairness are measured."""
 
 Settings = Mapping[Profile, InstanceSetting]
 
 
 @dataclass(frozen=True)
 class Guest:
-    """A model in a mix: its settings, the best within its objective on each kind, window, and items a second at the
-    ideal load."""
+    """A model in a mix: its settings, the best within its objective on each kind, window, and items per second at the
+    ideal load.
+    """
 
     name: str
     settings: tuple[InstanceSetting, ...]
@@ -96,7 +97,7 @@ class Guest:
 
 
 def settings_of(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> dict[str, tuple[InstanceSetting, ...]]:
-    """Return what was measured of each model with one process; only models that were measured on all kinds."""
+    """Return the measurements of each model with one process; only models that were measured on all kinds."""
     names = {kind.name: kind for kind in kinds}
     settings: dict[str, dict[tuple[Profile, int], InstanceSetting]] = {}
     for row in rows:
@@ -113,7 +114,7 @@ def settings_of(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> dict[s
 def draw(
     models: Mapping[str, tuple[InstanceSetting, ...]], size: int, slices: int, batches: str, chance: np.random.Generator
 ) -> list[Guest]:
-    """Draw a random mix whose demand is just what the ideal GPU carries; `batches` is one of BATCHES."""
+    """Draw a random mix whose demand is exactly the ideal GPU's capacity; `batches` is one of BATCHES."""
     guests = []
     for i in sorted(chance.choice(len(models), size=size, replace=False).tolist()):
         name = list(models)[i]
@@ -129,13 +130,13 @@ def draw(
 
 
 def per_slice(settings: Mapping[Profile, InstanceSetting]) -> float:
-    """Return the most items a second for one compute slice."""
+    """Return the most items per second for one compute slice."""
     best = leanest(settings)
     return best.rate / best.profile.compute
 
 
 class Mix:
-    """Guests on one GPU, at any load over the ideal, in the form that the schedulers take."""
+    """Guests on one GPU, at any load relative to the ideal, in the schedulers' form."""
 
     def __init__(self, guests: Sequence[Guest], gpu: Geometry, kinds: Sequence[Profile]) -> None:
         self.guests, self.gpu, self.kinds = guests, gpu, kinds
@@ -164,7 +165,7 @@ class Mix:
         return at_size(self.gpu, self.kinds, hosted, sizes, _sessions(fill), fill=fill, order=order)
 
     def planned(self, plan: SessionPlan, load: float, fill: bool) -> Schedule:
-        """Schedule as one of the policy's plans."""
+        """Schedule by one of the policy's plans."""
         hosted = self.hosted(1.0, self.best)
         return play(self.gpu, self.kinds, hosted, plan, load, _sessions(fill), fill=fill)
 
@@ -225,11 +226,11 @@ def measure(
     batches: Sequence[str] = BATCHES,
     say: Say = silent,
 ) -> dict[str, Any]:
-    """Run the whole experiment on a folder with measured tables.
+    """Run the whole experiment on a directory with measured tables.
 
     Raises:
         NotMeasurable: too few models were measured on all slices.
-        TableError, OSError: the folder cannot be read.
+        TableError, OSError: the directory cannot be read.
     """
     gpu = geometry(GPU)
     kinds = kinds_of(gpu)
@@ -305,7 +306,7 @@ def _common_layout(rows: Sequence[dict[str, Any]]) -> None:
 def _filled(mix: Mix, scheduler: Scheduler) -> dict[str, float]:
     """Measure utilisation and fairness at half the ideal load, with gaps used out of turn.
 
-    What runs after the end is cut.
+    Runs after the end are cut off.
     """
     schedule = scheduler.run(HALF, True)
     horizon = FILLED_SESSIONS * session_s(mix.hosted(HALF, mix.best))
@@ -354,7 +355,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _ceiling(result: Mapping[str, Any]) -> str:
-    """Say how much better than temporal sharing any scheduler could make use of the GPU."""
+    """Return how much better than temporal sharing any scheduler could use the GPU."""
     used = result["all"]["filled"]["temporal sharing"]["utilisation"]
     return (
         f"batches {result['batches']}: temporal sharing uses {used:.0%} of the GPU on average, so no policy can use "

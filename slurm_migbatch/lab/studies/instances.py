@@ -1,21 +1,21 @@
-"""Study: GPUs for services with a rate and a latency limit, by an integer programme (E2), beside what others need.
+"""Study GPUs for services with a rate and a latency limit, by an integer programme (E2), compared with others.
 
-migbatchd does not run this: it serves Slurm's jobs, and has no services with rates. The programme is
-`lab.papers.instances`, after ElasticBatch and ParvaGPU. So nothing here has a bar of ours.
+migbatchd does not do this: it serves Slurm's jobs, and has no services with rates. The programme is
+`lab.papers.instances`, after ElasticBatch and ParvaGPU. So there are no targets.
 
 Each scenario is a set of services that run at the same time. Its baselines: GPUs without MIG for each model, as many
 as its rate needs, one process on each; all models sharing whole GPUs in time without any loss (optimistic: no queueing,
-no interference); ParvaGPU's own answers; and two lower bounds, compute slices divided at will and whole instances
-without packing. MIG off is taken as the full profile, as the table has no other. Every row may run up to `PROCS`
-processes on a slice (under MPS), as ParvaGPU's code does, unless its name says otherwise; one row is without MPS.
+no interference); ParvaGPU's own results; and two lower bounds, compute slices divided arbitrarily and whole instances
+without packing. MIG off counts as the full profile, because the table has no other. Every row may run up to `PROCS`
+processes on a slice (under MPS), like ParvaGPU's code, unless its name says otherwise; one row is without MPS.
 
-With predicted figures the planner counts on the slow end of each interval, from a predictor that never saw the model
-but was shown the points that the product's rule measures. Its plan is replayed on the measured table: a limit is broken
-where a batch takes longer than it may, and a service is short where its instances serve less than its rate. Then the
-settings that the plan uses are measured too (as they are when it runs), and it is planned again, until no setting in
+With predicted figures the planner uses the slow end of each interval, from a predictor without the model
+that was given the points that the product's rule measures. Its plan is replayed on the measured table: a limit is
+exceeded if a batch takes longer than allowed, and a service is short if its instances serve less than its rate. Then
+the settings of the plan are measured too (as they are when it runs), and it is planned again, until no setting in
 use is unmeasured. Every round is replayed and counted.
 
-Cells that did not run in the table are no part of any grid: what fits in memory is not in question here.
+Cells that did not run in the table are not part of any grid: memory is not considered here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from slurm_migbatch.profiling.table import read_folder
 PARVAGPU: Final = {"S1": 2, "S2": 3, "S3": 5, "S4": 7, "S5": 13, "S6": 17}
 """GPUs that its published code needs on its own scenarios, run again with its own table."""
 PROCS: Final = 3
-"""Processes on a slice, at most, of every row that does not say otherwise: as many as ParvaGPU's code uses."""
+"""Most processes on a slice in every row that does not say otherwise: as many as ParvaGPU's code uses."""
 MOST_PROCS: Final = 5
 """As many as were measured."""
 LEVELS: Final = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
@@ -60,12 +60,12 @@ POINTS: Final = 3
 _MOST_ROUNDS: Final = 12
 
 Figures = tuple[Array, Array]
-"""Seconds to count on and seconds expected, of every cell of a sample."""
+"""Conservative and expected seconds of every cell of a sample."""
 
 
 @dataclass(frozen=True)
 class HeldOutModel:
-    """A model that was left out of the training: its measured cells as settings, and what was learned without it."""
+    """A held-out model: its measured cells as settings, and the state learned without it."""
 
     sample: Sample
     settings: tuple[InstanceSetting, ...]
@@ -89,8 +89,9 @@ class HeldOutModel:
         return tuple(done)
 
     def figures(self, done: Sequence[int], confidence: float) -> Figures:
-        """What the product says after the cells `done` were measured: they are as measured, of the rest the slow end of
-        the interval that is kept with `confidence`, and the best guess."""
+        """The product's figures after the cells `done` were measured: measured ones, of the rest the slow end of
+        the interval with coverage `confidence`, and the median prediction.
+        """
         sample, known = self.sample, list(done)
         learned = settle(self.fold.learned, [sample.rows[i] for i in known], self.knowledge)
         predictor = LearnedPredictor(learned, (), confidence=confidence)
@@ -104,7 +105,7 @@ class HeldOutModel:
 
 @dataclass(frozen=True)
 class Replay:
-    """One plan for all services of one scenario, and how it does on the measured table."""
+    """One plan for all services of one scenario, and its result on the measured table."""
 
     gpus: int
     exact: bool
@@ -117,7 +118,7 @@ class Replay:
 
 
 def measure(data: Path, say: Say = silent) -> dict[str, Any]:
-    """All rows; `data` is ParvaGPU's folder, or one that holds it as `parvagpu`. Raises NotMeasurable."""
+    """Compute all rows; `data` is ParvaGPU's directory, or one that holds it as `parvagpu`. Raises NotMeasurable."""
     folder = data / "parvagpu" if (data / "parvagpu").is_dir() else data
     bench = InstanceBench(folder, read_folder(folder), say)
     rows = bench.baselines()
@@ -208,7 +209,7 @@ class InstanceBench:
         return [s for s in self.subjects[load.sample.model].settings if s.procs <= procs]
 
     def baselines(self) -> list[dict[str, Any]]:
-        """What others need, and bounds."""
+        """Other approaches, and bounds."""
         slices = self.geometry.compute_slices
         dedicated, several, shared, divided, whole = [], [], [], [], []
         for loads in self.loads.values():
@@ -235,7 +236,7 @@ class InstanceBench:
         return _rounded_up(self._of_whole(loads, PROCS))
 
     def _of_whole(self, loads: Sequence[Load], procs: int) -> list[float]:
-        """Whole GPUs that the rate of each service takes; infinite where a whole GPU does not keep its limit."""
+        """Return the whole GPUs for the rate of each service; infinite if a whole GPU does not keep its limit."""
         full = self.geometry.full.profile
         found = []
         for load in loads:
@@ -250,14 +251,14 @@ class InstanceBench:
         return sum(count * sizes[i] for i, count in chosen.items())
 
     def measured(self, name: str, procs: int) -> dict[str, Any]:
-        """The programme with everything measured, at most so many processes on a slice."""
+        """Run the programme with everything measured, at most so many processes on a slice."""
         found = [allocate(self.geometry, self.services(loads, procs)) for loads in self.loads.values()]
         assert all(allocation is not None for allocation in found)
         row = _row(name, [allocation.gpus for allocation in found if allocation])
         return {**row, "exact": all(allocation.exact for allocation in found if allocation)}
 
     def composed(self) -> dict[str, Any]:
-        """ElasticBatch's configuration step for each service alone, then packed."""
+        """Run ElasticBatch's configuration step for each service alone, then pack."""
         counts = []
         for loads in self.loads.values():
             counts.append(pack(self.geometry, {s.name: compose(s) for s in self.services(loads)}).gpus)
@@ -266,7 +267,7 @@ class InstanceBench:
     # -- predicted -------------------------------------------------------------------------------------------------
 
     def rounds(self, known: Mapping[str, tuple[int, ...]], label: str) -> dict[str, Any]:
-        """Plan with what is known, replay, measure the settings in use, plan again, until all in use are measured."""
+        """Plan with the known figures, replay, measure the settings in use, and repeat until all are measured."""
         runs = [list(self._rounds(loads, known)) for loads in self.loads.values()]
         longest = max(len(run) for run in runs)
         cells = sum(len(s.usable) for s in self.subjects.values())
@@ -280,7 +281,7 @@ class InstanceBench:
     def _rounds(
         self, loads: Sequence[Load], known: Mapping[str, tuple[int, ...]]
     ) -> Iterator[tuple[Replay, dict[str, set[int]]]]:
-        """Each round's replay, and the cells that were measured on top of those known when it was over."""
+        """Replays of the rounds, and the cells measured after them in addition to those known before."""
         more: dict[str, set[int]] = {load.sample.model: set() for load in loads}
         for _ in range(_MOST_ROUNDS):
             done = {m: (*known[m], *sorted(cells)) for m, cells in more.items()}
@@ -312,7 +313,7 @@ class InstanceBench:
         }
 
     def replay(self, loads: Sequence[Load], done: Mapping[str, Sequence[int]], confidence: float) -> Replay:
-        """Plan one scenario by what is said of each model, and replay it on the measured table."""
+        """Plan one scenario by the figures of each model, and replay it on the measured table."""
         asked: list[ServiceDemand] = []
         cells: dict[str, dict[InstanceSetting, int]] = {}
         unsure = 0
@@ -364,7 +365,7 @@ def _rounded_up(gpus: Sequence[float]) -> int:
 
 
 def _row(name: str, gpus: Sequence[float]) -> dict[str, Any]:
-    """GPUs of each scenario; bounds that are no whole numbers are rounded up for the total."""
+    """GPUs of each scenario; fractional bounds are rounded up for the total."""
     return {
         "name": name,
         "gpus": [round(float(count), 2) for count in gpus],
@@ -383,7 +384,7 @@ def _wrongs(replays: Sequence[Replay]) -> dict[str, int]:
 
 
 def _total(at: Sequence[tuple[Replay, Any]], n: int, runs: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """One round over all scenarios; a scenario that was settled earlier counts with its last plan, its faults once."""
+    """One round over all scenarios; a scenario that was settled earlier counts with its last plan, its errors once."""
     replays = [replay for replay, _ in at]
     fresh = [replay for (replay, _), run in zip(at, runs, strict=True) if n < len(run)]
     return {

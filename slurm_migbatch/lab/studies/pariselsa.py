@@ -1,23 +1,22 @@
-"""Study of PARIS and ELSA: how much work eight stocked GPUs carry within its limit (E4), by cut and dispatch.
+"""Study PARIS and ELSA: how much work eight partitioned GPUs serve within its limit (E4), by layout and dispatch.
 
-A server that cuts its GPUs for one model and hands single batches to slices, as in the paper. migbatchd serves Slurm's
-jobs instead; `bench dispatch` measures that. So nothing here has a bar of ours.
+A server that divides its GPUs for one model and assigns single batches to slices, as in the paper. migbatchd serves
+Slurm's jobs instead; `bench dispatch` measures that. So there are no targets.
 
-Work comes by Poisson; its batches are log-normal (median 6), cut off at 32, one model at a time. The limit is 1.5 times
-what batch 32 takes on the whole GPU. What is measured is the latency-bounded rate: the highest at which the 95th
+Work arrives by Poisson; its batches are log-normal (median 6), cut off at 32, one model at a time. The limit is 1.5
+times the time of batch 32 on the whole GPU. Measured is the latency-bounded rate: the highest at which the 95th
 percentile of latency keeps the limit and nothing takes more than ten limits (`decide.paris_elsa.trial`). Only layouts
 that can be placed are used. Seconds are those of the measured table (batches between measured ones by straight lines;
-above the largest measured one a batch does not fit); no predictor takes part, so there are no training models to keep
-out.
+above the largest measured one a batch does not fit); there is no predictor, so no models have to be held out.
 
-- *whole GPUs*, and the *best homogeneous* cut: over every profile, served first-idle-first-served or by ELSA, whichever
-  carries more on average over all seeds. An operator would have to know that beforehand.
+- *whole GPUs*, and the *best homogeneous* layout: over every profile, served first-idle-first-served or by ELSA,
+  whichever carries more on average over all seeds. An operator would have to know it beforehand.
 - *PARIS* as reconstructed, by largest remainder and packed, served first-idle-first-served and by ELSA.
-- *ours*, and to see what comes from where: our dispatch on the best homogeneous cut, ELSA on our cut.
-- *bound*: the flow bound with evenly spaced arrivals, GPUs cut in parts, and 5 % of the work late. Nothing beats it by
-  more than chance does.
+- *ours*, and to separate the effects: our dispatch on the best homogeneous layout, ELSA on our layout.
+- *bound*: the flow bound with evenly spaced arrivals, GPUs divided arbitrarily, and 5 % of the work late. Nothing
+  exceeds it by more than chance.
 
-Cuts are chosen on other random arrivals than those that they are measured on.
+Layouts are chosen on other random arrivals than they are measured on.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ LIMIT: Final = 1.5
 PIECES: Final = 6000
 _FIRST_SEED: Final = 1000
 _SCREEN: Final = 2
-"""Seeds on which all homogeneous cuts are tried; those within a tenth of the best are tried on all."""
+"""Seeds on which all homogeneous layouts are tried; those within a tenth of the best are tried on all."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,9 @@ def kinds_of(gpu: Geometry) -> tuple[Profile, ...]:
 
 
 def curves(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> list[Curve]:
-    """Of each model that was measured on all kinds with one process, and on the largest up to the largest batch."""
+    """Return the curves of each model that was measured on all kinds with one process, and on the largest up to the
+    largest batch.
+    """
     names = [kind.name for kind in kinds]
     found: dict[tuple[str, str, int | None], list[dict[int, float]]] = {}
     for row in rows:
@@ -133,7 +134,7 @@ class _Case:
         return rates
 
     def best(self, cuts: Sequence[Cut], guess: float) -> tuple[Cut, Trial, list[float]]:
-        """Of these cuts and both plain ways to serve the one that carries most."""
+        """Return the best combination of these layouts and both simple dispatch rules."""
         screened = [
             (statistics.fmean(self.rates(cut, trial, guess, self.streams[:_SCREEN])), cut, trial)
             for cut in cuts
@@ -154,11 +155,11 @@ def measure(
     variances: Sequence[float] = VARIANCES,
     say: Say = silent,
 ) -> dict[str, Any]:
-    """The whole experiment on a folder with measured tables.
+    """Run the whole experiment on a directory with measured tables.
 
     Raises:
         NotMeasurable: no model was measured on all slices.
-        TableError, OSError: the folder cannot be read.
+        TableError, OSError: the directory cannot be read.
     """
     gpu = geometry(GPU)
     kinds = kinds_of(gpu)
@@ -239,7 +240,7 @@ _SERVED: Final[Mapping[Trial, str]] = {first_idle: "first idle", early: "ELSA"}
 
 
 def _tails(case: _Case, cut: Cut, rates: Sequence[float]) -> dict[str, float]:
-    """Latency over limit at the rates found: 95th and 99th percentile (means over seeds), and the longest of all."""
+    """Latency over limit at the found rates: 95th and 99th percentile (means over seeds), and the longest of all."""
     board = StockCosts(case.works, case.prices, cut.stock)
     runs = [central(board, drawn, rate) or [] for drawn, rate in zip(case.streams, rates, strict=True) if rate]
     if not runs:

@@ -1,16 +1,16 @@
-"""Study of placement rules of the literature: jobs that find a place at once (E8), by the rule that places them.
+"""Study placement rules of the literature: jobs that are accepted at once (E8), by rule.
 
-migbatchd places by `decide.supply.planner`, which `bench fragmentation` measures. So nothing here has a bar of ours.
+migbatchd places by `decide.supply.planner`, which `bench fragmentation` measures. So there are no targets.
 
-100 GPUs; jobs come at random times (Poisson), each a pod of Alibaba's openb trace drawn anew with its share of a GPU,
-its class and its duration. The share becomes the smallest slice that has it. A job that finds no place is turned away;
-none is moved. No rule may turn away what fits somewhere. Arrivals and jobs are the same for all rules of one seed, so
-gains over first fit are given by pairs.
+100 GPUs; jobs arrive at random times (Poisson), each a pod of Alibaba's openb trace drawn with its share of a GPU, its
+class and its duration. The share becomes the smallest sufficient slice. A job that does not fit is rejected; none is
+moved. No rule may reject a job that fits somewhere. Arrivals and jobs are the same for all rules of one seed, so gains
+over first fit are paired.
 
-Beside the rules: the best cut of all GPUs into equal slices, chosen with hindsight for each load; and one pool of all
-compute and memory slices, in which nothing ever fragments. The pool is what any rule that turns nothing away could at
-best come near: it takes more of the large jobs, which leaves less for the small ones, so it bounds accepted slices, and
-what is possible in accepted jobs it shows but does not bound.
+For comparison: the best division of all GPUs into equal slices, chosen in hindsight for each load; and one pool of all
+compute and memory slices, without fragmentation. The pool is the ideal of any rule that rejects nothing that fits:
+it accepts more of the large jobs, which leaves less for the small ones, so it bounds accepted slices, and
+indicates but does not bound accepted jobs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ARRIVALS: Final = 8000
 WARM: Final = 2000
 """Arrivals that are not counted: the cluster fills up."""
 LONGEST_S: Final = 86400.0
-"""Longer jobs count as this long: otherwise no run would come to a steady state."""
+"""Longer jobs count as this long: otherwise no run would reach a steady state."""
 FIRST, OURS, POOL, EQUAL = "first fit", "least loss", "pool without fragmentation", "best equal slices"
 FILE: Final = "openb_pod_list_default.csv"
 
@@ -63,8 +63,9 @@ class PodKind:
 
 @dataclass(frozen=True)
 class PlacementOutcome:
-    """Counts after warming up: offered and accepted by profile, accepted by class, and the share of compute slices that
-    was busy."""
+    """Counts after warm-up: offered and accepted by profile, accepted by class, and the busy share of compute
+    slices.
+    """
 
     offered: Counter[Profile]
     accepted: Counter[Profile]
@@ -84,12 +85,13 @@ class PlacementOutcome:
 
 
 Place = Callable[[PodKind], Callable[[], None] | None]
-"""Takes a job in and returns what gives its place back; None where it finds none."""
+"""Place a job and return the function that removes it; None if it does not fit."""
 
 
 def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
-    """All rules at all loads for both populations; `data` is openb's folder, or one that holds it. Raises
-    NotMeasurable."""
+    """Run all rules at all loads for both populations; `data` is openb's directory, or one that holds it. Raises
+    NotMeasurable.
+    """
     gpu = geometry(GPU)
     drawn_from, notices = populations(data, gpu)
     found = {}
@@ -122,7 +124,7 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
 
 
 def populations(data: Path, gpu: Geometry) -> tuple[dict[str, list[PodKind]], tuple[str, ...]]:
-    """The kinds of jobs to draw from, by population, and what was left out. Raises NotMeasurable, TraceError."""
+    """Return the kinds of jobs to draw from, by population, and what was skipped. Raises NotMeasurable, TraceError."""
     folder = data / "alibaba_gpu2023_openb" if (data / "alibaba_gpu2023_openb").is_dir() else data
     path = next((p for p in (folder / f"{FILE}.gz", folder / FILE) if p.is_file()), None)
     if path is None:
@@ -249,7 +251,7 @@ class PlacementCluster:
 
 
 class Pool:
-    """All compute and memory slices together, as if places did not matter."""
+    """All compute and memory slices together, as if placements did not matter."""
 
     def __init__(self, gpu: Geometry, count: int) -> None:
         self.gpu = gpu
@@ -269,7 +271,7 @@ class Pool:
 
 
 class Equal:
-    """Every GPU cut for good into as many slices of one profile as it holds; a job takes one that is large enough."""
+    """Every GPU divided permanently into as many slices of one profile as it holds; a job takes a sufficient one."""
 
     def __init__(self, gpu: Geometry, count: int, profile: Profile) -> None:
         self.gpu, self.info = gpu, gpu.info(profile)
@@ -313,7 +315,7 @@ def _row(name: str, found: Sequence[PlacementOutcome], first: Sequence[Placement
 
 
 def _ceilings(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What a pool without places gains over first fit, how much places cost at all."""
+    """Gain of a pool without placements over first fit: the total cost of placements."""
     notes = []
     for name, population in found.items():
         pool = {

@@ -1,1 +1,1 @@
-"""Readers of traces, one module for each source. `trace.Trace` is what all of them return."""
+"""Read traces, one module for each source. All return a `trace.Trace`."""

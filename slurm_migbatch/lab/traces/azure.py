@@ -1,6 +1,6 @@
-"""Azure's LLM inference traces of 2023: one line for each request, with its tokens.
+"""Read Azure's LLM inference traces of 2023: one line for each request, with its tokens.
 
-What to mind: they span one hour, so they show bursts and no days. Fractions of a second have seven digits.
+Note: they span one hour, so they have bursts but no days. Fractions of a second have seven digits.
 """
 
 from __future__ import annotations

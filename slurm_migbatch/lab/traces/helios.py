@@ -1,7 +1,7 @@
-"""SenseTime Helios "Earth": how many GPUs each virtual cluster of a Slurm site used, every ten minutes.
+"""Read SenseTime Helios "Earth": how many GPUs each virtual cluster of a Slurm site used, every ten minutes.
 
-What to mind: this is occupancy, not jobs. `running_gpus` is what was allocated, which says nothing of how busy it was;
-`pending_gpus` is what queued jobs asked for. Times have no zone.
+Note: this is occupancy, not jobs. `running_gpus` is what was allocated, whether busy or not;
+`pending_gpus` is what queued jobs requested. Times have no zone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slurm_migbatch.workload.csvlines import lines
 
 
 def read(path: Path, column: Literal["running_gpus", "pending_gpus", "wanted"] = "running_gpus") -> Trace:
-    """Read the demand of each virtual cluster in GPUs, where it changes; `wanted` is running and pending together.
+    """Read the demand of each virtual cluster in GPUs, at each change; `wanted` is running and pending together.
 
     Raises TraceError.
     """
@@ -38,7 +38,7 @@ def read(path: Path, column: Literal["running_gpus", "pending_gpus", "wanted"] =
 
 
 def sizes(path: Path) -> dict[str, int]:
-    """Read the GPUs of each virtual cluster: the most that it ever had. Raises TraceError."""
+    """Read the GPUs of each virtual cluster: the most it ever had. Raises TraceError."""
     gpus_of: dict[str, int] = {}
     for line in lines(path, ("vc", "total_gpus")):
         cluster = line.text("vc")

@@ -1,10 +1,10 @@
-"""Training and inference in one table, `name,time,application,num_replicas,batch_size,duration,num_task`.
+"""Read training and inference in one table, `name,time,application,num_replicas,batch_size,duration,num_task`.
 
 DeepBoot's workloads have these columns. A row with `num_task` above 0 is inference: it holds `num_replicas` GPUs for
-`duration` seconds, in which it serves so many requests. Any other is training.
+`duration` seconds, in which it serves this many requests. Any other is training.
 
-What to mind: in DeepBoot's files `duration` means nothing for training (the same number everywhere); there the work
-comes from measured profiles, as in Pollux's workloads. In a table of one's own it is the duration.
+Note: in DeepBoot's files `duration` is meaningless for training (the same number everywhere); there the work
+comes from measured profiles, as in Pollux's workloads. In a user's own table it is the duration.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COLUMNS = ("name", "time", "application", "num_replicas", "batch_size", "duratio
 
 
 class Lasting(Protocol):
-    """Whatever knows how long training takes, `pollux.ApplicationProfile` for example."""
+    """Interface to the duration of training, for example `pollux.ApplicationProfile`."""
 
     def seconds(self, replicas: int, batch: int) -> float:
         """Return the seconds on so many GPUs with a global batch; raises KeyError."""

@@ -1,6 +1,6 @@
-"""Mooncake's conversation trace as CSV: one hour of LLM requests.
+"""Read Mooncake's conversation trace as CSV: one hour of LLM requests.
 
-What to mind: timestamps are milliseconds and come in steps of seconds, so many requests have the same one.
+Note: timestamps are milliseconds in steps of seconds, so many requests have the same one.
 """
 
 from __future__ import annotations

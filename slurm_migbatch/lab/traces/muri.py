@@ -1,9 +1,9 @@
-"""Muri's 400-job trace and the traces of "wise resource sharing" that have the same columns.
+"""Read Muri's 400-job trace and the traces of "wise resource sharing" with the same columns.
 
-What to mind: times are in milliseconds. `duration` and `iterations` x `iteration_time` differ (0.99 on average, 0.19 to
-1.30 for single jobs); the published schedulers count in iterations, so this is the work here, and `duration` is what
-the user claims. Jobs ask for up to 32 GPUs. Whether `batch_size` is that of each GPU the files do not say; it is taken
-as such, since `iteration_time` does not depend on the GPUs.
+Note: times are in milliseconds. `duration` and `iterations` x `iteration_time` differ (0.99 on average, 0.19 to
+1.30 for single jobs); the published schedulers count in iterations, so this is the work here, and `duration` is
+the user's estimate. Jobs request up to 32 GPUs. The files do not say whether `batch_size` is per GPU; it is assumed,
+because `iteration_time` does not depend on the GPUs.
 """
 
 from __future__ import annotations

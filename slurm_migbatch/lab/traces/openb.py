@@ -1,8 +1,9 @@
-"""Alibaba's GPU-sharing cluster of 2023 (openb): pods that ask for parts of GPUs, latency-sensitive and best-effort.
+"""Read Alibaba's GPU-sharing cluster of 2023 (openb): pods that request shares of GPUs, latency-sensitive and
+best-effort.
 
-What to mind: pods that request no GPU are left out, and so are those that were never scheduled (no scheduled_time) or
-ended before they began, of which nobody knows how long they would have run. The trace spans 149 days, but nearly all
-pods came in the last 45: time 0 is day 105, and older pods are left out. `gpu_milli` is a share of one GPU only where
+Note: pods that request no GPU are skipped, and so are those that were never scheduled (no scheduled_time) or
+ended before they began, whose run time is unknown. The trace spans 149 days, but nearly all
+pods arrived in the last 45: time 0 is day 105, and older pods are skipped. `gpu_milli` is a share of one GPU only if
 `num_gpu` is 1.
 """
 
@@ -19,7 +20,7 @@ from slurm_migbatch.workload.csvlines import lines
 
 DAY: Final = 86400.0
 SERVED: Final = frozenset({"LS", "Guaranteed", "Burstable"})
-"""Classes of service that are not best effort: taken as inference."""
+"""Classes of service other than best effort: treated as inference."""
 
 
 def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
@@ -71,7 +72,7 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
 
 
 def slice_of(geometry: Geometry, share: float) -> Profile | None:
-    """Return the smallest profile with this share of compute and memory; None where only the whole GPU has it."""
+    """Return the smallest profile with this share of compute and memory; None if only the whole GPU has it."""
     full = geometry.full
     enough = [
         info

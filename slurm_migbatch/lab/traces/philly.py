@@ -1,7 +1,7 @@
-"""Microsoft Philly GPU jobs as the CSV `timestamp,duration,num_gpus,gpu_time,cluster` (two public artifacts have it).
+"""Read Microsoft Philly GPU jobs as the CSV `timestamp,duration,num_gpus,gpu_time,cluster` (of two public artifacts).
 
-What to mind: rows are not in order of time; durations are on the GPUs of 2017 and count one try only; there is no user
-and no model. The virtual cluster is taken as the user, since it is whose share a scheduler would mind.
+Note: rows are not in order of time; durations are on the GPUs of 2017 and count one try only; there is no user
+and no model. The virtual cluster is used as the user, because a scheduler would consider its share.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Pollux's workloads and the measurements that say how long their jobs take.
+"""Read Pollux's workloads and the measurements that give the duration of their jobs.
 
 A workload names application, number of replicas (whole GPUs) and global batch, no durations. Those come from the
 measured profiles: iterations until the target metric at a batch (`validation-<batch>`), times the measured step time of
 that many replicas at the batch of each (`placements`, nodes of four GPUs; `scalability` for more than four nodes).
 
-What to mind: where a replica's share of the batch is more than fits, it is done in several steps of the largest that
-was measured, the last of which exchanges gradients. Iterations of a batch that was not measured are interpolated. The
+Note: if a replica's share of the batch does not fit, it is done in several steps of the largest measured one,
+the last of which exchanges gradients. Iterations of an unmeasured batch are interpolated. The
 hardware is not stated in the files.
 """
 
@@ -28,7 +28,7 @@ PER_NODE: Final = 4
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step with a batch on each replica, and how much of it is the exchange of gradients."""
+    """Seconds of one step with a batch on each replica, and the part for the exchange of gradients."""
 
     batch: int
     seconds: float
@@ -49,9 +49,9 @@ class ApplicationProfile:
     iterations: tuple[tuple[int, float], ...]
 
     def step_s(self, replicas: int, batch: int, nodes: int | None = None) -> float:
-        """Return the seconds of an iteration of the global batch on so many replicas, on as few nodes as can be.
+        """Return the seconds of an iteration of the global batch on this many replicas, on the fewest nodes.
 
-        Raises KeyError where so many were not measured.
+        Raises KeyError if this many were not measured.
         """
         nodes = -(-replicas // PER_NODE) if nodes is None else nodes
         points = self.steps.get((nodes, replicas))
@@ -86,7 +86,7 @@ class ApplicationProfile:
 
 
 def profiles(folder: Path) -> dict[str, ApplicationProfile]:
-    """Read the applications in a folder with a folder for each (`bert/placements.csv.gz` ...). Raises TraceError."""
+    """Read the applications, a subdirectory for each (`bert/placements.csv.gz` ...). Raises TraceError."""
     by_app = {}
     for place in sorted(path for path in folder.glob("*") if path.is_dir()):
         names = {path.name.removesuffix(".gz").removesuffix(".csv"): path for path in sorted(place.glob("*.csv*"))}
@@ -154,7 +154,7 @@ def _last_iteration(path: Path) -> float:
 
 
 def _interpolate(points: Sequence[StepTime], batch: float) -> StepTime:
-    """Interpolate between the two nearest; below the smallest the smallest, since a step has a fixed part."""
+    """Interpolate between the two nearest; below the smallest use the smallest, because a step has a fixed part."""
     if batch <= points[0].batch:
         return points[0]
     upper = min(bisect_left([point.batch for point in points], batch), len(points) - 1)

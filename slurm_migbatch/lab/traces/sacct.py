@@ -1,17 +1,17 @@
-"""A site's own history: what `sacct -P` exports.
+"""Read a site's own history: the output of `sacct -P`.
 
     sacct -aPX -S 2026-01-01 -o JobID,JobName,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES
 
-The first line must name the columns; more of them are passed over. Steps, jobs that got no GPU and jobs that have not
-run or not ended are left out, with a notice. A job that was requeued stands there once for each run (with -D): each is
-a job of its own here.
+The first line must name the columns; others are ignored. Steps, jobs that got no GPU and jobs that have not
+run or not ended are skipped, with a notice. A requeued job has one line for each run (with -D): each is
+a separate job here.
 
-JobName is what users wrote, and may be left out. sacct does not mark a `|` or a line end in it: such a line has too
+JobName is users' text, and may be left out. sacct does not escape a `|` or a newline in it: such a line has too
 many or too few cells, and the error names it.
 
-What to mind: `Elapsed` is taken as the work, that is at the speed it had on what it got. Times are the site's local
-ones and are read in the zone of whoever reads them, so an hour may be off where the clock was changed. `gres/gpu=2` and
-`gres/gpu:a100=2` say the same thing twice. Slices are known by their GRES type, `gres/mig:1g.10gb` here and
+Note: `Elapsed` is used as the work, that is at the speed on the allocated resources. Times are the site's local
+ones and are read in the reader's time zone, so an hour may be off after a clock change. `gres/gpu=2` and
+`gres/gpu:a100=2` are the same GPUs. Slices are known by their GRES type, `gres/mig:1g.10gb` here and
 `gres/gpu:a100_1g.10gb` with Slurm's own MIG support.
 """
 

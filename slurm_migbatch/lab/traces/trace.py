@@ -1,4 +1,4 @@
-"""What a reader returns, and what can be done to it: a window, a limit, more load, copies."""
+"""Define the result of a reader, and its transformations: a window, a limit, more load, copies."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Trace:
 
     Attributes:
         name: the source.
-        jobs, requests, demands: what it holds, each by its time; most sources have one of the three.
-        notices: what the reader passed over or had to assume, for people.
+        jobs, requests, demands: each by its time; most sources have one of the three.
+        notices: what the reader skipped or had to assume, for the user.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Trace:
     notices: tuple[str, ...] = ()
 
     def window(self, begin: float, end: float = math.inf) -> Trace:
-        """Return what comes from `begin` on and before `end`, in seconds; the clock then begins at 0."""
+        """Return the entries from `begin` on and before `end`, in seconds; the clock then begins at 0."""
         return replace(
             self,
             jobs=tuple(replace(j, arrival=j.arrival - begin) for j in self.jobs if begin <= j.arrival < end),
@@ -37,11 +37,11 @@ class Trace:
         )
 
     def first(self, count: int) -> Trace:
-        """Return the first so many jobs and requests."""
+        """Return the first jobs and requests, this many of each."""
         return replace(self, jobs=self.jobs[:count], requests=self.requests[:count])
 
     def faster(self, load: float) -> Trace:
-        """Return the trace with everything arriving `load` times as fast; the work stays."""
+        """Return the trace with all arrivals `load` times as fast; the work is unchanged."""
         return replace(
             self,
             jobs=tuple(replace(j, arrival=j.arrival / load) for j in self.jobs),
@@ -50,7 +50,7 @@ class Trace:
         )
 
     def copies(self, count: int, jitter: float = 3600.0, seed: int = 0) -> Trace:
-        """Repeat the jobs `count` times, each copy's arrivals moved by up to `jitter` seconds; ids are given anew."""
+        """Repeat the jobs `count` times, each copy's arrivals shifted by up to `jitter` seconds; ids are renumbered."""
         rng = np.random.Generator(np.random.PCG64(seed))
         jobs = list(self.jobs)
         for number in range(1, count):
@@ -63,5 +63,5 @@ class Trace:
         return replace(self, jobs=tuple(replace(job, id=number) for number, job in enumerate(jobs)))
 
     def changed(self, change: Callable[[SimulatedJob], SimulatedJob | None]) -> Trace:
-        """Return the trace with every job as `change` returns it; without those for which it returns None."""
+        """Return the trace with every job mapped by `change`; without those for which it returns None."""
         return replace(self, jobs=tuple(new for job in self.jobs if (new := change(job)) is not None))

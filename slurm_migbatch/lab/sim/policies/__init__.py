@@ -1,1 +1,1 @@
-"""Policies for training traces: thin adapters between the engine and the rules in `lab.papers.queueing`."""
+"""Adapt the rules of `lab.papers.queueing` to the engine, as policies for training traces."""

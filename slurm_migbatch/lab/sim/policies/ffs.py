@@ -1,8 +1,8 @@
-"""SJF-FFS: shortest first, sharing the first GPUs that hold one job where empty ones do not suffice.
+"""SJF-FFS: shortest first, sharing the first GPUs that hold one job if empty ones do not suffice.
 
 The baseline of "wise resource sharing" (Lai et al., arXiv 2407.13088; the authors' code, scheduler_impl/schedulers.py):
-the rule of SJF-BSBF without its test whether sharing pays. At most two jobs on a GPU. Which partners come first is not
-settled by the public text; here it is the order of the GPUs. Memory is taken to suffice for both.
+the rule of SJF-BSBF without its test whether sharing pays off. At most two jobs on a GPU. The order of partners is not
+defined by the public text; here it is the order of the GPUs. Memory is assumed to be sufficient for both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class SjfFfs(Sjf):
-    """Shortest first onto empty GPUs, then beside single jobs."""
+    """Start the shortest first on empty GPUs, then next to single jobs."""
 
     def __init__(self, nodes: range | None = None) -> None:
         super().__init__(nodes)
@@ -36,13 +36,13 @@ class SjfFfs(Sjf):
             self.launch(sim, self.queue.pop(need), places)
 
     def launch(self, sim: Simulation, run: SimulatedRun, places: Sequence[Place]) -> None:
-        """Start one and note who is alone."""
+        """Start one and record single jobs."""
         sim.start(run, places)
         run.note = tuple(places)
         self._note_single(sim, places)
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Note who is alone now."""
+        """Record single jobs."""
         assert isinstance(run.note, tuple)
         self._note_single(sim, run.note)
 

@@ -1,4 +1,4 @@
-"""Training and inference apart, each on nodes of its own: what a site has that lends nothing."""
+"""Run training and inference separately, each on nodes of its own: a site without lending."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class Halves:
-    """Two policies side by side: jobs go to the one of their kind, demand to inference.
+    """Two policies: jobs go to the one of their kind, demand to inference.
 
-    Each must have been given nodes of its own. Timers reach both, so their keys have to tell them apart.
+    Each must have been given nodes of its own. Timers reach both, so their keys must be distinct.
     """
 
     def __init__(self, train: Policy, infer: Policy) -> None:

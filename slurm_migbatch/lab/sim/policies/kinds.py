@@ -1,4 +1,4 @@
-"""The baselines as they are named in configuration files."""
+"""Define the baselines for configuration files."""
 
 from __future__ import annotations
 

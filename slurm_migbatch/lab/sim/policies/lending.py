@@ -1,10 +1,10 @@
-"""Training lent the idle GPUs of inference, in several ways that share everything but what they are compared in.
+"""Lend inference's idle GPUs to training, in several ways that share everything but the compared part.
 
-Inference arrives as jobs, one for each request, and is served at once: by a replica that is loaded, an idle GPU, the
-place of a sleeping replica, or a GPU that training gives back. Training is placed anew once a minute. The rules are
+Inference arrives as jobs, one for each request, and is served at once: by a loaded replica, an idle GPU, the
+place of a sleeping replica, or a GPU reclaimed from training. Training is placed again once a minute. The rules are
 `decide.lending.allocation`'s; a replica's life, the knapsack and the costs of restarts are the same for every `Way`.
 
-GPUs are whole here. A job's restarts, also those that are left over when it is changed again, are charged to it.
+GPUs are whole here. A job's restarts, including the rest of one when it is changed again, are paid by it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 
 PERIOD_S: Final = 60.0
 SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Numbers of GPUs that a job is given; changes between neighbours are not worth a restart."""
+"""Numbers of GPUs that a job may get; changes between adjacent ones are not worth a restart."""
 _ROUND: Final = "round"
 CALM: Final = Hysteresis(idle_s=0.0, rest_s=300.0)
-"""With a forecast it need not be seen that a GPU is idle."""
+"""With a forecast a GPU need not have been idle for a while."""
 
 
 class GoodputSpeeds:
@@ -48,11 +48,11 @@ class GoodputSpeeds:
         return self.of(job.app, len(places), nodes)
 
     def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
-        """Return the number of runs as the slowdown; nobody shares here."""
+        """Return the number of runs as the slowdown; there is no sharing here."""
         return 1.0 + len(others)
 
     def of(self, app: str, count: int, nodes: int | None = None) -> float:
-        """Return the speed on so many GPUs, on as few nodes as can be where not given."""
+        """Return the speed on this many GPUs, by default on as few nodes as possible."""
         if count < 1:
             return 0.0
         key = app, count, -(-count // self.per_node) if nodes is None else nodes
@@ -66,14 +66,14 @@ class Way:
     """How GPUs of inference are lent.
 
     Attributes:
-        lend: whether at all. `servers`: only whole nodes (as Lyra does). `forecast`: only into windows that last.
-        calm: hysteresis; None: DeepBoot's own, a worth that falls with restarts.
-        sure: how probable it must be that the window lasts. `horizon_s`: how long it has to be, and how far back what
-            was needed is expected to be needed again.
+        lend: whether at all. `servers`: only whole nodes (like Lyra). `forecast`: only into gaps that last.
+        calm: hysteresis; None: DeepBoot's own, a value that falls with restarts.
+        sure: required probability that the gap lasts. `horizon_s`: its required length, and the time for which
+            recent needs are expected again.
         protect: how long idle replicas are protected, in DeepBoot's times.
-        surge: growth of the calls within a burst; 1: what is missing and no more.
-        depth: of the jobs that wait so many are looked at in a round, in the order in which they came: a round takes
-            jobs times GPUs, and those further back would hardly get any.
+        surge: growth of the reclaims within a burst; 1: only the missing ones.
+        depth: number of pending jobs considered in a round, in order of arrival: a round takes
+            jobs times GPUs, and later ones would hardly get any.
     """
 
     lend: bool = True
@@ -89,14 +89,14 @@ class Way:
 
 @dataclass
 class _Train:
-    """What is remembered of a training job."""
+    """State of a training job."""
 
     changed: float
     hits: int = 0
 
 
 class WholeGpuLending(Quiet):
-    """Training on its own nodes and, as the `Way` says, on idle ones of inference. Use it for one simulation."""
+    """Training on its own nodes and, depending on the `Way`, on idle ones of inference. Use it for one simulation."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class WholeGpuLending(Quiet):
         levels: Levels,
         clock: float = 0.0,
     ) -> None:
-        """Take `own` and `lent`, the GPU indexes of training and of inference; `clock` is the levels' time at 0 s."""
+        """Use `own` and `lent`, the GPU indexes of training and of inference; `clock` is the levels' time at 0 s."""
         self.own, self.lent, self.learning, self.elastic = own, lent, learning, elastic
         self.way, self.levels, self.clock = way, levels, clock
         self.training: dict[SimulatedRun, _Train] = {}
@@ -149,7 +149,7 @@ class WholeGpuLending(Quiet):
             self._release(sim, gpu)
 
     def timer(self, _sim: Simulation, _key: Any) -> None:
-        """Note that a round is due."""
+        """Mark a round as due."""
         self._due = True
 
     def decide(self, sim: Simulation) -> None:
@@ -291,7 +291,7 @@ class WholeGpuLending(Quiet):
                 free = [gpu for gpu in free if gpu not in gpus]
 
     def _loanable(self, sim: Simulation) -> list[int]:
-        """Return GPUs of inference that may be lent now beyond those that are.
+        """Return further GPUs of inference that may be lent now.
 
         The ones that demand reaches last come first.
         """
@@ -352,14 +352,14 @@ class WholeGpuLending(Quiet):
         return offers
 
     def _kept(self, run: SimulatedRun, count: int) -> list[int]:
-        """Return which GPUs a job that shrinks keeps: its own half's first, then of the nodes where it has most."""
+        """Return which GPUs a shrinking job keeps: its own half's first, then of the nodes where it has most."""
         per_node = self.learning.per_node
         gpus = [place.gpu for place in run.places]
         weight = {gpu: sum(other // per_node == gpu // per_node for other in gpus) for gpu in gpus}
         return sorted(gpus, key=lambda gpu: (gpu in self.lent, -weight[gpu], gpu))[:count]
 
     def _choose(self, run: SimulatedRun, count: int, free: Sequence[int]) -> list[int]:
-        """Choose where a job grows: beside itself, then on the tightest node that is enough, else the emptiest."""
+        """Choose where a job grows: on its nodes, then on the tightest sufficient node, else the emptiest."""
         per_node = self.learning.per_node
         own_nodes = {place.gpu // per_node for place in run.places}
         by_node: dict[int, list[int]] = {}
@@ -381,7 +381,7 @@ class WholeGpuLending(Quiet):
     # -- actions ---------------------------------------------------------------------------------------------------
 
     def _give(self, sim: Simulation, run: SimulatedRun, gpus: Sequence[int]) -> None:
-        """Start a job on these, or let it grow by them."""
+        """Start a job on these, or grow it by them."""
         for gpu in gpus:
             self.replicas.pop(gpu, None)
             self.holder[gpu] = run
@@ -392,7 +392,7 @@ class WholeGpuLending(Quiet):
             self.training[run].changed = sim.now
 
     def _resize(self, sim: Simulation, run: SimulatedRun, gpus: Sequence[int]) -> None:
-        """Let a job shrink to these."""
+        """Shrink a job to these."""
         for gpu in [place.gpu for place in run.places if place.gpu not in gpus]:
             self._release(sim, gpu)
         self._move(sim, run, gpus)

@@ -1,10 +1,10 @@
-"""What migbatchd would do: the trace's jobs on a simulated Slurm, and `decide.core.decide` with a site's migbatch.toml.
+"""Simulate migbatchd: the trace's jobs on a simulated Slurm, and `decide.core.decide` with a site's migbatch.toml.
 
 Slurm is `lab.slurm`: it orders the queue, backfills, starts and requeues. The rounds, the submit filter and the record
-are migbatchd's own. What stays an assumption of the simulation: Slurm's own times and those of Prolog and Epilog
+are migbatchd's own. The simulation assumes: Slurm's own times and those of Prolog and Epilog
 (`slurm.nodes.NodeDelays`), partitions (one for everybody, and one with a lower tier for elastic training), priority by
-age, and time limits that guide backfill and end no job (OverTimeLimit=UNLIMITED), since a trace does not tell what a
-job would have been given on slices. Two loops of migbatchd are left out: the predictor does not learn meanwhile, and
+age, and time limits that guide backfill and end no job (OverTimeLimit=UNLIMITED), because a trace does not contain
+limits for slices. Two loops of migbatchd are omitted: the predictor does not learn meanwhile, and
 empty space is offered by `[supply] preference` or one slice of each size, not by the history of requests
 (`daemon.offer_tuner`).
 """
@@ -51,16 +51,17 @@ _TIERS: Final = (10, 1)
 """PriorityTier of ordinary jobs and of elastic training."""
 
 _GROWTH: Final = 2.0
-"""While nothing happens each pause between rounds is so many times the one before: what waits for a time to come is
-seen at most so much later, as a share of the time since something happened last."""
+"""Growth of the pause between rounds without events: work that waits for a time is seen at most that much later, as
+a share of the time since the last event.
+"""
 
 _QUIET_S: Final = 3600.0
-"""So far apart rounds may be where nothing is lent: then nothing that is decided depends on the time of day."""
+"""Longest pause between rounds without lending: then no decision depends on the time of day."""
 
 
 @dataclass(frozen=True)
 class MigbatchParams:
-    """What migbatchd runs."""
+    """migbatchd's decision function."""
 
     config: str = key("", "The site's migbatch.toml; relative to this file; empty: the shipped defaults.")
     auto: str = key(
@@ -83,7 +84,7 @@ class MigbatchParams:
 
 
 class Migbatch:
-    """A `registry.NamedPolicy`: plays jobs on a simulated Slurm with migbatchd's controller."""
+    """A `registry.NamedPolicy`: runs jobs on a simulated Slurm with migbatchd's controller."""
 
     about = "what migbatchd runs, on a simulated Slurm: decide.core.decide with a site's migbatch.toml"
     params = MigbatchParams
@@ -93,7 +94,7 @@ class Migbatch:
         return {**provenance(DECIDES, _config(params)), "file": params.config or "shipped defaults"}
 
     def play(self, params: MigbatchParams, setup: Setup) -> SimulationResult:
-        """See NamedPolicy. Raises ConfigError, PlaceError, and Stuck where jobs are left that nothing can start."""
+        """See NamedPolicy. Raises ConfigError, PlaceError, and Stuck if jobs are left that can never start."""
         config = _config(params)
         if len(setup.geometry.profiles) < 2:
             raise PlaceError(
@@ -146,7 +147,7 @@ class _Play:
         self.simulation.nodes.on_events = tell
 
     def run(self) -> SimulationResult:
-        """Play it."""
+        """Run it."""
         pace = pace_of(self.config)
         if self.params.idle_s > pace.every_s:
             lent = self.config.lending.enabled
@@ -216,7 +217,7 @@ class _Play:
             any(job.run.sensitivity for job in self.played),
         )
 
-    # -- what people should know -----------------------------------------------------------------------------------
+    # -- notes for the user ------------------------------------------------------------------------------------------
 
     def _notices(self, refusals: Mapping[int, str], misfits: tuple[int, ...]) -> list[str]:
         notices = []
@@ -252,7 +253,7 @@ def _config(params: MigbatchParams) -> Config:
 def _chooser(config: Config, measured: tuple[Measurement, ...], params: MigbatchParams) -> Chooser:
     """Return the site's predictor.
 
-    It is learned from the scenario's measurements, else what the configuration's directory holds.
+    It is learned from the scenario's measurements, else read from the configuration's directory.
     """
     if params.config and not measured:
         return chooser_of(config)

@@ -1,8 +1,8 @@
 """Pollux on whole GPUs: `lab.papers.pollux` on the simulator's queue, once a minute.
 
-Speeds are those of the engine's `Speeds` on as few nodes as can be, so the policy knows the truth about every count of
-GPUs. Pollux takes every training job as elastic: one that the trace does not call so may get from one GPU up to
-`stretch` times what it asks for. Inference is neither stretched nor moved.
+Speeds are those of the engine's `Speeds` on the fewest nodes, so the policy knows the true speed for every number of
+GPUs. Pollux treats every training job as elastic: one that is not in the trace may get from one GPU up to
+`stretch` times its request. Inference is neither stretched nor moved.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from slurm_migbatch.lab.sim.registry import PolicyKind
 from slurm_migbatch.lab.sim.run import SimulatedRun
 
 _FINE: Final = 16
-"""Up to so many GPUs every number is tried, above whole nodes only."""
+"""Up to this many GPUs every number is tried, above that whole nodes only."""
 _ROUND: Final = "pollux"
 
 
 class Pollux(Quiet):
-    """All GPUs of the nodes are divided anew each `period_s`."""
+    """All GPUs of the nodes are divided again every `period_s`."""
 
     def __init__(
         self, nodes: range | None = None, *, period_s: float = PERIOD_S, delay_s: float = DELAY_S, stretch: float = 1.0
@@ -38,11 +38,11 @@ class Pollux(Quiet):
         self._speeds: dict[tuple[int, int], float] = {}
 
     def begin(self, sim: Simulation) -> None:
-        """Learn which GPUs are ours."""
+        """Determine the policy's GPUs."""
         self.part = sim.cluster.part(self.nodes)
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Let the job wait for the next round; one that can never fit waits for ever."""
+        """Let the job wait for the next round; one that can never fit waits forever."""
         if self._least(run.job) <= self.part.size:
             self.runs[run] = None
             if not self._woken:
@@ -54,11 +54,11 @@ class Pollux(Quiet):
         del self.runs[run]
 
     def timer(self, _sim: Simulation, key: Any) -> None:
-        """Note that a round is due."""
+        """Mark a round as due."""
         self._due = self._due or key == _ROUND
 
     def decide(self, sim: Simulation) -> None:
-        """Divide and place, where a round is due."""
+        """Divide and place, if a round is due."""
         if not self._due:
             return
         self._due = self._woken = False
@@ -132,7 +132,7 @@ def _bits(gpus: range) -> int:
 
 @dataclass(frozen=True)
 class PolluxParams:
-    """Goodput over fair shares."""
+    """Goodput relative to fair shares."""
 
     period_s: float = key(PERIOD_S, "Seconds between two rounds.", between(1, 1e6))
     delay_s: float = key(DELAY_S, "Assumed cost of a restart, in seconds.", between(0, 1e6))

@@ -14,9 +14,9 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class Fifo(Quiet):
-    """First come, first served: while the first does not fit, nobody behind it starts.
+    """First come, first served: while the first does not fit, no later job starts.
 
-    `nodes` keeps it to some nodes of the cluster.
+    `nodes` limits it to some nodes of the cluster.
     """
 
     def __init__(self, nodes: range | None = None) -> None:
@@ -25,16 +25,16 @@ class Fifo(Quiet):
         self.part = Part(0, 0, 0)
 
     def begin(self, sim: Simulation) -> None:
-        """Learn which GPUs are ours."""
+        """Determine the policy's GPUs."""
         self.part = sim.cluster.part(self.nodes)
 
     def arrive(self, _sim: Simulation, run: SimulatedRun) -> None:
-        """Queue it; a job that can never fit waits for ever."""
+        """Queue it; a job that can never fit waits forever."""
         if run.job.gpus <= self.part.size:
             self.queue.push(self.key(run), run.job.gpus, run)
 
     def key(self, run: SimulatedRun) -> tuple[float, int]:
-        """Return whose turn it is: the least first."""
+        """Return the sort key: the least goes first."""
         return run.job.arrival, run.job.id
 
     def decide(self, sim: Simulation) -> None:
@@ -50,15 +50,15 @@ class Fifo(Quiet):
         sim.start(run, places)
 
     def free(self, sim: Simulation) -> int:
-        """Count the empty GPUs of ours."""
+        """Count the policy's empty GPUs."""
         return (sim.cluster.empty & self.part.gpus).bit_count()
 
 
 class Sjf(Fifo):
-    """The shortest (as claimed) first, and whatever fits: those that do not fit are passed over."""
+    """The shortest (by estimate) first, and whatever fits: those that do not fit are skipped."""
 
     def key(self, run: SimulatedRun) -> tuple[float, int]:
-        """Return the work that it claims to have left."""
+        """Return its remaining work by estimate."""
         return run.job.claimed, run.job.id
 
     def decide(self, sim: Simulation) -> None:
@@ -70,9 +70,9 @@ class Sjf(Fifo):
 
 
 class Easy(Fifo):
-    """EASY backfilling: the head has a reservation, up to `depth` behind it may start where they do not delay it.
+    """EASY backfilling: the head has a reservation, up to `depth` later ones may start if they do not delay it.
 
-    `depth` is what bf_max_job_test is to Slurm.
+    `depth` corresponds to Slurm's bf_max_job_test.
     """
 
     def __init__(self, nodes: range | None = None, depth: int = 100) -> None:
@@ -81,7 +81,7 @@ class Easy(Fifo):
         self._ends: list[tuple[float, int, int]] = []
 
     def launch(self, sim: Simulation, run: SimulatedRun, places: Sequence[Place]) -> None:
-        """Start one and remember when it claims to end."""
+        """Start one and record its estimated end."""
         sim.start(run, places)
         insort(self._ends, (self._end(run), run.job.id, run.job.gpus))
 

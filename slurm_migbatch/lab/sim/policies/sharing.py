@@ -1,8 +1,8 @@
-"""SJF-BSBF and its far-sighted form on whole GPUs: `decide.lending.lookahead` on the simulator's queue.
+"""SJF-BSBF and its variant with a simulated queue on whole GPUs: `decide.lending.lookahead` on the simulator's queue.
 
-The policy keeps a `SharingQueue`, told of every start and end; what a job has left follows from what it claims and from
-how fast it went since. Slowdowns are those of the engine's `Speeds`, asked for pairs. Memory is taken to suffice for
-two jobs on a GPU, as in the baselines, and the cost of starting is not foreseen.
+The policy updates a `SharingQueue` at every start and end; a job's remaining work follows from its estimate and
+its speed so far. Slowdowns are those of the engine's `Speeds` for pairs. Memory is assumed to be sufficient for
+two jobs on a GPU, as in the baselines, and the cost of starting is not predicted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class BsbfSharing(Quiet):
-    """Shortest first, alone or beside one other, by the best of `rules` as `decide.lending.lookahead.plan` finds it."""
+    """Shortest first, alone or next to one other, by the best of `rules` found by `decide.lending.lookahead.plan`."""
 
     def __init__(self, rules: Sequence[SharingRule] = (PAIR,), depth: int = 64) -> None:
         self.rules, self.depth = tuple(rules), depth
@@ -45,7 +45,7 @@ class BsbfSharing(Quiet):
         self.board = SharingQueue(len(sim.cluster.gpus), self._slowdown)
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Queue it; a job that can never fit waits for ever."""
+        """Queue it; a job that can never fit waits forever."""
         self._samples.setdefault(run.job.app, run)
         if run.job.gpus <= len(sim.cluster.gpus):
             self.runs[run.job.id] = run
@@ -59,7 +59,7 @@ class BsbfSharing(Quiet):
         del self.runs[run.job.id]
 
     def decide(self, sim: Simulation) -> None:
-        """Start what the rule starts."""
+        """Start the jobs that the rule starts."""
         self.board.now = sim.now
         if not self.board.queue:
             return
@@ -95,7 +95,7 @@ class BsbfParams:
 
 @dataclass(frozen=True)
 class SharingParams:
-    """Share or wait, looking at the whole queue."""
+    """Share or wait, by simulating the whole queue."""
 
     depth: int = key(64, "Number of pending jobs simulated to their end.", between(1, 10**6))
 

@@ -1,4 +1,4 @@
-"""Jobs on MIG slices: each on the slice that it asks for, made where it fits, or on partitions that never change."""
+"""Run jobs on MIG slices: each on its requested slice, created where it fits, or on static partitions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Ask = tuple[Profile | None, int]
 
 
 class Slices(Quiet):
-    """Every job gets the slices that it asks for (whole GPUs where it names no profile), made where they fit.
+    """Every job gets its requested slices (whole GPUs without a profile), created where they fit.
 
-    `order` is `fifo` (first come first served among what fits) or `sjf`. With `block`, nobody passes a job that does
+    `order` is `fifo` (first come first served among those that fit) or `sjf`. With `block`, no job passes one that does
     not fit. Free space is planned by `mig.planning`: on a GPU the placement that keeps the largest useful space, among
     GPUs by `rule`.
     """
@@ -41,7 +41,7 @@ class Slices(Quiet):
         self.full: set[Ask] = set()
 
     def begin(self, sim: Simulation) -> None:
-        """Learn which GPUs are ours."""
+        """Determine the policy's GPUs."""
         self.part = sim.cluster.part(self.nodes)
 
     def arrive(self, _sim: Simulation, run: SimulatedRun) -> None:
@@ -50,11 +50,11 @@ class Slices(Quiet):
         self.queue.push((key, run.job.id), (run.job.profile, run.job.gpus), run)
 
     def complete(self, _sim: Simulation, _run: SimulatedRun) -> None:
-        """Note that there is room again."""
+        """Record that there is room again."""
         self.full.clear()
 
     def decide(self, sim: Simulation) -> None:
-        """Start what fits; what did not fit is not tried again until something has ended."""
+        """Start what fits; the rest is not tried again until a job has ended."""
         while (head := self.queue.first(None if self.block else self._open)) is not None:
             ask, run = head
             places = None if ask in self.full else self.places(sim, ask)
@@ -67,7 +67,7 @@ class Slices(Quiet):
                     return
 
     def places(self, sim: Simulation, ask: Ask) -> list[Place] | None:
-        """Return where an ask fits now."""
+        """Return where a request fits now."""
         profile, count = ask
         if profile is None:
             return whole_gpus(sim.cluster, count, self.part)
@@ -78,10 +78,11 @@ class Slices(Quiet):
 
 
 class Static(Quiet):
-    """Partitions that never change: every GPU has the same layout; a job takes the smallest free slice that it fits.
+    """Static partitions: every GPU has the same layout; a job takes the smallest free slice that it fits.
 
-    A job that names no profile takes the largest free slices, as many as it asks for GPUs. Slices on which the
-    simulation's speeds say that it does not fit are none for it. The order is first come first served, among what fits.
+    A job without a profile takes the largest free slices, as many as its requested GPUs. Slices on which the
+    simulation's speeds say that it does not fit are not used. The order is first come first served, among those that
+    fit.
     """
 
     def __init__(self, layout: Layout, nodes: range | None = None) -> None:
@@ -91,7 +92,7 @@ class Static(Quiet):
         self._fitting: dict[tuple[_Like, Profile], bool] = {}
 
     def begin(self, sim: Simulation) -> None:
-        """Lay out the GPUs."""
+        """Create the layouts."""
         for gpu in sim.cluster.gpus:
             if sim.cluster.part(self.nodes).gpus >> gpu.index & 1:
                 sim.cluster.configure(gpu.index, self.layout)
@@ -134,7 +135,7 @@ class Static(Quiet):
 
 
 class _Like(NamedTuple):
-    """Jobs that are alike as far as it matters where they fit."""
+    """Properties of jobs that determine where they fit."""
 
     profile: Profile | None
     gpus: int

@@ -1,10 +1,10 @@
-"""Trainings on slices of one size, of which two may share one: as migbatchd decides, always or never.
+"""Run training jobs on slices of one size, of which two may share one: by migbatchd's decision, always or never.
 
-`decide.lending.pairs.pairs` is what decides, given what `decide.lending.slice_sharing` gives it: a job's time limit and
-what its hints say. Here is what Slurm, supply and the nodes do: a job starts as soon as a slice is free, in the order
-of the queue; one for which there is none may be the second on a slice that one job has.
+Decisions are by `decide.lending.pairs.pairs`, with the input that `decide.lending.slice_sharing` gives it: a job's time
+limit and its hints. This module does the part of Slurm, supply and the nodes: a job starts as soon as a slice is free,
+in the order of the queue; one without a free slice may be the second on a slice with one job.
 
-What is simpler than the real thing: a pair starts at once, and nobody is called back for inference.
+Simplified: a pair starts at once, and nothing is reclaimed for inference.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from slurm_migbatch.mig.planning import capacity, plan_free
 from slurm_migbatch.mig.profile import Profile
 
 DECIDES: Final = f"{pairs.__module__}.{pairs.__qualname__}"
-"""The function that decides, as results name it."""
+"""The decision function, as results name it."""
 HEARD_S: Final = MEASURED_S + 30.0
-"""Seconds until two reports of a job that began to share are so far apart that they tell a rate."""
+"""Seconds until two reports of a job that began to share are far enough apart for a rate."""
 RESTART_S: Final = 60.0
-"""What migbatchd takes a restart to cost, a checkpoint included, as shipped."""
+"""migbatchd's default cost of a restart, a checkpoint included."""
 LEAD_S: Final = 60.0
-"""How long before its time limit a job is stopped that is to have a new one."""
+"""How long before its time limit a job that is to get a new one is stopped."""
 Order = Callable[[SimulatedJob], tuple[float, int]]
-"""Whose turn it is: the least first."""
+"""Sort key of the queue: the least first."""
 
 
 def by_arrival(job: SimulatedJob) -> tuple[float, int]:
-    """Return the key of Slurm's order where nothing else is configured."""
+    """Return the key of Slurm's default order."""
     return job.arrival, job.id
 
 
 def by_claim(job: SimulatedJob) -> tuple[float, int]:
-    """Return the key of the order that takes the shortest first, as claimed."""
+    """Return the key of the shortest estimate first."""
     return job.claimed, job.id
 
 
 class SliceQueue(Quiet):
-    """Every GPU is cut into slices of one profile, each of which a job has alone.
+    """Every GPU is divided into slices of one profile, each for one job.
 
     Args:
         profile: of all slices.
@@ -67,7 +67,7 @@ class SliceQueue(Quiet):
         self.joined = 0
 
     def begin(self, sim: Simulation) -> None:
-        """Cut the GPUs."""
+        """Divide the GPUs."""
         for gpu in sim.cluster.gpus:
             wanted = [self.profile] * capacity(gpu.geometry, EMPTY, self.profile)
             layout = plan_free(gpu.geometry, EMPTY, wanted)
@@ -94,7 +94,7 @@ class SliceQueue(Quiet):
         """Do nothing: a round is due."""
 
     def decide(self, sim: Simulation) -> None:
-        """Start on free slices, then beside others."""
+        """Start on free slices, then next to others."""
         while self.queue and self.free:
             _, run = self.queue.pop(0)
             self._start(sim, run, heappop(self.free))
@@ -103,10 +103,10 @@ class SliceQueue(Quiet):
             self.share(sim)
 
     def share(self, sim: Simulation) -> None:
-        """Do nothing: nobody shares."""
+        """Do nothing: there is no sharing."""
 
     def join(self, sim: Simulation, run: SimulatedRun, host: SimulatedRun) -> None:
-        """Start a job beside another one; it is out of the queue already."""
+        """Start a job next to another one; it was already removed from the queue."""
         del self.alone[host.job.id]
         self.joined += 1
         assert isinstance(host.note, Place)
@@ -119,7 +119,7 @@ class SliceQueue(Quiet):
 
 
 class FirstFitSharing(SliceQueue):
-    """FFS: whoever finds no slice shares the first one that one job has."""
+    """FFS: a job without a slice shares the first one with one job."""
 
     def share(self, sim: Simulation) -> None:
         """Fill them up."""
@@ -129,13 +129,13 @@ class FirstFitSharing(SliceQueue):
 
 
 class LivePairs(SliceQueue):
-    """Whoever finds no slice shares one where migbatchd says so, and leaves it where migbatchd says so.
+    """A job without a slice shares one if migbatchd decides so, and leaves it if migbatchd decides so.
 
     Args:
         rules: of the test.
         limits: time limits by job, seconds; a job that is not named has none.
-        memory_mib: what every job says that it needs.
-        round_s: seconds until the next round where one has made as many pairs as it may.
+        memory_mib: the stated need of every job.
+        round_s: seconds until the next round after one with the maximum number of pairs.
         profile, order: see `SliceQueue`.
     """
 
@@ -155,11 +155,11 @@ class LivePairs(SliceQueue):
         self.resting: dict[tuple[int, int], float] = {}
         self.begun: dict[int, float] = {}
         self.shared: set[int] = set()
-        #: pairs that were ended, jobs that were given a new time limit, and that came to it only because they shared
+        #: pairs that were ended, jobs that were given a new time limit, and that reached it only because they shared
         self.parted = self.renewed = self.late = 0
 
     def decide(self, sim: Simulation) -> None:
-        """Take in what jobs report, end what is to end, and start jobs."""
+        """Process reports, end what is to end, and start jobs."""
         self._listen(sim)
         self._renew(sim)
         self._part(sim)
@@ -167,7 +167,7 @@ class LivePairs(SliceQueue):
         self._listen(sim)
 
     def share(self, sim: Simulation) -> None:
-        """Ask for pairs, and start them."""
+        """Compute pairs, and start them."""
         waiting = [self._sharer(run, sim.now) for _, run in self.queue]
         speeds = {job: {self.profile: 1.0} for job in (*self.running, *(job.job for job in waiting))}
         chosen = pairs(self._hosts(sim), waiting, speeds, self._rules(), self.resting.keys())
@@ -183,7 +183,7 @@ class LivePairs(SliceQueue):
             sim.wake(sim.now + self.round_s)
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Learn of its length."""
+        """Record its length."""
         whole = self.limits(run.job)
         if whole is not None:
             self.late += sim.now - self.begun[run.job.id] > whole >= run.job.work
@@ -230,7 +230,7 @@ class LivePairs(SliceQueue):
             self.resting[pair.guest, pair.host] = sim.now + REST_S
 
     def _stop(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Put a job back into the queue; whoever is beside it has the slice alone."""
+        """Requeue a job; the other one has the slice alone."""
         assert isinstance(run.note, Place)
         del self.running[run.job.id]
         self.alone.pop(run.job.id, None)

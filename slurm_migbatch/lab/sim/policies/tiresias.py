@@ -1,9 +1,9 @@
 """Least attained service in queues, preemptive, after Tiresias (Gu et al., NSDI 2019): a reconstruction.
 
-Jobs begin in the first queue and sink when their GPU time passes a limit; within a queue the first that came is served
+Jobs begin in the first queue and sink when their GPU time passes a limit; within a queue the first to arrive is served
 first. A job of a higher queue takes the GPUs of jobs of lower ones, the lowest and latest first; they save their work.
-The published promotion of starved jobs is left out. The limits of the paper are not public in a form that could be
-checked; one hour and ten hours of GPU time are ours.
+The published promotion of starved jobs is omitted. The limits of the paper are not public in a verifiable form;
+one hour and ten hours of GPU time are ours.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Tiresias(Quiet):
         self.at: dict[int, int] = {}
 
     def begin(self, sim: Simulation) -> None:
-        """Learn which GPUs are ours."""
+        """Determine the policy's GPUs."""
         self.part = sim.cluster.part(self.nodes)
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
@@ -53,13 +53,13 @@ class Tiresias(Quiet):
         self._stop(run)
 
     def timer(self, sim: Simulation, key: Any) -> None:
-        """Move a running job that has passed a limit to its queue, if it still runs since then."""
+        """Move a running job that has passed a limit to its queue, if it has run without interruption since."""
         if isinstance(key, _Limit) and key.run.places and key.run.starts == key.starts:
             self._stop(key.run)
             self._go(sim, key.run)
 
     def decide(self, sim: Simulation) -> None:
-        """Start what fits from the highest queue down, on what is empty and on what lower queues hold."""
+        """Start what fits from the highest queue down, on empty GPUs and on those held by lower queues."""
         for rank, lanes in enumerate(self.waiting):
             free = (sim.cluster.empty & self.part.gpus).bit_count()
             below = sum(self.held[rank + 1 :])
