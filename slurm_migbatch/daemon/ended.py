@@ -137,8 +137,7 @@ class HistoryClient(CliClient):
 
         Raises:
             SlurmError: Slurm no longer knows the job, refuses, or has requeued it already. A job that was requeued and
-                not
-                updated runs unchanged.
+                not updated runs unchanged.
         """
         job = self._ended_name(job_id)
         self._change("scontrol", "requeuehold", job)

@@ -64,8 +64,7 @@ class Measurement:
         family: kind of network: `cnn`, `encoder`, `decoder`, `vit`; free text, empty if unknown.
         kind: `infer`, `train`, or `serve`: a server of a language model under load. There an item is a request, a batch
             is the number of concurrent requests, `input_size` and `output` are the tokens of each request and answer,
-            and
-            `latency_s` is the time of a request from end to end.
+            and `latency_s` is the time of a request from end to end.
         profile: the MIG profile, `2g.20gb`; empty for a whole GPU without MIG.
         compute_slices: GPU slices of the profile, of 7 on most GPUs.
         memory_slices: memory slices of the profile, of 8 on most GPUs.

@@ -94,8 +94,7 @@ class Verdict:
         gpu_hours: that it held.
         findings: in the order of KINDS.
         profile: GRES type of the smaller slice that would have been enough, or of the larger one to request after it
-            ran
-            out of memory; empty if none, or unknown.
+            ran out of memory; empty if none, or unknown.
         sbatch: option to submit with next time; empty likewise.
         note: why there is no finding, or what is unknown; empty if there is nothing to add.
         judged: its use was sampled.

@@ -266,15 +266,12 @@ class SlurmClient(Protocol):
 
         - `Gres` of a pending job keeps its submit and eligible times and its priority, as long as some node lists the
           new type, even if it is DOWN. With a type that no node lists the job gets reason BadConstraints and priority
-          0, and
-          loses its place in the queue when it is re-typed back. Up to 23.02 the job needs the old type as well from
-          then on,
-          though Slurm shows the new one only (`workload/loans.py` has the workaround).
+          0, and loses its place in the queue when it is re-typed back. Up to 23.02 the job needs the old type as well
+          from then on, though Slurm shows the new one only (`workload/loans.py` has the workaround).
         - `Gres` of a job that has started, or is being started, is refused ("no longer pending execution").
         - `Gres` of a job array's own id re-types the tasks that share its row; running ones are left alone without an
           error. That of "N_4" re-types this task, which then is a row of its own in `jobs` and is detached from its
-          array:
-          neither "N" nor "N_[0-9]" reaches it, only "N_4".
+          array: neither "N" nor "N_[0-9]" reaches it, only "N_4".
         - A job that was just requeued may be re-typed at once, while it is still COMPLETING.
         - `ArrayTaskThrottle` counts for the whole array: 0 means no limit.
         """

@@ -63,8 +63,7 @@ class RestApi:
     Args:
         address: `unix:/PATH`, `http://HOST:PORT` or `https://HOST:PORT`.
         token_file: a file with a token of auth/jwt, read again for each request; empty: slurmrestd identifies the peer
-            of
-            its socket (rest_auth/local).
+            of its socket (rest_auth/local).
         user: user of the requests: the owner of the token. Without a token it is the user of this process.
         timeout: seconds in which slurmrestd must accept, answer, and continue its answer.
         owners: uids whose token file is trusted too, besides root and this process's user.

@@ -65,8 +65,7 @@ class ElasticArray:
         profile, each: request of a task.
         pending: tasks that have not started; `running`: start of the others, unix seconds.
         throttle: Slurm's current one (None: none); for an array with one pending task Slurm does not show it, and
-            `shown`
-            is false.
+            `shown` is false.
         deadline_s, items: its hints, items per task; None: it is a service.
         runs: tasks in the record.
         predicted_s: conservative prediction of a task's duration; None: unknown.

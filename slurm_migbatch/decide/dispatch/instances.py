@@ -6,11 +6,9 @@ optionally a latency limit; each task is one instance on one slice. Its number f
 reconstruction.
 
 - One instance serves what is predicted for its slice within the limit, or more if one was measured to do more within
-  the
-  limit. If reports show batches above the limit, it is the current throughput.
+  the limit. If reports show batches above the limit, it is the current throughput.
 - The load is `rate`; if instances report their items, it is the measured load of the last minutes (the mean of those
-  that
-  reported, times those that run), plus `RESERVE`.
+  that reported, times those that run), plus `RESERVE`.
 - A higher number takes effect immediately, a lower one when no higher one was needed for `HOLD_S`, as in Kubernetes'
   HorizontalPodAutoscaler (stabilization window).
 

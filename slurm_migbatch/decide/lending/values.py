@@ -49,8 +49,7 @@ class GpuCapacity:
         idle_since: since when its free space has been as large as it is, unix seconds.
         reclaimed: when a loan was last reclaimed here; infinite: nothing may be lent here now.
         own: whether it is training-only: its node is in no other partition. Nothing is reserved for inference there,
-            and
-            no rest is needed.
+            and no rest is needed.
     """
 
     node: str

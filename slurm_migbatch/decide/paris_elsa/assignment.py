@@ -12,8 +12,7 @@ queue until a slice is idle.
   slice is its compute slices unless the caller knows better. The cheapest kind of slice is the work's **home**.
 - A slice that becomes idle takes, of all work that it can still finish in time: first work without slack for its home,
   then its own (whose home it is) by least slack, then other work, the smallest increase of cost first. So postponed
-  work
-  moves to a larger slice exactly when waiting for the smaller one would break its limit.
+  work moves to a larger slice exactly when waiting for the smaller one would break its limit.
 - It never idles while some work that it can finish in time waits.
 - Work that can no longer be in time yields to work that can, but only for `PATIENCE` of its limits; then it goes first.
 

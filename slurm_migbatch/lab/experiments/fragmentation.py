@@ -9,10 +9,9 @@ duration; the share becomes the smallest sufficient slice. Arrivals and jobs are
   (`role=train signal=usr1`), so migbatchd may move them; a move costs `CHECKPOINT_S` and `RESTART_S`.
 - **planner, nothing moved**: the same with `[moves] enabled = false`.
 - **first fit**, **best fit**, **FGD** (Weng et al., USENIX ATC 2023): the job is placed at once on the first GPU with
-  room, on the fullest, or where the mix loses least; with a queue, all pending jobs are tried in
-  their order whenever a job ends, and nothing is reserved for one that does not fit. They have neither Slurm nor
-  delays,
-  so they are stronger than on any real site. They move nothing.
+  room, on the fullest, or where the mix loses least; with a queue, all pending jobs are tried in their order whenever a
+  job ends, and nothing is reserved for one that does not fit. They have neither Slurm nor delays, so they are stronger
+  than on any real site. They move nothing.
 - **GRMU** (`lab.papers.grmu`): baskets for whole GPUs and for shares, and running jobs are moved, inference too, at no
   cost; of the quotas of its baskets the one that is best for the draw. No real site can have it: it is not a target.
 - **pool**: the same without placements: all compute and memory slices together. It bounds the gain from placement.
