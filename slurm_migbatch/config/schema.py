@@ -458,7 +458,7 @@ class StoreConfig:
 
     @property
     def keep_s(self) -> float:
-        """The same in seconds; infinite where nothing is removed."""
+        """The same in seconds; infinite if nothing is removed."""
         return parse_age(self.keep)
 
 

@@ -1,4 +1,4 @@
-"""Garbage collection in migbatchd: none during a round or a query of Slurm.
+"""Control garbage collection in migbatchd: none during a round or a query of Slurm.
 
 On a large site both create hundreds of thousands of objects that form no reference cycles and live until the site
 changes. The collector would traverse all of them several times, which takes as long as creating them.

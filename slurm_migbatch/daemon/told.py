@@ -1,7 +1,7 @@
-"""What nodes tell of runs, and whose word counts: that of a node on which Slurm has the job.
+"""Filter the nodes' reports of runs: only those of a node on which Slurm has the job count.
 
-Root of a node may tell what he likes. What he tells of a job elsewhere would have the job's training stopped before its
-checkpoint, or a job started before the time that its user named.
+Root of a node may report anything. A false report about a job elsewhere could have the job's training stopped before
+its checkpoint, or a job started before the time that its user requested.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from slurm_migbatch.decide.snapshot import Report, Run
 from slurm_migbatch.slurm.client import JobRow
 
 PATIENCE_S = 60.0
-"""Seconds for which is kept what Slurm's list, which may be older, does not bear out yet."""
+"""Seconds for which reports are kept that Slurm's list, which may be older, does not confirm yet."""
 
 
 class Told(NamedTuple):
-    """What a node told of a run at a moment (unix s): its report, or None where the node sent it back to the queue."""
+    """A node's report of a run at a time (unix s): its progress, or None if the node requeued it."""
 
     node: str
     run: Run
@@ -26,7 +26,7 @@ class Told(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What counts of it: reports and jobs that were sent back; `later`: what has to wait for another list."""
+    """Accepted reports and requeued jobs; `later`: those that wait for another list."""
 
     reports: list[tuple[Run, Report]]
     sent_back: list[int]
@@ -34,7 +34,7 @@ class Heard(NamedTuple):
 
 
 def hear(told: Iterable[Told], listed: Mapping[int, JobRow], now: float) -> Heard:
-    """Return what counts by Slurm's list of jobs."""
+    """Return the reports that Slurm's list of jobs confirms."""
     heard = Heard([], [], [])
     for word in told:
         job, restart = word.run

@@ -96,10 +96,10 @@ def digest(text: str) -> str:
 
 
 class InstallRecord:
-    """What was written to this host, below one directory of root's.
+    """Record of files written to this host, below one directory of root's.
 
-    That may lie in one of SlurmUser's, who could put another one in its place: nothing is believed but root's files,
-    and nothing is written but to a directory that is root's alone, in which no name leads elsewhere.
+    Its parent may belong to SlurmUser, who could replace the directory: only files that root owns are used,
+    and files are written only to a directory that only root can change, without links.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -139,14 +139,14 @@ class InstallRecord:
             self._write(_RECORD, json.dumps(data, indent=1) + "\n")
             return
         with self._opened() as folder:
-            for name in os.listdir(folder) if folder is not None else ():  # noqa: PTH208 - the one that was opened
+            for name in os.listdir(folder) if folder is not None else ():  # noqa: PTH208 - the opened directory
                 os.unlink(name, dir_fd=folder)
         if folder is not None:
             self.directory.rmdir()
 
     @contextmanager
     def _opened(self) -> Iterator[int | None]:
-        """Open the directory; yields None where there is none. Raises InstallConflict where it is not root's alone."""
+        """Open the directory; yield None if there is none. Raises InstallConflict if non-root can change it."""
         try:
             handle = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -162,7 +162,7 @@ class InstallRecord:
             os.close(handle)
 
     def _read(self, name: str) -> str | None:
-        """Return a text; None where there is none. Raises InstallConflict where others could have written it."""
+        """Return a text; None if there is none. Raises InstallConflict if others could have written it."""
         with self._opened() as folder:
             if folder is None:
                 return None
@@ -187,12 +187,12 @@ class InstallRecord:
 
 
 def write(path: str, text: str, mode: int, owner: tuple[int, int] | None, folder: int | None = None) -> None:
-    """Write a file so that a reader sees the old or the new one, never a part; a link is replaced, not followed.
+    """Write a file atomically; a link is replaced, not followed.
 
     Args:
         path: absolute, or a name in the open directory `folder`.
-        text: what it is to hold.
-        mode, owner: what it is to have; None: this process's user.
+        text: its content.
+        mode, owner: of the file; None: this process's user.
         folder: see `path`.
     """
     fresh = str(Path(path).with_name(f".{Path(path).name}.migbatch-new"))
@@ -349,9 +349,9 @@ def _apply_file(change: FileChange, record: InstallRecord) -> None:
 
 
 def _write(change: FileChange) -> None:
-    """Write what a file is to hold; one that is there keeps its mode and owner unless it is ours.
+    """Write a file's content; an existing one keeps its mode and owner unless it is migbatch's.
 
-    Links are followed, and only to what was read: whoever may change the directory could have put one there since.
+    Links are followed only to the file that was read, because a link may have been created since.
     """
     assert change.after is not None
     place = Path(change.path).resolve()

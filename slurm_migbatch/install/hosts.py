@@ -70,15 +70,15 @@ def node(
     """Return what a compute node needs.
 
     Args:
-        places: where.
-        conf: slurm.conf as this node has it.
+        places: paths on the host.
+        conf: this node's slurm.conf.
         controller: URLs of migbatchd; empty: those of slurm.conf's SlurmctldHost.
         python, task_python: interpreters of the hooks; empty: that of the virtual environment.
         edit: change the site's own scripts too.
-        release: of Slurm; empty where it is not known.
+        release: of Slurm; empty if unknown.
 
     Raises:
-        InstallError: what root is to run could be changed by others.
+        InstallError: others than root could change what root is to run.
     """
     plan = HostPlan()
     url = controller or _controller(conf)

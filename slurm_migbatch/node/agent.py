@@ -231,7 +231,7 @@ class Agent:
 
     @staticmethod
     def _reconcile(executor: Executor, known: tuple[str, str]) -> tuple[str, str]:
-        """Repair once; return what cannot be told and what is wrong with job maps, each logged where it is new."""
+        """Repair once; return what could not be determined and errors of the job maps, each logged when new."""
         done, unknown = executor.reconcile(Deadline(executor.config.hook_deadline))
         for line in done:
             log.info("repaired: %s", line)

@@ -15,7 +15,7 @@ from slurm_migbatch.node.auth import SIGNATURE_HEADER, AuthError, Signer, header
 
 MAX_ANSWER = 8 << 20
 SAID = 200
-"""Characters of what anybody may have said at the controller's port that are told on."""
+"""Most characters of an unauthenticated answer at the controller's port that are passed on."""
 CONNECT_S = 3.0
 """Timeout in seconds for one of several controllers."""
 #: a host that is switched off sends nothing: seconds of silence, then between probes, and their number

@@ -192,7 +192,9 @@ class Executor:
         return False
 
     def _handoffs(self, env: HookEnv) -> list[int]:
-        """Return the earlier runs of the job that have a hand-off; those of another user's job of that number go."""
+        """Return the earlier runs of the job that have a hand-off; those of another user's job with this id are
+        removed.
+        """
         found = {restart for job, restart in handoff.listed(self.paths.job) if job == env.job}
         earlier = [restart for restart in found if restart < (env.restart or 0)]
         for restart in found.difference(earlier):
@@ -202,9 +204,9 @@ class Executor:
         return earlier
 
     def _release_earlier(self, env: HookEnv, owner_id: str, states: Sequence[str] = ("misfit",)) -> None:
-        """Release what earlier runs of the job hold: a job has one run on a node at a time.
+        """Release slices of earlier runs of the job: a job has one run on a node at a time.
 
-        Where slurmctld has lost its state and counts anew, another user's job may have had its number.
+        If slurmctld has lost its state and reuses ids, another user's job may have had this id.
         """
         runs = self.journal.runs("job=? AND (restart<? OR uid<>?)", (env.job, env.restart or 0, env.uid))
         runs = [run for run in runs if run.state in states]

@@ -41,10 +41,10 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[
         config = load(etc, env.node)
         try:
             executor = Executor(config)
-        except (JournalError, TooLate, DriverError, OSError) as error:  # the latter while a journal is built anew
+        except (JournalError, TooLate, DriverError, OSError) as error:  # the latter while a journal is rebuilt
             return without_journal(config, env, str(error))
         code, line = executor.run(env)
-        # Without the agent nobody else looks for what an Epilog that never came has left.
+        # Without the agent, leftovers of a missing Epilog are only found here.
         with suppress(LivenessError, JournalError, DriverError, TooLate, OSError):
             executor.repairer.orphans(Deadline(SLURM_QUERY_S))
     except HookEnvError as error:

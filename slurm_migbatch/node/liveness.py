@@ -142,8 +142,8 @@ def is_over(run: JournalRun, node: str, job: JobRecord | None) -> bool:
 def steps(node: str, spool: str = "") -> set[int]:
     """Return the jobs that have a slurmstepd on this node (its name in Slurm). Raises LivenessError.
 
-    Only a socket that root made counts: any user can give one of his the same name elsewhere. `spool` is the directory
-    in which it must lie, where several nodes of one name live on a machine.
+    Only a socket of root counts: any user can create one with the same name elsewhere. `spool` is the directory
+    in which it must be, if several nodes of one name run on a machine.
     """
     form = re.compile(re.escape(node) + r"_([0-9]{1,10})\.[0-9.]{1,24}")
     try:

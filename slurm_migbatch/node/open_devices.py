@@ -1,14 +1,14 @@
 """Find processes that still have the devices of another user's slice open, in /proc, for the log only.
 
-A descriptor that is open keeps its rights whatever happens to the owner of the device, and NVIDIA's driver compares its
-minor number alone (nv_cap_validate_and_dup_fd in kernel-open/nvidia/nv-caps.c), which comes back with the ids of an
+An open descriptor keeps its rights whatever happens to the owner of the device, and NVIDIA's driver compares only its
+minor number (nv_cap_validate_and_dup_fd in kernel-open/nvidia/nv-caps.c), which is reused with the ids of an
 instance. No start waits for this scan or depends on it: descriptors on their way through a socket, or registered with
-io_uring, are not seen by it, and whoever holds many makes it slow. So it is the agent's, has a time limit, and goes on
-where it stopped.
+io_uring, are not found, and processes with many descriptors make it slow. So it belongs to the agent, has a time limit,
+and continues where it stopped.
 
-Files of any process may lie on a file system that does not answer (a server that is down, a user's FUSE mount), and
-who asks for their status waits with them. So only a descriptor by the name of a capability device is asked for it, and
-of those one whose file system asks nobody else.
+Files of any process may be on a file system that does not answer (a server that is down, a user's FUSE mount), and
+a stat of them blocks. So only descriptors with the name of a capability device are checked, and
+of those only ones on a local file system.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.

@@ -31,9 +31,9 @@ RUN_LOCKS = 64
 TOMBSTONE_S = 600.0
 """How long a run's hand-off stays, without slices, after the run was refused or has ended.
 
-slurmd does not run the Prolog again for a job that is requeued and comes back within a second or two (seen on 22.05:
-`slurm_cred_jobid_cached` in slurmd's `_rpc_prolog`). Such a job would run without a slice. What the run before it left
-tells TaskProlog, which then sends it back once more instead of letting it run.
+slurmd does not run the Prolog again for a job that is requeued and returns within a second or two (seen on 22.05:
+`slurm_cred_jobid_cached` in slurmd's `_rpc_prolog`). Such a job would run without a slice. The previous run's hand-off
+lets TaskProlog requeue it once more instead.
 """
 
 _ORDER = {"held": 0, "intent": 1, "evict": 2, "idle": 3, "zombie": 4, "foreign": 5, "lost": 6}

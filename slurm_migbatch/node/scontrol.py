@@ -1,6 +1,6 @@
-"""The few requests that a hook may send to Slurm, all rare: requeue a job, drain the node, look a job up.
+"""Send the few requests of hooks to Slurm, all rare: requeue a job, drain the node, look up a job.
 
-Argument lists, an environment of our own, a time limit, no shell. The hot path never comes here.
+Argument lists, an own environment, a time limit, no shell. The hot path never comes here.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -19,12 +19,12 @@ from slurm_migbatch.node.config import NodeConfig
 
 _NAMES = "JobID:.12,ArrayJobID:.12,ArrayTaskID:.12,HetJobID:.12"
 LONGEST = 4096
-"""Bytes of a job's GRES that are read."""
+"""Most bytes of a job's GRES to read."""
 _REASON = re.compile(r"[^A-Za-z0-9 _.,:;@/()-]")
 
 
 class ScontrolError(RuntimeError):
-    """scontrol could not be run, failed or took too long. `stderr`: what it wrote where it failed, else empty."""
+    """scontrol could not be run, failed or took too long. `stderr`: its error output if it failed, else empty."""
 
     def __init__(self, text: str, stderr: str = "") -> None:
         super().__init__(text)
@@ -32,17 +32,17 @@ class ScontrolError(RuntimeError):
 
 
 def requeue(config: NodeConfig, job: int, timeout: float) -> None:
-    """Send a batch job back to the queue, unless its user has ended it meanwhile. Raises ScontrolError."""
+    """Requeue a batch job, unless its user has cancelled it meanwhile. Raises ScontrolError."""
     name = _name(config, job, timeout)
     effects.point("scontrol requeue")
     _run(config, ["requeue", "incomplete", name], timeout)
 
 
 def _name(config: NodeConfig, job: int, timeout: float) -> str:
-    """Ask slurmctld for what scontrol calls this job alone. Raises ScontrolError.
+    """Ask slurmctld for the id that means only this job to scontrol. Raises ScontrolError.
 
-    The array task that started last has the array's own id, which means all of its tasks to scontrol, those that have
-    ended too. A part of a heterogeneous job goes back to the queue with all others, by its first one's id.
+    The array task that started last has the array's own id, which means all of its tasks to scontrol, including ended
+    ones. A component of a heterogeneous job is requeued with all others, by the first one's id.
     """
     found = [row[1:] for row in _own_rows(config, job, _NAMES, timeout) if len(row) == 4]
     if len(found) != 1:
@@ -61,9 +61,9 @@ def drain(config: NodeConfig, reason: str, timeout: float) -> None:
 
 
 def granted(config: NodeConfig, job: int, timeout: float) -> Grant | None:
-    """Ask slurmctld what the job has per node. Raises ScontrolError.
+    """Ask slurmctld for the job's GRES per node. Raises ScontrolError.
 
-    squeue is asked, for columns that hold nothing that a user can write.
+    squeue is asked, for columns that users cannot write.
     """
     columns = f"JobID:.12,tres-per-node:.{LONGEST}"
     found = [row[1] for row in _own_rows(config, job, columns, timeout) if len(row) == 2]
@@ -101,7 +101,7 @@ def grant_of(gres: str) -> Grant | None:
 
 def query(config: NodeConfig, program: str, arguments: list[str], timeout: float) -> str:
     """Run one of Slurm's commands (`squeue`, ...), in scontrol's directory; return its output. Raises ScontrolError."""
-    # of a federation this cluster alone, also where slurm.conf has fed_display
+    # limit a federation to this cluster, even if slurm.conf has fed_display
     environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "SQUEUE_LOCAL": "1", "SCONTROL_LOCAL": "1"}
     if config.slurm_conf:
         environ["SLURM_CONF"] = config.slurm_conf

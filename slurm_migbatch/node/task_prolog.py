@@ -288,7 +288,7 @@ def share(slices: list[list[str]], environ: dict[bytes, bytes]) -> list[list[str
     """Return the job's slices on this node that this task sees.
 
     The batch script and an interactive shell see all. Of t tasks of a step on this node and n slices, task i sees its
-    equal, contiguous share where t <= n, and slice i modulo n where there are more tasks than slices.
+    equal, contiguous share if t <= n, and slice i modulo n if there are more tasks than slices.
     """
     if not in_step(environ):
         return slices

@@ -1,8 +1,8 @@
-"""List the machine's unix sockets that have a path, and who made each, as the kernel tells it (sock_diag(7)).
+"""List the machine's unix sockets that have a path, with their owners, from the kernel (sock_diag(7)).
 
-No path is touched: a user chooses the path of his socket, and what lies behind it may never answer (a FUSE mount, a
-server that is down), which would hang whoever looks there. Kernels before 5.3 do not tell the owner (UNIX_DIAG_UID);
-there it counts whether a process of root has the socket open.
+No path is accessed: users choose the paths of their sockets, and the file system behind them may never answer (a FUSE
+mount, a server that is down), which would block the caller. Kernels before 5.3 do not report the owner (UNIX_DIAG_UID);
+there a socket counts as root's if a process of root has it open.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -33,7 +33,7 @@ _ANSWER_S = 10.0
 
 
 class UnixSocket(NamedTuple):
-    """A unix socket of this network namespace: its path as it was bound, the uid that made it, if told; its inode."""
+    """A unix socket of this network namespace: its path as it was bound, the uid of its owner, if known; its inode."""
 
     path: str
     uid: int | None

@@ -260,7 +260,7 @@ class Chooser:
     def _by_bucket(
         self, hints: Hints, bucket: Bucket, partition: Partition, limits: JobLimits, *, told: bool
     ) -> SliceChoice | None:
-        """Choose by what is predicted of a bucket; None where nothing is known of the slices that the job may have."""
+        """Choose by the predictions for a bucket; None if there are none for the slices that the job may have."""
         leaves_batch = told and _leaves_batch(hints)
         key = partition.name, bucket, limits, leaves_batch, _arrivals(hints)  # nothing else of the hints counts
         kept = self._choices.get(key)

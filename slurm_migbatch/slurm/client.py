@@ -317,7 +317,7 @@ class SlurmClient(Protocol):
         """Undo `hold`."""
 
     def cancel(self, job_id: int | str) -> None:
-        """End a job, or one task of an array ("123_4"), for good; what has gone already is no error."""
+        """Cancel a job, or one task of an array ("123_4"); one that has already ended is no error."""
 
     def diag(self) -> Diag:
         """Return slurmctld's counts of remote procedure calls."""

@@ -117,11 +117,11 @@ def parse_jobs(output: str, mark: str) -> list[JobRow]:
 
 
 class JobReader:
-    """Reads one listing of the queue after another as `parse_jobs` does.
+    """Parse successive listings of the queue like `parse_jobs`.
 
-    Rows that squeue prints as in the listing before are the same objects and are not parsed again: in a long queue few
-    change from one second to the next. Kept of each is a digest of what was printed. Its fields are joined by a text
-    that nobody is told, so that no two rows of different fields look alike.
+    Rows that squeue prints unchanged are the same objects and are not parsed again: in a long queue few
+    change from one second to the next. A digest of each printed row is kept. Its fields are joined by a secret
+    text, so that rows with different fields have different digests.
     """
 
     def __init__(self) -> None:

@@ -164,7 +164,7 @@ class SlurmrestdClient(CliClient):
         self._change_or_raise(f"job/{int(job_id)}", {"hold": False})
 
     def cancel(self, job_id: int | str) -> None:
-        """End a job or one task of an array for good; what has gone already is no error."""
+        """Cancel a job or one task of an array; one that has already ended is no error."""
         self._signal({"jobs": [checked_job(job_id)], "signal": "KILL"})
 
     # -- requests ----------------------------------------------------------------------------------------------

@@ -319,7 +319,7 @@ def _misfit(session: Session, machine: Node, _journal: NodeJournal, ts: float, e
     job, restart = _identity(event)
     run = run_of(session, job, restart, ts, starts=True)
     run.reason = clean.text(f"misfit on {machine.node}: {event.get('reason') or event.get('grant') or '?'}", 512)
-    # of a job on several nodes the others tell their own part; and root of a node can end nobody else's run
+    # for a job on several nodes the others report their own part; and root of a node can end no other run
     elsewhere = (Lease.run_id == run.id, Lease.node != machine.node, Lease.until.is_(None))
     if run.ended is None and session.scalar(select(Lease.id).where(*elsewhere).limit(1)) is None:
         run.state, run.ended = "REQUEUED", ts

@@ -1,8 +1,8 @@
-"""Submissions that differ only in what their answer repeats, or does not depend on.
+"""Recognise submissions that differ only in parts that do not affect their answer, or that the answer repeats.
 
-People submit many jobs that are alike: other scripts under other names, with the same hints or with numbers that fall
-into the same bucket; and of one bucket all get the same slice (`workload.buckets`). So who has answered one of them
-knows the answer to the others. It has their own comment, and the decision is recorded with what they asked.
+Users submit many similar jobs: other scripts under other names, with the same hints or with numbers in
+the same bucket; and all jobs of a bucket get the same slice (`workload.buckets`). So the answer to one of them
+applies to the others. It has their own comment, and the decision is recorded with their own request.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from slurm_migbatch.workload.buckets import rounded
 from slurm_migbatch.workload.refusal import Refusal
 
 MOST: Final = 4096
-"""Answers that are remembered."""
+"""Most cached answers."""
 _OWN: Final = frozenset({"comment", "name", "account", "digest", "engine"})
-"""What may differ: the comment is judged by its hints, and the others count only where there are none of use."""
+"""Fields that may differ: the comment is compared by its hints, and the others count only if it has no valid ones."""
 _AROUND: Final = frozenset({"extra", "exc_nodes"})
-"""What is read or written together with the comment."""
+"""Fields that are read or written together with the comment."""
 
 
 class Question(NamedTuple):
-    """A submission; those with the same `key` are alike."""
+    """A submission; those with the same `key` are equivalent."""
 
     key: Hashable
     request: Mapping[str, str]
 
     @classmethod
     def of(cls, request: Mapping[str, str], chooser: Chooser) -> Question | None:
-        """Return the question that a request puts; None where it is not known to be like any other."""
+        """Return the cache key of a request; None if it may not be equivalent to others."""
         comment = request.get("comment", "")
         if request.get("kind") != "submit" or not hinting.is_hint(comment) or not _AROUND.isdisjoint(request):
             return None
         for name in TRES_FIELDS:
             if name in request and "gpu" in request[name].lower():
-                return None  # whole GPUs: what runs of the same job used is told beside the answer
+                return None  # whole GPUs: a note on the use of earlier runs of the same job is added to the answer
         try:
             told, of_llm = hinting.told(comment)
         except Refusal:
@@ -63,7 +63,7 @@ class Question(NamedTuple):
         return self.request["comment"]
 
     def decision(self, like: SubmitDecision, id: str, ts: float) -> SubmitDecision:
-        """Return what is decided on it, as on one that is alike."""
+        """Return the decision on it, from that on an equivalent one."""
         asked = self.request
         digest = asked.get("digest")
         identity = asked.get("account", ""), asked.get("partition", ""), asked.get("name", "")
@@ -79,7 +79,7 @@ class Question(NamedTuple):
 
 
 class AlikeAnswer(NamedTuple):
-    """One answer: `before`, the comment, `between`, the decision's name, `after`. `longest`: comment that has room."""
+    """`before`, the comment, `between`, the decision's name, `after`; `longest`: the longest comment allowed."""
 
     before: bytes
     between: bytes
@@ -88,25 +88,25 @@ class AlikeAnswer(NamedTuple):
     decision: SubmitDecision
 
     def to(self, question: Question) -> CachedAnswer:
-        """Return the answer to a question that is alike."""
+        """Return the answer to an equivalent submission."""
         before = self.before + question.comment.encode("latin-1") + self.between
         return CachedAnswer("accept", before, self.after, partial(question.decision, self.decision))
 
 
 class AlikeAnswers:
-    """Answers by question; where there are too many, all are dropped."""
+    """Answers by key; if there are too many, all are dropped."""
 
     def __init__(self, most: int = MOST) -> None:
         self._given: dict[Hashable, AlikeAnswer] = {}
         self._most = most
 
     def get(self, question: Question) -> CachedAnswer | None:
-        """Return the answer to a question; None where none that is alike was answered, or its comment has no room."""
+        """Return the answer to a submission; None if no equivalent one was answered, or its comment does not fit."""
         given = self._given.get(question.key)
         return given.to(question) if given is not None and len(question.comment) <= given.longest else None
 
     def keep(self, question: Question, answer: bytes, decision: SubmitDecision, name: str) -> None:
-        """Keep an answer made under `name`, unless its decision keeps an older name or shows it twice."""
+        """Store an answer made under `name`, unless its decision keeps an older name or shows it twice."""
         lead = f"set_comment={question.comment}".encode("latin-1")
         before, comment, rest = answer.partition(lead + b" ")
         marker = rest.partition(b"\n")[0]

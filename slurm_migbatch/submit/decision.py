@@ -15,10 +15,10 @@ from slurm_migbatch.workload.hints import Hints
 class SubmitDecision:
     """One decision. `id` is also in the job's marker; `ts` is unix seconds.
 
-    `asked` holds the user's own words (GRES fields, comment, extra) as far as given; `bucket` is its stable name, empty
-    where no known model was named; `advice` is what the job is told of batch and copies; `reason` is a key of
+    `asked` holds the user's own request (GRES fields, comment, extra) as far as given; `bucket` is its stable name,
+    empty if no known model was named; `advice` is the batch and copies passed to the job; `reason` is a key of
     `predict.selection.REASONS` or of `predict.recurring.SENTENCES`, or `explicit`, or `whole_gpu`. `recurring` is the
-    key of the recurring job, `engine` what its script names that takes a fixed share of a slice; empty: unknown.
+    key of the recurring job, `engine` the program in its script that takes a fixed share of a slice; empty: unknown.
     """
 
     id: str

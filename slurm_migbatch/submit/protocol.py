@@ -1,10 +1,10 @@
-"""The line protocol between the Lua shim and the service: `key=value`, one a line, ended by an empty line.
+"""Encode and decode the line protocol between the Lua shim and the service: `key=value` lines, ended by an empty line.
 
-In values `%` and the line feed are percent-encoded, and nothing else: encoding costs time for each byte that it
-changes, under slurmctld's locks. Any byte may be, and is decoded. Values are bytes decoded with latin-1. `script` is as
-long as all others together; it stands behind the empty line as it is. The socket
-is of type SOCK_SEQPACKET: one packet is one request, one packet its answer. Lua can speak it in a few lines, a peer
-that has gone gives EPIPE instead of a SIGPIPE (slurmctld is a big threaded process whose signals are not ours), and
+In values only `%` and the line feed are percent-encoded: encoding costs time for each byte that it
+changes, under slurmctld's locks. Any byte may be encoded, and is decoded. Values are bytes decoded with latin-1.
+`script` is as long as all others together; it follows the empty line unescaped. The socket
+is of type SOCK_SEQPACKET: one packet is one request, one packet its answer. Lua can use it in a few lines, a closed
+peer gives EPIPE instead of a SIGPIPE (slurmctld is a large threaded process whose signals must not be changed), and
 nobody can send half a request.
 """
 
@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from slurm_migbatch.submit.request import Accept, Answer, Pass, Refuse, RequestError
 
 MAX_REQUEST: Final = 65536
-"""Bytes. A change tells eighteen strings, which have at most 1024 each; the encoding triples them at worst."""
+"""Size limit in bytes. An update has eighteen strings of at most 1024 bytes; the encoding at most triples them."""
 _END: Final = "\n"
 _SCRIPT: Final = "script"
 _KEY = re.compile(r"[a-z_0-9]{1,40}")

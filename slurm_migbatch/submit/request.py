@@ -61,15 +61,15 @@ class Present:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A submission (`now` is None) or a change of a job. None: not given.
+    """A submission (`now` is None) or an update of a job. None: not given.
 
-    `uid` is who asks. `partition` may be a list separated by commas; the shim fills in the default partition. Numbers
-    are Slurm's, None where unset; `shared` is 0 for `--exclusive`. In a change only the fields that the user wants
-    changed are given, the node and task counts excepted, which the shim fills in from the job. `batch` is 1 for the
-    submission of a batch job that is no part of a heterogeneous one. `req_nodes`, `exc_nodes` and `features` are
-    those of --nodelist, --exclude and --constraint; `uncatalogued` is 1 where the job names a reservation without
-    catalog nodes. `name`, `account`, `digest` and `engine` (see `submit.script`) are given for batch jobs, so that a
-    recurring one is known again.
+    `uid` is the requesting user. `partition` may be a list separated by commas; the shim fills in the default
+    partition. Numbers are Slurm's, None if unset; `shared` is 0 for `--exclusive`. In an update only the fields to be
+    changed are given, except the node and task counts, which the shim fills in from the job. `batch` is 1 for the
+    submission of a batch job that is not part of a heterogeneous one. `req_nodes`, `exc_nodes` and `features` are those
+    of --nodelist, --exclude and --constraint; `uncatalogued` is 1 if the job names a reservation without catalog nodes.
+    `name`, `account`, `digest` and `engine` (see `submit.script`) are given for batch jobs, to recognise recurring
+    ones.
     """
 
     uid: int

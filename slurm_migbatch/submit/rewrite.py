@@ -482,7 +482,7 @@ class _Job:
         if bucket is None:
             return None
         advice = self.chooser.advice(bucket, partition, partition.offers[grant.parts[0][0].gres_type], hints.batch)
-        # a batch that the user has chosen stays his own, also between the edges of the grid
+        # the user's own batch stays, also between the edges of the grid
         if advice is None or not hints.batch or advice.batch == hints.batch:
             return advice
         return replace(advice, batch=hints.batch)

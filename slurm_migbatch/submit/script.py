@@ -75,7 +75,7 @@ def fold(name: str) -> str:
 
 
 def condense(request: bytes) -> bytes:
-    """Return a request with its `script` replaced by `digest` and `engine`; any other as it is."""
+    """Return a request with its `script` replaced by `digest` and `engine`; any other unchanged."""
     head, end, script = request.partition(b"\n\n")
     return head + _condensed(script[:MOST_BYTES]) + end if script else request
 

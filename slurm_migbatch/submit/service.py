@@ -230,11 +230,11 @@ def reserved(path: Path) -> Path:
 def listen(path: Path, *, owners: Collection[int] = ()) -> socket.socket:
     """Return a listening socket at `path`. Raises OSError; the directory must be root's own.
 
-    One that is there is replaced in one step: there is no moment without a socket at `path`, and whoever listened there
-    before gets no more connections.
-    Everybody may connect (to ask for advice), who may ask what is settled by peer credentials; with `owners` root and
-    this user alone. Where it cannot be given to him (there are several, or only root could give it) everybody may
-    connect nevertheless.
+    An existing one is replaced atomically: there is always a socket at `path`, and the previous
+    listener gets no more connections.
+    Everybody may connect (to ask for advice); permissions follow from peer credentials. With `owners` only root and
+    this user may connect. If the owner cannot be set (there are several, or only root could set it) everybody may
+    connect.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     fresh = path.with_name(f"{path.name}~")

@@ -119,5 +119,5 @@ def render(  # noqa: PLR0913 - one keyword for each thing that goes into the tex
 
 
 def _commented(source: str) -> str:
-    """Return Lua source as comments, from which cli_filter.lua compiles it where it is needed."""
+    """Return Lua source as comments, from which cli_filter.lua compiles it when needed."""
     return "".join(f"--:{line}\n" for line in source.split("\n"))

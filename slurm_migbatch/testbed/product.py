@@ -114,7 +114,7 @@ class Product:
             fresh.replace(self.etc / shim)
 
     def start_daemon(self) -> None:
-        """Start migbatchd, on both controllers where there are two, and wait until it answers."""
+        """Start migbatchd, on both controllers if there are two, and wait until it answers."""
         line = [sys.executable, "-m", "slurm_migbatch.cli.migbatchd", "-c"]
         self.cluster.spawn_on(1, "migbatchd", [*line, str(self.config)])
         if self.cluster.spec.backup:

@@ -91,7 +91,7 @@ class HandoffWatch:
 
 
 def handoffs(cluster: RunningCluster, node: str) -> dict[tuple[int, int], tuple[str, ...]]:
-    """Return the slices that each run of a node was handed; none where it was refused or is over."""
+    """Return the slices in the hand-off of each run of a node; none if it was refused or is over."""
     try:
         directory = os.open(cluster.node_directory(node) / "run/job", os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:

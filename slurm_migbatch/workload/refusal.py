@@ -123,5 +123,5 @@ def show(text: str) -> str:
 
 
 def lower(text: str) -> str:
-    """Return the ASCII letters in lower case, every other byte as it is (as Lua's string.lower in the C locale)."""
+    """Return the ASCII letters in lower case, every other byte unchanged (as Lua's string.lower in the C locale)."""
     return text.lower() if text.isascii() else text.encode("latin-1", "replace").lower().decode("latin-1")

@@ -294,7 +294,7 @@ class _Site:
                 self._in_partition.setdefault(partition, set()).add(name)
         #: by the request and the nodes to exclude
         self._pools: dict[tuple[_Asked, frozenset[str]], frozenset[str]] = {}
-        #: equal pools are one object, so that it is quick to tell that they are equal
+        #: equal pools are one object, for fast comparison
         self._interned: dict[frozenset[str], frozenset[str]] = {}
 
     @property

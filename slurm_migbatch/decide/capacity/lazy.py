@@ -1,4 +1,4 @@
-"""Attributes that are computed on first access.
+"""Provide attributes that are computed on first access.
 
 Before Python 3.12 `functools.cached_property` takes a lock on each computation. That costs more than most of the
 values computed here, which a round computes hundreds of thousands of times.

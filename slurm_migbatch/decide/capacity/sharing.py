@@ -180,7 +180,7 @@ def _alike(guest: JobRow, host: JobRow | None) -> bool:
 
 
 def _slot(place: Place) -> tuple[str, Slot] | None:
-    """Return the GPU and the slot that a place names; None where they cannot be read."""
+    """Return the GPU and the slot of a place; None if they cannot be read."""
     uuid, profile, start, size, *_ = place
     try:
         return uuid, Slot.of(str(profile), int(str(start)), int(str(size)))

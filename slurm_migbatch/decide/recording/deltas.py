@@ -1,7 +1,7 @@
-"""What changed of an ordered mapping, as JSON, and the mapping again: for rows of jobs and nodes from round to round.
+"""Encode changes of an ordered mapping as JSON and apply them: for rows of jobs and nodes from round to round.
 
-A delta is `{"gone": keys, "new": [[key, value]], "changed": [[key, fields]], "at": [[index, key]]}`, each only where
-there is any: what is left of the old order is kept, and every other key stands where `at` says, or behind them in the
+A delta is `{"gone": keys, "new": [[key, value]], "changed": [[key, fields]], "at": [[index, key]]}`, each only if
+not empty: the rest of the old order remains, and every other key is placed by `at`, or after them in the
 order of `new`.
 """
 
@@ -19,7 +19,7 @@ K = TypeVar("K", int, str)
 
 
 class Delta(Generic[K]):
-    """Writes and reads what changed of a mapping; keeps the mapping as it was last.
+    """Write and read changes of a mapping; keeps the last state of the mapping.
 
     Args:
         codec: writes values.
@@ -89,7 +89,7 @@ class Delta(Generic[K]):
 
 
 class RowDelta(Delta[K]):
-    """Writes what changed in a sequence of rows; unchanged stretches are recognized by object identity.
+    """Write changes of a sequence of rows; unchanged stretches are recognised by object identity.
 
     Of a changed row only the changed fields are written.
 
@@ -107,7 +107,7 @@ class RowDelta(Delta[K]):
         self._keys: set[K] = set()
 
     def write_rows(self, now: tuple[Any, ...]) -> Json:
-        """Return what changed since the last call; empty where nothing did.
+        """Return the changes since the last call; empty if there are none.
 
         Raises:
             CodecError: two rows have the same key.
@@ -157,7 +157,7 @@ class RowDelta(Delta[K]):
 
 
 def _moved(before: Sequence[K], now: Sequence[K]) -> list[list[Any]]:
-    """Return the keys that do not stand where the old order has them, with their new index, ascending."""
+    """Return the keys that are not where the old order has them, with their new index, ascending."""
     if before == now or not before:
         return []
     place = {key: index for index, key in enumerate(before)}

@@ -385,7 +385,7 @@ class Fleet:
         return node not in self._fixed and self.as_admitted(node)
 
     def place_on(self, node: str, slices: tuple[Profile, ...]) -> list[tuple[Profile, str | GpuClaims]] | None:
-        """Return places for all of `slices` (largest first) on one node; None where they do not all fit."""
+        """Return places for all of `slices` (largest first) on one node; None if they do not all fit."""
         search = _Search(self._shapes(node), dict(self._fixed.get(node, ())), slices)
         if search.run():
             first = self._first[node]

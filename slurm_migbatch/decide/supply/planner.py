@@ -496,7 +496,7 @@ class _PlanRound:
             layouts[gpu.uuid] = final.layout
             if final.withdrawn:
                 withdrawn |= final.withdrawn
-            if gpu.offered is not gpu.free:  # slots that something lies across, or did when it was last heard of
+            if gpu.offered is not gpu.free:  # slots that overlap something, or did by the last report
                 withdrawn.update(slot.profile for slot in gpu.offered.slots if slot not in final.layout)
             changed = changed or final.changed
         self._keep_total(node, layouts, free, optional)

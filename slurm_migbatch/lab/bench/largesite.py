@@ -69,7 +69,7 @@ class LargeSite:
         self._waiting: dict[int, JobRow] = {}
         self._held: dict[str, dict[str, dict[Slot, _Run]]] = {}
         self._gres: dict[str, dict[str, int]] = {}
-        #: what Slurm counts as in use, by node, where nothing has changed since it was counted
+        #: Slurm's counts in use, by node, while they are unchanged
         self._used: dict[str, Counter[str]] = {}
         #: free slots on offer, by profile and node; nodes on which they may have changed
         self._free: dict[Profile, dict[str, list[tuple[str, Slot]]]] = {}

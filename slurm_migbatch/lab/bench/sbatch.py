@@ -86,7 +86,7 @@ PLAIN: Final = Kind("jobs without slices", slices=False)
 KINDS: Final = (SAME, OTHER, PLAIN)
 
 
-#: answers whoever asks at a socket with the same bytes
+#: answers every connection to a socket with the same bytes
 _ANSWER: Final = """
 import socket, sys
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -140,7 +140,7 @@ def started(directory: Path, users: int) -> Iterator[Clusters]:
 
 @contextmanager
 def _answering(filtered: Cluster, directory: Path) -> Iterator[Path]:
-    """Start a process that gives the filter's answer to `SAME` to every request; yield the script that asks it."""
+    """Start a process that gives the filter's answer to `SAME` to every request; yield the script that calls it."""
     service = reserved(filtered.product.state / "submit.sock")
     answer = protocol.encode_answer(_answer_to(SAME, filtered)).decode("latin-1")
     socket, script = directory / "answers.sock", directory / "asking.lua"

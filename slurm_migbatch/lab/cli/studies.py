@@ -185,7 +185,7 @@ def dstack(data: Path, mixes: int, plot: Path | None, as_json: bool) -> None:
 @plot_option
 @json_option
 def bsbf(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
-    """Study of SJF-BSBF: completion times where two jobs may share a whole GPU, by the rule that decides."""
+    """Study of SJF-BSBF: completion times if two jobs may share a whole GPU, by rule."""
     from slurm_migbatch.lab.studies.bsbf import BASELINES, measure
 
     with measuring() as say:

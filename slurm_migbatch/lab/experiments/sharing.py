@@ -125,7 +125,7 @@ class Cell:
 
 
 def source(data: Path) -> SharingSource:
-    """Read what lies below a folder. Raises NotMeasurable, TraceError."""
+    """Read the data below a directory. Raises NotMeasurable, TraceError."""
     jobs = muri.read(_file(data, "cluster_trace.csv*")).jobs
     found = measured_pairs.gavel(_file(data, "physical_cluster_throughputs.csv*"))
     both = tuple((xi, found[other, app]) for (app, other), xi in sorted(found.items()) if app <= other)
