@@ -181,7 +181,7 @@ def test_the_command_prints_one_table_and_fails_where_something_did(small, tmp_p
     assert lines[0] == ["EXPERIMENT", "BAR", "VALUE", "TARGET", "OK", "SECONDS"]
     assert any(line[0] == "instances" and "FAILED" in line for line in lines if line)
     assert sum("<=" in line for line in lines) == 2
-    assert "scale: no paper has a figure of this" in done.stdout
+    assert "scale: no paper has a figure for this" in done.stdout
     assert "minutes in all" in done.stdout
 
 

@@ -95,7 +95,7 @@ def test_bars_that_more_is_better_for_say_so():
 
 def test_bars_below_which_nothing_of_ours_can_come_say_so():
     bar = Bar("x", 1.4, 1.15, floor=1.3666)
-    assert bar.line() == "MISSED  x: 1.4 (target <= 1.15; 1.367 where ours does nothing)"
+    assert bar.line() == "MISSED  x: 1.4 (target <= 1.15; 1.367 without migbatch)"
     assert bar.to_dict()["floor"] == 1.3666
     assert Bar.from_dict(bar.to_dict()) == bar
 

@@ -105,7 +105,7 @@ class Recurring:
 
     def known(self) -> None:
         """Wait until the service has heard of all runs."""
-        wanted = re.compile(rf"\({self.runs} so far\)|last {self.runs} runs|ended with its slice")
+        wanted = re.compile(rf"\({self.runs} so far\)|last {self.runs} runs|filled its slice")
         until(f"an answer that knows {self.runs} runs", lambda: wanted.search(self.told()) is not None)
 
     def told(self) -> str:

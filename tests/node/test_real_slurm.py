@@ -202,7 +202,7 @@ def test_two_jobs_of_one_user_share_a_slice_and_either_leaves_first(bed, host_fi
         "the refusal", lambda: [e for e in status(bed)["events"] if e["kind"] == "misfit" and e["job"] == int(other)]
     )
     (refusal,) = [e for e in status(bed)["events"] if e["kind"] == "misfit" and e["job"] == int(other)]
-    assert "another user's" in refusal["reason"]
+    assert "belongs to another user" in refusal["reason"]
     bed.wait("both", lambda: {int(host), int(guest)} <= having(bed))
     assert slices(bed) == before, "nothing was made for the guest"
     first, second = ("host", "guest") if host_first else ("guest", "host")
