@@ -125,7 +125,7 @@ def why(bed: Cluster, job: int) -> str:
 def test_nothing_is_to_correct_on_either(pair: Pair) -> None:
     for bed in pair:
         until("0 failed", lambda bed=bed: wrong(bed) == [])  # type: ignore[misc]
-        assert ODD not in bed.daemons.log("migbatchd").read_text()
+        assert ODD not in bed.daemons.log("migbatchd").read_text(), "for longer than a moment"
 
 
 def wrong(bed: Cluster) -> list[str]:

@@ -30,6 +30,8 @@ _FREE: Final = "free space"
 HURRIED_S: Final = 600.0
 HURRIES: Final = 3
 """A job that nodes requeue is started without Slurm's delay at most so often in so many seconds."""
+UNEXPLAINED_S: Final = 30.0
+"""A node where Slurm counts more slices than are known is noted after so long."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class SupplyMemory:
         pairs: second job -> first job of a slice that they are to share.
         preference: the last offers for empty space.
         moves: training jobs that are moved for larger slices.
+        unexplained: nodes where Slurm counts more than is known there, and since when.
     """
 
     reservations: tuple[Reservation, ...] = ()
@@ -74,6 +77,7 @@ class SupplyMemory:
     pairs: Mapping[int, int] = field(default_factory=dict)
     preference: tuple[Profile, ...] | None = None
     moves: MoveMemory = field(default_factory=MoveMemory)
+    unexplained: Mapping[str, float] = field(default_factory=dict)
     #: caches without meaning from round to round
     planner: Planner = field(default_factory=Planner, repr=False)
     queue: JobQueue = field(default_factory=JobQueue, repr=False)
@@ -147,7 +151,7 @@ def plan_supply(
     due = sharers.due(plan, wanted) if sharing else {}
     sharing = {node: replace(found, due=due.get(node, {})) for node, found in sharing.items()}
     memory.offers = _offers(plan, nodes, sharing, memory.offers)
-    notes.extend(_unexplained(plan))
+    notes.extend(_unexplained(plan, memory, snapshot.now))
     return SupplyDecision(plan, wanted, nodes, sharing, tuple(memory.offers.values()), start_now, moves, tuple(notes))
 
 
@@ -251,11 +255,17 @@ def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNo
     return tuple(found)
 
 
-def _unexplained(plan: ClusterPlan) -> list[str]:
+def _unexplained(plan: ClusterPlan, memory: SupplyMemory, now: float) -> list[str]:
+    """Return notes on nodes where Slurm has counted more than is known for `UNEXPLAINED_S`; updates `memory`.
+
+    Shorter is usual: a node reports the end of a job before slurmctld takes its GRES back.
+    """
+    memory.unexplained = {name: memory.unexplained.get(name, now) for name in plan.unexplained}
     return [
         f"Slurm counts {', '.join(f'{n} x {p}' for p, n in counts.items())} on {name} that are neither on the node "
         "nor in its plan; its offer is left unchanged until it reports"
         for name, counts in plan.unexplained.items()
+        if now >= memory.unexplained[name] + UNEXPLAINED_S
     ]
 
 
