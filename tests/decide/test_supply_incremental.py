@@ -30,6 +30,7 @@ def _afresh(memory: SupplyMemory) -> SupplyMemory:
         dict(memory.hurried),
         dict(memory.pairs),
         memory.preference,
+        unexplained=memory.unexplained,
     )
 
 

@@ -56,6 +56,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "pairs": dict[int, int],
         "preference": tuple[Profile, ...] | None,
         "moves": MoveMemory,
+        "unexplained": dict[str, float],
     },
     MoveMemory: {"moves": dict[int, Move], "waits": dict[int, float], "fixed": set[int], "loaded": bool},
     DispatchMemory: {

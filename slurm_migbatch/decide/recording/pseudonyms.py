@@ -266,6 +266,7 @@ class _Mask:
                 for job, (nodes, tasks, since) in supply["standing"].items()
             },
             "avoided": {job: self.hosts(nodes) for job, nodes in supply["avoided"].items()},
+            "unexplained": self.hosts(supply["unexplained"]),
         }
         promises = OrderedDict((self._promise(key), promise) for key, promise in dispatch["promises"].items())
         served = dispatch["served"]

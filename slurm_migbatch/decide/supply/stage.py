@@ -77,7 +77,7 @@ class SupplyMemory:
     pairs: Mapping[int, int] = field(default_factory=dict)
     preference: tuple[Profile, ...] | None = None
     moves: MoveMemory = field(default_factory=MoveMemory)
-    unexplained: Mapping[str, float] = field(default_factory=dict)
+    unexplained: dict[str, float] = field(default_factory=dict)
     #: caches without meaning from round to round
     planner: Planner = field(default_factory=Planner, repr=False)
     queue: JobQueue = field(default_factory=JobQueue, repr=False)
