@@ -1,4 +1,4 @@
-"""The lending experiment on made-up traces, and what its policy keeps whatever it is asked."""
+"""The study of DeepBoot on synthetic traces, what its policy keeps whatever it is asked, and inputs of lending."""
 
 import functools
 import json
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.experiments import lending
-from slurm_migbatch.lab.experiments.lending import AFE, WAYS, Load
+from slurm_migbatch.lab.experiments.lending import Load
 from slurm_migbatch.lab.papers.forecast import Levels
 from slurm_migbatch.lab.papers.goodput import Goodput
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
@@ -20,6 +20,8 @@ from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.sim.policies.lending import GoodputSpeeds, WholeGpuLending
+from slurm_migbatch.lab.studies import deepboot
+from slurm_migbatch.lab.studies.deepboot import AFE, WAYS
 from tests.support.lending_folders import STEPS, write_pollux
 
 MODELS = {"cifar10": Goodput(STEPS, 4000.0, 128, 4096, 32, 1024)}
@@ -32,7 +34,7 @@ def data(tmp_path):
 
 
 def test_every_way_is_measured_and_repeats_itself(data):
-    measure = functools.partial(lending.measure, data, seeds=2, loads=[TINY])
+    measure = functools.partial(deepboot.measure, data, seeds=2, loads=[TINY])
     result = measure()
     assert result == measure()
     (found,) = result["results"]
@@ -40,13 +42,12 @@ def test_every_way_is_measured_and_repeats_itself(data):
     assert found["ways"]["half"]["jct_ratio"][0] == 1.0
     assert found["ways"]["half"]["reclaimed"] == 0
     assert found["ways"]["ours"]["jct_s"] < found["ways"]["half"]["jct_s"]
-    assert found["study"] and result["bars"] == []  # what is no more than a study has no bar
-    assert result["decides"] == "slurm_migbatch.decide.core.decide"
+    assert result["bars"] == [] and "decides" not in result  # what is no more than a study has no bar
     json.dumps(result)
 
 
 def test_the_noise_is_what_made_the_iterations(data):
-    model = lending.goodputs(data / "sched" / "traces")["cifar10"]
+    model = deepboot.goodputs(data / "sched" / "traces")["cifar10"]
     assert model.noise == pytest.approx(4000, rel=0.05)
     assert (model.first_batch, model.largest_batch) == (128, 2048)
 
@@ -54,7 +55,7 @@ def test_the_noise_is_what_made_the_iterations(data):
 def test_requests_follow_the_day_and_the_count(data):
     _, shape = lending.request_shape(data)
     load = Load("many", 6000, 4, 5.0)
-    jobs, levels = lending.inference(load, shape, 3)
+    jobs, levels = deepboot.inference(load, shape, 3)
     assert 0.6 * load.requests < len(jobs) < 1.6 * load.requests
     assert np.mean([job.work for job in jobs]) == pytest.approx(5.0, rel=0.1)
     assert levels.days == pytest.approx(lending.HISTORY_DAYS, abs=0.05)
@@ -65,11 +66,14 @@ def test_requests_follow_the_day_and_the_count(data):
 def test_what_is_missing_is_named(tmp_path, data):
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(NotMeasurable, match="no Pollux data"):
-        lending.measure(empty)
+    for experiment in (lending, deepboot):
+        with pytest.raises(NotMeasurable, match="no Pollux data"):
+            experiment.measure(empty)
+    with pytest.raises(NotMeasurable, match="no MISO data"):
+        lending.measure(data)
     (data / "mooncake_conversation_1h.csv").unlink()
     with pytest.raises(NotMeasurable, match="no request trace"):
-        lending.measure(data)
+        deepboot.measure(data)
 
 
 def test_the_command_says_what_is_missing(tmp_path):

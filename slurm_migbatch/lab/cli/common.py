@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import steps
+from slurm_migbatch.cli.common import print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.say import Say
@@ -63,6 +63,30 @@ def print_bars(result: Mapping[str, Any]) -> None:
     """Print the bars as text."""
     for bar in result["bars"]:
         click.echo(Bar.from_dict(bar).line())
+
+
+def print_lending(entry: Mapping[str, Any]) -> None:
+    """Print the ways to lend at one load, as `experiments.lending.summary` returns them."""
+    columns = ("mean JCT", "over half (95 %)", "restarts (95 %)", "most", "delay mean", "p95", "max", "reclaimed")
+    lines = [
+        (
+            name,
+            f"{way['jct_s']:.0f} s",
+            with_interval(way["jct_ratio"], 3),
+            with_interval(way["restarts_interval"], 2),
+            f"{way['restarts_max']:.0f}",
+            *(f"{way[key]:.2f} s" for key in ("delay_mean_s", "delay_p95_s", "delay_max_s")),
+            f"{way['reclaimed']:.0f}",
+        )
+        for name, way in entry["ways"].items()
+    ]
+    print_table(("way", *columns), lines)
+
+
+def with_interval(values: Sequence[float], digits: int) -> str:
+    """Return a mean, with its interval if there are several seeds."""
+    text = f"{values[0]:.{digits}f}"
+    return text if len(values) < 3 else f"{text} ({values[1]:.{digits}f} to {values[2]:.{digits}f})"
 
 
 def hand_over(name: str, result: Mapping[str, Any], as_json: bool, plot: Path | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,15 @@ from slurm_migbatch.lab.cli.common import (
     measuring,
     plot_option,
     print_bars,
+    print_lending,
     print_notes,
+    with_interval,
 )
 
 
 @click.command()
 @data_option
 @click.option("--seeds", type=click.IntRange(1, 1000), default=10, show_default=True, help="Workloads and requests.")
-@click.option("--study/--no-study", default=True, show_default=True, help="Measure the study on whole GPUs, too.")
 @click.option(
     "--processes",
     type=click.IntRange(1, 1000),
@@ -35,7 +36,7 @@ from slurm_migbatch.lab.cli.common import (
 @click.option("--wrong", is_flag=True, help="Only with wrong forecasts, speeds, restart times and time limits.")
 @plot_option
 @json_option
-def lending(data: Path, seeds: int, study: bool, processes: int, wrong: bool, plot: Path | None, as_json: bool) -> None:
+def lending(data: Path, seeds: int, processes: int, wrong: bool, plot: Path | None, as_json: bool) -> None:
     """Lend inference's idle GPUs to training jobs, compared with its own half and other rules (simulated)."""
     if wrong:
         _lending_wrong(data, seeds, processes, plot, as_json)
@@ -43,48 +44,21 @@ def lending(data: Path, seeds: int, study: bool, processes: int, wrong: bool, pl
     from slurm_migbatch.lab.experiments.lending import measure
 
     with measuring() as say:
-        result = measure(data, seeds, study=study, processes=processes, say=say)
+        result = measure(data, seeds, processes=processes, say=say)
     if hand_over("lending", result, as_json, plot):
         return
     print_notes(result)
     for entry in result["results"]:
-        source = "study" if entry.get("study") else f"{entry['decides']}, configuration {entry['configuration']}"
-        requests = f"{entry['ways']['ours']['requests']:.0f}" if not entry.get("study") else entry["requests"]
         click.echo(
-            f"\n{entry['load']} ({source}): {requests} requests of {entry['apps']} applications, "
-            f"means over {entry['seeds']} seeds"
+            f"\n{entry['load']} ({_decided(entry)}): {entry['ways']['ours']['requests']:.0f} requests of "
+            f"{entry['apps']} applications, means over {entry['seeds']} seeds"
         )
-        print_table(
-            (
-                "way",
-                "mean JCT",
-                "over half (95 %)",
-                "restarts (95 %)",
-                "most",
-                "delay mean",
-                "p95",
-                "max",
-                "called back",
-            ),
-            [
-                (
-                    name,
-                    f"{way['jct_s']:.0f} s",
-                    _with_interval(way["jct_ratio"], 3),
-                    _with_interval(way["restarts_interval"], 2),
-                    f"{way['restarts_max']:.0f}",
-                    *(f"{way[key]:.2f} s" for key in ("delay_mean_s", "delay_p95_s", "delay_max_s")),
-                    f"{way['reclaimed']:.0f}",
-                )
-                for name, way in entry["ways"].items()
-            ],
+        print_lending(entry)
+        bound = entry["bound"]
+        click.echo(
+            f"no schedule is below {bound['jct_ratio']:.3f} of half; a whole GPU for each job at once would be "
+            f"{bound['alone_ratio']:.3f}"
         )
-        if "bound" in entry:
-            bound = entry["bound"]
-            click.echo(
-                f"no schedule is below {bound['jct_ratio']:.3f} of half; a whole GPU for each job at once would be "
-                f"{bound['alone_ratio']:.3f}"
-            )
     print_bars(result)
 
 
@@ -103,7 +77,7 @@ def _lending_wrong(data: Path, seeds: int, processes: int, plot: Path | None, as
             (
                 name,
                 f"{row['jct_s']:.0f} s",
-                _with_interval(row["over_half"], 3),
+                with_interval(row["over_half"], 3),
                 f"{row['over_half_worst']:.3f}",
                 f"{row['restarts']:.2f}",
                 f"{row['delay_p95_s']:.2f} s",
@@ -120,12 +94,6 @@ def _lending_wrong(data: Path, seeds: int, processes: int, plot: Path | None, as
 def _refuse_plots(plot: Path | None) -> None:
     if plot is not None:
         raise click.UsageError("--wrong has no plots; leave --plot out")
-
-
-def _with_interval(values: Sequence[float], digits: int) -> str:
-    """Return a mean, with its interval if there are several seeds."""
-    text = f"{values[0]:.{digits}f}"
-    return text if len(values) < 3 else f"{text} ({values[1]:.{digits}f} to {values[2]:.{digits}f})"
 
 
 @click.command()

@@ -15,6 +15,7 @@ from slurm_migbatch.lab.cli.common import (
     json_option,
     measuring,
     plot_option,
+    print_lending,
     print_notes,
 )
 
@@ -205,6 +206,28 @@ def bsbf(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
         for cell in result["cells"]
     ]
     print_table(("jobs", "slowdown", "draws", *names, *(f"over {name}" for name in BASELINES)), lines)
+
+
+@study.command()
+@data_option
+@click.option("--seeds", type=click.IntRange(1, 1000), default=10, show_default=True, help="Workloads and requests.")
+@plot_option
+@json_option
+def deepboot(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+    """Study of DeepBoot: training on several whole GPUs that inference leaves, relative to training's own half."""
+    from slurm_migbatch.lab.studies.deepboot import measure
+
+    with measuring() as say:
+        result = measure(data, seeds, say=say)
+    if hand_over("deepboot", result, as_json, plot):
+        return
+    _say(result)
+    for entry in result["results"]:
+        click.echo(
+            f"\n{entry['load']}: {entry['requests']} requests of {entry['apps']} applications, means over "
+            f"{entry['seeds']} seeds"
+        )
+        print_lending(entry)
 
 
 def _ratio(mean: float, low: float | None, high: float | None) -> str:

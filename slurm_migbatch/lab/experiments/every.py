@@ -73,6 +73,7 @@ EXPERIMENTS: Final = (
     Experiment("pipelines", "--seeds"),
     Experiment("sharing", "--seeds"),
     Experiment("simulator", fixed=("--lending",), quick=("--scale", "1", "--scale", "2")),
+    Experiment("deepboot", "--seeds", study=True),
     Experiment("bsbf", "--seeds", 20, study=True),
     Experiment("paris-elsa", "--seeds", study=True),
     Experiment("dstack", "--mixes", study=True),
@@ -83,7 +84,7 @@ EXPERIMENTS: Final = (
 """In the order in which they are begun: the longest first."""
 SHOWN: Final = (
     *("fragmentation", "dispatch", "pipelines", "sharing", "lending", "simulator", "scale"),
-    *("instances", "placement", "paris-elsa", "dstack", "bsbf"),
+    *("instances", "placement", "paris-elsa", "dstack", "deepboot", "bsbf"),
 )
 
 Run = Callable[[Sequence[str]], Mapping[str, Any]]

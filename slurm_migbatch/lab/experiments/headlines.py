@@ -160,8 +160,7 @@ def bsbf(result: Result) -> Headline:
 
 def lending(result: Result) -> Headline:
     """Judge the completion time saved against training on its own half."""
-    shipped = [entry for entry in result["results"] if not entry.get("study")]
-    claims = [(entry["load"], 100 * (1 - entry["ways"]["ours"]["jct_ratio"][0]), 38.0) for entry in shipped]
+    claims = [(entry["load"], 100 * (1 - entry["ways"]["ours"]["jct_ratio"][0]), 38.0) for entry in result["results"]]
     return _judged("DeepBoot, 38 % less completion time in simulation than without idle GPUs of inference", claims)
 
 
@@ -175,6 +174,7 @@ HEADLINES: Final[Mapping[str, Callable[[Result], Headline]]] = {
     "paris-elsa": paris_elsa,
     "dstack": dstack,
     "bsbf": bsbf,
+    "deepboot": lending,
     "lending": lending,
 }
 """Experiment -> its headline; the others have none."""

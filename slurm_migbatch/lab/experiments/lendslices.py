@@ -37,7 +37,7 @@ from slurm_migbatch.lab.experiments.lending import Load
 from slurm_migbatch.lab.sim.curves import Curves, Table
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
-from slurm_migbatch.lab.traces import philly
+from slurm_migbatch.lab.traces import philly, pollux
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.profiling.table import read_folder
 
@@ -126,6 +126,26 @@ def miso(data: Path) -> Miso | None:
     if not jobs:
         raise NotMeasurable(f"{models}: none of its models is in {steps}")
     return Miso(Curves(table, gpu), tuple(jobs))
+
+
+def inputs(data: Path, workloads: int) -> tuple[str, Moments, Miso]:
+    """Read everything from a directory with Pollux's and MISO's data and a request trace; also the trace's name.
+
+    Args:
+        workloads: how many of Pollux's workloads to read.
+
+    Raises:
+        NotMeasurable: data are missing.
+        TraceError, TableError, OSError: a file cannot be read.
+    """
+    traces, paths = lending.pollux_files(data)
+    found = miso(data)
+    if found is None:
+        raise NotMeasurable(f"{data} has no MISO data (job_models.json, exp_100.json, miso_*_step_times.csv) below it")
+    known = pollux.profiles(traces)
+    origin, shape = lending.request_shape(data)
+    arrivals = [[job.arrival for job in pollux.read(path, known).jobs] for path in paths[:workloads]]
+    return origin, Moments(arrivals, shape, philly_jobs(data)), found
 
 
 def training(miso_data: Miso, arrivals: Sequence[float], seed: int, whole: bool = False) -> list[SimulatedJob]:

@@ -27,14 +27,13 @@ from typing import Any, Final
 import numpy as np
 
 from slurm_migbatch.decide.lending.forecast import DAY_S
-from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.bars import Bar, mean_with_interval
 from slurm_migbatch.lab.experiments import lending, lendruns, lendslices
 from slurm_migbatch.lab.experiments.lending import Load
 from slurm_migbatch.lab.experiments.lendruns import KnownSpeeds, PlayedLoad
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import JobCosts
-from slurm_migbatch.lab.traces import pollux
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import LoanHints
 
@@ -182,14 +181,7 @@ def measure(
         NotMeasurable: data are missing.
         TraceError, OSError: a file cannot be read.
     """
-    traces, workloads = lending.pollux_files(data)
-    found = lendslices.miso(data)
-    if found is None:
-        raise NotMeasurable(f"{data} has no MISO data (job_models.json, exp_100.json, miso_*_step_times.csv) below it")
-    known = pollux.profiles(traces)
-    _, shape = lending.request_shape(data)
-    arrivals = [[job.arrival for job in pollux.read(path, known).jobs] for path in workloads[:WORKLOADS]]
-    moments = lendslices.Moments(arrivals, shape)
+    _, moments, found = lendslices.inputs(data, WORKLOADS)
     loads = LOADS if loads is None else loads
     results = [_of_load(load, moments, found, seeds, say, processes, window_s, len(loads)) for load in loads]
     return {

@@ -30,7 +30,7 @@ import numpy as np
 
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, exponent
-from slurm_migbatch.lab.experiments.lending import AFE, COLD_S, DAY_SWING, goodputs
+from slurm_migbatch.lab.experiments.lending import DAY_SWING
 from slurm_migbatch.lab.papers.forecast import Levels
 from slurm_migbatch.lab.papers.goodput import Goodput, GoodputError
 from slurm_migbatch.lab.say import Say, silent
@@ -39,6 +39,7 @@ from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.sim.policies.lending import GoodputSpeeds, Way, WholeGpuLending
+from slurm_migbatch.lab.studies.deepboot import AFE, COLD_S, goodputs
 from slurm_migbatch.lab.traces.trace import Trace
 
 OWN: Final = 272

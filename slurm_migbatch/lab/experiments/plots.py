@@ -197,6 +197,7 @@ PLOTS: Final[Mapping[str, Callable[[Result], Plots]]] = {
     "paris-elsa": paris_elsa,
     "dstack": dstack,
     "bsbf": bsbf,
+    "deepboot": lending,
     "lending": lending,
 }
 """Experiment -> its plots."""
