@@ -115,6 +115,8 @@ class SliceSharing:
 
     def _ends(self, view: LendingView, rules: LendingRules, busy: set[int]) -> Iterator[LoanOrder]:
         """Yield the orders that end pairs with a loss, and runs that reach their limit only by sharing."""
+        if not (self.shared or self._beside or self._pairs):
+            return
         running = {
             job: loan
             for job, loan in view.loans.items()

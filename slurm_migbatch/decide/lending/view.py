@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import inf
 from typing import Final
 
@@ -318,7 +319,7 @@ def _pool(row: JobRow, nodes: frozenset[str], ledger: Ledger, *, early: bool) ->
 def growth_nodes(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, frozenset[str]]:
     """Return the nodes where each running loan may continue when stopped to grow; see `pools_of` for its own node."""
     rows = [
-        replace(job_views[job].row, state="PENDING", reason="None", nodes=(), gres=_ANY, array_job=None)
+        _as_pending(job_views[job].row)
         for job, loan in ledger.open.items()
         if loan.state is State.RUNNING and job in job_views
     ]
@@ -328,6 +329,12 @@ def growth_nodes(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger
         others = demand.pool if forgets(row.gres) else demand.pool.difference(row.nodes)
         regions[demand.job] = others or (demand.pool if not row.restarts else others)
     return regions
+
+
+@lru_cache(maxsize=1 << 14)
+def _as_pending(row: JobRow) -> JobRow:
+    """Return the job as if it were pending for any slice. Cached, because rounds repeat the query."""
+    return replace(row, state="PENDING", reason="None", nodes=(), gres=_ANY, array_job=None)
 
 
 def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:

@@ -78,6 +78,11 @@ _SETTLE_S: Final = 3.0
 """From the end of the loans of a returned node until it is offered to inference."""
 
 
+Inputs = tuple[lendslices.Moments, lendslices.Miso]
+"""What every simulation of an experiment reads; a process gets it once."""
+_inputs: list[Inputs] = []
+
+
 @dataclass(frozen=True)
 class Way:
     """How inference's nodes are lent.
@@ -327,18 +332,14 @@ def measure(
         Results by load, as those of `lending`.
     """
     loads = [load for load in loads if moments.site or not load.site]
-    with pool(processes) as submit:
+    with pool(processes, (moments, found)) as submit:
         runs = {
-            (load.name, seed, name): submit(_case, load, moments, found, seed, window_s, way)
+            (load.name, seed, name): submit(_case, load, seed, window_s, way)
             for load in loads
             for seed in range(seeds)
             for name, way in ways.items()
         }
-        bounds = {
-            (load.name, seed): submit(_bounds, load, moments, found, seed, window_s)
-            for load in loads
-            for seed in range(seeds)
-        }
+        bounds = {(load.name, seed): submit(_bounds, load, seed, window_s) for load in loads for seed in range(seeds)}
         figures = {}
         for (load_name, seed, name), run in runs.items():
             say(f"{load_name}: seed {seed}, {name}", len(runs))
@@ -353,9 +354,8 @@ def measure(
     return results
 
 
-def _bounds(
-    load: Load, moments: lendslices.Moments, found: lendslices.Miso, seed: int, window_s: float
-) -> dict[str, float]:
+def _bounds(inputs: Inputs, load: Load, seed: int, window_s: float) -> dict[str, float]:
+    moments, found = inputs
     case, gpus = PlayedLoad.of(load, moments, found, seed, window_s), lendslices.NODES * lendslices.PER_NODE
     alone_s = lendbound.alone_jct_s(case.training)
     return {
@@ -373,25 +373,30 @@ def _bound_over_half(bounds: Sequence[Mapping[str, float]], half: Sequence[Mappi
     }
 
 
-def _case(
-    load: Load, moments: lendslices.Moments, found: lendslices.Miso, seed: int, window_s: float, way: Way
-) -> dict[str, float]:
+def _case(inputs: Inputs, load: Load, seed: int, window_s: float, way: Way) -> dict[str, float]:
+    moments, found = inputs
     return play(PlayedLoad.of(load, moments, found, seed, window_s), found, way)
 
 
 @contextmanager
-def pool(processes: int) -> Iterator[Callable[..., Callable[[], dict[str, float]]]]:
-    """Give a function that takes a call and returns a function that returns its result."""
+def pool(processes: int, inputs: Inputs) -> Iterator[Callable[..., Callable[[], dict[str, float]]]]:
+    """Give a function that takes a call and its arguments after `inputs`, and returns a function that returns its
+    result.
+    """
     if processes <= 1:
-        yield lambda call, *args: lambda: call(*args)
+        yield lambda call, *args: lambda: call(inputs, *args)
         return
-    with ProcessPoolExecutor(min(processes, os.cpu_count() or 1)) as executor:
+    with ProcessPoolExecutor(min(processes, os.cpu_count() or 1), None, _inputs.append, (inputs,)) as executor:
 
         def submit(call: Callable[..., dict[str, float]], *args: Any) -> Callable[[], dict[str, float]]:
-            future: Future[dict[str, float]] = executor.submit(call, *args)
+            future: Future[dict[str, float]] = executor.submit(_with_inputs, call, *args)
             return future.result
 
         yield submit
+
+
+def _with_inputs(call: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
+    return call(_inputs[-1], *args)
 
 
 def bars(result: Mapping[str, Any]) -> list[Bar]:

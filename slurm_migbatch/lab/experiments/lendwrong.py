@@ -210,9 +210,9 @@ def _of_load(
     of: int,
 ) -> dict[str, Any]:
     halves = {wrong.costs: Wrong(restarts=wrong.restarts, checkpoints=wrong.checkpoints) for wrong in ROWS.values()}
-    with lendruns.pool(processes) as submit:
+    with lendruns.pool(processes, (moments, found)) as submit:
         runs = {
-            (seed, name): submit(_case, load, moments, found, seed, window_s, wrong, way)
+            (seed, name): submit(_case, load, seed, window_s, wrong, way)
             for seed in range(seeds)
             for way, named in (("half", halves), ("ours", ROWS))
             for name, wrong in named.items()
@@ -230,15 +230,8 @@ def _of_load(
     return {"load": load.name, "seeds": seeds, "rows": rows}
 
 
-def _case(
-    load: Load,
-    moments: lendslices.Moments,
-    found: lendslices.Miso,
-    seed: int,
-    window_s: float,
-    wrong: Wrong,
-    way: str,
-) -> dict[str, float]:
+def _case(inputs: lendruns.Inputs, load: Load, seed: int, window_s: float, wrong: Wrong, way: str) -> dict[str, float]:
+    moments, found = inputs
     case = PlayedLoad.of(load, moments, found, seed, window_s)
     if way == "half":
         return lendruns.play(wrong.truth(case), found, lendruns.WAYS[way])
