@@ -35,6 +35,8 @@ from slurm_migbatch.workload.refusal import Refusal, show
 
 #: choices that are remembered
 _MOST_CHOICES: Final = 4096
+#: workloads of language models whose figures are remembered: users can name any number of them
+_MOST_WORKLOADS: Final = 4096
 #: how many letters longer or shorter a name may be than the known one that is perhaps meant
 _LETTERS_OFF: Final = 3
 
@@ -363,7 +365,7 @@ class Chooser:
         key = (workload, rate, partition.kinds)
         known = self._tokens.get(key)
         if known is None:
-            if len(self._tokens) >= self._remember:
+            if len(self._tokens) >= _MOST_WORKLOADS:
                 self._tokens.clear()
             known = self._tokens[key] = llm_choice.figures_by_profile(workload, partition, rate, self.predictor)
         return known
