@@ -23,7 +23,7 @@ from slurm_migbatch.submit.alike import AlikeAnswers, Question
 from slurm_migbatch.submit.answer_cache import AnswerCache, CachedAnswer
 from slurm_migbatch.submit.decision import Decide, SubmitDecision
 from slurm_migbatch.submit.gres_request import mentions_gpus
-from slurm_migbatch.submit.request import TRES_FIELDS, Accept, JobRequest, Pass, Refuse, RequestError
+from slurm_migbatch.submit.request import TRES_FIELDS, Accept, Answer, JobRequest, Pass, Refuse, RequestError
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.submit.script import condense
 from slurm_migbatch.workload.catalog import SiteCatalog
@@ -64,11 +64,14 @@ class SubmitState:
     answers: AnswerCache = field(default_factory=AnswerCache, compare=False)
     alike: AlikeAnswers = field(default_factory=AlikeAnswers, compare=False)
 
-    def keeps(self, decision: SubmitDecision | None) -> bool:
+    def keeps(self, request: JobRequest, answer: Answer) -> bool:
         """Return whether the same request will get the same answer as long as the site is the same.
 
-        Not if runs of the same job are used, which change in between.
+        Not if runs of the same job are used, which change in between; a refusal does not say whether they were.
         """
+        if isinstance(answer, Refuse):
+            return request.digest is None or not self.policy.runs.runs
+        decision = answer.decision if isinstance(answer, Accept) else None
         if decision is None or not decision.recurring:
             return True
         advised = self.policy.advise and mentions_gpus(decision.asked.get(name) for name in TRES_FIELDS)
@@ -174,7 +177,7 @@ class SubmitService:
         verdict, message = _VERDICTS[type(answer)], protocol.encode_answer(answer)
         if speaker:
             decision = answer.decision if isinstance(answer, Accept) else None
-            if site.keeps(decision):
+            if site.keeps(job, answer):
                 site.answers.keep(request, verdict, message, decision, name)
                 if question is not None and decision is not None:
                     site.alike.keep(question, message, decision, name)
