@@ -20,7 +20,7 @@ from slurm_migbatch.predict.recurring import SENTENCES, PastRun
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.alike import AlikeAnswers, Question
-from slurm_migbatch.submit.answer_cache import AnswerCache, CachedAnswer
+from slurm_migbatch.submit.answer_cache import LONGEST, AnswerCache, CachedAnswer
 from slurm_migbatch.submit.decision import Decide, SubmitDecision
 from slurm_migbatch.submit.gres_request import mentions_gpus
 from slurm_migbatch.submit.request import TRES_FIELDS, Accept, Answer, JobRequest, Pass, Refuse, RequestError
@@ -164,7 +164,7 @@ class SubmitService:
 
     def _answer(self, request: bytes, peer_uid: int, site: SubmitState, *, speaker: bool) -> tuple[str, bytes]:
         fields = protocol.decode(request)
-        question = Question.of(fields, site.chooser) if speaker else None
+        question = Question.of(fields, site.chooser) if speaker and len(request) <= LONGEST else None
         given = None if question is None else site.alike.get(question)
         if given is not None:
             site.answers.put(request, given)
