@@ -98,7 +98,7 @@ class Statistics:
 
 
 class SubmitService:
-    """Answer requests. `use` may be called from any thread, everything else from one at a time.
+    """Answer requests. `use` and `learn` may be called from another thread, everything else from one at a time.
 
     A granted decision waits until `record` is called, when no client waits for an answer.
     """
@@ -134,11 +134,13 @@ class SubmitService:
 
     def learn(self, past: Mapping[str, Sequence[PastRun]]) -> None:
         """Update the runs of some recurring jobs; those of others remain, within a limit."""
+        known = dict(self._past)  # answers are given meanwhile
         for key, runs in past.items():
-            self._past.pop(key, None)
-            self._past[key] = tuple(runs)
-        while len(self._past) > MOST_RECURRING:
-            self._past.pop(next(iter(self._past)))
+            known.pop(key, None)
+            known[key] = tuple(runs)
+        while len(known) > MOST_RECURRING:
+            del known[next(iter(known))]
+        self._past = known
 
     def handle(self, request: bytes, peer_uid: int = 0) -> bytes:
         """Return the answer to one request of a process of `peer_uid`. Never raises.

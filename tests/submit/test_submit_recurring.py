@@ -94,6 +94,22 @@ def test_answers_follow_what_is_learned_though_requests_are_the_same(
         assert profile in submitted(shim).changes["tres_per_node"]
 
 
+def test_a_job_keeps_its_runs_while_newer_ones_are_learned(service: SubmitService) -> None:
+    """Runs are learned in one thread while another one answers."""
+    job = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", name="a", batch=1, digest="d1")
+    key, request = recurring_key(USER, "", "gpu", "a", "d1"), protocol.encode(job.to_fields())
+    given = []
+
+    class Slow(list[PastRun]):
+        def __iter__(self) -> Iterator[PastRun]:
+            given.append(service.handle(request))
+            return super().__iter__()
+
+    remember(service, key, 30, 30, 30)
+    service.learn({key: Slow([PastRun(4, "7g.80gb", DONE, 30 * 1024.0)] * 3)})
+    assert given and b"mig:3g.40gb:1" in given[0]
+
+
 def test_a_job_without_a_script_is_not_known_again(
     shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
 ) -> None:
