@@ -29,12 +29,14 @@ from slurm_migbatch.predict.recurring import NO_RUNS, RecurringJob, RunsPolicy
 from slurm_migbatch.predict.rightsize import Terms, rightsize
 from slurm_migbatch.predict.sheet import Block, Ladder, ladder_of
 from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
-from slurm_migbatch.workload.catalog import Partition, ProfileOffer
+from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
 from slurm_migbatch.workload.hints import SERVE, Hints
 from slurm_migbatch.workload.refusal import Refusal, show
 
 #: choices that are remembered
 _MOST_CHOICES: Final = 4096
+#: workloads of language models whose figures are remembered: users can name any number of them
+_MOST_WORKLOADS: Final = 4096
 #: how many letters longer or shorter a name may be than the known one that is perhaps meant
 _LETTERS_OFF: Final = 3
 
@@ -134,12 +136,13 @@ class Chooser:
         self.predictor = predictor
         self.refuse_misses = refuse_misses
         self._remember = remember
-        self._figures: dict[tuple[Bucket, tuple[str, ...]], Mapping[str, Figures]] = {}
-        self._ladders: dict[tuple[Bucket, tuple[str, ...]], Ladder] = {}
+        #: each with the kinds that it is of: other ones may have their names later, as with another driver
+        self._figures: dict[tuple[Bucket, tuple[GpuKind, ...]], Mapping[str, Figures]] = {}
+        self._ladders: dict[tuple[Bucket, tuple[GpuKind, ...]], Ladder] = {}
         #: each with the partition that it is of: there may be another of its name later
         self._choices: dict[tuple[str, Bucket, JobLimits, bool, int | None], tuple[Partition, SliceChoice]] = {}
-        self._advice: dict[tuple[Bucket, tuple[str, ...], Profile], Advice | None] = {}
-        self._tokens: dict[tuple[Workload, int | None, tuple[str, ...]], Mapping[str, TokenFigures]] = {}
+        self._advice: dict[tuple[Bucket, tuple[GpuKind, ...], Profile], Advice | None] = {}
+        self._tokens: dict[tuple[Workload, int | None, tuple[GpuKind, ...]], Mapping[str, TokenFigures]] = {}
         self._grids = {name: grid for name, grid in predictor.grids().items() if not llm_names.generates(name)}
         self._aliases = predictor.aliases()
 
@@ -171,7 +174,7 @@ class Chooser:
     def figures(self, workload: Bucket, partition: Partition) -> Mapping[str, Figures]:
         """Return the figures of each plain profile by GRES type, the worst if several kinds of GPUs have it."""
         cell = Bucket(workload.model, workload.role, workload.batch, workload.input, workload.unit)
-        key = (cell, tuple(kind.name for kind in partition.kinds))
+        key = (cell, partition.kinds)
         known = self._figures.get(key)
         if known is None:
             if len(self._figures) >= self._remember:
@@ -203,7 +206,7 @@ class Chooser:
         """
         chosen = workload.batch if batch else 0
         alike = Bucket(workload.model, workload.role, chosen, workload.input, workload.unit, workload.slo_us)
-        key = (alike, tuple(kind.name for kind in partition.kinds), offer.profile)
+        key = (alike, partition.kinds, offer.profile)
         if key not in self._advice:
             if len(self._advice) >= self._remember:
                 self._advice.clear()
@@ -359,10 +362,10 @@ class Chooser:
     def token_figures(self, workload: Workload, rate: int | None, partition: Partition) -> Mapping[str, TokenFigures]:
         """Return the figures of a language model on each plain profile by GRES type; `rate` in thousandths of requests
         a second."""
-        key = (workload, rate, tuple(kind.name for kind in partition.kinds))
+        key = (workload, rate, partition.kinds)
         known = self._tokens.get(key)
         if known is None:
-            if len(self._tokens) >= self._remember:
+            if len(self._tokens) >= _MOST_WORKLOADS:
                 self._tokens.clear()
             known = self._tokens[key] = llm_choice.figures_by_profile(workload, partition, rate, self.predictor)
         return known
@@ -450,9 +453,9 @@ class Chooser:
         return next(iter(difflib.get_close_matches(name, near, 1, llm_names.ALIKE)), None)
 
 
-def _of_all_batches(workload: Bucket, partition: Partition) -> tuple[Bucket, tuple[str, ...]]:
+def _of_all_batches(workload: Bucket, partition: Partition) -> tuple[Bucket, tuple[GpuKind, ...]]:
     cell = Bucket(workload.model, workload.role, 0, workload.input, workload.unit)
-    return cell, tuple(kind.name for kind in partition.kinds)
+    return cell, partition.kinds
 
 
 def _pick(

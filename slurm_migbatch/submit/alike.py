@@ -107,8 +107,8 @@ class AlikeAnswers:
 
     def keep(self, question: Question, answer: bytes, decision: SubmitDecision, name: str) -> None:
         """Store an answer made under `name`, unless its decision keeps an older name or shows it twice."""
-        lead = f"set_comment={question.comment}".encode("latin-1")
-        before, comment, rest = answer.partition(lead + b" ")
+        start = b"\nset_comment="
+        before, comment, rest = answer.partition(start + question.comment.encode("latin-1") + b" ")
         marker = rest.partition(b"\n")[0]
         parts = rest.split(name.encode())
         if not comment or decision.id != name or len(parts) != 2 or name.encode() in before:
@@ -116,4 +116,4 @@ class AlikeAnswers:
         if len(self._given) >= self._most:
             self._given.clear()
         longest = SLURM_LIMIT - len(b" " + marker)
-        self._given[question.key] = AlikeAnswer(before + b"set_comment=", b" " + parts[0], parts[1], longest, decision)
+        self._given[question.key] = AlikeAnswer(before + start, b" " + parts[0], parts[1], longest, decision)

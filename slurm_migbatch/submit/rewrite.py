@@ -363,7 +363,7 @@ class _Job:
                 offer = _whole_gpu(part, partition)
                 messages.append(_whole(part, partition, _times(count, offer)))
                 messages += self._advise(offer, partition)
-                reason = "whole_gpu"
+                reason = "whole_gpu" if choice is None else choice.reason
             elif _is_auto(part):
                 choice = choice or self.chooser.choose(hints, partition, self._recurring(), self.policy.runs, told=told)
                 offer, reason = choice.offer, choice.reason

@@ -20,10 +20,10 @@ from slurm_migbatch.predict.recurring import SENTENCES, PastRun
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.alike import AlikeAnswers, Question
-from slurm_migbatch.submit.answer_cache import AnswerCache, CachedAnswer
+from slurm_migbatch.submit.answer_cache import LONGEST, AnswerCache, CachedAnswer
 from slurm_migbatch.submit.decision import Decide, SubmitDecision
 from slurm_migbatch.submit.gres_request import mentions_gpus
-from slurm_migbatch.submit.request import TRES_FIELDS, Accept, JobRequest, Pass, Refuse, RequestError
+from slurm_migbatch.submit.request import TRES_FIELDS, Accept, Answer, JobRequest, Pass, Refuse, RequestError
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.submit.script import condense
 from slurm_migbatch.workload.catalog import SiteCatalog
@@ -64,11 +64,14 @@ class SubmitState:
     answers: AnswerCache = field(default_factory=AnswerCache, compare=False)
     alike: AlikeAnswers = field(default_factory=AlikeAnswers, compare=False)
 
-    def keeps(self, decision: SubmitDecision | None) -> bool:
+    def keeps(self, request: JobRequest, answer: Answer) -> bool:
         """Return whether the same request will get the same answer as long as the site is the same.
 
-        Not if runs of the same job are used, which change in between.
+        Not if runs of the same job are used, which change in between; a refusal does not say whether they were.
         """
+        if isinstance(answer, Refuse):
+            return request.digest is None or not self.policy.runs.runs
+        decision = answer.decision if isinstance(answer, Accept) else None
         if decision is None or not decision.recurring:
             return True
         advised = self.policy.advise and mentions_gpus(decision.asked.get(name) for name in TRES_FIELDS)
@@ -95,7 +98,7 @@ class Statistics:
 
 
 class SubmitService:
-    """Answer requests. `use` may be called from any thread, everything else from one at a time.
+    """Answer requests. `use` and `learn` may be called from another thread, everything else from one at a time.
 
     A granted decision waits until `record` is called, when no client waits for an answer.
     """
@@ -131,11 +134,13 @@ class SubmitService:
 
     def learn(self, past: Mapping[str, Sequence[PastRun]]) -> None:
         """Update the runs of some recurring jobs; those of others remain, within a limit."""
+        known = dict(self._past)  # answers are given meanwhile
         for key, runs in past.items():
-            self._past.pop(key, None)
-            self._past[key] = tuple(runs)
-        while len(self._past) > MOST_RECURRING:
-            self._past.pop(next(iter(self._past)))
+            known.pop(key, None)
+            known[key] = tuple(runs)
+        while len(known) > MOST_RECURRING:
+            del known[next(iter(known))]
+        self._past = known
 
     def handle(self, request: bytes, peer_uid: int = 0) -> bytes:
         """Return the answer to one request of a process of `peer_uid`. Never raises.
@@ -161,7 +166,7 @@ class SubmitService:
 
     def _answer(self, request: bytes, peer_uid: int, site: SubmitState, *, speaker: bool) -> tuple[str, bytes]:
         fields = protocol.decode(request)
-        question = Question.of(fields, site.chooser) if speaker else None
+        question = Question.of(fields, site.chooser) if speaker and len(request) <= LONGEST else None
         given = None if question is None else site.alike.get(question)
         if given is not None:
             site.answers.put(request, given)
@@ -174,7 +179,7 @@ class SubmitService:
         verdict, message = _VERDICTS[type(answer)], protocol.encode_answer(answer)
         if speaker:
             decision = answer.decision if isinstance(answer, Accept) else None
-            if site.keeps(decision):
+            if site.keeps(job, answer):
                 site.answers.keep(request, verdict, message, decision, name)
                 if question is not None and decision is not None:
                     site.alike.keep(question, message, decision, name)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict import selection
 from slurm_migbatch.predict.candidate import Figures, Interval
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser, SliceChoice, limits_of
@@ -184,3 +185,12 @@ def test_what_was_chosen_before_changes_no_choice() -> None:
             hints = Hints("bert-large", batch, slo_us=40_000, mem_mib=need, role=role, max=high, llm=llm)
             fresh = outcome(Chooser(lives_on.predictor), hints, partition, tells)
             assert outcome(lives_on, hints, partition, tells) == fresh, hints
+
+
+def test_figures_of_so_many_workloads_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user can ask about any number of them."""
+    monkeypatch.setattr(selection, "_MOST_WORKLOADS", 4)
+    chooser = Chooser(LearnedPredictor())
+    for tokens in range(4000, 4009):
+        chooser.choose(Hints("llama-3.1-8b", llm=LlmHints(max_model_len=tokens)), GPU)
+    assert len(chooser._tokens) == 1

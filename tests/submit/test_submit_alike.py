@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -140,6 +141,33 @@ def test_what_else_an_answer_depends_on(chooser: Chooser, policy: SubmitPolicy, 
     made = answers(chooser, policy, *requests)
     assert len({str(answer) for answer in made}) > 1
     assert made == [alone for request in requests for alone in answers(chooser, policy, request)]
+
+
+def test_other_gres_that_look_like_the_comment_of_an_answer_are_repeated(chooser: Chooser) -> None:
+    gres = f"fpga:set_comment={BERT} slo=201ms ,gres/mig:auto"
+    each = [
+        JobRequest(1001, partition="gpu", tres_per_node=gres, comment=f"{BERT} slo={slo}") for slo in ("201ms", "0.21s")
+    ]
+    requests = [protocol.encode(job.to_fields()) for job in each]
+    given = answers(chooser, SubmitPolicy(), *requests)
+    assert given == [alone for request in requests for alone in answers(chooser, SubmitPolicy(), request)]
+
+
+def test_what_a_long_request_says_is_not_stored(chooser: Chooser) -> None:
+    long = "fpga:" + 900 * "x"
+    asked = dict.fromkeys(("tres_per_job", "tres_per_task", "tres_bind", "mem_per_tres", "cpus_per_tres"), long)
+    job = JobRequest(1001, partition="gpu", tres_per_node="gres/mig:auto", comment="migbatch: mem=5gb", **asked)
+    made = SubmitService(CATALOG, chooser)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(300):
+            request = replace(job, tres_per_socket=f"fpga:{number}")
+            assert b"verdict=accept" in made.handle(protocol.encode(request.to_fields()))
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert held < 300 * len(long)
 
 
 def question(chooser: Chooser, comment: str, **fields: object) -> Question | None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.answer_cache import AnswerCache
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import Accept, JobRequest, Present
 from slurm_migbatch.submit.service import SubmitService
-from slurm_migbatch.workload.catalog import Partition, SiteCatalog
-from tests.support.gpu_kinds import H100, SITE
+from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
+from tests.support.gpu_kinds import A100_40, H100, SITE
 
 
 @pytest.fixture
@@ -60,6 +64,38 @@ def test_a_changed_site_changes_answers(service: SubmitService) -> None:
     service.use(catalog=SiteCatalog({"gpu": Partition("gpu", (H100,), Profile.parse("3g.40gb"))}))
     for _ in range(2):
         assert "3g.40gb" in changes(service.handle(asked()))["tres_per_node"]
+
+
+FEWER = replace(
+    H100,
+    geometry=Geometry(
+        H100.geometry.name,
+        [each for each in H100.geometry.profiles if each.profile.gres_type not in ("1g.20gb", "2g.20gb")],
+    ),
+)
+
+
+@pytest.mark.parametrize("before", [FEWER, replace(A100_40, name=H100.name)], ids=["another driver", "another GPU"])
+@pytest.mark.parametrize(
+    "hints",
+    [
+        "model=llama-3.1-8b",
+        "model=bert-large batch=128 slo=700ms",
+        "model=bert-large slo=100ms mem=15gb",
+        "model=bert-large mem=15gb",
+    ],
+)
+def test_gpus_that_got_the_name_of_others_are_predicted_anew(before: GpuKind, hints: str) -> None:
+    """A kind keeps its name with another driver, and kinds of one name are numbered in the order of their nodes."""
+    first, second = (SiteCatalog({"gpu": Partition("gpu", (kind,))}) for kind in (before, H100))
+    request = asked(comment=f"migbatch: {hints}", batch=1)
+    service = SubmitService(first, Chooser(LearnedPredictor()))
+    service.handle(request)
+    service.use(catalog=second)
+    fresh = SubmitService(second, Chooser(LearnedPredictor()))
+    answers = [protocol.decode(each.handle(request)) for each in (service, fresh)]
+    names = [answer.pop("set_comment").rpartition("#")[0] for answer in answers]
+    assert names[0] == names[1] and answers[0] == answers[1]
 
 
 def test_an_ordinary_user_may_not_ask_for_another_whatever_was_asked_before(

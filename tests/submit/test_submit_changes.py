@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Present, Refuse
+from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.service import new_id
+from slurm_migbatch.submit.shim import JOB_SUBMIT, render
+from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
 
 ONE, TWO = "gres/mig:1g.10gb:1", "gres/mig:2g.20gb:1"
@@ -56,6 +62,11 @@ LONG = "x" * 1010
         ("mine [mig:1g.10gb:1#7fq3k2ab]", None, "", "mine", False),
         ("[mig:1g.10gb:1#7fq3k2ab]", None, "gres/fpga:1", " ", False),
         ("mine [mig:1g.10gb:1]", "theirs", "", None, False),
+        ("mine [mig:1g.10gb:1#chg7fq3k2ab]", "mine", None, "mine [mig:1g.10gb:1#7fq3k2ab]", True),
+        ("[mig:1g.10gb:1#chg7fq3k2ab]", "", None, "[mig:1g.10gb:1#7fq3k2ab]", True),
+        ("mine [mig:1g.10gb:1#loanabc]", "theirs", None, "theirs [mig:1g.10gb:1#loanabc]", False),
+        ("[mig:loan:1#loanabc]", "theirs", None, "theirs [mig:loan:1#loanabc]", False),
+        ("mine [mig:1g.10gb:1#loanabc]", "theirs", "", None, False),
         # migbatchd writes markers, and elastic jobs are its alone
         ("mine [mig:1g.10gb:1]", "mine [mig:2g.20gb:1]", TWO, None, False),
         ("mine [mig:loan:1#loan]", None, TWO, None, False),
@@ -82,6 +93,69 @@ def test_what_root_changes_leaves_a_marker_by_which_slurmctld_is_asked(
 def test_roots_comment_has_to_leave_room_for_the_marker(shim: Shim) -> None:
     present = Present(True, "gpu", ONE, comment="[mig:1g.10gb:1#7fq3k2ab]")
     assert isinstance(shim(JobRequest(ROOT, None, comment=LONG, now=present)), Refuse)
+
+
+ARRAY = r"""
+slurm = { SUCCESS = 0, ERROR = -1, log_user = print, log_error = print }
+dofile(arg[1])
+local given = { [arg[2]] = arg[3] }
+local meta = { _job_desc = {}, __index = given, __newindex = function(_, name, value) rawset(given, name, value) end }
+for number = 4, #arg do
+  local gres = arg[number]:match("%[mig:([^#]*)")
+  local record = { job_id = number, array_job_id = 4, job_state = 0, comment = arg[number] }
+  record.tres_per_node = gres and "gres/mig:" .. gres
+  assert(slurm_job_modify(setmetatable({}, meta), record, {}, 0) == 0)
+  print(given.comment or "")
+  given.tres_per_node = nil -- slurmctld takes it from the description of the change
+end
+"""
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "after"),
+    [
+        (
+            "comment",
+            "note",
+            [
+                "note [mig:1g.10gb:1#chga]",
+                "note [mig:2g.20gb:1#chgb]",
+                "note",
+                "note [mig:loan:1#loanc]",
+                "note [mig:1g.10gb:1#chge]",
+            ],
+        ),
+        (
+            "tres_per_node",
+            "gres/mig:3g.40gb:1",
+            [
+                "one [mig:1g.10gb:1#chga]",
+                "two [mig:2g.20gb:1#b]",
+                "three",
+                "four [mig:loan:1#loanc]",
+                "one [mig:1g.10gb:1#chge]",
+            ],
+        ),
+    ],
+)
+def test_tasks_of_an_array_that_root_changes_keep_their_own_markers(
+    tmp_path: Path, field: str, text: str, after: list[str]
+) -> None:
+    """slurmctld passes one description of the change with each, and in it what was written for the one before."""
+    shim, driver = tmp_path / "job_submit.lua", tmp_path / "array.lua"
+    shim.write_text(render(JOB_SUBMIT, socket="", table="/nonexistent", catalog=SITE, policy=SubmitPolicy()))
+    driver.write_text(ARRAY)
+    tasks = [
+        "one [mig:1g.10gb:1#a]",
+        "two [mig:2g.20gb:1#b]",
+        "three",
+        "four [mig:loan:1#loanc]",
+        "one [mig:1g.10gb:1#chge]",
+    ]
+    made = subprocess.run(
+        ["lua5.1", str(driver), str(shim), field, text, *tasks], capture_output=True, text=True, check=True
+    )
+    assert made.stdout.splitlines() == after
 
 
 def test_a_job_that_root_submits_for_a_user_is_judged_as_the_users(shim: Shim) -> None:

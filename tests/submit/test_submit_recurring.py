@@ -7,6 +7,7 @@ import pytest
 
 from slurm_migbatch.predict.recurring import DONE, PastRun, RunsPolicy
 from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import Accept, JobRequest
 from slurm_migbatch.submit.rewrite import SubmitPolicy
@@ -93,6 +94,22 @@ def test_answers_follow_what_is_learned_though_requests_are_the_same(
         assert profile in submitted(shim).changes["tres_per_node"]
 
 
+def test_a_job_keeps_its_runs_while_newer_ones_are_learned(service: SubmitService) -> None:
+    """Runs are learned in one thread while another one answers."""
+    job = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", name="a", batch=1, digest="d1")
+    key, request = recurring_key(USER, "", "gpu", "a", "d1"), protocol.encode(job.to_fields())
+    given = []
+
+    class Slow(list[PastRun]):
+        def __iter__(self) -> Iterator[PastRun]:
+            given.append(service.handle(request))
+            return super().__iter__()
+
+    remember(service, key, 30, 30, 30)
+    service.learn({key: Slow([PastRun(4, "7g.80gb", DONE, 30 * 1024.0)] * 3)})
+    assert given and b"mig:3g.40gb:1" in given[0]
+
+
 def test_a_job_without_a_script_is_not_known_again(
     shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
 ) -> None:
@@ -110,6 +127,28 @@ def test_advice_on_a_whole_gpu_beside_a_choice_counts_runs_that_came_in_between(
     remember(service, key_of(service, decisions), 2.0, 2.1, 2.2)
     after = shim(job, script=SCRIPT % 1)
     assert "2.2 GiB" not in before.message and "2.2 GiB" in after.message
+
+
+@pytest.mark.parametrize("gres", ["gres/mig:auto,gres/gpu:1", "gres/gpu:1,gres/mig:auto"])
+def test_a_choice_beside_a_whole_gpu_counts_runs_that_came_in_between(
+    shim: Shim, service: SubmitService, decisions: list[SubmitDecision], gres: str
+) -> None:
+    """Also on a site that gives no advice on whole GPUs."""
+    service.use(policy=SubmitPolicy(runs=RunsPolicy(3)))
+    assert "mig:1g.10gb:1" in submitted(shim, gres=gres).changes["tres_per_node"]
+    remember(service, key_of(service, decisions), 30, 30, 30)
+    assert "mig:3g.40gb:1" in submitted(shim, gres=gres).changes["tres_per_node"]
+
+
+def test_a_refusal_counts_runs_that_came_in_between(service: SubmitService) -> None:
+    """Whether there is room for a request depends on the slice that runs need."""
+    job = JobRequest(
+        USER, partition="gpu", tres_per_node="gres/mig:auto:40,gres/mig:1g.10gb:40", name="a", batch=1, digest="d1"
+    )
+    request = protocol.encode(job.to_fields())
+    assert b"verdict=refuse" in service.handle(request)
+    remember(service, recurring_key(USER, "", "gpu", "a", "d1"), 30, 30, 30)
+    assert b"mig:3g.40gb:40" in service.handle(request)
 
 
 @pytest.mark.parametrize("script", ["\xff\x00%%\n=" * 4000, "\n" * 100_000, "script=1\n\nverdict=refuse\n" * 3000])
