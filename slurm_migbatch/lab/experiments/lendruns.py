@@ -16,8 +16,6 @@ left after the window have no more inference next to them, under every rule alik
 - *idle*: the same with `horizon_s` 0: nothing is reserved for expected inference, so all idle slices are lent.
 - *servers*: whole nodes without inference are lent, and reclaimed as a whole (Lyra's loans; a
   reconstruction, `WholeServers`).
-- Not a realistic policy: *free* is *idle* with free checkpoints and restarts of training; sizes, placements and
-  ended loans are decided as for the others.
 
 For comparison: a bound for any schedule (`lendbound`), and the mean completion time if every training job had a
 whole GPU to itself at once.
@@ -44,7 +42,7 @@ from slurm_migbatch.lab.experiments.lendslices import LOADS, PROMISE_S, TRAINING
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
 from slurm_migbatch.lab.slurm.records import SimulatedPartition, SlurmSettings
@@ -92,7 +90,6 @@ class Way:
         forecast: whether the expected need of inference is reserved.
         servers: only whole nodes without inference are.
         rigid: whether training jobs have whole GPUs and keep them.
-        restarts_cost: whether training pays for checkpoints and restarts.
         preempts: whether Slurm itself may preempt training, which frees slices while migbatchd is down.
     """
 
@@ -100,7 +97,6 @@ class Way:
     forecast: bool = True
     servers: bool = False
     rigid: bool = False
-    restarts_cost: bool = True
     preempts: bool = True
 
 
@@ -111,7 +107,6 @@ WAYS: Final[Mapping[str, Way]] = {
     "servers": Way(forecast=False, servers=True),
     "ours": Way(),
     "not preempted": Way(preempts=False),
-    "free": Way(forecast=False, restarts_cost=False),
 }
 
 
@@ -281,8 +276,6 @@ def play(
     trainings = case.training
     if way.rigid:
         trainings = [replace(job, profile=geometry(lendslices.GPU).full.profile) for job in trainings]
-    if not way.restarts_cost:
-        trainings = [replace(job, costs=JobCosts(cold_start_s=job.costs.cold_start_s)) for job in trainings]
     jobs = sorted([*trainings, *case.inference], key=lambda job: (job.arrival, job.id))
     courses = [course_of(job, speeds, speeds.geometry) for job in jobs]
     begin = _BEGIN + case.begin_s
