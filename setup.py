@@ -3,8 +3,10 @@
 from setuptools import find_packages, setup
 
 DATA = ("gres_templates", "sbatch_examples")
+#: folders without modules
+FILES = ("sbatch_examples.ondemand", "sbatch_examples.ondemand.template", "testbed.driver")
 
 setup(
-    packages=[*find_packages(include=["slurm_migbatch*"]), *(f"slurm_migbatch.{folder}" for folder in DATA)],
+    packages=[*find_packages(include=["slurm_migbatch*"]), *(f"slurm_migbatch.{name}" for name in (*DATA, *FILES))],
     package_dir={f"slurm_migbatch.{folder}": folder for folder in DATA},
 )
