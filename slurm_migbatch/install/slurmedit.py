@@ -120,7 +120,7 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
         elif setting.kind == "program" and token.value != setting.value:
             done.notes.append(
                 f"{_place(line)}: {setting.key}={token.value} belongs to the site and is kept; make it run "
-                "{setting.value} too, or migbatchd follows slurmctld with some seconds delay"
+                f"{setting.value} too, or migbatchd follows slurmctld with some seconds delay"
             )
         else:
             new = _merged(setting, token.value)

@@ -118,6 +118,16 @@ def test_several_prologs_where_slurm_runs_them_all():
     assert len(planned(theirs, wanted=old).notes) == 2 and len(planned(theirs, wanted=new).notes) == 1
 
 
+def test_a_program_of_the_site_for_takeovers_is_kept_and_the_note_names_ours():
+    ours = {"primary_on": "/etc/slurm/migbatch-primary_on", "primary_off": "/etc/slurm/migbatch-primary_off"}
+    own = "SlurmctldPrimaryOnProg=/usr/local/sbin/failover\n"
+    slurm, _, (included, _), done = edited(own + NODES, wanted=replace(SITE, **ours))
+    assert own in slurm and "SlurmctldPrimaryOnProg" not in included
+    assert f"SlurmctldPrimaryOffProg={ours['primary_off']}" in included.splitlines()
+    (note,) = [note for note in done.notes if "SlurmctldPrimaryOnProg" in note]
+    assert "is kept; make it run /etc/slurm/migbatch-primary_on too" in note
+
+
 def test_nodes_of_one_line_become_several_lines():
     text = "NodeName=h[1-2],c1,m1 NodeAddr=10.0.0.[1-3],10.0.1.1 Port=[7001-7004] Gres=gpu:2 # all\n"
     lines = edited(text)[0].splitlines()
