@@ -113,7 +113,8 @@ def _impossible(material: Material) -> list[str]:
 def refit(config: Config, as_json: bool) -> int:
     """Learn now from the whole record, regardless of the number of new runs (as root or SlurmUser).
 
-    The same check decides as for migbatchd: exit code 3 means that the new model has a larger error and was rejected.
+    The same check decides as for migbatchd. Exit code 3: no new version was accepted; the output says why (no data, or
+    a larger error than that of the current version).
     """
     from slurm_migbatch.daemon.refit import run
 

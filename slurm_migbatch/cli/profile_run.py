@@ -79,7 +79,7 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 @click.command(short_help="Measure a model on the GPU, slice or CPU of this process.")
 @click.argument("target", required=False, metavar="[TARGET]")
 @click.option("--command", metavar="TEXT", help="Program to measure instead of TARGET; see above.")
-@click.option("--server", metavar="URL", help="Running OpenAI-compatible server to measure instead; see below.")
+@click.option("--server", metavar="URL", help="Running OpenAI-compatible server to measure instead; see above.")
 @click.option("--model", required=True, metavar="NAME", help="Model name as in jobs' model=NAME.")
 @click.option("--family", default="", metavar="WORD", help="cnn, vit, encoder, decoder, ...")
 @click.option(

@@ -1,7 +1,7 @@
 """List Slurm releases with bugs that break migbatch, and their conditions: for `migbatch doctor`.
 
 Sources: 25.05.0, Slurm's release notes of 25.05.1; 25.11 with metrics, SlinkyProject/slurm-operator issue 90
-(26.05 answers without the lock on nodes, and is tested in tests/e2e/test_releases.py); takeover by a backup
+(26.05 answers without the lock on nodes, and is tested in tests/e2e/test_slurm_releases.py); takeover by a backup
 controller, Slurm's release notes of 25.05.
 """
 
