@@ -69,17 +69,24 @@ DEFAULT_CONF = """\
 #Auth=munge
 # With Auth=token: the output of `migbatch node key NODE` on the controller, readable by root only (0600).
 #TokenFile=/etc/migbatch/token
+# GPUs that migbatch manages: all, or UUIDs or minor numbers of devices, separated by commas.
 #Gpus=all
 # Whose idle instances are reused: same-user, any or never. Others are recreated.
 #WarmReuse=same-user
 # Detect and log processes that have the devices of another user's slice open.
 #CheckOpenFiles=yes
+# After an internal error, or if the journal cannot be written: requeue the job, or drain the node at once.
 #OnError=requeue
+# Number of such errors in a row after which the node is drained with OnError=requeue, too; 0: never.
+#ErrorsBeforeDrain=5
+# Seconds after which the Prolog gives up and requeues the job; less than Slurm's PrologEpilogTimeout.
 #HookDeadline=30
 #ScontrolPath=/usr/bin/scontrol
 # Seconds between two checks of this node for `migbatch doctor --nodes`; 0: none.
 #CheckEvery=60
+# Seconds between two rounds that read memory and activity of each slice and the progress reports of jobs; 0: none.
 #SampleEvery=15
+# Minimum number of seconds between two progress reports of a run to migbatchd; checkpoints are reported immediately.
 #ProgressEvery=120
 # Partitions in which CUDA gets the directory of an MPS control daemon, for slices that two jobs share (none).
 #MpsPartitions=
