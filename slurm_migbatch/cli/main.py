@@ -10,8 +10,8 @@ from slurm_migbatch.cli.ending import leave
 _HERE = "slurm_migbatch.cli"
 _LAB = "slurm_migbatch.lab.cli"
 COMMANDS = {
-    "bench": (f"{_LAB}.bench:bench", "Measure the cost of the submit filter and the hooks on this machine."),
-    "config": (f"{_HERE}.config:config", "Check the configuration, and render Slurm's files."),
+    "bench": (f"{_LAB}.bench:bench", "Measure migbatch's cost on this machine, and its policies on public data."),
+    "config": (f"{_HERE}.config:config", "Check the configuration; print it, and files for monitoring."),
     "db": (f"{_HERE}.db:db", "Back up, restore, check and upgrade the record of jobs."),
     "doctor": (f"{_HERE}.doctor:doctor", "Check this installation and say what to do."),
     "eval": (f"{_LAB}.eval:eval_", "Evaluate the predictor on measured tables."),

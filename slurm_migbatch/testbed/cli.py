@@ -22,7 +22,7 @@ _directory = click.option(
     "--dir",
     "directory",
     type=click.Path(path_type=Path),
-    help="Where it lives [default: below /run, /var/tmp or /tmp].",
+    help="Directory of the test bed [default: below /run, /var/tmp or /tmp].",
 )
 
 
@@ -76,9 +76,9 @@ def up(directory: Path | None, plain: bool, latency: str, **options: Any) -> Non
 
 @testbed.command()
 @_directory
-@click.option("--all", "everything", is_flag=True, help="Every test bed of this machine, running tests' included.")
+@click.option("--all", "everything", is_flag=True, help="Every test bed of this machine, also those of running tests.")
 def down(directory: Path | None, everything: bool) -> None:
-    """Stop a cluster and remove all that it made; clears away what killed ones left, too."""
+    """Stop a cluster and remove its files and users; also remove what is left of killed ones."""
     with registry.uninterrupted(), registry.locked():
         removed = registry.sweep()
         target = None if everything else registry.find((directory or _default()).absolute())

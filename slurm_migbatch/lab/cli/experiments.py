@@ -37,7 +37,7 @@ from slurm_migbatch.lab.cli.common import (
 @plot_option
 @json_option
 def lending(data: Path, seeds: int, processes: int, wrong: bool, plot: Path | None, as_json: bool) -> None:
-    """Lend inference's idle GPUs to training jobs, compared with its own half and other rules (simulated)."""
+    """Lend inference's idle slices to training jobs, compared with no lending, other rules and a bound (simulated)."""
     if wrong:
         _lending_wrong(data, seeds, processes, plot, as_json)
         return
