@@ -234,6 +234,7 @@ class SupplyConfig:
     preference: tuple[str, ...] = key(
         (),
         "Profiles to offer idle space as when no job waits: tried repeatedly in this order until none fits; empty: "
+        "by the requests of the last two weeks and the queue (with [dispatch] enabled), and as long as these are few "
         "one slice of each size (an H100 becomes 4g + 2g + 1g).",
         profiles,
     )
@@ -376,8 +377,9 @@ class DispatchConfig:
 
     enabled: bool = key(
         True,
-        "Give a pending mig:auto job another profile that meets its request if it then starts sooner; never a job "
-        "with an explicit profile.",
+        "Give a pending mig:auto job another profile that meets its request if it then starts sooner, never a job "
+        "with an explicit profile; adjust pipelines and arrays; offer free space by past requests. false: none of "
+        "these.",
     )
     arrays: bool = key(
         True,
