@@ -1,6 +1,7 @@
 """Slurm releases: which are supported, and what differs between them for the CLI backend.
 
-Tried on 22.05.8, 24.11.5 and 26.05.5; what each printed is recorded in tests/slurm/assets.
+What 22.05.8, 24.11.5 and 26.05.5 printed is recorded in tests/slurm/assets; the tests on a real Slurm also run on
+23.11.4 and 25.11.2.
 
 =======================  ============================  ===========================  ============================
 what                     22.05                         24.11                        26.05
