@@ -253,11 +253,19 @@ class LivePairs(SliceQueue):
         return [Host(holders[0], self.profile, memory, *holders[1:]) for holders in slices.values()]
 
     def _sharer(self, run: SimulatedRun, now: float) -> Sharer:
-        job, whole, left = run.job, self.limits(run.job), run.remaining(now)
-        sharer = Sharer(job.id, _uid(run), job.app, None, whole, self.memory_mib, resumes=True)
-        if whole is not None and run.running:
-            sharer = replace(sharer, limit_s=max(0.0, self.begun[job.id] + whole - now))
-        return replace(sharer, ran_s=job.work - left, whole_s=whole, errors=self.lengths.errors(sharer.uid))
+        job, whole, uid = run.job, self.limits(run.job), _uid(run)
+        limit = max(0.0, self.begun[job.id] + whole - now) if whole is not None and run.running else whole
+        return Sharer(
+            job.id,
+            uid,
+            job.app,
+            limit_s=limit,
+            memory_mib=self.memory_mib,
+            ran_s=job.work - run.remaining(now),
+            whole_s=whole,
+            errors=self.lengths.errors(uid),
+            resumes=True,
+        )
 
 
 def _uid(run: SimulatedRun) -> int:
