@@ -349,8 +349,8 @@ class LendingConfig:
     )
     blackout: tuple[str, ...] = key(
         (),
-        "Times at which nothing is lent, in local time: '08:00-18:00', 'Mon-Fri 22:00-06:00' (until the next "
-        "morning), 'Sat,Sun 00:00-24:00'.",
+        "Times at which nothing is lent, except to jobs stopped for another slice, in local time: '08:00-18:00', "
+        "'Mon-Fri 22:00-06:00' (until the next morning), 'Sat,Sun 00:00-24:00'.",
         hours,
     )
     share: bool = key(

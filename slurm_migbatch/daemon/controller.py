@@ -28,7 +28,7 @@ from slurm_migbatch.decide.explain import why_not_started
 from slurm_migbatch.decide.lending import stage as loans
 from slurm_migbatch.decide.lending.ledger import Loan
 from slurm_migbatch.decide.lending.model import LoanOrder
-from slurm_migbatch.decide.lending.stage import GIVING, LendingDecision, OrderOutcome, why_not_lent
+from slurm_migbatch.decide.lending.stage import LendingDecision, OrderOutcome, why_not_lent
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions, Questions
 from slurm_migbatch.decide.supply.moves import why_moved
 from slurm_migbatch.decide.supply.stage import SupplyDecision
@@ -346,9 +346,9 @@ class Controller:
         elif rows and not (self._record.available and self._record.save(rows, ())):
             unsaved, now = decided.changed, self._clock.time()
             for order in orders:
-                if order.kind in GIVING:
+                if order.recorded:
                     outcomes.append(OrderOutcome(order, "", "", now, "it cannot be recorded", applied=False))
-            orders = [order for order in orders if order.kind not in GIVING]
+            orders = [order for order in orders if not order.recorded]
         for done in apply_orders(orders, decided.job_views, self._slurm, self._clock.time) if orders else ():
             outcomes.append(OrderOutcome(done.order, done.before, done.after, done.at, done.error))
         return outcomes, unsaved

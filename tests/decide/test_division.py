@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis, RestartCosts
 from slurm_migbatch.decide.lending.capacity import LendingCapacity
 from slurm_migbatch.decide.lending.division import MARGIN, divide
 from slurm_migbatch.decide.lending.grants import lend
-from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference, usual_speed
+from slurm_migbatch.decide.lending.ledger import State
+from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference, Target, usual_speed
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.mig.layout import Layout, Slot, layouts
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 from tests.support.examples import examples
 from tests.support.loan_world import LoanWorld
+from tests.support.stores import Away
 
 H100 = geometry("h100-80gb")
 ONE, TWO, THREE, FOUR, ALL = (Profile.parse(p) for p in ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"))
@@ -28,6 +34,7 @@ LAYOUTS = [layout for layout in layouts(H100) if all(not profile.suffix for prof
 NOW = 100_000.0
 RULES = Hysteresis(first_s=300, growth=2, most_s=3600, loan_s=600, idle_s=0, rest_s=0, gain=1.35)
 COSTS = RestartCosts(35.0, 35.0)
+MakeWorld = Callable[..., LoanWorld]
 
 
 def slot(profile: Profile, start: int) -> Slot:
@@ -39,8 +46,8 @@ def runs(job: int, where: Slot, gpu: int = 0, since: float = 0.0, **more: object
     return ElasticJob(job, ROOT, place=place, since=since, costs=COSTS, **more)  # type: ignore[arg-type]
 
 
-def waits(job: int, **more: object) -> ElasticJob:
-    return ElasticJob(job, ROOT, costs=COSTS, **more)  # type: ignore[arg-type]
+def waits(job: int, speeds: Mapping[Profile, float] = ROOT, **more: object) -> ElasticJob:
+    return ElasticJob(job, speeds, costs=COSTS, **more)  # type: ignore[arg-type]
 
 
 def gpu(*jobs: ElasticJob, number: int = 0, taken: tuple[Slot, ...] = ()) -> GpuCapacity:
@@ -65,10 +72,60 @@ def test_a_whole_gpu_is_divided_for_a_job_that_waits() -> None:
         runs(1, slot(ALL, 0), since=NOW - 599, restarts=1),
         replace(runs(1, slot(ALL, 0)), costs=RestartCosts(500.0, 500.0)),
         replace(runs(1, slot(ALL, 0)), nodes=frozenset({"n1"})),
+        runs(1, slot(ALL, 0), left_s=60.0),
+        runs(1, slot(ALL, 0), needs_s=60.0),
+        runs(1, slot(ALL, 0), shares=True),
     ],
 )
-def test_a_job_that_began_lately_or_could_not_come_back_or_pays_too_much_is_left_alone(host: ElasticJob) -> None:
+def test_a_job_that_began_lately_or_ends_soon_or_could_not_come_back_or_pays_too_much_is_left_alone(
+    host: ElasticJob,
+) -> None:
     assert lend([gpu(host)], [host, waits(2)], {}, NOW, RULES).divisions == ()
+
+
+@pytest.mark.parametrize(
+    "job", [waits(2, needs_s=40.0), waits(2, left_s=40.0), waits(2, shares=True), waits(2, cpus=5)]
+)
+def test_no_gpu_is_divided_for_a_job_that_ends_soon_or_is_about_to_share_or_finds_no_cpus(job: ElasticJob) -> None:
+    host = runs(1, slot(ALL, 0))
+    space = replace(gpu(host), cpus=4)
+    assert lend([space], [host, job], {}, NOW, RULES).divisions == ()
+    assert lend([space], [host, waits(2, cpus=4)], {}, NOW, RULES).divisions
+
+
+def test_divisions_on_a_node_need_cpus_for_all_of_their_jobs() -> None:
+    hosts = [runs(number, slot(ALL, 0), gpu=number) for number in range(2)]
+    spaces = [replace(gpu(host, number=number), cpus=4) for number, host in enumerate(hosts)]
+    waiting = [waits(10, cpus=3), waits(11, cpus=3)]
+    (division,) = lend(spaces, [*hosts, *waiting], {}, NOW, RULES).divisions
+    assert 11 not in division.profiles
+
+
+def test_no_gpu_is_divided_for_a_job_that_fits_where_another_is_about_to_leave() -> None:
+    host, leaves = runs(1, slot(ALL, 0)), runs(2, slot(ALL, 0), gpu=1, since=NOW)
+    soon = replace(gpu(leaves, number=1), reclaimed=math.inf, leaving=(slot(ALL, 0),))
+    large = waits(3, speeds={FOUR: 0.7, ALL: 1.0})
+    assert lend([gpu(host), soon], [host, leaves, large], {}, NOW, RULES).divisions == ()
+    promised = waits(4, target=Target(FOUR, "n0", NOW + 60, 1))
+    found = lend([gpu(host), soon], [host, leaves, promised, large], {}, NOW, RULES)
+    assert [division.gpu for division in found.divisions] == [0], "that slice is for another job"
+
+
+def test_two_divisions_never_name_the_same_job() -> None:
+    one = replace(runs(1, slot(THREE, 0)), speeds={ONE: 0.2, TWO: 0.2, THREE: 0.2, FOUR: 0.9, ALL: 1.0})
+    two = replace(runs(2, slot(ONE, 0), gpu=2), speeds={ONE: 0.25, TWO: 0.7})
+    host = runs(3, slot(ALL, 0), gpu=1)
+    taken = (slot(THREE, 4), slot(TWO, 2), slot(ONE, 1))
+    spaces = [gpu(one, taken=(slot(THREE, 4),)), gpu(host, number=1), gpu(two, number=2, taken=taken)]
+    divisions = divide(spaces, [one, two, host], [], NOW, RULES, 8)
+    named = [job for division in divisions for job in division.profiles]
+    assert divisions and len(named) == len(set(named))
+
+
+def test_a_division_leaves_the_reserve_its_room() -> None:
+    host = runs(1, slot(THREE, 0))
+    for division in lend([gpu(host)], [host, waits(2)], {THREE: 1}, NOW, RULES).divisions:
+        assert len(plan_free(H100, EMPTY, [THREE, *division.profiles.values()])) == len(division.profiles) + 1
 
 
 def test_jobs_that_keep_their_slice_are_not_stopped() -> None:
@@ -153,8 +210,21 @@ def test_a_round_asks_for_few_divisions_however_large_the_cluster(monkeypatch: p
     assert len(built) <= 4 * 8 * 3
 
 
-def test_two_jobs_share_a_gpu_that_one_had_and_grow_when_one_has_ended(tmp_path: Path) -> None:
-    w = LoanWorld(f"sqlite:///{tmp_path}/record.db")
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[MakeWorld]:
+    made: list[LoanWorld] = []
+
+    def make(**options: Any) -> LoanWorld:
+        made.append(LoanWorld(f"sqlite:///{tmp_path}/{len(made)}.db", **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_two_jobs_share_a_gpu_that_one_had_and_grow_when_one_has_ended(world: MakeWorld) -> None:
+    w = world()
     first = w.train(needs=5000)
     w.until(lambda: w.loaned() == {first: "7g.80gb"})
     second = w.train(needs=300)
@@ -164,4 +234,187 @@ def test_two_jobs_share_a_gpu_that_one_had_and_grow_when_one_has_ended(tmp_path:
     assert w.row(first).restarts == 1
     w.until(lambda: second not in w.slurm.queue, 2000)
     w.until(lambda: w.loaned().get(first) == "7g.80gb", 2000)
-    w.close()
+
+
+def divided(w: LoanWorld, **second: Any) -> tuple[int, int]:
+    """A job on the whole GPU, and one for which it has just been stopped."""
+    first = w.train(needs=5000)
+    w.until(lambda: w.loaned() == {first: "7g.80gb"})
+    other = w.train(needs=5000, **second)
+    w.until(lambda: bool(w.slurm.signals))
+    return first, other
+
+
+def test_a_job_that_was_stopped_continues_though_a_blackout_began_meanwhile(world: MakeWorld) -> None:
+    w = world()
+    first, second = divided(w)
+    w.control.observer._blackout = lambda now: True
+    w.until(lambda: bool(w.row(first).restarts))
+    w.until(lambda: first in w.loaned(), 60)
+    w.step()
+    assert second not in w.loaned() and "blackout" in w.why(second)
+    for _ in range(900):
+        w.step()
+    assert w.row(first).restarts == 1
+
+
+@pytest.mark.parametrize("when", ["signalled", "requeued", "pending"])
+def test_a_job_that_was_stopped_continues_at_once_though_migbatchd_was_restarted(world: MakeWorld, when: str) -> None:
+    w = world()
+    first, second = divided(w)
+    w.until(lambda: when != "requeued" or bool(w.slurm.requeues))
+    w.until(lambda: when != "pending" or w.row(first).pending)
+    w.restart()
+    w.until(lambda: len(w.loaned()) == 2, 60)
+    assert sorted(w.loaned().values()) == ["3g.40gb", "4g.40gb"]
+    assert [w.row(job).restarts for job in (first, second)] == [1, 0]
+
+
+def test_nobody_is_stopped_for_another_slice_while_nothing_can_be_recorded(world: MakeWorld) -> None:
+    """It could not be released again before the database is back."""
+    w = world()
+    first = w.train(needs=5000)
+    w.until(lambda: w.loaned() == {first: "7g.80gb"})
+    for _ in range(310):
+        w.step()
+    real = w.writer._store
+    w.writer._store = Away()  # type: ignore[assignment]
+    w.train(needs=300)
+    for _ in range(60):
+        w.step()
+    w.writer._store = real
+    assert not w.slurm.signals and w.loaned() == {first: "7g.80gb"}
+    assert w.lending.ledger.open[first].state is State.RUNNING and first not in w.lending.ledger.targets
+
+
+def test_a_whole_gpu_that_is_free_in_a_moment_goes_to_the_next_job(world: MakeWorld) -> None:
+    """As in a chain of jobs, each of which is submitted when the one before has ended."""
+    w = world(gpus=2)
+    w.late = 4
+    first, second = w.train(needs=5000), w.train(needs=400)
+    w.until(lambda: len(w.loaned()) == 2)
+    w.until(lambda: second not in w.slurm.queue, 500)
+    third = w.train(needs=300)
+    w.until(lambda: w.loaned() == {first: "7g.80gb", third: "7g.80gb"}, 60)
+    assert not w.slurm.signals
+
+
+def test_a_job_that_finds_no_cpus_beside_another_does_not_take_its_place(world: MakeWorld) -> None:
+    w = world()
+    first = w.train(needs=5000, cpus=60)
+    w.until(lambda: w.loaned() == {first: "7g.80gb"})
+    w.train(needs=300, cpus=32)
+    for _ in range(400):
+        w.step()
+    assert w.loaned() == {first: "7g.80gb"} and not w.slurm.signals
+
+
+def test_a_job_whose_gpu_is_empty_does_not_wait_for_another_gpu_of_its_node(world: MakeWorld) -> None:
+    w = world(gpus=2, grace_s=30.0)
+    quick, slow = w.train(needs=5000), w.train(needs=5000, after=None)
+    w.until(lambda: len(w.loaned()) == 2)
+    for _ in range(310):
+        w.step()
+    for _ in range(2):
+        w.train(needs=5000, priority=200)
+    w.until(lambda: bool(w.row(quick).restarts))
+    w.until(lambda: w.loaned().get(quick) == "4g.40gb", 15)
+    w.until(lambda: len(w.loaned()) == 4, 60)
+    assert w.loaned()[slow] == "4g.40gb"
+
+
+def test_jobs_of_a_division_are_released_together_so_that_all_fit(world: MakeWorld) -> None:
+    """Supply may place the slices of those that are released first such that no room is left for the last one."""
+    w = world()
+    first = w.train(needs=5000)
+    w.until(lambda: w.loaned() == {first: "7g.80gb"})
+    for _ in range(310):
+        w.step()
+    for _ in range(2):
+        w.train(needs=5000)
+    w.until(lambda: len(w.loaned()) == 3, 60)
+    assert sorted(w.loaned().values()) == ["2g.20gb", "2g.20gb", "3g.40gb"]
+
+
+def test_quota_that_a_stopped_job_needs_is_not_given_to_another(world: MakeWorld) -> None:
+    w = world(quota={"ml": 2})
+    small = w.train(needs=10**6, hints="signal=usr1 max=2g.20gb", account="ml")
+    others = [w.train(needs=60, hints="max=1g.10gb", account="web") for _ in range(6)]
+    w.until(lambda: len(w.loaned()) == 7)
+    w.until(lambda: not set(others) & set(w.slurm.queue))
+    late = w.train(needs=10**6, hints="min=2g.20gb max=2g.20gb", account="ml")
+    w.until(lambda: bool(w.row(small).restarts), 400)
+    w.until(lambda: small in w.loaned(), 60)
+    assert w.loaned() == {small: "2g.20gb"} and "quota" in w.why(late)
+
+
+def test_a_job_that_is_offered_half_a_gpu_does_not_share_another(world: MakeWorld) -> None:
+    w = world(share=True, gpus=2)
+    first = w.train(needs=5000, hints="signal=usr1 mem=5GB")
+    w.train(needs=5000, hints="signal=usr1 min=7g.80gb max=7g.80gb mem=5GB")
+    w.until(lambda: len(w.loaned()) == 2)
+    for _ in range(310):
+        w.step()
+    third = w.train(needs=200, hints="signal=usr1 min=3g.40gb mem=5GB")
+    w.slurm.change(third, time_limit_s=250)
+    for _ in range(60):
+        w.step()
+    assert {first, third} <= w.running()
+    assert not (w.row(first).restarts and w.nodes.second), "one of both is enough"
+
+
+def test_a_job_beside_another_on_its_slice_is_not_stopped_for_a_third(world: MakeWorld) -> None:
+    """The other one would keep the slice."""
+    w = world(share=True)
+    host = w.train(needs=5000, hints="signal=usr1 mem=20GB")
+    w.until(lambda: host in w.loaned())
+    for _ in range(100):
+        w.step()
+    guest = w.train(needs=1500, hints="signal=usr1 min=7g.80gb max=7g.80gb mem=20GB")
+    w.slurm.change(guest, time_limit_s=2000)
+    w.until(lambda: guest in w.running())
+    for _ in range(250):
+        w.step()
+    w.train(needs=600, hints="signal=usr1 min=3g.40gb")
+    for _ in range(60):
+        w.step()
+    assert w.nodes.second and w.row(host).restarts == 0
+
+
+HINTS = ("signal=usr1", "", "signal=usr1 max=2g.20gb", "signal=usr1 min=2g.20gb", "signal=usr1 min=3g.40gb")
+EVENTS = ("train", "train", "infer", "infer", "infer", "restart", "vanish")
+
+
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(draw=st.randoms(use_true_random=False))
+def test_whatever_comes_and_goes_all_jobs_run_in_the_end_and_none_is_stopped_too_often(
+    world: MakeWorld, draw: random.Random
+) -> None:
+    w = world(nodes=draw.choice([1, 2]), gpus=draw.choice([1, 2]), settle_s=30.0)
+    most = 2 * sum(len(gpus) for gpus in w.nodes.held.values())
+    events: dict[int, list[str]] = {}
+    for _ in range(14):
+        events.setdefault(draw.randint(0, 600), []).append(draw.choice(EVENTS))
+    jobs: list[int] = []
+    for second in range(650):
+        for event in events.get(second, ()):
+            left = [job for job in jobs if job in w.slurm.queue]
+            if event == "train" and len(left) < most:
+                after = draw.choice([1.0, 1.0, None])
+                jobs.append(w.train(needs=draw.choice([150, 10**6]), hints=draw.choice(HINTS), after=after))
+            elif event == "infer":
+                w.infer(draw.choice(["1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"]), runs=draw.choice([20, 60]))
+            elif event == "restart":
+                w.restart()
+            elif event == "vanish" and set(left) & w.running():
+                w.vanish(draw.choice(sorted(set(left) & w.running())))
+        w.step()
+    w.until(lambda: all(w.row(job).state == "RUNNING" for job in jobs if job in w.slurm.queue), 300)
+    for _ in range(60):
+        w.step()
+    assert not set(w.lending.ledger.targets) - set(w.slurm.queue)
+    with w.store() as store:
+        stopped = [row for row in store.loans() if row["cause"] in ("grow", "divide") and row["ended"]]
+    calm = w.rules.calm
+    for row in stopped:
+        assert row["ended"] - row["started"] >= min(calm.most_s, calm.first_s * calm.growth ** row["restart"])

@@ -58,8 +58,8 @@ def waits(job, speeds=ROOT, **more):
     return ElasticJob(job, speeds, **more)
 
 
-def goes_to(profile, node="n0"):
-    return Target(profile, node, NOW + 60)
+def goes_to(profile, node="n0", index=0):
+    return Target(profile, node, NOW + 60, index)
 
 
 def runs(job, where, speeds=ROOT, **more):
@@ -373,6 +373,31 @@ def test_jobs_that_were_stopped_for_larger_slices_get_them_before_others_get_any
 def test_a_target_that_has_no_room_any_more_binds_nobody():
     found = lend([gpu(taken=[slot(FOUR, 0)])], [waits(1, target=goes_to(FOUR))], {}, NOW, RULES)
     assert [(grant.job, grant.profile) for grant in found.grants] == [(1, THREE)]
+
+
+def test_who_was_stopped_for_another_slice_gets_it_before_the_reserve():
+    """Nobody is stopped for inference that is only expected, and no GPU stays empty for it because of a division."""
+    jobs = [waits(1, target=goes_to(FOUR)), waits(2, target=goes_to(THREE)), waits(3)]
+    found = lend([gpu()], jobs, {ALL: 1}, NOW, RULES)
+    assert {grant.job: grant.profile for grant in found.grants} == {1: FOUR, 2: THREE}
+    assert found.short == {ALL: 1}
+
+
+def test_targets_on_several_gpus_are_given_where_they_were_planned():
+    spaces = [gpu(0), gpu(1, taken=[slot(THREE, 4)])]
+    jobs = [waits(1, target=goes_to(THREE, index=0)), waits(2, target=goes_to(FOUR, index=1))]
+    found = lend([*spaces], [*jobs, waits(3, target=goes_to(FOUR, index=0))], {}, NOW, RULES)
+    assert {grant.job: (grant.profile, grant.place.gpu) for grant in found.grants} == {
+        1: (THREE, 0),
+        2: (FOUR, 1),
+        3: (FOUR, 0),
+    }
+
+
+@pytest.mark.parametrize("more", [{"needs_s": 30.0}, {"shares": True}])
+def test_nobody_grows_who_ends_soon_by_its_own_statement_or_shares_its_slice(more):
+    space, job = on(ONE, 0, "j", left_s=5000.0, **more)
+    assert lend([space], [job], {}, NOW, RULES).grows == ()
 
 
 def test_nobody_grows_while_somebody_waits_for_room():

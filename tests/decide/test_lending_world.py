@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy.exc import OperationalError
 
 from tests.support.loan_world import LoanWorld
+from tests.support.stores import Away
 from tests.support.waiting import eventually
 
 CALLS = ["signal_all", "requeue_all", "update_jobs"]
@@ -231,16 +231,6 @@ def test_while_the_database_is_away_nothing_is_lent_and_inference_has_its_room(w
         causes = [row["cause"] for row in store.loans()]
     assert causes.count("reclaim") == 2
     assert causes.count("refused") <= 1, "not one for each second"
-
-
-class Away:
-    """A database that does not answer."""
-
-    def __getattr__(self, name: str) -> Any:
-        def fail(*args: Any, **more: Any) -> None:
-            raise OperationalError("select", {}, Exception("database is locked"))
-
-        return fail
 
 
 def test_tasks_of_an_array_are_lent_to_one_by_one(world: MakeWorld) -> None:

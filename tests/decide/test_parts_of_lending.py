@@ -422,7 +422,7 @@ def test_a_job_grows_on_nodes_of_its_partition_only(reachable: bool) -> None:
     ledger.follow({5: job_view(row)}, {}, {}, NOW)
     found = decide(look(one, ledger), LendingRules(calm=Hysteresis(idle_s=0, rest_s=0)))
     assert [(order.cause, order.job) for order in found.orders] == [(Cause.GROW, 5)] * reachable
-    assert found.targets == ({5: (ALL, "n2")} if reachable else {})
+    assert found.targets == ({5: (ALL, "n2", 0)} if reachable else {})
 
 
 def test_what_a_job_was_stopped_for_is_kept_until_it_is_released() -> None:
@@ -448,6 +448,34 @@ def test_what_a_job_was_stopped_for_is_kept_until_it_is_released() -> None:
     ledger.refused(5, "busy", NOW + 2)
     ledger.follow({5: job_view(waiting)}, {}, {}, NOW + 3)
     assert not ledger.targets, "too late"
+
+
+def test_the_slice_of_a_stopped_job_is_held_while_slurm_refuses_its_release() -> None:
+    row, ledger = back(5, prefix="gres/"), Ledger()
+    ledger.targets[5] = Target(THREE, "n1", NOW + 100)
+    one = scene([row])
+    knowledge = LendingKnowledge(elastic_jobs().speeds)
+    found = view_of(one, job_views_of(one.rows, ["train"]), ledger, Idleness(), knowledge, {}, barred={5})
+    assert [(loan.job, loan.profile, loan.gpu) for loan in found.promises] == [(5, THREE, 0)]
+
+
+def test_jobs_grow_together_only_as_far_as_their_quota_allows() -> None:
+    """Else the last one to come back would have been stopped for a slice that it does not get."""
+    rows = [
+        elastic(job, "1g.10gb", state="RUNNING", nodes=(f"n{job}",), account="ml", start=NOW - 9000) for job in (1, 2)
+    ]
+    one = scene(rows, ("1g.10gb", 0, (1, 0)), empty=("n2",))
+    facts = GpuFacts("GPU-n2", H100, ((slot("1g.10gb@0"), (2, 0)),))
+    one = replace(one, facts={**one.facts, "n2": NodeFacts((facts,))})
+    ledger = Ledger()
+    ledger.follow({row.job_id: job_view(row) for row in rows}, {}, {}, NOW)
+    rules = LendingRules(calm=Hysteresis(idle_s=0, rest_s=0), quota={"ml": 8})
+    assert [order.cause for order in decide(look(one, ledger), rules).orders] == [Cause.GROW]
+    assert len(decide(look(one, ledger), replace(rules, quota={"ml": 14})).orders) == 2
+    ledger.targets[9] = Target(THREE, "n3", NOW + 100)
+    waiting = elastic(9, reason="JobHeldUser", account="ml")
+    one = replace(one, rows=[*rows, waiting])
+    assert look(one, ledger).lent == {"ml": 5}, "a stopped job's slices count"
 
 
 @pytest.mark.parametrize(("prefix", "at_once"), [("gres:", 1), ("gres/", 3)])

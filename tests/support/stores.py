@@ -5,6 +5,9 @@ from __future__ import annotations
 import tempfile
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+from sqlalchemy.exc import OperationalError
 
 from slurm_migbatch.store.db import open_store
 
@@ -29,3 +32,13 @@ def _empty() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         open_store(f"{_SQLITE}{directory}/empty.db").close()
         return Path(directory, "empty.db").read_bytes()
+
+
+class Away:
+    """A database that does not answer."""
+
+    def __getattr__(self, name: str) -> Any:
+        def fail(*args: Any, **more: Any) -> None:
+            raise OperationalError("select", {}, Exception("database is locked"))
+
+        return fail

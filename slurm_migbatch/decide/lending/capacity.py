@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import combinations, islice
 from typing import Final, NamedTuple, TypeAlias
 
 from slurm_migbatch.decide.capacity.spare import by_size, fits, left, loss, ordered, without
 from slurm_migbatch.decide.lending.allocation import Hysteresis, paid_worth
-from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, Grow, Reason, Release, SlotReference
+from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, Grow, Reason, Release, SlotReference, Target
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
@@ -131,9 +131,17 @@ class LendingCapacity:
                 return room, profile
         return None
 
-    def vacated(self, node: str) -> bool:
-        """Return whether jobs are still leaving a GPU of this node."""
-        return any(room.space.node == node and room.space.reclaimed == math.inf for room in self.rooms)
+    def vacated(self, target: Target) -> bool:
+        """Return whether nothing may be lent on the GPU of a target now, mostly because jobs are still leaving it."""
+        index = self.place_of.get((target.node, target.gpu))
+        return index is not None and self.rooms[index].space.reclaimed == math.inf
+
+    def there(self, elastic_job: ElasticJob, target: Target) -> int | None:
+        """Return the GPU of a target if the slice fits there."""
+        index = self.place_of.get((target.node, target.gpu))
+        if index is None or self.rooms[index].group not in self.regions[elastic_job.nodes]:
+            return None
+        return index if self.rooms[index].lendable and self._entry(index, target.profile) is not None else None
 
     def reason(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> Reason:
         """Return why a job does not fit."""
@@ -170,6 +178,14 @@ class LendingCapacity:
     def drop(self, index: int, profile: Profile) -> None:
         """Take one slice from a GPU."""
         self._become(index, without(self.rooms[index].wishes, profile))
+
+    def beside_reserve(self, space: GpuCapacity) -> GpuCapacity:
+        """Return a GPU on which what is reserved there is taken."""
+        room = self.rooms[self.place_of[space.node, space.gpu]]
+        if not room.held:
+            return space
+        reserved = list(plan_free(room.geometry, room.used, room.wishes).slots)
+        return replace(space, taken=(*space.taken, *(slot for slot in reserved if slot.profile in room.held)))
 
     # -- sizes -------------------------------------------------------------------------------------------------------
 
@@ -275,7 +291,9 @@ class LendingCapacity:
         """Return the running jobs for which a larger slice pays off, the largest gain first."""
         offers: list[tuple[float, int, float, Profile, float]] = []
         for number, elastic_job in enumerate(elastic_jobs):
-            if elastic_job.place is None or not self.calm.may_change(self.now, elastic_job.since, elastic_job.restarts):
+            if elastic_job.place is None or elastic_job.shares:
+                continue
+            if not self.calm.may_change(self.now, elastic_job.since, elastic_job.restarts):
                 continue
             useful = self.useful(elastic_job)
             before, fair = (
@@ -286,7 +304,7 @@ class LendingCapacity:
                 speed = elastic_job.speeds[profile]
                 if profile.compute <= elastic_job.place.slot.profile.compute or speed < self.calm.gain * before:
                     continue
-                stay = min(self.calm.loan_s, elastic_job.left_s / speed)
+                stay = min(self.calm.loan_s, elastic_job.ends_s / speed)
                 pay = paid_worth(speed, fair, restart_s=elastic_job.costs.seconds(1, 1, kept=False), stay_s=stay)
                 if pay > before / fair + _GAIN:
                     offers.append((before / fair - pay, number, stay, profile, before))

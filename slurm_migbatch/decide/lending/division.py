@@ -9,6 +9,7 @@ same way, on whole GPUs; the search over slices is ours.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,13 +66,19 @@ def divide(
     gains: dict[int, float] = {}
     stopped = 0
     movable = {job.job for plan in plans for job in plan.jobs}
+    named: set[Hashable] = set()
+    asked: Counter[str] = Counter()
     poor = sorted((job for job in running.values() if job.job in movable), key=_speed)
     for job in (*waiting[:_JOBS], *(poor[:_JOBS] if not waiting else ())):
+        if job.job in named:  # another division gives it another slice
+            continue
         best: tuple[float, int, _Plan] | None = None
         before = _speed(job) * calm.loan_s
         for number, plan in enumerate(plans[:_GPUS]):
             plan = divided.get(number, plan)
-            if job.job in plan.profiles or not _may_use(job, plan.space):
+            if job.job in plan.profiles or not _may_use(job, plan.space) or not _has_cpus(job, plan.space, asked):
+                continue
+            if not (named - plan.changed).isdisjoint(plan.profiles):  # one of its jobs leaves for another GPU
                 continue
             more = _with(plan, job, calm)
             if more is None:
@@ -88,6 +95,8 @@ def divide(
         stopped += stops
         divided[number] = more
         gains[number] = gains.get(number, 0.0) + gain
+        named |= more.changed
+        asked[more.space.node] += job.cpus
     return [
         Division(
             plan.space.node,
@@ -105,7 +114,7 @@ def _plan(space: GpuCapacity, running: Mapping[Hashable, ElasticJob], now: float
     if not calm.may_lend(now, space.idle_since, space.reclaimed) and not (space.own and space.reclaimed is None):
         return None
     loans = [running[loan.job] for loan in space.lent if loan.job in running]
-    jobs = [job for job in loans if _may_use(job, space) and calm.may_change(now, job.since, job.restarts)]
+    jobs = [job for job in loans if _may_use(job, space) and _may_change(job, now, calm)]
     if not jobs:
         return None
     profiles = {job.job: job.place.slot.profile for job in jobs if job.place is not None}
@@ -137,7 +146,10 @@ def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], calm: Hys
         kept = {}
     changed = frozenset(held.job for held in sharing if held.job not in kept)
     work = math.fsum(
-        held.speeds[profiles[held.job]] * (calm.loan_s - (held.costs.full if held.job in changed else 0.0))
+        min(
+            held.speeds[profiles[held.job]] * (calm.loan_s - (held.costs.full if held.job in changed else 0.0)),
+            held.ends_s,
+        )
         for held in jobs
     )
     return _Plan(space, jobs, profiles, work, changed)
@@ -169,6 +181,18 @@ def _sizes(
 def _may_use(job: ElasticJob, space: GpuCapacity) -> bool:
     """Return whether a job can start on a node; up to Slurm 23.02 it cannot where it has just run."""
     return job.nodes is None or space.node in job.nodes
+
+
+def _has_cpus(job: ElasticJob, space: GpuCapacity, asked: Mapping[str, int]) -> bool:
+    """Return whether a job finds CPUs beside all others on a node, of which divisions need those that are `asked`."""
+    runs_there = job.place is not None and job.place.node == space.node
+    return space.cpus is None or runs_there or job.cpus <= space.cpus - asked.get(space.node, 0)
+
+
+def _may_change(job: ElasticJob, now: float, calm: Hysteresis) -> bool:
+    """Return whether a running job may be stopped, and keeps its slice for long enough that this can pay off."""
+    stays = job.ends_s >= _speed(job) * calm.loan_s
+    return stays and not job.shares and calm.may_change(now, job.since, job.restarts)
 
 
 def _speed(job: ElasticJob) -> float:

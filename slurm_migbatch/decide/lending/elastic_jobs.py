@@ -146,11 +146,13 @@ class ElasticJobs:
         )
 
     def left_s(self, job_view: JobView, now: float) -> float:
-        """Return the most seconds on the whole GPU that a running job's time limit leaves.
+        """Return the most seconds on the whole GPU that a job's time limit leaves.
 
         Infinite without a limit.
         """
         row = job_view.row
+        if row.pending and row.time_limit_s is not None:
+            return row.time_limit_s * max(self.speeds(job_view).values(), default=1.0)
         if row.time_limit_s is None or row.start is None or job_view.hints.slice is None or not row.active:
             return math.inf
         speed = self.speeds(job_view).get(job_view.hints.slice, 0.0)

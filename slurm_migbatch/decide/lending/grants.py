@@ -6,8 +6,8 @@ relative to a fair share, restarts that must pay off, and ending the loans with 
 
 `lend` decides one round:
 
-1. The expected need of inference (`reserve`) is placed into the free space first and stays there, so that it fits
-   whatever is lent.
+1. Jobs that were stopped for another slice get it, and the expected need of inference (`reserve`) is placed into the
+   rest of the free space and stays there, so that it fits whatever else is lent.
 2. In Slurm's order each pending job gets the smallest of its profiles that fits, so that no job goes without
    because of another's larger slice.
 3. Slices are enlarged, the largest value gained per slice first; then pairs on one GPU redistribute its space, and
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
@@ -36,6 +37,7 @@ from slurm_migbatch.decide.lending.values import (
     GpuCapacity,
     Lending,
     Reason,
+    Target,
 )
 from slurm_migbatch.mig.profile import Profile
 
@@ -62,17 +64,17 @@ def lend(
         releases: maximum number of jobs to release or grow; None: unlimited.
     """
     board = LendingCapacity(spaces, elastic_jobs, now, calm)
-    short = board.hold(reserve)
     limit = math.inf if releases is None else releases
     given: list[Given] = []
     lacking: dict[Hashable, Reason] = {}
     hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
     given += _resume(board, elastic_jobs, limit)
+    short = board.hold(reserve)
     resumed = {grant.elastic_job.job for grant in given}
     for elastic_job in elastic_jobs:
         if elastic_job.place is not None or elastic_job.job in resumed:
             continue
-        if elastic_job.target is not None and board.vacated(elastic_job.target.node):
+        if elastic_job.target is not None and board.vacated(elastic_job.target):
             lacking[elastic_job.job] = "idle"
             continue
         if len(given) >= limit:
@@ -98,22 +100,77 @@ def lend(
     divisions: Sequence[Division] = ()
     if not grows:
         touched = {(grant.place.node, grant.place.gpu) for grant in grants}
-        untouched = [space for space in spaces if (space.node, space.gpu) not in touched]
-        waiting = [job for job in elastic_jobs if lacking.get(job.job) in _NO_ROOM and job.target is None]
-        divisions = divide(untouched, elastic_jobs, waiting, now, calm, int(min(limit, len(elastic_jobs))))
+        untouched = [board.beside_reserve(space) for space in spaces if (space.node, space.gpu) not in touched]
+        waiting = [job for job in elastic_jobs if lacking.get(job.job) in _NO_ROOM and _needs_room(board, job)]
+        left = _without_room_soon(spaces, elastic_jobs, waiting, now, calm)
+        if left or not waiting:
+            divisions = divide(untouched, elastic_jobs, left, now, calm, int(min(limit, len(elastic_jobs))))
     return Lending(grants, grows, tuple(divisions), lacking, short)
 
 
 def _resume(board: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit: float) -> list[Given]:
-    """Give jobs that were stopped to grow the slices for which they were stopped, if they fit."""
+    """Give jobs their targets if these fit: where they were planned, and only then elsewhere.
+
+    This comes before the reserve: nobody is stopped for inference that is only expected, so a job that was stopped
+    for another reason does not lose its slice to it.
+    """
     given: list[Given] = []
+    late: list[tuple[ElasticJob, Target]] = []
+
+    def give(elastic_job: ElasticJob, target: Target, room: int) -> None:
+        given.append(Given(elastic_job, board.worths(elastic_job, board.useful(elastic_job)), target.profile, room))
+        board.put(room, target.profile)
+
     for elastic_job in elastic_jobs:
         target = elastic_job.target
-        if elastic_job.place is not None or target is None or len(given) >= limit:
+        if elastic_job.place is not None or target is None or target.profile not in board.useful(elastic_job):
             continue
-        useful = board.useful(elastic_job)
-        room = board.smallest(elastic_job, (target.profile,)) if target.profile in useful else None
+        room = board.there(elastic_job, target) if len(given) < limit else None
         if room is not None:
-            given.append(Given(elastic_job, board.worths(elastic_job, useful), room[1], room[0]))
-            board.put(*room)
+            give(elastic_job, target, room)
+        else:
+            late.append((elastic_job, target))
+    for elastic_job, target in late:
+        found = board.smallest(elastic_job, (target.profile,)) if len(given) < limit else None
+        if found is not None:
+            give(elastic_job, target, found[0])
     return given
+
+
+def _needs_room(board: LendingCapacity, elastic_job: ElasticJob) -> bool:
+    """Return whether a GPU may be divided for a job that has no room: none is being, and it is not about to share."""
+    placed = elastic_job.target is not None and board.vacated(elastic_job.target)
+    return not placed and not elastic_job.shares
+
+
+def _without_room_soon(
+    spaces: Sequence[GpuCapacity],
+    elastic_jobs: Sequence[ElasticJob],
+    waiting: Sequence[ElasticJob],
+    now: float,
+    calm: Hysteresis,
+) -> list[ElasticJob]:
+    """Return the jobs that have no room even when all loans have left that are about to."""
+    soon = [_vacant(space) for space in spaces if space.leaving] if waiting else []
+    if not soon:
+        return list(waiting)
+    board = LendingCapacity(soon, elastic_jobs, now, calm)
+    for elastic_job in elastic_jobs:
+        target = elastic_job.target
+        room = board.there(elastic_job, target) if elastic_job.place is None and target is not None else None
+        if room is not None and target is not None:
+            board.put(room, target.profile)
+    left = []
+    for elastic_job in waiting:
+        found = board.smallest(elastic_job, board.useful(elastic_job))
+        if found is None:
+            left.append(elastic_job)
+        else:
+            board.put(*found)
+    return left
+
+
+def _vacant(space: GpuCapacity) -> GpuCapacity:
+    """Return a GPU as it is when the loans have left that are about to."""
+    lent = tuple(loan for loan in space.lent if loan.slot not in space.leaving)
+    return replace(space, lent=lent, leaving=(), reclaimed=None)

@@ -77,6 +77,10 @@ class Cause(str, Enum):
     LIMIT = "limit"
 
 
+#: causes for which a job is stopped for its own or other training's sake, to go on at once
+OTHER_SLICE: Final = frozenset({Cause.GROW, Cause.DIVIDE, Cause.PARTED, Cause.LIMIT})
+
+
 @dataclass(frozen=True)
 class Loan:
     """One release of one job; times in unix seconds. The fields are those of the record.
@@ -157,12 +161,14 @@ class LoanHistory:
         hits: how often its slice was taken, by migbatchd or by Slurm's preemption.
         restart, ended: restart count and end of the last loan.
         node: where it ran; empty if unknown.
+        cause: cause of the last loan's end.
     """
 
     hits: int = 0
     restart: int = -1
     ended: float = 0.0
     node: str = ""
+    cause: Cause = Cause.NONE
 
 
 Place = tuple[str, str, Slot]
@@ -374,6 +380,13 @@ class Ledger:
         elif loan.state is State.SIGNALLED and loan.signalled is None:
             self._put(replace(loan, state=State.REQUEUED))
 
+    def keep_running(self, job: int) -> None:
+        """Record that a running job is not stopped after all."""
+        self.targets.pop(job, None)
+        loan = self.open.get(job)
+        if loan is not None and loan.leaving:
+            self._put(replace(loan, state=State.RUNNING, cause=Cause.NONE, why_ended=""))
+
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _put(self, loan: Loan) -> None:
@@ -393,8 +406,9 @@ class Ledger:
         called = loan.cause in (Cause.RECLAIM, Cause.FORECAST, Cause.SLURM) and loan.started is not None
         ended = loan.ended or loan.decided
         node = loan.node if loan.restart > past.restart else loan.node or past.node
+        cause = loan.cause if loan.restart >= past.restart else past.cause
         self.past[loan.job_id] = LoanHistory(
-            past.hits + called, max(past.restart, loan.restart), max(past.ended, ended), node
+            past.hits + called, max(past.restart, loan.restart), max(past.ended, ended), node, cause
         )
         if loan.node:
             self.ran_on.setdefault(loan.job_id, {})[loan.node] = ended + REQUEUE_DELAY_S

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+from typing import Final
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Loan
@@ -48,11 +49,15 @@ class WaitingInference:
 
 @dataclass(frozen=True)
 class PendingLoan:
-    """A loan without a known slot: it was released, or has just started. `nodes`: where it may be."""
+    """A loan without a known slot: it was released, has just started, or is to come back.
+
+    `nodes`: where it may be; `gpu`: the only GPU there; None: any.
+    """
 
     job: int
     profile: Profile
     nodes: frozenset[str] | None
+    gpu: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class LendingView:
         elastic_jobs: elastic training jobs in Slurm's order: pending ones that could be released, and running loans.
         promises: loans without a slot yet.
         loans, job_views: the ledger's active loans, and elastic training jobs as Slurm shows them.
-        lent: compute slices that each account has as loans.
+        lent: compute slices that each account has as loans, or is to have when stopped jobs come back.
         reserve: slices that inference is expected to need beyond current and pending ones.
         blackout: whether the administrator allows no lending now.
         away: nodes where released jobs must not start.
@@ -119,12 +124,16 @@ class Kind(str, Enum):
     SHARE = "share"
 
 
+#: orders that give a job something
+GIVING: Final = frozenset({Kind.RELEASE, Kind.SHARE})
+
+
 @dataclass(frozen=True)
 class LoanOrder:
     """One order about a job's loan.
 
     `profile`: of a release, or of the host; `signal`: USR1 or USR2; `node`: the host's; `away`: nodes where a
-    released job must not start.
+    released job must not start; `again`: whether the job is stopped only to be released again.
     """
 
     kind: Kind
@@ -136,6 +145,12 @@ class LoanOrder:
     signal: str = ""
     node: str = ""
     away: tuple[str, ...] = ()
+    again: bool = False
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it is carried out only if it can be recorded: without the record nothing can be released."""
+        return self.again or self.kind in GIVING
 
 
 @dataclass(frozen=True)
@@ -144,12 +159,12 @@ class Round:
 
     Attributes:
         lacking: why each pending job is not released (a sentence).
-        targets: the profile that a job is to get when it can be released, and the node that has room for it then.
+        targets: the profile that a job is to get when it can be released, and the node and the GPU that have room then.
     """
 
     orders: tuple[LoanOrder, ...] = ()
     lacking: Mapping[int, str] = field(default_factory=dict)
-    targets: Mapping[int, tuple[Profile, str]] = field(default_factory=dict)
+    targets: Mapping[int, tuple[Profile, str, int]] = field(default_factory=dict)
 
 
 class RoundCapacity:

@@ -7,7 +7,8 @@ Slurm's order of the training jobs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Final
@@ -17,7 +18,8 @@ from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.ledger import Cause
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round, RoundCapacity
 from slurm_migbatch.decide.lending.reclaim import due, reclaim_loans, stop
-from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity, Grow, LentSlot
+from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity, Grow, Lending, LentSlot, Release
+from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import forgets
@@ -40,51 +42,104 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
     ended, capacity = reclaim_loans(view, rules)
     orders += ended
     busy = {order.job for order in orders}
+    elastic_jobs = _elastic_jobs(view, rules, busy)
+    lacking = _kept_out(view, elastic_jobs)
+    waiting = {_job(elastic_job) for elastic_job in elastic_jobs if elastic_job.place is None}
+    elastic_jobs = [elastic_job for elastic_job in elastic_jobs if _job(elastic_job) not in lacking]
     lending = lend(
-        _lendable(view, capacity, busy),
-        elastic_jobs := _elastic_jobs(view, rules, busy),
-        view.reserve,
-        view.now,
-        rules.calm,
-        0 if view.blackout else rules.most_releases,
+        _lendable(view, capacity, busy), elastic_jobs, view.reserve, view.now, rules.calm, rules.most_releases
     )
-    lacking = {
-        int(str(job)): LACKING["blackout" if view.blackout else reason] for job, reason in lending.lacking.items()
-    }
-    waiting = {int(str(elastic_job.job)) for elastic_job in elastic_jobs if elastic_job.place is None}
+    lacking |= {int(str(job)): LACKING[reason] for job, reason in lending.lacking.items()}
     lacking.update(dict.fromkeys(_without_quota(view, rules) - waiting, LACKING["quota"]))
+    if ended:
+        lacking.update({int(str(grant.job)): "pending inference jobs come first" for grant in lending.grants})
+        return Round(tuple(orders), lacking)
     quota_left = view.quota_left(rules)
-    accounts = {int(str(elastic_job.job)): elastic_job.account for elastic_job in view.elastic_jobs}
-    targets: dict[int, tuple[Profile, str]] = {}
-    if not ended and not view.blackout:
-        later = not _may_return(view, rules)
-        for grant in lending.grants:
-            job = int(str(grant.job))
-            row = view.job_views[job].row
-            if job in view.early:
-                if later:
-                    lacking[job] = LACKING["turn"]
-                    continue
-                later = True
-            account, slices = accounts[job], grant.profile.compute
-            if slices > quota_left.get(account, slices):
-                lacking[job] = LACKING["quota"]
-                continue
-            if account in quota_left:
-                quota_left[account] -= slices
-            why = f"{grant.profile} is idle, and no inference is expected to need it"
-            away = tuple(sorted(view.away.get(job, ())))
-            orders.append(LoanOrder(Kind.RELEASE, job, row.restarts, why, profile=grant.profile, away=away))
-        orders += [_grow(view, rules, grow) for grow in lending.grows if int(str(grow.job)) not in busy]
-        for division in lending.divisions:
-            orders += _divide(view, rules, division)
-        targets = {int(str(grow.job)): (grow.profile, grow.place.node) for grow in lending.grows}
-        for division in lending.divisions:
-            targets |= {int(str(job)): (profile, division.node) for job, profile in division.profiles.items()}
-    else:
-        reason = LACKING["blackout"] if view.blackout else "pending inference jobs come first"
-        lacking.update({int(str(grant.job)): reason for grant in lending.grants})
+    orders += _releases(view, rules, lending.grants, quota_left, lacking)
+    targets: dict[int, tuple[Profile, str, int]] = {}
+    if not view.blackout:
+        stops, targets = _stops(view, rules, lending, quota_left)
+        orders += [order for order in stops if order.job not in busy]
     return Round(tuple(orders), lacking, targets)
+
+
+def _kept_out(view: LendingView, elastic_jobs: Sequence[ElasticJob]) -> dict[int, str]:
+    """Return why pending jobs are not considered: only those that were stopped for another slice are in a blackout."""
+    if not view.blackout:
+        return {}
+    return {_job(one): LACKING["blackout"] for one in elastic_jobs if one.place is None and not one.stopped}
+
+
+def _releases(
+    view: LendingView,
+    rules: LendingRules,
+    grants: Sequence[Release],
+    quota_left: dict[str, int],
+    lacking: dict[int, str],
+) -> list[LoanOrder]:
+    """Return the orders that release jobs; adds to `lacking` why others wait, and takes from `quota_left`."""
+    orders = []
+    known = {_job(elastic_job): elastic_job for elastic_job in view.elastic_jobs}
+    later = not _may_return(view, rules)
+    for grant in grants:
+        job = int(str(grant.job))
+        row = view.job_views[job].row
+        if job in view.early:
+            if later:
+                lacking[job] = LACKING["turn"]
+                continue
+            later = True
+        if not _take(quota_left, known, {job: grant.profile}):
+            lacking[job] = LACKING["quota"]
+            continue
+        why = f"{grant.profile} is idle, and no inference is expected to need it"
+        away = tuple(sorted(view.away.get(job, ())))
+        orders.append(LoanOrder(Kind.RELEASE, job, row.restarts, why, profile=grant.profile, away=away))
+    return orders
+
+
+def _stops(
+    view: LendingView, rules: LendingRules, lending: Lending, quota_left: dict[str, int]
+) -> tuple[list[LoanOrder], dict[int, tuple[Profile, str, int]]]:
+    """Return the orders that stop jobs for other slices, and the targets; takes from `quota_left`."""
+    orders: list[LoanOrder] = []
+    targets: dict[int, tuple[Profile, str, int]] = {}
+    known = {_job(elastic_job): elastic_job for elastic_job in view.elastic_jobs}
+    for grow in lending.grows:
+        job = int(str(grow.job))
+        if _take(quota_left, known, {job: grow.profile}):
+            orders.append(_grow(view, rules, grow))
+            targets[job] = grow.profile, grow.place.node, grow.place.gpu
+    for division in lending.divisions:
+        profiles = {int(str(job)): profile for job, profile in division.profiles.items()}
+        if _take(quota_left, known, profiles):
+            orders += _divide(view, rules, division)
+            targets |= {job: (profile, division.node, division.gpu) for job, profile in profiles.items()}
+    return orders, targets
+
+
+def _take(quota_left: dict[str, int], known: Mapping[int, ElasticJob], profiles: Mapping[int, Profile]) -> bool:
+    """Take from the accounts' quota what these jobs get beyond their slices; return whether that is left."""
+    more: Counter[str] = Counter()
+    for job, profile in profiles.items():
+        if known[job].account in quota_left:
+            more[known[job].account] += profile.compute - _counted(known[job])
+    if any(count > max(0, quota_left[account]) for account, count in more.items()):
+        return False
+    for account, count in more.items():
+        quota_left[account] -= max(0, count)
+    return True
+
+
+def _counted(elastic_job: ElasticJob) -> int:
+    """Return the compute slices that count as lent to a job: those of its slice, or of the one that it is to get."""
+    if elastic_job.place is not None:
+        return elastic_job.place.slot.profile.compute
+    return elastic_job.target.profile.compute if elastic_job.target is not None else 0
+
+
+def _job(elastic_job: ElasticJob) -> int:
+    return int(str(elastic_job.job))
 
 
 def _may_return(view: LendingView, rules: LendingRules) -> bool:
@@ -118,11 +173,17 @@ def _lendable(view: LendingView, capacity: RoundCapacity, busy: set[int]) -> lis
         mask = sum(slot.placement.mask for slot in coming.taken)
         lent = tuple(loan for loan in space.lent if not loan.slot.placement.mask & mask)
         leaving = len(lent) < len(space.lent) or key in view.passing or _leaves(view, space, busy)
-        spaces[key] = replace(coming, lent=lent, reclaimed=inf if leaving else space.reclaimed)
+        vacant = () if space.reclaimed == inf else tuple(_leaving(view, lent, busy, view.passing.get(key, 0)))
+        spaces[key] = replace(coming, lent=lent, reclaimed=inf if leaving else space.reclaimed, leaving=vacant)
     for promise in view.promises:
         for key, space in spaces.items():
             if promise.nodes is not None and space.node not in promise.nodes:
                 continue
+            if promise.gpu is not None and space.gpu != promise.gpu:
+                continue
+            if promise.gpu is not None and promise.job in busy:  # who gets slices there is released at once: supply
+                spaces[key] = replace(space, reclaimed=inf)  # knows jobs that are released, but no promises
+                break
             if promise.profile in space.geometry and loss(space.geometry, space.used, (), promise.profile) is not None:
                 (slot,) = plan_free(space.geometry, space.used, (promise.profile,)).slots
                 spaces[key] = replace(space, lent=(*space.lent, LentSlot(slot, promise.job)))
@@ -131,8 +192,16 @@ def _lendable(view: LendingView, capacity: RoundCapacity, busy: set[int]) -> lis
 
 
 def _leaves(view: LendingView, space: GpuCapacity, busy: set[int]) -> bool:
-    jobs = [int(str(loan.job)) for loan in space.lent]
-    return any(job in busy or (job in view.loans and view.loans[job].leaving) for job in jobs)
+    return any(True for _ in _leaving(view, space.lent, busy))
+
+
+def _leaving(view: LendingView, lent: Iterable[LentSlot], busy: set[int], passing: int = 0) -> Iterator[Slot]:
+    """Yield the slots of loans that are about to end; `passing`: memory slices (bits) of jobs that complete."""
+    for loan in lent:
+        job = int(str(loan.job))
+        stopped = job in busy or (job in view.loans and view.loans[job].leaving)
+        if stopped or loan.slot.placement.mask & passing:
+            yield loan.slot
 
 
 def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> list[ElasticJob]:
@@ -148,7 +217,7 @@ def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> lis
             continue
         has = elastic_job.place.slot.profile if elastic_job.place is not None else None
         if elastic_job.account in quota_left:
-            max_compute = quota_left[elastic_job.account] + (has.compute if has is not None else 0)
+            max_compute = quota_left[elastic_job.account] + _counted(elastic_job)
             elastic_job = replace(
                 elastic_job,
                 speeds={p: v for p, v in elastic_job.speeds.items() if p.compute <= max_compute or p == has},
@@ -175,13 +244,15 @@ def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
         if elastic_job.place is None
         and elastic_job.account in quota_left
         and elastic_job.speeds
-        and all(profile.compute > quota_left[elastic_job.account] for profile in elastic_job.speeds)
+        and all(
+            profile.compute > quota_left[elastic_job.account] + _counted(elastic_job) for profile in elastic_job.speeds
+        )
     }
 
 
 def _grow(view: LendingView, rules: LendingRules, grow: Grow) -> LoanOrder:
     why = f"{grow.profile} instead of {grow.before} makes it {grow.faster:.1f} times faster"
-    return stop(view, rules, int(str(grow.job)), Cause.GROW, why)
+    return replace(stop(view, rules, int(str(grow.job)), Cause.GROW, why), again=True)
 
 
 def _divide(view: LendingView, rules: LendingRules, division: Division) -> list[LoanOrder]:
@@ -189,4 +260,4 @@ def _divide(view: LendingView, rules: LendingRules, division: Division) -> list[
     why = f"GPU {division.gpu} of {division.node} does more work if divided anew among {division.jobs} jobs"
     running = {int(str(job.job)) for job in view.elastic_jobs if job.place is not None}
     jobs = [job for name in division.profiles if (job := int(str(name))) in running]
-    return [stop(view, rules, job, Cause.DIVIDE, why) for job in jobs]
+    return [replace(stop(view, rules, job, Cause.DIVIDE, why), again=True) for job in jobs]

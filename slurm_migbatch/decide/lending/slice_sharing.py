@@ -81,6 +81,14 @@ class SliceSharing:
         self.shared = {run for run in self.shared | self._beside.keys() if run[0] in job_views}
         self.runs.update(now, job_views, held, self._beside, reports)
 
+    def marked(self, view: LendingView) -> LendingView:
+        """Return the view with the jobs marked that share a slice or are about to."""
+        sharing = {run[0] for run in self._beside} | self.wanted.keys() | set(self.wanted.values())
+        if not sharing:
+            return view
+        elastic_jobs = (replace(one, shares=_job(one) in sharing) for one in view.elastic_jobs)
+        return replace(view, elastic_jobs=tuple(elastic_jobs))
+
     def add(self, view: LendingView, decided: Round, rules: LendingRules, offered: Mapping[int, str]) -> Round:
         """Return a round's orders with those for pairs.
 
@@ -208,7 +216,8 @@ class SliceSharing:
         job = _job(elastic_job)
         row = view.job_views[job].row
         alone = row.tasks == 1 and row.num_nodes == 1 and not row.requested_nodes and forgets(row.gres)
-        return alone and decided.lacking.get(job) in _LACKING
+        placed = elastic_job.target is not None or job in decided.targets
+        return alone and not placed and decided.lacking.get(job) in _LACKING
 
     def _slices(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
         """Yield the slices with one job, and those with two or about to have two."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.ledger import JobView, Ledger, Loan, Place
-from slurm_migbatch.decide.lending.model import Kind, LendingRules, LoanOrder, Round
+from slurm_migbatch.decide.lending.model import GIVING, Kind, LendingRules, LoanOrder, Round
 from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
@@ -35,9 +35,6 @@ from slurm_migbatch.mig.profile import Profile, ProfileError
 _FIRST_S: Final = 2.0
 _LONGEST_S: Final = 120.0
 """How long an order that Slurm refused is not repeated: twice as long each time."""
-
-#: orders that give a job something; they are carried out only if recorded
-GIVING: Final = frozenset({Kind.RELEASE, Kind.SHARE})
 
 
 @dataclass(frozen=True)
@@ -174,13 +171,16 @@ def plan_lending(
     memory.job_views = job_views
     memory.round = decided = _decide(snapshot, inputs, job_views, places, supply, memory, settings)
     orders = [order for order in decided.orders if order.job not in memory.refusals.barred(order.kind, now)]
+    targets = decided.targets
     if not settings.dry_run:
-        if not snapshot.recording:
-            orders = [order for order in orders if order.kind not in GIVING]
+        if not snapshot.recording:  # nothing can be released, so nobody is stopped to be released again
+            orders = [order for order in orders if not order.recorded]
+            targets = {}
         for order in orders:
             _intend(memory.ledger, order, job_views[order.job], now)
         until = now + settings.rules.grace_s + 2 * settings.rules.start_s
-        memory.ledger.targets |= {job: Target(*target, until) for job, target in decided.targets.items()}
+        for job, (profile, node, gpu) in targets.items():
+            memory.ledger.targets[job] = Target(profile, node, until, gpu)
     return LendingDecision(tuple(orders), job_views, tuple(ended), tuple(memory.ledger.unsaved()))
 
 
@@ -225,6 +225,7 @@ def _decide(
         blackout=snapshot.blackout,
         barred=memory.refusals.barred(Kind.RELEASE, now),
     )
+    view = memory.slice_sharing.marked(view)
     return memory.slice_sharing.add(view, decide(view, settings.rules), settings.rules, supply.shared)
 
 
@@ -276,6 +277,8 @@ def settle_lending(outcomes: Iterable[OrderOutcome], memory: LendingMemory) -> t
                 memory.refusals.note(order, outcome.at)
             if outcome.applied or order.kind in GIVING:
                 memory.ledger.refused(order.job, outcome.error, outcome.at)
+            elif order.recorded:
+                memory.ledger.keep_running(order.job)
             continue
         memory.refusals.clear(order)
         if order.kind in (Kind.RELEASE, Kind.SHARE, Kind.SIGNAL, Kind.REQUEUE):

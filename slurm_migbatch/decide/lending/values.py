@@ -50,6 +50,8 @@ class GpuCapacity:
         reclaimed: when a loan was last reclaimed here; infinite: nothing may be lent here now.
         own: whether it is training-only: its node is in no other partition. Nothing is reserved for inference there,
             and no rest is needed.
+        leaving: slots of loans that are about to end and are for training then.
+        cpus: CPUs of its node that are free, also when jobs that were stopped for other slices are back; None: unknown.
     """
 
     node: str
@@ -60,6 +62,8 @@ class GpuCapacity:
     idle_since: float = 0.0
     reclaimed: float | None = None
     own: bool = False
+    leaving: tuple[Slot, ...] = ()
+    cpus: int | None = None
 
     @cached_property
     def used(self) -> Layout:
@@ -72,13 +76,14 @@ class Target:
     """The slice for a job that was stopped for it, once it is pending again.
 
     Attributes:
-        node: where there was room for it.
+        node, gpu: where there was room for it.
         until: after this time (unix seconds) the job is served like any other.
     """
 
     profile: Profile
     node: str
     until: float
+    gpu: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,9 @@ class ElasticJob:
         needs_s: the same by its own statement; None: it made none.
         reported: whether its current run has reported anything.
         target: the slice that it is to get next; None: any.
+        cpus: number of CPUs that it requests; 0: unknown.
+        stopped: whether it is pending only because it was stopped for another slice.
+        shares: whether it shares its slice or is about to, so that it is not stopped for another one.
     """
 
     job: Hashable
@@ -110,6 +118,14 @@ class ElasticJob:
     needs_s: float | None = None
     reported: bool = False
     target: Target | None = None
+    cpus: int = 0
+    stopped: bool = False
+    shares: bool = False
+
+    @property
+    def ends_s(self) -> float:
+        """Return the most seconds on the whole GPU that it still runs, by its time limit and its own statement."""
+        return self.left_s if self.needs_s is None else min(self.left_s, self.needs_s)
 
     @property
     def changes(self) -> int:

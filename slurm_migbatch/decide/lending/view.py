@@ -12,8 +12,18 @@ from typing import Final
 from slurm_migbatch.decide.capacity.demand import demands, unsaid, waits_for_begin
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
+from slurm_migbatch.decide.capacity.spare import by_size
 from slurm_migbatch.decide.lending.allocation import RestartCosts
-from slurm_migbatch.decide.lending.ledger import REQUEUE_DELAY_S, JobView, Ledger, LoanHistory, Place, State
+from slurm_migbatch.decide.lending.ledger import (
+    EXPECTED_S,
+    OTHER_SLICE,
+    REQUEUE_DELAY_S,
+    JobView,
+    Ledger,
+    LoanHistory,
+    Place,
+    State,
+)
 from slurm_migbatch.decide.lending.model import LendingView, PendingLoan, WaitingInference
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference
 from slurm_migbatch.mig.layout import LayoutError, Slot
@@ -141,10 +151,14 @@ def view_of(
         passing=passing,
         starts=tuple(_starts(inputs, job_views)),
         elastic_jobs=tuple(_elastic_jobs(job_views, ledger, knowledge, places, regions, barred)),
-        promises=(*_promises(inputs, job_views, ledger, places), *_held_to_grow(ledger, pools)),
+        promises=(
+            *_promises(inputs, job_views, ledger, places),
+            *_held_to_grow(ledger, pools.keys() - frozenset(barred)),
+            *_held_to_return(ledger, job_views, knowledge, pools, inputs.now),
+        ),
         loans=dict(ledger.open),
         job_views=job_views,
-        lent=_lent(ledger),
+        lent=_lent(ledger, job_views),
         reserve=reserve,
         blackout=blackout,
         away={job: pool.away for job, pool in pools.items() if pool.away},
@@ -167,6 +181,7 @@ def _spaces(
     plan = inputs.plan
     promised = _promised(inputs, job_views)
     shut = {place[1] for reservation in (plan.reservations if plan is not None else ()) for place in reservation.places}
+    cpus = _free_cpus(inputs, job_views, ledger)
     spaces: list[GpuCapacity] = []
     passing: dict[tuple[str, int], int] = {}
     places: dict[int, SlotReference] = {}
@@ -182,7 +197,15 @@ def _spaces(
             still = plan.nodes[name].fixed or gpu.uuid in shut
             reclaimed = inf if still else ledger.reclaimed.get(gpu.uuid)
             space = GpuCapacity(
-                name, number, gpu.geometry, (*taken, *extra), tuple(lent), since, reclaimed, own=name in training_nodes
+                name,
+                number,
+                gpu.geometry,
+                (*taken, *extra),
+                tuple(lent),
+                since,
+                reclaimed,
+                own=name in training_nodes,
+                cpus=cpus.get(name),
             )
             try:
                 gpu.geometry.check(space.used)
@@ -198,6 +221,14 @@ def _spaces(
             if leaving_mask:
                 passing[name, number] = leaving_mask
     return spaces, passing, places
+
+
+def _free_cpus(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[str, int]:
+    free = {row.name: row.cpus - row.cpus_used for row in inputs.nodes if row.cpus}
+    for job, target in ledger.targets.items():
+        if target.node in free and job in job_views and job_views[job].row.pending:
+            free[target.node] -= job_views[job].row.cpus
+    return free
 
 
 def _split(gpu: GpuFacts, ledger: Ledger) -> tuple[list[Slot], list[LentSlot]]:
@@ -359,7 +390,7 @@ def _elastic_jobs(
             continue
         if loan is not None and (place is None or loan.state is State.RELEASED):
             continue
-        costs = knowledge.costs(job_view)
+        costs, past = knowledge.costs(job_view), ledger.past.get(job, LoanHistory())
         restart = costs.restart_s + (costs.unsaved_s if not job_view.hints.signal else 0.0)
         elastic_jobs.append(
             ElasticJob(
@@ -370,12 +401,14 @@ def _elastic_jobs(
                 place=place,
                 since=(loan.started or loan.decided) if loan is not None else 0.0,
                 restarts=job_view.row.restarts,
-                hits=ledger.past.get(job, LoanHistory()).hits,
+                hits=past.hits,
                 costs=RestartCosts(restart, restart),
                 left_s=knowledge.left_s(job_view),
                 needs_s=knowledge.needs_s(job_view),
                 reported=costs.reported,
                 target=ledger.targets.get(job),
+                cpus=job_view.row.cpus,
+                stopped=loan is None and _was_stopped(job_view.row, past),
             )
         )
     return elastic_jobs
@@ -396,17 +429,42 @@ def _promises(
     return pending_loans
 
 
-def _held_to_grow(ledger: Ledger, pools: Mapping[int, LoanPool]) -> list[PendingLoan]:
-    """Return the slices of jobs that were stopped for them and cannot be released yet."""
+def _held_to_grow(ledger: Ledger, ready: Collection[int]) -> list[PendingLoan]:
+    """Return the slices of jobs that were stopped for them and are not ready to be released yet."""
     return [
-        PendingLoan(job, target.profile, frozenset([target.node]))
+        PendingLoan(job, target.profile, frozenset([target.node]), target.gpu)
         for job, target in ledger.targets.items()
-        if job not in pools
+        if job not in ready
     ]
 
 
-def _lent(ledger: Ledger) -> dict[str, int]:
+def _held_to_return(
+    ledger: Ledger, job_views: Mapping[int, JobView], knowledge: LendingKnowledge, ready: Collection[int], now: float
+) -> list[PendingLoan]:
+    """Return small slices for stopped jobs whose targets are not known any more, as after a restart of migbatchd."""
+    held = []
+    for job, past in ledger.past.items():
+        if now - past.ended >= EXPECTED_S or past.cause not in OTHER_SLICE or job not in job_views:
+            continue
+        job_view = job_views[job]
+        known = job in ledger.open or job in ledger.targets or job in ready
+        if not known and _was_stopped(job_view.row, past):
+            useful = [profile for profile, speed in knowledge.speeds(job_view).items() if speed > 0]
+            held += [PendingLoan(job, profile, None) for profile in sorted(useful, key=by_size)[:1]]
+    return held
+
+
+def _was_stopped(row: JobRow, past: LoanHistory) -> bool:
+    """Return whether a job was stopped for another slice and has not been released since."""
+    return row.pending and past.restart == row.restarts - 1 and past.cause in OTHER_SLICE
+
+
+def _lent(ledger: Ledger, job_views: Mapping[int, JobView]) -> dict[str, int]:
     lent: Counter[str] = Counter()
     for loan in ledger.open.values():
         lent[loan.account] += loan.slice.compute
+    for job, target in ledger.targets.items():
+        has = ledger.open[job].slice.compute if job in ledger.open else 0
+        if job in job_views:
+            lent[job_views[job].row.account] += max(0, target.profile.compute - has)
     return dict(lent)
