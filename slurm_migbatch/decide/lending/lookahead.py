@@ -172,9 +172,10 @@ class SharingQueue:
         for task in self.tasks.values():
             copied.tasks[task.key] = task.copy(case)
         for task in self.tasks.values():
-            copied.tasks[task.key].partners = {
-                copied.tasks[partner.key]: count for partner, count in task.partners.items()
-            }
+            if task.partners:
+                copied.tasks[task.key].partners = {
+                    copied.tasks[partner.key]: count for partner, count in task.partners.items()
+                }
         copied.single = dict.fromkeys(copied.tasks[task.key] for task in self.single)
         fitting = islice((task for task in self.queue if task.need <= self.size), waiting)
         copied.queue = [task.copy(case) for task in fitting]
@@ -244,13 +245,14 @@ class SharingQueue:
         have = 0
         self.budget.left -= len(self.single)
         known, now, accepts, rank = self._pairs, self.now, rule.accepts, rule.rank
+        app, own = task.app, task.left
         for other in self.single:
-            slow = known.get((task.app, other.app)) or self._both(task.app, other.app)
+            slow = known.get((app, other.app)) or self._both(app, other.app)
             if slow is _APART:
                 continue
-            pair = task.left, other.remaining(now), *slow
-            if accepts(*pair):
-                willing.append((rank(*pair) if rank is not None else 0.0, len(willing), other))
+            left = max(0.0, other.left - other.rate * (now - other.since))  # `remaining`, without a call
+            if accepts(own, left, *slow):
+                willing.append((rank(own, left, *slow) if rank is not None else 0.0, len(willing), other))
                 have += other.alone
                 if rank is None and have >= missing:
                     break
@@ -282,8 +284,10 @@ class SharingQueue:
     def _pace(self, task: QueuedTraining) -> None:
         task.left = task.remaining(self.now)
         task.since = self.now
-        app, slowdown = task.app, self.slowdown
-        task.rate = 1 / max([1.0, *(slowdown(app, other.app) for other in task.partners)])
+        slowest = 1.0
+        for other in task.partners:
+            slowest = max(slowest, self.slowdown(task.app, other.app))
+        task.rate = 1 / slowest
         task.version += 1
 
 
@@ -327,7 +331,7 @@ def rollout(board: SharingQueue, rule: SharingRule, max_total: float = math.inf,
 
 
 def _launch(board: SharingQueue, rule: SharingRule, foresee: Callable[[QueuedTraining], None]) -> None:
-    if not board.queue:
+    if not board.queue or not (board.free or (board.lone and rule.accepts is not None)):
         return
     for task, _, partners in board.start(rule):
         foresee(task)
