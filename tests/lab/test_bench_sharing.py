@@ -121,7 +121,7 @@ def few(monkeypatch):
 @pytest.mark.usefixtures("few")
 def test_every_way_is_measured_and_repeats_itself(data):
     result = sharing.measure(data, 2, CELLS)
-    assert result == sharing.measure(data, 2, CELLS)
+    assert result == sharing.measure(data, 2, CELLS, processes=2)
     assert result["decides"] == "slurm_migbatch.decide.lending.pairs.pairs"
     assert [cell["slowdown"] for cell in result["cells"]] == [1.3, "Gavel"]
     for cell in result["cells"]:

@@ -22,17 +22,19 @@ from slurm_migbatch.lab.cli.common import (
     with_interval,
 )
 
-
-@click.command()
-@data_option
-@click.option("--seeds", type=click.IntRange(1, 1000), default=10, show_default=True, help="Workloads and requests.")
-@click.option(
+processes_option = click.option(
     "--processes",
     type=click.IntRange(1, 1000),
     default=lambda: os.cpu_count() or 1,
     show_default="one per processor",
     help="Simulations at once.",
 )
+
+
+@click.command()
+@data_option
+@click.option("--seeds", type=click.IntRange(1, 1000), default=10, show_default=True, help="Workloads and requests.")
+@processes_option
 @click.option("--wrong", is_flag=True, help="Only with wrong forecasts, speeds, restart times and time limits.")
 @plot_option
 @json_option
@@ -198,14 +200,15 @@ def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
 @click.command()
 @data_option
 @click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of jobs.")
+@processes_option
 @plot_option
 @json_option
-def sharing(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+def sharing(data: Path, seeds: int, processes: int, plot: Path | None, as_json: bool) -> None:
     """Completion times when two training jobs may share a slice: by migbatchd's decision, always and never."""
     from slurm_migbatch.lab.experiments.sharing import BASES, ORDERS, WAYS, measure
 
     with measuring() as say:
-        result = measure(data, seeds, say=say)
+        result = measure(data, seeds, say=say, processes=processes)
     if hand_over("sharing", result, as_json, plot):
         return
     click.echo(_decided(result))

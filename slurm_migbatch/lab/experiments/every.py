@@ -68,10 +68,10 @@ class Experiment:
 QUICK_SEEDS: Final = 2
 EXPERIMENTS: Final = (
     Experiment("lending", "--seeds"),
+    Experiment("sharing", "--seeds"),
     Experiment("fragmentation", "--seeds"),
     Experiment("dispatch", "--seeds"),
     Experiment("pipelines", "--seeds"),
-    Experiment("sharing", "--seeds"),
     Experiment("simulator", fixed=("--lending",), quick=("--scale", "1", "--scale", "2")),
     Experiment("deepboot", "--seeds", study=True),
     Experiment("bsbf", "--seeds", 20, study=True),

@@ -23,10 +23,7 @@ whole GPU to itself at once.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, Final
@@ -39,6 +36,7 @@ from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.experiments import lendbound, lending, lendslices
 from slurm_migbatch.lab.experiments.lending import Load
 from slurm_migbatch.lab.experiments.lendslices import LOADS, PROMISE_S, TRAINING
+from slurm_migbatch.lab.processes import pool
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -77,8 +75,7 @@ _SETTLE_S: Final = 3.0
 
 
 Inputs = tuple[lendslices.Moments, lendslices.Miso]
-"""What every simulation of an experiment reads; a process gets it once."""
-_inputs: list[Inputs] = []
+"""What every simulation of an experiment reads."""
 
 
 @dataclass(frozen=True)
@@ -369,27 +366,6 @@ def _bound_over_half(bounds: Sequence[Mapping[str, float]], half: Sequence[Mappi
 def _case(inputs: Inputs, load: Load, seed: int, window_s: float, way: Way) -> dict[str, float]:
     moments, found = inputs
     return play(PlayedLoad.of(load, moments, found, seed, window_s), found, way)
-
-
-@contextmanager
-def pool(processes: int, inputs: Inputs) -> Iterator[Callable[..., Callable[[], dict[str, float]]]]:
-    """Give a function that takes a call and its arguments after `inputs`, and returns a function that returns its
-    result.
-    """
-    if processes <= 1:
-        yield lambda call, *args: lambda: call(inputs, *args)
-        return
-    with ProcessPoolExecutor(min(processes, os.cpu_count() or 1), None, _inputs.append, (inputs,)) as executor:
-
-        def submit(call: Callable[..., dict[str, float]], *args: Any) -> Callable[[], dict[str, float]]:
-            future: Future[dict[str, float]] = executor.submit(_with_inputs, call, *args)
-            return future.result
-
-        yield submit
-
-
-def _with_inputs(call: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
-    return call(_inputs[-1], *args)
 
 
 def bars(result: Mapping[str, Any]) -> list[Bar]:

@@ -31,6 +31,7 @@ from slurm_migbatch.lab.bars import Bar, mean_with_interval
 from slurm_migbatch.lab.experiments import lending, lendruns, lendslices
 from slurm_migbatch.lab.experiments.lending import Load
 from slurm_migbatch.lab.experiments.lendruns import KnownSpeeds, PlayedLoad
+from slurm_migbatch.lab.processes import pool
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import JobCosts
@@ -210,7 +211,7 @@ def _of_load(
     of: int,
 ) -> dict[str, Any]:
     halves = {wrong.costs: Wrong(restarts=wrong.restarts, checkpoints=wrong.checkpoints) for wrong in ROWS.values()}
-    with lendruns.pool(processes, (moments, found)) as submit:
+    with pool(processes, (moments, found)) as submit:
         runs = {
             (seed, name): submit(_case, load, seed, window_s, wrong, way)
             for seed in range(seeds)

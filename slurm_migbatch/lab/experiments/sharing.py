@@ -35,6 +35,7 @@ from slurm_migbatch.config import Config, LendingConfig
 from slurm_migbatch.daemon.settings import lending_settings
 from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.processes import pool
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import provenance
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
@@ -225,8 +226,9 @@ def measure(
     seeds: int = 10,
     cells: Sequence[Cell] | None = None,
     say: Say = silent,
+    processes: int = 1,
 ) -> dict[str, Any]:
-    """Run the whole experiment on a directory with the data sets of Muri and Gavel.
+    """Run the whole experiment on a directory with the data sets of Muri and Gavel, `processes` cells at once.
 
     Raises:
         NotMeasurable: data are missing.
@@ -235,9 +237,11 @@ def measure(
     found = source(data)
     rows = []
     chosen = list(all_cells() if cells is None else cells)
-    for number, cell in enumerate(chosen):
-        say(cell.name, len(chosen))
-        rows.append(_measured(found, cell, number, seeds))
+    with pool(processes, found) as submit:
+        runs = [submit(_measured, cell, number, seeds) for number, cell in enumerate(chosen)]
+        for cell, run in zip(chosen, runs, strict=True):
+            say(cell.name, len(chosen))
+            rows.append(run())
     return {
         "bench": "sharing",
         "data": str(data),

@@ -1,0 +1,36 @@
+"""Run the parts of an experiment in several processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+Submit = Callable[..., Callable[[], Any]]
+"""Takes a function and its arguments after the inputs; returns a function that waits for its result."""
+
+_inputs: list[Any] = []
+
+
+@contextmanager
+def pool(processes: int, inputs: Any) -> Iterator[Submit]:
+    """Give a `Submit` that runs as many parts at once; each process gets the inputs once.
+
+    With one process a part runs when its result is asked for.
+    """
+    if processes <= 1:
+        yield lambda call, *args: lambda: call(inputs, *args)
+        return
+    with ProcessPoolExecutor(min(processes, os.cpu_count() or 1), None, _inputs.append, (inputs,)) as executor:
+
+        def submit(call: Callable[..., Any], *args: Any) -> Callable[[], Any]:
+            future: Future[Any] = executor.submit(_with_inputs, call, *args)
+            return future.result
+
+        yield submit
+
+
+def _with_inputs(call: Callable[..., Any], *args: Any) -> Any:
+    return call(_inputs[-1], *args)
