@@ -331,7 +331,7 @@ def rollout(board: SharingQueue, rule: SharingRule, max_total: float = math.inf,
 
 
 def _launch(board: SharingQueue, rule: SharingRule, foresee: Callable[[QueuedTraining], None]) -> None:
-    if not board.queue or not (board.free or (board.lone and rule.accepts is not None)):
+    if not board.queue:
         return
     for task, _, partners in board.start(rule):
         foresee(task)

@@ -25,6 +25,7 @@ from slurm_migbatch.decide.lending.model import (
     LoanOrder,
     RoundCapacity,
     WaitingInference,
+    job_id,
 )
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, SlotReference
 from slurm_migbatch.mig.planning import plan_free
@@ -122,7 +123,7 @@ class _ReclaimPlanner:
         view, rules = self.view, self.rules
         candidates: dict[int, ReclaimCandidate[SlotReference]] = {}
         for elastic_job in view.elastic_jobs:
-            job = int(str(elastic_job.job))
+            job = job_id(elastic_job.job)
             held = view.loans.get(job)
             if not rules.reclaim or elastic_job.place is None or held is None or held.state is not State.RUNNING:
                 continue
@@ -164,7 +165,7 @@ class _ReclaimPlanner:
                 reclaimed = reclaim(loans, rooms, 1, self.view.now, self.rules.protect_s)
                 if not reclaimed.served:
                     return None
-                jobs = [int(str(job)) for job in reclaimed.stopped]
+                jobs = [job_id(job) for job in reclaimed.stopped]
                 lost += sum(self.loans[job].loss(1) for job in jobs)
                 ended += jobs
                 first = reclaimed.slots[0]

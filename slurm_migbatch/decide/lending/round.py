@@ -16,7 +16,7 @@ from typing import Final
 from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.ledger import Cause
-from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round, RoundCapacity
+from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView, LoanOrder, Round, RoundCapacity, job_id
 from slurm_migbatch.decide.lending.reclaim import due, reclaim_loans, stop
 from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity, Grow, Lending, LentSlot, Release
 from slurm_migbatch.mig.layout import Slot
@@ -44,15 +44,15 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
     busy = {order.job for order in orders}
     elastic_jobs = _elastic_jobs(view, rules, busy)
     lacking = _kept_out(view, elastic_jobs)
-    waiting = {_job(elastic_job) for elastic_job in elastic_jobs if elastic_job.place is None}
-    elastic_jobs = [elastic_job for elastic_job in elastic_jobs if _job(elastic_job) not in lacking]
+    waiting = {job_id(elastic_job.job) for elastic_job in elastic_jobs if elastic_job.place is None}
+    elastic_jobs = [elastic_job for elastic_job in elastic_jobs if job_id(elastic_job.job) not in lacking]
     lending = lend(
         _lendable(view, capacity, busy), elastic_jobs, view.reserve, view.now, rules.calm, rules.most_releases
     )
-    lacking |= {int(str(job)): LACKING[reason] for job, reason in lending.lacking.items()}
+    lacking |= {job_id(job): LACKING[reason] for job, reason in lending.lacking.items()}
     lacking.update(dict.fromkeys(_without_quota(view, rules) - waiting, LACKING["quota"]))
     if ended:
-        lacking.update({int(str(grant.job)): "pending inference jobs come first" for grant in lending.grants})
+        lacking.update({job_id(grant.job): "pending inference jobs come first" for grant in lending.grants})
         return Round(tuple(orders), lacking)
     quota_left = view.quota_left(rules)
     orders += _releases(view, rules, lending.grants, quota_left, lacking)
@@ -67,7 +67,7 @@ def _kept_out(view: LendingView, elastic_jobs: Sequence[ElasticJob]) -> dict[int
     """Return why pending jobs are not considered: only those that were stopped for another slice are in a blackout."""
     if not view.blackout:
         return {}
-    return {_job(one): LACKING["blackout"] for one in elastic_jobs if one.place is None and not one.stopped}
+    return {job_id(one.job): LACKING["blackout"] for one in elastic_jobs if one.place is None and not one.stopped}
 
 
 def _releases(
@@ -79,10 +79,10 @@ def _releases(
 ) -> list[LoanOrder]:
     """Return the orders that release jobs; adds to `lacking` why others wait, and takes from `quota_left`."""
     orders = []
-    known = {_job(elastic_job): elastic_job for elastic_job in view.elastic_jobs}
+    known = {job_id(elastic_job.job): elastic_job for elastic_job in view.elastic_jobs}
     later = not _may_return(view, rules)
     for grant in grants:
-        job = int(str(grant.job))
+        job = job_id(grant.job)
         row = view.job_views[job].row
         if job in view.early:
             if later:
@@ -104,14 +104,14 @@ def _stops(
     """Return the orders that stop jobs for other slices, and the targets; takes from `quota_left`."""
     orders: list[LoanOrder] = []
     targets: dict[int, tuple[Profile, str, int]] = {}
-    known = {_job(elastic_job): elastic_job for elastic_job in view.elastic_jobs}
+    known = {job_id(elastic_job.job): elastic_job for elastic_job in view.elastic_jobs}
     for grow in lending.grows:
-        job = int(str(grow.job))
+        job = job_id(grow.job)
         if _take(quota_left, known, {job: grow.profile}):
             orders.append(_grow(view, rules, grow))
             targets[job] = grow.profile, grow.place.node, grow.place.gpu
     for division in lending.divisions:
-        profiles = {int(str(job)): profile for job, profile in division.profiles.items()}
+        profiles = {job_id(job): profile for job, profile in division.profiles.items()}
         if _take(quota_left, known, profiles):
             orders += _divide(view, rules, division)
             targets |= {job: (profile, division.node, division.gpu) for job, profile in profiles.items()}
@@ -136,10 +136,6 @@ def _counted(elastic_job: ElasticJob) -> int:
     if elastic_job.place is not None:
         return elastic_job.place.slot.profile.compute
     return elastic_job.target.profile.compute if elastic_job.target is not None else 0
-
-
-def _job(elastic_job: ElasticJob) -> int:
-    return int(str(elastic_job.job))
 
 
 def _may_return(view: LendingView, rules: LendingRules) -> bool:
@@ -181,8 +177,9 @@ def _lendable(view: LendingView, capacity: RoundCapacity, busy: set[int]) -> lis
                 continue
             if promise.gpu is not None and space.gpu != promise.gpu:
                 continue
-            if promise.gpu is not None and promise.job in busy:  # who gets slices there is released at once: supply
-                spaces[key] = replace(space, reclaimed=inf)  # knows jobs that are released, but no promises
+            if promise.gpu is not None and promise.job in busy:
+                # the jobs of this GPU are released together: supply knows released jobs, but not promises
+                spaces[key] = replace(space, reclaimed=inf)
                 break
             if promise.profile in space.geometry and loss(space.geometry, space.used, (), promise.profile) is not None:
                 (slot,) = plan_free(space.geometry, space.used, (promise.profile,)).slots
@@ -198,7 +195,7 @@ def _leaves(view: LendingView, space: GpuCapacity, busy: set[int]) -> bool:
 def _leaving(view: LendingView, lent: Iterable[LentSlot], busy: set[int], passing: int = 0) -> Iterator[Slot]:
     """Yield the slots of loans that are about to end; `passing`: memory slices (bits) of jobs that complete."""
     for loan in lent:
-        job = int(str(loan.job))
+        job = job_id(loan.job)
         stopped = job in busy or (job in view.loans and view.loans[job].leaving)
         if stopped or loan.slot.placement.mask & passing:
             yield loan.slot
@@ -212,7 +209,7 @@ def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> lis
     barred, quota_left = _without_quota(view, rules), view.quota_left(rules)
     elastic_jobs = []
     for elastic_job in view.elastic_jobs:
-        job = int(str(elastic_job.job))
+        job = job_id(elastic_job.job)
         if elastic_job.place is None and (job in busy or job in barred):
             continue
         has = elastic_job.place.slot.profile if elastic_job.place is not None else None
@@ -239,7 +236,7 @@ def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
     """Return pending jobs whose account has no quota left for any of their profiles."""
     quota_left = view.quota_left(rules)
     return {
-        int(str(elastic_job.job))
+        job_id(elastic_job.job)
         for elastic_job in view.elastic_jobs
         if elastic_job.place is None
         and elastic_job.account in quota_left
@@ -252,12 +249,12 @@ def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:
 
 def _grow(view: LendingView, rules: LendingRules, grow: Grow) -> LoanOrder:
     why = f"{grow.profile} instead of {grow.before} makes it {grow.faster:.1f} times faster"
-    return replace(stop(view, rules, int(str(grow.job)), Cause.GROW, why), again=True)
+    return replace(stop(view, rules, job_id(grow.job), Cause.GROW, why), again=True)
 
 
 def _divide(view: LendingView, rules: LendingRules, division: Division) -> list[LoanOrder]:
     """Return the orders that stop the jobs that are to get other slices; pending ones are released later."""
     why = f"GPU {division.gpu} of {division.node} does more work if divided anew among {division.jobs} jobs"
-    running = {int(str(job.job)) for job in view.elastic_jobs if job.place is not None}
-    jobs = [job for name in division.profiles if (job := int(str(name))) in running]
+    running = {job_id(job.job) for job in view.elastic_jobs if job.place is not None}
+    jobs = [job for name in division.profiles if (job := job_id(name)) in running]
     return [replace(stop(view, rules, job, Cause.DIVIDE, why), again=True) for job in jobs]

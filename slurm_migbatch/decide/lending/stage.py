@@ -245,8 +245,7 @@ def _inference(
     return {profile: frozenset(runs) for profile, runs in running.items()}, waiting
 
 
-# -- intentions and their outcome
-# ------------------------------------------------------------------------------------------
+# -- intentions and their outcome --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
