@@ -83,10 +83,10 @@ def print_lending(entry: Mapping[str, Any]) -> None:
     print_table(("way", *columns), lines)
 
 
-def with_interval(values: Sequence[float], digits: int) -> str:
-    """Return a mean, with its interval if there are several seeds."""
-    text = f"{values[0]:.{digits}f}"
-    return text if len(values) < 3 else f"{text} ({values[1]:.{digits}f} to {values[2]:.{digits}f})"
+def with_interval(values: Sequence[float | None], digits: int) -> str:
+    """Return a mean, with its interval if it is known."""
+    mean, *interval = [f"{value:.{digits}f}" for value in values if value is not None]
+    return f"{mean} ({interval[0]} to {interval[1]})" if len(interval) == 2 else mean
 
 
 def hand_over(name: str, result: Mapping[str, Any], as_json: bool, plot: Path | None) -> bool:

@@ -124,10 +124,10 @@ def fragmentation(data: Path, seeds: int, wrong: bool, plot: Path | None, as_jso
                 label = (f"{load['load']:g}", way)
                 if load["queued"]:
                     figures = (row[key] for key in ("wait_s", "wait_p95_s", "wait_max_s", "wait_whole_s", "jct_s"))
-                    over = (_ratio(*row["over_first_fit"][key]) for key in ("wait_s", "jct_s"))
+                    over = (with_interval(row["over_first_fit"][key], 3) for key in ("wait_s", "jct_s"))
                     waits.append((*label, *(f"{value:.0f} s" for value in figures), f"{row['restarts']:.2f}", *over))
                 else:
-                    over_both = (_ratio(*row["over_first_fit"][key]) for key in ("jobs", "slices"))
+                    over_both = (with_interval(row["over_first_fit"][key], 3) for key in ("jobs", "slices"))
                     accepted.append((*label, f"{row['jobs']:.1%}", f"{row['slices']:.1%}", *over_both))
         columns = ("mean wait", "p95", "longest", "of whole GPUs", "mean JCT", "restarts")
         print_table(("load", "way", *columns, "wait over first fit", "JCT"), waits)
@@ -149,7 +149,7 @@ def _fragmentation_wrong(data: Path, seeds: int, plot: Path | None, as_json: boo
         waits, accepted = [], []
         for load in population["loads"]:
             for name, row in load["rows"].items():
-                over = [_ratio(*values) for values in row["over_first_fit"].values()]
+                over = [with_interval(values, 3) for values in row["over_first_fit"].values()]
                 if load["queued"]:
                     own = (f"{row['wait_s']:.0f} s", f"{row['jct_s']:.0f} s", f"{row['restarts']:.2f}")
                     waits.append((f"{load['load']:g}", name, *own, *over, f"{row['worst']:.3f}"))
@@ -188,8 +188,8 @@ def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
                 name,
                 f"{row['jct_s']:.0f} s",
                 f"{row['p95_s']:.0f} s",
-                _ratio(*row["over_equal"]),
-                _ratio(*row["over_static"]),
+                with_interval(row["over_equal"], 3),
+                with_interval(row["over_static"], 3),
             )
             for name, row in entry["ways"].items()
         ]
@@ -219,7 +219,7 @@ def sharing(data: Path, seeds: int, processes: int, plot: Path | None, as_json: 
             (
                 cell["cell"],
                 *(f"{cell['ways'][name]['jct_s']:.0f}" for name in names),
-                *(_ratio(*cell["over"][f"{order}, pairs over {base}"]) for base in BASES),
+                *(with_interval(cell["over"][f"{order}, pairs over {base}"], 3) for base in BASES),
                 f"{cell['ways'][f'{order}, pairs']['late']:.1f}",
             )
             for cell in result["cells"]
@@ -249,7 +249,7 @@ def pipelines(data: Path, seeds: int, as_json: bool) -> None:
                 f"{row['kept']:.1%}",
                 f"{row['slice_s']:.0f}",
                 f"{row['late_p95_s']:.0f} s",
-                _ratio(*row["over_cheaper"]),
+                with_interval(row["over_cheaper"], 3),
                 *(f"{row[name]['kept']:.1%}, {row[name]['slice_s']:.0f}" for name in TIGHTNESS if row[name]),
             )
             for way, row in entry["ways"].items()
@@ -261,10 +261,6 @@ def pipelines(data: Path, seeds: int, as_json: bool) -> None:
 
 def _decided(result: Mapping[str, Any]) -> str:
     return f"{result['decides']}, configuration {result['configuration']}"
-
-
-def _ratio(mean: float, low: float | None, high: float | None) -> str:
-    return f"{mean:.3f}" if low is None or high is None else f"{mean:.3f} ({low:.3f} to {high:.3f})"
 
 
 COMMANDS = (fragmentation, dispatch, pipelines, sharing, lending)

@@ -17,6 +17,7 @@ from slurm_migbatch.lab.cli.common import (
     plot_option,
     print_lending,
     print_notes,
+    with_interval,
 )
 
 
@@ -201,7 +202,7 @@ def bsbf(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
             cell["slowdown"],
             str(cell["draws"]),
             *(f"{cell['jct_s'][name]:.0f}" for name in names),
-            *(_ratio(*cell["ours_over"][name]) for name in BASELINES),
+            *(with_interval(cell["ours_over"][name], 3) for name in BASELINES),
         )
         for cell in result["cells"]
     ]
@@ -228,7 +229,3 @@ def deepboot(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
             f"{entry['seeds']} seeds"
         )
         print_lending(entry)
-
-
-def _ratio(mean: float, low: float | None, high: float | None) -> str:
-    return f"{mean:.3f}" if low is None or high is None else f"{mean:.3f} ({low:.3f} to {high:.3f})"
