@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 from tests.support.examples import examples
-from tests.support.loan_world import LoanWorld
+from tests.support.loan_world import LoanWorld, MakeWorld
 from tests.support.stores import Away
 
 H100 = geometry("h100-80gb")
@@ -34,7 +33,6 @@ LAYOUTS = [layout for layout in layouts(H100) if all(not profile.suffix for prof
 NOW = 100_000.0
 RULES = Hysteresis(first_s=300, growth=2, most_s=3600, loan_s=600, idle_s=0, rest_s=0, gain=1.35)
 COSTS = RestartCosts(35.0, 35.0)
-MakeWorld = Callable[..., LoanWorld]
 
 
 def slot(profile: Profile, start: int) -> Slot:
@@ -208,19 +206,6 @@ def test_a_round_asks_for_few_divisions_however_large_the_cluster(monkeypatch: p
     spaces = [gpu(host, number=number) for number, host in enumerate(hosts)]
     divide(spaces, [*hosts, *waiting], waiting, NOW, RULES, 8)
     assert len(built) <= 4 * 8 * 3
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[MakeWorld]:
-    made: list[LoanWorld] = []
-
-    def make(**options: Any) -> LoanWorld:
-        made.append(LoanWorld(f"sqlite:///{tmp_path}/{len(made)}.db", **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 def test_two_jobs_share_a_gpu_that_one_had_and_grow_when_one_has_ended(world: MakeWorld) -> None:

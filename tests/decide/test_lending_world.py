@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.loan_world import LoanWorld
+from tests.support.loan_world import LoanWorld, MakeWorld
 from tests.support.stores import Away
 from tests.support.waiting import eventually
 
@@ -17,22 +15,6 @@ CALLS = ["signal_all", "requeue_all", "update_jobs"]
 
 class Killed(BaseException):
     """The service is gone in the middle of what it did."""
-
-
-MakeWorld = Callable[..., LoanWorld]
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[MakeWorld]:
-    made: list[LoanWorld] = []
-
-    def make(**options: Any) -> LoanWorld:
-        made.append(LoanWorld(f"sqlite:///{tmp_path}/{len(made)}.db", **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 def history(w: LoanWorld, job: int) -> list[tuple[int, str, str]]:

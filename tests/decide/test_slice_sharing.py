@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm_migbatch.decide.capacity.sharing import is_guest
-from tests.support.loan_world import LoanWorld
+from tests.support.loan_world import LoanWorld, MakeWorld
 
 WHOLE = "signal=usr1 min=7g.80gb max=7g.80gb mem=20GB"
-MakeWorld = Callable[..., LoanWorld]
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[MakeWorld]:
-    made: list[LoanWorld] = []
-
-    def make(**options: Any) -> LoanWorld:
-        made.append(LoanWorld(f"sqlite:///{tmp_path}/{len(made)}.db", **{"share": True, **options}))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+def world(world: MakeWorld) -> MakeWorld:
+    return functools.partial(world, share=True)
 
 
 def short(w: LoanWorld, needs: float = 60.0, limit: int = 200, hints: str = WHOLE, **kw: Any) -> int:

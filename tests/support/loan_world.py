@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -289,3 +289,7 @@ class LoanWorld(World):
         raise AssertionError(
             f"not within {most} s; {[(j, r.state, r.reason, r.gres) for j, r in self.slurm.queue.items()]}"
         )
+
+
+MakeWorld = Callable[..., LoanWorld]
+"""The fixture `world`: takes the options of `LoanWorld`, and closes what it made."""
