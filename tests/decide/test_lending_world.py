@@ -132,6 +132,34 @@ def test_only_as_many_loans_end_as_inference_needs(world: MakeWorld) -> None:
     assert len(w.slurm.requeues) == 2
 
 
+def test_as_many_loans_end_as_hold_the_cpus_that_inference_lacks(world: MakeWorld) -> None:
+    w = world()
+    training = [w.train(hints="signal=usr1 max=1g.10gb", cpus=cpus) for cpus in (8, 16, 16, 24)]  # all of 64
+    w.until(lambda: len(w.loaned()) == 4)
+    for _ in range(20):
+        w.step()
+    inference = w.infer("1g.10gb", runs=60, cpus=20)
+    w.step()
+    assert not w.slurm.signals, "the shortage must last"
+    w.until(lambda: inference in w.running())
+    ended = [job for job in training if w.row(job).restarts]
+    assert sum(w.row(job).cpus for job in ended) in (24, 32) and len(ended) <= 2
+    assert [history(w, job)[0] for job in ended] == [(0, "ended", "reclaim")] * len(ended)
+    w.until(lambda: len(w.loaned()) == 4)
+    assert sum(w.row(job).restarts for job in training) == len(ended), "they wait until the CPUs are free"
+
+
+def test_no_loan_ends_if_all_of_them_hold_too_few_cpus(world: MakeWorld) -> None:
+    w = world()
+    other = w.infer("1g.10gb", runs=10_000, cpus=60)
+    training = w.train(hints="signal=usr1 max=1g.10gb", cpus=4)
+    w.until(lambda: {other, training} <= w.running())
+    w.infer("1g.10gb", runs=60, cpus=20)
+    for _ in range(20):
+        w.step()
+    assert not w.row(training).restarts and not w.slurm.signals
+
+
 @pytest.mark.parametrize("moment", ["released", "running", "signalled", "requeued"])
 @pytest.mark.parametrize("what", ["cancelled", "requeued by Slurm"])
 def test_whatever_slurm_does_meanwhile_the_ledger_follows(world: MakeWorld, moment: str, what: str) -> None:

@@ -53,6 +53,20 @@ class WaitingInference:
 
 
 @dataclass(frozen=True)
+class CpuShortage:
+    """A pending inference job whose slices are offered, but nodes lack CPUs for it.
+
+    Attributes:
+        lacks: CPUs that each of these nodes lacks.
+        every: whether the job needs all of them, or one.
+    """
+
+    job: int
+    lacks: Mapping[str, int]
+    every: bool = False
+
+
+@dataclass(frozen=True)
 class PendingLoan:
     """A loan without a known slot: it was released, has just started, or is to come back.
 
@@ -75,6 +89,7 @@ class LendingView:
         passing: memory slices (bits) by node and GPU that are taken or lent but about to be free: of jobs that
             complete.
         starts: inference for which supply found no room, in Slurm's order.
+        shortages: inference that lacks only CPUs, in Slurm's order.
         elastic_jobs: elastic training jobs in Slurm's order: pending ones that could be released, and running loans.
         promises: loans without a slot yet.
         loans, job_views: the ledger's active loans, and elastic training jobs as Slurm shows them.
@@ -89,6 +104,7 @@ class LendingView:
     spaces: tuple[GpuCapacity, ...] = ()
     passing: Mapping[tuple[str, int], int] = field(default_factory=dict)
     starts: tuple[WaitingInference, ...] = ()
+    shortages: tuple[CpuShortage, ...] = ()
     elastic_jobs: tuple[ElasticJob, ...] = ()
     promises: tuple[PendingLoan, ...] = ()
     loans: Mapping[int, Loan] = field(default_factory=dict)

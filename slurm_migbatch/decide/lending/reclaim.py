@@ -1,10 +1,10 @@
 """Decide which loans end so that inference fits, and what is due for those that are already ending. Pure.
 
-Inference without room in supply's plan is handled in Slurm's order. Space that is free, or about to be (of jobs
-that complete, of signalled loans), serves it first; so the next round reclaims no further loan for the
-same job. If that is not sufficient the loans with the lowest loss end (`decide.lending.allocation.reclaim`): one, or
-all that cover the place of a larger slice. None ends for inference that is only expected: in `bench lending` that cost
-training more than it saved inference.
+Inference without room in supply's plan is handled in Slurm's order. Space that is free, or about to be (of jobs that
+complete, of signalled loans), serves it first; so the next round reclaims no further loan for the same job. If that
+is not sufficient the loans with the lowest loss end (`decide.lending.allocation.reclaim`): one, or all that cover the
+place of a larger slice. So do those whose CPUs inference lacks. None ends for inference that is only expected: in
+`bench lending` that cost training more than it saved inference.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Final
 
 from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.allocation import ReclaimCandidate, RestartCosts, reclaim
+from slurm_migbatch.decide.lending.cpus import cheapest
 from slurm_migbatch.decide.lending.least_loss import rooms_for
 from slurm_migbatch.decide.lending.ledger import Cause, Loan, State
 from slurm_migbatch.decide.lending.model import (
+    CpuShortage,
     Kind,
     LendingRules,
     LendingView,
@@ -94,6 +96,8 @@ def reclaim_loans(view: LendingView, rules: LendingRules) -> tuple[list[LoanOrde
                 start, Cause.RECLAIM, f"inference job {start.job} needs {_profiles_text(start.slices)}"
             ):
                 hopeless.add(key)
+    for shortage in view.shortages:
+        planner.free_cpus(shortage)
     return planner.orders, capacity
 
 
@@ -150,6 +154,25 @@ class _ReclaimPlanner:
                 del self.loans[job]
                 self.orders.append(self._order(job, cause, why))
         return True
+
+    def free_cpus(self, shortage: CpuShortage) -> None:
+        """End loans so that nodes have the CPUs that a job lacks; none if that is impossible."""
+        found = {node: self._loans_for_cpus(node, lacking) for node, lacking in shortage.lacks.items()}
+        ways = [jobs for jobs in found.values() if jobs is not None]
+        if not ways or (shortage.every and len(ways) < len(found)):
+            return
+        ended = ways if shortage.every else [min(ways, key=lambda jobs: sum(self.loans[job].loss(1) for job in jobs))]
+        for job in (job for jobs in ended for job in jobs):
+            del self.loans[job]
+            self.orders.append(self._order(job, Cause.RECLAIM, f"inference job {shortage.job} needs its CPUs"))
+
+    def _loans_for_cpus(self, node: str, lacking: int) -> list[int] | None:
+        """Return the loans on a node that end for so many CPUs, of which those count that end already."""
+        ending = {order.job for order in self.orders}
+        there = [one for one in self.view.elastic_jobs if one.place is not None and one.place.node == node]
+        lacking -= sum(one.cpus for one in there if job_id(one.job) in ending)
+        loans = [(job_id(one.job), one.cpus) for one in there if job_id(one.job) in self.loans]
+        return cheapest(lacking, [(self.loans[job].loss(1), cpus, job) for job, cpus in loans])
 
     def _place(self, slices: Sequence[Profile], spaces: Iterable[GpuCapacity]) -> _Found | None:
         at = {(space.node, space.gpu): space for space in spaces}

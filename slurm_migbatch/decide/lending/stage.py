@@ -9,9 +9,10 @@ outcome.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from slurm_migbatch.decide.lending.cpus import lasting, shortages
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.ledger import JobView, Ledger, Loan, Place
@@ -101,6 +102,8 @@ class LendingMemory:
         self.refusals = Refusals()
         self.slice_sharing = SliceSharing(SharingRules(measured=settings.slowdowns), enabled=settings.share)
         self.loaded = False
+        #: inference that lacks only CPUs, and since when
+        self.short_of_cpus: dict[int, float] = {}
         #: jobs whose earlier results were queried from the record
         self.asked: set[int] = set()
         self.job_views: Mapping[int, JobView] = {}
@@ -225,7 +228,8 @@ def _decide(
         blackout=snapshot.blackout,
         barred=memory.refusals.barred(Kind.RELEASE, now),
     )
-    view = memory.slice_sharing.marked(view)
+    short = lasting(shortages(inputs, job_views, memory.ledger), memory.short_of_cpus, now)
+    view = memory.slice_sharing.marked(replace(view, shortages=short))
     return memory.slice_sharing.add(view, decide(view, settings.rules), settings.rules, supply.shared)
 
 

@@ -91,6 +91,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "idle": Idleness,
         "refusals": Refusals,
         "slice_sharing": SliceSharing,
+        "short_of_cpus": dict[int, float],
         "loaded": bool,
         "asked": set[int],
     },

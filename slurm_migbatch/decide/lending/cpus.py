@@ -1,0 +1,93 @@
+"""Find pending inference that has its slices but not its CPUs, and the loans that end for it. Pure.
+
+Slurm itself preempts for CPUs as for slices, but only jobs that have run for PreemptExemptTime.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from slurm_migbatch.decide.lending.ledger import JobView, Ledger
+from slurm_migbatch.decide.lending.model import CpuShortage
+from slurm_migbatch.decide.lending.view import LendingInputs
+from slurm_migbatch.slurm.client import JobRow
+
+LASTING_S: Final = 3.0
+"""A shortage must last for so long: the lists of jobs and of nodes are of slightly different times."""
+
+
+def shortages(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> list[CpuShortage]:
+    """Return jobs that Slurm could start but for CPUs, which jobs that are about to end will not free."""
+    plan = inputs.plan
+    if plan is None or not ledger.open:
+        return []
+    waiting = [
+        (row, placed)
+        for row in inputs.rows
+        if row.pending
+        and row.reason == "Resources"
+        and row.job_id not in job_views
+        and (placed := plan.placed.get(row.job_id)) is not None
+        and placed.standing
+    ]
+    if not waiting:
+        return []
+    free = _coming_cpus(inputs, ledger)
+    found = []
+    for row, placed in waiting:
+        needed = cpus_per_node(row)
+        lacks = {node: needed - free[node] for node in placed.nodes if needed > free.get(node, needed)}
+        short = len(lacks) == len(placed.nodes) if row.num_nodes == 1 else bool(lacks)
+        if short:
+            found.append(CpuShortage(row.job_id, lacks, every=row.num_nodes > 1))
+    return found
+
+
+def lasting(found: Iterable[CpuShortage], since: dict[int, float], now: float) -> tuple[CpuShortage, ...]:
+    """Return the shortages that have lasted; `since`, when each was first found, is updated."""
+    found = list(found)
+    first = {shortage.job: since.get(shortage.job, now) for shortage in found}
+    since.clear()
+    since.update(first)
+    return tuple(shortage for shortage in found if now - first[shortage.job] >= LASTING_S)
+
+
+def cheapest(lacking: int, loans: Collection[tuple[float, int, int]]) -> list[int] | None:
+    """Return loans that free so many CPUs, those with the lowest losses first; None if all are not enough.
+
+    Args:
+        loans: loss, CPUs and job of each.
+    """
+    chosen: list[tuple[float, int, int]] = []
+    freed = 0
+    for loan in sorted(loans):
+        if freed >= lacking:
+            break
+        chosen.append(loan)
+        freed += loan[1]
+    if freed < lacking:
+        return None
+    for loan in sorted(chosen, reverse=True):
+        if freed - loan[1] >= lacking:
+            chosen.remove(loan)
+            freed -= loan[1]
+    return [job for _, _, job in chosen]
+
+
+def cpus_per_node(row: JobRow) -> int:
+    """Return how many CPUs a job takes on each of its nodes."""
+    return -(-row.cpus // max(1, row.num_nodes))
+
+
+def _coming_cpus(inputs: LendingInputs, ledger: Ledger) -> Counter[str]:
+    """Return the CPUs of each node that are free, or are about to be."""
+    free = Counter({row.name: row.cpus - row.cpus_used for row in inputs.nodes if row.cpus})
+    for row in inputs.rows:
+        loan = ledger.open.get(row.job_id)
+        ends = row.state == "COMPLETING" or (row.active and loan is not None and loan.leaving)
+        for node in row.nodes if ends else ():
+            if node in free:
+                free[node] += cpus_per_node(row)
+    return free
