@@ -283,6 +283,7 @@ class _Mask:
                 for name in ("open", "_unsaved", "_expected")
             },
             "past": {job: replace(past, node=self.host(past.node)) for job, past in lending["ledger"]["past"].items()},
+            "targets": {job: replace(to, node=self.host(to.node)) for job, to in lending["ledger"]["targets"].items()},
             "ran_on": {job: self.hosts(nodes) for job, nodes in lending["ledger"]["ran_on"].items()},
         }
         pairs = lending["slice_sharing"]["_pairs"]
