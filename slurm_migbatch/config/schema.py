@@ -289,7 +289,8 @@ class LendingConfig:
     partitions: tuple[str, ...] = key(
         (),
         "Partitions whose elastic training jobs can be lent slices. Slurm itself must be able to requeue their jobs "
-        "(PreemptMode=REQUEUE, a lower PriorityTier): this frees slices while migbatchd is down.",
+        "(PreemptMode=REQUEUE, a lower PriorityTier): this frees slices while migbatchd is down, of jobs that have run "
+        "for PreemptExemptTime.",
         names,
     )
     training_only: tuple[str, ...] = key(

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
-from slurm_migbatch.site import FORGETS, WAITING
+from slurm_migbatch.site import FORGETS, PREEMPT_EXEMPT, WAITING
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.slurm.nodelist import expand
 from slurm_migbatch.workload.loans import LOAN
 
 _PREEMPTING = frozenset({"preempt/partition_prio", "preempt/qos"})
+_AT_ONCE = frozenset({"", "0", "00:00:00", "INFINITE", "NONE"})
 _WORD = re.compile(r"(\w+)=(\S*)")
 
 
@@ -48,6 +49,9 @@ def check_lending(
         yield from _remembering(config, rows, version)
     for name in config.lending.partitions:
         yield from _partition(name, conf.get("preempttype", ""), partitions)
+    if conf.get("preempttype") in _PREEMPTING and conf.get("preemptexempttime", "").strip() in _AT_ONCE:
+        text = "PreemptExemptTime is 0: Slurm itself preempts loans before migbatchd reclaims those with the least loss"
+        yield Finding(ODD, "lending", text, f"set PreemptExemptTime={PREEMPT_EXEMPT} in slurm.conf")
 
 
 def _catalog(config: Config, rows: Sequence[NodeRow]) -> Iterator[Finding]:

@@ -89,9 +89,9 @@ class Conf:
                 return line, token
         return None
 
-    def value(self, key: str) -> str:
-        """Return the value of a key of the cluster; empty if there is none."""
-        found = self.setting(key)
+    def value(self, key: str, without: str = "") -> str:
+        """Return the value of a key of the cluster, see `setting`; empty if there is none."""
+        found = self.setting(key, without)
         return found[1].value if found else ""
 
     def records(self, kind: str) -> Iterator[tuple[Line, dict[str, str]]]:

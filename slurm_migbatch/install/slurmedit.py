@@ -32,6 +32,10 @@ _SHAPE: Final = (
     ("cpus", "CPUs"),
     ("procs", "CPUs"),
 )
+_PREEMPTS: Final = (
+    "Slurm preempts on this site already, so PreemptExemptTime is left to you: with 00:30:00 Slurm leaves loans to "
+    "migbatchd, which ends those with the least loss, but jobs of other partitions cannot be preempted earlier either"
+)
 
 
 @dataclass
@@ -76,7 +80,17 @@ def plan(
     done.edits += partitions
     catalog = replace(site.catalog, settings=_catalog_settings(rows, counts))
     accounting = conf.value("AccountingStorageType").endswith("slurmdbd")
-    needed = replace(site, catalog=catalog, accounting=accounting, suspends=bool(conf.value("SuspendProgram")), own=())
+    preempts = conf.value("PreemptType", str(Path(conf.main).parent / INCLUDED)) not in ("", "preempt/none")
+    if site.lends and preempts and not conf.value("PreemptExemptTime"):
+        done.notes.append(_PREEMPTS)
+    needed = replace(
+        site,
+        catalog=catalog,
+        accounting=accounting,
+        suspends=bool(conf.value("SuspendProgram")),
+        preempts=preempts,
+        own=(),
+    )
     own = frozenset(_settings(needed, conf, done))
     done.site = replace(needed, own=own)
     done.edits += [*_include(conf, INCLUDED), *_include(gres_conf, INCLUDED_GRES)]
@@ -148,6 +162,8 @@ def _merged(setting: Setting, present: str) -> str:
         known = {_comparable(setting.key, item) for item in present.split(",")}
         more = [item for item in setting.value.split(",") if _comparable(setting.key, item) not in known]
         return ",".join([*([present] if present else []), *more])
+    if setting.kind == "default":
+        return present
     if setting.kind == "at_least":
         return present if not present.isdigit() or int(present) >= int(setting.value) else setting.value
     return present if present.lower() == setting.value.lower() else setting.value

@@ -1,10 +1,11 @@
 """Render configuration files for a Slurm site (and for the test bed, which is a small site)."""
 
-from .conf import FORGETS, WAITING, NodeLine, Setting, Site, mig_gres, preemption, spare
+from .conf import FORGETS, PREEMPT_EXEMPT, WAITING, NodeLine, Setting, Site, mig_gres, preemption, spare
 from .render import TemplateMissing, render, template_loader
 
 __all__ = [
     "FORGETS",
+    "PREEMPT_EXEMPT",
     "WAITING",
     "NodeLine",
     "Setting",

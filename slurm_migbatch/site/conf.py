@@ -27,6 +27,11 @@ _LENDS = (
     "While migbatchd is down, Slurm's own preemption frees slices of training jobs: those of a lower PriorityTier are "
     "requeued for the same type of slice."
 )
+PREEMPT_EXEMPT: Final = "00:30:00"
+_EXEMPT = (
+    "Slurm itself preempts only jobs that have run for so long: migbatchd reclaims slices within seconds, and ends the "
+    "loans with the least loss. This is how long inference may wait for a lent slice while migbatchd is down."
+)
 CRED_EXPIRE_S: Final = 30
 _CRED_EXPIRE = (
     "A requeued job waits one second longer than this, 121 by default. If started sooner it is often requeued again: "
@@ -43,13 +48,13 @@ class Setting:
         key, value: as they are written.
         kind: how it combines with the site's value: "words" are added to the existing ones, a "hook" runs
             in addition to the site's, "at_least" is a number of seconds, a "choice" must be this one, a "program" is
-            omitted if the site has its own.
+            omitted if the site has its own, and a "default" is the site's to change.
         why: a comment for the file.
     """
 
     key: str
     value: str
-    kind: Literal["words", "hook", "at_least", "choice", "program"]
+    kind: Literal["words", "hook", "at_least", "choice", "program", "default"]
     why: str = ""
 
 
@@ -107,6 +112,7 @@ class Site:
         job_submit, cli_filter: whether the Lua scripts are beside slurm.conf.
         hook_timeout: PrologEpilogTimeout in seconds; must exceed the hooks' own deadline.
         lends: whether training jobs of some partitions are requeued for others.
+        preempts: whether the site has had preemption of its own.
         accounting: whether slurmdbd records the mig TRES.
         suspends: whether slurmctld powers idle nodes down, from which the catalog must be excluded.
         primary_on, primary_off: programs that slurmctld runs when it becomes the primary of several, or no longer is;
@@ -125,6 +131,7 @@ class Site:
     cli_filter: bool = False
     hook_timeout: int = 60
     lends: bool = False
+    preempts: bool = False
     accounting: bool = False
     suspends: bool = False
     primary_on: str = ""
@@ -156,10 +163,7 @@ class Site:
                 "CliFilterPlugins", "cli_filter/lua", "words", "Every host that runs srun has cli_filter.lua."
             )
         if self.lends:
-            yield Setting("PreemptType", "preempt/partition_prio", "choice", _LENDS)
-            yield Setting("PreemptMode", "REQUEUE", "choice")
-            if self.version < FORGETS:
-                yield Setting("AuthInfo", f"cred_expire={CRED_EXPIRE_S}", "words", _CRED_EXPIRE)
+            yield from self._preemption()
         if self.accounting:
             typed = ",".join(f"gres/mig:{kind}" for kind in self.types)
             yield Setting("AccountingStorageTRES", f"gres/mig,{typed}", "words", "Account slices in sacct and sreport.")
@@ -170,6 +174,15 @@ class Site:
             yield Setting("SlurmctldPrimaryOffProg", self.primary_off, "program")
         if self.suspends:
             yield Setting("SuspendExcNodes", self.catalog.names, "words", "The catalog node must not be powered down.")
+
+    def _preemption(self) -> Iterator[Setting]:
+        """Yield the settings with which Slurm itself may end loans."""
+        yield Setting("PreemptType", "preempt/partition_prio", "choice", _LENDS)
+        yield Setting("PreemptMode", "REQUEUE", "choice")
+        if not self.preempts:
+            yield Setting("PreemptExemptTime", PREEMPT_EXEMPT, "default", _EXEMPT)
+        if self.version < FORGETS:
+            yield Setting("AuthInfo", f"cred_expire={CRED_EXPIRE_S}", "words", _CRED_EXPIRE)
 
     @property
     def types(self) -> list[str]:

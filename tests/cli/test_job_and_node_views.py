@@ -279,7 +279,9 @@ def lending_said(shown=SHOWN, conf=None, catalog=None, node=None, version=(24, 1
         NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7, **(node or {})}, {}, ("gpu", "train")),
         NodeRow("no-mig-slice-free", frozenset({"DOWN"}), catalog, {}, ("gpu", "train")),
     ]
-    conf = {"jobrequeue": "1", "preempttype": "preempt/partition_prio"} | (conf or {})
+    conf = {
+        "jobrequeue": "1", "preempttype": "preempt/partition_prio", "preemptexempttime": "00:30:00"
+    } | (conf or {})  # fmt: skip
     found = list(check_lending(config, conf, rows, parse_partitions(shown), version))
     assert all(f.advice for f in found if f.level != "ok")
     return [(f.level, f.text) for f in found if f.level != "ok"]
@@ -295,6 +297,8 @@ def test_doctor_looks_at_lending():
     assert preempt[0] == "warn" and "migbatchd is down" in preempt[1]
     (mode,) = lending_said(shown=SHOWN.replace("PreemptMode=REQUEUE", "PreemptMode=OFF"))
     assert mode == preempt
+    (exempt,) = lending_said(conf={"preemptexempttime": "00:00:00"})
+    assert exempt[0] == "warn" and "PreemptExemptTime is 0" in exempt[1]
     (tier,) = lending_said(shown=SHOWN.replace("PriorityTier=10", "PriorityTier=1"))
     assert tier[0] == "warn" and "PriorityTier" in tier[1]
     (missing,) = lending_said(shown=SHOWN.splitlines()[0])

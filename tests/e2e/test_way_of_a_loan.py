@@ -87,6 +87,20 @@ def test_three_loans_end_for_one_large_slice_and_lose_nothing(bed: Cluster) -> N
     assert bed.job_state(held) == "RUNNING"
 
 
+def test_a_loan_ends_for_inference_that_lacks_only_cpus(bed: Cluster) -> None:
+    """Slurm itself would preempt it only after half an hour."""
+    job = train(bed, "signal=usr1 max=1g.10gb", f"--cpus-per-task={bed.spec.cpus - 2}")
+    until("the loan", lambda: running(bed) == {job: "1g.10gb"})
+    until("some steps", lambda: begun(bed, job) == [0])
+    inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:2g.20gb", "-c", "8", wrap="sleep 5", user="mbbob")
+    assert inference, said
+    assert bed.wait_job(inference, timeout=PATIENCE_S) == "COMPLETED"
+    why = f"inference job {inference} needs its CPUs"
+    until("its end in the record", lambda: [one["job"] for one in ended(bed) if why in one["why"]] == [job])
+    until("the return of the job", lambda: len(begun(bed, job)) == 2)
+    assert begun(bed, job)[1] == saved(bed, job) > 0
+
+
 def test_a_service_that_dies_between_signal_and_requeue_goes_on(bed: Cluster) -> None:
     """The job does not heed the signal; its grace goes on while migbatchd is dead."""
     deaf, said = sbatch(
@@ -113,7 +127,8 @@ def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
     new_cluster: Callable[..., Cluster],
 ) -> None:
     """By partition priority, also where migbatchd is dead; the record follows, and the job loses nothing."""
-    bed = new_cluster(migbatch="all", nodes=1, gpus=1, config={"lending": LENDING})
+    exempt = {"PreemptExemptTime": "00:00:01"}
+    bed = new_cluster(migbatch="all", nodes=1, gpus=1, config={"lending": LENDING}, options=exempt)
     job = train(bed, "signal=usr1 min=7g.80gb")
     until("the loan", lambda: running(bed) == {job: "7g.80gb"})
     until("some steps", lambda: begun(bed, job) == [0])

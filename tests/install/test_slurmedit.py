@@ -172,6 +172,20 @@ def test_partitions_that_lend():
     assert "PartitionName=p Nodes=h1,migcatalog PriorityTier=10 PreemptMode=OFF" in slurm
 
 
+def test_slurm_leaves_young_loans_to_migbatchd_unless_the_site_preempts_already():
+    lends = replace(SITE, lends=True)
+    _, _, (included, _), done = edited(NODES, wanted=lends, lending=("p",))
+    assert "PreemptExemptTime=00:30:00" in included.splitlines() and not done.notes
+    slurm, _, (included, _), done = edited(f"PreemptExemptTime=5\n{NODES}", wanted=lends, lending=("p",))
+    assert slurm.startswith("PreemptExemptTime=5\n") and "PreemptExemptTime" not in included and not done.notes
+    _, _, (included, _), done = edited(f"PreemptType=preempt/none\n{NODES}", wanted=lends, lending=("p",))
+    assert "PreemptExemptTime=00:30:00" in included and not done.notes
+    _, _, (included, _), done = edited(f"PreemptType=preempt/partition_prio\n{NODES}", wanted=lends, lending=("p",))
+    assert "PreemptExemptTime" not in included
+    assert ["PreemptExemptTime is left to you" in note for note in done.notes] == [True]
+    assert "Preempt" not in edited(NODES)[2][0]
+
+
 def test_a_requeued_job_waits_less_where_slurmd_needs_the_wait():
     lends = replace(SITE, lends=True)
     assert "AuthInfo=cred_expire=30" in edited(NODES, wanted=lends, lending=("p",))[2][0]

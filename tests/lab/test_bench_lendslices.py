@@ -49,17 +49,16 @@ def test_every_way_is_measured_and_repeats_itself(data, moments):
     (result,) = lendruns.measure(found, moments, 2, [TINY], window_s=600.0)
     assert [result] == lendruns.measure(found, moments, 2, [TINY], window_s=600.0, processes=2)
     ways = result["ways"]
-    assert set(ways) == {"Slurm alone", "half", "idle", "servers", "ours", "not preempted"}
+    assert set(ways) == {"Slurm alone", "half", "idle", "servers", "ours"}
     assert ways["Slurm alone"]["restarts"] == 0
     least = min(way["jct_ratio"][0] for way in ways.values())
     assert 0 < result["bound"]["alone_ratio"] <= result["bound"]["jct_ratio"] < least
     assert ways["half"]["reclaimed"] == ways["half"]["preempted"] == 0
     assert ways["ours"]["jct_s"] < ways["half"]["jct_s"]
-    assert ways["not preempted"]["preempted"] == 0
     assert ways["servers"]["jct_s"] < ways["half"]["jct_s"]
     assert result["decides"] == "slurm_migbatch.decide.core.decide"
-    assert len(lendruns.bars(result)) == 4
-    assert len(lendruns.bars({**result, "load": "slices, large"})) == 5
+    assert len(lendruns.bars(result)) == 5
+    assert len(lendruns.bars({**result, "load": "slices, large"})) == 6
 
 
 def test_no_schedule_is_faster_than_the_bound(data):

@@ -83,7 +83,8 @@ def _bars(half: Mapping[str, Any], lending: Mapping[str, Any]) -> list[Bar]:
 
 def run(wave: Wave, lending: bool, say: Say = silent, slurm_root: str = "") -> dict[str, Any]:
     """One way, on a test bed of its own (with the Slurm of `slurm_root`, if given); its figures."""
-    with wavebed.bed_for(wave, waves.settings(wave), slurm_root, _partitions(wave, lending)) as bed:
+    exempt = {"PreemptExemptTime": f"00:{waves.exempt_s(wave) // 60:02}:{waves.exempt_s(wave) % 60:02}"}
+    with wavebed.bed_for(wave, waves.settings(wave), slurm_root, _partitions(wave, lending), exempt) as bed:
         library = wavebed.install(bed.directory / "elastic")
         played = wavebed.play(bed, _plans(wave, library), say)
     inference, training = played.jobs[wavebed.INFERENCE_USER], played.jobs[wavebed.TRAINING_USER]

@@ -100,9 +100,13 @@ class WaveSite(Protocol):
 
 
 def bed_for(
-    site: WaveSite, config: Mapping[str, Mapping[str, object]], slurm_root: str, partitions: Mapping[str, str]
+    site: WaveSite,
+    config: Mapping[str, Mapping[str, object]],
+    slurm_root: str,
+    partitions: Mapping[str, str],
+    options: Mapping[str, str] | None = None,
 ) -> Cluster:
-    """Return the test bed of a wave: `config` has the changes to the default migbatch.toml."""
+    """Return the test bed of a wave: `config` has the changes to the default migbatch.toml, `options` slurm.conf's."""
     return Cluster(
         nodes=site.nodes,
         gpus=site.gpus,
@@ -112,7 +116,7 @@ def bed_for(
         latency="real",
         migbatch="all",
         config=config,
-        options={"MaxJobCount": "20000", "KillWait": "5"},
+        options={"MaxJobCount": "20000", "KillWait": "5", **(options or {})},
         partition_nodes=partitions,
     )
 

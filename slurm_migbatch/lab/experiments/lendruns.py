@@ -3,7 +3,7 @@
 The jobs are those of `lendslices`. They go through Slurm's queue: supply plans the offers of every node, Slurm starts
 and preempts, nodes apply plans, create slices and report, and `decide.core.decide` runs as often as in migbatchd. The
 configuration is the default one with lending enabled (`config`), the speeds of training are known, and the record
-holds the previous days. Training may be preempted by Slurm itself, as the documentation requires.
+holds the previous days. Slurm itself may preempt training that has run for PreemptExemptTime, as installed.
 
 A run takes the training jobs that arrive within `WINDOW_S`, and the inference of an equally long part of the day, which
 begins later with every seed, so that ten of them cover the whole day. It continues until the last job has ended; jobs
@@ -11,8 +11,7 @@ left after the window have no more inference next to them, under every rule alik
 
 - *Slurm alone*: every training job has a whole GPU of its own half, in the order of submission, until it ends.
 - *half*: training on slices of its own half, which migbatchd divides as usual.
-- *ours*: default settings. *not preempted*: the same with loans ended only by migbatchd (PreemptMode=OFF for training's
-  partition).
+- *ours*: default settings.
 - *idle*: the same with `horizon_s` 0: nothing is reserved for expected inference, so all idle slices are lent.
 - *servers*: whole nodes without inference are lent, and reclaimed as a whole (Lyra's loans; a
   reconstruction, `WholeServers`).
@@ -87,14 +86,12 @@ class Way:
         forecast: whether the expected need of inference is reserved.
         servers: only whole nodes without inference are.
         rigid: whether training jobs have whole GPUs and keep them.
-        preempts: whether Slurm itself may preempt training, which frees slices while migbatchd is down.
     """
 
     lend: bool = True
     forecast: bool = True
     servers: bool = False
     rigid: bool = False
-    preempts: bool = True
 
 
 WAYS: Final[Mapping[str, Way]] = {
@@ -103,7 +100,6 @@ WAYS: Final[Mapping[str, Way]] = {
     "idle": Way(forecast=False),
     "servers": Way(forecast=False, servers=True),
     "ours": Way(),
-    "not preempted": Way(preempts=False),
 }
 
 
@@ -197,7 +193,7 @@ def site(way: Way) -> SimulatedSite:
     nodes = [SiteNode(f"n{n + 1}", gpus, (TRAINING,) if n < half else shared) for n in range(lendslices.NODES)]
     partitions = (
         SimulatedPartition(INFERENCE, _TIERS[0]),
-        SimulatedPartition(TRAINING, _TIERS[1], preempted=way.preempts),
+        SimulatedPartition(TRAINING, _TIERS[1], preempted=True),
     )
     return SimulatedSite(tuple(nodes), partitions, SlurmSettings(listing_s=0.02, update_s=0.004))
 
@@ -370,13 +366,14 @@ def _case(inputs: Inputs, load: Load, seed: int, window_s: float, way: Way) -> d
 
 def bars(result: Mapping[str, Any]) -> list[Bar]:
     """Return the bars of the default settings at one load."""
-    ours, half, servers = (result["ways"][name] for name in ("ours", "half", "servers"))
+    ours, half, servers, idle = (result["ways"][name] for name in ("ours", "half", "servers", "idle"))
     load, target = result["load"], TARGETS.get(result["load"])
     over = ours["delay_p95_s"] - half["delay_p95_s"]
     found = [
         Bar(f"{load}: p95 start delay beyond a dedicated half [s]", over, lending.TARGET_DELAY_S),
         Bar(f"{load}: restarts per training job", ours["restarts"], lending.TARGET_RESTARTS),
         Bar(f"{load}: mean JCT over lending whole free servers", ours["jct_s"] / servers["jct_s"], 1.0),
+        Bar(f"{load}: mean JCT over lending all idle slices", ours["jct_s"] / idle["jct_s"], 1.0),
     ]
     if target is not None:
         found.insert(0, Bar(f"{load}: mean JCT over training half only", ours["jct_ratio"][0], target))

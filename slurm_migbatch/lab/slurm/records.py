@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from slurm_migbatch.site import PREEMPT_EXEMPT
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.times import parse_duration
+
+_EXEMPT_S: Final = parse_duration(PREEMPT_EXEMPT) or 0.0
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class SlurmSettings:
         requeued_last: whether a requeued job comes after those of its priority that were submitted before its
             requeue, as in Slurm: with priority/multifactor jobs may have the same priority. With priority/basic
             each has a priority of its own and keeps its place.
+        exempt_s: a job is preempted only when it has run for so long (PreemptExemptTime;
+            the default is what `migbatch install` writes).
         over_limit_s: by which a job may exceed its time limit (OverTimeLimit).
         kill_s: from TERM to the end of the Epilog, of jobs whose nodes are not simulated.
         listing_s, update_s: time of one listing of jobs or nodes, and of one change request.
@@ -38,6 +44,7 @@ class SlurmSettings:
     backfill_window_s: float = 86_400.0
     requeue_delay_s: float = 120.0
     requeued_last: bool = False
+    exempt_s: float = _EXEMPT_S
     over_limit_s: float = 0.0
     kill_s: float = 2.0
     listing_s: float = 0.0

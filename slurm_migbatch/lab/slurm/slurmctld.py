@@ -158,6 +158,7 @@ class Slurmctld:
         self._waiting_for: dict[int, list[int]] = {}
         self._next = 1
         self._pass: TimedEvent | None = None
+        self._exempt: TimedEvent | None = None
         self._last_pass = self._last_backfill = -math.inf
 
     # -- the cluster -----------------------------------------------------------------------------------------------
@@ -631,27 +632,45 @@ class Slurmctld:
         if any(self.machines[name].completing for name in self._preempting.get(job, ())):
             return
         chosen: list[tuple[str, list[int]]] = []
+        now = self.clock.time()
         for machine in self._placing.pool(shape):
-            victims = self._victims(machine, shape, tier) if machine.open else None
+            victims = self._victims(machine, shape, tier, now) if machine.open else None
             if victims is not None:
                 chosen.append((machine.name, victims))
                 if len(chosen) == shape.nodes:
                     break
         else:
+            self._preempt_later(now)
             return
         self._preempting[job] = tuple(name for name, _ in chosen)
         for victim in dict.fromkeys(victim for _, victims in chosen for victim in victims):
             self.requeued(victim)
 
-    def _victims(self, machine: NodeRecord, shape: Shape, tier: int) -> list[int] | None:
+    def _preempt_later(self, now: float) -> None:
+        """Have a pass when the next job may be preempted."""
+        until = [
+            row.start + self.settings.exempt_s
+            for row in self.queue.values()
+            if row.state == "RUNNING" and row.start is not None and self._preemptable(row, math.inf)
+        ]
+        until = [at for at in until if at > now]
+        if self.auto and self._exempt is None and until:
+            self._exempt = self.clock.at(min(until), self._no_longer_exempt)
+
+    def _no_longer_exempt(self) -> None:
+        self._exempt = None
+        self._due()
+
+    def _preemptable(self, row: JobRow, tier: float) -> bool:
+        """Return whether jobs of a tier may preempt a job once it has run for long enough."""
+        partition = self.partitions.get(row.partition)
+        return partition is not None and partition.preempted and partition.tier < tier
+
+    def _victims(self, machine: NodeRecord, shape: Shape, tier: int, now: float) -> list[int] | None:
         lacking = {kind: lack for kind, count in shape.need if (lack := max(1, count) - machine.free(kind)) > 0}
         rows = [self.queue[job] for job in machine.holdings]
         lower = [
-            row
-            for row in rows
-            if (partition := self.partitions.get(row.partition)) is not None
-            and partition.preempted
-            and partition.tier < tier
+            row for row in rows if self._preemptable(row, tier) and (row.start or 0.0) + self.settings.exempt_s <= now
         ]
         victims = []
         for row in sorted(lower, key=lambda row: (-(row.start or 0.0), -row.job_id)):

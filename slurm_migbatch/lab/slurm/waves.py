@@ -13,7 +13,7 @@ from slurm_migbatch.lab.bars import quantile
 from slurm_migbatch.lab.experiments.wave import Wave, WaveRequest, WaveTraining
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
-from slurm_migbatch.lab.slurm.records import SimulatedPartition
+from slurm_migbatch.lab.slurm.records import SimulatedPartition, SlurmSettings
 from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
 from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining
 from slurm_migbatch.mig.geometry import Geometry
@@ -40,6 +40,11 @@ def settings(wave: Wave) -> dict[str, dict[str, Any]]:
         length = getattr(shipped.lending, name)
         lending[name] = max(length * scale, _LEAST_S) if length else length
     return {"lending": lending, "cluster": {"poll_s": POLL_S}}
+
+
+def exempt_s(wave: Wave) -> int:
+    """Return PreemptExemptTime, scaled like the other durations of the load."""
+    return max(1, round(SlurmSettings().exempt_s * wave.day_s / Config().lending.day_s))
 
 
 def config(wave: Wave) -> Config:
@@ -76,6 +81,7 @@ def site(wave: Wave, lending: bool) -> SimulatedSite:
     return SimulatedSite(
         tuple(SiteNode(f"n{number + 1}", (gpu,) * wave.gpus, parts) for number, parts in enumerate(names)),
         (SimulatedPartition("gpu", 10), SimulatedPartition("train", 1, preempted=True)),
+        SlurmSettings(listing_s=0.02, update_s=0.004, exempt_s=exempt_s(wave)),
     )
 
 

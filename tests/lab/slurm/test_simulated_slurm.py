@@ -13,7 +13,8 @@ TIERS = (SimulatedPartition("gpu", 10), SimulatedPartition("train", 1, preempted
 
 
 def slurm(nodes: int = 1, *, counts: dict[str, int] | None = None, **settings: object) -> SimulatedSlurm:
-    made = SimulatedSlurm(VirtualClock(), SlurmSettings(**settings), TIERS, auto=True)  # type: ignore[arg-type]
+    fields = {"exempt_s": 0.0, **settings}
+    made = SimulatedSlurm(VirtualClock(), SlurmSettings(**fields), TIERS, auto=True)  # type: ignore[arg-type]
     for number in range(1, nodes + 1):
         made.add_node(f"n{number}", counts or {"1g.10gb": 7, "loan": 1}, partitions=("gpu", "train"))
     listed = dict.fromkeys(("1g.10gb", "2g.20gb", "3g.40gb", "loan"), 7)
@@ -35,6 +36,19 @@ def test_a_higher_tier_has_jobs_of_the_same_type_requeued_and_no_more_than_it_ne
     s.clock.sleep(10)
     assert s.queue[other].reason == "ReqNodeNotAvail", "other types are not freed for it"
     assert sum(s.queue[job].state == "RUNNING" for job in training) == 5
+
+
+def test_a_job_is_preempted_only_when_it_has_run_for_the_exempt_time() -> None:
+    s = slurm(exempt_s=100.0)
+    training = s.submit("mig:1g.10gb:7", partition="train")
+    s.clock.sleep(2)
+    began = s.queue[training].start
+    inference = s.submit("mig:1g.10gb:1")
+    s.clock.sleep(90)
+    assert s.queue[inference].reason == "Resources" and not s.queue[training].restarts
+    s.clock.sleep(20)
+    assert s.queue[inference].state == "RUNNING" and began is not None
+    assert s.queue[inference].start >= began + 100.0
 
 
 @pytest.mark.parametrize("last", [False, True])
