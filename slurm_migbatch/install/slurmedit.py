@@ -80,7 +80,7 @@ def plan(
     done.edits += partitions
     catalog = replace(site.catalog, settings=_catalog_settings(rows, counts))
     accounting = conf.value("AccountingStorageType").endswith("slurmdbd")
-    preempts = conf.value("PreemptType", str(Path(conf.main).parent / INCLUDED)) not in ("", "preempt/none")
+    preempts = _preempts(conf)
     if site.lends and preempts and not conf.value("PreemptExemptTime"):
         done.notes.append(_PREEMPTS)
     needed = replace(
@@ -149,6 +149,14 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
         )
     if conf.value("JobRequeue") == "0":
         done.notes.append("JobRequeue=0: jobs whose slice could not be created cannot be requeued")
+
+
+def _preempts(conf: Conf) -> bool:
+    """Return whether the site had preemption before migbatch: an earlier run may have changed its PreemptType."""
+    own_file = str(Path(conf.main).parent / INCLUDED)
+    exempt = conf.setting("PreemptExemptTime")
+    ours = exempt is not None and exempt[0].path == own_file
+    return not ours and conf.value("PreemptType", own_file) not in ("", "preempt/none")
 
 
 def _holds(line: Line, setting: Setting) -> bool:

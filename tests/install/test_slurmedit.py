@@ -186,6 +186,16 @@ def test_slurm_leaves_young_loans_to_migbatchd_unless_the_site_preempts_already(
     assert "Preempt" not in edited(NODES)[2][0]
 
 
+@pytest.mark.parametrize("theirs", ["", "PreemptType=preempt/none\n", "PreemptType=preempt/partition_prio\n"])
+def test_a_second_run_keeps_the_exempt_time_or_its_absence(theirs):
+    lends = replace(SITE, lends=True)
+    slurm, _, (included, _), first = edited(f"{theirs}{NODES}", wanted=lends, lending=("p",))
+    conf = load(MAIN, {MAIN: slurm, "/etc/slurm/migbatch.conf": included}.get)
+    again = plan(lends, conf, load(GRES, {}.get), ("p",))
+    assert site.render("slurm.conf.j2", site=again.site) == included
+    assert again.notes == first.notes
+
+
 def test_a_requeued_job_waits_less_where_slurmd_needs_the_wait():
     lends = replace(SITE, lends=True)
     assert "AuthInfo=cred_expire=30" in edited(NODES, wanted=lends, lending=("p",))[2][0]
