@@ -108,7 +108,11 @@ class InstallRecord:
         text = self._read(_RECORD)
         if text is not None:
             try:
-                self.entries = {data["path"]: Entry(**data) for data in json.loads(text)["entries"]}
+                data = json.loads(text)
+                self.entries = {entry["path"]: Entry(**entry) for entry in data["entries"]}
+                for entry in [Entry(**replaced) for replaced in data.get("replaced", ())]:
+                    if digest(read(entry.path) or "") != self.entries[entry.path].digest:
+                        self.entries[entry.path] = entry
             except (ValueError, KeyError, TypeError):
                 raise InstallConflict(
                     f"{directory / _RECORD} cannot be read: restore it from a backup, or move it away"
@@ -132,10 +136,18 @@ class InstallRecord:
             raise InstallConflict(f"{self.directory / name} is missing: restore this file")
         return text
 
-    def save(self) -> None:
-        """Write the record; an empty one is removed, with all backups."""
+    def save(self, replaced: Entry | None = None) -> None:
+        """Write the record; an empty one is removed, with all backups.
+
+        Args:
+            replaced: earlier entry of the file that is written next; it is valid until then.
+        """
         if self.entries:
-            data = {"version": 1, "entries": [asdict(entry) for entry in self.entries.values()]}
+            data = {
+                "version": 1,
+                "entries": [asdict(entry) for entry in self.entries.values()],
+                "replaced": [asdict(replaced)] if replaced else [],
+            }
             self._write(_RECORD, json.dumps(data, indent=1) + "\n")
             return
         with self._opened() as folder:
@@ -336,6 +348,7 @@ def _apply_file(change: FileChange, record: InstallRecord) -> None:
         _write(change)
         record.entries.pop(change.path, None)
         return
+    replaced = record.entries.get(change.path)
     if change.kind == "site":
         record.entries[change.path] = _site_entry(change, change.after, record)
     else:
@@ -344,7 +357,7 @@ def _apply_file(change: FileChange, record: InstallRecord) -> None:
         if not above.exists():
             above.mkdir(mode=0o755)
             record.entries[str(above)] = Entry(str(above), "directory")
-    record.save()
+    record.save(replaced)
     _write(change)
 
 

@@ -1,0 +1,73 @@
+"""An installation that was killed, or could not write: the next one goes on, and removal restores everything."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from slurm_migbatch.install import files
+from slurm_migbatch.install.files import InstallRecord, Wanted
+
+
+@pytest.fixture
+def record(tmp_path):
+    return InstallRecord(tmp_path / "record")
+
+
+def again(record):
+    return InstallRecord(record.directory)
+
+
+def install(record, *wanted):
+    changes = files.differing(wanted, record)
+    files.apply(changes, record)
+    return changes
+
+
+def leave(record):
+    changes = files.leaving(record)
+    files.apply(changes, record)
+    return [change.conflict for change in changes if change.conflict]
+
+
+def full(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("kind", ["own", "site"])
+def test_an_upgrade_that_could_not_write_is_repeated_and_removed(record, tmp_path, monkeypatch, kind):
+    path = tmp_path / "file"
+    if kind == "site":
+        path.write_text("A\nB\n")
+    install(record, Wanted(str(path), "A,mig\nB\n", kind))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)  # the record is written with it, too
+        with pytest.raises(OSError, match="No space"):
+            install(again(record), Wanted(str(path), "A,mig,more\nB\nC\n", kind))
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "_write", full)
+        with pytest.raises(OSError, match="No space"):
+            install(again(record), Wanted(str(path), "A,mig,more\nB\nC\n", kind))
+    assert path.read_text() == "A,mig\nB\n"
+    assert [change.conflict for change in install(again(record), Wanted(str(path), "A,mig,most\nB\nC\n", kind))] == [""]
+    assert leave(again(record)) == []
+    assert (path.read_text() if kind == "site" else not path.exists()) in (True, "A\nB\n")
+    assert not record.directory.exists()
+
+
+def test_an_installation_that_was_killed_after_the_file_was_written(record, tmp_path, monkeypatch):
+    path = tmp_path / "slurm.conf"
+    path.write_text("A\n")
+    install(record, Wanted(str(path), "A,mig\n", "site"))
+    real = record.save
+
+    def killed(*given):
+        if path.read_text() == "A,mig,more\n":
+            raise KeyboardInterrupt
+        real(*given)
+
+    monkeypatch.setattr(record, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        install(record, Wanted(str(path), "A,mig,more\n", "site"))
+    assert leave(again(record)) == [] and path.read_text() == "A\n"
