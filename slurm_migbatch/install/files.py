@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from slurm_migbatch.install.undo import undo
+from slurm_migbatch.install.undo import undo, undone
 
 Kind = Literal["own", "once", "site", "directory"]
 _RECORD: Final = "record.json"
@@ -253,27 +253,31 @@ def _directory(target: Wanted) -> FileChange | None:
 
 
 def leaving(record: InstallRecord) -> list[FileChange]:
-    """Return the changes that remove everything that was written."""
-    found = [_back(entry, record) for entry in reversed(record.entries.values()) if entry.kind != "directory"]
+    """Return the changes that remove everything that was written, the site's files first, which name the others.
+
+    While one of them must be restored by hand, there are no other changes: slurm.conf may still include our files.
+    """
+    entries = sorted(record.entries.values(), key=lambda entry: entry.kind == "site")[::-1]
+    found = [_back(entry, record) for entry in entries if entry.kind != "directory"]
+    if blocked := [change for change in found if change.kind == "site" and change.conflict]:
+        return blocked
     folders = sorted((entry for entry in record.entries.values() if entry.kind == "directory"), key=lambda e: e.path)
-    found += [FileChange(entry.path, "", None, "directory") for entry in reversed(folders)]
-    return [change for change in found if change is not None]
+    return found + [FileChange(entry.path, "", None, "directory") for entry in reversed(folders)]
 
 
-def _back(entry: Entry, record: InstallRecord) -> FileChange | None:
+def _back(entry: Entry, record: InstallRecord) -> FileChange:
     present = read(entry.path)
+    if present is None:
+        return FileChange(entry.path, None, None, entry.kind, back=True)
     if entry.kind != "site":
-        if present is None:
-            return None
         edited = entry.digest != digest(present)
         text = f"{entry.path} was edited since migbatch wrote it, and is kept: remove it by hand" if edited else ""
         return FileChange(entry.path, present, None, entry.kind, conflict=text, back=True)
     original = record.kept(entry.backup) if entry.backup else ""
-    if present is None:
-        return FileChange(
-            entry.path, None, original, "site", conflict=f"{entry.path} does not exist any more", back=True
-        )
-    after = undo(original, record.kept(entry.written), present)
+    written = record.kept(entry.written)
+    after = undo(original, written, present)
+    if after is None and undone(original, written, present):
+        after = present
     if after is None:
         was = f"; its previous version is {record.directory / entry.backup}" if entry.backup else ""
         text = f"{entry.path} was edited in the lines that migbatch wrote: remove them by hand{was}"
@@ -312,11 +316,16 @@ def _shown(text: str | None) -> list[str]:
 
 
 def apply(changes: Iterable[FileChange], record: InstallRecord) -> None:
-    """Apply changes and record each before it is made; those with a conflict are skipped."""
+    """Apply changes and record each before it is made; those with a conflict are skipped.
+
+    A file that was written once and is kept is the site's: it leaves the record, which prevents a package's removal.
+    """
     for change in changes:
-        if change.conflict:
+        if change.conflict and not (change.kind == "once" and change.back):
             continue
-        if change.kind == "directory":
+        if change.conflict:
+            record.entries.pop(change.path, None)
+        elif change.kind == "directory":
             _apply_directory(change, record)
         else:
             _apply_file(change, record)
@@ -345,7 +354,8 @@ def _apply_file(change: FileChange, record: InstallRecord) -> None:
         record.entries.pop(change.path, None)
         return
     if change.back:
-        _write(change)
+        if change.after != change.before:
+            _write(change)
         record.entries.pop(change.path, None)
         return
     replaced = record.entries.get(change.path)

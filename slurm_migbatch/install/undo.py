@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from difflib import SequenceMatcher
+from typing import Final
+
+_WORD: Final = re.compile(r"([^\s,=]+)(\s*=)?")
 
 
 def undo(original: str, written: str, present: str) -> str | None:
@@ -22,3 +26,12 @@ def undo(original: str, written: str, present: str) -> str | None:
             return None
         now[places[0] : places[0] + len(block)] = before[i1:i2]
     return "".join(now)
+
+
+def undone(original: str, written: str, present: str) -> bool:
+    """Return whether somebody has removed the changes by hand: none of their words is left, keys aside."""
+    return not (_words(written) - _words(original)) & _words(present)
+
+
+def _words(text: str) -> set[str]:
+    return {word for word, key in _WORD.findall(text) if not key}

@@ -71,3 +71,47 @@ def test_an_installation_that_was_killed_after_the_file_was_written(record, tmp_
     with pytest.raises(KeyboardInterrupt):
         install(record, Wanted(str(path), "A,mig,more\n", "site"))
     assert leave(again(record)) == [] and path.read_text() == "A\n"
+
+
+def test_a_removal_is_complete_where_files_are_gone_already(record, tmp_path):
+    ours, gone, conf = (tmp_path / name for name in ("prolog", "script", "slurm.conf"))
+    gone.write_text("S\n")
+    conf.write_text("A\n")
+    install(
+        record,
+        Wanted(str(ours), "x\n"),
+        Wanted(str(gone), "S,mig\n", "site"),
+        Wanted(str(conf), "A,mig\n", "site"),
+    )
+    ours.unlink()
+    gone.unlink()
+    conf.write_text("A\n")  # the backup
+    assert leave(record) == []
+    assert conf.read_text() == "A\n" and not gone.exists() and not record.directory.exists()
+
+
+def test_settings_that_the_site_has_changed_do_not_keep_the_record(record, tmp_path):
+    """A package is not removed while there is a record."""
+    path = tmp_path / "etc/node.conf"
+    install(record, Wanted(str(path), "default\n", "once"))
+    path.write_text("set\n")
+    assert len(leave(record)) == 1
+    assert path.read_text() == "set\n" and not record.directory.exists()
+
+
+def test_what_a_file_of_the_site_still_names_is_not_removed(record, tmp_path):
+    """Every command of Slurm fails if a file that slurm.conf includes is missing."""
+    conf, included, node_conf = (tmp_path / name for name in ("slurm.conf", "migbatch.conf", "node.conf"))
+    conf.write_text("Nodes=a\n")
+    install(
+        record,
+        Wanted(str(included), "x\n"),
+        Wanted(str(node_conf), "x\n", "once"),
+        Wanted(str(conf), "Nodes=a,cat\nInclude migbatch.conf\n", "site"),
+    )
+    conf.write_text("Nodes=a,b,cat\nInclude migbatch.conf\n")
+    (said,) = leave(record)
+    assert "remove them by hand" in said and included.exists()
+    conf.write_text("Nodes=a,b\n")
+    assert leave(again(record)) == [] and not included.exists() and conf.read_text() == "Nodes=a,b\n"
+    assert not record.directory.exists()
