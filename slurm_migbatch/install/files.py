@@ -208,16 +208,23 @@ def write(path: str, text: str, mode: int, owner: tuple[int, int] | None, folder
         folder: see `path`.
     """
     fresh = str(Path(path).with_name(f".{Path(path).name}.migbatch-new"))
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(FileNotFoundError):
+        os.unlink(fresh, dir_fd=folder)  # of a run that was killed
     handle = os.open(fresh, flags, 0o600, dir_fd=folder)
-    with os.fdopen(handle, "wb") as out:
-        out.write(text.encode("utf-8", "surrogateescape"))
-        out.flush()
-        if owner is not None:
-            os.fchown(out.fileno(), *owner)
-        os.fchmod(out.fileno(), mode)
-        os.fsync(out.fileno())
-    os.replace(fresh, path, src_dir_fd=folder, dst_dir_fd=folder)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(text.encode("utf-8", "surrogateescape"))
+            out.flush()
+            if owner is not None:
+                os.fchown(out.fileno(), *owner)
+            os.fchmod(out.fileno(), mode)
+            os.fsync(out.fileno())
+        os.replace(fresh, path, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(fresh, dir_fd=folder)
+        raise
 
 
 # --- differences

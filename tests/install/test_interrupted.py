@@ -115,3 +115,31 @@ def test_what_a_file_of_the_site_still_names_is_not_removed(record, tmp_path):
     conf.write_text("Nodes=a,b\n")
     assert leave(again(record)) == [] and not included.exists() and conf.read_text() == "Nodes=a,b\n"
     assert not record.directory.exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "open"])
+def test_a_new_file_is_not_written_into_one_that_is_there(record, tmp_path, kind):
+    """Whoever may change the directory could have root overwrite another file, wait, or write into his own."""
+    path, victim, there = tmp_path / "hook", tmp_path / "victim", tmp_path / ".hook.migbatch-new"
+    victim.write_text("root's\n")
+    if kind == "link":
+        there.hardlink_to(victim)
+    elif kind == "fifo":
+        os.mkfifo(there)
+    else:
+        there.touch()
+    kept = os.open(there, os.O_RDWR | os.O_NONBLOCK)
+    install(record, Wanted(str(path), "x\n", mode=0o755))
+    assert (path.read_text(), victim.read_text()) == ("x\n", "root's\n")
+    os.write(kept, b"evil")
+    os.close(kept)
+    assert path.read_text() == "x\n" and not there.exists()
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_written(record, tmp_path, monkeypatch):
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    monkeypatch.setattr(os, "fchown", full)
+    with pytest.raises(OSError, match="No space"):
+        install(record, Wanted(str(folder / "hook"), "x\n"))
+    assert list(folder.iterdir()) == []
