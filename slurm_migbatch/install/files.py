@@ -11,10 +11,11 @@ import hashlib
 import json
 import os
 import pwd
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal
 
 from slurm_migbatch.install.undo import undo, undone
@@ -198,7 +199,14 @@ class InstallRecord:
             write(name, text, 0o600, None, folder)
 
 
-def write(path: str, text: str, mode: int, owner: tuple[int, int] | None, folder: int | None = None) -> None:
+def write(
+    path: str,
+    text: str,
+    mode: int,
+    owner: tuple[int, int] | None,
+    folder: int | None = None,
+    attributes: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:
     """Write a file atomically; a link is replaced, not followed.
 
     Args:
@@ -206,6 +214,7 @@ def write(path: str, text: str, mode: int, owner: tuple[int, int] | None, folder
         text: its content.
         mode, owner: of the file; None: this process's user.
         folder: see `path`.
+        attributes: extended ones, those that its file system supports.
     """
     fresh = str(Path(path).with_name(f".{Path(path).name}.migbatch-new"))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -219,6 +228,9 @@ def write(path: str, text: str, mode: int, owner: tuple[int, int] | None, folder
             if owner is not None:
                 os.fchown(out.fileno(), *owner)
             os.fchmod(out.fileno(), mode)
+            for name, value in attributes.items():
+                with suppress(OSError):
+                    os.setxattr(out.fileno(), name, value)
             os.fsync(out.fileno())
         os.replace(fresh, path, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
@@ -379,7 +391,7 @@ def _apply_file(change: FileChange, record: InstallRecord) -> None:
 
 
 def _write(change: FileChange) -> None:
-    """Write a file's content; an existing one keeps its mode and owner unless it is migbatch's.
+    """Write a file's content; an existing one keeps its mode, owner and attributes unless it is migbatch's.
 
     Links are followed only to the file that was read, because a link may have been created since.
     """
@@ -389,9 +401,18 @@ def _write(change: FileChange) -> None:
         raise InstallConflict(f"{change.path} has changed since it was read: run this again")
     if change.kind == "site" and change.before is not None:
         status = place.stat()
-        write(str(place), change.after, status.st_mode & 0o7777, (status.st_uid, status.st_gid))
+        owner = (status.st_uid, status.st_gid)
+        write(str(place), change.after, status.st_mode & 0o7777, owner, attributes=_attributes(place))
     else:
         write(str(place), change.after, change.mode, (_uid(change.owner), 0))
+
+
+def _attributes(place: Path) -> dict[str, bytes]:
+    """Return the extended attributes of a file: access lists and the label of SELinux are among them."""
+    try:
+        return {name: os.getxattr(place, name) for name in os.listxattr(place)}
+    except OSError:  # of a file system without them
+        return {}
 
 
 def _site_entry(change: FileChange, after: str, record: InstallRecord) -> Entry:

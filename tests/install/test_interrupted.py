@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 
 import pytest
 
@@ -143,3 +144,17 @@ def test_nothing_is_left_of_a_file_that_could_not_be_written(record, tmp_path, m
     with pytest.raises(OSError, match="No space"):
         install(record, Wanted(str(folder / "hook"), "x\n"))
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["user.site", "system.posix_acl_access"])
+def test_a_sites_file_keeps_its_attributes(record, tmp_path, name):
+    """The label of SELinux is one."""
+    acl = struct.pack(
+        "<I" + "HHI" * 5, 2, 1, 6, 2**32 - 1, 2, 6, 1, 4, 4, 2**32 - 1, 16, 6, 2**32 - 1, 32, 0, 2**32 - 1
+    )
+    path = tmp_path / "slurm.conf"
+    path.write_text("A\n")
+    os.setxattr(path, name, acl if "acl" in name else b"1")
+    before = os.getxattr(path, name)
+    install(record, Wanted(str(path), "A,mig\n", "site"))
+    assert path.read_text() == "A,mig\n" and os.getxattr(path, name) == before
