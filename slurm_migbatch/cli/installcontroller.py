@@ -65,6 +65,8 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
         plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
         plan.notes.append(f"run this command again to configure Slurm: {error}")
         return plan
+    for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):
+        _lua(plan, config, Path(conf.main).with_name(name), choices.edit, record)
     _slurm(plan, slurm, conf, choices.edit)
     named = {setting.value for setting in slurm.site.settings} | {
         token.value for line in conf.lines for token in line.tokens
@@ -82,8 +84,6 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
             f"{conf.main} has several SlurmctldHost: for fail-over of migbatchd, [store] url in "
             f"{choices.config} must be the same MariaDB or PostgreSQL database on every controller (docs/install.md)"
         )
-    for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):
-        _lua(plan, config, Path(conf.main).with_name(name), choices.edit, record)
     return plan
 
 
@@ -156,7 +156,10 @@ def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
     if edit:
         found = apply(texts, slurm.edits)
         plan.wanted += [
-            Wanted(path, found[path], "site") for path in dict.fromkeys(line_edit.path for line_edit in slurm.edits)
+            Wanted(path, found[path], "site")
+            for path in sorted(
+                {line_edit.path for line_edit in slurm.edits}, key=lambda path: (path == conf.main, path)
+            )
         ]
     else:
         plan.lines += [str(line_edit) for line_edit in slurm.edits]

@@ -243,8 +243,9 @@ def write(
 
 
 def differing(wanted: Iterable[Wanted], record: InstallRecord) -> list[FileChange]:
-    """Return the changes needed for `wanted`; nothing if everything is in place."""
-    return [change for target in wanted if (change := _difference(target, record)) is not None]
+    """Return the changes needed for `wanted`, none if everything is in place; the site's files, which name others, last."""
+    found = [change for target in wanted if (change := _difference(target, record)) is not None]
+    return sorted(found, key=lambda change: change.kind == "site")
 
 
 def _difference(target: Wanted, record: InstallRecord) -> FileChange | None:

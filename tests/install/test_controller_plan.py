@@ -1,0 +1,47 @@
+"""What is planned on the controller's host, in which order, and what is not while something must be resolved first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.cli import installcontroller
+from slurm_migbatch.cli.installcontroller import Choices
+from slurm_migbatch.doctor.health import DaemonState
+from slurm_migbatch.install import files, hosts
+from slurm_migbatch.install.files import InstallRecord
+from slurm_migbatch.install.slurmconf import load
+from tests.install.test_slurmedit import NODES, SITE
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr(installcontroller.siteconf, "read", lambda config: SITE)
+    monkeypatch.setattr(installcontroller, "this_one", lambda config: DaemonState())
+    monkeypatch.setattr(installcontroller, "lua", lambda config, name, module=False: f"-- {name}\n")
+    monkeypatch.setattr(installcontroller, "STATE", str(tmp_path / "state"))
+    (tmp_path / "slurm").mkdir()
+    return tmp_path
+
+
+def planned(place, slurm, gres="", **choices):
+    for name, text in (("slurm.conf", slurm), ("gres.conf", gres)):
+        if text:
+            (place / "slurm" / name).write_text(text)
+    where = hosts.Places(prefix=place / "opt", etc=place / "etc", systemd=place / "systemd", packaged_units=place)
+    conf = load(str(place / "slurm/slurm.conf"), files.read)
+    config = Choices(config=str(place / "etc/migbatch.toml"), edit=True, **choices)
+    record = InstallRecord(place / "record")
+    plan = installcontroller.controller(where, conf, config, record)
+    return plan, files.differing(plan.wanted, record), record
+
+
+def test_slurm_conf_is_written_when_what_it_names_is_there(place):
+    """Whoever kills this, or a full disk, must not leave a slurm.conf that names files that do not exist."""
+    (place / "slurm/job_submit.lua").write_text("return 0\n")
+    _, changes, record = planned(place, NODES, "AutoDetect=nvml\n")
+    assert [Path(change.path).name for change in changes][-3:] == ["job_submit.lua", "gres.conf", "slurm.conf"]
+    files.apply(changes, record)
+    back = [Path(change.path).name for change in files.leaving(record) if change.kind != "directory"]
+    assert back[0] == "slurm.conf" and set(back[1:3]) == {"gres.conf", "job_submit.lua"}
