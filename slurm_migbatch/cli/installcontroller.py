@@ -65,6 +65,10 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
         plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
         plan.notes.append(f"run this command again to configure Slurm: {error}")
         return plan
+    plan.notes += slurm.notes
+    if problems := [*slurm.problems, *_missing(conf)]:
+        plan.problems += problems
+        return plan  # Slurm's files are changed together or not at all: some of their lines would be missing
     for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):
         _lua(plan, config, Path(conf.main).with_name(name), choices.edit, record)
     _slurm(plan, slurm, conf, choices.edit)
@@ -163,8 +167,6 @@ def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
         ]
     else:
         plan.lines += [str(line_edit) for line_edit in slurm.edits]
-    plan.notes += slurm.notes
-    plan.problems += [*slurm.problems, *_missing(conf)]
     plan.next.append(f"bring {directory} to every host as usual, then restart slurmctld, and slurmd on every node")
 
 

@@ -243,7 +243,7 @@ def write(
 
 
 def differing(wanted: Iterable[Wanted], record: InstallRecord) -> list[FileChange]:
-    """Return the changes needed for `wanted`, none if everything is in place; the site's files, which name others, last."""
+    """Return the changes needed for `wanted`, none if all is in place; the site's files come last: they name others."""
     found = [change for target in wanted if (change := _difference(target, record)) is not None]
     return sorted(found, key=lambda change: change.kind == "site")
 

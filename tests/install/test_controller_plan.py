@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.cli import installcontroller
+from slurm_migbatch.cli import installcontroller, siteconf
 from slurm_migbatch.cli.installcontroller import Choices
 from slurm_migbatch.doctor.health import DaemonState
 from slurm_migbatch.install import files, hosts
@@ -17,7 +17,7 @@ from tests.install.test_slurmedit import NODES, SITE
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    monkeypatch.setattr(installcontroller.siteconf, "read", lambda config: SITE)
+    monkeypatch.setattr(siteconf, "read", lambda config: SITE)
     monkeypatch.setattr(installcontroller, "this_one", lambda config: DaemonState())
     monkeypatch.setattr(installcontroller, "lua", lambda config, name, module=False: f"-- {name}\n")
     monkeypatch.setattr(installcontroller, "STATE", str(tmp_path / "state"))
@@ -45,3 +45,10 @@ def test_slurm_conf_is_written_when_what_it_names_is_there(place):
     files.apply(changes, record)
     back = [Path(change.path).name for change in files.leaving(record) if change.kind != "directory"]
     assert back[0] == "slurm.conf" and set(back[1:3]) == {"gres.conf", "job_submit.lua"}
+
+
+def test_slurms_files_are_left_alone_while_something_must_be_resolved(place):
+    """Without the lines of gres.conf for whole GPUs, which a plan with problems lacks, Slurm drains the nodes."""
+    plan, changes, _ = planned(place, f"SelectType=select/linear\n{NODES}", "AutoDetect=nvml\n")
+    assert "SelectType=select/linear does not support GRES" in " ".join(plan.problems)
+    assert not [change.path for change in changes if Path(change.path).parent.name == "slurm"]
