@@ -2,7 +2,7 @@
 
 Source: Slurm's parse_config.c. `#` begins a comment unless it is escaped, also within quotes; a backslash at the end of
 a line continues it; keys are case-insensitive; several `Key=Value` may share a line; `Include FILE` is read in
-its place, relative to the directory of slurm.conf. The last value of a repeated key counts.
+its place, relative to the directory of slurm.conf, with ClusterName for `%c`. The last value of a repeated key counts.
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ def load(main: str, read: Callable[[str], str | None]) -> Conf:
         for line in parse(path, text):
             lines.append(line)
             if line.include:
-                where = str(Path(main).parent / line.include)
+                cluster = Conf(main, texts, tuple(lines)).value("ClusterName") if "%c" in line.include else ""
+                where = str(Path(main).parent / line.include.replace("%c", cluster))
                 if not descend(where, depth + 1):
                     missing.append((where, line))
         return True
