@@ -130,6 +130,13 @@ def test_a_wrapper_of_the_site_that_forgets_ours_and_one_that_does_not(slurm: Pa
     assert wrong(look(slurm)) == []
 
 
+def test_a_program_that_is_named_without_a_directory_lies_beside_slurm_conf(slurm: Path) -> None:
+    change(slurm / "slurm.conf", f"\nProlog={slurm}/hooks/prolog", "\nProlog=site.sh")
+    (slurm / "site.sh").write_text(scripts.stub(f"{slurm}/hooks/prolog"))
+    (slurm / "site.sh").chmod(0o755)
+    assert wrong(look(slurm)) == []
+
+
 def test_a_pattern_of_which_no_program_runs_ours_and_one_that_does(slurm: Path) -> None:
     folder, ours = slurm / "prolog.d", f"{slurm}/hooks/prolog"
     folder.mkdir()

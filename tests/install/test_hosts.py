@@ -1,6 +1,9 @@
 """What a host needs, beside the files of Slurm."""
 
+from slurm_migbatch.install import hosts
+from slurm_migbatch.install.files import read
 from slurm_migbatch.install.hosts import HostPlan, Places, add_unit
+from slurm_migbatch.install.slurmconf import load
 
 
 def test_a_unit_of_a_package_is_used_unless_it_differs_or_the_host_has_its_own(tmp_path):
@@ -20,3 +23,14 @@ def test_a_unit_of_a_package_is_used_unless_it_differs_or_the_host_has_its_own(t
     assert wanted("[Unit]\nUser=slurm\n") == [own], "other choices than the package's"
     (places.systemd / "x.service").write_text("[Unit]\n# of last year\n")
     assert wanted() == [own], "it hides the package's, so it is kept up to date"
+
+
+def test_a_script_that_is_named_without_a_directory_lies_beside_slurm_conf(tmp_path, monkeypatch):
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    (tmp_path / "cwd/site.sh").write_text("#!/bin/sh\n# of anybody\n")
+    (tmp_path / "site.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "slurm.conf").write_text("SlurmctldHost=ctl\nProlog=site.sh\n")
+    conf = load(str(tmp_path / "slurm.conf"), read)
+    plan = hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True)
+    assert [target.path for target in plan.wanted if target.kind == "site"] == [str(tmp_path / "site.sh")]
