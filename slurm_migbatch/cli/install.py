@@ -32,7 +32,7 @@ _RECORD = "/var/lib/migbatch/install"
 @click.option("--etc", default="/etc/migbatch", show_default=True, metavar="DIR", help="Directory of node.conf.")
 @click.option("--systemd", default="/etc/systemd/system", show_default=True, metavar="DIR", help="For units.")
 @click.option("--record", default=_RECORD, show_default=True, metavar="DIR", help="For backups and digests.")
-@click.option("--user", default="root", show_default=True, help="controller: user of migbatchd, root or SlurmUser.")
+@click.option("--user", default="", help="controller: user of migbatchd, root or SlurmUser [unchanged; at first root].")
 @click.option(
     "--store",
     default="",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,14 +38,14 @@ class Choices:
 
     Attributes:
         config: path of migbatch.toml.
-        user: user of migbatchd.
+        user: user of migbatchd; empty: unchanged, at first root.
         store: URL of the database; empty: unchanged.
         cli_filter: whether slurm.conf must name cli_filter/lua; None: unchanged.
         edit: change the site's own lines too.
     """
 
     config: str = DEFAULT_PATH
-    user: str = "root"
+    user: str = ""
     store: str = ""
     cli_filter: bool | None = None
     edit: bool = False
@@ -141,15 +142,21 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
         )
     if choices.store and config.store.url != choices.store:
         plan.problems.append(f"{choices.config}: [store] url differs from --store; correct it, and restart migbatchd")
+    user = choices.user or _present_user(places)
     secret = bool(urlsplit(config.store.url).password)
     plan.wanted += [
-        Wanted(STATE, kind="directory", mode=0o755, owner=choices.user),
-        Wanted(choices.config, text, "once", mode=0o600 if secret else 0o644, owner=choices.user if secret else "root"),
+        Wanted(STATE, kind="directory", mode=0o755, owner=user),
+        Wanted(choices.config, text, "once", mode=0o600 if secret else 0o644, owner=user if secret else "root"),
     ]
     program = places.prefix / "bin/migbatchd"
-    unit = site.render("migbatchd.service.j2", program=program, config=choices.config, user=choices.user)
+    unit = site.render("migbatchd.service.j2", program=program, config=choices.config, user=user)
     add_unit(plan, places, UNIT, unit)
     return config
+
+
+def _present_user(places: Places) -> str:
+    found = re.search(r"^User=(\S+)", read(str(places.systemd / UNIT)) or "", re.MULTILINE)
+    return found[1] if found else "root"
 
 
 def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:

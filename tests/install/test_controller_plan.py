@@ -52,3 +52,20 @@ def test_slurms_files_are_left_alone_while_something_must_be_resolved(place):
     plan, changes, _ = planned(place, f"SelectType=select/linear\n{NODES}", "AutoDetect=nvml\n")
     assert "SelectType=select/linear does not support GRES" in " ".join(plan.problems)
     assert not [change.path for change in changes if Path(change.path).parent.name == "slurm"]
+
+
+def test_the_user_of_migbatchd_stays_unless_another_is_given(place):
+    """The second run, once the nodes have reported, must not make it root again."""
+    (place / "systemd").mkdir()
+
+    def unit(**choices):
+        plan, _, _ = planned(place, NODES, **choices)
+        (text,) = [target.text for target in plan.wanted if target.path.endswith(".service")]
+        (owner,) = {target.owner for target in plan.wanted if target.kind == "directory"}
+        (place / "systemd/migbatchd.service").write_text(text)
+        return owner, [line for line in text.splitlines() if line.startswith("User=")]
+
+    assert unit() == ("root", ["User=root"])
+    assert unit(user="daemon") == ("daemon", ["User=daemon"])
+    assert unit() == ("daemon", ["User=daemon"])
+    assert unit(user="root") == ("root", ["User=root"])
