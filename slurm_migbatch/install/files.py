@@ -13,12 +13,12 @@ import os
 import pwd
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
-from slurm_migbatch.install.undo import undo, undone
+from slurm_migbatch.install.undo import added_words, undo, undone
 
 Kind = Literal["own", "once", "site", "directory"]
 _RECORD: Final = "record.json"
@@ -51,7 +51,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Entry:
-    """Record of one path: the text as written by migbatch, and the name of the backup of the previous content."""
+    """Record of one path: the text as written by migbatch, and the name of the backup of the previous content.
+
+    A site's file without a digest must be restored by hand.
+    """
 
     path: str
     kind: Kind
@@ -293,16 +296,19 @@ def _back(entry: Entry, record: InstallRecord) -> FileChange:
         edited = entry.digest != digest(present)
         text = f"{entry.path} was edited since migbatch wrote it, and is kept: remove it by hand" if edited else ""
         return FileChange(entry.path, present, None, entry.kind, conflict=text, back=True)
-    original = record.kept(entry.backup) if entry.backup else ""
-    written = record.kept(entry.written)
-    after = undo(original, written, present)
-    if after is None and undone(original, written, present):
-        after = present
+    after = _without(entry, present, record)
     if after is None:
         was = f"; its previous version is {record.directory / entry.backup}" if entry.backup else ""
         text = f"{entry.path} was edited in the lines that migbatch wrote: remove them by hand{was}"
         return FileChange(entry.path, present, present, "site", conflict=text, back=True)
     return FileChange(entry.path, present, after if after or entry.backup else None, "site", back=True)
+
+
+def _without(entry: Entry, present: str, record: InstallRecord) -> str | None:
+    """Return the present content of a site's file without migbatch's edits; None if it must be restored by hand."""
+    original, written = record.kept(entry.backup) if entry.backup else "", record.kept(entry.written)
+    after = undo(original, written, present) if entry.digest else None
+    return present if after is None and undone(original, written, present) else after
 
 
 def diff(changes: Sequence[FileChange], *, full: bool = False) -> Iterator[str]:
@@ -417,14 +423,22 @@ def _attributes(place: Path) -> dict[str, bytes]:
 
 
 def _site_entry(change: FileChange, after: str, record: InstallRecord) -> Entry:
-    """Return the record of a site's file: its content without migbatch's edits, and with them."""
+    """Return the record of a site's file: its content without migbatch's edits, and with them.
+
+    If the site edited lines that migbatch had written, the first content stays, without a digest: it must be restored
+    by hand, and what was written serves to recognize that.
+    """
+    name = f"{change.path}.written"
     original = change.before
     entry = record.entries.get(change.path)
     if entry is not None and entry.kind == "site" and original is not None:
-        before = undo(record.kept(entry.backup) if entry.backup else "", record.kept(entry.written), original)
-        original = None if before == "" and not entry.backup else original if before is None else before
+        before = _without(entry, original, record)
+        if before is None:
+            words = " ".join(sorted(added_words(original, after)))
+            return replace(entry, digest="", written=record.keep(name, f"{record.kept(entry.written)}\n{words}\n"))
+        original = None if before == "" and not entry.backup else before
     backup = "" if original is None else record.keep(change.path, original)
-    return Entry(change.path, "site", digest(after), record.keep(f"{change.path}.written", after), backup)
+    return Entry(change.path, "site", digest(after), record.keep(name, after), backup)
 
 
 def _uid(owner: str) -> int:

@@ -29,8 +29,13 @@ def undo(original: str, written: str, present: str) -> str | None:
 
 
 def undone(original: str, written: str, present: str) -> bool:
-    """Return whether somebody has removed the changes by hand: none of their words is left, keys aside."""
-    return not (_words(written) - _words(original)) & _words(present)
+    """Return whether somebody has removed the changes by hand: none of their words is left."""
+    return not added_words(original, written) & _words(present)
+
+
+def added_words(before: str, after: str) -> set[str]:
+    """Return the words that only the second text has, keys aside."""
+    return _words(after) - _words(before)
 
 
 def _words(text: str) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -158,3 +159,19 @@ def test_a_sites_file_keeps_its_attributes(record, tmp_path, name):
     before = os.getxattr(path, name)
     install(record, Wanted(str(path), "A,mig\n", "site"))
     assert path.read_text() == "A,mig\n" and os.getxattr(path, name) == before
+
+
+def test_edits_of_migbatch_do_not_become_the_sites_by_the_next_installation(record, tmp_path):
+    """The site adds a node to a partition that names the catalog, and migbatch is run again for the node."""
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("Types=gpu\nNodes=a\n")
+    install(record, Wanted(str(conf), "Types=gpu,mig\nNodes=a,cat\nInclude migbatch.conf\n", "site"))
+    conf.write_text("Types=gpu,mig\nNodes=a,b,cat\nInclude migbatch.conf\nName=b\n")
+    for last in ("Name=b Gres=mig\n", "Name=b Gres=mig # b\n"):
+        text = f"Types=gpu,mig\nNodes=a,b,cat\nInclude migbatch.conf\n{last}"
+        assert [change.conflict for change in install(again(record), Wanted(str(conf), text, "site"))] == [""]
+    (said,) = leave(again(record))
+    assert "remove them by hand" in said and conf.read_text() == text
+    assert Path(said.rpartition(" ")[2]).read_text() == "Types=gpu\nNodes=a\n"
+    conf.write_text("Types=gpu\nNodes=a,b\nName=b\n")
+    assert leave(again(record)) == [] and not record.directory.exists()
