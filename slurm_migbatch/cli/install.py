@@ -17,6 +17,7 @@ from slurm_migbatch.install.hosts import HostPlan, Places
 
 _CONFIG = "/etc/migbatch/migbatch.toml"
 _RECORD = "/var/lib/migbatch/install"
+_INCLUDED = "migbatch.conf"
 
 
 @click.command(context_settings=HELP)
@@ -74,7 +75,7 @@ def install(
         raise Failure("this changes files of root: run it as root")
     record = InstallRecord(Path(options["record"]))
     if uninstall:
-        _may_leave(role, options)
+        _may_leave(role, options, record)
         plan = HostPlan()
         changes = files.leaving(record)
     else:
@@ -114,9 +115,10 @@ def _config_path(options: dict[str, str]) -> str:
     return options["config"] or os.environ.get("MIGBATCH_CONFIG", "") or _CONFIG
 
 
-def _may_leave(role: str, options: dict[str, str]) -> None:
-    """Refuse to remove mig from slurm.conf while jobs request it."""
-    if role != "controller" or options["slurm_down"]:
+def _may_leave(role: str, options: dict[str, str], record: InstallRecord) -> None:
+    """Refuse to remove mig from slurm.conf while jobs request it; a host of both roles has one record of both."""
+    both = any(Path(path).name == _INCLUDED for path in record.entries)
+    if (role != "controller" and not both) or options["slurm_down"]:
         return
     from slurm_migbatch.cli.common import slurm_client
     from slurm_migbatch.config import Config, load

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from slurm_migbatch.cli import installcontroller, siteconf
+from slurm_migbatch.cli import common, installcontroller, siteconf
+from slurm_migbatch.cli.ending import Failure
+from slurm_migbatch.cli.install import install
 from slurm_migbatch.cli.installcontroller import Choices
 from slurm_migbatch.doctor.health import DaemonState
 from slurm_migbatch.install import files, hosts
 from slurm_migbatch.install.files import InstallRecord
 from slurm_migbatch.install.slurmconf import load
+from slurm_migbatch.slurm.client import JobRow
 from tests.install.test_slurmedit import NODES, SITE
 
 
@@ -69,3 +73,16 @@ def test_the_user_of_migbatchd_stays_unless_another_is_given(place):
     assert unit(user="daemon") == ("daemon", ["User=daemon"])
     assert unit() == ("daemon", ["User=daemon"])
     assert unit(user="root") == ("root", ["User=root"])
+
+
+@pytest.mark.parametrize("role", ["controller", "node"])
+def test_slurms_files_are_restored_only_if_no_job_needs_a_slice(place, monkeypatch, role):
+    """A host that has both roles has one record of both."""
+    _, changes, record = planned(place, NODES)
+    files.apply(changes, record)
+    job = JobRow(job_id=7, user="a", state="RUNNING", gres="gres:mig:1g.10gb:1")
+    monkeypatch.setattr(common, "slurm_client", lambda config: SimpleNamespace(jobs=lambda: [job]))
+    words = ["--role", role, "--uninstall", "--apply", "--record", str(record.directory), "-c", str(place / "x.toml")]
+    with pytest.raises(Failure, match="jobs hold slices: 7"):
+        install.main(words, standalone_mode=False)
+    assert (place / "slurm/migbatch.conf").exists()
