@@ -95,7 +95,10 @@ def install(
 def _plan(
     role: str, options: dict[str, str], record: InstallRecord, *, edit: bool, cli_filter: bool | None
 ) -> HostPlan:
-    conf = hosts.slurm_conf(options["slurm_conf"], os.environ.get("SLURM_CONF", ""))
+    given = options["slurm_conf"] or os.environ.get("SLURM_CONF", "")
+    conf = hosts.slurm_conf(given, "")
+    if conf is None and given:
+        raise Failure(f"{given} does not exist; correct --slurm-conf or SLURM_CONF")
     if conf is None:
         raise Failure("no slurm.conf in Slurm's default location; use --slurm-conf")
     names = {name: Path(options[name]) for name in ("prefix", "hooks", "etc", "systemd")}

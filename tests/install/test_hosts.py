@@ -1,5 +1,9 @@
 """What a host needs, beside the files of Slurm."""
 
+import pytest
+
+from slurm_migbatch.cli.ending import Failure
+from slurm_migbatch.cli.install import install
 from slurm_migbatch.install import hosts
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.hosts import HostPlan, Places, add_unit
@@ -34,3 +38,12 @@ def test_a_script_that_is_named_without_a_directory_lies_beside_slurm_conf(tmp_p
     conf = load(str(tmp_path / "slurm.conf"), read)
     plan = hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True)
     assert [target.path for target in plan.wanted if target.kind == "site"] == [str(tmp_path / "site.sh")]
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_a_slurm_conf_that_was_given_and_is_missing_is_named(tmp_path, monkeypatch, how):
+    path = str(tmp_path / "slrum.conf")
+    words = ["--slurm-conf", path] if how == "option" else []
+    monkeypatch.setenv("SLURM_CONF", path if how == "environment" else "")
+    with pytest.raises(Failure, match=f"{path} does not exist"):
+        install.main(["--role", "node", "--record", str(tmp_path / "record"), *words], standalone_mode=False)
