@@ -97,13 +97,14 @@ def _called(facts: HookFacts) -> Iterator[Finding]:
     gone = [program.path for program in facts.programs if program.text is None]
     for path in gone:
         yield _gone(facts.key, path)
-    if not there or any(Path(path).name == f"migbatch-{Path(ours).name}" for path in gone):
+    if (gone and not there) or any(Path(path).name == f"migbatch-{Path(ours).name}" for path in gone):
         return
     calling = [program for program in there if program.path == ours or scripts.calls_hook(program.text or "", ours)]
     if not calling:
-        line = f"add to {there[-1].path} below its first line: {scripts.hook_line(ours)}"
-        by_hand = not any(map(scripts.is_pattern, facts.values)) and scripts.is_shell(there[-1].text or "")
-        advice = _BY_CONTROLLER if facts.several else line if by_hand else _INSTALL
+        advice = _BY_CONTROLLER if facts.several else _INSTALL
+        by_hand = not facts.several and not any(map(scripts.is_pattern, facts.values))
+        if by_hand and scripts.is_shell(there[-1].text or ""):
+            advice = f"add to {there[-1].path} below its first line: {scripts.hook_line(ours)}"
         yield Finding(BAD, facts.key, f"{shown} does not run {ours}: jobs start without slices", advice)
     for program in calling:
         if program.path != ours:

@@ -150,6 +150,12 @@ def test_a_pattern_of_which_no_program_runs_ours_and_one_that_does(slurm: Path) 
     assert wrong(look(slurm)) == []
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_pattern_that_finds_no_program(slurm: Path, several: bool) -> None:
+    change(slurm / "slurm.conf", f"\nProlog={slurm}/hooks/prolog", f"\nProlog={slurm}/prolog.d/*.sh")
+    assert f"{slurm}/prolog.d/*.sh does not run {slurm}/hooks/prolog" in one(look(slurm, several=several))
+
+
 def test_the_last_of_several_values_counts_on_old_releases(slurm: Path) -> None:
     site = slurm / "site.sh"
     site.write_text("#!/bin/sh\n")
