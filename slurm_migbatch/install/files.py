@@ -365,12 +365,17 @@ def _apply_directory(change: FileChange, record: InstallRecord) -> None:
             place.rmdir()
         record.entries.pop(change.path, None)
         return
-    for above in [*reversed(place.parents), place]:
-        if not above.exists():
-            above.mkdir(mode=0o755)
-            record.entries[str(above)] = Entry(str(above), "directory")
+    _make_directories([*reversed(place.parents), place], record)
     place.chmod(change.mode)
     os.chown(place, _uid(change.owner), -1)
+
+
+def _make_directories(places: Iterable[Path], record: InstallRecord) -> None:
+    for place in places:
+        if not place.exists():
+            place.mkdir()
+            place.chmod(0o755)  # whatever the umask: users run TaskProlog
+            record.entries[str(place)] = Entry(str(place), "directory")
 
 
 def _apply_file(change: FileChange, record: InstallRecord) -> None:
@@ -389,10 +394,7 @@ def _apply_file(change: FileChange, record: InstallRecord) -> None:
         record.entries[change.path] = _site_entry(change, change.after, record)
     else:
         record.entries[change.path] = Entry(change.path, change.kind, digest(change.after))
-    for above in reversed(place.parents):
-        if not above.exists():
-            above.mkdir(mode=0o755)
-            record.entries[str(above)] = Entry(str(above), "directory")
+    _make_directories(reversed(place.parents), record)
     record.save(replaced)
     _write(change)
 

@@ -175,3 +175,15 @@ def test_edits_of_migbatch_do_not_become_the_sites_by_the_next_installation(reco
     assert Path(said.rpartition(" ")[2]).read_text() == "Types=gpu\nNodes=a\n"
     conf.write_text("Types=gpu\nNodes=a,b\nName=b\n")
     assert leave(again(record)) == [] and not record.directory.exists()
+
+
+def test_users_reach_hooks_whatever_the_umask_of_root_is(record, tmp_path):
+    """TaskProlog is run by users."""
+    before = os.umask(0o077)
+    try:
+        install(record, Wanted(str(tmp_path / "etc/hooks/task_prolog"), "x\n", mode=0o755))
+        install(record, Wanted(str(tmp_path / "lib/state"), kind="directory", mode=0o755))
+    finally:
+        os.umask(before)
+    for name in ("etc", "etc/hooks", "lib", "lib/state"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o755
