@@ -187,7 +187,7 @@ def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: Install
     """Add one of the Lua scripts to a plan: alone if the site has none, else loaded by the site's."""
     present = read(str(path))
     entry = record.entries.get(str(path))
-    ours = present is None or (entry is not None and entry.kind == "own")
+    ours = present is None or present.startswith(scripts.OURS) or (entry is not None and entry.kind == "own")
     if ours:
         plan.wanted.append(Wanted(str(path), lua(config, path.name)))
         return

@@ -86,3 +86,17 @@ def test_slurms_files_are_restored_only_if_no_job_needs_a_slice(place, monkeypat
     with pytest.raises(Failure, match="jobs hold slices: 7"):
         install.main(words, standalone_mode=False)
     assert (place / "slurm/migbatch.conf").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["-- Written by migbatch from x\nreturn 0\n", "-- Written by migbatch from y\nreturn 0\n"]
+)
+def test_a_script_of_ours_is_not_taken_for_the_sites_where_the_record_is_lost(place, monkeypatch, text):
+    """On another controller, or after /etc/slurm came from a backup, it would load itself once more."""
+    mine = "-- Written by migbatch from x\nreturn 0\n"
+    monkeypatch.setattr(installcontroller, "lua", lambda config, name, module=False: mine)
+    (place / "slurm/job_submit.lua").write_text(text)
+    _, changes, _ = planned(place, NODES)
+    found = {Path(change.path).name: change.conflict for change in changes}
+    assert "migbatch_submit.lua" not in found
+    assert ("move it away" in found.get("job_submit.lua", "")) is (text != mine)
