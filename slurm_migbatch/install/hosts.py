@@ -18,6 +18,8 @@ from slurm_migbatch.node.conf import NAME
 
 UNIT: Final = "migbatch-node.service"
 CLI_FILTER: Final = "cli_filter.lua"
+CONFIGLESS: Final = "/run/slurm/conf/slurm.conf"
+"""slurmd's copy on a configless node, with the other files that slurmctld sends."""
 _HOOKS: Final = (("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task_prolog"))
 _PORT: Final = 6830
 
@@ -173,6 +175,8 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
         plan.problems.append(f"{key}={site_hook} is not on this host; it must run {hook}")
     elif scripts.calls_hook(text, hook):
         return
+    elif conf.main == CONFIGLESS and not values[-1].startswith("/"):
+        plan.problems.append(f"{key}={values[-1]} comes from slurmctld: make it run {hook} there")
     elif not scripts.is_shell(text):
         plan.problems.append(
             f"{site_hook} ({key}) is not a shell script: make it run {hook} and exit with its status unless that is 0"
@@ -206,7 +210,7 @@ def find_slurm_conf(given: str, environment: str) -> Iterator[str]:
     """Yield possible paths of slurm.conf, the most likely first."""
     yield from (path for path in (given, environment) if path)
     if not given and not environment:
-        yield from ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
+        yield from ("/etc/slurm/slurm.conf", CONFIGLESS, "/etc/slurm-llnl/slurm.conf")
 
 
 def slurm_conf(given: str, environment: str) -> Conf | None:

@@ -47,3 +47,14 @@ def test_a_slurm_conf_that_was_given_and_is_missing_is_named(tmp_path, monkeypat
     monkeypatch.setenv("SLURM_CONF", path if how == "environment" else "")
     with pytest.raises(Failure, match=f"{path} does not exist"):
         install.main(["--role", "node", "--record", str(tmp_path / "record"), *words], standalone_mode=False)
+
+
+def test_a_script_that_slurmctld_distributes_is_not_edited_where_it_is_lost(tmp_path, monkeypatch):
+    """slurmd writes its directory again at every start."""
+    monkeypatch.setattr(hosts, "CONFIGLESS", str(tmp_path / "slurm.conf"))
+    (tmp_path / "site.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "slurm.conf").write_text("SlurmctldHost=ctl\nProlog=site.sh\n")
+    conf = load(str(tmp_path / "slurm.conf"), read)
+    plan = hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True)
+    assert not [target.path for target in plan.wanted if target.kind == "site"]
+    assert plan.problems == ["Prolog=site.sh comes from slurmctld: make it run /etc/migbatch/hooks/prolog there"]
