@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pwd
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -219,10 +220,9 @@ def write(
         folder: see `path`.
         attributes: extended ones, those that its file system supports.
     """
-    fresh = str(Path(path).with_name(f".{Path(path).name}.migbatch-new"))
+    # a name of its own: hosts that share a directory may write the same file at the same time
+    fresh = str(Path(path).with_name(f".{Path(path).name}.migbatch-{secrets.token_hex(8)}"))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(FileNotFoundError):
-        os.unlink(fresh, dir_fd=folder)  # of a run that was killed
     handle = os.open(fresh, flags, 0o600, dir_fd=folder)
     try:
         with os.fdopen(handle, "wb") as out:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import struct
 from pathlib import Path
 
@@ -120,9 +121,10 @@ def test_what_a_file_of_the_site_still_names_is_not_removed(record, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "open"])
-def test_a_new_file_is_not_written_into_one_that_is_there(record, tmp_path, kind):
+def test_a_new_file_is_not_written_into_one_that_is_there(record, tmp_path, monkeypatch, kind):
     """Whoever may change the directory could have root overwrite another file, wait, or write into his own."""
-    path, victim, there = tmp_path / "hook", tmp_path / "victim", tmp_path / ".hook.migbatch-new"
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "guessed")
+    path, victim, there = tmp_path / "hook", tmp_path / "victim", tmp_path / ".hook.migbatch-guessed"
     victim.write_text("root's\n")
     if kind == "link":
         there.hardlink_to(victim)
@@ -130,12 +132,23 @@ def test_a_new_file_is_not_written_into_one_that_is_there(record, tmp_path, kind
         os.mkfifo(there)
     else:
         there.touch()
-    kept = os.open(there, os.O_RDWR | os.O_NONBLOCK)
-    install(record, Wanted(str(path), "x\n", mode=0o755))
-    assert (path.read_text(), victim.read_text()) == ("x\n", "root's\n")
-    os.write(kept, b"evil")
-    os.close(kept)
-    assert path.read_text() == "x\n" and not there.exists()
+    with pytest.raises(FileExistsError):
+        install(record, Wanted(str(path), "x\n", mode=0o755))
+    assert victim.read_text() == "root's\n" and not path.exists()
+
+
+def test_two_hosts_that_share_a_directory_write_the_same_file(tmp_path, monkeypatch):
+    path = tmp_path / "task_prolog.sh"
+    real = os.fsync
+
+    def meanwhile(handle):
+        monkeypatch.setattr(os, "fsync", real)
+        files.write(str(path), "x\n", 0o755, None)
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    files.write(str(path), "x\n", 0o755, None)
+    assert path.read_text() == "x\n" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_nothing_is_left_of_a_file_that_could_not_be_written(record, tmp_path, monkeypatch):
