@@ -17,6 +17,7 @@ from slurm_migbatch.install.hosts import HostPlan, Places
 
 _CONFIG = "/etc/migbatch/migbatch.toml"
 _RECORD = "/var/lib/migbatch/install"
+_INCLUDED = "migbatch.conf"
 
 
 @click.command(context_settings=HELP)
@@ -32,7 +33,7 @@ _RECORD = "/var/lib/migbatch/install"
 @click.option("--etc", default="/etc/migbatch", show_default=True, metavar="DIR", help="Directory of node.conf.")
 @click.option("--systemd", default="/etc/systemd/system", show_default=True, metavar="DIR", help="For units.")
 @click.option("--record", default=_RECORD, show_default=True, metavar="DIR", help="For backups and digests.")
-@click.option("--user", default="root", show_default=True, help="controller: user of migbatchd, root or SlurmUser.")
+@click.option("--user", default="", help="controller: user of migbatchd, root or SlurmUser [unchanged; at first root].")
 @click.option(
     "--store",
     default="",
@@ -74,7 +75,7 @@ def install(
         raise Failure("this changes files of root: run it as root")
     record = InstallRecord(Path(options["record"]))
     if uninstall:
-        _may_leave(role, options)
+        _may_leave(role, options, record)
         plan = HostPlan()
         changes = files.leaving(record)
     else:
@@ -94,7 +95,10 @@ def install(
 def _plan(
     role: str, options: dict[str, str], record: InstallRecord, *, edit: bool, cli_filter: bool | None
 ) -> HostPlan:
-    conf = hosts.slurm_conf(options["slurm_conf"], os.environ.get("SLURM_CONF", ""))
+    given = options["slurm_conf"] or os.environ.get("SLURM_CONF", "")
+    conf = hosts.slurm_conf(given, "")
+    if conf is None and given:
+        raise Failure(f"{given} does not exist; correct --slurm-conf or SLURM_CONF")
     if conf is None:
         raise Failure("no slurm.conf in Slurm's default location; use --slurm-conf")
     names = {name: Path(options[name]) for name in ("prefix", "hooks", "etc", "systemd")}
@@ -114,9 +118,10 @@ def _config_path(options: dict[str, str]) -> str:
     return options["config"] or os.environ.get("MIGBATCH_CONFIG", "") or _CONFIG
 
 
-def _may_leave(role: str, options: dict[str, str]) -> None:
-    """Refuse to remove mig from slurm.conf while jobs request it."""
-    if role != "controller" or options["slurm_down"]:
+def _may_leave(role: str, options: dict[str, str], record: InstallRecord) -> None:
+    """Refuse to remove mig from slurm.conf while jobs request it; a host of both roles has one record of both."""
+    both = any(Path(path).name == _INCLUDED for path in record.entries)
+    if (role != "controller" and not both) or options["slurm_down"]:
         return
     from slurm_migbatch.cli.common import slurm_client
     from slurm_migbatch.config import Config, load

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,14 +38,14 @@ class Choices:
 
     Attributes:
         config: path of migbatch.toml.
-        user: user of migbatchd.
+        user: user of migbatchd; empty: unchanged, at first root.
         store: URL of the database; empty: unchanged.
         cli_filter: whether slurm.conf must name cli_filter/lua; None: unchanged.
         edit: change the site's own lines too.
     """
 
     config: str = DEFAULT_PATH
-    user: str = "root"
+    user: str = ""
     store: str = ""
     cli_filter: bool | None = None
     edit: bool = False
@@ -65,6 +66,12 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
         plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
         plan.notes.append(f"run this command again to configure Slurm: {error}")
         return plan
+    plan.notes += slurm.notes
+    if problems := [*slurm.problems, *_missing(conf)]:
+        plan.problems += problems
+        return plan  # Slurm's files are changed together or not at all: some of their lines would be missing
+    for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):
+        _lua(plan, config, Path(conf.main).with_name(name), choices.edit, record)
     _slurm(plan, slurm, conf, choices.edit)
     named = {setting.value for setting in slurm.site.settings} | {
         token.value for line in conf.lines for token in line.tokens
@@ -82,8 +89,6 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
             f"{conf.main} has several SlurmctldHost: for fail-over of migbatchd, [store] url in "
             f"{choices.config} must be the same MariaDB or PostgreSQL database on every controller (docs/install.md)"
         )
-    for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):
-        _lua(plan, config, Path(conf.main).with_name(name), choices.edit, record)
     return plan
 
 
@@ -137,15 +142,21 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
         )
     if choices.store and config.store.url != choices.store:
         plan.problems.append(f"{choices.config}: [store] url differs from --store; correct it, and restart migbatchd")
+    user = choices.user or _present_user(places)
     secret = bool(urlsplit(config.store.url).password)
     plan.wanted += [
-        Wanted(STATE, kind="directory", mode=0o755, owner=choices.user),
-        Wanted(choices.config, text, "once", mode=0o600 if secret else 0o644, owner=choices.user if secret else "root"),
+        Wanted(STATE, kind="directory", mode=0o755, owner=user),
+        Wanted(choices.config, text, "once", mode=0o600 if secret else 0o644, owner=user if secret else "root"),
     ]
     program = places.prefix / "bin/migbatchd"
-    unit = site.render("migbatchd.service.j2", program=program, config=choices.config, user=choices.user)
+    unit = site.render("migbatchd.service.j2", program=program, config=choices.config, user=user)
     add_unit(plan, places, UNIT, unit)
     return config
+
+
+def _present_user(places: Places) -> str:
+    found = re.search(r"^User=(\S+)", read(str(places.systemd / UNIT)) or "", re.MULTILINE)
+    return found[1] if found else "root"
 
 
 def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
@@ -156,12 +167,13 @@ def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
     if edit:
         found = apply(texts, slurm.edits)
         plan.wanted += [
-            Wanted(path, found[path], "site") for path in dict.fromkeys(line_edit.path for line_edit in slurm.edits)
+            Wanted(path, found[path], "site")
+            for path in sorted(
+                {line_edit.path for line_edit in slurm.edits}, key=lambda path: (path == conf.main, path)
+            )
         ]
     else:
         plan.lines += [str(line_edit) for line_edit in slurm.edits]
-    plan.notes += slurm.notes
-    plan.problems += [*slurm.problems, *_missing(conf)]
     plan.next.append(f"bring {directory} to every host as usual, then restart slurmctld, and slurmd on every node")
 
 
@@ -175,7 +187,7 @@ def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: Install
     """Add one of the Lua scripts to a plan: alone if the site has none, else loaded by the site's."""
     present = read(str(path))
     entry = record.entries.get(str(path))
-    ours = present is None or (entry is not None and entry.kind == "own")
+    ours = present is None or present.startswith(scripts.OURS) or (entry is not None and entry.kind == "own")
     if ours:
         plan.wanted.append(Wanted(str(path), lua(config, path.name)))
         return

@@ -10,6 +10,7 @@ from typing import Final
 
 from slurm_migbatch.doctor.programs import HostProgram, look, programs_of
 from slurm_migbatch.install import scripts
+from slurm_migbatch.install.hosts import program_path
 from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.node.findings import BAD, GOOD, Finding
 
@@ -57,7 +58,7 @@ def _gather(conf: Conf, key: str, usual: str, several: bool) -> HookFacts:
     values = [token.value for line in conf.lines if not line.record and (token := line.get(key.lower()))]
     several = several and key in scripts.SEVERAL
     values = values if several else values[-1:]
-    programs = [look(path) for value in values for path in programs_of(value)]
+    programs = [look(path) for value in values for path in programs_of(program_path(conf, value))]
     hook = next((program for program in programs if is_ours(program)), None)
     if hook is None:
         named = [path for program in programs for path in _CALLED.findall(program.text or "")]
@@ -96,13 +97,14 @@ def _called(facts: HookFacts) -> Iterator[Finding]:
     gone = [program.path for program in facts.programs if program.text is None]
     for path in gone:
         yield _gone(facts.key, path)
-    if not there or any(Path(path).name == f"migbatch-{Path(ours).name}" for path in gone):
+    if (gone and not there) or any(Path(path).name == f"migbatch-{Path(ours).name}" for path in gone):
         return
     calling = [program for program in there if program.path == ours or scripts.calls_hook(program.text or "", ours)]
     if not calling:
-        line = f"add to {there[-1].path} below its first line: {scripts.hook_line(ours)}"
-        by_hand = not any(map(scripts.is_pattern, facts.values)) and scripts.is_shell(there[-1].text or "")
-        advice = _BY_CONTROLLER if facts.several else line if by_hand else _INSTALL
+        advice = _BY_CONTROLLER if facts.several else _INSTALL
+        by_hand = not facts.several and not any(map(scripts.is_pattern, facts.values))
+        if by_hand and scripts.is_shell(there[-1].text or ""):
+            advice = f"add to {there[-1].path} below its first line: {scripts.hook_line(ours)}"
         yield Finding(BAD, facts.key, f"{shown} does not run {ours}: jobs start without slices", advice)
     for program in calling:
         if program.path != ours:

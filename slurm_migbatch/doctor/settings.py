@@ -35,7 +35,7 @@ def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
     else:
         yield Finding(GOOD, "GresTypes", conf["grestypes"])
     plugins = conf.get("jobsubmitplugins", "")
-    if "lua" in plugins.split(","):
+    if "lua" in [name.removeprefix("job_submit/") for name in plugins.split(",")]:
         yield Finding(GOOD, "JobSubmitPlugins", plugins)
     else:
         yield Finding(BAD, "JobSubmitPlugins", "lua is not loaded", "set JobSubmitPlugins=lua and restart slurmctld")

@@ -11,13 +11,15 @@ import hashlib
 import json
 import os
 import pwd
-from collections.abc import Iterable, Iterator, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal
 
-from slurm_migbatch.install.undo import undo
+from slurm_migbatch.install.undo import added_words, undo, undone
 
 Kind = Literal["own", "once", "site", "directory"]
 _RECORD: Final = "record.json"
@@ -50,7 +52,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Entry:
-    """Record of one path: the text as written by migbatch, and the name of the backup of the previous content."""
+    """Record of one path: the text as written by migbatch, and the name of the backup of the previous content.
+
+    A site's file without a digest must be restored by hand.
+    """
 
     path: str
     kind: Kind
@@ -108,7 +113,11 @@ class InstallRecord:
         text = self._read(_RECORD)
         if text is not None:
             try:
-                self.entries = {data["path"]: Entry(**data) for data in json.loads(text)["entries"]}
+                data = json.loads(text)
+                self.entries = {entry["path"]: Entry(**entry) for entry in data["entries"]}
+                for entry in [Entry(**replaced) for replaced in data.get("replaced", ())]:
+                    if digest(read(entry.path) or "") != self.entries[entry.path].digest:
+                        self.entries[entry.path] = entry
             except (ValueError, KeyError, TypeError):
                 raise InstallConflict(
                     f"{directory / _RECORD} cannot be read: restore it from a backup, or move it away"
@@ -132,10 +141,18 @@ class InstallRecord:
             raise InstallConflict(f"{self.directory / name} is missing: restore this file")
         return text
 
-    def save(self) -> None:
-        """Write the record; an empty one is removed, with all backups."""
+    def save(self, replaced: Entry | None = None) -> None:
+        """Write the record; an empty one is removed, with all backups.
+
+        Args:
+            replaced: earlier entry of the file that is written next; it is valid until then.
+        """
         if self.entries:
-            data = {"version": 1, "entries": [asdict(entry) for entry in self.entries.values()]}
+            data = {
+                "version": 1,
+                "entries": [asdict(entry) for entry in self.entries.values()],
+                "replaced": [asdict(replaced)] if replaced else [],
+            }
             self._write(_RECORD, json.dumps(data, indent=1) + "\n")
             return
         with self._opened() as folder:
@@ -186,7 +203,14 @@ class InstallRecord:
             write(name, text, 0o600, None, folder)
 
 
-def write(path: str, text: str, mode: int, owner: tuple[int, int] | None, folder: int | None = None) -> None:
+def write(
+    path: str,
+    text: str,
+    mode: int,
+    owner: tuple[int, int] | None,
+    folder: int | None = None,
+    attributes: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:
     """Write a file atomically; a link is replaced, not followed.
 
     Args:
@@ -194,26 +218,37 @@ def write(path: str, text: str, mode: int, owner: tuple[int, int] | None, folder
         text: its content.
         mode, owner: of the file; None: this process's user.
         folder: see `path`.
+        attributes: extended ones, those that its file system supports.
     """
-    fresh = str(Path(path).with_name(f".{Path(path).name}.migbatch-new"))
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    # a name of its own: hosts that share a directory may write the same file at the same time
+    fresh = str(Path(path).with_name(f".{Path(path).name}.migbatch-{secrets.token_hex(8)}"))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(fresh, flags, 0o600, dir_fd=folder)
-    with os.fdopen(handle, "wb") as out:
-        out.write(text.encode("utf-8", "surrogateescape"))
-        out.flush()
-        if owner is not None:
-            os.fchown(out.fileno(), *owner)
-        os.fchmod(out.fileno(), mode)
-        os.fsync(out.fileno())
-    os.replace(fresh, path, src_dir_fd=folder, dst_dir_fd=folder)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(text.encode("utf-8", "surrogateescape"))
+            out.flush()
+            if owner is not None:
+                os.fchown(out.fileno(), *owner)
+            os.fchmod(out.fileno(), mode)
+            for name, value in attributes.items():
+                with suppress(OSError):
+                    os.setxattr(out.fileno(), name, value)
+            os.fsync(out.fileno())
+        os.replace(fresh, path, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(fresh, dir_fd=folder)
+        raise
 
 
 # --- differences
 
 
 def differing(wanted: Iterable[Wanted], record: InstallRecord) -> list[FileChange]:
-    """Return the changes needed for `wanted`; nothing if everything is in place."""
-    return [change for target in wanted if (change := _difference(target, record)) is not None]
+    """Return the changes needed for `wanted`, none if all is in place; the site's files come last: they name others."""
+    found = [change for target in wanted if (change := _difference(target, record)) is not None]
+    return sorted(found, key=lambda change: change.kind == "site")
 
 
 def _difference(target: Wanted, record: InstallRecord) -> FileChange | None:
@@ -241,32 +276,39 @@ def _directory(target: Wanted) -> FileChange | None:
 
 
 def leaving(record: InstallRecord) -> list[FileChange]:
-    """Return the changes that remove everything that was written."""
-    found = [_back(entry, record) for entry in reversed(record.entries.values()) if entry.kind != "directory"]
+    """Return the changes that remove everything that was written, the site's files first, which name the others.
+
+    While one of them must be restored by hand, there are no other changes: slurm.conf may still include our files.
+    """
+    entries = sorted(record.entries.values(), key=lambda entry: entry.kind == "site")[::-1]
+    found = [_back(entry, record) for entry in entries if entry.kind != "directory"]
+    if blocked := [change for change in found if change.kind == "site" and change.conflict]:
+        return blocked
     folders = sorted((entry for entry in record.entries.values() if entry.kind == "directory"), key=lambda e: e.path)
-    found += [FileChange(entry.path, "", None, "directory") for entry in reversed(folders)]
-    return [change for change in found if change is not None]
+    return found + [FileChange(entry.path, "", None, "directory") for entry in reversed(folders)]
 
 
-def _back(entry: Entry, record: InstallRecord) -> FileChange | None:
+def _back(entry: Entry, record: InstallRecord) -> FileChange:
     present = read(entry.path)
+    if present is None:
+        return FileChange(entry.path, None, None, entry.kind, back=True)
     if entry.kind != "site":
-        if present is None:
-            return None
         edited = entry.digest != digest(present)
         text = f"{entry.path} was edited since migbatch wrote it, and is kept: remove it by hand" if edited else ""
         return FileChange(entry.path, present, None, entry.kind, conflict=text, back=True)
-    original = record.kept(entry.backup) if entry.backup else ""
-    if present is None:
-        return FileChange(
-            entry.path, None, original, "site", conflict=f"{entry.path} does not exist any more", back=True
-        )
-    after = undo(original, record.kept(entry.written), present)
+    after = _without(entry, present, record)
     if after is None:
         was = f"; its previous version is {record.directory / entry.backup}" if entry.backup else ""
         text = f"{entry.path} was edited in the lines that migbatch wrote: remove them by hand{was}"
         return FileChange(entry.path, present, present, "site", conflict=text, back=True)
     return FileChange(entry.path, present, after if after or entry.backup else None, "site", back=True)
+
+
+def _without(entry: Entry, present: str, record: InstallRecord) -> str | None:
+    """Return the present content of a site's file without migbatch's edits; None if it must be restored by hand."""
+    original, written = record.kept(entry.backup) if entry.backup else "", record.kept(entry.written)
+    after = undo(original, written, present) if entry.digest else None
+    return present if after is None and undone(original, written, present) else after
 
 
 def diff(changes: Sequence[FileChange], *, full: bool = False) -> Iterator[str]:
@@ -300,11 +342,16 @@ def _shown(text: str | None) -> list[str]:
 
 
 def apply(changes: Iterable[FileChange], record: InstallRecord) -> None:
-    """Apply changes and record each before it is made; those with a conflict are skipped."""
+    """Apply changes and record each before it is made; those with a conflict are skipped.
+
+    A file that was written once and is kept is the site's: it leaves the record, which prevents a package's removal.
+    """
     for change in changes:
-        if change.conflict:
+        if change.conflict and not (change.kind == "once" and change.back):
             continue
-        if change.kind == "directory":
+        if change.conflict:
+            record.entries.pop(change.path, None)
+        elif change.kind == "directory":
             _apply_directory(change, record)
         else:
             _apply_file(change, record)
@@ -318,12 +365,17 @@ def _apply_directory(change: FileChange, record: InstallRecord) -> None:
             place.rmdir()
         record.entries.pop(change.path, None)
         return
-    for above in [*reversed(place.parents), place]:
-        if not above.exists():
-            above.mkdir(mode=0o755)
-            record.entries[str(above)] = Entry(str(above), "directory")
+    _make_directories([*reversed(place.parents), place], record)
     place.chmod(change.mode)
     os.chown(place, _uid(change.owner), -1)
+
+
+def _make_directories(places: Iterable[Path], record: InstallRecord) -> None:
+    for place in places:
+        if not place.exists():
+            place.mkdir()
+            place.chmod(0o755)  # whatever the umask: users run TaskProlog
+            record.entries[str(place)] = Entry(str(place), "directory")
 
 
 def _apply_file(change: FileChange, record: InstallRecord) -> None:
@@ -333,23 +385,22 @@ def _apply_file(change: FileChange, record: InstallRecord) -> None:
         record.entries.pop(change.path, None)
         return
     if change.back:
-        _write(change)
+        if change.after != change.before:
+            _write(change)
         record.entries.pop(change.path, None)
         return
+    replaced = record.entries.get(change.path)
     if change.kind == "site":
         record.entries[change.path] = _site_entry(change, change.after, record)
     else:
         record.entries[change.path] = Entry(change.path, change.kind, digest(change.after))
-    for above in reversed(place.parents):
-        if not above.exists():
-            above.mkdir(mode=0o755)
-            record.entries[str(above)] = Entry(str(above), "directory")
-    record.save()
+    _make_directories(reversed(place.parents), record)
+    record.save(replaced)
     _write(change)
 
 
 def _write(change: FileChange) -> None:
-    """Write a file's content; an existing one keeps its mode and owner unless it is migbatch's.
+    """Write a file's content; an existing one keeps its mode, owner and attributes unless it is migbatch's.
 
     Links are followed only to the file that was read, because a link may have been created since.
     """
@@ -359,20 +410,37 @@ def _write(change: FileChange) -> None:
         raise InstallConflict(f"{change.path} has changed since it was read: run this again")
     if change.kind == "site" and change.before is not None:
         status = place.stat()
-        write(str(place), change.after, status.st_mode & 0o7777, (status.st_uid, status.st_gid))
+        owner = (status.st_uid, status.st_gid)
+        write(str(place), change.after, status.st_mode & 0o7777, owner, attributes=_attributes(place))
     else:
         write(str(place), change.after, change.mode, (_uid(change.owner), 0))
 
 
+def _attributes(place: Path) -> dict[str, bytes]:
+    """Return the extended attributes of a file: access lists and the label of SELinux are among them."""
+    try:
+        return {name: os.getxattr(place, name) for name in os.listxattr(place)}
+    except OSError:  # of a file system without them
+        return {}
+
+
 def _site_entry(change: FileChange, after: str, record: InstallRecord) -> Entry:
-    """Return the record of a site's file: its content without migbatch's edits, and with them."""
+    """Return the record of a site's file: its content without migbatch's edits, and with them.
+
+    If the site edited lines that migbatch had written, the first content stays, without a digest: it must be restored
+    by hand, and what was written serves to recognize that.
+    """
+    name = f"{change.path}.written"
     original = change.before
     entry = record.entries.get(change.path)
     if entry is not None and entry.kind == "site" and original is not None:
-        before = undo(record.kept(entry.backup) if entry.backup else "", record.kept(entry.written), original)
-        original = None if before == "" and not entry.backup else original if before is None else before
+        before = _without(entry, original, record)
+        if before is None:
+            words = " ".join(sorted(added_words(original, after)))
+            return replace(entry, digest="", written=record.keep(name, f"{record.kept(entry.written)}\n{words}\n"))
+        original = None if before == "" and not entry.backup else before
     backup = "" if original is None else record.keep(change.path, original)
-    return Entry(change.path, "site", digest(after), record.keep(f"{change.path}.written", after), backup)
+    return Entry(change.path, "site", digest(after), record.keep(name, after), backup)
 
 
 def _uid(owner: str) -> int:

@@ -18,6 +18,8 @@ from slurm_migbatch.node.conf import NAME
 
 UNIT: Final = "migbatch-node.service"
 CLI_FILTER: Final = "cli_filter.lua"
+CONFIGLESS: Final = "/run/slurm/conf/slurm.conf"
+"""slurmd's copy on a configless node, with the other files that slurmctld sends."""
 _HOOKS: Final = (("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task_prolog"))
 _PORT: Final = 6830
 
@@ -160,7 +162,7 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
     values = [token.value for line in conf.lines if not line.record and (token := line.get(key.lower()))]
     if not values or hook in values or stub_path(conf, hook) in values:
         return
-    site_hook = values[-1]
+    site_hook = program_path(conf, values[-1])
     if scripts.is_pattern(site_hook):
         place = scripts.name_in(site_hook)
         if place:
@@ -173,6 +175,8 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
         plan.problems.append(f"{key}={site_hook} is not on this host; it must run {hook}")
     elif scripts.calls_hook(text, hook):
         return
+    elif conf.main == CONFIGLESS and not values[-1].startswith("/"):
+        plan.problems.append(f"{key}={values[-1]} comes from slurmctld: make it run {hook} there")
     elif not scripts.is_shell(text):
         plan.problems.append(
             f"{site_hook} ({key}) is not a shell script: make it run {hook} and exit with its status unless that is 0"
@@ -192,6 +196,11 @@ def _cli_filter(plan: HostPlan, conf: Conf) -> None:
         plan.notes.append(f"{path} is missing; copy the controller's for `srun --gres=mig:auto`; this one does nothing")
 
 
+def program_path(conf: Conf, value: str) -> str:
+    """Return the path of a program of slurm.conf; Slurm looks for relative ones beside slurm.conf."""
+    return str(Path(conf.main).parent / value)
+
+
 def stub_path(conf: Conf, hook: str) -> str:
     """Return the path of the program with which slurm.conf runs a hook: it is on every node with slurm.conf."""
     return str(Path(conf.main).with_name(f"migbatch-{Path(hook).name}"))
@@ -201,7 +210,7 @@ def find_slurm_conf(given: str, environment: str) -> Iterator[str]:
     """Yield possible paths of slurm.conf, the most likely first."""
     yield from (path for path in (given, environment) if path)
     if not given and not environment:
-        yield from ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
+        yield from ("/etc/slurm/slurm.conf", CONFIGLESS, "/etc/slurm-llnl/slurm.conf")
 
 
 def slurm_conf(given: str, environment: str) -> Conf | None:

@@ -13,7 +13,8 @@ from typing import Final
 from slurm_migbatch.node import exits
 
 _SHELL: Final = re.compile(r"#!\s*(?:\S*/env\s+)?(?:\S*/)?(?:ba|da|k|z)?sh(?:\s|$)")
-_LAST_RETURN: Final = re.compile(r"^return\b[^\n]*\n?(?=(?:[ \t]*(?:--[^\n]*)?\n)*[ \t]*(?:--[^\n]*)?\Z)", re.MULTILINE)
+_REMARKS: Final = r"(?:\s|--\[(=*)\[[\s\S]*?\]\1\]|--(?!\[=*\[)[^\n]*(?=\n|\Z))*"
+_LAST_RETURN: Final = re.compile(rf"^[ \t]*return\b[^\n]*?(?={_REMARKS}\Z)", re.MULTILINE)
 _FUNCTIONS: Final = {
     "migbatch_submit.lua": ("slurm_job_submit", "slurm_job_modify"),
     "migbatch_cli_filter.lua": ("slurm_cli_setup_defaults", "slurm_cli_pre_submit", "slurm_cli_post_submit"),

@@ -2,7 +2,7 @@
 
 Source: Slurm's parse_config.c. `#` begins a comment unless it is escaped, also within quotes; a backslash at the end of
 a line continues it; keys are case-insensitive; several `Key=Value` may share a line; `Include FILE` is read in
-its place, relative to the directory of slurm.conf. The last value of a repeated key counts.
+its place, relative to the directory of slurm.conf, with ClusterName for `%c`. The last value of a repeated key counts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Final
 
 RECORDS: Final = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname", "blockname")
 """Keys that make a line a separate record, whose other keys are not settings of the cluster."""
+FEATURES: Final = ("feature", "features")
+"""Two spellings of a key of nodes, the one that Slurm prefers first; a line with one of them inherits neither."""
 _TOKEN: Final = re.compile(r'([A-Za-z0-9_.]+)\s*([-*+/]?=)\s*("[^"]*"|\S+)(?=\s|$)')
 _INCLUDE: Final = re.compile(r'\s*include\s+("[^"]*"|\S+)\s*$', re.IGNORECASE)
 _DEEPEST: Final = 10
@@ -104,7 +106,8 @@ class Conf:
             if values[kind].upper() == "DEFAULT":
                 defaults.update({key: value for key, value in values.items() if key != kind})
             else:
-                yield line, {**defaults, **values}
+                hidden = FEATURES if any(key in values for key in FEATURES) else ()
+                yield line, {**{key: value for key, value in defaults.items() if key not in hidden}, **values}
 
 
 def parse(path: str, text: str) -> Iterator[Line]:
@@ -183,7 +186,8 @@ def load(main: str, read: Callable[[str], str | None]) -> Conf:
         for line in parse(path, text):
             lines.append(line)
             if line.include:
-                where = str(Path(main).parent / line.include)
+                cluster = Conf(main, texts, tuple(lines)).value("ClusterName") if "%c" in line.include else ""
+                where = str(Path(main).parent / line.include.replace("%c", cluster))
                 if not descend(where, depth + 1):
                     missing.append((where, line))
         return True

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.install import scripts, topology
-from slurm_migbatch.install.slurmconf import Conf, Line, LineEdit, added, changed, edit
+from slurm_migbatch.install.slurmconf import FEATURES, Conf, Line, LineEdit, added, changed, edit
 from slurm_migbatch.site import NodeLine, Setting, Site, preemption, render
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
@@ -21,7 +21,6 @@ from slurm_migbatch.workload.catalog import NODE_FEATURE
 
 INCLUDED: Final = "migbatch.conf"
 INCLUDED_GRES: Final = "migbatch-gres.conf"
-_FEATURES: Final = ("features", "feature")
 _PER_NODE: Final = ("nodename", "nodeaddr", "nodehostname", "bcastaddr", "port")
 _SHAPE: Final = (
     ("boards", "Boards"),
@@ -234,7 +233,7 @@ def _node_edit(
 
     It becomes several lines if its nodes differ.
     """
-    key = next((key for key in _FEATURES if key in values), "")
+    key = next((key for key in FEATURES if key in values), "")
     present = values.get("gres", ""), values.get(key, "")
     alike: dict[tuple[str, str], list[str]] = {}
     for name in names:
@@ -271,13 +270,17 @@ def _features(present: str, name: str) -> str:
     return ",".join([*features, own] if name and own not in features else features)
 
 
+def _listed_features(values: Mapping[str, str]) -> list[str]:
+    return next((values[key] for key in FEATURES if key in values), "").split(",")
+
+
 def _clashes(
     rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]], counts: Mapping[str, Mapping[str, int]]
 ) -> Iterator[str]:
     """Yield a sentence for each line that gives a node the feature of another."""
     own = {NODE_FEATURE + name: name for name in counts}
     for line, values, names in rows:
-        for feature in next((values[key] for key in _FEATURES if key in values), "").split(","):
+        for feature in _listed_features(values):
             if feature in own and names != (own[feature],):
                 text = f"{feature} is reserved by migbatch for node {own[feature]}; rename this feature"
                 yield f"{_place(line)}: {text}"
@@ -313,8 +316,9 @@ def _catalog_settings(
     own = [NODE_FEATURE + name for name in counts]
     features: dict[str, None] = {}
     for values in mig:
-        listed = next((values[key] for key in _FEATURES if key in values), "")
-        features.update(dict.fromkeys(feature for feature in listed.split(",") if feature and feature not in own))
+        features.update(
+            dict.fromkeys(feature for feature in _listed_features(values) if feature and feature not in own)
+        )
     features.update(dict.fromkeys(own))
     if features:
         settings["Features"] = ",".join(features)
@@ -419,7 +423,7 @@ def _node_sets(
         members: list[str] = []
         feature = values.get("feature", "")
         for _, node, names in rows:
-            if feature and feature in node.get("features", node.get("feature", "")).split(","):
+            if feature and feature in _listed_features(node):
                 members += names
         if values.get("nodes"):
             members += expand(values["nodes"])

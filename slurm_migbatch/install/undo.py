@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from difflib import SequenceMatcher
+from typing import Final
+
+_WORD: Final = re.compile(r"([^\s,=]+)(\s*=)?")
 
 
 def undo(original: str, written: str, present: str) -> str | None:
@@ -22,3 +26,17 @@ def undo(original: str, written: str, present: str) -> str | None:
             return None
         now[places[0] : places[0] + len(block)] = before[i1:i2]
     return "".join(now)
+
+
+def undone(original: str, written: str, present: str) -> bool:
+    """Return whether somebody has removed the changes by hand: none of their words is left."""
+    return not added_words(original, written) & _words(present)
+
+
+def added_words(before: str, after: str) -> set[str]:
+    """Return the words that only the second text has, keys aside."""
+    return _words(after) - _words(before)
+
+
+def _words(text: str) -> set[str]:
+    return {word for word, key in _WORD.findall(text) if not key}

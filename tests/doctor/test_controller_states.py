@@ -106,6 +106,12 @@ def test_prolog_flags(flags: str, said: str) -> None:
     assert said in one(settings.check_slurm_conf({**conf, "prologflags": flags}))
 
 
+@pytest.mark.parametrize("value", ["lua", "require_timelimit,lua", "job_submit/lua"])
+def test_job_submit_plugins(value: str) -> None:
+    found = settings.check_slurm_conf({"jobsubmitplugins": value})
+    assert [each.level for each in found if each.subject == "JobSubmitPlugins"] == [GOOD]
+
+
 # --- scripts
 
 

@@ -130,6 +130,13 @@ def test_a_wrapper_of_the_site_that_forgets_ours_and_one_that_does_not(slurm: Pa
     assert wrong(look(slurm)) == []
 
 
+def test_a_program_that_is_named_without_a_directory_lies_beside_slurm_conf(slurm: Path) -> None:
+    change(slurm / "slurm.conf", f"\nProlog={slurm}/hooks/prolog", "\nProlog=site.sh")
+    (slurm / "site.sh").write_text(scripts.stub(f"{slurm}/hooks/prolog"))
+    (slurm / "site.sh").chmod(0o755)
+    assert wrong(look(slurm)) == []
+
+
 def test_a_pattern_of_which_no_program_runs_ours_and_one_that_does(slurm: Path) -> None:
     folder, ours = slurm / "prolog.d", f"{slurm}/hooks/prolog"
     folder.mkdir()
@@ -141,6 +148,12 @@ def test_a_pattern_of_which_no_program_runs_ours_and_one_that_does(slurm: Path) 
     stub.write_text(scripts.stub(ours))
     stub.chmod(0o755)
     assert wrong(look(slurm)) == []
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_pattern_that_finds_no_program(slurm: Path, several: bool) -> None:
+    change(slurm / "slurm.conf", f"\nProlog={slurm}/hooks/prolog", f"\nProlog={slurm}/prolog.d/*.sh")
+    assert f"{slurm}/prolog.d/*.sh does not run {slurm}/hooks/prolog" in one(look(slurm, several=several))
 
 
 def test_the_last_of_several_values_counts_on_old_releases(slurm: Path) -> None:

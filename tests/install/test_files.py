@@ -193,6 +193,12 @@ def test_a_record_that_cannot_be_read_is_not_taken_for_an_empty_one(record):
         ("x()\nreturn slurm.SUCCESS\n-- end\n\n", "x()\n{}return slurm.SUCCESS\n-- end\n\n"),
         ("if a then\nreturn 1\nend\nx()", "if a then\nreturn 1\nend\nx()\n{}"),
         ("", "{}"),
+        ("x()\n  return slurm.SUCCESS\n", "x()\n{}  return slurm.SUCCESS\n"),
+        ("x()\r\nreturn 0\r\n\r\n", "x()\r\n{}return 0\r\n\r\n"),
+        ("x()\nreturn 0 --[[ was\n1 ]]\n", "x()\n{}return 0 --[[ was\n1 ]]\n"),
+        ("x()\nreturn 0\n--[==[\nreturn 1\nend\n]==]\n", "x()\n{}return 0\n--[==[\nreturn 1\nend\n]==]\n"),
+        (f"if a then\n  return 1\n{'-' * 99}\nend\n", f"if a then\n  return 1\n{'-' * 99}\nend\n{{}}"),
+        ("if a then\n  return 1\nend\n", "if a then\n  return 1\nend\n{}"),
     ],
 )
 def test_ours_is_loaded_at_the_end_of_theirs(theirs, then):

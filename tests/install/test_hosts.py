@@ -1,6 +1,13 @@
 """What a host needs, beside the files of Slurm."""
 
+import pytest
+
+from slurm_migbatch.cli.ending import Failure
+from slurm_migbatch.cli.install import install
+from slurm_migbatch.install import hosts
+from slurm_migbatch.install.files import read
 from slurm_migbatch.install.hosts import HostPlan, Places, add_unit
+from slurm_migbatch.install.slurmconf import load
 
 
 def test_a_unit_of_a_package_is_used_unless_it_differs_or_the_host_has_its_own(tmp_path):
@@ -20,3 +27,34 @@ def test_a_unit_of_a_package_is_used_unless_it_differs_or_the_host_has_its_own(t
     assert wanted("[Unit]\nUser=slurm\n") == [own], "other choices than the package's"
     (places.systemd / "x.service").write_text("[Unit]\n# of last year\n")
     assert wanted() == [own], "it hides the package's, so it is kept up to date"
+
+
+def test_a_script_that_is_named_without_a_directory_lies_beside_slurm_conf(tmp_path, monkeypatch):
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    (tmp_path / "cwd/site.sh").write_text("#!/bin/sh\n# of anybody\n")
+    (tmp_path / "site.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "slurm.conf").write_text("SlurmctldHost=ctl\nProlog=site.sh\n")
+    conf = load(str(tmp_path / "slurm.conf"), read)
+    plan = hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True)
+    assert [target.path for target in plan.wanted if target.kind == "site"] == [str(tmp_path / "site.sh")]
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_a_slurm_conf_that_was_given_and_is_missing_is_named(tmp_path, monkeypatch, how):
+    path = str(tmp_path / "slrum.conf")
+    words = ["--slurm-conf", path] if how == "option" else []
+    monkeypatch.setenv("SLURM_CONF", path if how == "environment" else "")
+    with pytest.raises(Failure, match=f"{path} does not exist"):
+        install.main(["--role", "node", "--record", str(tmp_path / "record"), *words], standalone_mode=False)
+
+
+def test_a_script_that_slurmctld_distributes_is_not_edited_where_it_is_lost(tmp_path, monkeypatch):
+    """slurmd writes its directory again at every start."""
+    monkeypatch.setattr(hosts, "CONFIGLESS", str(tmp_path / "slurm.conf"))
+    (tmp_path / "site.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "slurm.conf").write_text("SlurmctldHost=ctl\nProlog=site.sh\n")
+    conf = load(str(tmp_path / "slurm.conf"), read)
+    plan = hosts.node(Places(tmp_path), conf, python="/usr/bin/python3", edit=True)
+    assert not [target.path for target in plan.wanted if target.kind == "site"]
+    assert plan.problems == ["Prolog=site.sh comes from slurmctld: make it run /etc/migbatch/hooks/prolog there"]

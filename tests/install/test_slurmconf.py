@@ -116,6 +116,12 @@ def test_records_inherit_from_default_lines_above_them():
     assert found["b"]["cpus"] == "8" and found["c"] == {"nodename": "c", "cpus": "2", "feature": "x"}
 
 
+def test_a_file_that_is_included_by_the_clusters_name():
+    files = {MAIN: "ClusterName=c1\nInclude nodes-%c.conf\n", "/etc/slurm/nodes-c1.conf": "NodeName=a\n"}
+    conf = load(MAIN, files.get)
+    assert [values["nodename"] for _, values in conf.records("nodename")] == ["a"] and not conf.missing
+
+
 def test_files_that_include_each_other_are_told():
     with pytest.raises(RecursionError, match="include each other"):
         conf_of("Include slurm.conf\n")

@@ -146,6 +146,16 @@ def test_features_of_all_nodes_by_default_are_kept():
     assert f"NodeName=h2 Features=fast,mig_node_h2 Gres={H}" in lines and "NodeName=c1" in lines
 
 
+def test_the_spelling_of_features_that_slurm_reads_is_changed():
+    """Of the two keys Slurm reads `Feature`, and those of DEFAULT lines only if a line has neither."""
+    text = "NodeName=DEFAULT Features=ib\nNodeName=h1 Feature=fast\nNodeName=h2 Features=x Feature=y\nNodeName=m1\n"
+    lines = edited(text)[0].splitlines()
+    assert f"NodeName=h1 Feature=fast,mig_node_h1 Gres={H}" in lines
+    assert f"NodeName=h2 Features=x Feature=y,mig_node_h2 Gres={H}" in lines
+    catalog = edited(text)[2][0].splitlines()[-1]
+    assert " Features=fast,y,ib,mig_node_h1," in catalog
+
+
 def test_a_feature_that_another_node_has_is_a_problem():
     text = "NodeName=h1 Features=mig_node_h2\nNodeName=h2\nNodeName=m1\n"
     assert [
