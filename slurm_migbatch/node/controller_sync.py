@@ -26,6 +26,8 @@ from slurm_migbatch.node.journal import NAME, Journal, JournalError
 from slurm_migbatch.node.state import state
 
 BATCH = 500
+BATCH_BYTES = 512 << 10
+"""Bytes of one message's events; the controller refuses more than [node_api] max_body_kb."""
 BACKOFF_MAX_S = 15.0
 BACKOFF_SEVERAL_S = 3.0
 """The same with several controllers: one of them is about to serve."""
@@ -144,7 +146,7 @@ class ControllerSync:
 
         Raises ControllerError, JournalError, ValueError.
         """
-        events = journal.spooled(BATCH)
+        events = journal.spooled(BATCH, BATCH_BYTES)
         if not events and not hello:
             return False
         database, acked = journal.recorded

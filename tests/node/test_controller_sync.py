@@ -215,6 +215,24 @@ def test_an_unforeseen_error_ends_no_thread(served, caplog):
     assert "findings: KeyError('odd'); will be tried again" in caplog.text
 
 
+def test_large_events_are_sent_in_several_messages(served, controller):
+    """An agent that restarts often while the controller is away spools its inventory each time."""
+    node, controller_sync = served
+    answers(controller, "d1", True)
+    with node.journal.write():
+        for _ in range(400):
+            node.journal.event("inventory", {"gpus": [{"uuid": "GPU-1", "problem": "x" * 4000}] * 8})
+    spooled = [event["seq"] for event in node.events()]
+    while controller_sync.ship(node.journal):
+        pass
+    messages = [message for _, message in controller.seen]
+    assert [event["seq"] for message in messages for event in message["events"]] == spooled
+    assert max(len(json.dumps(message)) for message in messages) < 1 << 20
+    with node.journal.write():
+        node.journal.event("state", {"runs": ["x" * 4000] * 500})
+    assert controller_sync.ship(node.journal), "one that is larger is sent alone"
+
+
 def answers(controller, database, told, acked=None):
     """What the controller says to events from now on."""
     controller.answers["/node/v1/events"] = lambda message: (
