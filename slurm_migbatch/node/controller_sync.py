@@ -162,6 +162,9 @@ class ControllerSync:
         if not isinstance(answer, dict) or type(answer.get("acked")) is not int:
             raise ControllerError("the controller's answer to events has no number")
         self._hello_due = time.monotonic() + HELLO_EVERY_S
+        if any(event["kind"] == "fault" and event.get("drain") for event in events):
+            # a drained node is not used until it describes itself again; by then Slurm has drained it
+            self._last_inventory, self._inventory_due = None, time.monotonic() + INVENTORY_EVERY_S
         stored, database = answer["acked"], str(answer.get("database", ""))
         if answer.get("told") is False and time.monotonic() >= self._state_due:
             self._spool_state(journal, stored, database)

@@ -215,6 +215,19 @@ def test_an_unforeseen_error_ends_no_thread(served, caplog):
     assert "findings: KeyError('odd'); will be tried again" in caplog.text
 
 
+def test_after_a_drain_the_inventory_is_told_again(served, controller):
+    """The controller offers nothing of such a node until it describes itself, also once Slurm has resumed it."""
+    node, controller_sync = served
+    answers(controller, "d1", True)
+    controller_sync._inventory(node.journal)
+    for drain, told in ((False, 0), (True, 1)):
+        with node.journal.write():
+            node.journal.event("fault", {"gpu": None, "what": "x", "action": "drain", "drain": drain})
+        assert controller_sync.ship(node.journal)
+        controller_sync._inventory(node.journal)
+        assert len(node.events("inventory")) == told
+
+
 def test_large_events_are_sent_in_several_messages(served, controller):
     """An agent that restarts often while the controller is away spools its inventory each time."""
     node, controller_sync = served
