@@ -372,8 +372,22 @@ def test_inventories_replace_each_other(store: Store) -> None:
     assert run_of(store, 7).slices[0]["gpu_index"] == 1, "learned after the start"
     node.send(node.event("inventory", 200, gpus=[{**gpu, "mig": False}]))
     assert store.inventory() == {"n1": [{**gpu, "mig": False}]}
-    node.send(node.event("inventory", 150, gpus=[]))
-    assert store.inventory() == {"n1": [{**gpu, "mig": False}]}, "an older one changes nothing"
+    Node(store, journal="bb").send({"seq": 1, "ts": 300.0, "kind": "inventory", "gpus": [gpu]})
+    node.send(node.event("inventory", 250, gpus=[]))
+    assert store.inventory() == {"n1": [gpu]}, "an older one, of a journal that was lost, changes nothing"
+
+
+def test_a_clock_that_was_ahead_when_the_node_booted_loses_nothing(store: Store) -> None:
+    """The order of a node's events is that of their numbers, whatever its clock showed."""
+    node, gpu = Node(store), {"uuid": "GPU-a", "minor": 0, "index": 0, "name": "H100", "mig": False, "geometry": None}
+    node.send(node.event("boot", 50, boot_id="b1"), node.start(60, 6))
+    node.send(node.event("boot", 90_000, boot_id="b2"), node.event("inventory", 90_001, gpus=[gpu]))
+    node.send(node.start(100, 7), node.event("inventory", 110, gpus=[{**gpu, "mig": True}]))
+    assert [lease.job for lease in store.leases()] == [7]
+    assert run_of(store, 7).run["state"] == "RUNNING"
+    assert store.inventory()["n1"][0]["mig"] is True
+    node.send(node.stop(160, 7))
+    assert (run_of(store, 7).run["state"], run_of(store, 7).slices[0]["outcome"]) == ("COMPLETED", "released")
 
 
 def test_names_are_needed(store: Store) -> None:
