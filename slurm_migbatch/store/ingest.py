@@ -230,7 +230,10 @@ def _inventory(session: Session, machine: Node, journal: NodeJournal, ts: float,
     known = {gpu.uuid: gpu for gpu in session.scalars(select(Gpu).where(Gpu.node == machine.node))}
     if _is_late(journal, event) and any(gpu.seen > ts for gpu in known.values()):
         return
+    away = [gpu for gpu in known.values() if not (gpu.present and gpu.mig)]
     _describe(session, machine, known, ts, event)
+    if any(gpu.present and gpu.mig for gpu in away):
+        machine.told = None  # what is held there is not known to those who have dropped the GPU
 
 
 def _describe(session: Session, machine: Node, known: dict[str, Gpu], ts: float, event: dict[str, Any]) -> None:

@@ -187,6 +187,18 @@ def test_after_a_restart_a_node_that_has_been_resumed_is_used(make, slurm):
         assert running.service.rounds.view.facts()["n1"].healthy
 
 
+def test_a_gpu_that_did_not_answer_for_a_moment_is_not_taken_for_free(make, slurm):
+    slurm.node_rows["n1"] = node_row()
+    with Running(make()) as running:
+        node = Node(running.port, FakeSigner())
+        node.events(state(gpu(0)), start(1, "GPU-0", "3g.40gb", 0, 4, 2))
+        assert running.service.rounds.view.facts()["n1"].gpus[0].leases
+        node.events(inventory(gpu(0, mig=False, geometry=None, problem="NVML code 999"), seq=3))
+        assert not running.service.rounds.view.facts()["n1"].gpus
+        node.events(inventory(gpu(0), seq=4))
+        assert "n1" not in running.service.rounds.view.facts(), "until it has told everything"
+
+
 def test_slurm_away_changes_nothing_and_is_said_once(make, slurm, caplog):
     slurm.node_rows["n1"] = node_row()
     with Running(make()) as running:

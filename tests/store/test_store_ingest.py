@@ -422,6 +422,16 @@ def test_a_node_that_has_told_nothing_is_not_known(store: Store) -> None:
     assert receipt(node, node.stop(103, 7)) == (4, first.database, True)
 
 
+def test_of_a_gpu_that_did_not_answer_everything_is_told_again(store: Store) -> None:
+    """Whoever follows the events has dropped the GPU, with what is held on it."""
+    node, gpu = Node(store), {"uuid": "GPU-a", "mig": True}
+    assert receipt(node, told(node, 100, (7, piece()), gpus=[gpu])).complete
+    assert receipt(node, node.event("inventory", 110, gpus=[{"uuid": "GPU-a", "mig": False}])).complete
+    assert not receipt(node, node.event("inventory", 120, gpus=[gpu, {"uuid": "GPU-b", "mig": True}])).complete
+    assert receipt(node, told(node, 130, (7, piece()), gpus=[gpu])).complete
+    assert receipt(node, node.event("inventory", 140, gpus=[gpu])).complete
+
+
 def test_another_database_is_another_and_its_name_stays(store: Store, url: str, tmp_path: Path) -> None:
     node = Node(store)
     mine = receipt(node).database
