@@ -99,10 +99,12 @@ class Executor:
 
     def run(self, env: HookEnv) -> Outcome:
         """Run one hook. Never raises for foreseeable errors; the caller turns others into INTERNAL."""
-        try:
-            return self._run(env)
-        except JournalError as error:
-            return unwritable.Unwritable(self.config, self.paths, self.gpus, self.caps, self.maps).run(env, str(error))
+        with self.gpus.using():
+            try:
+                return self._run(env)
+            except JournalError as error:
+                without = unwritable.Unwritable(self.config, self.paths, self.gpus, self.caps, self.maps)
+                return without.run(env, str(error))
 
     def _run(self, env: HookEnv) -> Outcome:
         work = self._prolog if env.hook == "prolog" else self._epilog

@@ -292,3 +292,17 @@ def test_a_hook_whose_work_another_one_gave_up_requeues_no_later_run(new_node, m
     assert node.scontrol_calls() == ["requeue incomplete 1"]
     assert not node.handoff(1).slices and not node.slices("held") and len(node.events("misfit")) == 1
     node.check()
+
+
+def test_an_error_of_one_job_closes_the_driver_of_no_other(node, monkeypatch):
+    """All hooks in the agent share it: an error on one GPU sent back what was starting on the others."""
+    node.reconcile()
+    gpus = node.executor.gpus
+    with monkeypatch.context() as patched:
+        patched.setattr(effects, "hook", lambda name: gpus.reset() if name == "driver create" else None)
+        code, line = node.prolog(1, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "made" in line, line
+    before = gpus.all()
+    gpus.reset()
+    assert gpus.all() is not before, "nobody uses it any more"
+    node.check()
