@@ -7,6 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from slurm_migbatch.daemon import messages
+from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import auth, plan
 from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
 from slurm_migbatch.node.controller_sync import ControllerSync
@@ -213,6 +215,27 @@ def test_an_unforeseen_error_ends_no_thread(served, caplog):
     stopping.set()
     thread.join()
     assert "findings: KeyError('odd'); will be tried again" in caplog.text
+
+
+def test_a_gpu_that_cannot_be_described_spoils_no_message(new_node, monkeypatch):
+    """The controller refuses a GPU in MIG mode without a geometry, and with it all that the node tells."""
+    node = new_node(gpus=["h100-80gb", "h100-80gb"])
+    gpus, real = node.executor.gpus, node.executor.gpus.geometry
+    bad, good = gpus.listed()
+
+    def geometry(gpu):
+        if gpu is bad:
+            raise DriverError(999, "unknown error")
+        return real(gpu)
+
+    monkeypatch.setattr(gpus, "geometry", geometry)
+    sync = ControllerSync(node.config, gpus, threading.Event())
+    sync._inventory(node.journal)
+    body = {"node": "n1", "journal": "ab", "boot_id": "cd", "events": node.events("inventory")}
+    (event,) = messages.read_events("n1", json.dumps(body).encode()).events
+    assert event.kind == "inventory", event.fields
+    assert [(gpu["uuid"], gpu["mig"]) for gpu in event.fields["gpus"]] == [(bad.uuid, False), (good.uuid, True)]
+    assert "unknown error" in event.fields["gpus"][0]["problem"]
 
 
 def test_after_a_drain_the_inventory_is_told_again(served, controller):
