@@ -56,6 +56,7 @@ class ControllerSync:
         self._stopping = stopping
         self._last_inventory: str | None = None
         self._client: ControllerClient | None = None
+        self._lock = threading.Lock()
         self._journal: Journal | None = None
         self._plan_version: int | None = None
         self._inventory_due = self._hello_due = self._state_due = 0.0
@@ -103,17 +104,18 @@ class ControllerSync:
             self._close_journal()
 
     def _controller(self) -> ControllerClient:
-        if self._client is None:
-            signer = make_signer(
-                self._config.auth,
-                munge_socket=self._config.munge_socket,
-                token_file=self._config.token_file,
-                uids=self._config.peer_uids,
-            )
-            self._client = ControllerClient(
-                self._config.controllers, signer, self._config.node, moved=self._answered_again.set
-            )
-        return self._client
+        with self._lock:  # the threads begin at once, and `stop` has to know the one that they use
+            if self._client is None:
+                signer = make_signer(
+                    self._config.auth,
+                    munge_socket=self._config.munge_socket,
+                    token_file=self._config.token_file,
+                    uids=self._config.peer_uids,
+                )
+                self._client = ControllerClient(
+                    self._config.controllers, signer, self._config.node, moved=self._answered_again.set
+                )
+            return self._client
 
     # -- events --------------------------------------------------------------------------------------------------
 

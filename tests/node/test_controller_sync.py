@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -197,6 +198,24 @@ def test_the_threads_carry_everything_and_end_when_told(served, controller):
     for thread in threads:
         thread.join(120)
         assert not thread.is_alive()
+
+
+def test_threads_that_begin_at_once_have_one_client(served, monkeypatch):
+    """`stop` interrupts its requests; a plan is waited for up to half a minute."""
+    _, controller_sync = served
+
+    def slowly(*arguments, **options):
+        time.sleep(0.2)
+        return auth.make_signer(*arguments, **options)
+
+    monkeypatch.setattr("slurm_migbatch.node.controller_sync.make_signer", slowly)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(controller_sync._controller())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, found))) == 1
 
 
 def test_an_unforeseen_error_ends_no_thread(served, caplog):
