@@ -29,6 +29,7 @@ class NodeAddresses:
         """Set up the cache. `ask` may raise SlurmError, and is called in a thread."""
         self._ask, self._clock = ask, clock
         self._known: Mapping[str, frozenset[str]] = {}
+        self._hosts: Mapping[str, frozenset[str]] = {}
         self._due = 0.0
         self._error = ""
         self._lock = asyncio.Lock()
@@ -61,7 +62,9 @@ class NodeAddresses:
             self._error = str(error)[:200]
             return
         self._error = ""
-        hosts = {host: resolved(host) for host in {host for found in named.values() for host in found}}
+        listed = {host for found in named.values() for host in found}
+        # a name that cannot be resolved now has its former addresses
+        self._hosts = hosts = {host: resolved(host) or self._hosts.get(host, frozenset()) for host in listed}
         found = {}
         for node, names in named.items():
             places = frozenset(place for name in names for place in hosts[name])

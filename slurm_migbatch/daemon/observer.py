@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from slurm_migbatch.daemon.nodesview import LiveView, NodesView
@@ -19,6 +20,7 @@ from slurm_migbatch.decide.snapshot import (
     PlanStatus,
     Predictions,
     PublishedPlan,
+    Run,
 )
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -84,7 +86,7 @@ class Observer:
         self.view, self._board, self._total, self._silence_s = view, board, total, silence_s
         self._predictions, self._blackout = predictions or NoPredictions(), blackout
         self._lock = threading.Lock()
-        self._told: list[Told] = []
+        self._told: dict[tuple[str, Run, bool], Told] = {}
         self._past: LendingPast | None = None
         #: by node, its row and its plan; unchanged ones are the same objects from round to round
         self._rows: dict[str, NodeRow] = {}
@@ -107,7 +109,17 @@ class Observer:
             elif event.get("kind") == "misfit" and isinstance(event.get("job"), int):
                 told.append(Told(node, (event["job"], int(event.get("restart") or 0)), None, moment))
         with self._lock:
-            self._told += told
+            self._add(told)
+
+    def _add(self, told: Iterable[Told]) -> None:
+        """Keep one report of each run, however long there is no snapshot; a field that a later one omits stays."""
+        for word in told:
+            key = word.node, word.run, word.report is None
+            before = self._told.get(key)
+            if before is not None and before.report is not None and word.report is not None:
+                news = {name: value for name, value in vars(word.report).items() if value is not None}
+                word = word._replace(report=replace(before.report, **news))
+            self._told[key] = word
 
     def snapshot(
         self, now: float, jobs: Sequence[JobRow], rows: Sequence[NodeRow], answers: Answers, recording: bool
@@ -125,11 +137,12 @@ class Observer:
             if row.name in inventory and any(row.gres.values()):
                 self._statuses[row.name] = self._status(kept, known.get(row.name))
         with self._lock:
-            told, self._told = self._told, []
+            told, self._told = list(self._told.values()), {}
             past, self._past = self._past, None
         heard = hear(told, {row.job_id: row for row in jobs} if told else {}, now)
         with self._lock:
-            self._told = heard.later + self._told
+            news, self._told = list(self._told.values()), {}
+            self._add([*heard.later, *news])
         return ClusterSnapshot(
             now=now,
             jobs=tuple(jobs),

@@ -127,7 +127,8 @@ class Rounds:
         self._advertiser.recall(past.offers)
         self.view.load(past.inventory, ())
         for node, events in past.events.items():
-            self.view.apply(node, events)
+            # whether a node that had a fault is still drained is for Slurm to say
+            self.view.apply(node, [event for event in events if event["kind"] != "fault"])
         self.view.load({}, past.leases)
         for node, early in self._early:
             self.view.apply(node, early)

@@ -77,7 +77,7 @@ class StoreWriter:
             return len(self._queue) + len(self._latest)
 
     def call(self, work: Callable[[ServiceStore], T], label: str) -> concurrent.futures.Future[T]:
-        """Queue work with an awaited result; cancelled futures are skipped.
+        """Queue work with an awaited result; that of a cancelled future is removed.
 
         Raises:
             Overloaded: the queue is longer than four fifths of the limit.
@@ -86,9 +86,14 @@ class StoreWriter:
         with self._news:
             if len(self._queue) >= self._limit * 4 // 5:
                 raise Overloaded(f"{len(self._queue)} records are waiting for the database")
-            self._queue.append(_Item(work, label, future))
+            self._queue.append(item := _Item(work, label, future))
             self._news.notify_all()
+        future.add_done_callback(lambda done: self._remove(item) if done.cancelled() else None)
         return future
+
+    def _remove(self, item: _Item) -> None:
+        with self._news, contextlib.suppress(ValueError):
+            self._queue.remove(item)
 
     def post(self, work: Callable[[ServiceStore], Any], label: str, records: int = 1) -> None:
         """Queue work without an awaited result; beyond the limit its `records` are dropped, counted and logged."""

@@ -455,7 +455,7 @@ class Allocator:
         with self._journal.write():
             run = self._journal.runs("job=? AND restart=?", (env.job, restart))[0]
             if run.owner != owner_id:
-                raise JournalError(f"{run} was taken over by another hook")
+                raise TooLate(f"{run} was taken over by another hook")
             current_rows = [self._current_claim(row, owner_id) for row in done]
             held = tuple([self._journal.put(row._replace(state="held", owner="", since=now)) for row in current_rows])
             self._journal.put_run(run._replace(state="running", owner="", since=now))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import heapq
 import hmac
 import os
 import re
@@ -20,7 +21,7 @@ import socket
 import stat
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
@@ -224,7 +225,8 @@ class TokenSigner:
             self._own = _own_key(path, text)
         else:
             self._secret = text
-        self._seen: OrderedDict[str, tuple[float, str]] = OrderedDict()  # the oldest first: until when, and whose
+        self._seen: dict[str, str] = {}  # whose
+        self._due: list[tuple[float, str]] = []  # until when; a heap, because a clock may be set back
         self._live: Counter[str] = Counter()  # how many of them each node has
         self._lock = threading.Lock()
 
@@ -254,8 +256,8 @@ class TokenSigner:
     def _use(self, nonce: str, node: str, now: float) -> None:
         """Remember a credential for as long as it could be used again. Raises AuthError where it was used already."""
         with self._lock:
-            while self._seen and next(iter(self._seen.values()))[0] <= now:
-                _, (_, whose) = self._seen.popitem(last=False)
+            while self._due and self._due[0][0] <= now:
+                whose = self._seen.pop(heapq.heappop(self._due)[1])
                 self._live[whose] -= 1
                 if not self._live[whose]:
                     del self._live[whose]
@@ -264,7 +266,8 @@ class TokenSigner:
             if self._live[node] >= MOST_CREDENTIALS:
                 minutes = 2 * TOKEN_LIFETIME_S / 60
                 raise AuthError(f"{node} has made {self._live[node]} credentials within {minutes:.0f} minutes")
-            self._seen[nonce] = now + 2 * TOKEN_LIFETIME_S, node
+            self._seen[nonce] = node
+            heapq.heappush(self._due, (now + 2 * TOKEN_LIFETIME_S, nonce))
             self._live[node] += 1
 
     def _key(self, node: str) -> bytes:

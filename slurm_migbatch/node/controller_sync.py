@@ -26,6 +26,8 @@ from slurm_migbatch.node.journal import NAME, Journal, JournalError
 from slurm_migbatch.node.state import state
 
 BATCH = 500
+BATCH_BYTES = 512 << 10
+"""Bytes of one message's events; the controller refuses more than [node_api] max_body_kb."""
 BACKOFF_MAX_S = 15.0
 BACKOFF_SEVERAL_S = 3.0
 """The same with several controllers: one of them is about to serve."""
@@ -54,6 +56,7 @@ class ControllerSync:
         self._stopping = stopping
         self._last_inventory: str | None = None
         self._client: ControllerClient | None = None
+        self._lock = threading.Lock()
         self._journal: Journal | None = None
         self._plan_version: int | None = None
         self._inventory_due = self._hello_due = self._state_due = 0.0
@@ -101,17 +104,18 @@ class ControllerSync:
             self._close_journal()
 
     def _controller(self) -> ControllerClient:
-        if self._client is None:
-            signer = make_signer(
-                self._config.auth,
-                munge_socket=self._config.munge_socket,
-                token_file=self._config.token_file,
-                uids=self._config.peer_uids,
-            )
-            self._client = ControllerClient(
-                self._config.controllers, signer, self._config.node, moved=self._answered_again.set
-            )
-        return self._client
+        with self._lock:  # the threads begin at once, and `stop` has to know the one that they use
+            if self._client is None:
+                signer = make_signer(
+                    self._config.auth,
+                    munge_socket=self._config.munge_socket,
+                    token_file=self._config.token_file,
+                    uids=self._config.peer_uids,
+                )
+                self._client = ControllerClient(
+                    self._config.controllers, signer, self._config.node, moved=self._answered_again.set
+                )
+            return self._client
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -144,7 +148,7 @@ class ControllerSync:
 
         Raises ControllerError, JournalError, ValueError.
         """
-        events = journal.spooled(BATCH)
+        events = journal.spooled(BATCH, BATCH_BYTES)
         if not events and not hello:
             return False
         database, acked = journal.recorded
@@ -160,6 +164,9 @@ class ControllerSync:
         if not isinstance(answer, dict) or type(answer.get("acked")) is not int:
             raise ControllerError("the controller's answer to events has no number")
         self._hello_due = time.monotonic() + HELLO_EVERY_S
+        if any(event["kind"] == "fault" and event.get("drain") for event in events):
+            # a drained node is not used until it describes itself again; by then Slurm has drained it
+            self._last_inventory, self._inventory_due = None, time.monotonic() + INVENTORY_EVERY_S
         stored, database = answer["acked"], str(answer.get("database", ""))
         if answer.get("told") is False and time.monotonic() >= self._state_due:
             self._spool_state(journal, stored, database)

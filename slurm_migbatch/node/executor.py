@@ -99,10 +99,12 @@ class Executor:
 
     def run(self, env: HookEnv) -> Outcome:
         """Run one hook. Never raises for foreseeable errors; the caller turns others into INTERNAL."""
-        try:
-            return self._run(env)
-        except JournalError as error:
-            return unwritable.Unwritable(self.config, self.paths, self.gpus, self.caps, self.maps).run(env, str(error))
+        with self.gpus.using():
+            try:
+                return self._run(env)
+            except JournalError as error:
+                without = unwritable.Unwritable(self.config, self.paths, self.gpus, self.caps, self.maps)
+                return without.run(env, str(error))
 
     def _run(self, env: HookEnv) -> Outcome:
         work = self._prolog if env.hook == "prolog" else self._epilog
@@ -265,14 +267,18 @@ class Executor:
         restart = env.restart or 0
         run = JournalRun(env.job, restart, env.uid, env.user, env.account, env.partition, "", "misfit", owner_id)
         asked = _gres(env.comment)
-        with self.journal.write():
-            self.journal.put_run(run)
-            self.journal.event("misfit", {"job": env.job, "restart": restart, "grant": asked, "reason": full})
+        given_up = self._is_given_up(env, deadline, owner_id)
+        if not given_up:
+            with self.journal.write():
+                self.journal.put_run(run)
+                self.journal.event("misfit", {"job": env.job, "restart": restart, "grant": asked, "reason": full})
         try:
             handoff.write(self.paths.job, handoff.Handoff(env.job, restart, env.uid, (), why[:500]))
             untold = ""
         except OSError as error:
             untold = str(error)  # RunDir is full; the requeue alone keeps the job from running
+        if given_up:  # a second requeue could end the job's next run
+            return exits.OK, f"{env.run}: another hook has sent it back meanwhile; {full}"
         try:
             scontrol.requeue(self.config, env.job, max(deadline.remaining, 2.0))
         except scontrol.ScontrolError as error:
@@ -280,6 +286,13 @@ class Executor:
                 return exits.INTERNAL, f"{env.run}: would run without a slice: {untold}; {error}; {full}"
             return exits.OK, f"{env.run}: cannot be requeued ({error}), so its tasks will fail; {full}"
         return exits.OK, f"{env.run}: requeued; {full}"
+
+    def _is_given_up(self, env: HookEnv, deadline: Deadline, owner_id: str) -> bool:
+        """Return whether another hook has refused the run since this one began, because it waited in vain for it."""
+        run = self._journal_run(env)
+        if run is None or run.state != "misfit" or run.owner == owner_id:
+            return False
+        return run.since >= time.time() - deadline.elapsed
 
     def _explain_misfit(self, env: HookEnv) -> str:
         """Explain what is in use, for a run that failed for another reason; empty if that cannot be read."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from slurm_migbatch.mig.driver import Driver, DriverError, Gpu, NotMig
@@ -21,7 +21,10 @@ class Survey(NamedTuple):
 
 
 class Gpus:
-    """The driver, opened on first use and again after `reset`. One per process; threads may share it."""
+    """The driver, opened on first use and again after `reset`. One per process; threads may share it.
+
+    A `reset` takes effect when no thread is `using` it: the library's objects are void for all threads at once.
+    """
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
@@ -29,6 +32,21 @@ class Gpus:
         self._driver: Driver | None = None
         self._all: tuple[Gpu, ...] = ()
         self._geometry: dict[str, Geometry] = {}
+        self._users = 0
+        self._stale = False
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Keep the driver open for the block, whatever other threads do."""
+        with self._lock:
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+            if self._stale:
+                self.reset()
 
     def managed(self) -> tuple[Gpu, ...]:
         """Return the GPUs of the configuration's Gpus= that have MIG on, in index order. Raises DriverError."""
@@ -83,6 +101,9 @@ class Gpus:
     def reset(self) -> None:
         """Close the driver, so that the next use opens it again; after errors that a new handle may fix."""
         with self._lock:
+            self._stale = self._users > 0
+            if self._stale:
+                return
             driver, self._driver, self._all = self._driver, None, ()
             self._geometry.clear()
         if driver is not None:

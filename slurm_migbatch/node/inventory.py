@@ -18,6 +18,7 @@ def _entry(gpu: Gpu, gpus: Gpus) -> dict[str, object]:
         entry["geometry"] = gpus.geometry(gpu).to_dict()
         entry |= {key: value for key, value in gpu.facts().items() if key not in entry}
     except DriverError as error:
-        entry.setdefault("mig", False)
+        if "geometry" not in entry:
+            entry["mig"] = False  # the controller can use none without
         entry["problem"] = str(error)
     return entry

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import sqlite3
 import time
@@ -424,10 +425,15 @@ class Journal:
         with _errors(self.path):
             self._connection.execute("INSERT INTO events (body) VALUES (?)", (body,))
 
-    def spooled(self, limit: int = 500) -> list[dict[str, object]]:
-        """Read the oldest events that were not acknowledged, in order."""
+    def spooled(self, limit: int = 500, size: float = math.inf) -> list[dict[str, object]]:
+        """Read the oldest events that were not acknowledged, in order: at most `size` bytes, but at least one."""
+        rows: list[tuple[int, str]] = []
         with _errors(self.path):
-            rows = self._connection.execute("SELECT seq,body FROM events ORDER BY seq LIMIT ?", (limit,)).fetchall()
+            for seq, body in self._connection.execute("SELECT seq,body FROM events ORDER BY seq LIMIT ?", (limit,)):
+                size -= len(body)
+                if rows and size < 0:
+                    break
+                rows.append((seq, body))
         return [{"seq": seq, **json.loads(body)} for seq, body in rows]
 
     def spool_length(self) -> int:

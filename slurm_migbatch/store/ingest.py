@@ -218,11 +218,22 @@ def _ended_by_boot(session: Session, journal: NodeJournal, seq: int) -> Iterator
             yield _identity(payload)
 
 
-def _inventory(session: Session, machine: Node, _journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
+def _is_late(journal: NodeJournal, event: Mapping[str, Any]) -> bool:
+    """Return whether later events of the node may be applied already; only then their times show the order.
+
+    A clock may have been ahead.
+    """
+    return journal.superseded is not None or event["seq"] <= journal.contiguous
+
+
+def _inventory(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     known = {gpu.uuid: gpu for gpu in session.scalars(select(Gpu).where(Gpu.node == machine.node))}
-    if any(gpu.seen > ts for gpu in known.values()):
+    if _is_late(journal, event) and any(gpu.seen > ts for gpu in known.values()):
         return
+    away = [gpu for gpu in known.values() if not (gpu.present and gpu.mig)]
     _describe(session, machine, known, ts, event)
+    if any(gpu.present and gpu.mig for gpu in away):
+        machine.told = None  # what is held there is not known to those who have dropped the GPU
 
 
 def _describe(session: Session, machine: Node, known: dict[str, Gpu], ts: float, event: dict[str, Any]) -> None:
@@ -288,7 +299,7 @@ def _start(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
     setup = clean.real(event.get("elapsed_ms"))
     run.setup_ms = setup if run.setup_ms is None else max(run.setup_ms, setup or 0.0)
     lost_at = journal.superseded
-    if machine.booted is not None and ts < machine.booted:
+    if machine.booted is not None and ts < machine.booted and _is_late(journal, event):
         lost_at = machine.booted
     start_run(session, run, machine.node, journal.journal, ts, _slices(event), lost_at, _host_run(event))
 

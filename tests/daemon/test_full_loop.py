@@ -10,7 +10,7 @@ from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.runquery import JobId, RunFilter
-from tests.support.daemon_fakes import FakeSigner, Node, gpu, state
+from tests.support.daemon_fakes import FakeSigner, Node, gpu, inventory, state
 from tests.support.daemon_running import Running, pending
 from tests.support.waiting import eventually
 
@@ -167,6 +167,36 @@ def test_after_a_restart_held_slots_stay_held(make, slurm):
             assert not any(at <= 4 < at + size and (at, size) != (0, 4) for at, size in slots)
         finally:
             agent.close()
+
+
+def test_after_a_restart_a_node_that_has_been_resumed_is_used(make, slurm):
+    """The record has the fault for which the node once drained itself; Slurm knows whether it is drained now."""
+    slurm.node_rows["n1"] = node_row()
+    fault = {"seq": 2, "ts": 9.0, "kind": "fault", "gpu": None, "what": "x", "action": "drain", "drain": True}
+    with Running(make()) as running:
+        node = Node(running.port, FakeSigner())
+        assert node.events(state(gpu(0)), fault)[0] == 200
+        assert not running.service.rounds.view.facts()["n1"].healthy
+        assert node.events(inventory(gpu(0), seq=3))[0] == 200
+        assert running.service.rounds.view.facts()["n1"].healthy
+    with Running(make()) as running:
+        again = Node(running.port, FakeSigner())
+        again.database = node.database
+        again.events()
+        eventually(lambda: "n1" in running.service.rounds.view.facts())
+        assert running.service.rounds.view.facts()["n1"].healthy
+
+
+def test_a_gpu_that_did_not_answer_for_a_moment_is_not_taken_for_free(make, slurm):
+    slurm.node_rows["n1"] = node_row()
+    with Running(make()) as running:
+        node = Node(running.port, FakeSigner())
+        node.events(state(gpu(0)), start(1, "GPU-0", "3g.40gb", 0, 4, 2))
+        assert running.service.rounds.view.facts()["n1"].gpus[0].leases
+        node.events(inventory(gpu(0, mig=False, geometry=None, problem="NVML code 999"), seq=3))
+        assert not running.service.rounds.view.facts()["n1"].gpus
+        node.events(inventory(gpu(0), seq=4))
+        assert "n1" not in running.service.rounds.view.facts(), "until it has told everything"
 
 
 def test_slurm_away_changes_nothing_and_is_said_once(make, slurm, caplog):

@@ -128,6 +128,20 @@ def test_work_that_nobody_waits_for_any_more_is_skipped(writer, record):
     assert record.rows == ["first"]
 
 
+def test_messages_that_nodes_send_again_do_not_fill_the_queue(writer, record):
+    """While the database is away each of them is given up after some seconds, and comes again."""
+    record.gate.clear()
+    first = writer.call(adding(0), "x")
+    for number in range(1, 30):
+        future = writer.call(adding(number), "x")
+        assert len(writer) <= 2
+        assert future.cancel()
+    last = writer.call(adding(30), "x")
+    record.gate.set()
+    assert (first.result(120), last.result(120)) == (1, 2)
+    assert record.rows == [0, 30]
+
+
 def test_stopping_with_the_database_away_ends_and_tells_what_is_left(record):
     writer = StoreWriter(lambda: record, 10, first_wait=5.0)
     record.away = 10**6

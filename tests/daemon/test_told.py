@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_migbatch.daemon.nodesview import LiveView
+from slurm_migbatch.daemon.observer import Observer
+from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.told import PATIENCE_S, Told, hear
-from slurm_migbatch.decide.snapshot import Report
+from slurm_migbatch.decide.snapshot import Answers, Report
 from slurm_migbatch.slurm.client import JobRow
 
 NOW = 1_000_000.0
@@ -47,3 +50,18 @@ def test_a_report_of_a_run_that_is_over_is_no_news() -> None:
 def test_what_is_told_before_slurm_lists_the_start_counts_once_it_does() -> None:
     assert heard(WAITS, SAFE) == "later"
     assert heard(WAITS, SAFE, at=NOW - PATIENCE_S) == "no"
+
+
+def test_what_is_told_while_slurm_is_away_is_kept_once_for_each_run() -> None:
+    """Thousands of jobs report every two minutes, and nothing is decided until slurmctld answers again."""
+    observer = Observer(LiveView(), PlanBoard(), lambda row: 0)
+    misfit = {"kind": "misfit", "job": 7, "restart": 0}
+    for number in range(1, 1001):
+        safe = {"checkpoint": NOW} if number == 10 else {}
+        event = {"kind": "progress", "job": 7, "restart": 1, "ts": NOW + number, "items": number, **safe}
+        observer.ingested(HERE, [event, misfit], NOW + number)
+        observer.ingested("n2", [event], NOW + number)
+    assert len(observer._told) == 3
+    found = observer.snapshot(NOW + 1000, [RUNS], [], Answers(), recording=True)
+    assert found.reports == (((7, 1), Report(checkpoint=NOW, items=1000, at=NOW + 1000)),) * 2
+    assert observer.snapshot(NOW + 1000, [RUNS], [], Answers(), recording=True).reports == ()

@@ -116,6 +116,26 @@ def test_where_slurm_does_not_answer_known_nodes_are_still_known() -> None:
     asyncio.run(scenario())
 
 
+def test_where_names_cannot_be_resolved_known_nodes_are_still_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stranger, while DNS did not answer, made the nodes that were known unknown."""
+    names, now = {"host1": frozenset({"10.0.0.1"}), "host2": frozenset({"10.0.0.2"})}, [0.0]
+    monkeypatch.setattr("slurm_migbatch.daemon.addresses.resolved", lambda host: names.get(host, frozenset()))
+
+    async def scenario() -> None:
+        places = NodeAddresses(lambda: {"n1": {"host1"}, "n2": {"host2"}}, clock=lambda: now[0])
+        assert await places.wrong("n1", "10.0.0.1") == ""
+        now[0], found = 100.0, names.pop("host1")
+        names["host2"] = frozenset({"10.0.0.22"})
+        assert await places.wrong("n9", "10.0.0.9") != ""
+        assert await places.wrong("n1", "10.0.0.1") == ""
+        assert await places.wrong("n2", "10.0.0.2") != ""
+        now[0], names["host1"] = 200.0, frozenset({"10.0.0.11"})
+        assert await places.wrong("n1", "10.0.0.11") == ""
+        assert await places.wrong("n1", *found) != ""
+
+    asyncio.run(scenario())
+
+
 def test_the_key_of_one_node_speaks_for_no_other(make: Callable[..., Service], tmp_path: Path) -> None:
     secret, own = tmp_path / "token", tmp_path / "own"
     secret.write_text("s" * 64)

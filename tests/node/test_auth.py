@@ -144,3 +144,19 @@ def test_the_configuration_names_the_kind(tmp_path):
     assert make_signer("munge").scheme == "munge"
     with pytest.raises(AuthError):
         make_signer("password")
+
+
+def test_after_a_clock_was_set_back_credentials_are_still_forgotten(tmp_path, monkeypatch):
+    """One from before would else keep all later ones, until their number is that of a node that floods."""
+    path, now = token_file(tmp_path), [2e9]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    node, controller = TokenSigner(path), TokenSigner(path)
+    ahead = node.sign(b"x", "n1")
+    controller.verify(ahead, b"x", "n1")
+    for _ in range(20):
+        now[0] = now[0] - 86400 if now[0] == 2e9 else now[0] + 300
+        controller.verify(node.sign(b"x", "n1"), b"x", "n1")
+    assert len(controller._seen) <= 4 and controller._live["n1"] == len(controller._seen)
+    now[0] = 2e9 + 1
+    with pytest.raises(AuthError, match="used before"):
+        controller.verify(ahead, b"x", "n1")

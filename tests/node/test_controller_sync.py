@@ -3,10 +3,13 @@
 import json
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from slurm_migbatch.daemon import messages
+from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import auth, plan
 from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
 from slurm_migbatch.node.controller_sync import ControllerSync
@@ -197,6 +200,24 @@ def test_the_threads_carry_everything_and_end_when_told(served, controller):
         assert not thread.is_alive()
 
 
+def test_threads_that_begin_at_once_have_one_client(served, monkeypatch):
+    """`stop` interrupts its requests; a plan is waited for up to half a minute."""
+    _, controller_sync = served
+
+    def slowly(*arguments, **options):
+        time.sleep(0.2)
+        return auth.make_signer(*arguments, **options)
+
+    monkeypatch.setattr("slurm_migbatch.node.controller_sync.make_signer", slowly)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(controller_sync._controller())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, found))) == 1
+
+
 def test_an_unforeseen_error_ends_no_thread(served, caplog):
     """What a node finds on itself is looked up in many places, and none may keep the others from being told."""
     (node, _), found = served, []
@@ -213,6 +234,58 @@ def test_an_unforeseen_error_ends_no_thread(served, caplog):
     stopping.set()
     thread.join()
     assert "findings: KeyError('odd'); will be tried again" in caplog.text
+
+
+def test_a_gpu_that_cannot_be_described_spoils_no_message(new_node, monkeypatch):
+    """The controller refuses a GPU in MIG mode without a geometry, and with it all that the node tells."""
+    node = new_node(gpus=["h100-80gb", "h100-80gb"])
+    gpus, real = node.executor.gpus, node.executor.gpus.geometry
+    bad, good = gpus.listed()
+
+    def geometry(gpu):
+        if gpu is bad:
+            raise DriverError(999, "unknown error")
+        return real(gpu)
+
+    monkeypatch.setattr(gpus, "geometry", geometry)
+    sync = ControllerSync(node.config, gpus, threading.Event())
+    sync._inventory(node.journal)
+    body = {"node": "n1", "journal": "ab", "boot_id": "cd", "events": node.events("inventory")}
+    (event,) = messages.read_events("n1", json.dumps(body).encode()).events
+    assert event.kind == "inventory", event.fields
+    assert [(gpu["uuid"], gpu["mig"]) for gpu in event.fields["gpus"]] == [(bad.uuid, False), (good.uuid, True)]
+    assert "unknown error" in event.fields["gpus"][0]["problem"]
+
+
+def test_after_a_drain_the_inventory_is_told_again(served, controller):
+    """The controller offers nothing of such a node until it describes itself, also once Slurm has resumed it."""
+    node, controller_sync = served
+    answers(controller, "d1", True)
+    controller_sync._inventory(node.journal)
+    for drain, told in ((False, 0), (True, 1)):
+        with node.journal.write():
+            node.journal.event("fault", {"gpu": None, "what": "x", "action": "drain", "drain": drain})
+        assert controller_sync.ship(node.journal)
+        controller_sync._inventory(node.journal)
+        assert len(node.events("inventory")) == told
+
+
+def test_large_events_are_sent_in_several_messages(served, controller):
+    """An agent that restarts often while the controller is away spools its inventory each time."""
+    node, controller_sync = served
+    answers(controller, "d1", True)
+    with node.journal.write():
+        for _ in range(400):
+            node.journal.event("inventory", {"gpus": [{"uuid": "GPU-1", "problem": "x" * 4000}] * 8})
+    spooled = [event["seq"] for event in node.events()]
+    while controller_sync.ship(node.journal):
+        pass
+    messages = [message for _, message in controller.seen]
+    assert [event["seq"] for message in messages for event in message["events"]] == spooled
+    assert max(len(json.dumps(message)) for message in messages) < 1 << 20
+    with node.journal.write():
+        node.journal.event("state", {"runs": ["x" * 4000] * 500})
+    assert controller_sync.ship(node.journal), "one that is larger is sent alone"
 
 
 def answers(controller, database, told, acked=None):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from slurm_migbatch.mig.nvml.gpu import NvmlGpu
 from slurm_migbatch.node import effects, exits, owner
 from slurm_migbatch.node.deadline import Deadline, locked
 from slurm_migbatch.node.executor import Executor
@@ -265,3 +266,43 @@ def test_a_hook_that_is_killed_at_any_moment_leaves_the_waiting_one_its_claim(ma
         if not stopped:
             break
     assert k > 5
+
+
+@pytest.mark.parametrize("hung", ["mig_mode", "create"])
+def test_a_hook_whose_work_another_one_gave_up_requeues_no_later_run(new_node, monkeypatch, hung):
+    """The driver hangs in the agent; the hook's own process waits in vain and requeues the job, which runs elsewhere
+    when the driver answers again."""
+    node, second = new_node(HookDeadline=0.5), []
+    real = getattr(NvmlGpu, hung)
+
+    def late(gpu, *arguments):
+        if not second:
+            second.append(None)
+            executor = Executor(node.config)
+            second[0] = executor.run(node.env("prolog", 1, "[mig:1g.10gb:1]"))
+            executor.close()
+            executor.gpus.reset()
+        return real(gpu, *arguments)
+
+    node.reconcile()
+    monkeypatch.setattr(NvmlGpu, hung, late)
+    code, line = node.prolog(1, "[mig:1g.10gb:1]")
+    assert second[0][0] == exits.OK and "requeued" in second[0][1], second
+    assert code == exits.OK and "requeued" not in line, line
+    assert node.scontrol_calls() == ["requeue incomplete 1"]
+    assert not node.handoff(1).slices and not node.slices("held") and len(node.events("misfit")) == 1
+    node.check()
+
+
+def test_an_error_of_one_job_closes_the_driver_of_no_other(node, monkeypatch):
+    """All hooks in the agent share it: an error on one GPU sent back what was starting on the others."""
+    node.reconcile()
+    gpus = node.executor.gpus
+    with monkeypatch.context() as patched:
+        patched.setattr(effects, "hook", lambda name: gpus.reset() if name == "driver create" else None)
+        code, line = node.prolog(1, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "made" in line, line
+    before = gpus.all()
+    gpus.reset()
+    assert gpus.all() is not before, "nobody uses it any more"
+    node.check()

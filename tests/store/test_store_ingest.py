@@ -372,8 +372,22 @@ def test_inventories_replace_each_other(store: Store) -> None:
     assert run_of(store, 7).slices[0]["gpu_index"] == 1, "learned after the start"
     node.send(node.event("inventory", 200, gpus=[{**gpu, "mig": False}]))
     assert store.inventory() == {"n1": [{**gpu, "mig": False}]}
-    node.send(node.event("inventory", 150, gpus=[]))
-    assert store.inventory() == {"n1": [{**gpu, "mig": False}]}, "an older one changes nothing"
+    Node(store, journal="bb").send({"seq": 1, "ts": 300.0, "kind": "inventory", "gpus": [gpu]})
+    node.send(node.event("inventory", 250, gpus=[]))
+    assert store.inventory() == {"n1": [gpu]}, "an older one, of a journal that was lost, changes nothing"
+
+
+def test_a_clock_that_was_ahead_when_the_node_booted_loses_nothing(store: Store) -> None:
+    """The order of a node's events is that of their numbers, whatever its clock showed."""
+    node, gpu = Node(store), {"uuid": "GPU-a", "minor": 0, "index": 0, "name": "H100", "mig": False, "geometry": None}
+    node.send(node.event("boot", 50, boot_id="b1"), node.start(60, 6))
+    node.send(node.event("boot", 90_000, boot_id="b2"), node.event("inventory", 90_001, gpus=[gpu]))
+    node.send(node.start(100, 7), node.event("inventory", 110, gpus=[{**gpu, "mig": True}]))
+    assert [lease.job for lease in store.leases()] == [7]
+    assert run_of(store, 7).run["state"] == "RUNNING"
+    assert store.inventory()["n1"][0]["mig"] is True
+    node.send(node.stop(160, 7))
+    assert (run_of(store, 7).run["state"], run_of(store, 7).slices[0]["outcome"]) == ("COMPLETED", "released")
 
 
 def test_names_are_needed(store: Store) -> None:
@@ -406,6 +420,16 @@ def test_a_node_that_has_told_nothing_is_not_known(store: Store) -> None:
     assert first == (2, first.database, False), "an inventory and what happens from now on are not all"
     assert receipt(node, told(node, 102, (7, piece()))) == (3, first.database, True)
     assert receipt(node, node.stop(103, 7)) == (4, first.database, True)
+
+
+def test_of_a_gpu_that_did_not_answer_everything_is_told_again(store: Store) -> None:
+    """Whoever follows the events has dropped the GPU, with what is held on it."""
+    node, gpu = Node(store), {"uuid": "GPU-a", "mig": True}
+    assert receipt(node, told(node, 100, (7, piece()), gpus=[gpu])).complete
+    assert receipt(node, node.event("inventory", 110, gpus=[{"uuid": "GPU-a", "mig": False}])).complete
+    assert not receipt(node, node.event("inventory", 120, gpus=[gpu, {"uuid": "GPU-b", "mig": True}])).complete
+    assert receipt(node, told(node, 130, (7, piece()), gpus=[gpu])).complete
+    assert receipt(node, node.event("inventory", 140, gpus=[gpu])).complete
 
 
 def test_another_database_is_another_and_its_name_stays(store: Store, url: str, tmp_path: Path) -> None:
