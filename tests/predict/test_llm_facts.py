@@ -71,6 +71,28 @@ NAMED = {
 }
 
 
+BITS = {
+    "llama-3.3-70b-instruct-gptq-8bit": 8.1,
+    "llama-3.3-70b-instruct-gptq": 4.16,
+    "google/gemma-3-27b-it-qat-q4_0-unquantized": 16.0,
+    "qwen3-8b-awq-dequantized-bf16": 16.0,
+    "mlx-community/llama-3.3-70b-instruct-6bit": 6.5,
+    "kaitchup/llama-3.3-70b-gptq-3bit": 3.5,
+    "llama-3.3-70b-4.65bpw-h6-exl2": 4.75,
+    "unsloth/llama-3.3-70b-instruct-ud-iq2_xxs.gguf": 2.39,
+    "unsloth/llama-3.3-70b-instruct-ud-q4_k_xl.gguf": 5.7,
+    "llama-3.3-70b-f32.gguf": 32.0,
+    "llama-3.3-70b-float32": 32.0,
+}
+"""Bits of a parameter by what a name says."""
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_the_bits_that_a_name_states(name: str) -> None:
+    found = names.resolve(name)
+    assert found is not None and (found.precision.bits, found.how) == (BITS[name], "public")
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_follow_by_arithmetic(name: str) -> None:
     assert BY_NAME[name].architecture.parameters == PUBLISHED[name]

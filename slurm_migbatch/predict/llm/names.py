@@ -232,7 +232,9 @@ def mentions_active(name: str) -> bool:
 
 
 def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | None]:
-    """Return the words without those that name a precision, and the narrowest precision named."""
+    """Return the words without those that name a precision, and the narrowest precision named; a method's name alone
+    (`gptq`) counts only if no word states the bits.
+    """
     kept: list[str] = []
     found: list[Precision] = []
     place = 0
@@ -240,7 +242,7 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
     while place < len(flat):
         for length in (3, 2, 1):
             text = "-".join(flat[place : place + length])
-            if place + length <= len(flat) and text != "none" and (text in precision.NAMES or text.endswith("bpw")):
+            if place + length <= len(flat) and text != "none":
                 quantised = precision.quantised(text)
                 if quantised is not None:
                     found.append(quantised)
@@ -249,8 +251,10 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
         else:
             kept.append(flat[place])
             place += 1
-    specific = [entry for entry in found if entry.name != "gguf"] or found
-    plain = next((word for word in kept if word in ("fp16", "bf16", "fp32")), None)
+    specific = [entry for entry in found if any(map(str.isdigit, entry.name))] or found
+    plain = next((word for word in kept if precision.DTYPES.get(word)), None)
+    if precision.UNDONE.intersection(kept):
+        return kept, precision.plain(plain or "auto")
     if specific:
         return kept, min(specific, key=lambda entry: entry.bits)
     return kept, None if plain is None else precision.plain(plain)
