@@ -13,6 +13,7 @@ from slurm_migbatch.predict.llm import names, precision
 from slurm_migbatch.predict.llm.describe import ArchError, DescribeError, describe, of_config, read_arch
 from slurm_migbatch.predict.llm.families import ALL, BY_NAME
 from slurm_migbatch.predict.llm.memory import weights_mib
+from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.workload.hints import parse
 
 PUBLISHED = {
@@ -91,6 +92,17 @@ BITS = {
 def test_the_bits_that_a_name_states(name: str) -> None:
     found = names.resolve(name)
     assert found is not None and (found.precision.bits, found.how) == (BITS[name], "public")
+
+
+def workload(hints: str) -> Workload:
+    found = workload_of(parse(f"migbatch: {hints}"))
+    assert found is not None
+    return found
+
+
+def test_a_tag_that_names_a_precision_is_not_taken_for_the_usual_one_of_ollama() -> None:
+    assert workload("model=llama3.3:70b engine=ollama").precision.bits == 4.9
+    assert workload("model=llama3.3:70b-instruct-fp16 engine=ollama").precision.bits == 16
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

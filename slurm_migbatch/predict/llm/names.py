@@ -78,13 +78,15 @@ class Found:
     """Meaning of a name.
 
     `name`: the canonical one, or the user's if the model is not public. `how`: `public`; `near`, a public model
-    with a similar name and the size given in the name; `size`, only a size is known.
+    with a similar name and the size given in the name; `size`, only a size is known. `stated`: the name says the
+    precision.
     """
 
     name: str
     architecture: Architecture
     precision: Precision
     how: str = "public"
+    stated: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,18 +153,19 @@ def resolve(name: str) -> Found | None:
     """Return the meaning of a name; None if it has none, not even a size."""
     words = _words(name)
     kept, quantisation = _without_quantisation(words)
+    stated = quantisation is not None
     telling = [word for word in kept if word not in FILLERS]
     model = max(_public(kept), _public(telling), key=lambda found: found[1])[0]
     if model is not None:
-        return Found(model.name, _with_context(model, kept), quantisation or native(model))
+        return Found(model.name, _with_context(model, kept), quantisation or native(model), stated=stated)
     size = size_of(kept)
     if size is None:
         return None
     near = _near_of_size("-".join(telling), size)
     if near is not None:
-        return Found(near.name, near.architecture, quantisation or native(near), "near")
+        return Found(near.name, near.architecture, quantisation or native(near), "near", stated)
     upper = Sized(size.total * ROUNDED, size.active * ROUNDED)
-    return Found(name.rsplit("/", 1)[-1], of_size(upper), quantisation or precision.plain("auto"), "size")
+    return Found(name.rsplit("/", 1)[-1], of_size(upper), quantisation or precision.plain("auto"), "size", stated)
 
 
 def native(model: Model) -> Precision:

@@ -189,7 +189,7 @@ def _precision(llm_hints: LlmHints, found: Found) -> Precision:
         return found.precision
     if llm_hints.dtype not in (None, "auto"):
         return precision.plain(llm_hints.dtype or "auto")
-    if llm_hints.engine == "ollama":
+    if llm_hints.engine == "ollama" and not found.stated:
         usual = precision.quantised(OLLAMA)
         assert usual is not None
         return usual
