@@ -105,6 +105,13 @@ def test_a_tag_that_names_a_precision_is_not_taken_for_the_usual_one_of_ollama()
     assert workload("model=llama3.3:70b-instruct-fp16 engine=ollama").precision.bits == 16
 
 
+def test_params_count_where_they_contradict_the_name() -> None:
+    for name in ("mistral", "llama-3-8b"):
+        assert workload(f"model={name} params=70b").architecture.parameters == pytest.approx(70e9, rel=1e-3)
+    assert workload("model=llama-3-8b params=8b").model.how == "public"
+    assert workload("model=llama-3-70b params=8b").architecture.parameters > 70e9
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_follow_by_arithmetic(name: str) -> None:
     assert BY_NAME[name].architecture.parameters == PUBLISHED[name]
@@ -129,6 +136,12 @@ def test_a_name_with_another_size_is_another_model() -> None:
     for name in ("gpt2-xl-large", "deepseek-r1-99b", "t5-large-xxl"):
         found = names.resolve(name)
         assert found is None or found.how != "public", name
+
+
+def test_a_name_with_a_larger_size_is_another_model() -> None:
+    for name in ("nvidia/mistral-nemo-minitron-8b-base", "ibm-granite/granite-3.1-3b-a800m-instruct"):
+        found, size = names.resolve(name), names.size_of(name.split("-"))
+        assert found is not None and size is not None and found.architecture.parameters >= size.total, name
 
 
 def test_a_misspelt_size_is_no_other_model_and_the_right_one_is_suggested() -> None:

@@ -67,7 +67,9 @@ LONGEST: Final = 48
 COMPARED: Final = 16
 """Most public names that a name is fully compared with."""
 SAME_SIZE: Final = 0.2
-"""Tolerance of a size in a name to the model's own size."""
+"""Tolerance of a size in a name below the model's own size."""
+LARGER: Final = 0.06
+"""Tolerance above it: a model of a larger size needs more."""
 _SIZE: Final = re.compile(r"(?:([0-9]{1,3})x)?([0-9]{1,4}(?:\.[0-9]{1,3})?)([bmt])")
 _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
@@ -295,12 +297,16 @@ def _same_size(model: Model, size: Sized | None) -> bool:
     """Return whether the size in a name may be the model's; some names state only the active parameters."""
     if size is None:
         return True
-    near = (1 - SAME_SIZE, 1 + SAME_SIZE)
     shapes = (model.architecture.parameters, model.architecture.active, model.architecture.body)
-    if any(near[0] <= size.total / parameters <= near[1] for parameters in shapes):
+    if any(1 - SAME_SIZE <= size.total / parameters <= 1 + LARGER for parameters in shapes):
         return True
     mentioned = size_of(_words(model.name)) or next(filter(None, map(size_of, map(_words, model.aliases))), None)
     return mentioned is not None and mentioned.total == size.total
+
+
+def exceeds(size: Sized, architecture: Architecture) -> bool:
+    """Return whether a stated size is larger than an architecture's, beyond rounding."""
+    return size.total > (1 + LARGER) * architecture.parameters
 
 
 def _with_context(model: Model, words: Sequence[str]) -> Architecture:
@@ -325,7 +331,9 @@ def _alike(name: str) -> list[str]:
 def _near_of_size(name: str, size: Sized) -> Model | None:
     for candidate in _alike(name):
         model = known(candidate)
-        if model is None or abs(model.architecture.parameters / size.total - 1) > SAME_SIZE:
+        if model is None or exceeds(size, model.architecture):
+            continue
+        if model.architecture.parameters > (1 + SAME_SIZE) * size.total:
             continue
         if difflib.SequenceMatcher(None, _letters(name), _letters(candidate)).ratio() >= ALIKE:
             return model

@@ -143,17 +143,18 @@ def _model(hints: Hints) -> Found | None:
     llm_hints = hints.llm
     found = None if hints.model is None else names.resolve(hints.model)
     name = "this model" if hints.model is None else hints.model.rsplit("/", 1)[-1]
+    kept, stated = (precision.plain("auto"), False) if found is None else (found.precision, found.stated)
     if llm_hints.arch is not None:
         try:
             architecture = read_arch(llm_hints.arch)
         except ArchError as error:
             raise Refusal("model_arch", show(str(error))) from None
-        kept = found.precision if found is not None else precision.plain("auto")
-        found = Found(name, architecture, kept)
-    elif llm_hints.params is not None and (found is None or found.how != "public"):
+        found = Found(name, architecture, kept, stated=stated)
+    elif llm_hints.params is not None:
         size = names.Sized(float(llm_hints.params), float(llm_hints.params))
-        kept = found.precision if found is not None else precision.plain("auto")
-        found = Found(name, names.of_size(size), kept, "size")
+        # the published size of a public model is known better, unless this is another model of that name
+        if found is None or found.how != "public" or names.exceeds(size, found.architecture):
+            found = Found(name, names.of_size(size), kept, "size", stated)
     if found is None:
         _refuse_unsized(hints)
         return None
