@@ -15,6 +15,7 @@ from slurm_migbatch.predict.llm.families import ALL, BY_NAME
 from slurm_migbatch.predict.llm.memory import weights_mib
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.workload.hints import parse
+from slurm_migbatch.workload.refusal import Refusal
 
 PUBLISHED = {
     "llama-2-7b": 6738415616, "llama-2-13b": 13015864320, "llama-2-70b": 68976648192, "llama-3.1-8b": 8030261248,
@@ -142,6 +143,35 @@ def test_a_name_with_a_larger_size_is_another_model() -> None:
     for name in ("nvidia/mistral-nemo-minitron-8b-base", "ibm-granite/granite-3.1-3b-a800m-instruct"):
         found, size = names.resolve(name), names.size_of(name.split("-"))
         assert found is not None and size is not None and found.architecture.parameters >= size.total, name
+
+
+def test_a_family_with_another_word_of_size_is_another_model() -> None:
+    for name in ("qwen3-max", "qwen3-next", "mistral-small9.9", "laion/clip-vit-h-14-laion2b-s32b-b79k"):
+        found = names.resolve(name)
+        assert found is None or found.name not in ("qwen3-8b", "mistral-7b", "clip-vit-base-patch32"), name
+    with pytest.raises(Refusal, match="size of model qwen3-ultra is not known"):
+        workload("model=qwen3-ultra")
+
+
+def test_of_two_models_in_a_name_the_larger_counts() -> None:
+    for name in ("baai/bge-multilingual-gemma2", "gemma2-bge-multilingual"):
+        found = names.resolve(name)
+        assert found is not None and found.name == "gemma-2-9b", name
+
+
+def test_a_size_is_the_same_in_every_spelling() -> None:
+    for name in ("qwen2.5-1.5b", "Qwen2_5_1_5B-Instruct", "qwen2-5-1-5b", "qwen25-1.5b"):
+        found = names.resolve(name.lower())
+        assert found is not None and found.name == "qwen2.5-1.5b", name
+    found = names.resolve("qwen2-5-15b")
+    assert found is not None and found.architecture.parameters > 14e9
+
+
+def test_the_tokens_of_a_training_are_no_size() -> None:
+    found = names.resolve("tinyllama-1.1b-intermediate-step-1431k-3t")
+    assert found is not None and found.name == "tinyllama-1.1b"
+    large = names.resolve("some-1t")
+    assert large is not None and large.architecture.parameters > 1e12
 
 
 def test_a_misspelt_size_is_no_other_model_and_the_right_one_is_suggested() -> None:

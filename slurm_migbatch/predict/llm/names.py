@@ -41,6 +41,16 @@ SIZES: Final = frozenset(
         "huge",
         "giant",
         "turbo",
+        "nano",
+        "micro",
+        "plus",
+        "pro",
+        "max",
+        "ultra",
+        "super",
+        "next",
+        "h",
+        "g",
         "vision",
         "vl",
         "omni",
@@ -53,7 +63,7 @@ SIZES: Final = frozenset(
         "minicpm",
     ]
 )
-"""Words that change the size when they follow a model's name."""
+"""Words that change the size when they follow a model's name, with or without a version: `small3.2`."""
 ROUNDED: Final = 1.1
 """Tolerance above the size in a model's name: a "7b" has up to 7.7 billion parameters."""
 LARGEST: Final = 5e12
@@ -189,9 +199,10 @@ def suggestion(name: str) -> str | None:
 def size_of(words: Sequence[str]) -> Sized | None:
     """Return the size in a name's words: `70b`, `8x7b` (as if nothing were shared), `235b` and `a22b`."""
     total = active = 0.0
-    for word in words:
-        match = _SIZE.fullmatch(word.removeprefix("a"))
-        if match is None:
+    sizes = [(word, match) for word in words if (match := _SIZE.fullmatch(word.removeprefix("a")))]
+    tokens = {"t"} if any(match[3] == "b" for _, match in sizes) else set()  # 1.1b-3t: the tokens of its training
+    for word, match in sizes:
+        if match[3] in tokens:
             continue
         params = float(match[2]) * _MILLIONS[match[3]] * 1e6
         if word.startswith("a"):
@@ -236,6 +247,11 @@ def mentions_active(name: str) -> bool:
     return any(word.startswith("a") and _SIZE.fullmatch(word[1:]) for word in _words(name))
 
 
+def mentions_public(name: str) -> bool:
+    """Return whether a word is the name of a public generative model, whatever the others are."""
+    return any(map(generates, _words(name)))
+
+
 def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | None]:
     """Return the words without those that name a precision, and the narrowest precision named; a method's name alone
     (`gptq`) counts only if no word states the bits.
@@ -271,18 +287,42 @@ def _parted(word: str) -> list[str]:
 
 
 def _public(words: Sequence[str]) -> tuple[Model | None, int]:
-    """Return the public model whose name is the longest run of the words, and the length of that name."""
-    size = size_of(words)
+    """Return the public model whose name is the longest run of the words, and the length of that name; of several
+    names of equally many words that of the largest model.
+    """
     for length in range(min(len(words), 8), 0, -1):
-        for start in range(len(words) - length + 1):
-            model = _BY_NAME.get("".join(words[start : start + length]))
-            if model is None:
-                continue
-            rest = [*words[:start], *words[start + length :]]
-            sized = SIZES.intersection(rest) - {"base"} or any(map(_misspelt_size, rest))
-            if not sized and _same_size(model, size):
-                return model, len("".join(words[start : start + length]))
+        found = [named for start in range(len(words) - length + 1) if (named := _named(words, start, start + length))]
+        if found:
+            return max(found, key=lambda named: named[0].architecture.parameters)
     return None, 0
+
+
+def _named(words: Sequence[str], start: int, end: int) -> tuple[Model, int] | None:
+    """Return the public model that a run of the words names, and the length of that name; None if there is none, or if
+    the other words mean another size.
+    """
+    name = "".join(words[start:end])
+    model = _BY_NAME.get(name) or _BY_NAME.get(name.replace(".", ""))
+    rest = [*words[:start], *words[end:]]
+    if model is None or any(map(_names_size, rest)):
+        return None
+    # 1_6b is the decimal number where it is a part of the name
+    decimal = size_of(_decimals(words[start:end])) if size_of(rest) is None else None
+    if _same_size(model, size_of(words)) or (decimal is not None and _same_size(model, decimal)):
+        return model, len(name)
+    return None
+
+
+def _names_size(word: str) -> bool:
+    stem = word.rstrip(".0123456789")
+    said = word if word in SIZES or len(stem) == 1 else stem
+    return (said in SIZES and said != "base") or _misspelt_size(word)
+
+
+def _decimals(words: Sequence[str]) -> list[str]:
+    """Return the words with a number joined to a size that follows it, as `1` and `6b` to `1.6b`."""
+    pairs = zip(("", *words), words, strict=False)
+    return [f"{before}.{word}" if before.isdigit() and _SIZE.fullmatch(word) else word for before, word in pairs]
 
 
 @lru_cache(maxsize=1024)

@@ -174,8 +174,9 @@ def _refuse_unsized(hints: Hints) -> None:
     near = names.suggestion(hints.model)
     if near is not None:
         raise Refusal("model_near", show(hints.model), near)
-    # a name with an organisation is one of a public hub: too large a model to be given the site's default unseen
-    if asks(hints) or "/" in hints.model or names.mentions_active(hints.model):
+    # a name with an organisation is one of a public hub, and another size of a language model is one too: too large a
+    # model to be given the site's default unseen
+    if asks(hints) or "/" in hints.model or names.mentions_active(hints.model) or names.mentions_public(hints.model):
         raise Refusal("model_size", show(hints.model))
 
 
