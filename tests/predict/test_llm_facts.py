@@ -40,7 +40,7 @@ PUBLISHED = {
     "mpt-7b": 6649286656, "starcoder": 15517456384, "starcoder2-3b": 3030371328, "starcoder2-7b": 7173923840,
     "starcoder2-15b": 15957889024, "gpt-oss-20b": 20914757184, "gpt-oss-120b": 116829156672, "yi-6b": 6061035520,
     "yi-34b": 34388917248, "smollm2-1.7b": 1711376384, "tinyllama-1.1b": 1100048384, "solar-10.7b": 10731524096,
-    "command-r": 34980831232, "internlm2-7b": 7737708544, "olmo-2-7b": 7298617344, "smollm3-3b": 3075098624,
+    "command-r": 34980831232, "internlm2-7b": 7737708544, "internlm3-8b": 8804241408, "olmo-2-7b": 7298617344, "smollm3-3b": 3075098624,
     "t5-small": 60506624, "t5-base": 222903552, "t5-3b": 2851598336, "t5-11b": 11307321344,
     "flan-t5-base": 247577856, "flan-t5-xl": 2849757184, "flan-t5-xxl": 11135332352, "whisper-tiny": 37760640,
     "whisper-small": 241734912, "whisper-large-v2": 1543304960, "whisper-large-v3": 1543490560,
@@ -70,6 +70,14 @@ NAMED = {
     "bert": ("bert-base", "fp32"),
     "gpt2-xl": ("gpt2-xl", "fp32"),
     "openai/gpt-oss-20b": ("gpt-oss-20b", "mxfp4"),
+    "Qwen/Qwen3-Coder-Next": ("qwen3-next-80b-a3b", "bf16"),
+    "qwen3-coder:30b": ("qwen3-coder-30b-a3b", "bf16"),
+    "mistral-large-3": ("mistral-large-3-675b", "fp8"),
+    "mistral-small3.2": ("mistral-small-3.2-24b", "bf16"),
+    "microsoft/Phi-4-reasoning-plus": ("phi-4", "bf16"),
+    "BAAI/bge-en-icl": ("mistral-7b", "bf16"),
+    "THUDM/CogVideoX-2b": ("cogvideox-2b", "fp16"),
+    "llama4": ("llama-4-scout", "bf16"),
 }
 
 
