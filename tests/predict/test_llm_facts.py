@@ -40,12 +40,13 @@ PUBLISHED = {
     "mpt-7b": 6649286656, "starcoder": 15517456384, "starcoder2-3b": 3030371328, "starcoder2-7b": 7173923840,
     "starcoder2-15b": 15957889024, "gpt-oss-20b": 20914757184, "gpt-oss-120b": 116829156672, "yi-6b": 6061035520,
     "yi-34b": 34388917248, "smollm2-1.7b": 1711376384, "tinyllama-1.1b": 1100048384, "solar-10.7b": 10731524096,
-    "command-r": 34980831232, "internlm2-7b": 7737708544, "internlm3-8b": 8804241408, "olmo-2-7b": 7298617344, "smollm3-3b": 3075098624,
+    "command-r": 34980831232, "internlm2-7b": 7737708544, "olmo-2-7b": 7298617344, "smollm3-3b": 3075098624,
     "t5-small": 60506624, "t5-base": 222903552, "t5-3b": 2851598336, "t5-11b": 11307321344,
     "flan-t5-base": 247577856, "flan-t5-xl": 2849757184, "flan-t5-xxl": 11135332352, "whisper-tiny": 37760640,
     "whisper-small": 241734912, "whisper-large-v2": 1543304960, "whisper-large-v3": 1543490560,
     "whisper-large-v3-turbo": 808878080, "bert-base": 109482240, "bert-large": 335141888, "roberta-base": 124645632,
     "xlm-roberta-large": 559890432, "distilbert": 66362880, "all-minilm-l6-v2": 22713216, "bge-m3": 567754752,
+    "internlm3-8b": 8804241408,
 }  # fmt: skip
 """Numbers of parameters as the published checkpoints have them."""
 NAMED = {
@@ -225,6 +226,12 @@ def test_near_names() -> None:
 def test_any_name_is_read(name: str) -> None:
     found = names.resolve(name)
     assert found is None or found.architecture.parameters > 0
+
+
+def test_speech_is_kept_beside_the_text() -> None:
+    whisper = BY_NAME["whisper-large-v3"].architecture
+    assert whisper.cache_values(1) == 32 * 2 * 20 * 64 * (1500 + 1), "an encoder's output for 30 s of sound"
+    assert BY_NAME["t5-base"].architecture.cache_values(128) == 2 * 12 * 2 * 12 * 64 * 128
 
 
 def test_the_window_and_the_latent_make_the_cache_small() -> None:

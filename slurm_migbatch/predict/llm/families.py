@@ -96,6 +96,7 @@ def _whisper(layers: int, width: int, heads: int, mels: int = 80, encoder: int =
         norm_bias=True,
         positions=448,
         encoder_layers=encoder or layers,
+        source=1500,
         extra=stem + 1500 * width - fewer,
         kind="both",
     )
