@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict.llm import names, precision
 from slurm_migbatch.predict.llm.describe import ArchError, DescribeError, describe, of_config, read_arch
 from slurm_migbatch.predict.llm.families import ALL, BY_NAME
-from slurm_migbatch.predict.llm.memory import weights_mib
+from slurm_migbatch.predict.llm.memory import need_of, weights_mib
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.workload.hints import parse
 from slurm_migbatch.workload.refusal import Refusal
@@ -213,6 +213,13 @@ def test_a_model_of_a_size_has_that_size(total: float, share: float) -> None:
     made = names.of_size(names.Sized(total, total * share))
     assert made.parameters >= total * 0.999 - 1
     assert made.parameters <= total * 1.01 + 1e6 and made.cache_values(1) > 0
+
+
+@pytest.mark.parametrize("words", ["", "engine=ollama", "quantization=awq", "method=lora", "method=full"])
+def test_a_larger_model_of_unknown_architecture_needs_no_less(words: str) -> None:
+    sizes = ("350m", "1b", "3b", "4b", "7b", "8b", "13b", "14b", "15b", "16b", "20b", "32b", "70b", "120b", "400b")
+    needs = [need_of(workload(f"params={size} {words}"), 81152).slice_mib for size in sizes]
+    assert needs == sorted(needs)
 
 
 def test_near_names() -> None:

@@ -8,6 +8,7 @@ run of its words that is a public model is that model. `llama-3-70b`, `Meta-Llam
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -80,6 +81,12 @@ SAME_SIZE: Final = 0.2
 """Tolerance of a size in a name below the model's own size."""
 LARGER: Final = 0.06
 """Tolerance above it: a model of a larger size needs more."""
+GROUPED: Final = 8 * 128
+"""Width of the keys of eight heads."""
+DEEP: Final = 96
+"""Layers of a deep model with that width of keys; a dense one of unknown architecture caches no more, unless it is
+deeper.
+"""
 _SIZE: Final = re.compile(r"(?:([0-9]{1,3})x)?([0-9]{1,4}(?:\.[0-9]{1,3})?)([bmt])")
 _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
@@ -219,17 +226,18 @@ def size_of(words: Sequence[str]) -> Sized | None:
 def of_size(size: Sized) -> Architecture:
     """Return a decoder of this many parameters with otherwise unknown architecture, erring on the large side.
 
-    Depth and width are those between public models of that size (a width of 128 to a layer); up to 14 billion every
-    head has its own keys and values, as in Llama 2 and in Qwen 1.5, beyond there are eight.
+    Depth and width are those between public models of that size (a width of 128 to a layer). Every head has its own
+    keys and values, as in Llama 2 and in Qwen 1.5, up to what a deep model with eight heads caches, so that a larger
+    model caches no less; one of experts has eight. (Heads have one dimension here, as only their total width counts.)
     """
     layers = min(max(round((size.active / 12 / 128**2) ** (1 / 3)), 2), 128)
     width = layers * 128
-    heads = layers
-    kv_heads = heads if size.total <= 14.5e9 else min(8, heads)
+    sparse = size.active < 0.9 * size.total
+    kept = min(width, GROUPED if sparse else max(GROUPED, math.ceil(GROUPED * DEEP / layers)))
     vocab = 32_000 if size.total < 1e9 else 128_000
-    base = Architecture(layers, width, heads, kv_heads, 128, 4 * width, vocab, 32768, tied=size.total < 4e9)
+    base = Architecture(layers, width, width, kept, 1, 4 * width, vocab, 32768, tied=size.total < 4e9)
     experts = None
-    if size.active < 0.9 * size.total:
+    if sparse:
         # a count of experts that has the share of active parameters; the remainder is `extra`
         count = max(round(size.total / size.active), 2)
         experts = Experts(count, 1, 1)
