@@ -241,6 +241,13 @@ def test_speech_is_kept_beside_the_text() -> None:
     assert BY_NAME["t5-base"].architecture.cache_values(128) == 2 * 12 * 2 * 12 * 64 * 128
 
 
+@pytest.mark.parametrize("name", ["llama-3.3-nemotron-super-49b", "glm-4.5-air", "glm-4.5", "minimax-m2"])
+def test_a_longer_context_needs_more(name: str) -> None:
+    short, long = (workload(f"model={name} max_model_len={length} max_num_seqs=1") for length in ("4k", "128k"))
+    grown = need_of(long, 81152).cache - need_of(short, 81152).cache
+    assert grown > 10 * 1024, "MiB for 124 thousand tokens of at least 46 layers with eight heads"
+
+
 def test_the_window_and_the_latent_make_the_cache_small() -> None:
     gemma, deepseek = BY_NAME["gemma-3-27b"].architecture, BY_NAME["deepseek-v3"].architecture
     assert gemma.cache_values(8192) == 2 * 16 * 128 * (10 * 8192 + 52 * 1024)

@@ -176,6 +176,13 @@ _DS_V3 = _a(
     experts=_moe(256, 8, 2048, 2048, 3),
     extra=58 * 256,
 )
+_GLM_AIR = _a(
+    46, 4096, 96, 8, 10944, 151552, 128 * _K, head=128, bias="qkv", experts=_moe(128, 8, 1408, 1408, dense_layers=1)
+)
+_GLM = _a(
+    92, 5120, 96, 8, 12288, 151552, 128 * _K, head=128, bias="qkv", experts=_moe(160, 8, 1536, 1536, dense_layers=3)
+)
+_MINIMAX = _a(62, 3072, 48, 8, 1536, 200064, 192 * _K, head=128, experts=_moe(256, 8, 1536))
 _SC2: Final[Mapping[str, Any]] = {"gated": False, "bias": "all", "norm_bias": True}
 _BERT_BASE, _BERT_LARGE = (12, 768, 12, 3072), (24, 1024, 16, 4096)
 _XLMR: Final[Mapping[str, Any]] = {"types": 1, "positions": 514}
@@ -225,7 +232,8 @@ _LLAMA = (
         "llama-4-maverick-17b-128e",
     ),
     _m("tinyllama-1.1b", _a(22, 2048, 32, 4, 5632, 32000, 2 * _K), "tinyllama"),
-    _m("llama-3.3-nemotron-super-49b", _plain(49_900, 2 * _K)),
+    # some of its 80 layers have no attention: a bound of its cache
+    _m("llama-3.3-nemotron-super-49b", _seen(_a(80, 8192, 64, 8, 18000, 128256, 128 * _K), 49_900_000_000)),
 )
 _MISTRALS = (
     _m(
@@ -525,10 +533,10 @@ _OTHERS = (
     _m("glm-4-9b", _a(40, 4096, 32, 2, 13696, 151552, 128 * _K, bias="qkv"), "glm-4-9b-0414"),
     _m("glm-4v-9b", _seen(_a(40, 4096, 32, 2, 13696, 151552, 8 * _K, bias="qkv"), 13_900_000_000)),
     _m("glm-4-32b", _a(61, 6144, 48, 2, 23040, 151552, 32 * _K, norms=4), "glm-4-32b-0414 glm-z1-32b"),
-    _m("glm-4.5-air", _plain(110_468, 4 * _K), "glm-4.5-air-106b"),
-    _m("glm-4.5", _plain(358_338, 4 * _K), "glm-4.6"),
+    _m("glm-4.5-air", _seen(_GLM_AIR, 110_468_000_000), "glm-4.5-air-106b"),
+    _m("glm-4.5", _seen(_GLM, 358_338_000_000), "glm-4.6"),
     _m("kimi-k2", _plain(1_026_000, 4 * _K), "", "fp8"),
-    _m("minimax-m2", _plain(228_700, 4 * _K), "", "fp8"),
+    _m("minimax-m2", _MINIMAX, "", "fp8"),
     _m("granite-3.3-2b", _a(40, 2048, 32, 8, 8192, 49159, 128 * _K, tied=True), "granite-3.1-2b granite-3.2-2b"),
     _m("granite-3.3-8b", _a(40, 4096, 32, 8, 12800, 49159, 128 * _K, tied=True), "granite-3.1-8b granite-3.2-8b"),
     _m("olmo-2-7b", _a(32, 4096, 32, 32, 11008, 100352, 4 * _K, extra=32 * 2 * 4096), "olmo-2-1124-7b olmo-7b"),
