@@ -15,7 +15,8 @@ Jobs can report false figures, or count other things than the rest of the site d
 Memory is what the process took, which may be more than it needs (frameworks that take all memory): for a run whose
 script names an engine that takes a fixed share of any slice, no memory is learned. For any other, a completed run
 has shown that its peak is sufficient, so of several slices the smallest peak counts. A run that failed with its slice
-full needs more than that: its peak counts if no run of the same kind completed.
+full needs more than that: its peak counts if no run of the same kind completed. Both hold for one user's runs, because
+one's peak says little about another's need: of several users the median counts, of two the larger.
 """
 
 from __future__ import annotations
@@ -359,26 +360,32 @@ def rows_of(observations: Sequence[Observation]) -> list[Measurement]:
 
 
 def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], float]:
-    """Return the peak by key, batch, input and profile: that of the profile with the smallest peak."""
-    groups: dict[tuple[Any, ...], dict[str, list[Observation]]] = {}
-    weighed = [observation for observation in observations if observation.row.memory_mib is not None]
-    enough = {
-        (*observation.key, observation.row.batch, observation.row.input_size)
-        for observation in weighed
-        if not observation.short
-    }
-    for observation in weighed:
-        of = (*observation.key, observation.row.batch, observation.row.input_size)
-        if not (observation.short and of in enough):
-            groups.setdefault(of, {}).setdefault(observation.row.profile, []).append(observation)
+    """Return the peak by key, batch, input and profile: of each user that of the profile with the smallest peak, and of
+    several users the median, the larger of two.
+    """
+    groups: dict[tuple[Any, ...], list[Observation]] = {}
+    for observation in observations:
+        if observation.row.memory_mib is not None:
+            of = (*observation.key, observation.row.batch, observation.row.input_size)
+            groups.setdefault(of, []).append(observation)
     found: dict[tuple[Any, ...], float] = {}
-    for of, profiles in groups.items():
-        peaks = {profile: peak for profile, group in profiles.items() if (peak := _agreed(group, "memory")) is not None}
-        # of runs that all failed the largest peak is closest to the need
-        best = (min if of in enough else max)(peaks, key=peaks.__getitem__)
-        place = (*of, best)
-        found[place] = peaks[best]
+    for of, group in groups.items():
+        peaks = sorted(_peak(mine) for mine in _by_user(group).values())
+        peak, profile = peaks[len(peaks) // 2]
+        place = (*of, profile)
+        found[place] = peak
     return found
+
+
+def _peak(mine: Sequence[Observation]) -> tuple[float, str]:
+    """Return the peak of one user's runs of one cell, and its profile."""
+    enough = [observation for observation in mine if not observation.short]
+    profiles: dict[str, list[Observation]] = {}
+    for observation in enough or mine:
+        profiles.setdefault(observation.row.profile, []).append(observation)
+    peaks = [(peak, name) for name, group in profiles.items() if (peak := _agreed(group, "memory")) is not None]
+    # of runs that all failed the largest peak is closest to the need
+    return min(peaks) if enough else max(peaks)
 
 
 def _any(group: Iterable[Observation], figure: str) -> bool:

@@ -113,7 +113,7 @@ class Learned:
                 tuple(ServedPoint.from_dict(point) for point in data.get("served", ())),
                 tuple(TrainedPoint.from_dict(point) for point in data.get("trained", ())),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, np.linalg.LinAlgError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, np.linalg.LinAlgError) as error:
             raise StateError(f"cannot parse the learned model: {error!r}") from None
 
 

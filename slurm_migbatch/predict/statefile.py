@@ -258,7 +258,7 @@ class ModelDirectory:
             )
             if not 0 <= index.current <= index.last:
                 raise ValueError("the current version is not in the list")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise StateError(f"{where} cannot be parsed: {error!r}") from None
         return index
 

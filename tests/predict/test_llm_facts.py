@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict.llm import names, precision
 from slurm_migbatch.predict.llm.describe import ArchError, DescribeError, describe, of_config, read_arch
 from slurm_migbatch.predict.llm.families import ALL, BY_NAME
-from slurm_migbatch.predict.llm.memory import weights_mib
+from slurm_migbatch.predict.llm.memory import need_of, weights_mib
+from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.workload.hints import parse
+from slurm_migbatch.workload.refusal import Refusal
 
 PUBLISHED = {
     "llama-2-7b": 6738415616, "llama-2-13b": 13015864320, "llama-2-70b": 68976648192, "llama-3.1-8b": 8030261248,
@@ -44,6 +46,7 @@ PUBLISHED = {
     "whisper-small": 241734912, "whisper-large-v2": 1543304960, "whisper-large-v3": 1543490560,
     "whisper-large-v3-turbo": 808878080, "bert-base": 109482240, "bert-large": 335141888, "roberta-base": 124645632,
     "xlm-roberta-large": 559890432, "distilbert": 66362880, "all-minilm-l6-v2": 22713216, "bge-m3": 567754752,
+    "internlm3-8b": 8804241408,
 }  # fmt: skip
 """Numbers of parameters as the published checkpoints have them."""
 NAMED = {
@@ -68,7 +71,55 @@ NAMED = {
     "bert": ("bert-base", "fp32"),
     "gpt2-xl": ("gpt2-xl", "fp32"),
     "openai/gpt-oss-20b": ("gpt-oss-20b", "mxfp4"),
+    "Qwen/Qwen3-Coder-Next": ("qwen3-next-80b-a3b", "bf16"),
+    "qwen3-coder:30b": ("qwen3-coder-30b-a3b", "bf16"),
+    "mistral-large-3": ("mistral-large-3-675b", "fp8"),
+    "mistral-small3.2": ("mistral-small-3.2-24b", "bf16"),
+    "microsoft/Phi-4-reasoning-plus": ("phi-4", "bf16"),
+    "BAAI/bge-en-icl": ("mistral-7b", "bf16"),
+    "THUDM/CogVideoX-2b": ("cogvideox-2b", "fp16"),
+    "llama4": ("llama-4-scout", "bf16"),
 }
+
+
+BITS = {
+    "llama-3.3-70b-instruct-gptq-8bit": 8.1,
+    "llama-3.3-70b-instruct-gptq": 4.16,
+    "google/gemma-3-27b-it-qat-q4_0-unquantized": 16.0,
+    "qwen3-8b-awq-dequantized-bf16": 16.0,
+    "mlx-community/llama-3.3-70b-instruct-6bit": 6.5,
+    "kaitchup/llama-3.3-70b-gptq-3bit": 3.5,
+    "llama-3.3-70b-4.65bpw-h6-exl2": 4.75,
+    "unsloth/llama-3.3-70b-instruct-ud-iq2_xxs.gguf": 2.39,
+    "unsloth/llama-3.3-70b-instruct-ud-q4_k_xl.gguf": 5.7,
+    "llama-3.3-70b-f32.gguf": 32.0,
+    "llama-3.3-70b-float32": 32.0,
+}
+"""Bits of a parameter by what a name says."""
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_the_bits_that_a_name_states(name: str) -> None:
+    found = names.resolve(name)
+    assert found is not None and (found.precision.bits, found.how) == (BITS[name], "public")
+
+
+def workload(hints: str) -> Workload:
+    found = workload_of(parse(f"migbatch: {hints}"))
+    assert found is not None
+    return found
+
+
+def test_a_tag_that_names_a_precision_is_not_taken_for_the_usual_one_of_ollama() -> None:
+    assert workload("model=llama3.3:70b engine=ollama").precision.bits == 4.9
+    assert workload("model=llama3.3:70b-instruct-fp16 engine=ollama").precision.bits == 16
+
+
+def test_params_count_where_they_contradict_the_name() -> None:
+    for name in ("mistral", "llama-3-8b"):
+        assert workload(f"model={name} params=70b").architecture.parameters == pytest.approx(70e9, rel=1e-3)
+    assert workload("model=llama-3-8b params=8b").model.how == "public"
+    assert workload("model=llama-3-70b params=8b").architecture.parameters > 70e9
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -95,6 +146,41 @@ def test_a_name_with_another_size_is_another_model() -> None:
     for name in ("gpt2-xl-large", "deepseek-r1-99b", "t5-large-xxl"):
         found = names.resolve(name)
         assert found is None or found.how != "public", name
+
+
+def test_a_name_with_a_larger_size_is_another_model() -> None:
+    for name in ("nvidia/mistral-nemo-minitron-8b-base", "ibm-granite/granite-3.1-3b-a800m-instruct"):
+        found, size = names.resolve(name), names.size_of(name.split("-"))
+        assert found is not None and size is not None and found.architecture.parameters >= size.total, name
+
+
+def test_a_family_with_another_word_of_size_is_another_model() -> None:
+    for name in ("qwen3-max", "qwen3-next", "mistral-small9.9", "laion/clip-vit-h-14-laion2b-s32b-b79k"):
+        found = names.resolve(name)
+        assert found is None or found.name not in ("qwen3-8b", "mistral-7b", "clip-vit-base-patch32"), name
+    with pytest.raises(Refusal, match="size of model qwen3-ultra is not known"):
+        workload("model=qwen3-ultra")
+
+
+def test_of_two_models_in_a_name_the_larger_counts() -> None:
+    for name in ("baai/bge-multilingual-gemma2", "gemma2-bge-multilingual"):
+        found = names.resolve(name)
+        assert found is not None and found.name == "gemma-2-9b", name
+
+
+def test_a_size_is_the_same_in_every_spelling() -> None:
+    for name in ("qwen2.5-1.5b", "Qwen2_5_1_5B-Instruct", "qwen2-5-1-5b", "qwen25-1.5b"):
+        found = names.resolve(name.lower())
+        assert found is not None and found.name == "qwen2.5-1.5b", name
+    found = names.resolve("qwen2-5-15b")
+    assert found is not None and found.architecture.parameters > 14e9
+
+
+def test_the_tokens_of_a_training_are_no_size() -> None:
+    found = names.resolve("tinyllama-1.1b-intermediate-step-1431k-3t")
+    assert found is not None and found.name == "tinyllama-1.1b"
+    large = names.resolve("some-1t")
+    assert large is not None and large.architecture.parameters > 1e12
 
 
 def test_a_misspelt_size_is_no_other_model_and_the_right_one_is_suggested() -> None:
@@ -129,6 +215,13 @@ def test_a_model_of_a_size_has_that_size(total: float, share: float) -> None:
     assert made.parameters <= total * 1.01 + 1e6 and made.cache_values(1) > 0
 
 
+@pytest.mark.parametrize("words", ["", "engine=ollama", "quantization=awq", "method=lora", "method=full"])
+def test_a_larger_model_of_unknown_architecture_needs_no_less(words: str) -> None:
+    sizes = ("350m", "1b", "3b", "4b", "7b", "8b", "13b", "14b", "15b", "16b", "20b", "32b", "70b", "120b", "400b")
+    needs = [need_of(workload(f"params={size} {words}"), 81152).slice_mib for size in sizes]
+    assert needs == sorted(needs)
+
+
 def test_near_names() -> None:
     assert names.suggestion("mixtrall") == "mixtral"
     assert names.suggestion("something-else-entirely") is None
@@ -140,6 +233,19 @@ def test_near_names() -> None:
 def test_any_name_is_read(name: str) -> None:
     found = names.resolve(name)
     assert found is None or found.architecture.parameters > 0
+
+
+def test_speech_is_kept_beside_the_text() -> None:
+    whisper = BY_NAME["whisper-large-v3"].architecture
+    assert whisper.cache_values(1) == 32 * 2 * 20 * 64 * (1500 + 1), "an encoder's output for 30 s of sound"
+    assert BY_NAME["t5-base"].architecture.cache_values(128) == 2 * 12 * 2 * 12 * 64 * 128
+
+
+@pytest.mark.parametrize("name", ["llama-3.3-nemotron-super-49b", "glm-4.5-air", "glm-4.5", "minimax-m2"])
+def test_a_longer_context_needs_more(name: str) -> None:
+    short, long = (workload(f"model={name} max_model_len={length} max_num_seqs=1") for length in ("4k", "128k"))
+    grown = need_of(long, 81152).cache - need_of(short, 81152).cache
+    assert grown > 10 * 1024, "MiB for 124 thousand tokens of at least 46 layers with eight heads"
 
 
 def test_the_window_and_the_latent_make_the_cache_small() -> None:

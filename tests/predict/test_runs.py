@@ -216,6 +216,22 @@ def test_a_run_that_failed_with_its_slice_full_says_that_it_needs_more() -> None
     assert more == [pytest.approx(15_000.0)]
 
 
+def test_one_users_small_peak_is_not_what_the_others_need() -> None:
+    """A job that did little under the name of a model, on a small slice, and those that use the model in earnest."""
+    small = [Run(n, "eve", profile="1g.10gb", memory_mib=7_500.0) for n in range(20)]
+    honest = [Run(20, "ann", profile="3g.40gb", memory_mib=30_000.0)]
+    assert peaks(*small, *honest) == {"3g.40gb": pytest.approx(30_000.0)}
+    honest.append(Run(21, "bob", profile="3g.40gb", memory_mib=28_000.0))
+    assert peaks(*small, *honest) == {"3g.40gb": pytest.approx(28_000.0)}
+    failed = Run(22, "cat", state="FAILED", profile="1g.10gb", memory_mib=9_800.0)
+    assert peaks(*small, failed) == {"1g.10gb": pytest.approx(9_800.0)}
+
+
+def peaks(*runs: Run) -> dict[str, float]:
+    heard = select_learnable(told(*runs), KNOWLEDGE)
+    return {row.profile: row.memory_mib for row in rows_of(heard.used) if row.memory_mib is not None}
+
+
 def test_models_with_very_many_cells_are_learned_from_those_used_most() -> None:
     runs = [Run(n, batch=1 + n % 200) for n in range(300)]
     assert len(rows_of(told(*runs))) == MOST_CELLS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -341,7 +342,24 @@ def test_a_linked_directory_is_not_used(models: ModelDirectory, two: Path, tmp_p
     assert "must be a directory" in models.current().troubles[0]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 1, "current": 9, "last": 2, "rejected": {}, "seen": {}}'])
+def test_a_number_too_large_for_any_is_not_believed(models: ModelDirectory, two: Path) -> None:
+    content = gzip.decompress(two.read_bytes())
+    changed, count = re.subn(rb'"rows": ?[0-9]+', b'"rows":1e999', content)
+    assert count == 1
+    two.write_bytes(gzip.compress(changed))
+    trouble(models)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"format": 1, "current": 9, "last": 2, "rejected": {}, "seen": {}}',
+        '{"format": 1, "current": 1e999, "last": 2, "rejected": {}, "seen": {}, "tries": []}',
+    ],
+)
 def test_a_broken_index_means_physics_until_the_next_refit(models: ModelDirectory, two: Path, text: str) -> None:
     (models.path / "index.json").write_text(text)
     current = models.current()

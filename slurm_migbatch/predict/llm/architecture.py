@@ -50,8 +50,9 @@ class Architecture:
     output shares the embedding; `headless`: no output over the vocabulary. `norms`: vectors of normalisation in a
     layer, `norm_bias`: each with a bias; `head_norms`: queries and keys are normalised by head. `positions`: learned
     ones. `context`: tokens that the model was made for; only `wide_layers` see all of them, the other layers `window`.
-    `encoder_layers`: of an encoder with the same sizes, whose output each decoder layer attends to. `extra`: other
-    parameters. `item_mib`: working memory of one item of a plain model (an image, a clip).
+    `encoder_layers`: of an encoder with the same sizes, whose output each decoder layer attends to. `source`: its
+    tokens if it does not read the text. `extra`: other parameters. `item_mib`: working memory of one item of a plain
+    model (an image, a clip).
     """
 
     layers: int
@@ -75,6 +76,7 @@ class Architecture:
     experts: Experts | None = None
     latent: Latent | None = None
     encoder_layers: int = 0
+    source: int = 0
     extra: int = 0
     kind: Kind = "decoder"
     item_mib: int = 0
@@ -156,7 +158,8 @@ class Architecture:
         per_token = 2 * self.kv_heads * self.head
         wide = self.wide_layers if self.window else self.layers
         narrow = (self.layers - wide) * min(tokens, self.window) if self.window else 0
-        cross = self.layers * per_token * min(self.context, tokens) if self.encoder_layers else 0
+        read = self.source or min(self.context, tokens)
+        cross = self.layers * per_token * read if self.encoder_layers else 0
         return per_token * (wide * tokens + narrow) + cross
 
     def operations(self, tokens: float, before: float = 0.0) -> float:

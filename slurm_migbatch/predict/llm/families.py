@@ -96,6 +96,7 @@ def _whisper(layers: int, width: int, heads: int, mels: int = 80, encoder: int =
         norm_bias=True,
         positions=448,
         encoder_layers=encoder or layers,
+        source=1500,
         extra=stem + 1500 * width - fewer,
         kind="both",
     )
@@ -175,6 +176,13 @@ _DS_V3 = _a(
     experts=_moe(256, 8, 2048, 2048, 3),
     extra=58 * 256,
 )
+_GLM_AIR = _a(
+    46, 4096, 96, 8, 10944, 151552, 128 * _K, head=128, bias="qkv", experts=_moe(128, 8, 1408, 1408, dense_layers=1)
+)
+_GLM = _a(
+    92, 5120, 96, 8, 12288, 151552, 128 * _K, head=128, bias="qkv", experts=_moe(160, 8, 1536, 1536, dense_layers=3)
+)
+_MINIMAX = _a(62, 3072, 48, 8, 1536, 200064, 192 * _K, head=128, experts=_moe(256, 8, 1536))
 _SC2: Final[Mapping[str, Any]] = {"gated": False, "bias": "all", "norm_bias": True}
 _BERT_BASE, _BERT_LARGE = (12, 768, 12, 3072), (24, 1024, 16, 4096)
 _XLMR: Final[Mapping[str, Any]] = {"types": 1, "positions": 514}
@@ -213,7 +221,7 @@ _LLAMA = (
     _m(
         "llama-4-scout",
         _seen(_a(48, 5120, 40, 8, 16384, 202048, 256 * _K, head=128, experts=_moe(16, 1, 8192, 8192)), 108_641_793_536),
-        "llama-4-scout-17b-16e",
+        "llama-4-scout-17b-16e llama4",
     ),
     _m(
         "llama-4-maverick",
@@ -224,14 +232,15 @@ _LLAMA = (
         "llama-4-maverick-17b-128e",
     ),
     _m("tinyllama-1.1b", _a(22, 2048, 32, 4, 5632, 32000, 2 * _K), "tinyllama"),
-    _m("llama-3.3-nemotron-super-49b", _plain(49_900, 2 * _K)),
+    # some of its 80 layers have no attention: a bound of its cache
+    _m("llama-3.3-nemotron-super-49b", _seen(_a(80, 8192, 64, 8, 18000, 128256, 128 * _K), 49_900_000_000)),
 )
 _MISTRALS = (
     _m(
         "mistral-7b",
         _MISTRAL,
         "mistral mathstral-7b openhermes-2.5-mistral-7b zephyr-7b openchat-3.5 "
-        "neural-chat-7b  starling-lm-7b e5-mistral-7b sfr-embedding-mistral",
+        "neural-chat-7b  starling-lm-7b e5-mistral-7b sfr-embedding-mistral bge-en-icl",
     ),
     _m("mistral-nemo", _NEMO, "mistral-nemo-12b mistral-nemo-2407"),
     _m("ministral-8b", _a(36, 4096, 32, 8, 12288, 131072, 32 * _K, head=128)),
@@ -240,7 +249,7 @@ _MISTRALS = (
     _m(
         "mistral-small-3.2-24b",
         replace(_seen(_SMALL24, 24_011_361_280), context=128 * _K),
-        "mistral-small-3.1-24b mistral-small-2503 mistral-small-2506 "
+        "mistral-small-3.1-24b mistral-small-2503 mistral-small-2506 mistral-small3.1 mistral-small3.2 "
         "devstral-small devstral-small-2505 magistral-small",
     ),
     _m(
@@ -248,6 +257,7 @@ _MISTRALS = (
         _a(88, 12288, 96, 8, 28672, 32768, 128 * _K),
         "mistral-large-2407 mistral-large-2411  mistral-large-123b",
     ),
+    _m("mistral-large-3-675b", _plain(675_000, 4 * _K), "mistral-large-3 mistral-large-2512", "fp8"),
     _m("pixtral-12b", _seen(_NEMO, 12_682_736_640)),
     _m(
         "mixtral-8x7b",
@@ -291,6 +301,8 @@ _QWENS = (
     _m("qwq-32b", replace(_Q25_32B, context=40 * _K), "qwq"),
     _m("deepseek-r1-distill-qwen-32b", replace(_Q25_32B, context=128 * _K), "deepseek-r1-32b"),
     _m("qwen2.5-72b", _Q25_72B),
+    _m("qwen2.5-omni-3b", _seen(_Q25_3B, 5_540_000_000)),
+    _m("qwen2.5-omni-7b", _seen(_Q25_7B, 10_730_000_000)),
     _m("qwen2.5-vl-3b", replace(_seen(_Q25_3B, 3_754_622_976), context=125 * _K)),
     _m("qwen2.5-vl-7b", replace(_seen(_Q25_7B, 8_292_166_656), context=125 * _K)),
     _m("qwen2.5-vl-32b", replace(_seen(_Q25_32B, 33_452_718_336), context=125 * _K)),
@@ -310,7 +322,7 @@ _QWENS = (
     _m(
         "qwen3-coder-30b-a3b",
         replace(_Q3_30B, context=256 * _K),
-        "qwen3-30b-a3b-instruct-2507  qwen3-30b-a3b-thinking-2507",
+        "qwen3-30b-a3b-instruct-2507  qwen3-30b-a3b-thinking-2507 qwen3-coder",
     ),
     _m("qwen3-235b-a22b", _a(94, 4096, 64, 4, 12288, 151936, 40 * _K, experts=_moe(128, 8, 1536), **_Q3), "qwen3-235b"),
     _m("qwen3-coder-480b-a35b", _a(62, 6144, 96, 8, 8192, 151936, 256 * _K, experts=_moe(160, 8, 2560), **_Q3)),
@@ -319,11 +331,12 @@ _QWENS = (
     _m(
         "qwen3-next-80b-a3b",
         _seen(_a(48, 2048, 16, 2, 5120, 151936, 256 * _K, head=256, experts=_moe(512, 10, 512, 512)), 81_324_862_720),
+        "qwen3-next qwen3-coder-next",
     ),
 )
 _GEMMAS = (
     _m("gemma-2b", _a(18, 2048, 8, 1, 16384, 256000, 8 * _K, head=256, tied=True)),
-    _m("gemma-7b", _a(28, 3072, 16, 16, 24576, 256000, 8 * _K, head=256, tied=True)),
+    _m("gemma-7b", _a(28, 3072, 16, 16, 24576, 256000, 8 * _K, head=256, tied=True), "gemma"),
     _m("gemma-2-2b", _a(26, 2304, 8, 4, 9216, 256000, 8 * _K, head=256, wide_layers=13, **_G2)),
     _m("gemma-2-9b", _a(42, 3584, 16, 8, 14336, 256000, 8 * _K, head=256, wide_layers=21, **_G2), "gemma2"),
     _m("gemma-2-27b", _a(46, 4608, 32, 16, 36864, 256000, 8 * _K, head=128, wide_layers=23, **_G2)),
@@ -346,7 +359,7 @@ _PHIS = (
         "phi-3.5-moe", _a(32, 4096, 32, 8, 6400, 32064, 128 * _K, experts=_moe(16, 2, 6400), bias="qkv", norm_bias=True)
     ),
     _m("phi-3.5-vision", _seen(_a(32, 3072, 32, 32, 8192, 32064, 128 * _K), 4_146_621_440), "phi-3-vision"),
-    _m("phi-4", _a(40, 5120, 40, 10, 17920, 100352, 16 * _K), "phi-4-14b phi-4-reasoning"),
+    _m("phi-4", _a(40, 5120, 40, 10, 17920, 100352, 16 * _K), "phi-4-14b phi-4-reasoning phi-4-reasoning-plus"),
     _m("phi-4-mini", _a(32, 3072, 24, 8, 8192, 200064, 128 * _K, tied=True)),
     _m("phi-4-multimodal", _seen(_a(32, 3072, 24, 8, 8192, 200064, 128 * _K, tied=True), 5_574_460_384)),
 )
@@ -511,17 +524,19 @@ _OTHERS = (
         "aya-expanse-8b c4ai-command-r7b",
     ),
     _m("aya-expanse-32b", _a(40, 8192, 64, 8, 24576, 256000, 128 * _K, tied=True, norms=1), "command-r-08-2024"),
-    _m("internlm2-7b", _a(32, 4096, 32, 8, 14336, 92544, 32 * _K), "internlm2.5-7b internlm3-8b"),
+    _m("internlm2-7b", _a(32, 4096, 32, 8, 14336, 92544, 32 * _K), "internlm2.5-7b"),
+    _m("internlm3-8b", _a(48, 4096, 32, 2, 10240, 128512, 32 * _K)),
     _m("internlm2-20b", _a(48, 6144, 48, 8, 16384, 92544, 32 * _K), "internlm2.5-20b"),
     _m("baichuan2-7b", _a(32, 4096, 32, 32, 11008, 125696, 4 * _K)),
     _m("baichuan2-13b", _a(40, 5120, 40, 40, 13696, 125696, 4 * _K)),
     _m("chatglm3-6b", _a(28, 4096, 32, 2, 13696, 65024, 8 * _K, bias="qkv"), "chatglm2-6b", "fp16"),
     _m("glm-4-9b", _a(40, 4096, 32, 2, 13696, 151552, 128 * _K, bias="qkv"), "glm-4-9b-0414"),
+    _m("glm-4v-9b", _seen(_a(40, 4096, 32, 2, 13696, 151552, 8 * _K, bias="qkv"), 13_900_000_000)),
     _m("glm-4-32b", _a(61, 6144, 48, 2, 23040, 151552, 32 * _K, norms=4), "glm-4-32b-0414 glm-z1-32b"),
-    _m("glm-4.5-air", _plain(110_468, 4 * _K), "glm-4.5-air-106b"),
-    _m("glm-4.5", _plain(358_338, 4 * _K), "glm-4.6"),
+    _m("glm-4.5-air", _seen(_GLM_AIR, 110_468_000_000), "glm-4.5-air-106b"),
+    _m("glm-4.5", _seen(_GLM, 358_338_000_000), "glm-4.6"),
     _m("kimi-k2", _plain(1_026_000, 4 * _K), "", "fp8"),
-    _m("minimax-m2", _plain(228_700, 4 * _K), "", "fp8"),
+    _m("minimax-m2", _MINIMAX, "", "fp8"),
     _m("granite-3.3-2b", _a(40, 2048, 32, 8, 8192, 49159, 128 * _K, tied=True), "granite-3.1-2b granite-3.2-2b"),
     _m("granite-3.3-8b", _a(40, 4096, 32, 8, 12800, 49159, 128 * _K, tied=True), "granite-3.1-8b granite-3.2-8b"),
     _m("olmo-2-7b", _a(32, 4096, 32, 32, 11008, 100352, 4 * _K, extra=32 * 2 * 4096), "olmo-2-1124-7b olmo-7b"),
@@ -621,6 +636,7 @@ _PLAIN = (
     _m("flux.2-dev", _plain(56_200, 8 * _K), "flux.2"),
     _m("stable-video-diffusion", _plain(2_254, 12 * _K), "stable-video-diffusion-img2vid-xt", "fp16"),
     _m("pixart-sigma", _plain(5_450, 4 * _K), "pixart-alpha pixart", "fp16"),
+    _m("cogvideox-2b", _plain(6_700, 12 * _K), "", "fp16"),
     _m("cogvideox-5b", _plain(10_500, 12 * _K), "cogvideox"),
     _m("wan2.1-t2v-14b", _plain(20_200, 16 * _K), "wan2.2-t2v-14b wan2.1-14b"),
     _m("wan2.1-t2v-1.3b", _plain(7_300, 8 * _K), "wan2.1-1.3b"),

@@ -112,7 +112,8 @@ def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
         serving.concurrency * architecture.cache_values(serving.length), architecture.cache_values(serving.reserve)
     )
     cache = values * serving.cache_bits / 8 / MIB
-    all_tokens = serving.concurrency * (serving.length if architecture.kind == "encoder" else serving.input)
+    longest = serving.length if architecture.kind == "encoder" else max(serving.input, architecture.source)
+    all_tokens = serving.concurrency * longest
     if serving.engine in ("llamacpp", "ollama"):
         tokens = LLAMA_CPP_TOKENS
     elif serving.engine == "transformers" or architecture.kind in ("encoder", "both"):
@@ -186,17 +187,20 @@ def activations_mib(architecture: Architecture, training: Training, bytes_each: 
     if architecture.kind == "plain":
         items = TRAINING_ITEMS if not training.checkpointing else 1
         return float(items * architecture.item_mib * training.micro_batch)
-    tokens = training.seq * training.micro_batch
     width, inner = architecture.width, architecture.heads * architecture.head
     keys = architecture.kv_heads * architecture.head
     passed = _passed(architecture) * (4 if architecture.gated else 2)
-    layer = (9 * width + 3 * inner + 3 * keys + passed) * bytes_each
-    if architecture.kind != "decoder":  # eager attention keeps the scores, their mask and the dropout result
-        layer += 2.5 * bytes_each * architecture.heads * training.seq
-    layers = architecture.layers + architecture.encoder_layers
-    kept = layers * width * bytes_each + layer if training.checkpointing else layers * layer
+    each = (9 * width + 3 * inner + 3 * keys + passed) * bytes_each
+    kept = largest = 0.0
+    read = architecture.source or training.seq
+    for layers, tokens in ((architecture.layers, training.seq), (architecture.encoder_layers, read)):
+        layer = each
+        if architecture.kind != "decoder":  # eager attention keeps the scores, their mask and the dropout result
+            layer += 2.5 * bytes_each * architecture.heads * tokens
+        kept += tokens * layers * (width * bytes_each if training.checkpointing else layer)
+        largest = max(largest, tokens * layer if layers and training.checkpointing else 0.0)
     logits = 0 if architecture.headless else architecture.vocab * LOGIT_BYTES
-    return tokens * (kept + logits) / MIB
+    return training.micro_batch * (kept + largest + training.seq * logits) / MIB
 
 
 def resized(workload: Workload, kept: Precision) -> Workload:

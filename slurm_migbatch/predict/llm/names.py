@@ -8,6 +8,7 @@ run of its words that is a public model is that model. `llama-3-70b`, `Meta-Llam
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,16 @@ SIZES: Final = frozenset(
         "huge",
         "giant",
         "turbo",
+        "nano",
+        "micro",
+        "plus",
+        "pro",
+        "max",
+        "ultra",
+        "super",
+        "next",
+        "h",
+        "g",
         "vision",
         "vl",
         "omni",
@@ -53,7 +64,7 @@ SIZES: Final = frozenset(
         "minicpm",
     ]
 )
-"""Words that change the size when they follow a model's name."""
+"""Words that change the size when they follow a model's name, with or without a version: `small3.2`."""
 ROUNDED: Final = 1.1
 """Tolerance above the size in a model's name: a "7b" has up to 7.7 billion parameters."""
 LARGEST: Final = 5e12
@@ -67,7 +78,15 @@ LONGEST: Final = 48
 COMPARED: Final = 16
 """Most public names that a name is fully compared with."""
 SAME_SIZE: Final = 0.2
-"""Tolerance of a size in a name to the model's own size."""
+"""Tolerance of a size in a name below the model's own size."""
+LARGER: Final = 0.06
+"""Tolerance above it: a model of a larger size needs more."""
+GROUPED: Final = 8 * 128
+"""Width of the keys of eight heads."""
+DEEP: Final = 96
+"""Layers of a deep model with that width of keys; a dense one of unknown architecture caches no more, unless it is
+deeper.
+"""
 _SIZE: Final = re.compile(r"(?:([0-9]{1,3})x)?([0-9]{1,4}(?:\.[0-9]{1,3})?)([bmt])")
 _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
@@ -78,13 +97,15 @@ class Found:
     """Meaning of a name.
 
     `name`: the canonical one, or the user's if the model is not public. `how`: `public`; `near`, a public model
-    with a similar name and the size given in the name; `size`, only a size is known.
+    with a similar name and the size given in the name; `size`, only a size is known. `stated`: the name says the
+    precision.
     """
 
     name: str
     architecture: Architecture
     precision: Precision
     how: str = "public"
+    stated: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,18 +172,19 @@ def resolve(name: str) -> Found | None:
     """Return the meaning of a name; None if it has none, not even a size."""
     words = _words(name)
     kept, quantisation = _without_quantisation(words)
+    stated = quantisation is not None
     telling = [word for word in kept if word not in FILLERS]
     model = max(_public(kept), _public(telling), key=lambda found: found[1])[0]
     if model is not None:
-        return Found(model.name, _with_context(model, kept), quantisation or native(model))
+        return Found(model.name, _with_context(model, kept), quantisation or native(model), stated=stated)
     size = size_of(kept)
     if size is None:
         return None
     near = _near_of_size("-".join(telling), size)
     if near is not None:
-        return Found(near.name, near.architecture, quantisation or native(near), "near")
+        return Found(near.name, near.architecture, quantisation or native(near), "near", stated)
     upper = Sized(size.total * ROUNDED, size.active * ROUNDED)
-    return Found(name.rsplit("/", 1)[-1], of_size(upper), quantisation or precision.plain("auto"), "size")
+    return Found(name.rsplit("/", 1)[-1], of_size(upper), quantisation or precision.plain("auto"), "size", stated)
 
 
 def native(model: Model) -> Precision:
@@ -184,9 +206,10 @@ def suggestion(name: str) -> str | None:
 def size_of(words: Sequence[str]) -> Sized | None:
     """Return the size in a name's words: `70b`, `8x7b` (as if nothing were shared), `235b` and `a22b`."""
     total = active = 0.0
-    for word in words:
-        match = _SIZE.fullmatch(word.removeprefix("a"))
-        if match is None:
+    sizes = [(word, match) for word in words if (match := _SIZE.fullmatch(word.removeprefix("a")))]
+    tokens = {"t"} if any(match[3] == "b" for _, match in sizes) else set()  # 1.1b-3t: the tokens of its training
+    for word, match in sizes:
+        if match[3] in tokens:
             continue
         params = float(match[2]) * _MILLIONS[match[3]] * 1e6
         if word.startswith("a"):
@@ -203,17 +226,18 @@ def size_of(words: Sequence[str]) -> Sized | None:
 def of_size(size: Sized) -> Architecture:
     """Return a decoder of this many parameters with otherwise unknown architecture, erring on the large side.
 
-    Depth and width are those between public models of that size (a width of 128 to a layer); up to 14 billion every
-    head has its own keys and values, as in Llama 2 and in Qwen 1.5, beyond there are eight.
+    Depth and width are those between public models of that size (a width of 128 to a layer). Every head has its own
+    keys and values, as in Llama 2 and in Qwen 1.5, up to what a deep model with eight heads caches, so that a larger
+    model caches no less; one of experts has eight. (Heads have one dimension here, as only their total width counts.)
     """
     layers = min(max(round((size.active / 12 / 128**2) ** (1 / 3)), 2), 128)
     width = layers * 128
-    heads = layers
-    kv_heads = heads if size.total <= 14.5e9 else min(8, heads)
+    sparse = size.active < 0.9 * size.total
+    kept = min(width, GROUPED if sparse else max(GROUPED, math.ceil(GROUPED * DEEP / layers)))
     vocab = 32_000 if size.total < 1e9 else 128_000
-    base = Architecture(layers, width, heads, kv_heads, 128, 4 * width, vocab, 32768, tied=size.total < 4e9)
+    base = Architecture(layers, width, width, kept, 1, 4 * width, vocab, 32768, tied=size.total < 4e9)
     experts = None
-    if size.active < 0.9 * size.total:
+    if sparse:
         # a count of experts that has the share of active parameters; the remainder is `extra`
         count = max(round(size.total / size.active), 2)
         experts = Experts(count, 1, 1)
@@ -231,8 +255,15 @@ def mentions_active(name: str) -> bool:
     return any(word.startswith("a") and _SIZE.fullmatch(word[1:]) for word in _words(name))
 
 
+def mentions_public(name: str) -> bool:
+    """Return whether a word is the name of a public generative model, whatever the others are."""
+    return any(map(generates, _words(name)))
+
+
 def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | None]:
-    """Return the words without those that name a precision, and the narrowest precision named."""
+    """Return the words without those that name a precision, and the narrowest precision named; a method's name alone
+    (`gptq`) counts only if no word states the bits.
+    """
     kept: list[str] = []
     found: list[Precision] = []
     place = 0
@@ -240,7 +271,7 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
     while place < len(flat):
         for length in (3, 2, 1):
             text = "-".join(flat[place : place + length])
-            if place + length <= len(flat) and text != "none" and (text in precision.NAMES or text.endswith("bpw")):
+            if place + length <= len(flat) and text != "none":
                 quantised = precision.quantised(text)
                 if quantised is not None:
                     found.append(quantised)
@@ -249,8 +280,10 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
         else:
             kept.append(flat[place])
             place += 1
-    specific = [entry for entry in found if entry.name != "gguf"] or found
-    plain = next((word for word in kept if word in ("fp16", "bf16", "fp32")), None)
+    specific = [entry for entry in found if any(map(str.isdigit, entry.name))] or found
+    plain = next((word for word in kept if precision.DTYPES.get(word)), None)
+    if precision.UNDONE.intersection(kept):
+        return kept, precision.plain(plain or "auto")
     if specific:
         return kept, min(specific, key=lambda entry: entry.bits)
     return kept, None if plain is None else precision.plain(plain)
@@ -262,18 +295,42 @@ def _parted(word: str) -> list[str]:
 
 
 def _public(words: Sequence[str]) -> tuple[Model | None, int]:
-    """Return the public model whose name is the longest run of the words, and the length of that name."""
-    size = size_of(words)
+    """Return the public model whose name is the longest run of the words, and the length of that name; of several
+    names of equally many words that of the largest model.
+    """
     for length in range(min(len(words), 8), 0, -1):
-        for start in range(len(words) - length + 1):
-            model = _BY_NAME.get("".join(words[start : start + length]))
-            if model is None:
-                continue
-            rest = [*words[:start], *words[start + length :]]
-            sized = SIZES.intersection(rest) - {"base"} or any(map(_misspelt_size, rest))
-            if not sized and _same_size(model, size):
-                return model, len("".join(words[start : start + length]))
+        found = [named for start in range(len(words) - length + 1) if (named := _named(words, start, start + length))]
+        if found:
+            return max(found, key=lambda named: named[0].architecture.parameters)
     return None, 0
+
+
+def _named(words: Sequence[str], start: int, end: int) -> tuple[Model, int] | None:
+    """Return the public model that a run of the words names, and the length of that name; None if there is none, or if
+    the other words mean another size.
+    """
+    name = "".join(words[start:end])
+    model = _BY_NAME.get(name) or _BY_NAME.get(name.replace(".", ""))
+    rest = [*words[:start], *words[end:]]
+    if model is None or any(map(_names_size, rest)):
+        return None
+    # 1_6b is the decimal number where it is a part of the name
+    decimal = size_of(_decimals(words[start:end])) if size_of(rest) is None else None
+    if _same_size(model, size_of(words)) or (decimal is not None and _same_size(model, decimal)):
+        return model, len(name)
+    return None
+
+
+def _names_size(word: str) -> bool:
+    stem = word.rstrip(".0123456789")
+    said = word if word in SIZES or len(stem) == 1 else stem
+    return (said in SIZES and said != "base") or _misspelt_size(word)
+
+
+def _decimals(words: Sequence[str]) -> list[str]:
+    """Return the words with a number joined to a size that follows it, as `1` and `6b` to `1.6b`."""
+    pairs = zip(("", *words), words, strict=False)
+    return [f"{before}.{word}" if before.isdigit() and _SIZE.fullmatch(word) else word for before, word in pairs]
 
 
 @lru_cache(maxsize=1024)
@@ -288,12 +345,16 @@ def _same_size(model: Model, size: Sized | None) -> bool:
     """Return whether the size in a name may be the model's; some names state only the active parameters."""
     if size is None:
         return True
-    near = (1 - SAME_SIZE, 1 + SAME_SIZE)
     shapes = (model.architecture.parameters, model.architecture.active, model.architecture.body)
-    if any(near[0] <= size.total / parameters <= near[1] for parameters in shapes):
+    if any(1 - SAME_SIZE <= size.total / parameters <= 1 + LARGER for parameters in shapes):
         return True
     mentioned = size_of(_words(model.name)) or next(filter(None, map(size_of, map(_words, model.aliases))), None)
     return mentioned is not None and mentioned.total == size.total
+
+
+def exceeds(size: Sized, architecture: Architecture) -> bool:
+    """Return whether a stated size is larger than an architecture's, beyond rounding."""
+    return size.total > (1 + LARGER) * architecture.parameters
 
 
 def _with_context(model: Model, words: Sequence[str]) -> Architecture:
@@ -318,7 +379,9 @@ def _alike(name: str) -> list[str]:
 def _near_of_size(name: str, size: Sized) -> Model | None:
     for candidate in _alike(name):
         model = known(candidate)
-        if model is None or abs(model.architecture.parameters / size.total - 1) > SAME_SIZE:
+        if model is None or exceeds(size, model.architecture):
+            continue
+        if model.architecture.parameters > (1 + SAME_SIZE) * size.total:
             continue
         if difflib.SequenceMatcher(None, _letters(name), _letters(candidate)).ratio() >= ALIKE:
             return model

@@ -42,15 +42,23 @@ WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
 """Bits of a parameter of the body; embedding and output stay at 16. 0: not quantised."""
 GGUF: Final[Mapping[str, float]] = MappingProxyType(
     {
-        "q2-k": 3.17, "q3-k-s": 3.65, "q3-k-m": 4.01, "q3-k-l": 4.31, "q3-k": 4.01, "iq2-xs": 2.6, "iq2-m": 2.95,
-        "iq3-xs": 3.51, "iq3-m": 3.78, "iq4-xs": 4.46, "iq4-nl": 4.68, "q4-0": 4.68, "q4-1": 5.13, "q4-k-s": 4.67,
+        "iq1-s": 2.01, "iq1-m": 2.15, "iq2-xxs": 2.39, "iq2-xs": 2.6, "iq2-s": 2.75, "iq2-m": 2.95, "q2-k-s": 2.97,
+        "q2-k": 3.17, "q3-k-s": 3.65, "q3-k-m": 4.01, "q3-k-l": 4.31, "q3-k": 4.01, "iq3-xxs": 3.26, "iq3-xs": 3.51,
+        "iq3-s": 3.67, "iq3-m": 3.78, "iq4-xs": 4.46, "iq4-nl": 4.68, "q4-0": 4.68, "q4-1": 5.13, "q4-k-s": 4.67,
         "q4-k-m": 4.9, "q4-k": 4.9, "q5-0": 5.6, "q5-1": 6.07, "q5-k-s": 5.57, "q5-k-m": 5.7, "q5-k": 5.7,
-        "q6-k": 6.57, "q8-0": 8.5, "f16": 16.0, "gguf": 8.5,
+        "q6-k": 6.57, "q8-0": 8.5, "f16": 16.0, "f32": 32.0, "gguf": 8.5,
+        "q2-k-xl": 4.01, "q3-k-xl": 4.9, "q4-k-xl": 5.7, "q5-k-xl": 6.57, "q6-k-xl": 8.5, "q8-k-xl": 16.0,
     }
 )  # fmt: skip
-"""Bits of every parameter of a GGUF file; plain `gguf` counts as the largest common level, Q8_0."""
+"""Bits of every parameter of a GGUF file; plain `gguf` counts as the largest common level, Q8_0. An `xl` level has some
+layers in wider ones and counts as the next.
+"""
 NAMES: Final = frozenset({*WEIGHTS, *GGUF})
-_BPW: Final = re.compile(r"([1-8](?:\.[0-9]{1,2})?)bpw")
+UNDONE: Final = frozenset({"unquantized", "unquantised", "dequantized", "dequantised"})
+"""Words of a name whose other words on quantisation are about the past: the weights are 16-bit ones."""
+_BITS: Final = re.compile(r"([1-8](?:\.[0-9]{1,2})?)(bpw|bits?)")
+_SCALES: Final = {"bpw": 0.1, "bit": 0.5, "bits": 0.5}
+"""Bits that scales add to a parameter: little where an average is stated, at most those of groups of 32."""
 
 
 @dataclass(frozen=True)
@@ -79,5 +87,5 @@ def quantised(name: str) -> Precision | None:
         return Precision(name, GGUF[name], GGUF[name])
     if name in WEIGHTS:
         return Precision(name, WEIGHTS[name], 16.0) if WEIGHTS[name] else plain("bf16")
-    found = _BPW.fullmatch(name)
-    return Precision(name, float(found[1]) + 0.1, 16.0) if found else None
+    found = _BITS.fullmatch(name)
+    return Precision(name, float(found[1]) + _SCALES[found[2]], 16.0) if found else None

@@ -143,17 +143,18 @@ def _model(hints: Hints) -> Found | None:
     llm_hints = hints.llm
     found = None if hints.model is None else names.resolve(hints.model)
     name = "this model" if hints.model is None else hints.model.rsplit("/", 1)[-1]
+    kept, stated = (precision.plain("auto"), False) if found is None else (found.precision, found.stated)
     if llm_hints.arch is not None:
         try:
             architecture = read_arch(llm_hints.arch)
         except ArchError as error:
             raise Refusal("model_arch", show(str(error))) from None
-        kept = found.precision if found is not None else precision.plain("auto")
-        found = Found(name, architecture, kept)
-    elif llm_hints.params is not None and (found is None or found.how != "public"):
+        found = Found(name, architecture, kept, stated=stated)
+    elif llm_hints.params is not None:
         size = names.Sized(float(llm_hints.params), float(llm_hints.params))
-        kept = found.precision if found is not None else precision.plain("auto")
-        found = Found(name, names.of_size(size), kept, "size")
+        # the published size of a public model is known better, unless this is another model of that name
+        if found is None or found.how != "public" or names.exceeds(size, found.architecture):
+            found = Found(name, names.of_size(size), kept, "size", stated)
     if found is None:
         _refuse_unsized(hints)
         return None
@@ -173,8 +174,9 @@ def _refuse_unsized(hints: Hints) -> None:
     near = names.suggestion(hints.model)
     if near is not None:
         raise Refusal("model_near", show(hints.model), near)
-    # a name with an organisation is one of a public hub: too large a model to be given the site's default unseen
-    if asks(hints) or "/" in hints.model or names.mentions_active(hints.model):
+    # a name with an organisation is one of a public hub, and another size of a language model is one too: too large a
+    # model to be given the site's default unseen
+    if asks(hints) or "/" in hints.model or names.mentions_active(hints.model) or names.mentions_public(hints.model):
         raise Refusal("model_size", show(hints.model))
 
 
@@ -189,7 +191,7 @@ def _precision(llm_hints: LlmHints, found: Found) -> Precision:
         return found.precision
     if llm_hints.dtype not in (None, "auto"):
         return precision.plain(llm_hints.dtype or "auto")
-    if llm_hints.engine == "ollama":
+    if llm_hints.engine == "ollama" and not found.stated:
         usual = precision.quantised(OLLAMA)
         assert usual is not None
         return usual
