@@ -14,10 +14,10 @@ from slurm_migbatch.cli.ending import EXIT_FAILED, Failure
 from slurm_migbatch.install import files, hosts
 from slurm_migbatch.install.files import FileChange, InstallRecord
 from slurm_migbatch.install.hosts import HostPlan, Places
+from slurm_migbatch.install.slurmconf import INCLUDED
 
 _CONFIG = "/etc/migbatch/migbatch.toml"
 _RECORD = "/var/lib/migbatch/install"
-_INCLUDED = "migbatch.conf"
 
 
 @click.command(context_settings=HELP)
@@ -120,7 +120,7 @@ def _config_path(options: dict[str, str]) -> str:
 
 def _may_leave(role: str, options: dict[str, str], record: InstallRecord) -> None:
     """Refuse to remove mig from slurm.conf while jobs request it; a host of both roles has one record of both."""
-    both = any(Path(path).name == _INCLUDED for path in record.entries)
+    both = any(Path(path).name == INCLUDED for path in record.entries)
     if (role != "controller" and not both) or options["slurm_down"]:
         return
     from slurm_migbatch.cli.common import slurm_client

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+INCLUDED: Final = "migbatch.conf"
+"""migbatch's own part, which slurm.conf includes."""
 RECORDS: Final = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname", "blockname")
 """Keys that make a line a separate record, whose other keys are not settings of the cluster."""
 FEATURES: Final = ("feature", "features")

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.install import scripts, topology
-from slurm_migbatch.install.slurmconf import FEATURES, Conf, Line, LineEdit, added, changed, edit
+from slurm_migbatch.install.slurmconf import FEATURES, INCLUDED, Conf, Line, LineEdit, added, changed, edit
 from slurm_migbatch.site import NodeLine, Setting, Site, preemption, render
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
 from slurm_migbatch.workload.catalog import NODE_FEATURE
 
-INCLUDED: Final = "migbatch.conf"
 INCLUDED_GRES: Final = "migbatch-gres.conf"
 _PER_NODE: Final = ("nodename", "nodeaddr", "nodehostname", "bcastaddr", "port")
 _SHAPE: Final = (
