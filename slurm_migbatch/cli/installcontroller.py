@@ -22,6 +22,8 @@ from slurm_migbatch.install.hosts import HostPlan, Places, add_unit, slurmctld_h
 from slurm_migbatch.install.slurmconf import Conf, apply, load
 from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES, SlurmPlan, rendered
 from slurm_migbatch.install.slurmedit import plan as plan_slurm
+from slurm_migbatch.node.conf import insecure
+from slurm_migbatch.node.install import InstallError
 from slurm_migbatch.submit import shim
 
 UNIT: Final = "migbatchd.service"
@@ -149,9 +151,18 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
         Wanted(choices.config, text, "once", mode=0o600 if secret else 0o644, owner=user if secret else "root"),
     ]
     program = places.prefix / "bin/migbatchd"
+    if user == "root":
+        _check_program(program)
     unit = site.render("migbatchd.service.j2", program=program, config=choices.config, user=user)
     add_unit(plan, places, UNIT, unit)
     return config
+
+
+def _check_program(program: Path) -> None:
+    """Raise InstallError if others than root could change what root is to run."""
+    for place in (program.parent, program.resolve(), Path(site.__file__).resolve().parents[1]):
+        if place.exists() and (reason := insecure(str(place))):
+            raise InstallError(f"root is to run migbatchd, but {reason}")
 
 
 def _present_user(places: Places) -> str:

@@ -15,6 +15,7 @@ from slurm_migbatch.doctor.health import DaemonState
 from slurm_migbatch.install import files, hosts
 from slurm_migbatch.install.files import InstallRecord
 from slurm_migbatch.install.slurmconf import load
+from slurm_migbatch.node.install import InstallError
 from slurm_migbatch.slurm.client import JobRow
 from tests.install.test_slurmedit import NODES, SITE
 
@@ -56,6 +57,18 @@ def test_slurms_files_are_left_alone_while_something_must_be_resolved(place):
     plan, changes, _ = planned(place, f"SelectType=select/linear\n{NODES}", "AutoDetect=nvml\n")
     assert "SelectType=select/linear does not support GRES" in " ".join(plan.problems)
     assert not [change.path for change in changes if Path(change.path).parent.name == "slurm"]
+
+
+def test_root_runs_no_program_that_others_may_change(place):
+    (place / "opt/bin").mkdir(parents=True)
+    program = place / "opt/bin/migbatchd"
+    program.touch()
+    program.chmod(0o755)
+    planned(place, NODES)
+    program.chmod(0o777)
+    with pytest.raises(InstallError, match=f"root is to run migbatchd, but {program} is writable by others"):
+        planned(place, NODES)
+    planned(place, NODES, user="slurm")
 
 
 def test_the_user_of_migbatchd_stays_unless_another_is_given(place):
