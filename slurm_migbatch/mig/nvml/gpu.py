@@ -182,9 +182,7 @@ class NvmlGpu:
         """Return its activity since the last call for this holder; None at the first. Raises NotMig, DriverMissing."""
         if instance.mig_uuid is None:
             return None
-        if self._handle is None:
-            self._handle = self._call("looking it up", self._look_up)
-        return self._samples.measure(self._handle, instance, holder)
+        return self._samples.measure(self._known_handle(), instance, holder)
 
     def energy_j(self) -> float:
         """Return the joules that the GPU has used since the driver was loaded. Raises NotMig, DriverMissing."""
@@ -202,9 +200,14 @@ class NvmlGpu:
 
     def _ask(self, operation: str, call: Callable[..., Any], *args: object) -> Any:
         """Call NVML with this GPU's handle first; `operation` names the call in messages."""
-        if self._handle is None:
-            self._handle = self._call("looking it up", self._look_up)
-        return self._call(operation, call, self._handle, *args)
+        return self._call(operation, call, self._known_handle(), *args)
+
+    def _known_handle(self) -> Any:
+        """Return this GPU's handle; another thread's failed call may discard it at any time."""
+        handle = self._handle
+        if handle is None:
+            handle = self._handle = self._call("looking it up", self._look_up)
+        return handle
 
     def _call(self, operation: str, call: Callable[..., Any], *args: object) -> Any:
         """Call NVML; failures become DriverErrors that name the GPU, and its handle is looked up again after them."""
