@@ -10,7 +10,7 @@ import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.end_to_end import PATIENCE_S, cancel, sbatch, settled, until
-from tests.support.lending import LENDING, begun, loans, running, saved, train
+from tests.support.lending import LENDING, actions, begun, loans, running, saved, train
 
 
 @pytest.fixture
@@ -99,6 +99,7 @@ def test_a_job_that_is_deaf_and_one_without_a_disk(bed: Cluster) -> None:
     assert all(inference)
     for job in inference:
         assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
+    until("the end of its grace", lambda: "requeue" in [row["kind"] for row in actions(bed, full)])
     assert saved(bed, full) == old, "no room was left for another one"
     fresh.unlink()
     until("the return of both", lambda: set(running(bed)) == {deaf, full})

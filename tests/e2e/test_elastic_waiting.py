@@ -24,7 +24,10 @@ LASTS = f"{SHOW}; sleep 600"
 @pytest.fixture(scope="module")
 def bed(slurm_root: str) -> Iterator[Cluster]:
     config = {"lending": {"enabled": True, "partitions": ["train"], "dry_run": True}}
-    with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=1, gpus=1, config=config) as running:
+    options = {"PreemptExemptTime": "00:00:01"}
+    with Cluster(
+        None, slurm_root=slurm_root, migbatch="all", nodes=1, gpus=1, config=config, options=options
+    ) as running:
         yield running
 
 

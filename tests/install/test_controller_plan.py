@@ -17,7 +17,7 @@ from slurm_migbatch.install.files import InstallRecord
 from slurm_migbatch.install.slurmconf import load
 from slurm_migbatch.node.install import InstallError
 from slurm_migbatch.slurm.client import JobRow
-from tests.install.test_slurmedit import NODES, SITE
+from tests.support.slurm_files import NODES, SITE
 
 
 @pytest.fixture

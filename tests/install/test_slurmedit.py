@@ -9,24 +9,7 @@ import pytest
 from slurm_migbatch import site
 from slurm_migbatch.install.slurmconf import apply, load
 from slurm_migbatch.install.slurmedit import plan
-
-MAIN, GRES = "/etc/slurm/slurm.conf", "/etc/slurm/gres.conf"
-COUNTS = {"7g.80gb": 0, "1g.10gb": 14, "none": 0}
-SMALL = {"2g.12gb": 0, "1g.6gb": 4, "none": 0}
-CATALOG = site.NodeLine("migcatalog", {"7g.80gb": 2, "1g.10gb": 14, "2g.12gb": 2, "1g.6gb": 4, "none": 0})
-SITE = site.Site(
-    (22, 5),
-    [site.NodeLine("h[1-2]", COUNTS), site.NodeLine("m1", SMALL)],
-    CATALOG,
-    prolog="/etc/slurm/migbatch-prolog",
-    epilog="/etc/slurm/migbatch-epilog",
-    task_prolog="/etc/slurm/migbatch-task_prolog",
-    job_submit=True,
-)
-H, M = "mig:7g.80gb:0,mig:1g.10gb:14,mig:none:0", "mig:2g.12gb:0,mig:1g.6gb:4,mig:none:0"
-NODES = (
-    "NodeName=h[1-2] CPUs=8 RealMemory=100\nNodeName=m1 CPUs=4 RealMemory=200 Feature=a30\nPartitionName=p Nodes=h1\n"
-)
+from tests.support.slurm_files import GRES, MAIN, NODES, SITE, H, M
 
 
 def planned(slurm, gres="", wanted=SITE, lending=()):
