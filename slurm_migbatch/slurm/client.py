@@ -129,6 +129,11 @@ class JobRow:
     after: tuple[int, ...] = ()  # jobs that it still waits for (--dependency), ascending; of arrays the array's id
 
     @property
+    def cpus_per_node(self) -> int:
+        """CPUs that it takes on each of its nodes."""
+        return -(-self.cpus // max(1, self.num_nodes))
+
+    @property
     def pending(self) -> bool:
         """Whether it is pending, for any reason."""
         return self.state == "PENDING"
@@ -186,6 +191,11 @@ class NodeRow:
     other_gres: str = ""  # gres other than mig, which a new Gres= has to repeat: "gpu:h100:4"
     reservations: frozenset[str] = frozenset()  # active jobs that hold it
     set_aside: bool = False  # whether it is now limited to jobs of a reservation
+
+    @property
+    def cpus_free(self) -> int:
+        """CPUs that no job has."""
+        return self.cpus - self.cpus_used
 
     @property
     def open(self) -> bool:

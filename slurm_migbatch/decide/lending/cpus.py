@@ -12,7 +12,6 @@ from typing import Final
 from slurm_migbatch.decide.lending.ledger import JobView, Ledger
 from slurm_migbatch.decide.lending.model import CpuShortage
 from slurm_migbatch.decide.lending.view import LendingInputs
-from slurm_migbatch.slurm.client import JobRow
 
 LASTING_S: Final = 3.0
 """A shortage must last for so long: the lists of jobs and of nodes are of slightly different times."""
@@ -37,7 +36,7 @@ def shortages(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: L
     free = _coming_cpus(inputs, ledger)
     found = []
     for row, placed in waiting:
-        needed = cpus_per_node(row)
+        needed = row.cpus_per_node
         lacks = {node: needed - free[node] for node in placed.nodes if needed > free.get(node, needed)}
         short = len(lacks) == len(placed.nodes) if row.num_nodes == 1 else bool(lacks)
         if short:
@@ -76,18 +75,13 @@ def cheapest(lacking: int, loans: Collection[tuple[float, int, int]]) -> list[in
     return [job for _, _, job in chosen]
 
 
-def cpus_per_node(row: JobRow) -> int:
-    """Return how many CPUs a job takes on each of its nodes."""
-    return -(-row.cpus // max(1, row.num_nodes))
-
-
 def _coming_cpus(inputs: LendingInputs, ledger: Ledger) -> Counter[str]:
     """Return the CPUs of each node that are free, or are about to be."""
-    free = Counter({row.name: row.cpus - row.cpus_used for row in inputs.nodes if row.cpus})
+    free = Counter({row.name: row.cpus_free for row in inputs.nodes if row.cpus})
     for row in inputs.rows:
         loan = ledger.open.get(row.job_id)
         ends = row.state == "COMPLETING" or (row.active and loan is not None and loan.leaving)
         for node in row.nodes if ends else ():
             if node in free:
-                free[node] += cpus_per_node(row)
+                free[node] += row.cpus_per_node
     return free

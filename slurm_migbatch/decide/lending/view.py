@@ -224,7 +224,7 @@ def _spaces(
 
 
 def _free_cpus(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[str, int]:
-    free = {row.name: row.cpus - row.cpus_used for row in inputs.nodes if row.cpus}
+    free = {row.name: row.cpus_free for row in inputs.nodes if row.cpus}
     for job, target in ledger.targets.items():
         if target.node in free and job in job_views and job_views[job].row.pending:
             free[target.node] -= job_views[job].row.cpus

@@ -206,7 +206,7 @@ def restartable(
         rules: when a training job may be moved.
     """
     now, rows = snapshot.now, queue.signalled()
-    cpus = {row.name: row.cpus - row.cpus_used for row in snapshot.nodes} if rows else {}
+    cpus = {row.name: row.cpus_free for row in snapshot.nodes} if rows else {}
     found = []
     for row in rows:
         if not _may_move(row, now, rules) or row.job_id in memory.moves or row.job_id in memory.fixed:

@@ -411,7 +411,7 @@ class Slurmctld:
             row.num_nodes,
             row.requested_nodes,
             row.features,
-            -(-row.cpus // row.num_nodes),
+            row.cpus_per_node,
             row.array_job if array is not None and array.throttle is not None else None,
             row.het_job,
             facts.excluded,
@@ -648,13 +648,15 @@ class Slurmctld:
 
     def _preempt_later(self, now: float) -> None:
         """Have a pass when the next job may be preempted."""
+        if not self.auto or self._exempt is not None:
+            return
         until = [
             row.start + self.settings.exempt_s
             for row in self.queue.values()
             if row.state == "RUNNING" and row.start is not None and self._preemptable(row, math.inf)
+            if row.start + self.settings.exempt_s > now
         ]
-        until = [at for at in until if at > now]
-        if self.auto and self._exempt is None and until:
+        if until:
             self._exempt = self.clock.at(min(until), self._no_longer_exempt)
 
     def _no_longer_exempt(self) -> None:
