@@ -10,7 +10,6 @@ from typing import Final
 
 from slurm_migbatch.doctor.programs import HostProgram, look, programs_of
 from slurm_migbatch.install import scripts
-from slurm_migbatch.install.hosts import program_path
 from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.node.findings import BAD, GOOD, Finding
 
@@ -58,7 +57,7 @@ def _gather(conf: Conf, key: str, usual: str, several: bool) -> HookFacts:
     values = [token.value for line in conf.lines if not line.record and (token := line.get(key.lower()))]
     several = several and key in scripts.SEVERAL
     values = values if several else values[-1:]
-    programs = [look(path) for value in values for path in programs_of(program_path(conf, value))]
+    programs = [look(path) for value in values for path in programs_of(conf.beside(value))]
     hook = next((program for program in programs if is_ours(program)), None)
     if hook is None:
         named = [path for program in programs for path in _CALLED.findall(program.text or "")]

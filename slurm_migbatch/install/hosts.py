@@ -162,7 +162,7 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
     values = [token.value for line in conf.lines if not line.record and (token := line.get(key.lower()))]
     if not values or hook in values or stub_path(conf, hook) in values:
         return
-    site_hook = program_path(conf, values[-1])
+    site_hook = conf.beside(values[-1])
     if scripts.is_pattern(site_hook):
         place = scripts.name_in(site_hook)
         if place:
@@ -194,11 +194,6 @@ def _cli_filter(plan: HostPlan, conf: Conf) -> None:
     if "lua" in filters and not path.exists():
         plan.wanted.append(Wanted(str(path), scripts.DOES_NOTHING))
         plan.notes.append(f"{path} is missing; copy the controller's for `srun --gres=mig:auto`; this one does nothing")
-
-
-def program_path(conf: Conf, value: str) -> str:
-    """Return the path of a program of slurm.conf; Slurm looks for relative ones beside slurm.conf."""
-    return str(Path(conf.main).parent / value)
 
 
 def stub_path(conf: Conf, hook: str) -> str:

@@ -85,6 +85,10 @@ class Conf:
     lines: tuple[Line, ...]
     missing: tuple[tuple[str, Line], ...] = ()
 
+    def beside(self, name: str) -> str:
+        """Return the path of a file or program that Slurm looks for beside this file; absolute paths stay."""
+        return str(Path(self.main).parent / name)
+
     def setting(self, key: str, without: str = "") -> tuple[Line, Token] | None:
         """Return the effective value of a key of the cluster, with its line; lines of file `without` are ignored."""
         for line in reversed(self.lines):

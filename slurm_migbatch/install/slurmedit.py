@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.install import scripts, topology
 from slurm_migbatch.install.slurmconf import FEATURES, INCLUDED, Conf, Line, LineEdit, added, changed, edit
-from slurm_migbatch.site import NodeLine, Setting, Site, preemption, render
+from slurm_migbatch.site import PREEMPT_EXEMPT, NodeLine, Setting, Site, preemption, render
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
 from slurm_migbatch.workload.catalog import NODE_FEATURE
@@ -31,8 +30,9 @@ _SHAPE: Final = (
     ("procs", "CPUs"),
 )
 _PREEMPTS: Final = (
-    "Slurm preempts on this site already, so PreemptExemptTime is left to you: with 00:30:00 Slurm leaves loans to "
-    "migbatchd, which ends those with the least loss, but jobs of other partitions cannot be preempted earlier either"
+    f"Slurm preempts on this site already, so PreemptExemptTime is left to you: with {PREEMPT_EXEMPT} Slurm leaves "
+    "loans to migbatchd, which ends those with the least loss, but jobs of other partitions cannot be preempted "
+    "earlier either"
 )
 
 
@@ -110,7 +110,7 @@ def plan(
 
 def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
     """Yield the keys in the site's own lines; their changes are added to `done`."""
-    own_file = str(Path(conf.main).parent / INCLUDED)
+    own_file = conf.beside(INCLUDED)
     changes: dict[Line, dict[str, str]] = {}
     for setting in site.needed():
         found = conf.setting(setting.key, without=own_file)
@@ -151,7 +151,7 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
 
 def _preempts(conf: Conf) -> bool:
     """Return whether the site had preemption before migbatch: an earlier run may have changed its PreemptType."""
-    own_file = str(Path(conf.main).parent / INCLUDED)
+    own_file = conf.beside(INCLUDED)
     exempt = conf.setting("PreemptExemptTime")
     ours = exempt is not None and exempt[0].path == own_file
     return not ours and conf.value("PreemptType", own_file) not in ("", "preempt/none")
@@ -189,8 +189,8 @@ def _place(line: Line) -> str:
 
 def _include(conf: Conf, name: str) -> Iterator[LineEdit]:
     """Yield the line that includes migbatch's file, if it is missing."""
-    own_file = str(Path(conf.main).parent / name)
-    if not any(line.include and str(Path(conf.main).parent / line.include) == own_file for line in conf.lines):
+    own_file = conf.beside(name)
+    if not any(line.include and conf.beside(line.include) == own_file for line in conf.lines):
         yield added(conf, f"Include {name}")
 
 
@@ -206,7 +206,7 @@ def _select_type(conf: Conf, done: SlurmPlan) -> None:
 
 def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[tuple[Line, dict[str, str], tuple[str, ...]]]:
     """Yield the site's lines of nodes, with their values and names; those of the catalog are migbatch's."""
-    own_file = str(Path(conf.main).parent / INCLUDED)
+    own_file = conf.beside(INCLUDED)
     listed = set(expand(catalog))
     for line, values in conf.records("nodename"):
         try:
@@ -434,7 +434,7 @@ def _node_sets(
 
 def _own_gres(conf: Conf, counts: Mapping[str, Mapping[str, int]], done: SlurmPlan) -> None:
     """Yield lines of the site's gres.conf that must be removed."""
-    own_file = str(Path(conf.main).parent / INCLUDED_GRES)
+    own_file = conf.beside(INCLUDED_GRES)
     for line in conf.lines:
         if line.path == own_file:
             continue
@@ -459,7 +459,7 @@ def _devices(
     done: SlurmPlan,
 ) -> Iterator[str]:
     """Yield lines of gres.conf for GPUs of MIG nodes that AutoDetect, which is disabled there, has found so far."""
-    own_file = str(Path(conf.main).parent / INCLUDED_GRES)
+    own_file = conf.beside(INCLUDED_GRES)
     described: set[str] = set()
     detects = False
     for line in conf.lines:
