@@ -21,6 +21,7 @@ from slurm_migbatch.lab.experiments.wave import Wave, draw
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.slurm import waves
+from slurm_migbatch.slurm.times import format_clock
 
 TARGET_JCT: Final = 0.70
 TARGET_DELAY_S: Final = 5.0
@@ -83,7 +84,7 @@ def _bars(half: Mapping[str, Any], lending: Mapping[str, Any]) -> list[Bar]:
 
 def run(wave: Wave, lending: bool, say: Say = silent, slurm_root: str = "") -> dict[str, Any]:
     """One way, on a test bed of its own (with the Slurm of `slurm_root`, if given); its figures."""
-    exempt = {"PreemptExemptTime": f"00:{waves.exempt_s(wave) // 60:02}:{waves.exempt_s(wave) % 60:02}"}
+    exempt = {"PreemptExemptTime": format_clock(waves.exempt_s(wave))}
     with wavebed.bed_for(wave, waves.settings(wave), slurm_root, _partitions(wave, lending), exempt) as bed:
         library = wavebed.install(bed.directory / "elastic")
         played = wavebed.play(bed, _plans(wave, library), say)
