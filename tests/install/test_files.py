@@ -12,23 +12,12 @@ import pytest
 from slurm_migbatch.install import files, scripts
 from slurm_migbatch.install.files import InstallConflict, InstallRecord, Wanted
 from slurm_migbatch.node import exits
+from tests.support.installing import install, leave
 
 
 @pytest.fixture
 def record(tmp_path):
     return InstallRecord(tmp_path / "record")
-
-
-def install(record, *wanted):
-    changes = files.differing(wanted, record)
-    files.apply(changes, record)
-    return changes
-
-
-def leave(record):
-    changes = files.leaving(record)
-    files.apply(changes, record)
-    return [change.conflict for change in changes if change.conflict]
 
 
 def test_everything_is_written_once_and_taken_back(record, tmp_path):

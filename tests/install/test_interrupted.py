@@ -11,6 +11,7 @@ import pytest
 
 from slurm_migbatch.install import files
 from slurm_migbatch.install.files import InstallRecord, Wanted
+from tests.support.installing import install, leave
 
 
 @pytest.fixture
@@ -20,18 +21,6 @@ def record(tmp_path):
 
 def again(record):
     return InstallRecord(record.directory)
-
-
-def install(record, *wanted):
-    changes = files.differing(wanted, record)
-    files.apply(changes, record)
-    return changes
-
-
-def leave(record):
-    changes = files.leaving(record)
-    files.apply(changes, record)
-    return [change.conflict for change in changes if change.conflict]
 
 
 def full(*_, **__):
