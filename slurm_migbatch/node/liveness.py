@@ -83,7 +83,8 @@ class Liveness:
     def once(self, runs: Iterable[JournalRun], deadline: Deadline) -> list[JournalRun]:
         """Return the `running` runs that are over by one observation. Raises LivenessError."""
         now = time.time()
-        settled = [run for run in runs if run.state == "running" and now - run.since >= SETTLED_S]
+        # a time in the future: the clock was set back since
+        settled = [run for run in runs if run.state == "running" and not 0 <= now - run.since < SETTLED_S]
         if not settled:
             return []
         alive = steps(self._config.node, self._config.spool_dir)

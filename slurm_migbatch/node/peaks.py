@@ -52,10 +52,13 @@ class Peak(NamedTuple):
         return self._replace(energy=(before[0] + seconds, before[1] + joules))
 
     def energy_j(self, held_s: float) -> float | None:
-        """Return the joules of `held_s` seconds of its GPUs by their mean power; None if less than half was sampled."""
+        """Return the joules of `held_s` seconds of its GPUs by their mean power; None if less than half was sampled.
+
+        They are not less than what was sampled: the clock may have been set back meanwhile.
+        """
         if len(self.energy) != 2 or self.energy[0] <= 0 or self.energy[0] < held_s / 2:
             return None
-        return self.energy[1] / self.energy[0] * held_s
+        return self.energy[1] * max(1.0, held_s / self.energy[0])
 
     def average(self) -> Activity | None:
         """Return the mean activity of the slices, and the slice-seconds that it covers; None if unknown."""

@@ -336,7 +336,8 @@ def _timed(line: ProgressLine, started: float, changed: float) -> ProgressLine:
 
 
 def _of_run(moment: float | None, started: float, changed: float) -> float | None:
-    within = moment is not None and started - CLOCKS_S <= moment <= changed + CLOCKS_S
+    # a clock that was set back shows the file's last change before the start
+    within = moment is not None and min(started, changed) - CLOCKS_S <= moment <= changed + CLOCKS_S
     return moment if within else None
 
 

@@ -145,7 +145,7 @@ class Unwritable:
         try:
             with locked(self._paths.lock, [NAME], deadline):
                 before = load(self._paths.run)
-                faults = Faults(before.hooks + 1, before.since or now)
+                faults = Faults(before.hooks + 1, min(before.since or now, now))  # the clock may have been set back
                 drain = lasting(faults, self._config, now)
                 clear(self._paths.run) if drain else self._store(faults)
         except (TooLate, OSError):

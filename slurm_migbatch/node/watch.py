@@ -109,7 +109,7 @@ class Watcher:
                 if stopping.is_set() or journal.replaced:
                     return
                 begun = time.monotonic()
-                self.run_round(journal, paths, time.time())
+                self.run_round(journal, paths, begun)
                 pause = max(self._config.sample_every, PAUSE_FACTOR * (time.monotonic() - begun))
 
     def _watch_writes(self, paths: Paths, opened: ExitStack) -> WriteWatch | None:
@@ -131,11 +131,11 @@ class Watcher:
         while not stopping.is_set() and not journal.replaced and (left := end - time.monotonic()) > 0:
             if write_watch.wait(left, wake):
                 begun = time.monotonic()
-                self.read_written(journal, paths, write_watch.written(), time.time())
+                self.read_written(journal, paths, write_watch.written(), begun)
                 stopping.wait(max(READ_EVERY_S, PAUSE_FACTOR * (time.monotonic() - begun)))
 
     def run_round(self, journal: Journal, paths: Paths, now: float) -> None:
-        """Run one round over all running jobs. Raises JournalError, OSError."""
+        """Run one round over all running jobs; `now` by a clock that is never set. Raises JournalError, OSError."""
         runs, held = self._holders(journal)
         self._sample(held, now)
         if held or self._peaks:
@@ -151,7 +151,10 @@ class Watcher:
             self._report_open_devices(journal, held)
 
     def read_written(self, journal: Journal, paths: Paths, written: Collection[peaks.RunId] | None, now: float) -> None:
-        """Read the progress of these runs, or of all if `written` is None. Raises JournalError, OSError."""
+        """Read the progress of these runs, or of all if `written` is None; `now`: see `run_round`.
+
+        Raises JournalError, OSError.
+        """
         if written is not None and not written:
             return
         runs, held = self._holders(journal)
@@ -194,7 +197,7 @@ class Watcher:
                 self._warn_once(f"cannot read memory in use: {error}")
                 continue
             known = self._peaks.get(run)
-            seconds = since if known else min(since, max(every, now - min(row.since for row in slices)))
+            seconds = since if known else min(since, max(every, time.time() - min(row.since for row in slices)))
             peak = (known or peaks.Peak(0.0, {})).with_sample(found, seconds)
             for done in self._activities(gpus, run, slices):
                 peak = peak.with_activity(done)
@@ -238,7 +241,7 @@ class Watcher:
                 before = self._energy.get(gpu.uuid)
                 self._energy[gpu.uuid] = run, now, joules
                 # the counter restarts when the driver is reloaded
-                if before is not None and before[0] == run and now > before[1] and joules >= before[2]:
+                if before is not None and before[0] == run and joules >= before[2]:
                     yield now - before[1], joules - before[2]
         except DriverError as error:
             self._warn_once(f"cannot read the energy of GPUs: {error}")
@@ -305,7 +308,7 @@ class Watcher:
     ) -> None:
         """Send it if it is new and due."""
         id = run.job, run.restart
-        when, before = self._last_sent.get(id, (0.0, None))
+        when, before = self._last_sent.get(id, (float("-inf"), None))
         if report == before:
             return
         safe = report.checkpoint is not None and (before is None or report.checkpoint != before.checkpoint)
@@ -322,7 +325,7 @@ class Watcher:
     def _take_burst(self, id: peaks.RunId, now: float) -> bool:
         """Use one of the run's immediate reports, if one is left; return whether one was."""
         left, when = self._burst_left.get(id, (float(BURST), now))
-        left = min(float(BURST), left + max(0.0, now - when) / BURST_REFILL_S)
+        left = min(float(BURST), left + (now - when) / BURST_REFILL_S)
         self._burst_left[id] = (left - 1.0 if left >= 1.0 else left), now
         return left >= 1.0
 
