@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slurm_migbatch.node import conf
+from slurm_migbatch.node.paths import make_all
 
 DEFAULT_HOME = "/opt/slurm-migbatch"
 DEFAULT_PYTHON = f"{DEFAULT_HOME}/bin/python3"
@@ -230,7 +231,7 @@ def install(dest: Path, etc: Path, python: str, task_python: str = "") -> Iterat
     Yields each file with the result (`written`, `unchanged`). Raises InstallError as `programs` does.
     """
     for directory in (dest, etc):
-        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_all(str(directory.absolute()))
     for place, text in programs(dest, etc, python, task_python):
         yield _put(place, text, 0o755)
     file = etc.resolve() / conf.NAME
@@ -254,7 +255,11 @@ def _compile(python: str, paths: Sequence[str]) -> None:
     wanted = [f"{paths[0]}/slurm_migbatch/{room}" for room in ("__init__.py", "node", "mig")]
     wanted += [str(Path(path) / "pynvml.py") for path in paths if (Path(path) / "pynvml.py").exists()]
     done = subprocess.run(
-        [python, "-ISm", "compileall", "-q", *wanted], stdin=subprocess.DEVNULL, capture_output=True, check=False
+        [python, "-ISm", "compileall", "-q", *wanted],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        umask=0o022,
+        check=False,
     )
     if done.returncode:
         output = (done.stdout + done.stderr).decode("utf-8", "replace").strip()[-300:]

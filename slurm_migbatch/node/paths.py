@@ -87,7 +87,7 @@ def _directory(path: str, mode: int, parent: int | None = None) -> int:
         except FileNotFoundError:
             above = os.path.dirname(path)
             if parent is None and not os.path.isdir(above):
-                _make_all(above)
+                make_all(above)
             with suppress(FileExistsError):  # another hook was faster
                 os.mkdir(path, mode, dir_fd=parent)
             handle = os.open(path, flags, dir_fd=parent)
@@ -107,9 +107,10 @@ def _directory(path: str, mode: int, parent: int | None = None) -> int:
     return handle
 
 
-def _make_all(path: str) -> None:
+def make_all(path: str) -> None:
+    """Create a directory and those above it, for everyone to read whatever the umask. Raises OSError."""
     if not os.path.isdir(path):
-        _make_all(os.path.dirname(path))
+        make_all(os.path.dirname(path))
         try:
             os.mkdir(path, 0o755)
             os.chmod(path, 0o755)  # noqa: S103  (RunDir is for users to read)

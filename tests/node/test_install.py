@@ -60,6 +60,24 @@ def environment(node):
     return home
 
 
+@pytest.mark.parametrize("umask", [0o077, 0o000], ids=oct)
+def test_the_umask_of_root_changes_nothing(node, environment, monkeypatch, umask):
+    """Users run TaskProlog, and only root may write what root's hooks load."""
+    (place,) = environment.glob("lib/python3.*/site-packages")
+    monkeypatch.setattr(install, "package_paths", lambda: [str(place)])
+    os.umask(umask)
+    list(install.install(node.root / "above/hooks", node.root / "above/etc", sys.executable))
+    made = [node.root / "above", *(node.root / "above").rglob("*")]
+    made += [*place.glob("**/__pycache__"), *place.glob("**/*.pyc")]
+    wrong = {str(path): oct(path.stat().st_mode) for path in made if path.stat().st_mode & 0o022 or not readable(path)}
+    assert not wrong
+
+
+def readable(path):
+    needed = 0o055 if path.is_dir() else 0o044
+    return path.stat().st_mode & needed == needed
+
+
 def test_the_hooks_of_the_repository_work_in_a_virtual_environment(node, environment):
     """With nothing but the two directories exchanged for this test's."""
     node.hooks = node.root / "hooks"
