@@ -147,15 +147,11 @@ def _rights(site: QuerySite, *, named: bool) -> Rights:
     if named or uid == 0:
         return Rights(uid, everything=True)
     import asyncio
-    import pwd
 
     from slurm_migbatch.daemon.privacy import Privacy
+    from slurm_migbatch.slurm.users import uid_of
 
-    try:
-        trusted = {pwd.getpwnam(site.config.cluster.slurm_user).pw_uid}
-    except KeyError:
-        trusted = set()
-    return asyncio.run(Privacy(site.slurm(), trusted).rights(uid))
+    return asyncio.run(Privacy(site.slurm(), uid_of(site.config.cluster.slurm_user)).rights(uid))
 
 
 def _source(path: str | None, db: str | None, catalog: str = "", submit_socket: str = "") -> QuerySite | Servers:
@@ -211,7 +207,8 @@ def _may_read(config: Config) -> bool:
 
 def _servers_of(config: Config) -> Servers:
     """Return this host's own service if migbatchd runs here, else the services that any host would query."""
-    from slurm_migbatch.query.login import CONFIG, Servers, find_servers, uid_of
+    from slurm_migbatch.query.login import CONFIG, Servers, find_servers
+    from slurm_migbatch.slurm.users import uid_of
 
     directory = config.daemon.run_dir
     uids = frozenset({0, *uid_of(config.cluster.slurm_user)})

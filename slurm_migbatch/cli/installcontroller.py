@@ -24,6 +24,7 @@ from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES, SlurmPlan,
 from slurm_migbatch.install.slurmedit import plan as plan_slurm
 from slurm_migbatch.node.conf import insecure
 from slurm_migbatch.node.install import InstallError
+from slurm_migbatch.slurm.users import name_of
 from slurm_migbatch.submit import shim
 
 UNIT: Final = "migbatchd.service"
@@ -56,7 +57,7 @@ class Choices:
 def controller(places: Places, conf: Conf, choices: Choices, record: InstallRecord) -> HostPlan:
     """Return the changes for the controller host as far as known: Slurm's part once nodes have reported."""
     plan = HostPlan()
-    slurm_user = conf.value("SlurmUser") or "root"
+    slurm_user = name_of(conf.value("SlurmUser") or "root")
     config = _service(plan, places, conf, choices, slurm_user)
     if len(slurmctld_hosts(conf)) > 1 and (standby := this_one(config).standby):
         where = Path(conf.main).parent
@@ -137,7 +138,7 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
     text = render_config(values)
     present = Path(choices.config).exists()
     config = load_config(choices.config) if present else loads(text, choices.config)
-    if present and config.cluster.slurm_user != slurm_user:
+    if present and name_of(config.cluster.slurm_user) != slurm_user:
         plan.problems.append(
             f"{choices.config}: slurm_user is {config.cluster.slurm_user!r}; correct it, {conf.main} has "
             f"SlurmUser={slurm_user}"

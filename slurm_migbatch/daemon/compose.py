@@ -18,6 +18,7 @@ from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.standby import Standby
 from slurm_migbatch.daemon.term import TermKeeper
 from slurm_migbatch.node.auth import AuthError, Signer, make_signer
+from slurm_migbatch.slurm.users import name_of
 from slurm_migbatch.store.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def client_of(cluster: ClusterConfig) -> HistoryClient:
     """Create the client of Slurm: slurmrestd if configured, pyslurm if it works here, else commands."""
     commands = (cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
     if cluster.backend == "slurmrestd":
-        address, token, user = cluster.slurmrestd, cluster.slurmrestd_token, cluster.slurm_user
+        address, token, user = cluster.slurmrestd, cluster.slurmrestd_token, name_of(cluster.slurm_user)
         rest = SlurmrestdHistoryClient(*commands, address=address, token_file=token, user=user)
         if why := rest.probe():  # retried at every query: a site may have no commands to fall back on
             log.warning("cannot use slurmrestd, so the state of Slurm is unknown: %s", why)

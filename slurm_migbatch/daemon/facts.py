@@ -6,11 +6,9 @@ used by slurmctld when the service does not answer. Both are rewritten when, and
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import pwd
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +31,7 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.predict.serving import rates_at_limit
 from slurm_migbatch.predict.statefile import ModelDirectory
 from slurm_migbatch.slurm.client import NodeRow
+from slurm_migbatch.slurm.users import uid_of
 from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.catalog import CatalogError, Partition, SiteCatalog, load
@@ -85,10 +84,8 @@ def policy_of(config: Config) -> SubmitPolicy:
 
 def slurm_uids(config: Config) -> frozenset[int]:
     """Return the uids of root, SlurmUser and this process."""
-    uids = {0, os.geteuid()}
-    with contextlib.suppress(KeyError):  # a SlurmUser that does not exist here makes no queries here
-        uids.add(pwd.getpwnam(config.cluster.slurm_user).pw_uid)
-    return frozenset(uids)
+    # a SlurmUser that does not exist here makes no queries here
+    return frozenset({0, os.geteuid(), *uid_of(config.cluster.slurm_user)})
 
 
 class SitePredictions:

@@ -13,6 +13,7 @@ from pathlib import Path
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.scripts import is_pattern
 from slurm_migbatch.node.conf import insecure
+from slurm_migbatch.slurm.users import name_of
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Reader:
 def reader(user: str | int) -> Reader | None:
     """Return a user of this host by name or uid; None if there is none."""
     try:
-        entry = pwd.getpwnam(user) if isinstance(user, str) else pwd.getpwuid(user)
+        entry = pwd.getpwnam(name_of(user)) if isinstance(user, str) else pwd.getpwuid(user)
     except KeyError:
         return None
     groups = {entry.pw_gid, *(group.gr_gid for group in grp.getgrall() if entry.pw_name in group.gr_mem)}

@@ -15,6 +15,7 @@ from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN, Finding
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.restaddress import RestAddress
 from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
+from slurm_migbatch.slurm.users import name_of
 
 _SUBJECT: Final = "slurmrestd"
 _ANSWER_S: Final = 20.0
@@ -77,7 +78,7 @@ def _socket(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]:
 
 def _answers(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]:
     commands = (cluster.slurm_bin or None, cluster.slurm_conf or None, min(cluster.timeout_s, _ANSWER_S))
-    address, token, user = cluster.slurmrestd, cluster.slurmrestd_token, cluster.slurm_user
+    address, token, user = cluster.slurmrestd, cluster.slurmrestd_token, name_of(cluster.slurm_user)
     owners = [daemon.uid if daemon else Path(token).stat().st_uid] if token else []
     client = SlurmrestdClient(*commands, address=address, token_file=token, user=user, owners=owners)
     try:

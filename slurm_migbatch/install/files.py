@@ -10,7 +10,6 @@ import difflib
 import hashlib
 import json
 import os
-import pwd
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from slurm_migbatch.install.undo import added_words, undo, undone
+from slurm_migbatch.slurm.users import uid_of
 
 Kind = Literal["own", "once", "site", "directory"]
 _RECORD: Final = "record.json"
@@ -444,7 +444,6 @@ def _site_entry(change: FileChange, after: str, record: InstallRecord) -> Entry:
 
 
 def _uid(owner: str) -> int:
-    try:
-        return pwd.getpwnam(owner).pw_uid
-    except KeyError:
-        raise InstallConflict(f"no user {owner!r} on this host") from None
+    for uid in uid_of(owner):
+        return uid
+    raise InstallConflict(f"no user {owner!r} on this host")

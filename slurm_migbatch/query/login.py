@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from slurm_migbatch.query.protocol import DEFAULT_PORT
+from slurm_migbatch.slurm.users import uid_of
 from slurm_migbatch.values import TYPE_CHECKING, Pattern, Value
 
 if TYPE_CHECKING:
@@ -111,16 +112,6 @@ def _scontrol() -> str:
             f"that file (Servers=http://<controller>:{DEFAULT_PORT})"
         )
     return done.stdout
-
-
-def uid_of(user: str) -> tuple[int, ...]:
-    """Return the uid of a user by name or number; nothing if this host does not know it."""
-    import pwd
-
-    try:
-        return (int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid,)
-    except KeyError:
-        return ()
 
 
 def _with_port(url: str) -> str:

@@ -13,7 +13,6 @@ import ctypes
 import json
 import logging
 import os
-import pwd
 import resource
 import signal
 import sys
@@ -32,6 +31,7 @@ from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.slurm.users import uid_of
 from slurm_migbatch.store.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -48,9 +48,7 @@ class Answerer:
     def __init__(self, config: Config) -> None:
         self._site = QuerySite(config, quiet=True)
         self._limit = config.query.answer_mb << 20
-        trusted = {0, os.geteuid()}
-        with contextlib.suppress(KeyError):
-            trusted.add(pwd.getpwnam(config.cluster.slurm_user).pw_uid)
+        trusted = {0, os.geteuid(), *uid_of(config.cluster.slurm_user)}
         self._privacy = Privacy(self._site.slurm(), trusted)
         self._loop = asyncio.new_event_loop()
         self._seldom = Seldom(log)

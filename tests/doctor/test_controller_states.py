@@ -20,6 +20,7 @@ from slurm_migbatch.cli.doctor import doctor
 from slurm_migbatch.config import Config, StoreConfig
 from slurm_migbatch.config.marks import marks
 from slurm_migbatch.daemon import messages
+from slurm_migbatch.daemon.facts import slurm_uids
 from slurm_migbatch.daemon.reports import ReportBoard
 from slurm_migbatch.doctor import (
     catalog,
@@ -167,6 +168,12 @@ def test_what_slurm_user_cannot_read(open_tmp_path: Path) -> None:
     os.chown(folder, 0, 65534)
     folder.chmod(0o750)
     assert unreadable(str(folder / "table.lua"), NOBODY) == ""
+
+
+def test_slurm_user_by_number() -> None:
+    assert reader("65534") == reader("nobody") and reader("nobody") is not None
+    cluster = dataclasses.replace(Config().cluster, slurm_user="65534")
+    assert 65534 in slurm_uids(dataclasses.replace(Config(), cluster=cluster))
 
 
 def test_a_token_that_is_missing_or_open(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +70,19 @@ def test_root_runs_no_program_that_others_may_change(place):
     with pytest.raises(InstallError, match=f"root is to run migbatchd, but {program} is writable by others"):
         planned(place, NODES)
     planned(place, NODES, user="slurm")
+
+
+def test_slurm_user_by_number_is_the_same_user(place):
+    number = pwd.getpwnam("daemon").pw_uid
+    plan, changes, record = planned(place, f"SlurmUser={number}\n{NODES}")
+    (text,) = [target.text for target in plan.wanted if target.path.endswith("migbatch.toml")]
+    assert 'slurm_user = "daemon"' in text
+    files.apply(changes, record)
+    for user in ("daemon", number):
+        plan, _, _ = planned(place, f"SlurmUser={user}\n{NODES}")
+        assert not [problem for problem in plan.problems if "slurm_user" in problem]
+    plan, _, _ = planned(place, f"SlurmUser=bin\n{NODES}")
+    assert [problem for problem in plan.problems if "slurm_user is 'daemon'" in problem]
 
 
 def test_the_user_of_migbatchd_stays_unless_another_is_given(place):
