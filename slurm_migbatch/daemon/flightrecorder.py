@@ -4,7 +4,8 @@ Rounds pass on data that they have anyway; everything else happens in a thread. 
 too far behind, and a new segment begins when it has caught up. Each segment is a separate file, JSON lines in one gzip
 member, so that the oldest can be removed and `cat` joins several into one recording.
 
-Errors here only cause a warning: decisions do not wait for their recording.
+Errors here only cause a warning: decisions do not wait for their recording. If a segment cannot be written, another
+begins some time later.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import logging
 import os
 import queue
 import threading
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.decide.core import Decision, Outcomes, Settings
 from slurm_migbatch.decide.recording import memory as memory_state
 from slurm_migbatch.decide.recording.codec import CodecError
@@ -50,6 +53,13 @@ _AT_ONCE: Final = 1000
 _LONGEST_LINE: Final = 1 << 28
 """Maximum bytes of an entry when reading; foreign files may contain anything."""
 _STOP_S: Final = 5.0
+_FIRST_WAIT_S: Final = 10.0
+"""Seconds after an error of the disk until the next try; each further error doubles them."""
+_LONGEST_WAIT_S: Final = 600.0
+
+
+class _TooSmall(Exception):
+    """One segment alone is larger than all may be."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +85,27 @@ class FlightRecorder:
         settings: of the decisions.
         hours: how long a segment is kept after its end.
         megabytes: maximum total size.
+        clock: seconds, never set back.
     """
 
-    def __init__(self, directory: Path, settings: Settings, hours: float, megabytes: float) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        directory: Path,
+        settings: Settings,
+        hours: float,
+        megabytes: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._clock = settings, clock
+        self._fault = FaultReporter(
+            "decisions are not recorded",
+            f"recording continues once {directory} is writable",
+            log,
+            first=_FIRST_WAIT_S,
+            longest=_LONGEST_WAIT_S,
+            clock=clock,
+        )
+        self._due: float | None = None  # when to try again after an error
         self._files = _Segments(directory, hours * 3600.0, int(megabytes * 1e6))
         self._queue: queue.Queue[_Begin | _RecordedRound | threading.Event | None] = queue.Queue(_WAITING)
         self._queue.put(_Begin(None))
@@ -104,6 +131,10 @@ class FlightRecorder:
         """Record a round after its outcomes. Does not wait."""
         if self._stopped.is_set():
             return
+        if self._due is not None:
+            if self._clock() < self._due:
+                return
+            self._due, self._missed = None, True
         asked = tuple(self._asked.asked) if self._asked is not None else ()
         try:
             if not self._missed:
@@ -137,7 +168,7 @@ class FlightRecorder:
     def _run(self) -> None:
         try:
             self._write()
-        except OSError as error:
+        except _TooSmall as error:
             log.warning("decisions are no longer recorded: %s", error)
         except Exception as error:
             log.warning("decisions are no longer recorded: %s", error or type(error).__name__, exc_info=True)
@@ -146,7 +177,8 @@ class FlightRecorder:
             self._files.close()
 
     def _write(self) -> None:
-        writer, begin = SegmentWriter(), _Begin(None)
+        writer = SegmentWriter()
+        begin: _Begin | None = _Begin(None)  # None after an error: the rounds until the next segment are left out
         while (item := self._queue.get()) is not None and not self._stopped.is_set():
             if isinstance(item, threading.Event):
                 item.set()
@@ -154,8 +186,14 @@ class FlightRecorder:
             if isinstance(item, _Begin):
                 self._files.close()
                 writer, begin = SegmentWriter(), item
-            else:
-                self._write_round(item, writer, begin)
+            elif begin is not None:
+                try:
+                    self._write_round(item, writer, begin)
+                    self._fault.succeeded()
+                except OSError as error:
+                    self._files.close()
+                    begin = None
+                    self._due = self._clock() + self._fault.failed(error)
 
     def _write_round(self, item: _RecordedRound, writer: SegmentWriter, begin: _Begin) -> None:
         now, whole = item.snapshot.now, not self._files.open
@@ -194,7 +232,7 @@ class _Segments:
         self._written, self._whole, self._announced = 0, 0, False
 
     def write(self, entry: Any, now: float, *, whole: bool = False) -> None:
-        """Append an entry; raises OSError if that is not possible. `whole`: it is the segment's first round."""
+        """Append an entry; `whole`: it is the segment's first round. Raises OSError, _TooSmall."""
         data = b"".join([self._zip.compress(piece.encode()) for piece in chain(_pieces(entry), "\n")])
         if whole or not 0 <= now - self._flushed < _FLUSH_S:
             data += self._zip.flush(zlib.Z_SYNC_FLUSH)
@@ -209,17 +247,19 @@ class _Segments:
             self._announced = self.full = True
 
     def close(self) -> None:
-        """End the segment; compressed data that is not written yet counts too."""
+        """End the segment; compressed data that is not written yet counts too. One without a round is removed."""
         if self._file is None:
             return
         try:
             self._append(self._zip.flush())
             self._make_room(self._latest)
-        except OSError as error:
+        except (OSError, _TooSmall) as error:
             log.debug("cannot write the end of %s: %s", self._path, error)
         finally:
             file, self._file = self._file, None
             os.close(file)
+            if not self._whole:
+                self._path.unlink(missing_ok=True)
 
     def _append(self, data: bytes) -> None:
         assert self._file is not None
@@ -237,7 +277,7 @@ class _Segments:
             path.unlink(missing_ok=True)
             left += sizes[path]
         if left < 0:
-            raise OSError(f"[daemon] record_mb is too small: {self._path.name} alone is larger")
+            raise _TooSmall(f"[daemon] record_mb is too small: {self._path.name} alone is larger")
 
 
 def _pieces(value: Any, depth: int = 2) -> Iterator[str]:

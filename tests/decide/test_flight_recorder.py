@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import logging
@@ -149,19 +150,55 @@ def test_no_more_room_is_taken_than_allowed(tmp_path: Path) -> None:
     assert list(replay(read_entries(kept[-1])))[-1].at == now
 
 
-def test_a_disk_that_cannot_be_written_stops_recording_and_nothing_else(
+def test_recording_continues_once_the_disk_can_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    now, directory = [0.0], tmp_path / "decisions"
+    directory.write_text("in the way")
+    w = LoanWorld(f"sqlite:///{tmp_path}/r.db")
+    recorder = record(w, directory, clock=lambda: now[0])
+    with caplog.at_level(logging.INFO, "slurm_migbatch.daemon.flightrecorder"):
+        play_day(w, recorder, 30)
+        assert len(w.loaned()) == 6
+        directory.unlink()
+        now[0] += 600
+        play_day(w, recorder, 30)
+    recorder.close()
+    begun, ended = [one.getMessage() for one in caplog.records if one.name.endswith("flightrecorder")]
+    assert begun.startswith("decisions are not recorded: ") and str(directory) in begun
+    assert ended.startswith("decisions are not recorded: recovered after 600 s")
+    rounds = list(replay(entries(directory)))
+    assert rounds[-1].at == w.clock.time() and not any(one.differences for one in rounds)
+    w.close()
+
+
+def test_a_segment_that_could_not_begin_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    now = [0.0]
+    w = LoanWorld(f"sqlite:///{tmp_path}/r.db")
+    recorder = record(w, tmp_path / "decisions", clock=lambda: now[0])
+    with monkeypatch.context() as disk:
+        disk.setattr("slurm_migbatch.daemon.flightrecorder._write_all", full)
+        for _ in range(3):
+            play_day(w, recorder, 5)
+            now[0] += 600
+    assert segments(tmp_path / "decisions") == []
+    play_day(w, recorder, 5)
+    recorder.close()
+    assert len(list(replay(entries(tmp_path / "decisions")))) >= 4
+    w.close()
+
+
+def test_more_than_the_allowed_room_for_one_segment_stops_recording(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "decisions").write_text("in the way")
     w = LoanWorld(f"sqlite:///{tmp_path}/r.db")
-    recorder = record(w, tmp_path / "decisions")
+    recorder = record(w, tmp_path / "decisions", megabytes=0.0001)
     with caplog.at_level(logging.WARNING, "slurm_migbatch.daemon.flightrecorder"):
-        play_day(w, recorder, 30)
-    assert len(w.loaned()) == 6
-    assert [one.getMessage()[:33] for one in caplog.records if "recorded" in one.getMessage()] == [
-        "decisions are no longer recorded:"
-    ]
+        play_day(w, recorder, 5)
     recorder.close()
+    (said,) = [one.getMessage() for one in caplog.records if one.name.endswith("flightrecorder")]
+    assert said.startswith("decisions are no longer recorded: [daemon] record_mb is too small")
     w.close()
 
 

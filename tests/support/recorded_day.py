@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,15 @@ from slurm_migbatch.daemon.flightrecorder import FlightRecorder
 from tests.support.loan_world import LoanWorld
 
 
-def record(w: LoanWorld, directory: Path, hours: float = 24.0, megabytes: float = 64.0) -> FlightRecorder:
+def record(
+    w: LoanWorld,
+    directory: Path,
+    hours: float = 24.0,
+    megabytes: float = 64.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> FlightRecorder:
     """Have a world's service recorded from its next round on, which has to be its first."""
-    recorder = FlightRecorder(directory, w.control.settings, hours, megabytes)
+    recorder = FlightRecorder(directory, w.control.settings, hours, megabytes, clock)
     w.control.recorder = recorder
     return recorder
 
