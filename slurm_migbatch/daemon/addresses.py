@@ -12,37 +12,39 @@ import ipaddress
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from slurm_migbatch.slurm.client import SlurmError
 
 #: minimum seconds between two queries because of an unknown address
 _ANEW_S = 10.0
+#: most names that are resolved at a time: one that the name server does not answer takes many seconds
+_LOOKUPS = 16
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 
 
 class NodeAddresses:
-    """The addresses of nodes, by their host names in Slurm."""
+    """The addresses of nodes, by their host names in Slurm. A node waits for its own names only."""
 
     def __init__(
         self, ask: Callable[[], Mapping[str, Iterable[str]]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Set up the cache. `ask` may raise SlurmError, and is called in a thread."""
         self._ask, self._clock = ask, clock
-        self._known: Mapping[str, frozenset[str]] = {}
-        self._hosts: Mapping[str, frozenset[str]] = {}
+        self._names: Mapping[str, Iterable[str]] = {}
+        self._hosts: dict[str, frozenset[str]] = {}
+        self._known: dict[str, frozenset[str]] = {}
+        self._lookups: dict[str, asyncio.Future[None]] = {}  # by node, since Slurm was asked
         self._due = 0.0
         self._error = ""
         self._lock = asyncio.Lock()
+        self._pool = ThreadPoolExecutor(_LOOKUPS, thread_name_prefix="resolver")
 
     async def wrong(self, node: str, address: str) -> str:
         """Return why `address` cannot be `node`, as a sentence; empty if it can."""
         place = _plain(address)
-        if place in self._known.get(node, ()):
-            return ""
-        async with self._lock:
-            if place not in self._known.get(node, ()) and self._clock() >= self._due:
-                await asyncio.to_thread(self._refresh)
-                self._due = self._clock() + _ANEW_S
+        if place not in self._known.get(node, ()):
+            await self._refresh(node)
         if place in self._known.get(node, ()):
             return ""
         if self._error and node not in self._known:
@@ -55,22 +57,37 @@ class NodeAddresses:
             "use auth = 'token' with a key for each node, or set [node_api] check_addresses = false"
         )
 
-    def _refresh(self) -> None:
+    async def _refresh(self, node: str) -> None:
+        """Ask Slurm and resolve the node's names, if neither was done just now."""
+        async with self._lock:
+            if self._clock() >= self._due:
+                await asyncio.to_thread(self._list)
+                self._lookups = {name: lookup for name, lookup in self._lookups.items() if not lookup.done()}
+                self._due = self._clock() + _ANEW_S
+        if node in self._names and node not in self._lookups:
+            self._lookups[node] = asyncio.get_running_loop().run_in_executor(self._pool, self._resolve, node)
+        if node in self._lookups:
+            await asyncio.shield(self._lookups[node])  # others wait for it too
+
+    def _list(self) -> None:
         try:
-            named = self._ask()
+            self._names = self._ask()
         except SlurmError as error:
             self._error = str(error)[:200]
             return
         self._error = ""
-        listed = {host for found in named.values() for host in found}
-        # a name that cannot be resolved now has its former addresses
-        self._hosts = hosts = {host: resolved(host) or self._hosts.get(host, frozenset()) for host in listed}
-        found = {}
-        for node, names in named.items():
-            places = frozenset(place for name in names for place in hosts[name])
-            # processes on this host may connect through its loopback address
-            found[node] = places | _LOOPBACK if any(is_local(place) for place in places) else places
-        self._known = found
+        for node in list(self._known):
+            if node not in self._names:
+                self._known.pop(node, None)
+
+    def _resolve(self, node: str) -> None:
+        names = tuple(self._names.get(node, ()))
+        for name in names:
+            # a name that cannot be resolved now has its former addresses
+            self._hosts[name] = resolved(name) or self._hosts.get(name, frozenset())
+        places = frozenset(place for name in names for place in self._hosts[name])
+        # processes on this host may connect through its loopback address
+        self._known[node] = places | _LOOPBACK if any(is_local(place) for place in places) else places
 
 
 def resolved(host: str) -> frozenset[str]:

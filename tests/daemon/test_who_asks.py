@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,10 +129,47 @@ def test_where_names_cannot_be_resolved_known_nodes_are_still_known(monkeypatch:
         names["host2"] = frozenset({"10.0.0.22"})
         assert await places.wrong("n9", "10.0.0.9") != ""
         assert await places.wrong("n1", "10.0.0.1") == ""
+        assert await places.wrong("n2", "10.0.0.22") == ""
         assert await places.wrong("n2", "10.0.0.2") != ""
         now[0], names["host1"] = 200.0, frozenset({"10.0.0.11"})
         assert await places.wrong("n1", "10.0.0.11") == ""
         assert await places.wrong("n1", *found) != ""
+
+    asyncio.run(scenario())
+
+
+def test_a_name_that_is_resolved_slowly_delays_its_own_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    def slow(host: str) -> frozenset[str]:
+        if host == "host1":
+            assert answered.wait(20)
+        return frozenset({host.replace("host", "10.0.0.")})
+
+    monkeypatch.setattr("slurm_migbatch.daemon.addresses.resolved", slow)
+
+    async def scenario() -> None:
+        places = NodeAddresses(lambda: {"n1": {"host1"}, "n2": {"host2"}})
+        first, again = (asyncio.create_task(places.wrong("n1", "10.0.0.1")) for _ in range(2))
+        assert await places.wrong("n2", "10.0.0.2") == ""
+        assert not first.done()
+        again.cancel()
+        answered.set()
+        assert await first == ""
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_slurm_no_longer_has_is_no_longer_known() -> None:
+    nodes, now = {"n1": {"10.0.0.1"}, "n2": {"10.0.0.2"}}, [0.0]
+
+    async def scenario() -> None:
+        places = NodeAddresses(lambda: dict(nodes), clock=lambda: now[0])
+        assert await places.wrong("n1", "10.0.0.1") == ""
+        now[0] = 100.0
+        del nodes["n1"]
+        assert await places.wrong("n2", "10.0.0.2") == ""
+        assert "Slurm has no node n1" in await places.wrong("n1", "10.0.0.1")
 
     asyncio.run(scenario())
 
