@@ -11,7 +11,7 @@ from typing import Final
 from slurm_migbatch.doctor.programs import HostProgram, look, programs_of
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.slurmconf import Conf
-from slurm_migbatch.node.findings import BAD, GOOD, Finding
+from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
 
 HOOKS: Final = (("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task_prolog"))
 _INSTALL: Final = "migbatch install --role node --edit --apply"
@@ -105,9 +105,19 @@ def _called(facts: HookFacts) -> Iterator[Finding]:
         if by_hand and scripts.is_shell(there[-1].text or ""):
             advice = f"add to {there[-1].path} below its first line: {scripts.hook_line(ours)}"
         yield Finding(BAD, facts.key, f"{shown} does not run {ours}: jobs start without slices", advice)
+    if len(calling) > 1:
+        *others, kept = sorted(calling, key=lambda program: _is_only_ours(program, ours))
+        text = f"{ours} runs {len(calling)} times for each job, by {', '.join(program.path for program in calling)}"
+        advice = " and ".join(f"remove its line from {program.path}" for program in others)
+        yield Finding(ODD, facts.key, text, f"{advice}: {kept.path} is sufficient")
     for program in calling:
         if program.path != ours:
             yield from _runs(facts.key, program)
+
+
+def _is_only_ours(program: HostProgram, ours: str) -> bool:
+    """Return whether a program does nothing but run our hook."""
+    return program.path == ours or program.text == scripts.stub(ours)
 
 
 def _gone(key: str, path: str) -> Finding:

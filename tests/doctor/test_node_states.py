@@ -166,6 +166,21 @@ def test_the_last_of_several_values_counts_on_old_releases(slurm: Path) -> None:
     assert wrong(look(slurm, several=True)) == []
 
 
+def test_a_script_of_the_site_that_still_runs_ours_where_slurm_runs_all_programs(slurm: Path) -> None:
+    """Slurm was upgraded since: the controller's line is new, the site's script has its own from before."""
+    site, ours, stub = slurm / "site.sh", f"{slurm}/hooks/prolog", slurm / "migbatch-prolog"
+    site.write_text(scripts.call_hook("#!/bin/sh\nmkdir -p /scratch\n", ours))
+    stub.write_text(scripts.stub(ours))
+    for program in (site, stub):
+        program.chmod(0o755)
+    change(slurm / "slurm.conf", f"\nProlog={ours}", f"\nProlog={stub}\nProlog={site}")
+    (found,) = [each for each in look(slurm, several=True) if each.level != GOOD]
+    assert found.level == ODD and f"{ours} runs 2 times for each job" in found.text
+    assert found.advice == f"remove its line from {site}: {stub} is sufficient"
+    site.write_text("#!/bin/sh\nmkdir -p /scratch\n")
+    assert [each for each in look(slurm, several=True) if each.level != GOOD] == []
+
+
 # --- Slurm's files
 
 
