@@ -184,10 +184,12 @@ def make(directory: int, job: int, restart: int, uid: int) -> None:
 def remove(directory: int, job: int, restart: int) -> None:
     """Delete it, with its space; harmless if there is none.
 
-    While its user has mounted something over it, or holds a lease on it, this fails: it is retried with the
+    What its user has mounted over it is detached. While he holds a lease on it this fails: it is retried with the
     next cleanup. A process that still has it open keeps an empty file that cannot grow.
     """
     name = f"{job}.{restart}"
+    with suppress(OSError):
+        tmpfs.uncover(directory, name)
     with suppress(OSError, ProgressError), _opened(directory, name, None, os.O_RDWR | os.O_APPEND) as handle:
         _empty(handle)
     effects.point("progress unlink")

@@ -32,6 +32,7 @@ TRIES = 16
 
 _FLAGS = 2 | 4 | 8  # MS_NOSUID | MS_NODEV | MS_NOEXEC
 _REMOUNT = 32
+_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _KEEP_SIZE = 1
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
 _APPEND_ONLY = 0x20
@@ -60,6 +61,20 @@ def mount(directory: int, mode: int) -> None:
     """Mount one over the directory, which then must be opened again. Raises OSError."""
     effects.point("mount")
     _mount(directory, _FLAGS, f"size={_page()},nr_inodes={INODES},mode={mode:o}")
+
+
+def uncover(directory: int, name: str) -> None:
+    """Detach what users have mounted over a file in the directory; no file system is asked. Raises OSError."""
+    for _ in range(TRIES):
+        handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            if mount_id(handle) == mount_id(directory):
+                return
+        finally:
+            os.close(handle)
+        effects.point("umount")
+        if _libc.umount2(f"/proc/self/fd/{directory}/{name}".encode(), _DETACH | _UMOUNT_NOFOLLOW):
+            raise _error("umount")
 
 
 @contextmanager

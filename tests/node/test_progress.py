@@ -370,16 +370,25 @@ def test_a_mount_over_the_file_is_not_looked_into(node, tmp_path):
     other.write_text("items=666 seconds=1\n")
     os.chown(other, ALICE, ALICE)
     subprocess.run(["mount", "--bind", str(other), str(path(node))], check=True)
-    try:
-        with pytest.raises(ProgressError, match="mounted over"):
-            progress.read(node.executor.paths.progress, 1, 0, ALICE)
-        assert node.epilog(1)[0] == exits.OK
-        assert node.events("progress") == []
-        node.check()
-    finally:
-        subprocess.run(["umount", str(path(node))], check=True)
-    node.reconcile()
-    assert not path(node).exists()
+    with pytest.raises(ProgressError, match="mounted over"):
+        progress.read(node.executor.paths.progress, 1, 0, ALICE)
+    assert node.epilog(1)[0] == exits.OK
+    assert node.events("progress") == []
+    node.check()
+
+
+def test_mounts_over_files_of_ended_jobs_take_no_space_from_others(node, tmp_path, monkeypatch):
+    """They outlive the job and the program that answered there."""
+    monkeypatch.setattr(tmpfs, "MAX_BYTES", 2 * progress.ROOM)
+    other = tmp_path / "other"
+    other.touch()
+    for job in range(1, 4):
+        node.prolog(job, "[mig:1g.10gb:1]")
+        assert path(node, job).exists()
+        for _ in range(2):
+            subprocess.run(["mount", "--bind", str(other), str(path(node, job))], check=True)
+        node.epilog(job)
+        assert not path(node, job).exists()
 
 
 def test_a_lease_does_not_keep_root_waiting(node):
