@@ -63,7 +63,9 @@ class SignalFlags:
 
     def wait(self, seconds: float) -> None:
         """Sleep, at most until the next signal, and at most a second: others may use the wakeup descriptor too."""
-        if select.select([self._wakeup_read], [], [], max(0.0, min(seconds, _LONGEST_S)))[0]:
+        poll = select.poll()
+        poll.register(self._wakeup_read, select.POLLIN)
+        if poll.poll(max(0.0, min(seconds, _LONGEST_S)) * 1000):
             os.read(self._wakeup_read, 4096)
 
     def _handle(self, number: int, _: FrameType | None) -> None:

@@ -3,7 +3,9 @@
 The tolerance is what adding up the same numbers in another order costs: losses of 90 steps agree to 1e-9 of themselves.
 """
 
+import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -269,6 +271,24 @@ def test_where_a_checkpoint_takes_longer_than_there_is_none_is_begun(tmp_path):
     assert (code, "step 1 is saved" in said) == (143, True)
 
 
+def test_a_program_with_many_open_files_pauses_too(tmp_path):
+    """select(2) takes no descriptor above 1023."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, before[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    try:
+        with elastic.Trainer(tmp_path, effective_batch=1, items=9, care=elastic.Care(idle_s=0.01)) as run:
+            run.restore()
+            steps = run.steps(2, dict)
+            next(steps)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert next(steps).number == 1
+    finally:
+        for number in files:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 def test_signals_are_as_before_afterwards(tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)]
     with elastic.Trainer(tmp_path, effective_batch=1, environ={}):
@@ -279,8 +299,6 @@ def test_signals_are_as_before_afterwards(tmp_path):
 def test_workers_of_a_data_loader_end_by_term_and_not_by_usr1(tmp_path):
     """They inherit the handlers, and get the signals too."""
     with elastic.Trainer(tmp_path, effective_batch=1, environ={}) as run:
-        import os
-
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
