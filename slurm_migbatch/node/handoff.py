@@ -85,12 +85,11 @@ def write(directory: int, handoff: Handoff) -> None:
         os.unlink(temporary, dir_fd=directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(temporary, flags, 0o600, dir_fd=directory)
-    try:
-        os.write(handle, handoff.text().encode("utf-8", "backslashreplace"))
+    with os.fdopen(handle, "wb") as file:
+        file.write(handoff.text().encode("utf-8", "backslashreplace"))
+        file.flush()
         _open_to(handle, handoff.uid)
         os.fsync(handle)
-    finally:
-        os.close(handle)
     effects.point("handoff rename")
     os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     os.fsync(directory)

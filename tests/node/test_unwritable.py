@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from slurm_migbatch.node import ending, executor, exits, plan, unwritable
+from slurm_migbatch.node import ending, executor, exits, handoff, plan, unwritable
 from slurm_migbatch.node.status import status
 from tests.support.node_processes import agent_process, run_hook
 from tests.support.nodes import ALICE, BOB
@@ -211,4 +211,21 @@ def test_a_run_dir_that_is_full_sends_the_job_back(new_node, tmp_path):
         node.check()
     finally:
         node.forget_executor()
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_run_dir_with_room_for_a_part_of_a_hand_off_gets_none(tmp_path):
+    """A write that finds room for some of its pages is no error of the kernel's."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0755", "migbatch-test", disk], check=True)
+    directory = os.open(disk, os.O_RDONLY)
+    try:
+        (disk / "others").write_bytes(b"x" * (60 << 10))  # one page is left
+        slices = tuple(handoff.HandoffSlice(f"MIG-{n:036d}", "1g.10gb", 9984, "GPU-" + "0" * 36) for n in range(56))
+        with pytest.raises(OSError, match="No space left"):
+            handoff.write(directory, handoff.Handoff(1, 0, 1001, slices))
+        assert not (disk / "1.0").exists()
+    finally:
+        os.close(directory)
         subprocess.run(["umount", "--lazy", disk], check=True)
