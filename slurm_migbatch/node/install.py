@@ -131,9 +131,10 @@ StateDirectory=migbatch
 UMask=0077
 NoNewPrivileges=yes
 # SYS_ADMIN: NVML's MIG calls, and the tmpfs. SYS_PTRACE: find processes that have a slice's devices open. MKNOD,
-# SYS_MODULE and SYS_RAWIO: nvidia-modprobe and the driver, if not loaded yet. The rest: devices owned by a job's user.
+# SYS_MODULE and SYS_RAWIO: nvidia-modprobe and the driver, if not loaded yet. LINUX_IMMUTABLE: files to which users can
+# only append their progress. The rest: devices owned by a job's user.
 CapabilityBoundingSet=CAP_SYS_ADMIN CAP_SYS_PTRACE CAP_MKNOD CAP_SYS_MODULE CAP_SYS_RAWIO
-CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_KILL
+CapabilityBoundingSet=CAP_LINUX_IMMUTABLE CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_KILL
 LockPersonality=yes
 RestrictNamespaces=yes
 RestrictRealtime=yes

@@ -1,9 +1,12 @@
 """What jobs say of themselves reaches the record, and nothing else does."""
 
+import ctypes
 import fcntl
 import os
+import re
 import signal
 import stat
+import struct
 import subprocess
 
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.node import exits, progress, tmpfs
 from slurm_migbatch.node.executor import Executor
+from slurm_migbatch.node.install import unit
 from slurm_migbatch.node.progress import Content, ProgressError, ProgressLine, parse, understand
 from tests.support.directories import open_to_users
 from tests.support.environments import exported
@@ -526,3 +530,41 @@ def test_killed_at_any_moment_of_the_release_it_is_told_once(many_nodes):
         assert [event["items"] for event in node.events("progress")] == [5]
         assert list((node.root / "run" / "progress").iterdir()) == []
         node.close()
+
+
+# -- under systemd ---------------------------------------------------------------------------------------------------
+
+
+def with_capabilities_of_the_unit():
+    """Keep only the capabilities of migbatch-node.service, for programs that this process starts too."""
+    names = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "LINUX_IMMUTABLE": 9, "SYS_MODULE": 16}
+    names |= {"SYS_RAWIO": 17, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "MKNOD": 27}
+    lines = re.findall(r"^CapabilityBoundingSet=(.*)$", unit(), re.MULTILINE)
+    mask = sum(1 << names[name.removeprefix("CAP_")] for line in lines for name in line.split())
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("=Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3
+    sets = struct.pack("=6I", mask & 0xFFFFFFFF, mask & 0xFFFFFFFF, 0, mask >> 32, mask >> 32, 0)
+    assert libc.capset(header, sets) == 0, os.strerror(ctypes.get_errno())
+
+
+@pytest.mark.parametrize("made_by", ["agent", "hook"])
+def test_the_agent_protects_files_and_removes_them(node, made_by):
+    """A hook without the agent has all of slurmd's capabilities."""
+    if made_by == "hook":
+        node.prolog(1, "[mig:1g.10gb:1]")
+        node.forget_executor()
+
+    def work():
+        with_capabilities_of_the_unit()
+        if made_by == "agent":
+            node.prolog(1, "[mig:1g.10gb:1]")
+        write(node, "items=5 seconds=1\n")
+        with pytest.raises(PermissionError):
+            os.truncate(path(node), 0)
+        progress.shorten(node.executor.paths.progress, 1, 0, ALICE)
+        assert path(node).stat().st_size == 0
+        node.epilog(1)
+        assert not path(node).exists()
+        return 0
+
+    assert in_child(work)[0] == 0
