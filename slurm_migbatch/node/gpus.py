@@ -53,7 +53,7 @@ class Gpus:
         return self.survey().managed
 
     def whole(self) -> tuple[int, ...]:
-        """Return the minors of this machine's GPUs without MIG, also those outside of Gpus=. Raises DriverError."""
+        """Return the minors of all GPUs here that may be without MIG, whatever Gpus= says. Raises DriverError."""
         self.listed()
         return tuple([gpu.minor for gpu in self._all if not _is_cut(gpu)])
 
@@ -114,5 +114,5 @@ class Gpus:
 def _is_cut(gpu: Gpu) -> bool:
     try:
         return gpu.mig_mode()[0]
-    except NotMig:
+    except DriverError:
         return False

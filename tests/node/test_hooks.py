@@ -465,6 +465,19 @@ def test_the_other_gpu_serves_while_one_is_lost(new_node):
     assert node.slices("held")[0].gpu != gpu
 
 
+def test_a_job_that_wants_an_index_gets_its_slice_while_another_gpu_is_lost(new_node):
+    """Its Prolog looks at all GPUs, also at those that it does not use."""
+    node = new_node(gpus=("h100-80gb",) * 2)
+    node.prolog(1, "[mig:7g.80gb:1]")
+    (held,) = node.slices("held")
+    (other,) = {gpu.uuid for gpu in node.executor.gpus.listed()} - {held.gpu}
+    node.epilog(1)
+    node.machine.set_lost(next(gpu.index for gpu in node.executor.gpus.listed() if gpu.uuid == other))
+    code, line = node.prolog(2, "", SLURM_JOB_COMMENT="migbatch: cuda=index [mig:7g.80gb:1]")
+    assert code == exits.OK and "requeued" not in line, line
+    assert node.scontrol_calls() == [] and [row.gpu for row in node.slices("held")] == [held.gpu]
+
+
 def test_failures_in_a_row_drain_the_node_and_a_success_forgives(new_node):
     node = new_node(ErrorsBeforeDrain=3)
     for job in (1, 2):
