@@ -13,7 +13,9 @@ from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import auth, plan
 from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
 from slurm_migbatch.node.controller_sync import ControllerSync
+from slurm_migbatch.node.state import state
 from slurm_migbatch.testbed.proc import wait_until
+from tests.support.nodes import BOB
 
 
 class Controller:
@@ -402,3 +404,17 @@ def test_of_several_controllers_the_next_is_asked_where_one_is_away_or_stands_by
         assert "is on standby" not in str(refused.value), "a refusal is an answer"
     finally:
         second.close()
+
+
+def test_a_slice_with_many_processes_is_reported_within_the_limits(node):
+    """Its user chooses their number; a refused event would keep the controller from planning for the node."""
+    node.prolog(1, "[mig:7g.80gb:1]")
+    (row,) = node.slices("held")
+    node.epilog(1)
+    for number in range(500):
+        node.machine.start_process(row.mig_uuid, 2**22 + number)
+    assert "requeued" in node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)[1]
+    whole = {"kind": "state", "ts": 1.0, "seq": 1000, **state([], node.slices(), {})}
+    body = {"node": "n1", "journal": "ab12", "boot_id": "b1", "events": [*node.events(), whole]}
+    assert messages.read_events("n1", json.dumps(body).encode()).refused == ()
+    assert "and 492 others" in node.slices("zombie")[0].reason

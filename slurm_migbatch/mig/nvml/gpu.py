@@ -34,6 +34,8 @@ from slurm_migbatch.mig.text import printable
 
 _CI_ENUMS = range(16)
 _MIB = 1 << 20
+_MOST_NAMED = 8
+"""Processes that a message names; a user may have any number."""
 
 
 class NvmlGpu:
@@ -155,7 +157,9 @@ class NvmlGpu:
         try:
             self._remove(gi, int(info.profileId), str(instance))
         except Busy as error:
-            users = ", ".join(str(holder) for holder in self._holders_or_none(instance))
+            holders = self._holders_or_none(instance)
+            users = ", ".join(str(holder) for holder in holders[:_MOST_NAMED])
+            users += f" and {len(holders) - _MOST_NAMED} others" if len(holders) > _MOST_NAMED else ""
             by = f"by {users}" if users else "though no process is listed (possibly DCGM or an exiting process)"
             raise Busy(error.code, f"{self!r}: {instance} is still in use {by}") from None
 
