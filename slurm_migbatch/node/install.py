@@ -212,7 +212,9 @@ def programs(dest: Path, etc: Path, python: str, task_python: str = "") -> list[
     dest, etc = dest.resolve(), etc.resolve()
     checked = [*paths, f"{paths[0]}/slurm_migbatch/node", f"{paths[0]}/slurm_migbatch/mig"]
     checked += [str(_present(dest)), str(_present(etc))]
-    for path in [*checked, *(str(Path(p).resolve()) for p in (interpreter, task_interpreter))]:
+    for used in (Path(interpreter), Path(task_interpreter)):
+        checked += [str(used.resolve()), str(used.parent)]  # of a virtual environment the former is elsewhere
+    for path in checked:
         reason = conf.insecure(path)
         if reason:
             raise InstallError(reason)

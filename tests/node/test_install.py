@@ -192,6 +192,14 @@ def test_hooks_refuse_a_package_that_others_could_have_changed(installed, tmp_pa
     assert run(installed, "prolog", 1).returncode == exits.INSTALLATION
 
 
+@pytest.mark.parametrize("what", ["bin", "."])
+def test_an_interpreter_that_others_can_replace_is_refused(node, environment, what):
+    """It is a link to one that is root's, beside pyvenv.cfg, which names the standard library's place."""
+    (environment / what).chmod(0o777)
+    with pytest.raises(InstallError, match="writable by others"):
+        list(install.install(node.root / "hooks", node.etc, str(environment / "bin/python3")))
+
+
 def test_hooks_without_a_package_say_so(installed, tmp_path):
     text = install.render("prolog", [str(tmp_path / "gone")], str(installed.etc), sys.executable)
     (installed.hooks / "prolog").write_text(text)
