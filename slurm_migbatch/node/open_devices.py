@@ -59,7 +59,7 @@ class OpenDeviceScan:
             try:
                 uid = os.stat(f"/proc/{pid}").st_uid
                 if uid:
-                    found += [OpenDevice(pid, uid, m) for m in _open(pid, major) if owners.get(m, uid) != uid]
+                    found += [OpenDevice(pid, uid, m) for m in _open(pid, major, end) if owners.get(m, uid) != uid]
             except OSError:
                 pass  # it has ended
             self._after = pid
@@ -68,11 +68,16 @@ class OpenDeviceScan:
         return found
 
 
-def _open(pid: int, major: int) -> Iterator[int]:
-    """Yield the minors of the devices with this major number that a process has open. Raises OSError."""
+def _open(pid: int, major: int, end: float) -> Iterator[int]:
+    """Yield the minors of the devices with this major number that a process has open, as far as seen until `end`.
+
+    Its user chooses how many descriptors and mounts it has. Raises OSError.
+    """
     seen: set[int] = set()
     with os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in islice(entries, MOST):
+            if time.monotonic() > end:
+                return
             try:
                 if not _NAME.search(os.readlink(entry.path)) or not _gives_access(pid, entry.name):
                     continue

@@ -1,6 +1,7 @@
 """Descriptors of devices that outlive a job: they delay nobody's start, and no other user gets that very instance."""
 
 import array
+import itertools
 import os
 import re
 import signal
@@ -19,8 +20,8 @@ HOLDER = """
 import os, resource, sys, time
 processes, descriptors = int(sys.argv[1]), int(sys.argv[2])
 os.setresuid(int(sys.argv[3]), int(sys.argv[3]), int(sys.argv[3]))
-if len(sys.argv) > 4:
-    os.open(sys.argv[4], os.O_RDONLY)
+for path in sys.argv[4:]:
+    os.open(path, os.O_RDONLY)
 handle = os.open("/dev/null", os.O_RDONLY)
 for number in range(handle + 1, descriptors):
     os.dup2(handle, number)
@@ -117,6 +118,19 @@ def test_a_kept_descriptor_keeps_no_place_from_others(open_node, crowd):
 def told(node, pid):
     """What is said of one process; the machine has others that have /dev/null open."""
     return [event for event in node.events("fault") if f"process {pid} " in event["what"]]
+
+
+def test_the_time_of_a_scan_ends_within_a_process_too(tmp_path, crowd, monkeypatch):
+    """A user with thousands of mounts and descriptors kept the agent from reading the progress of all jobs."""
+    open_to_users(tmp_path)
+    (tmp_path / "nvidia-cap7").touch()
+    holder = crowd(1, 10, ALICE, *[tmp_path / "nvidia-cap7"] * 50)
+    seen, clock, checked = [], itertools.count(), open_devices._gives_access
+    monkeypatch.setattr(open_devices, "_gives_access", lambda pid, name: seen.append(name) or checked(pid, name))
+    monkeypatch.setattr(open_devices.os, "listdir", lambda _: [str(holder.pid)])
+    monkeypatch.setattr(open_devices.time, "monotonic", lambda: float(next(clock)))
+    open_devices.OpenDeviceScan().scan(1, {7: BOB}, 10.0)
+    assert 0 < len(seen) <= 10
 
 
 def test_who_has_the_devices_of_anothers_slice_open_is_told(open_node, crowd, caplog):
