@@ -106,6 +106,13 @@ def test_what_did_chemistry_use_in_october_and_how_much_of_it_idle(usage: Cli) -
     assert out.split() == ["chemistry", "3", "33.00", "12.00", "0.4", "75.0", "42"]
 
 
+def test_a_window_in_the_future_has_no_usage(usage: Cli) -> None:
+    code, out, _ = usage("-S", "tomorrow", "-E", "now+3days", "--json")
+    found = json.loads(out)
+    assert (code, found["rows"]) == (0, [])
+    assert (found["total"]["jobs"], found["total"]["gpu_hours"]) == (0, 0)
+
+
 def rows(usage: Cli, *arguments: str) -> dict[tuple[str, ...], dict[str, Any]]:
     found = json.loads(usage(*arguments, "--json")[1])
     return {tuple(row[name] for name in found["by"]): row for row in found["rows"]}
