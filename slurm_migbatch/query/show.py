@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,14 @@ from slurm_migbatch.query.questions import JOB, ShowQuestion
 from slurm_migbatch.query.redact import allowed, field_for
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.site import QuerySite
+from slurm_migbatch.report import columns
 from slurm_migbatch.report.columns import measured_by, percentage, prediction_error
 from slurm_migbatch.report.lines import pair_lines
+from slurm_migbatch.slurm.listing import has_task
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import format_duration, time_formatter
 from slurm_migbatch.store.queries import JobId, RunFilter, RunRow
+from slurm_migbatch.values import replace
 
 
 def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
@@ -24,7 +28,11 @@ def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
     job = job_id(question.job)
     with site.record() as store:
         wanted = allowed(rights, RunFilter(jobs=(job,), duplicates=question.duplicates))
-        rows = [_redacted(rights, row) for row in store.runs(wanted)]
+        found = store.runs(wanted)
+        if not found and job.task is not None:  # tasks that have not started share one run
+            pending = replace(wanted, jobs=(JobId(job.job),), states=("PENDING",), start=time.time())
+            found = [row for row in store.runs(pending) if _has_task(row, job.task)]
+        rows = [_redacted(rights, row) for row in found]
         if not rows:
             raise Unanswerable(
                 f"job {name_of(job)} is not in the record; jobs are recorded within seconds of their submission; "
@@ -39,6 +47,13 @@ def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
         lines += [""] if lines else []
         lines += pair_lines(describe(row, decisions.get(row.run["decision"])))
     return Reply(lines)
+
+
+def _has_task(row: RunRow, task: str) -> bool:
+    try:
+        return has_task(row.run["array_task"] or "", task)
+    except ValueError:  # the record cuts a long list
+        return False
 
 
 def _redacted(rights: Rights, row: RunRow) -> RunRow:
@@ -57,7 +72,7 @@ def job_id(written: str) -> JobId:
 def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     """Yield the lines about one run."""
     run, moment = row.run, time_formatter(None)
-    yield "Job", f"{run_name(run)}" + (f" (run {run['restart'] + 1})" if run["restart"] else "")
+    yield "Job", run_name(run) + (f" (run {run['restart'] + 1})" if run["restart"] else "")
     yield "Name", shown(run["name"])
     yield "User/Account", f"{shown(run['user'] or run['uid'])}/{shown(run['account'])}"
     yield "Partition", shown(run["partition"])
@@ -143,11 +158,7 @@ def figures(row: Mapping[str, Any], prefix: str) -> str:
 
 def run_name(run: Mapping[str, Any]) -> str:
     """Return the run's job id as Slurm prints it."""
-    if run["array_job"]:
-        return f"{run['array_job']}_{run['array_task']}"
-    if run["het_job"]:
-        return f"{run['het_job']}+{run['het_offset'] or 0}"
-    return str(run["job_id"])
+    return columns.job_id(SimpleNamespace(**run))
 
 
 def name_of(job: JobId) -> str:
