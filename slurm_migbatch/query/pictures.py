@@ -12,7 +12,7 @@ from slurm_migbatch.query.collection import no_collection
 from slurm_migbatch.query.questions import PageQuestion
 from slurm_migbatch.query.redact import allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.selected import failed, selection
+from slurm_migbatch.query.selected import check_users, failed, selection
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.pictures import charts, sums
@@ -55,7 +55,7 @@ def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:
         now: the current time, unix seconds; a window ends by then.
 
     Raises:
-        Unanswerable: the window is empty, or the database fails.
+        Unanswerable: the window is empty, a user is unknown, or the database fails.
         StoreError: the record cannot be opened.
     """
     assert wanted.start is not None
@@ -65,6 +65,7 @@ def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:
     mine = allowed(rights, replace(wanted, end=end))
     try:
         with contextlib.closing(open_reader(site.url)) as record:
+            check_users((*wanted.users, *map(str, wanted.uids)), rights, record.has_run)
             shown = [chart for chart in _charts(record, mine, rights) if chart.table.rows]
     except ReadError as error:
         raise failed(error, site) from None
