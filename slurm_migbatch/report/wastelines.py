@@ -19,6 +19,11 @@ NOT_SAMPLED: Final = "not sampled"
 UNKNOWN: Final = "unknown"
 _TITLES = ("JOBID", "USER", "ACCOUNT", "HELD", "ELAPSED", "%MEM", "%SM", "GPU-HOURS", "WASTED", "FINDINGS")
 _LAST = ("NEXT TIME", "WAITED", "WOULD WAIT")
+_CSV = (
+    "job", "restarts", "user", "account", "partition", "state", "held", "elapsed_s", "memory_mib", "held_memory_mib",
+    "sm_active", "dram_active", "gpu_hours", "wasted_gpu_hours", "findings", "note", "next_time", "waited_s",
+    "would_wait_median_s", "would_wait_p90_s", "would_wait_runs",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -168,14 +173,13 @@ def _brief(run: JudgedRun) -> str:
 
 def as_csv(runs: Iterable[JudgedRun], *, header: bool) -> Iterator[str]:
     """Yield the worst runs as CSV with plain numbers; unknown values are empty."""
-    for number, run in enumerate(runs):
+    if header:
+        yield _csv_line(_CSV)
+    for run in runs:
         row = _object(run)
-        would = row.pop("would_wait") or {}
         row["findings"] = ",".join(finding["kind"] for finding in row["findings"])
-        row |= {f"would_wait_{name}": would.get(name) for name in ("median_s", "p90_s", "runs")}
-        if header and not number:
-            yield _csv_line(row)
-        yield _csv_line("" if value is None else value for value in row.values())
+        row |= {f"would_wait_{name}": value for name, value in (row["would_wait"] or {}).items()}
+        yield _csv_line("" if (value := row.get(name)) is None else value for name in _CSV)
 
 
 def document(runs: Sequence[JudgedRun], total: WasteSum, window: Sequence[float | None], now: float) -> str:
