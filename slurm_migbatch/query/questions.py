@@ -16,8 +16,10 @@ MAX_QUESTION = 65536
 """Maximum size of a query on the wire, in bytes."""
 _WORDS = 500
 JOB = Pattern(r"(\d{1,18})(?:_(\d{1,9})|\+(\d{1,9}))?(?:\.\w+)?", "ASCII")
-#: allowed in a strftime format: letters after "%" without flags and widths, for which a C library may allocate much
-_STYLE = Pattern(r"(?:[^%]|%[a-zA-Z%])*")
+#: field -> its form, and what sets it. A strftime format has no widths, for which a C library may allocate much.
+_FORMS = {
+    "time_style": (Pattern(r"(?:[^%]|%[-_0^#]?[a-zA-Z%])*"), "SLURM_TIME_FORMAT"),
+}
 
 
 class QuestionError(ValueError):
@@ -308,9 +310,10 @@ def _check(question: Question, name: str, bounds: Mapping[str, Any], value: Any)
     elif question.bytewise:
         right = isinstance(value, str) and len(value) <= bounds["limit"] and all(char <= "\xff" for char in value)
     else:
-        right = _plain(value, bounds["limit"]) and (name != "time_style" or _STYLE.fullmatch(value) is not None)
-    if not right:
-        raise QuestionError(f"{name} has a wrong type, is too long, or has invalid content")
+        right = _plain(value, bounds["limit"])
+    form, setting = _FORMS.get(name, (None, name))
+    if not right or (form is not None and form.fullmatch(value) is None):
+        raise QuestionError(f"{setting} has a wrong type, is too long, or has invalid content")
 
 
 def _plain(value: Any, limit: int) -> bool:

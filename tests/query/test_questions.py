@@ -157,6 +157,14 @@ def test_answers_that_are_none() -> None:
     assert Answer.read(Answer(3, "ü\n", ("a", "b")).write()) == Answer(3, "ü\n", ("a", "b"))
 
 
+def test_formats_of_times_have_flags_but_no_widths() -> None:
+    for style in ("%-d.%-m. %H:%M", "%_H%%", "%s", "relative", ""):
+        assert read(write(RunsQuestion(time_style=style))) == RunsQuestion(time_style=style)
+    for style in ("%10d", "%-10d", "%"):
+        with pytest.raises(QuestionError, match="SLURM_TIME_FORMAT"):
+            write(RunsQuestion(time_style=style))
+
+
 def test_job_ids() -> None:
     assert all(map(is_job, ("7", "7_1", "7+1", "7.0", "7_1.batch")))
     assert not any(map(is_job, ("", "x", "7_", "7_[1-2]", "-7", "\u0667", "7 ", "7\n", "1" * 19)))
