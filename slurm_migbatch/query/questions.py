@@ -19,6 +19,7 @@ JOB = Pattern(r"(\d{1,18})(?:_(\d{1,9})|\+(\d{1,9}))?(?:\.\w+)?", "ASCII")
 #: field -> its form, and what sets it. A strftime format has no widths, for which a C library may allocate much.
 _FORMS = {
     "time_style": (Pattern(r"(?:[^%]|%[-_0^#]?[a-zA-Z%])*"), "SLURM_TIME_FORMAT"),
+    "zone": (Pattern(r"(?![/:])(?!.*\.\.)[A-Za-z0-9_+,.:/<>-]*"), "TZ"),
 }
 
 
@@ -41,16 +42,19 @@ def number(limit: int) -> Any:
     return Field(None, limit=limit)
 
 
-class Question(Value):
+class Question(Value, kw_only=True):
     """Base of all queries.
 
     Attributes:
         kind: its name on the wire.
         bytewise: its texts have one character per byte.
+        zone: time zone of the user (TZ); "" for the answering host's.
     """
 
     kind: ClassVar[str]
     bytewise: ClassVar[bool] = False
+
+    zone: str = text(64)
 
 
 class SelectedRuns(Question, kw_only=True):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import example, given, settings
@@ -155,6 +157,25 @@ def test_answers_that_are_none() -> None:
         with pytest.raises(AnswerError):
             Answer.read(body)
     assert Answer.read(Answer(3, "ü\n", ("a", "b")).write()) == Answer(3, "ü\n", ("a", "b"))
+
+
+def test_times_are_those_of_the_zone_of_who_asks(answerer: Answerer) -> None:
+    def said(**given: Any) -> Answer:
+        return answerer.answer(ALICE, write(RunsQuestion(jobs="7", columns="submit", header=False, **given)))
+
+    here = said().out.strip()
+    moment = datetime.fromisoformat(here).timestamp()
+    for zone in ("Asia/Tokyo", "America/St_Johns", "UTC"):
+        there = datetime.fromtimestamp(moment, ZoneInfo(zone)).replace(tzinfo=None).isoformat()
+        assert said(zone=zone).out.strip() == there
+        assert said(zone=zone, start=there).out.strip() == there
+    rule = datetime.fromtimestamp(moment, timezone(timedelta(hours=3))).replace(tzinfo=None).isoformat()
+    assert said(zone="<+03>-3").out.strip() == said(zone="EAT-3EAT-3,M3.5.0,M10.5.0/3").out.strip() == rule
+    assert said().out.strip() == here
+    assert said(zone="Mars/Olympus").error == "TZ: the controller does not know the time zone Mars/Olympus"
+    for wrong in ("/etc/passwd", "../../etc/passwd", ":UTC", "a b"):
+        with pytest.raises(QuestionError, match="TZ has"):
+            write(RunsQuestion(zone=wrong))
 
 
 def test_formats_of_times_have_flags_but_no_widths() -> None:
