@@ -94,7 +94,8 @@ def _charts(record: RunReader, wanted: RunFilter, rights: Rights) -> Iterator[Ch
     assert wanted.start is not None
     assert wanted.end is not None
     fine, coarse = (TimeBins.over(wanted.start, wanted.end, max_bins) for max_bins in (_FINE, _COARSE))
-    held = sums.Held.of(windows.held_slices(record, wanted), wanted.end, named=rights.accounts)
+    wholes = record.wholes()
+    held = sums.Held.of(windows.held_slices(record, wanted), wanted.end, wholes=wholes, named=rights.accounts)
     # idle GPUs belong only to a chart of all runs
     everything = not (wanted.accounts or wanted.users or wanted.uids or wanted.partitions or wanted.only)
     rows = windows.gpus(record, wanted) if everything and rights.nodes else ()
@@ -111,7 +112,7 @@ def _charts(record: RunReader, wanted: RunFilter, rights: Rights) -> Iterator[Ch
         yield charts.layout(sums.layout_over_time(held, fine, gpus, _GPUS), held.profiles, fine)
     yield from _agreements(record, wanted)
     if loans := windows.loans(record, wanted):
-        yield charts.loans(sums.loans_over_time(loans, coarse), coarse)
+        yield charts.loans(sums.loans_over_time(loans, coarse, wholes), coarse)
 
 
 def _agreements(record: RunReader, wanted: RunFilter) -> Iterator[Chart]:

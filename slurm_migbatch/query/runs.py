@@ -65,7 +65,7 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
         elif first is None:
             remarks.extend(_unknown(wanted, reader))
         visible_runs = visible_runs if first is None else chain((first,), visible_runs)
-        wholes = _wholes(reader) if fields.weighs else {}
+        wholes = reader.wholes() if fields.weighs else {}
         lines = _lines(question, columns, units, visible_runs, wanted, _Moment(now, cluster, wholes))
     except ReadError as error:
         reader.close()
@@ -211,20 +211,6 @@ def _group(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except (KeyError, OverflowError):
         return str(gid)
-
-
-def _wholes(reader: RunReader) -> Wholes:
-    """Return the compute and memory slices of GPUs by UUID."""
-    from slurm_migbatch.mig.geometry import Geometry, GeometryError
-
-    sizes: dict[str, tuple[int, int]] = {}
-    for uuid, told in reader.geometries().items():
-        try:
-            geometry = Geometry.from_dict(told)
-        except GeometryError:
-            continue
-        sizes[uuid] = (geometry.compute_slices, geometry.memory_slices)
-    return sizes
 
 
 def _visible_runs(
