@@ -244,6 +244,12 @@ def test_doctor_reads_slurms_configuration():
     assert wrong == {
         "GresTypes", "JobSubmitPlugins", "Prolog", "Epilog", "TaskProlog", "PrologFlags", "PrologEpilogTimeout"
     }  # fmt: skip
+    separate = {key: value for key, value in good.items() if key != "prologepilogtimeout"}
+    assert {f.level for f in check_slurm_conf({**separate, "prologtimeout": "65534", "epilogtimeout": "60 sec"})} == {
+        "ok"
+    }
+    for short in ({**separate, "prologtimeout": "60 sec", "epilogtimeout": "20 sec"}, {**good, "epilogtimeout": "20"}):
+        assert [f.subject for f in check_slurm_conf(short) if f.level == "FAIL"] == ["EpilogTimeout"]
     text = "Configuration data as of 2026\nPrologFlags             = Alloc\nGresTypes = (null)\nSLURM_CONF = /x\n"
     assert parse_slurm_config(text) == {"prologflags": "Alloc", "grestypes": "", "slurm_conf": "/x"}
 
