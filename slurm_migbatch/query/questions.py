@@ -267,11 +267,15 @@ def checked(question: Question) -> Question:
 
 
 def write(question: Question) -> bytes:
-    """Return the query in wire format. Raises QuestionError if a field is out of bounds."""
+    """Return the query in wire format, without defaults, so that services of other releases mostly understand it.
+
+    Raises QuestionError if a field is out of bounds.
+    """
     checked(question)
     import json
 
-    given = {name: getattr(question, name) for name, _ in fields(question)}
+    plain = type(question)()
+    given = {name: value for name, _ in fields(plain) if (value := getattr(question, name)) != getattr(plain, name)}
     body = json.dumps({"ask": question.kind, **given}, separators=(",", ":")).encode()
     if len(body) > MAX_QUESTION:
         raise QuestionError(f"the query is too large: more than {MAX_QUESTION} bytes")

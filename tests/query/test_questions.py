@@ -186,6 +186,10 @@ def test_formats_of_times_have_flags_but_no_widths() -> None:
             write(RunsQuestion(time_style=style))
 
 
+def test_what_is_not_asked_for_is_not_sent_so_that_another_release_may_answer() -> None:
+    assert json.loads(write(RunsQuestion(jobs="7"))) == {"ask": "runs", "jobs": "7"}
+
+
 def test_job_ids() -> None:
     assert all(map(is_job, ("7", "7_1", "7+1", "7.0", "7_1.batch")))
     assert not any(map(is_job, ("", "x", "7_", "7_[1-2]", "-7", "\u0667", "7 ", "7\n", "1" * 19)))
