@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 MAX_QUESTION = 65536
 """Maximum size of a query on the wire, in bytes."""
 _WORDS = 500
+SEPARATORS = "\t\x1c\x1d\x1e\x1f"
+"""Control characters that may separate columns."""
 JOB = Pattern(r"(\d{1,18})(?:_(\d{1,9})|\+(\d{1,9}))?(?:\.\w+)?", "ASCII")
 #: field -> its form, and what sets it. A strftime format has no widths, for which a C library may allocate much.
 _FORMS = {
@@ -318,16 +320,18 @@ def _check(question: Question, name: str, bounds: Mapping[str, Any], value: Any)
     elif question.bytewise:
         right = isinstance(value, str) and len(value) <= bounds["limit"] and all(char <= "\xff" for char in value)
     else:
-        right = _plain(value, bounds["limit"])
+        right = _plain(value, bounds["limit"], SEPARATORS if name == "delimiter" else "")
     form, setting = _FORMS.get(name, (None, name))
     if not right or (form is not None and form.fullmatch(value) is None):
         raise QuestionError(f"{setting} has a wrong type, is too long, or has invalid content")
 
 
-def _plain(value: Any, limit: int) -> bool:
-    """Return whether a value is a text without control characters and lone surrogates."""
+def _plain(value: Any, limit: int, allowed: str = "") -> bool:
+    """Return whether a value is a text without lone surrogates and control characters, except those `allowed`."""
     return (
         isinstance(value, str)
         and len(value) <= limit
-        and not any(char < " " or char == "\x7f" or "\ud800" <= char <= "\udfff" for char in value)
+        and not any(
+            (char < " " and char not in allowed) or char == "\x7f" or "\ud800" <= char <= "\udfff" for char in value
+        )
     )

@@ -17,7 +17,7 @@ from slurm_migbatch.config import Config, DaemonConfig, QueryConfig, StoreConfig
 from slurm_migbatch.query import login
 from slurm_migbatch.query.login import LoginError, of_slurm, read_conf
 from slurm_migbatch.query.protocol import DEFAULT_PORT, Answer, AnswerError
-from slurm_migbatch.query.questions import KINDS, Question, QuestionError, RunsQuestion, is_job, read, write
+from slurm_migbatch.query.questions import KINDS, SEPARATORS, Question, QuestionError, RunsQuestion, is_job, read, write
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.query.worker import Answerer
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -108,7 +108,8 @@ def test_every_field_has_its_type_and_bounds(given: dict[str, Any], name: str, v
         found = getattr(question, item)
         for text in found if isinstance(found, tuple) else (found,) if isinstance(found, str) else ():
             assert len(text) <= facts["limit"]
-            assert question.bytewise or not any(ord(char) < 32 for char in text)
+            separators = SEPARATORS if item == "delimiter" else ""
+            assert question.bytewise or not any(ord(char) < 32 and char not in separators for char in text)
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +177,15 @@ def test_times_are_those_of_the_zone_of_who_asks(answerer: Answerer) -> None:
     for wrong in ("/etc/passwd", "../../etc/passwd", ":UTC", "a b"):
         with pytest.raises(QuestionError, match="TZ has"):
             write(RunsQuestion(zone=wrong))
+
+
+@pytest.mark.parametrize("delimiter", ["\t", "\x1f", ";;", ""])
+def test_columns_may_be_separated_as_programs_like_it(answerer: Answerer, delimiter: str) -> None:
+    asked = RunsQuestion(jobs="7", columns="jobid,user", header=False, delimiter=delimiter)
+    assert answerer.answer(ALICE, write(asked)).out == f"7{delimiter}daemon\n"
+    for wrong in ("\n", "\x1b[2J", "\0"):
+        with pytest.raises(QuestionError, match="delimiter has"):
+            write(RunsQuestion(delimiter=wrong))
 
 
 def test_formats_of_times_have_flags_but_no_widths() -> None:
