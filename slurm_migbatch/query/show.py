@@ -21,6 +21,7 @@ from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import format_duration, time_formatter
 from slurm_migbatch.store.queries import JobId, RunFilter, RunRow
 from slurm_migbatch.values import replace
+from slurm_migbatch.values.figures import digits, gib
 
 
 def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
@@ -120,7 +121,7 @@ def training(run: Mapping[str, Any]) -> Iterator[str]:
     if "restored" in safe:
         lines.append(f"continued from step {safe['restored']}")
     if "checkpoint" in safe:
-        cost = f" (it took {safe['ckpt_s']:.3g} s)" if "ckpt_s" in safe else ""
+        cost = f" (it took {digits(safe['ckpt_s'])} s)" if "ckpt_s" in safe else ""
         lines.append(f"last checkpoint {moment(safe['checkpoint'])}{cost}")
     if lines:
         yield ", ".join(lines)
@@ -148,11 +149,11 @@ def figures(row: Mapping[str, Any], prefix: str) -> str:
     """Return the latency, throughput and memory, as far as known."""
     parts = []
     if row.get(f"{prefix}latency_ms") is not None:
-        parts.append(f"{row[f'{prefix}latency_ms']:.3g} ms per batch")
+        parts.append(f"{digits(row[f'{prefix}latency_ms'])} ms per batch")
     if row.get(f"{prefix}throughput_per_s") is not None:
-        parts.append(f"{row[f'{prefix}throughput_per_s']:.4g} items/s")
+        parts.append(f"{digits(row[f'{prefix}throughput_per_s'])} items/s")
     if row.get(f"{prefix}memory_mib") is not None:
-        parts.append(f"{row[f'{prefix}memory_mib'] / 1024:.3g} GiB")
+        parts.append(f"{gib(row[f'{prefix}memory_mib'])} GiB")
     return ", ".join(parts) or "nothing"
 
 
