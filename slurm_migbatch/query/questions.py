@@ -1,7 +1,8 @@
 """User queries as typed values: no command lines, file names or addresses.
 
 A query comes over the network from any user, so `read` trusts nothing: every field has a type and a bound, unknown
-fields are refused, and texts have no control characters. The standard library only: login nodes import this.
+fields are refused, and texts have no control characters but those between columns. The standard library only: login
+nodes import this.
 """
 
 from __future__ import annotations
