@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 
 from slurm_migbatch.values import TYPE_CHECKING
 
@@ -46,6 +47,8 @@ def ending(prog: str, work: Callable[[], object]) -> int:
         prog: the command's name.
         work: returns its exit code; anything but a number means 0.
     """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # names of jobs may have characters that the locale lacks
     try:
         code = work()
         sys.stdout.flush()

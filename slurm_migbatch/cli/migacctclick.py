@@ -42,6 +42,7 @@ class _Command(click.Command):
                     ("MIGBATCH_DB", "Default of --db."),
                     ("MIGBATCH_CONFIG", "Configuration file; its [store] url is used if neither is set."),
                     ("SLURM_TIME_FORMAT", "standard, relative or a strftime format."),
+                    ("TZ", "Time zone of -S, -E and shown times; by default the controller's."),
                 ]
             )
         with formatter.section("Exit codes"):

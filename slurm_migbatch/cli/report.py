@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from slurm_migbatch.cli.common import HELP, tell_stage
+from slurm_migbatch.cli.common import HELP, source_option, tell_stage
 from slurm_migbatch.cli.ending import Failure
 
 
@@ -30,12 +30,7 @@ from slurm_migbatch.cli.ending import Failure
     "-N", "--nodelist", "nodes", multiple=True, metavar="NODES", help="Only slices on these nodes: n[1-4],m7."
 )
 @click.option("--db", metavar="URL", help="Database to read [env MIGBATCH_DB; default: from the configuration].")
-@click.option(
-    "-c",
-    "--config",
-    metavar="FILE",
-    help="Configuration of the controller [env MIGBATCH_CONFIG; default /etc/migbatch/migbatch.toml].",
-)
+@source_option
 def report(html: Path, start: str, end: str, db: str | None, config: str | None, **names: tuple[str, ...]) -> None:
     """Draw the use of GPU slices as one self-contained HTML file.
 
@@ -47,11 +42,12 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
     from slurm_migbatch.cli.asking import ask_for_text
     from slurm_migbatch.query.collection import no_collection
     from slurm_migbatch.query.questions import PageQuestion
+    from slurm_migbatch.report.format import split
 
     question = PageQuestion(
-        users=_split(names["users"]),
-        accounts=_split(names["accounts"]),
-        partitions=_split(names["partitions"]),
+        users=split(names["users"]),
+        accounts=split(names["accounts"]),
+        partitions=split(names["partitions"]),
         nodes=",".join(names["nodes"]),
         start=start,
         end=end,
@@ -60,7 +56,3 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
     with no_collection():
         document = ask_for_text(question, config, db=db or os.environ.get("MIGBATCH_DB"))
     html.write_text(document, encoding="utf-8")
-
-
-def _split(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(word for text in texts for word in text.split(",") if word)

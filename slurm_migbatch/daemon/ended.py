@@ -22,7 +22,7 @@ _FIELDS = ("JobID", "RestartCnt", "State", "exit_code", "SubmitTime", "StartTime
 
 _SETTING = re.compile(r"\s*([A-Za-z][\w\[\]]*)\s*=\s*(.*?)\s*")
 _PING = re.compile(r"Slurmctld\(\w+\) at (\S+) is (UP|DOWN)")
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+$\\-]{0,127}")
 
 
 class Standing(NamedTuple):

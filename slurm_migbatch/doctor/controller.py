@@ -46,6 +46,7 @@ from slurm_migbatch.slurm.versions import parse_release
 from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.models import Node
+from slurm_migbatch.store.queries import LeaseRow
 
 
 def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = False) -> Iterator[Finding]:
@@ -74,7 +75,6 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
         try:
             reports = read_reports(QuerySite(config).daemon("/v1/findings"))
         except (OSError, ValueError) as error:
-            reports = {}
             text = f"cannot query findings of nodes at {config.daemon.api_socket}: {error}"
             advice = "as root, with migbatchd running (systemctl status migbatchd) and of this release"
             yield Finding(UNKNOWN, "nodes", text, advice)
@@ -128,7 +128,7 @@ def _slurm(
     reports: Mapping[str, HeardReport] | None,
     everywhere: bool,
 ) -> Iterator[Finding]:
-    """Check Slurm's state and configuration; `reports`: of the nodes, None if they report to another migbatchd."""
+    """Check Slurm's state and configuration; `reports`: of the nodes, None if unknown here."""
     client = QuerySite(config).slurm()
     try:
         number = client.version()
@@ -145,17 +145,21 @@ def _slurm(
     yield from lua.check_posix()
     if slurm_conf:
         yield from _files(config, conf, slurm_conf, rows, rendering, active=not here.standby)
+    inventory: Mapping[str, object] | None = None
+    seen: dict[str, float] = {}
+    held: list[LeaseRow] = []
     try:
         with QuerySite(config).record() as store:
-            inventory = store.inventory()
+            known = store.inventory()
             held = store.leases()
             with store.reading() as connection:
                 seen = {row.node: row.seen for row in connection.execute(select(Node.node, Node.seen))}
     except StoreError as error:
-        yield Finding(BAD, "database", str(error), "start migbatchd once; it creates the database")
-        inventory, seen, held = {}, {}, []
+        advice = "run migbatch doctor as root; start migbatchd once, it creates the database"
+        yield Finding(BAD, "database", str(error), advice)
     else:
-        yield Finding(GOOD, "record", f"{len(inventory)} nodes have reported")
+        inventory = known
+        yield Finding(GOOD, "record", f"{len(known)} nodes have reported")
     yield from nodes.check_nodes(rows, inventory, seen, time.time(), config, causes(reports or {}))
     if reports is not None:
         yield from (check_reports if everywhere else summary)(reports, nodes.mig_nodes(rows, config))

@@ -29,7 +29,7 @@ def mig_nodes(rows: Sequence[NodeRow], config: Config) -> frozenset[str]:
 
 def check_nodes(
     rows: Sequence[NodeRow],
-    inventory: Mapping[str, object],
+    inventory: Mapping[str, object] | None,
     seen: Mapping[str, float],
     now: float,
     config: Config,
@@ -39,7 +39,7 @@ def check_nodes(
 
     Args:
         rows: nodes as Slurm shows them.
-        inventory: GPUs by node.
+        inventory: GPUs by node; None if unknown.
         seen: time of each node's last report (unix s).
         now: the current time.
         config: names the catalog.
@@ -60,6 +60,8 @@ def check_nodes(
             state = "+".join(sorted(row.states))
             for found in check_drained(row.name, state, row.reason, causes.get(row.name, "")):
                 yield found._replace(subject=row.name)
+        if inventory is None:
+            continue
         if row.name not in inventory:
             text = "has reported no GPUs"
             advice = "start `migbatch node agent` there (systemctl status migbatch-node) and check its log"

@@ -9,6 +9,8 @@ from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
 
 #: seconds that a hook may take by default (node.conf HookDeadline); slurmd must wait longer
 _HOOK_DEADLINE_S = 30
+#: Slurm's "no limit"
+_NO_LIMIT = 65534
 _EDIT = "migbatch install --role controller --apply --edit"
 
 
@@ -90,10 +92,14 @@ def _prolog_flags(conf: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _timeout(conf: Mapping[str, str]) -> Iterator[Finding]:
-    words = [conf.get(key, "") for key in ("prologepilogtimeout", "prologtimeout")]
-    found = next((re.match(r"(\d+)", word) for word in words if re.match(r"\d+", word)), None)
-    if found and int(found[1]) != 65534 and int(found[1]) <= _HOOK_DEADLINE_S:
-        text = f"slurmd kills hooks after {found[1]} s, before their own deadline"
-        yield Finding(BAD, "PrologEpilogTimeout", text, "set it to at least 60, or lower HookDeadline in node.conf")
-    else:
-        yield Finding(GOOD, "PrologEpilogTimeout", f"{found[1]} s" if found else "unlimited")
+    # from 25.05 on each hook may have its own
+    separate = ("PrologTimeout", "EpilogTimeout")
+    named = {key if key.lower() in conf else "PrologEpilogTimeout" for key in separate}
+    for key in sorted(named):
+        found = re.match(r"\d+", conf.get(key.lower(), ""))
+        limit = int(found[0]) if found else _NO_LIMIT
+        if limit <= _HOOK_DEADLINE_S:
+            text = f"slurmd kills hooks after {limit} s, before their own deadline"
+            yield Finding(BAD, key, text, "set it to at least 60, or lower HookDeadline in node.conf")
+        else:
+            yield Finding(GOOD, key, "unlimited" if limit == _NO_LIMIT else f"{limit} s")

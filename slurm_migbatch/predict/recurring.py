@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any, Final
 
+from slurm_migbatch.values.figures import gib
 from slurm_migbatch.workload.catalog import ProfileOffer
 
 WINDOW: Final = 20
@@ -268,19 +269,19 @@ def pick(
     holding = [offer for offer in allowed if offer.memory_mib >= need.need_mib]
     if not holding:
         offer = max(allowed, key=lambda each: each.memory_mib)
-        short = (_gib(offer.memory_mib), need.runs, job.name, _gib(need.need_mib))
+        short = (gib(offer.memory_mib), need.runs, job.name, gib(need.need_mib))
         return offer, "runs_short", SENTENCES["runs_short"] % short
     if need.unknown:
         offer = max(allowed, key=lambda each: each.memory_mib)
-        return offer, "runs_unknown", SENTENCES["runs_unknown"] % (_gib(offer.memory_mib), job.name)
+        return offer, "runs_unknown", SENTENCES["runs_unknown"] % (gib(offer.memory_mib), job.name)
     offer = next((each for each in holding if need.slowdown(each) <= policy.slowdown), min(holding, key=need.slowdown))
     slower = "" if offer == holding[0] else f"; on {holding[0].profile.gres_type} they would take longer"
     if need.full_mib:
-        text = SENTENCES["runs_full"] % (_gib(offer.memory_mib), job.name, _gib(need.full_mib))
+        text = SENTENCES["runs_full"] % (gib(offer.memory_mib), job.name, gib(need.full_mib))
         return offer, "runs_full", text + slower
     if need.engine:
         return offer, "runs_kept", SENTENCES["runs_kept"] % (need.runs, job.name, need.engine) + slower
-    words = (_gib(need.need_mib), _gib(offer.memory_mib), need.runs, job.name, _gib(need.peak_mib))
+    words = (gib(need.need_mib), gib(offer.memory_mib), need.runs, job.name, gib(need.peak_mib))
     return offer, "runs", SENTENCES["runs"] % words + slower
 
 
@@ -293,8 +294,4 @@ def advise(job: RecurringJob, whole: ProfileOffer, offers: Mapping[str, ProfileO
     offer, reason, _ = pick(job, need, plain, policy)
     if reason != "runs" or offer.memory_mib >= whole.memory_mib:
         return ""
-    return ADVICE % (need.runs, job.name, _gib(need.peak_mib), offer.profile.gres_type)
-
-
-def _gib(mib: float) -> str:
-    return f"{mib / 1024:.3g}"
+    return ADVICE % (need.runs, job.name, gib(need.peak_mib), offer.profile.gres_type)

@@ -20,7 +20,7 @@ from slurm_migbatch.predict.candidate import Candidate, Figures, Predictor
 from slurm_migbatch.predict.llm import choice as llm_choice
 from slurm_migbatch.predict.llm import names as llm_names
 from slurm_migbatch.predict.llm import workload as llm_workload
-from slurm_migbatch.predict.llm.choice import Targets, gib
+from slurm_migbatch.predict.llm.choice import Targets
 from slurm_migbatch.predict.llm.memory import need_of
 from slurm_migbatch.predict.llm.speed import TokenFigures
 from slurm_migbatch.predict.llm.workload import Workload
@@ -28,6 +28,7 @@ from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.recurring import NO_RUNS, RecurringJob, RunsPolicy
 from slurm_migbatch.predict.rightsize import Terms, rightsize
 from slurm_migbatch.predict.sheet import Block, Ladder, ladder_of
+from slurm_migbatch.values.figures import digits, gib
 from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
 from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
 from slurm_migbatch.workload.hints import SERVE, Hints
@@ -509,8 +510,8 @@ def _judge_tokens(offer: ProfileOffer, figures: TokenFigures, limits: JobLimits,
 def _predicted(bucket: Bucket, figures: Figures, offer: ProfileOffer, limits: JobLimits) -> str:
     return PREDICTED % (
         bucket.cell,
-        "%.3g" % (figures.latency_us / 1000),
-        "%.3g" % (figures.rate / 1000),
+        digits(figures.latency_us / 1000),
+        digits(figures.rate / 1000),
         gib(limits.mem_mib or figures.need_mib),
         gib(offer.memory_mib),
     )
@@ -553,7 +554,7 @@ def _judge(offer: ProfileOffer, figures: Figures | None, bucket: Bucket, limits:
     if offer.memory_mib < need:
         return False, f"needs {gib(need)} GiB, has {gib(offer.memory_mib)}"
     if bucket.slo_us is not None and figures.latency_us > bucket.slo_us:
-        return False, f"a batch may take {figures.latency_us / 1000:.3g} ms, over {bucket.slo_us / 1000:.3g} ms"
+        return False, f"a batch may take {digits(figures.latency_us / 1000)} ms, over {digits(bucket.slo_us / 1000)} ms"
     if bucket.rate is not None and figures.rate < bucket.rate:
-        return False, f"may reach only {figures.rate / 1000:.3g} items/s, needs {bucket.rate / 1000:.3g}"
+        return False, f"may reach only {digits(figures.rate / 1000)} items/s, needs {digits(bucket.rate / 1000)}"
     return True, ""

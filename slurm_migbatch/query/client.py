@@ -6,6 +6,7 @@ The standard library only: this runs on login nodes.
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import socket
 import ssl
@@ -19,6 +20,7 @@ from slurm_migbatch.node.auth import SIGNATURE_HEADER, AuthError, Signer, header
 from slurm_migbatch.query.login import Servers
 from slurm_migbatch.query.protocol import MAX_ANSWER, PATH, Answer, AnswerError
 from slurm_migbatch.query.questions import Question, write
+from slurm_migbatch.values import replace
 
 _CONNECT_S = 5.0
 _ANSWER_S = 90.0
@@ -47,7 +49,7 @@ def ask(question: Question, servers: Servers, signer: Signer, pause: Callable[[f
         NoAnswer: none can be reached, one refuses, or its answer is not signed by the controller.
         QuestionError: the query is out of bounds.
     """
-    body = write(question)
+    body = write(replace(question, zone=_zone()))
     until = time.monotonic() + _PATIENCE_S
     while True:
         failed = []
@@ -64,6 +66,12 @@ def ask(question: Question, servers: Servers, signer: Signer, pause: Callable[[f
             f"no answer from migbatch's query service ({why}); ask the administrator whether migbatchd runs there "
             f"with [query] enabled, and whether this host can reach its port (from {servers.source})"
         )
+
+
+def _zone() -> str:
+    """Return the user's time zone if he has named one; a file's by its name in the database of time zones."""
+    zone = os.environ.get("TZ", "").removeprefix(":")
+    return "" if zone == "/etc/localtime" else zone.removeprefix("/usr/share/zoneinfo/")
 
 
 def _ask(url: str, body: bytes, signer: Signer) -> Answer:

@@ -19,6 +19,7 @@ from slurm_migbatch.submit.client import ServiceUnavailable, ask
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import OPTIONS, Accept, Answer, JobRequest, Pass, Refuse
 from slurm_migbatch.submit.rewrite import rewrite
+from slurm_migbatch.values.figures import digits, gib
 from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
 
 SCHEMA = 1
@@ -186,7 +187,7 @@ def _candidates(candidates: tuple[Candidate, ...]) -> Iterator[str]:
     def shown(interval: Interval | None, scale: float = 1.0) -> str:
         if interval is None:
             return "-"
-        return f"{interval.mid * scale:.3g} ({interval.low * scale:.3g}-{interval.high * scale:.3g})"
+        return f"{digits(interval.mid * scale)} ({digits(interval.low * scale)}-{digits(interval.high * scale)})"
 
     rows = []
     speeds = _TOKENS if any(candidate.figures and candidate.figures.tokens for candidate in candidates) else ()
@@ -201,7 +202,7 @@ def _candidates(candidates: tuple[Candidate, ...]) -> Iterator[str]:
             (
                 candidate.profile.name,
                 str(candidate.offer.compute_slices),
-                f"{candidate.offer.memory_mib / 1024:.3g}",
+                gib(candidate.offer.memory_mib),
                 shown(known.memory_mib if known else None, 1 / 1024),
                 *(shown(interval, scale) for interval, scale in timed),
                 "yes" if candidate.ok else "no",

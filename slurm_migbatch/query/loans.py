@@ -19,6 +19,7 @@ from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.show import shown
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.lines import table_lines
+from slurm_migbatch.report.selection import is_number
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import time_formatter
 
@@ -184,7 +185,7 @@ def _ids(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     words = [word.partition("_")[0].partition("+")[0] for word in text.split(",") if word]
-    if not words or not all(word.isdigit() and len(word) < 19 for word in words):
+    if not words or not all(is_number(word) and len(word) < 19 for word in words):
         raise Unanswerable(f"{text!r} is not a list of jobs; write 123 or 123,124")
     return tuple(map(int, words))
 

@@ -12,7 +12,7 @@ from slurm_migbatch.query.collection import no_collection
 from slurm_migbatch.query.questions import PageQuestion
 from slurm_migbatch.query.redact import allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.selected import failed, selection
+from slurm_migbatch.query.selected import check_users, failed, selection
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.pictures import charts, sums
@@ -55,7 +55,7 @@ def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:
         now: the current time, unix seconds; a window ends by then.
 
     Raises:
-        Unanswerable: the window is empty, or the database fails.
+        Unanswerable: the window is empty, a user is unknown, or the database fails.
         StoreError: the record cannot be opened.
     """
     assert wanted.start is not None
@@ -65,6 +65,7 @@ def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:
     mine = allowed(rights, replace(wanted, end=end))
     try:
         with contextlib.closing(open_reader(site.url)) as record:
+            check_users((*wanted.users, *map(str, wanted.uids)), rights, record.has_run)
             shown = [chart for chart in _charts(record, mine, rights) if chart.table.rows]
     except ReadError as error:
         raise failed(error, site) from None
@@ -93,7 +94,8 @@ def _charts(record: RunReader, wanted: RunFilter, rights: Rights) -> Iterator[Ch
     assert wanted.start is not None
     assert wanted.end is not None
     fine, coarse = (TimeBins.over(wanted.start, wanted.end, max_bins) for max_bins in (_FINE, _COARSE))
-    held = sums.Held.of(windows.held_slices(record, wanted), wanted.end, named=rights.accounts)
+    wholes = record.wholes()
+    held = sums.Held.of(windows.held_slices(record, wanted), wanted.end, wholes=wholes, named=rights.accounts)
     # idle GPUs belong only to a chart of all runs
     everything = not (wanted.accounts or wanted.users or wanted.uids or wanted.partitions or wanted.only)
     rows = windows.gpus(record, wanted) if everything and rights.nodes else ()
@@ -110,7 +112,7 @@ def _charts(record: RunReader, wanted: RunFilter, rights: Rights) -> Iterator[Ch
         yield charts.layout(sums.layout_over_time(held, fine, gpus, _GPUS), held.profiles, fine)
     yield from _agreements(record, wanted)
     if loans := windows.loans(record, wanted):
-        yield charts.loans(sums.loans_over_time(loans, coarse), coarse)
+        yield charts.loans(sums.loans_over_time(loans, coarse, wholes), coarse)
 
 
 def _agreements(record: RunReader, wanted: RunFilter) -> Iterator[Chart]:

@@ -1,7 +1,8 @@
 """User queries as typed values: no command lines, file names or addresses.
 
 A query comes over the network from any user, so `read` trusts nothing: every field has a type and a bound, unknown
-fields are refused, and texts have no control characters. The standard library only: login nodes import this.
+fields are refused, and texts have no control characters but those between columns. The standard library only: login
+nodes import this.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ if TYPE_CHECKING:
 MAX_QUESTION = 65536
 """Maximum size of a query on the wire, in bytes."""
 _WORDS = 500
+SEPARATORS = "\t\x1c\x1d\x1e\x1f"
+"""Control characters that may separate columns."""
 JOB = Pattern(r"(\d{1,18})(?:_(\d{1,9})|\+(\d{1,9}))?(?:\.\w+)?", "ASCII")
-#: allowed in a strftime format: letters after "%" without flags and widths, for which a C library may allocate much
-_STYLE = Pattern(r"(?:[^%]|%[a-zA-Z%])*")
+#: field -> its form, and what sets it. A strftime format has no widths, for which a C library may allocate much.
+_FORMS = {
+    "time_style": (Pattern(r"(?:[^%]|%[-_0^#]?[a-zA-Z%])*"), "SLURM_TIME_FORMAT"),
+    "zone": (Pattern(r"(?![/:])(?!.*\.\.)[A-Za-z0-9_+,.:/<>-]*"), "TZ"),
+}
 
 
 class QuestionError(ValueError):
@@ -39,16 +45,19 @@ def number(limit: int) -> Any:
     return Field(None, limit=limit)
 
 
-class Question(Value):
+class Question(Value, kw_only=True):
     """Base of all queries.
 
     Attributes:
         kind: its name on the wire.
         bytewise: its texts have one character per byte.
+        zone: time zone of the user (TZ); "" for the answering host's.
     """
 
     kind: ClassVar[str]
     bytewise: ClassVar[bool] = False
+
+    zone: str = text(64)
 
 
 class SelectedRuns(Question, kw_only=True):
@@ -261,11 +270,15 @@ def checked(question: Question) -> Question:
 
 
 def write(question: Question) -> bytes:
-    """Return the query in wire format. Raises QuestionError if a field is out of bounds."""
+    """Return the query in wire format, without defaults, so that services of other releases mostly understand it.
+
+    Raises QuestionError if a field is out of bounds.
+    """
     checked(question)
     import json
 
-    given = {name: getattr(question, name) for name, _ in fields(question)}
+    plain = type(question)()
+    given = {name: value for name, _ in fields(plain) if (value := getattr(question, name)) != getattr(plain, name)}
     body = json.dumps({"ask": question.kind, **given}, separators=(",", ":")).encode()
     if len(body) > MAX_QUESTION:
         raise QuestionError(f"the query is too large: more than {MAX_QUESTION} bytes")
@@ -308,15 +321,18 @@ def _check(question: Question, name: str, bounds: Mapping[str, Any], value: Any)
     elif question.bytewise:
         right = isinstance(value, str) and len(value) <= bounds["limit"] and all(char <= "\xff" for char in value)
     else:
-        right = _plain(value, bounds["limit"]) and (name != "time_style" or _STYLE.fullmatch(value) is not None)
-    if not right:
-        raise QuestionError(f"{name} has a wrong type, is too long, or has invalid content")
+        right = _plain(value, bounds["limit"], SEPARATORS if name == "delimiter" else "")
+    form, setting = _FORMS.get(name, (None, name))
+    if not right or (form is not None and form.fullmatch(value) is None):
+        raise QuestionError(f"{setting} has a wrong type, is too long, or has invalid content")
 
 
-def _plain(value: Any, limit: int) -> bool:
-    """Return whether a value is a text without control characters and lone surrogates."""
+def _plain(value: Any, limit: int, allowed: str = "") -> bool:
+    """Return whether a value is a text without lone surrogates and control characters, except those `allowed`."""
     return (
         isinstance(value, str)
         and len(value) <= limit
-        and not any(char < " " or char == "\x7f" or "\ud800" <= char <= "\udfff" for char in value)
+        and not any(
+            (char < " " and char not in allowed) or char == "\x7f" or "\ud800" <= char <= "\udfff" for char in value
+        )
     )

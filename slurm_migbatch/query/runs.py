@@ -7,11 +7,12 @@ from itertools import chain
 
 from slurm_migbatch.query.redact import RedactedRun, allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.selected import failed, selection
+from slurm_migbatch.query.selected import check_users, failed, selection
 from slurm_migbatch.report import table
 from slurm_migbatch.report.columns import BRIEF, DEFAULT, LONG, Context
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.format import parse_format
+from slurm_migbatch.report.selection import is_number
 from slurm_migbatch.report.units import UNITS, size_formatter
 from slurm_migbatch.slurm.times import time_formatter
 from slurm_migbatch.store.errors import ReadError
@@ -51,7 +52,7 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
         raise Unanswerable(str(error)) from None
     reader = open_reader(site.url)
     try:
-        _check_users(question, rights, reader)
+        check_users(question.users, rights, reader.has_run)
         wanted = allowed(rights, replace(selection.wanted, associations=associations))
         elsewhere = bool(question.clusters) and not {"all", cluster} & set(question.clusters)
         fields = _Fields.of(question, columns)
@@ -64,7 +65,7 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
         elif first is None:
             remarks.extend(_unknown(wanted, reader))
         visible_runs = visible_runs if first is None else chain((first,), visible_runs)
-        wholes = _wholes(reader) if fields.weighs else {}
+        wholes = reader.wholes() if fields.weighs else {}
         lines = _lines(question, columns, units, visible_runs, wanted, _Moment(now, cluster, wholes))
     except ReadError as error:
         reader.close()
@@ -76,7 +77,7 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 
 def _selection(question: RunsQuestion, now: float, uid: int) -> Selection:
-    wrong = next((text for text in question.associations if not _number(text)), None)
+    wrong = next((text for text in question.associations if not is_number(text)), None)
     if wrong is not None:
         raise ReportError(f"-x: {wrong!r} is not an association id; `sacctmgr show associations format=id` lists them")
     return selection(
@@ -103,27 +104,10 @@ def _gids(groups: Iterable[str]) -> tuple[int, ...]:
     gids = []
     for group in groups:
         try:
-            gids.append(grp.getgrgid(int(group)).gr_gid if _number(group) else grp.getgrnam(group).gr_gid)
+            gids.append(grp.getgrgid(int(group)).gr_gid if is_number(group) else grp.getgrnam(group).gr_gid)
         except (KeyError, OverflowError):
             raise ReportError(f"Invalid group id: {group}") from None
     return tuple(gids)
-
-
-def _check_users(question: RunsQuestion, rights: Rights, reader: RunReader) -> None:
-    """Raise Unanswerable for a user unknown to both this host and the record: a removed user still has runs."""
-    import pwd
-
-    for user in question.users:
-        try:
-            pwd.getpwuid(int(user)) if _number(user) else pwd.getpwnam(user)
-        except (KeyError, OverflowError):
-            known = RunFilter(uids=(int(user),)) if _number(user) and len(user) < 19 else RunFilter(users=(user,))
-            if not reader.has_run(allowed(rights, known)):
-                raise Unanswerable(f"Invalid user id: {user}") from None
-
-
-def _number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
 
 
 def _unknown(wanted: RunFilter, reader: RunReader) -> Iterator[str]:
@@ -227,20 +211,6 @@ def _group(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except (KeyError, OverflowError):
         return str(gid)
-
-
-def _wholes(reader: RunReader) -> Wholes:
-    """Return the compute and memory slices of GPUs by UUID."""
-    from slurm_migbatch.mig.geometry import Geometry, GeometryError
-
-    sizes: dict[str, tuple[int, int]] = {}
-    for uuid, told in reader.geometries().items():
-        try:
-            geometry = Geometry.from_dict(told)
-        except GeometryError:
-            continue
-        sizes[uuid] = (geometry.compute_slices, geometry.memory_slices)
-    return sizes
 
 
 def _visible_runs(

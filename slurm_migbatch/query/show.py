@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,15 @@ from slurm_migbatch.query.questions import JOB, ShowQuestion
 from slurm_migbatch.query.redact import allowed, field_for
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.site import QuerySite
+from slurm_migbatch.report import columns
 from slurm_migbatch.report.columns import measured_by, percentage, prediction_error
 from slurm_migbatch.report.lines import pair_lines
+from slurm_migbatch.slurm.listing import has_task
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import format_duration, time_formatter
 from slurm_migbatch.store.queries import JobId, RunFilter, RunRow
+from slurm_migbatch.values import replace
+from slurm_migbatch.values.figures import digits, gib
 
 
 def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
@@ -24,7 +29,11 @@ def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
     job = job_id(question.job)
     with site.record() as store:
         wanted = allowed(rights, RunFilter(jobs=(job,), duplicates=question.duplicates))
-        rows = [_redacted(rights, row) for row in store.runs(wanted)]
+        found = store.runs(wanted)
+        if not found and job.task is not None:  # tasks that have not started share one run
+            pending = replace(wanted, jobs=(JobId(job.job),), states=("PENDING",), start=time.time())
+            found = [row for row in store.runs(pending) if _has_task(row, job.task)]
+        rows = [_redacted(rights, row) for row in found]
         if not rows:
             raise Unanswerable(
                 f"job {name_of(job)} is not in the record; jobs are recorded within seconds of their submission; "
@@ -39,6 +48,13 @@ def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
         lines += [""] if lines else []
         lines += pair_lines(describe(row, decisions.get(row.run["decision"])))
     return Reply(lines)
+
+
+def _has_task(row: RunRow, task: str) -> bool:
+    try:
+        return has_task(row.run["array_task"] or "", task)
+    except ValueError:  # the record cuts a long list
+        return False
 
 
 def _redacted(rights: Rights, row: RunRow) -> RunRow:
@@ -57,7 +73,7 @@ def job_id(written: str) -> JobId:
 def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     """Yield the lines about one run."""
     run, moment = row.run, time_formatter(None)
-    yield "Job", f"{run_name(run)}" + (f" (run {run['restart'] + 1})" if run["restart"] else "")
+    yield "Job", run_name(run) + (f" (run {run['restart'] + 1})" if run["restart"] else "")
     yield "Name", shown(run["name"])
     yield "User/Account", f"{shown(run['user'] or run['uid'])}/{shown(run['account'])}"
     yield "Partition", shown(run["partition"])
@@ -105,7 +121,7 @@ def training(run: Mapping[str, Any]) -> Iterator[str]:
     if "restored" in safe:
         lines.append(f"continued from step {safe['restored']}")
     if "checkpoint" in safe:
-        cost = f" (it took {safe['ckpt_s']:.3g} s)" if "ckpt_s" in safe else ""
+        cost = f" (it took {digits(safe['ckpt_s'])} s)" if "ckpt_s" in safe else ""
         lines.append(f"last checkpoint {moment(safe['checkpoint'])}{cost}")
     if lines:
         yield ", ".join(lines)
@@ -133,21 +149,17 @@ def figures(row: Mapping[str, Any], prefix: str) -> str:
     """Return the latency, throughput and memory, as far as known."""
     parts = []
     if row.get(f"{prefix}latency_ms") is not None:
-        parts.append(f"{row[f'{prefix}latency_ms']:.3g} ms per batch")
+        parts.append(f"{digits(row[f'{prefix}latency_ms'])} ms per batch")
     if row.get(f"{prefix}throughput_per_s") is not None:
-        parts.append(f"{row[f'{prefix}throughput_per_s']:.4g} items/s")
+        parts.append(f"{digits(row[f'{prefix}throughput_per_s'])} items/s")
     if row.get(f"{prefix}memory_mib") is not None:
-        parts.append(f"{row[f'{prefix}memory_mib'] / 1024:.3g} GiB")
+        parts.append(f"{gib(row[f'{prefix}memory_mib'])} GiB")
     return ", ".join(parts) or "nothing"
 
 
 def run_name(run: Mapping[str, Any]) -> str:
     """Return the run's job id as Slurm prints it."""
-    if run["array_job"]:
-        return f"{run['array_job']}_{run['array_task']}"
-    if run["het_job"]:
-        return f"{run['het_job']}+{run['het_offset'] or 0}"
-    return str(run["job_id"])
+    return columns.job_id(SimpleNamespace(**run))
 
 
 def name_of(job: JobId) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -12,7 +13,7 @@ from slurm_migbatch.query.questions import UsageQuestion
 from slurm_migbatch.query.reading import reading
 from slurm_migbatch.query.redact import allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.selected import selection
+from slurm_migbatch.query.selected import check_users, selection
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import usage as report
 from slurm_migbatch.report.equivalents import WHOLE, gpu_equivalent
@@ -21,7 +22,7 @@ from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import time_formatter
 from slurm_migbatch.store.capacity import gpu_seconds
 from slurm_migbatch.store.geometries import whole_gpus
-from slurm_migbatch.store.queries import RunFilter
+from slurm_migbatch.store.queries import RunFilter, any_run
 from slurm_migbatch.store.usage import GROUPS, HeldSlices, held_slices
 
 
@@ -40,6 +41,7 @@ def answer(question: UsageQuestion, rights: Rights, site: QuerySite) -> Reply:
         raise Unanswerable("nodes are private (PrivateData=nodes)")
     wanted = allowed(rights, wanted, accounts="account" in by)
     with reading(site) as connection:
+        check_users(question.users, rights, partial(any_run, connection))
         usage = _usage(connection, wanted, by, spans, now, capacity=rights.nodes)
     return Reply(list(_lines(question, usage, (start, end), now)))
 

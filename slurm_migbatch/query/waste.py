@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from sqlalchemy import Connection
 
@@ -20,7 +21,7 @@ from slurm_migbatch.query.questions import WasteQuestion
 from slurm_migbatch.query.reading import reading
 from slurm_migbatch.query.redact import allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.selected import selection
+from slurm_migbatch.query.selected import check_users, selection
 from slurm_migbatch.query.show import job_id, name_of
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import wastelines
@@ -29,7 +30,7 @@ from slurm_migbatch.report.waste import SliceUse, Verdict, judge, slice_mib, wai
 from slurm_migbatch.report.wastelines import JudgedRun
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.geometries import geometries
-from slurm_migbatch.store.queries import RunFilter
+from slurm_migbatch.store.queries import RunFilter, any_run
 from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.store.waste import UsedRun, runs_alike, used_runs, waits
 from slurm_migbatch.values import replace
@@ -48,6 +49,7 @@ def answer(question: WasteQuestion, rights: Rights, site: QuerySite) -> Reply:
     policy = RunsPolicy(recurring.runs, recurring.slowdown)
     others = allowed(rights, RunFilter())
     with no_collection(), reading(site) as connection:
+        check_users(question.users, rights, partial(any_run, connection))
         runs = list(_judged(connection, wanted, policy, now))
         total = wastelines.add_up(run.verdict for run in runs)
         if not question.job:

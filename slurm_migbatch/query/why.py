@@ -21,6 +21,7 @@ from slurm_migbatch.query.show import candidate_lines, job_id, name_of, pairs_of
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.lines import pair_lines
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.listing import has_task
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.runquery import JobId
@@ -67,7 +68,7 @@ def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:
 def _is(row: JobRow, job: JobId) -> bool:
     if job.task is not None:
         # tasks that have not started share one row
-        return row.array_job == job.job and (row.array_task == job.task or (row.pending and row.tasks > 1))
+        return row.array_job == job.job and has_task(row.array_task or "", job.task)
     if job.offset is not None:
         return row.het_job == job.job and row.job_id - job.job == job.offset
     return job.job in (row.job_id, row.array_job, row.het_job)

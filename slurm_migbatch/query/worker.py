@@ -13,9 +13,13 @@ import ctypes
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Final
 
 from sqlalchemy.exc import OperationalError
@@ -40,6 +44,9 @@ log = logging.getLogger(__name__)
 _MEMORY_BYTES: Final = 2 << 30
 _NICE: Final = 5
 _PR_SET_PDEATHSIG: Final = 1
+_ZONES: Final = Path("/usr/share/zoneinfo")
+#: a time zone that is no name but a rule of POSIX, "CET-1CEST,M3.5.0,M10.5.0/3"
+_RULE: Final = re.compile(r"(?:[A-Za-z]{3,}|<[A-Za-z0-9+-]{3,}>)[+-]?\d")
 
 
 class Answerer:
@@ -84,8 +91,9 @@ class Answerer:
             return Answer(1, error="internal error of the query service; see migbatchd's log")
 
     def _answer(self, question: Question, rights: Rights) -> Answer:
-        reply = answer(question, rights, self._site)
-        return Answer(reply.code, self._collected(reply), reply.remarks)
+        with _times_of(question.zone):
+            reply = answer(question, rights, self._site)
+            return Answer(reply.code, self._collected(reply), reply.remarks)
 
     def _collected(self, reply: Reply) -> str:
         lines, size = [], 0
@@ -98,6 +106,30 @@ class Answerer:
                 )
             lines.append(line)
         return "".join(f"{line}\n" for line in lines)
+
+
+@contextlib.contextmanager
+def _times_of(zone: str) -> Iterator[None]:
+    """Read and show times in a zone meanwhile; "" for this host's."""
+    if not zone:
+        yield
+        return
+    if not (_ZONES / zone).is_file() and not _RULE.match(zone):
+        raise Unanswerable(f"TZ: the controller does not know the time zone {zone}")
+    before = os.environ.get("TZ")
+    _set_zone(zone)
+    try:
+        yield
+    finally:
+        _set_zone(before)
+
+
+def _set_zone(zone: str | None) -> None:
+    if zone is None:
+        del os.environ["TZ"]
+    else:
+        os.environ["TZ"] = zone
+    time.tzset()
 
 
 def main() -> None:

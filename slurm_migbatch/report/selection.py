@@ -109,11 +109,11 @@ def make_selection(options: ReportOptions, now: float, own_uid: int) -> Selectio
     if not (allusers or users or named_jobs or names) and own_uid != 0:
         uids = (own_uid,)
     if not allusers:
-        uids += tuple(int(user) for user in users if user.isdigit())
+        uids += tuple(int(user) for user in users if is_number(user))
     return Selection(
         RunFilter(
             jobs=named_jobs,
-            users=() if allusers else tuple(user for user in users if not user.isdigit()),
+            users=() if allusers else tuple(user for user in users if not is_number(user)),
             uids=uids,
             accounts=options.accounts,
             partitions=options.partitions,
@@ -130,6 +130,11 @@ def make_selection(options: ReportOptions, now: float, own_uid: int) -> Selectio
         ),
         remark,
     )
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a plain number, as of a user, a group or a job."""
+    return text.isascii() and text.isdigit()
 
 
 def limits(least: str, greatest: str) -> tuple[int | None, int | None] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_migbatch.values import TYPE_CHECKING
+from slurm_migbatch.values.figures import digits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,4 +45,4 @@ def figure(value: float | None, unit: str) -> str:
     """Return a measured or predicted figure to three significant digits with its unit; "" for None."""
     if value is None:
         return ""
-    return f"{value:.0f}{unit}" if abs(value) >= 100 else f"{value:.3g}{unit}"
+    return f"{digits(value)}{unit}"

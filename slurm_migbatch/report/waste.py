@@ -28,6 +28,7 @@ from slurm_migbatch.predict.recurring import (
     pick,
 )
 from slurm_migbatch.report.equivalents import gpu_equivalent
+from slurm_migbatch.values.figures import digits, gib
 from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
 
 IDLE: Final = 0.1
@@ -251,15 +252,15 @@ def _smaller(
 def _idle(use: SliceUse, gpu_hours: float) -> Finding:
     sm = use.own.sm or 0.0
     held = use.profile if use.slices == 1 else f"{use.slices} slices of {use.profile}"
-    sentence = f"held but idle: SMs were in use {sm:.1%} of the {use.hours:.3g} h for which it held {held}"
+    sentence = f"held but idle: SMs were in use {sm:.1%} of the {digits(use.hours)} h for which it held {held}"
     return Finding("idle", sentence, gpu_hours * (1 - sm), {"sm_active": sm, "hours": use.hours})
 
 
 def _oversized(use: SliceUse, kind: _Kind, smaller: ProfileOffer, need: ShownNeed, saved: float) -> list[Finding]:
     held, name, sm = kind.offers[use.profile], smaller.profile.gres_type, use.own.sm
     memory = (
-        f"at most {_gib(use.own.peak_mib or 0)} of {_gib(held.memory_mib)} GiB were used, with a margin "
-        f"{_gib(need.need_mib)}, and {name} has {_gib(smaller.memory_mib)}"
+        f"at most {gib(use.own.peak_mib or 0)} of {gib(held.memory_mib)} GiB were used, with a margin "
+        f"{gib(need.need_mib)}, and {name} has {gib(smaller.memory_mib)}"
     )
     unseen = "" if sm is not None else "; its SMs were not sampled, so its speed there is unknown"
     busy = None if sm is None else sm * held.compute_slices
@@ -287,7 +288,3 @@ def _oversized(use: SliceUse, kind: _Kind, smaller: ProfileOffer, need: ShownNee
 def _sbatch(profile: str, use: SliceUse) -> str:
     per_node = use.slices // max(use.nodes, 1)
     return f"sbatch --gres=mig:{profile}" + (f":{per_node}" if per_node > 1 else "")
-
-
-def _gib(mib: float) -> str:
-    return f"{mib / 1024:.3g}"

@@ -13,12 +13,18 @@ from slurm_migbatch.report.columns import exit_code, job_id
 from slurm_migbatch.report.lines import pair_lines, table_lines
 from slurm_migbatch.report.waste import LEAST_WAITS, SliceUse, Verdict, WaitFigures
 from slurm_migbatch.slurm.times import format_duration
+from slurm_migbatch.values.figures import digits, gib
 
 SCHEMA_VERSION: Final = 1
 NOT_SAMPLED: Final = "not sampled"
 UNKNOWN: Final = "unknown"
 _TITLES = ("JOBID", "USER", "ACCOUNT", "HELD", "ELAPSED", "%MEM", "%SM", "GPU-HOURS", "WASTED", "FINDINGS")
 _LAST = ("NEXT TIME", "WAITED", "WOULD WAIT")
+_CSV = (
+    "job", "restarts", "user", "account", "partition", "state", "held", "elapsed_s", "memory_mib", "held_memory_mib",
+    "sm_active", "dram_active", "gpu_hours", "wasted_gpu_hours", "findings", "note", "next_time", "waited_s",
+    "would_wait_median_s", "would_wait_p90_s", "would_wait_runs",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,10 @@ def _pairs(run: JudgedRun) -> Iterator[tuple[str, str]]:
     yield "User/Account", f"{_user(shown)}/{_clean(shown.account or UNKNOWN)}"
     yield "Partition", _clean(shown.partition or UNKNOWN)
     yield "State", f"{shown.state} (exit code {exit_code(shown)})"
-    yield "Held", f"{_held(use)} for {format_duration(use.hours * 3600)} ({verdict.gpu_hours:.3g} GPU-hours)"
+    yield "Held", f"{_held(use)} for {format_duration(use.hours * 3600)} ({digits(verdict.gpu_hours)} GPU-hours)"
     yield "Memory", _memory(run)
     yield "SMs", _sms(use)
-    yield "Wasted", f"{verdict.wasted_gpu_hours:.3g} GPU-hours" if verdict.judged else UNKNOWN
+    yield "Wasted", f"{digits(verdict.wasted_gpu_hours)} GPU-hours" if verdict.judged else UNKNOWN
     for number, finding in enumerate(verdict.findings):
         yield "" if number else "Findings", finding.sentence
     if verdict.note:
@@ -93,8 +99,8 @@ def _memory(run: JudgedRun) -> str:
     peak = run.use.own.peak_mib
     if peak is None:
         return "not sampled"
-    of = "" if run.held_mib is None else f" of {run.held_mib / 1024:.3g} GiB ({peak / run.held_mib:.0%})"
-    return f"{peak / 1024:.3g} GiB{of}"
+    of = "" if run.held_mib is None else f" of {gib(run.held_mib)} GiB ({peak / run.held_mib:.0%})"
+    return f"{gib(peak)} GiB{of}"
 
 
 def _sms(use: SliceUse) -> str:
@@ -124,11 +130,11 @@ def table(runs: Sequence[JudgedRun], total: WasteSum, *, header: bool) -> Iterat
 def _sentence(total: WasteSum, shown: int) -> str:
     if not total.runs:
         return "no runs with slices ended in this window"
-    held, judged, wasted = total.gpu_hours, total.judged_gpu_hours, total.wasted_gpu_hours
+    wasted, judged = total.wasted_gpu_hours, total.judged_gpu_hours
     share = f" ({wasted / judged:.0%})" if judged else ""
     return (
-        f"{total.runs} runs held {held:.3g} GPU-hours; {judged:.3g} were sampled, {wasted:.3g}{share} of these "
-        f"were wasted; shown: the worst {shown}"
+        f"{total.runs} runs held {digits(total.gpu_hours)} GPU-hours; {digits(judged)} were sampled, "
+        f"{digits(wasted)}{share} of these were wasted; shown: the worst {shown}"
     )
 
 
@@ -168,14 +174,13 @@ def _brief(run: JudgedRun) -> str:
 
 def as_csv(runs: Iterable[JudgedRun], *, header: bool) -> Iterator[str]:
     """Yield the worst runs as CSV with plain numbers; unknown values are empty."""
-    for number, run in enumerate(runs):
+    if header:
+        yield _csv_line(_CSV)
+    for run in runs:
         row = _object(run)
-        would = row.pop("would_wait") or {}
         row["findings"] = ",".join(finding["kind"] for finding in row["findings"])
-        row |= {f"would_wait_{name}": would.get(name) for name in ("median_s", "p90_s", "runs")}
-        if header and not number:
-            yield _csv_line(row)
-        yield _csv_line("" if value is None else value for value in row.values())
+        row |= {f"would_wait_{name}": value for name, value in (row["would_wait"] or {}).items()}
+        yield _csv_line("" if (value := row.get(name)) is None else value for name in _CSV)
 
 
 def document(runs: Sequence[JudgedRun], total: WasteSum, window: Sequence[float | None], now: float) -> str:

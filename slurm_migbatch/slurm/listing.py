@@ -256,12 +256,19 @@ def count_tasks(expression: str) -> int:
 
     squeue sometimes puts a list in brackets. Raises ValueError.
     """
-    total = 0
+    return sum(map(len, _spans(expression)))
+
+
+def has_task(expression: str, task: str) -> bool:
+    """Return whether an array expression names a task. Raises ValueError."""
+    return any(int(task) in span for span in _spans(expression))
+
+
+def _spans(expression: str) -> Iterator[range]:
     for part in expression.partition("%")[0].strip("[]").split(","):
         span, _, step = part.partition(":")
-        low, dash, high = span.partition("-")
-        total += (int(high) - int(low)) // int(step or 1) + 1 if dash else int(low) >= 0
-    return total
+        low, _, high = span.partition("-")
+        yield range(int(low), int(high or low) + 1, int(step or 1))
 
 
 def jobs_waited_for(text: str) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: values of PrivateData that hide something shown here
 ALL_PRIVATE = frozenset({"jobs", "usage", "accounts", "nodes"})
 #: a job with its user in the form of messages, or a user by uid alone
-_NAMED = Pattern(r"\b(jobs?) (\d{1,18})\b(?:('s)? of (?:uid )?[\w.@+=-]+)?|\bof uid (\d{1,10})\b")
+_NAMED = Pattern(r"\b(jobs?) (\d{1,18})\b(?:('s)? of (?:uid )?[\w.@+=$\\-]+)?|\bof uid (\d{1,10})\b")
 
 
 class Rights(Value):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,11 +49,16 @@ def select_runs(
     connection: Connection, wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = ()
 ) -> Iterator[tuple[Any, Sequence[Any]]]:
     """Yield the selected runs as `runquery.select_runs` does, over a connection of SQLAlchemy."""
+    return runquery.select_runs(_executing(connection), wanted, run_fields, slice_fields)
 
-    def execute(statement: str, values: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
-        return connection.execute(text(statement), dict(values))
 
-    return runquery.select_runs(execute, wanted, run_fields, slice_fields)
+def any_run(connection: Connection, wanted: RunFilter) -> bool:
+    """Return whether there is any such run."""
+    return runquery.any_run(_executing(connection), wanted)
+
+
+def _executing(connection: Connection) -> runquery.Execute:
+    return lambda statement, values: connection.execute(text(statement), dict(values))
 
 
 def conditions_of(wanted: RunFilter) -> Iterator[TextClause]:

@@ -70,12 +70,20 @@ class RunReader:
         """Return the SQL of the number at `key` of a JSON column, null if there is none."""
         return _NUMBER.get(self._connected.dialect, _NUMBER_ELSE).format(self.text_in(document, key))
 
-    def geometries(self) -> dict[str, Any]:
-        """Return the geometries of GPUs by UUID, as their nodes last described them. Raises ReadError."""
+    def wholes(self) -> dict[str, tuple[int, int]]:
+        """Return compute and memory slices of GPUs by UUID, as their nodes last described them. Raises ReadError."""
         import json
 
-        rows = self._connected.execute("SELECT gpus.uuid, gpus.geometry FROM gpus", {})
-        return {uuid: json.loads(text) if isinstance(text, (str, bytes)) else text for uuid, text in rows}
+        from slurm_migbatch.mig.geometry import Geometry, GeometryError
+
+        sizes: dict[str, tuple[int, int]] = {}
+        for uuid, text in self._connected.execute("SELECT gpus.uuid, gpus.geometry FROM gpus", {}):
+            try:
+                geometry = Geometry.from_dict(json.loads(text) if isinstance(text, (str, bytes)) else text)
+            except GeometryError:
+                continue
+            sizes[uuid] = (geometry.compute_slices, geometry.memory_slices)
+        return sizes
 
 
 def open_reader(url: str) -> RunReader:

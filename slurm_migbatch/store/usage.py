@@ -66,6 +66,8 @@ def held_slices(
         start, end, now: unix seconds; a running run has held its slices until `now`.
     """
     until = min(end, now)
+    if until <= start:
+        return
     began = case((Run.started > start, Run.started), else_=start)
     ended = case((Run.ended < until, Run.ended), else_=until)
     whole = and_(Run.slice_count == 1, Run.started >= start, Run.ended <= end)

@@ -104,7 +104,7 @@ def predictions(record: Readable, wanted: RunFilter) -> Rows:
 
 
 def loans(record: Readable, wanted: RunFilter) -> Rows:
-    """Return (profile, started, signalled, requeued, ended, cause) of loans active at some time in the window.
+    """Return (profile, started, signalled, requeued, ended, cause, gpu) of loans active at some time in the window.
 
     Only the window, users, accounts, partitions, nodes and `only` of the filter are used.
     """
@@ -122,7 +122,7 @@ def loans(record: Readable, wanted: RunFilter) -> Rows:
     for column, names in (("account", wanted.accounts), ("partition", wanted.partitions), ("node", wanted.nodes)):
         if names:
             known.append(f"loans.{column} IN {values.all(names)}")
-    columns = "loans.profile, loans.started, loans.signalled, loans.requeued, loans.ended, loans.cause"
+    columns = "loans.profile, loans.started, loans.signalled, loans.requeued, loans.ended, loans.cause, loans.gpu"
     return _select(record, columns, "loans", known, values)
 
 

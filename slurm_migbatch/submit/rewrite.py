@@ -17,7 +17,6 @@ from typing import Final
 
 from slurm_migbatch.mig.grant import MARKER_OPEN, MAX_PARTS, Grant, GrantError, parse_comment
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.llm.choice import gib
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.recurring import NO_RUNS, PastRun, RecurringJob, RunsPolicy, advise
 from slurm_migbatch.predict.selection import NO_LIMITS, Chooser, JobLimits, SliceChoice, limits_of
@@ -49,6 +48,7 @@ from slurm_migbatch.submit.request import (
     Refuse,
 )
 from slurm_migbatch.submit.script import recurring_key
+from slurm_migbatch.values.figures import gib
 from slurm_migbatch.workload import excluded as excluding
 from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.buckets import Bucket

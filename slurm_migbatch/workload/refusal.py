@@ -72,7 +72,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "hint_form": "'%s' is not a hint: use key=value pairs separated by blanks, for example model=bert-large "
         "batch=32",
         "hint_key": "unknown hint '%s': use one of batch, cuda, deadline, input, items, max, mem, min, model, "
-        "pipeline, role, signal, slo; of a language model also engine, dtype, quantization, max_model_len, "
+        "pipeline, retry, role, signal, slo; of a language model also engine, dtype, quantization, max_model_len, "
         "max_num_seqs, output, ttft, tpot, rate, method, seq, micro_batch",
         "hint_typo": "unknown hint '%s' (did you mean %s=?): use that, or leave it out",
         "hint_near": "the comment mentions migbatch, but hints are read only where it begins with 'migbatch:' in lower "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +66,19 @@ def test_the_doctor_ends_as_it_found(levels: tuple[str, ...], code: int, monkeyp
     monkeypatch.setattr(doctor, "_examine", lambda *_: [Finding(level, "it", "is", "") for level in levels])
     assert run(cli, "migbatch", ["doctor", "--role", "login"]) == code
     assert code == 0 or ("migbatch doctor", code) in DOCUMENTED
+
+
+@click.command()
+def names() -> None:
+    print("n\u00e4me \u65e5")
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_characters_that_the_locale_lacks_are_no_error(errors: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, "latin-1", errors))
+    assert run(names, "migbatch", []) == 0
+    assert out.getvalue() == b"n\xe4me ?\n"
 
 
 def test_the_help_says_the_general_ones(capsys: pytest.CaptureFixture[str]) -> None:

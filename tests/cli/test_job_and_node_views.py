@@ -137,6 +137,17 @@ def test_show_of_nobody_knows_and_json(record):
     assert data["runs"][0]["slices"][0]["mig_uuid"] == "MIG-1"
 
 
+def test_show_finds_tasks_that_have_not_started(record):
+    with open_store(f"sqlite:///{record.parent}/db") as store:
+        array = {"job_id": 30, "array_job": 30, "user": "ann", "state": "PENDING", "submit": time.time()}
+        store.upsert_jobs([{**array, "array_task": "4-8:2%2"}])
+    assert pairs(migbatch(record, "show", "30"))["Job"].strip() == "30_[4-8:2%2]"
+    assert pairs(migbatch(record, "show", "30_6"))["Job"].strip() == "30_[4-8:2%2]"
+    for missing in ("30_5", "30_10", "7_6"):
+        with pytest.raises(Exception, match=f"job {missing} is not in the record"):
+            migbatch(record, "show", missing)
+
+
 def test_text_of_users_cannot_act_on_the_terminal(record):
     with open_store(f"sqlite:///{record.parent}/db") as store:
         store.upsert_jobs([{"job_id": 7, "name": "evil\x1b[2J\nName: good", "user": "ann", "state": "RUNNING"}])
@@ -205,8 +216,11 @@ def test_why_finds_array_tasks_and_components():
     part = queue_row(41, het_job=40)
     queue = [task, waiting, part]
     assert find(queue, JobId(30)) is waiting
-    assert find(queue, JobId(30, "3")) is task or find(queue, JobId(30, "3")) is waiting
+    assert find(queue, JobId(30, "3")) is task
     assert find(queue, JobId(30, "7")) is waiting
+    assert find(queue, JobId(30, "10")) is None
+    last = queue_row(30, array_job=30, array_task="9%1")
+    assert find([last], JobId(30, "9")) is last
     assert find(queue, JobId(40, None, 1)) is part
     assert find(queue, JobId(99)) is None
 
@@ -230,6 +244,12 @@ def test_doctor_reads_slurms_configuration():
     assert wrong == {
         "GresTypes", "JobSubmitPlugins", "Prolog", "Epilog", "TaskProlog", "PrologFlags", "PrologEpilogTimeout"
     }  # fmt: skip
+    separate = {key: value for key, value in good.items() if key != "prologepilogtimeout"}
+    assert {f.level for f in check_slurm_conf({**separate, "prologtimeout": "65534", "epilogtimeout": "60 sec"})} == {
+        "ok"
+    }
+    for short in ({**separate, "prologtimeout": "60 sec", "epilogtimeout": "20 sec"}, {**good, "epilogtimeout": "20"}):
+        assert [f.subject for f in check_slurm_conf(short) if f.level == "FAIL"] == ["EpilogTimeout"]
     text = "Configuration data as of 2026\nPrologFlags             = Alloc\nGresTypes = (null)\nSLURM_CONF = /x\n"
     assert parse_slurm_config(text) == {"prologflags": "Alloc", "grestypes": "", "slurm_conf": "/x"}
 

@@ -89,7 +89,8 @@ def test_those_that_are_over_with_all(call: Call) -> None:
 
 def test_only_the_jobs_that_were_asked_for(call: Call) -> None:
     assert [line.split("|")[0] for line in call(QUEUE, ROWS, "-j", "2,3", "-P", "-n").output.splitlines()] == ["2", "3"]
-    assert call(QUEUE, ROWS, "-j", "x").exit_code == 1
+    for wrong in ("x", "²"):
+        assert call(QUEUE, ROWS, "-j", wrong).exit_code == 1
 
 
 def test_slurm_is_believed_where_the_record_is_older(call: Call) -> None:

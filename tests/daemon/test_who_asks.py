@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from slurm_migbatch.daemon.addresses import NodeAddresses, controller_hosts, is_local, resolved
-from slurm_migbatch.daemon.ended import Standing
+from slurm_migbatch.daemon.ended import HistoryClient, Standing
 from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.log import Seldom
 from slurm_migbatch.daemon.privacy import Privacy
@@ -309,6 +309,17 @@ def test_who_slurm_shows_private_jobs_to(monkeypatch: pytest.MonkeyPatch) -> Non
     away = Site()
     away.answer = SlurmError("away")
     assert visible(away, 1000) == [1], "what is not known is private"
+
+
+@pytest.mark.parametrize("user", ["ann", "ann@example.org", "DOM\\ann", "ann+x", "pc$", "_x.y-z"])
+def test_operators_have_names_of_other_directories_too(tmp_path: Path, user: str) -> None:
+    sacctmgr = tmp_path / "sacctmgr"
+    sacctmgr.write_text("#!/bin/sh\nprintf '%s|Operator|chem,bio\\n' \"$5\"\n")
+    sacctmgr.chmod(0o755)
+    client = HistoryClient(tmp_path)
+    assert client.standing(user) == Standing(True, frozenset({"chem", "bio"}))
+    for other in ("-i", "a,b", "format=x", "a b", ""):
+        assert client.standing(other) == Standing()
 
 
 # -- where it listens --------------------------------------------------------------------------------------------

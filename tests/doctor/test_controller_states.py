@@ -41,6 +41,7 @@ from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import load
 from slurm_migbatch.node.findings import BAD, GOOD, LONGEST, MOST, ODD, UNKNOWN, Finding
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.store.engines import sqlite_file
 
@@ -381,6 +382,23 @@ def test_migbatchd_is_asked_once_and_what_it_says_is_told(tmp_path: Path) -> Non
     assert asked == ["/healthz"]
     levels = {each.subject: each.level for each in found}
     assert (levels["migbatchd: slurm"], levels["migbatchd: writer"]) == (GOOD, BAD)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_nodes_are_not_blamed_for_what_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, everywhere: bool
+) -> None:
+    """The record and migbatchd's socket are root's, and another user asks."""
+    told = {"version": lambda _: (24, 11), "nodes": lambda _: [row(), CATALOG], "jobs": lambda _: []}
+    monkeypatch.setattr(QuerySite, "slurm", lambda _: type("Slurm", (), told)())
+    monkeypatch.setattr(controller, "_scontrol", lambda *_: "")
+    with answering() as (config, _):
+        daemon = dataclasses.replace(config.daemon, run_dir=str(tmp_path))
+        config = dataclasses.replace(config, store=StoreConfig(f"sqlite:///{tmp_path}/none.db"), daemon=daemon)
+        found = list(controller.examine(config, lambda name, module: "", everywhere=everywhere))
+    said = {each.subject: each for each in found}
+    assert said["database"].level == BAD and "as root" in said["database"].advice
+    assert said["nodes"].level == UNKNOWN and "n1" not in said
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"checks": 1}', b'{"checks": {}, "marks": []}', b"\xff"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,7 +17,7 @@ from slurm_migbatch.config import Config, DaemonConfig, QueryConfig, StoreConfig
 from slurm_migbatch.query import login
 from slurm_migbatch.query.login import LoginError, of_slurm, read_conf
 from slurm_migbatch.query.protocol import DEFAULT_PORT, Answer, AnswerError
-from slurm_migbatch.query.questions import KINDS, Question, QuestionError, RunsQuestion, is_job, read, write
+from slurm_migbatch.query.questions import KINDS, SEPARATORS, Question, QuestionError, RunsQuestion, is_job, read, write
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.query.worker import Answerer
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -106,7 +108,8 @@ def test_every_field_has_its_type_and_bounds(given: dict[str, Any], name: str, v
         found = getattr(question, item)
         for text in found if isinstance(found, tuple) else (found,) if isinstance(found, str) else ():
             assert len(text) <= facts["limit"]
-            assert question.bytewise or not any(ord(char) < 32 for char in text)
+            separators = SEPARATORS if item == "delimiter" else ""
+            assert question.bytewise or not any(ord(char) < 32 and char not in separators for char in text)
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +158,46 @@ def test_answers_that_are_none() -> None:
         with pytest.raises(AnswerError):
             Answer.read(body)
     assert Answer.read(Answer(3, "ü\n", ("a", "b")).write()) == Answer(3, "ü\n", ("a", "b"))
+
+
+def test_times_are_those_of_the_zone_of_who_asks(answerer: Answerer) -> None:
+    def said(**given: Any) -> Answer:
+        return answerer.answer(ALICE, write(RunsQuestion(jobs="7", columns="submit", header=False, **given)))
+
+    here = said().out.strip()
+    moment = datetime.fromisoformat(here).timestamp()
+    for zone in ("Asia/Tokyo", "America/St_Johns", "UTC"):
+        there = datetime.fromtimestamp(moment, ZoneInfo(zone)).replace(tzinfo=None).isoformat()
+        assert said(zone=zone).out.strip() == there
+        assert said(zone=zone, start=there).out.strip() == there
+    rule = datetime.fromtimestamp(moment, timezone(timedelta(hours=3))).replace(tzinfo=None).isoformat()
+    assert said(zone="<+03>-3").out.strip() == said(zone="EAT-3EAT-3,M3.5.0,M10.5.0/3").out.strip() == rule
+    assert said().out.strip() == here
+    assert said(zone="Mars/Olympus").error == "TZ: the controller does not know the time zone Mars/Olympus"
+    for wrong in ("/etc/passwd", "../../etc/passwd", ":UTC", "a b"):
+        with pytest.raises(QuestionError, match="TZ has"):
+            write(RunsQuestion(zone=wrong))
+
+
+@pytest.mark.parametrize("delimiter", ["\t", "\x1f", ";;", ""])
+def test_columns_may_be_separated_as_programs_like_it(answerer: Answerer, delimiter: str) -> None:
+    asked = RunsQuestion(jobs="7", columns="jobid,user", header=False, delimiter=delimiter)
+    assert answerer.answer(ALICE, write(asked)).out == f"7{delimiter}daemon\n"
+    for wrong in ("\n", "\x1b[2J", "\0"):
+        with pytest.raises(QuestionError, match="delimiter has"):
+            write(RunsQuestion(delimiter=wrong))
+
+
+def test_formats_of_times_have_flags_but_no_widths() -> None:
+    for style in ("%-d.%-m. %H:%M", "%_H%%", "%s", "relative", ""):
+        assert read(write(RunsQuestion(time_style=style))) == RunsQuestion(time_style=style)
+    for style in ("%10d", "%-10d", "%"):
+        with pytest.raises(QuestionError, match="SLURM_TIME_FORMAT"):
+            write(RunsQuestion(time_style=style))
+
+
+def test_what_is_not_asked_for_is_not_sent_so_that_another_release_may_answer() -> None:
+    assert json.loads(write(RunsQuestion(jobs="7"))) == {"ask": "runs", "jobs": "7"}
 
 
 def test_job_ids() -> None:

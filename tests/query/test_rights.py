@@ -174,7 +174,7 @@ def test_nobody_is_told_what_others_wrote(site: QuerySite, question: Question, p
         # what was asked for may be said again
         assert "bobsacct" not in text.replace("has the account 'bobsacct'", "")
     if isinstance(question, WasteQuestion):
-        assert "bob" not in text
+        assert "bob" not in text.replace("Invalid user id: bob", "")
     if "nodes" in private and not isinstance(question, RunsQuestion | ShowQuestion | LoansQuestion):
         assert "n1" not in text
 
@@ -220,11 +220,14 @@ def test_who_may_see_a_job_is_told_all_of_it(site: QuerySite, rights: Rights) ->
     assert f"Job:          {first}" in told(site, rights, WasteQuestion(str(first)))
 
 
-def test_whom_a_node_names_is_hidden_as_squeue_hides_him(tmp_path: Path) -> None:
+@pytest.mark.parametrize("user", ["bob", "DOM\\bob", "pc$bob", "b@bob.org"])
+def test_whom_a_node_names_is_hidden_as_squeue_hides_him(tmp_path: Path, user: str) -> None:
     """Why a slice could not be made says who has the others; of a job's own user too, nobody else is told."""
     url, now = f"sqlite:///{tmp_path}/db", time.time()
-    full = "no place beside what is in use. Taken: GPU 0 (GPU-a): 1g.10gb@0:1 by job 42201 of bob"
-    kept = "process 77 of uid 1002 has nvidia-cap21 open, which is job 42203's of uid 1003: 1g.10gb@0:1 on GPU-a"
+    full = f"no place beside what is in use. Taken: GPU 0 (GPU-a): 1g.10gb@0:1 by job 42201 of {user}"
+    kept = (
+        "process 77 of uid 910020001 has nvidia-cap21 open, which is job 42203's of uid 910020002: 1g.10gb@0:1 on GPU-a"
+    )
     events: list[dict[str, Any]] = [
         {"kind": "inventory", "gpus": [GPU]},
         {"kind": "misfit", "job": 41103, "restart": 0, "grant": "mig:1g.10gb:1", "reason": full},
@@ -247,8 +250,8 @@ def test_whom_a_node_names_is_hidden_as_squeue_hides_him(tmp_path: Path) -> None
         text, whole = (
             told(site, Rights(uid, uid == 0, private=frozenset({"jobs", "usage"})), question) for uid in (1001, 0)
         )
-        assert not [word for word in ("42201", "42203", "bob", "1002", "1003") if word in text], question
-        assert "another user" in text and ("of bob" in whole or "of uid 1002" in whole), question
+        assert not [word for word in ("42201", "42203", "bob", "910020001", "910020002") if word in text], question
+        assert "another user" in text and (("of " in whole and "bob" in whole) or "of uid 910020001" in whole), question
 
 
 def test_no_answer_acts_on_the_terminal_of_who_asks(tmp_path: Path) -> None:

@@ -301,6 +301,7 @@ def test_the_state_alone_warns_that_it_means_now(cli: Cli) -> None:
         (["-u", "alice,nosuch"], 1, "Invalid user id: nosuch"),
         (["-u", "4000000"], 1, "Invalid user id: 4000000"),
         (["-u", "9" * 30], 1, "Invalid user id: 9999"),
+        (["-u", "²"], 1, "Invalid user id: ²"),
         (["--uid", "nosuch", "-a"], 1, "Invalid user id: nosuch"),
         (["-g", "nosuch"], 1, "Invalid group id: nosuch"),
         (["--gid", "4000000"], 1, "Invalid group id: 4000000"),

@@ -106,6 +106,25 @@ def test_what_did_chemistry_use_in_october_and_how_much_of_it_idle(usage: Cli) -
     assert out.split() == ["chemistry", "3", "33.00", "12.00", "0.4", "75.0", "42"]
 
 
+@pytest.mark.parametrize("user", ["nosuch", "4000000", "9" * 30, "²"])
+@pytest.mark.parametrize("command", [["usage"], ["waste"], ["report", "--html", "x.html"]])
+def test_an_unknown_user_is_an_error(
+    usage: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    command: list[str], user: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    code = run_command(cli, "migbatch", (*command, "-u", f"alice,{user}", *OCTOBER))
+    assert (code, capsys.readouterr()) == (1, ("", f"migbatch: error: Invalid user id: {user}\n"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_window_in_the_future_has_no_usage(usage: Cli) -> None:
+    code, out, _ = usage("-S", "tomorrow", "-E", "now+3days", "--json")
+    found = json.loads(out)
+    assert (code, found["rows"]) == (0, [])
+    assert (found["total"]["jobs"], found["total"]["gpu_hours"]) == (0, 0)
+
+
 def rows(usage: Cli, *arguments: str) -> dict[tuple[str, ...], dict[str, Any]]:
     found = json.loads(usage(*arguments, "--json")[1])
     return {tuple(row[name] for name in found["by"]): row for row in found["rows"]}

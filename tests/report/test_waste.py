@@ -233,7 +233,11 @@ def test_json_and_csv_hold_the_same(waste: Cli) -> None:
 
 
 def test_nothing_is_no_error(waste: Cli) -> None:
-    assert waste("-S", "2020-01-01", "-E", "2020-01-02") == (0, "no runs with slices ended in this window\n", "")
+    window = ("-S", "2020-01-01", "-E", "2020-01-02")
+    assert waste(*window) == (0, "no runs with slices ended in this window\n", "")
+    header = waste("-S", "2026-10-01", "-E", "2026-11-01", "--csv")[1].splitlines()[0]
+    assert waste(*window, "--csv") == (0, f"{header}\n", "")
+    assert waste(*window, "--csv", "-n") == (0, "", "")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from slurm_migbatch.store.models import Base, Run
 from slurm_migbatch.store.reader import open_reader
 from slurm_migbatch.store.runquery import RETYPED_FIELDS, RUN_FIELDS, JobId, RunFilter
 from slurm_migbatch.store.windows import HeldSlice
+from tests.support.gpu_kinds import H100
 from tests.support.processes import at_once
 from tests.support.servers import KINDS, empty
 from tests.support.store_events import Node, job, piece, run_of, states
@@ -45,7 +46,7 @@ def test_a_day_on_the_cluster(store: Store, server: str) -> None:
         "index": 0,
         "name": "H100 \N{SNOWMAN}",
         "mig": True,
-        "geometry": {},
+        "geometry": H100.geometry.to_dict(),
     }
     store.record_decision(
         {"id": "7fq3k", "bucket": "b", "asked": "--gres=mig:auto", "chosen": "mig:1g.10gb:1",
@@ -86,7 +87,7 @@ def test_a_day_on_the_cluster(store: Store, server: str) -> None:
             for run, _ in runs.runs(RunFilter(), (*RUN_FIELDS, *RETYPED_FIELDS))
         }
         assert found[8] == ("alice", None)
-        assert len(runs.geometries()) == 1
+        assert list(runs.wholes().values()) == [(7, 8)]
     with store.engine.begin() as connection:
         for number, facts in ((7, {"sm": 0.25}), (8, {"sm": 0.5, "shared": True})):
             connection.execute(update(Run).where(Run.job_id == number).values(measured_facts=facts))

@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 
 from slurm_migbatch.values import Field, Pattern, Value, fields, replace
+from slurm_migbatch.values.figures import digits, gib
 
 
 class Place(Value):
@@ -101,3 +102,9 @@ def test_nothing_is_imported() -> None:
     done = subprocess.run([sys.executable, "-S", "-c", check], capture_output=True, text=True, check=True)
     names = {"slurm_migbatch", "slurm_migbatch.values", "__future__"}
     assert eval(done.stdout) <= names
+
+
+def test_figures_have_three_digits_and_no_exponent_for_large_numbers() -> None:
+    found = [digits(value) for value in (0.0, 0.25, 1.2345, 99.96, 100.0, 180.4, 1234.5, 72000.0)]
+    assert found == ["0", "0.25", "1.23", "100", "100", "180", "1234", "72000"]
+    assert [gib(mib) for mib in (9984, 1430512)] == ["9.75", "1397"]

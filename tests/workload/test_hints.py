@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.workload import units
-from slurm_migbatch.workload.hints import Hints, parse
+from slurm_migbatch.workload import llmhints, units
+from slurm_migbatch.workload.hints import FORMS, Hints, parse
 from slurm_migbatch.workload.refusal import SENTENCES, Refusal, show
 
 ROOT = Path(__file__).parents[2]
@@ -173,3 +173,8 @@ def test_a_retry_is_for_memory_only():
     assert parse("migbatch: retry=OOM").retry == "oom"
     with pytest.raises(Refusal, match="retry"):
         parse("migbatch: retry=always")
+
+
+def test_the_refusal_of_an_unknown_hint_names_all_that_are_not_of_language_models():
+    named = set(re.findall(r"[a-z_]+", str(Refusal("hint_key", "colour"))))
+    assert named >= FORMS.keys() - llmhints.FORMS.keys()

@@ -19,6 +19,7 @@ from slurm_migbatch.predict.llm.memory import Need, need_of, resized
 from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.predict.llm.speed import Correction, TokenFigures, figures_of, machine_of
 from slurm_migbatch.predict.llm.workload import Serving, Training, Workload
+from slurm_migbatch.values.figures import digits, gib
 from slurm_migbatch.workload.buckets import rate_of
 from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
 from slurm_migbatch.workload.hints import SERVE, Hints
@@ -69,9 +70,9 @@ class Targets:
         )
         for name, limit, found in limits:
             if limit is not None and found.high * 1e6 > limit:
-                return f"a {name} may take {found.high * 1e3:.3g} ms, over {limit / 1e3:.3g} ms"
+                return f"a {name} may take {digits(found.high * 1e3)} ms, over {digits(limit / 1e3)} ms"
         if self.rate is not None and figures.throughput_per_s.low * 1e3 < self.rate:
-            return f"may serve only {figures.throughput_per_s.low:.3g} requests/s, needs {self.rate / 1e3:.3g}"
+            return f"may serve only {digits(figures.throughput_per_s.low)} requests/s, needs {digits(self.rate / 1e3)}"
         return ""
 
     def excess(self, figures: TokenFigures) -> float:
@@ -248,12 +249,7 @@ def _served(workload: Workload) -> Serving:
 
 
 def _span(found: Interval, scale: float) -> str:
-    return f"{found.mid * scale:.3g} ({found.low * scale:.3g}-{found.high * scale:.3g})"
-
-
-def gib(mib: float) -> str:
-    """Return the MiB as GiB for a message, three digits."""
-    return "%.3g" % (mib / 1024)
+    return f"{digits(found.mid * scale)} ({digits(found.low * scale)}-{digits(found.high * scale)})"
 
 
 def show_long(text: str) -> str:

@@ -19,6 +19,7 @@ from slurm_migbatch.predict.llm.families import Model
 from slurm_migbatch.predict.llm.names import Found, native
 from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.predict.llm.workload import Serving, Training, Workload
+from slurm_migbatch.values.figures import gib
 
 MIB: Final = 2**20
 CONTEXT_MIB: Final = 600.0
@@ -80,7 +81,7 @@ class Need:
             "weights": self.weights, "KV cache": self.cache, "gradients and optimizer": self.states,
             "activations": self.activations, "runtime": self.runtime,
         }  # fmt: skip
-        parts = ", ".join(f"{mib / 1024:.3g} {name}" for name, mib in named.items() if mib >= 5)
+        parts = ", ".join(f"{gib(mib)} {name}" for name, mib in named.items() if mib >= 5)
         return f"{parts}; {self.share:.0%} of the slice usable"
 
 

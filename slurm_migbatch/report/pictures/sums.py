@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
 from slurm_migbatch.mig.profile import Profile, ProfileError
-from slurm_migbatch.report.equivalents import gpu_equivalent
+from slurm_migbatch.report.equivalents import WHOLE, gpu_equivalent
 from slurm_migbatch.report.pictures.bins import Codes, Reals, TimeBins
 
 HOUR_S: Final = 3600.0
@@ -27,6 +28,9 @@ WAITS: Final = (
 _MOSTLY: Final = 0.5
 #: above the memory slices of any GPU
 _MOST_SLICES: Final = 64
+#: compute and memory slices of GPUs, by UUID
+Wholes = Mapping[str, tuple[int, int]]
+NO_GPUS: Final[Wholes] = MappingProxyType({})
 _NO_ACCOUNT: Final = "(no account)"
 
 
@@ -60,7 +64,7 @@ class Held:
         start, size: memory slices.
         since, until: unix seconds; `until` is the end of the window for slices still held.
         sm: mean SM activity, nan if not sampled.
-        gpus: (node, index if known, UUID); `profiles`: by size.
+        gpus: (node, index if known, UUID); `wholes`: their compute and memory slices; `profiles`: by size.
     """
 
     gpu: Codes
@@ -72,16 +76,18 @@ class Held:
     until: Reals
     sm: Reals
     gpus: Sequence[tuple[str, int | None, str]]
+    wholes: Sequence[tuple[int, int]]
     profiles: Sequence[str]
     accounts: Sequence[str]
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Any]], end: float, *, named: bool = True) -> Held:
+    def of(cls, rows: Sequence[Sequence[Any]], end: float, *, wholes: Wholes = NO_GPUS, named: bool = True) -> Held:
         """Return the columns of rows with the fields of `store.windows.HeldSlice`.
 
         Args:
             rows: of the record.
             end: of the window, unix seconds.
+            wholes: compute and memory slices of GPUs by UUID; others have the usual numbers.
             named: False if names of accounts must be hidden.
         """
         columns = list(zip(*rows, strict=True)) or [()] * 10
@@ -94,21 +100,19 @@ class Held:
         return cls(
             gpu_codes, profile_codes, account_codes, np.array(start, np.int64),
             np.minimum(np.array(size, np.int64), _MOST_SLICES - 1),
-            np.array(since, np.float64), np.array(ends, np.float64), np.array(sm, np.float64), gpus, profiles, accounts,
+            np.array(since, np.float64), np.array(ends, np.float64), np.array(sm, np.float64), gpus,
+            [wholes.get(uuid, WHOLE) for _, _, uuid in gpus], profiles, accounts,
         )  # fmt: skip
 
     @cached_property
     def weight(self) -> Reals:
         """GPU equivalents of each slice."""
-        kinds = self.profile * _MOST_SLICES + self.size
-        table = {
-            int(kind): gpu_equivalent(self.profiles[kind // _MOST_SLICES], int(kind % _MOST_SLICES))
-            for kind in set(kinds.tolist())
-        }
-        weights = np.zeros(len(self.profiles) * _MOST_SLICES + _MOST_SLICES)
-        weights[list(table)] = list(table.values())
-        slice_weights: Reals = weights[kinds]
-        return slice_weights
+        places = (max(len(self.gpus), 1), max(len(self.profiles), 1), _MOST_SLICES)
+        kinds, kind = np.unique(np.ravel_multi_index((self.gpu, self.profile, self.size), places), return_inverse=True)
+        each = zip(*(column.tolist() for column in np.unravel_index(kinds, places)), strict=True)
+        shares = [gpu_equivalent(self.profiles[profile], size, self.wholes[gpu]) for gpu, profile, size in each]
+        weights: Reals = np.array(shares, np.float64)[kind]
+        return weights
 
     @cached_property
     def activity(self) -> tuple[Reals, Reals, Reals]:
@@ -305,9 +309,9 @@ class Loans:
     leaving_s: float | None
 
 
-def loans_over_time(rows: Sequence[Sequence[Any]], bins: TimeBins) -> Loans:
-    """Sum up rows (profile, started, signalled, requeued, ended, cause) of `store.windows.loans`."""
-    weight = np.array([gpu_equivalent(row[0]) for row in rows], np.float64)
+def loans_over_time(rows: Sequence[Sequence[Any]], bins: TimeBins, wholes: Wholes = NO_GPUS) -> Loans:
+    """Sum up rows (profile, started, signalled, requeued, ended, cause, gpu) of `store.windows.loans`."""
+    weight = np.array([gpu_equivalent(row[0], None, wholes.get(row[6], WHOLE)) for row in rows], np.float64)
     since = np.array([row[1] for row in rows], np.float64)
     until = np.array([bins.end if row[4] is None else row[4] for row in rows], np.float64)
     hours = bins.held(since, until, weight, np.zeros(len(rows), np.int64), 1).sum() / HOUR_S
