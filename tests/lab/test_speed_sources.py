@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,14 @@ def test_rules_of_thumb() -> None:
     paired = Paired(Whole(), {("a", "b"): 1.1, ("b", "a"): 1.4}, default=1.8)
     assert (paired.slowdown(one, [two]), paired.slowdown(two, [one])) == (pytest.approx(1.1), pytest.approx(1.4))
     assert paired.slowdown(one, [two, one]) == pytest.approx(1.9)
+
+
+def test_a_job_that_names_a_slice_runs_at_full_speed_on_one() -> None:
+    cluster, asked = SimulatedCluster.of(A100, 1), replace(job(), profile=HALF)
+    for speeds in (Linear(cluster), Curves(Table(rows(), A100), A100)):
+        assert speeds.speed(asked, [at(HALF)]) == pytest.approx(1)
+    assert Linear(cluster).speed(asked, [at(ONE)]) == pytest.approx(1 / 3)
+    assert Curves(Table(rows(), A100), A100).speed(asked, [at(ONE)]) == pytest.approx(0.5)
 
 
 def test_sensitivities_have_the_mean_and_the_worst_that_were_measured() -> None:

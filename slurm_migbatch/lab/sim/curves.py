@@ -4,7 +4,7 @@ both.
 A source gives, for an application, a batch and a kind of work, the items per second of each profile of a GPU (none
 if it does not fit). A job's speed is its rate relative to that of the whole GPU with all of its batch, so micro-steps
 (`steps`) and small slices both matter. A job of several GPUs divides its batch among them, and its speed is that of its
-places together, as a share of its request.
+places together, as a share of its request: of whole GPUs, or of the slices that it names.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Curves:
             if not speed:
                 return 0.0
             total += speed
-        return total / job.gpus
+        # a model drawn for a job need not fit on the slice that the job had
+        asked = self.relative(job, job.profile) if job.profile else 1.0
+        return total / job.gpus / (asked or 1.0)
 
     def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
         """See `Speeds`."""
