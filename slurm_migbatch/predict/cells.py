@@ -59,7 +59,7 @@ class GpuSpec:
             facts = guess(sms or 100, largest or 40)
         digits = "".join(c if c.isdigit() else " " for c in name.lower().replace("gb", " ")).split()
         memory = largest or next((int(text) for text in reversed(digits) if 12 <= int(text) <= 400), 0)
-        return cls(short_name(name.replace("_", "-"), memory), facts, memory)
+        return cls(short_name(name, memory), facts, memory)
 
 
 @dataclass(frozen=True)

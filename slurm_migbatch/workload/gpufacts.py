@@ -21,14 +21,14 @@ class GpuModelFacts(NamedTuple):
     memory_slices: int = 8
 
 
-#: the first pattern found in the NVML name (lower case) applies
+#: the first pattern found in the name applies: in lower case, with blanks between words
 _KNOWN = (
     (r"\ba30\b", GpuModelFacts(165, 933, 56, 4)),
     (r"\ba[18]00\b.*40gb", GpuModelFacts(312, 1555, 108)),
-    (r"\ba[18]00\b.*pcie.*80gb", GpuModelFacts(312, 1935, 108)),
+    (r"\ba[18]00\b.*(pcie.*80gb|80gb.*pcie)", GpuModelFacts(312, 1935, 108)),
     (r"\ba[18]00\b", GpuModelFacts(312, 2039, 108)),
     (r"\bh20\b", GpuModelFacts(148, 4000, 78)),
-    (r"\bgh200\b.*144gb", GpuModelFacts(990, 4900, 132)),
+    (r"\bgh200\b.*144gb?\b", GpuModelFacts(990, 4900, 132)),
     (r"\bgh200\b", GpuModelFacts(990, 4000, 132)),
     (r"\bh200\b.*nvl", GpuModelFacts(835, 4800, 132)),
     (r"\bh200\b", GpuModelFacts(989, 4800, 132)),
@@ -39,11 +39,14 @@ _KNOWN = (
     (r"\bg?b200\b", GpuModelFacts(2250, 8000, 148)),
     (r"rtx pro 6000", GpuModelFacts(503, 1792, 188, 12)),
 )
+FORM = re.compile(r"[ -](pcie|nvl)\b")
+ALIKE = 0.9
+"""Ratio of speeds from which two forms of a GPU are one model: an A100 80GB is one with either connector."""
 
 
 def facts_of(name: str) -> GpuModelFacts | None:
-    """Return the facts of the GPU that NVML calls `name`."""
-    text = name.lower()
+    """Return the facts of the GPU that NVML calls `name`, or that has this short name."""
+    text = _words(name)
     return next((facts for pattern, facts in _KNOWN if re.search(pattern, text)), None)
 
 
@@ -54,10 +57,28 @@ def guess(sm_count: int, memory_gb: int) -> GpuModelFacts:
 
 def short_name(name: str, memory_gb: int) -> str:
     """Return the site's short name: "NVIDIA H100 80GB HBM3" with 80 GB is "h100-80gb"."""
-    text = re.sub(r"^(nvidia|tesla|quadro)\s+", "", name.lower())
+    return f"{model_of(name)}-{memory_gb}gb"
+
+
+def model_of(name: str) -> str:
+    """Return a GPU's model without its memory: "h100"; "h100-pcie", as that form of it has another speed."""
+    text = re.sub(r"^(nvidia|tesla|quadro) | [0-9]+gb$", "", _words(name))
     if "rtx pro" in text:
-        model = "-".join(text.split()[:3])
-    else:
-        match = re.search(r"\b(g?[abhlr]\d{2,3}[a-z]?)\b", text)
-        model = match[1] if match else re.sub(r"[^a-z0-9]+", "-", text).strip("-") or "gpu"
-    return f"{model}-{memory_gb}gb"
+        return "-".join(text.split()[:3])
+    match = re.search(r"\b(g?[abhlr]\d{2,3}[a-z]?)\b", text)
+    if match is None:
+        return re.sub(r"[^a-z0-9]+", "-", text).strip("-") or "gpu"
+    form = FORM.search(text)
+    if form is None or _alike(facts_of(text), facts_of(FORM.sub("", text))):
+        return match[1]
+    return f"{match[1]}-{form[1]}"
+
+
+def _alike(one: GpuModelFacts | None, other: GpuModelFacts | None) -> bool:
+    if one is None or other is None:
+        return True
+    return all(ALIKE <= a / b <= 1 / ALIKE for a, b in zip(one[:2], other[:2], strict=True))
+
+
+def _words(name: str) -> str:
+    return re.sub(r"[ _-]+", " ", name.lower())
