@@ -92,6 +92,12 @@ BITS = {
     "llama-3.3-70b-4.65bpw-h6-exl2": 4.75,
     "unsloth/llama-3.3-70b-instruct-ud-iq2_xxs.gguf": 2.39,
     "unsloth/llama-3.3-70b-instruct-ud-q4_k_xl.gguf": 5.7,
+    "llama-3.3-70b-instruct-4-bit": 4.5,
+    "mlc-ai/llama-3.3-70b-instruct-q4f16_1-mlc": 4.5,
+    "llama-3.3-70b-instruct-mxfp8": 8.25,
+    "llama-3.3-70b-instruct-w4afp8": 4.16,
+    "llama-3.3-70b-instruct-int8wo": 8.16,
+    "llama-3.3-70b-instruct-eetq": 8.1,
     "llama-3.3-70b-f32.gguf": 32.0,
     "llama-3.3-70b-float32": 32.0,
 }
