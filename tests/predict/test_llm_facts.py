@@ -343,6 +343,25 @@ CONFIGS = {
         "model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336, "num_attention_heads": 16,
         "num_key_value_heads": 8, "head_dim": 256, "num_hidden_layers": 42, "vocab_size": 256000,
     },
+    "flan-t5-xl": {
+        "model_type": "t5", "is_encoder_decoder": True, "d_model": 2048, "d_ff": 5120, "d_kv": 64, "num_heads": 32,
+        "num_layers": 24, "num_decoder_layers": 24, "vocab_size": 32128, "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+    },
+    "t5-3b": {
+        "model_type": "t5", "is_encoder_decoder": True, "d_model": 1024, "d_ff": 16384, "d_kv": 128, "num_heads": 32,
+        "num_layers": 24, "vocab_size": 32128, "feed_forward_proj": "relu", "tie_word_embeddings": True,
+    },
+    "whisper-large-v3": {
+        "model_type": "whisper", "is_encoder_decoder": True, "d_model": 1280, "encoder_layers": 32,
+        "decoder_layers": 32, "num_hidden_layers": 32, "decoder_attention_heads": 20, "decoder_ffn_dim": 5120,
+        "vocab_size": 51866, "max_target_positions": 448, "max_source_positions": 1500,
+    },
+    "dbrx": {
+        "model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size": 100352,
+        "attn_config": {"kv_n_heads": 8},
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    },
 }  # fmt: skip
 
 
@@ -350,6 +369,7 @@ CONFIGS = {
 def test_a_configuration_tells_what_the_table_tells(name: str) -> None:
     found = of_config(CONFIGS[name], name)
     assert found.architecture.parameters == pytest.approx(BY_NAME[name].architecture.parameters, rel=0.01)
+    assert found.architecture.cache_values(448) == BY_NAME[name].architecture.cache_values(448)
     told = parse("migbatch: " + found.hints)
     assert told.llm.arch is not None and read_arch(told.llm.arch) == found.architecture
 
