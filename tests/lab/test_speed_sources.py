@@ -82,6 +82,20 @@ def test_measured_speeds_are_relative_to_the_whole_gpu() -> None:
         curves.speed(job(app="other"), [at(HALF)])
 
 
+def test_a_table_without_memory_slices_has_those_of_its_gpu() -> None:
+    def measured(gpu: str, rates: dict[str, float]) -> list[Measurement]:
+        return [Measurement(gpu=gpu, model="net", profile=name, throughput_per_s=rate) for name, rate in rates.items()]
+
+    wide = measured("a100-80gb", {"7g.80gb": 100, "1g.10gb": 10, "1g.20gb": 20})
+    rates = Table(wide, A100).rates("net", 1, "infer")
+    assert rates == {FULL: 100, ONE: 10, Profile.parse("1g.20gb"): 20}
+    small = measured("NVIDIA A100-SXM4-40GB", {"7g.40gb": 100, "1g.5gb": 10, "1g.10gb": 20})
+    assert Table(small, A100).rates("net", 1, "infer") == rates
+    pro = measured("NVIDIA RTX PRO 6000 Blackwell Server Edition", {"4g.96gb": 100, "2g.48gb": 50, "1g.24gb": 25})
+    found = Table(pro, gpus.geometry("rtx-pro-6000")).rates("net", 1, "infer")
+    assert sorted(found.values()) == [25, 50, 100]
+
+
 def test_the_predictor_gives_speeds_between_none_and_whole() -> None:
     source = Predicted(LearnedPredictor(), A100, "a100-80gb")
     curves = Curves(source, A100)

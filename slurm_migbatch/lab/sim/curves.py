@@ -20,7 +20,7 @@ from slurm_migbatch.lab.sim.relative import relative_speed
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.cells import Cells, GpuSpec
+from slurm_migbatch.predict.cells import Cells, GpuSpec, shares_of
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.surface import TIME
 from slurm_migbatch.profiling.measurement import Measurement
@@ -108,11 +108,11 @@ class Table:
             for info in reversed(geometry.profiles)
             if not info.profile.suffix
         }
+        specs = {name: GpuSpec.of_rows([row for row in single if row.gpu == name]) for name in {r.gpu for r in single}}
         for row in single:
             profile = Profile.parse(row.profile) if row.profile else full.profile
-            compute = row.compute_slices or profile.compute
-            memory = row.memory_slices or {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}.get(compute, 8)
-            here = by_shape.get((compute, memory))
+            memory = round(shares_of(row, specs[row.gpu])[1] * geometry.memory_slices)
+            here = by_shape.get((row.compute_slices or profile.compute, memory))
             if here is None or row.rate is None or (row.input_size or 0) != sizes[row.model]:
                 continue
             kind: Kind = "train" if row.kind == "train" else "infer"
