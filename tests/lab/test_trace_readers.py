@@ -295,6 +295,14 @@ def test_sacct_tells_gpus_slices_and_what_it_left_out(write: Write) -> None:
     ]
 
 
+def test_a_partition_of_inference_that_no_job_ran_in_is_told(write: Write) -> None:
+    trace = sacct.read(write(SACCT), infer=("live", "lve"))
+    assert "no job with a GPU ran in lve, which should do inference" in trace.notices
+    with pytest.raises(TraceError, match=":1: lacks the columns Partition;"):
+        sacct.read(write(SACCT.replace("|Partition|", "|Part|")), infer=("live",))
+    assert len(sacct.read(write(SACCT.replace("|Partition|", "|Part|"))).jobs) == 3
+
+
 def test_lines_that_two_exports_have_count_once(write: Write) -> None:
     once, twice = sacct.read(write(SACCT)), sacct.read(write(SACCT + SACCT.partition("\n")[2]))
     assert twice.jobs == once.jobs

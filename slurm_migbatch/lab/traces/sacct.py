@@ -43,7 +43,8 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
     left_out: Counter[str] = Counter()
     rows: list[tuple[float, CsvLine, Profile | None, int, float]] = []
     seen: set[tuple[str, ...]] = set()
-    for line in lines(path, COLUMNS, delimiter="|", plain=True, command=COMMAND):
+    columns = (*COLUMNS, "Partition") if infer else COLUMNS
+    for line in lines(path, columns, delimiter="|", plain=True, command=COMMAND):
         if "." in line.text("JobID"):
             left_out["steps of jobs"] += 1
             continue
@@ -84,9 +85,11 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
                 estimate=_seconds(line, "Timelimit") if line.has("Timelimit") else None,
             )
         )
-    return Trace(
-        "sacct", tuple(jobs), notices=tuple(f"{count} {reason} are skipped" for reason, count in left_out.items())
-    )
+    notices = [f"{count} {reason} are skipped" for reason, count in left_out.items()]
+    ran_in = {line.text("Partition") for _, line, *_ in rows} if infer else set()
+    if absent := sorted(set(infer) - ran_in):
+        notices.append(f"no job with a GPU ran in {', '.join(absent)}, which should do inference")
+    return Trace("sacct", tuple(jobs), notices=tuple(notices))
 
 
 def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
