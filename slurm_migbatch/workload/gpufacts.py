@@ -6,38 +6,43 @@ comes from here. A site corrects or adds models in [gpus.<name>] of migbatch.tom
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
 
 class GpuModelFacts(NamedTuple):
     """`tflops`: 10^12 dense 16-bit operations a second; `bandwidth_gbs`: 10^9 bytes a second; `sm_count`: all SMs;
-    `memory_slices`: MIG memory slices of the whole GPU.
+    `memory_slices`: MIG memory slices of the whole GPU; `mib`: memory of the whole GPU without MIG as nvidia-smi prints
+    it, 0 if unknown.
     """
 
     tflops: float
     bandwidth_gbs: float
     sm_count: int = 0
     memory_slices: int = 8
+    mib: int = 0
 
 
 #: the first pattern found in the name applies: in lower case, with blanks between words
 _KNOWN = (
-    (r"\ba30\b", GpuModelFacts(165, 933, 56, 4)),
-    (r"\ba[18]00\b.*40gb", GpuModelFacts(312, 1555, 108)),
-    (r"\ba[18]00\b.*(pcie.*80gb|80gb.*pcie)", GpuModelFacts(312, 1935, 108)),
-    (r"\ba[18]00\b", GpuModelFacts(312, 2039, 108)),
-    (r"\bh20\b", GpuModelFacts(148, 4000, 78)),
-    (r"\bgh200\b.*144gb?\b", GpuModelFacts(990, 4900, 132)),
-    (r"\bgh200\b", GpuModelFacts(990, 4000, 132)),
-    (r"\bh200\b.*nvl", GpuModelFacts(835, 4800, 132)),
-    (r"\bh200\b", GpuModelFacts(989, 4800, 132)),
-    (r"\bh[18]00\b.*nvl", GpuModelFacts(835, 3938, 132)),
-    (r"\bh[18]00\b.*pcie", GpuModelFacts(756, 2039, 114)),
-    (r"\bh[18]00\b", GpuModelFacts(989, 3352, 132)),
-    (r"\bg?b300\b", GpuModelFacts(2500, 8000, 148)),
-    (r"\bg?b200\b", GpuModelFacts(2250, 8000, 148)),
-    (r"rtx pro 6000", GpuModelFacts(503, 1792, 188, 12)),
+    (r"\ba30\b", GpuModelFacts(165, 933, 56, 4, 24576)),
+    (r"\ba[18]00\b.*40gb", GpuModelFacts(312, 1555, 108, mib=40960)),
+    (r"\ba[18]00\b.*(pcie.*80gb|80gb.*pcie)", GpuModelFacts(312, 1935, 108, mib=81920)),
+    (r"\ba[18]00\b", GpuModelFacts(312, 2039, 108, mib=81920)),
+    (r"\bh20\b", GpuModelFacts(148, 4000, 78, mib=97871)),
+    (r"\bgh200\b.*144gb?\b", GpuModelFacts(990, 4900, 132, mib=147456)),
+    (r"\bgh200\b", GpuModelFacts(990, 4000, 132, mib=97871)),
+    (r"\bh200\b.*nvl", GpuModelFacts(835, 4800, 132, mib=143771)),
+    (r"\bh200\b", GpuModelFacts(989, 4800, 132, mib=143771)),
+    (r"\bh[18]00\b.*nvl", GpuModelFacts(835, 3938, 132, mib=95830)),
+    (r"\bh[18]00\b.*pcie", GpuModelFacts(756, 2039, 114, mib=81559)),
+    (r"\bh[18]00\b", GpuModelFacts(989, 3352, 132, mib=81559)),
+    (r"\bgb300\b", GpuModelFacts(2500, 8000, 148)),
+    (r"\bb300\b", GpuModelFacts(2500, 8000, 148, mib=275040)),
+    (r"\bgb200\b", GpuModelFacts(2250, 8000, 148, mib=189471)),
+    (r"\bb200\b", GpuModelFacts(2250, 8000, 148, mib=183359)),
+    (r"rtx pro 6000", GpuModelFacts(503, 1792, 188, 12, 97887)),
 )
 FORM = re.compile(r"[ -](pcie|nvl)\b")
 ALIKE = 0.9
@@ -72,6 +77,17 @@ def model_of(name: str) -> str:
     if form is None or _alike(facts_of(text), facts_of(FORM.sub("", text))):
         return match[1]
     return f"{match[1]}-{form[1]}"
+
+
+def memory_gb_of(name: str) -> int:
+    """Return the GB of a whole GPU as its profile states them, by its name; 0 if unknown. The GB in a name with a Grace
+    CPU (GH200 480GB) are the CPU's.
+    """
+    text, facts = _words(name), facts_of(name)
+    stated = None if re.search(r"\bg[hb][0-9]", text) else re.search(r"\b([0-9]{2,3}) ?gb\b", text)
+    if stated is not None:
+        return int(stated[1])
+    return math.ceil(facts.mib / 1024) if facts is not None else 0
 
 
 def _alike(one: GpuModelFacts | None, other: GpuModelFacts | None) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_migbatch.workload.gpufacts import ALIKE, facts_of, model_of, short_name
+from slurm_migbatch.predict.cells import GpuSpec
+from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.workload.gpufacts import ALIKE, facts_of, memory_gb_of, model_of, short_name
 
 NAMES = {
     "NVIDIA A30": "a30-24gb",
@@ -24,7 +26,7 @@ NAMES = {
     "NVIDIA GH200 144G HBM3e": "gh200-144gb",
     "NVIDIA B200": "b200-180gb",
     "NVIDIA GB200": "gb200-186gb",
-    "NVIDIA B300 SXM6 AC": "b300-270gb",
+    "NVIDIA B300 SXM6 AC": "b300-269gb",
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-96gb",
     "NVIDIA RTX PRO 5000 Blackwell": "rtx-pro-5000-48gb",
     "Graphics Device": "graphics-device-5gb",
@@ -43,6 +45,27 @@ def test_the_short_name_of_a_gpu_has_the_facts_of_its_full_name(name: str) -> No
             assert found[2:] == full[2:]
             assert found[:2] == pytest.approx(full[:2], rel=1 - ALIKE), other
     assert model_of(short) == model_of(name) == short.rpartition("-")[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_gpu_is_the_same_with_and_without_its_memory_in_the_name(name: str) -> None:
+    gpu = GpuSpec.of_rows([Measurement(gpu=name, model="net", latency_s=1.0)])
+    facts = facts_of(name)
+    if facts is not None and facts.mib:
+        assert gpu.name == NAMES[name] == short_name(name, memory_gb_of(name))
+    else:
+        assert gpu.memory_gb == 0
+
+
+def test_the_memory_of_a_gpu_of_which_only_slices_were_measured() -> None:
+    for name, profile, short in (
+        ("NVIDIA H200", "1g.18gb", "h200-141gb"),
+        ("NVIDIA A30", "1g.6gb", "a30-24gb"),
+        ("a100", "7g.40gb", "a100-40gb"),
+        ("NVIDIA A100-SXM-64GB", "3g.32gb", "a100-64gb"),
+        ("h100-nvl-94gb", "1g.12gb", "h100-nvl-94gb"),
+    ):
+        assert GpuSpec.of_rows([Measurement(gpu=name, model="net", profile=profile, latency_s=1.0)]).name == short
 
 
 def test_forms_of_a_gpu_with_other_speeds_are_other_models() -> None:

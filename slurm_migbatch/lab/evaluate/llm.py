@@ -27,18 +27,12 @@ from slurm_migbatch.predict.llm.speed import SPAN, Efficiencies, Machine, Pace, 
 from slurm_migbatch.predict.llm.workload import SHARES, Serving, Workload
 from slurm_migbatch.predict.samples import SITE
 from slurm_migbatch.workload.csvlines import CsvLine, TraceError, lines
-from slurm_migbatch.workload.gpufacts import facts_of, model_of
+from slurm_migbatch.workload.gpufacts import facts_of
 from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = (
     "backend", "model_path", "system", "precision", "isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms",
 )  # fmt: skip
-WHOLE_MIB: Final[Mapping[str, float]] = {
-    "a30": 24576.0, "a100": 81920.0, "h20": 97871.0, "h100": 81559.0, "h100-pcie": 81559.0, "h100-nvl": 95830.0,
-    "gh200": 97871.0, "h200": 143771.0, "h200-nvl": 143771.0, "b200": 183359.0, "gb200": 189471.0, "b300": 275040.0,
-    "rtx-pro-6000": 97887.0,
-}  # fmt: skip
-"""MiB of a whole GPU without MIG, as nvidia-smi prints them (of several sizes: of the one with 80 or 96 GB)."""
 SPREAD_OVER: Final = ("tp_size", "pp_size", "attention_dp_size")
 """Columns of the GPUs of a server, if a table has them."""
 PRIOR: Final[Mapping[str, tuple[float, float]]] = {
@@ -102,10 +96,11 @@ def _point(line: CsvLine) -> Point:
         if line.has(column) and line.count_of(column, 1) > 1:
             raise line.wrong(f"{column} must be 1, not {line.text(column)}: leave out servers on several GPUs")
     system, model = line.text("system"), names.resolve(line.text("model_path"))
-    facts, mib = facts_of(system), WHOLE_MIB.get(model_of(system))
-    if facts is None or mib is None:
-        known = ", ".join(WHOLE_MIB)
-        raise line.wrong(f"system must name one of the GPUs {known}, such as h100_sxm, not '{show(system)}'")
+    facts = facts_of(system)
+    if facts is None or not facts.mib:
+        raise line.wrong(
+            f"system must name a GPU whose speed and memory are known, such as h100_sxm, not '{show(system)}'"
+        )
     if model is None:
         raise line.wrong(f"model_path: the model '{show(line.text('model_path'))}' is unknown")
     precision_name = line.text("precision") or "bf16"
@@ -119,7 +114,7 @@ def _point(line: CsvLine) -> Point:
     at_once = int(line.number_of("batch_size", 1, 65536))
     serving = Serving(inputs + outputs, at_once, inputs, outputs, bits, engine, SHARES.get(engine, 0.9))
     workload = Workload(Found(model.name, model.architecture, weight_precision), serving, None)
-    machine = Machine(facts.tflops * 1e12, facts.bandwidth_gbs * 1e9, mib, sliced=False)
+    machine = Machine(facts.tflops * 1e12, facts.bandwidth_gbs * 1e9, float(facts.mib), sliced=False)
     ttft, tpot = (line.number_of(f"silicon_{name}_ms", 1e-6, 1e9) / 1e3 for name in ("ttft", "tpot"))
     return Point(model.name, workload, machine, ttft, tpot)
 
