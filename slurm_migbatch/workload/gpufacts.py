@@ -14,7 +14,7 @@ from typing import NamedTuple
 class GpuModelFacts(NamedTuple):
     """`tflops`: 10^12 dense 16-bit operations a second; `bandwidth_gbs`: 10^9 bytes a second; `sm_count`: all SMs;
     `memory_slices`: MIG memory slices of the whole GPU; `mib`: memory of the whole GPU without MIG as nvidia-smi prints
-    it, 0 if unknown.
+    it (of GH200 144G: as its name says), 0 if unknown.
     """
 
     tflops: float
