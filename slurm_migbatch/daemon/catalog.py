@@ -14,7 +14,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.slurm.nodelist import expand
 from slurm_migbatch.workload.catalog import NODE_FEATURE, GpuKind, MigNode, Partition, SiteCatalog
-from slurm_migbatch.workload.gpufacts import facts_of, guess, short_name
+from slurm_migbatch.workload.gpufacts import FORM, facts_of, guess, model_of, short_name
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ def _kind(name: str, geometry: Geometry, site: GpuConfig) -> GpuKind:
                 name,
             )
     # users write gpu:h100 or, if Slurm detects GPUs itself, gpu:nvidia_h100_80gb_hbm3
-    types = {name.rpartition("-")[0], re.sub(r"[^a-z0-9]+", "_", geometry.name.lower()).strip("_")}
+    model = model_of(geometry.name)
+    types = {model, FORM.sub("", model), re.sub(r"[^a-z0-9]+", "_", geometry.name.lower()).strip("_")}
     types.update(site.types)
     return GpuKind(
         name,

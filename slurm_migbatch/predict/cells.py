@@ -19,7 +19,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.known import Known
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.catalog import GpuKind
-from slurm_migbatch.workload.gpufacts import GpuModelFacts, facts_of, guess, short_name
+from slurm_migbatch.workload.gpufacts import GpuModelFacts, facts_of, guess, memory_gb_of, short_name
 
 Array = npt.NDArray[np.float64]
 
@@ -51,15 +51,14 @@ class GpuSpec:
         name = rows[0].gpu
         named = _SHORT.fullmatch(name)
         # our short names include the memory of the whole GPU, which need not have been measured
-        measured = (Profile.parse(row.profile).memory_gb for row in rows if row.profile)
-        largest = int(named[1]) if named else max(measured, default=0)
+        measured = [Profile.parse(row.profile) for row in rows if row.profile]
+        full = next((profile.memory_gb for profile in measured if profile.compute == 7), 0)
+        memory = int(named[1]) if named else full or max(memory_gb_of(name), *(p.memory_gb for p in measured), 0)
         facts = facts_of(name)
         if facts is None:
             sms = max((row.sm_count or 0 for row in rows), default=0)
-            facts = guess(sms or 100, largest or 40)
-        digits = "".join(c if c.isdigit() else " " for c in name.lower().replace("gb", " ")).split()
-        memory = largest or next((int(text) for text in reversed(digits) if 12 <= int(text) <= 400), 0)
-        return cls(short_name(name.replace("_", "-"), memory), facts, memory)
+            facts = guess(sms or 100, memory or 40)
+        return cls(short_name(name, memory), facts, memory)
 
 
 @dataclass(frozen=True)

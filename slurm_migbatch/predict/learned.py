@@ -22,7 +22,7 @@ from slurm_migbatch.predict.knee import LARGEST_BATCH, batch_edges, input_edges
 from slurm_migbatch.predict.known import Known, ModelKnowledge
 from slurm_migbatch.predict.llm.memory import training_need_mib
 from slurm_migbatch.predict.llm.names import known as public_model
-from slurm_migbatch.predict.llm.served import ServedMeasurements, gpu_of
+from slurm_migbatch.predict.llm.served import ServedMeasurements
 from slurm_migbatch.predict.llm.speed import Correction, machine_of
 from slurm_migbatch.predict.llm.trained import TrainedMeasurements
 from slurm_migbatch.predict.llm.workload import Workload
@@ -32,7 +32,7 @@ from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import Belief, paces
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind
-from slurm_migbatch.workload.gpufacts import facts_of
+from slurm_migbatch.workload.gpufacts import facts_of, model_of
 
 CONFIDENCE: Final = 0.9
 """Confidence of bounds: the upper end of a latency, the lower end of a rate."""
@@ -143,7 +143,7 @@ class LearnedPredictor:
         """See `candidate.Predictor`: corrections learned from servers or training jobs on such GPUs."""
         machine = machine_of(kind, info)
         measured = self._served if workload.training is None else self._trained
-        return measured.correction(workload, gpu_of(kind.name), machine, machine.flops / (kind.tflops * 1e12))
+        return measured.correction(workload, model_of(kind.name), machine, machine.flops / (kind.tflops * 1e12))
 
     def sized(self, workload: Workload) -> Workload:
         """See `candidate.Predictor`."""

@@ -6,13 +6,19 @@ import csv
 import gzip
 import io
 import math
+import re
 import zlib
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from slurm_migbatch.workload.refusal import show
+
+_MOMENT: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d)?)(\.\d{1,12})? ?(Z|[+-]\d\d:\d\d)?)?", re.ASCII
+)
+"""Date, time of day, fraction of a second, zone."""
 
 
 class TraceError(ValueError):
@@ -63,12 +69,15 @@ class CsvLine:
         return int(value)
 
     def moment(self, column: str) -> float:
-        """Parse a date and time such as `2017-10-09 07:01:55` as UTC, in seconds since 1970 (no zone is given)."""
+        """Parse a date and time such as `2017-10-09 07:01:55`, with or without a zone (UTC), in seconds since 1970."""
         text = self.text(column)
-        head, dot, fraction = text.partition(".")
+        match = _MOMENT.fullmatch(text)
         try:
-            seconds = datetime.fromisoformat(head).replace(tzinfo=timezone.utc).timestamp()
-            return seconds + float(f"0.{fraction}") if dot else seconds
+            if match is None:
+                raise ValueError(text)
+            day, clock, fraction, zone = match.groups()
+            zone = "+00:00" if zone in (None, "Z") else zone
+            return datetime.fromisoformat(f"{day} {clock or '00:00'}{zone}").timestamp() + float(fraction or 0)
         except (ValueError, OverflowError):
             raise self.wrong(f"{column} must be a time such as 2017-10-09 07:01:55, not '{show(text)}'") from None
 
@@ -79,7 +88,9 @@ def _range(low: float, high: float) -> str:
     return f"between {low:g} and {high:g}"
 
 
-def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bool = False) -> Iterator[CsvLine]:
+def lines(
+    path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bool = False, command: str = ""
+) -> Iterator[CsvLine]:
     """Yield every row of a file whose header has at least these columns.
 
     Args:
@@ -87,9 +98,10 @@ def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bo
         columns: required columns of the header.
         delimiter: separator of cells.
         plain: treat `"` as an ordinary character, and replace bytes that are not UTF-8.
+        command: what prints such a file, for the error.
 
     Raises:
-        TraceError: it cannot be read, lacks a column, is empty, or a row has too few or too many cells.
+        TraceError: it cannot be read, lacks a column or has it twice, is empty, or a row has too few or too many cells.
     """
     try:
         with open_text(path, "replace" if plain else "strict") as file:
@@ -98,8 +110,11 @@ def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bo
             if header is None:
                 raise TraceError(path, 0, f"is empty; its first line should name {', '.join(columns)}")
             places = {name.strip(): number for number, name in enumerate(header)}
+            if twice := [name for name in columns if [cell.strip() for cell in header].count(name) > 1]:
+                raise TraceError(path, 1, f"has the columns {', '.join(twice)} more than once")
             if missing := [name for name in columns if name not in places]:
-                raise TraceError(path, 1, f"lacks the columns {', '.join(missing)}; found {show(', '.join(header))}")
+                found = show(", ".join(header)) + (f"; write the file with {command}" if command else "")
+                raise TraceError(path, 1, f"lacks the columns {', '.join(missing)}; found {found}")
             width = len(header)
             for cells in rows:
                 if len(cells) != width:
@@ -117,6 +132,6 @@ def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bo
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
     """Return the file as text, decompressed if its name ends in .gz."""
-    if path.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", errors=errors, newline="")
-    return path.open(encoding="utf-8", errors=errors, newline="")
+    if path.suffix.lower() == ".gz":
+        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8-sig", errors=errors, newline="")
+    return path.open(encoding="utf-8-sig", errors=errors, newline="")

@@ -6,44 +6,52 @@ comes from here. A site corrects or adds models in [gpus.<name>] of migbatch.tom
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
 
 class GpuModelFacts(NamedTuple):
     """`tflops`: 10^12 dense 16-bit operations a second; `bandwidth_gbs`: 10^9 bytes a second; `sm_count`: all SMs;
-    `memory_slices`: MIG memory slices of the whole GPU.
+    `memory_slices`: MIG memory slices of the whole GPU; `mib`: memory of the whole GPU without MIG as nvidia-smi prints
+    it (of GH200 144G: as its name says), 0 if unknown.
     """
 
     tflops: float
     bandwidth_gbs: float
     sm_count: int = 0
     memory_slices: int = 8
+    mib: int = 0
 
 
-#: the first pattern found in the NVML name (lower case) applies
+#: the first pattern found in the name applies: in lower case, with blanks between words
 _KNOWN = (
-    (r"\ba30\b", GpuModelFacts(165, 933, 56, 4)),
-    (r"\ba[18]00\b.*40gb", GpuModelFacts(312, 1555, 108)),
-    (r"\ba[18]00\b.*pcie.*80gb", GpuModelFacts(312, 1935, 108)),
-    (r"\ba[18]00\b", GpuModelFacts(312, 2039, 108)),
-    (r"\bh20\b", GpuModelFacts(148, 4000, 78)),
-    (r"\bgh200\b.*144gb", GpuModelFacts(990, 4900, 132)),
-    (r"\bgh200\b", GpuModelFacts(990, 4000, 132)),
-    (r"\bh200\b.*nvl", GpuModelFacts(835, 4800, 132)),
-    (r"\bh200\b", GpuModelFacts(989, 4800, 132)),
-    (r"\bh[18]00\b.*nvl", GpuModelFacts(835, 3938, 132)),
-    (r"\bh[18]00\b.*pcie", GpuModelFacts(756, 2039, 114)),
-    (r"\bh[18]00\b", GpuModelFacts(989, 3352, 132)),
-    (r"\bg?b300\b", GpuModelFacts(2500, 8000, 148)),
-    (r"\bg?b200\b", GpuModelFacts(2250, 8000, 148)),
-    (r"rtx pro 6000", GpuModelFacts(503, 1792, 188, 12)),
+    (r"\ba30\b", GpuModelFacts(165, 933, 56, 4, 24576)),
+    (r"\ba[18]00\b.*40gb", GpuModelFacts(312, 1555, 108, mib=40960)),
+    (r"\ba[18]00\b.*(pcie.*80gb|80gb.*pcie)", GpuModelFacts(312, 1935, 108, mib=81920)),
+    (r"\ba[18]00\b", GpuModelFacts(312, 2039, 108, mib=81920)),
+    (r"\bh20\b", GpuModelFacts(148, 4000, 78, mib=97871)),
+    (r"\bgh200\b.*144gb?\b", GpuModelFacts(990, 4900, 132, mib=147456)),
+    (r"\bgh200\b", GpuModelFacts(990, 4000, 132, mib=97871)),
+    (r"\bh200\b.*nvl", GpuModelFacts(835, 4800, 132, mib=143771)),
+    (r"\bh200\b", GpuModelFacts(989, 4800, 132, mib=143771)),
+    (r"\bh[18]00\b.*nvl", GpuModelFacts(835, 3938, 132, mib=95830)),
+    (r"\bh[18]00\b.*pcie", GpuModelFacts(756, 2039, 114, mib=81559)),
+    (r"\bh[18]00\b", GpuModelFacts(989, 3352, 132, mib=81559)),
+    (r"\bgb300\b", GpuModelFacts(2500, 8000, 148)),
+    (r"\bb300\b", GpuModelFacts(2500, 8000, 148, mib=275040)),
+    (r"\bgb200\b", GpuModelFacts(2250, 8000, 148, mib=189471)),
+    (r"\bb200\b", GpuModelFacts(2250, 8000, 148, mib=183359)),
+    (r"rtx pro 6000", GpuModelFacts(503, 1792, 188, 12, 97887)),
 )
+FORM = re.compile(r"[ -](pcie|nvl)\b")
+ALIKE = 0.9
+"""Ratio of speeds from which two forms of a GPU are one model: an A100 80GB is one with either connector."""
 
 
 def facts_of(name: str) -> GpuModelFacts | None:
-    """Return the facts of the GPU that NVML calls `name`."""
-    text = name.lower()
+    """Return the facts of the GPU that NVML calls `name`, or that has this short name."""
+    text = _words(name)
     return next((facts for pattern, facts in _KNOWN if re.search(pattern, text)), None)
 
 
@@ -54,10 +62,39 @@ def guess(sm_count: int, memory_gb: int) -> GpuModelFacts:
 
 def short_name(name: str, memory_gb: int) -> str:
     """Return the site's short name: "NVIDIA H100 80GB HBM3" with 80 GB is "h100-80gb"."""
-    text = re.sub(r"^(nvidia|tesla|quadro)\s+", "", name.lower())
+    return f"{model_of(name)}-{memory_gb}gb"
+
+
+def model_of(name: str) -> str:
+    """Return a GPU's model without its memory: "h100"; "h100-pcie", as that form of it has another speed."""
+    text = re.sub(r"^(nvidia|tesla|quadro) | [0-9]+gb$", "", _words(name))
     if "rtx pro" in text:
-        model = "-".join(text.split()[:3])
-    else:
-        match = re.search(r"\b(g?[abhlr]\d{2,3}[a-z]?)\b", text)
-        model = match[1] if match else re.sub(r"[^a-z0-9]+", "-", text).strip("-") or "gpu"
-    return f"{model}-{memory_gb}gb"
+        return "-".join(text.split()[:3])
+    match = re.search(r"\b(g?[abhlr]\d{2,3}[a-z]?)\b", text)
+    if match is None:
+        return re.sub(r"[^a-z0-9]+", "-", text).strip("-") or "gpu"
+    form = FORM.search(text)
+    if form is None or _alike(facts_of(text), facts_of(FORM.sub("", text))):
+        return match[1]
+    return f"{match[1]}-{form[1]}"
+
+
+def memory_gb_of(name: str) -> int:
+    """Return the GB of a whole GPU as its profile states them, by its name; 0 if unknown. The GB in a name with a Grace
+    CPU (GH200 480GB) are the CPU's.
+    """
+    text, facts = _words(name), facts_of(name)
+    stated = None if re.search(r"\bg[hb][0-9]", text) else re.search(r"\b([0-9]{2,3}) ?gb\b", text)
+    if stated is not None:
+        return int(stated[1])
+    return math.ceil(facts.mib / 1024) if facts is not None else 0
+
+
+def _alike(one: GpuModelFacts | None, other: GpuModelFacts | None) -> bool:
+    if one is None or other is None:
+        return True
+    return all(ALIKE <= a / b <= 1 / ALIKE for a, b in zip(one[:2], other[:2], strict=True))
+
+
+def _words(name: str) -> str:
+    return re.sub(r"[ _-]+", " ", name.lower())

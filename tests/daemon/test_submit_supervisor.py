@@ -17,7 +17,6 @@ from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
-from slurm_migbatch.workload.gpufacts import facts_of, short_name
 from tests.support.daemon_fakes import GEOMETRY, FakeSigner, FakeSlurm, FakeStore, Node, gpu, inventory
 from tests.support.daemon_running import Running
 from tests.support.waiting import eventually
@@ -222,23 +221,3 @@ def test_the_sites_models_are_known(config):
     )
     assert {"net-1", "x", "bert-large"} <= set(chooser_of(config).grids)
     assert loads(text_of(config), "") == dataclasses.replace(config, path="")
-
-
-def test_gpu_names():
-    names = {
-        "NVIDIA H100 80GB HBM3": "h100-80gb",
-        "NVIDIA A100-SXM4-40GB": "a100-40gb",
-        "NVIDIA A30": "a30-24gb",
-        "NVIDIA H200": "h200-141gb",
-        "NVIDIA B200": "b200-180gb",
-        "NVIDIA GH200 480GB": "gh200-96gb",
-        "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-96gb",
-        "Graphics Device": "graphics-device-5gb",
-    }
-    for name, short in names.items():
-        assert short_name(name, int(short.rpartition("-")[2][:-2])) == short
-    assert facts_of("NVIDIA A100-SXM4-40GB").bandwidth_gbs == 1555
-    assert facts_of("NVIDIA A100 80GB PCIe").bandwidth_gbs in (1935, 2039)
-    assert facts_of("NVIDIA H100 PCIe").tflops == 756
-    assert facts_of("NVIDIA H200").bandwidth_gbs == 4800
-    assert facts_of("Graphics Device") is None

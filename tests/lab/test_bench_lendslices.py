@@ -38,6 +38,21 @@ def test_what_miso_left(data):
         lendslices.miso(data)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("job_models.json", "{", "job_models.json is not JSON: Expecting"),
+        ("job_models.json", "[]", "job_models.json must have one object with a model for each job"),
+        ("job_models.json", '{"0": 5}', "job_models.json: job 0 must have a model, not 5"),
+        ("exp_100.json", '{"0": "soon"}', "exp_100.json: job 0 must have seconds, not soon"),
+    ],
+)
+def test_a_file_of_miso_that_cannot_be_read_is_named(data, name, text, said):
+    next(data.rglob(name)).write_text(text)
+    with pytest.raises(NotMeasurable, match=said):
+        lendslices.miso(data)
+
+
 @pytest.fixture
 def moments():
     shape = np.cumsum(np.random.Generator(np.random.PCG64(1)).exponential(1.0, 500))

@@ -53,9 +53,9 @@ def test_a_plain_roofline_is_faster_than_anything_measured(laboratory: Path) -> 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({1: "nobody/knows-this"}, "this model is unknown"),
-        ({2: "abacus"}, "system must be"),
-        ({3: "magic"}, "precision"),
+        ({1: "nobody/knows-this"}, "the model 'nobody/knows-this' is unknown"),
+        ({2: "abacus"}, "system must name a GPU .*, not 'abacus'"),
+        ({3: "magic"}, "precision 'magic' is unknown"),
         ({7: "soon"}, "silicon_ttft_ms"),
         ({6: "0"}, "batch_size"),
     ],
@@ -66,6 +66,22 @@ def test_a_table_that_cannot_be_read_names_its_line(tmp_path: Path, change: dict
         row[column] = value
     with pytest.raises(TraceError, match=rf"served\.csv:2: .*{words}"):
         read(table(tmp_path, [row]))
+
+
+def test_tables_of_other_gpus_are_read(tmp_path: Path) -> None:
+    systems = ("h100_sxm", "h200_sxm", "b200_sxm", "gb200", "a100_sxm", "h100_nvl")
+    rows = [[*grid()[0][:2], system, "bf16", *grid()[0][4:]] for system in systems]
+    machines = [point.machine for point in read(table(tmp_path, rows))]
+    assert [machine.bytes_s / 1e9 for machine in machines] == pytest.approx([3352, 4800, 8000, 8000, 2039, 3938])
+    assert [round(machine.mib / 1024) for machine in machines] == [80, 140, 179, 185, 80, 94]
+
+
+def test_a_server_on_several_gpus_is_refused(tmp_path: Path) -> None:
+    place = table(tmp_path, [grid()[0]]) / "served.csv"
+    head, row = place.read_text().split()
+    place.write_text(f"{head},tp_size\n{row},1\n{row},4\n")
+    with pytest.raises(TraceError, match=r"served\.csv:3: tp_size must be 1, not 4"):
+        read(tmp_path)
 
 
 def test_a_folder_without_a_table(tmp_path: Path) -> None:

@@ -5,13 +5,15 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.eval import eval_
 from slurm_migbatch.lab.evaluate import services
 from slurm_migbatch.lab.evaluate.services import ServicePlanner, evaluate, made_up, out_of_line
 from slurm_migbatch.lab.papers.settings import InstanceSetting
 from slurm_migbatch.lab.studies.instances import InstanceBench
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.profiling.table import read_folder
+from slurm_migbatch.profiling.table import read_folder, write
+from tests.support.small_laboratory import laboratory
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +100,11 @@ def test_the_command_prints_one_object_or_tables_and_bars(parvagpu, result, monk
         and "synthetic services" in told.stdout
         and "first placement: GPUs" in told.stdout
     )
+
+
+def test_services_of_one_model_are_refused(tmp_path):
+    rows = [row for row in laboratory(models=["resnet50"], procs=(1, 2)) if row.ran]
+    with (tmp_path / "table.csv").open("w") as file:
+        write(rows, file)
+    with pytest.raises(NotMeasurable, match="has services of one model, resnet50: at least two are needed"):
+        evaluate(tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slurm_migbatch.lab.bars import NotMeasurable
@@ -19,6 +21,24 @@ def test_every_way_has_every_case_and_ours_no_larger_slices() -> None:
         assert all(0 <= rows[points, way]["kept"] <= 1 for way in WAYS)
         assert all(0 <= rows[points, way]["items_per_share"] <= 1 + 1e-6 for way in WAYS)
     assert result["decides"] == "slurm_migbatch.predict.selection.Chooser.choose"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "profiles"),
+    [
+        ("NVIDIA H200", {"7g.80gb": "7g.141gb", "3g.40gb": "3g.71gb", "2g.20gb": "2g.35gb", "1g.10gb": "1g.18gb"}),
+        ("h200-141gb", {"7g.80gb": "7g.141gb", "3g.40gb": "3g.71gb", "2g.20gb": "2g.35gb", "1g.10gb": "1g.18gb"}),
+        ("NVIDIA A100-SXM4-80GB", {}),
+    ],
+)
+def test_every_gpu_that_is_simulated_is_known_by_its_name_in_measurements(gpu: str, profiles: dict[str, str]) -> None:
+    rows = [replace(row, gpu=gpu, profile=profiles.get(row.profile, row.profile)) for row in laboratory()]
+    assert all(row["cases"] for row in evaluate(rows)["rows"])
+
+
+def test_a_model_of_which_nothing_is_known_has_no_case_before_it_is_measured() -> None:
+    renamed = [replace(row, model=f"our-{row.model}", family="", params=None) for row in laboratory()]
+    assert {row["points"] for row in evaluate(renamed)["rows"]} == set(POINTS) - {0}
 
 
 def test_without_a_table_nothing_is_measured() -> None:

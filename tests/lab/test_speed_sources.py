@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,20 @@ def test_measured_speeds_are_relative_to_the_whole_gpu() -> None:
         curves.speed(job(app="other"), [at(HALF)])
 
 
+def test_a_table_without_memory_slices_has_those_of_its_gpu() -> None:
+    def measured(gpu: str, rates: dict[str, float]) -> list[Measurement]:
+        return [Measurement(gpu=gpu, model="net", profile=name, throughput_per_s=rate) for name, rate in rates.items()]
+
+    wide = measured("a100-80gb", {"7g.80gb": 100, "1g.10gb": 10, "1g.20gb": 20})
+    rates = Table(wide, A100).rates("net", 1, "infer")
+    assert rates == {FULL: 100, ONE: 10, Profile.parse("1g.20gb"): 20}
+    small = measured("NVIDIA A100-SXM4-40GB", {"7g.40gb": 100, "1g.5gb": 10, "1g.10gb": 20})
+    assert Table(small, A100).rates("net", 1, "infer") == rates
+    pro = measured("NVIDIA RTX PRO 6000 Blackwell Server Edition", {"4g.96gb": 100, "2g.48gb": 50, "1g.24gb": 25})
+    found = Table(pro, gpus.geometry("rtx-pro-6000")).rates("net", 1, "infer")
+    assert sorted(found.values()) == [25, 50, 100]
+
+
 def test_the_predictor_gives_speeds_between_none_and_whole() -> None:
     source = Predicted(LearnedPredictor(), A100, "a100-80gb")
     curves = Curves(source, A100)
@@ -107,6 +122,14 @@ def test_rules_of_thumb() -> None:
     paired = Paired(Whole(), {("a", "b"): 1.1, ("b", "a"): 1.4}, default=1.8)
     assert (paired.slowdown(one, [two]), paired.slowdown(two, [one])) == (pytest.approx(1.1), pytest.approx(1.4))
     assert paired.slowdown(one, [two, one]) == pytest.approx(1.9)
+
+
+def test_a_job_that_names_a_slice_runs_at_full_speed_on_one() -> None:
+    cluster, asked = SimulatedCluster.of(A100, 1), replace(job(), profile=HALF)
+    for speeds in (Linear(cluster), Curves(Table(rows(), A100), A100)):
+        assert speeds.speed(asked, [at(HALF)]) == pytest.approx(1)
+    assert Linear(cluster).speed(asked, [at(ONE)]) == pytest.approx(1 / 3)
+    assert Curves(Table(rows(), A100), A100).speed(asked, [at(ONE)]) == pytest.approx(0.5)
 
 
 def test_sensitivities_have_the_mean_and_the_worst_that_were_measured() -> None:

@@ -88,6 +88,28 @@ def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> No
         philly.read(latin)
 
 
+def test_a_time_has_the_zone_that_it_names(write: Write) -> None:
+    zones = PHILLY.replace("07:01:55,", "07:01:55+02:00,").replace("06:13:03,", "06:01:55Z,")
+    first, second = philly.read(write(zones)).jobs
+    assert (first.user, second.user, second.arrival) == ("a", "b", 3600)
+    days = PHILLY.replace("2017-10-09 07:01:55,", "2017-10-10,").replace("06:13:03,", "23:59:59.5+00:00,")
+    assert [job.arrival for job in philly.read(write(days)).jobs] == [0, 0.5]
+    for wrong in ("2017-10-09 07:01:55.5e3", "2017-10-09 07:01:55.nan", "2017-10-09+02:00", "1507532515"):
+        with pytest.raises(TraceError, match=":2: timestamp must be a time such as"):
+            philly.read(write(PHILLY.replace("2017-10-09 07:01:55", wrong)))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_column(write: Write) -> None:
+    assert len(philly.read(write("\ufeff" + PHILLY)).jobs) == 2
+    assert len(sacct.read(write("\ufeff" + SACCT)).jobs) == len(sacct.read(write(SACCT)).jobs)
+
+
+def test_a_column_that_occurs_twice_is_refused(write: Write) -> None:
+    with pytest.raises(TraceError, match=":1: has the columns duration more than once"):
+        philly.read(write(PHILLY.replace("gpu_time", "duration")))
+    assert len(philly.read(write(PHILLY.replace("gpu_time", "extra"))).jobs) == 2
+
+
 OPENB = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
 old,1,1,1,1000,,LS,Running,0,9999999,0
 half,1,1,1,500,,BE,Running,9072010,9072110,9072020
@@ -214,6 +236,10 @@ def test_pollux_workloads_take_their_durations_from_profiles(
 def test_requests_have_times_and_tokens(write: Write) -> None:
     path = write("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04.5000000,7,8\n2023-11-16 18:17:03,5,6\n")
     assert azure.read(path).requests == (InferenceRequest(0, "llm", 5, 6), InferenceRequest(1.5, "llm", 7, 8))
+    path = write(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.250000+00:00,7,8\n2024-05-10 00:00:00+00:00,5,6\n"
+    )
+    assert azure.read(path).requests == (InferenceRequest(0, "llm", 5, 6), InferenceRequest(0.25, "llm", 7, 8))
     path = write("timestamp_ms,input_tokens,output_tokens,n_prefix_blocks_512\n3000,9,1,1\n3000,8,1,1\n4500,7,2,1\n")
     assert mooncake.read(path, "chat").requests == (
         InferenceRequest(0, "chat", 8, 1), InferenceRequest(0, "chat", 9, 1), InferenceRequest(1.5, "chat", 7, 2),
@@ -267,6 +293,25 @@ def test_sacct_tells_gpus_slices_and_what_it_left_out(write: Write) -> None:
         "1 steps of jobs are skipped",
         "2 jobs that have not run or not ended are skipped",
     ]
+
+
+def test_a_partition_of_inference_that_no_job_ran_in_is_told(write: Write) -> None:
+    trace = sacct.read(write(SACCT), infer=("live", "lve"))
+    assert "no job with a GPU ran in lve, which should do inference" in trace.notices
+    with pytest.raises(TraceError, match=":1: lacks the columns Partition;"):
+        sacct.read(write(SACCT.replace("|Partition|", "|Part|")), infer=("live",))
+    assert len(sacct.read(write(SACCT.replace("|Partition|", "|Part|"))).jobs) == 3
+
+
+def test_lines_that_two_exports_have_count_once(write: Write) -> None:
+    once, twice = sacct.read(write(SACCT)), sacct.read(write(SACCT + SACCT.partition("\n")[2]))
+    assert twice.jobs == once.jobs
+    assert "7 repeated lines are skipped" in twice.notices
+
+
+def test_a_file_that_sacct_did_not_write_so_names_the_command(write: Write) -> None:
+    with pytest.raises(TraceError, match=r":1: lacks the columns JobID, .*; write the file with sacct -aPX -o JobID,"):
+        sacct.read(write('{\n "jobs": []\n}\n'))
 
 
 @pytest.mark.parametrize(

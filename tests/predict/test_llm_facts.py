@@ -79,6 +79,12 @@ NAMED = {
     "BAAI/bge-en-icl": ("mistral-7b", "bf16"),
     "THUDM/CogVideoX-2b": ("cogvideox-2b", "fp16"),
     "llama4": ("llama-4-scout", "bf16"),
+    "mistralai/Ministral-3-8B-Instruct-2512": ("ministral-3-8b", "bf16"),
+    "mistralai/Ministral-8B-Instruct-2410": ("ministral-8b", "bf16"),
+    "mistralai/Voxtral-Mini-3B-2507": ("voxtral-mini-3b", "bf16"),
+    "BAAI/bge-reranker-v2-gemma": ("gemma-2b", "bf16"),
+    "Snowflake/snowflake-arctic-embed-l-v2.0": ("bge-m3", "fp32"),
+    "llama3.2-vision:11b": ("llama-3.2-11b", "bf16"),
 }
 
 
@@ -92,6 +98,12 @@ BITS = {
     "llama-3.3-70b-4.65bpw-h6-exl2": 4.75,
     "unsloth/llama-3.3-70b-instruct-ud-iq2_xxs.gguf": 2.39,
     "unsloth/llama-3.3-70b-instruct-ud-q4_k_xl.gguf": 5.7,
+    "llama-3.3-70b-instruct-4-bit": 4.5,
+    "mlc-ai/llama-3.3-70b-instruct-q4f16_1-mlc": 4.5,
+    "llama-3.3-70b-instruct-mxfp8": 8.25,
+    "llama-3.3-70b-instruct-w4afp8": 4.16,
+    "llama-3.3-70b-instruct-int8wo": 8.16,
+    "llama-3.3-70b-instruct-eetq": 8.1,
     "llama-3.3-70b-f32.gguf": 32.0,
     "llama-3.3-70b-float32": 32.0,
 }
@@ -202,7 +214,8 @@ def test_sizes_are_read_where_nothing_else_is_known() -> None:
     }.items():
         found = names.resolve(name)
         assert found is not None and found.how == "size"
-        assert found.architecture.parameters == pytest.approx(1.1 * billions * 1e9, rel=1e-3), "names are rounded"
+        rounded = 1.0 if "x" in name.rpartition("-")[2] else 1.1  # the experts of 8x7b share their attention
+        assert found.architecture.parameters == pytest.approx(rounded * billions * 1e9, rel=1e-3), name
     sparse = names.resolve("x-235b-a22b")
     assert sparse is not None and sparse.architecture.active < 60e9
     assert names.resolve("resnet50") is None and names.resolve("our-model") is None
@@ -220,6 +233,46 @@ def test_a_larger_model_of_unknown_architecture_needs_no_less(words: str) -> Non
     sizes = ("350m", "1b", "3b", "4b", "7b", "8b", "13b", "14b", "15b", "16b", "20b", "32b", "70b", "120b", "400b")
     needs = [need_of(workload(f"params={size} {words}"), 81152).slice_mib for size in sizes]
     assert needs == sorted(needs)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("google/t5gemma-9b-9b-prefixlm", 20.3),
+        ("google/t5gemma-9b-2b-ul2-it", 12.3),
+        ("google/t5gemma-2-4b-4b", 7.5),
+        ("acme/tiny-1b", 1.24),
+        ("acme/tiny-2b", 2.5),
+        ("acme/small-3b", 3.2),
+        ("XiaomiMiMo/MiMo-VL-7B-RL", 8.31),
+        ("ibm-granite/granite-vision-3.2-2b", 2.98),
+        ("Wan-AI/Wan2.2-TI2V-5B", 11.4),
+        ("zai-org/CogVideoX1.5-5B", 10.5),
+    ],
+)
+def test_a_size_that_states_less_than_the_whole_model(name: str, billions: float) -> None:
+    """Published parameters of the checkpoints, all parts together."""
+    found = names.resolve(name)
+    assert found is not None and found.how == "size"
+    assert 0.97 * billions * 1e9 <= found.architecture.parameters <= 1.35 * billions * 1e9
+
+
+def test_a_number_of_experts_is_no_size() -> None:
+    assert names.resolve("acme/model-17b-128e") is None
+    with pytest.raises(Refusal, match=r"the size of model .* is not known"):
+        workload("model=acme/model-17b-128e")
+
+
+def test_a_generator_of_video_has_no_cache_but_working_memory() -> None:
+    made = workload("model=Wan-AI/Wan2.2-TI2V-5B")
+    assert made.architecture.kind == "plain"
+    assert need_of(made, 81152).activations >= 8 * 1024
+
+
+def test_another_version_or_kind_of_a_model_is_not_near_it() -> None:
+    for name in ("deepseek-ai/deepseek-moe-16b-base", "zai-org/GLM-4.1V-9B-Thinking", "llava:34b", "acme-8b-v7"):
+        found = names.resolve(name)
+        assert found is not None and found.how == "size", name
 
 
 def test_near_names() -> None:
@@ -290,6 +343,25 @@ CONFIGS = {
         "model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336, "num_attention_heads": 16,
         "num_key_value_heads": 8, "head_dim": 256, "num_hidden_layers": 42, "vocab_size": 256000,
     },
+    "flan-t5-xl": {
+        "model_type": "t5", "is_encoder_decoder": True, "d_model": 2048, "d_ff": 5120, "d_kv": 64, "num_heads": 32,
+        "num_layers": 24, "num_decoder_layers": 24, "vocab_size": 32128, "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+    },
+    "t5-3b": {
+        "model_type": "t5", "is_encoder_decoder": True, "d_model": 1024, "d_ff": 16384, "d_kv": 128, "num_heads": 32,
+        "num_layers": 24, "vocab_size": 32128, "feed_forward_proj": "relu", "tie_word_embeddings": True,
+    },
+    "whisper-large-v3": {
+        "model_type": "whisper", "is_encoder_decoder": True, "d_model": 1280, "encoder_layers": 32,
+        "decoder_layers": 32, "num_hidden_layers": 32, "decoder_attention_heads": 20, "decoder_ffn_dim": 5120,
+        "vocab_size": 51866, "max_target_positions": 448, "max_source_positions": 1500,
+    },
+    "dbrx": {
+        "model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size": 100352,
+        "attn_config": {"kv_n_heads": 8},
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    },
 }  # fmt: skip
 
 
@@ -297,6 +369,7 @@ CONFIGS = {
 def test_a_configuration_tells_what_the_table_tells(name: str) -> None:
     found = of_config(CONFIGS[name], name)
     assert found.architecture.parameters == pytest.approx(BY_NAME[name].architecture.parameters, rel=0.01)
+    assert found.architecture.cache_values(448) == BY_NAME[name].architecture.cache_values(448)
     told = parse("migbatch: " + found.hints)
     assert told.llm.arch is not None and read_arch(told.llm.arch) == found.architecture
 

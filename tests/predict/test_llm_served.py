@@ -14,13 +14,14 @@ from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm.memory import need_of
 from slurm_migbatch.predict.llm.pooling import MOST_POINTS
-from slurm_migbatch.predict.llm.served import ServedMeasurements, gpu_of, points_of
+from slurm_migbatch.predict.llm.served import ServedMeasurements, points_of
 from slurm_migbatch.predict.llm.speed import TokenFigures, figures_of, machine_of
 from slurm_migbatch.predict.llm.workload import workload_of
 from slurm_migbatch.predict.selection import Chooser, SliceChoice
 from slurm_migbatch.predict.state import Learned, StateError
 from slurm_migbatch.predict.training import learn, settle
 from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.workload.gpufacts import model_of
 from slurm_migbatch.workload.hints import parse
 from tests.support.gpu_kinds import H100, SITE, P
 
@@ -43,7 +44,7 @@ def asked(learned: Learned, model: str, profile: str, batch: int, size: int, eng
     info = H100.geometry.info(P(profile))
     share = info.sm_count / H100.sm_count
     machine = machine_of(H100, info)
-    correction = ServedMeasurements(learned.served).correction(workload, gpu_of(H100.name), machine, share)
+    correction = ServedMeasurements(learned.served).correction(workload, model_of(H100.name), machine, share)
     return figures_of(workload, need_of(workload, info.memory_mib), machine, 0.0, correction)
 
 

@@ -15,7 +15,6 @@ from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm.memory import Need, need_of
 from slurm_migbatch.predict.llm.pooling import MOST_POINTS
-from slurm_migbatch.predict.llm.served import gpu_of
 from slurm_migbatch.predict.llm.speed import TokenFigures, figures_of, machine_of
 from slurm_migbatch.predict.llm.trained import TrainedMeasurements, points_of
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
@@ -24,6 +23,7 @@ from slurm_migbatch.predict.selection import Chooser, SliceChoice
 from slurm_migbatch.predict.state import Learned, StateError
 from slurm_migbatch.predict.training import learn, settle
 from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.workload.gpufacts import model_of
 from slurm_migbatch.workload.hints import parse
 from slurm_migbatch.workload.refusal import Refusal
 from tests.support.gpu_kinds import H100, SITE, P
@@ -56,7 +56,7 @@ def asked(
     measured = TrainedMeasurements(learned.trained)
     found, info = measured.sized(workload(model, batch, size, tuning)), H100.geometry.info(P(profile))
     machine = machine_of(H100, info)
-    correction = measured.correction(found, gpu_of(H100.name), machine, info.sm_count / H100.sm_count)
+    correction = measured.correction(found, model_of(H100.name), machine, info.sm_count / H100.sm_count)
     return figures_of(found, need_of(found, info.memory_mib), machine, 0.0, correction)
 
 

@@ -31,7 +31,7 @@ from slurm_migbatch.lab.evaluate.heldout import folds
 from slurm_migbatch.lab.papers.rightsize import efficacy
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import provenance
-from slurm_migbatch.lab.sim.gpus import geometry, models
+from slurm_migbatch.lab.sim.gpus import named
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.candidate import Figures
@@ -81,7 +81,7 @@ def evaluate(rows: Sequence[Measurement], say: Say = silent) -> dict[str, Any]:
         say(", ".join(sorted({sample.model for sample in fold.samples})), fold.of)
         for sample in fold.samples:
             measured = _measured(sample)
-            if sample.kind != "infer" or sample.gpu.name not in models() or not measured:
+            if sample.kind != "infer" or not measured:
                 continue
             for points in POINTS:
                 learned = settle(fold.learned, _shown(sample, points, knowledge), knowledge)
@@ -137,8 +137,8 @@ def _seconds(measured: Measured, setting: Setting) -> float:
 
 
 def _cases(sample: Sample, measured: Measured, learned: Learned, config: Config) -> list[tuple[str, Outcome]]:
-    gpu, facts = geometry(sample.gpu.name), sample.gpu.facts
-    if gpu.full.profile not in measured:
+    gpu, facts = named(sample.gpu.name), sample.gpu.facts
+    if gpu is None or gpu.full.profile not in measured:
         return []
     sliced = Geometry(gpu.name, [info for info in gpu.profiles if info.profile in measured])
     partition = Partition("p", (GpuKind(sample.gpu.name, sliced, facts.tflops, facts.bandwidth_gbs),))
@@ -173,7 +173,8 @@ def _cases(sample: Sample, measured: Measured, learned: Learned, config: Config)
 def _ways(
     chooser: Chooser, hints: Hints, partition: Partition, shares: Mapping[Profile, float], most: Mapping[Profile, float]
 ) -> Mapping[str, Setting]:
-    """Return each rule's grant; if none keeps the limit by its figures, the usual slice and batch.
+    """Return each rule's grant; if none keeps the limit by its figures, the usual slice and batch. There are none for
+    a model of which nothing is known.
 
     Args:
         chooser: of the default configuration.
@@ -183,7 +184,8 @@ def _ways(
         most: the largest measured batch of each profile; larger ones cannot be looked up.
     """
     usual, ours = chooser.choose(hints, partition), chooser.choose(hints, partition, told=True)
-    assert usual.bucket is not None
+    if usual.bucket is None:
+        return {}
     slo_us = usual.bucket.slo_us or 0
     known: dict[Setting, Figures] = {
         (offer.profile, batch): figures

@@ -28,12 +28,13 @@ from slurm_migbatch.predict.llm.workload import SHARES, Serving, Workload
 from slurm_migbatch.predict.samples import SITE
 from slurm_migbatch.workload.csvlines import CsvLine, TraceError, lines
 from slurm_migbatch.workload.gpufacts import facts_of
+from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = (
     "backend", "model_path", "system", "precision", "isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms",
 )  # fmt: skip
-SYSTEMS: Final[Mapping[str, tuple[str, float]]] = {"h100_sxm": ("NVIDIA H100 80GB HBM3", 81559.0)}
-"""GPU names upstream: NVML's name and MiB."""
+SPREAD_OVER: Final = ("tp_size", "pp_size", "attention_dp_size")
+"""Columns of the GPUs of a server, if a table has them."""
 PRIOR: Final[Mapping[str, tuple[float, float]]] = {
     "compute": (0.7, 0.1),
     "narrow": (1.4, 0.1),
@@ -91,23 +92,29 @@ def read(folder: Path) -> list[Point]:
 
 
 def _point(line: CsvLine) -> Point:
-    system = SYSTEMS.get(line.text("system"))
-    if system is None:
-        raise line.wrong(f"system must be one of {', '.join(SYSTEMS)}")
-    facts, model = facts_of(system[0]), names.resolve(line.text("model_path"))
-    if facts is None or model is None:
-        raise line.wrong("this model is unknown")
-    precision_name = line.text("precision")
-    weight_precision = precision.quantised(precision_name) if precision_name else precision.plain("bf16")
+    for column in SPREAD_OVER:
+        if line.has(column) and line.count_of(column, 1) > 1:
+            raise line.wrong(f"{column} must be 1, not {line.text(column)}: leave out servers on several GPUs")
+    system, model = line.text("system"), names.resolve(line.text("model_path"))
+    facts = facts_of(system)
+    if facts is None or not facts.mib:
+        raise line.wrong(
+            f"system must name a GPU whose speed and memory are known, such as h100_sxm, not '{show(system)}'"
+        )
+    if model is None:
+        raise line.wrong(f"model_path: the model '{show(line.text('model_path'))}' is unknown")
+    precision_name = line.text("precision") or "bf16"
+    plain = precision_name in precision.DTYPES
+    weight_precision = precision.plain(precision_name) if plain else precision.quantised(precision_name)
     if weight_precision is None:
-        raise line.wrong("precision is unknown")
+        raise line.wrong(f"precision '{show(precision_name)}' is unknown: write bf16, fp8, nvfp4, awq or similar")
     inputs, outputs = (int(line.number_of(name, 1, 1e7)) for name in ("isl", "osl"))
     engine = line.text("backend")
     bits = precision.CACHE["fp8" if weight_precision.name == CACHE_FP8 else "auto"]
     at_once = int(line.number_of("batch_size", 1, 65536))
     serving = Serving(inputs + outputs, at_once, inputs, outputs, bits, engine, SHARES.get(engine, 0.9))
     workload = Workload(Found(model.name, model.architecture, weight_precision), serving, None)
-    machine = Machine(facts.tflops * 1e12, facts.bandwidth_gbs * 1e9, system[1], sliced=False)
+    machine = Machine(facts.tflops * 1e12, facts.bandwidth_gbs * 1e9, float(facts.mib), sliced=False)
     ttft, tpot = (line.number_of(f"silicon_{name}_ms", 1e-6, 1e9) / 1e3 for name in ("ttft", "tpot"))
     return Point(model.name, workload, machine, ttft, tpot)
 

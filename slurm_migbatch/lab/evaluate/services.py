@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.lab.bars import Bar
+from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.evaluate.scenarios import ServiceLoad
 from slurm_migbatch.lab.papers.instances import ServiceDemand, allocate
 from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings
@@ -213,6 +213,8 @@ def evaluate(data: Path, say: Say = silent) -> dict[str, Any]:
     """All rows and bars; `data` is ParvaGPU's folder, or one that holds it as `parvagpu`. Raises NotMeasurable."""
     folder = data / "parvagpu" if (data / "parvagpu").is_dir() else data
     bench = InstanceBench(folder, read_folder(folder), say)
+    if len(bench.subjects) < 2:
+        raise NotMeasurable(f"{folder} has services of one model, {min(bench.subjects)}: at least two are needed")
     off = next(row for row in bench.baselines() if row["name"] == MIG_OFF)
     rows = [off, bench.measured(MEASURED, PROCS), _in_line(bench), _hindsight(bench)]
     planner = ServicePlanner(bench)

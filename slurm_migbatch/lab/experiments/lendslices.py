@@ -22,6 +22,7 @@ number of GPUs in use but not their jobs, so it cannot be used.)
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -40,6 +41,7 @@ from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.traces import philly, pollux
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.profiling.table import read_folder
+from slurm_migbatch.workload.refusal import show
 
 GPU: Final = "a100-80gb"
 NODES: Final = 4
@@ -108,7 +110,7 @@ class Miso:
 
 
 def miso(data: Path) -> Miso | None:
-    """Read it from a directory above it; None if it is not there. Raises TableError, OSError."""
+    """Read it from a directory above it; None if it is not there. Raises NotMeasurable, TableError, OSError."""
     models = next(iter(sorted(data.rglob("job_models.json"))), None)
     times = next(iter(sorted(data.rglob("exp_100.json"))), None)
     steps = next(iter(sorted(data.rglob("miso_*_train_step_times.csv"))), None)
@@ -116,16 +118,30 @@ def miso(data: Path) -> Miso | None:
         return None
     gpu = geometry(GPU)
     table = Table(read_folder(steps.parent), gpu)
-    seconds = json.loads(times.read_text(encoding="utf-8"))
+    seconds = _by_number(times, (int, float), "seconds")
     jobs = []
-    for number, name in json.loads(models.read_text(encoding="utf-8")).items():
+    for number, name in _by_number(models, (str,), "a model").items():
         model, _, batch = name.partition("_train")
         app = _MISO.get(model, model)
-        if app in table.apps("train") and batch.isdigit() and number in seconds:
+        if app in table.apps("train") and batch.isdecimal() and 0 < seconds.get(number, 0) < math.inf:
             jobs.append((app, int(batch), float(seconds[number])))
     if not jobs:
         raise NotMeasurable(f"{models}: none of its models is in {steps}")
     return Miso(Curves(table, gpu), tuple(jobs))
+
+
+def _by_number(path: Path, kinds: tuple[type, ...], what: str) -> dict[str, Any]:
+    """Read values by the number of a job. Raises NotMeasurable, OSError."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise NotMeasurable(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise NotMeasurable(f"{path} must have one object with {what} for each job")
+    for number, value in found.items():
+        if not isinstance(value, kinds):
+            raise NotMeasurable(f"{path}: job {show(number)} must have {what}, not {show(str(value))}")
+    return found
 
 
 def inputs(data: Path, workloads: int) -> tuple[str, Moments, Miso]:

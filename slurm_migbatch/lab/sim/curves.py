@@ -4,7 +4,7 @@ both.
 A source gives, for an application, a batch and a kind of work, the items per second of each profile of a GPU (none
 if it does not fit). A job's speed is its rate relative to that of the whole GPU with all of its batch, so micro-steps
 (`steps`) and small slices both matter. A job of several GPUs divides its batch among them, and its speed is that of its
-places together, as a share of its request.
+places together, as a share of its request: of whole GPUs, or of the slices that it names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slurm_migbatch.lab.sim.relative import relative_speed
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.cells import Cells, GpuSpec
+from slurm_migbatch.predict.cells import Cells, GpuSpec, shares_of
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.surface import TIME
 from slurm_migbatch.profiling.measurement import Measurement
@@ -61,7 +61,9 @@ class Curves:
             if not speed:
                 return 0.0
             total += speed
-        return total / job.gpus
+        # a model drawn for a job need not fit on the slice that the job had
+        asked = self.relative(job, job.profile) if job.profile else 1.0
+        return total / job.gpus / (asked or 1.0)
 
     def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
         """See `Speeds`."""
@@ -106,11 +108,11 @@ class Table:
             for info in reversed(geometry.profiles)
             if not info.profile.suffix
         }
+        specs = {name: GpuSpec.of_rows([row for row in single if row.gpu == name]) for name in {r.gpu for r in single}}
         for row in single:
             profile = Profile.parse(row.profile) if row.profile else full.profile
-            compute = row.compute_slices or profile.compute
-            memory = row.memory_slices or {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}.get(compute, 8)
-            here = by_shape.get((compute, memory))
+            memory = round(shares_of(row, specs[row.gpu])[1] * geometry.memory_slices)
+            here = by_shape.get((row.compute_slices or profile.compute, memory))
             if here is None or row.rate is None or (row.input_size or 0) != sizes[row.model]:
                 continue
             kind: Kind = "train" if row.kind == "train" else "infer"

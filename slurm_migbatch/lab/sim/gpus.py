@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from slurm_migbatch.mig.geometry import Geometry, ProfileInfo
 from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.workload import gpufacts
 
 _Row: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
 """Profile, (id, compute, memory, MiB, SMs, copy engines, decoders, encoders, JPEG, OFA, max instances), starts."""
@@ -118,6 +119,13 @@ def whole(gpu: str) -> Geometry:
 def models() -> tuple[str, ...]:
     """Return the short names of the models."""
     return tuple(_TABLE)
+
+
+@lru_cache(maxsize=64)
+def named(short_name: str) -> Geometry | None:
+    """Return the geometry of the model that measurements call so, `h200-141gb`; None if it cannot be simulated."""
+    shapes = map(geometry, _TABLE)
+    return next((g for g in shapes if gpufacts.short_name(g.name, g.full.profile.memory_gb) == short_name), None)
 
 
 def _info(profile: str, counts: tuple[int, ...], starts: tuple[int, ...]) -> ProfileInfo:

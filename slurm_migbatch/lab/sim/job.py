@@ -44,7 +44,7 @@ class SimulatedJob:
         id: unique; also breaks ties, so that a simulation is deterministic.
         arrival: seconds on the simulation's clock.
         work: its length, in seconds at speed 1. Speed 1 is what `Speeds` returns for the job on its
-            request: usually all its `gpus` as whole GPUs of the reference kind.
+            request: usually all its `gpus` as whole GPUs of the reference kind, or as slices of `profile`.
         kind: `train` jobs may be paused and moved, `infer` jobs have users that wait.
         gpus: requested GPUs, or slices if `profile` is given (a gang: all at once).
         profile: the smallest slice it requests; None requests whole GPUs.

@@ -20,7 +20,7 @@ _SPREAD: Final = 3.0
 
 
 class Speeds(Protocol):
-    """Speeds of jobs; 1.0 is a job on its request, as whole GPUs of the reference kind."""
+    """Speeds of jobs; 1.0 is a job on its request, as whole GPUs of the reference kind, or slices if it names them."""
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
         """Return the work per second on these places without others; 0 if it does not fit there.
@@ -50,17 +50,15 @@ class Linear:
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
         """Return its share of the requested slices, to the power of the exponent, at most `most`."""
-        if len(places) == 1 == job.gpus:
-            return min(self.most, float(self._share(places[0]) ** self.exponent))
-        return min(self.most, sum(float(self._share(place) ** self.exponent) for place in places) / job.gpus)
+        return min(self.most, sum(float(self._share(job, place) ** self.exponent) for place in places) / job.gpus)
 
     def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
         """Return `shared` with one other, and that much more with each further one."""
         return 1.0 + (self.shared - 1.0) * len(others)
 
-    def _share(self, place: Place) -> float:
-        geometry = self.cluster.gpus[place.gpu].geometry
-        return place.slot.profile.compute / geometry.compute_slices
+    def _share(self, job: SimulatedJob, place: Place) -> float:
+        asked = job.profile.compute if job.profile else self.cluster.gpus[place.gpu].geometry.compute_slices
+        return place.slot.profile.compute / asked
 
 
 class Paired:

@@ -36,7 +36,7 @@ from slurm_migbatch.lab.evaluate.scenarios import ServiceLoad as Load
 from slurm_migbatch.lab.papers.instances import ServiceDemand, allocate, compose, fewest_slices, fluid, pack
 from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings
 from slurm_migbatch.lab.say import Say, silent
-from slurm_migbatch.lab.sim.gpus import geometry, models
+from slurm_migbatch.lab.sim.gpus import models, named
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.cells import Array
@@ -167,11 +167,10 @@ class InstanceBench:
             say(f"without {', '.join(sorted({sample.model for sample in fold.samples}))}", fold.of)
             found += [(sample, fold) for sample in fold.samples]
         loads, origin = services(data, [sample for sample, _ in found])
-        count = Counter(load.sample.gpu.name for load in loads if load.sample.gpu.name in models())
+        count = Counter((load.sample.gpu.name, shape) for load in loads if (shape := named(load.sample.gpu.name)))
         if not count:
             raise NotMeasurable(f"{data} has no services on one of {', '.join(models())}: name ParvaGPU's folder")
-        self.gpu = count.most_common(1)[0][0]
-        self.geometry: Geometry = geometry(self.gpu)
+        self.gpu, self.geometry = count.most_common(1)[0][0]
         self.subjects: dict[str, HeldOutModel] = {}
         for sample, fold in found:
             if sample.gpu.name == self.gpu and any(load.sample is sample for load in loads):

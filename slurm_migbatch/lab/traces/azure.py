@@ -1,6 +1,6 @@
-"""Read Azure's LLM inference traces of 2023: one line for each request, with its tokens.
+"""Read Azure's LLM inference traces of 2023 and 2024: one line for each request, with its tokens.
 
-Note: they span one hour, so they have bursts but no days. Fractions of a second have seven digits.
+Note: those of 2023 span one hour, so they have bursts but no days; those of 2024 a week, and name their zone.
 """
 
 from __future__ import annotations

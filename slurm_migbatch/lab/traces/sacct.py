@@ -2,9 +2,9 @@
 
     sacct -aPX -S 2026-01-01 -o JobID,JobName,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES
 
-The first line must name the columns; others are ignored. Steps, jobs that got no GPU and jobs that have not
-run or not ended are skipped, with a notice. A requeued job has one line for each run (with -D): each is
-a separate job here.
+The first line must name the columns; others are ignored. Steps, jobs that got no GPU, jobs that have not run or not
+ended, and lines that repeat an earlier one (of two exports that overlap) are skipped, with a notice. A requeued job has
+one line for each run (with -D): each is a separate job here.
 
 JobName is users' text, and may be left out. sacct does not escape a `|` or a newline in it: such a line has too
 many or too few cells, and the error names it.
@@ -32,6 +32,7 @@ from slurm_migbatch.workload.csvlines import CsvLine, lines
 from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = ("JobID", "User", "Submit", "Start", "Elapsed", "State", "AllocTRES")
+COMMAND: Final = "sacct -aPX -o JobID,JobName,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
 _UNKNOWN: Final = frozenset({"", "Unknown", "None", "N/A", "INVALID"})
 _UNFINISHED: Final = frozenset({"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING", "CONFIGURING"})
 _IN_TYPE: Final = re.compile(r"(?:.*[_:])?([0-9]+g\.[0-9]+gb(?:[.+]me(?:\.all)?|-me|[.+]gfx)?)")
@@ -41,10 +42,17 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
     """Read jobs that held GPUs or slices; those of the partitions `infer` are inference. Raises TraceError."""
     left_out: Counter[str] = Counter()
     rows: list[tuple[float, CsvLine, Profile | None, int, float]] = []
-    for line in lines(path, COLUMNS, delimiter="|", plain=True):
+    seen: set[tuple[str, ...]] = set()
+    columns = (*COLUMNS, "Partition") if infer else COLUMNS
+    for line in lines(path, columns, delimiter="|", plain=True, command=COMMAND):
         if "." in line.text("JobID"):
             left_out["steps of jobs"] += 1
             continue
+        run = tuple(map(line.text, COLUMNS))
+        if run in seen:
+            left_out["repeated lines"] += 1
+            continue
+        seen.add(run)
         state = line.text("State").split(" ")[0].rstrip("+")
         if state in _UNFINISHED or line.text("Start") in _UNKNOWN:
             left_out["jobs that have not run or not ended"] += 1
@@ -77,9 +85,11 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
                 estimate=_seconds(line, "Timelimit") if line.has("Timelimit") else None,
             )
         )
-    return Trace(
-        "sacct", tuple(jobs), notices=tuple(f"{count} {reason} are skipped" for reason, count in left_out.items())
-    )
+    notices = [f"{count} {reason} are skipped" for reason, count in left_out.items()]
+    ran_in = {line.text("Partition") for _, line, *_ in rows} if infer else set()
+    if absent := sorted(set(infer) - ran_in):
+        notices.append(f"no job with a GPU ran in {', '.join(absent)}, which should do inference")
+    return Trace("sacct", tuple(jobs), notices=tuple(notices))
 
 
 def _held(line: CsvLine) -> tuple[Profile | None, int] | None:

@@ -21,20 +21,21 @@ LIMITS: Final[Mapping[str, int]] = {
     "context": 10_000_000, "experts": 4096, "active": 4096, "expert_ffn": 1 << 21, "shared_ffn": 1 << 21,
     "dense_layers": 1024, "window": 10_000_000, "wide_layers": 1024, "kv_rank": 1 << 16, "q_rank": 1 << 16,
     "nope": 4096, "rope": 4096, "value": 4096, "tied": 1, "plain_ffn": 1, "bias": 1, "encoder": 1,
-    "params": 10**14,
+    "encoder_layers": 1024, "source": 1 << 20, "params": 10**14,
 }  # fmt: skip
 """Keys of `arch=` and the largest number that each accepts."""
 NEEDED: Final = ("layers", "hidden", "heads")
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "layers": ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
-    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
-    "kv": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
+    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads"),
+    "kv": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "kv_n_heads"),
     "head": ("head_dim", "d_kv"),
-    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "hidden_dim"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "hidden_dim", "decoder_ffn_dim"),
     "vocab": ("vocab_size", "padded_vocab_size"),
-    "context": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx"),
-    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "context": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx", "max_target_positions"),
+    "source": ("max_source_positions",),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "active": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k"),
     "expert_ffn": ("moe_intermediate_size",),
     "shared_ffn": ("shared_expert_intermediate_size",),
@@ -49,8 +50,13 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 ENCODERS: Final = frozenset(
     ["bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "deberta-v2", "electra", "albert", "modernbert", "esm"]
 )
-UNGATED: Final = ENCODERS | frozenset(
-    ["gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "gpt_bigcode", "starcoder2", "phi"]
+TWO_STACKS: Final = frozenset(["bart", "mbart", "marian", "m2m_100", "pegasus", "whisper"])
+UNGATED: Final = (
+    ENCODERS
+    | TWO_STACKS
+    | frozenset(
+        ["gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "gpt_bigcode", "starcoder2", "phi"]
+    )
 )
 BIASED: Final = UNGATED - {"mpt", "falcon"}
 TIED: Final = frozenset(
@@ -137,7 +143,7 @@ def build(numbers: Mapping[str, int]) -> Architecture:
         latent = Latent(
             numbers["kv_rank"], given("q_rank", 0), given("nope", 128), given("rope", 64), given("value", 128)
         )
-    encoder = bool(given("encoder", 0))
+    encoder, encoder_layers = bool(given("encoder", 0)), given("encoder_layers", 0)
     made = Architecture(
         layers,
         hidden,
@@ -155,7 +161,9 @@ def build(numbers: Mapping[str, int]) -> Architecture:
         wide_layers=min(given("wide_layers", 0), layers),
         experts=experts,
         latent=latent,
-        kind="encoder" if encoder else "decoder",
+        encoder_layers=encoder_layers,
+        source=given("source", 0),
+        kind="both" if encoder_layers else "encoder" if encoder else "decoder",
     )
     return replace(made, extra=max(given("params", 0) - made.parameters, 0))
 
@@ -188,11 +196,17 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     """Return the contents of a configuration in Hugging Face's form; raises DescribeError."""
     inner = config.get("text_config")
     text = {**config, **inner} if isinstance(inner, dict) else config
+    for part in ("attn_config", "ffn_config"):  # of DBRX
+        if isinstance(config.get(part), dict):
+            text = {**config[part], **text}
     numbers = {word: value for word, keys in KEYS.items() if (value := _number(text, keys)) is not None}
     numbers |= _moe(text, numbers) | _windows(text, numbers)
     kind = str(text.get("model_type", ""))
-    numbers["tied"] = int(text.get("tie_word_embeddings", kind in TIED) is True)
-    numbers["plain_ffn"] = int(kind in UNGATED)
+    numbers["tied"] = int(text.get("tie_word_embeddings", kind in TIED | TWO_STACKS) is True)
+    if text.get("is_encoder_decoder") is True:
+        numbers["encoder_layers"] = _number(text, ("encoder_layers", "num_layers")) or numbers.get("layers", 0)
+    # T5 states whether its feed-forward is gated
+    numbers["plain_ffn"] = int(kind in UNGATED or text.get("feed_forward_proj", "gated").partition("-")[0] != "gated")
     numbers["bias"] = int(kind in BIASED)
     numbers["encoder"] = int(kind in ENCODERS)
     if text.get("multi_query") is True and "kv" not in numbers:

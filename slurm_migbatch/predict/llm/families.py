@@ -215,7 +215,7 @@ _LLAMA = (
     _m("llama-3.1-405b", _a(126, 16384, 128, 8, 53248, 128256, 128 * _K)),
     _m("llama-3.2-1b", _a(16, 2048, 32, 8, 8192, 128256, 128 * _K, tied=True), "llama-guard-3-1b"),
     _m("llama-3.2-3b", _a(28, 3072, 24, 8, 8192, 128256, 128 * _K, tied=True), "llama3.2"),
-    _m("llama-3.2-11b", _seen(replace(_L31_8B, layers=40), 10_670_220_835), "llama-3.2-11b-vision"),
+    _m("llama-3.2-11b", _seen(replace(_L31_8B, layers=40), 10_670_220_835), "llama-3.2-11b-vision llama3.2-vision"),
     _m("llama-3.2-90b", _seen(replace(_L31_70B, layers=100), 88_592_000_000), "llama-3.2-90b-vision"),
     _m("llama-3.3-70b", _L31_70B, "llama3.3 deepseek-r1-70b deepseek-r1-distill-llama-70b"),
     _m(
@@ -244,6 +244,12 @@ _MISTRALS = (
     ),
     _m("mistral-nemo", _NEMO, "mistral-nemo-12b mistral-nemo-2407"),
     _m("ministral-8b", _a(36, 4096, 32, 8, 12288, 131072, 32 * _K, head=128)),
+    # with the vision encoder of 0.4 billion that the model cards name
+    _m("ministral-3-3b", _seen(_a(26, 3072, 32, 8, 9216, 131072, 256 * _K, head=128, tied=True), 3_850_000_000)),
+    _m("ministral-3-8b", _seen(_a(34, 4096, 32, 8, 14336, 131072, 256 * _K, head=128), 8_920_000_000)),
+    _m("ministral-3-14b", _seen(_a(40, 5120, 32, 8, 16384, 131072, 256 * _K, head=128), 13_950_000_000)),
+    # with Whisper's encoder
+    _m("voxtral-mini-3b", _seen(_a(30, 3072, 32, 8, 8192, 131072, 128 * _K, head=128), 4_680_000_000), "voxtral-mini"),
     _m("mistral-small-22b", _a(56, 6144, 48, 8, 16384, 32768, 32 * _K), "mistral-small-2409 codestral-22b codestral"),
     _m("mistral-small-24b", _SMALL24, "mistral-small-2501 mistral-small"),
     _m(
@@ -335,8 +341,12 @@ _QWENS = (
     ),
 )
 _GEMMAS = (
-    _m("gemma-2b", _a(18, 2048, 8, 1, 16384, 256000, 8 * _K, head=256, tied=True)),
-    _m("gemma-7b", _a(28, 3072, 16, 16, 24576, 256000, 8 * _K, head=256, tied=True), "gemma"),
+    _m(
+        "gemma-2b",
+        _a(18, 2048, 8, 1, 16384, 256000, 8 * _K, head=256, tied=True),
+        "codegemma-2b bge-reranker-v2-gemma",
+    ),
+    _m("gemma-7b", _a(28, 3072, 16, 16, 24576, 256000, 8 * _K, head=256, tied=True), "gemma codegemma-7b"),
     _m("gemma-2-2b", _a(26, 2304, 8, 4, 9216, 256000, 8 * _K, head=256, wide_layers=13, **_G2)),
     _m("gemma-2-9b", _a(42, 3584, 16, 8, 14336, 256000, 8 * _K, head=256, wide_layers=21, **_G2), "gemma2"),
     _m("gemma-2-27b", _a(46, 4608, 32, 16, 36864, 256000, 8 * _K, head=128, wide_layers=23, **_G2)),
@@ -562,7 +572,8 @@ _BOTH = (
     _m("flan-t5-base", _t5(12, 768, 12, 2048), "t5-v1.1-base", "fp32"),
     _m("flan-t5-large", _t5(24, 1024, 16, 2816), "t5-v1.1-large", "fp32"),
     _m("flan-t5-xl", _t5(24, 2048, 32, 5120), "t5-v1.1-xl", "fp32"),
-    _m("flan-t5-xxl", _t5(24, 4096, 64, 10240), "t5-v1.1-xxl flan-ul2-11b", "fp32"),
+    _m("flan-t5-xxl", _t5(24, 4096, 64, 10240), "t5-v1.1-xxl", "fp32"),
+    _m("flan-ul2", _t5(32, 4096, 16, 16384, 256), "ul2 flan-ul2-20b"),
     _m("whisper-tiny", _whisper(4, 384, 6), "", "fp32"),
     _m("whisper-base", _whisper(6, 512, 8), "", "fp32"),
     _m("whisper-small", _whisper(12, 768, 12), "", "fp32"),
@@ -588,7 +599,12 @@ _ENCODERS = (
     _m("roberta-large", _bert(*_BERT_LARGE, 50265, **_XLMR), "", "fp32"),
     _m("xlm-roberta-base", _bert(*_BERT_BASE, 250002, **_XLMR), "multilingual-e5-base", "fp32"),
     _m("xlm-roberta-large", _bert(*_BERT_LARGE, 250002, **_XLMR), "multilingual-e5-large", "fp32"),
-    _m("bge-m3", _bert(*_BERT_LARGE, 250002, types=1, positions=8194, context=8 * _K), "bge-reranker-v2-m3", "fp32"),
+    _m(
+        "bge-m3",
+        _bert(*_BERT_LARGE, 250002, types=1, positions=8194, context=8 * _K),
+        "bge-reranker-v2-m3 snowflake-arctic-embed-l-v2.0",
+        "fp32",
+    ),
     _m("deberta-v3-base", _bert(*_BERT_BASE, 128100, types=0, positions=0), "", "fp32"),
     _m("deberta-v3-large", _bert(*_BERT_LARGE, 128100, types=0, positions=0), "", "fp32"),
     _m("all-minilm-l6-v2", _bert(6, 384, 12, 1536, 30522), "all-minilm-l6 minilm-l6", "fp32"),

@@ -66,7 +66,9 @@ SIZES: Final = frozenset(
 )
 """Words that change the size when they follow a model's name, with or without a version: `small3.2`."""
 ROUNDED: Final = 1.1
-"""Tolerance above the size in a model's name: a "7b" has up to 7.7 billion parameters."""
+"""Tolerance above the size in a model's name: a "7b" has up to 7.7 billion parameters, a "2b", whose last digit is
+rounded, up to 2.5.
+"""
 LARGEST: Final = 5e12
 """Largest number in a name that is read as a size."""
 ALIKE: Final = 0.75
@@ -88,6 +90,22 @@ DEEP: Final = 96
 deeper.
 """
 _SIZE: Final = re.compile(r"(?:([0-9]{1,3})x)?([0-9]{1,4}(?:\.[0-9]{1,3})?)([bmt])")
+_COUNT: Final = re.compile(r"[0-9]{1,3}e")
+"""A number of experts, which follows the active parameters in `17b-16e`."""
+_GENERATOR: Final = re.compile(
+    r"(?:t|i|ti|v|s|flf|text|image|video)2(?:v|i|img|image|video|world)|vace|cogvideox.*|flux.*"
+)
+"""A word that names a generator of images or video, whose size is that of the part that removes noise."""
+SENSES: Final = frozenset({"vl", "vlm", "vision", "ocr", "audio", "asr", "speech", "omni", "llava", "voxtral"})
+"""Words that name a language model with an encoder of images or sound, which its size mostly leaves out."""
+TOWER: Final = 700_000_000
+"""Most parameters of such an encoder: Qwen2.5-VL's has 0.67 billion, Whisper's 0.64."""
+BESIDE: Final = 7_000_000_000
+"""Most parameters of the other parts of such a generator: its text encoder (T5-XXL and UMT5-XXL have up to 5.7 billion)
+and those for images.
+"""
+CLIP_MIB: Final = 16 * 1024
+"""Its working memory of one clip, as that of the largest one in the table."""
 _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
 
@@ -183,8 +201,15 @@ def resolve(name: str) -> Found | None:
     near = _near_of_size("-".join(telling), size)
     if near is not None:
         return Found(near.name, near.architecture, quantisation or native(near), "near", stated)
-    upper = Sized(size.total * ROUNDED, size.active * ROUNDED)
-    return Found(name.rsplit("/", 1)[-1], of_size(upper), quantisation or precision.plain("auto"), "size", stated)
+    upper = size_of(kept, upper=True)
+    if upper is None:
+        return None
+    if any(map(_GENERATOR.fullmatch, kept)):
+        architecture = Architecture(0, 0, extra=round(upper.total) + BESIDE, kind="plain", item_mib=CLIP_MIB)
+    else:
+        more = TOWER if SENSES.intersection(kept) else 0
+        architecture = of_size(Sized(upper.total + more, upper.active + more))
+    return Found(name.rsplit("/", 1)[-1], architecture, quantisation or precision.plain("auto"), "size", stated)
 
 
 def native(model: Model) -> Precision:
@@ -203,23 +228,40 @@ def suggestion(name: str) -> str | None:
     return next(iter(_alike("-".join(word for word in kept if word not in FILLERS))), None)
 
 
-def size_of(words: Sequence[str]) -> Sized | None:
-    """Return the size in a name's words: `70b`, `8x7b` (as if nothing were shared), `235b` and `a22b`."""
-    total = active = 0.0
-    sizes = [(word, match) for word in words if (match := _SIZE.fullmatch(word.removeprefix("a")))]
-    tokens = {"t"} if any(match[3] == "b" for _, match in sizes) else set()  # 1.1b-3t: the tokens of its training
-    for word, match in sizes:
+def size_of(words: Sequence[str], *, upper: bool = False) -> Sized | None:
+    """Return the size in a name's words: `70b`, `8x7b` (as if nothing were shared), `235b` and `a22b`, `9b-2b` (an
+    encoder and a decoder) but `1b-7b` (active and all parameters).
+
+    `upper`: return the most that it may mean. `17b-16e` means only that more than the stated parameters exist: None.
+    """
+    if upper and any(map(_COUNT.fullmatch, words)):
+        return None
+    total = active = last = 0.0
+    sizes = [(at, word, match) for at, word in enumerate(words) if (match := _SIZE.fullmatch(word.removeprefix("a")))]
+    tokens = {"t"} if any(match[3] == "b" for _, _, match in sizes) else set()  # 1.1b-3t: the tokens of its training
+    before = -1
+    for at, word, match in sizes:
         if match[3] in tokens:
             continue
         params = float(match[2]) * _MILLIONS[match[3]] * 1e6
+        most = _rounded_up(match) if upper else params
         if word.startswith("a"):
-            active = active or params
-        elif params * float(match[1] or 1) > total:
-            total = params * float(match[1] or 1)
-            active = active or (2 * params if match[1] else 0.0)
+            active = active or most
+            continue
+        count = float(match[1] or 1)
+        total = total + most if at == before + 1 and 0 < params <= last else max(total, count * most)
+        active = active or (2 * most if match[1] else 0.0)
+        before, last = at, params
     if not 1e6 <= total <= LARGEST:
         return None
     return Sized(total, min(active, total) or total)
+
+
+def _rounded_up(match: re.Match[str]) -> float:
+    """Return the most parameters that a size may mean; those of `8x7b` share enough to need no tolerance."""
+    unit, digits = _MILLIONS[match[3]] * 1e6, len(match[2].partition(".")[2])
+    stated = float(match[2]) * unit
+    return stated if match[1] else max(stated * ROUNDED, stated + 0.5 * unit / 10**digits)
 
 
 @lru_cache(maxsize=1024)
@@ -379,6 +421,8 @@ def _alike(name: str) -> list[str]:
 def _near_of_size(name: str, size: Sized) -> Model | None:
     for candidate in _alike(name):
         model = known(candidate)
+        if _distinct(name) != _distinct(candidate):
+            continue
         if model is None or exceeds(size, model.architecture):
             continue
         if model.architecture.parameters > (1 + SAME_SIZE) * size.total:
@@ -386,6 +430,12 @@ def _near_of_size(name: str, size: Sized) -> Model | None:
         if difflib.SequenceMatcher(None, _letters(name), _letters(candidate)).ratio() >= ALIKE:
             return model
     return None
+
+
+def _distinct(name: str) -> set[str]:
+    """Return what makes a model of a family another one: numbers but its sizes, and words of size."""
+    words = [word for word in name.split("-") if not _SIZE.fullmatch(word.removeprefix("a"))]
+    return {part for word in words for part in (*re.findall(r"[0-9][0-9.]*[a-z]*", word), *SIZES.intersection([word]))}
 
 
 def _letters(name: str) -> str:

@@ -32,11 +32,11 @@ CACHE: Final[Mapping[str, float]] = MappingProxyType(
 WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
     {
         "awq": 4.16, "awq-marlin": 4.16, "gptq": 4.16, "gptq-marlin": 4.16, "gptq-int4": 4.16, "gptq-int8": 8.16,
-        "int4": 4.16, "w4a16": 4.16, "w4a8": 4.16, "4bit": 4.5, "autoround": 4.16, "compressed-tensors": 8.1,
-        "marlin": 4.16, "hqq": 4.5, "aqlm": 4.16, "quip": 4.16, "bitsandbytes": 4.5, "bnb": 4.5, "bnb-4bit": 4.5,
+        "int4": 4.16, "autoround": 4.16, "compressed-tensors": 8.1, "marlin": 4.16,
+        "hqq": 4.5, "aqlm": 4.16, "quip": 4.16, "bitsandbytes": 4.5, "bnb": 4.5, "bnb-4bit": 4.5,
         "nf4": 4.5, "fp4": 4.5, "nvfp4": 4.5, "mxfp4": 4.25, "modelopt-fp4": 4.5, "qlora": 4.127,
         "int8": 8.1, "w8a8": 8.1, "w8a16": 8.1, "8bit": 8.1, "bnb-8bit": 8.1, "llm-int8": 8.1, "smoothquant": 8.1,
-        "fp8": 8.1, "fp8-dynamic": 8.1, "fbgemm-fp8": 8.1, "modelopt": 8.1, "w8a8-fp8": 8.1, "none": 0.0,
+        "eetq": 8.1, "fp8": 8.1, "fp8-dynamic": 8.1, "fbgemm-fp8": 8.1, "modelopt": 8.1, "w8a8-fp8": 8.1, "none": 0.0,
     }
 )  # fmt: skip
 """Bits of a parameter of the body; embedding and output stay at 16. 0: not quantised."""
@@ -56,9 +56,15 @@ layers in wider ones and counts as the next.
 NAMES: Final = frozenset({*WEIGHTS, *GGUF})
 UNDONE: Final = frozenset({"unquantized", "unquantised", "dequantized", "dequantised"})
 """Words of a name whose other words on quantisation are about the past: the weights are 16-bit ones."""
-_BITS: Final = re.compile(r"([1-8](?:\.[0-9]{1,2})?)(bpw|bits?)")
-_SCALES: Final = {"bpw": 0.1, "bit": 0.5, "bits": 0.5}
-"""Bits that scales add to a parameter: little where an average is stated, at most those of groups of 32."""
+_BITS: Final = (
+    (re.compile(r"([1-8](?:\.[0-9]{1,2})?)bpw"), 0.1),
+    (re.compile(r"([1-8](?:\.[0-9]{1,2})?)-?bits?|q([2-8])f(?:16|32)(?:-[0-9])?"), 0.5),
+    (re.compile(r"mxfp([468])"), 0.25),
+    (re.compile(r"int([48])wo|w([2-8])a(?:fp)?(?:4|8|16)"), 0.16),
+)
+"""Forms that state the bits, and what scales add to a parameter: little where an average is stated, at most those of
+groups of 32.
+"""
 
 
 @dataclass(frozen=True)
@@ -87,5 +93,7 @@ def quantised(name: str) -> Precision | None:
         return Precision(name, GGUF[name], GGUF[name])
     if name in WEIGHTS:
         return Precision(name, WEIGHTS[name], 16.0) if WEIGHTS[name] else plain("bf16")
-    found = _BITS.fullmatch(name)
-    return Precision(name, float(found[1]) + _SCALES[found[2]], 16.0) if found else None
+    for form, scales in _BITS:
+        if found := form.fullmatch(name):
+            return Precision(name, float(next(filter(None, found.groups()))) + scales, 16.0)
+    return None

@@ -29,7 +29,7 @@ from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, arithmet
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.predict.samples import OWN_TABLES, SITE
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
-from slurm_migbatch.workload.gpufacts import facts_of, short_name
+from slurm_migbatch.workload.gpufacts import facts_of, model_of
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.llmhints import CHOICES, LlmHints
 from slurm_migbatch.workload.refusal import Refusal
@@ -150,14 +150,9 @@ def point_of(row: Measurement) -> ServedPoint | None:
     away = (math.log(row.ttft_s / pace.ttft), math.log(row.tpot_s / pace.tpot))
     source = SITE if row.source.startswith(OWN_TABLES) else row.source
     return ServedPoint(
-        gpu_of(row.gpu), row.engine, workload.model.name, workload.precision.name, source, load_of(workload, sm), away,
-        arithmetic_spread(workload, machine),
+        model_of(row.gpu), row.engine, workload.model.name, workload.precision.name, source, load_of(workload, sm),
+        away, arithmetic_spread(workload, machine),
     )  # fmt: skip
-
-
-def gpu_of(name: str) -> str:
-    """Return the name of a GPU's model without its memory, which hardly changes the error of computed figures."""
-    return short_name(name.replace("-", " "), 0).removesuffix("-0gb")
 
 
 def _agrees(row: Measurement) -> bool:

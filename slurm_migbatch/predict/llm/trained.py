@@ -25,12 +25,12 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.cells import Array, GpuSpec, shares_of
 from slurm_migbatch.predict.llm.memory import need_of
 from slurm_migbatch.predict.llm.pooling import bounded, solve, trust
-from slurm_migbatch.predict.llm.served import AGREE, ELSEWHERE, gpu_of
+from slurm_migbatch.predict.llm.served import AGREE, ELSEWHERE
 from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, training_spread, training_step_s
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.predict.samples import OWN_TABLES, RUNS, SILENT, SITE
 from slurm_migbatch.profiling.measurement import Measurement
-from slurm_migbatch.workload.gpufacts import facts_of
+from slurm_migbatch.workload.gpufacts import facts_of, model_of
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.llmhints import LlmHints
 from slurm_migbatch.workload.refusal import Refusal
@@ -142,7 +142,7 @@ def point_of(row: Measurement) -> TrainedPoint | None:
         return None
     source = SITE if row.source.startswith(OWN_TABLES) else row.source
     return TrainedPoint(
-        gpu_of(row.gpu), workload.model.name, way_of(workload), source, shape_of(workload), load_of(workload, sm),
+        model_of(row.gpu), workload.model.name, way_of(workload), source, shape_of(workload), load_of(workload, sm),
         (step, held),        training_spread(workload, machine),
     )  # fmt: skip
 

@@ -1,0 +1,87 @@
+"""Names of GPUs, and what is known of each by any of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_migbatch.predict.cells import GpuSpec
+from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.workload.gpufacts import ALIKE, facts_of, memory_gb_of, model_of, short_name
+
+NAMES = {
+    "NVIDIA A30": "a30-24gb",
+    "NVIDIA A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA A100-PCIE-40GB": "a100-40gb",
+    "NVIDIA A100-SXM4-80GB": "a100-80gb",
+    "NVIDIA A100 80GB PCIe": "a100-80gb",
+    "NVIDIA A800 80GB PCIe": "a800-80gb",
+    "NVIDIA H100 80GB HBM3": "h100-80gb",
+    "NVIDIA H100 PCIe": "h100-pcie-80gb",
+    "NVIDIA H100 NVL": "h100-nvl-94gb",
+    "NVIDIA H800": "h800-80gb",
+    "NVIDIA H20": "h20-96gb",
+    "NVIDIA H200": "h200-141gb",
+    "NVIDIA H200 NVL": "h200-nvl-141gb",
+    "NVIDIA GH200 480GB": "gh200-96gb",
+    "NVIDIA GH200 144G HBM3e": "gh200-144gb",
+    "NVIDIA B200": "b200-180gb",
+    "NVIDIA GB200": "gb200-186gb",
+    "NVIDIA B300 SXM6 AC": "b300-269gb",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-96gb",
+    "NVIDIA RTX PRO 5000 Blackwell": "rtx-pro-5000-48gb",
+    "Graphics Device": "graphics-device-5gb",
+}
+"""NVML's names, and the short ones."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_short_name_of_a_gpu_has_the_facts_of_its_full_name(name: str) -> None:
+    short = short_name(name, int(NAMES[name].rpartition("-")[2][:-2]))
+    assert short == NAMES[name]
+    for other in (short, short.replace("-", "_"), name.replace(" ", "_")):
+        full, found = facts_of(name), facts_of(other)
+        assert (full is None) == (found is None), other
+        if full is not None and found is not None:
+            assert found[2:] == full[2:]
+            assert found[:2] == pytest.approx(full[:2], rel=1 - ALIKE), other
+    assert model_of(short) == model_of(name) == short.rpartition("-")[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_gpu_is_the_same_with_and_without_its_memory_in_the_name(name: str) -> None:
+    gpu = GpuSpec.of_rows([Measurement(gpu=name, model="net", latency_s=1.0)])
+    facts = facts_of(name)
+    if facts is not None and facts.mib:
+        assert gpu.name == NAMES[name] == short_name(name, memory_gb_of(name))
+    else:
+        assert gpu.memory_gb == 0
+
+
+def test_the_memory_of_a_gpu_of_which_only_slices_were_measured() -> None:
+    for name, profile, short in (
+        ("NVIDIA H200", "1g.18gb", "h200-141gb"),
+        ("NVIDIA A30", "1g.6gb", "a30-24gb"),
+        ("a100", "7g.40gb", "a100-40gb"),
+        ("NVIDIA A100-SXM-64GB", "3g.32gb", "a100-64gb"),
+        ("h100-nvl-94gb", "1g.12gb", "h100-nvl-94gb"),
+    ):
+        assert GpuSpec.of_rows([Measurement(gpu=name, model="net", profile=profile, latency_s=1.0)]).name == short
+
+
+def test_forms_of_a_gpu_with_other_speeds_are_other_models() -> None:
+    assert len({model_of(f"NVIDIA H100 {form}") for form in ("80GB HBM3", "PCIe", "NVL")}) == 3
+    assert model_of("NVIDIA H200") != model_of("NVIDIA H200 NVL")
+
+
+def test_facts_by_form_and_memory() -> None:
+    speeds = {
+        "NVIDIA A100-SXM4-40GB": (312, 1555),
+        "NVIDIA A100 80GB PCIe": (312, 1935),
+        "NVIDIA H100 PCIe": (756, 2039),
+        "h100_nvl": (835, 3938),
+        "NVIDIA GH200 144G HBM3e": (990, 4900),
+    }
+    for name, speed in speeds.items():
+        found = facts_of(name)
+        assert found is not None and found[:2] == speed, name
+    assert facts_of("Graphics Device") is None
