@@ -97,4 +97,5 @@ def _alike(one: GpuModelFacts | None, other: GpuModelFacts | None) -> bool:
 
 
 def _words(name: str) -> str:
-    return re.sub(r"[ _-]+", " ", name.lower())
+    words = re.sub(r"[ _-]+", " ", name.lower())
+    return re.sub(r"\b(h[18]00) (94gb)", r"\1 nvl \2", words)  # NVL alone has 94 GB; stored measurements lack the form

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -127,8 +128,8 @@ def test_the_time_of_a_scan_ends_within_a_process_too(tmp_path, crowd, monkeypat
     holder = crowd(1, 10, ALICE, *[tmp_path / "nvidia-cap7"] * 50)
     seen, clock, checked = [], itertools.count(), open_devices._gives_access
     monkeypatch.setattr(open_devices, "_gives_access", lambda pid, name: seen.append(name) or checked(pid, name))
-    monkeypatch.setattr(open_devices.os, "listdir", lambda _: [str(holder.pid)])
-    monkeypatch.setattr(open_devices.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(os, "listdir", lambda _: [str(holder.pid)])
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     open_devices.OpenDeviceScan().scan(1, {7: BOB}, 10.0)
     assert 0 < len(seen) <= 10
 

@@ -85,3 +85,9 @@ def test_facts_by_form_and_memory() -> None:
         found = facts_of(name)
         assert found is not None and found[:2] == speed, name
     assert facts_of("Graphics Device") is None
+
+
+def test_measurements_stored_under_the_former_name_of_an_h100_nvl_are_read_as_its_own() -> None:
+    gpu = GpuSpec.of_rows([Measurement(gpu="h100-94gb", model="net", profile="1g.12gb", latency_s=1.0)])
+    assert gpu.name == "h100-nvl-94gb"
+    assert facts_of("h100-94gb") == facts_of("NVIDIA H100 NVL")
