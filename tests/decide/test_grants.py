@@ -294,10 +294,33 @@ def test_each_reason():
     assert why([gpu()], waits("a", {Profile.parse("1g.24gb"): 1.0})) == ["profile"]
     assert why([gpu()], waits("a", {ONE: 0.0})) == ["profile"]
     assert why([gpu(taken=[slot(FOUR, 0)])], waits("a", {FOUR: 1.0})) == ["room"]
-    assert why([gpu()], waits("a"), reserve={ALL: 1}) == ["reserve"]
+    large, running = on(ALL, 0, "r")
+    crowded = gpu(1, taken=[slot(FOUR, 0), slot(TWO, 4)])
+    assert why([large, crowded], running, waits("a"), reserve={ONE: 1})[1:] == ["reserve"]
     assert why([gpu(idle_since=NOW - 60)], waits("a")) == ["idle"]
     assert why([gpu(reclaimed=NOW - 60)], waits("a")) == ["idle"]
     assert why([gpu()], waits("a"), waits("b"), releases=1) == ["given", "round"]
+
+
+def test_a_job_that_only_the_reserve_keeps_out_gets_its_fair_share_or_nothing():
+    found = lend([gpu()], [waits("a"), waits("b")], {ALL: 1}, NOW, RULES)
+    assert [(one.job, one.profile, one.reserved) for one in found.grants] == [("a", FOUR, True), ("b", THREE, True)]
+    assert found.short == {ALL: 1}
+    assert not lend([gpu()], [waits("a")], {ONE: 1}, NOW, RULES).grants[0].reserved
+    large, running = on(ALL, 0, "r")
+    room_for_one = gpu(1, taken=[slot(FOUR, 0), slot(TWO, 4)])
+    found = lend([large, room_for_one], [running, waits("a")], {ONE: 1}, NOW, RULES)
+    assert (found.grants, found.short) == ((), {})
+
+
+def test_the_rest_of_the_reserve_stays_when_jobs_start_in_it():
+    found = lend([gpu(0), gpu(1)], [waits(job, {ALL: 1.0}) for job in "ab"], {ALL: 1}, NOW, RULES)
+    assert [(one.job, one.reserved) for one in found.grants] == [("a", False), ("b", True)]
+    assert found.short == {ALL: 1}
+    found = lend([gpu(0), gpu(1)], [waits("a", {ALL: 1.0})], {THREE: 4}, NOW, RULES, 1)
+    assert [one.reserved for one in found.grants] == [True]
+    assert found.short == {THREE: 2}
+    assert not lend([gpu()], [waits("a")], {ALL: 1}, NOW, RULES, 0).grants
 
 
 def test_the_reserve_lies_where_nothing_may_be_lent_if_it_can():

@@ -25,12 +25,16 @@ _PAIRS: Final = 1500
 
 @dataclass
 class Given:
-    """A pending job, the value of each useful profile (from small to large), its current choice, and its GPU."""
+    """A pending job, the value of each useful profile (from small to large), its current choice, and its GPU.
+
+    `reserved`: see `Release`.
+    """
 
     elastic_job: ElasticJob
     worths: Mapping[Profile, float]
     profile: Profile
     room: int
+    reserved: bool = False
 
 
 class Grown(NamedTuple):
@@ -108,6 +112,13 @@ class LendingCapacity:
                 self.rooms[room].held += (profile,)
                 self.put(room, profile)
         return short
+
+    def release_reserve(self) -> None:
+        """Make the space free again that `hold` has taken."""
+        for index, room in enumerate(self.rooms):
+            for profile in room.held:
+                self.drop(index, profile)
+            room.held = ()
 
     def useful(self, elastic_job: ElasticJob) -> tuple[Profile, ...]:
         """Return the profiles that a job can use and that its GPUs have, from small to large."""
@@ -351,7 +362,13 @@ class LendingCapacity:
             return SlotReference(room.space.node, room.space.gpu, slot)
 
         grants = tuple(
-            Release(grant.elastic_job.job, grant.profile, place(grant.room, grant.profile), grant.worths[grant.profile])
+            Release(
+                grant.elastic_job.job,
+                grant.profile,
+                place(grant.room, grant.profile),
+                grant.worths[grant.profile],
+                grant.reserved,
+            )
             for grant in given
         )
         grows = tuple(

@@ -7,12 +7,13 @@ relative to a fair share, restarts that must pay off, and ending the loans with 
 `lend` decides one round:
 
 1. Jobs that were stopped for another slice get it, and the expected need of inference (`reserve`) is placed into the
-   rest of the free space and stays there, so that it fits whatever else is lent.
-2. In Slurm's order each pending job gets the smallest of its profiles that fits, so that no job goes without
-   because of another's larger slice.
-3. Slices are enlarged, the largest value gained per slice first; then pairs on one GPU redistribute its space, and
-pairs
-   anywhere exchange their slices, if the sum of values rises. Running jobs grow only if
+   rest of the free space.
+2. In Slurm's order each pending job gets the smallest of its profiles that fits next to the reserve, so that no job
+   goes without because of another's larger slice.
+3. Jobs for which only the reserve leaves no room start in its space, if they get at least their fair share
+   (`_start_in_reserve`). What is left of the reserve stays, so that it fits whatever else is lent.
+4. Slices are enlarged, the largest value gained per slice first; then pairs on one GPU redistribute its space, and
+   pairs anywhere exchange their slices, if the sum of values rises. Running jobs grow only if
    `Hysteresis` allows, if the growth pays for their restart (`paid_worth`), and only while no job waits for room.
 
 Placement on a GPU: every GPU's free space is planned as a whole (`mig.planning`), so loans and reserve are placed such
@@ -65,31 +66,20 @@ def lend(
     """
     board = LendingCapacity(spaces, elastic_jobs, now, calm)
     limit = math.inf if releases is None else releases
-    given: list[Given] = []
-    lacking: dict[Hashable, Reason] = {}
-    hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
-    given += _resume(board, elastic_jobs, limit)
+    given = _resume(board, elastic_jobs, limit)
     short = board.hold(reserve)
     resumed = {grant.elastic_job.job for grant in given}
-    for elastic_job in elastic_jobs:
-        if elastic_job.place is not None or elastic_job.job in resumed:
-            continue
-        if elastic_job.target is not None and board.vacated(elastic_job.target):
-            lacking[elastic_job.job] = "idle"
-            continue
-        if len(given) >= limit:
-            lacking[elastic_job.job] = "round"
-            continue
-        useful = board.useful(elastic_job)
-        key = useful, elastic_job.nodes
-        room = None if key in hopeless else board.smallest(elastic_job, useful)
-        if room is None:  # space only shrinks, so no equal job will fit either
-            if key not in hopeless:
-                hopeless[key] = board.reason(elastic_job, useful)
-            lacking[elastic_job.job] = hopeless[key]
-            continue
-        given.append(Given(elastic_job, board.worths(elastic_job, useful), room[1], room[0]))
-        board.put(room[0], room[1])
+    waiting = [job for job in elastic_jobs if job.place is None and job.job not in resumed]
+    started, lacking = _start(board, waiting, limit - len(given))
+    given += started
+    kept_out = [job for job in waiting if lacking.get(job.job) == "reserve"]
+    if kept_out and len(given) < limit:
+        board.release_reserve()
+        started = _start_in_reserve(board, kept_out, limit - len(given))
+        given += started
+        for grant in started:
+            del lacking[grant.elastic_job.job]
+        short = board.hold(reserve)
     enough = not any(reason in _NO_ROOM for reason in lacking.values())
     board.raise_sizes(given, move=enough)  # space that a move leaves free is for jobs that wait for room
     board.exchange(given, move=enough)
@@ -101,9 +91,9 @@ def lend(
     if not grows:
         touched = {(grant.place.node, grant.place.gpu) for grant in grants}
         untouched = [board.beside_reserve(space) for space in spaces if (space.node, space.gpu) not in touched]
-        waiting = [job for job in elastic_jobs if lacking.get(job.job) in _NO_ROOM and _needs_room(board, job)]
-        left = _without_room_soon(spaces, elastic_jobs, waiting, now, calm)
-        if left or not waiting:
+        lacking_room = [job for job in waiting if lacking.get(job.job) in _NO_ROOM and _needs_room(board, job)]
+        left = _without_room_soon(spaces, elastic_jobs, lacking_room, now, calm)
+        if left or not lacking_room:
             divisions = divide(untouched, elastic_jobs, left, now, calm, int(min(limit, len(elastic_jobs))))
     return Lending(grants, grows, tuple(divisions), lacking, short)
 
@@ -135,6 +125,57 @@ def _resume(board: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit: f
         if found is not None:
             give(elastic_job, target, found[0])
     return given
+
+
+def _start(
+    board: LendingCapacity, waiting: Sequence[ElasticJob], most: float
+) -> tuple[list[Given], dict[Hashable, Reason]]:
+    """Give each pending job the smallest of its profiles that fits; also return why others get none."""
+    started: list[Given] = []
+    lacking: dict[Hashable, Reason] = {}
+    hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
+    for elastic_job in waiting:
+        if elastic_job.target is not None and board.vacated(elastic_job.target):
+            lacking[elastic_job.job] = "idle"
+            continue
+        if len(started) >= most:
+            lacking[elastic_job.job] = "round"
+            continue
+        useful = board.useful(elastic_job)
+        key = useful, elastic_job.nodes
+        room = None if key in hopeless else board.smallest(elastic_job, useful)
+        if room is None:  # space only shrinks, so no equal job will fit either
+            if key not in hopeless:
+                hopeless[key] = board.reason(elastic_job, useful)
+            lacking[elastic_job.job] = hopeless[key]
+            continue
+        started.append(Given(elastic_job, board.worths(elastic_job, useful), room[1], room[0]))
+        board.put(room[0], room[1])
+    return started, lacking
+
+
+def _start_in_reserve(board: LendingCapacity, kept_out: Sequence[ElasticJob], most: float) -> list[Given]:
+    """Start jobs on the free space, each on the smallest profile that is its fair share or more.
+
+    Without them the space would be idle, and a job that would be pending loses only its start if inference needs the
+    slice soon. A smaller slice does cost: a job keeps it for as long as `Hysteresis` says, and meanwhile gets no larger
+    one elsewhere.
+    """
+    started: list[Given] = []
+    hopeless: set[tuple[tuple[Profile, ...], frozenset[str] | None]] = set()
+    for elastic_job in kept_out:
+        if len(started) >= most:
+            break
+        useful = board.useful(elastic_job)
+        fair = board.fair(elastic_job, useful)
+        enough = tuple(profile for profile in useful if elastic_job.speeds[profile] >= fair)
+        room = None if (enough, elastic_job.nodes) in hopeless else board.smallest(elastic_job, enough)
+        if room is None:
+            hopeless.add((enough, elastic_job.nodes))
+            continue
+        started.append(Given(elastic_job, board.worths(elastic_job, useful), room[1], room[0], reserved=True))
+        board.put(room[0], room[1])
+    return started
 
 
 def _needs_room(board: LendingCapacity, elastic_job: ElasticJob) -> bool:

@@ -28,7 +28,8 @@ LACKING: Final[Mapping[str, str]] = {
     "profile": "no GPU that it can use has a profile between its min and max with enough memory",
     "quota": "its account has reached its quota of loans ([lending] quota)",
     "round": "other jobs come first in this round ([lending] most_releases)",
-    "reserve": "inference is expected to need the free space ([lending] horizon_s and sure)",
+    "reserve": "inference is expected to need the free space ([lending] horizon_s and sure), and the job's fair share "
+    "does not fit",
     "idle": "the free slices have not been idle long enough, or were reclaimed recently ([lending] min_idle_s, rest_s)",
     "room": "no GPU has room for a slice between its min and max",
     "turn": "with this release of Slurm requeued jobs restart one at a time",
@@ -92,7 +93,8 @@ def _releases(
         if not _take(quota_left, known, {job: grant.profile}):
             lacking[job] = LACKING["quota"]
             continue
-        why = f"{grant.profile} is idle, and no inference is expected to need it"
+        soon = "inference may need it soon" if grant.reserved else "no inference is expected to need it"
+        why = f"{grant.profile} is idle, and {soon}"
         away = tuple(sorted(view.away.get(job, ())))
         orders.append(LoanOrder(Kind.RELEASE, job, row.restarts, why, profile=grant.profile, away=away))
     return orders

@@ -135,12 +135,16 @@ class ElasticJob:
 
 @dataclass(frozen=True)
 class Release:
-    """A pending job is released with a profile, with an expected place (supply may find another)."""
+    """A pending job is released with a profile, with an expected place (supply may find another).
+
+    `reserved`: inference is expected to need the space.
+    """
 
     job: Hashable
     profile: Profile
     place: SlotReference
     worth: float
+    reserved: bool = False
 
 
 @dataclass(frozen=True)
