@@ -323,7 +323,7 @@ class LendingConfig:
         between(1, 7 * 86400),
     )
     settle_s: float = key(
-        300.0,
+        150.0,
         "Seconds after its start for which a job is not restarted for another slice; twice as long with each restart, "
         "an hour at most.",
         between(0, 3600),
