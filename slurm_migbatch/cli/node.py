@@ -205,7 +205,7 @@ def key(name: str, secret: str) -> None:
 
 def _root() -> None:
     if os.geteuid() != 0:
-        raise Failure("this changes GPUs and files of root: run it as root")
+        raise Failure("run it as root: it needs GPUs and files that are for root only")
 
 
 def _config(etc: str, name: str) -> NodeConfig:
