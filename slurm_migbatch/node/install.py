@@ -7,6 +7,7 @@ constants; and each of them first verifies that only root could have changed wha
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -256,6 +257,8 @@ def _interpreter(python: str) -> str:
 def _compile(python: str, paths: Sequence[str]) -> None:
     """Compile the hooks' imports to byte code, because hooks never write byte code themselves."""
     wanted = [f"{paths[0]}/slurm_migbatch/{room}" for room in ("__init__.py", "node", "mig")]
+    for room in wanted[1:]:
+        _discard(Path(room))
     wanted += [str(Path(path) / "pynvml.py") for path in paths if (Path(path) / "pynvml.py").exists()]
     done = subprocess.run(
         [python, "-ISm", "compileall", "-q", *wanted],
@@ -267,6 +270,25 @@ def _compile(python: str, paths: Sequence[str]) -> None:
     if done.returncode:
         output = (done.stdout + done.stderr).decode("utf-8", "replace").strip()[-300:]
         raise InstallError(f"{python} cannot compile the package: {output}")
+
+
+def _discard(room: Path) -> None:
+    """Delete byte code that others than root may have changed, or that users cannot read: compileall would keep it."""
+    try:
+        for cache in room.glob("**/__pycache__"):
+            if not _fit(cache, 0o055):
+                shutil.rmtree(cache)
+                continue
+            for compiled in cache.iterdir():
+                if not _fit(compiled, 0o044):
+                    compiled.unlink()
+    except OSError as error:
+        raise InstallError(f"cannot replace byte code that is not for everyone to read: {error}") from error
+
+
+def _fit(path: Path, needed: int) -> bool:
+    status = path.lstat()
+    return status.st_uid == 0 and status.st_mode & (needed | 0o022) == needed
 
 
 def _put(path: Path, text: str, mode: int) -> tuple[Path, str]:

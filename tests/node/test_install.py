@@ -2,6 +2,7 @@
 
 import ast
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,11 @@ def test_the_umask_of_root_changes_nothing(node, environment, monkeypatch, umask
     """Users run TaskProlog, and only root may write what root's hooks load."""
     (place,) = environment.glob("lib/python3.*/site-packages")
     monkeypatch.setattr(install, "package_paths", lambda: [str(place)])
+    rooms = place / "slurm_migbatch"
+    made_once = Path(py_compile.compile(str(rooms / "node/paths.py"), doraise=True))
+    made_once.chmod(0o666)
+    (rooms / "mig/__pycache__").mkdir(exist_ok=True)
+    (rooms / "mig/__pycache__").chmod(0o700)
     os.umask(umask)
     list(install.install(node.root / "above/hooks", node.root / "above/etc", sys.executable))
     made = [node.root / "above", *(node.root / "above").rglob("*")]
