@@ -15,6 +15,7 @@ pynvml.nvmlInit()
 rng = random.Random(int(sys.argv[1]))
 rows = list(GPUS["h100-80gb"].values())
 mine, log = [], []
+sys.stdin.readline()
 for _ in range(int(sys.argv[2])):
     device = gpu(rng.randrange(2))
     if mine and rng.random() < 0.45:
@@ -37,10 +38,18 @@ print(__import__("json").dumps(log))
 """
 
 
+def begin(workers):
+    """Let programs start their work that wait for a line: at once, however long each took until then."""
+    for worker in workers:
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+
+
 def test_concurrent_creators_never_overlap(make):
     """From when a creator has its instance until it starts to give it back, nobody else has any of the place."""
     machine = make(["h100-80gb", "h100-80gb"], latency={"gi_create": 0.002, "gi_destroy": 0.001})
-    workers = [child(machine, WORKER, str(seed), "80") for seed in range(8)]
+    workers = [child(machine, WORKER, str(seed), "80", stdin=-1) for seed in range(8)]
+    begin(workers)
     events = []
     for number, worker in enumerate(workers):
         out, err = worker.communicate(timeout=300)
@@ -77,9 +86,7 @@ for _ in range(500):
     pynvml.nvmlGpuInstanceDestroy(instance)
 """
     workers = [child(machine, script, str(start), stdin=-1) for start in range(4)]
-    for worker in workers:
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
+    begin(workers)
     for worker in workers:
         _, err = worker.communicate(timeout=300)
         assert worker.returncode == 0, err
