@@ -32,7 +32,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def small(monkeypatch):
-    for name, value in (("ARRIVALS", 60), ("WARM", 10), ("NODES", 1), ("PER_NODE", 2)):
+    for name, value in (("ARRIVALS", 30), ("WARM", 5), ("NODES", 1), ("PER_NODE", 2)):
         monkeypatch.setattr(fragmentation, name, value)
 
 
@@ -170,6 +170,7 @@ def test_the_commands_print_one_object_or_tables(small, openb, tmp_path, monkeyp
     assert done.exit_code == 0, done.output
     assert "limits x8" in done.stdout and "at worst" in done.stdout
     monkeypatch.setattr(lendwrong, "LOADS", [TINY])
+    monkeypatch.setattr(lendwrong, "ROWS", {row: lendwrong.ROWS[row] for row in ("right", "history 12 h later")})
     folder = tmp_path / "lending"
     folder.mkdir()
     words = ["lending", "--wrong", "--data", str(write_miso(write_pollux(folder))), "--seeds", "1", "--processes", "1"]
