@@ -141,7 +141,7 @@ def test_a_job_is_given_one_order_that_its_state_allows(site: Site) -> None:
             assert loan is not None and job_view.row.active
             ready = not job_view.hints.signal or loan.state is State.REQUEUED
             over = loan.signalled is not None and NOW - loan.signalled >= RULES.grace_s
-            assert ready or over or site.view.starting(order.job, RULES.protect_s)
+            assert ready or over or site.view.starting(order.job, RULES.starting_s)
         assert order.restart == job_view.row.restarts
         assert order.why
     assert not found.lacking.keys() & {order.job for order in found.orders}

@@ -31,9 +31,10 @@ class LendingRules:
     #: interval between starts of jobs that return early (`LendingView.early`), and how long one waits for the other
     apart_s: float = 3.0
     turn_s: float = 15.0
-    #: a loan that began more recently is reclaimed only if no other is sufficient, and without waiting for a
-    #: checkpoint if it has reported nothing yet
+    #: a loan that began more recently is reclaimed only if no other is sufficient
     protect_s: float = 60.0
+    #: one that began more recently and has reported nothing ends without waiting for a checkpoint
+    starting_s: float = 60.0
     reclaim: bool = True
     most_releases: int = 8
     max_restarts: int = 3

@@ -210,7 +210,7 @@ def stop(view: LendingView, rules: LendingRules, job: int, cause: Cause, why: st
     A run that began a moment ago and has reported nothing has nothing to save yet, and often no signal handler,
     so the signal would be lost, or kill it.
     """
-    signal = "" if view.starting(job, rules.protect_s) else _signal(view, job)
+    signal = "" if view.starting(job, rules.starting_s) else _signal(view, job)
     kind = Kind.SIGNAL if signal else Kind.REQUEUE
     return LoanOrder(kind, job, view.loans[job].restart, why, cause, signal=signal)
 
