@@ -1,10 +1,7 @@
 """A clock that is set back while jobs run: nothing waits until it shows the former time again."""
 
-import os
 import sqlite3
-import threading
 import time
-from contextlib import contextmanager
 
 import pytest
 
@@ -13,7 +10,7 @@ from slurm_migbatch.node import exits, liveness, progress
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.watch import Watcher
 from slurm_migbatch.testbed.proc import wait_until
-from tests.support.node_processes import run_hook
+from tests.support.node_processes import run_hook, watching
 from tests.support.progress_files import write
 
 HOUR = 3600.0
@@ -29,21 +26,6 @@ def clock(monkeypatch):
         shift[0] += seconds
 
     return step
-
-
-@contextmanager
-def watching(node):
-    stopping, (wake, woken) = threading.Event(), os.pipe()
-    thread = Watcher(node.config, node.executor.gpus).thread(stopping, wake)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopping.set()
-        os.write(woken, b"x")
-        thread.join()
-        os.close(wake)
-        os.close(woken)
 
 
 def test_progress_is_reported_as_before(new_node, clock):

@@ -15,7 +15,7 @@ from slurm_migbatch.node.inotify import WriteWatch
 from slurm_migbatch.node.peaks import Peak
 from slurm_migbatch.node.watch import BURST, BURST_REFILL_S, READ_EVERY_S, Watcher
 from slurm_migbatch.testbed.proc import wait_until
-from tests.support.node_processes import agent_process, run_hook
+from tests.support.node_processes import agent_process, run_hook, watching
 from tests.support.nodes import ALICE
 from tests.support.progress_files import path, write
 
@@ -320,18 +320,9 @@ def looking(node, monkeypatch, work):
     for name in ("run_round", "read_written"):
         before = getattr(Watcher, name)
         monkeypatch.setattr(Watcher, name, lambda *a, n=name, b=before: (b(*a), calls.append(n))[0])
-    stopping, (wake, woken) = threading.Event(), os.pipe()
-    thread = Watcher(node.config, node.executor.gpus).thread(stopping, wake)
-    thread.start()
-    try:
+    with watching(node):
         wait_until(lambda: write(node, "steps=1\n") or calls, 60.0, "the first word")
         work(calls)
-    finally:
-        stopping.set()
-        os.write(woken, b"x")
-        thread.join()
-        os.close(wake)
-        os.close(woken)
     return calls
 
 

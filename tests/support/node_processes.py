@@ -1,4 +1,4 @@
-"""Hooks and agents of a node in processes of their own."""
+"""Hooks and agents of a node in processes and threads of their own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from slurm_migbatch.node import client, effects
 from slurm_migbatch.node.agent import Agent
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.hookenv import HookEnv
+from slurm_migbatch.node.watch import Watcher
 from tests.support.nodes import Node, in_child
 
 
@@ -144,3 +145,20 @@ def run_hook(node: Node, hook: str, job: int, marker: str = "", **values: Any) -
         line = pipe.read()
     assert os.WIFEXITED(status)
     return os.WEXITSTATUS(status), line
+
+
+@contextlib.contextmanager
+def watching(node: Node) -> Iterator[None]:
+    """Run the agent's watcher of a node in a thread meanwhile."""
+    stopping, (wake, woken) = threading.Event(), os.pipe()
+    thread = Watcher(node.config, node.executor.gpus).thread(stopping, wake)
+    assert thread is not None, "the node's configuration wants none"
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        os.write(woken, b"x")
+        thread.join()
+        os.close(wake)
+        os.close(woken)
