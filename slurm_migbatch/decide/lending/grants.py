@@ -162,19 +162,16 @@ def _start_in_reserve(board: LendingCapacity, kept_out: Sequence[ElasticJob], mo
     one elsewhere.
     """
     started: list[Given] = []
-    hopeless: set[tuple[tuple[Profile, ...], frozenset[str] | None]] = set()
     for elastic_job in kept_out:
         if len(started) >= most:
             break
         useful = board.useful(elastic_job)
         fair = board.fair(elastic_job, useful)
-        enough = tuple(profile for profile in useful if elastic_job.speeds[profile] >= fair)
-        room = None if (enough, elastic_job.nodes) in hopeless else board.smallest(elastic_job, enough)
-        if room is None:
-            hopeless.add((enough, elastic_job.nodes))
-            continue
-        started.append(Given(elastic_job, board.worths(elastic_job, useful), room[1], room[0], reserved=True))
-        board.put(room[0], room[1])
+        found = board.smallest(elastic_job, [profile for profile in useful if elastic_job.speeds[profile] >= fair])
+        if found is not None:
+            room, profile = found
+            started.append(Given(elastic_job, board.worths(elastic_job, useful), profile, room, reserved=True))
+            board.put(room, profile)
     return started
 
 
