@@ -307,8 +307,8 @@ class LendingConfig:
     )
     horizon_s: float = key(
         60.0,
-        "Seconds for which inference must not be expected to need a lent slice. A pending job that would have none is "
-        "lent one of its fair share or more in any case.",
+        "Seconds for which inference must not be expected to need a lent slice. A job that would otherwise stay "
+        "pending may be lent one that is at least its equal share of the slices that can be lent.",
         between(1, 7 * 86400),
     )
     sure: float = key(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def uid_of(user: str) -> tuple[int, ...]:
-    """Return the uid of a user by name or number; nothing if this host does not know it."""
+    """Return the uid of a user by name or number; nothing for a name that this host does not know."""
     import pwd
 
     try:

@@ -28,8 +28,8 @@ LACKING: Final[Mapping[str, str]] = {
     "profile": "no GPU that it can use has a profile between its min and max with enough memory",
     "quota": "its account has reached its quota of loans ([lending] quota)",
     "round": "other jobs come first in this round ([lending] most_releases)",
-    "reserve": "inference is expected to need the free space ([lending] horizon_s and sure), and the job's fair share "
-    "does not fit",
+    "reserve": "inference is expected to need the free space ([lending] horizon_s and sure), and no slice "
+    "fits that is the job's equal share of what can be lent",
     "idle": "the free slices have not been idle long enough, or were reclaimed recently ([lending] min_idle_s, rest_s)",
     "room": "no GPU has room for a slice between its min and max",
     "turn": "with this release of Slurm requeued jobs restart one at a time",
