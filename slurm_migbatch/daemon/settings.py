@@ -70,6 +70,7 @@ def rules_of(config: LendingConfig) -> LendingRules:
         grace_s=config.grace_s,
         start_s=config.start_s,
         protect_s=min(60.0, config.payback_s / 10),
+        starting_s=min(60.0, config.grace_s),
         reclaim=config.reclaim,
         most_releases=config.most_releases,
         max_restarts=config.max_restarts,

@@ -17,8 +17,9 @@ from slurm_migbatch.workload.loans import forgets
 from tests.support.end_to_end import PATIENCE_S, cancel, marked, more_rounds, sbatch, settled, until
 from tests.support.lending import LENDING, actions, begun, loans, running, saved, train
 
-SETTINGS = {**LENDING, "payback_s": 10.0}
-"""A run is told before it is requeued from its second second on, also where it has reported nothing."""
+GRACE_S = 10.0
+SETTINGS = {**LENDING, "grace_s": GRACE_S}
+"""A run that has reported nothing is signalled before its requeue once it has lasted for `grace_s`."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_three_loans_end_for_one_large_slice_and_lose_nothing(bed: Cluster) -> N
     jobs = [train(bed, "signal=usr1 max=1g.10gb") for _ in range(3)]
     until("three loans", lambda: set(running(bed)) == set(jobs))
     until("some steps of each", lambda: all(begun(bed, job) == [0] for job in jobs))
-    time.sleep(2.0)
+    until("their first seconds", lambda: all(time.time() - one["since"] > GRACE_S for one in loans(bed)))
     inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:3g.40gb", wrap="sleep 5", user="mbbob")
     assert inference, said
     assert bed.wait_job(inference, "RUNNING", "COMPLETED", timeout=PATIENCE_S) in ("RUNNING", "COMPLETED")
@@ -109,7 +110,7 @@ def test_a_service_that_dies_between_signal_and_requeue_goes_on(bed: Cluster) ->
     )  # fmt: skip
     assert deaf, said
     until("the loan", lambda: running(bed) == {deaf: "7g.80gb"})
-    time.sleep(2.0)
+    until("their first seconds", lambda: all(time.time() - one["since"] > GRACE_S for one in loans(bed)))
     inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:1g.10gb", wrap="sleep 5")
     assert inference, said
     until("the signal", lambda: any(one["state"] == "signalled" for one in loans(bed)))

@@ -33,7 +33,8 @@ class LendingRules:
     turn_s: float = 15.0
     #: a loan that began more recently is reclaimed only if no other is sufficient
     protect_s: float = 60.0
-    #: one that began more recently and has reported nothing ends without waiting for a checkpoint
+    #: one that began more recently and has reported nothing ends without waiting for a checkpoint: that may take longer
+    #: than what it would save
     starting_s: float = 60.0
     reclaim: bool = True
     most_releases: int = 8
