@@ -21,6 +21,7 @@ from slurm_migbatch.decide.lending.lookahead import (
     apply,
     begin,
     choose,
+    pair_test,
     plan,
     rollout,
 )
@@ -303,3 +304,17 @@ def test_a_copy_is_independent():
 
 def test_rules_have_names_of_their_own():
     assert all(one.name != other.name for one, other in itertools.combinations(RULES, 2))
+
+
+@given(
+    st.sampled_from([ANY, *RULES, pair_test(0.05), pair_test(0.5)]), SECONDS, SECONDS, SLOW, SLOW, st.floats(0.0, 1.0)
+)
+def test_a_refused_partner_stays_refused_as_less_of_it_remains(rule, own, other, slow_own, slow_other, share):
+    """Therefore a start tests each pair once."""
+    if rule.rank is None:
+        return
+    before = rule.rank(own, other, slow_own, slow_other)
+    after = rule.rank(own, share * other, slow_own, slow_other)
+    mean, serial = together(own, share * other, slow_own, slow_other), apart(own, share * other)
+    near = any(abs(mean - factor * serial) < 1e-9 * serial for factor in (1.0, 0.95, 0.8, 0.5))
+    assert before is not None or after is None or near

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -97,37 +97,53 @@ class SharingRule:
 
     Attributes:
         name: for messages.
-        accepts: (own, other, slow_own, slow_other) -> whether to share.
-        rank: the same -> the least first; None: in order of arrival.
+        rank: (own, other, slow_own, slow_other) -> the least first, equal ones in order of arrival; None: they must not
+            share, also later, when less of the other one remains. Without a rank no two share.
     """
 
     name: str
-    accepts: Callable[[float, float, float, float], bool] | None
-    rank: Callable[[float, float, float, float], float] | None = None
+    rank: Callable[[float, float, float, float], float | None] | None
 
 
-def _gain(own: float, other: float, slow_own: float, slow_other: float) -> float:
-    return together(own, other, slow_own, slow_other) - apart(own, other)
+def pair_test(gain: float) -> SharingRule:
+    """Return the authors' rule with a margin: share if the pair's mean finish is earlier by this ratio, at most 0.5."""
+
+    def rank(own: float, other: float, slow_own: float, slow_other: float) -> float | None:
+        mean, after = together(own, other, slow_own, slow_other), apart(own, other)
+        return mean if mean < after and mean <= (1 - gain) * after else None
+
+    return SharingRule("pair", rank)
 
 
-def _rate(_own: float, _other: float, slow_own: float, slow_other: float) -> float:
-    return -1 / slow_own - 1 / slow_other
+def _gaining(own: float, other: float, slow_own: float, slow_other: float) -> float | None:
+    mean, after = together(own, other, slow_own, slow_other), apart(own, other)
+    return mean - after if mean < 0.8 * after else None
+
+
+def _faster(than: float) -> Callable[[float, float, float, float], float | None]:
+    def rank(_own: float, _other: float, slow_own: float, slow_other: float) -> float | None:
+        rate = 1 / slow_own + 1 / slow_other
+        return -rate if rate > than else None
+
+    return rank
+
+
+def _brief(own: float, other: float, slow_own: float, slow_other: float) -> float | None:
+    return -1 / slow_own - 1 / slow_other if slow_own * own <= slow_other * other else None
+
+
+def _brief_pair(own: float, other: float, slow_own: float, slow_other: float) -> float | None:
+    return _brief(own, other, slow_own, slow_other) if pays(own, other, slow_own, slow_other) else None
 
 
 NEVER: Final = SharingRule("never", None)
-ANY: Final = SharingRule("any", lambda own, other, slow_own, slow_other: True)
-PAIR: Final = SharingRule("pair", pays, together)
-FASTEST: Final = SharingRule("any that is faster together", lambda own, other, so, st: 1 / so + 1 / st > 1, _rate)
-FAST: Final = SharingRule("1.3 times as fast together", lambda own, other, so, st: 1 / so + 1 / st > 1.3, _rate)
-GAINING: Final = SharingRule(
-    "a fifth earlier", lambda own, other, so, st: together(own, other, so, st) < 0.8 * apart(own, other), _gain
-)
-BRIEF: Final = SharingRule("ends before the other", lambda own, other, so, st: so * own <= st * other, _rate)
-BRIEF_PAIR: Final = SharingRule(
-    "pair, ends before the other",
-    lambda own, other, so, st: so * own <= st * other and pays(own, other, so, st),
-    _rate,
-)
+ANY: Final = SharingRule("any", lambda own, other, slow_own, slow_other: 0.0)
+PAIR: Final = pair_test(0.0)
+FASTEST: Final = SharingRule("any that is faster together", _faster(1.0))
+FAST: Final = SharingRule("1.3 times as fast together", _faster(1.3))
+GAINING: Final = SharingRule("a fifth earlier", _gaining)
+BRIEF: Final = SharingRule("ends before the other", _brief)
+BRIEF_PAIR: Final = SharingRule("pair, ends before the other", _brief_pair)
 RULES: Final = (NEVER, PAIR, FASTEST, FAST, GAINING, BRIEF, BRIEF_PAIR)
 """Rules that `plan` chooses from."""
 
@@ -155,6 +171,9 @@ class SharingQueue:
         self.now = 0.0
         self.single: dict[QueuedTraining, None] = {}
         self.lone = 0
+        #: with `in_turn`: those of them that not all of the queue were tested with by `_rule`
+        self._untested: dict[QueuedTraining, None] = {}
+        self._rule: SharingRule | None = None
         self.tasks: dict[int, QueuedTraining] = {}
         self.queue: list[QueuedTraining] = []
 
@@ -193,7 +212,7 @@ class SharingQueue:
             other.partners[task] = task.partners[other] = count
             self._alone(other, -count)
         if empty:
-            self.single[task] = None
+            self.single[task] = self._untested[task] = None
             self.lone += empty
         self._pace(task)
         for other, _ in partners:
@@ -206,6 +225,7 @@ class SharingQueue:
         self.free += task.alone
         self.lone -= task.alone
         self.single.pop(task, None)
+        self._untested.pop(task, None)
         for other, count in task.partners.items():
             del other.partners[task]
             self._alone(other, count)
@@ -217,45 +237,55 @@ class SharingQueue:
         started.
         """
         started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]] = []
-        position = 0
         queue = self.queue
         while self.in_turn and self.free and queue:
             task = min(queue, key=_turn)
             queue.remove(task)
             self.run(task, 1, [])
             started.append((task, 1, []))
-        while position < len(queue) and (self.free or (self.lone and rule.accepts is not None)):
+        if self._rule is not rule:
+            self._rule, self._untested = rule, dict(self.single)
+        partners = self._untested if self.in_turn else self.single
+        position = 0
+        while position < len(queue) and (self.free or (self.lone and rule.rank is not None)):
+            if self.in_turn and not partners:  # the rest of the queue refused all others before
+                self.budget.left -= len(self.single) * (len(queue) - position)
+                break
             task = queue[position]
-            place = self._place(task, rule)
+            place = self._place(task, rule, partners)
             if place is None:
                 position += 1
                 continue
             del queue[position]
             self.run(task, *place)
             started.append((task, *place))
+        if rule.rank is not None:
+            self._untested.clear()
         return started
 
-    def _place(self, task: QueuedTraining, rule: SharingRule) -> tuple[int, list[tuple[QueuedTraining, int]]] | None:
+    def _place(
+        self, task: QueuedTraining, rule: SharingRule, partners: Iterable[QueuedTraining]
+    ) -> tuple[int, list[tuple[QueuedTraining, int]]] | None:
         if self.free >= task.need:
             return task.need, []
-        if rule.accepts is None or self.free + self.lone < task.need:
+        rank = rule.rank
+        if rank is None or self.free + self.lone < task.need:
             return None
         missing = task.need - self.free
         willing: list[tuple[float, int, QueuedTraining]] = []
         have = 0
         self.budget.left -= len(self.single)
-        known, now, accepts, rank = self._pairs, self.now, rule.accepts, rule.rank
+        known, now = self._pairs, self.now
         app, own = task.app, task.left
-        for other in self.single:
+        for other in partners:
             slow = known.get((app, other.app)) or self._both(app, other.app)
             if slow is _APART:
                 continue
             left = max(0.0, other.left - other.rate * (now - other.since))  # `remaining`, without a call
-            if accepts(own, left, *slow):
-                willing.append((rank(own, left, *slow) if rank is not None else 0.0, len(willing), other))
+            ranked = rank(own, left, *slow)
+            if ranked is not None:
+                willing.append((ranked, len(willing), other))
                 have += other.alone
-                if rank is None and have >= missing:
-                    break
         if have < missing:
             return None
         willing.sort()
@@ -275,11 +305,12 @@ class SharingQueue:
 
     def _alone(self, task: QueuedTraining, change: int) -> None:
         if not task.alone:
-            self.single[task] = None
+            self.single[task] = self._untested[task] = None
         task.alone += change
         self.lone += change
         if not task.alone:
             del self.single[task]
+            self._untested.pop(task, None)
 
     def _pace(self, task: QueuedTraining) -> None:
         task.left = task.remaining(self.now)

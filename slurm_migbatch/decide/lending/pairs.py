@@ -35,12 +35,12 @@ from slurm_migbatch.decide.lending.lookahead import (
     RULES,
     QueuedTraining,
     SharingQueue,
-    SharingRule,
     Slowdown,
     StepBudget,
+    pair_test,
     plan,
 )
-from slurm_migbatch.decide.lending.pair_finish import apart, finishes, pays, together
+from slurm_migbatch.decide.lending.pair_finish import apart, finishes, together
 from slurm_migbatch.decide.lending.pair_slowdowns import costs_s, together_rate
 from slurm_migbatch.decide.lending.run_lengths import LengthErrors
 from slurm_migbatch.mig.profile import Profile
@@ -246,18 +246,6 @@ def shortest_first(waiting: Sequence[Sharer], speeds: Speeds, rules: SharingRule
         uid: iter(sorted(jobs, key=lambda sharer: _shortest_s(sharer, speeds, rules))) for uid, jobs in by_user.items()
     }
     return [next(shortest[sharer.uid]) for sharer in waiting]
-
-
-def pair_test(gain: float) -> SharingRule:
-    """Return the authors' rule with a margin: share if the pair's mean finish is earlier by this ratio."""
-    return SharingRule(
-        PAIR.name,
-        lambda own, other, slow_own, slow_other: (
-            pays(own, other, slow_own, slow_other)
-            and together(own, other, slow_own, slow_other) <= (1 - gain) * apart(own, other)
-        ),
-        PAIR.rank,
-    )
 
 
 def _groups(
