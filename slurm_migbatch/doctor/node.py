@@ -106,10 +106,13 @@ def _gpus(config: NodeConfig, driver: Gpus, whole: list[str]) -> Iterator[Findin
     """Check the GPUs; the devices of those that are not in MIG mode are added to `whole`."""
     try:
         found = gpus.gather(driver.all(), config)
+        unidentified = driver.unidentified()
     except DriverError as error:
         text = f"the driver does not answer: {error}"
         yield Finding(BAD, "GPUs", text, "check nvidia-smi, dmesg, and NvmlLibrary= in node.conf")
         return
+    for problem in unidentified.values():
+        yield Finding(BAD, "GPUs", problem, "check dmesg and nvidia-smi; drain the node before a reset")
     whole += [gpu.device for gpu in found if not gpu.cut]
     idle = [gpu.device for gpu in found if gpu.cut and not (gpu.on and gpu.later)]
     held = [

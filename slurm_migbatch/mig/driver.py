@@ -207,7 +207,10 @@ class Driver(Protocol):
     """The GPUs of one machine."""
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Return all physical GPUs in NVML's order, including those without MIG."""
+        """Return the physical GPUs in NVML's order, including those without MIG."""
+
+    def unidentified(self) -> Mapping[int, str]:
+        """Return by NVML's index the errors of the GPUs that do not even tell their UUID; `gpus` asks them again."""
 
     def close(self) -> None:
         """Close the driver; repeated calls are harmless."""

@@ -108,7 +108,8 @@ class Allocator:
     def allocate(self, env: HookEnv, grant: Grant, owner_id: str, deadline: Deadline) -> AllocatedSlices:
         """Allocate the run's slices. Raises Misfit, Unsafe, DriverError, CapsError, JournalError, TooLate."""
         excluded: set[placement.GpuSlot] = set()
-        lost = dict(self._gpus.survey().failing)
+        survey = self._gpus.survey()
+        lost = {**survey.failing, **{f"GPU {index}": error for index, error in survey.unidentified.items()}}
         repaired = False
         if self._journal.meta("reconciled") != self._journal.meta("boot_id"):
             self._repair_all(deadline)

@@ -38,6 +38,7 @@ def prepare(
     steps = []
     for gpu in executor.gpus.listed():
         steps.append(_mode(config, gpu, reset, nvidia_smi))
+    steps += [BootStep(error, False) for error in executor.gpus.unidentified().values()]
     if not steps:
         steps.append(BootStep("no managed GPU on this node: check the driver and Gpus= in node.conf", False))
     executor.gpus.reset()  # minors and handles may change with the mode

@@ -13,11 +13,14 @@ from slurm_migbatch.node.config import NodeConfig
 
 
 class Survey(NamedTuple):
-    """GPUs with MIG on, those without, and by UUID the errors of those that do not answer."""
+    """GPUs with MIG on, those without, and the errors of those that do not answer: by UUID, and, of those that do not
+    even tell it, by index.
+    """
 
     managed: tuple[Gpu, ...]
     off: tuple[Gpu, ...]
     failing: Mapping[str, str]
+    unidentified: Mapping[int, str]
 
 
 class Gpus:
@@ -31,6 +34,7 @@ class Gpus:
         self._lock = threading.Lock()
         self._driver: Driver | None = None
         self._all: tuple[Gpu, ...] = ()
+        self._unidentified: Mapping[int, str] = {}
         self._geometry: dict[str, Geometry] = {}
         self._users = 0
         self._stale = False
@@ -69,26 +73,34 @@ class Gpus:
                 off.append(gpu)
             except DriverError as error:
                 failing[gpu.uuid] = f"{gpu.uuid}: {error}"
-        return Survey(tuple(managed), tuple(off), failing)
+        return Survey(tuple(managed), tuple(off), failing, self.unidentified())
 
     def listed(self) -> tuple[Gpu, ...]:
         """Return the GPUs of the configuration's Gpus=, MIG on or not, in index order. Raises DriverError."""
         found = [gpu for gpu in self.all() if self._config.manages(gpu.uuid, gpu.minor)]
         return tuple(sorted(found, key=lambda gpu: gpu.index))
 
+    def unidentified(self) -> Mapping[int, str]:
+        """Return by index the errors of GPUs that do not tell their UUID, unless Gpus= has other GPUs only.
+
+        Raises DriverError.
+        """
+        found = self.all()
+        wanted = self._config.gpus
+        if wanted and all(any(name in (gpu.uuid, str(gpu.minor)) for gpu in found) for name in wanted):
+            return {}
+        return self._unidentified
+
     def all(self) -> tuple[Gpu, ...]:
-        """Return all GPUs of this machine, in the driver's order. Raises DriverError."""
+        """Return all GPUs of this machine that tell their UUID, in the driver's order. Raises DriverError."""
         with self._lock:
             if self._driver is None:
                 from slurm_migbatch.mig.nvml import NvmlDriver
 
                 driver = NvmlDriver(self._config.nvml_library or None)
-                try:
-                    self._all = driver.gpus()
-                except DriverError:
-                    driver.close()
-                    raise
                 self._driver = driver
+            if not self._all or self._unidentified:
+                self._all, self._unidentified = self._driver.gpus(), self._driver.unidentified()
             return self._all
 
     def geometry(self, gpu: Gpu) -> Geometry:
@@ -104,7 +116,7 @@ class Gpus:
             self._stale = self._users > 0
             if self._stale:
                 return
-            driver, self._driver, self._all = self._driver, None, ()
+            driver, self._driver, self._all, self._unidentified = self._driver, None, (), {}
             self._geometry.clear()
         if driver is not None:
             with suppress(DriverError):

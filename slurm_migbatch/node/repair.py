@@ -196,7 +196,8 @@ class Repairer:
         survey = self._gpus.survey()
         for gpu in survey.managed:
             done += [f"{gpu.uuid}: {repair}" for repair in self.gpu(gpu, deadline, dry=dry, retry=retry)]
-        done += self.absent({gpu.uuid for gpu in survey.managed} | set(survey.failing), dry=dry)
+        if not survey.unidentified:  # else a missing GPU may be one of them, with its instances
+            done += self.absent({gpu.uuid for gpu in survey.managed} | set(survey.failing), dry=dry)
         done += self.runs(dry=dry)
         return done + self.job_maps(dry=dry)
 

@@ -22,7 +22,8 @@ def status(config: NodeConfig, executor: Executor) -> dict[str, Any]:
     journal = executor.journal
     rows = journal.slices()
     try:
-        gpus, problem = [_gpu(gpu) for gpu in executor.gpus.listed()], ""
+        gpus = [_gpu(gpu) for gpu in executor.gpus.listed()]
+        problem = "; ".join(executor.gpus.unidentified().values())
     except DriverError as error:
         gpus, problem = [], str(error)
     try:

@@ -267,6 +267,7 @@ def test_a_gpu_that_is_lost(tmp_path: Path, library: Path) -> None:
         assert one(gpus.check_gpus(gpus.gather(listed, node.config), ())).startswith("GPU 1: ")
         driver.reset()
         found = examine_quietly(NodePlaces(str(node.etc)), node.config, driver)
+        driver.reset()
         assert any(subject == "GPUs" and "fell off the bus" in text for subject, text in wrong(found))
 
 

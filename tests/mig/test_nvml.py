@@ -345,11 +345,26 @@ def test_a_driver_that_fails_to_start_can_be_tried_again(machine):
     machine.fail("nvmlInitWithFlags", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     with pytest.raises(DriverMissing, match="kernel module"):
         NvmlDriver(str(machine.library))
-    machine.fail("nvmlDeviceGetUUID", 999)
+    machine.fail("nvmlDeviceGetCount_v2", 999)
     with pytest.raises(DriverError):
         NvmlDriver(str(machine.library))
     with NvmlDriver(str(machine.library)) as driver:
         assert len(driver.gpus()) == 2
+
+
+def test_a_gpu_that_does_not_tell_its_uuid_leaves_the_others_usable(machine):
+    machine.fail("nvmlDeviceGetUUID", 999, times=2)
+    with NvmlDriver(str(machine.library)) as driver:
+        assert list(driver.unidentified()) == [0, 1]
+        assert len(driver.gpus()) == 2, "they are asked again"
+        assert driver.unidentified() == {}
+        machine.set_lost(1)
+        driver.close()
+    with NvmlDriver(str(machine.library)) as driver:
+        assert [gpu.index for gpu in driver.gpus()] == [0]
+        assert "fell off the bus" in driver.unidentified()[1]
+        machine.reset_gpu(1)
+        assert [gpu.index for gpu in driver.gpus()] == [0, 1]
 
 
 def test_a_gpu_is_found_again_when_its_index_moves(machine, h100, monkeypatch):

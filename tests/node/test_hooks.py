@@ -465,6 +465,48 @@ def test_the_other_gpu_serves_while_one_is_lost(new_node):
     assert node.slices("held")[0].gpu != gpu
 
 
+def test_a_hook_that_opens_the_driver_uses_the_other_gpu_while_one_is_lost(new_node):
+    """A lost GPU does not tell its UUID; the slices that the journal has on it may still exist."""
+    node = new_node(gpus=["h100-80gb", "h100-80gb"])
+    for job in (1, 2):
+        node.prolog(job, "[mig:7g.80gb:1]")
+    lost, other = sorted(node.slices("held"), key=lambda row: row.job)
+    index = next(gpu.index for gpu in node.executor.gpus.listed() if gpu.uuid == lost.gpu)
+    node.machine.set_lost(index)
+    node.forget_executor()
+    assert node.epilog(2)[0] == exits.OK
+    code, line = node.prolog(3, "[mig:7g.80gb:1]")
+    assert code == exits.OK and "requeued" not in line, line
+    assert {row.job: row.gpu for row in node.slices("held")} == {1: lost.gpu, 3: other.gpu}
+    assert node.scontrol_calls() == []
+    code, line = node.prolog(4, "[mig:7g.80gb:1]")
+    assert code == exits.OK and "fell off the bus" in line, line
+    assert node.scontrol_calls()[0].startswith("update NodeName=n1 State=DRAIN Reason=migbatch: GPU ")
+    assert node.epilog(1)[0] == exits.OK
+    node.machine.reset_gpu(index)
+    assert len(node.executor.gpus.listed()) == 2, "it is asked again"
+    node.reconcile()
+    assert node.prolog(5, "[mig:7g.80gb:1]")[0] == exits.OK
+    assert {row.job: row.gpu for row in node.slices("held")} == {5: lost.gpu, 3: other.gpu}
+    node.check()
+
+
+def test_a_hook_that_opens_the_driver_drains_the_node_of_a_lost_gpu(node):
+    node.machine.set_lost(0)
+    code, line = node.prolog(1, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "fell off the bus" in line, line
+    assert node.scontrol_calls()[0].startswith("update NodeName=n1 State=DRAIN Reason=migbatch: GPU 0 ")
+    assert node.scontrol_calls()[1:] == ["requeue incomplete 1"]
+
+
+def test_a_lost_gpu_that_is_not_managed_is_nobodys_concern(new_node):
+    node = new_node(gpus=["h100-80gb", "h100-80gb"], Gpus="1")
+    node.machine.set_lost(0)
+    assert "requeued" not in node.prolog(1, "[mig:7g.80gb:1]")[1]
+    assert "requeued" in node.prolog(2, "[mig:7g.80gb:1]")[1]
+    assert node.scontrol_calls() == ["requeue incomplete 2"], "it is not drained"
+
+
 def test_a_job_that_wants_an_index_gets_its_slice_while_another_gpu_is_lost(new_node):
     """Its Prolog looks at all GPUs, also at those that it does not use."""
     node = new_node(gpus=("h100-80gb",) * 2)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 
 import pynvml
 
-from slurm_migbatch.mig.driver import DriverError
+from slurm_migbatch.mig.driver import DriverError, DriverMissing
 from slurm_migbatch.mig.nvml.errors import translated
 from slurm_migbatch.mig.nvml.gpu import NvmlGpu
 from slurm_migbatch.mig.nvml.library import LIBRARY
@@ -23,8 +24,9 @@ class NvmlDriver:
         LIBRARY.open(library or None)
         self._open = True
         try:
-            count = pynvml.nvmlDeviceGetCount()
-            self._gpus = tuple(NvmlGpu(index) for index in range(count))
+            self._errors = dict.fromkeys(range(pynvml.nvmlDeviceGetCount()), "")
+            self._gpus: dict[int, NvmlGpu] = {}
+            self._identify()
         except pynvml.NVMLError as error:
             self.close()
             raise translated(error, "the GPUs cannot be listed") from None
@@ -33,8 +35,24 @@ class NvmlDriver:
             raise
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
-        """Return all physical GPUs in NVML's order."""
-        return self._gpus
+        """Return the physical GPUs in NVML's order. Raises DriverMissing."""
+        self._identify()
+        return tuple(gpu for _, gpu in sorted(self._gpus.items()))
+
+    def unidentified(self) -> Mapping[int, str]:
+        """See Driver."""
+        return dict(self._errors)
+
+    def _identify(self) -> None:
+        """Ask the GPUs that have not told their UUID. One that fell off the bus must not make the others unusable."""
+        for index in list(self._errors):
+            try:
+                self._gpus[index] = NvmlGpu(index)
+                del self._errors[index]
+            except DriverMissing:
+                raise
+            except DriverError as error:
+                self._errors[index] = str(error)
 
     def close(self) -> None:
         """Close the library; repeated calls are harmless."""
