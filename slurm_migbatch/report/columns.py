@@ -219,6 +219,13 @@ def measured_by(facts: Any) -> list[str]:
     return sorted({str(who) for who in by.values()}) if isinstance(by, dict) else []
 
 
+def _limit(run: Fields, text: Callable[[int], str]) -> str:
+    """Return a run's time limit; nothing before its start, when Slurm may not have set it, or if Slurm told nothing."""
+    if run.time_limit_s is None:
+        return "UNLIMITED" if run.submitted is not None and run.started is not None else ""
+    return text(run.time_limit_s)
+
+
 def _duration(seconds: float | None) -> str:
     return "" if seconds is None else format_duration(seconds)
 
@@ -238,6 +245,7 @@ def _yes(value: bool | None) -> str:
 _ID = ("job_id", "array_job", "array_task", "het_job", "het_offset")
 _SPAN = ("started", "ended")
 _WAIT = ("submitted", "started", "ended")
+_LIMIT = ("time_limit_s", "submitted", "started")
 _PLACE = ("node", "gpu", "gpu_index", "slot_start", "slot_size")
 
 
@@ -331,11 +339,13 @@ COLUMNS: tuple[Column, ...] = (
         lambda run, slices, context: _whole(queue_wait_s(run, context.now)),
     ),
     Column(
-        "Timelimit", 10, "Its time limit.", ("time_limit_s",),
-        lambda run, slices, context: _duration(run.time_limit_s),
+        "Timelimit", 10, "Its time limit, or UNLIMITED.", _LIMIT,
+        lambda run, slices, context: _limit(run, _duration),
     ),
-    Column("TimelimitRaw", 12, "The same in minutes.", ("time_limit_s",),
-           lambda run, slices, context: "" if run.time_limit_s is None else str(run.time_limit_s // 60)),
+    Column(
+        "TimelimitRaw", 12, "The same in minutes.", _LIMIT,
+        lambda run, slices, context: _limit(run, lambda seconds: str(seconds // 60)),
+    ),
     Column(
         "SliceHours", 10, "Hours for which slices were held, summed over slices.", (),
         lambda run, slices, context: _hours(hours_of(slices, lambda row: slice_hours(row, context.now))),

@@ -179,6 +179,8 @@ def test_allocations_only(cli: Cli) -> None:
          "3.s1|MIG-GPU-a-3||2026-03-14T11:30:00|Unknown|1800\n"
          "3.s2|MIG-GPU-a-4||2026-03-14T11:30:00|Unknown|1800\n"),
         (["-j", "2", "-P", "-o", "qos,gid,group,wckey,comment,timelimitraw"], "high|0|root|*paper|a paper|120\n"),
+        (["-j", "3", "-X", "-P", "-o", "timelimit,timelimitraw"], "UNLIMITED|UNLIMITED\n"),
+        (["-j", "4", "-P", "-o", "timelimit,timelimitraw"], "|\n"),
         (["-j", "2", "-P", "-o", "slicehours,gpuhours"], "1.02|0.29\n"),
         (["-j", "4", "-P", "-o", "slicehours,gpuhours,qos,group,comment,timelimitraw"], "|||||\n"),
         (["-j", "3", "-P", "-o", "jobid,slicehours,gpuhours"],
