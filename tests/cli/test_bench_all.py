@@ -157,8 +157,8 @@ def test_draws_and_options_reach_the_commands(tmp_path):
         measure(tmp_path, seeds, quick=quick, experiments=(kinds["dstack"], kinds["simulator"]), run=run, together=1)
     mixes = [words[words.index("--mixes") + 1] for words in asked if words[:2] == ["study", "dstack"]]
     assert mixes == [str(kinds["dstack"].default), "2", "12"]
-    lent = ["--lending" in words for words in asked if words[0] == "simulator"]
-    assert lent == [True, False, False]
+    scaled = ["--scale" in words for words in asked if words[0] == "simulator"]
+    assert scaled == [False, True, True]
     assert kinds["dstack"].default >= 10
 
 

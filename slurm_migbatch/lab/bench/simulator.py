@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.lab.bars import Bar, exponent
-from slurm_migbatch.lab.experiments import lentphilly
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
@@ -32,21 +31,16 @@ def measure(
     data: Path,
     scales: Sequence[int] = (1, 2, 4, 8),
     say: Say = silent,
-    *,
-    lending: bool = False,
 ) -> dict[str, Any]:
     """Read the trace and simulate it first come first served; `data` is its file or a directory above it.
 
-    With `lending` it is simulated under the full lending policy too (`lentphilly`); then `data` is a directory.
-
     Returns:
         {"jobs", "gpus", "read_s", "exponent", "bars", "runs"}; a run has "scale", "jobs", "gpus", "moments", "cpu_s"
-        and "wall_s". With `lending` also "lending", as `lentphilly.measure` returns it.
+        and "wall_s".
 
     Raises:
         FileNotFoundError: there is none.
         TraceError: it cannot be read.
-        NotMeasurable: lending needs Pollux's profiles.
     """
     began = time.process_time()
     trace = philly.read(_find(data))
@@ -73,15 +67,13 @@ def measure(
     bars = [Bar(f"{len(trace.jobs)} Philly jobs on {GPUS} GPUs [s]", read_s + runs[0]["cpu_s"], TARGET_S)]
     if growth is not None:
         bars.append(Bar("time growth exponent", growth, TARGET_EXPONENT))
-    lent = lentphilly.measure(data, trace, scales, say) if lending else None
     return {
         "jobs": len(trace.jobs),
         "gpus": GPUS,
         "read_s": round(read_s, 3),
         "runs": runs,
         "exponent": growth,
-        "bars": [*(bar.to_dict() for bar in bars), *(lent["bars"] if lent else ())],
-        **({"lending": lent} if lent else {}),
+        "bars": [bar.to_dict() for bar in bars],
     }
 
 

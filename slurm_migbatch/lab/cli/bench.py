@@ -17,7 +17,6 @@ from slurm_migbatch.lab.cli.common import (
     measuring,
     plot_option,
     print_bars,
-    print_notes,
     write_plots,
 )
 from slurm_migbatch.lab.cli.experiments import COMMANDS
@@ -132,34 +131,23 @@ def submit(submissions: int, as_json: bool) -> None:
 @click.option(
     "--scale", "scales", type=click.IntRange(1, 64), multiple=True, help="Numbers of copies (default 1, 2, 4 and 8)."
 )
-@click.option("--lending", is_flag=True, help="Also run the full lending policy (minutes; needs Pollux's data).")
 @json_option
-def simulator(data: Path, scales: tuple[int, ...], lending: bool, as_json: bool) -> None:
+def simulator(data: Path, scales: tuple[int, ...], as_json: bool) -> None:
     """Time the simulator: the Philly trace on 550 GPUs, and how its time grows with both."""
     from slurm_migbatch.lab.bench.simulator import measure
 
     with measuring() as say:
-        result = measure(data, scales or (1, 2, 4, 8), say=say, lending=lending)
+        result = measure(data, scales or (1, 2, 4, 8), say=say)
     if as_json:
         click.echo(json.dumps(result))
         return
     click.echo(f"reading {result['jobs']} jobs: {result['read_s']:.2f} s")
     for run in result["runs"]:
-        click.echo(f"  {run['jobs']:>8} jobs on {run['gpus']:>5} GPUs: {_timed(run)}")
-    if lent := result.get("lending"):
-        print_notes(lent)
-        for run in (lent["whole"], *lent["growth"]):
-            click.echo(
-                f"  lending, {run['days']:g} days: {run['jobs']:>6} jobs and {run['sessions']:>6} of inference on "
-                f"{run['gpus']:>5} GPUs, {run['trained_on']:.0f} of them held by training: {_timed(run)}"
-            )
-        if lent["exponent"] is not None:
-            click.echo(f"  lending: the time grows with an exponent of {lent['exponent']:.2f}")
+        click.echo(
+            f"  {run['jobs']:>8} jobs on {run['gpus']:>5} GPUs: {run['cpu_s']:7.2f} s "
+            f"({1e6 * run['cpu_s'] / run['jobs']:.1f} us a job; {run['wall_s']:.2f} s elapsed)"
+        )
     print_bars(result)
-
-
-def _timed(run: dict[str, Any]) -> str:
-    return f"{run['cpu_s']:7.2f} s ({1e6 * run['cpu_s'] / run['jobs']:.1f} us a job; {run['wall_s']:.2f} s elapsed)"
 
 
 @bench.command()

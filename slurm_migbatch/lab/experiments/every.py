@@ -72,7 +72,7 @@ EXPERIMENTS: Final = (
     Experiment("fragmentation", "--seeds"),
     Experiment("dispatch", "--seeds"),
     Experiment("pipelines", "--seeds"),
-    Experiment("simulator", fixed=("--lending",), quick=("--scale", "1", "--scale", "2")),
+    Experiment("simulator", quick=("--scale", "1", "--scale", "2")),
     Experiment("deepboot", "--seeds", study=True),
     Experiment("bsbf", "--seeds", 20, study=True),
     Experiment("paris-elsa", "--seeds", study=True),
