@@ -328,6 +328,16 @@ def test_other_gres_of_a_node_are_kept_for_the_next_update() -> None:
     assert row.used == {"1g.10gb": 1}
 
 
+def test_a_node_with_gres_that_jobs_do_not_use_up() -> None:
+    """As 26.05 shows it; an update without the flag leaves it as it is, and 22.05 does not show it."""
+    (row,) = parse_nodes(
+        "NodeName=n Gres=mig:1g.10gb:7,bandwidth:lustre:no_consume:4G,seats:no_consume:3 "
+        "GresUsed=mig:1g.10gb:1,bandwidth:lustre:0,seats:0 State=IDLE"
+    )
+    assert (row.gres, row.used) == ({"1g.10gb": 7}, {"1g.10gb": 1})
+    assert row.other_gres == "bandwidth:lustre:4294967296,seats:3"
+
+
 # -- commands, against scripts that stand in for them ---------------------------------------------------------------
 
 
