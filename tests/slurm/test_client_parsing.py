@@ -237,6 +237,12 @@ def test_what_cannot_be_read_is_said(field: str) -> None:
     assert "n[1" in row.reason
 
 
+def test_a_job_in_a_state_of_a_later_release_has_neither_ended_nor_waits() -> None:
+    (row,) = parse_jobs(squeue_row(7, State="THAWING", NodeList="n1"), MARK)
+    assert (row.job_id, row.unread) == (7, True)
+    assert "THAWING" in row.reason
+
+
 def test_where_no_job_id_stands_nothing_is_concluded() -> None:
     with pytest.raises(SlurmError, match="instead of a job id"):
         parse_jobs(squeue_row(1) + squeue_row(2, JobID="x"), MARK)
@@ -379,10 +385,12 @@ def test_the_callers_environment_does_not_reach_slurm(tools: Path, monkeypatch: 
     assert client.version() == (24, 11)
 
 
-#: a scontrol that knows its own language: refuses what names "bad", answers what it does not know as Slurm's does
+#: a scontrol that knows its own language: refuses what names "bad", answers what it does not know as Slurm's does; the
+#: random digits of a separator may spell "bad"
 SCONTROL = """
 request() {
     case "$*" in
+        after-*) echo "invalid keyword: $1" >&2; status=1;;
         *bad*) echo "Invalid node name specified" >&2; status=1;;
         update*|requeue*) echo "$*" >> LOG;;
         *) echo "invalid keyword: $1" >&2; status=1;;
