@@ -18,7 +18,7 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefuse
 from slurm_migbatch.slurm.dialog import line
 from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, JobReader, count_tasks, parse_gres, parse_jobs, parse_nodes
 from slurm_migbatch.slurm.unread import Unread
-from slurm_migbatch.slurm.versions import parse_version
+from slurm_migbatch.slurm.versions import NEWEST, parse_version
 
 ASSETS = Path(__file__).parent / "assets"
 MARK, NEXT = "\x1f0123456789abcdef\x1f", "\x1ffedcba9876543210\x1f"
@@ -46,6 +46,10 @@ def nodes(release: str) -> dict[str, NodeRow]:
 
 def test_the_release_is_read(release: str) -> None:
     assert "{}.{:02d}".format(*parse_version(recorded(release, "version"))) == release
+
+
+def test_the_newest_release_is_recorded() -> None:
+    assert "{}.{:02d}".format(*NEWEST) == RELEASES[-1]
 
 
 @pytest.mark.parametrize("text", ["", "slurm twenty", "slurm 21.08.8", "slurm-wlm 20.11.4"])
