@@ -15,7 +15,7 @@ from typing import Final
 from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
 from slurm_migbatch.slurm import gres
-from slurm_migbatch.slurm.versions import Release
+from slurm_migbatch.slurm.versions import NEWEST, OLDEST, Release
 
 _SUBJECT: Final = "Slurm release"
 
@@ -83,13 +83,17 @@ FAULTS: Final = (
 
 
 def check_release(release: Release, site: SiteTraits) -> Iterator[Finding]:
-    """Check whether slurmctld's release has a bug that matters here."""
+    """Check whether slurmctld's release was tested, and whether it has a bug that matters here."""
     shown = "{}.{:02d}.{}".format(*release)
     found = [fault for fault in FAULTS if fault.first <= release < fault.fixed and fault.when(site)]
     for fault in found:
         text = fault.text.format(untyped=", ".join(site.untyped))
         yield Finding(fault.level, _SUBJECT, f"{shown}: {text}", fault.advice)
-    if not found:
+    if release[:2] > NEWEST:
+        tested = " to ".join("{}.{:02d}".format(*tested) for tested in (OLDEST, NEWEST))
+        text = f"{shown} is later than the releases that migbatch was tested with ({tested})"
+        yield Finding(ODD, _SUBJECT, text, "look for a later migbatch, and test this one before users depend on it")
+    elif not found:
         yield Finding(GOOD, _SUBJECT, f"{shown} has no known bug that breaks slices here")
 
 

@@ -27,7 +27,7 @@ List = Callable[[Sequence[str]], list[JobRow]]
 _Item = TypeVar("_Item")
 #: ids of jobs in one command; Linux lets an argument have 128 KiB
 _AT_ONCE = 5000
-_THROTTLE = re.compile(r"JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+ ArrayTaskThrottle=(\d+) ")
+_THROTTLE = re.compile(r" ArrayTaskThrottle=(\d+)(?: |$)")
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def throttle(record: str) -> int | None:
 
     The job name, which its user chooses and which may contain whole lines, comes after the part that is read.
     """
-    match = _THROTTLE.match(record)
+    match = _THROTTLE.search(record.partition(" JobName=")[0])
     return int(match[1]) or None if match else None
 
 

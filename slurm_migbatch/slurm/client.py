@@ -122,7 +122,7 @@ class JobRow:
     cpus: int = 0  # in all
     tasks: int = 1  # array tasks in this row
     throttle: int | None = None  # array tasks that may run at once (%n); None: no limit
-    reservation: str = ""  # --reservation; read only while a node is reserved
+    reservation: str = ""  # --reservation, comma-separated if several; read only while a node is reserved
     gid: int | None = None
     qos: str = ""
     wckey: str = ""

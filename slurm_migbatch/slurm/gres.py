@@ -3,7 +3,7 @@
 Slurm writes the same thing in many forms, by version and by command:
 
 - requests: `gres:mig:1g.10gb:2` (up to 23.02), `gres/mig:1g.10gb:2` (from 23.11), `mig:1g.10gb=2`, `mig`, `gpu:2`;
-- configured: `mig:1g.10gb:14(S:0-1)`, `gpu:h100:8(S:0,2)`;
+- configured: `mig:1g.10gb:14(S:0-1)`, `gpu:h100:8(S:0,2)`, `bandwidth:lustre:no_consume:4G`;
 - in use: `gpu:h100:2(IDX:0,3-4)`, `mig:1g.10gb:0(IDX:N/A)`, `shard:8(-/5,5/5)`, `(null)`, `N/A`;
 - job details and TRES: `gres/mig:1g.10gb=2`, `gres/mig=2`, `mig:1g.10gb(CNT:2)`.
 
@@ -24,6 +24,8 @@ _COUNT = re.compile(r"([0-9]{1,30})([kmgtp]?)", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 _INNER_COUNT = re.compile(r"CNT:([0-9]+)")
+#: flag of a node's GRES that jobs do not use up; an update without it leaves it as it is
+_NO_CONSUME = "no_consume"
 
 
 class GresError(ValueError):
@@ -95,6 +97,8 @@ def parse_entry(entry: str) -> Gres:
     tokens = head.split(":")
     if not equals and len(tokens) > 1 and is_count(tokens[-1]):
         number = tokens.pop()
+    if len(tokens) > 1 and tokens[-1] == _NO_CONSUME:
+        tokens.pop()
     if len(tokens) > 2 or not all(_NAME.fullmatch(token) for token in tokens) or (equals and not is_count(number)):
         raise GresError(f"{entry!r} is not a GRES entry: write name[:type][:count]")
     inner = _INNER_COUNT.fullmatch(detail)

@@ -24,6 +24,7 @@ from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError, row_of
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
+from slurm_migbatch.slurm.states import PRESENT, checked_state
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 
 #: squeue --Format fields in the order of a row; the same names work from 22.05 to 26.05. Width 0 means uncut.
@@ -57,12 +58,6 @@ SQUEUE_FIELDS = (
     "QOS",
     "WCKey",
     "Dependency",
-)
-
-#: States in which a job is pending, holds resources or releases them.
-JOB_STATES = (
-    "PENDING,RUNNING,SUSPENDED,COMPLETING,CONFIGURING,REQUEUED,REQUEUE_HOLD,REQUEUE_FED,RESIZING,SIGNALING,"
-    "SPECIAL_EXIT,STAGE_OUT,STOPPED"
 )
 
 _NOTHING = frozenset({"", "(null)", "N/A", "NONE", "n/a"})
@@ -108,7 +103,7 @@ NODES_COMMAND = ("scontrol", "--details", "--oneliner", "show", "node")
 
 
 def _selection(fields: Sequence[str], mark: str) -> tuple[str, str]:
-    return f"--states={JOB_STATES}", "--Format=" + ",".join(f"{name}:0{mark}" for name in fields)
+    return f"--states={','.join(PRESENT)}", "--Format=" + ",".join(f"{name}:0{mark}" for name in fields)
 
 
 def parse_jobs(output: str, mark: str) -> list[JobRow]:
@@ -190,7 +185,7 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
         eligible, start, end, limit, nodes, num_nodes, requested, gres, features, cpus, name, comment, gid, qos,
         wckey, dependency,
     ) = values  # fmt: skip
-    state = intern(state)
+    state = intern(checked_state(state))
     array_task = _text(task)
     throttle = _THROTTLE.search(array_task) if array_task else None
     return row_of(

@@ -7,17 +7,18 @@ includes jobs that have ended, as long as slurmctld keeps them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import UNREAD, Diag, JobRow, NodeRow, RpcCount, SlurmError
-from slurm_migbatch.slurm.listing import JOB_STATES, count_tasks, jobs_waited_for
+from slurm_migbatch.slurm.listing import count_tasks, jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.reservations import NodeReservation
+from slurm_migbatch.slurm.states import ENDED, PRESENT
 
-#: flags of a job's state in the order in which squeue shows one of them instead of the base state
-_FLAGS: Final = (
+#: flags of a job's state and, at the end, base states, in the order in which squeue shows one of them
+_SHOWN: Final = (
     "COMPLETING",
     "STAGE_OUT",
     "CONFIGURING",
@@ -30,8 +31,10 @@ _FLAGS: Final = (
     "REVOKED",
     "RESV_DEL_HOLD",
     "SIGNALING",
+    "PENDING",
+    "RUNNING",
+    "SUSPENDED",
 )
-_LISTED: Final = frozenset(JOB_STATES.split(","))
 _THROTTLE: Final = re.compile(r"%(\d+)\Z")
 _ODD: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, NodeListError)
 
@@ -49,14 +52,13 @@ def jobs(found: Mapping[str, Any], now: float, *, reserved: bool) -> list[JobRow
     """
     rows = []
     for record in records(found, "jobs"):
-        states = record.get("job_state") or []
-        if not _LISTED.intersection(states) and states:
-            continue
         job_id = record.get("job_id")
         if not isinstance(job_id, int):
             raise SlurmError(f"slurmrestd returned a job without an id: {str(record)[:200]}")
         try:
-            rows.append(_job(job_id, record, states, now, reserved))
+            states = frozenset(_texts(record, "job_state"))
+            if states.intersection(PRESENT) or not states.intersection(ENDED):
+                rows.append(_job(job_id, record, states, now, reserved))
         except _ODD as error:
             rows.append(JobRow(job_id, state=UNREAD, reason=f"{type(error).__name__}: {error}"))
     return rows
@@ -70,9 +72,11 @@ def records(found: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return listed
 
 
-def _job(job_id: int, job: Mapping[str, Any], states: Sequence[str], now: float, reserved: bool) -> JobRow:
-    state = next((flag for flag in _FLAGS if flag in states), states[0])
-    waiting = job["array_task_string"]
+def _job(job_id: int, job: Mapping[str, Any], states: frozenset[str], now: float, reserved: bool) -> JobRow:
+    state = next((state for state in _SHOWN if state in states), "")
+    if not state:
+        raise ValueError(f"its state {'+'.join(sorted(states))!r} is unknown")
+    waiting = _text(job, "array_task_string")
     task = waiting or (str(job["array_task_id"]["number"]) if job["array_task_id"]["set"] else None)
     if waiting and "..." in waiting:
         raise ValueError("slurmrestd truncates lists of array tasks; set SLURM_BITSTR_LEN=0 in its environment")
@@ -86,12 +90,12 @@ def _job(job_id: int, job: Mapping[str, Any], states: Sequence[str], now: float,
         array_task=task,
         het_job=_number(job["het_job_id"]) or None,
         uid=int(job["user_id"]),
-        user=job["user_name"],
-        account=job["account"],
-        partition=job["partition"],
-        name=job["name"],
+        user=_text(job, "user_name"),
+        account=_text(job, "account"),
+        partition=_text(job, "partition"),
+        name=_text(job, "name"),
         state=state,
-        reason=job["state_description"] or job["state_reason"],
+        reason=_text(job, "state_description") or _text(job, "state_reason"),
         priority=_number(job["priority"]),
         submit=_time(job["submit_time"]) or 0.0,
         start=_time(job["start_time"]),
@@ -99,19 +103,19 @@ def _job(job_id: int, job: Mapping[str, Any], states: Sequence[str], now: float,
         time_limit_s=None if endless else int(limit["number"]) * 60,
         nodes=expand(job["nodes"]),
         num_nodes=max(1, _number(job["node_count"])),
-        requested_nodes=job["required_nodes"],
-        gres=job["tres_per_node"],
-        comment=job["comment"],
+        requested_nodes=_text(job, "required_nodes"),
+        gres=_text(job, "tres_per_node"),
+        comment=_text(job, "comment"),
         restarts=int(job["restart_cnt"]),
         eligible=_time(job["eligible_time"]),
-        features=job["features"],
+        features=_text(job, "features"),
         cpus=_number(job["cpus"]),
         tasks=count_tasks(task) if task is not None and state == "PENDING" else 1,
         throttle=int(throttle[1]) if throttle else None,
-        reservation=job["resv_name"] if reserved else "",
+        reservation=_text(job, "resv_name") if reserved else "",
         gid=int(job["group_id"]),
-        qos=job["qos"],
-        wckey=job["wckey"],
+        qos=_text(job, "qos"),
+        wckey=_text(job, "wckey"),
         after=jobs_waited_for(job["dependency"]),
     )
 
@@ -134,19 +138,19 @@ def nodes(found: Mapping[str, Any], unread: Callable[[str, str], object]) -> lis
 
 
 def _node(node: Mapping[str, Any]) -> NodeRow:
-    name, states = node["name"], node["state"]
+    name, states = _text(node, "name"), _texts(node, "state")
     if not name or not states:
         raise ValueError("it has no name, or no state")
-    configured = gres_list.parse(node["gres"])
+    configured = gres_list.parse(_text(node, "gres"))
     return NodeRow(
         name=name,
         states=frozenset(states),
         gres={g.type: g.count for g in configured if g.name == "mig" and g.type is not None},
-        used=gres_list.counts(node["gres_used"], "mig"),
+        used=gres_list.counts(_text(node, "gres_used"), "mig"),
         other_gres=",".join(str(g) for g in configured if g.name != "mig"),
-        partitions=tuple(node["partitions"]),
-        reason=node["reason"].strip(),
-        features=frozenset(node["active_features"]),
+        partitions=tuple(_texts(node, "partitions")),
+        reason=_text(node, "reason").strip(),
+        features=frozenset(_texts(node, "active_features")),
         cpus=int(node["cpus"]),
         cpus_used=int(node["alloc_cpus"]),
     )
@@ -194,6 +198,20 @@ def diag(found: Mapping[str, Any]) -> Diag:
 
 def _counts(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, RpcCount]:
     return {row[name]: RpcCount(int(row["count"]), int(row["total_time"]) / 1e6) for row in rows}
+
+
+def _text(record: Mapping[str, Any], name: str) -> str:
+    text = record[name]
+    if not isinstance(text, str):
+        raise TypeError(f"its {name} is {str(text)[:80]!r} and not a text")
+    return text
+
+
+def _texts(record: Mapping[str, Any], name: str) -> list[str]:
+    texts = record[name]
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"its {name} is {str(texts)[:80]!r} and not a list of texts")
+    return texts
 
 
 def _number(value: Mapping[str, Any] | int) -> int:

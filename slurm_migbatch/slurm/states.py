@@ -15,3 +15,27 @@ ENDED = (
     "TIMEOUT",
 )
 """States of jobs that hold nothing any more; `node.liveness` has its own list, as hooks do not import this module."""
+PRESENT = (
+    "PENDING",
+    "RUNNING",
+    "SUSPENDED",
+    "COMPLETING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "RESIZING",
+    "SIGNALING",
+    "SPECIAL_EXIT",
+    "STAGE_OUT",
+    "STOPPED",
+)
+"""States in which a job is pending, holds resources or releases them, as squeue's option --states has them."""
+_KNOWN = frozenset({*ENDED, *PRESENT, "RESV_DEL_HOLD"})
+
+
+def checked_state(state: str) -> str:
+    """Return a job's state as squeue shows it; raises ValueError for one of which it is unknown what the job holds."""
+    if state not in _KNOWN:
+        raise ValueError(f"its state {state!r} is unknown")
+    return state

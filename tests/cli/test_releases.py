@@ -35,6 +35,8 @@ BACKUP = {"slurmctldhost[0]": "a", "slurmctldhost[1]": "b"}
         ((25, 11, 0), SiteTraits({"metricstype": "metrics/none"}), ["ok"]),
         ((25, 11, 5), METRICS, ["ok"]),
         ((26, 5, 5), METRICS, ["ok"]),
+        ((26, 11, 0), PLAIN, ["warn"]),
+        ((27, 5, 1), METRICS, ["warn"]),
         ((24, 11, 5), SiteTraits(BACKUP, ("gpu:4",)), ["warn"]),
         ((24, 11, 5), SiteTraits(BACKUP), ["ok"]),
         ((24, 11, 5), SiteTraits({"slurmctldhost[0]": "a"}, ("gpu:4",)), ["ok"]),

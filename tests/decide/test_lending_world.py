@@ -99,7 +99,7 @@ def test_a_job_that_ignores_the_signal_is_requeued_when_its_grace_is_over(world:
 @pytest.mark.parametrize("payback_s", [600.0, 5.0])
 def test_a_job_that_has_made_no_step_yet_is_requeued_at_once(world: MakeWorld, payback_s: float) -> None:
     """It has nothing to save, and would not hear the signal, whatever pays off."""
-    w = world(payback_s=payback_s)
+    w = world(payback_s=payback_s, grace_s=60.0)
     filled(w, after=None, starts=45.0)
     inference = w.infer("3g.40gb", runs=10)
     w.step()

@@ -171,7 +171,7 @@ def test_slurms_own(cluster: Cluster, tmp_path: Path) -> None:
         slurm_user="root",
     )
     (found,) = check_rest(dataclasses.replace(Config(), cluster=rest), reader(0))
-    assert found.level == GOOD and "answers in version v0.0.4" in found.text
+    assert found.level == GOOD and "answers with API version v0.0.4" in found.text
     token = tmp_path / "token"
     token.write_text(cluster.run(["scontrol", "token", "lifespan=600"], "mbalice").stdout)
     token.chmod(0o600)

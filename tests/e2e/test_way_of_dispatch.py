@@ -151,7 +151,7 @@ def test_a_pipeline_has_larger_slices_where_its_deadline_needs_them(site: Callab
     for job in (first, second):
         assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
     with open_store(bed.product.record, readonly=True) as store:
-        split = [action for action in store.actions([first, second]) if "its pipeline has left" in action["why"]]
+        split = [action for action in store.actions([first, second]) if "left to its pipeline" in action["why"]]
     assert bool(split) == here.forgets
     assert all(action["kind"] == "retype" and action["outcome"] is None for action in split)
     if not split:

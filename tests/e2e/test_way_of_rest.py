@@ -20,7 +20,7 @@ SHOW = "echo batch $CUDA_VISIBLE_DEVICES"
 def test_a_job_gets_its_slice_and_an_absence_costs_nothing(new_cluster: Callable[..., Cluster]) -> None:
     bed = new_cluster(nodes=1, gpus=1, migbatch="all", rest=True, config={"cluster": {"backend": "slurmrestd"}})
     said = bed.daemons.log("migbatchd")
-    assert "is asked, in version v0.0.4" in said.read_text()
+    assert "with API version v0.0.4" in said.read_text()
 
     opened, until_then = gate(bed)
     first, told = sbatch(bed, "--gres=mig:3g.40gb:1", wrap=f"{SHOW}; {until_then}")

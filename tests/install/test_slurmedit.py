@@ -213,7 +213,7 @@ def test_accounting_and_power_saving():
 
 
 def test_gpus_that_slurm_detected_get_files():
-    theirs = "NodeName=h[1-2] Gres=gpu:h100:2\nNodeName=m1 Gres=gpu:1\n"
+    theirs = "NodeName=h[1-2] Gres=gpu:h100:2,bandwidth:lustre:no_consume:4G\nNodeName=m1 Gres=gpu:1\n"
     included = edited(theirs, "AutoDetect=nvml\n")[2][1].splitlines()
     assert "NodeName=h[1-2] Name=gpu Type=h100 File=/dev/nvidia[0-1]" in included
     assert "NodeName=m1 Name=gpu File=/dev/nvidia0" in included

@@ -18,7 +18,7 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefuse
 from slurm_migbatch.slurm.dialog import line
 from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, JobReader, count_tasks, parse_gres, parse_jobs, parse_nodes
 from slurm_migbatch.slurm.unread import Unread
-from slurm_migbatch.slurm.versions import parse_version
+from slurm_migbatch.slurm.versions import NEWEST, parse_version
 
 ASSETS = Path(__file__).parent / "assets"
 MARK, NEXT = "\x1f0123456789abcdef\x1f", "\x1ffedcba9876543210\x1f"
@@ -46,6 +46,10 @@ def nodes(release: str) -> dict[str, NodeRow]:
 
 def test_the_release_is_read(release: str) -> None:
     assert "{}.{:02d}".format(*parse_version(recorded(release, "version"))) == release
+
+
+def test_the_newest_release_is_recorded() -> None:
+    assert "{}.{:02d}".format(*NEWEST) == RELEASES[-1]
 
 
 @pytest.mark.parametrize("text", ["", "slurm twenty", "slurm 21.08.8", "slurm-wlm 20.11.4"])
@@ -237,6 +241,12 @@ def test_what_cannot_be_read_is_said(field: str) -> None:
     assert "n[1" in row.reason
 
 
+def test_a_job_in_a_state_of_a_later_release_has_neither_ended_nor_waits() -> None:
+    (row,) = parse_jobs(squeue_row(7, State="THAWING", NodeList="n1"), MARK)
+    assert (row.job_id, row.unread) == (7, True)
+    assert "THAWING" in row.reason
+
+
 def test_where_no_job_id_stands_nothing_is_concluded() -> None:
     with pytest.raises(SlurmError, match="instead of a job id"):
         parse_jobs(squeue_row(1) + squeue_row(2, JobID="x"), MARK)
@@ -328,6 +338,16 @@ def test_other_gres_of_a_node_are_kept_for_the_next_update() -> None:
     assert row.used == {"1g.10gb": 1}
 
 
+def test_a_node_with_gres_that_jobs_do_not_use_up() -> None:
+    """As 26.05 shows it; an update without the flag leaves it as it is, and 22.05 does not show it."""
+    (row,) = parse_nodes(
+        "NodeName=n Gres=mig:1g.10gb:7,bandwidth:lustre:no_consume:4G,seats:no_consume:3 "
+        "GresUsed=mig:1g.10gb:1,bandwidth:lustre:0,seats:0 State=IDLE"
+    )
+    assert (row.gres, row.used) == ({"1g.10gb": 7}, {"1g.10gb": 1})
+    assert row.other_gres == "bandwidth:lustre:4294967296,seats:3"
+
+
 # -- commands, against scripts that stand in for them ---------------------------------------------------------------
 
 
@@ -369,10 +389,12 @@ def test_the_callers_environment_does_not_reach_slurm(tools: Path, monkeypatch: 
     assert client.version() == (24, 11)
 
 
-#: a scontrol that knows its own language: refuses what names "bad", answers what it does not know as Slurm's does
+#: a scontrol that knows its own language: refuses what names "bad", answers what it does not know as Slurm's does; the
+#: random digits of a separator may spell "bad"
 SCONTROL = """
 request() {
     case "$*" in
+        after-*) echo "invalid keyword: $1" >&2; status=1;;
         *bad*) echo "Invalid node name specified" >&2; status=1;;
         update*|requeue*) echo "$*" >> LOG;;
         *) echo "invalid keyword: $1" >&2; status=1;;

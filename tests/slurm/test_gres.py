@@ -26,6 +26,8 @@ from slurm_migbatch.slurm.gres import Gres, GresError, counts, parse, parse_entr
         ("gpu:h100:2(IDX:0,3-4),mig:1g.10gb:0(IDX:N/A)", [("gpu", "h100", 2), ("mig", "1g.10gb", 0)]),
         ("shard:8(-/5,5/5,3/5,0/5)", [("shard", None, 8)]),
         ("mig:1g.10gb(CNT:2)", [("mig", "1g.10gb", 2)]),
+        ("bandwidth:lustre:no_consume:4G,mig:1g.10gb:3", [("bandwidth", "lustre", 4 * 2**30), ("mig", "1g.10gb", 3)]),
+        ("seats:no_consume:3", [("seats", None, 3)]),
         ("cpu=4,mem=10G,node=1,gres/mig:1g.10gb=2", [("cpu", None, 4), ("mem", None, 10 * 2**30)]),
         ("(null)", []),
         ("N/A", []),

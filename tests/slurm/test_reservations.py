@@ -51,6 +51,11 @@ def test_jobs_get_the_nodes_of_their_reservation_and_others_the_rest() -> None:
     assert pools(text, job(1), job(2, "a"), job(3, "b")) == [{"n3"}, {"n1"}, {"n2"}]
 
 
+def test_a_job_that_names_several_reservations_may_use_the_nodes_of_each() -> None:
+    text = line("a", "n1,cat") + line("b", "n2", 64)
+    assert pools(text, job(1, "a,b"), job(2, "b,later")) == [{"n1", "n2"}, {"n2"}]
+
+
 def test_a_reservation_of_some_cores_leaves_the_node_open() -> None:
     assert pools(line("a", "n1", 8), job(1), job(2, "a")) == [{"n1", "n2", "n3"}, {"n1"}]
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_migbatch.slurm import restrows
-from slurm_migbatch.slurm.client import SlurmError, SlurmRefused
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
 from slurm_migbatch.slurm.restaddress import RestAddress
 from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
 from tests.support.rest_server import PARTITIONS, Answers, RestHandler, RestServer
@@ -54,6 +56,20 @@ JOB = {
     "wckey": "",
     "dependency": "",
 }
+NODE = {
+    "name": "n1",
+    "state": ["IDLE", "RESERVED"],
+    "gres": "gpu:h100:4(S:0-1),mig:1g.10gb:7",
+    "gres_used": "gpu:h100:0,mig:1g.10gb:1",
+    "partitions": ["gpu"],
+    "reason": "",
+    "active_features": ["a"],
+    "cpus": 64,
+    "alloc_cpus": 1,
+}
+#: what a later release may put where another form stood
+GONE = object()
+SHAPES = (GONE, None, "", "x", "RUNNING", 7, 1.5, True, [], ["x"], [["x"]], {}, NONE, NUMBER, {**NUMBER, "number": "x"})
 
 
 @pytest.fixture
@@ -123,6 +139,53 @@ def test_what_has_ended_is_left_out_and_what_is_ending_is_not() -> None:
     jobs = [{**JOB, "job_id": number, "job_state": state} for number, state in enumerate(states)]
     found = restrows.jobs({"jobs": jobs}, 0.0, reserved=False)
     assert {row.job_id: row.state for row in found} == {1: "COMPLETING", 2: "REQUEUED", 4: "RUNNING"}
+
+
+def test_a_job_in_a_state_of_a_later_release_has_neither_ended_nor_waits() -> None:
+    states = (["THAWING"], ["THAWING", "FROZEN"], "RUNNING", ["FROZEN", "RUNNING"], ["COMPLETED", "FROZEN"])
+    jobs = [{**JOB, "job_id": number, "job_state": state} for number, state in enumerate(states)]
+    found = {row.job_id: row for row in restrows.jobs({"jobs": jobs}, 0.0, reserved=False)}
+    assert {job: row.unread for job, row in found.items()} == {0: True, 1: True, 2: True, 3: False}
+    assert "THAWING" in found[0].reason
+    assert found[3].active
+
+
+def changed(record: dict[str, Any], shapes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in (record | shapes).items() if value is not GONE}
+
+
+def sound(row: JobRow | NodeRow, texts: tuple[str, ...], numbers: tuple[str, ...], lists: tuple[str, ...]) -> bool:
+    """Whether all that the rest of migbatch takes for texts, numbers and lists of texts are such."""
+    return (
+        all(isinstance(getattr(row, name), str) for name in texts)
+        and all(type(getattr(row, name)) is int for name in numbers)
+        and all(isinstance(part, str) and len(part) > 0 for name in lists for part in getattr(row, name))
+    )
+
+
+JOB_TEXTS = ("user", "account", "partition", "name", "state", "reason", "requested_nodes", "gres", "comment")
+JOB_TEXTS += ("features", "reservation", "qos", "wckey")
+
+
+@given(st.dictionaries(st.sampled_from(sorted(JOB)), st.sampled_from(SHAPES), min_size=1, max_size=3))
+def test_a_job_of_another_shape_costs_no_other(shapes: dict[str, Any]) -> None:
+    odd = {**changed(JOB, shapes), "job_id": 8}
+    rows = restrows.jobs({"jobs": [JOB, odd, {**JOB, "job_id": 9}]}, 0.0, reserved=True)
+    assert [row.job_id for row in rows] == [7, 8, 9]
+    assert rows[0].pending and rows[2].pending
+    assert rows[1].unread or sound(rows[1], JOB_TEXTS, ("uid", "priority", "restarts", "cpus", "tasks"), ("nodes",))
+
+
+@given(st.dictionaries(st.sampled_from(sorted(NODE)), st.sampled_from(SHAPES), min_size=1, max_size=3))
+def test_a_node_of_another_shape_costs_no_other(shapes: dict[str, Any]) -> None:
+    told: dict[str, str] = {}
+    nodes = [{**NODE, "name": "n0"}, changed(NODE, shapes), {**NODE, "name": "n2"}]
+    rows = {row.name: row for row in restrows.nodes({"nodes": nodes}, told.__setitem__)}
+    assert len(rows) + len(told) == 3
+    assert rows["n0"].used == rows["n2"].used == {"1g.10gb": 1}
+    lists = ("partitions", "states", "features")
+    assert all(sound(row, ("name", "reason", "other_gres"), ("cpus", "cpus_used"), lists) for row in rows.values())
+    assert all(row.states <= {"IDLE", "RESERVED", "x"} for row in rows.values())
 
 
 def test_bytes_of_a_user_stay_what_they_are(serve: Serve) -> None:

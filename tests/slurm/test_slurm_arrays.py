@@ -103,6 +103,11 @@ def test_a_name_cannot_pretend_a_throttle() -> None:
     assert throttle(said) is None
 
 
+def test_a_throttle_beside_what_a_later_release_shows() -> None:
+    said = "JobId=3 SLUID=s1 ArrayJobId=3 ArrayTaskId=1-4 ArrayFlags=(null) ArrayTaskThrottle=7 JobName=x \n"
+    assert throttle(said) == 7
+
+
 @given(st.lists(st.one_of(st.none(), st.text(), st.text("scontrl: JobId=7 ArayThe\n")), max_size=5), st.booleans())
 def test_what_scontrol_shows_of_each_job(names: list[str | None], echo: bool) -> None:
     records = Records([f"{number}_1" for number in range(len(names))])

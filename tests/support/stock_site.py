@@ -275,7 +275,7 @@ class StockSite(Cluster):
         network = self.daemons.get("network")
         assert network is not None
         names = " ".join(f"{address}+{host}" for host, address in _ADDRESSES.items())
-        needed = [str(ROOT), *_python()]
+        needed = [str(ROOT), str(Path(sys.prefix).resolve()), *_python()]  # ROOT may have a link to the second
         unshare = ["unshare", "--mount", "--uts", "--net", "--propagation", "private", "/bin/sh", "-c", _MACHINE]
         for host in self.hosts:
             address = _ADDRESSES[host]

@@ -331,7 +331,8 @@ class _Site:
                 requested = set()
             if len(requested) >= row.num_nodes:
                 names &= requested
-        reserved = {name for name in names if row.reservation and row.reservation in self._facts[name][3]}
+        named = row.reservation.split(",")  # Slurm takes the one in which the job can start first
+        reserved = {name for name in names if row.reservation and not self._facts[name][3].isdisjoint(named)}
         names = reserved or {name for name in names if not self._facts[name][4]}
         return frozenset(name for name in names if _has_features(row.features, self._facts[name][2]))
 

@@ -208,7 +208,7 @@ class _Mask:
             comment=self.comment(row.comment),
             reason=reason,
             features=_NODE_FEATURE.sub(lambda found: NODE_FEATURE + self.host(found[1]), row.features),
-            reservation=self._names.of("reservation", row.reservation),
+            reservation=",".join(self._names.of("reservation", name) for name in row.reservation.split(",")),
         )
 
     def node(self, row: NodeRow) -> NodeRow:
