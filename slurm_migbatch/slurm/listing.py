@@ -24,7 +24,7 @@ from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError, row_of
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
-from slurm_migbatch.slurm.states import PRESENT, checked_state
+from slurm_migbatch.slurm.states import checked_state
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 
 #: squeue --Format fields in the order of a row; the same names work from 22.05 to 26.05. Width 0 means uncut.
@@ -83,18 +83,21 @@ def squeue_command(mark: str) -> tuple[str, ...]:
 
     Jobs come in the order in which Slurm considers them: priority, then submit time, then id
     (https://slurm.schedmd.com/priority_multifactor.html). A requeue sets a new submit time.
+
+    Without --states squeue lists all jobs that are pending, hold resources or release them. With it, it leaves out
+    those with a flag that is not named, such as EXPEDITING since 25.11, and refuses names that its release lacks.
     """
-    return ("squeue", "--noheader", "--all", "--priority", "--sort=-p,V,i", *_selection(SQUEUE_FIELDS, mark))
+    return ("squeue", "--noheader", "--all", "--priority", "--sort=-p,V,i", _columns(SQUEUE_FIELDS, mark))
 
 
 def gres_command(mark: str) -> tuple[str, ...]:
     """Return the squeue command whose output `parse_gres` reads."""
-    return ("squeue", "--noheader", "--all", "--array", *_selection(_GRES_FIELDS, mark))
+    return ("squeue", "--noheader", "--all", "--array", _columns(_GRES_FIELDS, mark))
 
 
 def reservation_command(mark: str) -> tuple[str, ...]:
     """Return the squeue command whose output `parse_reservations` reads."""
-    return ("squeue", "--noheader", "--all", "--array", *_selection(_RESERVATION_FIELDS, mark))
+    return ("squeue", "--noheader", "--all", "--array", _columns(_RESERVATION_FIELDS, mark))
 
 
 _GRES_FIELDS = ("JobID", "tres-per-node")
@@ -102,8 +105,8 @@ _RESERVATION_FIELDS = ("JobID", "Reservation")
 NODES_COMMAND = ("scontrol", "--details", "--oneliner", "show", "node")
 
 
-def _selection(fields: Sequence[str], mark: str) -> tuple[str, str]:
-    return f"--states={','.join(PRESENT)}", "--Format=" + ",".join(f"{name}:0{mark}" for name in fields)
+def _columns(fields: Sequence[str], mark: str) -> str:
+    return "--Format=" + ",".join(f"{name}:0{mark}" for name in fields)
 
 
 def parse_jobs(output: str, mark: str) -> list[JobRow]:

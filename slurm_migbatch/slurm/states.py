@@ -30,12 +30,17 @@ PRESENT = (
     "STAGE_OUT",
     "STOPPED",
 )
-"""States in which a job is pending, holds resources or releases them, as squeue's option --states has them."""
+"""States in which a job is pending, holds resources or releases them, as squeue shows them."""
 _KNOWN = frozenset({*ENDED, *PRESENT, "RESV_DEL_HOLD"})
 
 
 def checked_state(state: str) -> str:
-    """Return a job's state as squeue shows it; raises ValueError for one of which it is unknown what the job holds."""
+    """Return a job's state as squeue shows it, PENDING for EXPEDITING (a pending job of `--requeue=expedite`, 25.11).
+
+    Raises ValueError for one of which it is unknown what the job holds.
+    """
+    if state == "EXPEDITING":
+        return "PENDING"
     if state not in _KNOWN:
         raise ValueError(f"its state {state!r} is unknown")
     return state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -86,6 +87,25 @@ def test_a_requeued_run_keeps_its_restart_count_until_it_has_ended(
     seen = {(found.state, found.restarts) for _ in range(10) if (found := row(client, job)) is not None}
     assert seen and seen <= {(state, runs) for state in ("RUNNING", "COMPLETING", "CANCELLED")}, seen
     cluster.wait_job(job)
+
+
+def test_jobs_that_wait_in_a_state_of_their_own_are_listed(new_cluster: Callable[..., Cluster]) -> None:
+    """A job of `--requeue=expedite` waits as EXPEDITING (25.11); earlier releases refuse that option."""
+    cluster = new_cluster(nodes=1, options={"SlurmctldParameters": "enable_expedited_requeue"})
+    client = CliClient(cluster.bin, cluster.slurm_conf)
+    special = cluster.submit(wrap="sleep 600")
+    until(client, special, "RUNNING")
+    cluster.run(["scontrol", "requeuehold", "State=SpecialExit", str(special)])
+    until(client, special, "SPECIAL_EXIT")
+    expedites = client.version() >= (25, 11)
+    requeue = "--requeue=expedite" if expedites else "--requeue"
+    job = cluster.submit(requeue, wrap="sleep 600")
+    until(client, job, "RUNNING")
+    cluster.kill("slurmd-n1")
+    cluster.run(["scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=test"])
+    assert until(client, job, "PENDING").restarts >= 1
+    shown = cluster.run(["squeue", "--noheader", f"--jobs={job}", "--Format=State"]).stdout.strip()
+    assert shown == ("EXPEDITING" if expedites else "PENDING")
 
 
 def test_what_slurm_refuses_is_an_error_with_its_words(client: CliClient) -> None:

@@ -207,6 +207,11 @@ def test_a_row_that_is_printed_as_before_is_the_same_object() -> None:
     assert [row.name for row in second[1:3]] == ["b", f"n{MARK}"]
 
 
+def test_a_job_that_waits_for_an_expedited_requeue_is_pending() -> None:
+    (row,) = parse_jobs(squeue_row(1, State="EXPEDITING"), MARK)
+    assert row.pending and not row.unread
+
+
 def test_jobs_of_one_kind_share_what_is_alike() -> None:
     kind = {"NodeList": "node7", "tres_per_node": "gres/mig:1g.10gb:1", "State": "RUNNING", "Account": "physics"}
     first, second = parse_jobs(squeue_row(1, **kind) + squeue_row(2, **kind), MARK)
