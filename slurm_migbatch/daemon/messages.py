@@ -373,9 +373,14 @@ _KINDS: Mapping[str, Mapping[str, _Field]] = {
         "memory_mib": _optional(lambda row, key: _real(row, key, 0, 1 << 24)),
         "shared": _optional(_truth),
     },
-    "misfit": _RUN,
+    "misfit": {**_RUN, "reason": _optional(_text_to(MAX_TEXT)), "grant": _optional(_text_to(MAX_TEXT))},
     "progress": _RUN,
-    "fault": {"drain": _optional(_truth), "what": _optional(_text_to(MAX_TEXT)), "gpu": _optional(_text_to(128))},
+    "fault": {
+        "drain": _optional(_truth),
+        "what": _optional(_text_to(MAX_TEXT)),
+        "action": _optional(_text_to(MAX_TEXT)),
+        "gpu": _optional(_text_to(128)),
+    },
     **{kind: {"": lambda row, key: _place(row)} for kind in ("create", "destroy", "zombie", "cleared")},
 }
 

@@ -144,6 +144,16 @@ def test_an_event_that_cannot_be_is_refused_alone(change: dict[str, Any], says: 
     assert messages.holding(message.events)
 
 
+@pytest.mark.parametrize(
+    ("kind", "key"), [("fault", "what"), ("fault", "action"), ("misfit", "reason"), ("misfit", "grant")]
+)
+def test_what_is_shown_as_a_text_is_one(kind: str, key: str) -> None:
+    """A list of as many values as an event may have would be a line of a megabyte in each answer."""
+    event = {"seq": 1, "ts": 1.0, "kind": kind, "job": 7, "restart": 0, key: ["x" * 4000] * 200}
+    assert one(event).kind == messages.REFUSED
+    assert one({**event, key: "x"}).kind == kind
+
+
 def described(slices: int, profiles: int) -> dict[str, Any]:
     """A GPU whose profiles all fit everywhere, beside each other."""
     zeros = dict.fromkeys(("sm_count", "copy_engines", "decoders", "encoders", "jpegs", "ofas"), 0)
