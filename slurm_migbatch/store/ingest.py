@@ -316,14 +316,14 @@ def _stop(session: Session, machine: Node, journal: NodeJournal, ts: float, even
     stop_run(session, run, machine.node, journal.journal, ts, _slices(event), code)
 
 
-def _progress(session: Session, machine: Node, _journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
+def _progress(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     run = measured.known_run(session, *_identity(event))
     if run is None:
         raise ValueError(f"job {event['job']} has no run {event.get('restart')}")
     here = select(Lease.id).where(Lease.run_id == run.id, Lease.node == machine.node).limit(1)
     if session.scalar(here) is None:
         raise ValueError(f"job {event['job']} has held nothing on this node")
-    measured.keep_report(run, machine.node, ts, event)
+    measured.keep_report(run, machine.node, ts, event, late=_is_late(journal, event))
 
 
 def _misfit(session: Session, machine: Node, _journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:

@@ -72,6 +72,17 @@ def test_the_batch_scripts_word_is_not_added_to_those_of_the_tasks(store: Store)
     assert measured(store)[:2] == (160, 8)
 
 
+def test_reports_after_a_clock_was_set_back_count(store: Store) -> None:
+    """The order of a node's events is that of their numbers, whatever its clock showed."""
+    node = Node(store)
+    node.send(node.start(100, 7), report(node, 90_000, items=50, throughput_per_s=5.0, steps=5))
+    node.send(report(node, 130, items=200, throughput_per_s=7.0, steps=20))
+    assert measured(store) == (200, 7, None, None)
+    assert store.job_progress([7])[0].steps == 20
+    node.send(report(node, 160, items=300, throughput_per_s=8.0, final=True), stop(node, 161))
+    assert measured(store) == (300, 8, None, None)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
 @given(st.permutations(range(5)), st.lists(st.integers(0, 4), max_size=4))
 def test_however_they_come_they_count_once_and_in_their_order(
