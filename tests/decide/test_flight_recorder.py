@@ -288,7 +288,8 @@ def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, text: bytes) ->
 def test_a_copy_without_names_replays(tmp_path: Path) -> None:
     w = LoanWorld(f"sqlite:///{tmp_path}/r.db", nodes=2, quota={"ml": 5})
     recorder = record(w, tmp_path / "decisions", hours=8 * 70 / 3600)
-    w.infer("1g.10gb", runs=100, name="secret-job", comment="for project Manhattan", requested_nodes="n2")
+    written = {"name": "secret-job", "comment": "for project Manhattan", "wckey": "Manhattan", "qos": "secret-qos"}
+    w.infer("1g.10gb", runs=100, requested_nodes="n2", gid=90210, **written)
     w.infer("1g.10gb", runs=100, comment="project Manhattan [mig-exclude:n1] [mig:1g.10gb:1#7fq3k]")
     play_day(w, recorder, 150)
     recorder.close()
@@ -300,7 +301,7 @@ def test_a_copy_without_names_replays(tmp_path: Path) -> None:
     )
     assert migbatch(copy)[0] == 0
     text = gzip.decompress(copy.read_bytes()).decode()
-    for name in ('"n1"', '"n2"', "alice", "bob", '"ml"', "web", "secret", "Manhattan", "1001", "exclude:n1"):
+    for name in ('"n1"', '"n2"', "alice", "bob", '"ml"', "web", "secret", "Manhattan", "1001", "90210", "exclude:n1"):
         assert name not in text, name
     assert "[mig-exclude:host00000" in text
     assert "host000001" in text and "signal=usr1" in text
