@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import logging
+import re
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
@@ -283,6 +284,21 @@ def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, text: bytes) ->
     assert code == 2
     assert len(output.splitlines()) == 1
     assert migbatch(tmp_path / "none")[0] == 2
+
+
+def test_nothing_in_a_recording_acts_on_the_terminal(day: Path, tmp_path: Path) -> None:
+    """Recordings are attached to bug reports: whoever replays one did not write it."""
+    config, foreign = tmp_path / "migbatch.toml", tmp_path / "foreign.jsonl.gz"
+    config.write_text("[lending]\nenabled = false\n")
+    text = b"".join(gzip.decompress(path.read_bytes()) for path in segments(day))
+    odd = json.dumps("\x1b[2J\x9b").encode()[1:-1]
+    told = [text.replace(b'"n1"', b'"%s"' % odd), text.replace(b"idle", odd), text.replace(b"NVIDIA H100", odd)]
+    told.append(re.sub(rb'"profiles":\[(\{.*?\}),', rb'"profiles":[\1,\1,', told[-1]))
+    for changed in told:
+        assert changed != text
+        foreign.write_bytes(gzip.compress(changed, mtime=0))
+        code, output = migbatch(foreign, "-c", config)
+        assert code and all(line.isprintable() for line in output.splitlines()), output
 
 
 def test_a_copy_without_names_replays(tmp_path: Path) -> None:
