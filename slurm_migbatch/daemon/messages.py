@@ -309,12 +309,19 @@ def _gpu(row: Mapping[str, Any]) -> None:
             if not isinstance(pair, list) or len(pair) != 2:
                 raise MessageError("a placement is a start and a size")
             _checked({"start": pair[0], "size": pair[1]}, {"start": _PLACE["start"], "size": _PLACE["size"]})
+    _geometry(geometry)
+
+
+def _geometry(geometry: Mapping[str, Any]) -> None:
     try:
-        searchable = is_searchable(Geometry.from_dict(geometry))
+        known = Geometry.from_dict(geometry)
+        searchable = is_searchable(known)
     except (GeometryError, ValueError) as error:
         raise MessageError(str(error)) from None
     if not searchable:
         raise MessageError("the geometry has more layouts than any GPU")
+    if all(info.profile.suffix for info in known.profiles):
+        raise MessageError("the geometry has no profile without a suffix")
 
 
 _RUN: Mapping[str, _Field] = {"job": _whole_to(MAX_JOB, 1), "restart": _whole_to(2**31 - 1)}
