@@ -136,6 +136,14 @@ def keep_energy(run: Run, node: str, joules: Any) -> None:
     run.measured_facts = facts
 
 
+def keep_only(run: Run, nodes: Collection[str]) -> None:
+    """Drop all figures of a run if others than its nodes have reported any; its nodes report theirs again."""
+    if not set(_facts(run).get("nodes") or ()) <= set(nodes):
+        run.measured_facts = None
+        for name in FIGURES:
+            setattr(run, f"measured_{name}", None)
+
+
 def mark_shared(run: Run) -> None:
     """Note that the run shared a slice with another job: its figures are not those of a whole slice."""
     run.measured_facts = {**_facts(run), "shared": True}

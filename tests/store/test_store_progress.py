@@ -173,6 +173,51 @@ def test_each_run_has_its_own(store: Store) -> None:
 # -- what is safe
 
 
+def test_figures_from_a_node_on_which_slurm_does_not_have_the_job_do_not_count(store: Store) -> None:
+    """Root of a node may tell of any job, also that it holds a slice there."""
+    here, other = Node(store, "n1"), Node(store, "n2", "bb")
+    here.send(here.start(100, 7))
+    store.upsert_jobs([job(7, "RUNNING", nodes=("n1",), start=99.0)])
+    told = {"items": 9, "throughput_per_s": 1.0, "steps": 9, "checkpoint": 105.0, "oom": True}
+    other.send(other.start(101, 7), report(other, 110, **told), stop(other, 111, memory=9000, shared=True))
+    assert measured(store) == (None, None, None, None)
+    assert run_of(store, 7).run["measured_facts"] is None
+    assert store.job_progress([7])[0].checkpoint is None
+    here.send(report(here, 120, items=300, throughput_per_s=10.0))
+    store.upsert_jobs([job(7, nodes=(), restarts=1, submit=130.0)])
+    here.send(report(here, 121, items=310, throughput_per_s=10.0, final=True), stop(here, 122, memory=5120))
+    assert measured(store) == (310, 10, None, 5120), "Slurm was faster than the end of the run"
+
+
+def test_figures_from_elsewhere_that_came_before_slurm_told_the_nodes_are_dropped(store: Store) -> None:
+    here, other = Node(store, "n1"), Node(store, "n2", "bb")
+    store.upsert_jobs([job(7)])
+    other.send(other.start(60, 7), report(other, 70, items=9, checkpoint=70.0, oom=True))
+    here.send(here.start(100, 7), report(here, 110, items=300))
+    store.upsert_jobs([job(7, "RUNNING", nodes=("n1",), start=99.0)])
+    assert measured(store) == (None, None, None, None)
+    here.send(report(here, 120, items=310), stop(here, 122, memory=5120))
+    store.upsert_jobs([job(7, "COMPLETED", nodes=("n1",), start=99.0, end=122.0)])
+    assert measured(store) == (310, None, None, 5120)
+    assert "oom" not in facts(store) and set(facts(store)["nodes"]) == {"n1"}
+
+
+def test_a_job_that_is_completing_keeps_its_nodes_and_their_figures(store: Store) -> None:
+    """Slurm then lists only the nodes that it still waits for."""
+    one, two = Node(store, "n1"), Node(store, "n2", "bb")
+    for node in (one, two):
+        node.send(node.start(100, 7))
+    store.upsert_jobs([job(7, "RUNNING", nodes=("n1", "n2"), start=99.0)])
+    two.send(report(two, 110, items=50), stop(two, 120, memory=900))
+    store.upsert_jobs([job(7, "COMPLETING", nodes=("n1",), start=99.0)])
+    two.send(report(two, 121, items=60, final=True))
+    store.upsert_jobs([job(7, "COMPLETING", nodes=(), start=99.0, reason="x")])
+    one.send(report(one, 121, items=40, final=True), stop(one, 122, memory=800))
+    store.upsert_jobs([{"job_id": 7, "restarts": 0, "state": "COMPLETED", "end": 122.0}])
+    assert measured(store) == (100, None, None, 900)
+    assert run_of(store, 7).run["nodes"] == "n1,n2"
+
+
 def test_what_a_training_has_safe_is_kept(store: Store) -> None:
     """A report that leaves it out changes nothing: files are read at their ends only."""
     node = Node(store)
