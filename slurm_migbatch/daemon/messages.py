@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -34,6 +34,8 @@ MAX_TEXT = 4096
 MAX_GPUS = 64
 #: slices of one node, and runs that hold them; slices of one run there
 MAX_SLICES, MAX_RUN_SLICES = 1024, 256
+#: runs and slices in one message; a node sends up to 512 KiB at once, which holds fewer
+MAX_HELD = 5000
 #: memory slices of one GPU; current ones have 8
 MAX_PLACE = 64
 MAX_PROFILES = 128
@@ -113,7 +115,7 @@ def read_events(node: str, body: bytes) -> EventsMessage:
     return EventsMessage(
         journal=_matched(message, "journal", _HEX),
         boot_id=_matched(message, "boot_id", _HEX),
-        events=tuple(_event(event) for event in events),
+        events=tuple(_within(_event(event) for event in events)),
         database=_matched(message, "database", _HEX) if message.get("database") else "",
         acked=_whole(message, "acked", 0, MAX_NUMBER) if "acked" in message else 0,
     )
@@ -414,6 +416,21 @@ def _event(row: Mapping[str, Any]) -> Event:
     except MessageError as error:
         return Event(row["seq"], ts, REFUSED, {"was": kind, "what": f"event {row['seq']} ({kind}): {error}"[:500]})
     return Event(row["seq"], ts, kind, fields)
+
+
+def _within(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the events; those that tell of more runs and slices than `MAX_HELD`, all together, are refused."""
+    left = MAX_HELD
+    for event in events:
+        runs = (
+            event.fields["runs"] if event.kind == "state" else [event.fields] if event.kind in ("start", "stop") else []
+        )
+        left -= sum(1 + len(run["slices"]) for run in runs)
+        if runs and left < 0:
+            what = f"event {event.seq} ({event.kind}): more than {MAX_HELD} runs and slices in one message"
+            yield Event(event.seq, event.ts, REFUSED, {"was": event.kind, "what": what})
+        else:
+            yield event
 
 
 def _bounded(value: Any) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.mig.grant import CHANGED
@@ -131,7 +131,8 @@ def start_run(
         run.nodes = ",".join(sorted([*names, node]))
     session.flush()
     # the node allocates a slot only once: of two leases of one slot the end of the earlier one has not arrived yet
-    held = session.scalars(select(Lease).where(Lease.node == node, Lease.until.is_(None))).all()
+    touched = or_(Lease.run_id == run.id, Lease.gpu.in_({facts.gpu for facts in slices}))
+    held = session.scalars(select(Lease).where(Lease.node == node, Lease.until.is_(None), touched)).all()
     rivals = [
         lease
         for lease in held

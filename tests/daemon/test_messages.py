@@ -161,6 +161,19 @@ def test_what_is_shown_as_a_text_is_one(kind: str, key: str) -> None:
     assert one({**event, key: "x"}).kind == kind
 
 
+def test_what_one_message_tells_of_is_bounded() -> None:
+    """A node sends half a megabyte at a time; root of one may send as much as the service reads."""
+    run = {"job": 7, "restart": 0, "since": 1.0, "slices": [PLACE]}
+    told = {"kind": "state", "gpus": [], "zombies": [], "idle": [], "runs": [run] * messages.MAX_SLICES}
+    starts = [{**START, "seq": 10 + n, "slices": [PLACE] * 8} for n in range(400)]
+    for events, good in (([told] * 9, 2), ([told, *starts], 1 + 328), (starts, 400)):
+        numbered = [{**event, "seq": n, "ts": 1.0} for n, event in enumerate(events, 1)]
+        message = read_events("n1", json.dumps({**HEAD, "events": numbered}).encode())
+        assert [event.kind for event in message.events].count(messages.REFUSED) == len(events) - good
+        assert messages.holding(message.events) == (good < len(events)), "the node has to tell its state again"
+        assert [event.seq for event in message.events] == list(range(1, len(events) + 1))
+
+
 def described(slices: int, profiles: int) -> dict[str, Any]:
     """A GPU whose profiles all fit everywhere, beside each other."""
     zeros = dict.fromkeys(("sm_count", "copy_engines", "decoders", "encoders", "jpegs", "ofas"), 0)
