@@ -88,7 +88,10 @@ def leave(code: int) -> NoReturn:
 
 
 def _failed(prog: str, text: str, code: int = EXIT_FAILED) -> int:
-    print(f"{prog}: error: {text}", file=sys.stderr)
+    from slurm_migbatch.mig.text import printable
+
+    # it may repeat what is in a file or an answer of somebody else's
+    print(f"{prog}: error: {printable(' '.join(text.splitlines()))}", file=sys.stderr)
     return code
 
 

@@ -23,6 +23,7 @@ from slurm_migbatch.decide.recording.pseudonyms import CollectedNames, Pseudonym
 from slurm_migbatch.decide.recording.replay import Difference, ReplayedRound
 from slurm_migbatch.decide.recording.replay import replay as decide_again
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
+from slurm_migbatch.mig.text import printable
 from slurm_migbatch.slurm.times import time_formatter
 
 
@@ -129,7 +130,7 @@ def _show(done: ReplayedRound, as_json: bool) -> None:
 
 
 def _show_difference(difference: Difference) -> None:
-    print(f"  {difference.what} {difference.subject}".rstrip())
+    print(printable(f"  {difference.what} {difference.subject}".rstrip()))
     then, now = _without_common(difference.recorded, difference.replayed)
     for word, value, reasons in (
         ("recorded", then, difference.why_recorded),
@@ -137,7 +138,7 @@ def _show_difference(difference: Difference) -> None:
     ):
         print(f"    {word}: {'nothing' if value in (None, [], {}) else canonical(value)}")
         for reason in reasons:
-            print(f"      {reason}")
+            print(printable(f"      {reason}"))
 
 
 def _without_common(then: Any, now: Any) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -34,6 +34,8 @@ MAX_TEXT = 4096
 MAX_GPUS = 64
 #: slices of one node, and runs that hold them; slices of one run there
 MAX_SLICES, MAX_RUN_SLICES = 1024, 256
+#: runs and slices in one message; a node sends up to 512 KiB at once, which holds fewer
+MAX_HELD = 5000
 #: memory slices of one GPU; current ones have 8
 MAX_PLACE = 64
 MAX_PROFILES = 128
@@ -113,7 +115,7 @@ def read_events(node: str, body: bytes) -> EventsMessage:
     return EventsMessage(
         journal=_matched(message, "journal", _HEX),
         boot_id=_matched(message, "boot_id", _HEX),
-        events=tuple(_event(event) for event in events),
+        events=tuple(_within(_event(event) for event in events)),
         database=_matched(message, "database", _HEX) if message.get("database") else "",
         acked=_whole(message, "acked", 0, MAX_NUMBER) if "acked" in message else 0,
     )
@@ -309,12 +311,19 @@ def _gpu(row: Mapping[str, Any]) -> None:
             if not isinstance(pair, list) or len(pair) != 2:
                 raise MessageError("a placement is a start and a size")
             _checked({"start": pair[0], "size": pair[1]}, {"start": _PLACE["start"], "size": _PLACE["size"]})
+    _geometry(geometry)
+
+
+def _geometry(geometry: Mapping[str, Any]) -> None:
     try:
-        searchable = is_searchable(Geometry.from_dict(geometry))
+        known = Geometry.from_dict(geometry)
+        searchable = is_searchable(known)
     except (GeometryError, ValueError) as error:
         raise MessageError(str(error)) from None
     if not searchable:
         raise MessageError("the geometry has more layouts than any GPU")
+    if all(info.profile.suffix for info in known.profiles):
+        raise MessageError("the geometry has no profile without a suffix")
 
 
 _RUN: Mapping[str, _Field] = {"job": _whole_to(MAX_JOB, 1), "restart": _whole_to(2**31 - 1)}
@@ -373,9 +382,14 @@ _KINDS: Mapping[str, Mapping[str, _Field]] = {
         "memory_mib": _optional(lambda row, key: _real(row, key, 0, 1 << 24)),
         "shared": _optional(_truth),
     },
-    "misfit": _RUN,
+    "misfit": {**_RUN, "reason": _optional(_text_to(MAX_TEXT)), "grant": _optional(_text_to(MAX_TEXT))},
     "progress": _RUN,
-    "fault": {"drain": _optional(_truth), "what": _optional(_text_to(MAX_TEXT)), "gpu": _optional(_text_to(128))},
+    "fault": {
+        "drain": _optional(_truth),
+        "what": _optional(_text_to(MAX_TEXT)),
+        "action": _optional(_text_to(MAX_TEXT)),
+        "gpu": _optional(_text_to(128)),
+    },
     **{kind: {"": lambda row, key: _place(row)} for kind in ("create", "destroy", "zombie", "cleared")},
 }
 
@@ -402,6 +416,21 @@ def _event(row: Mapping[str, Any]) -> Event:
     except MessageError as error:
         return Event(row["seq"], ts, REFUSED, {"was": kind, "what": f"event {row['seq']} ({kind}): {error}"[:500]})
     return Event(row["seq"], ts, kind, fields)
+
+
+def _within(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the events; those that tell of more runs and slices than `MAX_HELD`, all together, are refused."""
+    left = MAX_HELD
+    for event in events:
+        runs = (
+            event.fields["runs"] if event.kind == "state" else [event.fields] if event.kind in ("start", "stop") else []
+        )
+        left -= sum(1 + len(run["slices"]) for run in runs)
+        if runs and left < 0:
+            what = f"event {event.seq} ({event.kind}): more than {MAX_HELD} runs and slices in one message"
+            yield Event(event.seq, event.ts, REFUSED, {"was": event.kind, "what": what})
+        else:
+            yield event
 
 
 def _bounded(value: Any) -> None:

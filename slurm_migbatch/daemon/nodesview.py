@@ -15,6 +15,9 @@ from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot, layout_of
 from slurm_migbatch.mig.profile import ProfileError
 
+#: slots of one GPU that are remembered as held, or as zombies; more than any GPU can have
+MOST_SLOTS = 128
+
 
 class NodesView(Protocol):
     """The controller's interface to the nodes' state."""
@@ -65,13 +68,20 @@ class _Gpu:
 
     def take(self, slot: Slot, run: tuple[int, int], host_run: tuple[int, int] | None) -> None:
         """Note that a run has the slot now; with `host_run`, together with that run."""
+        if slot not in self.held and len(self.held) >= MOST_SLOTS:
+            return
         self.told = None
         if host_run is not None and self.held.get(slot) == host_run:
             self.guests[slot] = run
         else:  # the end of an earlier holder was not received
             self.held[slot] = run
             self.guests.pop(slot, None)
-        self.made.add(slot)
+        self.make(slot)
+
+    def make(self, slot: Slot) -> None:
+        """Note that there is an instance in the slot, if the GPU has such a slot."""
+        if slot in self.geometry.slots:
+            self.made.add(slot)
 
     def give(self, slot: Slot, run: tuple[int, int]) -> None:
         """Note that a run no longer has the slot; a run that shared it keeps it."""
@@ -209,9 +219,10 @@ class LiveView:
             return
         gpu.told = None
         if kind == "create":
-            gpu.made.add(slot)
+            gpu.make(slot)
         elif kind == "zombie":
-            gpu.zombies.add(slot)
+            if len(gpu.zombies) < MOST_SLOTS:
+                gpu.zombies.add(slot)
         else:
             gpu.zombies.discard(slot)
             if kind == "destroy":

@@ -105,6 +105,8 @@ class ProfileInfo(NamedTuple):
         for number in [*counts.values(), *(n for p in placements for n in p)]:
             if type(number) is not int or not 0 <= number < 1 << 31:
                 raise GeometryError(f"{profile}: {number!r} is not a count")
+        if not (placements and counts["memory_slices"] and counts["compute_slices"]):
+            raise GeometryError(f"{profile} takes no part of the GPU")
         return cls(profile=profile, placements=placements, **counts)
 
 

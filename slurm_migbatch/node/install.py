@@ -215,6 +215,7 @@ def programs(dest: Path, etc: Path, python: str, task_python: str = "") -> list[
     checked += [str(_present(dest)), str(_present(etc))]
     for used in (Path(interpreter), Path(task_interpreter)):
         checked += [str(used.resolve()), str(used.parent)]  # of a virtual environment the former is elsewhere
+    checked += [str(path) for part in _imported(paths) for path in (part.rglob("*.py") if part.is_dir() else [part])]
     for path in checked:
         reason = conf.insecure(path)
         if reason:
@@ -254,14 +255,19 @@ def _interpreter(python: str) -> str:
     return str(path)
 
 
+def _imported(paths: Sequence[str]) -> list[Path]:
+    """Return the modules that hooks import, and the directories of others."""
+    found = [Path(paths[0]) / "slurm_migbatch" / room for room in ("__init__.py", "node", "mig")]
+    return found + [nvml for path in paths if (nvml := Path(path) / "pynvml.py").exists()]
+
+
 def _compile(python: str, paths: Sequence[str]) -> None:
     """Compile the hooks' imports to byte code, because hooks never write byte code themselves."""
-    wanted = [f"{paths[0]}/slurm_migbatch/{room}" for room in ("__init__.py", "node", "mig")]
-    for room in wanted[1:]:
-        _discard(Path(room))
-    wanted += [str(Path(path) / "pynvml.py") for path in paths if (Path(path) / "pynvml.py").exists()]
+    wanted = _imported(paths)
+    for room in filter(Path.is_dir, wanted):
+        _discard(room)
     done = subprocess.run(
-        [python, "-ISm", "compileall", "-q", *wanted],
+        [python, "-ISm", "compileall", "-q", *map(str, wanted)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         umask=0o022,

@@ -61,6 +61,9 @@ MAX_TASKS = 1024
 MIN_SPAN_S = 1.0
 """Minimum time between two reports for a speed."""
 
+MAX_SUM = 2**53 - 1
+"""Most items of all tasks; no job does as many, and the controller takes no larger number."""
+
 CLOCKS_S = 60.0
 """Largest difference between the job's clock and the node's."""
 
@@ -301,7 +304,7 @@ def _speed(first: list[ProgressLine], last: list[ProgressLine], started: float, 
     items = [line.items for line in ends.values() if line.items is not None]
     batches = {line.batch for line in ends.values() if line.batch is not None}
     return ProgressReport(
-        items=sum(items) if items else None,
+        items=min(sum(items), MAX_SUM) if items else None,
         throughput_per_s=None if not rates or None in rates else math.fsum(rate for rate in rates if rate is not None),
         latency_ms=_mean(line.latency_ms for line in ends.values()),
         latency_p99_ms=max((line.p99_ms for line in ends.values() if line.p99_ms is not None), default=None),

@@ -44,6 +44,12 @@ BURST = 8
 BURST_REFILL_S = 20.0
 """Seconds after which one more report may be sent at once."""
 
+REMEMBERED = 1000
+"""Different warnings of one kind that are logged once each."""
+
+FORGET_S = 3600.0
+"""Seconds after which they make room for others."""
+
 OPEN_DEVICES_S = 0.1
 """Seconds of one round for scanning processes."""
 
@@ -64,7 +70,8 @@ class Watcher:
         self._is_whole: dict[tuple[str, Profile], bool] = {}  # by GPU and profile: no compute slice is left beside it
         self._last_sent: dict[peaks.RunId, tuple[float, progress.ProgressReport]] = {}
         self._burst_left: dict[peaks.RunId, tuple[float, float]] = {}
-        self._warned: set[str] = set()
+        self._warned: dict[str, float] = {}  # when each was logged
+        self._accused: dict[str, float] = {}  # the same of processes with open devices, which users cannot crowd out
         self._caps = Caps(config.proc_root, config.dev_root)
         self._open_devices = open_devices.OpenDeviceScan()
 
@@ -278,7 +285,8 @@ class Watcher:
                 f"process {open_device.pid} of uid {open_device.uid} has nvidia-cap{open_device.minor} open, "
                 f"which is job {row.job}'s of uid {row.uid}: {row}; end that process"
             )
-            if self._warn_once(text):
+            if _is_new(self._accused, text):
+                log.warning("%s", text)
                 fault = {"gpu": row.gpu, "what": text, "action": "noted", "drain": False}
                 with journal.write():
                     journal.event("fault", fault)
@@ -330,12 +338,25 @@ class Watcher:
         return left >= 1.0
 
     def _warn_once(self, text: str) -> bool:
-        """Log a warning once, up to 1000 different ones; return whether it was new."""
-        new = text not in self._warned and len(self._warned) < 1000
+        """Log a warning once; return whether it was new."""
+        new = _is_new(self._warned, text)
         if new:
-            self._warned.add(text)
             log.warning("%s", text)
         return new
+
+
+def _is_new(known: dict[str, float], text: str) -> bool:
+    """Return whether a text is to be logged, and note it: once each, and at most `REMEMBERED` within `FORGET_S`."""
+    now = time.monotonic()
+    if text in known:
+        return False
+    if len(known) >= REMEMBERED:
+        for old in [old for old, when in known.items() if now - when >= FORGET_S]:
+            del known[old]
+    if len(known) >= REMEMBERED:
+        return False
+    known[text] = now
+    return True
 
 
 def _instance(row: JournalSlice) -> Instance | None:

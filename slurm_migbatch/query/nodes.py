@@ -169,13 +169,12 @@ def troubles(
         parked: dict[tuple[str, int], tuple[OccupiedSlot, str]] = {}
         faults = []
         for event in events:
-            place = (str(event.get("gpu")), int(event.get("start") or 0))
             if event["kind"] == "zombie":
-                parked[place] = _parked(event)
+                parked[_place(event)] = _parked(event)
             elif event["kind"] == "state":
-                parked |= {(row["gpu"], row["start"]): _parked(row) for row in event.get("zombies") or ()}
+                parked |= {_place(row): _parked(row) for row in event.get("zombies") or ()}
             elif event["kind"] == "cleared":
-                parked.pop(place, None)
+                parked.pop(_place(event), None)
             elif event["kind"] == "fault":
                 faults.append(fault_sentence(event))
         zombies[node] = [(gpu, slot) for (gpu, _), (slot, _) in parked.items()]
@@ -184,6 +183,10 @@ def troubles(
             for (gpu, _), (slot, why) in parked.items()
         ]
     return zombies, messages
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, int]:
+    return str(row.get("gpu")), int(row.get("start") or 0)
 
 
 def _parked(row: Mapping[str, Any]) -> tuple[OccupiedSlot, str]:

@@ -292,7 +292,7 @@ def read(body: bytes) -> Question:
     import json
 
     try:
-        given = json.loads(body)
+        given = json.loads(body.decode())  # of bytes, json reads other encodings too, which the worker does not
     except (ValueError, RecursionError):
         raise QuestionError("the query is not JSON") from None
     if not isinstance(given, dict):

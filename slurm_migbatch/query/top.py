@@ -315,9 +315,8 @@ def _node_events(asked: _Selection) -> Iterator[EventRow]:
                 text = asked.sentence(_said(event.kind, event.payload))
                 yield EventRow(event.ts, event.kind, event.node, 0, "", text)
             continue
-        profiles = [
-            str(entry.get("profile")) for entry in event.payload.get("slices") or () if isinstance(entry, Mapping)
-        ]
+        slices = event.payload.get("slices") or () if event.kind in ("start", "stop") else ()
+        profiles = [str(entry.get("profile")) for entry in slices]
         if _may_see(asked, job) and asked.of_job(job, profiles[0] if profiles else ""):
             text = asked.sentence(_said(event.kind, event.payload)) or ",".join(profiles)
             node = event.node if rights.nodes else ""

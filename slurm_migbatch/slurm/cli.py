@@ -182,10 +182,12 @@ class CliClient:
     def set_gres(self, updates: Mapping[str, str]) -> None:
         """Set Gres of nodes by one scontrol process; nodes that get the same string share one request."""
         by_gres: dict[str, list[str]] = {}
+        unsent: dict[str, str] = {}
         for node, gres in updates.items():
-            if not _NODE_NAME.fullmatch(node) or not _GRES.fullmatch(gres):
-                raise ValueError(f"node {node!r} or gres {gres!r} cannot be passed to scontrol")
-            by_gres.setdefault(gres, []).append(node)
+            if _NODE_NAME.fullmatch(node) and _GRES.fullmatch(gres):
+                by_gres.setdefault(gres, []).append(node)
+            else:  # too long, because of what the node reports, for example
+                unsent[node] = f"its name or GRES cannot be passed to scontrol ({len(gres)} bytes: {gres[:80]!r})"
         shared = [some for names in by_gres.values() for some in _chunks(names, 64)]
         refused = self._offer([(some, updates[some[0]]) for some in shared])
         if together := [node for number in refused for node in shared[number] if len(shared[number]) > 1]:
@@ -195,6 +197,7 @@ class CliClient:
         else:
             named = {}
         named |= {shared[number][0]: why for number, why in refused.items() if len(shared[number]) == 1}
+        named |= unsent
         if named:
             reasons = {node: why.removeprefix("slurm_update error: ") for node, why in named.items()}
             raise SlurmRefused(reasons, len(updates), ("scontrol",))

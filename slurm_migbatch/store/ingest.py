@@ -29,7 +29,7 @@ from slurm_migbatch.store.lifecycle import (
     start_run,
     stop_run,
 )
-from slurm_migbatch.store.models import DatabaseIdentity, Gpu, Lease, Node, NodeEvent, NodeJournal, Run
+from slurm_migbatch.store.models import DatabaseIdentity, Gpu, Job, Lease, Node, NodeEvent, NodeJournal, Run
 from slurm_migbatch.store.receipt import NodeReceipt, Receipt
 
 log = logging.getLogger(__name__)
@@ -308,22 +308,24 @@ def _stop(session: Session, machine: Node, journal: NodeJournal, ts: float, even
     job, restart = _identity(event)
     run = run_of(session, job, restart, ts, starts=False)
     code = clean.whole(event.get("exit_code"), 0, 255)
-    if event.get("shared") is True:
-        measured.mark_shared(run)
-    measured.keep_memory(run, machine.node, event.get("memory_mib"), [facts.profile for facts in _slices(event)])
-    measured.keep_activity(run, machine.node, event.get("activity"))
-    measured.keep_energy(run, machine.node, event.get("energy_j"))
+    if not _elsewhere(session, machine, job, restart):
+        if event.get("shared") is True:
+            measured.mark_shared(run)
+        measured.keep_memory(run, machine.node, event.get("memory_mib"), [facts.profile for facts in _slices(event)])
+        measured.keep_activity(run, machine.node, event.get("activity"))
+        measured.keep_energy(run, machine.node, event.get("energy_j"))
     stop_run(session, run, machine.node, journal.journal, ts, _slices(event), code)
 
 
-def _progress(session: Session, machine: Node, _journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
-    run = measured.known_run(session, *_identity(event))
+def _progress(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
+    job, restart = _identity(event)
+    run = measured.known_run(session, job, restart)
     if run is None:
-        raise ValueError(f"job {event['job']} has no run {event.get('restart')}")
+        raise ValueError(f"job {job} has no run {restart}")
     here = select(Lease.id).where(Lease.run_id == run.id, Lease.node == machine.node).limit(1)
-    if session.scalar(here) is None:
-        raise ValueError(f"job {event['job']} has held nothing on this node")
-    measured.keep_report(run, machine.node, ts, event)
+    if session.scalar(here) is None or _elsewhere(session, machine, job, restart):
+        raise ValueError(f"job {job} has held nothing on this node")
+    measured.keep_report(run, machine.node, ts, event, late=_is_late(journal, event))
 
 
 def _misfit(session: Session, machine: Node, _journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
@@ -334,6 +336,15 @@ def _misfit(session: Session, machine: Node, _journal: NodeJournal, ts: float, e
     elsewhere = (Lease.run_id == run.id, Lease.node != machine.node, Lease.until.is_(None))
     if run.ended is None and session.scalar(select(Lease.id).where(*elsewhere).limit(1)) is None:
         run.state, run.ended = "REQUEUED", ts
+
+
+def _elsewhere(session: Session, machine: Node, job: int, restart: int) -> bool:
+    """Return whether Slurm has a run on other nodes only, whatever this one tells: its root may tell of any job."""
+    known = session.get(Job, job)
+    facts = known.facts if known is not None and isinstance(known.facts, dict) else {}
+    nodes = facts.get("nodes") or ()
+    listed = nodes.split(",") if isinstance(nodes, str) else nodes
+    return facts.get("restarts") == restart and bool(listed) and machine.node not in listed
 
 
 def _identity(event: dict[str, Any]) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.mig.grant import CHANGED
@@ -131,7 +131,8 @@ def start_run(
         run.nodes = ",".join(sorted([*names, node]))
     session.flush()
     # the node allocates a slot only once: of two leases of one slot the end of the earlier one has not arrived yet
-    held = session.scalars(select(Lease).where(Lease.node == node, Lease.until.is_(None))).all()
+    touched = or_(Lease.run_id == run.id, Lease.gpu.in_({facts.gpu for facts in slices}))
+    held = session.scalars(select(Lease).where(Lease.node == node, Lease.until.is_(None), touched)).all()
     rivals = [
         lease
         for lease in held
@@ -265,7 +266,8 @@ def finish_if_free(
     """
     session.flush()
     run = session.get_one(Run, run_id)
-    if exit_code is not None:
+    told = run.state_from == "slurm" and run.state in FINAL_STATES and run.exit_code is not None
+    if exit_code is not None and not told:
         run.exit_code, run.signal = (0, exit_code - 128) if 128 < exit_code < 193 else (exit_code, 0)
     open_leases = select(Lease.id).where(Lease.run_id == run_id, Lease.until.is_(None)).limit(1)
     if session.scalar(open_leases) is not None:

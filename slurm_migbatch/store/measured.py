@@ -54,12 +54,15 @@ def keep(run: Run, figures: Mapping[str, float | None], by: str) -> None:
     run.measured_facts = facts
 
 
-def keep_report(run: Run, node: str, ts: float, event: Mapping[str, Any]) -> None:
-    """Store the report of a job on one node; its last report there counts, however often and late it arrives."""
+def keep_report(run: Run, node: str, ts: float, event: Mapping[str, Any], *, late: bool = False) -> None:
+    """Store the report of a job on one node; its last report there counts, however often and late it arrives.
+
+    `late`: later ones may have been stored already. Only then the times show the order: a clock may be set back.
+    """
     facts = _facts(run)
     nodes = dict(facts.get("nodes") or {})
     before = nodes.get(node) or {}
-    if before.get("ts") is not None and before["ts"] > ts:
+    if late and before.get("ts") is not None and before["ts"] > ts:
         return
     doubts: list[str] = []
     report = _believed(run, ts, event, doubts)
@@ -131,6 +134,14 @@ def keep_energy(run: Run, node: str, joules: Any) -> None:
     if len(known) == len((run.nodes or node).split(",")):
         facts["energy_j"] = math.fsum(known)
     run.measured_facts = facts
+
+
+def keep_only(run: Run, nodes: Collection[str]) -> None:
+    """Drop all figures of a run if others than its nodes have reported any; its nodes report theirs again."""
+    if not set(_facts(run).get("nodes") or ()) <= set(nodes):
+        run.measured_facts = None
+        for name in FIGURES:
+            setattr(run, f"measured_{name}", None)
 
 
 def mark_shared(run: Run) -> None:

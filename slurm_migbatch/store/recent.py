@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from heapq import nlargest
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
+from slurm_migbatch.store.lifecycle import CLOCKS_DIFFER_S
 from slurm_migbatch.store.models import NodeEvent
 
 
@@ -24,13 +26,15 @@ class RecentEvent(NamedTuple):
 def recent_events(connection: Connection, kinds: Collection[str], limit: int) -> list[RecentEvent]:
     """Return the newest events of these kinds, oldest first.
 
-    Each kind is queried separately: the index on kind and time answers that whatever else nodes send.
+    Each kind is queried separately: the index on kind and time answers that whatever else nodes send. Those of a time
+    to come are left out: a node whose clock is ahead would have the newest events for as long.
     """
+    latest = time.time() + CLOCKS_DIFFER_S
     found: list[RecentEvent] = []
     for kind in kinds:
         statement = (
             select(NodeEvent.ts, NodeEvent.id, NodeEvent.node, NodeEvent.kind, NodeEvent.payload)
-            .where(NodeEvent.kind == kind)
+            .where(NodeEvent.kind == kind, NodeEvent.ts <= latest)
             .order_by(NodeEvent.ts.desc())
             .limit(limit)
         )

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.mig.grant import CHANGED, strip
-from slurm_migbatch.store import clean
+from slurm_migbatch.store import clean, measured
 from slurm_migbatch.store.lifecycle import FINAL_STATES, finish_if_free, link, run_of
 from slurm_migbatch.store.models import Decision, Job, Lease, Run
 
@@ -57,10 +57,12 @@ def _upsert(session: Session, rows: Sequence[Mapping[str, Any]], now: float) -> 
             job = jobs[job_id] = Job(job_id=job_id, live=False, facts={})
             session.add(job)
         before = job.facts if isinstance(job.facts, dict) else {}
+        state = _state(row)
+        if state == "COMPLETING":  # of its nodes Slurm lists only those that it still waits for
+            row = {**row, "nodes": before.get("nodes") or ()}
         facts = clean.document({**before, **row})
         if job.live and facts == before:
             continue
-        state = _state(row)
         news = not job.live or any(facts.get(name) != before.get(name) for name in _USED)
         job.live, job.state, job.seen, job.facts = state not in FINAL_STATES, state, now, facts
         if news:
@@ -97,6 +99,7 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
         run.het_offset = clean.small(run.job_id - run.het_job)
     if nodes := row.get("nodes"):
         run.nodes = ",".join(nodes) if not isinstance(nodes, str) else nodes
+        measured.keep_only(run, run.nodes.split(","))
     run.asked = run.asked or clean.text(row.get("gres"), 1024)
     link(session, run, _marker(row))
     reason = clean.text(row.get("reason"), 512)

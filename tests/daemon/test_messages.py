@@ -11,10 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon import catalog as catalogs
 from slurm_migbatch.daemon import messages
+from slurm_migbatch.daemon.facts import chooser_of
 from slurm_migbatch.daemon.messages import MessageError, read_events, read_plan
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.lab.sim import gpus
+from slurm_migbatch.slurm.client import NodeRow
+from slurm_migbatch.submit.request import Accept, JobRequest
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.submit.table import compile_table
 from tests.support.daemon_fakes import gpu, inventory, state
 from tests.support.examples import examples
 
@@ -144,6 +151,29 @@ def test_an_event_that_cannot_be_is_refused_alone(change: dict[str, Any], says: 
     assert messages.holding(message.events)
 
 
+@pytest.mark.parametrize(
+    ("kind", "key"), [("fault", "what"), ("fault", "action"), ("misfit", "reason"), ("misfit", "grant")]
+)
+def test_what_is_shown_as_a_text_is_one(kind: str, key: str) -> None:
+    """A list of as many values as an event may have would be a line of a megabyte in each answer."""
+    event = {"seq": 1, "ts": 1.0, "kind": kind, "job": 7, "restart": 0, key: ["x" * 4000] * 200}
+    assert one(event).kind == messages.REFUSED
+    assert one({**event, key: "x"}).kind == kind
+
+
+def test_what_one_message_tells_of_is_bounded() -> None:
+    """A node sends half a megabyte at a time; root of one may send as much as the service reads."""
+    run = {"job": 7, "restart": 0, "since": 1.0, "slices": [PLACE]}
+    told = {"kind": "state", "gpus": [], "zombies": [], "idle": [], "runs": [run] * messages.MAX_SLICES}
+    starts = [{**START, "seq": 10 + n, "slices": [PLACE] * 8} for n in range(400)]
+    for events, good in (([told] * 9, 2), ([told, *starts], 1 + 328), (starts, 400)):
+        numbered = [{**event, "seq": n, "ts": 1.0} for n, event in enumerate(events, 1)]
+        message = read_events("n1", json.dumps({**HEAD, "events": numbered}).encode())
+        assert [event.kind for event in message.events].count(messages.REFUSED) == len(events) - good
+        assert messages.holding(message.events) == (good < len(events)), "the node has to tell its state again"
+        assert [event.seq for event in message.events] == list(range(1, len(events) + 1))
+
+
 def described(slices: int, profiles: int) -> dict[str, Any]:
     """A GPU whose profiles all fit everywhere, beside each other."""
     zeros = dict.fromkeys(("sm_count", "copy_engines", "decoders", "encoders", "jpegs", "ofas"), 0)
@@ -176,6 +206,45 @@ def test_a_geometry_with_placements_that_cannot_be_is_refused() -> None:
     entry = json.loads(json.dumps(gpu(0)))
     entry["geometry"]["profiles"][0]["placements"] = [[0, 2**30]]
     assert one(inventory(entry)).kind == "refused"
+
+
+def _change(entry: dict[str, Any], change: dict[str, Any], which: slice) -> dict[str, Any]:
+    entry = json.loads(json.dumps(entry))
+    for row in entry["geometry"]["profiles"][which]:
+        row.update(change)
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("change", "which", "says"),
+    [
+        ({"memory_slices": 0}, slice(0, 1), "1g.10gb takes no part"),
+        ({"placements": []}, slice(3, 4), "7g.80gb takes no part"),
+        ({"compute_slices": 0}, slice(3, 4), "7g.80gb takes no part"),
+        ({"profile": "7g.80gb+gfx"}, slice(3, 4), ""),
+    ],
+)
+def test_no_described_gpu_keeps_others_from_an_answer(change: dict[str, Any], which: slice, says: str) -> None:
+    """Root of a node describes a GPU that cannot be; whoever submits to its partition has to be answered."""
+    bad = _change(gpu(0), change, which)
+    event = one(inventory(bad))
+    assert (event.kind == messages.REFUSED) == bool(says) and says in event.fields.get("what", "")
+    nodes = [NodeRow(name, frozenset({"IDLE"}), {"1g.10gb": 7}, {}, ("gpu",)) for name in ("n1", "n2")]
+    catalog = catalogs.build({"n1": [gpu(0)], "n2": event.fields.get("gpus", [bad])}, nodes, Config())
+    chooser = chooser_of(Config())
+    assert compile_table(catalog, chooser, models=["bert-large"])
+    for comment in ("migbatch: model=bert-large batch=32 slo=200ms", "migbatch: model=llama-7b engine=vllm"):
+        request = {"kind": "submit", "uid": "1000", "partition": "gpu", "tres_per_node": "gres/mig:auto"}
+        job = JobRequest.from_fields({**request, "comment": comment})
+        assert isinstance(rewrite(job, catalog, chooser, SubmitPolicy(), decision_id="d", ts=1.0, past={}), Accept)
+
+
+def test_a_geometry_without_a_plain_profile_is_refused() -> None:
+    zeros = dict.fromkeys(("sm_count", "copy_engines", "decoders", "encoders", "jpegs", "ofas"), 0)
+    row = {**zeros, "profile_id": 0, "compute_slices": 1, "memory_slices": 1, "memory_mib": 1, "max_instances": 1}
+    rows = [{**row, "profile": "1g.10gb+gfx", "placements": [[0, 1]]}]
+    event = one(inventory(gpu(0, geometry={"version": 1, "name": "x", "profiles": rows})))
+    assert event.kind == messages.REFUSED and "no profile without a suffix" in event.fields["what"]
 
 
 def test_a_refused_report_loses_nothing_that_is_held() -> None:

@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import logging
+import re
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
@@ -285,10 +286,26 @@ def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, text: bytes) ->
     assert migbatch(tmp_path / "none")[0] == 2
 
 
+def test_nothing_in_a_recording_acts_on_the_terminal(day: Path, tmp_path: Path) -> None:
+    """Recordings are attached to bug reports: whoever replays one did not write it."""
+    config, foreign = tmp_path / "migbatch.toml", tmp_path / "foreign.jsonl.gz"
+    config.write_text("[lending]\nenabled = false\n")
+    text = b"".join(gzip.decompress(path.read_bytes()) for path in segments(day))
+    odd = json.dumps("\x1b[2J\x9b").encode()[1:-1]
+    told = [text.replace(b'"n1"', b'"%s"' % odd), text.replace(b"idle", odd), text.replace(b"NVIDIA H100", odd)]
+    told.append(re.sub(rb'"profiles":\[(\{.*?\}),', rb'"profiles":[\1,\1,', told[-1]))
+    for changed in told:
+        assert changed != text
+        foreign.write_bytes(gzip.compress(changed, mtime=0))
+        code, output = migbatch(foreign, "-c", config)
+        assert code and all(line.isprintable() for line in output.splitlines()), output
+
+
 def test_a_copy_without_names_replays(tmp_path: Path) -> None:
     w = LoanWorld(f"sqlite:///{tmp_path}/r.db", nodes=2, quota={"ml": 5})
     recorder = record(w, tmp_path / "decisions", hours=8 * 70 / 3600)
-    w.infer("1g.10gb", runs=100, name="secret-job", comment="for project Manhattan", requested_nodes="n2")
+    written = {"name": "secret-job", "comment": "for project Manhattan", "wckey": "Manhattan", "qos": "secret-qos"}
+    w.infer("1g.10gb", runs=100, requested_nodes="n2", gid=90210, **written)
     w.infer("1g.10gb", runs=100, comment="project Manhattan [mig-exclude:n1] [mig:1g.10gb:1#7fq3k]")
     play_day(w, recorder, 150)
     recorder.close()
@@ -300,7 +317,7 @@ def test_a_copy_without_names_replays(tmp_path: Path) -> None:
     )
     assert migbatch(copy)[0] == 0
     text = gzip.decompress(copy.read_bytes()).decode()
-    for name in ('"n1"', '"n2"', "alice", "bob", '"ml"', "web", "secret", "Manhattan", "1001", "exclude:n1"):
+    for name in ('"n1"', '"n2"', "alice", "bob", '"ml"', "web", "secret", "Manhattan", "1001", "90210", "exclude:n1"):
         assert name not in text, name
     assert "[mig-exclude:host00000" in text
     assert "host000001" in text and "signal=usr1" in text

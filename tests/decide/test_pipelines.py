@@ -24,6 +24,7 @@ from slurm_migbatch.decide.dispatch.retype import MOST, Pending, RetypeHistory, 
 from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.cli import checked_job
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.hints import Hints
 from tests.support.dispatch_site import NOW, P
@@ -293,6 +294,15 @@ def test_an_array_of_a_pipeline_takes_as_long_as_its_throttle_makes_it() -> None
     here = site(row(1, "flat", hints=hints, state="RUNNING", start=NOW), array)
     (change,) = here.look(apply=False).changes
     assert change.targets == ("2_[0-7]",) and change.after == P("2g.20gb")
+
+
+def test_an_array_whose_tasks_no_command_can_name_stays_as_it_is() -> None:
+    """Slurm shows every second task of ten thousand briefly, but takes them one by one."""
+    hints = "pipeline=p deadline=1000s"
+    long = {"array_job": 2, "array_task": "0-9998:2%5000", "tasks": 5000, "throttle": 5000}
+    here = site(row(1, "flat", hints=hints, state="RUNNING", start=NOW), row(2, "steep", 1, hints=hints, **long))
+    names = [name for change in here.look(apply=False).changes for name in change.targets]
+    assert [checked_job(name) for name in names] == []
 
 
 def test_rows_that_show_a_circle_or_jobs_that_are_gone_are_no_fault() -> None:

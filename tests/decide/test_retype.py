@@ -243,6 +243,8 @@ def test_a_limit_of_the_user_undoes_it() -> None:
     assert back.after == P("1g.6gb") and "QOSMaxGRESPerUser" in back.why
     later = one(retypes(NOW + 99, [pending(job(1, submit=NOW + 98))], lambda p: promise(), space(**A30_FULL), turns))
     assert later.after == P("1g.20gb")
+    split = replace(waits, array_job=1, array_task="0-9998:2", tasks=5000, reason="QOSMaxGRESPerUser")
+    assert undone([split], turns) == []  # no command can name the tasks that are left
     assert undone([replace(job(1), reason="QOSMaxGRESPerUser")], turns) == []  # it is what it was
     assert undone([replace(job(2), reason="QOSMaxGRESPerUser")], turns) == []  # nothing was done to it
 
@@ -337,6 +339,7 @@ def test_a_task_that_started_while_its_array_was_re_typed_gets_its_own_marker_ba
     assert mended([good, odd, job(7)], {9}) == {"9_3": {"Comment": right}}
     assert mended([good, odd], set()) == {}
     assert mended([replace(good, gres="gres/mig:1g.6gb:1")], {9}) == {"9_[4-6]": {"Comment": right}}
+    assert mended([replace(good, gres="gres/mig:1g.6gb:1", array_task="4-9998:2", tasks=4998)], {9}) == {}
 
 
 def test_an_array_may_go_to_several_profiles_each_task_to_one() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_migbatch.daemon.nodesview import LiveView
+from slurm_migbatch.daemon.nodesview import MOST_SLOTS, LiveView
 from slurm_migbatch.decide.capacity.facts import GpuFacts
 from tests.support.supply_gpus import A30, H100, layout, slot
 from tests.support.supply_jobs import INVENTORY, only, piece, start, stop
@@ -68,6 +68,20 @@ def test_a_fault_that_drains_makes_the_node_useless_until_it_describes_itself_ag
     assert not view.facts()["n1"].healthy
     view.apply("n1", [INVENTORY])
     assert view.facts()["n1"].healthy
+
+
+def test_what_a_node_tells_of_one_gpu_is_bounded(view: LiveView) -> None:
+    """Root of it may tell of other slots for ever; each would be remembered, and looked at in each round."""
+    view.apply("n1", [start(7, "2g.20gb@0"), {"kind": "zombie", **piece("1g.10gb@6")}])
+    for number in range(1000):
+        odd = {"gpu": "a", "profile": f"1g.{number + 100}gb", "start": 63, "size": 1}
+        run = {"job": number, "restart": 0, "slices": [odd]}
+        view.apply("n1", [{"kind": "start", **run}, {"kind": "zombie", **odd}, {"kind": "create", **odd}])
+    (gpu,) = view._nodes["n1"].values()
+    assert max(len(gpu.held), len(gpu.zombies), len(gpu.made)) <= MOST_SLOTS
+    assert slot("2g.20gb@0") in dict(only(view).leases) and slot("1g.10gb@6") in only(view).zombies
+    view.apply("n1", [stop(7, "2g.20gb@0"), {"kind": "cleared", **piece("1g.10gb@6")}])
+    assert slot("2g.20gb@0") not in dict(only(view).leases) and slot("1g.10gb@6") not in only(view).zombies
 
 
 @pytest.mark.parametrize(

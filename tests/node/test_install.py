@@ -206,6 +206,20 @@ def test_an_interpreter_that_others_can_replace_is_refused(node, environment, wh
         list(install.install(node.root / "hooks", node.etc, str(environment / "bin/python3")))
 
 
+@pytest.mark.parametrize("what", ["pynvml.py", "slurm_migbatch/__init__.py", "slurm_migbatch/mig/nvml/gpu.py"])
+def test_a_module_that_others_can_change_is_refused(node, environment, monkeypatch, what):
+    """In a directory that nobody else can write."""
+    (place,) = environment.glob("lib/python3.*/site-packages")
+    monkeypatch.setattr(install, "package_paths", lambda: [str(place)])
+    (place / what).chmod(0o666)
+    with pytest.raises(InstallError, match=f"{what} is writable by others"):
+        list(install.install(node.root / "hooks", node.etc, sys.executable))
+    (place / what).chmod(0o644)
+    os.chown(place / what, ALICE, ALICE)
+    with pytest.raises(InstallError, match=f"{what} belongs to uid {ALICE}"):
+        list(install.install(node.root / "hooks", node.etc, sys.executable))
+
+
 def test_hooks_without_a_package_say_so(installed, tmp_path):
     text = install.render("prolog", [str(tmp_path / "gone")], str(installed.etc), sys.executable)
     (installed.hooks / "prolog").write_text(text)

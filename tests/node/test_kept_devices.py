@@ -12,8 +12,9 @@ import time
 
 import pytest
 
-from slurm_migbatch.node import exits, handoff, open_devices
+from slurm_migbatch.node import exits, handoff, open_devices, tmpfs, watch
 from slurm_migbatch.node.watch import Watcher
+from tests.support import progress_files
 from tests.support.directories import open_to_users
 from tests.support.nodes import ALICE, BOB
 
@@ -149,6 +150,29 @@ def test_who_has_the_devices_of_anothers_slice_open_is_told(open_node, crowd, ca
     assert f"process {kept.pid} of uid {ALICE}" in fault["what"] and "nvidia-cap3" in fault["what"]
     assert fault["drain"] is False
     assert str(kept.pid) in caplog.text
+
+
+@pytest.mark.parametrize("forget_s", [0.0, 3600.0])
+def test_no_number_of_other_warnings_hides_it(open_node, crowd, caplog, monkeypatch, forget_s):
+    """A user can be the cause of any number, by what he does to the progress files of his jobs."""
+    monkeypatch.setattr(watch, "REMEMBERED", 1)
+    monkeypatch.setattr(watch, "FORGET_S", forget_s)
+    node = open_node
+    watcher = Watcher(node.config, node.executor.gpus)
+    for job in (1, 2):
+        node.prolog(job, "[mig:7g.80gb:1]")
+        with open(progress_files.path(node, job), "rb") as file:
+            tmpfs.set_append_only(file.fileno(), False)
+        os.link(progress_files.path(node, job), progress_files.path(node, job).with_name(f"second name {job}"))
+        watcher.run_round(node.journal, node.executor.paths, float(job))
+        kept = crowd(1, 10, ALICE, device(node, node.slices("held")[0])) if job == 2 else None
+        node.epilog(job)
+    assert caplog.text.count("is not the one created") == (2 if not forget_s else 1)
+    node.prolog(3, "[mig:7g.80gb:1]", uid=BOB)
+    for _ in range(50):
+        watcher.run_round(node.journal, node.executor.paths, 3.0)
+    (fault,) = told(node, kept.pid)
+    assert f"process {kept.pid} of uid {ALICE}" in fault["what"]
 
 
 def test_a_user_who_names_what_he_has_open_cannot_stop_the_look():

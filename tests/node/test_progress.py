@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import json
 import os
 import re
 import signal
@@ -13,10 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.daemon.messages import read_events
 from slurm_migbatch.node import exits, progress, tmpfs
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.install import unit
+from slurm_migbatch.node.journal import JournalRun
 from slurm_migbatch.node.progress import Content, ProgressError, ProgressLine, parse, understand
+from slurm_migbatch.node.usage import progress_event
 from tests.support.directories import open_to_users
 from tests.support.environments import exported
 from tests.support.nodes import ALICE, BOB, in_child
@@ -108,6 +112,15 @@ def test_tasks_add_up():
     report = told("items=100 seconds=10 task=0 latency_ms=10 p99_ms=20\nitems=50 seconds=10 task=1 latency_ms=30\n")
     assert (report.items, report.throughput_per_s, report.tasks) == (150, 15, 2)
     assert (report.latency_ms, report.latency_p99_ms) == (20, 20)
+
+
+def test_whatever_tasks_tell_the_controller_takes_the_report():
+    """It refuses numbers that JSON cannot hold exactly, and then blames the node."""
+    report = told("".join(f"items=1e15 seconds=1e-6 task={n} steps=1e15\n" for n in range(100)))
+    event = progress_event(JournalRun(7, 0, 1001, "", "", "", "", "running"), report, final=True)
+    message = {"node": "n1", "journal": "ab", "boot_id": "b1"}
+    events = [{"seq": 1, "ts": 1.0, "kind": "progress", **event}]
+    assert not read_events("n1", json.dumps({**message, "events": events}).encode()).refused
 
 
 def test_the_last_word_of_the_batch_script_stands_for_all_tasks():

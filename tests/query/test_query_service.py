@@ -211,10 +211,12 @@ def test_an_answer_that_the_controller_did_not_sign_is_not_shown(service: QueryP
 def test_questions_that_are_none_are_refused(service: QueryProcess) -> None:
     for body in (b"", b"[]", b"{}", b'{"ask":"runs","db":"sqlite:////etc/passwd"}', b'{"ask":"runs","jobs":["7"]}',
                  b'{"ask":"show","job":"' + b"7" * 65 + b'"}', b"[" * 60000, b'{"ask":"runs","jobs":"\\ud800"}',
-                 b"9" * 50000, b"\xff\xfe", b'{"ask":"runs","time_style":"%1000000000d"}'):  # fmt: skip
+                 b"9" * 50000, b"\xff\xfe", b'{"ask":"runs","time_style":"%1000000000d"}',
+                 '{"ask":"show","job":"7"}'.encode("utf-16"), '{"ask":"show","job":"7"}'.encode("utf-32")):  # fmt: skip
         fields, _ = service.proof(body, ALICE)
         assert post(service, body, fields)[0] == 400, body[:60]
     assert "Traceback" not in service.log
+    assert "has died" not in service.log, "no process of queries was ended for them"
 
 
 def test_a_body_that_is_too_large_or_of_no_length_is_not_read(service: QueryProcess) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.config import Config, LendingConfig, StoreConfig
+from slurm_migbatch.daemon.messages import read_events
 from slurm_migbatch.query.answers import answer
 from slurm_migbatch.query.questions import (
     LoansQuestion,
@@ -286,6 +287,27 @@ def test_no_answer_acts_on_the_terminal_of_who_asks(tmp_path: Path) -> None:
     ):
         reply = answer(question, Rights(0, everything=True), site)
         assert all(line.isprintable() for line in (*reply.lines, *reply.remarks)), question
+
+
+def test_no_field_of_an_event_keeps_everybody_from_an_answer(tmp_path: Path) -> None:
+    """Root of a node adds fields of other kinds to its events."""
+    url, now = f"sqlite:///{tmp_path}/db", time.time()
+    odd = {"start": "x", "size": [7], "slices": 7, "zombies": 7, "exit_code": "x", "profile": {}}
+    sent: list[dict[str, Any]] = [
+        {"kind": "inventory", "gpus": [GPU]},
+        {"kind": "misfit", "job": 41103, "restart": 0, "reason": "no room", **odd},
+        {"kind": "fault", "gpu": None, "what": "broken", "job": 41103, **odd},
+        {"kind": "fault", "gpu": None, "what": "broken", **odd},
+    ]
+    listed = [{"seq": n, "ts": now, **event} for n, event in enumerate(sent, 1)]
+    body = json.dumps({"node": "n1", "journal": "aa", "boot_id": "b1", "events": listed})
+    events = read_events("n1", body.encode()).events
+    assert [event.kind for event in events] == [event["kind"] for event in sent]
+    with open_store(url) as store:
+        store.ingest("n1", "aa", "b1", [event.wire for event in events])
+    site = PlayedSite(dataclasses.replace(Config(), store=StoreConfig(url)), quiet=True)
+    for question in (NodesQuestion(), NodesQuestion(reasons=True), TopQuestion(), ShowQuestion("41103")):
+        assert list(answer(question, Rights(0, everything=True), site).lines), question
 
 
 def test_usage_of_others_is_told_where_it_is_not_private(site: QuerySite) -> None:

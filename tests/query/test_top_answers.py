@@ -146,6 +146,13 @@ def test_events_come_in_their_order_without_what_was_only_tried(ask: Ask) -> Non
     assert "1g.10gb cannot be destroyed: in use" in {row.text for row in page.events}
 
 
+def test_a_clock_that_is_ahead_hides_no_events_of_others(ask: Ask, site: PlayedSite) -> None:
+    boots = [{"seq": n, "ts": NOW + 1e9 + n, "kind": "boot", "boot_id": f"b{n}"} for n in range(1, 100)]
+    with open_store(site.url) as store:
+        store.ingest("n3", "j3", "b", boots)
+    assert {row.kind for row in ask().events} == {"start", "release", "zombie", "fault"}
+
+
 def test_a_page_of_one_user_one_profile_some_nodes(ask: Ask) -> None:
     ann = ask(user="ann")
     assert [gpu.node for gpu in ann.gpus] == ["n1"]

@@ -540,9 +540,18 @@ def test_only_names_of_signals_are_signals(tools: Path, name: str) -> None:
 @pytest.mark.parametrize("updates", [{"n1": "mig:none:1\nshutdown"}, {"n1 Foo=1": "mig:none:1"}, {"n1": ""}])
 def test_nothing_but_names_and_gres_reaches_scontrol(tools: Path, updates: dict[str, str]) -> None:
     client = tool(tools, "scontrol", "exit 0")
-    with pytest.raises(ValueError, match="cannot be passed to scontrol"):
+    with pytest.raises(SlurmRefused, match="cannot be passed to scontrol"):
         client.set_gres(updates)
     assert client.calls == 0
+
+
+def test_a_node_with_more_than_scontrol_takes_keeps_no_other_from_its_update(tools: Path, scontrol: CliClient) -> None:
+    """Root of a node may report hundreds of profiles."""
+    long = ",".join(f"mig:{n % 99 + 1}g.{n}gb.me.all:1" for n in range(1000))
+    with pytest.raises(SlurmRefused) as caught:
+        scontrol.set_gres({"n1": "mig:none:1", "odd": long, "n2": "mig:none:2"})
+    assert set(caught.value.refused) == {"odd"} and len(str(caught.value)) < 300
+    assert heard(tools) == ["update NodeName=n1 Gres=mig:none:1", "update NodeName=n2 Gres=mig:none:2"]
 
 
 def test_what_cannot_be_read_is_named_in_the_log_once(tools: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from slurm_migbatch.store import lifecycle
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.receipt import NodeReceipt, Receipt
 from tests.support.store_events import Node, piece, run_of, states
@@ -213,6 +214,24 @@ def test_figures_of_a_run_that_had_company_teach_nothing(store: Store) -> None:
     lessons = {lesson.job: lesson for lesson in store.lessons(0, 10)}
     assert [lessons[job].throughput_per_s for job in (1, 2)] == [None, 10.0]
     assert run_of(store, 1).run["measured_throughput_per_s"] == 10.0
+
+
+def test_a_start_is_compared_with_what_is_held_on_its_gpus_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root of a node may tell of a thousand runs at once, and the record answers nobody else meanwhile."""
+    compared: list[Any] = []
+    overlaps = lifecycle._overlaps
+
+    def compare(lease: Any, facts: Any) -> bool:
+        compared.append(lease)
+        return overlaps(lease, facts)
+
+    monkeypatch.setattr(lifecycle, "_overlaps", compare)
+    node = Node(store)
+    runs = [{"job": n, "restart": 0, "since": 90.0, "slices": [piece(gpu=f"GPU-{n}")]} for n in range(1, 61)]
+    node.send(node.event("state", 100, gpus=[], runs=runs, zombies=[], idle=[]))
+    node.send(node.start(101, 99, piece(gpu="GPU-5"), piece(1, gpu="GPU-6")))
+    assert len(store.leases()) == 61 and run_of(store, 5).slices[0]["outcome"] == "lost"
+    assert len(compared) < 10
 
 
 def test_a_requeued_job_is_a_new_run(store: Store) -> None:

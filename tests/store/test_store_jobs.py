@@ -59,6 +59,17 @@ def test_slurms_word_on_the_end_stands(store: Store) -> None:
     assert run.slices[0]["until"] == 160
 
 
+def test_slurms_exit_code_stands_too(store: Store) -> None:
+    """Whatever a node tells later, also one that never had the job."""
+    here, other = Node(store), Node(store, "n2", "bb")
+    here.send(here.start(100, 7))
+    store.upsert_jobs([job(7, "FAILED", start=99.0, end=110.0, exit_code="3:0", nodes=("n1",))])
+    here.send(here.stop(111, 7, exit_code=0))
+    other.send(other.stop(500, 7, exit_code=137))
+    run = run_of(store, 7).run
+    assert (run["state"], run["ended"], run["exit_code"], run["signal"]) == ("FAILED", 110, 3, 0)
+
+
 @pytest.mark.parametrize(
     ("told", "shown"),
     [("0:0", (0, 0)), ("1:0", (1, 0)), ("0:9", (0, 9)), (256, (1, 0)), ("9", (0, 9)), ("x", (None, None))],

@@ -72,6 +72,17 @@ def test_the_batch_scripts_word_is_not_added_to_those_of_the_tasks(store: Store)
     assert measured(store)[:2] == (160, 8)
 
 
+def test_reports_after_a_clock_was_set_back_count(store: Store) -> None:
+    """The order of a node's events is that of their numbers, whatever its clock showed."""
+    node = Node(store)
+    node.send(node.start(100, 7), report(node, 90_000, items=50, throughput_per_s=5.0, steps=5))
+    node.send(report(node, 130, items=200, throughput_per_s=7.0, steps=20))
+    assert measured(store) == (200, 7, None, None)
+    assert store.job_progress([7])[0].steps == 20
+    node.send(report(node, 160, items=300, throughput_per_s=8.0, final=True), stop(node, 161))
+    assert measured(store) == (300, 8, None, None)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
 @given(st.permutations(range(5)), st.lists(st.integers(0, 4), max_size=4))
 def test_however_they_come_they_count_once_and_in_their_order(
@@ -160,6 +171,51 @@ def test_each_run_has_its_own(store: Store) -> None:
 
 
 # -- what is safe
+
+
+def test_figures_from_a_node_on_which_slurm_does_not_have_the_job_do_not_count(store: Store) -> None:
+    """Root of a node may tell of any job, also that it holds a slice there."""
+    here, other = Node(store, "n1"), Node(store, "n2", "bb")
+    here.send(here.start(100, 7))
+    store.upsert_jobs([job(7, "RUNNING", nodes=("n1",), start=99.0)])
+    told = {"items": 9, "throughput_per_s": 1.0, "steps": 9, "checkpoint": 105.0, "oom": True}
+    other.send(other.start(101, 7), report(other, 110, **told), stop(other, 111, memory=9000, shared=True))
+    assert measured(store) == (None, None, None, None)
+    assert run_of(store, 7).run["measured_facts"] is None
+    assert store.job_progress([7])[0].checkpoint is None
+    here.send(report(here, 120, items=300, throughput_per_s=10.0))
+    store.upsert_jobs([job(7, nodes=(), restarts=1, submit=130.0)])
+    here.send(report(here, 121, items=310, throughput_per_s=10.0, final=True), stop(here, 122, memory=5120))
+    assert measured(store) == (310, 10, None, 5120), "Slurm was faster than the end of the run"
+
+
+def test_figures_from_elsewhere_that_came_before_slurm_told_the_nodes_are_dropped(store: Store) -> None:
+    here, other = Node(store, "n1"), Node(store, "n2", "bb")
+    store.upsert_jobs([job(7)])
+    other.send(other.start(60, 7), report(other, 70, items=9, checkpoint=70.0, oom=True))
+    here.send(here.start(100, 7), report(here, 110, items=300))
+    store.upsert_jobs([job(7, "RUNNING", nodes=("n1",), start=99.0)])
+    assert measured(store) == (None, None, None, None)
+    here.send(report(here, 120, items=310), stop(here, 122, memory=5120))
+    store.upsert_jobs([job(7, "COMPLETED", nodes=("n1",), start=99.0, end=122.0)])
+    assert measured(store) == (310, None, None, 5120)
+    assert "oom" not in facts(store) and set(facts(store)["nodes"]) == {"n1"}
+
+
+def test_a_job_that_is_completing_keeps_its_nodes_and_their_figures(store: Store) -> None:
+    """Slurm then lists only the nodes that it still waits for."""
+    one, two = Node(store, "n1"), Node(store, "n2", "bb")
+    for node in (one, two):
+        node.send(node.start(100, 7))
+    store.upsert_jobs([job(7, "RUNNING", nodes=("n1", "n2"), start=99.0)])
+    two.send(report(two, 110, items=50), stop(two, 120, memory=900))
+    store.upsert_jobs([job(7, "COMPLETING", nodes=("n1",), start=99.0)])
+    two.send(report(two, 121, items=60, final=True))
+    store.upsert_jobs([job(7, "COMPLETING", nodes=(), start=99.0, reason="x")])
+    one.send(report(one, 121, items=40, final=True), stop(one, 122, memory=800))
+    store.upsert_jobs([{"job_id": 7, "restarts": 0, "state": "COMPLETED", "end": 122.0}])
+    assert measured(store) == (100, None, None, 900)
+    assert run_of(store, 7).run["nodes"] == "n1,n2"
 
 
 def test_what_a_training_has_safe_is_kept(store: Store) -> None:

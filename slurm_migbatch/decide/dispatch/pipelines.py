@@ -31,6 +31,7 @@ from slurm_migbatch.decide.dispatch.retype import (
     Retype,
     RetypeHistory,
     ServiceGuarantee,
+    can_be_named,
     marked,
     name_of,
 )
@@ -296,7 +297,7 @@ class _Round:
         grant = marked(row.comment)
         # nodes that a job selects by name, feature or reservation may lack profiles of its partition
         chosen_nodes = row.requested_nodes or row.features or row.reservation
-        if row.num_nodes != 1 or row.het_job is not None or chosen_nodes:
+        if row.num_nodes != 1 or row.het_job is not None or chosen_nodes or not can_be_named(row):
             return None
         if grant is None or not forgets(row.gres) or dict(grant.parts) != dict(slices(row.gres)):
             return None

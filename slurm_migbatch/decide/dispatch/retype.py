@@ -436,7 +436,7 @@ def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
     changes = []
     for row in jobs:
         known = turns.last.get(name_of(row))
-        if known is None or not row.pending or not row.reason.startswith(("QOS", "Assoc")):
+        if known is None or not row.pending or not row.reason.startswith(("QOS", "Assoc")) or not can_be_named(row):
             continue
         grant = marked(row.comment)
         if grant is not None and grant.parts[0][0] != known[1] and dict(grant.parts) == dict(slices(row.gres)):
@@ -454,7 +454,7 @@ def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[st
     """
     fields_of = {}
     for row in jobs:
-        if row.array_job in arrays and row.array_task is not None and (row.pending or row.active):
+        if row.array_job in arrays and row.array_task and (row.pending or row.active) and can_be_named(row):
             grant, has = marked(row.comment), dict(slices(row.gres))
             if grant is not None and len(has) == 1 and dict(grant.parts) != has:
                 right = Grant(has.items(), grant.decision).attach(strip(row.comment))
@@ -474,6 +474,12 @@ def tasks_of(expression: str) -> tuple[int, ...]:
         low, dash, high = span.partition("-")
         tasks.extend(range(int(low), int(high) + 1, int(step or 1)) if dash else [int(low)])
     return tuple(tasks)
+
+
+def can_be_named(row: JobRow) -> bool:
+    """Return whether one command can name all waiting tasks of a row. Steps (`0-9998:2`) are written out for that."""
+    text = "" if row.array_task is None else row.array_task.partition("%")[0]
+    return len(text) <= LONGEST_LIST and (":" not in text or len(ranges(tasks_of(text))) <= LONGEST_LIST)
 
 
 def ranges(numbers: Sequence[int]) -> str:

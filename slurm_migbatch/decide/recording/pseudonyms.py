@@ -209,6 +209,9 @@ class _Mask:
             reason=reason,
             features=_NODE_FEATURE.sub(lambda found: NODE_FEATURE + self.host(found[1]), row.features),
             reservation=",".join(self._names.of("reservation", name) for name in row.reservation.split(",")),
+            gid=None,  # decisions depend on none of these
+            qos="",
+            wckey="",
         )
 
     def node(self, row: NodeRow) -> NodeRow:
