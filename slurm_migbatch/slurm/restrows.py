@@ -201,7 +201,7 @@ def _counts(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, RpcCount]
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:
-    text = record[name]
+    text = "" if record[name] is None else record[name]
     if not isinstance(text, str):
         raise TypeError(f"its {name} is {str(text)[:80]!r} and not a text")
     return text

@@ -163,6 +163,11 @@ def sound(row: JobRow | NodeRow, texts: tuple[str, ...], numbers: tuple[str, ...
     )
 
 
+def test_a_text_that_is_null_is_an_empty_one() -> None:
+    (row,) = restrows.jobs({"jobs": [{**JOB, "account": None, "wckey": None}]}, 0.0, reserved=False)
+    assert (row.account, row.wckey, row.unread) == ("", "", False)
+
+
 JOB_TEXTS = ("user", "account", "partition", "name", "state", "reason", "requested_nodes", "gres", "comment")
 JOB_TEXTS += ("features", "reservation", "qos", "wckey")
 
