@@ -19,6 +19,7 @@ from slurm_migbatch.lab.sim.gpus import whole
 from slurm_migbatch.lab.sim.policies.queued import Fifo
 from slurm_migbatch.lab.sim.speeds import Whole
 from slurm_migbatch.lab.traces import philly
+from slurm_migbatch.lab.traces.files import below
 
 GPUS: Final = 550
 TARGET_S: Final = 60.0
@@ -78,7 +79,7 @@ def measure(
 
 
 def _find(data: Path) -> Path:
-    found = [data] if data.is_file() else sorted(data.rglob(_FILE))
+    found = [data] if data.is_file() else below(data, _FILE)
     if not found:
         raise FileNotFoundError(2, f"no {_FILE} below it", str(data))
     return found[0]

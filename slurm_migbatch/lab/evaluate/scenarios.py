@@ -17,6 +17,7 @@ import numpy as np
 
 from slurm_migbatch.lab.evaluate.curves import MeasuredCurves
 from slurm_migbatch.lab.evaluate.heldout import identity
+from slurm_migbatch.lab.traces.files import below
 from slurm_migbatch.predict.samples import Sample
 
 GUARD: Final = 0.45
@@ -50,7 +51,7 @@ def services(data: Path, samples: Sequence[Sample]) -> tuple[list[ServiceLoad], 
 
 
 def _read(data: Path, samples: Sequence[Sample]) -> tuple[list[ServiceLoad], str]:
-    files = {path.name.lower(): path for path in sorted(data.rglob("*.csv"))} if data.is_dir() else {}
+    files = {path.name.lower(): path for path in below(data, "*.csv")} if data.is_dir() else {}
     if not {LATENCY_FILE, RATE_FILE} <= set(files):
         return [], "there are no scenarios in the directory"
     columns = sorted(

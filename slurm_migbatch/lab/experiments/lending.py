@@ -24,6 +24,7 @@ from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.metrics import of_jobs
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.traces import azure, mooncake
+from slurm_migbatch.lab.traces.files import below
 
 SPAN_S: Final = 55_400.0
 HISTORY_DAYS: Final = 3
@@ -168,8 +169,8 @@ def measure(
 
 def pollux_files(data: Path) -> tuple[Path, list[Path]]:
     """Return the directory of Pollux's profiles and its workloads. Raises NotMeasurable."""
-    traces = next((path.parent.parent for path in sorted(data.rglob("cifar10/placements.csv*"))), None)
-    workloads = sorted(data.rglob("workloads/workload-*.csv"))
+    traces = next((path.parent.parent for path in below(data, "cifar10/placements.csv*")), None)
+    workloads = below(data, "workloads/workload-*.csv")
     if traces is None or not workloads:
         raise NotMeasurable(f"{data} has no Pollux data (cifar10/placements.csv, workloads/workload-1.csv) below it")
     return traces, workloads
@@ -182,7 +183,7 @@ def request_shape(data: Path) -> tuple[str, np.ndarray[Any, np.dtype[np.float64]
         ("Mooncake", "mooncake_conversation_1h.csv*", mooncake.read),
     )
     for name, pattern, read in readers:
-        for path in sorted(data.rglob(pattern)):
+        for path in below(data, pattern):
             times = np.array([request.time for request in read(path).requests])
             if len(times) > 2 and times[-1] > times[0]:
                 return name, times

@@ -39,6 +39,7 @@ from slurm_migbatch.lab.sim.curves import Curves, Table
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
 from slurm_migbatch.lab.traces import philly, pollux
+from slurm_migbatch.lab.traces.files import below
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.profiling.table import read_folder
 from slurm_migbatch.workload.refusal import show
@@ -111,9 +112,9 @@ class Miso:
 
 def miso(data: Path) -> Miso | None:
     """Read it from a directory above it; None if it is not there. Raises NotMeasurable, TableError, OSError."""
-    models = next(iter(sorted(data.rglob("job_models.json"))), None)
-    times = next(iter(sorted(data.rglob("exp_100.json"))), None)
-    steps = next(iter(sorted(data.rglob("miso_*_train_step_times.csv"))), None)
+    models = next(iter(below(data, "job_models.json")), None)
+    times = next(iter(below(data, "exp_100.json")), None)
+    steps = next(iter(below(data, "miso_*_train_step_times.csv")), None)
     if models is None or times is None or steps is None:
         return None
     gpu = geometry(GPU)
@@ -182,7 +183,7 @@ def philly_jobs(data: Path) -> tuple[SimulatedJob, ...]:
     Raises:
         TraceError, OSError: it cannot be read.
     """
-    path = next(iter(sorted(data.rglob("philly_jobs.csv*"))), None)
+    path = next(iter(below(data, "philly_jobs.csv*")), None)
     if path is None:
         return ()
     return tuple(

@@ -54,6 +54,7 @@ from slurm_migbatch.lab.sim.policies.slicesharing import (
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Neighbours, Paired, Whole
 from slurm_migbatch.lab.traces import muri
+from slurm_migbatch.lab.traces.files import first_below
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload import pairs as measured_pairs
 
@@ -81,6 +82,7 @@ PAIR_TEST: Final = "pair test, measured"
 """The same without the simulation of the whole queue, as SJF-BSBF is published."""
 WAYS: Final = (*BASES, *PAIRS, PAIR_TEST)
 _SEED: Final = 4000
+_DATA: Final = "Muri and Gavel"
 
 Slowdowns = Mapping[tuple[str, str], float]
 
@@ -127,8 +129,8 @@ class Cell:
 
 def source(data: Path) -> SharingSource:
     """Read the data below a directory. Raises NotMeasurable, TraceError."""
-    jobs = muri.read(_file(data, "cluster_trace.csv*")).jobs
-    found = measured_pairs.gavel(_file(data, "physical_cluster_throughputs.csv*"))
+    jobs = muri.read(first_below(data, "cluster_trace.csv*", _DATA)).jobs
+    found = measured_pairs.gavel(first_below(data, "physical_cluster_throughputs.csv*", _DATA))
     both = tuple((xi, found[other, app]) for (app, other), xi in sorted(found.items()) if app <= other)
     if not both or not jobs:
         raise NotMeasurable(f"{data} holds no pairs of Gavel or no jobs of Muri")
@@ -317,10 +319,3 @@ def _compared() -> list[tuple[str, str]]:
 
 def _finite(ratio: Sequence[float]) -> list[float | None]:
     return [round(value, 4) if math.isfinite(value) else None for value in ratio]
-
-
-def _file(data: Path, pattern: str) -> Path:
-    found = sorted(data.rglob(pattern))
-    if not found:
-        raise NotMeasurable(f"{data} holds no {pattern} (Muri and Gavel are needed)")
-    return found[0]

@@ -46,6 +46,7 @@ from slurm_migbatch.lab.sim.policies.sharing import BsbfSharing
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.speeds import Paired, Whole
 from slurm_migbatch.lab.traces import muri, philly, pollux
+from slurm_migbatch.lab.traces.files import below, first_below
 from slurm_migbatch.workload import pairs
 
 GPU: Final = "a100-80gb"
@@ -60,6 +61,7 @@ MIXES: Final[Mapping[int, Mapping[int, int]]] = {
 QUANTILES: Final = tuple(n / 40 for n in range(1, 41))
 """Of the completion times in the first draw of a cell, for plots."""
 _SEED: Final = 4000
+_DATA: Final = "Muri, Philly, Pollux and Gavel"
 _MURI_GPUS: Final = 64
 POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {
     "FIFO": Fifo,
@@ -108,16 +110,16 @@ class Slowdowns:
 def source(data: Path) -> StudySource:
     """Read all data below a directory. Raises NotMeasurable, TraceError."""
     # the published schedulers count in iterations, so a job's estimate is its work
-    jobs = tuple(replace(job, estimate=None) for job in muri.read(_file(data, "cluster_trace.csv*")).jobs)
-    known = pollux.profiles(_file(data, "placements.csv*").parent.parent)
+    jobs = tuple(replace(job, estimate=None) for job in muri.read(first_below(data, "cluster_trace.csv*", _DATA)).jobs)
+    known = pollux.profiles(first_below(data, "placements.csv*", _DATA).parent.parent)
     pool = tuple(
-        (job.app, job.work) for path in sorted(data.rglob("workload-*.csv*")) for job in pollux.read(path, known).jobs
+        (job.app, job.work) for path in below(data, "workload-*.csv*") for job in pollux.read(path, known).jobs
     )
     if not pool:
         raise NotMeasurable(f"{data} holds no workload-*.csv of Pollux")
-    arrivals = [job.arrival for job in philly.read(_file(data, "philly_jobs.csv*")).jobs]
+    arrivals = [job.arrival for job in philly.read(first_below(data, "philly_jobs.csv*", _DATA)).jobs]
     gaps = tuple(float(gap) for gap in np.diff(arrivals))
-    found = pairs.gavel(_file(data, "physical_cluster_throughputs.csv*"))
+    found = pairs.gavel(first_below(data, "physical_cluster_throughputs.csv*", _DATA))
     measured = tuple((xi, found[other, app]) for (app, other), xi in sorted(found.items()) if app <= other)
     if max(sum(mix.values()) for mix in MIXES.values()) > len(gaps) or not measured:
         raise NotMeasurable(f"{data} holds too few submissions of Philly or no pairs of Gavel")
@@ -256,10 +258,3 @@ def _cell(population: TraceKind, kind: Slowdowns, number: int, seeds: int) -> di
 
 def _finite(ratio: Sequence[float]) -> list[float | None]:
     return [round(value, 4) if np.isfinite(value) else None for value in ratio]
-
-
-def _file(data: Path, pattern: str) -> Path:
-    found = sorted(data.rglob(pattern))
-    if not found:
-        raise NotMeasurable(f"{data} holds no {pattern} (Muri, Philly, Pollux and Gavel are needed)")
-    return found[0]
