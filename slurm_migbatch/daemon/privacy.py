@@ -11,9 +11,8 @@ import asyncio
 import pwd
 import time
 from collections.abc import Callable, Collection
-from typing import Protocol
 
-from slurm_migbatch.daemon.ended import Standing
+from slurm_migbatch.daemon.ended import HistoryClient, Standing
 from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.slurm.rights import ALL_PRIVATE, Rights
 
@@ -23,21 +22,11 @@ _STANDING_S = 60.0
 _MOST_USERS = 1000
 
 
-class StandingClient(Protocol):
-    """Queries to Slurm, in a thread."""
-
-    def settings(self) -> dict[str, str]:
-        """Return slurmctld's configuration; raises SlurmError."""
-
-    def standing(self, user: str) -> Standing:
-        """Return a user's entry in slurmdbd; raises SlurmError."""
-
-
 class Privacy:
     """Answers whether a user may see jobs. What cannot be determined counts as private."""
 
     def __init__(
-        self, slurm: StandingClient, trusted: Collection[int], clock: Callable[[], float] = time.monotonic
+        self, slurm: HistoryClient, trusted: Collection[int], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Set up. `trusted`: root, SlurmUser and this process's own user."""
         self._slurm, self._trusted, self._clock = slurm, frozenset(trusted), clock

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.advertiser import Advertiser
-from slurm_migbatch.daemon.controller import Clock, Controller, RoundClient, RoundReport, explain
+from slurm_migbatch.daemon.controller import Clock, Controller, RoundReport, explain
 from slurm_migbatch.daemon.flightrecorder import DIRECTORY, FlightRecorder
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
@@ -30,6 +30,7 @@ from slurm_migbatch.decide.dispatch.stage import DispatchOutcome
 from slurm_migbatch.decide.dispatch.stage import action_row as change_row
 from slurm_migbatch.decide.lending.stage import OrderOutcome
 from slurm_migbatch.decide.snapshot import LendingPast, Predictions
+from slurm_migbatch.slurm.client import SlurmClient
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Rounds:
     def __init__(
         self,
         config: Config,
-        slurm: RoundClient,
+        slurm: SlurmClient,
         board: PlanBoard,
         writer: StoreWriter,
         metrics: Metrics,
@@ -217,14 +218,6 @@ class Rounds:
             _log_order(order)
 
     # -- for users -------------------------------------------------------------------------------------------------
-
-    def why(self, job: int) -> str:
-        """Return why a job waits."""
-        return self.controller.why(job)
-
-    def waiting(self) -> dict[int, str]:
-        """Return every elastic training job that waits for a loan, and why."""
-        return self.controller.waiting_for_loans()
 
     def offers(self, gres: str) -> bool:
         """Return whether the last round left every slice of `gres` ("mig:1g.10gb:2") offered on some node."""

@@ -20,13 +20,14 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from slurm_migbatch.daemon.addresses import controllers
+from slurm_migbatch.daemon.ended import HistoryClient
+from slurm_migbatch.daemon.history import HistoryStore
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.slurm.client import SlurmError
-from slurm_migbatch.store.terms import TermState
 
 log = logging.getLogger(__name__)
 
@@ -74,29 +75,6 @@ class AlwaysActive:
         """Change nothing."""
 
 
-class PrimaryClient(Protocol):
-    """Queries to Slurm; both may raise SlurmError."""
-
-    def settings(self) -> Mapping[str, str]:
-        """Return the primary's configuration, keys in lower case."""
-
-    def ping(self, timeout: float | None = None) -> Mapping[str, bool]:
-        """Return which slurmctld answer, by the names of SlurmctldHost, in order."""
-
-
-class TermStore(Protocol):
-    """The database, as far as terms go."""
-
-    def take_term(self, holder: str, seconds: float, own_term: int = 0) -> TermState:
-        """See `store.db.Store`."""
-
-    def give_term(self, own_term: int) -> None:
-        """See `store.db.Store`."""
-
-    def close(self) -> None:
-        """Close it."""
-
-
 class TermKeeper:
     """Determines whether this migbatchd is active, and keeps its term.
 
@@ -108,8 +86,8 @@ class TermKeeper:
 
     def __init__(
         self,
-        slurm: PrimaryClient,
-        open_store: Callable[[], TermStore] | None,
+        slurm: HistoryClient,
+        open_store: Callable[[], HistoryStore] | None,
         host: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -124,7 +102,7 @@ class TermKeeper:
         self._until = self._names_due = self._ping_due = 0.0
         self._names: tuple[str, ...] = ()
         self._primary: bool | None = None  # reported by slurmctld
-        self._store: TermStore | None = None
+        self._store: HistoryStore | None = None
         self._nudged = asyncio.Event()
         self._fault = FaultReporter(
             "cannot renew the term of the active migbatchd",
