@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import pynvml
 
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.mig.nvml.errors import translated
 from slurm_migbatch.mig.nvml.gpu import NvmlGpu
-from slurm_migbatch.mig.nvml.library import LIBRARY
+from slurm_migbatch.mig.nvml.library import LibraryUser
 
 
-class NvmlDriver:
+class NvmlDriver(LibraryUser):
     """All GPUs of this machine through NVML.
 
     `library` is a file to load as the NVML library instead of the system's; root's hooks have no environment to set it
@@ -20,8 +18,7 @@ class NvmlDriver:
     """
 
     def __init__(self, library: str | None = None) -> None:
-        LIBRARY.open(library or None)
-        self._open = True
+        super().__init__(library)
         try:
             count = pynvml.nvmlDeviceGetCount()
             self._gpus = tuple(NvmlGpu(index) for index in range(count))
@@ -35,17 +32,3 @@ class NvmlDriver:
     def gpus(self) -> tuple[NvmlGpu, ...]:
         """Return all physical GPUs in NVML's order."""
         return self._gpus
-
-    def close(self) -> None:
-        """Close the library; repeated calls are harmless."""
-        if self._open:
-            self._open = False
-            LIBRARY.close()
-
-    def __enter__(self) -> NvmlDriver:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
