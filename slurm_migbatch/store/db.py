@@ -27,12 +27,12 @@ from slurm_migbatch.store.terms import TermState, check_term, give_term, take_te
 
 if TYPE_CHECKING:
     from slurm_migbatch.profiling.measurement import Measurement
-    from slurm_migbatch.store.lessons import Lesson
     from slurm_migbatch.store.loans import Use
     from slurm_migbatch.store.measurements import Added
     from slurm_migbatch.store.progress import RunProgressRow
     from slurm_migbatch.store.recent import RecentEvent
     from slurm_migbatch.store.retention import PruneCursor, Removed
+    from slurm_migbatch.workload.lesson import Lesson
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.store.lessons import Lesson
 from slurm_migbatch.store.progress import RunProgressRow
+from slurm_migbatch.workload.lesson import Lesson
 from tests.support.store_events import Node, job, piece, run_of
 
 GPU = {"uuid": "GPU-a", "index": 0, "minor": 0, "name": "NVIDIA H100 80GB HBM3", "mig": True, "geometry": {}}
