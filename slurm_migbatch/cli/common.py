@@ -235,22 +235,9 @@ def steps() -> Iterator[Callable[[str, int], None]]:
     end(done=True)
 
 
-@contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show progress and remaining time on stderr.
-
-    Yields a function to call with the number of finished and of all parts; None if stderr is not a terminal.
-    """
-    if not sys.stderr.isatty():
-        yield None
-        return
-    with click.progressbar(length=1, label=label, file=sys.stderr) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.length = max(total, 1)
-            bar.update(done - bar.pos)
-
-        yield show
+def counted(number: int, what: str) -> str:
+    """Return `1 point` or `2 points`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:

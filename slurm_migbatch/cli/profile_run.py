@@ -261,8 +261,9 @@ class RunOptions:
 def _run(options: RunOptions) -> None:
     from slurm_migbatch.profiling.device import NoMeter, NvmlMeter, find_device
     from slurm_migbatch.profiling.measure import DidNotFit, measure
-    from slurm_migbatch.profiling.runner import first, save
+    from slurm_migbatch.profiling.runner import first
     from slurm_migbatch.profiling.runner import run as run_points
+    from slurm_migbatch.profiling.table import save
 
     points, path = options.points, options.table
     if points is not None and options.grid:

@@ -22,7 +22,7 @@ from slurm_migbatch.profiling.device import Device, find_device
 from slurm_migbatch.profiling.ladder import LadderFindings, ServedModel, climb
 from slurm_migbatch.profiling.load import LoadEffort, LoadPoint, LoadRefused, LoadResult, Percentiles, Prompts
 from slurm_migbatch.profiling.load import measure_load as measure
-from slurm_migbatch.profiling.runner import save
+from slurm_migbatch.profiling.table import save
 from slurm_migbatch.workload.llmhints import CHOICES
 
 if TYPE_CHECKING:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
-from slurm_migbatch.profiling import table
 from slurm_migbatch.profiling.cells import MeasurementCell, open_cells
 from slurm_migbatch.profiling.device import Device
 from slurm_migbatch.profiling.measure import DidNotFit, Ran
@@ -134,16 +131,3 @@ def run(
     tried = {MeasurementCell.of(row) for row in found.rows}
     found.unfit = tuple(cell for cell in cells if cell not in tried and cell not in set(remaining))
     return found
-
-
-def save(path: Path, rows: Sequence[Measurement]) -> None:
-    """Write the common table so that the file is always either the old or the new one."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with new.open("w", encoding="utf-8", newline="") as file:
-            table.write(rows, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)

@@ -8,8 +8,8 @@ from slurm_migbatch.profiling.cells import MeasurementCell, product
 from slurm_migbatch.profiling.device import Device
 from slurm_migbatch.profiling.measure import DidNotFit, PointFailed, Ran
 from slurm_migbatch.profiling.measurement import Measurement
-from slurm_migbatch.profiling.runner import ProfiledModel, first, run, save
-from slurm_migbatch.profiling.table import read_folder
+from slurm_migbatch.profiling.runner import ProfiledModel, first, run
+from slurm_migbatch.profiling.table import read_folder, save
 from slurm_migbatch.profiling.timing import Summary
 
 SLICE = Device("NVIDIA H100 80GB HBM3", "MIG-1", "2g.20gb", 2, 2, 32, 20096, "560.35")
