@@ -175,8 +175,7 @@ def slurm_client(config: Config) -> CliClient:
     """Return the client of Slurm's commands, as configured."""
     from slurm_migbatch.slurm.cli import CliClient
 
-    cluster = config.cluster
-    return CliClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
+    return CliClient(*config.cluster.commands)
 
 
 def default_partition(config: Config) -> str:

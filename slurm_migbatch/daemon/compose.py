@@ -61,17 +61,16 @@ def compose(config: Config, keeper: TermKeeper) -> Service | Standby:
 
 def client_of(cluster: ClusterConfig) -> HistoryClient:
     """Create the client of Slurm: slurmrestd if configured, pyslurm if it works here, else commands."""
-    commands = (cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
     if cluster.backend == "slurmrestd":
         address, token, user = cluster.slurmrestd, cluster.slurmrestd_token, name_of(cluster.slurm_user)
-        rest = SlurmrestdHistoryClient(*commands, address=address, token_file=token, user=user)
+        rest = SlurmrestdHistoryClient(*cluster.commands, address=address, token_file=token, user=user)
         if why := rest.probe():  # retried at every query: a site may have no commands to fall back on
             log.warning("cannot use slurmrestd, so the state of Slurm is unknown: %s", why)
         else:
             log.info("using slurmrestd at %s with API version v0.0.%d", cluster.slurmrestd, rest.api.version)
         return rest
     if cluster.backend != "cli":
-        client = PyslurmHistoryClient(*commands, python=(cluster.pyslurm_python or sys.executable,))
+        client = PyslurmHistoryClient(*cluster.commands, python=(cluster.pyslurm_python or sys.executable,))
         why = client.probe()
         if not why:
             log.info("using pyslurm to list the queue")
@@ -79,7 +78,7 @@ def client_of(cluster: ClusterConfig) -> HistoryClient:
         client.close()
         level = logging.WARNING if cluster.backend == "pyslurm" else logging.INFO
         log.log(level, "using Slurm's commands to list the queue, because pyslurm cannot be used: %s", why)
-    return HistoryClient(*commands)
+    return HistoryClient(*cluster.commands)
 
 
 def _marks(config: Config) -> dict[str, str]:

@@ -15,12 +15,12 @@ from dataclasses import replace
 from slurm_migbatch.config import Config, ConfigError, load
 from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.compose import compose, keeper_of
-from slurm_migbatch.daemon.sdnotify import notify
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.standby import Standby
 from slurm_migbatch.daemon.tasks import keep
 from slurm_migbatch.daemon.term import TermKeeper
 from slurm_migbatch.node.auth import AuthError
+from slurm_migbatch.node.notify import notify
 from slurm_migbatch.store.errors import StoreError
 
 log = logging.getLogger(__name__)

@@ -85,8 +85,7 @@ class QuerySite:
         """Return the client of Slurm's commands, as configured."""
         from slurm_migbatch.daemon.ended import HistoryClient
 
-        cluster = self.config.cluster
-        return HistoryClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
+        return HistoryClient(*self.config.cluster.commands)
 
     def daemon(self, path: str) -> bytes:
         """Ask migbatchd at `path` ("/v1/why/7") on its unix socket, as this process's user.

@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, or_, select
+from sqlalchemy import Connection, Select, and_, select
 
 from slurm_migbatch.store import clean
 from slurm_migbatch.store.models import Decision, Gpu, Lease, OldLesson, Run
+from slurm_migbatch.store.queries import COUNTED
 from slurm_migbatch.workload.lesson import Lesson
 
 _AT_ONCE = 500
@@ -56,8 +57,7 @@ def _held(connection: Connection, runs: Sequence[int]) -> dict[int, list[Any]]:
         statement = (
             select(Lease.run_id, Lease.node, Lease.profile, Gpu.name)
             .outerjoin(Gpu, and_(Gpu.node == Lease.node, Gpu.uuid == Lease.gpu))
-            .where(Lease.run_id.in_(runs[start : start + _AT_ONCE]))
-            .where(or_(Lease.outcome.is_(None), Lease.outcome != "moved"))
+            .where(Lease.run_id.in_(runs[start : start + _AT_ONCE]), COUNTED)
         )
         for row in connection.execute(statement):
             found.setdefault(row.run_id, []).append(row)

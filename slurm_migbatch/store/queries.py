@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, TextClause, select, text
+from sqlalchemy import ColumnElement, Connection, TextClause, or_, select, text
 
 from slurm_migbatch.store import runquery
 from slurm_migbatch.store.models import DatabaseIdentity, Decision, Gpu, Lease
@@ -15,6 +15,8 @@ from slurm_migbatch.store.runquery import RUN_FIELDS, SLICE_FIELDS
 from slurm_migbatch.store.runquery import JobId as JobId
 from slurm_migbatch.store.runquery import RunFilter as RunFilter
 
+#: a lease that was replaced at a restart of the node's hooks is not counted together with its replacement
+COUNTED: ColumnElement[bool] = or_(Lease.outcome.is_(None), Lease.outcome != "moved")
 _NAMED = re.compile(r":(v\d+)")
 
 #: columns of a LeaseRow, in its order
