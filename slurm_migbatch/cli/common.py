@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from slurm_migbatch.config import Config
-    from slurm_migbatch.daemon.history import HistoryStore
     from slurm_migbatch.slurm.cli import CliClient
+    from slurm_migbatch.store.db import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -164,11 +164,11 @@ def job_argument(command: F) -> F:
     return click.argument("job", callback=read, metavar="JOB")(command)
 
 
-def open_record(config: Config) -> HistoryStore:
+def open_record(config: Config) -> Store:
     """Open the record for reading; works while migbatchd is down."""
-    from slurm_migbatch.daemon.history import open_history
+    from slurm_migbatch.store.db import open_store
 
-    return open_history(config.store.url, readonly=True)
+    return open_store(config.store.url, readonly=True)
 
 
 def slurm_client(config: Config) -> CliClient:

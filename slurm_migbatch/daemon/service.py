@@ -28,7 +28,6 @@ from slurm_migbatch.daemon.facts import policy_of, slurm_uids
 from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.gate import ApiLimits
 from slurm_migbatch.daemon.gauges import slices_by_state, waits
-from slurm_migbatch.daemon.history import HistoryStore
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.learning import Learning
 from slurm_migbatch.daemon.listening import Listening
@@ -50,6 +49,7 @@ from slurm_migbatch.daemon.term import ActiveRole, AlwaysActive
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.workload.catalog import ProfileOffer
 
@@ -67,7 +67,7 @@ class Service:
         config: Config,
         *,
         client: HistoryClient,
-        open_store: Callable[[], HistoryStore],
+        open_store: Callable[[], Store],
         signer: Signer,
         activity: ActiveRole | None = None,
         marks: Mapping[str, str] = MappingProxyType({}),

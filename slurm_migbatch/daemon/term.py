@@ -25,9 +25,9 @@ from typing import Final, Protocol
 
 from slurm_migbatch.daemon.addresses import controllers
 from slurm_migbatch.daemon.ended import HistoryClient
-from slurm_migbatch.daemon.history import HistoryStore
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.store.db import Store
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class TermKeeper:
     def __init__(
         self,
         slurm: HistoryClient,
-        open_store: Callable[[], HistoryStore] | None,
+        open_store: Callable[[], Store] | None,
         host: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -102,7 +102,7 @@ class TermKeeper:
         self._until = self._names_due = self._ping_due = 0.0
         self._names: tuple[str, ...] = ()
         self._primary: bool | None = None  # reported by slurmctld
-        self._store: HistoryStore | None = None
+        self._store: Store | None = None
         self._nudged = asyncio.Event()
         self._fault = FaultReporter(
             "cannot renew the term of the active migbatchd",
