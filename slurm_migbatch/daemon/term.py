@@ -21,7 +21,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from slurm_migbatch.daemon.addresses import controllers
 from slurm_migbatch.daemon.ended import HistoryClient
@@ -43,24 +43,6 @@ ALONE_S: Final = 60.0
 """Seconds between two checks whether a second slurmctld has been configured."""
 
 
-class ActiveRole(Protocol):
-    """Whether this migbatchd is the active one."""
-
-    @property
-    def active(self) -> bool:
-        """Whether it serves nodes, users and submissions."""
-
-    @property
-    def why(self) -> str:
-        """Why it is not active, as a sentence for callers."""
-
-    def acts(self) -> bool:
-        """Return whether it may change Slurm now."""
-
-    def set_primary(self, primary: bool) -> None:
-        """Process slurmctld's report that it has become the primary on this host, or no longer is."""
-
-
 class AlwaysActive:
     """The role of a migbatchd that is the only one: always active."""
 
@@ -79,7 +61,8 @@ class TermKeeper:
     """Determines whether this migbatchd is active, and keeps its term.
 
     Attributes:
-        active, why: see ActiveRole.
+        active: whether it serves nodes, users and submissions.
+        why: why it is not active, as a sentence for callers.
         number: the term that this process has; 0 for none.
         on_change: called in the event loop after `active` has changed.
     """
@@ -123,7 +106,7 @@ class TermKeeper:
             raise SlurmError(f"no changes to Slurm by migbatchd on {self.host}: {self.why or 'its term is over'}")
 
     def set_primary(self, primary: bool) -> None:
-        """Process the report of slurmctld's program."""
+        """Process slurmctld's report that it has become the primary on this host, or no longer is."""
         log.info("slurmctld of this host %s the primary", "has become" if primary else "is no more")
         self._primary = primary
         if not primary and self.number:
@@ -278,3 +261,7 @@ class TermKeeper:
         if self._store is not None:
             self._store.close()
             self._store = None
+
+
+ActiveRole: TypeAlias = AlwaysActive | TermKeeper
+"""Whether this migbatchd is the active one."""
