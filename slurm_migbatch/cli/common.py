@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from slurm_migbatch.config import Config
-    from slurm_migbatch.daemon.history import HistoryStore
     from slurm_migbatch.slurm.cli import CliClient
+    from slurm_migbatch.store.db import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -164,19 +164,18 @@ def job_argument(command: F) -> F:
     return click.argument("job", callback=read, metavar="JOB")(command)
 
 
-def open_record(config: Config) -> HistoryStore:
+def open_record(config: Config) -> Store:
     """Open the record for reading; works while migbatchd is down."""
-    from slurm_migbatch.daemon.history import open_history
+    from slurm_migbatch.store.db import open_store
 
-    return open_history(config.store.url, readonly=True)
+    return open_store(config.store.url, readonly=True)
 
 
 def slurm_client(config: Config) -> CliClient:
     """Return the client of Slurm's commands, as configured."""
     from slurm_migbatch.slurm.cli import CliClient
 
-    cluster = config.cluster
-    return CliClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
+    return CliClient(*config.cluster.commands)
 
 
 def default_partition(config: Config) -> str:
@@ -235,22 +234,9 @@ def steps() -> Iterator[Callable[[str, int], None]]:
     end(done=True)
 
 
-@contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show progress and remaining time on stderr.
-
-    Yields a function to call with the number of finished and of all parts; None if stderr is not a terminal.
-    """
-    if not sys.stderr.isatty():
-        yield None
-        return
-    with click.progressbar(length=1, label=label, file=sys.stderr) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.length = max(total, 1)
-            bar.update(done - bar.pos)
-
-        yield show
+def counted(number: int, what: str) -> str:
+    """Return `1 point` or `2 points`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:

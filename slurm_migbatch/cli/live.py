@@ -138,15 +138,13 @@ def _again(trouble: str) -> str:
     return f"stale, retrying: {trouble}"
 
 
-def batch(
-    ask: Ask, state: PageState, names: str | None, count: int | None, pause: Callable[[float], Any] = time.sleep
-) -> None:
+def batch(ask: Ask, state: PageState, names: str | None, count: int | None) -> None:
     """Print one page after the other as plain text, with all rows.
 
     Raises:
         Failure: there is no page, and none will follow.
     """
-    for text in frames(ask, state, names, count, pause):
+    for text in frames(ask, state, names, count, time.sleep):
         sys.stdout.write(text)
         sys.stdout.flush()
 

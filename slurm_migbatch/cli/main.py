@@ -25,13 +25,13 @@ COMMANDS = {
     "progress": (f"{_HERE}.progress:progress", "Report the progress of a job from inside it."),
     "replay": (f"{_HERE}.replay:replay", "Repeat recorded decisions, and show differences."),
     "report": (f"{_HERE}.report:report", "Draw usage, layouts, waits, predictions and loans as one HTML page."),
-    "show": (f"{_HERE}.show:show", "Show one job: requested, bucket, allocated, predicted, measured, reasons."),
+    "show": (f"{_HERE}.job:show", "Show one job: requested, bucket, allocated, predicted, measured, reasons."),
     "simulate": (f"{_LAB}.simulate:simulate", "Replay a trace under a policy on a simulated cluster."),
     "testbed": ("slurm_migbatch.testbed.cli:testbed", "Start and stop a private Slurm cluster with simulated GPUs."),
     "top": (f"{_HERE}.top:top", "Watch GPUs, slices, the queue and loans in the terminal."),
     "usage": (f"{_HERE}.usage:usage", "Show the GPU-hours held by each account and user, and their idle share."),
     "waste": (f"{_HERE}.waste:waste", "Show what jobs held but did not use, and what to request next time."),
-    "why": (f"{_HERE}.why:why", "Show why a job waits and when it can start."),
+    "why": (f"{_HERE}.job:why", "Show why a job waits and when it can start."),
 }
 
 

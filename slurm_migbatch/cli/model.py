@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, config_option, open_record, print_pairs, print_table, steps
+from slurm_migbatch.cli.common import HELP, config_option, counted, open_record, print_pairs, print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.config import Config
 
@@ -330,10 +330,6 @@ def _ratio(ratio: Mapping[str, Any] | None) -> tuple[str, str]:
 def _print_left_out(left_out: Mapping[str, Any]) -> None:
     for name, figures in sorted(left_out.items()):
         for figure, errors in sorted(figures.items()):
-            whose = f"{_count(errors['runs'], 'run')} of {_count(errors['users'], 'user')}"
+            whose = f"{counted(errors['runs'], 'run')} of {counted(errors['users'], 'user')}"
             away = f"up to a factor of {errors['factor']:g} from other data or physics"
             click.echo(f"rejected: {figure} of {name} in {whose}, {away}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, LazyGroup, config_option, open_record, print_table, steps
+from slurm_migbatch.cli.common import HELP, LazyGroup, config_option, counted, open_record, print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.profiling.measurement import KINDS, TEXT_LENGTHS, Measurement
 
@@ -81,7 +77,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
         predictor = LearnedPredictor(models_of(config).current().saved.learned, facts)
         table = scan(paths, lambda row: impossible(row, predictor.knowledge))
         rows: Sequence[Measurement] = table.rows
-        say(f"comparing {_number(len(rows), 'point')} with known data", stages)
+        say(f"comparing {counted(len(rows), 'point')} with known data", stages)
         far = [found.text for found in unusual(rows, predictor)]
         notices = [*table.notices, *far, *([_UNUSUAL] if far else [])]
         if source is not None:
@@ -101,7 +97,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
         return
     for notice in notices:
         click.echo(f"migbatch: notice: {notice}", err=True)
-    summary = f"{_number(len(rows), 'point')} of {_number(len(result['models']), 'model')}"
+    summary = f"{counted(len(rows), 'point')} of {counted(len(result['models']), 'model')}"
     if result["did_not_run"]:
         summary += f" ({result['did_not_run']} did not run)"
     if dry_run:
@@ -132,7 +128,7 @@ def _keep(config: Config, rows: Sequence[Measurement]) -> dict[str, int]:
 def export(file: Path | None, model: str | None, kind: str | None, config: Config) -> None:
     """Export the measured points of the record as a table: to FILE (.csv or .csv.gz), or to standard output."""
     from slurm_migbatch.profiling.csvfile import SUFFIXES, is_csv
-    from slurm_migbatch.profiling.table import write
+    from slurm_migbatch.profiling.table import save, write
 
     if file is not None and not is_csv(file):
         raise click.UsageError(f"the file name must end in {' or '.join(SUFFIXES)}")
@@ -142,25 +138,8 @@ def export(file: Path | None, model: str | None, kind: str | None, config: Confi
     if file is None:
         write(rows, sys.stdout)
         return
-    with _whole(file) as stream:
-        write(rows, stream)
-    click.echo(f"{_number(len(rows), 'point')} written to {file}", err=True)
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[TextIO]:
-    """Write a text file that appears at `path` only once it is complete."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with part.open("wb") as raw:
-            # without name and time in it, the same points make the same file
-            packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.name.lower().endswith(".gz") else None
-            with io.TextIOWrapper(packed or raw, "utf-8", newline="") as text:
-                yield text
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    save(file, rows)
+    click.echo(f"{counted(len(rows), 'point')} written to {file}", err=True)
 
 
 @click.command("list")
@@ -228,7 +207,3 @@ def _span(numbers: Sequence[int]) -> str:
     if len(numbers) > 3:
         return f"{numbers[0]}-{numbers[-1]}"
     return ",".join(map(str, numbers)) or "-"
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

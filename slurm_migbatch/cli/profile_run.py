@@ -209,13 +209,13 @@ def run(**options: Any) -> None:
       migbatch profile run --server http://localhost:8000 --model llama-3.1-8b --batches 1-32 --inputs 128,1024
     """
     if options["server"] is not None:
-        _run_server(_RunOptions(**options))
+        _run_server(RunOptions(**options))
     else:
-        _run(_RunOptions(**options))
+        _run(RunOptions(**options))
 
 
 @dataclass(frozen=True)
-class _RunOptions:
+class RunOptions:
     """The options as click reads them."""
 
     target: str | None
@@ -258,11 +258,12 @@ class _RunOptions:
         return self.output or Path(f"{self.model.replace('/', '_').lower()}.csv")
 
 
-def _run(options: _RunOptions) -> None:
+def _run(options: RunOptions) -> None:
     from slurm_migbatch.profiling.device import NoMeter, NvmlMeter, find_device
     from slurm_migbatch.profiling.measure import DidNotFit, measure
-    from slurm_migbatch.profiling.runner import AtMost, Chosen, FullGrid, MeasuringRule, save
+    from slurm_migbatch.profiling.runner import first
     from slurm_migbatch.profiling.runner import run as run_points
+    from slurm_migbatch.profiling.table import save
 
     points, path = options.points, options.table
     if points is not None and options.grid:
@@ -281,15 +282,12 @@ def _run(options: _RunOptions) -> None:
     subject.row(cells[0], DidNotFit(""))  # an option that no table can hold is refused before anything is measured
     program = _program(options, wanted)
     meter = NoMeter() if device.is_cpu else NvmlMeter(device.visible)
-    rule: MeasuringRule = (
-        FullGrid() if points is None else AtMost(points, Chosen(partial(_most_informative, subject, options.slo)))
-    )
+    rule = first if points is None else partial(_most_informative, subject, options.slo)
     most = len(cells_.open_cells(cells, filter(subject.owns, earlier)))
     with _progress(subject, most if points is None else min(points, most), options.quiet) as watch:
         try:
-            found = run_points(
-                subject, cells, rule, partial(measure, program, device, meter), earlier, partial(save, path), watch
-            )
+            bench = partial(measure, program, device, meter)
+            found = run_points(subject, cells, rule, bench, earlier, partial(save, path), watch, points)
         except KeyboardInterrupt:
             click.echo(f"interrupted; the results are in {path}, continue with --resume", err=True)
             raise
@@ -304,9 +302,8 @@ def _run(options: _RunOptions) -> None:
         _print(found, path, len(earlier))
 
 
-def _run_server(options: _RunOptions) -> None:
-    from slurm_migbatch.cli.profile_server import INPUTS, OUTPUTS, ServerRun, run_server
-    from slurm_migbatch.profiling.load import LoadEffort
+def _run_server(options: RunOptions) -> None:
+    from slurm_migbatch.cli.profile_server import run_server
 
     others = {
         "TARGET": options.target, "--command": options.command, "--points": options.points, "--slo": options.slo,
@@ -318,25 +315,9 @@ def _run_server(options: _RunOptions) -> None:
         raise click.UsageError(f"{wrong[0]} cannot be used with --server")
     _check_names(options)
     earlier = _earlier(options.table, options.resume)
-    longest = max(options.max_seconds, options.min_seconds)
-    asked = ServerRun(
-        url=options.server or "",
-        model=_model(options.model),
-        family=options.family.lower(),
-        engine=options.engine,
-        precision=_precision(options.precision),
-        served_name=options.served_name,
-        concurrency=options.batches,
-        inputs=options.inputs or INPUTS,
-        outputs=options.outputs or OUTPUTS,
-        effort=LoadEffort(options.warmup, options.repeats, options.min_seconds, longest, options.timeout),
-        total_seconds=options.total_seconds,
-        device=options.device,
-        source=_source(options),
-        quiet=options.quiet,
-        as_json=options.as_json,
+    run_server(
+        options, earlier, _model(options.model), precision=_precision(options.precision), source=_source(options)
     )
-    run_server(asked, options.table, earlier)
 
 
 def _precision(word: str | None) -> str:
@@ -350,11 +331,11 @@ def _precision(word: str | None) -> str:
     return found.name if found else ""
 
 
-def _source(options: _RunOptions) -> str:
+def _source(options: RunOptions) -> str:
     return options.source if options.source is not None else f"migbatch profile run {time.strftime('%Y-%m-%d')}"
 
 
-def _check_names(options: _RunOptions) -> None:
+def _check_names(options: RunOptions) -> None:
     if options.plot is not None:
         if options.plot.suffix.lower() != _PLOT:
             raise click.UsageError(f"--plot writes SVG: use {options.plot.with_suffix(_PLOT)}")
@@ -365,7 +346,7 @@ def _check_names(options: _RunOptions) -> None:
         raise click.UsageError(f"--source takes at most {TEXT_LENGTHS['source']} characters")
 
 
-def _subject(options: _RunOptions, device: Device) -> ProfiledModel:
+def _subject(options: RunOptions, device: Device) -> ProfiledModel:
     from slurm_migbatch.profiling.runner import ProfiledModel
 
     return ProfiledModel(
@@ -380,7 +361,7 @@ def _subject(options: _RunOptions, device: Device) -> ProfiledModel:
     )
 
 
-def _program(options: _RunOptions, target: Python | tuple[str, ...]) -> Program:
+def _program(options: RunOptions, target: Python | tuple[str, ...]) -> Program:
     from slurm_migbatch.profiling.measure import Program
 
     longest = max(options.max_seconds, options.min_seconds)
@@ -466,24 +447,18 @@ def _interpreter(asked: str | None, environ: Mapping[str, str]) -> str:
 
 
 class _Lines:
-    """Progress as plain lines, for logs."""
+    """Progress as plain lines, for logs; or none."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
 
     def starts(self, cell: MeasurementCell) -> None:
         """Print nothing yet."""
 
     def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
         """Print one line for the point."""
-        click.echo(f"{MeasurementCell.of(row)}: {_words(row, outcome)}; {left} left", err=True)
-
-
-class _Silent:
-    """No progress."""
-
-    def starts(self, cell: MeasurementCell) -> None:
-        """Print nothing."""
-
-    def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """Print nothing."""
+        if not self._quiet:
+            click.echo(f"{MeasurementCell.of(row)}: {_words(row, outcome)}; {left} left", err=True)
 
 
 class _Bar:
@@ -516,13 +491,11 @@ class _Bar:
 
 
 @contextmanager
-def _progress(subject: ProfiledModel, points: int, quiet: bool) -> Iterator[_Lines | _Silent | _Bar]:
-    if quiet:
-        yield _Silent()
-        return
-    click.echo(f"{subject.model} on {subject.device}: {points} points at most", err=True)
-    if not sys.stderr.isatty():
-        yield _Lines()
+def _progress(subject: ProfiledModel, points: int, quiet: bool) -> Iterator[_Lines | _Bar]:
+    if not quiet:
+        click.echo(f"{subject.model} on {subject.device}: {points} points at most", err=True)
+    if quiet or not sys.stderr.isatty():
+        yield _Lines(quiet)
         return
     bar = _Bar(points)
     with bar.progress:
@@ -533,10 +506,11 @@ def _words(row: Measurement, outcome: Ran | DidNotFit) -> str:
     if not row.ran:
         return f"does not fit ({getattr(outcome, 'text', '')})"
     memory = f", {row.memory_mib:.0f} MiB" if row.memory_mib else ""
-    return f"{row.rate:.4g} items/s, {_ms(row.latency_s)} ms{memory}"
+    return f"{row.rate:.4g} items/s, {milliseconds(row.latency_s)} ms{memory}"
 
 
-def _ms(seconds: float | None) -> str:
+def milliseconds(seconds: float | None) -> str:
+    """Return a time in ms; empty if unknown."""
     return "" if seconds is None else f"{1000 * seconds:.4g}"
 
 
@@ -549,8 +523,8 @@ def _print(found: Findings, path: Path, earlier: int) -> None:
             str(row.input_size or ""),
             str(row.procs),
             f"{row.rate:.4g}" if row.ran else "does not fit",
-            _ms(row.latency_s),
-            _ms(row.latency_p99_s),
+            milliseconds(row.latency_s),
+            milliseconds(row.latency_p99_s),
             f"{row.memory_mib:.0f}" if row.memory_mib else "",
         )
         for row in sorted(found.rows, key=lambda row: (row.procs, row.input_size or 0, row.batch))

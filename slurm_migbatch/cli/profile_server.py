@@ -7,7 +7,6 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,13 +15,14 @@ import click
 
 from slurm_migbatch.cli.common import print_table
 from slurm_migbatch.cli.ending import Failure
+from slurm_migbatch.cli.profile_run import RunOptions, milliseconds
 from slurm_migbatch.daemon.addresses import is_local, resolved
 from slurm_migbatch.profiling.completions import Served, ServerAddress, ServerConnection, ServerError, find
 from slurm_migbatch.profiling.device import Device, find_device
 from slurm_migbatch.profiling.ladder import LadderFindings, ServedModel, climb
 from slurm_migbatch.profiling.load import LoadEffort, LoadPoint, LoadRefused, LoadResult, Percentiles, Prompts
 from slurm_migbatch.profiling.load import measure_load as measure
-from slurm_migbatch.profiling.runner import save
+from slurm_migbatch.profiling.table import save
 from slurm_migbatch.workload.llmhints import CHOICES
 
 if TYPE_CHECKING:
@@ -41,31 +41,10 @@ _NOBODY_MIB: Final = 64.0
 """Memory below which a device serves nothing."""
 
 
-@dataclass(frozen=True)
-class ServerRun:
-    """The request: `url` of the server, `model` as in jobs, and other options of `profile run`."""
-
-    url: str
-    model: str
-    family: str
-    engine: str | None
-    precision: str
-    served_name: str | None
-    concurrency: Sequence[int]
-    inputs: Sequence[int]
-    outputs: Sequence[int]
-    effort: LoadEffort
-    total_seconds: float
-    device: str | None
-    source: str
-    quiet: bool
-    as_json: bool
-
-
-def run_server(asked: ServerRun, table: Path, earlier: Sequence[Measurement]) -> None:
-    """Measure the server and print the results; raises Failure."""
+def run_server(options: RunOptions, earlier: Sequence[Measurement], model: str, *, precision: str, source: str) -> None:
+    """Measure the server and print the results; `model` is its name in jobs. Raises Failure."""
     try:
-        address = ServerAddress.parse(asked.url)
+        address = ServerAddress.parse(options.server or "")
     except ValueError as error:
         raise click.UsageError(f"--server: {error}") from None
     if not any(map(is_local, resolved(address.host))):
@@ -73,45 +52,45 @@ def run_server(asked: ServerRun, table: Path, earlier: Sequence[Measurement]) ->
             f"{address.host} is not an address of this host: run the command in the job of the server, so that the "
             "rows name the slice"
         )
-    device = find_device(asked.device, os.environ)
+    device = find_device(options.device, os.environ)
     try:
-        served = find(address, asked.served_name, os.environ.get(KEY, ""), _ANSWER_S)
+        served = find(address, options.served_name, os.environ.get(KEY, ""), _ANSWER_S)
     except ServerError as error:
         raise Failure(f"--server: {error}") from None
-    subject = _subject(asked, device, served)
-    points = [LoadPoint(c, i, o) for i in asked.inputs for o in asked.outputs for c in asked.concurrency]
+    engine = options.engine or served.engine
+    if not engine:
+        raise click.UsageError(f"the server does not name its engine: give --engine {'|'.join(CHOICES['engine'])}")
+    subject = ServedModel(device, model, engine, precision, options.family.lower() or "decoder", source)
+    inputs, outputs = options.inputs or INPUTS, options.outputs or OUTPUTS
+    points = [LoadPoint(c, i, o) for i in inputs for o in outputs for c in options.batches]
     possible = [point for point in points if served.longest is None or point.tokens <= served.longest]
     if not possible:
         raise Failure(f"the server accepts sequences of at most {served.longest} tokens: reduce --inputs or --outputs")
-    watch = _Lines(asked.quiet)
+    watch = _Lines(options.quiet)
     watch.begins(subject, served, len(possible))
+    longest = max(options.max_seconds, options.min_seconds)
+    effort = LoadEffort(options.warmup, options.repeats, options.min_seconds, longest, options.timeout)
+    table = options.table
     try:
         found = climb(
             subject,
             possible,
-            _Measuring(served, asked.effort, device),
+            _Measuring(served, effort, device),
             earlier,
             partial(save, table),
             watch,
-            time.monotonic() + asked.total_seconds,
+            time.monotonic() + options.total_seconds,
         )
     except KeyboardInterrupt:
         click.echo(f"interrupted; the results are in {table}, continue with --resume", err=True)
         raise
     found.left += [point for point in points if point not in possible]
-    if asked.as_json:
+    if options.as_json:
         click.echo(json.dumps(_json(subject, served, found, table)))
     else:
         _print(found, table, len(earlier))
     if not found.rows:
         raise Failure(f"nothing was measured: {found.refused[0][1]}" if found.refused else "nothing was measured")
-
-
-def _subject(asked: ServerRun, device: Device, served: Served) -> ServedModel:
-    engine = asked.engine or served.engine
-    if not engine:
-        raise click.UsageError(f"the server does not name its engine: give --engine {'|'.join(CHOICES['engine'])}")
-    return ServedModel(device, asked.model, engine, asked.precision, asked.family or "decoder", asked.source)
 
 
 class _Measuring:
@@ -171,15 +150,12 @@ class _Lines:
         if isinstance(outcome, LoadRefused):
             click.echo(f"{point}: no figures: {outcome}", err=True)
             return
-        tpot = "" if outcome.tpot is None else f", {_ms(outcome.tpot.p50)} ms a token"
+        tpot = "" if outcome.tpot is None else f", {milliseconds(outcome.tpot.p50)} ms a token"
         errors = f", {outcome.failed} failed" if outcome.failed else ""
         click.echo(
-            f"{point}: first token {_ms(outcome.ttft.p50)} ms{tpot}, {outcome.tokens_s:.4g} tokens/s{errors}", err=True
+            f"{point}: first token {milliseconds(outcome.ttft.p50)} ms{tpot}, {outcome.tokens_s:.4g} tokens/s{errors}",
+            err=True,
         )
-
-
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1000 * seconds:.4g}"
 
 
 def _print(found: LadderFindings, table: Path, earlier: int) -> None:
@@ -188,8 +164,8 @@ def _print(found: LadderFindings, table: Path, earlier: int) -> None:
             str(row.point.concurrency),
             str(row.inputs),
             str(row.outputs),
-            *(_ms(row.ttft.at[share]) for share in (0.5, 0.9, 0.99)),
-            *(_ms(row.tpot.at[share] if row.tpot else None) for share in (0.5, 0.9, 0.99)),
+            *(milliseconds(row.ttft.at[share]) for share in (0.5, 0.9, 0.99)),
+            *(milliseconds(row.tpot.at[share] if row.tpot else None) for share in (0.5, 0.9, 0.99)),
             f"{row.tokens_s:.4g}",
             f"{row.requests_s:.4g}",
             str(row.request.count),

@@ -191,6 +191,11 @@ class ClusterConfig:
     )
     timeout_s: float = key(20.0, "Timeout of a Slurm command, in seconds.", between(1, 300))
 
+    @property
+    def commands(self) -> tuple[str | None, str | None, float]:
+        """The arguments of a client of these commands: directory, slurm.conf and timeout."""
+        return self.slurm_bin or None, self.slurm_conf or None, self.timeout_s
+
 
 @dataclass(frozen=True)
 class SubmitConfig:

@@ -7,7 +7,6 @@ without harm, and none is trusted: the next snapshot shows the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from slurm_migbatch.decide.actions import MoveOrder, MoveStep
 from slurm_migbatch.decide.capacity.demand import waits_for_begin
 from slurm_migbatch.decide.lending.ledger import JobView, first_task
 from slurm_migbatch.decide.lending.model import Kind, LoanOrder
+from slurm_migbatch.decide.lending.stage import OrderOutcome
 from slurm_migbatch.decide.supply.moves import MOVE
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
 from slurm_migbatch.workload.loans import GUEST, LOAN, away, emptied, retyped
@@ -41,29 +41,18 @@ class JobClient(Protocol):
         """Return the nodes that jobs exclude, for jobs that exclude any, as Slurm writes them."""
 
 
-@dataclass(frozen=True)
-class AppliedOrder:
-    """Result of an order: GRES or state before and after, when Slurm was called, its error."""
-
-    order: LoanOrder
-    before: str
-    after: str
-    at: float
-    error: str = ""
-
-
 def apply_orders(
     orders: Sequence[LoanOrder], job_views: Mapping[int, JobView], client: JobClient, clock: Callable[[], float]
-) -> list[AppliedOrder]:
+) -> list[OrderOutcome]:
     """Apply the orders; return their results."""
-    done: list[AppliedOrder] = []
+    done: list[OrderOutcome] = []
     names = {order.job: name_of(job_views[order.job].row, first_only=order.kind is Kind.RELEASE) for order in orders}
 
     def ask(some: Sequence[tuple[LoanOrder, str, str]], call: Callable[[], None]) -> None:
         at = clock()
         errors = _tried(call, [names[order.job] for order, _, _ in some])
         done.extend(
-            AppliedOrder(order, before, after, at, errors.get(names[order.job], "")) for order, before, after in some
+            OrderOutcome(order, before, after, at, errors.get(names[order.job], "")) for order, before, after in some
         )
 
     for signal in dict.fromkeys(order.signal for order in orders if order.kind is Kind.SIGNAL):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.applications import Starlette
@@ -114,6 +114,7 @@ class NodeApi:
                 Route("/v1/plans", self._plans, methods=["GET"]),
                 primary_route(self.activity, self.asking.administrators),
             ],
+            exception_handlers=REFUSALS,
         )
 
     def close(self) -> None:
@@ -172,33 +173,21 @@ class NodeApi:
         return as_json(state, 200 if state.get("ok") else 503)
 
     async def _why(self, request: Request) -> Response:
-        try:
-            uid, job = _uid(request), str(request.path_params["job"])
-            if not _JOB.fullmatch(job):
-                raise Refused(404, "a job is named by its number")
-            return as_json({"why": await self.asking.why(uid, int(job))})
-        except Refused as refused:
-            return as_json({"error": str(refused)}, refused.status)
+        uid, job = _uid(request), str(request.path_params["job"])
+        if not _JOB.fullmatch(job):
+            raise Refused(404, "a job is named by its number")
+        return as_json({"why": await self.asking.why(uid, int(job))})
 
     async def _waiting(self, request: Request) -> Response:
-        try:
-            found = await self.asking.waiting(_uid(request))
-        except Refused as refused:
-            return as_json({"error": str(refused)}, refused.status)
+        found = await self.asking.waiting(_uid(request))
         return as_json({"waiting": {str(job): why for job, why in found.items()}})
 
     async def _reports(self, request: Request) -> Response:
-        try:
-            self._administrator(request, "findings of nodes")
-        except Refused as refused:
-            return as_json({"error": str(refused)}, refused.status)
+        self._administrator(request, "findings of nodes")
         return as_json({"nodes": self.reports.to_dict()})
 
     async def _plans(self, request: Request) -> Response:
-        try:
-            self._administrator(request, "node plans")
-        except Refused as refused:
-            return as_json({"error": str(refused)}, refused.status)
+        self._administrator(request, "node plans")
         plans = {node: plan for node in self.board.nodes() if (plan := self.board.current(node)) is not None}
         return as_json({"plans": {node: plan.gpus for node, plan in plans.items()}})
 
@@ -209,22 +198,25 @@ class NodeApi:
 
     async def _metrics(self, request: Request) -> Response:
         local = isinstance(getattr(request.state, "uid", None), int)
-        try:
-            self.scraping.check(None if local else request.client.host if request.client else "", request.headers)
-        except Refused as refused:
-            return as_json({"error": str(refused)}, refused.status)
+        self.scraping.check(None if local else request.client.host if request.client else "", request.headers)
         return Response(generate_latest(self.metrics), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+
+async def _refused(_: Request, refused: Exception) -> Response:
+    assert isinstance(refused, Refused)
+    return as_json({"error": str(refused)}, refused.status)
+
+
+#: for an application with these routes
+REFUSALS: Final = {Refused: _refused}
 
 
 def primary_route(activity: ActiveRole, admins: Collection[int]) -> Route:
     """Return the route on the unix socket by which slurmctld's programs report that it is primary or no longer."""
 
     async def set_primary(request: Request) -> Response:
-        try:
-            if _uid(request) not in admins:
-                raise Refused(403, "only root and SlurmUser may report which slurmctld is the primary")
-        except Refused as refused:
-            return as_json({"error": str(refused)}, refused.status)
+        if _uid(request) not in admins:
+            raise Refused(403, "only root and SlurmUser may report which slurmctld is the primary")
         activity.set_primary(request.path_params["state"] == "on")
         return as_json({})
 

@@ -12,13 +12,13 @@ from slurm_migbatch.config.marks import marks
 from slurm_migbatch.config.schema import ClusterConfig
 from slurm_migbatch.daemon.ended import HistoryClient, PyslurmHistoryClient, SlurmrestdHistoryClient
 from slurm_migbatch.daemon.facts import slurm_uids
-from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.scraping import Scraping
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.standby import Standby
 from slurm_migbatch.daemon.term import TermKeeper
 from slurm_migbatch.node.auth import AuthError, Signer, make_signer
 from slurm_migbatch.slurm.users import name_of
+from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def keeper_of(config: Config) -> TermKeeper:
     url = config.store.url
     _check_store(url)
     shared = not url.startswith("sqlite")
-    return TermKeeper(client_of(config.cluster), (lambda: open_history(url)) if shared else None)
+    return TermKeeper(client_of(config.cluster), (lambda: open_store(url)) if shared else None)
 
 
 def compose(config: Config, keeper: TermKeeper) -> Service | Standby:
@@ -51,7 +51,7 @@ def compose(config: Config, keeper: TermKeeper) -> Service | Standby:
     return Service(
         config,
         client=client,
-        open_store=lambda: open_history(config.store.url, term=term),
+        open_store=lambda: open_store(config.store.url, term=term),
         signer=signer,
         activity=keeper,
         marks=found,
@@ -61,17 +61,16 @@ def compose(config: Config, keeper: TermKeeper) -> Service | Standby:
 
 def client_of(cluster: ClusterConfig) -> HistoryClient:
     """Create the client of Slurm: slurmrestd if configured, pyslurm if it works here, else commands."""
-    commands = (cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
     if cluster.backend == "slurmrestd":
         address, token, user = cluster.slurmrestd, cluster.slurmrestd_token, name_of(cluster.slurm_user)
-        rest = SlurmrestdHistoryClient(*commands, address=address, token_file=token, user=user)
+        rest = SlurmrestdHistoryClient(*cluster.commands, address=address, token_file=token, user=user)
         if why := rest.probe():  # retried at every query: a site may have no commands to fall back on
             log.warning("cannot use slurmrestd, so the state of Slurm is unknown: %s", why)
         else:
             log.info("using slurmrestd at %s with API version v0.0.%d", cluster.slurmrestd, rest.api.version)
         return rest
     if cluster.backend != "cli":
-        client = PyslurmHistoryClient(*commands, python=(cluster.pyslurm_python or sys.executable,))
+        client = PyslurmHistoryClient(*cluster.commands, python=(cluster.pyslurm_python or sys.executable,))
         why = client.probe()
         if not why:
             log.info("using pyslurm to list the queue")
@@ -79,7 +78,7 @@ def client_of(cluster: ClusterConfig) -> HistoryClient:
         client.close()
         level = logging.WARNING if cluster.backend == "pyslurm" else logging.INFO
         log.log(level, "using Slurm's commands to list the queue, because pyslurm cannot be used: %s", why)
-    return HistoryClient(*commands)
+    return HistoryClient(*cluster.commands)
 
 
 def _marks(config: Config) -> dict[str, str]:
@@ -91,7 +90,7 @@ def _marks(config: Config) -> dict[str, str]:
 def _check_store(url: str) -> str:
     """Return the identity of the database; empty if it does not answer yet."""
     try:
-        with open_history(url) as store:
+        with open_store(url) as store:
             return store.identity()
     except StoreError as error:
         if not isinstance(error.__cause__, SQLAlchemyError):

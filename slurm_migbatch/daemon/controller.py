@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from slurm_migbatch.daemon.actuator import JobClient, apply_moves, apply_orders, name_of
+from slurm_migbatch.daemon.actuator import apply_moves, apply_orders, name_of
 from slurm_migbatch.daemon.advertiser import Advertised, Advertiser
 from slurm_migbatch.daemon.dryrun import DryRun
 from slurm_migbatch.daemon.garbage import uncollected
@@ -48,10 +48,6 @@ class Clock(Protocol):
         """Return seconds that never jump."""
 
 
-class RoundClient(SlurmClient, JobClient, Protocol):
-    """Slurm, as far as a round queries and changes it."""
-
-
 class Record(Protocol):
     """The record, as far as a round reads and writes it."""
 
@@ -70,26 +66,6 @@ class Record(Protocol):
 
     def ask(self, questions: Questions) -> Answers:
         """Answer queries, or earlier ones. Waits briefly."""
-
-
-class NoRecord:
-    """A record that stores nothing."""
-
-    available = True
-
-    def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
-        """Store nothing."""
-
-    def save(self, *_: Rows) -> bool:
-        """Store nothing."""
-        return True
-
-    def post(self, loans: Rows, actions: Rows) -> None:
-        """Store nothing."""
-
-    def ask(self, questions: Questions) -> Answers:
-        """Answer that nothing is known."""
-        return Answers(questions, (), {}, (), dict.fromkeys(questions.decisions))
 
 
 class Recorder(Protocol):
@@ -178,7 +154,7 @@ class Controller:
     def __init__(
         self,
         settings: Settings,
-        slurm: RoundClient,
+        slurm: SlurmClient,
         observer: Observer,
         advertiser: Advertiser,
         record: Record,
@@ -349,8 +325,8 @@ class Controller:
                 if order.recorded:
                     outcomes.append(OrderOutcome(order, "", "", now, "it cannot be recorded", applied=False))
             orders = [order for order in orders if not order.recorded]
-        for done in apply_orders(orders, decided.job_views, self._slurm, self._clock.time) if orders else ():
-            outcomes.append(OrderOutcome(done.order, done.before, done.after, done.at, done.error))
+        if orders:
+            outcomes += apply_orders(orders, decided.job_views, self._slurm, self._clock.time)
         return outcomes, unsaved
 
     def _apply_moves(self, decided: SupplyDecision | None) -> bool:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -34,6 +34,9 @@ from slurm_migbatch.node.auth import (
     request_payload,
     response_payload,
 )
+
+if TYPE_CHECKING:
+    from slurm_migbatch.daemon.server import Link
 
 #: concurrent requests of one caller; a node needs three
 REQUESTS_PER_CALLER = 8
@@ -58,16 +61,6 @@ class ApiLimits:
     store_wait_s: float = 10.0
 
 
-class Connection(Protocol):
-    """The connection of a request."""
-
-    def believe(self) -> None:
-        """Note that the caller is authenticated."""
-
-    def when_closed(self, then: Callable[[], None]) -> None:
-        """Call `then` once it is closed."""
-
-
 @dataclass(frozen=True)
 class Caller:
     """The sender of a request: the host that it names, its address, and the uid of the credential."""
@@ -75,7 +68,7 @@ class Caller:
     node: str
     address: str
     uid: int
-    link: Connection | None
+    link: Link | None
 
 
 Endpoint = Callable[[Caller, bytes], Awaitable[Response]]

@@ -20,13 +20,13 @@ from typing import Any, Final
 
 from slurm_migbatch.config import Config, text_of
 from slurm_migbatch.daemon.facts import known_models, models_of
-from slurm_migbatch.daemon.history import Learnable
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.refit import news
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
 from slurm_migbatch.predict.state import StateError
 from slurm_migbatch.predict.statefile import Index
+from slurm_migbatch.store.recurring import Learnable
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from slurm_migbatch.mig.text import escaped
 
+SELDOM_S = 60.0
 _PLAIN = re.compile(r"[^\s\"'=\\]+")
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 #: attributes of a record that are not the caller's `extra`
@@ -109,23 +110,21 @@ class FaultReporter:
 
 
 class Seldom:
-    """Warnings that clients can cause: a few for each source and minute, so that no log is filled.
+    """Warnings that clients can cause: one for each source and minute, so that no log is filled.
 
-    Each source may write `per_source` lines in `every_s` seconds, all together `most`. The next written line gives the
-    number of suppressed ones.
+    Each source may write one line in SELDOM_S seconds, all together `most`. The next written line gives the number of
+    suppressed ones.
     """
 
     def __init__(
         self,
         log: logging.Logger,
         *,
-        per_source: int = 1,
         most: int = 30,
-        every_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._log, self._per_source, self._most, self._every, self._clock = log, per_source, most, every_s, clock
-        self._heard: dict[str, int] = {}
+        self._log, self._most, self._clock = log, most, clock
+        self._heard: set[str] = set()
         self._begun = clock()
         #: warnings suppressed since the last written one
         self.kept_back = 0
@@ -133,14 +132,13 @@ class Seldom:
     def warning(self, source: str, text: str) -> bool:
         """Write `text`, unless `source` or all together have exceeded their rate; return whether it was written."""
         now = self._clock()
-        if now - self._begun >= self._every:
+        if now - self._begun >= SELDOM_S:
             self._heard.clear()
             self._begun = now
-        heard = self._heard.get(source, 0)
-        if heard >= self._per_source or sum(self._heard.values()) >= self._most:
+        if source in self._heard or len(self._heard) >= self._most:
             self.kept_back += 1
             return False
-        self._heard[source] = heard + 1
+        self._heard.add(source)
         more = f" ({self.kept_back} similar warnings suppressed)" if self.kept_back else ""
         self.kept_back = 0
         self._log.warning("%s%s", text[:500], more)

@@ -15,32 +15,27 @@ from dataclasses import replace
 from slurm_migbatch.config import Config, ConfigError, load
 from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.compose import compose, keeper_of
-from slurm_migbatch.daemon.sdnotify import notify
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.standby import Standby
 from slurm_migbatch.daemon.tasks import keep
 from slurm_migbatch.daemon.term import TermKeeper
 from slurm_migbatch.node.auth import AuthError
+from slurm_migbatch.node.notify import notify
 from slurm_migbatch.store.errors import StoreError
 
 log = logging.getLogger(__name__)
 
 
-async def serve(
-    config: Config,
-    path: str,
-    make: Callable[[Config, TermKeeper], Service | Standby] = compose,
-    keeper_for: Callable[[Config], TermKeeper] = keeper_of,
-) -> None:
+async def serve(config: Config, path: str) -> None:
     """Run one service after the other, or the standby, according to the term.
 
     A reload ends a service cleanly and starts the next with the new configuration. Submissions are answered meanwhile:
     the process of the old service continues until that of the next one is ready.
     """
-    keeper = keeper_for(config)
+    keeper = keeper_of(config)
     control = _Control(asyncio.get_running_loop())
     keeper.on_change = control.turn.set
-    running = make(config, keeper)
+    running = compose(config, keeper)
     watching = asyncio.create_task(keep("the term", keeper.run))
     try:
         while True:
@@ -52,7 +47,7 @@ async def serve(
             if not keeper.active:
                 await asyncio.to_thread(keeper.resign)
             before = running
-            config, running = _next(config, path if control.reloading else "", keeper, make)
+            config, running = _next(config, path if control.reloading else "", keeper)
             control.reloading = False
             await _hand_over(before, running)
         await _hand_over(running, None)
@@ -63,17 +58,15 @@ async def serve(
         notify("STOPPING=1")
 
 
-def _next(
-    config: Config, path: str, keeper: TermKeeper, make: Callable[[Config, TermKeeper], Service | Standby]
-) -> tuple[Config, Service | Standby]:
+def _next(config: Config, path: str, keeper: TermKeeper) -> tuple[Config, Service | Standby]:
     """Create the next service, with the configuration at `path` if it is given and valid."""
     if path:
         wanted = _reloaded(path, config)
         try:
-            return wanted, make(wanted, keeper)
+            return wanted, compose(wanted, keeper)
         except (AuthError, StoreError) as error:
             log.error("the new configuration is not applied: %s", error)
-    return config, make(config, keeper)
+    return config, compose(config, keeper)
 
 
 async def _hand_over(before: Service | Standby, after: Service | Standby | None) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot, layout_of
 from slurm_migbatch.mig.profile import ProfileError
+
+if TYPE_CHECKING:
+    from slurm_migbatch.store.queries import LeaseRow
 
 #: slots of one GPU that are remembered as held, or as zombies; more than any GPU can have
 MOST_SLOTS = 128
@@ -24,18 +27,6 @@ class NodesView(Protocol):
 
     def facts(self) -> Mapping[str, NodeFacts]:
         """Return every node that has described its GPUs, as last reported."""
-
-
-class LeaseLike(Protocol):
-    """A held slice as the store returns it."""
-
-    node: str
-    gpu: str
-    profile: str
-    start: int
-    size: int
-    job: int
-    restart: int
 
 
 @dataclass
@@ -104,7 +95,7 @@ class LiveView:
         self._unhealthy: set[str] = set()
         self._facts: dict[str, NodeFacts] = {}
 
-    def load(self, inventory: Mapping[str, Sequence[Mapping[str, Any]]], leases: Iterable[LeaseLike]) -> None:
+    def load(self, inventory: Mapping[str, Sequence[Mapping[str, Any]]], leases: Iterable[LeaseRow]) -> None:
         """Start from the store. Of two leases of one slot the first one's run came first."""
         with self._lock:
             for node, gpus in inventory.items():

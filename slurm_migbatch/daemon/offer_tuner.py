@@ -47,19 +47,18 @@ class OfferTuner:
         *,
         enabled: bool = True,
         clock: Callable[[], float] = time.time,
-        every_s: float = EVERY_S,
     ) -> None:
         """Set up. `latest`: the newest view of Slurm; `enabled`: supply is enabled, and no preference is configured."""
         self._observer, self._writer, self._latest, self._enabled = observer, writer, latest, enabled
-        self._clock, self._every_s = clock, every_s
+        self._clock = clock
         self._fault = FaultReporter("cannot compute how to offer free space", "it is unchanged until then", log)
 
     async def run(self) -> None:
         """Check forever."""
-        wait = min(SOON_S, self._every_s)
+        wait = SOON_S
         while True:
             await asyncio.sleep(wait)
-            wait = self._every_s
+            wait = EVERY_S
             if not self._enabled:
                 continue
             try:

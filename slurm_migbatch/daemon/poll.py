@@ -16,7 +16,7 @@ from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient
 
 if TYPE_CHECKING:  # SQLAlchemy takes longer to import than all that the submit worker needs
-    from slurm_migbatch.daemon.ports import ServiceStore
+    from slurm_migbatch.store.db import Store
 
 log = logging.getLogger(__name__)
 _ADVICE = "running jobs and submissions are not affected; check slurmctld, and [cluster] slurm_bin and slurm_conf"
@@ -128,7 +128,7 @@ class UnsavedJobs:
         with self._lock:
             return job_id in self._seen
 
-    def save(self, store: ServiceStore) -> None:
+    def save(self, store: Store) -> None:
         """Write the pending changes; on failure they are kept."""
         with self._lock:
             batch, live, self._left = list(self._rows.values()), frozenset(self._seen), False

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import pwd
 import time
-from collections.abc import Callable, Collection
-from typing import Protocol
+from collections.abc import Collection
 
-from slurm_migbatch.daemon.ended import Standing
+from slurm_migbatch.daemon.ended import HistoryClient, Standing
 from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.slurm.rights import ALL_PRIVATE, Rights
 
@@ -23,24 +22,12 @@ _STANDING_S = 60.0
 _MOST_USERS = 1000
 
 
-class StandingClient(Protocol):
-    """Queries to Slurm, in a thread."""
-
-    def settings(self) -> dict[str, str]:
-        """Return slurmctld's configuration; raises SlurmError."""
-
-    def standing(self, user: str) -> Standing:
-        """Return a user's entry in slurmdbd; raises SlurmError."""
-
-
 class Privacy:
     """Answers whether a user may see jobs. What cannot be determined counts as private."""
 
-    def __init__(
-        self, slurm: StandingClient, trusted: Collection[int], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, slurm: HistoryClient, trusted: Collection[int]) -> None:
         """Set up. `trusted`: root, SlurmUser and this process's own user."""
-        self._slurm, self._trusted, self._clock = slurm, frozenset(trusted), clock
+        self._slurm, self._trusted = slurm, frozenset(trusted)
         self._private = ALL_PRIVATE
         self._accounting = False
         self._due = 0.0
@@ -64,16 +51,16 @@ class Privacy:
 
     async def _private_data(self) -> frozenset[str]:
         async with self._lock:
-            if self._clock() >= self._due:
+            if time.monotonic() >= self._due:
                 try:
                     settings = await asyncio.to_thread(self._slurm.settings)
                 except SlurmError:
-                    self._private, self._accounting, self._due = ALL_PRIVATE, False, self._clock() + _RETRY_S
+                    self._private, self._accounting, self._due = ALL_PRIVATE, False, time.monotonic() + _RETRY_S
                 else:
                     private = {name.strip() for name in settings.get("privatedata", "").lower().split(",")}
                     self._private = ALL_PRIVATE if "all" in private else ALL_PRIVATE & private
                     self._accounting = settings.get("accountingstoragetype", "").endswith("slurmdbd")
-                    self._due = self._clock() + _SETTINGS_S
+                    self._due = time.monotonic() + _SETTINGS_S
         return self._private
 
     async def _standing(self, uid: int) -> Standing:
@@ -81,11 +68,11 @@ class Privacy:
             return Standing()
         async with self._lock:
             until, standing = self._standings.get(uid, (0.0, Standing()))
-            if self._clock() >= until:
+            if time.monotonic() >= until:
                 if len(self._standings) >= _MOST_USERS:
                     self._standings.clear()
                 standing = await asyncio.to_thread(self._ask, uid)
-                self._standings[uid] = self._clock() + _STANDING_S, standing
+                self._standings[uid] = time.monotonic() + _STANDING_S, standing
         return standing
 
     def _ask(self, uid: int) -> Standing:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from slurm_migbatch.daemon.log import FaultReporter
-from slurm_migbatch.daemon.ports import ServiceStore
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
 from slurm_migbatch.decide.snapshot import Answers, LendingPast, Questions
+from slurm_migbatch.store.db import Store
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class WriterRecord:
         return found
 
 
-def _answers(store: ServiceStore, questions: Questions) -> Answers:
+def _answers(store: Store, questions: Questions) -> Answers:
     arrays = store.array_runs(sorted(questions.arrays)) if questions.arrays else None
     throttles = store.actions(sorted(questions.throttled), _ALL) if questions.throttled else ()
     return Answers(
@@ -100,12 +100,12 @@ class NodesPast:
     offers: Mapping[str, Mapping[str, int]]
 
 
-def nodes_past(store: ServiceStore) -> NodesPast:
+def nodes_past(store: Store) -> NodesPast:
     """Read what nodes held."""
     return NodesPast(store.inventory(), store.instance_events(), store.leases(), store.last_offers())
 
 
-def lending_past(store: ServiceStore, now: float, history_s: float) -> LendingPast:
+def lending_past(store: Store, now: float, history_s: float) -> LendingPast:
     """Read the initial state of lending; a forecast uses `history_s` seconds of history."""
     rows = store.loans(since=now - max(history_s, _DAY_S))
     going: Collection[int] = [row["job_id"] for row in rows if row["ended"] is None]

@@ -12,7 +12,7 @@ from slurm_migbatch.submit.request import OPTIONS, TRES_FIELDS
 
 
 def record_of(decision: SubmitDecision) -> dict[str, Any]:
-    """Create a row for `Store.record_decision`: `asked` as the user's options, figures as best estimates.
+    """Create a row for `Store.record_decisions`: `asked` as the user's options, figures as best estimates.
 
     Latencies are milliseconds for one batch, throughput items per second, memory MiB.
     """

@@ -27,7 +27,6 @@ from typing import Any, Final, TypeVar
 from slurm_migbatch.config import Config, loads
 from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.facts import known_models, models_of
-from slurm_migbatch.daemon.history import HistoryStore, Learnable, open_history
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.predict.bounds import impossible
 from slurm_migbatch.predict.check import expected_by, misses, promises, ratios, worse
@@ -38,6 +37,8 @@ from slurm_migbatch.predict.runs import LearnableRuns, LeftOut, Observation, obs
 from slurm_migbatch.predict.statefile import Index, ModelDirectory, Saved
 from slurm_migbatch.predict.training import learn, settle
 from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.store.db import Store, open_store
+from slurm_migbatch.store.recurring import Learnable
 
 T = TypeVar("T")
 #: called at the start of each of so many steps
@@ -74,7 +75,7 @@ class Material:
         return max((observation.number for observation in self.observations), default=0)
 
 
-def gather(store: HistoryStore, facts: Sequence[ModelFacts], runs: int, present: Saved) -> Material:
+def gather(store: Store, facts: Sequence[ModelFacts], runs: int, present: Saved) -> Material:
     """Read the record. `present`: the model with which figures of different users are compared."""
     knowledge = ModelKnowledge(facts)
     reach = store.learnable()
@@ -96,7 +97,7 @@ def gather(store: HistoryStore, facts: Sequence[ModelFacts], runs: int, present:
         tuple(observations),
         learnable,
         tuple(row for row in table if row not in wrong),
-        tuple(row for row in store.measured_since(since) if row not in wrong),
+        tuple(row for row in store.measurements(since=since) if row not in wrong),
         tuple(wrong.values()),
     )
 
@@ -291,7 +292,7 @@ def run(config: Config, *, force: str = "", progress: Progress = lambda text, of
     directory, facts = models_of(config), known_models(config)
     present = directory.current().saved
     progress("reading the record", _STEPS)
-    with open_history(config.store.url, readonly=True) as store:
+    with open_store(config.store.url, readonly=True) as store:
         material = gather(store, facts, config.learning.runs, present)
     found: dict[str, Any] = {
         "reach": list(material.reach),

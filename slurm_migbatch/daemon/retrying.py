@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from slurm_migbatch.daemon.ports import Slurm
+from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.recurring import past_run
 from slurm_migbatch.decide.dispatch.retype import regranted
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
@@ -71,7 +71,7 @@ def changes(row: JobRow, profile: Profile) -> dict[str, str]:
 class OomRetries:
     """Requeues jobs whose runs ran out of memory."""
 
-    def __init__(self, client: Slurm, catalog: Callable[[], SiteCatalog], policy: RunsPolicy) -> None:
+    def __init__(self, client: HistoryClient, catalog: Callable[[], SiteCatalog], policy: RunsPolicy) -> None:
         self._client, self._catalog, self._policy = client, catalog, policy
         self._tried: set[int] = set()
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.advertiser import Advertiser
-from slurm_migbatch.daemon.controller import Clock, Controller, RoundClient, RoundReport, explain
+from slurm_migbatch.daemon.controller import Controller, RoundReport, explain
 from slurm_migbatch.daemon.flightrecorder import DIRECTORY, FlightRecorder
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
@@ -30,6 +30,7 @@ from slurm_migbatch.decide.dispatch.stage import DispatchOutcome
 from slurm_migbatch.decide.dispatch.stage import action_row as change_row
 from slurm_migbatch.decide.lending.stage import OrderOutcome
 from slurm_migbatch.decide.snapshot import LendingPast, Predictions
+from slurm_migbatch.slurm.client import SlurmClient
 
 log = logging.getLogger(__name__)
 
@@ -44,18 +45,6 @@ def _recorder(config: Config, settings: Settings) -> FlightRecorder | None:
 
 
 # -- rounds ------------------------------------------------------------------------------------------------------------
-
-
-class _Time:
-    """The clocks of this host."""
-
-    def time(self) -> float:
-        """Return unix seconds."""
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Return monotonic seconds."""
-        return time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -75,20 +64,18 @@ class Rounds:
         writer: the store writer.
         metrics: where figures are kept.
         predictions: the predictor; None: nothing is predicted.
-        clock: the time.
     """
 
     def __init__(
         self,
         config: Config,
-        slurm: RoundClient,
+        slurm: SlurmClient,
         board: PlanBoard,
         writer: StoreWriter,
         metrics: Metrics,
         predictions: Predictions | None = None,
-        clock: Clock = _Time(),  # noqa: B008 - it holds nothing
     ) -> None:
-        self._config, self._writer, self._clock = config, writer, clock
+        self._config, self._writer = config, writer
         self.view = CompleteView()
         self._advertiser = advertiser = Advertiser(slurm, board, config.supply.ack_wait_s)
         self.observer = Observer(
@@ -99,7 +86,7 @@ class Rounds:
             predictions=predictions,
             blackout=blackout_of(config.lending),
         )
-        self.controller = Controller(settings_of(config), slurm, self.observer, advertiser, WriterRecord(writer), clock)
+        self.controller = Controller(settings_of(config), slurm, self.observer, advertiser, WriterRecord(writer), time)
         self._recorder = _recorder(config, self.controller.settings)
         if self._recorder is not None:
             self.controller.recorder = self._recorder
@@ -140,7 +127,7 @@ class Rounds:
         """Load from the record current loans and moves, reclaims, and the demand of inference."""
         config = self._config.lending
         if config.enabled:
-            now, history_s = self._clock.time(), config.forecast_days * config.day_s
+            now, history_s = time.time(), config.forecast_days * config.day_s
             past = await self._read(
                 lambda store: lending_past(store, now, history_s),
                 "cannot read the loans",
@@ -176,7 +163,7 @@ class Rounds:
         else:
             self._early.append((node, events))
         self.view.set_complete(node, complete)
-        self.observer.ingested(node, events, self._clock.time())
+        self.observer.ingested(node, events, time.time())
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
@@ -217,14 +204,6 @@ class Rounds:
             _log_order(order)
 
     # -- for users -------------------------------------------------------------------------------------------------
-
-    def why(self, job: int) -> str:
-        """Return why a job waits."""
-        return self.controller.why(job)
-
-    def waiting(self) -> dict[int, str]:
-        """Return every elastic training job that waits for a loan, and why."""
-        return self.controller.waiting_for_loans()
 
     def offers(self, gres: str) -> bool:
         """Return whether the last round left every slice of `gres` ("mig:1g.10gb:2") offered on some node."""

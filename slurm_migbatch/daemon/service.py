@@ -23,6 +23,7 @@ from slurm_migbatch.daemon.actuator import name_of
 from slurm_migbatch.daemon.addresses import NodeAddresses
 from slurm_migbatch.daemon.api import Asking, NodeApi, anywhere
 from slurm_migbatch.daemon.audit import Auditor, Excess, OrphanWatch
+from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.facts import policy_of, slurm_uids
 from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.gate import ApiLimits
@@ -34,7 +35,6 @@ from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.offer_tuner import OfferTuner
 from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Poller, SlurmView, UnsavedJobs
-from slurm_migbatch.daemon.ports import ServiceStore, Slurm
 from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.query_supervisor import QuerySupervisor
 from slurm_migbatch.daemon.recurring import RecurringWatch
@@ -49,6 +49,7 @@ from slurm_migbatch.daemon.term import ActiveRole, AlwaysActive
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.workload.catalog import ProfileOffer
 
@@ -65,8 +66,8 @@ class Service:
         self,
         config: Config,
         *,
-        client: Slurm,
-        open_store: Callable[[], ServiceStore],
+        client: HistoryClient,
+        open_store: Callable[[], Store],
         signer: Signer,
         activity: ActiveRole | None = None,
         marks: Mapping[str, str] = MappingProxyType({}),
@@ -196,11 +197,11 @@ class Service:
         rows = [row for row in self._queue() if row.job_id == job] or [JobRow(job)]
         if not await self.privacy.visible(uid, rows):
             return f"Slurm does not list job {job}"
-        return self.rounds.why(job)
+        return self.rounds.controller.why(job)
 
     async def waiting(self, uid: int) -> Mapping[int, str]:
         """Return which training jobs wait for a loan, and why; those that a user may see."""
-        found = self.rounds.waiting()
+        found = self.rounds.controller.waiting_for_loans()
         seen = await self.privacy.visible(uid, [row for row in self._queue() if row.job_id in found])
         return {row.job_id: found[row.job_id] for row in seen}
 

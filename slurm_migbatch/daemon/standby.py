@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from slurm_migbatch.config import Config
-from slurm_migbatch.daemon.api import primary_route
+from slurm_migbatch.daemon.api import REFUSALS, primary_route
 from slurm_migbatch.daemon.facts import slurm_uids
 from slurm_migbatch.daemon.gate import as_json
 from slurm_migbatch.daemon.listening import Listening
@@ -43,7 +43,8 @@ class Standby:
                 Route("/healthz", self._healthz, methods=["GET"]),
                 primary_route(activity, slurm_uids(config)),
                 Route("/{path:path}", self._elsewhere, methods=["GET", "POST"]),
-            ]
+            ],
+            exception_handlers=REFUSALS,
         )
         nodes, users = config.node_api, config.query
         self.api = ApiServer(app, nodes.port, ConnectionBounds(connections=nodes.max_connections))

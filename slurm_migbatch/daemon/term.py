@@ -20,13 +20,14 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from slurm_migbatch.daemon.addresses import controllers
+from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.slurm.client import SlurmError
-from slurm_migbatch.store.terms import TermState
+from slurm_migbatch.store.db import Store
 
 log = logging.getLogger(__name__)
 
@@ -40,24 +41,6 @@ PATIENCE_S: Final = 10.0
 """Seconds after which the active one retries what was not answered in time."""
 ALONE_S: Final = 60.0
 """Seconds between two checks whether a second slurmctld has been configured."""
-
-
-class ActiveRole(Protocol):
-    """Whether this migbatchd is the active one."""
-
-    @property
-    def active(self) -> bool:
-        """Whether it serves nodes, users and submissions."""
-
-    @property
-    def why(self) -> str:
-        """Why it is not active, as a sentence for callers."""
-
-    def acts(self) -> bool:
-        """Return whether it may change Slurm now."""
-
-    def set_primary(self, primary: bool) -> None:
-        """Process slurmctld's report that it has become the primary on this host, or no longer is."""
 
 
 class AlwaysActive:
@@ -74,42 +57,20 @@ class AlwaysActive:
         """Change nothing."""
 
 
-class PrimaryClient(Protocol):
-    """Queries to Slurm; both may raise SlurmError."""
-
-    def settings(self) -> Mapping[str, str]:
-        """Return the primary's configuration, keys in lower case."""
-
-    def ping(self, timeout: float | None = None) -> Mapping[str, bool]:
-        """Return which slurmctld answer, by the names of SlurmctldHost, in order."""
-
-
-class TermStore(Protocol):
-    """The database, as far as terms go."""
-
-    def take_term(self, holder: str, seconds: float, own_term: int = 0) -> TermState:
-        """See `store.db.Store`."""
-
-    def give_term(self, own_term: int) -> None:
-        """See `store.db.Store`."""
-
-    def close(self) -> None:
-        """Close it."""
-
-
 class TermKeeper:
     """Determines whether this migbatchd is active, and keeps its term.
 
     Attributes:
-        active, why: see ActiveRole.
+        active: whether it serves nodes, users and submissions.
+        why: why it is not active, as a sentence for callers.
         number: the term that this process has; 0 for none.
         on_change: called in the event loop after `active` has changed.
     """
 
     def __init__(
         self,
-        slurm: PrimaryClient,
-        open_store: Callable[[], TermStore] | None,
+        slurm: HistoryClient,
+        open_store: Callable[[], Store] | None,
         host: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -124,7 +85,7 @@ class TermKeeper:
         self._until = self._names_due = self._ping_due = 0.0
         self._names: tuple[str, ...] = ()
         self._primary: bool | None = None  # reported by slurmctld
-        self._store: TermStore | None = None
+        self._store: Store | None = None
         self._nudged = asyncio.Event()
         self._fault = FaultReporter(
             "cannot renew the term of the active migbatchd",
@@ -145,7 +106,7 @@ class TermKeeper:
             raise SlurmError(f"no changes to Slurm by migbatchd on {self.host}: {self.why or 'its term is over'}")
 
     def set_primary(self, primary: bool) -> None:
-        """Process the report of slurmctld's program."""
+        """Process slurmctld's report that it has become the primary on this host, or no longer is."""
         log.info("slurmctld of this host %s the primary", "has become" if primary else "is no more")
         self._primary = primary
         if not primary and self.number:
@@ -300,3 +261,7 @@ class TermKeeper:
         if self._store is not None:
             self._store.close()
             self._store = None
+
+
+ActiveRole: TypeAlias = AlwaysActive | TermKeeper
+"""Whether this migbatchd is the active one."""

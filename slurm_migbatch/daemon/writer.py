@@ -18,11 +18,10 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from slurm_migbatch.daemon.log import FaultReporter
-from slurm_migbatch.daemon.ports import ServiceStore
+from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.terms import TermOverError
 
 log = logging.getLogger(__name__)
-S = TypeVar("S", bound=ServiceStore)
 T = TypeVar("T")
 _ADVICE = "records wait in memory for the database; check for a locked or full disk, or a database that is down"
 
@@ -41,7 +40,7 @@ class _Item:
 class StoreWriter:
     """Runs `work(store)` calls in order in its own thread and retries while the database is not available."""
 
-    def __init__(self, opener: Callable[[], ServiceStore], limit: int, *, first_wait: float = 0.1) -> None:
+    def __init__(self, opener: Callable[[], Store], limit: int, *, first_wait: float = 0.1) -> None:
         self._opener = opener
         self._limit = limit
         self._queue: deque[_Item] = deque()
@@ -49,7 +48,7 @@ class StoreWriter:
         self._news = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
-        self._store: ServiceStore | None = None
+        self._store: Store | None = None
         self.fault = FaultReporter("the database", _ADVICE, log, first=first_wait, longest=10.0)
         self._deposed = FaultReporter("records are dropped", "the active migbatchd records them", log)
         self._full = FaultReporter("records of decisions are lost", "the database has been down too long", log)
@@ -76,7 +75,7 @@ class StoreWriter:
         with self._news:
             return len(self._queue) + len(self._latest)
 
-    def call(self, work: Callable[[ServiceStore], T], label: str) -> concurrent.futures.Future[T]:
+    def call(self, work: Callable[[Store], T], label: str) -> concurrent.futures.Future[T]:
         """Queue work with an awaited result; that of a cancelled future is removed.
 
         Raises:
@@ -95,7 +94,7 @@ class StoreWriter:
         with self._news, contextlib.suppress(ValueError):
             self._queue.remove(item)
 
-    def post(self, work: Callable[[ServiceStore], Any], label: str, records: int = 1) -> None:
+    def post(self, work: Callable[[Store], Any], label: str, records: int = 1) -> None:
         """Queue work without an awaited result; beyond the limit its `records` are dropped, counted and logged."""
         with self._news:
             if len(self._queue) < self._limit:
@@ -106,7 +105,7 @@ class StoreWriter:
                 self._full.failed(f"{label}: more than {self._limit} records are waiting")
             self._news.notify_all()
 
-    def replace(self, work: Callable[[ServiceStore], Any], label: str) -> None:
+    def replace(self, work: Callable[[Store], Any], label: str) -> None:
         """Queue work that replaces pending work of the same label."""
         with self._news:
             self._latest[label] = _Item(work, label, None)

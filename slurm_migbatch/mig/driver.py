@@ -92,11 +92,6 @@ class Instance(NamedTuple):
         """Its profile and placement."""
         return Slot(self.profile, self.placement)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether it has a compute instance."""
-        return self.ci_id is not None
-
     def __str__(self) -> str:
         return f"{self.profile}@{self.placement} (instance {self.gi_id})"
 

@@ -164,10 +164,6 @@ class Geometry(Frozen):
             raise UnknownProfile(profile, self)
         return info
 
-    def by_id(self, profile_id: int) -> ProfileInfo | None:
-        """Return the profile with this device profile id, or None."""
-        return next((info for info in self.profiles if info.profile_id == profile_id), None)
-
     def __contains__(self, profile: object) -> bool:
         return profile in self._by_profile
 

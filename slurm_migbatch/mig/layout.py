@@ -90,10 +90,6 @@ class Layout(Frozen):
         """Return the slots that `other` does not hold."""
         return self._part([s for s in self.slots if s not in other.slots]) if self.mask & other.mask else self
 
-    def intersection(self, other: Layout) -> Layout:
-        """Return the slots that both hold."""
-        return self._part([s for s in self.slots if s in other.slots])
-
     def clear_of(self, mask: int) -> Layout:
         """Return the slots that touch none of these memory slices."""
         return self._part([s for s in self.slots if not s.placement.mask & mask]) if self.mask & mask else self
@@ -108,10 +104,6 @@ class Layout(Frozen):
         part, ordered = Layout.__new__(Layout), tuple(slots)
         part._init(slots=ordered, mask=mask, _hash=hash(ordered))
         return part
-
-    def contains(self, slot: Slot) -> bool:
-        """Return whether this slot is part of the layout."""
-        return slot in self.slots
 
     def free_of(self, placement: Placement) -> bool:
         """Return whether no slot touches the placement."""

@@ -8,7 +8,6 @@ one it names, or else the one in the model's name. Models and GPUs without publi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,11 +67,6 @@ def impossible(row: Measurement, knowledge: ModelKnowledge) -> str:
         or _computed(row, model, bits, facts.tflops * 1e12 * sm, where)
         or _read(row, model, bits, facts, memory, where)
     )
-
-
-def possible(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[Measurement]:
-    """Return the possible rows."""
-    return [row for row in rows if not impossible(row, knowledge)]
 
 
 def _model(row: Measurement, knowledge: ModelKnowledge) -> _Model:

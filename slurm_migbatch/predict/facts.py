@@ -11,13 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from slurm_migbatch.workload.buckets import POWERS_OF_TWO, Grid
-
-TOKENS: Final = {"encoder": (32, 64, 128, 256, 512), "": (32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)}
-"""Bucket edges by family; encoders end at their usual 512 positions."""
-PIXELS: Final = (32, 64, 128, 160, 192, 224, 256, 320, 384, 448, 512, 768, 1024)
-BATCHES: Final = POWERS_OF_TWO[:11]
-
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -53,13 +46,6 @@ class ModelFacts:
         """Return the MiB of live activations for one item of `size` in inference."""
         scale = size / self.reference
         return self.activation_mib * (scale * scale if self.unit == "px" else scale)
-
-    @property
-    def grid(self) -> Grid:
-        """Bucket edges of this model."""
-        if self.unit == "px":
-            return Grid("px", PIXELS, BATCHES, self.reference)
-        return Grid("tok", TOKENS.get(self.family, TOKENS[""]), BATCHES, self.reference)
 
 
 def _vision(

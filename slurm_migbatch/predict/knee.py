@@ -23,10 +23,10 @@ INPUT_GROWTH: Final = 1.5
 LARGEST_BATCH: Final = 1024
 
 
-def knee(batches: Sequence[int], seconds: Array, share: float = KNEE_SHARE) -> int:
-    """Return the smallest of the ascending `batches` whose throughput reaches `share` of the best of them."""
+def knee(batches: Sequence[int], seconds: Array) -> int:
+    """Return the smallest of the ascending `batches` whose throughput reaches KNEE_SHARE of the best of them."""
     rates = np.asarray(batches, dtype=np.float64) / seconds
-    return int(batches[int(np.argmax(rates >= share * rates.max()))])
+    return int(batches[int(np.argmax(rates >= KNEE_SHARE * rates.max()))])
 
 
 def batch_edges(seconds: Array) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from slurm_migbatch.predict.state import KINDS, SURFACES
 from slurm_migbatch.profiling.measurement import Measurement, MeasurementError
 from slurm_migbatch.workload.gpufacts import short_name
 from slurm_migbatch.workload.hints import SERVE
+from slurm_migbatch.workload.lesson import Lesson
 
 ABSURD: Final = 100.0
 APART: Final = 5.0
@@ -57,51 +58,6 @@ _ENDED_WELL: Final = frozenset({"COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED"
 
 Key = tuple[str, str, str]
 """Model, kind of work, GPU: the subject of a belief."""
-
-
-class EndedRun(Protocol):
-    """A run that has ended, as in `store.lessons.Lesson`."""
-
-    @property
-    def number(self) -> int: ...  # noqa: D102 - the attributes are described there
-    @property
-    def run(self) -> int: ...  # noqa: D102
-    @property
-    def user(self) -> str | None: ...  # noqa: D102
-    @property
-    def state(self) -> str: ...  # noqa: D102
-    @property
-    def model(self) -> str | None: ...  # noqa: D102
-    @property
-    def role(self) -> str | None: ...  # noqa: D102
-    @property
-    def batch(self) -> int | None: ...  # noqa: D102
-    @property
-    def input(self) -> int | None: ...  # noqa: D102
-    @property
-    def unit(self) -> str: ...  # noqa: D102
-    @property
-    def items_hint(self) -> int | None: ...  # noqa: D102
-    @property
-    def profile(self) -> str | None: ...  # noqa: D102
-    @property
-    def gpu(self) -> str | None: ...  # noqa: D102
-    @property
-    def slices(self) -> int: ...  # noqa: D102
-    @property
-    def elapsed_s(self) -> float: ...  # noqa: D102
-    @property
-    def throughput_per_s(self) -> float | None: ...  # noqa: D102
-    @property
-    def latency_s(self) -> float | None: ...  # noqa: D102
-    @property
-    def latency_p99_s(self) -> float | None: ...  # noqa: D102
-    @property
-    def memory_mib(self) -> float | None: ...  # noqa: D102
-    @property
-    def items(self) -> float | None: ...  # noqa: D102
-    @property
-    def engine(self) -> str: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -155,7 +111,7 @@ class LearnableRuns:
 
 
 def observations_of(
-    runs: Iterable[EndedRun], geometries: Mapping[str, Geometry], knowledge: ModelKnowledge
+    runs: Iterable[Lesson], geometries: Mapping[str, Geometry], knowledge: ModelKnowledge
 ) -> list[Observation]:
     """Extract the observations of runs, one for each that has any. `geometries`: by NVML's name of the GPU."""
     latest: dict[int, Observation] = {}
@@ -167,7 +123,7 @@ def observations_of(
     return list(latest.values())
 
 
-def _observation(run: EndedRun, geometries: Mapping[str, Geometry], knowledge: ModelKnowledge) -> Observation | None:
+def _observation(run: Lesson, geometries: Mapping[str, Geometry], knowledge: ModelKnowledge) -> Observation | None:
     geometry = None if run.gpu is None else geometries.get(run.gpu)
     if geometry is None or run.model is None or run.batch is None or run.profile is None or run.slices != 1:
         return None
@@ -218,7 +174,7 @@ def _observation(run: EndedRun, geometries: Mapping[str, Geometry], knowledge: M
     return Observation(run.number, run.run, run.user or "?", row, short)
 
 
-def _speed(run: EndedRun) -> tuple[dict[str, Any], str]:
+def _speed(run: Lesson) -> tuple[dict[str, Any], str]:
     """Return the speed figures of a run, and their source."""
     latency, rate = run.latency_s, run.throughput_per_s
     assert run.batch is not None

@@ -53,11 +53,6 @@ class Sample:
         """Key of a prediction: model, kind of work, GPU."""
         return (self.model, self.kind, self.gpu.name)
 
-    @property
-    def batches(self) -> tuple[int, ...]:
-        """Batches that ran."""
-        return tuple(sorted({row.batch for row in self.rows}))
-
 
 def samples_of(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[Sample]:
     """Return the samples of a table, in a stable order. Rows that did not run teach no time and are dropped.

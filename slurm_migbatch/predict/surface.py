@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,47 +36,6 @@ estimates. Chosen by leaving models out over MIGPerf's memory figures, the only 
 """
 
 
-class Surface(Protocol):
-    """Form of a figure. Parameters are a vector; `names` lists them."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters in order."""
-        ...
-
-    @property
-    def by_precision(self) -> tuple[str, ...]:
-        """Parameters that the arithmetic precision changes by more than models differ."""
-        ...
-
-    @property
-    def by_context(self) -> tuple[str, ...]:
-        """Parameters that depend on the software more than on the model."""
-        ...
-
-    @property
-    def common(self) -> float:
-        """Factor by which the common part of what physics misses is larger than usual, because the specifications are
-        rough.
-        """
-        ...
-
-    def value(self, theta: Array, cells: Cells) -> tuple[Array, Array]:
-        """Return the log of the figure at each point, and its derivatives (points x parameters).
-
-        For several draws at once `theta` has the shape (parameters, draws, 1); the result has draws in front.
-        """
-        ...
-
-    def expected(self, known: Known, gpu: GpuModelFacts, kind: str) -> Array:
-        """Return a model's expected parameters on a GPU, from physics and data sheets; `kind` is infer or train."""
-        ...
-
-    def spread(self, doubt: int) -> Array:
-        """Return the prior standard deviations around `expected`, at a degree of doubt (`Known.doubt`)."""
-        ...
-
-
 def _sigmoid(x: Array) -> Array:
     return 0.5 * (1.0 + np.tanh(0.5 * x))
 
@@ -89,6 +48,13 @@ class TimeSurface:
     share: `sm**(scale*mix) * memory**(scale*(1-mix))`, a roofline between SMs and memory bandwidth. The device is
     shared by the processes, `procs**share`. The larger of the two counts, plus `exp(serial)` seconds an item that
     nothing overlaps (data to the device and back).
+
+    Attributes:
+        names: the parameters in order.
+        by_precision: those that the arithmetic precision changes by more than models differ.
+        by_context: those that depend on the software more than on the model.
+        common: factor by which the common part of what physics misses is larger than usual, because the specifications
+            are rough.
     """
 
     names = ("host", "item", "start", "scale", "mix", "start_sm", "serial", "share", "input")
@@ -97,7 +63,10 @@ class TimeSurface:
     common = 1.0
 
     def value(self, theta: Array, cells: Cells) -> tuple[Array, Array]:
-        """See `Surface`."""
+        """Return the log of the figure at each point, and its derivatives (points x parameters).
+
+        For several draws at once `theta` has the shape (parameters, draws, 1); the result has draws in front.
+        """
         host, item, start, scale, mix, start_sm, serial, share, inputs = theta
         logs = cells.logs
         idle = np.exp(np.clip(start + start_sm * logs.sm, -30.0, 30.0))
@@ -124,8 +93,10 @@ class TimeSurface:
         return value, slopes
 
     def expected(self, known: Known, gpu: GpuModelFacts, kind: str) -> Array:
-        """See `Surface`. Round figures for an eager framework: 30 us a launch, 30 % of the peak, and every activation
-        through memory four times; a training step is three passes.
+        """Return a model's expected parameters on a GPU, from physics and data sheets; `kind` is infer or train.
+
+        Round figures for an eager framework: 30 us a launch, 30 % of the peak, and every activation through memory four
+        times; a training step is three passes.
         """
         passes = 3.0 if kind == "train" else 1.0
         compute = known.flops / (0.3 * gpu.tflops * 1e12)
@@ -147,13 +118,16 @@ class TimeSurface:
         )
 
     def spread(self, doubt: int) -> Array:
-        """See `Surface`."""
+        """Return the prior standard deviations around `expected`, at a degree of doubt (`Known.doubt`)."""
         unsure = (0.0, 0.5, 1.0)[doubt]
         return np.array([0.4 + unsure, 0.6 + 1.5 * unsure, 0.7, 0.08, 0.15, 0.4, 1.0, 0.04, 0.1])
 
 
 class MemorySurface:
-    """MiB in use on a slice: a constant part of one process, and a part for each item; per process."""
+    """MiB in use on a slice: a constant part of one process, and a part for each item; per process.
+
+    Its attributes and methods are described in `TimeSurface`.
+    """
 
     names = ("base", "item", "slice")
     by_precision = ()
@@ -161,7 +135,7 @@ class MemorySurface:
     common = MEMORY_COMMON
 
     def value(self, theta: Array, cells: Cells) -> tuple[Array, Array]:
-        """See `Surface`."""
+        """See `TimeSurface`."""
         base, item, context = theta
         logs = cells.logs
         shared = base + context * logs.sm
@@ -175,18 +149,21 @@ class MemorySurface:
         return value, slopes
 
     def expected(self, known: Known, _gpu: GpuModelFacts, kind: str) -> Array:
-        """See `Surface`. A context of 700 MiB, weights (four times in training: gradients and two moments), activations
-        (three times in training: they are kept for the backward pass).
+        """See `TimeSurface`. A context of 700 MiB, weights (four times in training: gradients and two moments),
+        activations (three times in training: they are kept for the backward pass).
         """
         training = kind == "train"
         base = 700.0 + known.weight_mib * (4.0 if training else 1.0)
         return np.array([np.log(base), np.log(known.alive_mib * (3.0 if training else 1.0)), 0.0])
 
     def spread(self, doubt: int) -> Array:
-        """See `Surface`."""
+        """See `TimeSurface`."""
         unsure = (0.0, 0.4, 0.8)[doubt]
         return np.array([0.25 + unsure, 0.6 + unsure, 0.05])
 
+
+Surface: TypeAlias = TimeSurface | MemorySurface
+"""Form of a figure. Parameters are a vector; `names` lists them."""
 
 TIME: Final = TimeSurface()
 MEMORY: Final = MemorySurface()

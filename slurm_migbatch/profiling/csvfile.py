@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
+from slurm_migbatch.workload.csvlines import open_text
 from slurm_migbatch.workload.refusal import show
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ def header(path: Path) -> tuple[str, ...]:
     Raises OSError.
     """
     try:
-        with _open(path) as file:
+        with open_text(path) as file:
             return _names(next(csv.reader(file), []))
     except (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile):
         return ()
@@ -104,7 +104,7 @@ def read(path: Path, problems: Problems, make: Callable[[dict[str, str]], T]) ->
     """
     number = 1
     try:
-        with _open(path) as file:
+        with open_text(path) as file:
             lines = csv.reader(file)
             names = _names(next(lines, []))
             for cells in lines:
@@ -146,9 +146,3 @@ def whole(row: Mapping[str, str], column: str) -> int:
 
 def _names(cells: list[str]) -> tuple[str, ...]:
     return tuple(cell.strip().lower() for cell in cells)
-
-
-def _open(path: Path) -> io.TextIOWrapper:
-    if path.name.lower().endswith(".gz"):
-        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")

@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 from slurm_migbatch.profiling.device import Device
 from slurm_migbatch.profiling.load import LoadPoint, LoadRefused, LoadResult
-from slurm_migbatch.profiling.measurement import SERVE, TEXT_LENGTHS, Measurement
-
-_DIGITS: Final = 6
-"""Significant digits written; measurements are far less accurate."""
+from slurm_migbatch.profiling.measurement import SERVE, TEXT_LENGTHS, Measurement, rounded
 
 
 @dataclass(frozen=True)
@@ -48,18 +45,18 @@ class ServedModel:
             sm_count=device.sm_count,
             batch=found.point.concurrency,
             input_size=found.inputs,
-            throughput_per_s=_rounded(found.requests_s),
-            latency_s=_rounded(found.request.mean),
-            latency_p99_s=_rounded(found.request.p99),
-            memory_mib=_rounded(memory_mib),
+            throughput_per_s=rounded(found.requests_s),
+            latency_s=rounded(found.request.mean),
+            latency_p99_s=rounded(found.request.p99),
+            memory_mib=rounded(memory_mib),
             source=" ".join(part for part in source if part)[: TEXT_LENGTHS["source"]],
             engine=self.engine,
             precision=self.precision,
             output=found.outputs,
-            ttft_s=_rounded(found.ttft.p50),
-            ttft_p99_s=_rounded(found.ttft.p99),
-            tpot_s=_rounded(tpot.p50) if tpot else None,
-            tpot_p99_s=_rounded(tpot.p99) if tpot else None,
+            ttft_s=rounded(found.ttft.p50),
+            ttft_p99_s=rounded(found.ttft.p99),
+            tpot_s=rounded(tpot.p50) if tpot else None,
+            tpot_p99_s=rounded(tpot.p99) if tpot else None,
         )
 
 
@@ -121,7 +118,3 @@ def climb(
         kept.append(row)
         watch.ends(point, result)
     return found
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{_DIGITS}g}")

@@ -225,6 +225,11 @@ _FIGURES: Final = (
 )  # fmt: skip
 
 
+def rounded(value: float | None) -> float | None:
+    """Return a measured figure as it is written: six significant digits; measurements are far less accurate."""
+    return None if value is None else float(f"{value:.6g}")
+
+
 def _count(name: str, text: str) -> int:
     value = _figure(name, text)
     if value != int(value):

@@ -2,67 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
-from slurm_migbatch.profiling import table
 from slurm_migbatch.profiling.cells import MeasurementCell, open_cells
 from slurm_migbatch.profiling.device import Device
 from slurm_migbatch.profiling.measure import DidNotFit, Ran
-from slurm_migbatch.profiling.measurement import TEXT_LENGTHS, Measurement
+from slurm_migbatch.profiling.measurement import TEXT_LENGTHS, Measurement, rounded
 
-_DIGITS = 6
-"""Significant digits written; measurements are far less accurate."""
+Rule = Callable[[Sequence[Measurement], Sequence[MeasurementCell]], "MeasurementCell | None"]
+"""Choose the cell to measure next; None: stop.
 
-
-class MeasuringRule(Protocol):
-    """Choose what is measured next."""
-
-    def next(self, done: Sequence[Measurement], remaining: Sequence[MeasurementCell]) -> int | None:
-        """Return the index in `remaining` of the cell to measure; None: stop.
-
-        `done` holds the table's rows of this model on this kind of GPU, on this device and on other slices;
-        `remaining` the cells that this device still lacks and that may fit.
-        """
+It gets the table's rows of this model on this kind of GPU, on this device and on other slices; and the cells that this
+device still lacks and that may fit.
+"""
 
 
-class FullGrid:
-    """Every cell, in ascending order."""
-
-    def next(self, _done: Sequence[Measurement], remaining: Sequence[MeasurementCell]) -> int | None:
-        """Return the first."""
-        return 0 if remaining else None
-
-
-class AtMost:
-    """Another rule's choices, but at most `count` in this run."""
-
-    def __init__(self, count: int, rule: MeasuringRule) -> None:
-        self._left, self._rule = count, rule
-
-    def next(self, done: Sequence[Measurement], remaining: Sequence[MeasurementCell]) -> int | None:
-        """Return the other rule's choice while there is one left."""
-        if self._left == 0:
-            return None
-        self._left -= 1
-        return self._rule.next(done, remaining)
-
-
-class Chosen:
-    """The choices of a function that returns the cell itself, None to stop."""
-
-    def __init__(
-        self, choose: Callable[[Sequence[Measurement], Sequence[MeasurementCell]], MeasurementCell | None]
-    ) -> None:
-        self._choose = choose
-
-    def next(self, done: Sequence[Measurement], remaining: Sequence[MeasurementCell]) -> int | None:
-        """Return the index of its choice."""
-        cell = self._choose(done, remaining)
-        return None if cell is None else remaining.index(cell)
+def first(_done: Sequence[Measurement], remaining: Sequence[MeasurementCell]) -> MeasurementCell:
+    """Choose every cell, in ascending order."""
+    return remaining[0]
 
 
 class RunObserver(Protocol):
@@ -116,10 +75,10 @@ class ProfiledModel:
             batch=cell.batch,
             input_size=cell.input_size,
             procs=cell.procs,
-            throughput_per_s=_rounded(ran.throughput) if ran else None,
-            latency_s=_rounded(ran.summary.mean) if ran else None,
-            latency_p99_s=_rounded(ran.summary.p99) if ran else None,
-            memory_mib=_rounded(ran.memory_mib) if ran else None,
+            throughput_per_s=rounded(ran.throughput) if ran else None,
+            latency_s=rounded(ran.summary.mean) if ran else None,
+            latency_p99_s=rounded(ran.summary.p99) if ran else None,
+            memory_mib=rounded(ran.memory_mib) if ran else None,
             params=self.params or (ran.params if ran else None),
             flops_per_item=self.flops_per_item or (ran.flops_per_item if ran else None),
             source=" ".join(part for part in source if part)[: TEXT_LENGTHS["source"]],
@@ -141,23 +100,25 @@ class Findings:
 def run(
     subject: ProfiledModel,
     cells: Sequence[MeasurementCell],
-    rule: MeasuringRule,
+    rule: Rule,
     measure: Callable[[MeasurementCell], Ran | DidNotFit],
     earlier: Sequence[Measurement],
     save: Callable[[Sequence[Measurement]], None],
     watch: RunObserver,
+    most: int | None = None,
 ) -> Findings:
-    """Measure cells as the rule chooses them; `save` gets `earlier` and all new rows after each.
+    """Measure cells as the rule chooses them, at most `most`; `save` gets `earlier` and all new rows after each.
 
     Exceptions of `measure` propagate; what was measured until then is saved.
     """
     kept, software = list(earlier), ""
     found = Findings([row for row in earlier if subject.owns(row)])
     while remaining := open_cells(cells, found.rows):
-        index = rule.next([row for row in kept if subject.is_about(row)], remaining)
-        if index is None:
+        if len(found.outcomes) == most:
             break
-        cell = remaining[index]
+        cell = rule([row for row in kept if subject.is_about(row)], remaining)
+        if cell is None:
+            break
         watch.starts(cell)
         outcome = measure(cell)
         software = outcome.software or software
@@ -170,20 +131,3 @@ def run(
     tried = {MeasurementCell.of(row) for row in found.rows}
     found.unfit = tuple(cell for cell in cells if cell not in tried and cell not in set(remaining))
     return found
-
-
-def save(path: Path, rows: Sequence[Measurement]) -> None:
-    """Write the common table so that the file is always either the old or the new one."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with new.open("w", encoding="utf-8", newline="") as file:
-            table.write(rows, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{_DIGITS}g}")

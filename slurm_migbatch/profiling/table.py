@@ -10,6 +10,9 @@ taken, which is robust against one disturbed run; a point that ran once fits, ho
 from __future__ import annotations
 
 import csv
+import gzip
+import io
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -157,6 +160,25 @@ def write(rows: Iterable[Measurement], file: TextIO) -> None:
     lines.writerow(COLUMNS)
     for row in rows:
         lines.writerow([_cell(value) for value in row.to_dict().values()])
+
+
+def save(path: Path, rows: Iterable[Measurement]) -> None:
+    """Write the rows as a file that is always either the old or the new one; compressed if its name ends in .gz."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with part.open("wb") as raw:
+            # without name and time in it, the same points make the same file
+            packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.name.lower().endswith(".gz") else None
+            text = io.TextIOWrapper(packed or raw, "utf-8", newline="")
+            write(rows, text)
+            text.detach()
+            if packed is not None:
+                packed.close()
+            raw.flush()
+            os.fsync(raw.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _cell(value: object) -> str:

@@ -11,7 +11,6 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -42,7 +41,7 @@ class _Busy(Exception):
     """This service is busy."""
 
 
-def ask(question: Question, servers: Servers, signer: Signer, pause: Callable[[float], None] = time.sleep) -> Answer:
+def ask(question: Question, servers: Servers, signer: Signer) -> Answer:
     """Query one service after the other.
 
     Raises:
@@ -59,7 +58,7 @@ def ask(question: Question, servers: Servers, signer: Signer, pause: Callable[[f
             except (_Unreachable, _Busy) as error:
                 failed.append((url, error))
         if any(isinstance(error, _Busy) for _, error in failed) and time.monotonic() < until:
-            pause(_PAUSE_S)
+            time.sleep(_PAUSE_S)
             continue
         why = "; ".join(f"{url}: {error}" for url, error in failed)
         raise NoAnswer(

@@ -15,6 +15,7 @@ from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.lines import pair_lines, table_lines
 from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.submit.client import ServiceUnavailable, ask
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import OPTIONS, Accept, Answer, JobRequest, Pass, Refuse
@@ -29,14 +30,14 @@ _TOKENS = (("TTFT_MS", "ttft_s", 1e3), ("TPOT_MS", "tpot_s", 1e3), ("TOKENS/S", 
 """Columns of language models: title, name in `Figures.tokens`, scale."""
 
 
-def answer(question: ExplainQuestion, uid: int, site: QuerySite) -> Reply:
+def answer(question: ExplainQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with the submit filter's result for the request of that user."""
     catalog = _catalog(site)
     remarks: tuple[str, ...] = ()
     partition = question.partition
     if partition is None:
         partition, remarks = _partition(catalog, site)
-    request = _request(question, uid, partition)
+    request = _request(question, rights.uid, partition)
     decided = _answer(request, catalog, site.config)
     service_answer = _of_service(Path(site.submit_socket), request) if site.submit_socket else None
     if question.as_json:

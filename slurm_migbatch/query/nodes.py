@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
 
-from slurm_migbatch.daemon.history import HistoryStore
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.query.questions import NodesQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
@@ -18,6 +17,7 @@ from slurm_migbatch.report.lines import table_lines
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, select_runs
 from slurm_migbatch.workload.loans import LOAN
 
@@ -107,7 +107,7 @@ def answer(question: NodesQuestion, rights: Rights, site: QuerySite) -> Reply:
     return Reply(list(table_lines(header, _rows(views), show_header=question.header)), remarks)
 
 
-def _shown(store: HistoryStore, rights: Rights, jobs: Collection[int]) -> Collection[int]:
+def _shown(store: Store, rights: Rights, jobs: Collection[int]) -> Collection[int]:
     """Return those of these jobs that the user may see."""
     if rights.runs:
         return jobs
@@ -118,7 +118,7 @@ def _shown(store: HistoryStore, rights: Rights, jobs: Collection[int]) -> Collec
 
 
 def view(
-    store: HistoryStore, rows: Sequence[NodeRow] | None, leases: Sequence[LeaseRow], shown: Collection[int]
+    store: Store, rows: Sequence[NodeRow] | None, leases: Sequence[LeaseRow], shown: Collection[int]
 ) -> list[NodeView]:
     """Return every node that has reported, combining Slurm's view and the record's.
 

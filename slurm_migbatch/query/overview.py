@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.daemon.history import HistoryStore
 from slurm_migbatch.decide.lending.ledger import JobView, Loan
 from slurm_migbatch.decide.lending.view import job_views_of
 from slurm_migbatch.query.expected import Expected, expect
@@ -22,6 +21,7 @@ from slurm_migbatch.query.nodes import view as node_views
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.query.why import ask
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
+from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.progress import RunProgressRow
 from slurm_migbatch.store.queries import JobId, LeaseRow, RunFilter, select_runs
 from slurm_migbatch.store.recent import RecentEvent
@@ -153,7 +153,7 @@ def _plans(site: QuerySite) -> dict[str, dict[str, Slots]] | None:
         return None
 
 
-def _owners(store: HistoryStore, jobs: Collection[int]) -> dict[int, tuple[int | None, str | None, str | None]]:
+def _owners(store: Store, jobs: Collection[int]) -> dict[int, tuple[int | None, str | None, str | None]]:
     """Return uid, account and user of jobs, from the record."""
     if not jobs:
         return {}

@@ -91,8 +91,7 @@ def _selection(question: RunsQuestion, now: float, uid: int) -> Selection:
         qos=question.qos,
         wckeys=question.wckeys,
         names=question.names,
-        limit_min=question.limit_min,
-        limit_max=question.limit_max,
+        limit=(question.limit_min, question.limit_max),
         duplicates=question.duplicates,
     )
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from slurm_migbatch.query.redact import allowed
 from slurm_migbatch.query.reply import Unanswerable
-from slurm_migbatch.report.selection import ReportOptions, Selection, is_number, make_selection
+from slurm_migbatch.report.errors import ReportError
+from slurm_migbatch.report.selection import Selection, is_number, limits, parse_jobs, window
+from slurm_migbatch.report.states import parse_states
+from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.store.runquery import RunFilter
 from slurm_migbatch.values import TYPE_CHECKING
 
@@ -17,19 +20,56 @@ if TYPE_CHECKING:
     from slurm_migbatch.slurm.rights import Rights
 
 
-def selection(question: SelectedRuns, now: float, uid: int, *, allusers: bool, **more: Any) -> Selection:
-    """Return the selection of a query; `more` are further fields of `ReportOptions`. Raises ReportError."""
-    asked = ReportOptions(
-        users=question.users,
-        allusers=allusers,
+def selection(
+    question: SelectedRuns,
+    now: float,
+    uid: int,
+    *,
+    allusers: bool,
+    jobs: str = "",
+    states: str = "",
+    limit: tuple[str, str] = ("", ""),
+    **more: Any,
+) -> Selection:
+    """Return the selection of a query.
+
+    Args:
+        question: with the user's texts; "" or () if not given.
+        now: the current time, unix seconds.
+        uid: the user; others than root see their own jobs unless they name users, jobs or nodes, or ask for all.
+        allusers: show everybody's runs, whoever is named.
+        jobs, states, limit: as text; the least and the greatest time limit.
+        more: further fields of the `RunFilter`; duplicates are left out unless it says otherwise.
+
+    Raises:
+        ReportError: a value is invalid.
+    """
+    named_jobs, named_states = parse_jobs(jobs), parse_states(states)
+    since, until, remark = window(now, bool(named_jobs), bool(named_states), question.start, question.end)
+    try:
+        nodes = expand(question.nodes)
+    except NodeListError as error:
+        raise ReportError(f"-N: {error}") from None
+    users = question.users
+    uids: tuple[int, ...] = ()
+    if not (allusers or users or named_jobs or nodes) and uid != 0:
+        uids = (uid,)
+    if not allusers:
+        uids += tuple(int(user) for user in users if is_number(user))
+    wanted = RunFilter(
+        jobs=named_jobs,
+        users=() if allusers else tuple(user for user in users if not is_number(user)),
+        uids=uids,
         accounts=question.accounts,
         partitions=question.partitions,
-        nodes=question.nodes,
-        start=question.start,
-        end=question.end,
-        **more,
+        nodes=nodes,
+        states=named_states,
+        limits_s=limits(*limit),
+        start=since,
+        end=until,
+        **{"duplicates": False, **more},
     )
-    return make_selection(asked, now, uid)
+    return Selection(wanted, remark)
 
 
 def check_users(users: Iterable[str], rights: Rights, has_run: Callable[[RunFilter], bool]) -> None:

@@ -229,9 +229,8 @@ async def serve(config: Config, start: bytes) -> None:
         AuthError: munge or the token of the page of charts cannot be used.
         OSError: the port is not available.
     """
-    cluster = config.cluster
     service = QueryService(config, start, MungeSigner(config.node_api.munge_socket, None))
-    slurm = HistoryClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
+    slurm = HistoryClient(*config.cluster.commands)
     listening = Listening(service.api, config.query.listen, slurm.settings, "users", "query")
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _when_ended, ended)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from slurm_migbatch.config import Config
     from slurm_migbatch.daemon.ended import HistoryClient
-    from slurm_migbatch.daemon.history import HistoryStore
+    from slurm_migbatch.store.db import Store
 
     _T = TypeVar("_T")
 
@@ -75,18 +75,17 @@ class QuerySite:
         """Return what to append to a sentence: the error text, but nothing for remote users."""
         return "" if self.quiet else f": {error}"
 
-    def record(self) -> HistoryStore:
+    def record(self) -> Store:
         """Open the record for reading; works while migbatchd is down. Raises StoreError."""
-        from slurm_migbatch.daemon.history import open_history
+        from slurm_migbatch.store.db import open_store
 
-        return open_history(self.url, readonly=True)
+        return open_store(self.url, readonly=True)
 
     def slurm(self) -> HistoryClient:
         """Return the client of Slurm's commands, as configured."""
         from slurm_migbatch.daemon.ended import HistoryClient
 
-        cluster = self.config.cluster
-        return HistoryClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
+        return HistoryClient(*self.config.cluster.commands)
 
     def daemon(self, path: str) -> bytes:
         """Ask migbatchd at `path` ("/v1/why/7") on its unix socket, as this process's user.

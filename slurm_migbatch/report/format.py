@@ -7,7 +7,7 @@ from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.values import TYPE_CHECKING, Pattern, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 _ITEM = Pattern(r"(\+?)([A-Za-z]+)(?:%(-?\d{0,4}))?\Z")
 
@@ -73,7 +73,7 @@ def parse_format(text: str, default: str) -> tuple[Column, ...]:
     return tuple(found)
 
 
-def name_list(columns: Sequence[Column] = COLUMNS) -> str:
+def name_list() -> str:
     """Return all names, four to a line, as sacct -e prints them."""
-    rows = [columns[start : start + 4] for start in range(0, len(columns), 4)]
+    rows = [COLUMNS[start : start + 4] for start in range(0, len(COLUMNS), 4)]
     return "\n".join(" ".join(f"{column.name:<19}" for column in row).rstrip() for row in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from slurm_migbatch.mig.text import printable
 
@@ -22,3 +23,13 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], *, show_he
     widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(header))]
     for line in lines:
         yield printable("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True))).rstrip()
+
+
+def csv_line(cells: Iterable[Any]) -> str:
+    """Return the cells as a line of a CSV file."""
+    import csv
+    import io
+
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow(cells)
+    return out.getvalue()

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from slurm_migbatch.mig.text import printable
 from slurm_migbatch.report.page import FAULTY, LOAN, OFFERED, USED, EventRow, GpuRow, LoanRow, Page, QueueRow, SlotRow
 from slurm_migbatch.report.pagestate import EVENTS, GPUS, LOANS, QUEUE, Extent, PageState
 
@@ -119,24 +120,20 @@ def frame(
 # -- lines -------------------------------------------------------------------------------------------------------
 
 
-def _clean(text: str) -> str:
-    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
-
-
 def _line(text: str, width: int, style: str = "") -> Text:
-    text = _clean(text)
+    text = printable(text)
     return Text(set_cell_size(text, width).rstrip() if cell_len(text) > width else text, style)
 
 
 def _filled(text: str, width: int, style: str) -> Text:
-    return Text(set_cell_size(_clean(text), width), style)
+    return Text(set_cell_size(printable(text), width), style)
 
 
 def _columns(cells: _Cells, width: int) -> str:
     """Return texts in columns of these widths, right-justified if negative; a text without a width takes the rest."""
     parts = []
     for text, size in cells:
-        text = _clean(text)
+        text = printable(text)
         if not size:
             parts.append(text)
         elif size < 0:
@@ -223,7 +220,7 @@ def _running(page: Page) -> int:
 
 def _footer(width: int, state: PageState) -> Text:
     if state.prompt is not None:
-        typed = _clean(f"{state.prompt.title}: {state.prompt.typed}_")
+        typed = printable(f"{state.prompt.title}: {state.prompt.typed}_")
         while cell_len(typed) > width:
             typed = typed[1:]
         return Text(typed, "bold")
@@ -377,7 +374,7 @@ class _Grid:
         line = Text(_columns(((name, self.names), (number, -2), ("", 0)), self.width))
         line.append_text(_bar(gpu, min(gpu.slices, self.most), self.cell))
         note = "; ".join(text for text in (gpu.state.replace("allocated", "alloc"), gpu.trouble) if text)
-        line.append(" " * max(0, self.names + 5 + self.most * self.cell - cell_len(line.plain)) + " " + _clean(note))
+        line.append(" " * max(0, self.names + 5 + self.most * self.cell - cell_len(line.plain)) + " " + printable(note))
         line.truncate(self.width, overflow="crop")
         return line
 
@@ -411,7 +408,7 @@ def _label(slot: SlotRow, width: int) -> str:
     job = "" if slot.kind in (OFFERED, FAULTY) else f"{slot.job or '-'}" + (f"+{slot.guest}" if slot.guest else "")
     texts = [f"{slot.profile} {job} {slot.user}", f"{job} {slot.user}", f"{slot.profile} {job}", job]
     texts = texts if job else [slot.profile, short]
-    for text in (_clean(" ".join(text.split())) for text in texts):
+    for text in (printable(" ".join(text.split())) for text in texts):
         if text and cell_len(text) < width:
             return set_cell_size(fill + text, cell_len(text) + 1) + fill * (width - cell_len(text) - 1)
     return fill * width

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 
 from slurm_migbatch.report.errors import ReportError
-from slurm_migbatch.report.states import parse_states
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time, time_formatter
 from slurm_migbatch.store.runquery import JobId, RunFilter
@@ -64,72 +63,6 @@ def _tasks(text: str, word: str) -> Iterable[str]:
             f"Bad job array element specified: {word} does not name up to {_MAX_TASKS} array tasks; write 12_[1-5,9]"
         )
     return tasks
-
-
-class ReportOptions(Value):
-    """migacct's filters, each as the user's text; "" or () if not given."""
-
-    jobs: str = ""
-    users: tuple[str, ...] = ()
-    allusers: bool = False
-    accounts: tuple[str, ...] = ()
-    partitions: tuple[str, ...] = ()
-    nodes: str = ""
-    states: str = ""
-    gids: tuple[int, ...] = ()
-    qos: tuple[str, ...] = ()
-    wckeys: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    limit_min: str = ""
-    limit_max: str = ""
-    start: str = ""
-    end: str = ""
-    duplicates: bool = False
-
-
-def make_selection(options: ReportOptions, now: float, own_uid: int) -> Selection:
-    """Build the selection from the options.
-
-    Args:
-        options: as given by the user.
-        now: the current time, unix seconds.
-        own_uid: the user; others than root see their own jobs unless they name users, jobs or nodes, or ask for all.
-
-    Raises:
-        ReportError: a value is invalid.
-    """
-    named_jobs, named_states = parse_jobs(options.jobs), parse_states(options.states)
-    since, until, remark = window(now, bool(named_jobs), bool(named_states), options.start, options.end)
-    try:
-        names = expand(options.nodes)
-    except NodeListError as error:
-        raise ReportError(f"-N: {error}") from None
-    allusers, users = options.allusers, options.users
-    uids: tuple[int, ...] = ()
-    if not (allusers or users or named_jobs or names) and own_uid != 0:
-        uids = (own_uid,)
-    if not allusers:
-        uids += tuple(int(user) for user in users if is_number(user))
-    return Selection(
-        RunFilter(
-            jobs=named_jobs,
-            users=() if allusers else tuple(user for user in users if not is_number(user)),
-            uids=uids,
-            accounts=options.accounts,
-            partitions=options.partitions,
-            gids=options.gids,
-            qos=options.qos,
-            wckeys=options.wckeys,
-            names=options.names,
-            limits_s=limits(options.limit_min, options.limit_max),
-            nodes=names,
-            states=named_states,
-            start=since,
-            end=until,
-            duplicates=options.duplicates,
-        ),
-        remark,
-    )
 
 
 def is_number(text: str) -> bool:

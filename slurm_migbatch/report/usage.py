@@ -6,8 +6,6 @@ imported only here, so that no other command waits for it.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,8 +15,9 @@ from typing import Any, Final
 
 import pandas as pd
 
+from slurm_migbatch.mig.text import printable
 from slurm_migbatch.report.errors import ReportError
-from slurm_migbatch.report.lines import table_lines
+from slurm_migbatch.report.lines import csv_line, table_lines
 from slurm_migbatch.store.usage import HeldSlices
 
 BY: Final = ("user", "account", "partition", "profile", "node", "month")
@@ -183,7 +182,7 @@ def lines(usage: Usage, *, header: bool) -> Iterator[str]:
     first, widths = len(usage.by), [max(len(line[n]) for line in [titles, *rows]) for n in range(len(titles))]
     for line in [titles, *rows]:
         line[first:] = [text.rjust(width) for text, width in zip(line[first:], widths[first:], strict=True)]
-    yield from table_lines(titles, ([_clean(cell) for cell in row] for row in rows), show_header=header)
+    yield from table_lines(titles, ([printable(cell) for cell in row] for row in rows), show_header=header)
 
 
 def separated(usage: Usage, delimiter: str, *, header: bool) -> Iterator[str]:
@@ -191,17 +190,17 @@ def separated(usage: Usage, delimiter: str, *, header: bool) -> Iterator[str]:
     if header:
         yield delimiter.join([*usage.by, *_titles(usage)])
     for row in usage.rows:
-        yield delimiter.join([*map(_clean, row.keys), *_figures(row)])
+        yield delimiter.join([*map(printable, row.keys), *_figures(row)])
 
 
 def as_csv(usage: Usage, *, header: bool) -> Iterator[str]:
     """Yield the rows as CSV with plain numbers, without a total; unknown values are empty."""
     names = ["jobs", "slice_hours", "gpu_hours", f"percent_of_{usage.percent_of}", "idle_percent", "sampled_percent"]
     if header:
-        yield _csv_line([*usage.by, *names])
+        yield csv_line([*usage.by, *names])
     for row in usage.rows:
         figures = (row.slice_hours, row.gpu_hours, row.percent, row.idle_percent, row.sampled_percent)
-        yield _csv_line([*map(_clean, row.keys), row.jobs, *("" if f is None else f"{f:.6f}" for f in figures)])
+        yield csv_line([*map(printable, row.keys), row.jobs, *("" if f is None else f"{f:.6f}" for f in figures)])
 
 
 def document(usage: Usage, start: float, end: float, now: float) -> str:
@@ -237,13 +236,3 @@ def _figures(row: UsageRow) -> list[str]:
         NOT_SAMPLED if row.idle_percent is None else f"{row.idle_percent:.1f}",
         f"{row.sampled_percent:.0f}",
     ]
-
-
-def _clean(text: str) -> str:
-    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
-
-
-def _csv_line(cells: Sequence[Any]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="").writerow(cells)
-    return out.getvalue()

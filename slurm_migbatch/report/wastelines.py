@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from slurm_migbatch.mig.text import printable
 from slurm_migbatch.report.columns import exit_code, job_id
-from slurm_migbatch.report.lines import pair_lines, table_lines
+from slurm_migbatch.report.lines import csv_line, pair_lines, table_lines
 from slurm_migbatch.report.waste import LEAST_WAITS, SliceUse, Verdict, WaitFigures
 from slurm_migbatch.slurm.times import format_duration
 from slurm_migbatch.values.figures import digits, gib
@@ -76,8 +75,8 @@ def block(run: JudgedRun) -> Iterator[str]:
 def _pairs(run: JudgedRun) -> Iterator[tuple[str, str]]:
     shown, use, verdict = run.shown, run.use, run.verdict
     yield "Job", job_id(shown) + (f" (run {shown.restart + 1})" if shown.restart else "")
-    yield "User/Account", f"{_user(shown)}/{_clean(shown.account or UNKNOWN)}"
-    yield "Partition", _clean(shown.partition or UNKNOWN)
+    yield "User/Account", f"{_user(shown)}/{printable(shown.account or UNKNOWN)}"
+    yield "Partition", printable(shown.partition or UNKNOWN)
     yield "State", f"{shown.state} (exit code {exit_code(shown)})"
     yield "Held", f"{_held(use)} for {format_duration(use.hours * 3600)} ({digits(verdict.gpu_hours)} GPU-hours)"
     yield "Memory", _memory(run)
@@ -152,7 +151,7 @@ def _cells(run: JudgedRun) -> list[str]:
     return [
         job_id(run.shown),
         _user(run.shown),
-        _clean(run.shown.account or ""),
+        printable(run.shown.account or ""),
         _held(use),
         format_duration(use.hours * 3600),
         "" if peak is None or run.held_mib is None else f"{100 * peak / run.held_mib:.0f}",
@@ -175,12 +174,12 @@ def _brief(run: JudgedRun) -> str:
 def as_csv(runs: Iterable[JudgedRun], *, header: bool) -> Iterator[str]:
     """Yield the worst runs as CSV with plain numbers; unknown values are empty."""
     if header:
-        yield _csv_line(_CSV)
+        yield csv_line(_CSV)
     for run in runs:
         row = _object(run)
         row["findings"] = ",".join(finding["kind"] for finding in row["findings"])
         row |= {f"would_wait_{name}": value for name, value in (row["would_wait"] or {}).items()}
-        yield _csv_line("" if (value := row.get(name)) is None else value for name in _CSV)
+        yield csv_line("" if (value := row.get(name)) is None else value for name in _CSV)
 
 
 def document(runs: Sequence[JudgedRun], total: WasteSum, window: Sequence[float | None], now: float) -> str:
@@ -203,8 +202,8 @@ def _object(run: JudgedRun) -> dict[str, Any]:
         "job": job_id(shown),
         "restarts": shown.restart,
         "user": _user(shown),
-        "account": _clean(shown.account or ""),
-        "partition": _clean(shown.partition or ""),
+        "account": printable(shown.account or ""),
+        "partition": printable(shown.partition or ""),
         "state": shown.state,
         "held": _held(use),
         "elapsed_s": use.hours * 3600,
@@ -227,14 +226,4 @@ def _held(use: SliceUse) -> str:
 
 
 def _user(shown: Any) -> str:
-    return _clean(shown.user or ("" if shown.uid is None else str(shown.uid)))
-
-
-def _clean(text: str) -> str:
-    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
-
-
-def _csv_line(cells: Iterable[Any]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="").writerow(list(cells))
-    return out.getvalue()
+    return printable(shown.user or ("" if shown.uid is None else str(shown.uid)))

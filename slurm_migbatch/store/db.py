@@ -14,11 +14,12 @@ from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from slurm_migbatch.store import queries
+from slurm_migbatch.store import decisions, loans, progress, queries, recent, work
 from slurm_migbatch.store.backup import keep_before_upgrade
 from slurm_migbatch.store.engines import make_engine, one_state, sqlite_file
 from slurm_migbatch.store.errors import OlderDatabaseError, StoreError
 from slurm_migbatch.store.history import HISTORY
+from slurm_migbatch.store.loans import Use
 from slurm_migbatch.store.migrations import migrate, pending
 from slurm_migbatch.store.numbering import number
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, RunRow
@@ -27,12 +28,10 @@ from slurm_migbatch.store.terms import TermState, check_term, give_term, take_te
 
 if TYPE_CHECKING:
     from slurm_migbatch.profiling.measurement import Measurement
-    from slurm_migbatch.store.lessons import Lesson
-    from slurm_migbatch.store.loans import Use
     from slurm_migbatch.store.measurements import Added
-    from slurm_migbatch.store.progress import RunProgressRow
-    from slurm_migbatch.store.recent import RecentEvent
+    from slurm_migbatch.store.recurring import Learnable, RecurringRun
     from slurm_migbatch.store.retention import PruneCursor, Removed
+    from slurm_migbatch.workload.lesson import Lesson
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +39,14 @@ _T = TypeVar("_T")
 _ATTEMPTS = 4
 
 
-def open_store(url: str, *, readonly: bool = False, backup: bool = True) -> Store:
+def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: int = 0) -> Store:
     """Open the database at `url`, an SQLAlchemy URL, and migrate it.
 
     Args:
         url: sqlite:////absolute/file, mariadb://... or postgresql://...
         readonly: do not write, not even migrations; works while migbatchd is down.
         backup: copy an SQLite file before it is migrated.
+        term: the only term in which the store may write; 0: any.
 
     Raises:
         StoreError: it cannot be used; the message says what to do. NetworkFilesystemError, NewerDatabaseError and
@@ -74,7 +74,7 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True) -> Stor
     except StoreError:
         engine.dispose()
         raise
-    return Store(engine, readonly=readonly)
+    return Store(engine, readonly=readonly, term=term)
 
 
 def _keep_nothing(_last: str) -> None:
@@ -88,11 +88,11 @@ def _cause(error: SQLAlchemyError) -> str:
 class Store:
     """The record of decisions, runs, leases and GPUs. Safe to use from several threads; close it at the end."""
 
-    def __init__(self, engine: Engine, *, readonly: bool) -> None:
+    def __init__(self, engine: Engine, *, readonly: bool, term: int = 0) -> None:
+        """`term`: the only term in which this store may write; 0: any."""
         self.engine = engine
         self.readonly = readonly
-        #: the only term in which this store may write; 0: any
-        self.term = 0
+        self.term = term
         self._reading = one_state(engine)
 
     def __enter__(self) -> Store:
@@ -181,11 +181,12 @@ class Store:
 
         return self._write(lambda session: ingest(session, node, journal, boot_id, events, time.time(), claim))
 
-    def record_decision(self, decision: Mapping[str, Any]) -> None:
-        """Store decisions of the submit filter, and update the runs that have their ids."""
-        from slurm_migbatch.store.decisions import record_decisions
+    def record_decisions(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Store decisions of the submit filter, and update the runs that have their ids.
 
-        self._write(lambda session: record_decisions(session, [decision], time.time()))
+        All in one transaction, because commits dominate the cost of many submissions.
+        """
+        self._write(lambda session: decisions.record_decisions(session, rows, time.time()))
 
     def upsert_jobs(
         self, rows: Sequence[Mapping[str, Any]], *, live: Collection[int] | None = None, now: float | None = None
@@ -204,62 +205,54 @@ class Store:
 
     def record_supply(self, node: str, ts: float, version: int, counts: Mapping[str, int], why: str) -> None:
         """Store the slice counts that Slurm was given for a node."""
-        from slurm_migbatch.store.decisions import record_supply
+        self._write(lambda session: decisions.record_supply(session, node, ts, version, counts, why))
 
-        self._write(lambda session: record_supply(session, node, ts, version, counts, why))
-
-    def save_loans(self, loans: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any]] = ()) -> None:
+    def save_loans(self, rows: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any]] = ()) -> None:
         """Store the current loans (columns of `models.Loan` by name) and actions on jobs (`models.Action`).
 
         A loan is identified by job_id, restart and decided; an existing one gets the new values.
         """
-        from slurm_migbatch.store.loans import save_loans
-
-        self._write(lambda session: save_loans(session, loans, actions))
+        self._write(lambda session: loans.save_loans(session, rows, actions))
 
     def loans(
         self, jobs: Collection[int] = (), *, active: bool = False, since: float | None = None
     ) -> list[dict[str, Any]]:
         """Return loans by decision time: of these jobs (() for all), active ones, those still active at `since`."""
-        from slurm_migbatch.store.loans import loans
-
         with self.reading() as connection:
-            return loans(connection, jobs, active=active, since=since)
+            return loans.loans(connection, jobs, active=active, since=since)
 
     def actions(self, jobs: Collection[int] = (), limit: int = 1000) -> list[dict[str, Any]]:
         """Return the newest actions on jobs, oldest first."""
-        from slurm_migbatch.store.loans import actions
-
         with self.reading() as connection:
-            return actions(connection, jobs, limit)
+            return loans.actions(connection, jobs, limit)
 
-    def recent_events(self, kinds: Collection[str], limit: int) -> list[RecentEvent]:
+    def recent_events(self, kinds: Collection[str], limit: int) -> list[recent.RecentEvent]:
         """Return the newest events of nodes of these kinds, oldest first."""
-        from slurm_migbatch.store.recent import recent_events
-
         with self.reading() as connection:
-            return recent_events(connection, kinds, limit)
+            return recent.recent_events(connection, kinds, limit)
+
+    def instance_events(self, *, changes: bool = True) -> dict[str, list[dict[str, Any]]]:
+        """Return events about instances by node, in order, since the node last booted or sent its whole state.
+
+        Of a `state` only instances; `leases` has their holders. Without `changes` only zombies and faults.
+        """
+        with self.reading() as connection:
+            return recent.instance_events(connection, changes=changes)
 
     def uses(self, since: float) -> list[Use]:
         """Return the slices that jobs other than loans held at that time or later, by start."""
-        from slurm_migbatch.store.loans import uses
-
         with self.reading() as connection:
-            return uses(connection, since)
+            return loans.uses(connection, since)
 
     def freed(self, since: float) -> dict[str, float]:
         """Return when a job other than a loan last released a slice on each GPU, by UUID, since that time."""
-        from slurm_migbatch.store.loans import freed
-
         with self.reading() as connection:
-            return freed(connection, since)
+            return loans.freed(connection, since)
 
-    def job_progress(self, jobs: Collection[int]) -> list[RunProgressRow]:
+    def job_progress(self, jobs: Collection[int]) -> list[progress.RunProgressRow]:
         """Return the runs of these jobs by their latest reports, each job's in order."""
-        from slurm_migbatch.store.progress import reports
-
         with self.reading() as connection:
-            return reports(connection, jobs)
+            return progress.reports(connection, jobs)
 
     def lessons(self, since: int = 0, limit: int = 10_000) -> list[Lesson]:
         """Return ended runs in the order in which they became usable for learning, with request and prediction.
@@ -274,6 +267,37 @@ class Store:
 
         with self.reading() as connection:
             return lessons(connection, since, limit)
+
+    def learnable(self) -> Learnable:
+        """Return how far the record goes."""
+        from slurm_migbatch.store.recurring import learnable
+
+        with self.reading() as connection:
+            return learnable(connection)
+
+    def newest_lesson(self) -> int:
+        """Return the number of the newest ended run usable for learning; 0 if there is none."""
+        from slurm_migbatch.store.recurring import newest_lesson
+
+        with self.reading() as connection:
+            return newest_lesson(connection)
+
+    def recurring_runs(self, since: int, limit: int) -> list[RecurringRun]:
+        """Return ended runs after a lesson number, in order, that the submit filter can recognize."""
+        from slurm_migbatch.store.recurring import recurring_runs
+
+        with self.reading() as connection:
+            return recurring_runs(connection, since, limit)
+
+    def array_runs(self, arrays: Collection[int]) -> dict[int, list[work.TaskRunRow]]:
+        """Return the started tasks of these arrays."""
+        with self.reading() as connection:
+            return work.array_runs(connection, arrays)
+
+    def past_work(self, since: float) -> list[work.PastRuns]:
+        """Return the use of slices since that time (unix seconds), without loans."""
+        with self.reading() as connection:
+            return work.past_work(connection, since)
 
     def prune(self, before: float, lessons: int, place: PruneCursor | None = None) -> Removed:
         """Remove some of what ended before a time, in one short transaction.
@@ -298,12 +322,17 @@ class Store:
         found = list(rows)
         return self._write(lambda session: add_measurements(session, found, time.time()))
 
-    def measurements(self, model: str | None = None, kind: str | None = None) -> list[Measurement]:
-        """Return the measured points of a model (its exact name) and kind ("infer" or "train"), or of all."""
+    def measurements(
+        self, model: str | None = None, kind: str | None = None, since: float | None = None
+    ) -> list[Measurement]:
+        """Return the measured points of a model (its exact name) and kind ("infer" or "train"), or of all.
+
+        `since`: only those added or changed after that time (unix seconds).
+        """
         from slurm_migbatch.store.measurements import measurements
 
         with self.reading() as connection:
-            return measurements(connection, model, kind)
+            return measurements(connection, model, kind, since)
 
     def identity(self) -> str:
         """Return the id of this database; no other has the same."""
@@ -314,6 +343,16 @@ class Store:
         """Return the GPUs of every node as last described, by node, ordered by index."""
         with self.reading() as connection:
             return queries.inventory(connection)
+
+    def last_offers(self) -> dict[str, dict[str, int]]:
+        """Return the last counts of each node, by GRES type, including the filler."""
+        with self.reading() as connection:
+            return queries.last_offers(connection)
+
+    def last_seen(self) -> dict[str, float]:
+        """Return when each node last reported (unix seconds)."""
+        with self.reading() as connection:
+            return queries.last_seen(connection)
 
     def leases(self, active: bool = True) -> list[LeaseRow]:
         """Return the slices held now, or with active=False all leases."""

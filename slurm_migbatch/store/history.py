@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from functools import partial
+from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -37,46 +39,69 @@ from slurm_migbatch.store.steps import STEPS
 _BIG = BigInteger().with_variant(Integer(), "sqlite")
 
 
+def _text(name: str, length: int, *, null: bool = True, key: bool = False) -> Column[object]:
+    return Column(name, String(length), nullable=null and not key, primary_key=key)
+
+
+def _whole(name: str, *, null: bool = True) -> Column[object]:
+    return Column(name, Integer, nullable=null)
+
+
+def _big(name: str, *, null: bool = True) -> Column[object]:
+    return Column(name, BigInteger, nullable=null)
+
+
+def _real(name: str, *, null: bool = True) -> Column[object]:
+    return Column(name, Double, nullable=null)
+
+
+def _yes(name: str, *, null: bool = False) -> Column[object]:
+    return Column(name, Boolean, nullable=null)
+
+
+def _json(name: str) -> Column[object]:
+    return Column(name, JSON, nullable=False)
+
+
+def _serial() -> Column[object]:
+    return Column("id", _BIG, primary_key=True)
+
+
+def _names(connection: Connection, table: str) -> set[str]:
+    return {column["name"] for column in inspect(connection).get_columns(table)}
+
+
+def _add(connection: Connection, name: str, *columns: Column[Any]) -> Table:
+    """Add the columns that the table lacks."""
+    existing, table = _names(connection, name), Table(name, MetaData(), *columns)
+    for column in table.columns:
+        if column.name not in existing:
+            definition = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.execute(text(f"ALTER TABLE {name} ADD COLUMN {definition}"))
+    return table
+
+
 def _first_tables(connection: Connection) -> None:
     meta = MetaData()
 
     def table(name: str, *items: Column[object] | Index | UniqueConstraint) -> None:
         Table(name, meta, *items, **TABLE_OPTIONS)
 
-    def text(name: str, length: int, *, null: bool = True, key: bool = False) -> Column[object]:
-        return Column(name, String(length), nullable=null and not key, primary_key=key)
-
-    def whole(name: str, *, null: bool = True) -> Column[object]:
-        return Column(name, Integer, nullable=null)
-
-    def big(name: str, *, null: bool = True) -> Column[object]:
-        return Column(name, BigInteger, nullable=null)
-
-    def real(name: str, *, null: bool = True) -> Column[object]:
-        return Column(name, Double, nullable=null)
-
-    def yes(name: str, *, null: bool = False) -> Column[object]:
-        return Column(name, Boolean, nullable=null)
-
-    def json(name: str) -> Column[object]:
-        return Column(name, JSON, nullable=False)
-
-    def serial() -> Column[object]:
-        return Column("id", _BIG, primary_key=True)
-
     table(
         "runs",
-        serial(), big("job_id", null=False), whole("restart", null=False), whole("reuse", null=False), yes("latest"),
-        big("array_job"), text("array_task", 256), big("het_job"), whole("het_offset"),
-        big("uid"), text("user", 128), text("account", 128), text("partition", 128), text("name", 256),
+        _serial(), _big("job_id", null=False), _whole("restart", null=False), _whole("reuse", null=False),
+        _yes("latest"),
+        _big("array_job"), _text("array_task", 256), _big("het_job"), _whole("het_offset"),
+        _big("uid"), _text("user", 128), _text("account", 128), _text("partition", 128), _text("name", 256),
         Column("nodes", Text),
-        text("state", 24, null=False), text("state_from", 8, null=False), text("reason", 512),
-        whole("exit_code"), whole("signal"), real("submitted"), real("started"), real("ended"), big("time_limit_s"),
-        real("began", null=False), whole("span_class", null=False),
-        text("asked", 1024), text("bucket", 256), text("decision", 16), text("source", 16),
-        text("profile", 512), whole("slice_count", null=False), yes("warm", null=True), real("setup_ms"),
-        real("predicted_latency_ms"), real("predicted_throughput_per_s"), real("predicted_memory_mib"),
-        real("measured_latency_ms"), real("measured_throughput_per_s"), real("measured_memory_mib"),
+        _text("state", 24, null=False), _text("state_from", 8, null=False), _text("reason", 512),
+        _whole("exit_code"), _whole("signal"), _real("submitted"), _real("started"), _real("ended"),
+        _big("time_limit_s"),
+        _real("began", null=False), _whole("span_class", null=False),
+        _text("asked", 1024), _text("bucket", 256), _text("decision", 16), _text("source", 16),
+        _text("profile", 512), _whole("slice_count", null=False), _yes("warm", null=True), _real("setup_ms"),
+        _real("predicted_latency_ms"), _real("predicted_throughput_per_s"), _real("predicted_memory_mib"),
+        _real("measured_latency_ms"), _real("measured_throughput_per_s"), _real("measured_memory_mib"),
         UniqueConstraint("job_id", "reuse", "restart", name="uq_runs_identity"),
         Index("ix_runs_array_job", "array_job"),
         Index("ix_runs_het_job", "het_job"),
@@ -85,52 +110,55 @@ def _first_tables(connection: Connection) -> None:
     )  # fmt: skip
     table(
         "leases",
-        serial(), Column("run_id", _BIG, ForeignKey("runs.id"), nullable=False),
-        big("job_id", null=False), whole("restart", null=False),
-        text("node", 255, null=False), text("journal", 64, null=False), whole("position", null=False),
-        text("gpu", 128, null=False), whole("gpu_index"), text("profile", 32, null=False),
-        whole("slot_start", null=False), whole("slot_size", null=False), whole("gi"), whole("ci"),
-        text("mig_uuid", 128), real("since"), real("until"), text("outcome", 16),
+        _serial(), Column("run_id", _BIG, ForeignKey("runs.id"), nullable=False),
+        _big("job_id", null=False), _whole("restart", null=False),
+        _text("node", 255, null=False), _text("journal", 64, null=False), _whole("position", null=False),
+        _text("gpu", 128, null=False), _whole("gpu_index"), _text("profile", 32, null=False),
+        _whole("slot_start", null=False), _whole("slot_size", null=False), _whole("gi"), _whole("ci"),
+        _text("mig_uuid", 128), _real("since"), _real("until"), _text("outcome", 16),
         Index("ix_leases_run", "run_id"),
         Index("ix_leases_open", "until", "node"),
     )  # fmt: skip
     table(
         "decisions",
-        text("id", 16, key=True), real("ts", null=False), big("uid"), text("user", 128), text("partition", 128),
-        text("asked", 1024), json("hints"), text("bucket", 256), json("candidates"), text("chosen", 512),
-        Column("message", Text), text("source", 16), json("facts"),
+        _text("id", 16, key=True), _real("ts", null=False), _big("uid"), _text("user", 128), _text("partition", 128),
+        _text("asked", 1024), _json("hints"), _text("bucket", 256), _json("candidates"), _text("chosen", 512),
+        Column("message", Text), _text("source", 16), _json("facts"),
         Index("ix_decisions_ts", "ts"),
     )  # fmt: skip
     table(
         "nodes",
-        text("node", 255, key=True), text("journal", 64), text("boot_id", 64), real("booted"), real("seen", null=False),
+        _text("node", 255, key=True), _text("journal", 64), _text("boot_id", 64), _real("booted"),
+        _real("seen", null=False),
     )  # fmt: skip
     table(
         "journals",
-        text("node", 255, key=True), text("journal", 64, key=True), big("contiguous", null=False), real("superseded"),
+        _text("node", 255, key=True), _text("journal", 64, key=True), _big("contiguous", null=False),
+        _real("superseded"),
     )  # fmt: skip
     table(
         "node_events",
-        serial(), text("node", 255, null=False), text("journal", 64, null=False), big("seq", null=False),
-        real("ts", null=False), text("kind", 64, null=False), json("payload"), real("received", null=False),
+        _serial(), _text("node", 255, null=False), _text("journal", 64, null=False), _big("seq", null=False),
+        _real("ts", null=False), _text("kind", 64, null=False), _json("payload"), _real("received", null=False),
         UniqueConstraint("node", "journal", "seq", name="uq_node_events_identity"),
         Index("ix_node_events_kind", "kind", "ts"),
     )  # fmt: skip
     table(
         "gpus",
-        text("node", 255, key=True), text("uuid", 128, key=True), whole("minor"), whole("gpu_index"),
-        text("name", 128), yes("mig"), json("geometry"), json("facts"), yes("present"), real("seen", null=False),
+        _text("node", 255, key=True), _text("uuid", 128, key=True), _whole("minor"), _whole("gpu_index"),
+        _text("name", 128), _yes("mig"), _json("geometry"), _json("facts"), _yes("present"), _real("seen", null=False),
     )  # fmt: skip
     table(
         "supply_changes",
-        serial(), text("node", 255, null=False), real("ts", null=False), big("version", null=False), json("counts"),
+        _serial(), _text("node", 255, null=False), _real("ts", null=False), _big("version", null=False),
+        _json("counts"),
         Column("why", Text),
         Index("ix_supply_changes_node", "node", "ts"),
     )  # fmt: skip
     table(
         "jobs",
-        Column("job_id", _BIG, primary_key=True, autoincrement=False), yes("live"), text("state", 24, null=False),
-        real("seen", null=False), json("facts"),
+        Column("job_id", _BIG, primary_key=True, autoincrement=False), _yes("live"), _text("state", 24, null=False),
+        _real("seen", null=False), _json("facts"),
         Index("ix_jobs_live", "live"),
     )  # fmt: skip
     meta.create_all(connection, checkfirst=True)
@@ -138,26 +166,18 @@ def _first_tables(connection: Connection) -> None:
 
 def _measurements(connection: Connection) -> None:
     meta = MetaData()
-
-    def text(name: str, length: int) -> Column[object]:
-        return Column(name, String(length), nullable=False)
-
-    def whole(name: str, *, null: bool = True) -> Column[object]:
-        return Column(name, Integer, nullable=null)
-
-    def real(name: str, *, null: bool = True) -> Column[object]:
-        return Column(name, Double, nullable=null)
+    text = partial(_text, null=False)
 
     Table(
         "measurements",
         meta,
         Column("id", _BIG, primary_key=True),
-        text("point", 64), text("batch_id", 16), real("imported", null=False),
+        text("point", 64), text("batch_id", 16), _real("imported", null=False),
         text("gpu", 128), text("model", 128), text("family", 64), text("kind", 8), text("profile", 32),
-        whole("compute_slices"), whole("memory_slices"), whole("sm_count"),
-        whole("batch", null=False), whole("input_size"), whole("procs", null=False),
-        real("throughput_per_s"), real("latency_s"), real("latency_p99_s"), real("memory_mib"),
-        real("params"), real("flops_per_item"), text("source", 256),
+        _whole("compute_slices"), _whole("memory_slices"), _whole("sm_count"),
+        _whole("batch", null=False), _whole("input_size"), _whole("procs", null=False),
+        _real("throughput_per_s"), _real("latency_s"), _real("latency_p99_s"), _real("memory_mib"),
+        _real("params"), _real("flops_per_item"), text("source", 256),
         UniqueConstraint("point", name="uq_measurements_point"),
         Index("ix_measurements_model", "model", "kind"),
         **TABLE_OPTIONS,
@@ -166,15 +186,11 @@ def _measurements(connection: Connection) -> None:
 
 
 def _achieved(connection: Connection) -> None:
-    existing = {column["name"] for column in inspect(connection).get_columns("runs")}
-    columns = (Column("measured_items", Double), Column("measured_facts", JSON), Column("lesson", BigInteger))
-    runs = Table("runs", MetaData(), Column("id", _BIG, primary_key=True), *columns)
-    for column in columns:
-        if column.name not in existing:
-            definition = CreateColumn(column).compile(dialect=connection.dialect)
-            connection.execute(text(f"ALTER TABLE runs ADD COLUMN {definition}"))
+    numbered = "lesson" in _names(connection, "runs")
+    facts: Column[object] = Column("measured_facts", JSON)
+    runs = _add(connection, "runs", _real("measured_items"), facts, _big("lesson"))
     Index("ix_runs_lesson", runs.c.lesson).create(connection, checkfirst=True)
-    if "lesson" not in existing:
+    if not numbered:
         connection.execute(
             text("UPDATE runs SET lesson = id WHERE started IS NOT NULL AND ended IS NOT NULL AND slice_count > 0")
         )
@@ -183,21 +199,15 @@ def _achieved(connection: Connection) -> None:
 def _loans(connection: Connection) -> None:
     meta = MetaData()
 
-    def text(name: str, length: int, *, null: bool = True) -> Column[object]:
-        return Column(name, String(length), nullable=null)
-
-    def real(name: str, *, null: bool = True) -> Column[object]:
-        return Column(name, Double, nullable=null)
-
     Table(
         "loans",
         meta,
         Column("id", _BIG, primary_key=True),
         Column("job_id", BigInteger, nullable=False), Column("restart", Integer, nullable=False),
-        Column("uid", BigInteger), text("user", 128), text("account", 128), text("partition", 128),
-        text("profile", 32, null=False), text("state", 16, null=False), text("node", 255), text("gpu", 128),
-        real("decided", null=False), real("released"), real("started"), real("signalled"), real("checkpoint"),
-        real("requeued"), real("ended"), Column("why", Text), text("cause", 16), Column("why_ended", Text),
+        Column("uid", BigInteger), _text("user", 128), _text("account", 128), _text("partition", 128),
+        _text("profile", 32, null=False), _text("state", 16, null=False), _text("node", 255), _text("gpu", 128),
+        _real("decided", null=False), _real("released"), _real("started"), _real("signalled"), _real("checkpoint"),
+        _real("requeued"), _real("ended"), Column("why", Text), _text("cause", 16), Column("why_ended", Text),
         UniqueConstraint("job_id", "restart", "decided", name="uq_loans_identity"),
         Index("ix_loans_ended", "ended"),
         **TABLE_OPTIONS,
@@ -206,10 +216,10 @@ def _loans(connection: Connection) -> None:
         "actions",
         meta,
         Column("id", _BIG, primary_key=True),
-        real("ts", null=False),
+        _real("ts", null=False),
         Column("job_id", BigInteger, nullable=False), Column("restart", Integer, nullable=False),
-        text("kind", 16, null=False), text("before", 512), text("after", 512), Column("why", Text),
-        Column("dry_run", Boolean, nullable=False), text("outcome", 512),
+        _text("kind", 16, null=False), _text("before", 512), _text("after", 512), Column("why", Text),
+        Column("dry_run", Boolean, nullable=False), _text("outcome", 512),
         Index("ix_actions_job", "job_id"),
         Index("ix_actions_ts", "ts"),
         **TABLE_OPTIONS,
@@ -218,9 +228,7 @@ def _loans(connection: Connection) -> None:
 
 
 def _identity(connection: Connection) -> None:
-    existing = {column["name"] for column in inspect(connection).get_columns("nodes")}
-    if "told" not in existing:
-        connection.execute(text("ALTER TABLE nodes ADD COLUMN told BIGINT"))
+    _add(connection, "nodes", _big("told"))
     meta = MetaData()
     table = Table(
         "identity", meta, Column("id", String(64), primary_key=True), Column("made", Double, nullable=False),
@@ -232,9 +240,7 @@ def _identity(connection: Connection) -> None:
 
 
 def _recurring(connection: Connection) -> None:
-    existing = {column["name"] for column in inspect(connection).get_columns("decisions")}
-    if "recurring" not in existing:
-        connection.execute(text("ALTER TABLE decisions ADD COLUMN recurring VARCHAR(32)"))
+    _add(connection, "decisions", _text("recurring", 32))
 
 
 def _terms(connection: Connection) -> None:
@@ -248,9 +254,7 @@ def _terms(connection: Connection) -> None:
 
 
 def _retention(connection: Connection) -> None:
-    existing = {column["name"] for column in inspect(connection).get_columns("journals")}
-    if "forgotten" not in existing:
-        connection.execute(text("ALTER TABLE journals ADD COLUMN forgotten BIGINT"))
+    _add(connection, "journals", _big("forgotten"))
     meta = MetaData()
     Table(
         "old_lessons", meta, Column("number", _BIG, primary_key=True, autoincrement=False),
@@ -260,39 +264,22 @@ def _retention(connection: Connection) -> None:
 
 
 def _served(connection: Connection) -> None:
-    existing = {column["name"] for column in inspect(connection).get_columns("measurements")}
-    columns: tuple[Column[object], ...] = (
+    _add(
+        connection,
+        "measurements",
         Column("engine", String(32), nullable=False, server_default=""),
         Column("precision", String(32), nullable=False, server_default=""),
-        Column("output", Integer),
-        *(Column(name, Double) for name in ("ttft_s", "ttft_p99_s", "tpot_s", "tpot_p99_s")),
+        _whole("output"),
+        *(_real(name) for name in ("ttft_s", "ttft_p99_s", "tpot_s", "tpot_p99_s")),
     )
-    Table("measurements", MetaData(), *columns)
-    for column in columns:
-        if column.name not in existing:
-            definition = CreateColumn(column).compile(dialect=connection.dialect)
-            connection.execute(text(f"ALTER TABLE measurements ADD COLUMN {definition}"))
 
 
 def _trained(connection: Connection) -> None:
-    existing = {column["name"] for column in inspect(connection).get_columns("measurements")}
-    if "tuning" not in existing:
-        connection.execute(text("ALTER TABLE measurements ADD COLUMN tuning VARCHAR(64) DEFAULT '' NOT NULL"))
+    _add(connection, "measurements", Column("tuning", String(64), nullable=False, server_default=""))
 
 
 def _accounting(connection: Connection) -> None:
-    existing = {column["name"] for column in inspect(connection).get_columns("runs")}
-    columns: tuple[Column[object], ...] = (
-        Column("gid", BigInteger),
-        Column("qos", String(128)),
-        Column("wckey", String(128)),
-        Column("comment", String(1024)),
-    )
-    Table("runs", MetaData(), *columns)
-    for column in columns:
-        if column.name not in existing:
-            definition = CreateColumn(column).compile(dialect=connection.dialect)
-            connection.execute(text(f"ALTER TABLE runs ADD COLUMN {definition}"))
+    _add(connection, "runs", _big("gid"), _text("qos", 128), _text("wckey", 128), _text("comment", 1024))
 
 
 def _users(connection: Connection) -> None:

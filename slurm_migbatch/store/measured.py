@@ -96,10 +96,7 @@ def keep_memory(run: Run, node: str, mib: Any, profiles: Collection[str]) -> Non
     if not 0 < number <= room:
         log.warning("%s: job %d run %d: %g MiB in a slice are impossible", node, run.job_id, run.restart, number)
         return
-    facts = _facts(run)
-    nodes = dict(facts.get("nodes") or {})
-    nodes[node] = {**(nodes.get(node) or {}), "memory_mib": number}
-    run.measured_facts = {**facts, "nodes": nodes}
+    run.measured_facts, nodes = _sampled(run, node, "memory_mib", number)
     keep(run, {"memory_mib": max(known.get("memory_mib", 0) for known in nodes.values())}, DRIVER)
 
 
@@ -110,15 +107,13 @@ def keep_activity(run: Run, node: str, activity: Any) -> None:
     found = {name: clean.real(activity.get(name)) for name in ("seconds", *ACTIVITY)}
     if any(value is None or value < 0 for value in found.values()) or any((found[name] or 0) > 1 for name in ACTIVITY):
         return
-    facts = _facts(run)
-    nodes = dict(facts.get("nodes") or {})
-    nodes[node] = {**(nodes.get(node) or {}), "activity": found}
+    facts, nodes = _sampled(run, node, "activity", found)
     known = [row["activity"] for row in nodes.values() if "activity" in row]
     seconds = math.fsum(row["seconds"] for row in known)
     means = (
         {name: math.fsum(row[name] * row["seconds"] for row in known) / seconds for name in ACTIVITY} if seconds else {}
     )
-    run.measured_facts = {**facts, "nodes": nodes, **means}
+    run.measured_facts = {**facts, **means}
 
 
 def keep_energy(run: Run, node: str, joules: Any) -> None:
@@ -126,10 +121,7 @@ def keep_energy(run: Run, node: str, joules: Any) -> None:
     number = clean.real(joules)
     if number is None or not 0 <= number <= _MOST_J:
         return
-    facts = _facts(run)
-    nodes = dict(facts.get("nodes") or {})
-    nodes[node] = {**(nodes.get(node) or {}), "energy_j": number}
-    facts["nodes"] = nodes
+    facts, nodes = _sampled(run, node, "energy_j", number)
     known = [row["energy_j"] for row in nodes.values() if "energy_j" in row]
     if len(known) == len((run.nodes or node).split(",")):
         facts["energy_j"] = math.fsum(known)
@@ -142,6 +134,15 @@ def keep_only(run: Run, nodes: Collection[str]) -> None:
         run.measured_facts = None
         for name in FIGURES:
             setattr(run, f"measured_{name}", None)
+
+
+def _sampled(run: Run, node: str, name: str, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the run's facts with a sampled value of one node, and those of its nodes."""
+    facts = _facts(run)
+    nodes = dict(facts.get("nodes") or {})
+    nodes[node] = {**(nodes.get(node) or {}), name: value}
+    facts["nodes"] = nodes
+    return facts, nodes
 
 
 def mark_shared(run: Run) -> None:

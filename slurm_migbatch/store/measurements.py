@@ -54,9 +54,11 @@ def add_measurements(session: Session, rows: Iterable[Measurement], now: float) 
     return Added(len(added), len(replaced), same)
 
 
-def measurements(connection: Connection, model: str | None, kind: str | None) -> list[Measurement]:
-    """Return the points of a model and kind, or of all, in the order of their first import."""
+def measurements(connection: Connection, model: str | None, kind: str | None, since: float | None) -> list[Measurement]:
+    """See `Store.measurements`; in the order of their first import."""
     statement = select(*_VALUES).order_by(MeasuredPoint.id)
+    if since is not None:
+        statement = statement.where(MeasuredPoint.imported > since)
     if model is not None:
         statement = statement.where(MeasuredPoint.model == model)
     if kind is not None:

@@ -387,7 +387,7 @@ class OldLesson(Base):
 
     #: that of the run, `Run.lesson`
     number: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=False)
-    #: the fields of `store.lessons.Lesson`
+    #: the fields of `workload.lesson.Lesson`
     lesson: Mapped[Any] = mapped_column(JSON)
 
 

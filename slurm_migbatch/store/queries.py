@@ -7,14 +7,16 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, TextClause, select, text
+from sqlalchemy import ColumnElement, Connection, TextClause, func, or_, select, text
 
 from slurm_migbatch.store import runquery
-from slurm_migbatch.store.models import DatabaseIdentity, Decision, Gpu, Lease
+from slurm_migbatch.store.models import DatabaseIdentity, Decision, Gpu, Lease, Node, SupplyChange
 from slurm_migbatch.store.runquery import RUN_FIELDS, SLICE_FIELDS
 from slurm_migbatch.store.runquery import JobId as JobId
 from slurm_migbatch.store.runquery import RunFilter as RunFilter
 
+#: a lease that was replaced at a restart of the node's hooks is not counted together with its replacement
+COUNTED: ColumnElement[bool] = or_(Lease.outcome.is_(None), Lease.outcome != "moved")
 _NAMED = re.compile(r":(v\d+)")
 
 #: columns of a LeaseRow, in its order
@@ -124,3 +126,15 @@ def decision(connection: Connection, id: str) -> dict[str, Any] | None:
     """Return one decision with all its fields."""
     row = connection.execute(select(*Decision.__table__.columns).where(Decision.id == id)).first()
     return dict(row._mapping) if row is not None else None
+
+
+def last_offers(connection: Connection) -> dict[str, dict[str, int]]:
+    """Return the last counts of each node, by GRES type, including the filler."""
+    newest = select(func.max(SupplyChange.id)).group_by(SupplyChange.node)
+    rows = connection.execute(select(SupplyChange.node, SupplyChange.counts).where(SupplyChange.id.in_(newest)))
+    return {row.node: dict(row.counts) for row in rows}
+
+
+def last_seen(connection: Connection) -> dict[str, float]:
+    """Return when each node last reported (unix seconds)."""
+    return {row.node: row.seen for row in connection.execute(select(Node.node, Node.seen))}

@@ -7,10 +7,13 @@ from collections.abc import Collection, Mapping
 from heapq import nlargest
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from slurm_migbatch.store.lifecycle import CLOCKS_DIFFER_S
 from slurm_migbatch.store.models import NodeEvent
+
+#: only the newest creates and destroys matter: they only express a preference for idle instances
+_NEWEST = 20_000
 
 
 class RecentEvent(NamedTuple):
@@ -41,3 +44,28 @@ def recent_events(connection: Connection, kinds: Collection[str], limit: int) ->
         for ts, id, node, of, payload in connection.execute(statement):
             found.append(RecentEvent(ts, id, node, of, payload if isinstance(payload, dict) else {}))
     return nlargest(limit, found, key=lambda event: event[:2])[::-1]
+
+
+def instance_events(connection: Connection, *, changes: bool) -> dict[str, list[dict[str, Any]]]:
+    """See `Store.instance_events`."""
+    booted = (
+        select(NodeEvent.node, func.max(NodeEvent.id).label("id"))
+        .where(NodeEvent.kind.in_(("boot", "state")))
+        .group_by(NodeEvent.node)
+        .subquery()
+    )
+    since = (
+        select(NodeEvent.id, NodeEvent.node, NodeEvent.kind, NodeEvent.payload)
+        .outerjoin(booted, booted.c.node == NodeEvent.node)
+        .where(NodeEvent.id >= func.coalesce(booted.c.id, 0))
+        .order_by(NodeEvent.id.desc())
+    )
+    troubles = since.where(NodeEvent.kind.in_(("state", "zombie", "cleared", "fault")))
+    made = since.where(NodeEvent.kind.in_(("create", "destroy"))).limit(_NEWEST)
+    rows = [*connection.execute(troubles), *(connection.execute(made) if changes else ())]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for _, node, kind, payload in sorted(rows, key=lambda row: row.id):
+        if isinstance(payload, dict):
+            facts = {key: value for key, value in payload.items() if key not in ("gpus", "runs")}
+            found.setdefault(node, []).append({**facts, "kind": kind})
+    return found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, func, select
 
 from slurm_migbatch.store import clean
-from slurm_migbatch.store.models import Decision, Run
+from slurm_migbatch.store.models import Decision, MeasuredPoint, Run
 
 _DONE: Final = frozenset({"COMPLETED", "TIMEOUT"})
 _CUT: Final = frozenset({"CANCELLED", "PREEMPTED", "DEADLINE", "REVOKED"})
@@ -72,6 +72,18 @@ def recurring_runs(connection: Connection, since: int, limit: int) -> list[Recur
         .limit(limit)
     )
     return [run_of(row) for row in connection.execute(statement)]
+
+
+class Learnable(NamedTuple):
+    """The number of the newest lesson, and the time of the newest import of measurements (unix seconds)."""
+
+    lesson: int = 0
+    imported: float = 0.0
+
+
+def learnable(connection: Connection) -> Learnable:
+    """Return how far the record goes."""
+    return Learnable(newest_lesson(connection), connection.scalar(select(func.max(MeasuredPoint.imported))) or 0.0)
 
 
 def newest_lesson(connection: Connection) -> int:

@@ -67,7 +67,6 @@ class Removed(NamedTuple):
 class _Limits(NamedTuple):
     before: float
     lessons: int
-    at_once: int
 
 
 class _Found(NamedTuple):
@@ -77,7 +76,7 @@ class _Found(NamedTuple):
     after: tuple[Any, ...] | None
 
 
-def prune(session: Session, before: float, lessons: int, place: PruneCursor | None, at_once: int = AT_ONCE) -> Removed:
+def prune(session: Session, before: float, lessons: int, place: PruneCursor | None) -> Removed:
     """Remove some of what is older than `before` (unix seconds), from `place` on; see `Store.prune`."""
     stage, part, after = place or PruneCursor()
     parts, work = _STAGES[stage]
@@ -86,7 +85,7 @@ def prune(session: Session, before: float, lessons: int, place: PruneCursor | No
         return Removed({}, _next_stage(stage))
     if left[0] != part:
         after = ()
-    found = work(session, _Limits(before, lessons, at_once), left[0], after)
+    found = work(session, _Limits(before, lessons), left[0], after)
     if found.after is not None:
         return Removed(found.rows, PruneCursor(stage, left[0], found.after))
     return Removed(found.rows, PruneCursor(stage, left[1]) if len(left) > 1 else _next_stage(stage))
@@ -117,7 +116,7 @@ def _runs(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple
         select(Run.id, Run.ended, Run.job_id, Run.array_job, Run.het_job)
         .where(Run.span_class == part[0], Run.ended < limits.before, _later(Run.ended, Run.id, after))
         .order_by(Run.ended, Run.id)
-        .limit(limits.at_once)
+        .limit(AT_ONCE)
     )
     rows = session.execute(statement).all()
     if not rows:
@@ -184,7 +183,7 @@ def _step(
     """Remove the unneeded ones of the next rows by (time, id)."""
     table = id.class_
     old = select(id, moment).where(moment < limits.before, _later(moment, id, after))
-    rows = session.execute(old.order_by(moment, id).limit(limits.at_once)).all()
+    rows = session.execute(old.order_by(moment, id).limit(AT_ONCE)).all()
     if not rows:
         return _Found({}, None)
     expired = session.scalars(select(id).where(id.in_([row[0] for row in rows]), unneeded)).all()
@@ -229,7 +228,7 @@ def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tup
         .where(NodeEvent.node == node, NodeEvent.journal == name, NodeEvent.seq <= journal.contiguous)
         .where(NodeEvent.seq > (after[0] if after else 0))
         .order_by(NodeEvent.seq)
-        .limit(limits.at_once)
+        .limit(AT_ONCE)
     )
     rows = session.execute(statement).all()
     # the clock of a node may be wrong: this host's own determines where to stop
@@ -261,7 +260,7 @@ def _supply(session: Session, limits: _Limits, part: tuple[Any, ...], after: tup
         select(SupplyChange.id, SupplyChange.ts)
         .where(here, SupplyChange.ts < limits.before, _later(SupplyChange.ts, SupplyChange.id, after))
         .order_by(SupplyChange.ts, SupplyChange.id)
-        .limit(limits.at_once)
+        .limit(AT_ONCE)
     )
     rows = session.execute(statement).all()
     if not rows:

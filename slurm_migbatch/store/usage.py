@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, String, TextClause, and_, case, cast, func, or_, select
 
 from slurm_migbatch.store.models import Lease, Run
-from slurm_migbatch.store.queries import RunFilter, conditions_of
+from slurm_migbatch.store.queries import COUNTED, RunFilter, conditions_of
 from slurm_migbatch.values import replace
 
 #: available groups, besides profile and size, which are always included
@@ -28,8 +28,6 @@ SM_ACTIVITY: ColumnElement[Any] = case(
     ),
     else_=None,
 )
-#: a lease that was replaced at a restart of the node's hooks is not counted together with its replacement
-COUNTED: ColumnElement[bool] = or_(Lease.outcome.is_(None), Lease.outcome != "moved")
 
 
 class HeldSlices(NamedTuple):

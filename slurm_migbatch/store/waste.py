@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Select, TextClause, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, TextClause, select
 
 from slurm_migbatch.store import recurring
 from slurm_migbatch.store.models import Decision, Lease, Run
-from slurm_migbatch.store.queries import RunFilter, conditions_of
+from slurm_migbatch.store.queries import COUNTED, RunFilter, conditions_of
 from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.values import replace
 
@@ -88,12 +88,7 @@ def waits(
 
 def _statement() -> Select[Any]:
     held: ColumnElement[Any] = (
-        select(Lease.gpu)
-        .where(Lease.run_id == Run.id, or_(Lease.outcome.is_(None), Lease.outcome != "moved"))
-        .limit(1)
-        .correlate(Run)
-        .scalar_subquery()
-        .label("gpu")
+        select(Lease.gpu).where(Lease.run_id == Run.id, COUNTED).limit(1).correlate(Run).scalar_subquery().label("gpu")
     )
     return select(*recurring.COLUMNS, *_SHOWN, held).outerjoin(Decision, Decision.id == Run.decision)
 

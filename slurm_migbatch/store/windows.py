@@ -6,28 +6,18 @@ half the time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurm_migbatch.store.runquery import RunFilter, Values, conditions
+
+if TYPE_CHECKING:
+    from slurm_migbatch.store.reader import RunReader
 
 #: predicted and measured figures, as columns of a run: predicted_<name>, measured_<name>
 PREDICTED = ("throughput_per_s", "latency_ms", "memory_mib")
 
 Rows = Sequence[Sequence[Any]]
-
-
-class Readable(Protocol):
-    """One state of a record, see `reader.RunReader`."""
-
-    def rows(self, statement: str, values: Mapping[str, Any]) -> Rows:
-        """Return the rows of a SELECT. Raises ReadError."""
-
-    def text_in(self, document: str, key: str) -> str:
-        """Return the SQL of the value at `key` of a JSON column, null if there is none."""
-
-    def number_in(self, document: str, key: str) -> str:
-        """Return the SQL of the number at `key` of a JSON column, null if there is none."""
 
 
 class HeldSlice(NamedTuple):
@@ -50,7 +40,7 @@ class HeldSlice(NamedTuple):
     sm: float | None
 
 
-def held_slices(record: Readable, wanted: RunFilter) -> Rows:
+def held_slices(record: RunReader, wanted: RunFilter) -> Rows:
     """Return rows with the fields of `HeldSlice`; a shared slice appears once for each run.
 
     Selection, times and activity are as in `migbatch usage`.
@@ -75,7 +65,7 @@ def held_slices(record: Readable, wanted: RunFilter) -> Rows:
     return _select(record, columns, "leases JOIN runs ON leases.run_id = runs.id", known, values)
 
 
-def waits(record: Readable, wanted: RunFilter, bounds: Sequence[float]) -> list[tuple[str, int, int]]:
+def waits(record: RunReader, wanted: RunFilter, bounds: Sequence[float]) -> list[tuple[str, int, int]]:
     """Count the runs that started in the window by profile and wait since submission.
 
     Args:
@@ -94,7 +84,7 @@ def waits(record: Readable, wanted: RunFilter, bounds: Sequence[float]) -> list[
     return [(str(profile), int(number), int(count)) for profile, number, count in found]
 
 
-def predictions(record: Readable, wanted: RunFilter) -> Rows:
+def predictions(record: RunReader, wanted: RunFilter) -> Rows:
     """Return predicted and measured figures of runs that ended in the window: two columns for each of PREDICTED."""
     values = Values()
     pairs = [(f"runs.predicted_{name}", f"runs.measured_{name}") for name in PREDICTED]
@@ -103,7 +93,7 @@ def predictions(record: Readable, wanted: RunFilter) -> Rows:
     return _select(record, ", ".join(column for pair in pairs for column in pair), "runs", known, values)
 
 
-def loans(record: Readable, wanted: RunFilter) -> Rows:
+def loans(record: RunReader, wanted: RunFilter) -> Rows:
     """Return (profile, started, signalled, requeued, ended, cause, gpu) of loans active at some time in the window.
 
     Only the window, users, accounts, partitions, nodes and `only` of the filter are used.
@@ -126,7 +116,7 @@ def loans(record: Readable, wanted: RunFilter) -> Rows:
     return _select(record, columns, "loans", known, values)
 
 
-def gpus(record: Readable, wanted: RunFilter) -> Rows:
+def gpus(record: RunReader, wanted: RunFilter) -> Rows:
     """Return (node, uuid, index) of the GPUs in MIG mode that nodes have now."""
     values = Values()
     known = ["gpus.present", "gpus.mig"]
@@ -135,7 +125,7 @@ def gpus(record: Readable, wanted: RunFilter) -> Rows:
     return _select(record, "gpus.node, gpus.uuid, gpus.gpu_index", "gpus", known, values)
 
 
-def _select(record: Readable, columns: str, tables: str, known: Iterable[str], values: Values, end: str = "") -> Rows:
+def _select(record: RunReader, columns: str, tables: str, known: Iterable[str], values: Values, end: str = "") -> Rows:
     where = " AND ".join(f"({condition})" for condition in known)
     return record.rows(f"SELECT {columns} FROM {tables} WHERE {where}{end}", values.found)  # noqa: S608 names are ours
 

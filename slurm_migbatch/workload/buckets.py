@@ -20,8 +20,6 @@ from slurm_migbatch.workload.hints import Hints
 R20: Final = (100, 112, 125, 140, 160, 180, 200, 224, 250, 280, 315, 355, 400, 450, 500, 560, 630, 710, 800, 900)
 """The preferred numbers of one decade, times 100."""
 
-POWERS_OF_TWO: Final = tuple(2**i for i in range(17))
-
 
 @dataclass(frozen=True)
 class Grid:

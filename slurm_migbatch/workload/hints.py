@@ -33,13 +33,13 @@ of them may tell it. Where several do, the shortest counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.workload import llmhints, nearmiss, units
-from slurm_migbatch.workload.llmhints import LlmHints
+from slurm_migbatch.workload.llmhints import LlmHints, Read, Reader, count, duration, matching, one_of, within
 from slurm_migbatch.workload.refusal import Refusal, lower, show
 
 PREFIX: Final = "migbatch:"
@@ -194,67 +194,28 @@ def _value(key: str, text: str) -> Mapping[str, str | int]:
     return found
 
 
-Reader = Callable[[str], "dict[str, str | int] | None"]
-
-
-def _within(name: str, number: int | None, low: int, high: int) -> dict[str, str | int] | None:
-    return {name: number} if number is not None and low <= number <= high else None
-
-
-def _model(text: str) -> dict[str, str | int] | None:
-    return {"model": text} if _MODEL.fullmatch(text) else None
-
-
-def _batch(text: str) -> dict[str, str | int] | None:
-    return _within("batch", units.small_integer(text), 1, 65536)
-
-
-def _input(text: str) -> dict[str, str | int] | None:
+def _input(text: str) -> Read | None:
     size = units.input_size(text)
     if size is None or not 1 <= size[0] <= 10000000:
         return None
     return {"input": size[0], "input_unit": size[1]}
 
 
-def _items(text: str) -> dict[str, str | int] | None:
-    return _within("items", units.items(text), 1, 1000000000000)
+def _items(text: str) -> Read | None:
+    return within("items", units.items(text), 1, 1000000000000)
 
 
-def _slo(text: str) -> dict[str, str | int] | None:
-    return _within("slo_us", units.duration_us(text), 100, 86400000000)
-
-
-def _deadline(text: str) -> dict[str, str | int] | None:
+def _deadline(text: str) -> Read | None:
     time = units.duration_us(text)
-    return None if time is None else _within("deadline_s", time // 1000000, 1, 366 * 86400)
+    return None if time is None else within("deadline_s", time // 1000000, 1, 366 * 86400)
 
 
-def _pipeline(text: str) -> dict[str, str | int] | None:
-    return {"pipeline": text} if _PIPELINE.fullmatch(text) else None
-
-
-def _mem(text: str) -> dict[str, str | int] | None:
-    return _within("mem_mib", units.memory_mib(text), 1, 16777216)
-
-
-def _role(text: str) -> dict[str, str | int] | None:
-    return {"role": text} if text in ("infer", "train", SERVE) else None
-
-
-def _signal(text: str) -> dict[str, str | int] | None:
-    return {"signal": text} if text in ("usr1", "usr2") else None
-
-
-def _cuda(text: str) -> dict[str, str | int] | None:
-    return {"cuda": text} if text in ("uuid", "index") else None
-
-
-def _retry(text: str) -> dict[str, str | int] | None:
-    return {"retry": text} if text == "oom" else None
+def _mem(text: str) -> Read | None:
+    return within("mem_mib", units.memory_mib(text), 1, 16777216)
 
 
 def _profile(name: str) -> Reader:
-    def read(text: str) -> dict[str, str | int] | None:
+    def read(text: str) -> Read | None:
         spelled = text.replace("+", ".")
         return {name: spelled} if _PROFILE.fullmatch(spelled) else None
 
@@ -262,19 +223,19 @@ def _profile(name: str) -> Reader:
 
 
 _READERS: dict[str, Reader] = {
-    "model": _model,
-    "batch": _batch,
+    "model": matching("model", _MODEL),
+    "batch": count("batch"),
     "input": _input,
     "items": _items,
-    "slo": _slo,
+    "slo": duration("slo_us"),
     "deadline": _deadline,
-    "pipeline": _pipeline,
+    "pipeline": matching("pipeline", _PIPELINE),
     "mem": _mem,
-    "role": _role,
+    "role": one_of("role", "infer", "train", SERVE),
     "min": _profile("min"),
     "max": _profile("max"),
-    "signal": _signal,
-    "cuda": _cuda,
-    "retry": _retry,
+    "signal": one_of("signal", "usr1", "usr2"),
+    "cuda": one_of("cuda", "uuid", "index"),
+    "retry": one_of("retry", "oom"),
     **llmhints.READERS,
 }

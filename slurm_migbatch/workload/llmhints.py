@@ -96,44 +96,49 @@ class LlmHints:
     arch: str | None = None
 
 
-def _within(name: str, number: int | None, low: int, high: int) -> Read | None:
+def within(name: str, number: int | None, low: int, high: int) -> Read | None:
+    """Return the field if the number is in range."""
     return {name: number} if number is not None and low <= number <= high else None
 
 
-def _choice(name: str) -> Reader:
-    return lambda text: {name: text} if text in CHOICES[name] else None
+def one_of(name: str, *words: str) -> Reader:
+    """Return a reader of some words."""
+    return lambda text: {name: text} if text in words else None
 
 
-def _named(name: str) -> Reader:
-    return lambda text: {name: text} if _NAME.fullmatch(text) else None
+def matching(name: str, pattern: re.Pattern[str]) -> Reader:
+    """Return a reader of texts of a form."""
+    return lambda text: {name: text} if pattern.fullmatch(text) else None
 
 
 def _tokens(name: str) -> Reader:
     def read(text: str) -> Read | None:
         size = units.input_size(text)
-        return None if size is None or size[1] == "px" else _within(name, size[0], 1, MOST_TOKENS)
+        return None if size is None or size[1] == "px" else within(name, size[0], 1, MOST_TOKENS)
 
     return read
 
 
-def _count(name: str) -> Reader:
-    return lambda text: _within(name, units.small_integer(text), 1, 65536)
+def count(name: str) -> Reader:
+    """Return a reader of numbers from 1 to 65536."""
+    return lambda text: within(name, units.small_integer(text), 1, 65536)
 
 
-def _time(name: str) -> Reader:
-    return lambda text: _within(name, units.duration_us(text), 100, 86400000000)
+def duration(name: str) -> Reader:
+    """Return a reader of times from 100us to 1d."""
+    return lambda text: within(name, units.duration_us(text), 100, 86400000000)
 
 
 def _thousandths(name: str, low: int, high: int) -> Reader:
     def read(text: str) -> Read | None:
         number = units.plain_number(text)
-        return None if number is None else _within(name, math.floor(number * 1000.0 + 0.5), low, high)
+        return None if number is None else within(name, math.floor(number * 1000.0 + 0.5), low, high)
 
     return read
 
 
 def _params(text: str) -> Read | None:
-    return _within("params", units.items(text), 1000000, 100000000000000)
+    return within("params", units.items(text), 1000000, 100000000000000)
 
 
 def _arch(text: str) -> Read | None:
@@ -141,22 +146,22 @@ def _arch(text: str) -> Read | None:
 
 
 READERS: Final[dict[str, Reader]] = {
-    "engine": _choice("engine"),
-    "dtype": _choice("dtype"),
-    "quantization": _named("quantization"),
+    "engine": one_of("engine", *CHOICES["engine"]),
+    "dtype": one_of("dtype", *CHOICES["dtype"]),
+    "quantization": matching("quantization", _NAME),
     "max_model_len": _tokens("max_model_len"),
-    "max_num_seqs": _count("max_num_seqs"),
+    "max_num_seqs": count("max_num_seqs"),
     "output": _tokens("output"),
-    "kv_cache_dtype": _named("kv_cache_dtype"),
+    "kv_cache_dtype": matching("kv_cache_dtype", _NAME),
     "gpu_memory_utilization": _thousandths("gpu_memory_utilization", 50, 1000),
-    "ttft": _time("ttft_us"),
-    "tpot": _time("tpot_us"),
+    "ttft": duration("ttft_us"),
+    "tpot": duration("tpot_us"),
     "rate": _thousandths("rate", 1, 100000000),
-    "method": _choice("method"),
-    "optimizer": _choice("optimizer"),
-    "checkpointing": _choice("checkpointing"),
+    "method": one_of("method", *CHOICES["method"]),
+    "optimizer": one_of("optimizer", *CHOICES["optimizer"]),
+    "checkpointing": one_of("checkpointing", *CHOICES["checkpointing"]),
     "seq": _tokens("seq"),
-    "micro_batch": _count("micro_batch"),
+    "micro_batch": count("micro_batch"),
     "params": _params,
     "arch": _arch,
 }

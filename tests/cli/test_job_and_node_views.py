@@ -82,7 +82,7 @@ def record(tmp_path):
     config.write_text(f"[store]\nurl = '{url}'\n[cluster]\nslurm_bin = '{tmp_path}'\n[node_api]\nport = 9\n")
     now = time.time()
     with open_store(url) as store:
-        store.record_decision(DECISION)
+        store.record_decisions([DECISION])
         piece = {"gpu": "GPU-a", "profile": "3g.40gb", "start": 0, "size": 4, "gi": 1, "ci": 0, "mig_uuid": "MIG-1"}
         run = {"restart": 0, "uid": 1000, "user": "ann", "decision": "7fq3k", "warm": True, "elapsed_ms": 4.2}
         events = [

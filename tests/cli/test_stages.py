@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.cli.common import progress_bar, run, steps, tell_stage
+from slurm_migbatch.cli.common import run, steps, tell_stage
 from slurm_migbatch.cli.main import cli
+from slurm_migbatch.lab.cli.simulate import progress_bar
 
 
 class Screen(io.StringIO):

@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from slurm_migbatch.config import Config
-from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.service import Service
+from slurm_migbatch.store.db import open_store
 from tests.support.daemon_fakes import FakeSigner, FakeSlurm, FakeStore, Node
 from tests.support.daemon_running import Running
 from tests.support.learning_record import FACTS, Record
@@ -62,7 +62,7 @@ def site(config, tmp_path):
 @pytest.fixture
 def record(site):
     """What `site` remembers, to which runs can be added."""
-    with open_history(site.store.url) as store:
+    with open_store(site.store.url) as store:
         yield Record(store)
 
 

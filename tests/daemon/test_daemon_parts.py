@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.daemon import sdnotify
 from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
 from slurm_migbatch.daemon.log import FaultReporter, LineFormatter
 from slurm_migbatch.daemon.metrics import Age
 from slurm_migbatch.daemon.poll import UnsavedJobs
+from slurm_migbatch.node.notify import notify
 from slurm_migbatch.slurm.client import UNREAD, JobRow
 from tests.support.directories import open_to_users
 
@@ -103,11 +103,11 @@ def test_readiness_reaches_systemd(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        sdnotify.notify("READY=1")
+        notify("READY=1")
         assert server.recv(100) == b"READY=1"
-    sdnotify.notify("READY=1")  # systemd is gone: no error
+    notify("READY=1")  # systemd is gone: no error
     monkeypatch.delenv("NOTIFY_SOCKET")
-    sdnotify.notify("READY=1")
+    notify("READY=1")
 
 
 def test_a_job_whose_row_cannot_be_read_has_not_left_and_overwrites_nothing() -> None:

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.runquery import JobId, RunFilter
 from tests.support.daemon_fakes import FakeSigner, Node, gpu, inventory, state
 from tests.support.daemon_running import Running, pending
@@ -51,7 +51,7 @@ def url(tmp_path):
 
 @pytest.fixture
 def make(config, slurm, signer, url):
-    return lambda: Service(config, client=slurm, open_store=lambda: open_history(url), signer=signer)
+    return lambda: Service(config, client=slurm, open_store=lambda: open_store(url), signer=signer)
 
 
 def node_row(**counts):
@@ -100,7 +100,7 @@ def test_a_waiting_job_gets_its_slice_offered_run_and_recorded(make, slurm, url)
             del slurm.queue[1]
             stop = {**event, "seq": 3, "kind": "stop", "exit_code": 0}
             agent.node.events(stop)
-            with open_history(url, readonly=True) as store:
+            with open_store(url, readonly=True) as store:
                 run = eventually(
                     lambda: next(
                         (r for r in store.runs(RunFilter(jobs=(JobId(1),))) if r.run["state"] == "COMPLETED"), None

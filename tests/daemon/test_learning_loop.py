@@ -16,13 +16,14 @@ from prometheus_client import generate_latest
 from slurm_migbatch.config import text_of
 from slurm_migbatch.daemon.catalog import build
 from slurm_migbatch.daemon.facts import chooser_of, known_models, models_of
-from slurm_migbatch.daemon.history import Learnable, open_history
 from slurm_migbatch.daemon.refit import due, gather, news, run, seen_of, watch
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.predict.check import Coverage
 from slurm_migbatch.predict.statefile import Index
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.slurm.client import NodeRow
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.recurring import Learnable
 from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.workload.buckets import Bucket
@@ -170,7 +171,7 @@ def test_going_back_is_waited_out(site, record):
         record.add(10)
         run(site)
     facts = known_models(site)
-    with open_history(site.store.url, readonly=True) as store:
+    with open_store(site.store.url, readonly=True) as store:
         seen = seen_of(store.learnable(), facts)
     assert models_of(site).roll_back(None, 5.0, seen) == (2, 1)
     assert run(site)["refit"] is None
@@ -209,7 +210,7 @@ def test_what_was_not_learned_from_is_watched(site, record):
     run(site)
     saved = models_of(site).current().saved
     facts = known_models(site)
-    with open_history(site.store.url, readonly=True) as store:
+    with open_store(site.store.url, readonly=True) as store:
         assert watch(saved, gather(store, facts, 100, saved), facts, 0.9)["runs"] == 0
         record.add(3)
         material = gather(store, facts, 100, saved)
@@ -222,7 +223,7 @@ def test_what_was_not_learned_from_is_watched(site, record):
 def make(site, signer):
     slurm = FakeSlurm()
     slurm.node_rows["n1"] = NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7, "none": 0}, {}, ("gpu",))
-    return lambda: Service(site, client=slurm, open_store=lambda: open_history(site.store.url), signer=signer)
+    return lambda: Service(site, client=slurm, open_store=lambda: open_store(site.store.url), signer=signer)
 
 
 def answer(site):
@@ -258,8 +259,8 @@ def test_promises_that_are_broken_are_warned_of(site, record, signer, caplog):
     run(site)
     patient = dataclasses.replace(site, learning=dataclasses.replace(site.learning, min_new=1000))
     record.add(25, factor=3.0)
-    open_store = lambda: open_history(site.store.url)  # noqa: E731
-    with Running(Service(patient, client=FakeSlurm(), open_store=open_store, signer=signer)) as running:
+    opener = lambda: open_store(site.store.url)  # noqa: E731
+    with Running(Service(patient, client=FakeSlurm(), open_store=opener, signer=signer)) as running:
         eventually(lambda: 'migbatch_model_kept_share{figure="time"} 0' in metrics_of(running))
         drift = 'migbatch_model_drift{figure="time",model="net/infer/h100-80gb"} '
         (line,) = (line for line in metrics_of(running).splitlines() if line.startswith(drift))
@@ -282,7 +283,7 @@ def test_switched_off_nothing_is_learned(site, record, signer):
     record.add(30)
     off = dataclasses.replace(site, learning=dataclasses.replace(site.learning, enabled=False))
     slurm = FakeSlurm()
-    service = Service(off, client=slurm, open_store=lambda: open_history(site.store.url), signer=signer)
+    service = Service(off, client=slurm, open_store=lambda: open_store(site.store.url), signer=signer)
     with Running(service) as running:
         eventually(lambda: running.service.poller.latest)
         models_of(site).path.mkdir()

@@ -19,12 +19,12 @@ import pytest
 
 from slurm_migbatch.daemon.addresses import NodeAddresses, controller_hosts, is_local, resolved
 from slurm_migbatch.daemon.ended import HistoryClient, Standing
-from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.log import Seldom
 from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.node.auth import TokenSigner
 from slurm_migbatch.slurm.client import JobRow, SlurmError
+from slurm_migbatch.store.db import open_store
 from tests.support.daemon_fakes import FakeSigner, FakeSlurm, Node, gpu, inventory, state
 from tests.support.daemon_running import Running, pending
 from tests.support.directories import open_to_users
@@ -42,7 +42,7 @@ def make(config: Any, slurm: FakeSlurm, tmp_path: Path) -> Callable[..., Service
     def service(signer: Any = None, **node_api: Any) -> Service:
         changed = dataclasses.replace(config, node_api=dataclasses.replace(config.node_api, **node_api))
         url = f"sqlite:///{tmp_path}/migbatch.db"
-        return Service(changed, client=slurm, open_store=lambda: open_history(url), signer=signer or FakeSigner())
+        return Service(changed, client=slurm, open_store=lambda: open_store(url), signer=signer or FakeSigner())
 
     return service
 

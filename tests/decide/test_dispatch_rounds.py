@@ -15,7 +15,6 @@ import pytest
 from slurm_migbatch.config import DispatchConfig
 from slurm_migbatch.daemon.controller import Controller
 from slurm_migbatch.daemon.flightrecorder import FlightRecorder, read_entries, segments
-from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.record import WriterRecord
 from slurm_migbatch.daemon.settings import dispatch_settings
@@ -36,6 +35,7 @@ from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
+from slurm_migbatch.store.db import open_store
 from tests.support.dispatch_site import EVERYWHERE, GPUS, NOW, P, candidates, job
 
 
@@ -110,7 +110,7 @@ class Site:
         self.control = self._open()
 
     def _open(self) -> Controller:
-        self.writer = StoreWriter(lambda: open_history(self.url), 1000)
+        self.writer = StoreWriter(lambda: open_store(self.url), 1000)
         self.writer.start()
         view = SimpleNamespace(facts=dict)
         observer = Observer(view, SimpleNamespace(), lambda row: 0, predictions=self._predictions())  # type: ignore[arg-type]
@@ -179,8 +179,8 @@ class Site:
         ]
         hints = {"items": 600, "deadline_s": 120}
         self._do(
-            lambda store: store.record_decision(
-                {"id": id, "ts": NOW, "chosen": granted, "candidates": rows, "hints": hints, "reason": reason}
+            lambda store: store.record_decisions(
+                [{"id": id, "ts": NOW, "chosen": granted, "candidates": rows, "hints": hints, "reason": reason}]
             )
         )
 

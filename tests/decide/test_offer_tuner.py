@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
-from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.offer_tuner import HISTORY_S, USUAL_S, OfferTuner, classes_of
 from slurm_migbatch.daemon.plans import PlanBoard
@@ -17,6 +16,7 @@ from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot
 from slurm_migbatch.decide.supply.stage import SupplyMemory, SupplySettings, plan_supply
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.work import PastRuns
 from tests.support.dispatch_site import H100, NOW, P, job
 
@@ -39,7 +39,7 @@ def test_history_counts_as_what_comes_and_the_queue_as_it_is() -> None:
 def room(url: str, *waiting: JobRow) -> tuple[OfferTuner, Observer, StoreWriter]:
     facts = {"h1": NodeFacts((GpuFacts("GPU-1", H100), GpuFacts("GPU-2", H100)))}
     observer = Observer(SimpleNamespace(facts=lambda: facts), PlanBoard(), lambda row: 0)
-    writer = StoreWriter(lambda: open_history(url), 100)
+    writer = StoreWriter(lambda: open_store(url), 100)
     writer.start()
     snapshot = SlurmView(0.0, tuple(waiting), ())
     return OfferTuner(observer, writer, lambda: snapshot, clock=lambda: NOW), observer, writer

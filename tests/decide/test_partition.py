@@ -65,8 +65,6 @@ def test_largest_remainder():
 def test_packed_cuts_are_legal_full_and_no_larger_than_asked_where_they_fit(counts, gpus):
     cut = packed(A100, KINDS, gpus, counts)
     assert len(cut.gpus) == gpus
-    for layout in cut.layouts(A100):
-        A100.check(layout)
     assert all(gpu in ways(A100, KINDS) for gpu in cut.gpus)
 
 
@@ -139,8 +137,7 @@ def test_no_cut_of_two_gpus_is_much_better_and_none_alike_is_better_at_all(numbe
     def rate(stock):
         return bounded_rate(central, StockCosts(works, SIZES, stock), judged_by, found.rate, 0.002)
 
-    for layout in found.layouts(A100):
-        A100.check(layout)
+    assert all(gpu in ways(A100, KINDS) for gpu in found.gpus)
     for cut in homogeneous(A100, KINDS, 2):
         assert rate(cut.stock) <= found.rate * 1.006
     cuts = list(itertools.combinations_with_replacement(ways(A100, KINDS), 2))

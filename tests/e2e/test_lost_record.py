@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from slurm_migbatch.daemon.history import HistoryStore, open_history
+from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.watch import HandoffWatch
@@ -26,9 +26,9 @@ NewCluster = Callable[..., Cluster]
 
 
 @contextmanager
-def record(bed: Cluster) -> Iterator[HistoryStore]:
+def record(bed: Cluster) -> Iterator[Store]:
     """migbatchd's database as it is configured now."""
-    with open_history(bed.product.record, readonly=True) as store:
+    with open_store(bed.product.record, readonly=True) as store:
         yield store
 
 

@@ -64,7 +64,7 @@ def test_a_double_memory_slice_made_by_hand_with_fewer_multiprocessors_is_no_who
         assert visible.seen.sm_count == part
         assert visible.seen.profile is not None and visible.seen.profile.name == name
     (seen,) = gpu.instances()
-    assert not seen.is_complete
+    assert seen.ci_id is None
     with pytest.raises(NoRoom):
         gpu.complete(seen)
     gpu.destroy(seen)
@@ -90,7 +90,7 @@ def test_of_two_profiles_that_take_everything_the_one_for_a_single_gpu_is_made(o
     machine.set_variants(*variants)
     made = gpu.create(Slot.of(SEVEN[model], 0, 8))
     assert compute_profile(gpu, made) == expected
-    assert gpu.instances() == (made,) and made.is_complete
+    assert gpu.instances() == (made,) and made.ci_id is not None
     gpu.destroy(made)
     assert gpu.instances() == ()
 
@@ -106,7 +106,7 @@ def test_either_of_two_profiles_that_take_everything_makes_a_slice_whole(one, mo
     pynvml.nvmlComputeInstanceDestroy(ci)
     pynvml.nvmlGpuInstanceCreateComputeInstance(gi, profile_id)
     (seen,) = gpu.instances()
-    assert seen.is_complete
+    assert seen.ci_id is not None
     assert gpu.complete(seen) == seen
     gpu.destroy(seen)
     assert gpu.instances() == ()

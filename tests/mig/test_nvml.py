@@ -146,7 +146,7 @@ def test_instances_need_mig_on(h100):
 
 def test_a_slice_is_an_instance_with_its_full_compute_instance(machine, h100):
     made = h100.create(TWO)
-    assert made.slot == TWO and made.is_complete
+    assert made.slot == TWO and made.ci_id is not None
     device = machine.dump()["gpus"][0]["instances"][0]
     assert made.gi_id == device["gi_id"]
     assert made.mig_uuid == device["compute_instances"][0]["uuid"]
@@ -218,9 +218,9 @@ def test_an_instance_that_cannot_be_taken_back_is_reported_and_can_be_completed(
     with pytest.raises(DriverError, match="could not be destroyed"):
         h100.create(ONE)
     (half,) = h100.instances()
-    assert half.slot == ONE and not half.is_complete and half.mig_uuid is None
+    assert half.slot == ONE and half.ci_id is None and half.mig_uuid is None
     whole = h100.complete(half)
-    assert whole.is_complete and h100.instances() == (whole,)
+    assert whole.ci_id is not None and h100.instances() == (whole,)
     assert h100.complete(whole) == whole
 
 
@@ -293,7 +293,7 @@ def test_partial_compute_instances_of_an_administrator_are_seen_and_taken_away(m
     pynvml.nvmlComputeInstanceDestroy(pynvml.nvmlGpuInstanceGetComputeInstanceById(gi, made.ci_id))
     pynvml.nvmlGpuInstanceCreateComputeInstance(gi, pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE)
     (partial,) = h100.instances()
-    assert not partial.is_complete
+    assert partial.ci_id is None
     with pytest.raises(NoRoom):
         h100.complete(partial)
     h100.destroy(partial)
@@ -407,5 +407,5 @@ def test_a_process_that_dies_in_the_middle_leaves_what_the_next_can_finish(machi
     assert done.returncode == -9
     gpu: NvmlGpu = driver.gpus()[0]
     (half,) = gpu.instances()
-    assert half.slot == TWO and not half.is_complete
-    assert gpu.complete(half).is_complete
+    assert half.slot == TWO and half.ci_id is None
+    assert gpu.complete(half).ci_id is not None

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_migbatch.predict.bounds import impossible, possible
+from slurm_migbatch.predict.bounds import impossible
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.profiling.measurement import Measurement
 from tests.support.laboratory import MODELS, table
@@ -53,7 +53,6 @@ def test_what_is_usual_can_be_and_so_can_what_is_three_times_as_fast(row: Measur
 )
 def test_what_is_faster_or_smaller_than_hardware_allows_cannot(row: Measurement, said: str) -> None:
     assert re.search(said, impossible(row, KNOWLEDGE)), impossible(row, KNOWLEDGE)
-    assert possible([SERVED, row, IMAGES], KNOWLEDGE) == [SERVED, IMAGES]
 
 
 def test_a_narrower_type_makes_possible_what_it_makes_faster_and_smaller() -> None:
@@ -83,4 +82,4 @@ def test_a_laboratory_s_rows_can_be() -> None:
     for shift in (-0.4, 0.0, 0.4):
         rows = [replace(row, memory_mib=None) for row in table(shift=shift)]  # its slices hold anything
         assert {row.model for row in rows} == set(MODELS)
-        assert possible(rows, KNOWLEDGE) == rows
+        assert not any(impossible(row, KNOWLEDGE) for row in rows)

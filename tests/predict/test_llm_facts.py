@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.predict.llm import names, precision
 from slurm_migbatch.predict.llm.describe import ArchError, DescribeError, describe, of_config, read_arch
-from slurm_migbatch.predict.llm.families import ALL, BY_NAME
+from slurm_migbatch.predict.llm.families import ALL
 from slurm_migbatch.predict.llm.memory import need_of, weights_mib
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.workload.hints import parse
 from slurm_migbatch.workload.refusal import Refusal
+
+BY_NAME = {model.name: model for model in ALL}
 
 PUBLISHED = {
     "llama-2-7b": 6738415616, "llama-2-13b": 13015864320, "llama-2-70b": 68976648192, "llama-3.1-8b": 8030261248,

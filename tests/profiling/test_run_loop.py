@@ -8,8 +8,8 @@ from slurm_migbatch.profiling.cells import MeasurementCell, product
 from slurm_migbatch.profiling.device import Device
 from slurm_migbatch.profiling.measure import DidNotFit, PointFailed, Ran
 from slurm_migbatch.profiling.measurement import Measurement
-from slurm_migbatch.profiling.runner import AtMost, Chosen, FullGrid, ProfiledModel, run, save
-from slurm_migbatch.profiling.table import read_folder
+from slurm_migbatch.profiling.runner import ProfiledModel, first, run
+from slurm_migbatch.profiling.table import read_folder, save
 from slurm_migbatch.profiling.timing import Summary
 
 SLICE = Device("NVIDIA H100 80GB HBM3", "MIG-1", "2g.20gb", 2, 2, 32, 20096, "560.35")
@@ -47,8 +47,8 @@ class Quiet:
     def ends(self, row, outcome, left): ...
 
 
-def go(cells, bench, rule=None, earlier=(), saved=None):
-    return run(SUBJECT, cells, rule or FullGrid(), bench, earlier, Saved() if saved is None else saved, Quiet())
+def go(cells, bench, rule=first, earlier=(), saved=None, most=None):
+    return run(SUBJECT, cells, rule, bench, earlier, Saved() if saved is None else saved, Quiet(), most)
 
 
 def test_the_grid_is_measured_in_ascending_order_and_saved_after_each_point():
@@ -108,9 +108,9 @@ def test_another_failure_ends_the_run_with_what_was_measured_saved():
 
 def test_a_run_goes_on_where_the_last_one_stopped():
     cells = product([1, 2, 4, 8], [None], [1])
-    first = go(cells, Bench(room=4), AtMost(2, FullGrid()))
+    begun = go(cells, Bench(room=4), most=2)
     bench, saved = Bench(room=4), Saved()
-    second = go(cells, bench, earlier=first.rows, saved=saved)
+    second = go(cells, bench, earlier=begun.rows, saved=saved)
     assert [cell.batch for cell in bench.tried] == [4, 8]
     assert [row.batch for row in saved[-1]] == [1, 2, 4, 8]
     assert set(second.outcomes) == {MeasurementCell(4), MeasurementCell(8)}
@@ -133,7 +133,7 @@ def test_a_rule_chooses_what_is_measured_and_when_it_is_enough():
         return None if len(done) == 3 else max(remaining, key=lambda cell: cell.batch)
 
     bench = Bench(room=8)
-    found = go(product([1, 2, 4, 8, 16], [None], [1]), bench, Chosen(outermost))
+    found = go(product([1, 2, 4, 8, 16], [None], [1]), bench, outermost)
     assert [cell.batch for cell in bench.tried] == [16, 8, 4]
     assert found.unfit == ()  # 1 and 2 were not ruled out, only not chosen
 
@@ -146,7 +146,7 @@ def test_a_rule_knows_what_was_measured_on_other_slices():
         heard.append([(row.profile, row.batch) for row in done])
         return remaining[0]
 
-    go([MeasurementCell(1), MeasurementCell(2)], Bench(), Chosen(listen), earlier=[other, replace(other, model="vit")])
+    go([MeasurementCell(1), MeasurementCell(2)], Bench(), listen, earlier=[other, replace(other, model="vit")])
     assert heard == [[("1g.10gb", 1)], [("1g.10gb", 1), ("2g.20gb", 1)]]
 
 

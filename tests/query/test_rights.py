@@ -87,14 +87,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuerySite]:
         store.ingest("n1", "jx", "b1", [{"seq": 1, "ts": now, "kind": "inventory", "gpus": [GPU]}])
         seq = 1
         for number, (user, (uid, first)) in enumerate(USERS.items()):
-            store.record_decision(
-                {
+            store.record_decisions([{
                     "id": f"{user}d", "ts": now, "uid": uid, "user": user, "partition": "gpu",
                     "asked": f"--gres=mig:auto --comment='{user}scomment'", "hints": {"model": f"{user}smodel"},
                     "bucket": f"{user}smodel/infer", "chosen": "mig:1g.10gb:1", "message": f"{user}smodel",
                     "candidates": [{"profile": "1g.10gb", "ok": False, "why": f"{user}smodel"}], "source": "service",
-                }
-            )  # fmt: skip
+                }])  # fmt: skip
             for job, ends in ((first, True), (first + 1, False)):
                 piece = {"gpu": "GPU-a", "profile": "1g.10gb", "start": number, "size": 1, "mig_uuid": f"MIG-{job}"}
                 run = {"job": job, "restart": 0, "uid": uid, "user": user, "decision": f"{user}d", "slices": [piece]}

@@ -53,12 +53,11 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
 
         gpus = [{"uuid": "GPU-a", "index": 0, "minor": 0, "name": "H100", "mig": True, "geometry": {}}]
         send("inventory", at("0:00:01"), gpus=gpus)
-        store.record_decision(
-            {"id": "7fq3k", "ts": at("8:59"), "asked": "--gres=mig:auto --comment='migbatch: model=bert-large'",
+        store.record_decisions([{
+             "id": "7fq3k", "ts": at("8:59"), "asked": "--gres=mig:auto --comment='migbatch: model=bert-large'",
              "bucket": BUCKET, "chosen": "mig:2g.20gb:1", "source": "service", "message": "because",
              "candidates": [{"profile": "2g.20gb", "latency_ms": 12.34, "throughput_per_s": 2593.2,
-                             "memory_mib": 6144}]}
-        )  # fmt: skip
+                             "memory_mib": 6144}]}])  # fmt: skip
         # 1: yesterday; 2: the ordinary one; 3: three slices, running; 4: waits; 5: requeued, failed; 6: array; 9: het
         job(1, "PENDING", "alice", 1001, submit=at("-10:00"))
         send("start", at("-9:00"), job=1, restart=0, slices=[piece(0, 1, "1g.10gb")], warm=True, elapsed_ms=2.0)

@@ -46,7 +46,7 @@ def url(tmp_path: Path) -> str:
         {"profile": "3g.40gb", "latency_ms": 20.0, "throughput_per_s": 50.0, "memory_mib": 950.0},
     ]
     with open_store(url) as store:
-        store.record_decision({"id": "abc12345", "chosen": "mig:1g.10gb:1", "candidates": candidates, "asked": "x"})
+        store.record_decisions([{"id": "abc12345", "chosen": "mig:1g.10gb:1", "candidates": candidates, "asked": "x"}])
         started(store, 1, "3g.40gb")
         started(store, 2, "1g.10gb")
         started(store, 31, "3g.40gb", array_job=30, array_task="1")

@@ -145,7 +145,7 @@ def test_decisions_find_their_runs_in_any_order(store: Store, order: tuple[str, 
     node = Node(store)
     for step in order:
         if step == "decision":
-            store.record_decision(DECISION)
+            store.record_decisions([DECISION])
         elif step == "job":
             store.upsert_jobs([job(7, comment=MARKED)])
         else:
@@ -164,8 +164,8 @@ def test_without_a_decision_the_request_is_what_slurm_shows(store: Store) -> Non
 
 
 def test_a_decision_can_be_read_in_full(store: Store) -> None:
-    store.record_decision(DECISION)
-    store.record_decision({**DECISION, "message": "again"})
+    store.record_decisions([DECISION])
+    store.record_decisions([{**DECISION, "message": "again"}])
     found = store.decision("7fq3k")
     assert found is not None
     assert found["candidates"] == DECISION["candidates"]
@@ -173,12 +173,14 @@ def test_a_decision_can_be_read_in_full(store: Store) -> None:
     assert found["facts"] == {"predictor": "prior-1"}
     assert store.decision("nix") is None
     with pytest.raises(ValueError, match="id"):
-        store.record_decision({"message": "no id"})
+        store.record_decisions([{"message": "no id"}])
 
 
 def test_odd_decisions_are_kept(store: Store) -> None:
-    store.record_decision({"id": "a", "candidates": [None, {"profile": None}], "chosen": "mig:2g.20gb:1", "ts": "soon"})
-    store.record_decision({"id": "b", "candidates": "none", "asked": "x" * 9999, "message": "\0\ud800"})
+    store.record_decisions(
+        [{"id": "a", "candidates": [None, {"profile": None}], "chosen": "mig:2g.20gb:1", "ts": "soon"}]
+    )
+    store.record_decisions([{"id": "b", "candidates": "none", "asked": "x" * 9999, "message": "\0\ud800"}])
     assert store.decision("b") is not None
 
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.store.lessons import Lesson
 from slurm_migbatch.store.progress import RunProgressRow
+from slurm_migbatch.workload.lesson import Lesson
 from tests.support.store_events import Node, job, piece, run_of
 
 GPU = {"uuid": "GPU-a", "index": 0, "minor": 0, "name": "NVIDIA H100 80GB HBM3", "mig": True, "geometry": {}}
@@ -276,7 +276,7 @@ def taught(store: Store, since: int = 0) -> list[Lesson]:
 
 
 def test_a_lesson_says_all_that_is_known(store: Store) -> None:
-    store.record_decision(DECISION)
+    store.record_decisions([DECISION])
     node = Node(store)
     node.send(node.event("inventory", 50, gpus=[GPU]))
     node.send(node.start(100, 7, decision="abc"), report(node, 159, items=600, throughput_per_s=12.0, latency_ms=25.0))
@@ -308,7 +308,7 @@ def test_what_is_learned_later_comes_once_more(store: Store) -> None:
     node.send(node.start(100, 7, decision="abc"), node.start(101, 8), node.stop(150, 8), node.stop(160, 7))
     first = taught(store)
     assert [(lesson.job, lesson.number, lesson.model) for lesson in first] == [(8, 1, None), (7, 2, None)]
-    store.record_decision(DECISION)
+    store.record_decisions([DECISION])
     assert [(lesson.job, lesson.number, lesson.model) for lesson in taught(store, 2)] == [(7, 3, "bert-large")]
     store.upsert_jobs([job(7, "COMPLETED", exit_code="0:0", end=160.0)])
     assert taught(store, 3) == []

@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from slurm_migbatch.daemon.history import HistoryStore, open_history
+from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.recurring import RecurringRun
 from tests.support.store_events import Node, piece, run_of
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[HistoryStore]:
-    with open_history(url) as opened:
+def store(url: str) -> Iterator[Store]:
+    with open_store(url) as opened:
         yield opened
 
 
-def decided(store: HistoryStore, id: str, recurring: str | None = "key", **more: object) -> None:
-    store.record_decision({"id": id, "hints": {}, "recurring": recurring, "chosen": "mig:1g.10gb:1", **more})
+def decided(store: Store, id: str, recurring: str | None = "key", **more: object) -> None:
+    store.record_decisions([{"id": id, "hints": {}, "recurring": recurring, "chosen": "mig:1g.10gb:1", **more}])
 
 
-def ran(store: HistoryStore, job: int, node: Node, decision: str = "d1", **stop: object) -> RecurringRun:
+def ran(store: Store, job: int, node: Node, decision: str = "d1", **stop: object) -> RecurringRun:
     """A run of a job from its start to its end, as it is then read."""
     newest = store.newest_lesson()
     exit_code = stop.pop("exit_code", 0)
@@ -32,11 +32,11 @@ def ran(store: HistoryStore, job: int, node: Node, decision: str = "d1", **stop:
     return row
 
 
-def facts_of(store: HistoryStore) -> Any:
+def facts_of(store: Store) -> Any:
     return run_of(store, 1).run["measured_facts"] or {}
 
 
-def test_a_run_comes_with_what_it_showed(store: HistoryStore) -> None:
+def test_a_run_comes_with_what_it_showed(store: Store) -> None:
     node = Node(store)
     decided(store, "d1", hints={"retry": "oom", "max": "3g.40gb"}, engine="vllm")
     activity = {"seconds": 90.0, "sm": 0.5, "tensor": 0.25, "dram": 0.125}
@@ -47,7 +47,7 @@ def test_a_run_comes_with_what_it_showed(store: HistoryStore) -> None:
     assert (row.partition, row.restart) == ("gpu", 0)
 
 
-def test_how_it_ended(store: HistoryStore) -> None:
+def test_how_it_ended(store: Store) -> None:
     node = Node(store)
     decided(store, "d1")
     assert ran(store, 1, node, exit_code=1).ended == "failed"
@@ -59,7 +59,7 @@ def test_how_it_ended(store: HistoryStore) -> None:
         assert store.recurring_runs(store.newest_lesson() - 1, 10)[0].ended == ended
 
 
-def test_what_is_told_later_brings_the_run_once_more(store: HistoryStore) -> None:
+def test_what_is_told_later_brings_the_run_once_more(store: Store) -> None:
     node = Node(store)
     decided(store, "d1")
     first = ran(store, 1, node, exit_code=1)
@@ -68,7 +68,7 @@ def test_what_is_told_later_brings_the_run_once_more(store: HistoryStore) -> Non
     assert (again.run, again.ended) == (first.run, "done")
 
 
-def test_shared_and_absurd_figures_do_not_count(store: HistoryStore) -> None:
+def test_shared_and_absurd_figures_do_not_count(store: Store) -> None:
     node = Node(store)
     decided(store, "d1")
     busy = {"seconds": 90.0, "sm": 0.5, "tensor": 0.0, "dram": 0.1}
@@ -78,7 +78,7 @@ def test_shared_and_absurd_figures_do_not_count(store: HistoryStore) -> None:
         assert ran(store, number, node, activity=told).sm is None
 
 
-def test_runs_that_the_filter_cannot_know_again_have_no_key(store: HistoryStore) -> None:
+def test_runs_that_the_filter_cannot_know_again_have_no_key(store: Store) -> None:
     node = Node(store)
     decided(store, "d1", None)
     assert ran(store, 1, node).recurring == ""
@@ -90,7 +90,7 @@ def test_runs_that_the_filter_cannot_know_again_have_no_key(store: HistoryStore)
     assert store.recurring_runs(store.newest_lesson() - 1, 10)[0].profile is None
 
 
-def test_energy_is_known_when_every_node_of_the_run_has_told_it(store: HistoryStore) -> None:
+def test_energy_is_known_when_every_node_of_the_run_has_told_it(store: Store) -> None:
     def energy() -> Any:
         return facts_of(store).get("energy_j")
 
@@ -104,13 +104,13 @@ def test_energy_is_known_when_every_node_of_the_run_has_told_it(store: HistorySt
 
 
 @pytest.mark.parametrize("told", [None, "a", -1, 2e12, float("nan"), [5], True])
-def test_an_energy_that_cannot_be_is_none(store: HistoryStore, told: Any) -> None:
+def test_an_energy_that_cannot_be_is_none(store: Store, told: Any) -> None:
     node = Node(store)
     node.send(node.start(100, 1), node.stop(200, 1, energy_j=told))
     assert "energy_j" not in facts_of(store)
 
 
-def test_the_activity_of_several_nodes_is_their_average(store: HistoryStore) -> None:
+def test_the_activity_of_several_nodes_is_their_average(store: Store) -> None:
     one, two = Node(store), Node(store, "n2", "bb")
     decided(store, "d1")
     for node in (one, two):

@@ -16,7 +16,6 @@ from sqlalchemy import event, func, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.config import loads
-from slurm_migbatch.daemon.history import HistoryStore, open_history
 from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.retention import Retention
 from slurm_migbatch.store.db import Store, open_store
@@ -350,7 +349,7 @@ def test_a_step_takes_few_rows(store: Store) -> None:
 class Clockwork:
     """A writer that does at once what it is given."""
 
-    def __init__(self, store: HistoryStore) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
 
     def __len__(self) -> int:
@@ -363,7 +362,7 @@ class Clockwork:
 
 
 def test_migbatchd_removes_what_the_configuration_says(url: str) -> None:
-    with open_history(url) as store:
+    with open_store(url) as store:
         fill(store, 0)
         should = expected(rows(store))
         config = loads("[store]\nkeep = '400d'\n")

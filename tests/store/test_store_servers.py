@@ -48,10 +48,9 @@ def test_a_day_on_the_cluster(store: Store, server: str) -> None:
         "mig": True,
         "geometry": H100.geometry.to_dict(),
     }
-    store.record_decision(
-        {"id": "7fq3k", "bucket": "b", "asked": "--gres=mig:auto", "chosen": "mig:1g.10gb:1",
-         "candidates": [{"profile": "1g.10gb", "latency_ms": 3.5}], "message": "snowman \N{SNOWMAN} \U0001f600"}
-    )  # fmt: skip
+    candidates = [{"profile": "1g.10gb", "latency_ms": 3.5}]
+    store.record_decisions([{"id": "7fq3k", "bucket": "b", "asked": "--gres=mig:auto", "chosen": "mig:1g.10gb:1",
+         "candidates": candidates, "message": "snowman \N{SNOWMAN} \U0001f600"}])  # fmt: skip
     store.upsert_jobs(
         [job(7, comment="[mig:1g.10gb:1#7fq3k]", name="übung \U0001f600"), job(8), job(9)], live={7, 8, 9}
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_migbatch.daemon.history import HistoryStore, open_history
+from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.work import PastRuns, TaskRunRow
 
 
@@ -10,7 +10,7 @@ def piece(start: int, profile: str = "1g.10gb") -> dict[str, object]:
     return {"gpu": "GPU-1", "profile": profile, "start": start, "size": 1, "gi": 1, "ci": 0, "mig_uuid": "MIG-1"}
 
 
-def ran(db: HistoryStore, job: int, began: float, ended: float | None, slices: int = 1, **fields: object) -> None:
+def ran(db: Store, job: int, began: float, ended: float | None, slices: int = 1, **fields: object) -> None:
     pieces = [piece(i) for i in range(slices)]
     common = {"job": job, "restart": 0, "uid": 1, "slices": pieces}
     seq = 2 * job - 1
@@ -22,7 +22,7 @@ def ran(db: HistoryStore, job: int, began: float, ended: float | None, slices: i
 
 
 def test_tasks_of_an_array_come_in_the_order_of_their_ends(database: str) -> None:
-    with open_history(database) as db:
+    with open_store(database) as db:
         ran(db, 11, 100, 160, array_job=10, array_task="1")
         ran(db, 12, 100, 130, array_job=10, array_task="2")
         ran(db, 13, 130, None, array_job=10, array_task="3")
@@ -36,7 +36,7 @@ def test_tasks_of_an_array_come_in_the_order_of_their_ends(database: str) -> Non
 
 
 def test_past_work_is_summed_up_by_what_was_asked_for(database: str) -> None:
-    with open_history(database) as db:
+    with open_store(database) as db:
         ran(db, 1, 100, 160)
         ran(db, 2, 100, 120)
         ran(db, 3, 100, 120, slices=2)
@@ -46,7 +46,7 @@ def test_past_work_is_summed_up_by_what_was_asked_for(database: str) -> None:
 
 
 def test_loans_are_no_work_of_users_to_plan_for(database: str) -> None:
-    with open_history(database) as db:
+    with open_store(database) as db:
         ran(db, 1, 100, 160)
         db.save_loans([{"job_id": 1, "restart": 0, "decided": 99.0, "profile": "1g.10gb", "state": "ended"}])
         assert db.past_work(50.0) == []

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurm_migbatch.daemon.advertiser import Advertiser
-from slurm_migbatch.daemon.controller import Controller, NoRecord
+from slurm_migbatch.daemon.controller import Controller
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.supply.stage import SupplySettings
+from slurm_migbatch.lab.bench.largesite import NoRecord
 from slurm_migbatch.mig.profile import Profile
 
 

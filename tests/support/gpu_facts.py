@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 GUIDE = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html"
 START = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/getting-started-with-mig.html"
-NVML_H = "NVML API reference, nvml.h, NVML_GPU_INSTANCE_PROFILE_* (the enums of all rows)"
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def fill(url: str) -> None:
                 "candidates": [], "chosen": "mig:1g.10gb:1", "message": f"secretmodel{number} fits",
                 "source": "service",
             }  # fmt: skip
-            store.record_decision(decision)
+            store.record_decisions([decision])
             piece = {"gpu": "GPU-a", "profile": "1g.10gb", "start": number - 7, "size": 1, "mig_uuid": f"MIG-{number}"}
             run = {"job": number, "restart": 0, "uid": uid, "user": user, "decision": f"d{number}", "slices": [piece]}
             events: list[dict[str, Any]] = [{"kind": "start", **run}]

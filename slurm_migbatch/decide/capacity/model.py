@@ -226,7 +226,6 @@ class NodePlan:
     layouts: Mapping[str, Layout]
     offers: Mapping[Profile, int]
     withdrawn: frozenset[Profile] = frozenset()
-    changed: bool = False
     fixed: bool = False
     open: bool = True
 

@@ -321,9 +321,10 @@ def retypes(
     promises: Callable[[Pending], ServiceGuarantee | None],
     space: FreeCapacity,
     turns: RetypeHistory,
-    max_weighed: int = MOST,
 ) -> list[Retype]:
     """Return which jobs get another profile now; takes what they will need from `space`.
+
+    At most MOST jobs with alternatives are considered.
 
     Args:
         now: unix seconds.
@@ -331,13 +332,12 @@ def retypes(
         promises: the alternatives of each; None for nothing, or unknown.
         space: unassigned capacity.
         turns: previous re-types.
-        max_weighed: number of jobs with alternatives to consider.
     """
     groups: dict[tuple[frozenset[str], int], list[tuple[Pending, ServiceGuarantee]]] = {}
     idle: dict[tuple[frozenset[str], int], frozenset[Profile]] = {}
     weighed = 0
     for pending in waiting:
-        if weighed == max_weighed:
+        if weighed == MOST:
             break
         key = (pending.pool, pending.slice_count)
         if key not in idle:

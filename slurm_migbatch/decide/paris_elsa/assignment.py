@@ -93,10 +93,6 @@ class StockCosts:
                 row.append((work.limit_s - work.seconds[k], work.limit_s - work.seconds[home], loss, work.limit_s))
         self.rows = rows
 
-    def home(self, work: int) -> int | None:
-        """Return the kind on which this class is cheapest within its limit; None if no stocked kind meets it."""
-        return next(iter(self.allowed[work]), None)
-
 
 class Central:
     """Pending work and the idle slices; see the module. One instance follows one stream of events in time order."""

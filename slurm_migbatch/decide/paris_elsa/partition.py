@@ -26,8 +26,6 @@ from slurm_migbatch.decide.capacity.bundles import bundles, holds
 from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, WorkClass
 from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, Stream, bounded_rate, central, stream
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import EMPTY, Layout
-from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
 TRIAL_JOBS: Final = 2000
@@ -66,13 +64,6 @@ class Cut:
     def stock(self) -> Counts:
         """Slices of each kind on all GPUs."""
         return total(self.gpus, len(self.kinds))
-
-    def layouts(self, geometry: Geometry) -> tuple[Layout, ...]:
-        """Return legal placements for the slices of each GPU."""
-        return tuple(
-            plan_free(geometry, EMPTY, [k for k, n in zip(self.kinds, counts, strict=True) for _ in range(n)])
-            for counts in self.gpus
-        )
 
 
 def total(gpus: Iterable[Counts], kinds: int) -> Counts:

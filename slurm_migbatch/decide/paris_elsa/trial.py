@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -68,12 +68,11 @@ def stream(
     return Stream(tuple(times.tolist()), tuple(drawn.tolist()), tuple(int(allowed * count) for count in counts))
 
 
-class Trial(Protocol):
-    """One way to dispatch."""
+Trial = Callable[[StockCosts, Stream, float], "list[float] | None"]
+"""One way to dispatch, at a rate.
 
-    def __call__(self, board: StockCosts, stream: Stream, rate: float, /) -> list[float] | None:
-        """Return latency over limit of each job in order of arrival, or None as soon as the bounds cannot hold."""
-        ...
+It returns latency over limit of each job in order of arrival, or None as soon as the bounds cannot hold.
+"""
 
 
 class Latencies:

@@ -165,12 +165,11 @@ def current(data: Mapping[str, Json]) -> dict[str, Json]:
     return {_FORMER.get(name, name): part for name, part in data.items()}
 
 
-def take(memory: DecisionMemory) -> State:
-    """Return the state; later changes of `memory` do not affect it. Fast: a round waits for it."""
-    return _taken(memory)
+def take(remembered: Any) -> State:
+    """Return the state of a DecisionMemory, or of a part; later changes of it do not affect the state.
 
-
-def _taken(remembered: Any) -> State:
+    Fast: a round waits for it.
+    """
     if isinstance(remembered, LevelGaps):
         return _taken_gaps(remembered)
     return {name: _copied(getattr(remembered, name)) for name in REMEMBERED[type(remembered)]}
@@ -178,7 +177,7 @@ def _taken(remembered: Any) -> State:
 
 def _copied(value: Any) -> Any:
     if type(value) in REMEMBERED:
-        return _taken(value)
+        return take(value)
     if isinstance(value, dict):
         copy = value.copy()
         if any(isinstance(item, (dict, list, set)) or type(item) in REMEMBERED for item in copy.values()):
@@ -198,33 +197,25 @@ def _taken_gaps(gaps: LevelGaps) -> State:
     return state
 
 
-def encode(state: State, codec: Codec) -> Json:
+def encode(state: State, codec: Codec, kind: type = DecisionMemory) -> Json:
     """Return a state in a form for `json.dumps`."""
-    return _encoded(state, DecisionMemory, codec)
-
-
-def _encoded(state: State, kind: type, codec: Codec) -> Json:
     return {name: _encoded_part(state[name], hint, codec) for name, hint in REMEMBERED[kind].items()}
 
 
 def _encoded_part(value: Any, hint: Any, codec: Codec) -> Json:
     if hint in REMEMBERED:
-        return _encoded(value, hint, codec)
+        return encode(value, codec, hint)
     if hint == dict[Profile, LevelGaps]:
-        return [[profile.name, _encoded(gaps, LevelGaps, codec)] for profile, gaps in value.items()]
+        return [[profile.name, encode(gaps, codec, LevelGaps)] for profile, gaps in value.items()]
     return codec.encode(value, hint)
 
 
-def restore(data: Json, memory: DecisionMemory, codec: Codec) -> None:
-    """Load the result of `encode` into a new memory.
+def restore(data: Json, remembered: Any, codec: Codec) -> None:
+    """Load the result of `encode` into a new DecisionMemory, or a part.
 
     Raises:
         CodecError: it is invalid.
     """
-    _restore(data, memory, codec)
-
-
-def _restore(data: Json, remembered: Any, codec: Codec) -> None:
     if not isinstance(data, dict):
         raise CodecError("the memory is missing")
     data = current(data)
@@ -232,7 +223,7 @@ def _restore(data: Json, remembered: Any, codec: Codec) -> None:
         if name not in data:
             continue
         if hint in REMEMBERED:
-            _restore(data[name], getattr(remembered, name), codec)
+            restore(data[name], getattr(remembered, name), codec)
         elif hint == dict[Profile, LevelGaps]:
             setattr(remembered, name, _restored_gaps(data[name], remembered, codec))
         else:
@@ -243,5 +234,5 @@ def _restored_gaps(data: Json, expected: Expectation, codec: Codec) -> dict[Prof
     found = {}
     for name, row in codec.decode(data, list[tuple[str, Any]]):
         gaps = found[codec.decode(name, Profile)] = expected.gaps()
-        _restore(row, gaps, codec)
+        restore(row, gaps, codec)
     return found

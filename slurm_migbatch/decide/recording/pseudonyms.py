@@ -11,7 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from slurm_migbatch.decide.capacity.model import Reservation
 from slurm_migbatch.decide.core import Settings
@@ -57,16 +57,6 @@ _AWAY: Final = re.compile(r"(\bmig:not-)([^:,]+)(?=:)")
 """Position of a host in the key of an order (`recording.order_key`)."""
 
 
-class Names(Protocol):
-    """Replacements for the names of a recording."""
-
-    def of(self, kind: str, name: str) -> str:
-        """Return the replacement; empty for an empty name."""
-
-    def number(self, uid: int) -> int:
-        """Return the replacement of a user's number."""
-
-
 class CollectedNames:
     """Collect names, and leave them unchanged."""
 
@@ -104,6 +94,9 @@ class Pseudonyms:
     def number(self, uid: int) -> int:
         """Return the pseudonym of a user's number."""
         return self._uids[uid]
+
+
+Names: TypeAlias = CollectedNames | Pseudonyms
 
 
 def without_names(entries: Iterable[Json], names: Names) -> Iterator[Json]:

@@ -103,15 +103,14 @@ class GpuState:
 
 
 class Final(NamedTuple):
-    """Result for one GPU: its plan, the free slots in it, the unclaimed ones of them, and the difference
-    from before.
+    """Result for one GPU: its plan, the free slots in it, the unclaimed ones of them, and the profiles of former slots
+    that it lacks.
     """
 
     layout: Layout
     free: Counter[Profile]
     optional: Layout
     withdrawn: frozenset[Profile]
-    changed: bool
 
 
 class GpuStates:
@@ -260,7 +259,6 @@ def _final(leased: Layout, offered: Layout, available: Layout, optional: Layout)
         free=available.counts(),
         optional=optional,
         withdrawn=frozenset(s.profile for s in removed.slots),
-        changed=available != offered,
     )
 
 

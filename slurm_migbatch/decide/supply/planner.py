@@ -478,7 +478,6 @@ class _PlanRound:
         withdrawn: set[Profile] = set()
         free: Counter[Profile] = Counter()
         optional: list[tuple[Layout, str]] = []
-        changed = False
         anew = anew and not node.unmatched()  # a job that is just starting may be on any slot
         book, keeps = self.fleet.book, node.mode is not Mode.WITHDRAWN
         still = keeps and not self.fleet.plannable(node.name)
@@ -498,11 +497,10 @@ class _PlanRound:
                 withdrawn |= final.withdrawn
             if gpu.offered is not gpu.free:  # slots that overlap something, or did by the last report
                 withdrawn.update(slot.profile for slot in gpu.offered.slots if slot not in final.layout)
-            changed = changed or final.changed
         self._keep_total(node, layouts, free, optional)
         held = node.unmatched()
         offers = {p: n - held[p] for p, n in free.items() if n > held[p]}
-        return NodePlan(node.name, layouts, offers, frozenset(withdrawn), changed, still, node.mode is not Mode.CLOSED)
+        return NodePlan(node.name, layouts, offers, frozenset(withdrawn), still, node.mode is not Mode.CLOSED)
 
     @staticmethod
     def _keep_total(

@@ -14,9 +14,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
+from slurm_migbatch.daemon.controller import Rows
 from slurm_migbatch.daemon.observer import CompleteView
 from slurm_migbatch.daemon.plans import GpuSlots, Guests, Plan, PlanBoard
 from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.snapshot import Answers, Questions
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Slot
 from slurm_migbatch.mig.profile import Profile
@@ -31,6 +33,26 @@ _STATES: Final = frozenset({"MIXED"})
 _PARTITIONS: Final = ("gpu", "train")
 _LIMITS: Final = (900, 3600, 4 * 3600, 24 * 3600)
 _Run = tuple[int, int]
+
+
+class NoRecord:
+    """A `daemon.controller.Record` that stores nothing."""
+
+    available = True
+
+    def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
+        """Store nothing."""
+
+    def save(self, *_: Rows) -> bool:
+        """Store nothing."""
+        return True
+
+    def post(self, loans: Rows, actions: Rows) -> None:
+        """Store nothing."""
+
+    def ask(self, questions: Questions) -> Answers:
+        """Answer that nothing is known."""
+        return Answers(questions, (), {}, (), dict.fromkeys(questions.decisions))
 
 
 class LargeSite:

@@ -27,7 +27,6 @@ from sqlalchemy import insert
 
 from slurm_migbatch.config import Config, ModelConfig
 from slurm_migbatch.daemon.facts import chooser_of, known_models
-from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.refit import run
 from slurm_migbatch.lab.bars import Bar, Times
 from slurm_migbatch.lab.say import Say, silent
@@ -35,6 +34,7 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.known import from_facts
 from slurm_migbatch.predict.llm.names import generates
+from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.models import Decision, Gpu, Lease, Node, Run
 from slurm_migbatch.testbed.simdriver import SimulatedMachine
 from slurm_migbatch.workload.catalog import GpuKind, Partition
@@ -123,7 +123,7 @@ def _config(place: Path, models: dict[str, ModelConfig]) -> Config:
 
 
 def _fill(config: Config, geometry: Geometry, runs: int, chance: random.Random) -> None:
-    with open_history(config.store.url) as store, store.engine.begin() as connection:
+    with open_store(config.store.url) as store, store.engine.begin() as connection:
         connection.execute(insert(Node).values(node="n1", seen=_EPOCH))
         gpu = {
             "node": "n1", "uuid": _GPU, "minor": 0, "gpu_index": 0, "name": geometry.name, "mig": True,

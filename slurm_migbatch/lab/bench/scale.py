@@ -20,13 +20,13 @@ from typing import Any, Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.advertiser import Advertiser
-from slurm_migbatch.daemon.controller import Controller, NoRecord
+from slurm_migbatch.daemon.controller import Controller
 from slurm_migbatch.daemon.flightrecorder import FlightRecorder
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.settings import settings_of
 from slurm_migbatch.decide.snapshot import LendingPast
 from slurm_migbatch.lab.bars import Bar, exponent, quantile
-from slurm_migbatch.lab.bench.largesite import LargeSite
+from slurm_migbatch.lab.bench.largesite import LargeSite, NoRecord
 from slurm_migbatch.lab.bench.looks import checks_s, reading_s
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry

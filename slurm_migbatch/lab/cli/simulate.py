@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import print_table, progress_bar
+from slurm_migbatch.cli.common import print_table
 
 if TYPE_CHECKING:
     from slurm_migbatch.lab.sim.play import ScenarioData
@@ -173,6 +175,24 @@ def _simulate(chosen: Sequence[Scenario], as_json: bool, html: Path | None, log:
         if outcome.settings:
             click.echo(_decider(outcome))
     print_table((f"on {scenario.workload.trace}", *(outcome.policy for outcome in outcomes)), _rows(outcomes))
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Show progress and remaining time on stderr.
+
+    Yields a function to call with the number of finished and of all parts; None if stderr is not a terminal.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with click.progressbar(length=1, label=label, file=sys.stderr) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.length = max(total, 1)
+            bar.update(done - bar.pos)
+
+        yield show
 
 
 def _play(scenario: Scenario, workload: ScenarioData, *, wanted: bool) -> _PolicyFigures:

@@ -309,7 +309,7 @@ def reconfigured(geometry: Geometry, layout: Layout, used: Layout, slot: Slot) -
     for other in idle.slots:
         if geometry.fits(remaining, slot):
             break
-        if remaining.contains(other):
+        if other in remaining:
             remaining = remaining.remove(other)
             destroyed.append(other)
     seconds = sum(_seconds(DESTROY_S, geometry, other) for other in destroyed) + _seconds(CREATE_S, geometry, slot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import pynvml
@@ -14,13 +14,8 @@ from slurm_migbatch.mig.nvml import query
 from slurm_migbatch.mig.profile import Profile
 
 _LAST_ENUM = 64  # the walk over profile enums ends at INVALID_ARGUMENT; this only bounds it
-_SILENT = (
-    NotMig,
-    DriverMissing,
-    NoPermission,
-    InvalidRequest,
-    NotFound,
-)  # errors of a driver that does not report a figure
+#: errors of a driver that does not report a figure
+SILENT = (NotMig, DriverMissing, NoPermission, InvalidRequest, NotFound)
 
 _ARCHITECTURES = {
     pynvml.NVML_DEVICE_ARCH_VOLTA: "volta",
@@ -52,16 +47,7 @@ def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometr
     total = int(ask("its memory", pynvml.nvmlDeviceGetMemoryInfo).total)
     infos: dict[Profile, ProfileInfo] = {}
     known: list[query.KnownProfile] = []
-    for enum in range(_LAST_ENUM):
-        try:
-            raw = ask("a profile", query.gpu_profile_info, enum, mig_on)
-        except NotMig:
-            continue
-        except InvalidRequest:
-            break
-        profile = reported_profile(query.text(getattr(raw, "name", b"")))
-        if profile is None:
-            profile = computed_profile(enum, int(raw.sliceCount), int(raw.memorySizeMB), total)
+    for raw, profile in listed_profiles(ask, total, mig_on=mig_on):
         known.append(query.KnownProfile(int(raw.id), profile, int(raw.instanceCount)))
         places = sorted(ask(f"the placements of {profile}", query.placements, int(raw.id)))
         if profile in infos or not places:
@@ -86,6 +72,19 @@ def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometr
     return Geometry(model, infos.values()), tuple(known)
 
 
+def listed_profiles(ask: Ask, total_bytes: int, *, mig_on: bool) -> Iterator[tuple[Any, Profile]]:
+    """Yield NVML's description of each profile of a GPU, and the profile."""
+    for enum in range(_LAST_ENUM):
+        try:
+            raw = ask("a profile", query.gpu_profile_info, enum, mig_on)
+        except NotMig:
+            continue
+        except InvalidRequest:
+            return
+        named = reported_profile(query.text(getattr(raw, "name", b"")))
+        yield raw, named or computed_profile(enum, int(raw.sliceCount), int(raw.memorySizeMB), total_bytes)
+
+
 def read_facts(ask: Ask) -> dict[str, str | int | float]:
     """Return the specifications of the whole GPU; what the driver does not report is missing.
 
@@ -97,7 +96,7 @@ def read_facts(ask: Ask) -> dict[str, str | int | float]:
     def add(key: str, convert: Callable[[Any], str | int | None], call: Callable[..., Any], *args: object) -> None:
         try:
             value = convert(ask(key, call, *args))
-        except _SILENT:
+        except SILENT:
             return
         if value is not None:
             facts[key] = value
@@ -118,6 +117,6 @@ def read_facts(ask: Ask) -> dict[str, str | int | float]:
 def _is_vgpu(ask: Ask) -> bool:
     try:
         mode = ask("its virtualization mode", pynvml.nvmlDeviceGetVirtualizationMode)
-    except _SILENT:
+    except SILENT:
         return False
     return bool(mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)

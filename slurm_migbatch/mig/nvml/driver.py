@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 
 import pynvml
 
 from slurm_migbatch.mig.driver import DriverError, DriverMissing
 from slurm_migbatch.mig.nvml.errors import translated
 from slurm_migbatch.mig.nvml.gpu import NvmlGpu
-from slurm_migbatch.mig.nvml.library import LIBRARY
+from slurm_migbatch.mig.nvml.library import LibraryUser
 
 
-class NvmlDriver:
+class NvmlDriver(LibraryUser):
     """All GPUs of this machine through NVML.
 
     `library` is a file to load as the NVML library instead of the system's; root's hooks have no environment to set it
@@ -21,8 +20,7 @@ class NvmlDriver:
     """
 
     def __init__(self, library: str | None = None) -> None:
-        LIBRARY.open(library or None)
-        self._open = True
+        super().__init__(library)
         try:
             self._errors = dict.fromkeys(range(pynvml.nvmlDeviceGetCount()), "")
             self._gpus: dict[int, NvmlGpu] = {}
@@ -53,17 +51,3 @@ class NvmlDriver:
                 raise
             except DriverError as error:
                 self._errors[index] = str(error)
-
-    def close(self) -> None:
-        """Close the library; repeated calls are harmless."""
-        if self._open:
-            self._open = False
-            LIBRARY.close()
-
-    def __enter__(self) -> NvmlDriver:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,13 +1,17 @@
-"""Choose the library file that pynvml loads."""
+"""Choose the library file that pynvml loads, and keep it open for those who use it."""
 
 from __future__ import annotations
 
 import ctypes
+from types import TracebackType
+from typing import TypeVar
 
 import pynvml
 
 from slurm_migbatch.mig.driver import DriverMissing
 from slurm_migbatch.mig.nvml.errors import translated
+
+_U = TypeVar("_U", bound="LibraryUser")
 
 
 class OpenLibrary:
@@ -55,3 +59,25 @@ class OpenLibrary:
 
 
 LIBRARY = OpenLibrary()
+
+
+class LibraryUser:
+    """One that uses the library until it is closed."""
+
+    def __init__(self, library: str | None) -> None:
+        LIBRARY.open(library or None)
+        self._open = True
+
+    def close(self) -> None:
+        """Close the library; repeated calls are harmless."""
+        if self._open:
+            self._open = False
+            LIBRARY.close()
+
+    def __enter__(self: _U) -> _U:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

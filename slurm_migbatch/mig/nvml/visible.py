@@ -10,22 +10,19 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import pynvml
 
-from slurm_migbatch.mig.driver import DriverError, DriverMissing, InvalidRequest, NoPermission, NotFound, NotMig
-from slurm_migbatch.mig.naming import computed_profile, reported_profile
-from slurm_migbatch.mig.nvml import query
+from slurm_migbatch.mig.driver import DriverError, NotFound
+from slurm_migbatch.mig.naming import reported_profile
+from slurm_migbatch.mig.nvml.describe import SILENT, listed_profiles
 from slurm_migbatch.mig.nvml.errors import translated
-from slurm_migbatch.mig.nvml.library import LIBRARY
+from slurm_migbatch.mig.nvml.library import LibraryUser
 from slurm_migbatch.mig.profile import Profile
 
 _MIB = 1 << 20
-_LAST_ENUM = 64
 _MIG_NAME = re.compile(r".*\bMIG (?:[0-9]+c\.)?(\S+)")
-_UNKNOWN = (NotMig, DriverMissing, NoPermission, InvalidRequest, NotFound)
 
 
 class Seen(NamedTuple):
@@ -53,7 +50,7 @@ class Usage(NamedTuple):
     processes: tuple[tuple[int, float | None], ...]
 
 
-class VisibleDevice:
+class VisibleDevice(LibraryUser):
     """A device as CUDA_VISIBLE_DEVICES names it: `MIG-<uuid>`, `GPU-<uuid>` (or its beginning) or an index.
 
     A whole GPU in MIG mode means its first slice, as in CUDA. Raises DriverMissing if there is no driver, NotFound if
@@ -61,8 +58,7 @@ class VisibleDevice:
     """
 
     def __init__(self, name: str, library: str | None = None) -> None:
-        LIBRARY.open(library)
-        self._open = True
+        super().__init__(library)
         try:
             self._handle = self._find(name)
             self.seen = self._describe()
@@ -74,26 +70,12 @@ class VisibleDevice:
         """Return the memory in use now; raises DriverError."""
         memory = self._ask("its memory", pynvml.nvmlDeviceGetMemoryInfo, self._handle)
         listed: list[Any] = []
-        with suppress(*_UNKNOWN):
+        with suppress(*SILENT):
             listed = self._ask("its processes", pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
         return Usage(
             int(memory.used) / _MIB,
             tuple((int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory) / _MIB) for p in listed),
         )
-
-    def close(self) -> None:
-        """Close the library; repeated calls are harmless."""
-        if self._open:
-            self._open = False
-            LIBRARY.close()
-
-    def __enter__(self) -> VisibleDevice:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- internal ------------------------------------------------------------------------------------------------
 
@@ -114,7 +96,7 @@ class VisibleDevice:
             raise NotFound(0, f"'{name}' is not a GPU: write an index, GPU-<uuid> or MIG-<uuid>, as in nvidia-smi -L")
         try:
             on = bool(self._ask("its MIG mode", pynvml.nvmlDeviceGetMigMode, handle)[0])
-        except _UNKNOWN:
+        except SILENT:
             on = False
         if not on:
             return handle
@@ -167,16 +149,12 @@ class VisibleDevice:
     def _profiles(self, gpu: Any) -> Iterator[tuple[Profile, int]]:
         """Yield the profiles of the GPU, each with its memory in MiB."""
         total = int(self._ask("its memory", pynvml.nvmlDeviceGetMemoryInfo, gpu).total)
-        for enum in range(_LAST_ENUM):
-            try:
-                raw = self._ask("a profile", query.gpu_profile_info, gpu, enum, True)
-            except NotMig:
-                continue
-            except InvalidRequest:
-                return
-            slices, mib = int(raw.sliceCount), int(raw.memorySizeMB)
-            name = query.text(getattr(raw, "name", b""))
-            yield reported_profile(name) or computed_profile(enum, slices, mib, total), mib
+
+        def ask(operation: str, call: Callable[..., Any], *args: object) -> Any:
+            return self._ask(operation, call, gpu, *args)
+
+        for raw, profile in listed_profiles(ask, total, mig_on=True):
+            yield profile, int(raw.memorySizeMB)
 
 
 def _nearest(profiles: list[tuple[Profile, int]], compute: int, memory_mib: int) -> Profile | None:

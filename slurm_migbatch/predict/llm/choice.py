@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
-from slurm_migbatch.mig.geometry import ProfileInfo
-from slurm_migbatch.predict.candidate import Interval
+from slurm_migbatch.predict.candidate import Interval, Predictor
 from slurm_migbatch.predict.llm import precision
 from slurm_migbatch.predict.llm.memory import Need, need_of, resized
 from slurm_migbatch.predict.llm.precision import Precision
-from slurm_migbatch.predict.llm.speed import Correction, TokenFigures, figures_of, machine_of
+from slurm_migbatch.predict.llm.speed import TokenFigures, figures_of, machine_of
 from slurm_migbatch.predict.llm.workload import Serving, Training, Workload
 from slurm_migbatch.values.figures import digits, gib
 from slurm_migbatch.workload.buckets import rate_of
-from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
+from slurm_migbatch.workload.catalog import Partition, ProfileOffer
 from slurm_migbatch.workload.hints import SERVE, Hints
 from slurm_migbatch.workload.refusal import Refusal, show
 
@@ -90,20 +89,8 @@ class Targets:
         return worst
 
 
-class Corrects(Protocol):
-    """Corrections of computed figures by measurements."""
-
-    def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:
-        """Return the correction for a workload on a profile."""
-        ...
-
-    def sized(self, workload: Workload) -> Workload:
-        """Return a workload with its memory corrected by measurements."""
-        ...
-
-
 def figures_by_profile(
-    workload: Workload, partition: Partition, rate: int | None, measured: Corrects
+    workload: Workload, partition: Partition, rate: int | None, predictor: Predictor
 ) -> Mapping[str, TokenFigures]:
     """Return the figures of every plain profile by GRES type, the worst if several kinds of GPUs have it."""
     found: dict[str, TokenFigures] = {}
@@ -113,17 +100,17 @@ def figures_by_profile(
                 continue
             machine = machine_of(kind, info)
             need = need_of(workload, info.memory_mib)
-            here = figures_of(workload, need, machine, (rate or 0) / 1000, measured.correction(workload, kind, info))
+            here = figures_of(workload, need, machine, (rate or 0) / 1000, predictor.correction(workload, kind, info))
             seen = found.get(info.profile.gres_type)
             found[info.profile.gres_type] = here if seen is None else seen.worst(here)
     return found
 
 
-def nowhere(workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition, measured: Corrects) -> Refusal:
+def nowhere(workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition, predictor: Predictor) -> Refusal:
     """Return the refusal of a workload that no allowed slice holds."""
     largest = max(allowed, key=lambda offer: offer.memory_mib)
     need = need_of(workload, largest.memory_mib)
-    ways = list(_ways(workload, allowed, partition, measured))
+    ways = list(_ways(workload, allowed, partition, predictor))
     gpus = whole_gpus(need, max(kind.full.memory_mib for kind in partition.kinds))
     ways.append(f"{gpus} whole GPU{'s' if gpus > 1 else ''} outside MIG (no framework shards over slices)")
     label = workload.label if workload.model.how != "near" else f"{workload.label} (near name)"
@@ -141,7 +128,7 @@ def whole_gpus(need: Need, gpu_mib: int) -> int:
 
 
 def _ways(
-    workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition, measured: Corrects
+    workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition, predictor: Predictor
 ) -> Iterator[str]:
     beyond = [offer for offer in partition.plain if offer not in allowed]
     if (larger := _smallest(workload, beyond)) is not None:
@@ -149,7 +136,7 @@ def _ways(
     variants = _of_training(workload) if workload.training is not None else _of_serving(workload)
     shown = 0
     for words, variant in variants:
-        offer = _smallest(measured.sized(variant), allowed)
+        offer = _smallest(predictor.sized(variant), allowed)
         if offer is not None:
             yield f"{words} ({offer.profile.gres_type})"
             shown += 1

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Final
 
 from slurm_migbatch.predict.llm.architecture import Architecture, Experts, Latent
 
 _K: Final = 1024
-_M: Final = 10**6
 
 
 @dataclass(frozen=True)
@@ -686,4 +684,3 @@ ALL: Final[tuple[Model, ...]] = (
     *_PLAIN,
 )
 """All public models of the table."""
-BY_NAME: Final[Mapping[str, Model]] = MappingProxyType({model.name: model for model in ALL})

@@ -171,8 +171,8 @@ def training_need_mib(model: Model, micro_batch: int, seq: int) -> float:
     return _training(Workload(kept, None, training), training).used
 
 
-def lora_parameters(architecture: Architecture, rank: int = LORA_RANK) -> int:
-    """Return the parameters of adapters of this rank on all matrices that every token passes (arXiv 2106.09685)."""
+def lora_parameters(architecture: Architecture) -> int:
+    """Return the parameters of adapters on all matrices that every token passes (arXiv 2106.09685)."""
     if architecture.kind == "plain":
         return architecture.extra // 100
     width, inner = architecture.width, architecture.heads * architecture.head
@@ -180,7 +180,7 @@ def lora_parameters(architecture: Architecture, rank: int = LORA_RANK) -> int:
     attention = (width + inner) + 2 * (width + keys) + (inner + width)
     matrices = 3 if architecture.gated else 2
     dense = matrices * (width + architecture.ffn) if architecture.experts is None else 0
-    return rank * (architecture.layers + architecture.encoder_layers) * (attention + dense)
+    return LORA_RANK * (architecture.layers + architecture.encoder_layers) * (attention + dense)
 
 
 def activations_mib(architecture: Architecture, training: Training, bytes_each: float) -> float:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 from slurm_migbatch.predict.cells import Array
+
+if TYPE_CHECKING:
+    from slurm_migbatch.predict.llm.served import ServedPoint
+    from slurm_migbatch.predict.llm.trained import TrainedPoint
 
 NOISE: Final = 0.05
 TAIL: Final = 4.0
@@ -19,21 +23,7 @@ MOST_POINTS: Final = 120
 _ROUNDS: Final = 3
 
 
-class MeasuredPoint(Protocol):
-    """A point of a series (one model, measured one way) on a GPU."""
-
-    @property
-    def gpu(self) -> str:
-        """The GPU's model."""
-        ...
-
-    @property
-    def series(self) -> tuple[str, ...]:
-        """The group that it shares most with."""
-        ...
-
-
-P = TypeVar("P", bound=MeasuredPoint)
+P = TypeVar("P", bound="ServedPoint | TrainedPoint")
 
 
 def trust(distance: float) -> float:

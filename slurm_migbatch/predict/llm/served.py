@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -126,14 +126,7 @@ def point_of(row: Measurement) -> ServedPoint | None:
     if row.ttft_s is None or row.tpot_s is None or not row.output or not row.input_size or not _agrees(row):
         return None
     engine = row.engine if row.engine in CHOICES["engine"] else None
-    plain = row.precision in ("bf16", "fp16", "fp32")
-    llm = LlmHints(
-        engine=engine,
-        dtype=row.precision if plain else None,
-        quantization=row.precision if row.precision and not plain else None,
-        max_num_seqs=row.batch,
-        output=row.output,
-    )
+    llm = replace(weights_hint(row), engine=engine, max_num_seqs=row.batch, output=row.output)
     try:
         workload = workload_of(Hints(model=row.model, input=row.input_size, input_unit="tok", llm=llm))
     except Refusal:
@@ -142,17 +135,33 @@ def point_of(row: Measurement) -> ServedPoint | None:
         return None
     if facts_of(row.gpu) is None:
         return None
+    machine, sm = machine_of(row)
+    pace = pace_of(workload, need_of(workload, int(machine.mib)), machine)
+    away = (math.log(row.ttft_s / pace.ttft), math.log(row.tpot_s / pace.tpot))
+    return ServedPoint(
+        model_of(row.gpu), row.engine, workload.model.name, workload.precision.name, laboratory_of(row),
+        load_of(workload, sm), away, arithmetic_spread(workload, machine),
+    )  # fmt: skip
+
+
+def weights_hint(row: Measurement) -> LlmHints:
+    """Return the precision of a row's weights as hints; none if the model's name tells it."""
+    if row.precision in ("bf16", "fp16", "fp32"):
+        return LlmHints(dtype=row.precision)
+    return LlmHints(quantization=row.precision or None)
+
+
+def machine_of(row: Measurement) -> tuple[Machine, float]:
+    """Return the slice on which a row was measured, and its share of the GPU's SMs."""
     gpu = GpuSpec.of_rows([row])
     sm, memory = shares_of(row, gpu)
     mib = 1024.0 * (Profile.parse(row.profile).memory_gb if row.profile else gpu.memory_gb)
-    machine = Machine(gpu.facts.tflops * 1e12 * sm, gpu.facts.bandwidth_gbs * 1e9 * memory, mib, sliced=sm < 1.0)
-    pace = pace_of(workload, need_of(workload, int(machine.mib)), machine)
-    away = (math.log(row.ttft_s / pace.ttft), math.log(row.tpot_s / pace.tpot))
-    source = SITE if row.source.startswith(OWN_TABLES) else row.source
-    return ServedPoint(
-        model_of(row.gpu), row.engine, workload.model.name, workload.precision.name, source, load_of(workload, sm),
-        away, arithmetic_spread(workload, machine),
-    )  # fmt: skip
+    return Machine(gpu.facts.tflops * 1e12 * sm, gpu.facts.bandwidth_gbs * 1e9 * memory, mib, sliced=sm < 1.0), sm
+
+
+def laboratory_of(row: Measurement) -> str:
+    """Return whose measurement a row is."""
+    return SITE if row.source.startswith(OWN_TABLES) else row.source
 
 
 def _agrees(row: Measurement) -> bool:

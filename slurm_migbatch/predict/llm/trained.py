@@ -21,18 +21,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.cells import Array, GpuSpec, shares_of
+from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.llm.memory import need_of
 from slurm_migbatch.predict.llm.pooling import bounded, solve, trust
-from slurm_migbatch.predict.llm.served import AGREE, ELSEWHERE
+from slurm_migbatch.predict.llm.served import AGREE, ELSEWHERE, laboratory_of, machine_of, weights_hint
 from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, training_spread, training_step_s
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
-from slurm_migbatch.predict.samples import OWN_TABLES, RUNS, SILENT, SITE
+from slurm_migbatch.predict.samples import RUNS, SILENT, SITE
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.gpufacts import facts_of, model_of
 from slurm_migbatch.workload.hints import Hints
-from slurm_migbatch.workload.llmhints import LlmHints
 from slurm_migbatch.workload.refusal import Refusal
 
 FIGURES: Final = ("step", "beside")
@@ -130,29 +128,23 @@ def point_of(row: Measurement) -> TrainedPoint | None:
     workload = _workload(row)
     if workload is None or workload.architecture.kind == "plain":
         return None
-    gpu = GpuSpec.of_rows([row])
-    sm, memory = shares_of(row, gpu)
-    mib = 1024.0 * (Profile.parse(row.profile).memory_gb if row.profile else gpu.memory_gb)
-    machine = Machine(gpu.facts.tflops * 1e12 * sm, gpu.facts.bandwidth_gbs * 1e9 * memory, mib, sliced=sm < 1.0)
-    need = need_of(workload, int(mib))
+    machine, sm = machine_of(row)
+    need = need_of(workload, int(machine.mib))
     step = None if row.seconds is None else math.log(row.seconds / training_step_s(workload, need, machine))
     beside = None if row.memory_mib is None else row.memory_mib - need.weights - need.states
     held = None if beside is None or beside <= 0 else math.log(beside / (need.activations + need.runtime))
     if step is None and held is None:
         return None
-    source = SITE if row.source.startswith(OWN_TABLES) else row.source
     return TrainedPoint(
-        model_of(row.gpu), workload.model.name, way_of(workload), source, shape_of(workload), load_of(workload, sm),
-        (step, held),        training_spread(workload, machine),
+        model_of(row.gpu), workload.model.name, way_of(workload), laboratory_of(row), shape_of(workload),
+        load_of(workload, sm), (step, held), training_spread(workload, machine),
     )  # fmt: skip
 
 
 def _workload(row: Measurement) -> Workload | None:
     tuning = row.trained
-    plain = row.precision in ("bf16", "fp16", "fp32")
-    llm = LlmHints(
-        dtype=row.precision if plain else None,
-        quantization=row.precision if row.precision and not plain else None,
+    llm = replace(
+        weights_hint(row),
         method=tuning.method,
         optimizer=tuning.optimizer,
         checkpointing=tuning.checkpointing,

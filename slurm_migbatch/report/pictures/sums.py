@@ -274,7 +274,7 @@ class Agreement:
     middle: float
 
 
-def agreement(predicted: Reals, measured: Reals, bins: int = 40) -> Agreement | None:
+def agreement(predicted: Reals, measured: Reals) -> Agreement | None:
     """Compare predicted with measured values; pairs with an unknown (nan) or non-positive value are ignored."""
     with np.errstate(invalid="ignore"):
         both = (predicted > 0) & (measured > 0)
@@ -286,7 +286,7 @@ def agreement(predicted: Reals, measured: Reals, bins: int = 40) -> Agreement | 
     logs = np.log10(np.stack([measured, predicted]))
     low, high = float(logs.min()), float(logs.max())
     margin = max(0.05, (high - low) * 0.02)
-    edges = np.linspace(low - margin, high + margin, bins + 1)
+    edges = np.linspace(low - margin, high + margin, 41)  # 40 bins
     counts = np.histogram2d(logs[0], logs[1], bins=(edges, edges))[0].astype(np.int64)
     within = tuple(float((off <= bound).mean()) for bound in (0.1, 0.25, 0.5))
     return Agreement(len(measured), counts, edges, (within[0], within[1], within[2]), float(np.median(ratio)))
