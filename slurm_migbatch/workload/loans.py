@@ -87,27 +87,24 @@ class LoanHints:
         return self if self.slice is None else replace(self, slice=None)
 
 
-def loan_hints(
-    comment: str, partition: str, gres: str, partitions: Collection[str], extra: str = ""
-) -> LoanHints | None:
+def loan_hints(comment: str, partition: str, gres: str, partitions: Collection[str]) -> LoanHints | None:
     """Return a job's hints as an elastic training job; None if it is not one.
 
     Args:
         comment, partition, gres: as Slurm shows them; a pending job may name several partitions, joined by commas, all
             of which must lend.
         partitions: those that lend.
-        extra: the job's extra text, if the site reads hints from it.
 
     Invalid hints count as none: the submit filter refuses them, so these were written by root.
     """
     names = [name for name in partition.split(",") if name]
     if not names or not set(names) <= set(partitions):
         return None
-    return _hints_of(comment, gres, extra)
+    return _hints_of(comment, gres)
 
 
 @lru_cache(maxsize=1 << 14)
-def _hints_of(comment: str, gres: str, extra: str) -> LoanHints | None:
+def _hints_of(comment: str, gres: str) -> LoanHints | None:
     """Read the hints of a job whose partitions lend; cached, because each round reads every job's."""
     try:
         counts = gres_list.counts(gres, GRES)
@@ -124,7 +121,7 @@ def _hints_of(comment: str, gres: str, extra: str) -> LoanHints | None:
         profile = _profile(kind)
         if profile is None or count != 1 or not is_marked(comment):
             return None
-    hints = _user_hints(comment, extra)
+    hints = _user_hints(comment)
     bound = None if forgets(gres) else profile or next(filter(None, map(_profile, counts)), None)
     return LoanHints(
         slice=profile,
@@ -227,11 +224,11 @@ def _marker(comment: str) -> re.Match[str] | None:
 
 
 @lru_cache(maxsize=1 << 14)
-def _user_hints(comment: str, extra: str) -> Hints:
+def _user_hints(comment: str) -> Hints:
     match = _marker(comment)
     text = excluding.split(comment[: match.start()].removesuffix(" ") if match else comment)[0]
     try:
-        return hinting.parse(text, extra)
+        return hinting.parse(text)
     except Refusal:
         return Hints()
 
