@@ -131,12 +131,6 @@ def test_hints_that_are_not_understood_are_none() -> None:
     assert loan_hints("migbatch: min=00g.1gb signal=usr2", "train", "mig:loan:1", LENDS) == LoanHints(signal="usr2")
 
 
-def test_hints_from_extra() -> None:
-    assert loan_hints("mine [mig:loan:1#loan]", "train", "mig:loan:1", LENDS, "migbatch: signal=usr2") == LoanHints(
-        signal="usr2"
-    )
-
-
 def test_other_gres_and_odd_comments_survive() -> None:
     fields = retyped("gres/fpga:2,gres/mig:loan:1,gres/nic:a:1", "", "1g.10gb")
     assert fields == {"Gres": "fpga:2,nic:a:1,mig:1g.10gb:1", "Comment": "[mig:1g.10gb:1#loan]"}
