@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,8 +134,17 @@ def test_only_as_many_loans_end_as_inference_needs(world: MakeWorld) -> None:
     assert len(w.slurm.requeues) == 2
 
 
-def test_as_many_loans_end_as_hold_the_cpus_that_inference_lacks(world: MakeWorld) -> None:
+@pytest.mark.parametrize("reason", ["Resources", "None"])
+def test_as_many_loans_end_as_hold_the_cpus_that_inference_lacks(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """The backfill scheduler of 23.11 takes back the reason that the main one has given."""
     w = world()
+    listed = w.slurm.jobs
+    shown = {"Resources": reason}
+    monkeypatch.setattr(
+        w.slurm, "jobs", lambda: [replace(row, reason=shown.get(row.reason, row.reason)) for row in listed()]
+    )
     training = [w.train(hints="signal=usr1 max=1g.10gb", cpus=cpus) for cpus in (8, 16, 16, 24)]  # all of 64
     w.until(lambda: len(w.loaned()) == 4)
     for _ in range(20):

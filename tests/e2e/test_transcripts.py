@@ -32,7 +32,7 @@ VOLATILE = (
     (r"[\d.e+-]+ GPU-hours", "N GPU-hours"),
     (r"(?<=\|)\d+\.\d+(?=\|)", "N"),
     # 23.11 takes the reason of a job back that its backfill scheduler has looked at
-    (r"(?<=Slurm:    )None;", "Resources;"),
+    (r"(?<=Slurm:     )None;", "Resources;"),
     # releases of Slurm differ in whether a node that is kept for a job says so, and in what follows a refusal
     (r"\+planned", ""),
     (r"(?<=STATE) +(?=GPU  MODEL)", "  "),

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+from slurm_migbatch.decide.capacity.demand import unsaid
 from slurm_migbatch.decide.lending.ledger import JobView, Ledger
 from slurm_migbatch.decide.lending.model import CpuShortage
 from slurm_migbatch.decide.lending.view import LendingInputs
@@ -18,7 +19,10 @@ LASTING_S: Final = 3.0
 
 
 def shortages(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> list[CpuShortage]:
-    """Return jobs that Slurm could start but for CPUs, which jobs that are about to end will not free."""
+    """Return jobs that Slurm could start but for CPUs, which jobs that are about to end will not free.
+
+    The backfill scheduler of 23.11 sets the reason of such a job to None.
+    """
     plan = inputs.plan
     if plan is None or not ledger.open:
         return []
@@ -26,7 +30,7 @@ def shortages(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: L
         (row, placed)
         for row in inputs.rows
         if row.pending
-        and row.reason == "Resources"
+        and (row.reason == "Resources" or (row.reason == "None" and not unsaid(row, inputs.now)))
         and row.job_id not in job_views
         and (placed := plan.placed.get(row.job_id)) is not None
         and placed.standing
