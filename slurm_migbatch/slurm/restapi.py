@@ -100,8 +100,8 @@ class RestApi:
         if not self._version:
             raise SlurmError(
                 f"slurmrestd at {self.address} offers none of the API versions v0.0.{VERSIONS[-1]} to "
-                f"v0.0.{VERSIONS[0]}; Slurm 23.11 to 26.05 do with the plugin openapi/slurmctld (slurmrestd -s), a much "
-                "later release needs a later migbatch"
+                f"v0.0.{VERSIONS[0]}; Slurm 23.11 to 26.05 do, with the plugin openapi/slurmctld (slurmrestd -s); "
+                "a much later release needs a later migbatch"
             )
         return self._version
 

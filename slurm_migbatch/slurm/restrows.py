@@ -217,7 +217,7 @@ def _texts(record: Mapping[str, Any], name: str) -> list[str]:
 def _number(value: Mapping[str, Any] | int) -> int:
     """Return a number; 0 if unset."""
     if isinstance(value, int):
-        return value
+        return int(value)  # JSON may have true here
     return int(value["number"]) if value["set"] else 0
 
 
