@@ -73,7 +73,7 @@ class Gpus:
                 off.append(gpu)
             except DriverError as error:
                 failing[gpu.uuid] = f"{gpu.uuid}: {error}"
-        return Survey(tuple(managed), tuple(off), failing, self.unidentified())
+        return Survey(tuple(managed), tuple(off), failing, self._missing())
 
     def listed(self) -> tuple[Gpu, ...]:
         """Return the GPUs of the configuration's Gpus=, MIG on or not, in index order. Raises DriverError."""
@@ -85,11 +85,8 @@ class Gpus:
 
         Raises DriverError.
         """
-        found = self.all()
-        wanted = self._config.gpus
-        if wanted and all(any(name in (gpu.uuid, str(gpu.minor)) for gpu in found) for name in wanted):
-            return {}
-        return self._unidentified
+        self.all()
+        return self._missing()
 
     def all(self) -> tuple[Gpu, ...]:
         """Return all GPUs of this machine that tell their UUID, in the driver's order. Raises DriverError."""
@@ -102,6 +99,12 @@ class Gpus:
             if not self._all or self._unidentified:
                 self._all, self._unidentified = self._driver.gpus(), self._driver.unidentified()
             return self._all
+
+    def _missing(self) -> Mapping[int, str]:
+        wanted = self._config.gpus
+        if wanted and all(any(name in (gpu.uuid, str(gpu.minor)) for gpu in self._all) for name in wanted):
+            return {}
+        return self._unidentified
 
     def geometry(self, gpu: Gpu) -> Geometry:
         """Return the GPU's geometry. Raises DriverError."""
