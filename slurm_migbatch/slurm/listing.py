@@ -24,7 +24,7 @@ from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError, row_of
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
-from slurm_migbatch.slurm.states import checked_state
+from slurm_migbatch.slurm.states import checked_reason, checked_state
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 
 #: squeue --Format fields in the order of a row; the same names work from 22.05 to 26.05. Width 0 means uncut.
@@ -188,7 +188,7 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
         eligible, start, end, limit, nodes, num_nodes, requested, gres, features, cpus, name, comment, gid, qos,
         wckey, dependency,
     ) = values  # fmt: skip
-    state = intern(checked_state(state))
+    state, account = intern(checked_state(state)), _shared(account)
     array_task = _text(task)
     throttle = _THROTTLE.search(array_task) if array_task else None
     return row_of(
@@ -198,11 +198,11 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
         _number(het_job) or None,
         int(uid),
         intern(user),
-        _shared(account),
+        account,
         _shared(partition),
         name,
         state,
-        _shared(reason),
+        checked_reason(_shared(reason), account),
         _number(priority) or 0,
         _time(submit) or 0.0,
         _time(start),

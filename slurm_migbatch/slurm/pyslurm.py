@@ -37,7 +37,7 @@ from slurm_migbatch.slurm.listing import count_tasks, jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.order import NO_TASK, in_order
 from slurm_migbatch.slurm.pyslurm_worker import JOB
-from slurm_migbatch.slurm.states import checked_state
+from slurm_migbatch.slurm.states import checked_reason, checked_state
 
 #: seconds for which squeue's GRES of a pending job is used while pyslurm shows no change
 TRUST_S = 30.0
@@ -279,7 +279,7 @@ def _row(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float
         partition=job["partition"] or "",
         name=job["name"] or "",
         state=checked_state(job["state"]),
-        reason=job["state_reason"] or "",
+        reason=checked_reason(job["state_reason"] or "", job["account"] or ""),
         priority=job["priority"] or 0,
         submit=float(job["submit_time"] or 0),
         start=_time(job["start_time"]),

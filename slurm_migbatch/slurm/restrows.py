@@ -15,7 +15,7 @@ from slurm_migbatch.slurm.client import UNREAD, Diag, JobRow, NodeRow, RpcCount,
 from slurm_migbatch.slurm.listing import count_tasks, jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.reservations import NodeReservation
-from slurm_migbatch.slurm.states import ENDED, PRESENT
+from slurm_migbatch.slurm.states import ENDED, PRESENT, checked_reason
 
 #: flags of a job's state and, at the end, base states, in the order in which squeue shows one of them
 _SHOWN: Final = (
@@ -81,7 +81,7 @@ def _job(job_id: int, job: Mapping[str, Any], states: frozenset[str], now: float
     if waiting and "..." in waiting:
         raise ValueError("slurmrestd truncates lists of array tasks; set SLURM_BITSTR_LEN=0 in its environment")
     throttle = _THROTTLE.search(waiting)
-    limit = job["time_limit"]
+    limit, account = job["time_limit"], _text(job, "account")
     end = _time(job["end_time"])
     endless = limit["infinite"] or not limit["set"]
     return JobRow(
@@ -91,11 +91,11 @@ def _job(job_id: int, job: Mapping[str, Any], states: frozenset[str], now: float
         het_job=_number(job["het_job_id"]) or None,
         uid=int(job["user_id"]),
         user=_text(job, "user_name"),
-        account=_text(job, "account"),
+        account=account,
         partition=_text(job, "partition"),
         name=_text(job, "name"),
         state=state,
-        reason=_text(job, "state_description") or _text(job, "state_reason"),
+        reason=_text(job, "state_description") or checked_reason(_text(job, "state_reason"), account),
         priority=_number(job["priority"]),
         submit=_time(job["submit_time"]) or 0.0,
         start=_time(job["start_time"]),

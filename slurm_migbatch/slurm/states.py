@@ -34,6 +34,15 @@ PRESENT = (
 _KNOWN = frozenset({*ENDED, *PRESENT, "RESV_DEL_HOLD"})
 
 
+def checked_reason(reason: str, account: str) -> str:
+    """Return why a job waits; of a job without an account None for InvalidAccount.
+
+    Without accounting slurmctld 23.11 shows InvalidAccount for such a job in every second round of its scheduler,
+    although nothing is wrong with it.
+    """
+    return "None" if reason == "InvalidAccount" and not account else reason
+
+
 def checked_state(state: str) -> str:
     """Return a job's state as squeue shows it, PENDING for EXPEDITING (a pending job of `--requeue=expedite`, 25.11).
 

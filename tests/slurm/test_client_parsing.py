@@ -212,6 +212,12 @@ def test_a_job_that_waits_for_an_expedited_requeue_is_pending() -> None:
     assert row.pending and not row.unread
 
 
+@pytest.mark.parametrize(("account", "reason"), [("(null)", "None"), ("physics", "InvalidAccount")])
+def test_a_job_without_an_account_has_no_invalid_one(account: str, reason: str) -> None:
+    (row,) = parse_jobs(squeue_row(1, State="PENDING", Reason="InvalidAccount", Account=account), MARK)
+    assert row.reason == reason
+
+
 def test_jobs_of_one_kind_share_what_is_alike() -> None:
     kind = {"NodeList": "node7", "tres_per_node": "gres/mig:1g.10gb:1", "State": "RUNNING", "Account": "physics"}
     first, second = parse_jobs(squeue_row(1, **kind) + squeue_row(2, **kind), MARK)
