@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, delayed, job_views_of, view_of
 from slurm_migbatch.decide.snapshot import Report
 from slurm_migbatch.decide.supply.planner import Planner
+from slurm_migbatch.mig.layout import EMPTY, Layout
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.loans import LoanHints
@@ -259,16 +261,26 @@ def test_whatever_a_job_says_of_itself_is_number_or_nothing(event: dict[str, obj
 # -- the picture -------------------------------------------------------------------------------------------------------
 
 
-def scene(rows: list[JobRow], *leases: tuple[str, int, tuple[int, int]], empty: tuple[str, ...] = ()) -> LendingInputs:
-    """One node, one GPU; leases as profile, start and run. `empty`: more such nodes, without leases."""
+def scene(
+    rows: list[JobRow],
+    *leases: tuple[str, int, tuple[int, int]],
+    empty: tuple[str, ...] = (),
+    offered: str = "",
+    starting: Mapping[Profile, int] = MappingProxyType({}),
+) -> LendingInputs:
+    """One node, one GPU; leases as profile, start and run. `empty`: more such nodes, without leases.
+
+    `offered`: a slot that the node already offers; `starting`: slices of running jobs that have no lease yet.
+    """
     slots = [(slot(f"{name}@{start}"), run) for name, start, run in leases]
     facts = {"n1": NodeFacts((GpuFacts("GPU-0", H100, tuple(sorted(slots))),))}
     facts |= {name: NodeFacts((GpuFacts(f"GPU-{name}", H100),)) for name in empty}
     nodes = [NodeRow(name, frozenset({"IDLE"}), partitions=("gpu", "train")) for name in facts]
-    gpu = Gpu("GPU-0", H100, tuple(Lease(one, run[0], NOW + 1000) for one, run in slots))
+    offer = Layout([slot(offered)]) if offered else EMPTY
+    gpu = Gpu("GPU-0", H100, tuple(Lease(one, run[0], NOW + 1000) for one, run in slots), offer)
     wanted = demands(rows, nodes, facts, NOW)
     others = [Node(name, (Gpu(f"GPU-{name}", H100),)) for name in empty]
-    plan = Planner().plan([Node("n1", (gpu,)), *others], wanted, NOW)
+    plan = Planner().plan([Node("n1", (gpu,), unlocated=starting), *others], wanted, NOW)
     return LendingInputs(NOW, rows, nodes, facts, plan, wanted)
 
 
@@ -341,6 +353,14 @@ def inference(job: int, name: str, **more: object) -> JobRow:
 def test_what_supply_plans_for_inference_is_taken() -> None:
     (space,) = look(scene([inference(1, "3g.40gb"), elastic(2, reason="ReqNodeNotAvail")])).spaces
     assert [each.profile for each in space.taken] == [THREE]
+
+
+def test_what_inference_starts_on_is_taken_before_its_node_reports_the_slice() -> None:
+    starting = JobRow(1, state="RUNNING", partition="gpu", gres="gres/mig:3g.40gb:1", nodes=("n1",))
+    (space,) = look(scene([starting], offered="3g.40gb@4", starting={THREE: 1})).spaces
+    assert space.taken == (slot("3g.40gb@4"),)
+    (space,) = look(scene([starting], ("3g.40gb", 4, (1, 0)), offered="3g.40gb@4")).spaces
+    assert space.taken == (slot("3g.40gb@4"),), "once"
 
 
 @pytest.mark.parametrize(("partitions", "own"), [(("train",), True), (("gpu", "train"), False), ((), False)])

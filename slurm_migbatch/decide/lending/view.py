@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import inf
 from typing import Final
 
-from slurm_migbatch.decide.capacity.demand import demands, unsaid, waits_for_begin
+from slurm_migbatch.decide.capacity.demand import GRES, demands, slices, unsaid, waits_for_begin
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
 from slurm_migbatch.decide.capacity.spare import by_size
@@ -179,7 +179,7 @@ def _spaces(
         row.name for row in inputs.nodes if row.partitions and inputs.training_only.issuperset(row.partitions)
     }
     plan = inputs.plan
-    promised = _promised(inputs, job_views)
+    promised = _promised(inputs, job_views, _starting(inputs, ledger))
     shut = {place[1] for reservation in (plan.reservations if plan is not None else ()) for place in reservation.places}
     cpus = _free_cpus(inputs, job_views, ledger)
     spaces: list[GpuCapacity] = []
@@ -246,11 +246,25 @@ def _touch(slot: Slot, other: Slot) -> bool:
     return bool(slot.placement.mask & other.placement.mask)
 
 
-def _promised(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> dict[str, list[Slot]]:
-    """Free slots of supply's plan, by GPU, that are for pending inference."""
+def _starting(inputs: LendingInputs, ledger: Ledger) -> dict[str, Counter[Profile]]:
+    """Count by node the slices of jobs that Slurm has started there and the node does not report yet, without loans."""
+    leased = {(name, run) for name, node in inputs.facts.items() for gpu in node.gpus for _, run in gpu.leases}
+    starting: dict[str, Counter[Profile]] = {}
+    for row in inputs.rows:
+        if GRES in row.gres and row.active and row.state != "COMPLETING" and row.job_id not in ledger.open:
+            for name in row.nodes:
+                if name in inputs.facts and (name, (row.job_id, row.restarts)) not in leased:
+                    starting.setdefault(name, Counter()).update(slices(row.gres))
+    return starting
+
+
+def _promised(
+    inputs: LendingInputs, job_views: Mapping[int, JobView], starting: Mapping[str, Counter[Profile]]
+) -> dict[str, list[Slot]]:
+    """Return the slots of supply's plan, by GPU UUID, that are for pending inference or for jobs that are starting."""
     if inputs.plan is None:
         return {}
-    need: dict[str, Counter[Profile]] = {}
+    need = {name: Counter(counts) for name, counts in starting.items()}
     for demand in inputs.wanted:
         placed = inputs.plan.placed.get(demand.job)
         if placed is None or demand.job in job_views:
@@ -260,8 +274,8 @@ def _promised(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> dict[s
         for number, node in enumerate(placed.nodes):
             # supply names the nodes, not how many on each: distributed evenly
             share = (count - number + len(placed.nodes) - 1) // len(placed.nodes)
-            for profile, slices in by_profile.items():
-                need.setdefault(node, Counter())[profile] += slices * share
+            for profile, per_node in by_profile.items():
+                need.setdefault(node, Counter())[profile] += per_node * share
     promised: dict[str, list[Slot]] = {}
     for node, counts in need.items():
         facts, layouts = inputs.facts.get(node), inputs.plan.nodes.get(node)
