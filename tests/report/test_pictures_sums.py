@@ -74,8 +74,13 @@ def test_a_slice_counts_as_the_share_of_its_own_gpu():
     rows = [row(profile="4g.24gb", size=4), row(profile="2g.12gb", size=2, start=2), row(gpu="GPU-b")]
     held = Held.of(rows, HOUR, wholes={"GPU-a": (4, 4)})
     assert held.weight.tolist() == [1.0, 0.5, 1.0]
-    lent = ("4g.24gb", 0.0, None, None, HOUR, "", "GPU-a")
+    lent = ("4g.24gb", 0.0, None, None, HOUR, "", "GPU-a", None)
     assert loans_over_time([lent], hours(), {"GPU-a": (4, 4)}).hours == 1.0
+
+
+def test_a_slice_with_much_memory_counts_as_its_memory_also_on_loan():
+    assert Held.of([row(profile="1g.20gb", size=2)], HOUR).weight.tolist() == [0.25]
+    assert loans_over_time([("1g.20gb", 0.0, None, None, HOUR, "", "GPU-a", 2)], hours()).hours == 0.25
 
 
 def test_accounts_that_may_not_be_told_are_one():
@@ -130,9 +135,9 @@ def test_predictions_are_held_against_what_was_measured():
 
 def test_loans_by_what_ended_them():
     rows = [
-        ("7g.80gb", 0.0, 1.5 * HOUR, 1.5 * HOUR + 8, 1.5 * HOUR + 8, "reclaim", "GPU-a"),
-        ("7g.80gb", 3 * HOUR, None, None, None, None, None),
-        ("7g.80gb", -9.0, None, None, HOUR, "", "GPU-a"),
+        ("7g.80gb", 0.0, 1.5 * HOUR, 1.5 * HOUR + 8, 1.5 * HOUR + 8, "reclaim", "GPU-a", 8),
+        ("7g.80gb", 3 * HOUR, None, None, None, None, None, None),
+        ("7g.80gb", -9.0, None, None, HOUR, "", "GPU-a", 8),
     ]
     found = loans_over_time(rows, hours())
     assert found.started.tolist() == [1, 0, 0, 1]
