@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from datetime import datetime, timedelta
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -36,6 +39,26 @@ def test_bins_have_round_widths_and_stay_within_the_window():
     assert bins.width == 6 * HOUR
     assert (bins.edges[0], bins.edges[-1]) == (bins.start, bins.end)
     assert bins.lengths.sum() == pytest.approx(31 * 86400)
+
+
+@pytest.mark.parametrize("start", ["2026-03-27T10:00", "2026-10-23T10:00", "2026-01-05T00:00"])
+@pytest.mark.parametrize(("days", "most"), [(5, 60), (40, 60), (300, 60), (800, 30)])
+def test_bins_begin_at_the_same_local_times_before_and_after_daylight_saving_time(
+    monkeypatch: pytest.MonkeyPatch, start: str, days: int, most: int
+) -> None:
+    with monkeypatch.context() as zone:
+        zone.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        begin = datetime.fromisoformat(start)
+        bins = TimeBins.over(begin.timestamp(), (begin + timedelta(days=days)).timestamp(), most)
+        inner = [datetime.fromtimestamp(edge) for edge in bins.edges[1:-1]]
+        clipped = (bins.edges[0], bins.edges[-1]) == (bins.start, bins.end)
+    time.tzset()
+    assert clipped and bins.count <= most + 2
+    wall = bins.width if bins.width < 86400 else 86400
+    assert {(edge.hour * 3600 + edge.minute * 60) % wall for edge in inner} == {0}
+    assert (np.diff(bins.edges) > 0).all() and abs(bins.lengths[1:-1] - bins.width).max() <= 3600
+    assert bins.of(bins.edges).tolist() == [*range(bins.count), bins.count - 1]
 
 
 intervals = st.tuples(st.floats(-100, 500), st.floats(0, 300), st.floats(0, 3), st.integers(0, 2))
