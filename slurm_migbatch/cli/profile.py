@@ -13,7 +13,8 @@ import click
 
 from slurm_migbatch.cli.common import HELP, LazyGroup, config_option, counted, open_record, print_table, steps
 from slurm_migbatch.cli.ending import Failure
-from slurm_migbatch.profiling.measurement import KINDS, TEXT_LENGTHS, Measurement
+from slurm_migbatch.profiling.measurement import KINDS, SERVE, TEXT_LENGTHS, Measurement
+from slurm_migbatch.workload.gpufacts import facts_of
 
 if TYPE_CHECKING:
     from slurm_migbatch.config import Config
@@ -79,7 +80,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
         rows: Sequence[Measurement] = table.rows
         say(f"comparing {counted(len(rows), 'point')} with known data", stages)
         far = [found.text for found in unusual(rows, predictor)]
-        notices = [*table.notices, *far, *([_UNUSUAL] if far else [])]
+        notices = [*table.notices, *far, *([_UNUSUAL] if far else []), *_unused(rows)]
         if source is not None:
             rows = merge(replace(row, source=source) for row in rows)
         result: dict[str, Any] = {
@@ -104,6 +105,13 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
         click.echo(f"{summary}: nothing was written (--dry-run)")
     else:
         click.echo(f"{summary}: {result['added']} added, {result['replaced']} replaced, {result['same']} unchanged")
+
+
+def _unused(rows: Sequence[Measurement]) -> list[str]:
+    """Return a notice on servers whose figures correct no prediction."""
+    gpus = sorted({row.gpu for row in rows if row.kind == SERVE and facts_of(row.gpu) is None})
+    unknown = "points of servers are kept, but predictions do not use them: the speed of the GPU is unknown to migbatch"
+    return [f"{unknown} ({', '.join(gpus)})"] if gpus else []
 
 
 def _keep(config: Config, rows: Sequence[Measurement]) -> dict[str, int]:

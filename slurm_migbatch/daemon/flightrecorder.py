@@ -4,8 +4,8 @@ Rounds pass on data that they have anyway; everything else happens in a thread. 
 too far behind, and a new segment begins when it has caught up. Each segment is a separate file, JSON lines in one gzip
 member, so that the oldest can be removed and `cat` joins several into one recording.
 
-Errors here only cause a warning: decisions do not wait for their recording. If a segment cannot be written, another
-begins some time later.
+Errors here only cause a warning: decisions do not wait for their recording. If a round cannot be recorded, another
+segment begins some time later.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LONGEST_LINE: Final = 1 << 28
 """Maximum bytes of an entry when reading; foreign files may contain anything."""
 _STOP_S: Final = 5.0
 _FIRST_WAIT_S: Final = 10.0
-"""Seconds after an error of the disk until the next try; each further error doubles them."""
+"""Seconds after an error until the next try; each further error doubles them."""
 _LONGEST_WAIT_S: Final = 600.0
 
 
@@ -99,7 +99,7 @@ class FlightRecorder:
         self._settings, self._clock = settings, clock
         self._fault = FaultReporter(
             "decisions are not recorded",
-            f"recording continues once {directory} is writable",
+            f"recording continues in another segment, once {directory} is writable",
             log,
             first=_FIRST_WAIT_S,
             longest=_LONGEST_WAIT_S,
@@ -145,6 +145,8 @@ class FlightRecorder:
                 self._missed = False
         except queue.Full:
             self._missed = True
+        except Exception as error:
+            self._failed(error)
 
     def flush(self) -> None:
         """Wait until everything is written, or recording has stopped."""
@@ -189,11 +191,19 @@ class FlightRecorder:
             elif begin is not None:
                 try:
                     self._write_round(item, writer, begin)
-                    self._fault.succeeded()
-                except OSError as error:
+                    if self._due is None:
+                        self._fault.succeeded()
+                except _TooSmall:
+                    raise
+                except Exception as error:
                     self._files.close()
                     begin = None
-                    self._due = self._clock() + self._fault.failed(error)
+                    self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, OSError) and not self._fault.open:
+            log.error("a round cannot be recorded", exc_info=error)
+        self._due = self._clock() + self._fault.failed(error)
 
     def _write_round(self, item: _RecordedRound, writer: SegmentWriter, begin: _Begin) -> None:
         now, whole = item.snapshot.now, not self._files.open
@@ -255,11 +265,13 @@ class _Segments:
             self._make_room(self._latest)
         except (OSError, _TooSmall) as error:
             log.debug("cannot write the end of %s: %s", self._path, error)
-        finally:
-            file, self._file = self._file, None
+        file, self._file = self._file, None
+        try:
             os.close(file)
             if not self._whole:
                 self._path.unlink(missing_ok=True)
+        except OSError as error:
+            log.debug("cannot close or remove %s: %s", self._path, error)
 
     def _append(self, data: bytes) -> None:
         assert self._file is not None

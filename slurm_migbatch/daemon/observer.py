@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from slurm_migbatch.daemon.nodesview import LiveView, NodesView
 from slurm_migbatch.daemon.told import Told, hear
@@ -24,6 +24,9 @@ from slurm_migbatch.decide.snapshot import (
 )
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+
+#: reports to keep of one node between two snapshots: more than it can have runs of while slurmctld starts none
+_REPORTS: Final = 1000
 
 
 class NodeBoard(Protocol):
@@ -86,7 +89,7 @@ class Observer:
         self.view, self._board, self._total, self._silence_s = view, board, total, silence_s
         self._predictions, self._blackout = predictions or NoPredictions(), blackout
         self._lock = threading.Lock()
-        self._told: dict[tuple[str, Run, bool], Told] = {}
+        self._told: dict[str, dict[tuple[Run, bool], Told]] = {}  # by node
         self._past: LendingPast | None = None
         #: by node, its row and its plan; unchanged ones are the same objects from round to round
         self._rows: dict[str, NodeRow] = {}
@@ -112,14 +115,22 @@ class Observer:
             self._add(told)
 
     def _add(self, told: Iterable[Told]) -> None:
-        """Keep one report of each run, however long there is no snapshot; a field that a later one omits stays."""
+        """Keep one report of each run, of a node the latest, however long there is no snapshot; a field that a later
+        one omits stays.
+        """
         for word in told:
-            key = word.node, word.run, word.report is None
-            before = self._told.get(key)
+            reports, key = self._told.setdefault(word.node, {}), (word.run, word.report is None)
+            before = reports.pop(key, None)
             if before is not None and before.report is not None and word.report is not None:
                 news = {name: value for name, value in vars(word.report).items() if value is not None}
                 word = word._replace(report=replace(before.report, **news))
-            self._told[key] = word
+            reports[key] = word
+            if len(reports) > _REPORTS:
+                del reports[next(iter(reports))]
+
+    def _take(self) -> list[Told]:
+        told, self._told = self._told, {}
+        return [word for reports in told.values() for word in reports.values()]
 
     def snapshot(
         self, now: float, jobs: Sequence[JobRow], rows: Sequence[NodeRow], answers: Answers, recording: bool
@@ -137,12 +148,11 @@ class Observer:
             if row.name in inventory and any(row.gres.values()):
                 self._statuses[row.name] = self._status(kept, known.get(row.name))
         with self._lock:
-            told, self._told = list(self._told.values()), {}
+            told = self._take()
             past, self._past = self._past, None
         heard = hear(told, {row.job_id: row for row in jobs} if told else {}, now)
         with self._lock:
-            news, self._told = list(self._told.values()), {}
-            self._add([*heard.later, *news])
+            self._add([*heard.later, *self._take()])
         return ClusterSnapshot(
             now=now,
             jobs=tuple(jobs),

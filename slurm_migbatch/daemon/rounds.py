@@ -14,7 +14,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.advertiser import Advertiser
 from slurm_migbatch.daemon.controller import Controller, RoundReport, explain
 from slurm_migbatch.daemon.flightrecorder import DIRECTORY, FlightRecorder
-from slurm_migbatch.daemon.log import FaultReporter
+from slurm_migbatch.daemon.log import FaultReporter, Seldom
 from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
 from slurm_migbatch.daemon.observer import CompleteView, Observer
 from slurm_migbatch.daemon.plans import PlanBoard
@@ -93,6 +93,7 @@ class Rounds:
         self.loaded = asyncio.Event()
         self._early: list[tuple[str, Sequence[Mapping[str, Any]]]] = []
         self._notes: frozenset[str] = frozenset()
+        self._seldom = Seldom(log)
         self.report: RoundReport | None = None
         self.faults = _Faults(
             FaultReporter("supply", _RETRY, log),
@@ -157,7 +158,7 @@ class Rounds:
         """Process a node's stored events; `complete`: its whole state is known."""
         for event in events:
             if event.get("kind") == "misfit" and isinstance(event.get("job"), int):
-                log.warning("misfit", extra={"node": node, "job": event["job"], "why": event.get("reason")})
+                self._seldom.warning(node, f"misfit of job {event['job']} on {node}: {event.get('reason')}")
         if self.loaded.is_set():
             self.view.apply(node, events)
         else:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import messages
@@ -55,6 +55,8 @@ from slurm_migbatch.workload.catalog import ProfileOffer
 
 log = logging.getLogger(__name__)
 _STOP_S = 5.0
+#: jobs of which nodes report the end to ask Slurm about at once; of others the record has what the nodes reported
+_ENDED: Final = 100_000
 #: seconds after which slurmctld lists a job whose submission it has just queried
 _SUBMISSION_S = 0.1
 
@@ -225,7 +227,9 @@ class Service:
             self.recurring.nudge()
         # a job shorter than the pause between two queries was never seen in the queue
         stopped = (event.get("job") for event in events if event.get("kind") == "stop")
-        self._ended.update(job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job))
+        new = {job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job)}
+        if len(self._ended) + len(new) <= _ENDED:
+            self._ended |= new
         self.rounds.ingested(node, events, complete)
         self.poller.nudge()
 

@@ -104,9 +104,13 @@ def store(run_dir: int, peaks: Mapping[RunId, Peak], running: Collection[RunId])
         os.unlink(temporary, dir_fd=run_dir)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(temporary, flags, 0o600, dir_fd=run_dir)
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        json.dump({"version": 1, "runs": rows}, file, separators=(",", ":"))
-    os.rename(temporary, NAME, src_dir_fd=run_dir, dst_dir_fd=run_dir)
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            json.dump({"version": 1, "runs": rows}, file, separators=(",", ":"))
+        os.rename(temporary, NAME, src_dir_fd=run_dir, dst_dir_fd=run_dir)
+    except OSError:
+        os.unlink(temporary, dir_fd=run_dir)  # a part of it, on a full disk
+        raise
 
 
 def _run(name: str) -> RunId:

@@ -106,7 +106,7 @@ class Watcher:
             journal = Journal(f"{self._config.state_dir}/{NAME}")
             opened.callback(journal.close)
             write_watch = self._watch_writes(paths, opened)
-            self._peaks = peaks.load(paths.run)
+            self._peaks = {**peaks.load(paths.run), **self._peaks}  # those that could not be stored are newer
             pause = self._config.sample_every
             while True:
                 if write_watch is None:
@@ -149,7 +149,10 @@ class Watcher:
             # a run that is ending is not sampled any more, and its figures were read before
             left = {(row.job or 0, row.restart or 0) for row in journal.slices("state IN ('held','lost')")}
             self._peaks = {run: peak for run, peak in self._peaks.items() if run in left}
-            peaks.store(paths.run, self._peaks, left)
+            try:
+                peaks.store(paths.run, self._peaks, left)
+            except OSError as error:
+                self._warn_once(f"figures of running jobs cannot be stored in {self._config.run_dir}: {error}")
         self._last_sent = {run: sent for run, sent in self._last_sent.items() if run in runs}
         self._burst_left = {run: left for run, left in self._burst_left.items() if run in runs}
         for run, slices in held.items():

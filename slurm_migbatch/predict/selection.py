@@ -130,12 +130,8 @@ class Chooser:
     """Ranks and chooses slices with any predictor. Figures are kept by cell and choices by bucket, so a second request
     of one costs next to nothing."""
 
-    def __init__(self, predictor: Predictor, *, refuse_misses: bool = False, remember: int = 100_000) -> None:
-        """`refuse_misses`: refuse a job that no slice is predicted to serve in time, instead of giving it the
-        fastest.
-        """
+    def __init__(self, predictor: Predictor, *, remember: int = 100_000) -> None:
         self.predictor = predictor
-        self.refuse_misses = refuse_misses
         self._remember = remember
         #: each with the kinds that it is of: other ones may have their names later, as with another driver
         self._figures: dict[tuple[Bucket, tuple[GpuKind, ...]], Mapping[str, Figures]] = {}
@@ -282,8 +278,6 @@ class Chooser:
             offers = [offer for offer in usable if offer.order <= usual.order]
             choice = self._with_batch(bucket, partition, offers, reason, limits, _arrivals(hints))
         if choice is None:
-            if reason == "time_short" and self.refuse_misses:
-                raise Refusal("too_slow", bucket.name)
             text = REASONS[reason] + _predicted(bucket, figures[usual.profile.gres_type], usual, limits)
             choice = SliceChoice(usual, reason, text, bucket, self.rank(bucket, partition, limits), bucket.name)
         if len(self._choices) >= _MOST_CHOICES:
@@ -414,8 +408,6 @@ class Chooser:
         offer = next((offer for offer in holding if not targets.missed(known(offer))), None)
         reason = "fits"
         if offer is None:
-            if self.refuse_misses:
-                raise Refusal("too_slow", workload.label)
             offer, reason = min(holding, key=lambda each: targets.excess(known(each))), "time_short"
         text = llm_choice.explanation(workload, known(offer), offer, reason, mem_mib=hints.mem_mib)
         judged = [

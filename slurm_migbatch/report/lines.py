@@ -26,10 +26,11 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], *, show_he
 
 
 def csv_line(cells: Iterable[Any]) -> str:
-    """Return the cells as a line of a CSV file."""
+    """Return the cells as a line of a CSV file; texts that a spreadsheet would take for formulas begin with a quote."""
     import csv
     import io
 
     out = io.StringIO()
-    csv.writer(out, lineterminator="").writerow(cells)
+    safe = (f"'{cell}" if isinstance(cell, str) and cell[1:] and cell[0] in "=+-@\t\r" else cell for cell in cells)
+    csv.writer(out, lineterminator="").writerow(safe)
     return out.getvalue()

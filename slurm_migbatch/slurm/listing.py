@@ -314,6 +314,9 @@ def _node(text: str) -> NodeRow:
     state = values.get("State", "")
     if not name or not state or "Gres" not in values or ("GresUsed" not in values and _text(values["Gres"])):
         raise SlurmError(f"a row for node {name!r} without state or gres: {text[:200]!r}")
+    cpus, cpus_used = _number(values.get("CPUTot", "")), _number(values.get("CPUAlloc", ""))
+    if cpus is None or cpus_used is None:
+        raise SlurmError(f"a row for node {name!r} without its numbers of CPUs, CPUTot and CPUAlloc: {text[:200]!r}")
     flags = {flag for flag in re.split(r"[+ ]", state.rstrip("*~#!%$@^-")) if flag}
     if "*" in state:
         flags.add("NOT_RESPONDING")
@@ -328,8 +331,8 @@ def _node(text: str) -> NodeRow:
         partitions=tuple(p for p in (_text(values.get("Partitions", "")) or "").split(",") if p),
         reason=_WHO_WHEN.sub("", values.get("Reason", "")).strip(),
         features=frozenset(f for f in (_text(values.get("ActiveFeatures", "")) or "").split(",") if f),
-        cpus=_number(values.get("CPUTot", "")) or 0,
-        cpus_used=_number(values.get("CPUAlloc", "")) or 0,
+        cpus=cpus,
+        cpus_used=cpus_used,
     )
 
 

@@ -156,12 +156,17 @@ def _node(node: Mapping[str, Any]) -> NodeRow:
     )
 
 
-def tiers(found: Mapping[str, Any]) -> dict[str, int]:
-    """Return the tier of each partition from the answer to `partitions/`; raises SlurmError."""
-    try:
-        return {part["name"]: int(part["priority"]["tier"]) for part in records(found, "partitions")}
-    except _ODD as error:
-        raise SlurmError(f"cannot parse slurmrestd's partitions: {error!r}") from None
+def tiers(found: Mapping[str, Any], unread: Callable[[str, str], object]) -> dict[str, int]:
+    """Return the tier of each partition from the answer to `partitions/`, without those that cannot be read, which
+    `unread` is called with; raises SlurmError.
+    """
+    tiers = {}
+    for record in records(found, "partitions"):
+        try:
+            tiers[_text(record, "name")] = int(record["priority"]["tier"])
+        except _ODD as error:
+            unread(str(record.get("name")), f"{type(error).__name__}: {error}")
+    return tiers
 
 
 def default_partition(found: Mapping[str, Any]) -> str:
@@ -170,8 +175,10 @@ def default_partition(found: Mapping[str, Any]) -> str:
     return next((str(part.get("name")) for part in parts if "DEFAULT" in (part.get("flags") or ())), "")
 
 
-def reservations(found: Mapping[str, Any], now: float) -> list[NodeReservation]:
-    """Return the active reservations from the answer to `reservations/`; raises SlurmError."""
+def reservations(found: Mapping[str, Any], now: float, unread: Callable[[str, str], object]) -> list[NodeReservation]:
+    """Return the active reservations from the answer to `reservations/`, without those that cannot be read, which
+    `unread` is called with; raises SlurmError.
+    """
     rows = []
     for record in records(found, "reservations"):
         try:
@@ -179,9 +186,9 @@ def reservations(found: Mapping[str, Any], now: float) -> list[NodeReservation]:
             if held and _number(record["start_time"]) <= now < _number(record["end_time"]):
                 cpus = re.search(r"(?:^|,)cpu=(\d{1,9})(?:,|$)", record["tres"])
                 flags = frozenset(record["flags"])
-                rows.append(NodeReservation(record["name"], held, flags, int(cpus[1]) if cpus else None))
+                rows.append(NodeReservation(_text(record, "name"), held, flags, int(cpus[1]) if cpus else None))
         except _ODD as error:
-            raise SlurmError(f"cannot parse slurmrestd's reservations: {error!r}") from None
+            unread(str(record.get("name")), f"{type(error).__name__}: {error}")
     return rows
 
 

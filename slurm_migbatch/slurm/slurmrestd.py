@@ -24,6 +24,7 @@ from slurm_migbatch.slurm.cli import CliClient, check_fields, check_signal, chec
 from slurm_migbatch.slurm.client import Diag, JobRow, NodeRow, SlurmError, SlurmRefused
 from slurm_migbatch.slurm.order import in_order
 from slurm_migbatch.slurm.restapi import DEFAULT_PARTITION, REQUEUE, RestApi, RestError
+from slurm_migbatch.slurm.unread import Unread
 from slurm_migbatch.slurm.versions import parse_version
 
 #: Slurm's numbers of errors
@@ -58,6 +59,8 @@ class SlurmrestdClient(CliClient):
     ) -> None:
         super().__init__(bin_dir, slurm_conf, timeout)
         self.api = RestApi(address, token_file, user, timeout, owners)
+        self._odd_partitions = Unread("partition")
+        self._odd_reservations = Unread("reservation")
 
     def probe(self) -> str:
         """Send a request to slurmrestd; return why it cannot be used, or an empty string."""
@@ -73,7 +76,9 @@ class SlurmrestdClient(CliClient):
 
     def jobs(self) -> list[JobRow]:
         """List jobs by two requests; see SlurmClient."""
-        tiers = restrows.tiers(self.api.ask("GET", "partitions/"))
+        unread: dict[str, str] = {}
+        tiers = restrows.tiers(self.api.ask("GET", "partitions/"), unread.__setitem__)
+        self._odd_partitions.name(unread)
         found, now = self.api.ask("GET", "jobs/", flags="ALL"), time.time()
         rows = [row.of_its_run(now) for row in restrows.jobs(found, now, reserved=self._reserved)]
         return in_order(self._known(rows), tiers)
@@ -90,7 +95,10 @@ class SlurmrestdClient(CliClient):
         self._reserved = any(reservations.RESERVED in row.states for row in rows)
         if not self._reserved:
             return rows
-        return reservations.of_nodes(rows, restrows.reservations(self.api.ask("GET", "reservations/"), time.time()))
+        unread.clear()
+        held = restrows.reservations(self.api.ask("GET", "reservations/"), time.time(), unread.__setitem__)
+        self._odd_reservations.name(unread)
+        return reservations.of_nodes(rows, held)
 
     def default_partition(self) -> str:
         """See SlurmClient."""

@@ -173,6 +173,7 @@ def _supersede(session: Session, machine: Node, moment: float) -> None:
 
 
 def _apply(session: Session, machine: Node, journal: NodeJournal, seqs: Sequence[int]) -> None:
+    unusable: list[str] = []
     for start in range(0, len(seqs), _CHUNK):
         rows = session.execute(
             select(NodeEvent.seq, NodeEvent.ts, NodeEvent.kind, NodeEvent.payload)
@@ -189,7 +190,10 @@ def _apply(session: Session, machine: Node, journal: NodeJournal, seqs: Sequence
                     effect(session, machine, journal, ts, {**payload, "seq": seq})
                     session.flush()
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                log.warning("%s: event %d (%s) cannot be used: %s", machine.node, seq, kind, error)
+                unusable.append(f"event {seq} ({kind}) cannot be used: {error}")
+    if unusable:
+        more = f" (and {len(unusable) - 1} more)" if len(unusable) > 1 else ""
+        log.warning("%s: %s%s", machine.node, unusable[0], more)
 
 
 def _boot(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:

@@ -94,7 +94,8 @@ def predictions(record: RunReader, wanted: RunFilter) -> Rows:
 
 
 def loans(record: RunReader, wanted: RunFilter) -> Rows:
-    """Return (profile, started, signalled, requeued, ended, cause, gpu) of loans active at some time in the window.
+    """Return (profile, started, signalled, requeued, ended, cause, gpu, memory slices) of loans active at some time in
+    the window. The last is of the run's slice, null if no node has reported it.
 
     Only the window, users, accounts, partitions, nodes and `only` of the filter are used.
     """
@@ -112,7 +113,11 @@ def loans(record: RunReader, wanted: RunFilter) -> Rows:
     for column, names in (("account", wanted.accounts), ("partition", wanted.partitions), ("node", wanted.nodes)):
         if names:
             known.append(f"loans.{column} IN {values.all(names)}")
-    columns = "loans.profile, loans.started, loans.signalled, loans.requeued, loans.ended, loans.cause, loans.gpu"
+    columns = (
+        "loans.profile, loans.started, loans.signalled, loans.requeued, loans.ended, loans.cause, loans.gpu, "
+        "(SELECT max(leases.slot_size) FROM leases JOIN runs ON leases.run_id = runs.id WHERE leases.gpu = loans.gpu "
+        "AND runs.job_id = loans.job_id AND runs.restart = loans.restart)"
+    )
     return _select(record, columns, "loans", known, values)
 
 

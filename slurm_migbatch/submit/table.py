@@ -68,11 +68,10 @@ def _escaped(byte: int) -> str:
     return char if " " <= char <= "~" else f"\\{byte:03d}"
 
 
-def site_source(catalog: SiteCatalog, *, refuse_misses: bool = False, records: Mapping[str, Any] | None = None) -> str:
+def site_source(catalog: SiteCatalog, *, records: Mapping[str, Any] | None = None) -> str:
     """Return the site as a Lua expression; `records`: the part of it that locates the records."""
     parts = {
         "version": TABLE_VERSION,
-        "refuse_misses": refuse_misses,
         "names": catalog.names,
         "partitions": {part.name: _partition(part) for part in catalog.partitions.values()},
         "kinds": {name: _kind(kind) for name, kind in catalog.kinds.items()},
@@ -111,7 +110,7 @@ def compile_table(catalog: SiteCatalog, chooser: Chooser, *, models: Iterable[st
         kept["models"][model] = records.add(_grid_line(grids[model]))
         for pair in sheets:
             records.add(np.hstack([_text(ids, width) for ids, width in zip(pair, digits, strict=True)]).tobytes())
-    header = f"return {site_source(catalog, refuse_misses=chooser.refuse_misses, records=kept)}\n"
+    header = f"return {site_source(catalog, records=kept)}\n"
     return f"migbatch table {TABLE_VERSION} {len(header)}\n{header}{b''.join(records.parts).decode('ascii')}\n"
 
 

@@ -88,8 +88,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "mem_nowhere": "mem=%s MiB fits no slice available to the job (the largest has %s MiB): request less, remove "
         "max= if set, or use several slices",
         "range_empty": "no profile of partition %s lies between min= and max=: the profiles are %s",
-        "too_slow": "no slice available to the job is predicted to be fast enough (%s): use a larger slo= or "
-        "deadline=, or a smaller batch=",
         # language models
         "model_away": "model %s cannot be sized while the submit service is down: add mem=, name a profile, or retry "
         "in a few minutes",

@@ -95,6 +95,17 @@ def test_json(migbatch, table):
     assert "colour" in found["notices"][0]
 
 
+def test_servers_on_a_gpu_of_unknown_speed_are_kept_and_named(migbatch, tmp_path, url):
+    path = tmp_path / "served.csv"
+    head = "gpu,model,kind,batch,input_size,output,latency_s,ttft_s,tpot_s\n"
+    path.write_text(f"{head}x900-96gb,llama-3.1-8b,serve,4,512,128,2,0.1,0.015\n")
+    code, out, err = migbatch("import", path)
+    assert code == 0 and "1 added" in out
+    assert "predictions do not use them: the speed of the GPU is unknown to migbatch (x900-96gb)" in err
+    path.write_text(f"{head}h100-80gb,llama-3.1-8b,serve,4,512,128,2,0.1,0.015\n")
+    assert "unknown to migbatch" not in migbatch("import", path)[2]
+
+
 def test_export_and_import_is_the_identity(migbatch, table, tmp_path, url):
     migbatch("import", table)
     for name in ("o.csv", "o.csv.gz"):

@@ -93,7 +93,9 @@ def site(tmp_path: Path) -> Path:
             f"*--version*|version) echo slurm 25.05.1;; esac\n"
         )
         (tools / name).chmod(0o755 | stat.S_IXUSR)
-    (tmp_path / "nodes").write_text("NodeName=n1 Gres=mig:none:1 GresUsed=mig:none:0 State=IDLE Partitions=gpu\n")
+    (tmp_path / "nodes").write_text(
+        "NodeName=n1 CPUAlloc=0 CPUTot=8 Gres=mig:none:1 GresUsed=mig:none:0 State=IDLE Partitions=gpu\n"
+    )
     config = tmp_path / "migbatch.toml"
     config.write_text(f'[cluster]\nslurm_bin = "{tools}"\n[store]\nurl = "sqlite:///{tmp_path}/none.db"\n')
     return config

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.plans import PlanBoard
+from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.told import PATIENCE_S, Told, hear
 from slurm_migbatch.decide.snapshot import Answers, Report
 from slurm_migbatch.slurm.client import JobRow
+from tests.support.daemon_fakes import FakeSigner, FakeSlurm, FakeStore
 
 NOW = 1_000_000.0
 HERE, SAFE = "n1", Report(checkpoint=NOW)
@@ -61,7 +64,36 @@ def test_what_is_told_while_slurm_is_away_is_kept_once_for_each_run() -> None:
         event = {"kind": "progress", "job": 7, "restart": 1, "ts": NOW + number, "items": number, **safe}
         observer.ingested(HERE, [event, misfit], NOW + number)
         observer.ingested("n2", [event], NOW + number)
-    assert len(observer._told) == 3
+    assert sum(map(len, observer._told.values())) == 3
     found = observer.snapshot(NOW + 1000, [RUNS], [], Answers(), recording=True)
     assert found.reports == (((7, 1), Report(checkpoint=NOW, items=1000, at=NOW + 1000)),) * 2
     assert observer.snapshot(NOW + 1000, [RUNS], [], Answers(), recording=True).reports == ()
+
+
+def test_a_node_that_invents_runs_while_slurm_is_away_costs_no_other() -> None:
+    observer = Observer(LiveView(), PlanBoard(), lambda row: 0)
+    observer.ingested("n2", [{"kind": "progress", "job": 7, "restart": 1, "ts": NOW, "items": 5}], NOW)
+    for job in range(10_000):
+        observer.ingested(HERE, [{"kind": "progress", "job": job, "restart": 1, "ts": NOW, "items": 1}], NOW)
+    assert sum(map(len, observer._told.values())) <= 1001
+    found = observer.snapshot(NOW, [RUNS], [], Answers(), recording=True)
+    assert found.reports == (((7, 1), Report(items=5, at=NOW)),)
+
+
+def test_a_node_that_sends_jobs_back_does_not_fill_the_log(config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    service = Service(config, client=FakeSlurm(), open_store=FakeStore, signer=FakeSigner())
+    for job in range(1000):
+        service._ingested(HERE, [{"kind": "misfit", "job": job, "restart": 0, "reason": "no slot"}], True)
+    service._ingested("n2", [{"kind": "misfit", "job": 1000, "restart": 0, "reason": "no slot"}], True)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == [
+        "misfit of job 0 on n1: no slot",
+        "misfit of job 1000 on n2: no slot (999 similar warnings suppressed)",
+    ]
+
+
+def test_ends_of_jobs_that_a_node_invents_while_slurm_is_away_are_bounded(config: Config) -> None:
+    service = Service(config, client=FakeSlurm(), open_store=FakeStore, signer=FakeSigner())
+    for job in range(0, 200_000, 500):
+        service._ingested(HERE, [{"kind": "stop", "job": job + more, "restart": 0} for more in range(500)], True)
+    assert len(service._ended) == 100_000

@@ -171,6 +171,52 @@ def test_recording_continues_once_the_disk_can_be_written(tmp_path: Path, caplog
     w.close()
 
 
+@pytest.mark.parametrize("broken", ["decide.recording.segments.SegmentWriter.recorded", "decide.recording.memory.take"])
+def test_a_round_that_cannot_be_recorded_ends_a_segment_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    def odd(*_: object) -> None:
+        raise ValueError("of a kind that nobody thought of")
+
+    now = [0.0]
+    w = LoanWorld(f"sqlite:///{tmp_path}/r.db")
+    recorder = record(w, tmp_path / "decisions", clock=lambda: now[0])
+    play_day(w, recorder, 5)
+    with monkeypatch.context() as code, caplog.at_level(logging.INFO, "slurm_migbatch.daemon.flightrecorder"):
+        code.setattr(f"slurm_migbatch.{broken}", odd)
+        recorder._files.full = True
+        play_day(w, recorder, 5)
+        for _ in range(3):
+            now[0] += 600
+            play_day(w, recorder, 5)
+    assert sum("nobody thought of" in one.getMessage() for one in caplog.records) == 1
+    now[0] += 600
+    play_day(w, recorder, 5)
+    recorder.close()
+    rounds = list(replay(entries(tmp_path / "decisions")))
+    assert rounds[-1].at == w.clock.time() and not any(one.differences for one in rounds)
+    w.close()
+
+
+def test_a_segment_that_cannot_be_removed_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    now = [0.0]
+    w = LoanWorld(f"sqlite:///{tmp_path}/r.db")
+    recorder = record(w, tmp_path / "decisions", clock=lambda: now[0])
+    with monkeypatch.context() as disk:
+        disk.setattr("slurm_migbatch.daemon.flightrecorder._write_all", refused)
+        disk.setattr(Path, "unlink", refused)
+        play_day(w, recorder, 5)
+    now[0] += 600
+    play_day(w, recorder, 5)
+    recorder.close()
+    *_, last = segments(tmp_path / "decisions")
+    assert list(replay(read_entries(last)))[-1].at == w.clock.time()
+    w.close()
+
+
 def test_a_segment_that_could_not_begin_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,5 +1,6 @@
 """The agent's look at running jobs: memory in use, and what they say."""
 
+import errno
 import os
 import threading
 import time
@@ -121,6 +122,28 @@ def test_a_damaged_file_of_peaks_is_none(node, text):
     assert peaks.load(node.executor.paths.run) == {}
     node.epilog(1)
     assert stops(node) == {(1, 0): None}
+
+
+def test_a_full_run_dir_loses_no_figures_and_stops_no_reports(node, look, caplog, monkeypatch):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    memory(node, 1, 4000)
+    write(node, "items=5 seconds=1\n")
+
+    def full(value, file, **options):
+        file.write("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("slurm_migbatch.node.peaks.json.dump", full)
+        look()
+        look()
+    assert [event["items"] for event in node.events("progress")] == [5]
+    assert len([r for r in caplog.records if "cannot be stored" in r.getMessage()]) == 1
+    assert not (node.root / "run" / ".peaks").exists()
+    node.machine.end_process(PID)
+    look()
+    node.epilog(1)
+    assert stops(node) == {(1, 0): 4000}
 
 
 def test_nothing_is_asked_of_the_driver_where_no_job_runs(node, look):

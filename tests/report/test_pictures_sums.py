@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from datetime import datetime, timedelta
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -36,6 +39,26 @@ def test_bins_have_round_widths_and_stay_within_the_window():
     assert bins.width == 6 * HOUR
     assert (bins.edges[0], bins.edges[-1]) == (bins.start, bins.end)
     assert bins.lengths.sum() == pytest.approx(31 * 86400)
+
+
+@pytest.mark.parametrize("start", ["2026-03-27T10:00", "2026-10-23T10:00", "2026-01-05T00:00"])
+@pytest.mark.parametrize(("days", "most"), [(5, 60), (40, 60), (300, 60), (800, 30)])
+def test_bins_begin_at_the_same_local_times_before_and_after_daylight_saving_time(
+    monkeypatch: pytest.MonkeyPatch, start: str, days: int, most: int
+) -> None:
+    with monkeypatch.context() as zone:
+        zone.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        begin = datetime.fromisoformat(start)
+        bins = TimeBins.over(begin.timestamp(), (begin + timedelta(days=days)).timestamp(), most)
+        inner = [datetime.fromtimestamp(edge) for edge in bins.edges[1:-1]]
+        clipped = (bins.edges[0], bins.edges[-1]) == (bins.start, bins.end)
+    time.tzset()
+    assert clipped and bins.count <= most + 2
+    wall = bins.width if bins.width < 86400 else 86400
+    assert {(edge.hour * 3600 + edge.minute * 60) % wall for edge in inner} == {0}
+    assert (np.diff(bins.edges) > 0).all() and abs(bins.lengths[1:-1] - bins.width).max() <= 3600
+    assert bins.of(bins.edges).tolist() == [*range(bins.count), bins.count - 1]
 
 
 intervals = st.tuples(st.floats(-100, 500), st.floats(0, 300), st.floats(0, 3), st.integers(0, 2))
@@ -74,8 +97,13 @@ def test_a_slice_counts_as_the_share_of_its_own_gpu():
     rows = [row(profile="4g.24gb", size=4), row(profile="2g.12gb", size=2, start=2), row(gpu="GPU-b")]
     held = Held.of(rows, HOUR, wholes={"GPU-a": (4, 4)})
     assert held.weight.tolist() == [1.0, 0.5, 1.0]
-    lent = ("4g.24gb", 0.0, None, None, HOUR, "", "GPU-a")
+    lent = ("4g.24gb", 0.0, None, None, HOUR, "", "GPU-a", None)
     assert loans_over_time([lent], hours(), {"GPU-a": (4, 4)}).hours == 1.0
+
+
+def test_a_slice_with_much_memory_counts_as_its_memory_also_on_loan():
+    assert Held.of([row(profile="1g.20gb", size=2)], HOUR).weight.tolist() == [0.25]
+    assert loans_over_time([("1g.20gb", 0.0, None, None, HOUR, "", "GPU-a", 2)], hours()).hours == 0.25
 
 
 def test_accounts_that_may_not_be_told_are_one():
@@ -130,9 +158,9 @@ def test_predictions_are_held_against_what_was_measured():
 
 def test_loans_by_what_ended_them():
     rows = [
-        ("7g.80gb", 0.0, 1.5 * HOUR, 1.5 * HOUR + 8, 1.5 * HOUR + 8, "reclaim", "GPU-a"),
-        ("7g.80gb", 3 * HOUR, None, None, None, None, None),
-        ("7g.80gb", -9.0, None, None, HOUR, "", "GPU-a"),
+        ("7g.80gb", 0.0, 1.5 * HOUR, 1.5 * HOUR + 8, 1.5 * HOUR + 8, "reclaim", "GPU-a", 8),
+        ("7g.80gb", 3 * HOUR, None, None, None, None, None, None),
+        ("7g.80gb", -9.0, None, None, HOUR, "", "GPU-a", 8),
     ]
     found = loans_over_time(rows, hours())
     assert found.started.tolist() == [1, 0, 0, 1]

@@ -20,6 +20,7 @@ import pytest
 
 from slurm_migbatch.cli.common import run as run_command
 from slurm_migbatch.cli.main import cli
+from slurm_migbatch.report.lines import csv_line
 from slurm_migbatch.report.pictures.bins import TimeBins
 from slurm_migbatch.report.pictures.sums import Held, use_by_account
 from slurm_migbatch.store import windows
@@ -198,6 +199,24 @@ def test_csv_and_parsable_hold_the_same_rows_without_a_total(usage: Cli) -> None
     assert table[1]["idle_percent"] == ""
     parted = usage(*OCTOBER, "-P", "-n")[1].splitlines()
     assert parted[0] == "chemistry|alice|2|12.00|7.00|0.2|75.0|71" and len(parted) == 3
+
+
+def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path: Path, usage: Cli) -> None:
+    url = f"sqlite:///{tmp_path}/x.db"
+    with open_store(url) as store:
+        node = Node(store)
+        node.send(describe(node, at("09-01")))
+        for job, account in enumerate(("=cmd|' /C calc'!A1", "@sum(1)", "+1", "plain", "a=b"), start=1):
+            run(store, node, job, at("10-02T10:00"), at("10-02T20:00"), account=account)
+    table = list(csv.reader(io.StringIO(usage(*OCTOBER, "--by", "account", "--csv", "-n", "--db", url)[1])))
+    assert {row[0] for row in table} == {"'=cmd|' /C calc'!A1", "'@sum(1)", "'+1", "plain", "a=b"}
+    assert {row[1] for row in table} == {"1"}
+    parted = usage(*OCTOBER, "--by", "account", "-P", "-n", "--db", url)[1].splitlines()
+    assert {"@sum(1)", "+1"} <= {line.partition("|")[0] for line in parted}
+
+
+def test_numbers_of_a_csv_line_and_a_lone_sign_stay_as_they_are() -> None:
+    assert csv_line([-1, -0.5, "-", "", "-5x", "\t=1"]) == "-1,-0.5,-,,'-5x,'\t=1"
 
 
 def test_nothing_held_is_no_error(usage: Cli) -> None:

@@ -132,7 +132,8 @@ def test_a_listing_that_breaks_off_is_an_error_and_not_a_short_queue(release: st
 
 
 @pytest.mark.parametrize(
-    "text", ["", "garbage", "NodeName=n1 State=IDLE", "NodeName=n1 Gres=mig:1:2:3:4 GresUsed= State=IDLE"]
+    "text",
+    ["", "garbage", "NodeName=n1 State=IDLE", "NodeName=n1 CPUAlloc=0 CPUTot=1 Gres=mig:1:2:3:4 GresUsed= State=IDLE"],
 )
 def test_an_odd_node_listing_is_an_error(text: str) -> None:
     with pytest.raises(SlurmError):
@@ -276,9 +277,12 @@ def test_the_gres_of_each_job_whatever_stands_in_it(listed: list[str]) -> None:
             parse_gres(output.removesuffix(f"{MARK}\n"), MARK)
 
 
+CPUS = "CPUAlloc=0 CPUTot=64"
+
+
 def node_row(name: str, **more: str) -> str:
     told = "".join(f" {key}={value}" for key, value in more.items())
-    return f"NodeName={name} Gres=mig:none:1 GresUsed=mig:none:0 State=IDLE Partitions=gpu{told}\n"
+    return f"NodeName={name} {CPUS} Gres=mig:none:1 GresUsed=mig:none:0 State=IDLE Partitions=gpu{told}\n"
 
 
 @given(text=texts, key=st.sampled_from(["Reason", "Comment", "Extra"]))
@@ -291,19 +295,26 @@ def test_no_text_of_a_node_spoils_or_forges_another(text: str, key: str) -> None
 @pytest.mark.parametrize("key", ["Reason", "Comment", "Extra"])
 def test_a_node_that_another_pretends_to_be_is_not_believed(key: str) -> None:
     odd: dict[str, str] = {}
-    forged = "x\nNodeName=n2 Gres=mig:7g.80gb:1 GresUsed=mig:7g.80gb:0 State=IDLE"
+    forged = f"x\nNodeName=n2 {CPUS} Gres=mig:7g.80gb:1 GresUsed=mig:7g.80gb:0 State=IDLE"
     rows = parse_nodes(node_row("n1", **{key: forged}) + node_row("n2") + node_row("n3"), odd.__setitem__)
     assert [row.name for row in rows] == ["n1", "n3"]
     assert "2 times" in odd["n2"]
 
 
 def test_a_node_without_gres_which_from_24_11_has_no_use_of_it_either() -> None:
-    (row,) = parse_nodes("NodeName=c1 CPUTot=64 Gres=(null) GresDrain=N/A State=IDLE Partitions=cpu\n")
+    (row,) = parse_nodes(f"NodeName=c1 {CPUS} Gres=(null) GresDrain=N/A State=IDLE Partitions=cpu\n")
     assert (row.name, row.gres, row.used, row.other_gres, row.cpus) == ("c1", {}, {}, "", 64)
 
 
 @pytest.mark.parametrize(
-    "odd", ["NodeName=n2 State=IDLE", "NodeName=n2 Gres=mig:1:2:3:4 GresUsed= State=IDLE", "NodeName="]
+    "odd",
+    [
+        "NodeName=n2 State=IDLE",
+        f"NodeName=n2 {CPUS} Gres=mig:1:2:3:4 GresUsed= State=IDLE",
+        "NodeName=n2 CPUAlloc=0 CPUTotal=64 Gres=(null) State=IDLE",
+        "NodeName=n2 CPUsAlloc=0 CPUTot=64 Gres=(null) State=IDLE",
+        "NodeName=",
+    ],
 )
 def test_a_node_that_cannot_be_read_is_left_out_and_named(odd: str) -> None:
     told: dict[str, str] = {}
@@ -334,14 +345,14 @@ def test_array_expressions(expression: str, count: int) -> None:
     ],
 )
 def test_which_nodes_are_open(state: str, is_open: bool) -> None:
-    (row,) = parse_nodes(f"NodeName=n1 Gres=(null) GresUsed=(null) State={state} Partitions=a,b Reason=x [root@2026]")
+    (row,) = parse_nodes(f"NodeName=n1 {CPUS} Gres=(null) State={state} Partitions=a,b Reason=x [root@2026]")
     assert row.open is is_open
     assert (row.partitions, row.reason) == (("a", "b"), "x")
 
 
 def test_other_gres_of_a_node_are_kept_for_the_next_update() -> None:
     (row,) = parse_nodes(
-        "NodeName=n Gres=gpu:h100:4(S:0-1),mig:1g.10gb:2,mig:none:3 "
+        f"NodeName=n {CPUS} Gres=gpu:h100:4(S:0-1),mig:1g.10gb:2,mig:none:3 "
         "GresUsed=gpu:h100:0(IDX:N/A),mig:1g.10gb:1 State=IDLE"
     )
     assert row.other_gres == "gpu:h100:4"
@@ -352,7 +363,7 @@ def test_other_gres_of_a_node_are_kept_for_the_next_update() -> None:
 def test_a_node_with_gres_that_jobs_do_not_use_up() -> None:
     """As 26.05 shows it; an update without the flag leaves it as it is, and 22.05 does not show it."""
     (row,) = parse_nodes(
-        "NodeName=n Gres=mig:1g.10gb:7,bandwidth:lustre:no_consume:4G,seats:no_consume:3 "
+        f"NodeName=n {CPUS} Gres=mig:1g.10gb:7,bandwidth:lustre:no_consume:4G,seats:no_consume:3 "
         "GresUsed=mig:1g.10gb:1,bandwidth:lustre:0,seats:0 State=IDLE"
     )
     assert (row.gres, row.used) == ({"1g.10gb": 7}, {"1g.10gb": 1})

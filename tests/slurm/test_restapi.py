@@ -193,6 +193,24 @@ def test_a_node_of_another_shape_costs_no_other(shapes: dict[str, Any]) -> None:
     assert all(row.states <= {"IDLE", "RESERVED", "x"} for row in rows.values())
 
 
+def test_a_partition_that_is_not_understood_costs_no_other(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    better = {"name": "best", "priority": {"tier": 5, "job_factor": 1}}
+    answers = {"partitions": [{"name": "gpu", "priority": None}, better]}
+    jobs = [{**JOB, "job_id": 8}, {**JOB, "partition": "best"}]
+    client, _ = serve({"partitions/": (200, answers), "jobs/": (200, {"jobs": jobs})})
+    assert [row.job_id for row in client.jobs()] == [row.job_id for row in client.jobs()] == [7, 8]
+    assert [record.getMessage().count("partition gpu: TypeError") for record in caplog.records] == [1]
+
+
+def test_a_reservation_that_is_not_understood_costs_no_other(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    sound = {"name": "a", "node_list": "n1", "start_time": 1, "end_time": 2**40, "tres": "cpu=64", "flags": []}
+    listed = [{"name": "odd"}, sound]
+    client, _ = serve({"nodes/": (200, {"nodes": [NODE]}), "reservations/": (200, {"reservations": listed})})
+    (row,) = client.nodes()
+    assert client.nodes() == [row] and row.reservations == {"a"} and row.set_aside
+    assert [record.getMessage().count("reservation odd: KeyError") for record in caplog.records] == [1]
+
+
 def test_bytes_of_a_user_stay_what_they_are(serve: Serve) -> None:
     text = json.dumps({"jobs": [{**JOB, "comment": "?"}]}).replace("?", "\udcff\t")
     client, _ = serve({"jobs/": (200, text)})

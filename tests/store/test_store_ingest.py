@@ -140,6 +140,13 @@ def test_an_event_without_a_number_cannot_be_kept(store: Store, event: object) -
     assert len(kept(store)) == 1
 
 
+def test_events_that_cannot_be_used_are_one_line_of_the_log(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    node = Node(store)
+    node.send(*(node.event("progress", 100, job=job, restart=0, items=1) for job in range(1, 101)))
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "event 1 (progress) cannot be used: job 1 has no run 0 (and 99 more)" in said
+
+
 def test_hostile_sizes_are_cut(store: Store) -> None:
     node = Node(store)
     deep: dict[str, object] = {}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
+from slurm_migbatch.store import windows
 from slurm_migbatch.store.db import Store
+from slurm_migbatch.store.queries import RunFilter
+from slurm_migbatch.store.reader import open_reader
 from tests.support.store_events import Node, piece
 
 
@@ -53,6 +57,16 @@ def test_text_from_outside_is_made_fit(store: Store) -> None:
     (found,) = store.loans()
     assert found["user"] == "a" + "b" * 127
     assert len(found["why"]) == 8192
+
+
+def test_a_loan_in_a_window_comes_with_the_memory_slices_of_its_slice(store: Store, url: str) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7, piece(0, 2, "1g.20gb")))
+    lent = {"state": "running", "profile": "1g.20gb", "started": 100.0, "node": "n1"}
+    store.save_loans([loan(7, gpu="GPU-a", **lent), loan(8, gpu="GPU-a", **lent), loan(9, **lent)])
+    with closing(open_reader(url)) as record:
+        found = windows.loans(record, RunFilter(start=0.0, end=200.0))
+    assert [row[-1] for row in found] == [2, None, None]
 
 
 def test_uses_leave_loans_out(store: Store) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Final
 
@@ -15,13 +15,17 @@ Codes = np.ndarray[Any, np.dtype[np.int64]]
 _WIDTHS_S: Final = (60, 300, 900, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 7 * 86400, 28 * 86400)
 
 
+#: bins wider than this begin at the same local times on days with and without daylight saving time
+_CLOCK_S: Final = 3600
+
+
 @dataclass(frozen=True)
 class TimeBins:
     """Bins of one width that cover a window; the first and the last are cut at its ends.
 
     Attributes:
         start, end: the window, unix seconds; start < end.
-        width: seconds.
+        width: seconds; of local time in bins of more than an hour.
         origin: where the first bin would begin without the cut.
     """
 
@@ -38,14 +42,20 @@ class TimeBins:
         width = float(next(fitting, 28 * 86400 * np.ceil(length / max_bins / (28 * 86400))))
         offset = datetime.fromtimestamp(start).astimezone().utcoffset()
         shift = offset.total_seconds() if offset is not None else 0.0
-        origin = np.floor((start + shift) / width) * width - shift
-        return cls(start, start + length, width, float(origin))
+        local = float(np.floor((start + shift) / width) * width)
+        began = datetime(1970, 1, 1) + timedelta(seconds=local)
+        return cls(start, start + length, width, began.timestamp() if width > _CLOCK_S else local - shift)
 
     @cached_property
     def edges(self) -> Reals:
         """The edges, one more than bins, within the window."""
-        count = max(1, int(np.ceil((self.end - self.origin) / self.width)))
-        return np.clip(self.origin + self.width * np.arange(count + 1), self.start, self.end)
+        edges, began = [self.origin], datetime.fromtimestamp(self.origin)
+        while edges[-1] < self.end:
+            later = self.width * len(edges)
+            edges.append(
+                (began + timedelta(seconds=later)).timestamp() if self.width > _CLOCK_S else self.origin + later
+            )
+        return np.clip(edges, self.start, self.end)
 
     @property
     def count(self) -> int:
@@ -59,8 +69,7 @@ class TimeBins:
 
     def of(self, moments: Reals) -> Codes:
         """Return the bin numbers of times in the window."""
-        numbers = np.floor((moments - self.origin) / self.width).astype(np.int64)
-        return np.clip(numbers, 0, self.count - 1)
+        return np.clip(np.searchsorted(self.edges, moments, side="right") - 1, 0, self.count - 1)
 
     def held(self, since: Reals, until: Reals, weight: Reals, group: Codes, groups: int) -> Reals:
         """Return weight x seconds in each bin by group, shape (groups, bins).

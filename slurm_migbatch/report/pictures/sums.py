@@ -310,8 +310,8 @@ class Loans:
 
 
 def loans_over_time(rows: Sequence[Sequence[Any]], bins: TimeBins, wholes: Wholes = NO_GPUS) -> Loans:
-    """Sum up rows (profile, started, signalled, requeued, ended, cause, gpu) of `store.windows.loans`."""
-    weight = np.array([gpu_equivalent(row[0], None, wholes.get(row[6], WHOLE)) for row in rows], np.float64)
+    """Sum up rows of `store.windows.loans`."""
+    weight = np.array([gpu_equivalent(row[0], row[7], wholes.get(row[6], WHOLE)) for row in rows], np.float64)
     since = np.array([row[1] for row in rows], np.float64)
     until = np.array([bins.end if row[4] is None else row[4] for row in rows], np.float64)
     hours = bins.held(since, until, weight, np.zeros(len(rows), np.int64), 1).sum() / HOUR_S
