@@ -193,7 +193,7 @@ class DemandBook:
 
     def of_running(self, queue: JobQueue, row: JobRow) -> Demand | None:
         """Return the demand of a running job if it has to start again; `of` was called for its queue before."""
-        return self._demand(queue, replace(row, throttle=None), {})
+        return self._demand(queue, row if row.throttle is None else replace(row, throttle=None), {})
 
     def _learn(
         self,

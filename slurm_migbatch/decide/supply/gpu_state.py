@@ -34,6 +34,7 @@ class GpuState:
     """
 
     __slots__ = (
+        "_instead",
         "_next",
         "_room",
         "book",
@@ -63,6 +64,7 @@ class GpuState:
         self.value = book.value(geometry, self.taken)
         self._room: frozenset[Profile] | None = None
         self._next: dict[Profile, tuple[Cost, GpuState] | None] = {}
+        self._instead: dict[tuple[Slot, Profile], GpuState | None] = {}
 
     @property
     def room(self) -> frozenset[Profile]:
@@ -77,6 +79,16 @@ class GpuState:
             return self._next[profile]
         except KeyError:
             found = self._next[profile] = self._add(profile)
+            return found
+
+    def instead(self, slot: Slot, profile: Profile) -> GpuState | None:
+        """Return the condition with one more claim and without a used slot; None if the claim does not fit."""
+        try:
+            return self._instead[slot, profile]
+        except KeyError:
+            used, claims = self.used.remove(slot), tuple(sorted((*self.claims, profile)))
+            found = self.book.shape(self.geometry, used, self.keep, self.warm, self.future, claims, self.last_choice)
+            self._instead[slot, profile] = found
             return found
 
     def _add(self, profile: Profile) -> tuple[Cost, GpuState] | None:

@@ -402,9 +402,7 @@ class _PlanRound:
         shape = gpu_claims.shape
         if gpu_claims.reserved or shape.future is not None or slot not in shape.used:
             return None
-        claims = tuple(sorted((*shape.claims, profile)))
-        used = shape.used.remove(slot)
-        return self.fleet.book.shape(shape.geometry, used, shape.keep, shape.warm, None, claims, shape.last_choice)
+        return shape.instead(slot, profile)
 
     def _movable(self, claim: Claim) -> bool:
         demand = self.demands[claim[0]]
