@@ -65,6 +65,8 @@ class ElasticJobs:
         self._geometries: tuple[Geometry, ...] = ()
         self._usual: dict[LoanHints, Mapping[Profile, float]] = {}
         self._predicted: dict[tuple[LoanHints, str], Mapping[Profile, float]] = {}
+        #: of each job the speeds, and the hints and partition that they are for
+        self._speeds: dict[int, tuple[LoanHints, str, Mapping[Profile, float]]] = {}
 
     # -- input ------------------------------------------------------------------------------------------------------
 
@@ -73,8 +75,7 @@ class ElasticJobs:
         now = tuple(dict.fromkeys(geometries))
         if now != self._geometries:
             self._geometries = now
-            self._usual.clear()
-            self._predicted.clear()
+            self._forget()
 
     def use(self, predictions: TrainingPredictions) -> None:
         """Use this predictor from now on; results of another version are dropped."""
@@ -82,6 +83,7 @@ class ElasticJobs:
         if predictions.version != self._version:
             self._version = predictions.version
             self._predicted.clear()
+            self._speeds.clear()
 
     def report(self, run: Run, report: Report) -> None:
         """Add a report of a run; a field that it omits keeps its value."""
@@ -104,14 +106,23 @@ class ElasticJobs:
                 self._hear(run, held[run], report)
         for job in [job for job in self._heard if job not in job_views]:
             del self._heard[job]
+        for job in self._speeds.keys() - job_views.keys():
+            del self._speeds[job]
         if len(self._usual) > _MOST_KINDS or len(self._predicted) > _MOST_KINDS:
-            self._usual.clear()
-            self._predicted.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._usual.clear()
+        self._predicted.clear()
+        self._speeds.clear()
 
     def _hear(self, run: Run, profile: Profile, report: Report) -> None:
         if report.items and report.rate:
             heard = Heard(profile.name, report.items, report.items / report.rate)
-            self._heard.setdefault(run[0], {})[run[1]] = heard
+            heard_of = self._heard.setdefault(run[0], {})
+            if heard_of.get(run[1]) != heard:
+                heard_of[run[1]] = heard
+                self._speeds.pop(run[0], None)
 
     # -- queries ----------------------------------------------------------------------------------------------------
 
@@ -127,12 +138,17 @@ class ElasticJobs:
 
     def speeds(self, job_view: JobView) -> Mapping[Profile, float]:
         """Return the speed on each profile that the job may have, relative to the whole GPU."""
-        expected = self._expected(job_view)
-        heard = self._heard.get(job_view.row.job_id)
-        if not heard:
-            return expected
-        by_name = speeds({profile.name: speed for profile, speed in expected.items()}, list(heard.values()))
-        return {profile: by_name[profile.name] for profile in expected}
+        job, hints, partition = job_view.row.job_id, job_view.hints, job_view.row.partition
+        known = self._speeds.get(job)
+        if known is not None and known[0] is hints and known[1] == partition:
+            return known[2]
+        found = self._expected(job_view)
+        heard = self._heard.get(job)
+        if heard:
+            by_name = speeds({profile.name: speed for profile, speed in found.items()}, list(heard.values()))
+            found = {profile: by_name[profile.name] for profile in found}
+        self._speeds[job] = hints, partition, found
+        return found
 
     def costs(self, job_view: JobView, now: float) -> RunCosts:
         """Return the current cost of stopping the job."""

@@ -145,8 +145,8 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
 DERIVED: Final[Mapping[type, frozenset[str]]] = {
     SupplyMemory: frozenset({"planner", "queue", "nodes", "demands", "offers"}),
     RetypeHistory: frozenset({"hold_s"}),
-    LendingMemory: frozenset({"job_views", "round"}),
-    ElasticJobs: frozenset({"_predict", "_restart_s", "_checkpoint_s"}),
+    LendingMemory: frozenset({"books", "job_views", "round"}),
+    ElasticJobs: frozenset({"_predict", "_restart_s", "_checkpoint_s", "_speeds"}),
     Expectation: frozenset({"_days", "_day_s"}),
     LevelGaps: frozenset({"_part", "_day", "_around", "_days", "_ages", "_relevant"}),
     SliceSharing: frozenset({"_enabled"}),
