@@ -141,21 +141,6 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     },
     LengthHistory: {"_sums": dict[int, tuple[int, float, float]], "_all": tuple[int, float, float]},
 }
-#: attributes that are settings or caches, or are recreated by every decision
-DERIVED: Final[Mapping[type, frozenset[str]]] = {
-    SupplyMemory: frozenset({"planner", "queue", "nodes", "demands", "offers"}),
-    RetypeHistory: frozenset({"hold_s"}),
-    LendingMemory: frozenset({"books", "job_views", "round"}),
-    ElasticJobs: frozenset({"_predict", "_restart_s", "_checkpoint_s", "_speeds"}),
-    Expectation: frozenset({"_days", "_day_s"}),
-    LevelGaps: frozenset({"_part", "_day", "_around", "_days", "_ages", "_relevant"}),
-    SliceSharing: frozenset({"_enabled"}),
-    SharedRuns: frozenset({"_rules"}),
-    PairSlowdowns: frozenset({"_table", "_usual"}),
-    LengthHistory: frozenset({"weight"}),
-}
-
-
 _FORMER: Final = {"trainees": "elastic_jobs", "company": "slice_sharing"}
 """Names of parts in recordings of older releases."""
 
