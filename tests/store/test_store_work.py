@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from slurm_migbatch.decide.snapshot import TaskRun
 from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.store.work import PastRuns, TaskRunRow, array_runs, past_work
+from slurm_migbatch.store.work import PastRuns, array_runs, past_work
 
 
 def piece(start: int, profile: str = "1g.10gb") -> dict[str, object]:
@@ -31,7 +32,7 @@ def test_tasks_of_an_array_come_in_the_order_of_their_ends(database: str) -> Non
         found = db.read(array_runs, [10, 77])
     assert found[77] == []
     assert found[10] == [
-        TaskRunRow(100, 130, "COMPLETED"), TaskRunRow(100, 160, "COMPLETED"), TaskRunRow(130, None, "RUNNING")
+        TaskRun(100, 130, "COMPLETED"), TaskRun(100, 160, "COMPLETED"), TaskRun(130, None, "RUNNING")
     ]  # fmt: skip
 
 
