@@ -10,30 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from slurm_migbatch.decide.lending.ledger import JobView
 from slurm_migbatch.decide.lending.training_speed import Heard, speeds, usable
 from slurm_migbatch.decide.lending.values import usual_speed, within
 from slurm_migbatch.decide.lending.view import Run, RunCosts
-from slurm_migbatch.decide.snapshot import Report
+from slurm_migbatch.decide.snapshot import Predictions, Report
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import LoanHints
 
 Predict = Callable[[LoanHints, str], Mapping[Profile, float]]
 """Speeds of a model on the slices that hold it, for the partitions of a job; empty if unknown."""
-
-
-class TrainingPredictions(Protocol):
-    """The part of the predictor used here."""
-
-    @property
-    def version(self) -> str:
-        """Version of the model and the site's facts behind the answers."""
-
-    def training_speeds(self, hints: LoanHints, partition: str, /) -> Mapping[Profile, float]:
-        """See `Predict`."""
 
 
 _FUTURE_S: Final = 60.0
@@ -77,7 +66,7 @@ class ElasticJobs:
             self._geometries = now
             self._forget()
 
-    def use(self, predictions: TrainingPredictions) -> None:
+    def use(self, predictions: Predictions) -> None:
         """Use this predictor from now on; results of another version are dropped."""
         self._predict = predictions.training_speeds
         if predictions.version != self._version:
