@@ -93,6 +93,19 @@ def test_events_that_come_too_early_wait_for_those_before_them(store: Store) -> 
     assert states(store) == [(7, 0, "COMPLETED"), (8, 0, "RUNNING")]
 
 
+def test_many_events_that_came_too_early_are_applied_some_with_each_message(store: Store) -> None:
+    """One message must not keep what all other nodes tell waiting for whatever a node has stored before."""
+    node = Node(store)
+    first = node.event("cleared", 100)
+    early = [node.event("cleared", 101) for _ in range(2000)]
+    for start in range(0, len(early), 500):
+        assert node.send(*early[start : start + 500]) == 0
+    reached = [node.send(first)]
+    while reached[-1] < node.seq and len(reached) < 9:
+        reached.append(node.send())
+    assert reached[0] <= 1000 and reached[-1] == node.seq
+
+
 def test_a_gap_that_the_node_leaves_twice_is_stepped_over(store: Store) -> None:
     """The database was set back behind what it had acknowledged; the node cannot send that again."""
     node = Node(store)
