@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import or_, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.mig.grant import CHANGED
@@ -21,6 +21,8 @@ SLURM_TICK_S = 1.0
 CLOCKS_DIFFER_S = 300.0
 #: Slurm's delay between a job's time limit and its kill, seconds
 _LIMIT_SLACK_S = 1.0
+#: runs of one job id that are created because a node reports them (Slurm may list more), and jobs with one id
+_MOST_RUNS, _MOST_REUSES = 10_000, 100
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,22 @@ def run_of(
     start again under the same restart count: with `starts` this is a new job of the same number.
 
     Args:
-        known: all runs of that job id, if the caller has them; a new one is added to it.
+        known: the newest run of that job id, and those with that restart count, if the caller has them; a new one is
+            added to it. Otherwise a node reports the run.
+
+    Raises:
+        ValueError: nodes have reported too many runs of the job.
     """
+    of_node = known is None
     if known is None:
-        known = list(session.scalars(select(Run).where(Run.job_id == job)))
+        known = _newest(session, job, restart)
     newest = max(known, key=lambda run: (run.reuse, run.restart), default=None)
     found = max((run for run in known if run.restart == restart), key=lambda run: run.reuse, default=None)
-    if found is not None and not (starts and _is_over(found, moment) and _is_past(newest, moment)):
+    again = starts and found is not None and _is_over(found, moment) and _is_past(newest, moment)
+    if found is not None and (not again or found.reuse >= _MOST_REUSES):
         return found
+    if of_node and (session.scalar(select(func.count()).where(Run.job_id == job)) or 0) >= _MOST_RUNS:
+        raise ValueError(f"job {job} has {_MOST_RUNS} runs already")
     reuse = 0 if newest is None else newest.reuse + (1 if found is not None and found.reuse == newest.reuse else 0)
     run = Run(job_id=job, restart=restart, reuse=reuse, latest=True, state="PENDING", state_from="node", slice_count=0)
     if newest is not None:
@@ -77,6 +87,15 @@ def run_of(
     known.append(run)
     session.add(run)
     return run
+
+
+def _newest(session: Session, job: int, restart: int) -> list[Run]:
+    """Return a job id's newest run, and the newest with this restart count."""
+    runs = select(Run).where(Run.job_id == job).limit(1)
+    newest = session.scalars(runs.order_by(Run.reuse.desc(), Run.restart.desc())).all()
+    if newest and newest[0].restart == restart:
+        return list(newest)
+    return [*newest, *session.scalars(runs.where(Run.restart == restart).order_by(Run.reuse.desc()))]
 
 
 def _is_over(run: Run, moment: float) -> bool:

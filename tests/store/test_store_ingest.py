@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from slurm_migbatch.store import lifecycle
 from slurm_migbatch.store.db import Store, open_store
+from slurm_migbatch.store.models import Run
 from slurm_migbatch.store.receipt import NodeReceipt, Receipt
 from tests.support.store_events import Node, piece, run_of, states
 
@@ -260,6 +261,35 @@ def test_a_requeued_job_is_a_new_run(store: Store) -> None:
     assert states(store) == [(7, 0, "REQUEUED"), (7, 1, "RUNNING")]
     assert [row.run["latest"] for row in store.runs()] == [False, True]
     assert run_of(store, 7, 1).run["user"] == "alice"
+
+
+def test_runs_that_a_node_invents_for_a_job_do_not_slow_down_what_is_told_of_it(store: Store) -> None:
+    node = Node(store)
+    node.send(*(node.start(100 + number, 7, restart=number) for number in range(50)))
+    loaded: list[object] = []
+    event.listen(Run, "load", keep := lambda run, _context: loaded.append(run))
+    try:
+        node.send(node.stop(200, 7, restart=20))
+        store.upsert_jobs([{"job_id": 7, "state": "FAILED", "submit": 50.0, "restarts": 30}])
+    finally:
+        event.remove(Run, "load", keep)
+    assert len(loaded) <= 5
+    assert run_of(store, 7, 30).run["state"] == "FAILED"
+    assert [run["restart"] for run in (row.run for row in store.runs()) if run["latest"]] == [49]
+
+
+def test_a_node_can_invent_so_many_runs_of_a_job_and_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "_MOST_RUNS", 3)
+    monkeypatch.setattr(lifecycle, "_MOST_REUSES", 1)
+    node = Node(store)
+    node.send(*(node.start(100 + number, 7, restart=number) for number in range(5)))
+    assert [restart for _, restart, _ in sorted(states(store))] == [0, 1, 2]
+    store.upsert_jobs([{"job_id": 7, "state": "PENDING", "submit": 50.0, "restarts": 4}])
+    assert node.send(node.start(120, 7, restart=4)) == node.seq
+    assert run_of(store, 7, 4).run["started"] == 120
+    for moment in range(1000, 1050, 10):
+        node.send(node.start(moment, 8), node.stop(moment + 5, 8))
+    assert len([row for row in store.runs() if row.run["job_id"] == 8]) == 2
 
 
 def test_a_misfit_ends_no_run_that_has_a_slice_on_another_node(store: Store) -> None:
