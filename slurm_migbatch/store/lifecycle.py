@@ -23,6 +23,8 @@ CLOCKS_DIFFER_S = 300.0
 _LIMIT_SLACK_S = 1.0
 #: runs of one job id that are created because a node reports them (Slurm may list more), and jobs with one id
 _MOST_RUNS, _MOST_REUSES = 10_000, 100
+#: slices that one node holds at a time, and that one run has had on one node; no node has as many
+_MOST_OPEN, _MOST_OF_RUN = 2048, 1024
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,11 @@ def start_run(
     """Record that `run` has `slices` on `node`; with `lost_at` they were lost since.
 
     `host_run` is the run (job, restart) that it shares them with: both have them until one of the two ends.
+
+    Raises:
+        ValueError: the node has reported too many slices that it holds, or that the run has had.
     """
+    _check_room(session, run, node, len(slices))
     run.started = moment if run.started is None else run.started
     if run.state_from == "poll":
         # it was considered lost, but it exists
@@ -171,6 +177,15 @@ def start_run(
     if lost_at is not None:
         finish_if_free(session, run.id, lost_at, None)
     summarise(session, run)
+
+
+def _check_room(session: Session, run: Run, node: str, more: int) -> None:
+    """Raise ValueError if that many more slices on the node, or of the run there, are more than there can be."""
+    leases = select(func.count()).where(Lease.node == node)
+    if (session.scalar(leases.where(Lease.until.is_(None))) or 0) + more > _MOST_OPEN:
+        raise ValueError(f"the node holds more than {_MOST_OPEN} slices")
+    if (session.scalar(leases.where(Lease.run_id == run.id)) or 0) + more > _MOST_OF_RUN:
+        raise ValueError(f"job {run.job_id} run {run.restart} has had more than {_MOST_OF_RUN} slices on the node")
 
 
 def _open_slices(

@@ -255,6 +255,24 @@ def test_a_start_is_compared_with_what_is_held_on_its_gpus_alone(store: Store, m
     assert len(compared) < 10
 
 
+def test_a_node_holds_so_many_slices_and_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it boots, the record ends all of them at once."""
+    monkeypatch.setattr(lifecycle, "_MOST_OPEN", 3)
+    node, other = Node(store), Node(store, "n2", "bb")
+    node.send(*(node.start(100, number, piece(gpu=f"GPU-{number}")) for number in range(1, 9)))
+    other.send(other.start(100, 20, piece(gpu="GPU-x")))
+    assert [lease.job for lease in store.leases()] == [1, 2, 3, 20]
+    node.send(node.stop(110, 1, piece(gpu="GPU-1")), node.start(120, 9, piece(gpu="GPU-9")))
+    assert [lease.job for lease in store.leases()] == [2, 3, 9, 20]
+
+
+def test_a_run_has_had_so_many_slices_on_a_node_and_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "_MOST_OF_RUN", 3)
+    node = Node(store)
+    node.send(*(node.start(100 + number, 7, piece(gpu=f"GPU-{number}")) for number in range(9)))
+    assert len(store.leases(active=False)) == 3
+
+
 def test_a_requeued_job_is_a_new_run(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 7), node.stop(110, 7, exit_code=143), node.start(120, 7, restart=1))
