@@ -39,6 +39,8 @@ _MAX_SLICES = 256
 _CHUNK = 500
 #: events that came early which one message applies at most
 _MOST_EARLY = 500
+#: GPUs of one node that are remembered, if so many are not there at once; those that were replaced last
+_MOST_GPUS = 128
 
 
 def ingest(
@@ -262,6 +264,9 @@ def _describe(session: Session, machine: Node, known: dict[str, Gpu], ts: float,
         gpu.geometry = facts.get("geometry")
         gpu.facts = {key: value for key, value in facts.items() if key not in own}
         gpu.present, gpu.seen = True, ts
+    replaced = sorted((gpu for gpu in known.values() if not gpu.present), key=lambda gpu: gpu.seen)
+    for gpu in replaced[: max(0, len(known) - _MOST_GPUS)]:
+        session.delete(known.pop(gpu.uuid))
     session.flush()
     for lease in session.scalars(
         select(Lease).where(Lease.node == machine.node, Lease.until.is_(None), Lease.gpu_index.is_(None))

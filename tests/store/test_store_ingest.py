@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, text
 
-from slurm_migbatch.store import lifecycle
+from slurm_migbatch.store import ingest, lifecycle
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.models import Run
 from slurm_migbatch.store.receipt import NodeReceipt, Receipt
@@ -462,6 +462,16 @@ def test_inventories_replace_each_other(store: Store) -> None:
     Node(store, journal="bb").send({"seq": 1, "ts": 300.0, "kind": "inventory", "gpus": [gpu]})
     node.send(node.event("inventory", 250, gpus=[]))
     assert store.inventory() == {"n1": [gpu]}, "an older one, of a journal that was lost, changes nothing"
+
+
+def test_gpus_that_were_replaced_last_are_remembered(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest, "_MOST_GPUS", 3)
+    node = Node(store)
+    for moment in range(100, 120):
+        node.send(node.event("inventory", moment, gpus=[{"uuid": f"GPU-{moment}-{n}", "mig": False} for n in (0, 1)]))
+    with store.reading() as connection:
+        known = sorted(connection.execute(text("SELECT uuid FROM gpus")).scalars())
+    assert len(known) == 3 and known[1:] == ["GPU-119-0", "GPU-119-1"] and known[0].startswith("GPU-118")
 
 
 def test_a_clock_that_was_ahead_when_the_node_booted_loses_nothing(store: Store) -> None:
