@@ -164,7 +164,8 @@ class NodeApi:
         return as_json(plan.to_wire() if plan else {"version": message.have})
 
     async def _findings(self, caller: Caller, body: bytes) -> Response:
-        message = messages.read_findings(caller.node, body)
+        # not in the event loop: texts that are written at length take a while to parse
+        message = await asyncio.to_thread(messages.read_findings, caller.node, body)
         self.board.heard(caller.node)
         return as_json({"now": self.reports.keep(caller.node, message.sent, message.findings)})
 

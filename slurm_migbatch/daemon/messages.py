@@ -23,6 +23,8 @@ from slurm_migbatch.node import findings
 from slurm_migbatch.node.findings import Finding
 
 MAX_EVENTS = 500
+#: bytes of a request for a plan, which has three short fields and is parsed in the event loop
+MAX_PLAN_BYTES = 4096
 #: integers that all JSON readers represent exactly
 MAX_NUMBER = 2**53 - 1
 #: maximum of numbers with a fraction; jobs may report up to 1e21 items a second
@@ -123,6 +125,8 @@ def read_events(node: str, body: bytes) -> EventsMessage:
 
 def read_plan(node: str, body: bytes) -> PlanMessage:
     """Parse a message of `node` to /node/v1/plan. Raises MessageError."""
+    if len(body) > MAX_PLAN_BYTES:
+        raise MessageError(f"the body has {len(body)} bytes, at most {MAX_PLAN_BYTES} are accepted")
     message = _message(node, body)
     have = _whole(message, "have", 0, MAX_NUMBER) if "have" in message else 0
     return PlanMessage(have, _real(message, "wait", 0, 3600) if "wait" in message else 0.0)

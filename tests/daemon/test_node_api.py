@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from slurm_migbatch.config import loads
+from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.audit import Auditor
 from slurm_migbatch.daemon.gate import Refused
 from slurm_migbatch.daemon.nodesview import LiveView
@@ -104,6 +105,24 @@ def test_large_bodies_are_refused(node, store):
     status, answer = node.send("/node/v1/events", b" " * 20_000)
     assert status == 413
     assert "16384 bytes" in answer["error"]
+
+
+def test_requests_for_a_plan_are_short(node):
+    """They are read in the event loop, where everybody else waits meanwhile."""
+    message = {"node": "n1", "have": 0, "wait": 0, "more": [{}] * 2000}
+    status, answer = node.send("/node/v1/plan", message)
+    assert (status, answer["error"].partition(",")[2]) == (400, " at most 4096 are accepted")
+    assert node.plan()[0] == 200
+
+
+def test_what_a_node_found_is_not_read_in_the_event_loop(node, monkeypatch):
+    readers = []
+    read = messages.read_findings
+    monkeypatch.setattr(
+        messages, "read_findings", lambda *a: readers.append(threading.current_thread().name) or read(*a)
+    )
+    assert node.send("/node/v1/findings", {"node": "n1", "sent": 1.0, "findings": [FAULT]})[0] == 200
+    assert len(readers) == 1 and readers[0].startswith("asyncio_"), "a thread of the loop's pool"
 
 
 def test_endless_bodies_are_cut_off(running):
