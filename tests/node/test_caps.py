@@ -6,9 +6,11 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
+from slurm_migbatch.node import effects
 from slurm_migbatch.node.caps import MODE, Caps, CapsError, helper_is_setuid
 from slurm_migbatch.node.open_devices import OpenDevice, OpenDeviceScan
 from tests.support.directories import open_to_users
@@ -86,6 +88,32 @@ def test_the_owner_cannot_open_it_to_others(open_node):
     assert node.cap(row.cap_gi) == (0, MODE)
     node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
     assert as_user(ALICE, open_errno(path)) == errno.EACCES
+
+
+@pytest.mark.parametrize("second_name", [False, True])
+def test_the_owner_cannot_open_it_to_others_while_it_is_taken_from_him(open_node, monkeypatch, second_name):
+    """His other jobs on the node can change its mode until root owns it."""
+    node = open_node
+    node.prolog(1, "[mig:1g.10gb:1]", uid=ALICE)
+    (row,) = node.slices("held")
+    names = devices(node, (row.cap_gi, row.cap_ci))
+    if second_name:
+        copies = [node.root / f"second{path.name}" for path in names]
+        for path, copy in zip(names, copies, strict=True):
+            os.link(path, copy)
+        names += copies
+
+    def interfere(point):
+        for path in names if point == "chown" else ():
+            with suppress(FileNotFoundError):
+                if path.stat().st_uid == ALICE:
+                    path.chmod(0o444)
+
+    monkeypatch.setattr(effects, "hook", interfere)
+    node.epilog(1)
+    monkeypatch.setattr(effects, "hook", None)
+    for path in names:
+        assert as_user(BOB, open_errno(path)) == errno.EACCES
 
 
 def test_the_helper_may_not_put_the_default_mode_back(node):
