@@ -115,14 +115,18 @@ def test_requests_for_a_plan_are_short(node):
     assert node.plan()[0] == 200
 
 
-def test_what_a_node_found_is_not_read_in_the_event_loop(node, monkeypatch):
+def test_messages_are_read_in_threads_of_their_own(node, monkeypatch):
+    """Not in the event loop, nor in the threads in which rounds are made."""
     readers = []
-    read = messages.read_findings
-    monkeypatch.setattr(
-        messages, "read_findings", lambda *a: readers.append(threading.current_thread().name) or read(*a)
-    )
+
+    def noted(read):
+        return lambda *given: readers.append(threading.current_thread().name) or read(*given)
+
+    for name in ("read_findings", "read_events"):
+        monkeypatch.setattr(messages, name, noted(getattr(messages, name)))
     assert node.send("/node/v1/findings", {"node": "n1", "sent": 1.0, "findings": [FAULT]})[0] == 200
-    assert len(readers) == 1 and readers[0].startswith("asyncio_"), "a thread of the loop's pool"
+    assert node.events(INVENTORY)[0] == 200
+    assert [name.rpartition("_")[0] for name in readers] == ["node-read"] * 2
 
 
 def test_endless_bodies_are_cut_off(running):
