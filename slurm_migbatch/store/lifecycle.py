@@ -24,7 +24,7 @@ _LIMIT_SLACK_S = 1.0
 #: runs of one job id that are created because a node reports them (Slurm may list more), and jobs with one id
 _MOST_RUNS, _MOST_REUSES = 10_000, 100
 #: slices that one node holds at a time, and that one run has had on one node; no node has as many
-_MOST_OPEN, _MOST_OF_RUN = 2048, 1024
+_MOST_OPEN, _MOST_OF_RUN = 2048, 512
 
 
 @dataclass(frozen=True)
