@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.applications import Starlette
@@ -94,6 +95,7 @@ class NodeApi:
     #: not the event loop's own, where rounds and queries of Slurm would wait for a thread
     _readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="node-read"))
     _seldom: Seldom = field(default_factory=lambda: Seldom(log))
+    _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -137,7 +139,11 @@ class NodeApi:
         return caller.node
 
     async def _events(self, caller: Caller, body: bytes) -> Response:
-        node = caller.node
+        # one message at a time: those of other nodes wait for no more than that in front of the database
+        async with self._turns.setdefault(caller.node, asyncio.Lock()):
+            return await self._record(caller.node, body)
+
+    async def _record(self, node: str, body: bytes) -> Response:
         # not in the event loop: a node may describe GPUs that take long to examine
         message = await self._read(messages.read_events, node, body)
         for refusal in message.refused:

@@ -223,6 +223,22 @@ def test_a_locked_database_is_answered_with_try_again_and_nothing_is_lost(runnin
     eventually(lambda: running.service.health()["ok"])
 
 
+def test_a_node_that_sends_much_at_once_is_not_recorded_before_the_others(running, node, store, signer):
+    """Each of its messages may take seconds, and the database takes one after the other."""
+    store.locked = True
+    other = Node(running.port, signer, "n2")
+    sent = [{"seq": seq, "ts": 1.0, "kind": "fault", "what": "x"} for seq in range(1, 7)]
+    with concurrent.futures.ThreadPoolExecutor(len(sent) + 1) as pool:
+        many = [pool.submit(node.events, event) for event in sent]
+        eventually(lambda: not running.service.health()["ok"])
+        eventually(lambda: len(running.service.api.connections) >= len(sent))
+        one = pool.submit(other.events, INVENTORY)
+        eventually(lambda: "n2" in running.service.board.nodes())
+        store.locked = False
+        assert one.result()[0] == 200 and {future.result()[0] for future in many} == {200}
+    assert [name for name, _, _ in store.events].index("n2") <= 1
+
+
 def get(port, path):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     connection.request("GET", path)
