@@ -300,6 +300,38 @@ def test_a_file_system_that_does_not_answer_keeps_no_look_waiting(tmp_path, null
     looking.wait()
 
 
+def test_a_device_that_a_file_of_such_a_file_system_replaces_keeps_no_look_waiting(tmp_path, null_caps):
+    """Its user changes one for the other all the time."""
+    caps, directory = null_caps
+    caps.assign([7], ALICE)
+    hung = tmp_path / "nvidia-cap7"
+    hung.mkdir()
+    open_to_users(hung)
+    code = (
+        f"import os\nos.setresuid({ALICE}, {ALICE}, {ALICE})\n"
+        f"real, other = os.open({str(directory / 'nvidia-cap7')!r}, os.O_RDONLY), os.open({str(hung)!r}, os.O_PATH)\n"
+        "places = [os.dup(real) for _ in range(16)]\nprint(flush=True)\n"
+        "while True:\n    for place in places:\n        os.dup2(other, place)\n        os.dup2(real, place)\n"
+    )
+    look = (
+        "import sys\nfrom slurm_migbatch.node.open_devices import OpenDeviceScan\nscan = OpenDeviceScan()\n"
+        f"found = [scan.scan({caps.major()}, {{7: {BOB}}}, 600.0) for _ in range(200)]\n"
+        "sys.exit(not any(found))"
+    )
+    with hung_mount(hung):
+        holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        holder.stdout.readline()
+        looking = subprocess.Popen([sys.executable, "-c", look])
+        try:
+            assert looking.wait(100) == 0
+        finally:
+            looking.kill()
+            holder.kill()
+            holder.wait()
+            holder.stdout.close()
+    looking.wait()
+
+
 def test_roots_own_open_devices_do_not_count(null_caps):
     caps, directory = null_caps
     caps.assign([7], 0)
