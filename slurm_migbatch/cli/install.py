@@ -15,6 +15,7 @@ from slurm_migbatch.install import files, hosts
 from slurm_migbatch.install.files import FileChange, InstallRecord
 from slurm_migbatch.install.hosts import HostPlan, Places
 from slurm_migbatch.install.slurmconf import INCLUDED
+from slurm_migbatch.node.install import check_plain
 
 _CONFIG = "/etc/migbatch/migbatch.toml"
 _RECORD = "/var/lib/migbatch/install"
@@ -103,6 +104,8 @@ def _plan(
         raise Failure("no slurm.conf in Slurm's default location; use --slurm-conf")
     names = {name: Path(options[name]) for name in ("prefix", "hooks", "etc", "systemd")}
     places = Places(**names)
+    for place in (places.prefix, places.hooks, places.etc):
+        check_plain(place)
     if role == "node":
         words = {name: options[name] for name in ("controller", "python", "task_python")}
         return hosts.node(places, conf, edit=edit, release=hosts.slurm_release(), **words)

@@ -13,7 +13,8 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.applications import Starlette
@@ -35,6 +36,8 @@ from slurm_migbatch.store.receipt import NodeReceipt
 from slurm_migbatch.store.terms import TermOverError
 
 log = logging.getLogger(__name__)
+
+_Message = TypeVar("_Message")
 
 MAX_WAIT = 25.0
 _JOB = re.compile(r"[0-9]{1,10}")
@@ -89,7 +92,10 @@ class NodeApi:
     activity: ActiveRole = field(default_factory=AlwaysActive)
     scraping: Scraping = field(default_factory=Scraping)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="node-auth"))
+    #: not the event loop's own, where rounds and queries of Slurm would wait for a thread
+    _readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="node-read"))
     _seldom: Seldom = field(default_factory=lambda: Seldom(log))
+    _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -118,8 +124,12 @@ class NodeApi:
         )
 
     def close(self) -> None:
-        """Stop the thread that checks credentials."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Stop the threads that check credentials and read messages."""
+        for pool in (self._pool, self._readers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _read(self, read: Callable[[str, bytes], _Message], node: str, body: bytes) -> _Message:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, read, node, body)
 
     async def _authorise(self, caller: Caller) -> str:
         """Return the name to count a node's requests by; refuse a node with a wrong address."""
@@ -129,9 +139,13 @@ class NodeApi:
         return caller.node
 
     async def _events(self, caller: Caller, body: bytes) -> Response:
-        node = caller.node
+        # one message at a time: those of other nodes wait for no more than that in front of the database
+        async with self._turns.setdefault(caller.node, asyncio.Lock()):
+            return await self._record(caller.node, body)
+
+    async def _record(self, node: str, body: bytes) -> Response:
         # not in the event loop: a node may describe GPUs that take long to examine
-        message = await asyncio.to_thread(messages.read_events, node, body)
+        message = await self._read(messages.read_events, node, body)
         for refusal in message.refused:
             self._seldom.warning(node, f"{node}: {refusal}; skipped, update that node if this persists")
         claim = NodeReceipt(message.database, message.acked, incomplete=messages.holding(message.events))
@@ -164,7 +178,8 @@ class NodeApi:
         return as_json(plan.to_wire() if plan else {"version": message.have})
 
     async def _findings(self, caller: Caller, body: bytes) -> Response:
-        message = messages.read_findings(caller.node, body)
+        # not in the event loop: texts that are written at length take a while to parse
+        message = await self._read(messages.read_findings, caller.node, body)
         self.board.heard(caller.node)
         return as_json({"now": self.reports.keep(caller.node, message.sent, message.findings)})
 

@@ -23,6 +23,8 @@ from slurm_migbatch.node import findings
 from slurm_migbatch.node.findings import Finding
 
 MAX_EVENTS = 500
+#: bytes of a request for a plan, which has three short fields and is parsed in the event loop
+MAX_PLAN_BYTES = 4096
 #: integers that all JSON readers represent exactly
 MAX_NUMBER = 2**53 - 1
 #: maximum of numbers with a fraction; jobs may report up to 1e21 items a second
@@ -36,6 +38,8 @@ MAX_GPUS = 64
 MAX_SLICES, MAX_RUN_SLICES = 1024, 256
 #: runs and slices in one message; a node sends up to 512 KiB at once, which holds fewer
 MAX_HELD = 5000
+#: descriptions of GPUs in one message, and different ones, each of which is searched; a node has few models
+MAX_DESCRIBED, MAX_GEOMETRIES = 1000, 16
 #: memory slices of one GPU; current ones have 8
 MAX_PLACE = 64
 MAX_PROFILES = 128
@@ -112,10 +116,11 @@ def read_events(node: str, body: bytes) -> EventsMessage:
         raise MessageError("events must be a list of objects")
     if len(events) > MAX_EVENTS:
         raise MessageError(f"{len(events)} events in one message, at most {MAX_EVENTS} are accepted")
+    described = _Described()
     return EventsMessage(
         journal=_matched(message, "journal", _HEX),
         boot_id=_matched(message, "boot_id", _HEX),
-        events=tuple(_within(_event(event) for event in events)),
+        events=tuple(_within(_event(event, described) for event in events)),
         database=_matched(message, "database", _HEX) if message.get("database") else "",
         acked=_whole(message, "acked", 0, MAX_NUMBER) if "acked" in message else 0,
     )
@@ -123,6 +128,8 @@ def read_events(node: str, body: bytes) -> EventsMessage:
 
 def read_plan(node: str, body: bytes) -> PlanMessage:
     """Parse a message of `node` to /node/v1/plan. Raises MessageError."""
+    if len(body) > MAX_PLAN_BYTES:
+        raise MessageError(f"the body has {len(body)} bytes, at most {MAX_PLAN_BYTES} are accepted")
     message = _message(node, body)
     have = _whole(message, "have", 0, MAX_NUMBER) if "have" in message else 0
     return PlanMessage(have, _real(message, "wait", 0, 3600) if "wait" in message else 0.0)
@@ -398,7 +405,28 @@ _KINDS: Mapping[str, Mapping[str, _Field]] = {
 KINDS = frozenset({*_KINDS, REFUSED})
 
 
-def _event(row: Mapping[str, Any]) -> Event:
+class _Described:
+    """Counts the descriptions of GPUs in a message."""
+
+    def __init__(self) -> None:
+        self._gpus = 0
+        self._geometries: set[str] = set()
+
+    def add(self, gpus: object) -> None:
+        """Count those of one event. Raises MessageError if there are too many."""
+        for row in gpus if isinstance(gpus, list) else ():
+            self._gpus += 1
+            if self._gpus > MAX_DESCRIBED:
+                raise MessageError(f"more than {MAX_DESCRIBED} descriptions of GPUs in one message")
+            geometry = row.get("geometry") if isinstance(row, dict) else None
+            _bounded(geometry)
+            text = json.dumps(geometry, sort_keys=True)
+            if text not in self._geometries and len(self._geometries) >= MAX_GEOMETRIES:
+                raise MessageError(f"more than {MAX_GEOMETRIES} different geometries in one message")
+            self._geometries.add(text)
+
+
+def _event(row: Mapping[str, Any], described: _Described) -> Event:
     """Parse one event; raises MessageError only if it has neither a number nor a kind."""
     if type(row.get("seq")) is not int or not 0 < row["seq"] <= MAX_NUMBER:
         raise MessageError("each event needs seq (from 1) and kind")
@@ -411,6 +439,8 @@ def _event(row: Mapping[str, Any]) -> Event:
     except MessageError as error:
         return Event(row["seq"], 0.0, REFUSED, {"was": kind, "what": f"event {row['seq']} ({kind}): {error}"[:500]})
     try:
+        if kind in ("inventory", "state"):
+            described.add(fields.get("gpus"))
         _checked(fields, _KINDS.get(kind, {}))
         _bounded(fields)
     except MessageError as error:

@@ -166,10 +166,10 @@ class Caps:
             if not stat.S_ISCHR(status.st_mode) or status.st_rdev != device or status.st_nlink != 1:
                 if stat.S_ISCHR(status.st_mode) and status.st_rdev == device:
                     # It has a second name, which must not keep the device when the name here is removed.
-                    effects.point("chmod")
-                    os.chmod(f"/proc/self/fd/{handle}", 0)
                     effects.point("chown")
                     os.chown(f"/proc/self/fd/{handle}", 0, 0)
+                    effects.point("chmod")
+                    os.chmod(f"/proc/self/fd/{handle}", 0)
                 os.close(handle)
                 handle = -1
                 effects.point("unlink")
@@ -180,6 +180,7 @@ class Caps:
             if status.st_gid != 0 or status.st_uid not in (0, uid):
                 effects.point("chown")
                 os.chown(itself, 0, 0)
+                status = os.fstat(handle)  # until now its owner could change the mode
             if stat.S_IMODE(status.st_mode) != MODE:
                 effects.point("chmod")
                 os.chmod(itself, MODE)

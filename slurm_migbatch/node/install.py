@@ -7,6 +7,7 @@ constants; and each of them first verifies that only root could have changed wha
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,8 @@ HOOKS = {
     "task_prolog": ("task_prolog", "ETC", "TaskProlog: passes its MIG slices to each task."),
 }
 
+_PLAIN = re.compile(r"/[A-Za-z0-9_./+@:=~-]*")
+
 
 class InstallError(RuntimeError):
     """Something is not safe to run as root, or cannot be written; the message says what to do."""
@@ -104,6 +107,12 @@ def _file(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
+def check_plain(path: Path) -> None:
+    """Raise InstallError if shells, slurm.conf and systemd would not read a path as one word."""
+    if not _PLAIN.fullmatch(str(path)):
+        raise InstallError(f"{path}: use an absolute path of letters, digits and _./+@:=~- only, without spaces")
+
+
 def package_paths() -> list[str]:
     """Return the directories that hold this package and pynvml, with links resolved."""
     here = Path(__file__).resolve().parents[2]
@@ -119,12 +128,15 @@ def programs(dest: Path, etc: Path, python: str, task_python: str = "") -> list[
     """Return the three hooks with their places in `dest`. Writes only byte code of the package.
 
     Raises:
-        InstallError: the package, an interpreter or one of the directories could be changed by others than root.
+        InstallError: the package, an interpreter or one of the directories could be changed by others than root, or
+            has a name that shells and Slurm do not read as one word.
     """
     paths = package_paths()
     interpreter = _interpreter(python)
     task_interpreter = _interpreter(task_python) if task_python else interpreter
     dest, etc = dest.resolve(), etc.resolve()
+    check_plain(dest)
+    check_plain(etc)
     checked = [*paths, f"{paths[0]}/slurm_migbatch/node", f"{paths[0]}/slurm_migbatch/mig"]
     checked += [str(_present(dest)), str(_present(etc))]
     for used in (Path(interpreter), Path(task_interpreter)):

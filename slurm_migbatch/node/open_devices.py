@@ -24,6 +24,8 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
+from slurm_migbatch.node import tmpfs
+
 MOST = 4096
 """Most descriptors of one process to check; more are held only for their number."""
 
@@ -79,9 +81,11 @@ def _open(pid: int, major: int, end: float) -> Iterator[int]:
             if time.monotonic() > end:
                 return
             try:
-                if not _NAME.search(os.readlink(entry.path)) or not _gives_access(pid, entry.name):
+                if not _NAME.search(os.readlink(entry.path)):
                     continue
-                status = os.stat(entry.path)
+                status = _status(pid, entry.name)
+                if status is None:
+                    continue
                 minor = os.minor(status.st_rdev)
                 if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == major and minor not in seen:
                     seen.add(minor)
@@ -90,17 +94,36 @@ def _open(pid: int, major: int, end: float) -> Iterator[int]:
                 continue
 
 
-def _gives_access(pid: int, name: str) -> bool:
-    """Return whether a descriptor is of a file system that answers, and no O_PATH one. Raises OSError."""
+def _status(pid: int, name: str) -> os.stat_result | None:
+    """Return the status of a descriptor's file; None if it is on a file system that may not answer, or gives no access.
+
+    Its user may put another file in its place at any time. So a reference is taken, which asks no file system, and is
+    used only if its mount is the one that was checked. Raises OSError.
+    """
+    mount = _answering_mount(pid, name)
+    if mount is None:
+        return None
+    handle = os.open(f"/proc/{pid}/fd/{name}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        return os.fstat(handle) if tmpfs.mount_id(handle) == mount else None
+    finally:
+        os.close(handle)
+
+
+def _answering_mount(pid: int, name: str) -> str | None:
+    """Return the mount of a descriptor; None if its file system may not answer, or if it is an O_PATH one.
+
+    Raises OSError.
+    """
     with open(f"/proc/{pid}/fdinfo/{name}", "rb") as file:
         found = facts_of(file.read(_LONGEST))
     if found is None or found[0] & os.O_PATH:
-        return False
+        return None
     with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         # 36 35 98:0 /root /where options tags - type source options
         rows = (line.partition(" - ") for line in file)
         kind = next((tail.partition(" ")[0] for head, _, tail in rows if head.partition(" ")[0] == found[1]), "")
-    return kind in _ANSWERING
+    return found[1] if kind in _ANSWERING else None
 
 
 def facts_of(text: bytes) -> tuple[int, str] | None:

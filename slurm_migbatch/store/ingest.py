@@ -37,6 +37,10 @@ log = logging.getLogger(__name__)
 #: more slices than one node can have GPUs times slots; longer lists are truncated
 _MAX_SLICES = 256
 _CHUNK = 500
+#: events that came early which one message applies at most
+_MOST_EARLY = 500
+#: GPUs of one node that are remembered, if so many are not there at once; those that were replaced last
+_MOST_GPUS = 128
 
 
 def ingest(
@@ -80,13 +84,13 @@ def ingest(
         )
     late = sorted(seq for seq in new if seq <= journal.contiguous)
     _apply(session, machine, journal, late)
-    before = journal.contiguous
-    reached = _reach(session, journal)
+    before, most = journal.contiguous, len(fresh) + _MOST_EARLY
+    reached = _reach(session, journal, most)
     if reached == before and fresh and min(fresh) > before + 1 and min(fresh) in known:
         log.warning("%s: events %d-%d of journal %s are lost", name, before + 1, min(fresh) - 1, id)
         journal.contiguous = min(fresh) - 1
         machine.told = None
-        reached = _reach(session, journal)
+        reached = _reach(session, journal, most)
     _apply(session, machine, journal, _stored_between(session, journal, journal.contiguous, reached))
     journal.contiguous = reached
     if claim.incomplete:
@@ -122,17 +126,20 @@ def _known(session: Session, node: str, journal: str, seqs: list[int]) -> set[in
     return known
 
 
-def _reach(session: Session, journal: NodeJournal) -> int:
-    """Return the highest number up to which all events from `journal.contiguous` on are stored."""
-    of_journal = (NodeEvent.node == journal.node, NodeEvent.journal == journal.journal)
-    above = select(NodeEvent.seq).where(*of_journal, NodeEvent.seq > journal.contiguous).order_by(NodeEvent.seq)
-    count, highest = session.execute(
-        select(func.count(), func.max(NodeEvent.seq)).where(*of_journal, NodeEvent.seq > journal.contiguous)
-    ).one()
-    if not count or highest == journal.contiguous + count:
-        return highest or journal.contiguous
+def _reach(session: Session, journal: NodeJournal, most: int) -> int:
+    """Return the number up to which all events from `journal.contiguous` on are stored, of the next `most`.
+
+    Any number may have come early, and the writer has other nodes to serve; the next messages apply the rest.
+    """
     reached = journal.contiguous
-    for seq in session.scalars(above):
+    next_ones = (
+        *(NodeEvent.node == journal.node, NodeEvent.journal == journal.journal),
+        *(NodeEvent.seq > reached, NodeEvent.seq <= reached + most),
+    )
+    count, highest = session.execute(select(func.count(), func.max(NodeEvent.seq)).where(*next_ones)).one()
+    if not count or highest == reached + count:
+        return highest or reached
+    for seq in session.scalars(select(NodeEvent.seq).where(*next_ones).order_by(NodeEvent.seq)):
         if seq != reached + 1:
             break
         reached = seq
@@ -257,6 +264,9 @@ def _describe(session: Session, machine: Node, known: dict[str, Gpu], ts: float,
         gpu.geometry = facts.get("geometry")
         gpu.facts = {key: value for key, value in facts.items() if key not in own}
         gpu.present, gpu.seen = True, ts
+    replaced = sorted((gpu for gpu in known.values() if not gpu.present), key=lambda gpu: gpu.seen)
+    for gpu in replaced[: max(0, len(known) - _MOST_GPUS)]:
+        session.delete(known.pop(gpu.uuid))
     session.flush()
     for lease in session.scalars(
         select(Lease).where(Lease.node == machine.node, Lease.until.is_(None), Lease.gpu_index.is_(None))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import or_, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.mig.grant import CHANGED
@@ -21,6 +21,10 @@ SLURM_TICK_S = 1.0
 CLOCKS_DIFFER_S = 300.0
 #: Slurm's delay between a job's time limit and its kill, seconds
 _LIMIT_SLACK_S = 1.0
+#: runs of one job id that are created because a node reports them (Slurm may list more), and jobs with one id
+_MOST_RUNS, _MOST_REUSES = 10_000, 100
+#: slices that one node holds at a time, and that one run has had on one node; no node has as many
+_MOST_OPEN, _MOST_OF_RUN = 2048, 512
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,22 @@ def run_of(
     start again under the same restart count: with `starts` this is a new job of the same number.
 
     Args:
-        known: all runs of that job id, if the caller has them; a new one is added to it.
+        known: the newest run of that job id, and those with that restart count, if the caller has them; a new one is
+            added to it. Otherwise a node reports the run.
+
+    Raises:
+        ValueError: nodes have reported too many runs of the job.
     """
+    of_node = known is None
     if known is None:
-        known = list(session.scalars(select(Run).where(Run.job_id == job)))
+        known = _newest(session, job, restart)
     newest = max(known, key=lambda run: (run.reuse, run.restart), default=None)
     found = max((run for run in known if run.restart == restart), key=lambda run: run.reuse, default=None)
-    if found is not None and not (starts and _is_over(found, moment) and _is_past(newest, moment)):
+    again = starts and found is not None and _is_over(found, moment) and _is_past(newest, moment)
+    if found is not None and (not again or found.reuse >= _MOST_REUSES):
         return found
+    if of_node and (session.scalar(select(func.count()).where(Run.job_id == job)) or 0) >= _MOST_RUNS:
+        raise ValueError(f"job {job} has {_MOST_RUNS} runs already")
     reuse = 0 if newest is None else newest.reuse + (1 if found is not None and found.reuse == newest.reuse else 0)
     run = Run(job_id=job, restart=restart, reuse=reuse, latest=True, state="PENDING", state_from="node", slice_count=0)
     if newest is not None:
@@ -77,6 +89,15 @@ def run_of(
     known.append(run)
     session.add(run)
     return run
+
+
+def _newest(session: Session, job: int, restart: int) -> list[Run]:
+    """Return a job id's newest run, and the newest with this restart count."""
+    runs = select(Run).where(Run.job_id == job).limit(1)
+    newest = session.scalars(runs.order_by(Run.reuse.desc(), Run.restart.desc())).all()
+    if newest and newest[0].restart == restart:
+        return list(newest)
+    return [*newest, *session.scalars(runs.where(Run.restart == restart).order_by(Run.reuse.desc()))]
 
 
 def _is_over(run: Run, moment: float) -> bool:
@@ -119,7 +140,11 @@ def start_run(
     """Record that `run` has `slices` on `node`; with `lost_at` they were lost since.
 
     `host_run` is the run (job, restart) that it shares them with: both have them until one of the two ends.
+
+    Raises:
+        ValueError: the node has reported too many slices that it holds, or that the run has had.
     """
+    _check_room(session, run, node, len(slices))
     run.started = moment if run.started is None else run.started
     if run.state_from == "poll":
         # it was considered lost, but it exists
@@ -152,6 +177,15 @@ def start_run(
     if lost_at is not None:
         finish_if_free(session, run.id, lost_at, None)
     summarise(session, run)
+
+
+def _check_room(session: Session, run: Run, node: str, more: int) -> None:
+    """Raise ValueError if that many more slices on the node, or of the run there, are more than there can be."""
+    leases = select(func.count()).where(Lease.node == node)
+    if (session.scalar(leases.where(Lease.until.is_(None))) or 0) + more > _MOST_OPEN:
+        raise ValueError(f"the node holds more than {_MOST_OPEN} slices")
+    if (session.scalar(leases.where(Lease.run_id == run.id)) or 0) + more > _MOST_OF_RUN:
+        raise ValueError(f"job {run.job_id} run {run.restart} has had more than {_MOST_OF_RUN} slices on the node")
 
 
 def _open_slices(

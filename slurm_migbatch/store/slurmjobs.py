@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.mig.grant import CHANGED, strip
@@ -43,7 +43,9 @@ def _upsert(session: Session, rows: Sequence[Mapping[str, Any]], now: float) -> 
     ids = [id for row in rows if (id := clean.whole(row.get("job_id"), 1)) is not None]
     jobs = {job.job_id: job for job in session.scalars(select(Job).where(Job.job_id.in_(ids)))}
     runs: dict[int, list[Run]] = {id: [] for id in ids}
-    for run in session.scalars(select(Run).where(Run.job_id.in_(ids))):
+    restarts = {_restart(row) for row in rows}
+    wanted = or_(Run.latest, Run.restart.in_(restarts))  # of the many runs that a job may have, those for `run_of`
+    for run in session.scalars(select(Run).where(Run.job_id.in_(ids), wanted)):
         runs[run.job_id].append(run)
     markers = [marker for row in rows if (marker := _marker(row)) is not None]
     # kept until the rows are done: the session finds them by id without querying the database again
@@ -70,6 +72,10 @@ def _upsert(session: Session, rows: Sequence[Mapping[str, Any]], now: float) -> 
     del decisions
 
 
+def _restart(row: Mapping[str, Any]) -> int:
+    return clean.small(row.get("restarts") or 0) or 0
+
+
 def _state(row: Mapping[str, Any]) -> str:
     """Return Slurm's base state without a remark such as "CANCELLED by 1000"."""
     return (clean.text(row.get("state"), 64) or "PENDING").split()[0].rstrip("+").upper()[:24]
@@ -82,7 +88,7 @@ def _marker(row: Mapping[str, Any]) -> str | None:
 
 
 def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], now: float, known: list[Run]) -> None:
-    restart = clean.small(row.get("restarts") or 0) or 0
+    restart = _restart(row)
     submitted = clean.moment(row.get("submit"))
     # a job that was submitted after the end of its namesake is another one
     run = run_of(session, job_id, restart, submitted or now, starts=submitted is not None, known=known)

@@ -18,6 +18,8 @@ from slurm_migbatch.daemon.facts import chooser_of
 from slurm_migbatch.daemon.messages import MessageError, read_events, read_plan
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.lab.sim import gpus
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.planning import is_searchable
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.submit.request import Accept, JobRequest
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
@@ -33,6 +35,10 @@ START = {"seq": 1, "ts": 1.0, "kind": "start", "job": 7, "restart": 0, "slices":
 def one(event: object) -> messages.Event:
     (found,) = read_events("n1", json.dumps({**HEAD, "events": [event]}).encode()).events
     return found
+
+
+def several(*events: object) -> tuple[messages.Event, ...]:
+    return read_events("n1", json.dumps({**HEAD, "events": events}).encode()).events
 
 
 def test_what_honest_nodes_say_passes_unchanged() -> None:
@@ -200,6 +206,29 @@ def test_the_geometry_of_every_known_gpu_is_taken() -> None:
     for name in gpus.models():
         event = inventory(gpu(0, geometry=gpus.geometry(name).to_dict()))
         assert one(event).wire == event
+
+
+def test_only_so_many_different_geometries_of_one_message_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each search may take a while, and a message has room for thousands."""
+    searched: set[str] = set()
+
+    def search(known: Geometry) -> bool:
+        searched.add(known.name)
+        return is_searchable(known)
+
+    monkeypatch.setattr(messages, "is_searchable", search)
+    models = [gpu(0, geometry={**gpu(0)["geometry"], "name": f"model {number}"}) for number in range(40)]
+    events = [inventory(*models[at : at + 10], seq=1 + at // 10) for at in (0, 10, 20, 30)]
+    events += [inventory(models[0], seq=5), state(models[39], seq=6)]
+    read = several(*events)
+    assert [event.kind for event in read] == ["inventory", *["refused"] * 3, "inventory", "refused"]
+    assert len(searched) <= messages.MAX_GEOMETRIES
+
+
+def test_only_so_many_descriptions_of_gpus_in_one_message_are_read() -> None:
+    events = [inventory(*(gpu(number) for number in range(60)), seq=seq) for seq in range(1, 21)]
+    read = several(*events)
+    assert [event.kind for event in read] == ["inventory"] * 16 + ["refused"] * 4
 
 
 def test_a_geometry_with_placements_that_cannot_be_is_refused() -> None:

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from slurm_migbatch.config import loads
+from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.audit import Auditor
 from slurm_migbatch.daemon.gate import Refused
 from slurm_migbatch.daemon.nodesview import LiveView
@@ -106,6 +107,28 @@ def test_large_bodies_are_refused(node, store):
     assert "16384 bytes" in answer["error"]
 
 
+def test_requests_for_a_plan_are_short(node):
+    """They are read in the event loop, where everybody else waits meanwhile."""
+    message = {"node": "n1", "have": 0, "wait": 0, "more": [{}] * 2000}
+    status, answer = node.send("/node/v1/plan", message)
+    assert (status, answer["error"].partition(",")[2]) == (400, " at most 4096 are accepted")
+    assert node.plan()[0] == 200
+
+
+def test_messages_are_read_in_threads_of_their_own(node, monkeypatch):
+    """Not in the event loop, nor in the threads in which rounds are made."""
+    readers = []
+
+    def noted(read):
+        return lambda *given: readers.append(threading.current_thread().name) or read(*given)
+
+    for name in ("read_findings", "read_events"):
+        monkeypatch.setattr(messages, name, noted(getattr(messages, name)))
+    assert node.send("/node/v1/findings", {"node": "n1", "sent": 1.0, "findings": [FAULT]})[0] == 200
+    assert node.events(INVENTORY)[0] == 200
+    assert [name.rpartition("_")[0] for name in readers] == ["node-read"] * 2
+
+
 def test_endless_bodies_are_cut_off(running):
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=120)
     try:
@@ -198,6 +221,22 @@ def test_a_locked_database_is_answered_with_try_again_and_nothing_is_lost(runnin
     waiting.join(120)
     assert list(store.events) == [("n1", "ab12", 1)]
     eventually(lambda: running.service.health()["ok"])
+
+
+def test_a_node_that_sends_much_at_once_is_not_recorded_before_the_others(running, node, store, signer):
+    """Each of its messages may take seconds, and the database takes one after the other."""
+    store.locked = True
+    other = Node(running.port, signer, "n2")
+    sent = [{"seq": seq, "ts": 1.0, "kind": "fault", "what": "x"} for seq in range(1, 7)]
+    with concurrent.futures.ThreadPoolExecutor(len(sent) + 1) as pool:
+        many = [pool.submit(node.events, event) for event in sent]
+        eventually(lambda: not running.service.health()["ok"])
+        eventually(lambda: len(running.service.api.connections) >= len(sent))
+        one = pool.submit(other.events, INVENTORY)
+        eventually(lambda: "n2" in running.service.board.nodes())
+        store.locked = False
+        assert one.result()[0] == 200 and {future.result()[0] for future in many} == {200}
+    assert [name for name, _, _ in store.events].index("n2") <= 1
 
 
 def get(port, path):

@@ -8,6 +8,7 @@ from slurm_migbatch.install import hosts
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.hosts import HostPlan, Places, add_unit
 from slurm_migbatch.install.slurmconf import load
+from slurm_migbatch.node.install import InstallError
 
 
 def test_a_unit_of_a_package_is_used_unless_it_differs_or_the_host_has_its_own(tmp_path):
@@ -47,6 +48,19 @@ def test_a_slurm_conf_that_was_given_and_is_missing_is_named(tmp_path, monkeypat
     monkeypatch.setenv("SLURM_CONF", path if how == "environment" else "")
     with pytest.raises(Failure, match=f"{path} does not exist"):
         install.main(["--role", "node", "--record", str(tmp_path / "record"), *words], standalone_mode=False)
+
+
+@pytest.mark.parametrize("role", ["controller", "node"])
+@pytest.mark.parametrize(
+    ("option", "path"),
+    [("--hooks", "/etc/my hooks"), ("--etc", "etc"), ("--prefix", "/opt/$(id)"), ("--hooks", "/x;y")],
+)
+def test_a_path_that_a_shell_would_not_read_as_one_word_is_refused(tmp_path, role, option, path):
+    """The programs that call the hooks would otherwise find none, and jobs would start without their slices."""
+    (tmp_path / "slurm.conf").write_text("SlurmctldHost=ctl\n")
+    words = ["--slurm-conf", str(tmp_path / "slurm.conf"), "--record", str(tmp_path / "record"), option, path]
+    with pytest.raises(InstallError, match="use an absolute path of letters"):
+        install.main(["--role", role, *words], standalone_mode=False)
 
 
 def test_a_script_that_slurmctld_distributes_is_not_edited_where_it_is_lost(tmp_path, monkeypatch):

@@ -6,9 +6,11 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
+from slurm_migbatch.node import effects
 from slurm_migbatch.node.caps import MODE, Caps, CapsError, helper_is_setuid
 from slurm_migbatch.node.open_devices import OpenDevice, OpenDeviceScan
 from tests.support.directories import open_to_users
@@ -86,6 +88,32 @@ def test_the_owner_cannot_open_it_to_others(open_node):
     assert node.cap(row.cap_gi) == (0, MODE)
     node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
     assert as_user(ALICE, open_errno(path)) == errno.EACCES
+
+
+@pytest.mark.parametrize("second_name", [False, True])
+def test_the_owner_cannot_open_it_to_others_while_it_is_taken_from_him(open_node, monkeypatch, second_name):
+    """His other jobs on the node can change its mode until root owns it."""
+    node = open_node
+    node.prolog(1, "[mig:1g.10gb:1]", uid=ALICE)
+    (row,) = node.slices("held")
+    names = devices(node, (row.cap_gi, row.cap_ci))
+    if second_name:
+        copies = [node.root / f"second{path.name}" for path in names]
+        for path, copy in zip(names, copies, strict=True):
+            os.link(path, copy)
+        names += copies
+
+    def interfere(point):
+        for path in names if point == "chown" else ():
+            with suppress(FileNotFoundError):
+                if path.stat().st_uid == ALICE:
+                    path.chmod(0o444)
+
+    monkeypatch.setattr(effects, "hook", interfere)
+    node.epilog(1)
+    monkeypatch.setattr(effects, "hook", None)
+    for path in names:
+        assert as_user(BOB, open_errno(path)) == errno.EACCES
 
 
 def test_the_helper_may_not_put_the_default_mode_back(node):
@@ -264,6 +292,38 @@ def test_a_file_system_that_does_not_answer_keeps_no_look_waiting(tmp_path, null
         looking = subprocess.Popen([sys.executable, "-c", look])
         try:
             assert looking.wait(60) == 0
+        finally:
+            looking.kill()
+            holder.kill()
+            holder.wait()
+            holder.stdout.close()
+    looking.wait()
+
+
+def test_a_device_that_a_file_of_such_a_file_system_replaces_keeps_no_look_waiting(tmp_path, null_caps):
+    """Its user changes one for the other all the time."""
+    caps, directory = null_caps
+    caps.assign([7], ALICE)
+    hung = tmp_path / "nvidia-cap7"
+    hung.mkdir()
+    open_to_users(hung)
+    code = (
+        f"import os\nos.setresuid({ALICE}, {ALICE}, {ALICE})\n"
+        f"real, other = os.open({str(directory / 'nvidia-cap7')!r}, os.O_RDONLY), os.open({str(hung)!r}, os.O_PATH)\n"
+        "places = [os.dup(real) for _ in range(16)]\nprint(flush=True)\n"
+        "while True:\n    for place in places:\n        os.dup2(other, place)\n        os.dup2(real, place)\n"
+    )
+    look = (
+        "import sys\nfrom slurm_migbatch.node.open_devices import OpenDeviceScan\nscan = OpenDeviceScan()\n"
+        f"found = [scan.scan({caps.major()}, {{7: {BOB}}}, 600.0) for _ in range(200)]\n"
+        "sys.exit(not any(found))"
+    )
+    with hung_mount(hung):
+        holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        holder.stdout.readline()
+        looking = subprocess.Popen([sys.executable, "-c", look])
+        try:
+            assert looking.wait(100) == 0
         finally:
             looking.kill()
             holder.kill()

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
-from slurm_migbatch.store import lifecycle
+from slurm_migbatch.store import ingest, lifecycle
 from slurm_migbatch.store.db import Store, open_store
+from slurm_migbatch.store.models import Run
 from slurm_migbatch.store.receipt import NodeReceipt, Receipt
 from tests.support.store_events import Node, piece, run_of, states
 
@@ -91,6 +92,19 @@ def test_events_that_come_too_early_wait_for_those_before_them(store: Store) -> 
     assert states(store) == []
     assert node.send(first) == 3
     assert states(store) == [(7, 0, "COMPLETED"), (8, 0, "RUNNING")]
+
+
+def test_many_events_that_came_too_early_are_applied_some_with_each_message(store: Store) -> None:
+    """One message must not keep what all other nodes tell waiting for whatever a node has stored before."""
+    node = Node(store)
+    first = node.event("cleared", 100)
+    early = [node.event("cleared", 101) for _ in range(2000)]
+    for start in range(0, len(early), 500):
+        assert node.send(*early[start : start + 500]) == 0
+    reached = [node.send(first)]
+    while reached[-1] < node.seq and len(reached) < 9:
+        reached.append(node.send())
+    assert reached[0] <= 1000 and reached[-1] == node.seq
 
 
 def test_a_gap_that_the_node_leaves_twice_is_stepped_over(store: Store) -> None:
@@ -241,12 +255,59 @@ def test_a_start_is_compared_with_what_is_held_on_its_gpus_alone(store: Store, m
     assert len(compared) < 10
 
 
+def test_a_node_holds_so_many_slices_and_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it boots, the record ends all of them at once."""
+    monkeypatch.setattr(lifecycle, "_MOST_OPEN", 3)
+    node, other = Node(store), Node(store, "n2", "bb")
+    node.send(*(node.start(100, number, piece(gpu=f"GPU-{number}")) for number in range(1, 9)))
+    other.send(other.start(100, 20, piece(gpu="GPU-x")))
+    assert [lease.job for lease in store.leases()] == [1, 2, 3, 20]
+    node.send(node.stop(110, 1, piece(gpu="GPU-1")), node.start(120, 9, piece(gpu="GPU-9")))
+    assert [lease.job for lease in store.leases()] == [2, 3, 9, 20]
+
+
+def test_a_run_has_had_so_many_slices_on_a_node_and_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "_MOST_OF_RUN", 3)
+    node = Node(store)
+    node.send(*(node.start(100 + number, 7, piece(gpu=f"GPU-{number}")) for number in range(9)))
+    assert len(store.leases(active=False)) == 3
+
+
 def test_a_requeued_job_is_a_new_run(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 7), node.stop(110, 7, exit_code=143), node.start(120, 7, restart=1))
     assert states(store) == [(7, 0, "REQUEUED"), (7, 1, "RUNNING")]
     assert [row.run["latest"] for row in store.runs()] == [False, True]
     assert run_of(store, 7, 1).run["user"] == "alice"
+
+
+def test_runs_that_a_node_invents_for_a_job_do_not_slow_down_what_is_told_of_it(store: Store) -> None:
+    node = Node(store)
+    node.send(*(node.start(100 + number, 7, restart=number) for number in range(50)))
+    loaded: list[object] = []
+    event.listen(Run, "load", keep := lambda run, _context: loaded.append(run))
+    try:
+        node.send(node.stop(200, 7, restart=20))
+        store.upsert_jobs([{"job_id": 7, "state": "FAILED", "submit": 50.0, "restarts": 30}])
+    finally:
+        event.remove(Run, "load", keep)
+    assert len(loaded) <= 5
+    assert run_of(store, 7, 30).run["state"] == "FAILED"
+    assert [run["restart"] for run in (row.run for row in store.runs()) if run["latest"]] == [49]
+
+
+def test_a_node_can_invent_so_many_runs_of_a_job_and_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "_MOST_RUNS", 3)
+    monkeypatch.setattr(lifecycle, "_MOST_REUSES", 1)
+    node = Node(store)
+    node.send(*(node.start(100 + number, 7, restart=number) for number in range(5)))
+    assert [restart for _, restart, _ in sorted(states(store))] == [0, 1, 2]
+    store.upsert_jobs([{"job_id": 7, "state": "PENDING", "submit": 50.0, "restarts": 4}])
+    assert node.send(node.start(120, 7, restart=4)) == node.seq
+    assert run_of(store, 7, 4).run["started"] == 120
+    for moment in range(1000, 1050, 10):
+        node.send(node.start(moment, 8), node.stop(moment + 5, 8))
+    assert len([row for row in store.runs() if row.run["job_id"] == 8]) == 2
 
 
 def test_a_misfit_ends_no_run_that_has_a_slice_on_another_node(store: Store) -> None:
@@ -401,6 +462,16 @@ def test_inventories_replace_each_other(store: Store) -> None:
     Node(store, journal="bb").send({"seq": 1, "ts": 300.0, "kind": "inventory", "gpus": [gpu]})
     node.send(node.event("inventory", 250, gpus=[]))
     assert store.inventory() == {"n1": [gpu]}, "an older one, of a journal that was lost, changes nothing"
+
+
+def test_gpus_that_were_replaced_last_are_remembered(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest, "_MOST_GPUS", 3)
+    node = Node(store)
+    for moment in range(100, 120):
+        node.send(node.event("inventory", moment, gpus=[{"uuid": f"GPU-{moment}-{n}", "mig": False} for n in (0, 1)]))
+    with store.reading() as connection:
+        known = sorted(connection.execute(text("SELECT uuid FROM gpus")).scalars())
+    assert len(known) == 3 and known[1:] == ["GPU-119-0", "GPU-119-1"] and known[0].startswith("GPU-118")
 
 
 def test_a_clock_that_was_ahead_when_the_node_booted_loses_nothing(store: Store) -> None:
