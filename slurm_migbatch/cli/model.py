@@ -141,10 +141,11 @@ def rollback(config: Config, version: int | None) -> None:
     """
     from slurm_migbatch.daemon.facts import known_models
     from slurm_migbatch.daemon.refit import seen_of
+    from slurm_migbatch.store.recurring import learnable
 
     _may_write(config)
     with open_record(config) as store:
-        seen = seen_of(store.learnable(), known_models(config))
+        seen = seen_of(store.read(learnable), known_models(config))
     before, now = _directory(config).roll_back(version, time.time(), seen)
     click.echo(f"predictions use {_named(now)} instead of {_named(before)}")
 

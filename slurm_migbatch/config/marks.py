@@ -15,7 +15,7 @@ from slurm_migbatch.config.schema import Config
 _OWN: Final[Mapping[str, frozenset[str]]] = {
     "cluster": frozenset({"slurm_bin", "slurm_conf", "backend", "pyslurm_python"}),
     "node_api": frozenset({"listen", "munge_socket"}),
-    "query": frozenset({"listen", "munge_socket"}),
+    "query": frozenset({"listen"}),
     "store": frozenset({"url"}),  # one database may have several URLs: its identity is the key
     "daemon": frozenset({"run_dir", "log_level"}),
 }

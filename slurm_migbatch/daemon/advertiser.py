@@ -119,11 +119,6 @@ class Advertiser:
                 self._sent[node] = _nonzero(counts)
                 self._totals[node] = sum(counts.values())
 
-    def settled(self, node: str) -> bool:
-        """Return whether the node knows its newest plan (or has none yet)."""
-        plan = self._plans.current(node)
-        return plan is None or self._plans.acked(node) >= plan.version
-
     def total(self, row: NodeRow) -> int:
         """Return the constant sum of a node's mig counts, as in slurm.conf.
 

@@ -20,6 +20,7 @@ from slurm_migbatch.node.auth import AuthError, Signer, make_signer
 from slurm_migbatch.slurm.users import name_of
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.errors import StoreError
+from slurm_migbatch.store.queries import identity
 
 log = logging.getLogger(__name__)
 
@@ -83,15 +84,15 @@ def client_of(cluster: ClusterConfig) -> HistoryClient:
 
 def _marks(config: Config) -> dict[str, str]:
     """Return the marks of a configuration whose database several hosts can use; raises as `_check_store` does."""
-    identity = "" if config.store.url.startswith("sqlite") else _check_store(config.store.url)
-    return marks(config, identity) if identity else {}
+    found = "" if config.store.url.startswith("sqlite") else _check_store(config.store.url)
+    return marks(config, found) if found else {}
 
 
 def _check_store(url: str) -> str:
     """Return the identity of the database; empty if it does not answer yet."""
     try:
         with open_store(url) as store:
-            return store.identity()
+            return store.read(identity)
     except StoreError as error:
         if not isinstance(error.__cause__, SQLAlchemyError):
             raise

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from slurm_migbatch.daemon.actuator import apply_moves, apply_orders, name_of
 from slurm_migbatch.daemon.advertiser import Advertised, Advertiser
 from slurm_migbatch.daemon.dryrun import DryRun
+from slurm_migbatch.daemon.flightrecorder import FlightRecorder
 from slurm_migbatch.daemon.garbage import uncollected
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.decide.capacity.model import Reservation
@@ -29,7 +30,7 @@ from slurm_migbatch.decide.lending import stage as loans
 from slurm_migbatch.decide.lending.ledger import Loan
 from slurm_migbatch.decide.lending.model import LoanOrder
 from slurm_migbatch.decide.lending.stage import LendingDecision, OrderOutcome, why_not_lent
-from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions, Questions
+from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Questions
 from slurm_migbatch.decide.supply.moves import why_moved
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError, SlurmRefused
@@ -66,27 +67,6 @@ class Record(Protocol):
 
     def ask(self, questions: Questions) -> Answers:
         """Answer queries, or earlier ones. Waits briefly."""
-
-
-class Recorder(Protocol):
-    """Recorder of rounds for later replay (`daemon.flightrecorder`)."""
-
-    def predictions(self, predictions: Predictions) -> Predictions:
-        """Return predictions to use in their place until the next round."""
-
-    def round(self, snapshot: ClusterSnapshot, decision: Decision, outcomes: Outcomes) -> None:
-        """Record a round with its outcomes. Does not wait, and raises nothing."""
-
-
-class NoRecorder:
-    """A recorder that records nothing."""
-
-    def predictions(self, predictions: Predictions) -> Predictions:
-        """Return the same predictions."""
-        return predictions
-
-    def round(self, snapshot: ClusterSnapshot, decision: Decision, outcomes: Outcomes) -> None:
-        """Record nothing."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +148,8 @@ class Controller:
         self._jobs: Sequence[JobRow] = ()
         self._unanswered = Questions()
         self.dry_run = DryRun()
-        #: recorder of rounds; set before the first one
-        self.recorder: Recorder = NoRecorder()
+        #: set before the first round, if rounds are recorded
+        self.recorder: FlightRecorder | None = None
 
     @uncollected()
     def round(self, jobs: Sequence[JobRow] | None = None, rows: Sequence[NodeRow] | None = None) -> RoundReport:
@@ -200,7 +180,8 @@ class Controller:
         moved = self._apply_moves(decision.supply)
         outcomes = Outcomes(dispatched, lent, unsaved)
         settled = settle(outcomes, self.memory, self.settings)
-        self.recorder.round(snapshot, decision, outcomes)
+        if self.recorder is not None:
+            self.recorder.round(snapshot, decision, outcomes)
         self._record_settled(decision, settled, lent)
         self._unanswered = decision.questions
         touched = moved or any(done.applied for done in dispatched) or any(done.applied for done in lent)
@@ -226,7 +207,8 @@ class Controller:
         questions = needed(snapshot, self.memory, self.settings)
         asked = Questions(questions.progress, questions.arrays, questions.throttled, self._unanswered.decisions)
         answers = self._record.ask(asked) if asked and recording else Answers()
-        return replace(snapshot, answers=answers, predictions=self.recorder.predictions(snapshot.predictions))
+        predictions = snapshot.predictions if self.recorder is None else self.recorder.predictions(snapshot.predictions)
+        return replace(snapshot, answers=answers, predictions=predictions)
 
     # -- apply -----------------------------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ class _RecordedRound:
 
 
 class FlightRecorder:
-    """Records rounds; see `controller.Recorder`.
+    """Records rounds for later replay.
 
     Args:
         directory: of the segments; created if missing.

@@ -26,7 +26,7 @@ from slurm_migbatch.daemon.refit import news
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
 from slurm_migbatch.predict.state import StateError
 from slurm_migbatch.predict.statefile import Index
-from slurm_migbatch.store.recurring import Learnable
+from slurm_migbatch.store.recurring import Learnable, learnable
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Learning:
             return None
 
     async def _learn(self) -> None:
-        reach = Learnable(*await asyncio.wrap_future(self._writer.call(lambda store: store.learnable(), "learnable")))
+        reach = await asyncio.wrap_future(self._writer.call(lambda store: store.read(learnable), "learnable"))
         index = self._directory.index()
         done = reach, index.current
         if done == self._done or not news(index, reach, self._facts):

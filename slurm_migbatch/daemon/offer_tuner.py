@@ -20,7 +20,7 @@ from slurm_migbatch.decide.capacity.demand import could_run, slices
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class, preference
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.store.work import PastRuns
+from slurm_migbatch.store.work import PastRuns, past_work
 from slurm_migbatch.workload.loans import is_marked
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,8 @@ class OfferTuner:
     async def tune(self) -> tuple[Profile, ...]:
         """Compute the preference and pass it to supply; unchanged if too little is known."""
         now = self._clock()
-        past = await asyncio.wrap_future(self._writer.call(lambda store: store.past_work(now - HISTORY_S), "history"))
+        asked = self._writer.call(lambda store: store.read(past_work, now - HISTORY_S), "history")
+        past = await asyncio.wrap_future(asked)
         snapshot = self._latest()
         gpus = Counter(
             gpu.geometry for node in self._observer.view.facts().values() if node.healthy for gpu in node.gpus

@@ -6,25 +6,23 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from slurm_migbatch.decide.capacity.sharing import Place
+from slurm_migbatch.decide.snapshot import PublishedPlan
 
 #: GPU uuid -> slots of its layout, used and free, each (profile, start, size in memory slices)
 GpuSlots = Mapping[str, Sequence[tuple[str, int, int]]]
-#: second job of a shared slot -> GPU uuid, profile, start, size, first job and its restart count
-Guests = Mapping[int, tuple[str, str, int, int, int, int]]
+#: second job of a shared slot -> where and with whom
+Guests = Mapping[int, Place]
 
 
 #: how far a clock may have been ahead when a version was created: thirty years
 _AHEAD_MS = 30 * 366 * 86400 * 1000
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(PublishedPlan):
     """A node's layout, numbered; a higher version replaces a lower one."""
-
-    version: int
-    gpus: Mapping[str, tuple[tuple[str, int, int], ...]]
-    guests: Guests = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, object]:
         """Return the JSON form that nodes read."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
 from slurm_migbatch.decide.snapshot import Answers, LendingPast, Questions
+from slurm_migbatch.store import loans, queries, recent, work
 from slurm_migbatch.store.db import Store
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class WriterRecord:
 
 
 def _answers(store: Store, questions: Questions) -> Answers:
-    arrays = store.array_runs(sorted(questions.arrays)) if questions.arrays else None
+    arrays = store.read(work.array_runs, sorted(questions.arrays)) if questions.arrays else None
     throttles = store.actions(sorted(questions.throttled), _ALL) if questions.throttled else ()
     return Answers(
         questions,
@@ -102,13 +103,13 @@ class NodesPast:
 
 def nodes_past(store: Store) -> NodesPast:
     """Read what nodes held."""
-    return NodesPast(store.inventory(), store.instance_events(), store.leases(), store.last_offers())
+    events = store.read(recent.instance_events, changes=True)
+    return NodesPast(store.inventory(), events, store.leases(), store.read(queries.last_offers))
 
 
 def lending_past(store: Store, now: float, history_s: float) -> LendingPast:
     """Read the initial state of lending; a forecast uses `history_s` seconds of history."""
     rows = store.loans(since=now - max(history_s, _DAY_S))
     going: Collection[int] = [row["job_id"] for row in rows if row["ended"] is None]
-    return LendingPast(
-        rows, store.uses(now - history_s), store.freed(now - _DAY_S), store.job_progress(going), store.actions()
-    )
+    used, freed = store.read(loans.uses, now - history_s), store.read(loans.freed, now - _DAY_S)
+    return LendingPast(rows, used, freed, store.job_progress(going), store.actions())

@@ -14,7 +14,7 @@ from typing import Any, Final
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.predict.recurring import WINDOW, PastRun
-from slurm_migbatch.store.recurring import RecurringRun
+from slurm_migbatch.store.recurring import RecurringRun, newest_lesson, recurring_runs
 
 log = logging.getLogger(__name__)
 
@@ -108,11 +108,11 @@ class RecurringWatch:
 
     async def _look(self) -> None:
         first = self._reached is None
-        newest = await asyncio.wrap_future(self._writer.call(lambda store: store.newest_lesson(), _LABEL))
+        newest = await asyncio.wrap_future(self._writer.call(lambda store: store.read(newest_lesson), _LABEL))
         reached = max(0, newest - _BEHIND) if self._reached is None else self._reached
         while reached < newest:
             since = reached
-            read = self._writer.call(lambda store, since=since: store.recurring_runs(since, _AT_ONCE), _LABEL)  # type: ignore[misc]
+            read = self._writer.call(lambda store, since=since: store.read(recurring_runs, since, _AT_ONCE), _LABEL)  # type: ignore[misc]
             rows = await asyncio.wrap_future(read)
             reached = rows[-1].number if rows else newest
             if changed := self.jobs.take(rows):

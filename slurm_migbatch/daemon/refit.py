@@ -37,6 +37,7 @@ from slurm_migbatch.predict.runs import LearnableRuns, LeftOut, Observation, obs
 from slurm_migbatch.predict.statefile import Index, ModelDirectory, Saved
 from slurm_migbatch.predict.training import learn, settle
 from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.store import recurring
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.recurring import Learnable
 
@@ -78,7 +79,7 @@ class Material:
 def gather(store: Store, facts: Sequence[ModelFacts], runs: int, present: Saved) -> Material:
     """Read the record. `present`: the model with which figures of different users are compared."""
     knowledge = ModelKnowledge(facts)
-    reach = store.learnable()
+    reach = store.read(recurring.learnable)
     geometries = _geometries(store.inventory())
     observations: list[Observation] = []
     high = reach.lesson

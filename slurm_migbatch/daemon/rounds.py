@@ -87,9 +87,7 @@ class Rounds:
             blackout=blackout_of(config.lending),
         )
         self.controller = Controller(settings_of(config), slurm, self.observer, advertiser, WriterRecord(writer), time)
-        self._recorder = _recorder(config, self.controller.settings)
-        if self._recorder is not None:
-            self.controller.recorder = self._recorder
+        self.controller.recorder = self._recorder = _recorder(config, self.controller.settings)
         self.loaded = asyncio.Event()
         self._early: list[tuple[str, Sequence[Mapping[str, Any]]]] = []
         self._notes: frozenset[str] = frozenset()

@@ -17,8 +17,8 @@ from slurm_migbatch.decide.lending.stage import LendingSettings
 from slurm_migbatch.decide.supply.moves import MoveRules
 from slurm_migbatch.decide.supply.stage import SupplySettings
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.workload.csvlines import TraceError
-from slurm_migbatch.workload.pairs import read
+from slurm_migbatch.profiling import pairs
+from slurm_migbatch.profiling.csvfile import TableError
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def _measured(path: str) -> Mapping[tuple[str, str], float]:
     if not path:
         return {}
     try:
-        return read(Path(path))
-    except (OSError, TraceError) as error:
+        return pairs.read(Path(path))
+    except (OSError, TableError) as error:
         log.warning("cannot use [lending] pairs, the default slowdown is assumed for every pair: %s", error)
         return {}

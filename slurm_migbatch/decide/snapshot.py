@@ -17,20 +17,19 @@ Run = tuple[int, int]
 """A job and its restart count."""
 
 
-class PublishedPlan(Protocol):
-    """A node's plan as it was published."""
+@dataclass(frozen=True)
+class PublishedPlan:
+    """A node's plan as it was published.
 
-    @property
-    def version(self) -> int:
-        """Increases with every change."""
+    Attributes:
+        version: increases with every change.
+        gpus: every slot, used and free, by GPU UUID: profile, start and size in memory slices.
+        guests: guests that may share a used slot: the second job, and where and with whom.
+    """
 
-    @property
-    def gpus(self) -> Mapping[str, tuple[tuple[str, int, int], ...]]:
-        """Every slot, used and free, by GPU UUID."""
-
-    @property
-    def guests(self) -> Mapping[int, Place]:
-        """Guests that may share a used slot: the second job, and where and with whom."""
+    version: int
+    gpus: Mapping[str, tuple[tuple[str, int, int], ...]]
+    guests: Mapping[int, Place] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,52 +81,32 @@ class Report:
 # -- data from the record -------------------------------------------------------------------------------------------
 
 
-class RunProgress(Protocol):
-    """A run of a training job by its latest report; None: not reported. Times in seconds."""
+@dataclass(frozen=True)
+class RunProgress:
+    """A run of a training job by its latest report; None: not reported.
 
-    @property
-    def job(self) -> int:
-        """Its job id."""
+    Attributes:
+        profile: in NVML's spelling.
+        checkpoint: when its newest checkpoint was complete, unix seconds; `ckpt_s`: seconds spent writing it.
+        items: items done.
+    """
 
-    @property
-    def restart(self) -> int:
-        """Its restart count."""
-
-    @property
-    def profile(self) -> str | None:
-        """Its profile, in NVML spelling."""
-
-    @property
-    def checkpoint(self) -> float | None:
-        """When its newest checkpoint was complete, unix seconds."""
-
-    @property
-    def ckpt_s(self) -> float | None:
-        """Seconds spent writing it."""
-
-    @property
-    def items(self) -> float | None:
-        """Items done."""
-
-    @property
-    def items_per_s(self) -> float | None:
-        """Items a second."""
+    job: int
+    restart: int
+    profile: str | None = None
+    checkpoint: float | None = None
+    ckpt_s: float | None = None
+    items: float | None = None
+    items_per_s: float | None = None
 
 
-class TaskRun(Protocol):
-    """One run of an array task; unix seconds."""
+@dataclass(frozen=True)
+class TaskRun:
+    """One run of an array task that has started: unix seconds, and its state in Slurm."""
 
-    @property
-    def started(self) -> float:
-        """When it began."""
-
-    @property
-    def ended(self) -> float | None:
-        """When it ended; None while it runs."""
-
-    @property
-    def state(self) -> str:
-        """Slurm's state of it."""
+    started: float
+    ended: float | None
+    state: str
 
 
 @dataclass(frozen=True)

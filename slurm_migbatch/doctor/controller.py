@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from sqlalchemy import select
-
 from slurm_migbatch.config import Config
 from slurm_migbatch.doctor import (
     controllers,
@@ -45,8 +43,7 @@ from slurm_migbatch.slurm.client import NodeRow, SlurmError
 from slurm_migbatch.slurm.versions import parse_release
 from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.errors import StoreError
-from slurm_migbatch.store.models import Node
-from slurm_migbatch.store.queries import LeaseRow
+from slurm_migbatch.store.queries import LeaseRow, last_seen
 
 
 def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = False) -> Iterator[Finding]:
@@ -150,10 +147,7 @@ def _slurm(
     held: list[LeaseRow] = []
     try:
         with QuerySite(config).record() as store:
-            known = store.inventory()
-            held = store.leases()
-            with store.reading() as connection:
-                seen = {row.node: row.seen for row in connection.execute(select(Node.node, Node.seen))}
+            known, held, seen = store.inventory(), store.leases(), store.read(last_seen)
     except StoreError as error:
         advice = "run migbatch doctor as root; start migbatchd once, it creates the database"
         yield Finding(BAD, "database", str(error), advice)

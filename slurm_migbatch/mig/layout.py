@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from slurm_migbatch.mig._frozen import Frozen
 from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.profile import Profile
-
-if TYPE_CHECKING:
-    from slurm_migbatch.mig.geometry import Geometry
 
 
 class LayoutError(ValueError):
@@ -152,20 +149,3 @@ EMPTY = Layout()
 def layout_of(slots: tuple[Slot, ...]) -> Layout:
     """Return the layout of these slots. Equal tuples get the same object."""
     return Layout(slots)
-
-
-def layouts(geometry: Geometry) -> Iterator[Layout]:
-    """Yield every legal layout of the GPU, the empty one first, each once.
-
-    Slots are added in order of their start, so no layout is built twice; parts of legal layouts are legal, so none is
-    missed. An A100 has a few thousand.
-    """
-    slots = sorted(geometry.slots, key=lambda s: (s.placement, s.profile))
-
-    def extend(layout: Layout, index: int) -> Iterator[Layout]:
-        yield layout
-        for i in range(index, len(slots)):
-            if geometry.fits(layout, slots[i]):
-                yield from extend(layout.add(slots[i]), i + 1)
-
-    return extend(EMPTY, 0)

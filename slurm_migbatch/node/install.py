@@ -60,97 +60,6 @@ HOOKS = {
     "task_prolog": ("task_prolog", "ETC", "TaskProlog: passes its MIG slices to each task."),
 }
 
-DEFAULT_CONF = """\
-# Settings of migbatch on this node. Key=Value; %n is the node's name in Slurm. These are the defaults.
-#StateDir=/var/lib/migbatch/%n
-#RunDir=/run/migbatch/%n
-# Mount point of the tmpfs for progress reports of jobs.
-#ProgressDir=/run/migbatch/%n/progress
-# With two controllers both, separated by a comma: http://ctl1:6830,http://ctl2:6830
-#Controller=http://controller:6830
-#Auth=munge
-# With Auth=token: the output of `migbatch node key NODE` on the controller, readable by root only (0600).
-#TokenFile=/etc/migbatch/token
-# GPUs that migbatch manages: all, or UUIDs or minor numbers of devices, separated by commas.
-#Gpus=all
-# Whose idle instances are reused: same-user, any or never. Others are recreated.
-#WarmReuse=same-user
-# Detect and log processes that have the devices of another user's slice open.
-#CheckOpenFiles=yes
-# After an internal error, or if the journal cannot be written: requeue the job, or drain the node at once.
-#OnError=requeue
-# Number of such errors in a row after which the node is drained with OnError=requeue, too; 0: never.
-#ErrorsBeforeDrain=5
-# Seconds after which the Prolog gives up and requeues the job; less than Slurm's PrologEpilogTimeout.
-#HookDeadline=30
-#ScontrolPath=/usr/bin/scontrol
-# Seconds between two checks of this node for `migbatch doctor --nodes`; 0: none.
-#CheckEvery=60
-# Seconds between two rounds that read memory and activity of each slice and the progress reports of jobs; 0: none.
-#SampleEvery=15
-# Minimum number of seconds between two progress reports of a run to migbatchd; checkpoints are reported immediately.
-#ProgressEvery=120
-# Partitions in which CUDA gets the directory of an MPS control daemon, for slices that two jobs share (none).
-#MpsPartitions=
-#MpsDir=/tmp
-# Share of a slice that one process may use with MPS, in percent; 0 leaves it to CUDA.
-#MpsPercent=0
-# Mappings from slices to jobs for GPU exporters: dcgm-exporter (--hpc-job-mapping-dir) and jobstats
-# (/run/gpustat). Directories owned by root in the file system of RunDir; empty: none.
-#JobMapDir=
-#GpustatDir=
-"""
-
-
-_UNIT = """\
-# Written by migbatch. `node init` sets MIG mode and cleans up after interrupted hooks and reboots, before slurmd
-# accepts jobs; the agent then keeps the driver library and the journal open to make hooks fast. Hooks also work
-# without it: stopping or restarting it does not affect jobs.
-[Unit]
-Description=migbatch node agent (dynamic MIG for Slurm)
-After=network-online.target munge.service nvidia-persistenced.service
-Wants=network-online.target
-Before=slurmd.service
-
-[Service]
-# Hardening suggested by `systemd-analyze security` that cannot be used:
-# - No PrivateMounts=, nor settings that imply it (PrivateTmp=, ProtectSystem=, ProtectHome=, ProtectProc=,
-#   ProtectKernelLogs=, ProtectKernelModules=, ProtectKernelTunables=, ProtectControlGroups=): jobs must see the tmpfs
-#   for their progress reports.
-# - No PrivateDevices=, DeviceAllow= or ProtectClock=: the driver creates device files of instances at run time.
-# - No User=: NVML allows MIG changes for root only.
-# - No PrivateNetwork= or IPAddressDeny=: migbatchd is reached over the network. No PrivateUsers=: jobs have uids.
-# - No MemoryDenyWriteExecute=: pynvml calls the driver through libffi, and the driver's library is NVIDIA's.
-Type=notify
-ExecStartPre={program} node init --etc {etc}
-ExecStart={program} node agent --etc {etc}
-Restart=always
-RestartSec=1
-# Setting MIG mode resets GPUs, which is slow on a node with many.
-TimeoutStartSec=300
-StateDirectory=migbatch
-UMask=0077
-NoNewPrivileges=yes
-# SYS_ADMIN: NVML's MIG calls, and the tmpfs. SYS_PTRACE: find processes that have a slice's devices open. MKNOD,
-# SYS_MODULE and SYS_RAWIO: nvidia-modprobe and the driver, if not loaded yet. LINUX_IMMUTABLE: files to which users can
-# only append their progress. The rest: devices owned by a job's user.
-CapabilityBoundingSet=CAP_SYS_ADMIN CAP_SYS_PTRACE CAP_MKNOD CAP_SYS_MODULE CAP_SYS_RAWIO
-CapabilityBoundingSet=CAP_LINUX_IMMUTABLE CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_KILL
-LockPersonality=yes
-RestrictNamespaces=yes
-RestrictRealtime=yes
-RestrictSUIDSGID=yes
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
-SystemCallArchitectures=native
-SystemCallFilter=@system-service @mount @module @raw-io
-SystemCallErrorNumber=EPERM
-# Kill only the agent: hooks that work on their own must survive it.
-KillMode=process
-
-[Install]
-WantedBy=multi-user.target
-"""
-
 
 class InstallError(RuntimeError):
     """Something is not safe to run as root, or cannot be written; the message says what to do."""
@@ -177,17 +86,22 @@ def _render(hook: str, paths: str, etc: str, python: str, note: str) -> str:
 
 def unit(program: str = f"{DEFAULT_HOME}/bin/migbatch", etc: str = DEFAULT_ETC) -> str:
     """Return migbatch-node.service. `program`: path of the command `migbatch` on the nodes."""
-    return _UNIT.format(program=program, etc=etc)
+    return _file("migbatch-node.service").format(program=program, etc=etc)
 
 
 def settings(controller: str = "", scontrol: str = "") -> str:
     """Return a node.conf in which everything except the controllers' URLs and scontrol's path is a comment."""
-    text = DEFAULT_CONF
+    text = _file("node.conf")
     if controller:
         text = text.replace("#Controller=http://controller:6830", f"Controller={controller}")
     if scontrol and scontrol != "/usr/bin/scontrol":
         text = text.replace("#ScontrolPath=/usr/bin/scontrol", f"ScontrolPath={scontrol}")
     return text
+
+
+def _file(name: str) -> str:
+    """Return the text of a file of this package."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def package_paths() -> list[str]:

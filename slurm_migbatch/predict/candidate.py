@@ -14,8 +14,10 @@ from slurm_migbatch.workload.buckets import Bucket, Grid, preferred
 from slurm_migbatch.workload.catalog import GpuKind, ProfileOffer
 
 if TYPE_CHECKING:
+    from slurm_migbatch.predict.cells import Array
     from slurm_migbatch.predict.llm.speed import Correction
     from slurm_migbatch.predict.llm.workload import Workload
+    from slurm_migbatch.predict.sheet import Block
 
 NEED_BITS: Final = 5
 """Leading bits of a memory need after the first: rounding up adds at most 1/32."""
@@ -141,6 +143,14 @@ class Predictor(Protocol):
 
     def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
         """Return the figures of each plain profile of a GPU kind in the cell; profiles without figures are missing."""
+        ...
+
+    def sheet(self, block: Block, kind: GpuKind) -> Array:
+        """Return the numbers of `figures` for all cells of a block: figures x ends x cells x plain profiles in the
+        kind's order.
+
+        Figures are seconds per batch, items per second and MiB, their ends low, mid and high; NaN without a prediction.
+        """
         ...
 
     def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:

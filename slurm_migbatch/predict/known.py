@@ -111,9 +111,9 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
 class ModelKnowledge:
     """Look up the specifications of a model under any of its names."""
 
-    def __init__(self, facts: Iterable[ModelFacts] = BUILT_IN, *, blind: bool = False) -> None:
-        """Later specifications replace earlier ones of the same name. `blind` ignores them all, for evaluations."""
-        self.facts: Mapping[str, ModelFacts] = {} if blind else {model.name: model for model in facts}
+    def __init__(self, facts: Iterable[ModelFacts] = BUILT_IN) -> None:
+        """Later specifications replace earlier ones of the same name."""
+        self.facts: Mapping[str, ModelFacts] = {model.name: model for model in facts}
         self.aliases: Mapping[str, str] = {
             alias: model.name for model in self.facts.values() for alias in model.aliases
         }

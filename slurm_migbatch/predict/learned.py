@@ -100,7 +100,7 @@ class LearnedPredictor:
         }
 
     def sheet(self, block: Block, kind: GpuKind) -> Array:
-        """Return the figures of all cells of a block at once (`sheet.Sheets`), equal to those of `figures`."""
+        """See `candidate.Predictor`."""
         model, role, known, gpu = block.model, block.role, self._known[block.model], GpuSpec.of_kind(kind)
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
         single = Cells.grid(1, known.reference, infos, gpu, known)

@@ -27,7 +27,6 @@ median choose no better points (`migbatch eval services`, synthetic services).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -79,29 +78,14 @@ def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge:
     if not open_:
         return None
     ran = _that_ran(done)
-    cells, belief = _believed(ran, open_, knowledge)
+    cells, belief = believed(ran, open_, knowledge)
     count = len(ran)
     chosen = next_point(TIME, belief, cells, range(count), range(count, len(cells)))
     return None if chosen is None else chosen - count
 
 
-@dataclass(frozen=True)
-class Skew:
-    """How an evaluation changes predicted times: reduced by `hope` standard deviations, then multiplied by `wrong`."""
-
-    hope: float = 0.0
-    wrong: Array | float = 1.0
-
-
-NO_SKEW: Final = Skew()
-
-
 def choose_within(
-    done: Sequence[Measurement],
-    open_: Sequence[Measurement],
-    knowledge: ModelKnowledge,
-    limit_s: float,
-    skew: Skew = NO_SKEW,
+    done: Sequence[Measurement], open_: Sequence[Measurement], knowledge: ModelKnowledge, limit_s: float
 ) -> int | None:
     """Return the index of the row of `open_` to measure next for a service whose batches may take `limit_s`.
 
@@ -110,11 +94,9 @@ def choose_within(
     if not open_:
         return None
     ran = _that_ran(done)
-    cells, belief = _believed(ran, open_, knowledge)
-    value, deviation = belief.predict(TIME, cells)
-    seconds = np.exp(value - skew.hope * deviation)
+    cells, belief = believed(ran, open_, knowledge)
+    seconds = np.exp(belief.predict(TIME, cells)[0])
     seconds[: len(ran)] = [row.seconds or 1.0 for row in ran]
-    seconds[len(ran) :] *= skew.wrong
     chosen = next_within(cells, seconds, len(ran), limit_s)
     return None if chosen is None else chosen - len(ran)
 
@@ -142,10 +124,13 @@ def _that_ran(rows: Sequence[Measurement]) -> list[Measurement]:
     return [row for row in rows if row.seconds is not None]
 
 
-def _believed(
+def believed(
     ran: Sequence[Measurement], open_: Sequence[Measurement], knowledge: ModelKnowledge
 ) -> tuple[Cells, Belief]:
-    """Return the cells of all rows, and the model's specifications from public data and the rows that ran."""
+    """Return the cells of all rows, of which `ran` have figures, and what is believed of their model.
+
+    Its specifications are those of public data and of the rows that ran.
+    """
     rows = [*ran, *open_]
     known, gpu = knowledge.of(rows[0].model, rows), GpuSpec.of_rows(rows)
     cells = Cells.of_rows(rows, gpu, known)

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from slurm_migbatch.predict.candidate import MOST_MIB, NEED_BITS, Figures, Interval, Predictor
 from slurm_migbatch.predict.cells import Array
-from slurm_migbatch.workload.buckets import R20, Bucket
-from slurm_migbatch.workload.catalog import GpuKind, Partition
+from slurm_migbatch.workload.buckets import R20
+from slurm_migbatch.workload.catalog import Partition
 
 Codes = npt.NDArray[np.int64]
 
@@ -36,36 +36,6 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.batches) * len(self.inputs)
-
-
-@runtime_checkable
-class Sheets(Protocol):
-    """A predictor that predicts all cells of a block at once, which may be much faster than one by one."""
-
-    def sheet(self, block: Block, kind: GpuKind) -> Array:
-        """Return the numbers of `figures`: figures x ends x cells x plain profiles in the kind's order.
-
-        Figures are seconds per batch, items per second and MiB, their ends low, mid and high.
-        """
-        ...
-
-
-def sheet_of(predictor: Predictor, block: Block, kind: GpuKind) -> Array:
-    """Return `Sheets.sheet` of any predictor; NaN if there is no prediction."""
-    if isinstance(predictor, Sheets):
-        return predictor.sheet(block, kind)
-    plain = [info.profile for info in kind.geometry.profiles if not info.profile.suffix]
-    found = np.full((3, 3, len(block), len(plain)), np.nan)
-    cells = (
-        Bucket(block.model, block.role, batch, size, block.unit) for batch in block.batches for size in block.inputs
-    )
-    for number, cell in enumerate(cells):
-        figures = predictor.figures(cell, kind)
-        for place, profile in enumerate(plain):
-            if (known := figures.get(profile)) is not None:
-                intervals = known.latency_s, known.throughput_per_s, known.memory_mib
-                found[:, :, number, place] = [interval.to_list() for interval in intervals]
-    return found
 
 
 def latency_codes(seconds: Array) -> Codes:
@@ -103,7 +73,7 @@ class Ladder:
     Attributes:
         batches: ascending.
         names: GRES types.
-        numbers: slices x figures x ends x batches, the figures and ends of `Sheets.sheet`.
+        numbers: slices x figures x ends x batches, the figures and ends of `Predictor.sheet`.
     """
 
     batches: tuple[int, ...]
@@ -149,7 +119,7 @@ def ladder_of(predictor: Predictor, block: Block, partition: Partition) -> Ladde
     """
     found: dict[str, Array] = {}
     for kind in partition.kinds:
-        sheet = sheet_of(predictor, block, kind)
+        sheet = predictor.sheet(block, kind)
         plain = [info.profile.gres_type for info in kind.geometry.profiles if not info.profile.suffix]
         for place, name in enumerate(plain):
             here = sheet[..., place]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO, TypeVar
 
-from slurm_migbatch.workload.csvlines import open_text
 from slurm_migbatch.workload.refusal import show
 
 if TYPE_CHECKING:
@@ -92,6 +92,13 @@ def find(root: Path) -> list[Path]:
         below[:] = sorted(name for name in below if not name.startswith("."))
         found += [Path(folder, name) for name in names if not name.startswith(".")]
     return sorted(path for path in found if is_csv(path))
+
+
+def open_text(path: Path, errors: str = "strict") -> TextIO:
+    """Return the file as text, decompressed if its name ends in .gz."""
+    if path.suffix.lower() == ".gz":
+        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8-sig", errors=errors, newline="")
+    return path.open(encoding="utf-8-sig", errors=errors, newline="")
 
 
 def header(path: Path) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ from slurm_migbatch.slurm.client import NodeRow, SlurmError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.db import Store
-from slurm_migbatch.store.queries import LeaseRow, RunFilter, select_runs
+from slurm_migbatch.store.queries import LeaseRow, RunFilter, last_seen, select_runs
+from slurm_migbatch.store.recent import instance_events
 from slurm_migbatch.workload.loans import LOAN
 
 #: GRES types that are not profiles: the filler, and the type of elastic training jobs that wait
@@ -129,8 +130,8 @@ def view(
         shown: the jobs that may be named.
     """
     inventory = store.inventory()
-    zombies, faults = troubles(store.instance_events(changes=False))
-    seen = store.last_seen()
+    zombies, faults = troubles(store.read(instance_events, changes=False))
+    seen = store.read(last_seen)
     slurm = {row.name: row for row in rows or ()}
     views = []
     for name, gpus in sorted(inventory.items()):

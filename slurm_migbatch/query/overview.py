@@ -24,7 +24,7 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.progress import RunProgressRow
 from slurm_migbatch.store.queries import JobId, LeaseRow, RunFilter, select_runs
-from slurm_migbatch.store.recent import RecentEvent
+from slurm_migbatch.store.recent import RecentEvent, recent_events
 from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
 
 #: number of node events shown
@@ -130,7 +130,7 @@ def _made(site: QuerySite) -> Overview:
         views = node_views(store, nodes, (), ())
         leases = store.leases()
         loans = [loan for row in store.loans(active=True) if (loan := Loan.from_row(row)) is not None]
-        events = store.recent_events(EVENTS, _EVENTS)
+        events = store.read(recent_events, EVENTS, _EVENTS)
         actions = [row for row in store.actions(limit=_EVENTS) if not row["dry_run"] and not row["outcome"]]
         jobs = {loan.job_id for loan in loans}
         progress = {row.job: row for row in store.job_progress(jobs)}

@@ -82,11 +82,6 @@ class NodeLine:
         """Value of Gres=."""
         return mig_gres(self.counts)
 
-    @property
-    def total(self) -> int:
-        """The constant sum over all types."""
-        return sum(self.counts.values())
-
 
 def spare(version: tuple[int, int]) -> dict[str, int]:
     """Return the extra GRES of a lending node: the `loan` that no job ever gets, if Slurm needs it."""

@@ -168,7 +168,7 @@ class CliClient:
         return next((name[:-1] for name in names if name.endswith("*")), "")
 
     def diag(self) -> Diag:
-        """Read counters by one sdiag call; see SlurmClient."""
+        """Return slurmctld's counts of remote procedure calls, by one sdiag call."""
         return parse_sdiag(self._run("sdiag"))
 
     def version(self) -> tuple[int, int]:

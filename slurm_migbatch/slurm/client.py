@@ -329,9 +329,6 @@ class SlurmClient(Protocol):
     def cancel(self, job_id: int | str) -> None:
         """Cancel a job, or one task of an array ("123_4"); one that has already ended is no error."""
 
-    def diag(self) -> Diag:
-        """Return slurmctld's counts of remote procedure calls."""
-
     def default_partition(self) -> str:
         """Return the partition of jobs that name none; empty if there is none."""
 

@@ -1,6 +1,6 @@
 """Implement SlurmClient over pyslurm if its results equal those of Slurm's commands, and over the commands otherwise.
 
-Written for pyslurm 25.11 (its `Jobs`, `Partitions` and `slurmctld.diag`). That can be built against Slurm 25.11 alone:
+Written for pyslurm 25.11 (its `Jobs` and `Partitions`). That can be built against Slurm 25.11 alone:
 25.11.2, tried with the Slurm of Ubuntu 26.04, refuses other releases, and without that check two of its 33 modules
 (`core/job/job`, `deprecated`) do not compile with the headers of 26.05.5, and nine not with those of 24.11.5. Slurm's
 commands are used for what pyslurm lacks or does differently:
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from slurm_migbatch.slurm.cli import CliClient
-from slurm_migbatch.slurm.client import UNREAD, Diag, JobRow, RpcCount, SlurmError
+from slurm_migbatch.slurm.client import UNREAD, JobRow, SlurmError
 from slurm_migbatch.slurm.listing import count_tasks, jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.order import NO_TASK, in_order
@@ -215,15 +215,6 @@ class PyslurmClient(CliClient):
     def default_partition(self) -> str:
         """See SlurmClient."""
         return str(self._question("default_partition"))
-
-    def diag(self) -> Diag:
-        """See SlurmClient."""
-        found = self._question("diag")
-        counts = {
-            part: {name: RpcCount(count, spent / 1e6) for name, (count, spent) in found[part].items() if count}
-            for part in ("types", "users")
-        }
-        return Diag(counts["types"], counts["users"])
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         """See CliClient."""

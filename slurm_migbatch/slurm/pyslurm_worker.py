@@ -80,14 +80,6 @@ class WorkerMethods:
         """Return the default partition's name, or an empty string."""
         return next((str(p.name) for p in self._pyslurm.Partitions.load().values() if p.is_default), "")
 
-    def diag(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Return the counts and microseconds of remote procedure calls."""
-        found = self._pyslurm.slurmctld.diag()
-        return {
-            "types": {name: (counter.count, counter.time) for name, counter in found.rpcs_by_type.items()},
-            "users": {name: (counter.count, counter.time) for name, counter in found.rpcs_by_user.items()},
-        }
-
     def is_slurm_error(self, error: Exception) -> bool:
         """Return whether the error came from Slurm."""
         return isinstance(error, self._pyslurm.PyslurmError)

@@ -7,11 +7,11 @@ includes jobs that have ended, as long as slurmctld keeps them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from slurm_migbatch.slurm import gres as gres_list
-from slurm_migbatch.slurm.client import UNREAD, Diag, JobRow, NodeRow, RpcCount, SlurmError
+from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError
 from slurm_migbatch.slurm.listing import count_tasks, jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.reservations import NodeReservation
@@ -190,21 +190,6 @@ def reservations(found: Mapping[str, Any], now: float, unread: Callable[[str, st
         except _ODD as error:
             unread(str(record.get("name")), f"{type(error).__name__}: {error}")
     return rows
-
-
-def diag(found: Mapping[str, Any]) -> Diag:
-    """Return the counts from the answer to `diag/`; raises SlurmError."""
-    try:
-        statistics = found["statistics"]
-        return Diag(
-            _counts(statistics["rpcs_by_message_type"], "message_type"), _counts(statistics["rpcs_by_user"], "user")
-        )
-    except _ODD as error:
-        raise SlurmError(f"cannot parse slurmrestd's RPC statistics: {error!r}") from None
-
-
-def _counts(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, RpcCount]:
-    return {row[name]: RpcCount(int(row["count"]), int(row["total_time"]) / 1e6) for row in rows}
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from slurm_migbatch.slurm import reservations, restrows
 from slurm_migbatch.slurm.cli import CliClient, check_fields, check_signal, checked_job
-from slurm_migbatch.slurm.client import Diag, JobRow, NodeRow, SlurmError, SlurmRefused
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
 from slurm_migbatch.slurm.order import in_order
 from slurm_migbatch.slurm.restapi import DEFAULT_PARTITION, REQUEUE, RestApi, RestError
 from slurm_migbatch.slurm.unread import Unread
@@ -105,10 +105,6 @@ class SlurmrestdClient(CliClient):
         if self.api.version < DEFAULT_PARTITION:
             return super().default_partition()
         return restrows.default_partition(self.api.ask("GET", "partitions/"))
-
-    def diag(self) -> Diag:
-        """Read counters by one request; see SlurmClient."""
-        return restrows.diag(self.api.ask("GET", "diag/"))
 
     def version(self) -> tuple[int, int]:
         """Release of slurmrestd; queried once."""

@@ -8,18 +8,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from slurm_migbatch.store import decisions, loans, progress, queries, recent, work
+from slurm_migbatch.store import decisions, loans, progress, queries
 from slurm_migbatch.store.backup import keep_before_upgrade
 from slurm_migbatch.store.engines import make_engine, one_state, sqlite_file
 from slurm_migbatch.store.errors import OlderDatabaseError, StoreError
 from slurm_migbatch.store.history import HISTORY
-from slurm_migbatch.store.loans import Use
 from slurm_migbatch.store.migrations import migrate, pending
 from slurm_migbatch.store.numbering import number
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, RunRow
@@ -29,12 +28,12 @@ from slurm_migbatch.store.terms import TermState, check_term, give_term, take_te
 if TYPE_CHECKING:
     from slurm_migbatch.profiling.measurement import Measurement
     from slurm_migbatch.store.measurements import Added
-    from slurm_migbatch.store.recurring import Learnable, RecurringRun
     from slurm_migbatch.store.retention import PruneCursor, Removed
     from slurm_migbatch.workload.lesson import Lesson
 
 log = logging.getLogger(__name__)
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 _ATTEMPTS = 4
 
@@ -112,6 +111,11 @@ class Store:
         """Open a connection with one consistent, read-only view of the data."""
         with self._reading.connect() as connection, connection.begin():
             yield connection
+
+    def read(self, query: Callable[Concatenate[Connection, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Return the result of one query of this package, such as `loans.uses`, with these further arguments."""
+        with self.reading() as connection:
+            return query(connection, *args, **kwargs)
 
     def _write(self, work: Callable[[Session], _T]) -> _T:
         """Run `work` in one transaction, from its start again if another writer was faster.
@@ -226,29 +230,6 @@ class Store:
         with self.reading() as connection:
             return loans.actions(connection, jobs, limit)
 
-    def recent_events(self, kinds: Collection[str], limit: int) -> list[recent.RecentEvent]:
-        """Return the newest events of nodes of these kinds, oldest first."""
-        with self.reading() as connection:
-            return recent.recent_events(connection, kinds, limit)
-
-    def instance_events(self, *, changes: bool = True) -> dict[str, list[dict[str, Any]]]:
-        """Return events about instances by node, in order, since the node last booted or sent its whole state.
-
-        Of a `state` only instances; `leases` has their holders. Without `changes` only zombies and faults.
-        """
-        with self.reading() as connection:
-            return recent.instance_events(connection, changes=changes)
-
-    def uses(self, since: float) -> list[Use]:
-        """Return the slices that jobs other than loans held at that time or later, by start."""
-        with self.reading() as connection:
-            return loans.uses(connection, since)
-
-    def freed(self, since: float) -> dict[str, float]:
-        """Return when a job other than a loan last released a slice on each GPU, by UUID, since that time."""
-        with self.reading() as connection:
-            return loans.freed(connection, since)
-
     def job_progress(self, jobs: Collection[int]) -> list[progress.RunProgressRow]:
         """Return the runs of these jobs by their latest reports, each job's in order."""
         with self.reading() as connection:
@@ -267,37 +248,6 @@ class Store:
 
         with self.reading() as connection:
             return lessons(connection, since, limit)
-
-    def learnable(self) -> Learnable:
-        """Return how far the record goes."""
-        from slurm_migbatch.store.recurring import learnable
-
-        with self.reading() as connection:
-            return learnable(connection)
-
-    def newest_lesson(self) -> int:
-        """Return the number of the newest ended run usable for learning; 0 if there is none."""
-        from slurm_migbatch.store.recurring import newest_lesson
-
-        with self.reading() as connection:
-            return newest_lesson(connection)
-
-    def recurring_runs(self, since: int, limit: int) -> list[RecurringRun]:
-        """Return ended runs after a lesson number, in order, that the submit filter can recognize."""
-        from slurm_migbatch.store.recurring import recurring_runs
-
-        with self.reading() as connection:
-            return recurring_runs(connection, since, limit)
-
-    def array_runs(self, arrays: Collection[int]) -> dict[int, list[work.TaskRunRow]]:
-        """Return the started tasks of these arrays."""
-        with self.reading() as connection:
-            return work.array_runs(connection, arrays)
-
-    def past_work(self, since: float) -> list[work.PastRuns]:
-        """Return the use of slices since that time (unix seconds), without loans."""
-        with self.reading() as connection:
-            return work.past_work(connection, since)
 
     def prune(self, before: float, lessons: int, place: PruneCursor | None = None) -> Removed:
         """Remove some of what ended before a time, in one short transaction.
@@ -334,25 +284,10 @@ class Store:
         with self.reading() as connection:
             return measurements(connection, model, kind, since)
 
-    def identity(self) -> str:
-        """Return the id of this database; no other has the same."""
-        with self.reading() as connection:
-            return queries.identity(connection)
-
     def inventory(self) -> dict[str, list[dict[str, Any]]]:
         """Return the GPUs of every node as last described, by node, ordered by index."""
         with self.reading() as connection:
             return queries.inventory(connection)
-
-    def last_offers(self) -> dict[str, dict[str, int]]:
-        """Return the last counts of each node, by GRES type, including the filler."""
-        with self.reading() as connection:
-            return queries.last_offers(connection)
-
-    def last_seen(self) -> dict[str, float]:
-        """Return when each node last reported (unix seconds)."""
-        with self.reading() as connection:
-            return queries.last_seen(connection)
 
     def leases(self, active: bool = True) -> list[LeaseRow]:
         """Return the slices held now, or with active=False all leases."""

@@ -32,7 +32,7 @@ def teaching(connection: Connection, runs: Collection[int]) -> Iterator[OldLesso
     for lesson in _read(connection, _ENDED.where(Run.id.in_(runs), Run.lesson > 0)):
         figures = (lesson.throughput_per_s, lesson.latency_s, lesson.memory_mib, lesson.items, lesson.items_hint)
         if lesson.model and lesson.batch and lesson.profile and lesson.gpu and lesson.slices == 1 and any(figures):
-            plain = replace(lesson, job=0, restart=0, partition=None, decision=None)
+            plain = replace(lesson, job=0)
             yield OldLesson(number=lesson.number, lesson=asdict(plain))
 
 
@@ -51,11 +51,11 @@ def _kept(known: Mapping[str, Any]) -> Lesson:
 
 
 def _held(connection: Connection, runs: Sequence[int]) -> dict[int, list[Any]]:
-    """Return the node, profile and GPU model of every slice, by run."""
+    """Return the profile and GPU model of every slice, by run."""
     found: dict[int, list[Any]] = {}
     for start in range(0, len(runs), _AT_ONCE):
         statement = (
-            select(Lease.run_id, Lease.node, Lease.profile, Gpu.name)
+            select(Lease.run_id, Lease.profile, Gpu.name)
             .outerjoin(Gpu, and_(Gpu.node == Lease.node, Gpu.uuid == Lease.gpu))
             .where(Lease.run_id.in_(runs[start : start + _AT_ONCE]), COUNTED)
         )
@@ -72,13 +72,8 @@ def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
         number=row.lesson,
         run=row.id,
         job=row.job_id,
-        restart=row.restart,
-        ended=row.ended,
-        started=row.started,
         user=row.user,
-        partition=row.partition,
         state=row.state,
-        decision=row.decision,
         model=model,
         role=clean.text(hints.get("role"), 16) or ("infer" if model else None),
         batch=clean.whole(measured.get("batch"), 1) or clean.whole(hints.get("batch"), 1),
@@ -88,18 +83,12 @@ def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
         profile=_only(mig_slice.profile for mig_slice in slices),
         gpu=_only(mig_slice.name for mig_slice in slices),
         slices=len(slices),
-        nodes=len({mig_slice.node for mig_slice in slices}),
-        tasks=clean.whole(measured.get("tasks"), 1),
         elapsed_s=max(0.0, row.ended - row.started),
         throughput_per_s=row.measured_throughput_per_s if alone else None,
         latency_s=_seconds(row.measured_latency_ms) if alone else None,
         latency_p99_s=_seconds(clean.real(measured.get("p99_ms"))) if alone else None,
         memory_mib=row.measured_memory_mib if alone else None,
         items=row.measured_items,
-        predictor=clean.text(facts.get("predictor"), 64),
-        reason=clean.text(facts.get("reason"), 64),
-        predicted_throughput_per_s=row.predicted_throughput_per_s,
-        predicted_memory_mib=row.predicted_memory_mib,
         engine=clean.text(facts.get("engine"), 16) or "",
     )
 

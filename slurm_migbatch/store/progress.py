@@ -20,10 +20,12 @@ for a minute between clocks). `Run.measured_facts["safe"]` stores it, for each n
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, select
 
+from slurm_migbatch.decide.snapshot import RunProgress
 from slurm_migbatch.store import clean
 from slurm_migbatch.store.models import Run
 
@@ -31,22 +33,16 @@ CLOCKS_S = 60.0
 _LARGEST = {"steps": 1e15, "checkpoint": 1e11, "ckpt_s": 1e6, "restored": 1e15}
 
 
-class RunProgressRow(NamedTuple):
-    """A run by its latest report: input of `decide.lending.training_speed` and of a reclaim. None: not reported."""
+@dataclass(frozen=True)
+class RunProgressRow(RunProgress):
+    """The same with everything else that is known of the run. `steps`: done in all; `restored`: those it began with."""
 
-    job: int
-    restart: int
-    profile: str | None
-    started: float | None
-    ended: float | None
-    reported: float | None
-    items: float | None
-    items_per_s: float | None
-    batch: float | None
-    steps: int | None
-    checkpoint: float | None
-    ckpt_s: float | None
-    restored: int | None
+    started: float | None = None
+    ended: float | None = None
+    reported: float | None = None
+    batch: float | None = None
+    steps: int | None = None
+    restored: int | None = None
 
 
 def safe_of(
@@ -104,9 +100,8 @@ def _row(
     facts = facts if isinstance(facts, dict) else {}
     nodes = facts.get("nodes") or {}
     safe = facts.get("safe") or {}
+    reported = max((node["ts"] for node in nodes.values() if node.get("ts") is not None), default=None)
     return RunProgressRow(
-        job, restart, profile, started, ended,
-        max((node["ts"] for node in nodes.values() if node.get("ts") is not None), default=None),
-        items, rate, facts.get("batch"), safe.get("steps"), safe.get("checkpoint"), safe.get("ckpt_s"),
-        safe.get("restored"),
+        job, restart, profile, safe.get("checkpoint"), safe.get("ckpt_s"), items, rate, started, ended, reported,
+        facts.get("batch"), safe.get("steps"), safe.get("restored"),
     )  # fmt: skip

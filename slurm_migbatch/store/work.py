@@ -7,16 +7,9 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, literal_column, select
 
+from slurm_migbatch.decide.snapshot import TaskRun
 from slurm_migbatch.store.models import Loan, Run
 from slurm_migbatch.store.queries import overlapping
-
-
-class TaskRunRow(NamedTuple):
-    """One run of an array task that has started: unix seconds, and its final state in Slurm."""
-
-    started: float
-    ended: float | None
-    state: str
 
 
 class PastRuns(NamedTuple):
@@ -29,14 +22,14 @@ class PastRuns(NamedTuple):
     seconds: float
 
 
-def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, list[TaskRunRow]]:
+def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, list[TaskRun]]:
     """Return the runs of these arrays' tasks in the order of their ends, running ones last."""
-    found: dict[int, list[TaskRunRow]] = {array: [] for array in arrays}
+    found: dict[int, list[TaskRun]] = {array: [] for array in arrays}
     statement = select(Run.array_job, Run.started, Run.ended, Run.state).where(
         Run.array_job.in_(arrays), Run.started.is_not(None)
     )
     for array, started, ended, state in connection.execute(statement):
-        found[int(array or 0)].append(TaskRunRow(float(started or 0.0), ended, state))
+        found[int(array or 0)].append(TaskRun(float(started or 0.0), ended, state))
     for runs in found.values():
         runs.sort(key=lambda run: (run.ended is None, run.ended or run.started))
     return found

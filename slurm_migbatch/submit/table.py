@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_migbatch.predict.selection import Chooser
-from slurm_migbatch.predict.sheet import SCALE, Block, latency_codes, needs_mib, rate_codes, sheet_of
+from slurm_migbatch.predict.sheet import SCALE, Block, latency_codes, needs_mib, rate_codes
 from slurm_migbatch.workload.buckets import Grid
 from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
 
@@ -237,7 +237,7 @@ def _text(codes: Array, digits: int) -> Array:
 def _figures(chooser: Chooser, model: str, role: str, kind: GpuKind) -> tuple[Array, Array, Array]:
     """Return the conservative seconds, items per second and MiB, cells x plain profiles."""
     grid = chooser.grids[model]
-    sheet = sheet_of(chooser.predictor, Block(model, role, grid.unit, grid.batches, grid.inputs), kind)
+    sheet = chooser.predictor.sheet(Block(model, role, grid.unit, grid.batches, grid.inputs), kind)
     return sheet[0, 2], sheet[1, 0], sheet[2, 2]
 
 

@@ -11,32 +11,23 @@ class Lesson:
 
     Attributes:
         number: its position in the order of lessons; `run` stays the same when it is returned again.
-        decision: id of the submit filter's decision.
         model, role, batch, input, unit, items_hint: the user's hints; `role` is "infer" if a model was given without
         one,
             `batch` is the job's reported one if any.
         profile, gpu: of its slices, if they are all the same; `gpu` is NVML's name of the model.
-        slices: total, over `nodes` nodes.
-        tasks: number of tasks that reported separately.
+        slices: total, over all nodes.
         elapsed_s: from its start to its end; the whole job, including loading.
         throughput_per_s, items, latency_s, latency_p99_s: of the whole run, as reported by the job.
         memory_mib: the peak of one slice, from the driver.
             A run that shared its slice with another job has neither: they are not figures of a slice.
-        predictor: version of the predictor; `predicted_*` are its best estimates for one slice of the profile.
-        reason: why this profile was chosen.
         engine: a program in its script that takes a fixed share of any slice; empty if none is known.
     """
 
     number: int
     run: int
     job: int
-    restart: int
-    ended: float
-    started: float
     user: str | None
-    partition: str | None
     state: str
-    decision: str | None
     model: str | None
     role: str | None
     batch: int | None
@@ -46,16 +37,10 @@ class Lesson:
     profile: str | None
     gpu: str | None
     slices: int
-    nodes: int
-    tasks: int | None
     elapsed_s: float
     throughput_per_s: float | None
     latency_s: float | None
     latency_p99_s: float | None
     memory_mib: float | None
     items: float | None
-    predictor: str | None
-    reason: str | None
-    predicted_throughput_per_s: float | None
-    predicted_memory_mib: float | None
     engine: str = ""

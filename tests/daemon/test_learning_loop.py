@@ -23,7 +23,7 @@ from slurm_migbatch.predict.statefile import Index
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.store.db import open_store
-from slurm_migbatch.store.recurring import Learnable
+from slurm_migbatch.store.recurring import Learnable, learnable
 from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.workload.buckets import Bucket
@@ -172,7 +172,7 @@ def test_going_back_is_waited_out(site, record):
         run(site)
     facts = known_models(site)
     with open_store(site.store.url, readonly=True) as store:
-        seen = seen_of(store.learnable(), facts)
+        seen = seen_of(store.read(learnable), facts)
     assert models_of(site).roll_back(None, 5.0, seen) == (2, 1)
     assert run(site)["refit"] is None
     record.add(10)

@@ -5,7 +5,7 @@ import pytest
 from slurm_migbatch.decide.capacity.bundles import bundles, holds
 from slurm_migbatch.lab.papers.settings import plain
 from slurm_migbatch.lab.sim.gpus import UnknownGpu, geometry, models
-from slurm_migbatch.mig.layout import layouts
+from slurm_migbatch.lab.sim.layouts import layouts
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.testbed.simdriver import SimulatedMachine

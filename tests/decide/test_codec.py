@@ -20,7 +20,7 @@ from slurm_migbatch.decide.dispatch.arrays import ElasticArray, Throttle
 from slurm_migbatch.decide.dispatch.retype import Pending, Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchSettings
 from slurm_migbatch.decide.lending.stage import LendingSettings
-from slurm_migbatch.decide.recording.codec import Codec, CodecError, RecordedPlan, RecordedProgress, RecordedTask
+from slurm_migbatch.decide.recording.codec import Codec, CodecError
 from slurm_migbatch.decide.recording.deltas import Delta, RowDelta
 from slurm_migbatch.decide.recording.segments import AskedPredictions, SegmentReader, SegmentWriter
 from slurm_migbatch.decide.snapshot import (
@@ -29,8 +29,11 @@ from slurm_migbatch.decide.snapshot import (
     LendingPast,
     NoPredictions,
     PlanStatus,
+    PublishedPlan,
     Questions,
     Report,
+    RunProgress,
+    TaskRun,
     WeighedProfile,
 )
 from slurm_migbatch.mig.geometry import Geometry
@@ -60,12 +63,12 @@ facts = st.builds(
     warm=st.sampled_from([EMPTY, *(Layout([slot]) for slot in SLOTS)]),
 )
 plans = st.builds(
-    RecordedPlan,
+    PublishedPlan,
     version=ids,
     gpus=st.dictionaries(texts, st.lists(st.tuples(texts, ids, ids), max_size=3).map(tuple), max_size=2),
     guests=st.dictionaries(ids, st.tuples(texts, texts, ids, ids, ids, ids), max_size=2),
 )
-progress = st.lists(st.builds(RecordedProgress, ids, ids, st.none() | texts, st.none() | times), max_size=2).map(tuple)
+progress = st.lists(st.builds(RunProgress, ids, ids, st.none() | texts, st.none() | times), max_size=2).map(tuple)
 answers = st.builds(
     Answers,
     asked=st.builds(
@@ -73,7 +76,7 @@ answers = st.builds(
     ),
     progress=st.none() | progress,
     arrays=st.none()
-    | st.dictionaries(ids, st.lists(st.builds(RecordedTask, times, st.none() | times, texts)).map(tuple), max_size=2),
+    | st.dictionaries(ids, st.lists(st.builds(TaskRun, times, st.none() | times, texts)).map(tuple), max_size=2),
     decisions=st.dictionaries(texts, st.none() | st.fixed_dictionaries({"chosen": texts, "n": ids}), max_size=2),
 )
 snapshots = st.builds(

@@ -28,7 +28,8 @@ from slurm_migbatch.decide.lending.values import (
     within,
 )
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
+from slurm_migbatch.lab.sim.layouts import layouts
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow

@@ -11,6 +11,7 @@ import pytest
 from slurm_migbatch.lab.evaluate.heldout import MOST_FOLDS, HeldOutPrediction, folds, identity, outcomes
 from slurm_migbatch.lab.evaluate.scores import collect, coverage, scored, scored_all
 from slurm_migbatch.predict.calibration import LEVELS, Calibration
+from slurm_migbatch.predict.facts import BUILT_IN
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.profiling.measurement import Measurement
@@ -35,7 +36,7 @@ def test_a_scored_model_is_never_learned_from_under_any_of_its_names(blind: bool
     other = [replace(row, source="there", model=names.get(row.model, row.model)) for row in rows]
     spy = Spy()
     seen = set()
-    for fold in folds([*rows, *other], ModelKnowledge(blind=blind), learn=spy):
+    for fold in folds([*rows, *other], ModelKnowledge(() if blind else BUILT_IN), learn=spy):
         scored_here = {identity(sample.model) for sample in fold.samples}
         assert not scored_here & {identity(row.model) for row in spy.tables[-1]}
         assert len({identity(row.model) for row in spy.tables[-1]}) == len(MODELS) - 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.lab.evaluate.llm import evaluate, fit, read, roofline
-from slurm_migbatch.workload.csvlines import TraceError
+from slurm_migbatch.lab.traces.csvlines import TraceError
 from tests.support.laboratory_tables import TRUE, grid, served, table
 
 

@@ -14,14 +14,16 @@ from slurm_migbatch.lab.sim.curves import Curves, Predicted, SpeedError, Table
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Linear, Neighbours, Paired, Whole
+from slurm_migbatch.lab.traces import gavel
+from slurm_migbatch.lab.traces.csvlines import TraceError
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.profiling import pairs
+from slurm_migbatch.profiling.csvfile import TableError
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.testbed.simdriver import GPU_MODELS, SimulatedMachine
-from slurm_migbatch.workload import pairs
-from slurm_migbatch.workload.csvlines import TraceError
 
 A100 = gpus.geometry("a100-80gb")
 FULL, HALF, ONE = (Profile.parse(name) for name in ("7g.80gb", "3g.40gb", "1g.10gb"))
@@ -147,12 +149,12 @@ def test_tables_of_pairs(tmp_path: Path) -> None:
     table.write_text("app1,app2,slowdown1,slowdown2\na,b,1.1,1.4\nc,c,1.5,1.5\n")
     assert pairs.read(table) == {("a", "b"): 1.1, ("b", "a"): 1.4, ("c", "c"): 1.5}
     table.write_text("app1,app2,slowdown1,slowdown2\na,b,0.9,1.4\n")
-    with pytest.raises(TraceError, match=r"pairs\.csv:2: slowdown1 must be between 1 and 1e\+06, not 0\.9"):
+    with pytest.raises(TableError, match=r"pairs\.csv:2: slowdown1 must be between 1 and 1e\+06, not 0\.9"):
         pairs.read(table)
     table.write_text(
         "gpu,job1,workers1,job2,workers2,steps_per_s_1,steps_per_s_2\n"
         "v100,A,1,,,10,\nv100,B,1,,,4,\nv100,A,1,B,1,8,4.1\nv100,A,1,A,1,0.0,0.0\nk80,A,1,,,1,\nv100,A,2,B,2,1,1\n"
     )
-    assert pairs.gavel(table) == {("A", "B"): 1.25, ("B", "A"): 1.0}
+    assert gavel.pairs(table) == {("A", "B"): 1.25, ("B", "A"): 1.0}
     with pytest.raises(TraceError, match="has no measurement alone on a p100"):
-        pairs.gavel(table, "p100")
+        gavel.pairs(table, "p100")

@@ -11,9 +11,9 @@ import pytest
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import DemandChange, InferenceRequest, SimulatedJob
 from slurm_migbatch.lab.traces import azure, helios, mixed, mooncake, muri, openb, philly, pollux, sacct
+from slurm_migbatch.lab.traces.csvlines import TraceError
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.workload.csvlines import TraceError
 
 A100 = geometry("a100-80gb")
 Write = Callable[..., Path]

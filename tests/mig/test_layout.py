@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot, layouts
+from slurm_migbatch.lab.sim.layouts import layouts
+from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
 from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.profile import Profile
 

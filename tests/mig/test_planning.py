@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.lab.sim.layouts import layouts
 from slurm_migbatch.mig.geometry import Geometry, ProfileInfo, UnknownProfile
-from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.planning import capacity, choose, fragmentation, plan_free
 from slurm_migbatch.mig.profile import Profile

@@ -20,11 +20,12 @@ from slurm_migbatch.workload.hints import Hints, parse
 from slurm_migbatch.workload.llmhints import LlmHints
 from slurm_migbatch.workload.refusal import Refusal
 from tests.support.gpu_kinds import A100_40, H100, SITE, P
+from tests.support.predictors import ByCells
 
 GPU = SITE.partitions["gpu"]
 
 
-class Told:
+class Told(ByCells):
     """A predictor that says what it was told: `(latency_ms, memory_gib)` by profile."""
 
     version = "told"

@@ -19,13 +19,14 @@ from slurm_migbatch.workload.catalog import GpuKind
 from slurm_migbatch.workload.hints import NO_LLM, Hints
 from slurm_migbatch.workload.refusal import Refusal
 from tests.support.gpu_kinds import SITE
+from tests.support.predictors import ByCells
 
 GPU, MIXED = SITE.partitions["gpu"], SITE.partitions["mixed"]
 BATCHES = (1, 2, 3, 4, 8, 16, 64)
 SMS = {"1g.10gb": 16, "1g.20gb": 26, "2g.20gb": 32, "3g.40gb": 60, "4g.40gb": 64, "7g.80gb": 132}
 
 
-class Curve:
+class Curve(ByCells):
     """A model whose host sets the pace up to a batch that grows with the slice, and its device beyond."""
 
     version = "curve"

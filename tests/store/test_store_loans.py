@@ -7,6 +7,7 @@ from typing import Any
 
 from slurm_migbatch.store import windows
 from slurm_migbatch.store.db import Store
+from slurm_migbatch.store.loans import freed, uses
 from slurm_migbatch.store.queries import RunFilter
 from slurm_migbatch.store.reader import open_reader
 from tests.support.store_events import Node, piece
@@ -79,7 +80,7 @@ def test_uses_leave_loans_out(store: Store) -> None:
         node.stop(140, 2, piece(1)),
     )
     store.save_loans([loan(2)])
-    assert [tuple(use) for use in store.uses(0.0)] == [("1g.10gb", 100.0, 130.0), ("1g.10gb", 120.0, None)]
-    assert [use.since for use in store.uses(131.0)] == [120.0]
-    assert store.freed(0.0) == {"GPU-a": 130.0}
-    assert store.freed(131.0) == {}
+    assert [tuple(use) for use in store.read(uses, 0.0)] == [("1g.10gb", 100.0, 130.0), ("1g.10gb", 120.0, None)]
+    assert [use.since for use in store.read(uses, 131.0)] == [120.0]
+    assert store.read(freed, 0.0) == {"GPU-a": 130.0}
+    assert store.read(freed, 131.0) == {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.store.recurring import RecurringRun
+from slurm_migbatch.store.recurring import RecurringRun, newest_lesson, recurring_runs
 from tests.support.store_events import Node, piece, run_of
 
 
@@ -24,11 +24,11 @@ def decided(store: Store, id: str, recurring: str | None = "key", **more: object
 
 def ran(store: Store, job: int, node: Node, decision: str = "d1", **stop: object) -> RecurringRun:
     """A run of a job from its start to its end, as it is then read."""
-    newest = store.newest_lesson()
+    newest = store.read(newest_lesson)
     exit_code = stop.pop("exit_code", 0)
     node.send(node.start(100, job, decision=decision), node.stop(200, job, exit_code=exit_code, **stop))  # type: ignore[arg-type]
-    (row,) = store.recurring_runs(newest, 10)
-    assert row.number == store.newest_lesson()
+    (row,) = store.read(recurring_runs, newest, 10)
+    assert row.number == store.read(newest_lesson)
     return row
 
 
@@ -56,7 +56,7 @@ def test_how_it_ended(store: Store) -> None:
         node.send(node.start(300, job, decision="d1"))
         said = node.event("progress", 350, job=job, restart=0, tasks=0, oom=True, final=True)
         node.send(said, node.stop(400, job, exit_code=exit_code))
-        assert store.recurring_runs(store.newest_lesson() - 1, 10)[0].ended == ended
+        assert store.read(recurring_runs, store.read(newest_lesson) - 1, 10)[0].ended == ended
 
 
 def test_what_is_told_later_brings_the_run_once_more(store: Store) -> None:
@@ -64,7 +64,7 @@ def test_what_is_told_later_brings_the_run_once_more(store: Store) -> None:
     decided(store, "d1")
     first = ran(store, 1, node, exit_code=1)
     store.upsert_jobs([{"job_id": 1, "state": "TIMEOUT", "submit": 90.0, "start": 100.0, "end": 200.0}], live=())
-    (again,) = store.recurring_runs(first.number, 10)
+    (again,) = store.read(recurring_runs, first.number, 10)
     assert (again.run, again.ended) == (first.run, "done")
 
 
@@ -83,11 +83,11 @@ def test_runs_that_the_filter_cannot_know_again_have_no_key(store: Store) -> Non
     decided(store, "d1", None)
     assert ran(store, 1, node).recurring == ""
     node.send(node.start(100, 2), node.stop(200, 2))  # nobody decided
-    assert store.recurring_runs(store.newest_lesson() - 1, 10) == []
+    assert store.read(recurring_runs, store.read(newest_lesson) - 1, 10) == []
     decided(store, "d2")
     unlike = [piece(), piece(4, 4, "3g.40gb")]
     node.send(node.start(300, 3, *unlike, decision="d2"), node.stop(400, 3, *unlike))
-    assert store.recurring_runs(store.newest_lesson() - 1, 10)[0].profile is None
+    assert store.read(recurring_runs, store.read(newest_lesson) - 1, 10)[0].profile is None
 
 
 def test_energy_is_known_when_every_node_of_the_run_has_told_it(store: Store) -> None:
@@ -117,5 +117,5 @@ def test_the_activity_of_several_nodes_is_their_average(store: Store) -> None:
         node.send(node.start(100, 1, decision="d1"))
     one.send(one.stop(200, 1, activity={"seconds": 100.0, "sm": 0.9, "tensor": 0.0, "dram": 0.2}))
     two.send(two.stop(200, 1, activity={"seconds": 50.0, "sm": 0.3, "tensor": 0.0, "dram": 0.2}))
-    (row,) = store.recurring_runs(0, 10)
+    (row,) = store.read(recurring_runs, 0, 10)
     assert (row.sm, row.dram) == (pytest.approx(0.7), pytest.approx(0.2))

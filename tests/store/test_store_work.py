@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from slurm_migbatch.decide.snapshot import TaskRun
 from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.store.work import PastRuns, TaskRunRow
+from slurm_migbatch.store.work import PastRuns, array_runs, past_work
 
 
 def piece(start: int, profile: str = "1g.10gb") -> dict[str, object]:
@@ -28,10 +29,10 @@ def test_tasks_of_an_array_come_in_the_order_of_their_ends(database: str) -> Non
         ran(db, 13, 130, None, array_job=10, array_task="3")
         ran(db, 14, 100, 110)
         db.upsert_jobs([{"job_id": 10, "array_job": 10, "array_task": "4-9", "state": "PENDING", "submit": 99.0}])
-        found = db.array_runs([10, 77])
+        found = db.read(array_runs, [10, 77])
     assert found[77] == []
     assert found[10] == [
-        TaskRunRow(100, 130, "COMPLETED"), TaskRunRow(100, 160, "COMPLETED"), TaskRunRow(130, None, "RUNNING")
+        TaskRun(100, 130, "COMPLETED"), TaskRun(100, 160, "COMPLETED"), TaskRun(130, None, "RUNNING")
     ]  # fmt: skip
 
 
@@ -42,11 +43,11 @@ def test_past_work_is_summed_up_by_what_was_asked_for(database: str) -> None:
         ran(db, 3, 100, 120, slices=2)
         ran(db, 4, 10, 20)
         ran(db, 5, 100, None)
-        assert db.past_work(50.0) == [PastRuns("", "1g.10gb", 1, 2, 40.0), PastRuns("", "1g.10gb:2", 2, 1, 20.0)]
+        assert db.read(past_work, 50.0) == [PastRuns("", "1g.10gb", 1, 2, 40.0), PastRuns("", "1g.10gb:2", 2, 1, 20.0)]
 
 
 def test_loans_are_no_work_of_users_to_plan_for(database: str) -> None:
     with open_store(database) as db:
         ran(db, 1, 100, 160)
         db.save_loans([{"job_id": 1, "restart": 0, "decided": 99.0, "profile": "1g.10gb", "state": "ended"}])
-        assert db.past_work(50.0) == []
+        assert db.read(past_work, 50.0) == []

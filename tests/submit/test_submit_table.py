@@ -14,13 +14,13 @@ from slurm_migbatch.predict.candidate import Figures, Interval
 from slurm_migbatch.predict.facts import BUILT_IN
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
-from slurm_migbatch.predict.sheet import Sheets
 from slurm_migbatch.submit.request import Accept, JobRequest
 from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
 from tests.support.gpu_kinds import H100, SITE
 from tests.support.lua_shim import Shim
+from tests.support.predictors import ByCells
 from tests.support.submit_agreement import OBJECTIVES, USER, agree
 
 GRIDS = {
@@ -30,7 +30,7 @@ GRIDS = {
 }
 
 
-class Arbitrary:
+class Arbitrary(ByCells):
     """Figures that follow no model: many decades, no order between slices, gaps."""
 
     version = "arbitrary"
@@ -103,13 +103,12 @@ def test_slice_and_batch_are_chosen_by_any_figures(tmp_path: Path, seed: int) ->
 
 
 def test_all_cells_at_once_are_the_cells_one_by_one() -> None:
-    class Plain:
+    class Plain(ByCells):
         def __init__(self) -> None:
             self._inner = LearnedPredictor()
             self.version, self.grids, self.aliases = self._inner.version, self._inner.grids, self._inner.aliases
             self.figures = self._inner.figures
 
-    assert isinstance(LearnedPredictor(), Sheets) and not isinstance(Plain(), Sheets)
     models = ["bert-large"]
     at_once = compile_table(SITE, Chooser(LearnedPredictor()), models=models)
     assert at_once == compile_table(SITE, Chooser(Plain()), models=models)

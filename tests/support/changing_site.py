@@ -5,26 +5,16 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
-from slurm_migbatch.decide.capacity.sharing import Place
-from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus, PublishedPlan
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from tests.support.supply_gpus import A30, H100
 
 NOW = 1_000_000.0
-
-
-@dataclass(frozen=True)
-class Published:
-    """A plan as a node has it."""
-
-    version: int
-    gpus: dict[str, tuple[tuple[str, int, int], ...]]
-    guests: dict[int, Place] = field(default_factory=dict)
 
 
 class ChangingSite:
@@ -89,7 +79,9 @@ class ChangingSite:
         old = self.plans[name]
         if old.plan is None or dict(old.plan.gpus) != gpus:
             self._version += 1
-            self.plans[name] = replace(old, plan=Published(self._version, gpus), acknowledged=self.rng.random() < 0.8)
+            self.plans[name] = replace(
+                old, plan=PublishedPlan(self._version, gpus), acknowledged=self.rng.random() < 0.8
+            )
         elif not old.acknowledged:
             self.plans[name] = replace(old, acknowledged=True)
 

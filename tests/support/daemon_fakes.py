@@ -14,7 +14,10 @@ from slurm_migbatch.daemon.ended import Standing
 from slurm_migbatch.node.auth import AuthError, PeerIdentity
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.store.queries import last_offers
 from slurm_migbatch.store.receipt import NOTHING, Receipt
+from slurm_migbatch.store.recent import instance_events
+from slurm_migbatch.store.recurring import Learnable, learnable, newest_lesson
 
 
 class FakeSigner:
@@ -87,25 +90,11 @@ class FakeStore:
                 self.told.discard(node)
             return Receipt(seq, "d1", node in self.told)
 
-    def learnable(self):
+    def read(self, query, *args, **kwargs):
         self._check()
-        return (0, 0.0)
-
-    def newest_lesson(self):
-        self._check()
-        return 0
-
-    def recurring_runs(self, since, limit):
-        self._check()
-        return []
-
-    def instance_events(self):
-        self._check()
-        return {}
-
-    def last_offers(self):
-        self._check()
-        return {node: counts for node, _, counts, _ in self.supply}
+        offers = {node: counts for node, _, counts, _ in self.supply}
+        answers = {learnable: Learnable(0, 0.0), newest_lesson: 0, instance_events: {}, last_offers: offers}
+        return answers[query]
 
     def leases(self, active=True):
         self._check()

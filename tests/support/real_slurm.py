@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slurm_migbatch.slurm.diag import parse_sdiag
 from tests.support.contract import row, until
 from tests.support.real_world import RealWorld
 
@@ -49,10 +50,10 @@ class Control:
         assert world.cluster.job_state(job) in ("COMPLETED", "COMPLETING")
 
     def test_calls_of_slurmctld_are_counted(self, world: RealWorld) -> None:
-        before = world.client.diag()
+        before = parse_sdiag(world.cluster.run(["sdiag"]).stdout)
         world.submit("mig:1g.10gb:1", hold=True)
         world.client.jobs()
-        grown = world.client.diag().since(before)
+        grown = parse_sdiag(world.cluster.run(["sdiag"]).stdout).since(before)
         assert grown.types["REQUEST_SUBMIT_BATCH_JOB"].count == 1
         assert grown.types["REQUEST_JOB_INFO"].count >= 1
         assert grown.types["REQUEST_JOB_INFO"].seconds >= 0

@@ -48,7 +48,7 @@ def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: SubmitPolic
     if isinstance(local, Refuse) and AWAY in local.sentence:
         assert hints is not None and unsized(hints, chooser)
     elif hints is not None and (of_tokens(hints, chooser) or beyond(hints, chooser)):
-        if isinstance(local, Accept) and isinstance(service, Accept) and not Targets.of(hints).any:
+        if isinstance(local, Accept) and isinstance(service, Accept) and Targets.of(hints) == Targets():
             assert local.changes == service.changes
     else:
         assert local == service

@@ -86,10 +86,6 @@ def test_a_missing_template_is_named() -> None:
         site.render("nothing.j2")
 
 
-def test_the_sum_over_all_types_is_the_node_s_constant() -> None:
-    assert SITE.nodes[0].total == 14
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [

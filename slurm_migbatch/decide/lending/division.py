@@ -20,7 +20,7 @@ from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.capacity import Given, LendingCapacity
 from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import Layout
+from slurm_migbatch.mig.layout import Layout, Slot, layout_of
 from slurm_migbatch.mig.profile import Profile
 
 MARGIN: Final = 0.1
@@ -131,20 +131,19 @@ def _with(plan: _Plan, job: ElasticJob, calm: Hysteresis) -> _Plan | None:
 
 def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], calm: Hysteresis) -> _Plan | None:
     """Return a GPU on which a group of its jobs and one more divide their slices and the free space."""
-    space = plan.space
-    slots = {loan.job: loan.slot for loan in space.lent}
-    used = Layout((*space.taken, *(slot for name, slot in slots.items() if name not in group)))
-    sharing = [*(held for held in plan.jobs if held.job in group), job]
-    sizes = _sizes(space.geometry, used, tuple(tuple(held.speeds.items()) for held in sharing))
-    if sizes is None:
+    slots = {loan.job: loan.slot for loan in plan.space.lent}
+    sharing = [*[held for held in plan.jobs if held.job in group], job]
+    found = _shares(
+        plan.space.geometry,
+        (*plan.space.taken, *[slot for name, slot in slots.items() if name not in group]),
+        tuple([slots.get(held.job) for held in sharing]),
+        tuple([held.speed_items for held in sharing]),
+    )
+    if found is None:
         return None
-    profiles = {**plan.profiles, **{held.job: profile for held, profile in zip(sharing, sizes, strict=True)}}
+    profiles = {**plan.profiles, **{held.job: profile for held, (profile, _) in zip(sharing, found, strict=True)}}
     jobs = (*plan.jobs, job)
-    kept = {name: slot for name, slot in slots.items() if name in group and profiles[name] == slot.profile}
-    others = ordered(profiles[held.job] for held in sharing if held.job not in kept)
-    if kept and not fits(space.geometry, used.union(Layout(kept.values())), others):
-        kept = {}
-    changed = frozenset(held.job for held in sharing if held.job not in kept)
+    changed = frozenset([held.job for held, (_, keeps) in zip(sharing, found, strict=True) if not keeps])
     work = math.fsum(
         min(
             held.speeds[profiles[held.job]] * (calm.loan_s - (held.costs.full if held.job in changed else 0.0)),
@@ -152,17 +151,41 @@ def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], calm: Hys
         )
         for held in jobs
     )
-    return _Plan(space, jobs, profiles, work, changed)
+    return _Plan(plan.space, jobs, profiles, work, changed)
 
 
 @lru_cache(maxsize=1 << 14)
+def _shares(
+    geometry: Geometry,
+    fixed: tuple[Slot, ...],
+    own: tuple[Slot | None, ...],
+    speeds: tuple[tuple[tuple[Profile, float], ...], ...],
+) -> tuple[tuple[Profile, bool], ...] | None:
+    """Return for each of the jobs that divide a GPU its profile, and whether it keeps its slot.
+
+    None if one gets nothing. Cached, because rounds repeat the query until a job comes or ends.
+
+    Args:
+        fixed: slots of others.
+        own: the jobs' slots; None: it has none here.
+        speeds: of each job on its profiles.
+    """
+    used = layout_of(fixed)
+    sizes = _sizes(geometry, used, speeds)
+    if sizes is None:
+        return None
+    keeps = [slot is not None and slot.profile == profile for slot, profile in zip(own, sizes, strict=True)]
+    kept = layout_of(tuple([slot for slot, stays in zip(own, keeps, strict=True) if slot is not None and stays]))
+    others = ordered(profile for profile, stays in zip(sizes, keeps, strict=True) if not stays)
+    if kept and not fits(geometry, used.union(kept), others):
+        keeps = [False] * len(sizes)
+    return tuple(zip(sizes, keeps, strict=True))
+
+
 def _sizes(
     geometry: Geometry, used: Layout, speeds: tuple[tuple[tuple[Profile, float], ...], ...]
 ) -> tuple[Profile, ...] | None:
-    """Return the profiles of jobs with these speeds on a GPU next to its used slots; None if one gets nothing.
-
-    Cached, because rounds repeat the query until a job comes or ends.
-    """
+    """Return the profiles of jobs with these speeds on a GPU next to its used slots; None if one gets nothing."""
     jobs = [ElasticJob(number, dict(items)) for number, items in enumerate(speeds)]
     board = LendingCapacity([GpuCapacity("", 0, geometry, used.slots)], jobs, 0.0, _AT_ONCE)
     given = []

@@ -10,30 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from slurm_migbatch.decide.lending.ledger import JobView
 from slurm_migbatch.decide.lending.training_speed import Heard, speeds, usable
 from slurm_migbatch.decide.lending.values import usual_speed, within
 from slurm_migbatch.decide.lending.view import Run, RunCosts
-from slurm_migbatch.decide.snapshot import Report
+from slurm_migbatch.decide.snapshot import Predictions, Report
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import LoanHints
 
 Predict = Callable[[LoanHints, str], Mapping[Profile, float]]
 """Speeds of a model on the slices that hold it, for the partitions of a job; empty if unknown."""
-
-
-class TrainingPredictions(Protocol):
-    """The part of the predictor used here."""
-
-    @property
-    def version(self) -> str:
-        """Version of the model and the site's facts behind the answers."""
-
-    def training_speeds(self, hints: LoanHints, partition: str, /) -> Mapping[Profile, float]:
-        """See `Predict`."""
 
 
 _FUTURE_S: Final = 60.0
@@ -65,6 +54,8 @@ class ElasticJobs:
         self._geometries: tuple[Geometry, ...] = ()
         self._usual: dict[LoanHints, Mapping[Profile, float]] = {}
         self._predicted: dict[tuple[LoanHints, str], Mapping[Profile, float]] = {}
+        #: of each job the speeds, and the hints and partition that they are for
+        self._speeds: dict[int, tuple[LoanHints, str, Mapping[Profile, float]]] = {}
 
     # -- input ------------------------------------------------------------------------------------------------------
 
@@ -73,15 +64,15 @@ class ElasticJobs:
         now = tuple(dict.fromkeys(geometries))
         if now != self._geometries:
             self._geometries = now
-            self._usual.clear()
-            self._predicted.clear()
+            self._forget()
 
-    def use(self, predictions: TrainingPredictions) -> None:
+    def use(self, predictions: Predictions) -> None:
         """Use this predictor from now on; results of another version are dropped."""
         self._predict = predictions.training_speeds
         if predictions.version != self._version:
             self._version = predictions.version
             self._predicted.clear()
+            self._speeds.clear()
 
     def report(self, run: Run, report: Report) -> None:
         """Add a report of a run; a field that it omits keeps its value."""
@@ -104,14 +95,23 @@ class ElasticJobs:
                 self._hear(run, held[run], report)
         for job in [job for job in self._heard if job not in job_views]:
             del self._heard[job]
+        for job in self._speeds.keys() - job_views.keys():
+            del self._speeds[job]
         if len(self._usual) > _MOST_KINDS or len(self._predicted) > _MOST_KINDS:
-            self._usual.clear()
-            self._predicted.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._usual.clear()
+        self._predicted.clear()
+        self._speeds.clear()
 
     def _hear(self, run: Run, profile: Profile, report: Report) -> None:
         if report.items and report.rate:
             heard = Heard(profile.name, report.items, report.items / report.rate)
-            self._heard.setdefault(run[0], {})[run[1]] = heard
+            heard_of = self._heard.setdefault(run[0], {})
+            if heard_of.get(run[1]) != heard:
+                heard_of[run[1]] = heard
+                self._speeds.pop(run[0], None)
 
     # -- queries ----------------------------------------------------------------------------------------------------
 
@@ -127,12 +127,17 @@ class ElasticJobs:
 
     def speeds(self, job_view: JobView) -> Mapping[Profile, float]:
         """Return the speed on each profile that the job may have, relative to the whole GPU."""
-        expected = self._expected(job_view)
-        heard = self._heard.get(job_view.row.job_id)
-        if not heard:
-            return expected
-        by_name = speeds({profile.name: speed for profile, speed in expected.items()}, list(heard.values()))
-        return {profile: by_name[profile.name] for profile in expected}
+        job, hints, partition = job_view.row.job_id, job_view.hints, job_view.row.partition
+        known = self._speeds.get(job)
+        if known is not None and known[0] is hints and known[1] == partition:
+            return known[2]
+        found = self._expected(job_view)
+        heard = self._heard.get(job)
+        if heard:
+            by_name = speeds({profile.name: speed for profile, speed in found.items()}, list(heard.values()))
+            found = {profile: by_name[profile.name] for profile in found}
+        self._speeds[job] = hints, partition, found
+        return found
 
     def costs(self, job_view: JobView, now: float) -> RunCosts:
         """Return the current cost of stopping the job."""

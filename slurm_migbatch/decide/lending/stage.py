@@ -25,6 +25,7 @@ from slurm_migbatch.decide.lending.view import (
     Idleness,
     LendingInputs,
     LendingKnowledge,
+    PoolBooks,
     job_views_of,
     places_of,
     view_of,
@@ -99,6 +100,8 @@ class LendingMemory:
         self.elastic_jobs = ElasticJobs(settings.restart_s, settings.checkpoint_s)
         self.expected = Expectation(settings.forecast_days, settings.day_s)
         self.idle = Idleness()
+        #: a cache without meaning from round to round
+        self.books = PoolBooks()
         self.refusals = Refusals()
         self.slice_sharing = SliceSharing(SharingRules(measured=settings.slowdowns), enabled=settings.share)
         self.loaded = False
@@ -160,7 +163,14 @@ def plan_lending(
     if not memory.loaded:
         return LendingDecision()
     inputs = LendingInputs(
-        now, snapshot.jobs, snapshot.nodes, snapshot.inventory, supply.plan, supply.demands, settings.training_only
+        now,
+        snapshot.jobs,
+        snapshot.nodes,
+        snapshot.inventory,
+        supply.plan,
+        supply.demands,
+        settings.training_only,
+        memory.books,
     )
     job_views = job_views_of(inputs.rows, settings.partitions)
     places = places_of(inputs.facts)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from slurm_migbatch.decide.lending.allocation import RestartCosts
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.layout import Layout, Slot, layout_of
 from slurm_migbatch.mig.profile import Profile
 
 Reason: TypeAlias = Literal["profile", "round", "reserve", "idle", "room"]
@@ -68,7 +68,7 @@ class GpuCapacity:
     @cached_property
     def used(self) -> Layout:
         """All slots on it; raises LayoutError if they overlap."""
-        return Layout((*self.taken, *(loan.slot for loan in self.lent)))
+        return layout_of((*self.taken, *[loan.slot for loan in self.lent]))
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,11 @@ class ElasticJob:
     def ends_s(self) -> float:
         """Return the most seconds on the whole GPU that it still runs, by its time limit and its own statement."""
         return self.left_s if self.needs_s is None else min(self.left_s, self.needs_s)
+
+    @cached_property
+    def speed_items(self) -> tuple[tuple[Profile, float], ...]:
+        """The speeds as a key."""
+        return tuple(self.speeds.items())
 
     @property
     def changes(self) -> int:

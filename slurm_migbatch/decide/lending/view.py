@@ -9,9 +9,10 @@ from functools import lru_cache
 from math import inf
 from typing import Final
 
-from slurm_migbatch.decide.capacity.demand import GRES, demands, slices, unsaid, waits_for_begin
+from slurm_migbatch.decide.capacity.demand import GRES, DemandBook, slices, unsaid, waits_for_begin
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
+from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.capacity.spare import by_size
 from slurm_migbatch.decide.lending.allocation import RestartCosts
 from slurm_migbatch.decide.lending.ledger import (
@@ -37,6 +38,26 @@ Run = tuple[int, int]
 """A job and its restart count."""
 
 
+class PoolBook:
+    """Demands of jobs as if they were pending for any slice; what did not change is kept from round to round."""
+
+    def __init__(self) -> None:
+        self._queue, self._demands = JobQueue(), DemandBook()
+
+    def of(self, rows: Sequence[JobRow], inputs: LendingInputs) -> list[Demand]:
+        """Return the demands; an unchanged row is the same object as before."""
+        self._queue.update(rows)
+        return self._demands.of(self._queue, inputs.nodes, inputs.facts.keys(), inputs.now)
+
+
+@dataclass
+class PoolBooks:
+    """Those of pending jobs, and those of running ones that could grow."""
+
+    pending: PoolBook = field(default_factory=PoolBook)
+    growing: PoolBook = field(default_factory=PoolBook)
+
+
 @dataclass(frozen=True)
 class LendingInputs:
     """One snapshot, before it is interpreted.
@@ -45,6 +66,7 @@ class LendingInputs:
         plan: supply's plan of this round; None if there is none (then nothing is lent).
         wanted: the demands that it was made for.
         training_only: partitions that run only elastic training.
+        books: caches of earlier snapshots.
     """
 
     now: float
@@ -54,6 +76,7 @@ class LendingInputs:
     plan: ClusterPlan | None
     wanted: Sequence[Demand]
     training_only: frozenset[str] = frozenset()
+    books: PoolBooks = field(default_factory=PoolBooks)
 
 
 @dataclass(frozen=True)
@@ -144,7 +167,8 @@ def view_of(
     """
     spaces, passing, places = _spaces(inputs, job_views, ledger, idle)
     pools = pools_of(inputs, job_views, ledger)
-    regions = {job: pool.nodes for job, pool in pools.items()} | growth_nodes(inputs, job_views, ledger)
+    growing = growth_nodes(inputs, job_views, ledger)
+    regions = {job: pool.nodes for job, pool in pools.items()} | growing
     return LendingView(
         now=inputs.now,
         spaces=tuple(spaces),
@@ -331,15 +355,16 @@ def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Le
     for row in inputs.rows:
         job_view = job_views.get(row.job_id)
         if job_view is not None and row.pending and job_view.hints.waiting and row.job_id not in ledger.open:
+            reason = row.reason
             if delayed(row, ledger.past.get(row.job_id), inputs.now):
                 early.add(row.job_id)
-                row = replace(row, reason="None")
+                reason = "None"
             elif unsaid(row, inputs.now):
-                row = replace(row, reason="BeginTime")
-            alike.append(replace(row, gres=_ANY))
+                reason = "BeginTime"
+            alike.append(_for_any_slice(row, reason))
         elif row.active and row.array_job is not None:
             alike.append(row)  # it counts towards the limit of its array
-    pool_demands = demands(alike, inputs.nodes, inputs.facts.keys(), inputs.now)
+    pool_demands = inputs.books.pending.of(alike, inputs)
     pools = {
         demand.job: _pool(job_views[demand.job].row, demand.pool, ledger, early=demand.job in early)
         for demand in pool_demands
@@ -369,11 +394,17 @@ def growth_nodes(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger
         if loan.state is State.RUNNING and job in job_views
     ]
     regions = {}
-    for demand in demands(rows, inputs.nodes, inputs.facts.keys(), inputs.now):
+    for demand in inputs.books.growing.of(rows, inputs):
         row = job_views[demand.job].row
         others = demand.pool if forgets(row.gres) else demand.pool.difference(row.nodes)
         regions[demand.job] = others or (demand.pool if not row.restarts else others)
     return regions
+
+
+@lru_cache(maxsize=1 << 14)
+def _for_any_slice(row: JobRow, reason: str) -> JobRow:
+    """Return a pending job as if it asked for any slice, with this reason. Cached, because rounds repeat the query."""
+    return replace(row, gres=_ANY, reason=reason)
 
 
 @lru_cache(maxsize=1 << 14)

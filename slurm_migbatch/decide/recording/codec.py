@@ -16,8 +16,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from slurm_migbatch.decide.capacity.sharing import Place
-from slurm_migbatch.decide.snapshot import PublishedPlan, RunProgress, TaskRun
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -38,43 +36,6 @@ class Codes(NamedTuple):
     decode: Convert
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordedPlan:
-    """A `PublishedPlan` that was read back."""
-
-    version: int
-    gpus: Mapping[str, tuple[tuple[str, int, int], ...]]
-    guests: Mapping[int, Place] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordedProgress:
-    """A `RunProgress` that was read back."""
-
-    job: int
-    restart: int
-    profile: str | None = None
-    checkpoint: float | None = None
-    ckpt_s: float | None = None
-    items: float | None = None
-    items_per_s: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordedTask:
-    """A `TaskRun` that was read back."""
-
-    started: float
-    ended: float | None
-    state: str
-
-
-#: concrete types of values behind a protocol
-_CONCRETE: Final[Mapping[Any, type]] = {
-    PublishedPlan: RecordedPlan,
-    RunProgress: RecordedProgress,
-    TaskRun: RecordedTask,
-}
 _KIND: Final = "is"
 _ODD: Final = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
@@ -126,8 +87,6 @@ class Codec:
 
     def _made(self, hint: Any) -> Codes:
         origin, args = get_origin(hint), get_args(hint)
-        if hint in _CONCRETE:
-            return self._dataclass(_CONCRETE[hint])
         if hint in (Layout, Grant):
             return self._value(hint)
         if isinstance(hint, type) and origin is None:

@@ -6,23 +6,20 @@ memory that it is loaded into, so that a recording can be replayed with others.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
-from slurm_migbatch.decide.capacity.model import Reservation
 from slurm_migbatch.decide.core import DecisionMemory
-from slurm_migbatch.decide.dispatch.arrays import Bounds, Task, Throttle
+from slurm_migbatch.decide.dispatch.arrays import Bounds
 from slurm_migbatch.decide.dispatch.instances import LoadHistory
-from slurm_migbatch.decide.dispatch.pipelines import KnownPipeline, PipelineKey
-from slurm_migbatch.decide.dispatch.retype import Retype, RetypeHistory, ServiceGuarantee
+from slurm_migbatch.decide.dispatch.retype import RetypeHistory
 from slurm_migbatch.decide.dispatch.shares import ServedTime
 from slurm_migbatch.decide.dispatch.stage import DispatchMemory
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.forecast import LevelGaps, Part
 from slurm_migbatch.decide.lending.ledger import Ledger, Loan, LoanHistory
-from slurm_migbatch.decide.lending.model import Kind
 from slurm_migbatch.decide.lending.pair_slowdowns import Kind as RateKind
 from slurm_migbatch.decide.lending.pair_slowdowns import PairSlowdowns, Stretch
 from slurm_migbatch.decide.lending.pairs import Pair
@@ -35,7 +32,7 @@ from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import Idleness
 from slurm_migbatch.decide.recording.codec import Codec, CodecError, Json
 from slurm_migbatch.decide.snapshot import Report, Run
-from slurm_migbatch.decide.supply.moves import Move, MoveMemory
+from slurm_migbatch.decide.supply.moves import MoveMemory
 from slurm_migbatch.decide.supply.stage import SupplyMemory
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -44,39 +41,20 @@ from slurm_migbatch.workload.loans import LoanHints
 State = dict[str, Any]
 """State of an object, by attribute; objects with state of their own are states again."""
 
+
+def _fields(kind: type, *derived: str) -> Mapping[str, Any]:
+    """Return the fields of a dataclass with their types, without settings and what is derived."""
+    return {name: hint for name, hint in get_type_hints(kind).items() if name not in derived}
+
+
 #: stored attributes of each class: the type, or the class itself if it is one of these
 REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     DecisionMemory: {"supply": SupplyMemory, "dispatch": DispatchMemory, "lending": LendingMemory},
-    SupplyMemory: {
-        "reservations": tuple[Reservation, ...],
-        "standing": dict[int, tuple[tuple[str, ...], int, float]],
-        "avoided": dict[int, dict[str, float]],
-        "sent_back": set[int],
-        "hurried": dict[int, tuple[float, ...]],
-        "pairs": dict[int, int],
-        "preference": tuple[Profile, ...] | None,
-        "moves": MoveMemory,
-        "unexplained": dict[str, float],
-    },
-    MoveMemory: {"moves": dict[int, Move], "waits": dict[int, float], "fixed": set[int], "loaded": bool},
-    DispatchMemory: {
-        "turns": RetypeHistory,
-        "bounds": Bounds,
-        "served": ServedTime,
-        "loads": LoadHistory,
-        "promises": OrderedDict[str, ServiceGuarantee | None],
-        "absent": dict[str, tuple[float, float]],
-        "runs": dict[int, tuple[Task, ...]],
-        "replayed": set[int],
-        "looked_after": dict[int, float],
-        "unsure": list[tuple[Retype | Throttle, str]],
-        "refused": dict[int, float],
-        "pipelines": dict[PipelineKey, KnownPipeline],
-        "last": float | None,
-        "predicted_by": str,
-    },
-    RetypeHistory: {"last": dict[str, tuple[float, Profile]], "barred": dict[str, frozenset[Profile]]},
-    Bounds: {"asked": dict[int, int | None], "ours": dict[int, int]},
+    SupplyMemory: _fields(SupplyMemory, "planner", "queue", "nodes", "demands", "offers"),
+    MoveMemory: _fields(MoveMemory),
+    DispatchMemory: _fields(DispatchMemory),
+    RetypeHistory: _fields(RetypeHistory, "hold_s"),
+    Bounds: _fields(Bounds),
     ServedTime: {"spent": dict[str, float], "at": float | None, "fade_s": float, "seen": set[int]},
     LoadHistory: {
         "counts": dict[Run, tuple[tuple[float, float], ...]],
@@ -115,8 +93,8 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     },
     Expectation: {"_gaps": dict[Profile, LevelGaps], "_level": Counter[Profile]},
     LevelGaps: {"_parts": dict[int, Part], "_since": list[float], "_begin": float | None, "_level": int},
-    Idleness: {"since": dict[str, float], "_taken": dict[str, int]},
-    Refusals: {"until": dict[tuple[Kind, int], tuple[float, float]]},
+    Idleness: _fields(Idleness),
+    Refusals: _fields(Refusals),
     SliceSharing: {
         "_pairs": dict[int, tuple[Pair, float]],
         "_rest": dict[tuple[int, int], float],
@@ -139,23 +117,8 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "_stretches": dict[Run, Stretch],
         "_runs": dict[tuple[Run, Run], float],
     },
-    LengthHistory: {"_sums": dict[int, tuple[int, float, float]], "_all": tuple[int, float, float]},
+    LengthHistory: _fields(LengthHistory, "weight"),
 }
-#: attributes that are settings or caches, or are recreated by every decision
-DERIVED: Final[Mapping[type, frozenset[str]]] = {
-    SupplyMemory: frozenset({"planner", "queue", "nodes", "demands", "offers"}),
-    RetypeHistory: frozenset({"hold_s"}),
-    LendingMemory: frozenset({"job_views", "round"}),
-    ElasticJobs: frozenset({"_predict", "_restart_s", "_checkpoint_s"}),
-    Expectation: frozenset({"_days", "_day_s"}),
-    LevelGaps: frozenset({"_part", "_day", "_around", "_days", "_ages", "_relevant"}),
-    SliceSharing: frozenset({"_enabled"}),
-    SharedRuns: frozenset({"_rules"}),
-    PairSlowdowns: frozenset({"_table", "_usual"}),
-    LengthHistory: frozenset({"weight"}),
-}
-
-
 _FORMER: Final = {"trainees": "elastic_jobs", "company": "slice_sharing"}
 """Names of parts in recordings of older releases."""
 

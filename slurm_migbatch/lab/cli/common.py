@@ -14,7 +14,7 @@ from slurm_migbatch.cli.common import print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.say import Say
-from slurm_migbatch.workload.csvlines import TraceError
+from slurm_migbatch.lab.traces.csvlines import TraceError
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object; its targets are under 'bars'.")
 data_option = click.option(

@@ -169,7 +169,7 @@ def llm(data: Path, as_json: bool) -> None:
     comparison.
     """
     from slurm_migbatch.lab.evaluate.llm import evaluate, read
-    from slurm_migbatch.workload.csvlines import TraceError
+    from slurm_migbatch.lab.traces.csvlines import TraceError
 
     try:
         result = {"data": str(data), **evaluate(read(data))}

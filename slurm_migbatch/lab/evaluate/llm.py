@@ -18,6 +18,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from slurm_migbatch.lab.bars import Bar
+from slurm_migbatch.lab.traces.csvlines import CsvLine, TraceError, lines
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.llm import names, precision
 from slurm_migbatch.predict.llm.memory import MIB, need_of, weights_mib
@@ -26,7 +27,6 @@ from slurm_migbatch.predict.llm.served import ServedMeasurements, ServedPoint, l
 from slurm_migbatch.predict.llm.speed import SPAN, Efficiencies, Machine, Pace, pace_of, prefill_s, step_s
 from slurm_migbatch.predict.llm.workload import SHARES, Serving, Workload
 from slurm_migbatch.predict.samples import SITE
-from slurm_migbatch.workload.csvlines import CsvLine, TraceError, lines
 from slurm_migbatch.workload.gpufacts import facts_of
 from slurm_migbatch.workload.refusal import show
 

@@ -24,6 +24,7 @@ from slurm_migbatch.lab.evaluate.heldout import (
 )
 from slurm_migbatch.lab.evaluate.scores import LEVELS, collect, coverage, scored, scored_all
 from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.predict.facts import BUILT_IN
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.points import FIRST_BATCH, MIDDLE_BATCH, SMALL_BATCH
 from slurm_migbatch.predict.samples import samples_of
@@ -72,7 +73,7 @@ def evaluate(
     say: Say = silent,
 ) -> dict[str, Any]:
     """Compute everything that the rows allow; the rest is listed under `notes`."""
-    knowledge = ModelKnowledge(blind=options.blind)
+    knowledge = ModelKnowledge(() if options.blind else BUILT_IN)
     kinds = {kind: _KindPredictions() for kind in KINDS}
     for fold in folds(rows, knowledge, train=train, leave=options.leave):
         say(", ".join(sorted({sample.model for sample in fold.samples})), fold.of)

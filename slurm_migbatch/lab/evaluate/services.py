@@ -38,7 +38,8 @@ from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.studies.instances import MEASURED, MIG_OFF, PROCS, HeldOutModel, InstanceBench
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.learned import CONFIDENCE
-from slurm_migbatch.predict.points import Skew, choose_within
+from slurm_migbatch.predict.points import believed, next_within
+from slurm_migbatch.predict.surface import TIME
 from slurm_migbatch.profiling.table import read_folder
 
 POINTS: Final = 3
@@ -86,8 +87,8 @@ class PlacedServices:
 class ServicePlanner:
     """Place services by measured points and predicted figures.
 
-    The latter may be made `wrong`; `hope` is that of the points (`predict.points.Skew`). With `trusting` a model's
-    predictions are not corrected by its points.
+    The latter may be made `wrong`; `hope` is the number of standard deviations by which predicted times are reduced
+    before. With `trusting` a model's predictions are not corrected by its points.
     """
 
     def __init__(
@@ -101,12 +102,18 @@ class ServicePlanner:
         known, rows = list(done), subject.sample.rows
         for _ in range(count):
             left = [i for i in subject.usable if i not in known]
-            wrong = np.array([self._wrong(load.sample.model, i) for i in left])
-            measured, open_ = [rows[i] for i in known], [rows[i] for i in left]
-            chosen = choose_within(measured, open_, subject.knowledge, load.limit_s, Skew(self._hope, wrong))
+            if not left:
+                break
+            ran = [i for i in known if rows[i].seconds is not None]
+            cells, belief = believed([rows[i] for i in ran], [rows[i] for i in left], subject.knowledge)
+            value, deviation = belief.predict(TIME, cells)
+            seconds = np.exp(value - self._hope * deviation)
+            seconds[: len(ran)] = [rows[i].seconds or 1.0 for i in ran]
+            seconds[len(ran) :] *= [self._wrong(load.sample.model, i) for i in left]
+            chosen = next_within(cells, seconds, len(ran), load.limit_s)
             if chosen is None:
                 break
-            known.append(left[chosen])
+            known.append(left[chosen - len(ran)])
         return tuple(known)
 
     def place(self, loads: Sequence[ServiceLoad], known: Known) -> PlacedServices:

@@ -53,10 +53,9 @@ from slurm_migbatch.lab.sim.policies.slicesharing import (
 )
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Neighbours, Paired, Whole
-from slurm_migbatch.lab.traces import muri
+from slurm_migbatch.lab.traces import gavel, muri
 from slurm_migbatch.lab.traces.files import first_below
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.workload import pairs as measured_pairs
 
 GPU: Final = "a100-80gb"
 GPUS: Final = 4
@@ -130,7 +129,7 @@ class Cell:
 def source(data: Path) -> SharingSource:
     """Read the data below a directory. Raises NotMeasurable, TraceError."""
     jobs = muri.read(first_below(data, "cluster_trace.csv*", _DATA)).jobs
-    found = measured_pairs.gavel(first_below(data, "physical_cluster_throughputs.csv*", _DATA))
+    found = gavel.pairs(first_below(data, "physical_cluster_throughputs.csv*", _DATA))
     both = tuple((xi, found[other, app]) for (app, other), xi in sorted(found.items()) if app <= other)
     if not both or not jobs:
         raise NotMeasurable(f"{data} holds no pairs of Gavel or no jobs of Muri")

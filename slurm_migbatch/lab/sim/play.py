@@ -24,9 +24,9 @@ from slurm_migbatch.lab.traces import mixed, muri, openb, philly, pollux, sacct
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.training import learn
+from slurm_migbatch.profiling import pairs
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.profiling.table import read_folder
-from slurm_migbatch.workload import pairs
 
 
 class ScenarioData:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from slurm_migbatch.daemon.records import record_of
 from slurm_migbatch.decide.lending.model import Kind
-from slurm_migbatch.decide.snapshot import Answers, Questions
+from slurm_migbatch.decide.snapshot import Answers, Questions, TaskRun
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
 from slurm_migbatch.store.progress import RunProgressRow
-from slurm_migbatch.store.work import TaskRunRow
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.workload.loans import LOAN
 
@@ -68,16 +68,16 @@ class MemoryRecord:
             if kind not in ("start", "progress", "stop"):
                 continue
             runs, restart = self._runs.setdefault(event["job"], {}), event["restart"]
-            run = runs.get(restart) or RunProgressRow(event["job"], restart, *[None] * 11)
+            run = runs.get(restart) or RunProgressRow(event["job"], restart)
             if kind == "start":
                 slices = event["slices"]
                 profile = slices[0]["profile"] if len(slices) == 1 else None
-                run = run._replace(profile=profile, started=event["ts"])
+                run = replace(run, profile=profile, started=event["ts"])
             elif kind == "stop":
-                run = run._replace(ended=event["ts"])
+                run = replace(run, ended=event["ts"])
             else:
                 fields = {field: event[name] for name, field in _REPORTED.items() if name in event}
-                run = run._replace(reported=event["ts"], **fields)
+                run = replace(run, reported=event["ts"], **fields)
             runs[restart] = run
 
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
@@ -113,11 +113,11 @@ class MemoryRecord:
             {name: self._decisions.get(name) for name in questions.decisions},
         )
 
-    def _tasks(self, questions: Questions) -> dict[int, list[TaskRunRow]]:
+    def _tasks(self, questions: Questions) -> dict[int, list[TaskRun]]:
         """Return the last run of each task that has started, active ones last."""
         found = {
             array: [
-                TaskRunRow(task.row.start, task.end, task.state)
+                TaskRun(task.row.start, task.end, task.state)
                 for task in self._slurm.ended_tasks.get(array, ())
                 if task.row.start is not None
             ]
@@ -125,5 +125,5 @@ class MemoryRecord:
         }
         for row in self._slurm.queue.values() if found else ():
             if row.array_job in found and row.start is not None:
-                found[row.array_job].append(TaskRunRow(row.start, None, row.state))
+                found[row.array_job].append(TaskRun(row.start, None, row.state))
         return found

@@ -45,9 +45,8 @@ from slurm_migbatch.lab.sim.policies.queued import Fifo, Sjf
 from slurm_migbatch.lab.sim.policies.sharing import BsbfSharing
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.speeds import Paired, Whole
-from slurm_migbatch.lab.traces import muri, philly, pollux
+from slurm_migbatch.lab.traces import gavel, muri, philly, pollux
 from slurm_migbatch.lab.traces.files import below, first_below
-from slurm_migbatch.workload import pairs
 
 GPU: Final = "a100-80gb"
 FIXED: Final = (1.1, 1.3, 1.5, 1.8)
@@ -119,7 +118,7 @@ def source(data: Path) -> StudySource:
         raise NotMeasurable(f"{data} holds no workload-*.csv of Pollux")
     arrivals = [job.arrival for job in philly.read(first_below(data, "philly_jobs.csv*", _DATA)).jobs]
     gaps = tuple(float(gap) for gap in np.diff(arrivals))
-    found = pairs.gavel(first_below(data, "physical_cluster_throughputs.csv*", _DATA))
+    found = gavel.pairs(first_below(data, "physical_cluster_throughputs.csv*", _DATA))
     measured = tuple((xi, found[other, app]) for (app, other), xi in sorted(found.items()) if app <= other)
     if max(sum(mix.values()) for mix in MIXES.values()) > len(gaps) or not measured:
         raise NotMeasurable(f"{data} holds too few submissions of Philly or no pairs of Gavel")

@@ -32,12 +32,12 @@ from slurm_migbatch.lab.papers.settings import plain
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import SimulatedJob
+from slurm_migbatch.lab.traces.csvlines import lines
 from slurm_migbatch.lab.traces.openb import read
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import capacity
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.workload.csvlines import lines
 
 GPU: Final = "a100-80gb"
 GPUS: Final = 100

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from slurm_migbatch.lab.sim.job import InferenceRequest
+from slurm_migbatch.lab.traces.csvlines import lines
 from slurm_migbatch.lab.traces.trace import Trace
-from slurm_migbatch.workload.csvlines import lines
 
 
 def read(path: Path, app: str = "llm") -> Trace:

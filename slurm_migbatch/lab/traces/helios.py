@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from slurm_migbatch.lab.sim.job import DemandChange
+from slurm_migbatch.lab.traces.csvlines import lines
 from slurm_migbatch.lab.traces.trace import Trace
-from slurm_migbatch.workload.csvlines import lines
 
 
 def read(path: Path, column: Literal["running_gpus", "pending_gpus", "wanted"] = "running_gpus") -> Trace:

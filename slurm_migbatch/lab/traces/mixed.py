@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
+from slurm_migbatch.lab.traces.csvlines import lines
 from slurm_migbatch.lab.traces.trace import Trace
-from slurm_migbatch.workload.csvlines import lines
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size", "duration", "num_task")
 

@@ -12,8 +12,8 @@ import math
 from pathlib import Path
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
+from slurm_migbatch.lab.traces.csvlines import lines
 from slurm_migbatch.lab.traces.trace import Trace
-from slurm_migbatch.workload.csvlines import lines
 
 COLUMNS = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "batch_size", "duration", "iteration_time")
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
+from slurm_migbatch.lab.traces.csvlines import lines
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.workload.csvlines import lines
 
 DAY: Final = 86400.0
 SERVED: Final = frozenset({"LS", "Guaranteed", "Burstable"})

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
+from slurm_migbatch.lab.traces.csvlines import TraceError, lines
 from slurm_migbatch.lab.traces.trace import Trace
-from slurm_migbatch.workload.csvlines import TraceError, lines
 
 PER_NODE: Final = 4
 

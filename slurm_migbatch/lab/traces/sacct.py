@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
+from slurm_migbatch.lab.traces.csvlines import CsvLine, lines
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
-from slurm_migbatch.workload.csvlines import CsvLine, lines
 from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = ("JobID", "User", "Submit", "Start", "Elapsed", "State", "AllocTRES")

@@ -53,11 +53,6 @@ class Targets:
             rate = max(rate or 0, rate_of(hints.items, hints.deadline_s))
         return cls(hints.llm.ttft_us, hints.llm.tpot_us, hints.slo_us, rate)
 
-    @property
-    def any(self) -> bool:
-        """Whether any limit is given."""
-        return any(value is not None for value in (self.ttft_us, self.tpot_us, self.slo_us, self.rate))
-
     def missed(self, figures: TokenFigures) -> str:
         """Return which limit a slice may miss; "" if it keeps all."""
         if not figures.has_speeds:

@@ -160,20 +160,6 @@ class Partitions:
             )
 
 
-def _diag() -> SimpleNamespace:
-    found = _slurm.diag()
-
-    def shown(counts):  # type: ignore[no-untyped-def]
-        return {
-            name: SimpleNamespace(count=each.count, time=round(each.seconds * 1e6)) for name, each in counts.items()
-        }
-
-    return SimpleNamespace(rpcs_by_type=shown(found.types), rpcs_by_user=shown(found.users))
-
-
-slurmctld = SimpleNamespace(diag=_diag)
-
-
 def _text(value: str) -> str | None:
     return value.encode("utf-8", "surrogateescape").decode() or None
 

@@ -10,11 +10,12 @@ from slurm_migbatch.lab.papers.queueing import Lanes
 from slurm_migbatch.lab.sim.cluster import Part, Place
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import Kind
+from slurm_migbatch.lab.sim.layouts import layouts
 from slurm_migbatch.lab.sim.placing import Rule, slices, whole_gpus
 from slurm_migbatch.lab.sim.policy import Quiet
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import Layout, layouts
+from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
 
 Ask = tuple[Profile | None, int]

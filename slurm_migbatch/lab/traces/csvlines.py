@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import io
 import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
+from slurm_migbatch.profiling.csvfile import open_text
 from slurm_migbatch.workload.refusal import show
 
 _MOMENT: Final = re.compile(
@@ -128,10 +127,3 @@ def lines(
         raise TraceError(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except csv.Error as error:
         raise TraceError(path, rows.line_num, f"is not valid CSV: {error}") from None
-
-
-def open_text(path: Path, errors: str = "strict") -> TextIO:
-    """Return the file as text, decompressed if its name ends in .gz."""
-    if path.suffix.lower() == ".gz":
-        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8-sig", errors=errors, newline="")
-    return path.open(encoding="utf-8-sig", errors=errors, newline="")
