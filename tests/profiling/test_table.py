@@ -230,6 +230,7 @@ def test_cells_may_be_separated_otherwise(tmp_path: Path, separator: str) -> Non
         ("t.csv.gz", gzip.compress(b"gpu,model,batch\n" * 99)[:20], "cannot be read: Compressed file ended"),
         ("t.csv", b"", "is empty"),
     ],
+    ids=["utf-16", "a gzip by another name", "no gzip", "a gzip cut off", "nothing"],
 )
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(content)
