@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.config import Config
+from slurm_migbatch.config import Config, ModelConfig
 from slurm_migbatch.daemon import catalog as catalogs
 from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.daemon.log import FaultReporter
@@ -47,7 +47,7 @@ _MISSED_S: Final = 600.0
 
 def known_models(config: Config) -> list[ModelFacts]:
     """Return the specifications of the built-in models and of the site's own."""
-    keys = [field.name for field in fields(ModelFacts) if field.name != "name"]
+    keys = [field.name for field in fields(ModelConfig)]
     own = [
         # requests are matched without the leading organisation (predict.selection.canonical)
         ModelFacts(name=name.rsplit("/", 1)[-1].replace("_", "-"), **{key: getattr(facts, key) for key in keys})

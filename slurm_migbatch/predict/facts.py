@@ -18,7 +18,9 @@ class ModelFacts:
 
     `gflops`: 10^9 operations for one item of size `reference` (in `unit`: px, the side of a square image, or tok). For
     images the work grows with the square of the size; for tokens linearly, plus `4 x layers x width x tokens^2`.
-    `kernels`: launches in one forward pass. `activation_mib`: live activations of one item in inference at `reference`.
+    `kernels`: launches in one forward pass. `activation_mib`: activations of one item at `reference` (of the built-in
+    models those of every layer of an image, of one layer of a text), of which the share `alive` is in memory at once in
+    inference.
     `weight_bytes`: per parameter as commonly served (4 for vision and encoders, 2 for decoders).
     """
 
@@ -34,6 +36,7 @@ class ModelFacts:
     layers: int = 0
     width: int = 0
     aliases: tuple[str, ...] = ()
+    alive: float = 1.0
 
     def operations(self, size: int) -> float:
         """Return the operations for one item of `size`."""
@@ -43,16 +46,25 @@ class ModelFacts:
         return self.gflops * 1e9 * scale + 4.0 * self.layers * self.width * float(size) * size
 
     def activations_mib(self, size: int) -> float:
-        """Return the MiB of live activations for one item of `size` in inference."""
+        """Return the MiB of activations for one item of `size`."""
         scale = size / self.reference
         return self.activation_mib * (scale * scale if self.unit == "px" else scale)
+
+
+ALIVE: Final = 0.3
+"""Share of the built-in models' activations that is alive at once in inference. Of the images' it is the input and the
+outputs of the widest layers (ResNet-50: three to five tensors of 3 MiB, of 90 in all). Of a transformer layer's 34
+numbers for each element, which its backward pass keeps (arXiv 2205.05198), a forward pass holds about ten: the
+feed-forward's hidden layer before and after its nonlinearity, and the residual stream.
+"""
 
 
 def _vision(
     name: str, params_m: float, gmacs: float, kernels: int, act: float, *, size: int = 224, also: str = ""
 ) -> ModelFacts:
     family = "vit" if name.startswith(("vit", "swin")) else "cnn"
-    return ModelFacts(name, family, params_m, 2 * gmacs, "px", size, kernels, act, aliases=tuple(also.split()))
+    aliases = tuple(also.split())
+    return ModelFacts(name, family, params_m, 2 * gmacs, "px", size, kernels, act, aliases=aliases, alive=ALIVE)
 
 
 def _text(
@@ -71,14 +83,14 @@ def _text(
     activation = reference * width * 34 * weight_bytes / 2**20
     return ModelFacts(
         name, family, params_m, gflops, "tok", reference, layers * 18, activation, weight_bytes, layers, width,
-        tuple(also.split()),
+        tuple(also.split()), ALIVE,
     )  # fmt: skip
 
 
 BUILT_IN: Final = (
     _vision("resnet18", 11.7, 1.81, 62, 25, also="resnet-18"),
     _vision("resnet34", 21.8, 3.66, 110, 38, also="resnet-34"),
-    _vision("resnet50", 25.6, 4.09, 160, 90, also="resnet-50"),
+    _vision("resnet50", 25.6, 4.09, 160, 90, also="resnet-50 resnet50-v1.5 resnet50-v1-5"),
     _vision("resnet101", 44.5, 7.80, 314, 130, also="resnet-101"),
     _vision("resnet152", 60.2, 11.51, 467, 180, also="resnet-152"),
     _vision("mobilenet-v2", 3.5, 0.30, 152, 75, also="mobilenetv2 mobilenet"),

@@ -17,6 +17,7 @@ from slurm_migbatch.profiling.measurement import Measurement
 
 TEXT_FAMILIES: Final = ("encoder", "decoder")
 """Families whose input is measured in tokens."""
+TRANSFORMERS: Final = (*TEXT_FAMILIES, "vit")
 REFERENCE: Final = {"tok": 128, "px": 224}
 """Input size if neither specifications nor the table name one."""
 PLAUSIBLE_FLOPS: Final = (1e5, 1e16)
@@ -73,7 +74,7 @@ def from_facts(facts: ModelFacts) -> Known:
         traffic_mib=facts.activations_mib(size) * max(passes, 1),
         params=facts.params_m * 1e6,
         weight_mib=facts.params_m * 1e6 * facts.weight_bytes / 2**20,
-        alive_mib=facts.activations_mib(size),
+        alive_mib=facts.activations_mib(size) * facts.alive,
         quadratic=attention / flops,
     )
 

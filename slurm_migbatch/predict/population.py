@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from slurm_migbatch.predict.cells import Array, GpuSpec
-from slurm_migbatch.predict.known import TEXT_FAMILIES, Known
+from slurm_migbatch.predict.known import TEXT_FAMILIES, TRANSFORMERS, Known
 from slurm_migbatch.predict.samples import RUNS, SITE
 from slurm_migbatch.predict.surface import Belief, Surface
 
@@ -62,7 +62,6 @@ TAIL: Final = 8.0
 """Degrees of freedom of the spread: an outlying model counts less."""
 LOCAL: Final = (SITE, RUNS)
 """Sources of rows that this site measured itself."""
-TRANSFORMERS: Final = (*TEXT_FAMILIES, "vit")
 _ROUNDS: Final = 4
 
 

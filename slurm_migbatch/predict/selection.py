@@ -347,8 +347,14 @@ class Chooser:
         """Return the language model workload of the hints; None if they are about anything else.
 
         Raises:
-            Refusal: they name a model of unknown size, or an unknown value.
+            Refusal: they name a model of unknown size, or an unknown value; or hints about tokens for another model.
         """
+        told = hints.llm.params or hints.llm.arch
+        if hints.model is not None and not told and self.has_curve(hints.model) and not llm_names.resolve(hints.model):
+            tokens = llm_workload.of_tokens(hints)
+            if tokens and hints.mem_mib is None:
+                raise Refusal("hint_tokens", show(hints.model), tokens)
+            return None
         if hints.model is None or llm_workload.asks(hints) or not self.has_curve(hints.model):
             found = llm_workload.workload_of(hints)
             return None if found is None else self.predictor.sized(found)

@@ -18,7 +18,7 @@ from slurm_migbatch.predict.llm.trained import TrainedPoint
 from slurm_migbatch.predict.population import Population, pool
 from slurm_migbatch.predict.surface import MEMORY, TIME, Belief, Surface
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 SURFACES: Final[Mapping[str, Surface]] = {"time": TIME, "memory": MEMORY}
 KINDS: Final = ("infer", "train")
 _PARTS: Final = ("mean", "covariance", "places", "offsets", "noise")

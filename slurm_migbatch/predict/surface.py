@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_migbatch.predict.cells import Array, Cells
-from slurm_migbatch.predict.known import Known
+from slurm_migbatch.predict.facts import ALIVE
+from slurm_migbatch.predict.known import TRANSFORMERS, Known
 from slurm_migbatch.workload.gpufacts import GpuModelFacts
 
 SHARPNESS: Final = 7.0
@@ -33,6 +34,13 @@ _REACH: Final = np.array([1.5, 1.0, 1.0, 1.0, 1.0])
 MEMORY_COMMON: Final = 8.0
 """Factor by which the common part of what physics misses is larger in memory than in time: activations are rough
 estimates. Chosen by leaving models out over MIGPerf's memory figures, the only ones.
+"""
+
+
+KEPT: Final = 1 / ALIVE
+"""Activations that a backward pass needs, relative to those alive at once in inference: every layer's outputs."""
+KEPT_OF_BLOCKS: Final = 3 / ALIVE
+"""The same for transformers: their activations in `facts` are one layer's, or leave out most of those inside a block.
 """
 
 
@@ -123,6 +131,10 @@ class TimeSurface:
         return np.array([0.4 + unsure, 0.6 + 1.5 * unsure, 0.7, 0.08, 0.15, 0.4, 1.0, 0.04, 0.1])
 
 
+def _kept(known: Known) -> float:
+    return KEPT_OF_BLOCKS if known.family in TRANSFORMERS else KEPT
+
+
 class MemorySurface:
     """MiB in use on a slice: a constant part of one process, and a part for each item; per process.
 
@@ -149,17 +161,17 @@ class MemorySurface:
         return value, slopes
 
     def expected(self, known: Known, _gpu: GpuModelFacts, kind: str) -> Array:
-        """See `TimeSurface`. A context of 700 MiB, weights (four times in training: gradients and two moments),
-        activations (three times in training: they are kept for the backward pass).
+        """See `TimeSurface`. A context with its libraries of 900 MiB (half with lazy loading, twice without), weights
+        (four times in training: gradients and two moments), activations (`KEPT` in training).
         """
         training = kind == "train"
-        base = 700.0 + known.weight_mib * (4.0 if training else 1.0)
-        return np.array([np.log(base), np.log(known.alive_mib * (3.0 if training else 1.0)), 0.0])
+        base = 900.0 + known.weight_mib * (4.0 if training else 1.0)
+        return np.array([np.log(base), np.log(known.alive_mib * (_kept(known) if training else 1.0)), 0.0])
 
     def spread(self, doubt: int) -> Array:
         """See `TimeSurface`."""
         unsure = (0.0, 0.4, 0.8)[doubt]
-        return np.array([0.25 + unsure, 0.6 + unsure, 0.05])
+        return np.array([0.35 + unsure, 0.6 + unsure, 0.05])
 
 
 Surface: TypeAlias = TimeSurface | MemorySurface

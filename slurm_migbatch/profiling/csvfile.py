@@ -1,4 +1,7 @@
-"""Read CSV files of laboratories: plain or gzipped, with a header, and with line numbers for error messages."""
+"""Read CSV files of laboratories: plain or gzipped, with a header, and with line numbers for error messages.
+
+Cells are separated by the one of `,`, `;`, tab and `|` that the header has most of.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,24 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, TextIO, TypeVar
+from typing import TYPE_CHECKING, Final, TextIO, TypeVar
 
 from slurm_migbatch.workload.refusal import show
+
+if TYPE_CHECKING:
+    from _csv import Reader as Rows
 
 T = TypeVar("T")
 
 SUFFIXES: Final = (".csv", ".csv.gz")
+SEPARATORS: Final = ",;\t|"
 SHOWN_PROBLEMS: Final = 10
 """Number of bad lines named in an error; the others are counted."""
+
+
+_LONGEST: Final = 65536
+"""Most characters of a header that are searched for the separator."""
+_UNREADABLE: Final = (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile)
 
 
 class TableError(ValueError):
@@ -98,9 +110,20 @@ def header(path: Path) -> tuple[str, ...]:
     """
     try:
         with open_text(path) as file:
-            return _names(next(csv.reader(file), []))
-    except (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile):
+            return _names(next(_lines(file), []))
+    except _UNREADABLE:
         return ()
+
+
+def unreadable(path: Path) -> str:
+    """Return why a file's first line cannot be read; "" if it can. Raises OSError."""
+    try:
+        with open_text(path) as file:
+            return "" if next(_lines(file), []) else "is empty"
+    except UnicodeDecodeError:
+        return "is not UTF-8 text: save it as CSV in UTF-8, compressed with gzip only, as .csv.gz"
+    except _UNREADABLE as error:
+        return f"cannot be read: {error}"
 
 
 def read(path: Path, problems: Problems, make: Callable[[dict[str, str]], T]) -> Iterator[tuple[int, T]]:
@@ -112,7 +135,7 @@ def read(path: Path, problems: Problems, make: Callable[[dict[str, str]], T]) ->
     number = 1
     try:
         with open_text(path) as file:
-            lines = csv.reader(file)
+            lines = _lines(file)
             names = _names(next(lines, []))
             for cells in lines:
                 number = lines.line_num
@@ -127,7 +150,7 @@ def read(path: Path, problems: Problems, make: Callable[[dict[str, str]], T]) ->
                     problems.add(path, number, error)
                     continue
                 yield number, made
-    except (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except _UNREADABLE as error:
         problems.add(path, number, f"is not valid CSV from here on: {error}")
 
 
@@ -149,6 +172,13 @@ def whole(row: Mapping[str, str], column: str) -> int:
     if value < 1 or value != int(value):
         raise LineError(f"{column} must be a whole number from 1 up, not {show(row[column])}")
     return int(value)
+
+
+def _lines(file: TextIO) -> Rows:
+    """Return a reader of the file's lines, which begins with the header."""
+    first = file.readline(_LONGEST)
+    file.seek(0)
+    return csv.reader(file, delimiter=max(SEPARATORS, key=first.count))
 
 
 def _names(cells: list[str]) -> tuple[str, ...]:

@@ -241,7 +241,7 @@ def _figure(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise MeasurementError(f"{name} must be a number, not {show(text)}") from None
+        value = math.nan
     if not math.isfinite(value):
-        raise MeasurementError(f"{name} must be a number, not {show(text)}")
+        raise MeasurementError(f"{name} must be a number, not {show(text)}: leave it empty if unknown")
     return value

@@ -106,6 +106,8 @@ def _file(path: Path, problems: Problems, impossible: Callable[[Measurement], st
     owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
     if owner is not None:
         problems.add(path, 0, f"is a file of {owner.name}: give its directory")
+    elif why := csvfile.unreadable(path):
+        problems.add(path, 0, why)
     else:
         problems.add(
             path,

@@ -25,7 +25,8 @@ R20: Final = (100, 112, 125, 140, 160, 180, 200, 224, 250, 280, 315, 355, 400, 4
 class Grid:
     """The edges of one model's buckets, ascending, and the defaults.
 
-    `unit` is the unit of its input, `tok` or `px`. A request above the last edge falls into the last bucket.
+    `unit` is the unit of its input, `tok` or `px`. Above the last edge its doubles are edges too, which the compiled
+    table does not hold.
     """
 
     unit: str
@@ -39,13 +40,21 @@ class Grid:
             if not edges or list(edges) != sorted(set(edges)) or edges[0] < 1:
                 raise ValueError(f"bucket edges must be ascending positive integers, not {edges}")
 
+    def up_batch(self, batch: int | None) -> int:
+        """Return the edge of a batch; None: of the default one, which is on the grid."""
+        return up(batch or min(self.default_batch, self.batches[-1]), self.batches)
+
+    def up_input(self, size: int | None) -> int:
+        """Return the edge of an input size; None: of the default one, which is on the grid."""
+        return up(size or min(self.default_input, self.inputs[-1]), self.inputs)
+
     @property
     def ladder(self) -> tuple[int, ...]:
         """The batch sizes considered if the user gives none.
 
         They are the powers of two among the edges, and the default batch size.
         """
-        usual = up(self.default_batch, self.batches)
+        usual = self.up_batch(None)
         return tuple(batch for batch in self.batches if batch == usual or batch & (batch - 1) == 0)
 
 
@@ -79,8 +88,9 @@ class Bucket:
 
 
 def up(value: int, edges: Sequence[int]) -> int:
-    """Return the smallest edge that is at least `value`, or the last one."""
-    return edges[min(bisect_left(edges, value), len(edges) - 1)]
+    """Return the smallest edge that is at least `value`; above the last one, that one doubled as often as needed."""
+    place = bisect_left(edges, value)
+    return edges[place] if place < len(edges) else edges[-1] << ((value - 1) // edges[-1]).bit_length()
 
 
 def preferred(value: int, *, ceiling: bool) -> int:
@@ -118,8 +128,8 @@ def bucket_of(hints: Hints, model: str, grid: Grid) -> Bucket:
     return Bucket(
         model=model,
         role=hints.kind,
-        batch=up(hints.batch or grid.default_batch, grid.batches),
-        input=up(hints.input or grid.default_input, grid.inputs),
+        batch=grid.up_batch(hints.batch),
+        input=grid.up_input(hints.input),
         unit=grid.unit,
         slo_us=None if hints.slo_us is None else preferred(hints.slo_us, ceiling=False),
         rate=None if rate is None else preferred(rate, ceiling=True),

@@ -93,6 +93,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "in a few minutes",
         "model_size": "the size of model %s is not known: add params= (for example params=8b), mem=, or the hints that "
         "migbatch model describe prints",
+        "hint_tokens": "model %s is no language model that migbatch knows: leave out %s (use batch=, input=, slo=, "
+        "items= and deadline=), or add params= or mem=",
         "model_near": "unknown model %s: write model=%s if that is meant, or add params= or mem=",
         "model_quantization": "quantization=%s is not known: use awq, gptq, fp8, int8, bitsandbytes, mxfp4, nvfp4 or a "
         "level of GGUF such as q4_k_m",

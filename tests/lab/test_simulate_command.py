@@ -124,6 +124,18 @@ def test_what_is_wrong_is_said_with_its_line(write: Callable[..., Path], change:
     assert f"{path}{said}" in str(caught.value)
 
 
+def test_a_trace_of_which_no_job_is_left_says_what_was_skipped(write: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "jobs.txt").write_text(
+        "JobID|User|Submit|Start|Elapsed|State|AllocTRES\n"
+        "4.batch||2026-01-01T00:00:00|2026-01-01T00:00:10|00:00:10|COMPLETED|cpu=1\n"
+        "5|ann|2026-01-01T00:00:00|2026-01-01T00:00:10|00:00:10|COMPLETED|cpu=1\n"
+    )
+    done = CliRunner().invoke(simulate, [str(write(BASE.replace("philly.csv", "jobs.txt").replace("philly", "sacct")))])
+    assert done.exit_code == 1
+    assert "no jobs are left of" in str(done.exception) + done.output
+    assert "1 steps of jobs are skipped; 1 jobs without a GPU are skipped" in str(done.exception) + done.output
+
+
 def test_pairs_say_how_sharers_slow_each_other_down(write: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "mixed.csv").write_text(
         "name,time,application,num_replicas,batch_size,duration,num_task\na,0,x,1,8,100,-1\nb,10,y,1,8,20,-1\n"

@@ -184,6 +184,8 @@ def test_muri_counts_in_milliseconds_and_iterations(write: Write) -> None:
     assert first.work == pytest.approx(10956 * 0.437)
     assert first.claimed == 5095
     assert second.arrival == 1534
+    with pytest.raises(TraceError, match=":4: iterations times iteration_time must be above 0 ms and finite"):
+        muri.read(write(MURI + "9,8,0,10956,gpt2,4,5095000,91000,437,1e308\n".replace("437,1e308", "1e308,0.6")))
     with pytest.raises(TraceError, match=":4: job_id 0 occurs twice"):
         muri.read(write(MURI + "0,8,0,10956,gpt2,4,5095000,91000,437,0.6\n"))
 

@@ -89,3 +89,23 @@ def test_attention_makes_long_inputs_dearer_than_linear() -> None:
     facts = next(facts for facts in BUILT_IN if facts.name == "bert-base")
     assert facts.operations(4096) > 32 * facts.operations(128)
     assert isinstance(facts, ModelFacts)
+
+
+@pytest.mark.parametrize(
+    ("model", "role", "batch", "least", "most"),
+    [
+        ("resnet50", "infer", 256, 3, 12),
+        ("resnet50", "train", 64, 5, 12),
+        ("vgg16", "train", 32, 4, 10),
+        ("densenet121", "train", 64, 7, 15),
+        ("vit-b-16", "infer", 256, 3, 10),
+        ("vit-b-16", "train", 64, 8, 16),
+    ],
+)
+def test_memory_is_of_the_order_that_frameworks_take(
+    model: str, role: str, batch: int, least: float, most: float
+) -> None:
+    """GiB of eager PyTorch in 32 bits, as its users commonly report."""
+    figures = PRIOR.figures(Bucket(model, role, batch, 224, "px"), H100)[P("7g.80gb")]
+    assert least < figures.memory_mib.mid / 1024 < most
+    assert figures.memory_mib.high / 1024 < 3.5 * most

@@ -48,7 +48,7 @@ PUBLISHED = {
     "whisper-small": 241734912, "whisper-large-v2": 1543304960, "whisper-large-v3": 1543490560,
     "whisper-large-v3-turbo": 808878080, "bert-base": 109482240, "bert-large": 335141888, "roberta-base": 124645632,
     "xlm-roberta-large": 559890432, "distilbert": 66362880, "all-minilm-l6-v2": 22713216, "bge-m3": 567754752,
-    "internlm3-8b": 8804241408,
+    "internlm3-8b": 8804241408, "distilbert-base-multilingual": 134734080, "multilingual-minilm-l12": 117653760,
 }  # fmt: skip
 """Numbers of parameters as the published checkpoints have them."""
 NAMED = {
@@ -87,6 +87,16 @@ NAMED = {
     "BAAI/bge-reranker-v2-gemma": ("gemma-2b", "bf16"),
     "Snowflake/snowflake-arctic-embed-l-v2.0": ("bge-m3", "fp32"),
     "llama3.2-vision:11b": ("llama-3.2-11b", "bf16"),
+    "phi3.5": ("phi-3.5-mini", "bf16"),
+    "mxbai-embed-large": ("bge-large", "fp32"),
+    "BAAI/bge-reranker-large": ("xlm-roberta-large", "fp32"),
+    "mixedbread-ai/mxbai-rerank-large-v2": ("qwen2.5-1.5b", "bf16"),
+    "jinaai/jina-embeddings-v3": ("bge-m3", "fp32"),
+    "distilbert-base-multilingual-cased": ("distilbert-base-multilingual", "fp32"),
+    "sentence-transformers/paraphrase-multilingual-mpnet-base-v2": ("xlm-roberta-base", "fp32"),
+    "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2": ("multilingual-minilm-l12", "fp32"),
+    "Alibaba-NLP/gte-multilingual-base": ("gte-multilingual-base", "fp32"),
+    "unsloth/GLM-4.5-Air-MXFP4_MOE.gguf": ("glm-4.5-air", "mxfp4-moe"),
 }
 
 
@@ -108,6 +118,10 @@ BITS = {
     "llama-3.3-70b-instruct-eetq": 8.1,
     "llama-3.3-70b-f32.gguf": 32.0,
     "llama-3.3-70b-float32": 32.0,
+    "llama3.3:70b-instruct-q4": 5.13,
+    "llama-3.3-70b-q8": 8.5,
+    "llama-3.3-70b-mxfp4_moe.gguf": 4.9,
+    "llama-3.3-70b-ud-tq1_0.gguf": 2.01,
 }
 """Bits of a parameter by what a name says."""
 
@@ -213,11 +227,19 @@ def test_sizes_are_read_where_nothing_else_is_known() -> None:
         "x-235b-a22b": 235,
         "some-1.5b-chat": 1.5,
         "y-1b-7b": 7,
+        "acme-6b7": 6.7,
+        "rwkv-4-world-1b5": 1.5,
     }.items():
         found = names.resolve(name)
         assert found is not None and found.how == "size"
         rounded = 1.0 if "x" in name.rpartition("-")[2] else 1.1  # the experts of 8x7b share their attention
         assert found.architecture.parameters == pytest.approx(rounded * billions * 1e9, rel=1e-3), name
+    for name, billions in {"cloudyu/Mixtral_7Bx2_MoE": 14, "fusionnet-34bx2-moe": 68, "mistral-7bx2": 14}.items():
+        found = names.resolve(name.lower())
+        assert found is not None and found.how == "size", name
+        assert found.architecture.parameters == pytest.approx(billions * 1e9, rel=1e-3), name
+    small = names.resolve("bloom-1b3")
+    assert small is not None and small.architecture.parameters < 2e9, "not the bloom of 176 billion"
     sparse = names.resolve("x-235b-a22b")
     assert sparse is not None and sparse.architecture.active < 60e9
     assert names.resolve("resnet50") is None and names.resolve("our-model") is None

@@ -16,7 +16,7 @@ from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser, SliceChoice, limits_of
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind, Partition
-from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.hints import Hints, parse
 from slurm_migbatch.workload.llmhints import LlmHints
 from slurm_migbatch.workload.refusal import Refusal
 from tests.support.gpu_kinds import A100_40, H100, SITE, P
@@ -193,3 +193,22 @@ def test_figures_of_so_many_workloads_are_remembered_and_no_more(monkeypatch: py
     for tokens in range(4000, 4009):
         chooser.choose(Hints("llama-3.1-8b", llm=LlmHints(max_model_len=tokens)), GPU)
     assert len(chooser._tokens) == 1
+
+
+@pytest.mark.parametrize(
+    ("small", "large"),
+    [
+        ("model=resnet50 batch=1024 input=32", "model=resnet50 batch=4096 input=32"),
+        ("model=resnet50 batch=8 input=1024", "model=resnet50 batch=8 input=2048"),
+        ("model=bert-large batch=32 input=512", "model=bert-large batch=32 input=4096"),
+        ("model=vgg19 role=train batch=1024 input=32", "model=vgg19 role=train batch=8192 input=32"),
+    ],
+)
+def test_requests_beyond_the_grid_need_more(small: str, large: str) -> None:
+    chooser = Chooser(LearnedPredictor())
+    needs = []
+    for words in (small, large):
+        choice = chooser.choose(parse(f"migbatch: {words}"), GPU)
+        assert choice.figures is not None
+        needs.append(choice.figures.need_mib)
+    assert needs[1] > 2 * needs[0]

@@ -212,6 +212,39 @@ def test_linked_folders_are_read_once(tmp_path: Path) -> None:
     assert read_folder(tmp_path / "link") == read_folder(data)
 
 
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_cells_may_be_separated_otherwise(tmp_path: Path, separator: str) -> None:
+    lines = ("gpu,model,batch,latency_s,memory_mib", "a100,net,1,0.1,900", "a100,net,2,0.2,950")
+    path = table(tmp_path / "t.csv", *(line.replace(",", separator) for line in lines))
+    expected = read_folder(table(tmp_path / "u" / "t.csv", *lines))
+    assert read_folder(path) == expected
+    assert read_folder(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("t.csv", "gpu,model".encode("utf-16"), "is not UTF-8 text"),
+        ("t.csv", gzip.compress(b"gpu,model,batch\n"), "is not UTF-8 text"),
+        ("t.csv.gz", b"gpu,model,batch\n", "cannot be read: Not a gzipped file"),
+        ("t.csv.gz", gzip.compress(b"gpu,model,batch\n" * 99)[:20], "cannot be read: Compressed file ended"),
+        ("t.csv", b"", "is empty"),
+    ],
+    ids=["utf-16", "a gzip by another name", "no gzip", "a gzip cut off", "nothing"],
+)
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TableError, match=said):
+        read_folder(tmp_path / name)
+
+
+@pytest.mark.parametrize("cell", ["NaN", "N/A", "-"])
+def test_a_figure_without_a_number_is_told_to_be_left_empty(tmp_path: Path, cell: str) -> None:
+    path = table(tmp_path / "t.csv", "gpu,model,batch,latency_s,memory_mib", f"a100,net,1,0.1,{cell}")
+    with pytest.raises(TableError, match=f":2: memory_mib must be a number, not {cell}: leave it empty if unknown"):
+        read_folder(path)
+
+
 def test_a_file_that_is_no_table_is_told_what_one_is(tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv", "job,user", "1,ann")
     with pytest.raises(TableError, match="must name gpu, model, batch"):

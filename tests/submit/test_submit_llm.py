@@ -16,6 +16,7 @@ from slurm_migbatch.workload.loans import loan_hints
 from tests.support.gpu_kinds import SITE, P
 from tests.support.llm_requests import LADDER, SIZES, TABLE, Asked
 from tests.support.lua_shim import Shim
+from tests.support.submit_agreement import agree
 
 USER = 1001
 
@@ -71,6 +72,29 @@ def test_a_slice_that_a_user_names_is_his_and_a_tight_one_is_said(chooser: Choos
     tight = ask(chooser, "model=llama-3.1-8b max_model_len=8192 max_num_seqs=16", "gres/mig:1g.10gb")
     assert granted(tight) == "1g.10gb" and "is predicted to need 35.3 of its 9.75 GiB" in tight.message
     assert granted(ask(chooser, "model=mixtrall engine=vllm", "gres/mig:1g.10gb")) == "1g.10gb"
+
+
+def test_a_model_without_tokens_may_have_a_precision_and_nothing_of_tokens(chooser: Chooser) -> None:
+    def message(hints: str) -> str:
+        answer = ask(chooser, hints)
+        assert isinstance(answer, Accept)
+        return answer.message
+
+    for words in ("dtype=fp16", "quantization=int8 engine=trtllm", "role=train optimizer=sgd checkpointing=on"):
+        kind = "role=train" if "train" in words else ""
+        assert message(f"model=resnet50 batch=32 {words}") == message(f"model=resnet50 batch=32 {kind}")
+    refused = ask(chooser, "model=resnet50 max_num_seqs=32 tpot=40ms dtype=fp16")
+    assert isinstance(refused, Refuse) and refused.code == "hint_tokens"
+    assert "resnet50 is no language model" in refused.sentence
+    assert "leave out max_num_seqs=, tpot= (use batch=" in refused.sentence
+    assert isinstance(ask(chooser, "model=resnet50 batch=32 tpot=40ms mem=8gb"), Accept), "the memory is told"
+    assert isinstance(ask(chooser, "model=bert-large batch=32 dtype=fp16"), Accept)
+
+
+@pytest.mark.parametrize("more", ["dtype=fp16 slo=50ms", "tpot=40ms slo=50ms", "engine=vllm role=serve slo=1s"])
+def test_the_shim_chooses_the_batch_of_a_model_without_tokens_too(shim: Shim, chooser: Chooser, more: str) -> None:
+    answer = agree(replace(request(f"model=resnet50 {more} mem=8gib"), batch=1), shim, chooser)
+    assert isinstance(answer, Accept) and "MIGBATCH_BATCH" in answer.message
 
 
 def test_what_a_refusal_proposes_is_granted(chooser: Chooser) -> None:

@@ -38,7 +38,8 @@ AWAY = "cannot be sized while the submit service is down"
 def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: SubmitPolicy | None = None) -> Answer:
     """Return the shim's answer, which must be the service's; of language models it must be more careful.
 
-    The table does not hold them: without mem= the shim refuses them, and every model that it does not know.
+    The table does not hold them: without mem= the shim refuses them, every model that it does not know, and batches and
+    inputs beyond the table.
     """
     local = shim(request)
     assert shim.errors == []
@@ -46,7 +47,7 @@ def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: SubmitPolic
     hints = told(request, policy or SubmitPolicy())
     if isinstance(local, Refuse) and AWAY in local.sentence:
         assert hints is not None and unsized(hints, chooser)
-    elif hints is not None and of_tokens(hints, chooser):
+    elif hints is not None and (of_tokens(hints, chooser) or beyond(hints, chooser)):
         if isinstance(local, Accept) and isinstance(service, Accept) and Targets.of(hints) == Targets():
             assert local.changes == service.changes
     else:
@@ -57,7 +58,15 @@ def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: SubmitPolic
 def unsized(hints: Hints, chooser: Chooser) -> bool:
     """Whether the shim may refuse these hints: it knows no figures for them, and the user tells no memory."""
     known = canonical(hints.model or "", chooser.grids, chooser.aliases) in chooser.grids
-    return hints.mem_mib is None and (hints.llm != NO_LLM or not known)
+    return hints.mem_mib is None and (hints.llm != NO_LLM or not known or beyond(hints, chooser))
+
+
+def beyond(hints: Hints, chooser: Chooser) -> bool:
+    """Whether the batch or the input is larger than any of the table."""
+    grid = chooser.grids.get(canonical(hints.model or "", chooser.grids, chooser.aliases))
+    if grid is None:
+        return False
+    return (hints.batch or 0) > grid.batches[-1] or (hints.input or 0) > grid.inputs[-1]
 
 
 def told(request: JobRequest, policy: SubmitPolicy) -> Hints | None:

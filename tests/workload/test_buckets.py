@@ -38,8 +38,11 @@ def test_preferred_keeps_the_order(one: int, two: int) -> None:
 @given(st.integers(1, 1000))
 def test_edges(value: int) -> None:
     edge = up(value, GRID.inputs)
-    assert edge in GRID.inputs
-    assert edge >= value or edge == GRID.inputs[-1]
+    assert edge >= value and (edge in GRID.inputs or edge == 1024)
+
+
+def test_beyond_the_last_edge_come_its_doubles() -> None:
+    assert [up(value, GRID.batches) for value in (32, 33, 64, 65, 65536)] == [32, 64, 64, 128, 65536]
 
 
 @given(st.integers(1, 10**12), st.integers(1, 10**7))

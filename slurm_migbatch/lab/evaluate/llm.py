@@ -103,6 +103,10 @@ def _point(line: CsvLine) -> Point:
         )
     if model is None:
         raise line.wrong(f"model_path: the model '{show(line.text('model_path'))}' is unknown")
+    if model.architecture.kind == "plain":
+        raise line.wrong(f"model_path: the architecture of {model.name} is unknown: leave the model out")
+    if model.architecture.kind == "encoder":
+        raise line.wrong(f"model_path: {model.name} generates no tokens: leave the model out")
     precision_name = line.text("precision") or "bf16"
     plain = precision_name in precision.DTYPES
     weight_precision = precision.plain(precision_name) if plain else precision.quantised(precision_name)

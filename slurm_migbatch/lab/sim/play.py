@@ -162,5 +162,6 @@ def _trace(scenario: Scenario) -> Trace:
     if part.load != 1.0:
         trace = trace.faster(part.load)
     if not trace.jobs:
-        raise ConfigError(str(scenario.path), [Problem(0, f"no jobs are left of {path}")])
+        why = f": {'; '.join(trace.notices)}" if trace.notices else ""
+        raise ConfigError(str(scenario.path), [Problem(0, f"no jobs are left of {path}{why}")])
     return trace

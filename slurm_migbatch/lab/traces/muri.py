@@ -8,6 +8,7 @@ because `iteration_time` does not depend on the GPUs.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
@@ -27,8 +28,8 @@ def read(path: Path) -> Trace:
             raise line.wrong(f"job_id {number} occurs twice")
         seen.add(number)
         work = line.count_of("iterations", 1) * line.number_of("iteration_time", 0) / 1000
-        if not work:
-            raise line.wrong("iteration_time must be above 0 ms")
+        if not 0 < work < math.inf:
+            raise line.wrong("iterations times iteration_time must be above 0 ms and finite")
         jobs.append(
             SimulatedJob(
                 number,

@@ -90,6 +90,11 @@ DEEP: Final = 96
 deeper.
 """
 _SIZE: Final = re.compile(r"(?:([0-9]{1,3})x)?([0-9]{1,4}(?:\.[0-9]{1,3})?)([bmt])")
+_SPELT: Final = (
+    (re.compile(r"([0-9]{1,3})b([0-9])"), r"\1.\2b"),
+    (re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?[bm])x([0-9]{1,3})"), r"\2x\1"),
+)
+"""Other spellings of a size, and the usual one: `6b7`, and `34bx2` of merged models."""
 _COUNT: Final = re.compile(r"[0-9]{1,3}e")
 """A number of experts, which follows the active parameters in `17b-16e`."""
 _GENERATOR: Final = re.compile(
@@ -141,7 +146,11 @@ def squeeze(name: str) -> str:
 
 def _words(name: str) -> list[str]:
     short = name.rsplit("/", 1)[-1].lower().replace("_", "-").removesuffix(".gguf")
-    return [word for word in short.replace(":", "-").split("-") if word]
+    return [_respelt(word) for word in short.replace(":", "-").split("-") if word]
+
+
+def _respelt(word: str) -> str:
+    return next((form.sub(usual, word) for form, usual in _SPELT if form.fullmatch(word)), word)
 
 
 def _index() -> Mapping[str, Model]:

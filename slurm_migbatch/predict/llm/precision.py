@@ -47,11 +47,14 @@ GGUF: Final[Mapping[str, float]] = MappingProxyType(
         "iq3-s": 3.67, "iq3-m": 3.78, "iq4-xs": 4.46, "iq4-nl": 4.68, "q4-0": 4.68, "q4-1": 5.13, "q4-k-s": 4.67,
         "q4-k-m": 4.9, "q4-k": 4.9, "q5-0": 5.6, "q5-1": 6.07, "q5-k-s": 5.57, "q5-k-m": 5.7, "q5-k": 5.7,
         "q6-k": 6.57, "q8-0": 8.5, "f16": 16.0, "f32": 32.0, "gguf": 8.5,
+        "q2": 3.17, "q3": 4.31, "q4": 5.13, "q5": 6.07, "q6": 6.57, "q8": 8.5, "tq1-0": 2.01, "tq2-0": 2.39,
+        "mxfp4-moe": 4.9,
         "q2-k-xl": 4.01, "q3-k-xl": 4.9, "q4-k-xl": 5.7, "q5-k-xl": 6.57, "q6-k-xl": 8.5, "q8-k-xl": 16.0,
     }
 )  # fmt: skip
 """Bits of every parameter of a GGUF file; plain `gguf` counts as the largest common level, Q8_0. An `xl` level has some
-layers in wider ones and counts as the next.
+layers in wider ones and counts as the next, a level without its variant (`q4`) as the widest of its common ones.
+`mxfp4-moe` has routed experts in MXFP4 and the rest in Q8_0.
 """
 NAMES: Final = frozenset({*WEIGHTS, *GGUF})
 UNDONE: Final = frozenset({"unquantized", "unquantised", "dequantized", "dequantised"})

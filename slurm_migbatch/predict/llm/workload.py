@@ -10,7 +10,7 @@ sequence of 4096 tokens. Transformers and trainers take what they need, up to 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -35,6 +35,8 @@ ALONE: Final = frozenset({"llamacpp", "ollama", "transformers"})
 """Engines that serve one sequence at a time by default."""
 CASTING: Final = frozenset({"vllm", "sglang", "trtllm", "tgi"})
 """Engines that load 32-bit weights as 16-bit ones."""
+ANYWHERE: Final = frozenset({"engine", "dtype", "quantization", "method", "optimizer", "checkpointing"})
+"""Hints that may be given for any model."""
 OLLAMA: Final = "q4-k-m"
 """Default quantisation of tags in Ollama's library."""
 SHORT: Final = 4096
@@ -121,6 +123,17 @@ def asks(hints: Hints) -> bool:
         return False
     told = replace(hints.llm, rate=None) if hints.role == SERVE else hints.llm
     return told != NO_LLM
+
+
+def of_tokens(hints: Hints) -> str:
+    """Return the hints that mean something for language models only; "" for none.
+
+    Precision, engine and the like are none of them: figures of other models are for 32 bits, and never too small.
+    """
+    given = [field.name.removesuffix("_us") for field in fields(LlmHints) if getattr(hints.llm, field.name) is not None]
+    if hints.role == SERVE:
+        given = [name for name in given if name != "rate"]
+    return ", ".join(f"{name}=" for name in given if name not in ANYWHERE)
 
 
 def workload_of(hints: Hints) -> Workload | None:
