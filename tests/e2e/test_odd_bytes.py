@@ -88,7 +88,8 @@ def test_odd_bytes_of_one_user_stop_nothing_of_others(bed: Cluster) -> None:
 
 def test_texts_of_nodes_stop_no_other_node(bed: Cluster) -> None:
     """A comment of n1 that looks like a row of n2, and one that looks like no row."""
-    forged = "x\nNodeName=n2 CPUAlloc=0 CPUTot=8 Gres=mig:none:1 GresUsed=mig:none:0 State=DOWN\nNodeName=n3 Gres=x State=IDLE"
+    row_of_n2 = "NodeName=n2 CPUAlloc=0 CPUTot=8 Gres=mig:none:1 GresUsed=mig:none:0 State=DOWN"
+    forged = f"x\n{row_of_n2}\nNodeName=n3 Gres=x State=IDLE"
     bed.run(["scontrol", "update", "NodeName=n1", f"Comment={forged}"])
     log = bed.daemons.log("migbatchd")
     said_of_n2 = re.compile(r"cannot parse.*node n2: scontrol shows it 2 times")
