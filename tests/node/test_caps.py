@@ -272,6 +272,22 @@ def test_who_still_has_a_device_open_is_found(null_caps):
     assert found({7: BOB}) == set()
 
 
+def look_beside(mount, code, look, timeout):
+    """Run `look`, which must succeed in time, while a user's program `code` uses a mount that does not answer."""
+    with hung_mount(mount):
+        holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        holder.stdout.readline()
+        looking = subprocess.Popen([sys.executable, "-c", look])
+        try:
+            assert looking.wait(timeout) == 0
+        finally:
+            looking.kill()
+            holder.kill()
+            holder.wait()
+            holder.stdout.close()
+    looking.wait()
+
+
 @pytest.mark.parametrize("name", ["data", "nvidia-cap7"])
 def test_a_file_system_that_does_not_answer_keeps_no_look_waiting(tmp_path, null_caps, name):
     """A user's server that is down, or a FUSE mount of his that has the name of a device."""
@@ -286,18 +302,7 @@ def test_a_file_system_that_does_not_answer_keeps_no_look_waiting(tmp_path, null
         "import sys\nfrom slurm_migbatch.node.open_devices import OpenDeviceScan\n"
         f"OpenDeviceScan().scan({caps.major()}, {{7: {BOB}}}, 600.0)"
     )
-    with hung_mount(tmp_path / name):
-        holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        holder.stdout.readline()
-        looking = subprocess.Popen([sys.executable, "-c", look])
-        try:
-            assert looking.wait(60) == 0
-        finally:
-            looking.kill()
-            holder.kill()
-            holder.wait()
-            holder.stdout.close()
-    looking.wait()
+    look_beside(tmp_path / name, code, look, 60)
 
 
 def test_a_device_that_a_file_of_such_a_file_system_replaces_keeps_no_look_waiting(tmp_path, null_caps):
@@ -318,18 +323,7 @@ def test_a_device_that_a_file_of_such_a_file_system_replaces_keeps_no_look_waiti
         f"found = [scan.scan({caps.major()}, {{7: {BOB}}}, 600.0) for _ in range(200)]\n"
         "sys.exit(not any(found))"
     )
-    with hung_mount(hung):
-        holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        holder.stdout.readline()
-        looking = subprocess.Popen([sys.executable, "-c", look])
-        try:
-            assert looking.wait(100) == 0
-        finally:
-            looking.kill()
-            holder.kill()
-            holder.wait()
-            holder.stdout.close()
-    looking.wait()
+    look_beside(hung, code, look, 100)
 
 
 def test_roots_own_open_devices_do_not_count(null_caps):
