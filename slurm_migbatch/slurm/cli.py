@@ -89,6 +89,7 @@ class CliClient:
         self._reader = JobReader()
         self._odd_jobs = Unread("job")
         self._odd_nodes = Unread("node")
+        self._odd_reservations = Unread("reservation")
         self._reserved = False
         #: commands run so far, for reports and tests
         self.calls = 0
@@ -160,7 +161,10 @@ class CliClient:
         self._reserved = any(reservations.RESERVED in row.states for row in rows)
         if not self._reserved:
             return rows
-        return reservations.of_nodes(rows, reservations.parse(self._run(*reservations.COMMAND)))
+        unread: dict[str, str] = {}
+        held = reservations.parse(self._run(*reservations.COMMAND), unread.__setitem__)
+        self._odd_reservations.name(unread)
+        return reservations.of_nodes(rows, held)
 
     def default_partition(self) -> str:
         """Return the partition that sinfo marks with a star."""

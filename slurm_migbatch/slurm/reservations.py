@@ -6,7 +6,7 @@ Read only while a node is reserved, by one more command each for nodes and for j
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -32,19 +32,25 @@ class NodeReservation:
     cpus: int | None = None
 
 
-def parse(output: str) -> list[NodeReservation]:
-    """Return the active reservations from the output of `COMMAND`, without invalid lines."""
+def parse(output: str, unread: Callable[[str, str], object]) -> list[NodeReservation]:
+    """Return the active reservations from the output of `COMMAND`, without those whose nodes cannot be read, which
+    `unread` is called with.
+    """
     found = []
     for line in output.splitlines():
         values = dict(_KEY.findall(line))
+        name = values.get("ReservationName")
+        if not name or values.get("State") != "ACTIVE":
+            continue
         try:
             nodes = frozenset(expand(values.get("Nodes", "").replace("(null)", "")))
-        except NodeListError:
+        except NodeListError as error:
+            unread(name, str(error))
             continue
-        if values.get("State") == "ACTIVE" and values.get("ReservationName") and nodes:
+        if nodes:
             cpus = _CPUS.search(values.get("TRES", ""))
             flags = frozenset(values.get("Flags", "").split(","))
-            found.append(NodeReservation(values["ReservationName"], nodes, flags, int(cpus[1]) if cpus else None))
+            found.append(NodeReservation(name, nodes, flags, int(cpus[1]) if cpus else None))
     return found
 
 

@@ -170,9 +170,12 @@ def tiers(found: Mapping[str, Any], unread: Callable[[str, str], object]) -> dic
 
 
 def default_partition(found: Mapping[str, Any]) -> str:
-    """Return the default partition from the answer to `partitions/`, empty if there is none; raises SlurmError."""
-    parts = records(found, "partitions")
-    return next((str(part.get("name")) for part in parts if "DEFAULT" in (part.get("flags") or ())), "")
+    """Return the default partition from the answer to `partitions/`, empty if none is marked so; raises SlurmError."""
+    for partition in records(found, "partitions"):
+        flags = partition.get("flags")
+        if isinstance(flags, list) and "DEFAULT" in flags:
+            return str(partition.get("name"))
+    return ""
 
 
 def reservations(found: Mapping[str, Any], now: float, unread: Callable[[str, str], object]) -> list[NodeReservation]:

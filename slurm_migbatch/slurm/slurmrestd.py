@@ -60,7 +60,6 @@ class SlurmrestdClient(CliClient):
         super().__init__(bin_dir, slurm_conf, timeout)
         self.api = RestApi(address, token_file, user, timeout, owners)
         self._odd_partitions = Unread("partition")
-        self._odd_reservations = Unread("reservation")
 
     def probe(self) -> str:
         """Send a request to slurmrestd; return why it cannot be used, or an empty string."""

@@ -24,7 +24,7 @@ def rows() -> list[NodeRow]:
 
 
 def pools(output: str, *jobs: JobRow) -> list[frozenset[str]]:
-    found = demands(jobs, of_nodes(rows(), parse(output)), ("n1", "n2", "n3"), 0.0)
+    found = demands(jobs, of_nodes(rows(), parse(output, {}.__setitem__)), ("n1", "n2", "n3"), 0.0)
     return [demand.pool for demand in found]
 
 
@@ -37,13 +37,20 @@ def job(number: int, reservation: str = "") -> JobRow:
     [
         "No reservations in the system\n",
         "",
-        line("r", "n[1", 64),
         line("r", "n1", state="INACTIVE"),
         line("r", "(null)"),
     ],
 )
 def test_what_is_no_active_reservation_of_nodes(output: str) -> None:
-    assert parse(output) == []
+    unread: dict[str, str] = {}
+    assert (parse(output, unread.__setitem__), unread) == ([], {})
+
+
+def test_an_active_reservation_of_unreadable_nodes_is_named() -> None:
+    unread: dict[str, str] = {}
+    text = line("odd", "n[1", 64) + line("r", "n1", 64) + line("old", "n[1", 64, state="INACTIVE")
+    assert [held.name for held in parse(text, unread.__setitem__)] == ["r"]
+    assert list(unread) == ["odd"]
 
 
 def test_jobs_get_the_nodes_of_their_reservation_and_others_the_rest() -> None:

@@ -126,6 +126,12 @@ def test_what_is_no_list_of_jobs_is_no_empty_queue(serve: Serve, answer: tuple[i
         client.jobs()
 
 
+def test_the_default_partition_is_found_beside_one_with_invalid_flags(serve: Serve) -> None:
+    odd, default = {"name": "odd", "flags": 3}, {"name": "gpu", "flags": ["DEFAULT"]}
+    client, _ = serve({"partitions/": (200, {"partitions": [odd, default]})})
+    assert client.default_partition() == "gpu"
+
+
 def test_a_record_that_is_not_understood_is_a_job_all_the_same(serve: Serve) -> None:
     array = {**JOB, "job_id": 8, "array_job_id": NUMBER, "array_task_string": "1,3,5,..."}
     client, _ = serve({"jobs/": (200, {"jobs": [JOB, {"job_id": 9, "job_state": ["RUNNING"]}, array]})})
