@@ -121,16 +121,17 @@ def test_plots_are_documents(tmp_path, name, result):
 
 def test_what_fails_is_told_and_the_others_go_on(tmp_path):
     def run(words):
-        if words[0] == "lending":
+        if words[1] == "lending":
             raise RuntimeError("no Pollux data")
-        name = words[1] if words[0] == "study" else words[0]
+        name = words[2] if words[1] == "study" else words[1]
         return {"instances": INSTANCES, "sharing": {"cells": "nonsense", "notes": ["n"]}, "scale": {"bars": [BAR]}}[
             name
         ]
 
     found = measure(
         tmp_path,
-        experiments=(Experiment("sharing"), Experiment("lending"), Experiment("instances", study=True), SCALE),
+        studies=True,
+        experiments=(Experiment("sharing"), Experiment("lending"), Experiment("instances", "bench study"), SCALE),
         run=run,
         together=2,
     )
@@ -154,10 +155,11 @@ def test_draws_and_options_reach_the_commands(tmp_path):
     kinds = {each.name: each for each in EXPERIMENTS}
     assert set(kinds) == set(SHOWN) >= set(HEADLINES)
     for seeds, quick in ((None, False), (None, True), (12, True)):
-        measure(tmp_path, seeds, quick=quick, experiments=(kinds["dstack"], kinds["simulator"]), run=run, together=1)
-    mixes = [words[words.index("--mixes") + 1] for words in asked if words[:2] == ["study", "dstack"]]
+        chosen = (kinds["dstack"], kinds["simulator"])
+        measure(tmp_path, seeds, quick=quick, studies=True, experiments=chosen, run=run, together=1)
+    mixes = [words[words.index("--mixes") + 1] for words in asked if words[2] == "dstack"]
     assert mixes == [str(kinds["dstack"].default), "2", "12"]
-    scaled = ["--scale" in words for words in asked if words[0] == "simulator"]
+    scaled = ["--scale" in words for words in asked if words[1] == "simulator"]
     assert scaled == [False, True, True]
     assert kinds["dstack"].default >= 10
 
@@ -165,17 +167,17 @@ def test_draws_and_options_reach_the_commands(tmp_path):
 def test_a_child_returns_its_json_or_says_what_is_wrong(tmp_path):
     assert len(child([*SCALE.options(tmp_path, None, quick=False)])["bars"]) == 2
     with pytest.raises(RuntimeError, match="openb_pod_list_default"):
-        child(["fragmentation", "--data", str(tmp_path), "--json"])
+        child(["bench", "fragmentation", "--data", str(tmp_path), "--json"])
 
 
 @pytest.fixture
 def small(monkeypatch):
-    chosen = (Experiment("instances", study=True), SCALE)
+    chosen = (Experiment("instances", "bench study"), SCALE)
     monkeypatch.setattr(every, "measure", functools.partial(every.measure, experiments=chosen))
 
 
 def test_the_command_prints_one_table_and_fails_where_something_did(small, tmp_path):
-    done = CliRunner().invoke(cli, ["bench", "all", "--data", str(tmp_path)])
+    done = CliRunner().invoke(cli, ["bench", "all", "--studies", "--data", str(tmp_path)])
     assert done.exit_code == 1
     lines = [line.split() for line in done.stdout.splitlines()]
     assert lines[0] == ["EXPERIMENT", "BAR", "VALUE", "TARGET", "OK", "SECONDS"]

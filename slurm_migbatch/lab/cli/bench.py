@@ -278,9 +278,14 @@ def learn(runs: int, models: int, as_json: bool) -> None:
 @click.option(
     "--quick", is_flag=True, help="Two draws of each, and the simulator without the lending policy (minutes)."
 )
+@click.option(
+    "--studies",
+    is_flag=True,
+    help="Also the studies of papers' ideas, which migbatchd does not use and have no targets.",
+)
 @plot_option
 @json_option
-def every(data: Path, seeds: int | None, quick: bool, plot: Path | None, as_json: bool) -> None:
+def every(data: Path, seeds: int | None, quick: bool, studies: bool, plot: Path | None, as_json: bool) -> None:
     """Run all experiments, and measure the speed of simulator and supply: one table of targets, and the papers' claims.
 
     Takes about forty minutes on two idle processors, --quick ten. The exit code is 0 if all could be
@@ -289,7 +294,7 @@ def every(data: Path, seeds: int | None, quick: bool, plot: Path | None, as_json
     from slurm_migbatch.lab.experiments.every import measure
 
     with steps() as say:
-        result = measure(data, seeds, quick=quick, say=say)
+        result = measure(data, seeds, quick=quick, studies=studies, say=say)
     if plot is not None:
         for row in result["experiments"]:
             if not row["error"]:

@@ -1,4 +1,6 @@
-"""Run all experiments, each in a process of its own: a failure is reported, and the others continue.
+"""Run all experiments that have targets, each in a process of its own: a failure is reported, and the others continue.
+
+Studies of papers' ideas, which have none, run on request.
 
 Two run at a time if the machine has the processors; measurements of elapsed time run alone, after the others
 (the simulator counts its own processor seconds). Every process has one thread for linear algebra, so that two of
@@ -16,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from slurm_migbatch.lab.experiments.headlines import HEADLINES
 from slurm_migbatch.lab.say import Say, silent
@@ -27,24 +29,29 @@ _START: Final = "from slurm_migbatch.cli.main import main; main()"
 
 @dataclass(frozen=True)
 class Experiment:
-    """A command of `migbatch bench`.
+    """A command.
 
     Attributes:
+        group: that it belongs to: `migbatch bench`, `migbatch bench study` or `migbatch eval`.
         seeds: the option for the number of draws, "" without draws; `default`: how many.
         fixed: further options. `quick`: those instead with --quick.
         data: whether it reads data sets. `alone`: whether it measures elapsed time, so nothing else may run
             at the same time.
-        study: whether it is a study of a paper's idea that migbatchd does not use; it has no bars.
     """
 
     name: str
+    group: Literal["bench", "bench study", "eval"] = "bench"
     seeds: str = ""
     default: int = 10
     fixed: tuple[str, ...] = ()
     quick: tuple[str, ...] = ()
     data: bool = True
     alone: bool = False
-    study: bool = False
+
+    @property
+    def study(self) -> bool:
+        """Whether it is a study of a paper's idea that migbatchd does not use; it has no bars."""
+        return self.group == "bench study"
 
     def draws(self, seeds: int | None, quick: bool) -> int | None:
         """Number of draws; None without draws."""
@@ -53,10 +60,10 @@ class Experiment:
         return seeds if seeds is not None else QUICK_SEEDS if quick else self.default
 
     def options(self, data: Path, seeds: int | None, quick: bool) -> list[str]:
-        """Words of its command line after `migbatch bench`."""
+        """Words of its command line after `migbatch`."""
         draws = self.draws(seeds, quick)
         return [
-            *(("study",) if self.study else ()),
+            *self.group.split(),
             self.name,
             *(("--data", str(data)) if self.data else ()),
             *((self.seeds, str(draws)) if draws is not None else ()),
@@ -67,35 +74,36 @@ class Experiment:
 
 QUICK_SEEDS: Final = 2
 EXPERIMENTS: Final = (
-    Experiment("lending", "--seeds"),
-    Experiment("sharing", "--seeds"),
-    Experiment("fragmentation", "--seeds"),
-    Experiment("dispatch", "--seeds"),
-    Experiment("pipelines", "--seeds"),
+    Experiment("lending", seeds="--seeds"),
+    Experiment("sharing", seeds="--seeds"),
+    Experiment("fragmentation", seeds="--seeds"),
+    Experiment("services", "eval"),
+    Experiment("dispatch", seeds="--seeds"),
+    Experiment("pipelines", seeds="--seeds"),
     Experiment("simulator", quick=("--scale", "1", "--scale", "2")),
-    Experiment("deepboot", "--seeds", study=True),
-    Experiment("bsbf", "--seeds", 20, study=True),
-    Experiment("paris-elsa", "--seeds", study=True),
-    Experiment("dstack", "--mixes", study=True),
-    Experiment("instances", study=True),
-    Experiment("placement", "--seeds", study=True),
+    Experiment("deepboot", "bench study", "--seeds"),
+    Experiment("bsbf", "bench study", "--seeds", 20),
+    Experiment("paris-elsa", "bench study", "--seeds"),
+    Experiment("dstack", "bench study", "--mixes"),
+    Experiment("instances", "bench study"),
+    Experiment("placement", "bench study", "--seeds"),
     Experiment("scale", data=False, alone=True),
 )
 """In the order in which they are begun: the longest first."""
 SHOWN: Final = (
-    *("fragmentation", "dispatch", "pipelines", "sharing", "lending", "simulator", "scale"),
+    *("fragmentation", "services", "dispatch", "pipelines", "sharing", "lending", "simulator", "scale"),
     *("instances", "placement", "paris-elsa", "dstack", "deepboot", "bsbf"),
 )
 
 Run = Callable[[Sequence[str]], Mapping[str, Any]]
-"""Run a command line after `migbatch bench`; return its JSON. Raises RuntimeError with its output if it fails."""
+"""Run a command line after `migbatch`; return its JSON. Raises RuntimeError with its output if it fails."""
 
 
 def child(arguments: Sequence[str]) -> Mapping[str, Any]:
     """Run a command in a process of its own. Raises RuntimeError."""
     environment = {**os.environ, **dict.fromkeys(_THREADS, "1")}
     done = subprocess.run(
-        [sys.executable, "-c", _START, "bench", *arguments],
+        [sys.executable, "-c", _START, *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -132,12 +140,13 @@ def measure(
     seeds: int | None = None,
     *,
     quick: bool = False,
+    studies: bool = False,
     experiments: Sequence[Experiment] = EXPERIMENTS,
     run: Run = child,
     together: int = min(2, os.cpu_count() or 1),
     say: Say = silent,
 ) -> dict[str, Any]:
-    """Run all of them; `seeds` None: each its default.
+    """Run them, with `studies` also those without targets; `seeds` None: each its default.
 
     Returns:
         {"bench", "data", "quick", "seconds", "failed", "bars", "experiments"}: the experiments' bars with "experiment",
@@ -174,6 +183,7 @@ def measure(
         return found
 
     began = time.perf_counter()
+    experiments = [experiment for experiment in experiments if studies or not experiment.study]
     with ThreadPoolExecutor(together) as pool:
         rows = list(pool.map(measure_one, [experiment for experiment in experiments if not experiment.alone]))
     rows += [measure_one(experiment) for experiment in experiments if experiment.alone]
