@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -31,6 +31,9 @@ from slurm_migbatch.decide.lending.pair_finish import apart, pays, together
 
 Slowdown = Callable[[str, str], float]
 """How many times longer an application takes next to another one; infinite if the two must not share."""
+
+Rank = Callable[[float, float, float, float], float | None]
+"""See `SharingRule.rank`."""
 
 
 _APART: Final = (math.inf, math.inf)
@@ -72,10 +75,13 @@ class QueuedTraining:
 
     def copy(self, case: int | None) -> QueuedTraining:
         """Return the same job without partners; with `case`, with the length of that case."""
-        left = self.left if case is None or not self.cases else self.cases[case % len(self.cases)]
-        copied = QueuedTraining(self.key, self.app, self.need, left)
-        copied.alone, copied.rate, copied.since = self.alone, self.rate, self.since
-        copied.turn, copied.cases = self.turn, self.cases
+        cases = self.cases
+        copied = QueuedTraining(
+            self.key, self.app, self.need, self.left if case is None or not cases else cases[case % len(cases)]
+        )
+        if self.rate:  # it runs
+            copied.alone, copied.rate, copied.since = self.alone, self.rate, self.since
+        copied.turn, copied.cases = self.turn, cases
         return copied
 
     def remaining(self, now: float) -> float:
@@ -102,7 +108,7 @@ class SharingRule:
     """
 
     name: str
-    rank: Callable[[float, float, float, float], float | None] | None
+    rank: Rank | None
 
 
 def pair_test(gain: float) -> SharingRule:
@@ -120,7 +126,7 @@ def _gaining(own: float, other: float, slow_own: float, slow_other: float) -> fl
     return mean - after if mean < 0.8 * after else None
 
 
-def _faster(than: float) -> Callable[[float, float, float, float], float | None]:
+def _faster(than: float) -> Rank:
     def rank(_own: float, _other: float, slow_own: float, slow_other: float) -> float | None:
         rate = 1 / slow_own + 1 / slow_other
         return -rate if rate > than else None
@@ -222,10 +228,11 @@ class SharingQueue:
     def end(self, task: QueuedTraining) -> list[QueuedTraining]:
         """Remove it; return which others speed up."""
         del self.tasks[task.key]
-        self.free += task.alone
-        self.lone -= task.alone
-        self.single.pop(task, None)
-        self._untested.pop(task, None)
+        if task.alone:
+            self.free += task.alone
+            self.lone -= task.alone
+            del self.single[task]
+            self._untested.pop(task, None)
         for other, count in task.partners.items():
             del other.partners[task]
             self._alone(other, count)
@@ -245,27 +252,56 @@ class SharingQueue:
             started.append((task, 1, []))
         if self._rule is not rule:
             self._rule, self._untested = rule, dict(self.single)
-        partners = self._untested if self.in_turn else self.single
+        if self.in_turn:
+            if rule.rank is not None:
+                self._share(rule.rank, started)
+                self._untested.clear()
+            return started
         position = 0
         while position < len(queue) and (self.free or (self.lone and rule.rank is not None)):
-            if self.in_turn and not partners:  # the rest of the queue refused all others before
-                self.budget.left -= len(self.single) * (len(queue) - position)
-                break
             task = queue[position]
-            place = self._place(task, rule, partners)
+            place = self._place(task, rule)
             if place is None:
                 position += 1
                 continue
             del queue[position]
             self.run(task, *place)
             started.append((task, *place))
-        if rule.rank is not None:
-            self._untested.clear()
         return started
 
-    def _place(
-        self, task: QueuedTraining, rule: SharingRule, partners: Iterable[QueuedTraining]
-    ) -> tuple[int, list[tuple[QueuedTraining, int]]] | None:
+    def _share(self, rank: Rank, started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]) -> None:
+        """Start the jobs that a rule starts next to others, each on the one GPU that it needs; add them to `started`.
+
+        Not tested are jobs that the whole queue was tested with before; the budget counts them nevertheless.
+        """
+        queue, single, untested, budget = self.queue, self.single, self._untested, self.budget
+        known, now = self._pairs, self.now
+        position = 0
+        while position < len(queue) and single:
+            if not untested:
+                budget.left -= len(single) * (len(queue) - position)
+                return
+            budget.left -= len(single)
+            task = queue[position]
+            app, own = task.app, task.left
+            least, chosen = math.inf, None
+            for other in untested:
+                slow = known.get((app, other.app)) or self._both(app, other.app)
+                if slow is _APART:
+                    continue
+                left = other.left - other.rate * (now - other.since)  # `remaining`, without a call
+                ranked = rank(own, left if left > 0.0 else 0.0, slow[0], slow[1])
+                if ranked is not None and (chosen is None or ranked < least):
+                    least, chosen = ranked, other
+            if chosen is None:
+                position += 1
+                continue
+            del queue[position]
+            partners = [(chosen, 1)]
+            self.run(task, 0, partners)
+            started.append((task, 0, partners))
+
+    def _place(self, task: QueuedTraining, rule: SharingRule) -> tuple[int, list[tuple[QueuedTraining, int]]] | None:
         if self.free >= task.need:
             return task.need, []
         rank = rule.rank
@@ -277,12 +313,11 @@ class SharingQueue:
         self.budget.left -= len(self.single)
         known, now = self._pairs, self.now
         app, own = task.app, task.left
-        for other in partners:
+        for other in self.single:
             slow = known.get((app, other.app)) or self._both(app, other.app)
             if slow is _APART:
                 continue
-            left = max(0.0, other.left - other.rate * (now - other.since))  # `remaining`, without a call
-            ranked = rank(own, left, *slow)
+            ranked = rank(own, other.remaining(now), *slow)
             if ranked is not None:
                 willing.append((ranked, len(willing), other))
                 have += other.alone
@@ -313,11 +348,14 @@ class SharingQueue:
             self._untested.pop(task, None)
 
     def _pace(self, task: QueuedTraining) -> None:
-        task.left = task.remaining(self.now)
-        task.since = self.now
+        now = self.now
+        left = task.left - task.rate * (now - task.since)  # `remaining`, without a call
+        task.left = left if left > 0.0 else 0.0
+        task.since = now
         slowest = 1.0
         for other in task.partners:
-            slowest = max(slowest, self.slowdown(task.app, other.app))
+            slow = self._pairs.get((task.app, other.app)) or self._both(task.app, other.app)
+            slowest = max(slowest, slow[0])
         task.rate = 1 / slowest
         task.version += 1
 
@@ -335,39 +373,32 @@ def rollout(board: SharingQueue, rule: SharingRule, max_total: float = math.inf,
     """
     begin = board.now
     total = 0.0
-    ends: list[tuple[float, int, int, QueuedTraining]] = []
-
-    def foresee(task: QueuedTraining) -> None:
-        heappush(ends, (board.now + task.left / task.rate, task.key, task.version, task))
-
-    for task in board.tasks.values():
-        ends.append((board.now + task.remaining(board.now) / task.rate, task.key, task.version, task))
+    budget, tasks = board.budget, board.tasks
+    ends = [(begin + task.remaining(begin) / task.rate, task.key, task.version, task) for task in tasks.values()]
     heapify(ends)
-    if not hold or not ends:
-        _launch(board, rule, foresee)
-    while ends:
-        moment, _, version, task = heappop(ends)
-        if version != task.version:
-            continue
+    changed = [] if hold and ends else _start(board, rule)
+    while True:
+        for task in changed:
+            heappush(ends, (board.now + task.left / task.rate, task.key, task.version, task))
+        while ends and ends[0][2] != ends[0][3].version:
+            heappop(ends)
+        if not ends:
+            return total
+        moment, _, _, task = heappop(ends)
         board.now = moment
-        board.budget.left -= 1
+        budget.left -= 1
         total += moment - begin
-        if board.budget.left < 0 or total + (moment - begin) * (len(board.tasks) - 1 + len(board.queue)) > max_total:
+        if budget.left < 0 or total + (moment - begin) * (len(tasks) - 1 + len(board.queue)) > max_total:
             return math.inf
         task.version += 1
-        for other in board.end(task):
-            foresee(other)
-        _launch(board, rule, foresee)
-    return total
+        changed = board.end(task)
+        if board.queue:
+            changed += _start(board, rule)
 
 
-def _launch(board: SharingQueue, rule: SharingRule, foresee: Callable[[QueuedTraining], None]) -> None:
-    if not board.queue:
-        return
-    for task, _, partners in board.start(rule):
-        foresee(task)
-        for other, _ in partners:
-            foresee(other)
+def _start(board: SharingQueue, rule: SharingRule) -> list[QueuedTraining]:
+    """Start what a rule starts; return the jobs whose ends are other ones because of it."""
+    return [one for task, _, partners in board.start(rule) for one in (task, *[other for other, _ in partners])]
 
 
 def choose(board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64) -> tuple[SharingRule, float]:

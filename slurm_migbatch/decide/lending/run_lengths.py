@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Final
 
@@ -73,21 +74,24 @@ class LengthHistory:
 
     def errors(self, uid: int) -> LengthErrors:
         """Return the expected error of a user's next job."""
-        everybody = self._pooled(self._all, LengthErrors())
-        return self._pooled(self._sums.get(uid, (0, 0.0, 0.0)), everybody)
-
-    def _pooled(self, sums: tuple[int, float, float], prior: LengthErrors) -> LengthErrors:
-        count, total, squares = sums
-        if not count:
-            return prior
-        mean = (total + self.weight * prior.mean) / (count + self.weight)
-        around = squares - 2 * mean * total + count * mean * mean
-        variance = (around + self.weight * prior.deviation**2) / (count + self.weight)
-        return LengthErrors(mean, max(_LEAST, math.sqrt(variance)))
+        everybody = _pooled(self._all, LengthErrors(), self.weight)
+        return _pooled(self._sums.get(uid, (0, 0.0, 0.0)), everybody, self.weight)
 
 
 _LEAST: Final = 0.1
 """Minimum deviation: no user's estimates are exact."""
+
+
+@lru_cache(maxsize=1 << 12)
+def _pooled(sums: tuple[int, float, float], prior: LengthErrors, weight: float) -> LengthErrors:
+    """Return the errors by sums and a prior. Cached, because rounds repeat the query for every job of a user."""
+    count, total, squares = sums
+    if not count:
+        return prior
+    mean = (total + weight * prior.mean) / (count + weight)
+    around = squares - 2 * mean * total + count * mean * mean
+    variance = (around + weight * prior.deviation**2) / (count + weight)
+    return LengthErrors(mean, max(_LEAST, math.sqrt(variance)))
 
 
 def _added(sums: tuple[int, float, float], error: float) -> tuple[int, float, float]:

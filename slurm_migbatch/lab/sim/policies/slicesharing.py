@@ -218,6 +218,8 @@ class LivePairs(SliceQueue):
 
     def _part(self, sim: Simulation) -> None:
         self.resting = {pair: until for pair, until in self.resting.items() if until > sim.now}
+        if self.shared.isdisjoint(self.running):
+            return
         speeds = {job: {self.profile: 1.0} for job in self.running}
         keys = {job: _key(run) for job, run in self.running.items()}
 
