@@ -52,12 +52,16 @@ def check_controllers(
 
 def _state(conf: Mapping[str, str]) -> Iterator[Finding]:
     beat = Path(conf.get("statesavelocation", "")) / "heartbeat"
-    try:
-        age = time.time() - beat.stat().st_mtime
-    except PermissionError:
-        return
-    except OSError:
-        age = None
+    age = None
+    for pause_s in (0.0, 0.1, 0.4):  # slurmctld removes the file before it puts a new one there
+        time.sleep(pause_s)
+        try:
+            age = time.time() - beat.stat().st_mtime
+            break
+        except PermissionError:
+            return
+        except OSError:
+            continue
     if age is None or age > _BEAT_S:
         since = "no sign" if age is None else f"no sign for {age:.0f} s"
         text = f"StateSaveLocation {beat.parent} has {since} of slurmctld's primary here"

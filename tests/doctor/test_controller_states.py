@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -463,6 +464,13 @@ def test_what_slurmctld_needs_on_both_hosts(tmp_path: Path) -> None:
     assert "has no sign of slurmctld's primary" in found
     (found,) = pair(tmp_path, STANDBY, slurmctldprimaryonprog=f"{tmp_path}/gone/{next(iter(scripts.PRIMARY))}")
     assert "SlurmctldPrimaryOnProg" in found and "is not on this host" in found
+
+
+def test_a_heartbeat_that_is_just_being_replaced_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    monkeypatch.setattr(time, "sleep", lambda seconds: seconds and (state / "heartbeat").touch())
+    assert pair(tmp_path, STANDBY, statesavelocation=str(state)) == []
 
 
 def test_marks_tell_what_differs_and_nothing_else() -> None:
