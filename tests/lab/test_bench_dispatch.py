@@ -15,6 +15,7 @@ from slurm_migbatch.lab.experiments.dispatch import Auto, MeasuredTable
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies.pariselsa import kinds_of
 from slurm_migbatch.workload.hints import parse
+from tests.support.experiments import measured_once
 
 KINDS = kinds_of(geometry("a100-80gb"))
 ONE, TWO, THREE, FOUR, ALL = KINDS
@@ -103,7 +104,8 @@ def test_the_experiment_repeats_itself_and_says_what_decides(data):
     )
 
 
-def test_the_command_prints_one_object_or_tables(data, tmp_path):
+def test_the_command_prints_one_object_or_tables(data, tmp_path, monkeypatch):
+    measured_once(monkeypatch, dispatch)
     words = ["dispatch", "--data", str(data), "--seeds", "2"]
     done = CliRunner().invoke(bench, [*words, "--json", "--plot", str(tmp_path / "plots")])
     assert done.exit_code == 0, done.output

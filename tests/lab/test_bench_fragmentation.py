@@ -17,6 +17,7 @@ from slurm_migbatch.lab.papers.placement import FirstFit
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies.placement import PlacementCluster, PodKind, Pool
 from slurm_migbatch.mig.profile import Profile
+from tests.support.experiments import measured_once
 
 A100 = geometry("a100-80gb")
 TWO, THREE, FOUR, ALL = (Profile.parse(p) for p in ("2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"))
@@ -123,7 +124,8 @@ def test_arrivals_offer_the_load_that_is_said():
     assert statistics.fmean(kind.seconds for kind in drawn.kinds) == 600
 
 
-def test_the_command_prints_one_object_or_tables(openb, tmp_path):
+def test_the_command_prints_one_object_or_tables(openb, tmp_path, monkeypatch):
+    measured_once(monkeypatch, fragmentation)
     words = ["fragmentation", "--data", str(openb), "--seeds", "2"]
     done = CliRunner().invoke(bench, [*words, "--json", "--plot", str(tmp_path / "plots")])
     assert done.exit_code == 0, done.output

@@ -18,6 +18,7 @@ from slurm_migbatch.lab.experiments.pipelines import ALONE, EQUAL, KINDS, ORACLE
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies.pariselsa import kinds_of
 from slurm_migbatch.workload.hints import parse
+from tests.support.experiments import measured_once
 
 SLICES = kinds_of(geometry("a100-80gb"))
 
@@ -84,7 +85,8 @@ def test_the_experiment_says_what_decides_and_what_bounds_it(data: Path) -> None
     assert told.beaten is None and "of its slice-seconds" in told.ours
 
 
-def test_the_command_prints_one_object_or_tables(data: Path) -> None:
+def test_the_command_prints_one_object_or_tables(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_once(monkeypatch, pipelines)
     words = ["pipelines", "--data", str(data), "--seeds", "2"]
     done = CliRunner().invoke(bench, [*words, "--json"])
     assert done.exit_code == 0, done.output

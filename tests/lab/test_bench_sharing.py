@@ -19,6 +19,7 @@ from slurm_migbatch.lab.experiments.sharing import Cell
 from slurm_migbatch.lab.shipped import provenance
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policies.slicesharing import DECIDES, LivePairs, by_arrival, by_claim
+from tests.support.experiments import measured_once
 
 CELLS = [Cell(0.8, 1.3, 0.0), Cell(2.0, None, 1.0)]
 
@@ -141,6 +142,7 @@ def test_every_way_is_measured_and_repeats_itself(data):
 @pytest.mark.usefixtures("few")
 def test_the_command_prints_one_object_or_tables(data, tmp_path, monkeypatch):
     monkeypatch.setattr(sharing, "all_cells", lambda: CELLS)
+    measured_once(monkeypatch, sharing)
     words = ["sharing", "--data", str(data), "--seeds", "2"]
     done = CliRunner().invoke(bench, [*words, "--json", "--plot", str(tmp_path / "plots")])
     assert done.exit_code == 0, done.output

@@ -17,6 +17,7 @@ from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.studies.placement import PodKind
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import LoanHints
+from tests.support.experiments import measured_once
 from tests.support.lending_folders import write_miso, write_pollux
 
 TINY = Load("slices, tiny", 600, 3, 60.0)
@@ -144,7 +145,9 @@ def test_limits_and_learned_run_times_of_fragmentation(monkeypatch):
     assert 0.5 <= min(factors) < 1.0 < max(factors) <= 2.0
 
 
-def test_rows_of_fragmentation_are_beside_first_fit(small, openb):
+def test_rows_of_fragmentation_are_beside_first_fit(small, openb, monkeypatch):
+    some = ("limits x2 (right)", "no limits", "nothing moved, limits x2 (right)", "nothing moved, no limits")
+    monkeypatch.setattr(fragwrong, "ROWS", {row: fragwrong.ROWS[row] for row in some})
     result = fragwrong.measure(openb, 2)
     right = fragmentation.measure(openb, 2)
     for name, population in result["populations"].items():
@@ -162,6 +165,7 @@ def test_rows_of_fragmentation_are_beside_first_fit(small, openb):
 def test_the_commands_print_one_object_or_tables(small, openb, tmp_path, monkeypatch):
     few = ("limits x8", "nothing moved, limits x8")
     monkeypatch.setattr(fragwrong, "ROWS", {row: fragwrong.ROWS[row] for row in few})
+    measured_once(monkeypatch, fragwrong)
     words = ["fragmentation", "--wrong", "--data", str(openb), "--seeds", "2"]
     done = CliRunner().invoke(bench, [*words, "--json"])
     assert done.exit_code == 0, done.output

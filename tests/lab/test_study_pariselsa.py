@@ -12,6 +12,7 @@ from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies import dstack, pariselsa
 from slurm_migbatch.profiling.table import read_folder
+from tests.support.experiments import measured_once
 from tests.support.laboratory_tables import KINDS, write_table
 
 A100 = geometry("a100-80gb")
@@ -89,6 +90,7 @@ def test_dstack_holds_every_scheduler_against_the_ideal(tmp_path):
 ])  # fmt: skip
 def test_the_commands_print_one_object_or_tables(monkeypatch, table, tmp_path, name, module, small):
     monkeypatch.setattr(module, "measure", functools.partial(module.measure, **small))
+    measured_once(monkeypatch, module)
     count = ["--seeds" if name == "paris-elsa" else "--mixes", "2"]
     plots = ["--plot", str(tmp_path / "plots"), "--json"]
     done = CliRunner().invoke(

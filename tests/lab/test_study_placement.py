@@ -12,6 +12,7 @@ from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies import placement as study
 from slurm_migbatch.lab.studies.placement import Equal, PlacementCluster, PodKind, Pool, measure, run
 from slurm_migbatch.mig.profile import Profile
+from tests.support.experiments import measured_once
 
 A100 = geometry("a100-80gb")
 THREE, FOUR, ALL = (Profile.parse(p) for p in ("3g.40gb", "4g.40gb", "7g.80gb"))
@@ -74,7 +75,8 @@ def test_the_experiment_repeats_itself_and_tells_both_populations(openb):
     assert result["bars"] == []
 
 
-def test_the_command_prints_one_object_or_a_table(openb, tmp_path):
+def test_the_command_prints_one_object_or_a_table(openb, tmp_path, monkeypatch):
+    measured_once(monkeypatch, study)
     runner = CliRunner()
     plots = ["--plot", str(tmp_path / "plots")]
     found = runner.invoke(bench, ["study", "placement", "--data", str(openb), "--seeds", "2", "--json", *plots])

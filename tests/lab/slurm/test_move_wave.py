@@ -18,6 +18,7 @@ from slurm_migbatch.lab.experiments.fragmentation import RESTARTABLE, Draw, Outc
 from slurm_migbatch.lab.experiments.movewave import MoveWave
 from slurm_migbatch.lab.studies.placement import PodKind
 from slurm_migbatch.mig.profile import Profile
+from tests.support.experiments import measured_once
 
 THREE, FOUR, ALL = (Profile.parse(name) for name in ("3g.40gb", "4g.40gb", "7g.80gb"))
 KINDS = [
@@ -148,6 +149,7 @@ def test_the_command_prints_one_object_or_a_table(openb: Path, monkeypatch: pyte
 
     monkeypatch.setattr(livemoves, "run", run)
     monkeypatch.setattr(livemoves, "DRAWS", 2)
+    measured_once(monkeypatch, livemoves)
     words = ["live", "--moves", "--data", str(openb)]
     done = CliRunner().invoke(bench, [*words, "--json"], standalone_mode=False)
     assert done.exception is None, done.exception
