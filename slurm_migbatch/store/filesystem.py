@@ -14,34 +14,10 @@ if TYPE_CHECKING:
     import re
 
 #: network file system types, as in /proc/self/mountinfo
-NETWORK_TYPES = frozenset(
-    {
-        "9p",
-        "acfs",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "coda",
-        "davfs",
-        "gfs2",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-        "ocfs2",
-        "orangefs",
-        "panfs",
-        "pvfs2",
-        "smb2",
-        "smb3",
-        "smbfs",
-        "vboxsf",
-        "wekafs",
-    }
-)
+NETWORK_TYPES = frozenset({
+    "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs", "lustre",
+    "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb2", "smb3", "smbfs", "vboxsf", "wekafs",
+})  # fmt: skip
 #: user-space file systems that are local disks
 _LOCAL_FUSE = frozenset({"fuse.ext2", "fuse.ext4", "fuse.ntfs", "fuse.ntfs-3g", "fuse.fuse-overlayfs", "fuse.lxcfs"})
 _OCTAL = Pattern(r"\\([0-7]{3})")

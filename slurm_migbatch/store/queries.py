@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, TextClause, func, or_, select, text
@@ -20,7 +20,7 @@ COUNTED: ColumnElement[bool] = or_(Lease.outcome.is_(None), Lease.outcome != "mo
 _NAMED = re.compile(r":(v\d+)")
 
 #: columns of a LeaseRow, in its order
-_LEASE_ROW = ("node", "gpu", "profile", "slot_start", "slot_size", "job_id", "restart", "since", "until", "mig_uuid")
+_LEASE_ROW = ("node", "gpu", "profile", "slot_start", "slot_size", "job_id", "restart", "since", "until")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class LeaseRow:
     restart: int
     since: float | None
     until: float | None = None
-    mig_uuid: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class RunRow:
     """One run: every column of the table by name, and its slices likewise."""
 
     run: dict[str, Any]
-    slices: tuple[dict[str, Any], ...] = field(default=())
+    slices: tuple[dict[str, Any], ...] = ()
 
 
 def select_runs(
