@@ -29,8 +29,7 @@ from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.waste import SliceUse, Verdict, judge, slice_mib, waited
 from slurm_migbatch.report.wastelines import JudgedRun
 from slurm_migbatch.slurm.rights import Rights
-from slurm_migbatch.store.geometries import geometries
-from slurm_migbatch.store.queries import RunFilter, any_run
+from slurm_migbatch.store.queries import RunFilter, any_run, geometries
 from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.store.waste import UsedRun, runs_alike, used_runs, waits
 from slurm_migbatch.values import replace

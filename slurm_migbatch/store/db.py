@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine, make_url
+from sqlalchemy import Connection, Engine, bindparam, func, make_url, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -20,7 +20,7 @@ from slurm_migbatch.store.engines import make_engine, one_state, sqlite_file
 from slurm_migbatch.store.errors import OlderDatabaseError, StoreError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import migrate, pending
-from slurm_migbatch.store.numbering import number
+from slurm_migbatch.store.models import Run
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, RunRow
 from slurm_migbatch.store.receipt import NOTHING, NodeReceipt, Receipt
 from slurm_migbatch.store.terms import TermState, check_term, give_term, take_term
@@ -84,6 +84,22 @@ def _cause(error: SQLAlchemyError) -> str:
     return str(error.orig) if isinstance(error, DBAPIError) else str(error)
 
 
+def _number(session: Session) -> None:
+    """Number the runs that became lessons in the transaction (its last action), so that a reader can continue after the
+    last one it has seen.
+
+    The order of `Run.id` would not do (a run that began first may end last), nor that of `ended` (a disconnected node
+    reports ends from long ago). `models._settle` marks them by their previous number n, as -1 - n (0 for none), so that
+    it is not given again.
+    """
+    session.flush()
+    fresh = session.execute(select(Run.id, Run.lesson).where(Run.lesson < 0).order_by(Run.ended, Run.id)).all()
+    if fresh:
+        last = max(session.scalar(select(func.max(Run.lesson))) or 0, *(-1 - row.lesson for row in fresh))
+        statement = update(Run).where(Run.__table__.c.id == bindparam("of")).values(lesson=bindparam("to"))
+        session.connection().execute(statement, [{"of": row.id, "to": last + i} for i, row in enumerate(fresh, 1)])
+
+
 class Store:
     """The record of decisions, runs, leases and GPUs. Safe to use from several threads; close it at the end."""
 
@@ -133,7 +149,7 @@ class Store:
                     if self.term:
                         check_term(session, self.term)
                     result = work(session)
-                    number(session)
+                    _number(session)
                     return result
             except (IntegrityError, OperationalError) as error:
                 # two migbatchd on one server, a deadlock or a lost connection; a retry decides. SQLite has

@@ -142,7 +142,7 @@ class Run(Base):
     measured_items: Mapped[float | None]
     #: sources of these figures, and the report of each node: see `store.measured`
     measured_facts: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
-    #: the order in which runs became usable for learning, see `store.numbering`; below 0 until the transaction ends
+    #: the order in which runs became usable for learning, see `store.db._number`; below 0 until the transaction ends
     lesson: Mapped[int | None]
 
     def settle(self) -> None:

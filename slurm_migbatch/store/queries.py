@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, TextClause, func, or_, select, text
 
+from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.store import runquery
 from slurm_migbatch.store.models import DatabaseIdentity, Decision, Gpu, Lease, Node, SupplyChange
 from slurm_migbatch.store.runquery import RUN_FIELDS, SLICE_FIELDS
@@ -118,6 +119,27 @@ def inventory(connection: Connection) -> dict[str, list[dict[str, Any]]]:
     for node, uuid, minor, index, name, mig, geometry, facts in connection.execute(statement):
         own = {"uuid": uuid, "minor": minor, "index": index, "name": name, "mig": mig, "geometry": geometry}
         found.setdefault(node, []).append({**(facts if isinstance(facts, dict) else {}), **own})
+    return found
+
+
+def geometries(connection: Connection) -> dict[str, Geometry]:
+    """Return the geometry of each GPU by its UUID, including removed GPUs; invalid ones are skipped."""
+    found: dict[str, Geometry] = {}
+    for uuid, described in connection.execute(select(Gpu.uuid, Gpu.geometry).where(Gpu.mig)):
+        try:
+            found[uuid] = Geometry.from_dict(described)
+        except GeometryError:
+            continue
+    return found
+
+
+def whole_gpus(connection: Connection) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return compute and memory slices of whole GPUs, by a profile that they have and its memory slices."""
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for geometry in set(geometries(connection).values()):
+        for info in geometry.profiles:
+            whole = (geometry.compute_slices, geometry.memory_slices)
+            found.setdefault((info.profile.name, info.memory_slices), whole)
     return found
 
 
