@@ -380,7 +380,7 @@ def _most_informative(
     """Choose the next cell to measure by the predictor's own rule, or by the one for a limit."""
     try:
         from slurm_migbatch.predict.known import ModelKnowledge
-        from slurm_migbatch.predict.points import choose, choose_within
+        from slurm_migbatch.predict.points import choose
     except ImportError as error:
         raise click.ClickException(
             f"--points needs the predictor, which is not installed ({error}): install slurm-migbatch[controller], "
@@ -389,10 +389,7 @@ def _most_informative(
     from slurm_migbatch.profiling.measure import DidNotFit
 
     rows = [subject.row(cell, DidNotFit("")) for cell in open_]
-    if limit_s is None:
-        index = choose(done, rows, ModelKnowledge())
-    else:
-        index = choose_within(done, rows, ModelKnowledge(), limit_s)
+    index = choose(done, rows, ModelKnowledge(), limit_s)
     return None if index is None else open_[index]
 
 
