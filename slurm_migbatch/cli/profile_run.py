@@ -284,10 +284,14 @@ def _run(options: RunOptions) -> None:
     meter = NoMeter() if device.is_cpu else NvmlMeter(device.visible)
     rule = first if points is None else partial(_most_informative, subject, options.slo)
     most = len(cells_.open_cells(cells, filter(subject.owns, earlier)))
-    with _progress(subject, most if points is None else min(points, most), options.quiet) as watch:
+    with _progress(subject, most if points is None else min(points, most), options.quiet) as (before, after):
+
+        def bench(cell: MeasurementCell) -> Ran | DidNotFit:
+            before(cell)
+            return measure(program, device, meter, cell)
+
         try:
-            bench = partial(measure, program, device, meter)
-            found = run_points(subject, cells, rule, bench, earlier, partial(save, path), watch, points)
+            found = run_points(subject, cells, rule, bench, earlier, partial(save, path), after, points)
         except KeyboardInterrupt:
             click.echo(f"interrupted; the results are in {path}, continue with --resume", err=True)
             raise
@@ -443,67 +447,47 @@ def _interpreter(asked: str | None, environ: Mapping[str, str]) -> str:
 # -- output ----------------------------------------------------------------------------------------------------------
 
 
-class _Lines:
-    """Progress as plain lines, for logs; or none."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
-
-    def starts(self, cell: MeasurementCell) -> None:
-        """Print nothing yet."""
-
-    def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """Print one line for the point."""
-        if not self._quiet:
-            click.echo(f"{MeasurementCell.of(row)}: {_words(row, outcome)}; {left} left", err=True)
-
-
-class _Bar:
-    """Progress as a bar with the remaining time, for terminals."""
-
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.progress = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self.progress.add_task("starting", total=total)
-        self._done = 0
-
-    def starts(self, cell: MeasurementCell) -> None:
-        """Set the description."""
-        self.progress.update(self._task, description=str(cell))
-
-    def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """Print one step, and a line above the bar."""
-        self._done += 1
-        self.progress.console.print(f"{MeasurementCell.of(row)}: {_words(row, outcome)}", markup=False, highlight=False)
-        self.progress.update(self._task, completed=self._done, total=self._done + left)
+def no_progress(*_: object) -> None:
+    """Print nothing."""
 
 
 @contextmanager
-def _progress(subject: ProfiledModel, points: int, quiet: bool) -> Iterator[_Lines | _Bar]:
-    if not quiet:
-        click.echo(f"{subject.model} on {subject.device}: {points} points at most", err=True)
-    if quiet or not sys.stderr.isatty():
-        yield _Lines(quiet)
+def _progress(
+    subject: ProfiledModel, points: int, quiet: bool
+) -> Iterator[tuple[Callable[[MeasurementCell], None], Callable[[Measurement, Ran | DidNotFit, int], None]]]:
+    """Yield what to call before and after each point (with the number of points left): on a terminal a bar with the
+    remaining time, else lines for logs.
+    """
+    if quiet:
+        yield no_progress, no_progress
         return
-    bar = _Bar(points)
-    with bar.progress:
-        yield bar
+    click.echo(f"{subject.model} on {subject.device}: {points} points at most", err=True)
+    if not sys.stderr.isatty():
+        yield no_progress, lambda row, outcome, left: click.echo(f"{_words(row, outcome)}; {left} left", err=True)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    text = TextColumn("{task.description}", markup=False)
+    with Progress(
+        BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text, console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task("starting", total=points)
+
+        def after(row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
+            bar.console.print(_words(row, outcome), markup=False, highlight=False)
+            bar.advance(task)
+            bar.update(task, total=bar.tasks[0].completed + left)
+
+        yield lambda cell: bar.update(task, description=str(cell)), after
 
 
 def _words(row: Measurement, outcome: Ran | DidNotFit) -> str:
+    cell = MeasurementCell.of(row)
     if not row.ran:
-        return f"does not fit ({getattr(outcome, 'text', '')})"
+        return f"{cell}: does not fit ({getattr(outcome, 'text', '')})"
     memory = f", {row.memory_mib:.0f} MiB" if row.memory_mib else ""
-    return f"{row.rate:.4g} items/s, {milliseconds(row.latency_s)} ms{memory}"
+    return f"{cell}: {row.rate:.4g} items/s, {milliseconds(row.latency_s)} ms{memory}"
 
 
 def milliseconds(seconds: float | None) -> str:
