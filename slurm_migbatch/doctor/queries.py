@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from slurm_migbatch.node.findings import BAD, GOOD, Finding
+from slurm_migbatch.query.client import connection_to
 from slurm_migbatch.query.protocol import PATH
 
 #: start of the answer of a standby migbatchd
@@ -24,8 +25,7 @@ def check_answers(url: str, advice: str, stranger: str) -> Iterator[Finding]:
         stranger: what to do if another program answers.
     """
     parts = urlsplit(url)
-    make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = make(parts.hostname or "", parts.port, timeout=5)
+    connection = connection_to(url, 5)
     place = f"{parts.hostname} port {parts.port}"
     try:
         connection.request("POST", PATH, b"")
