@@ -164,6 +164,7 @@ def _may_read(config: Config) -> bool:
 
 def _servers_of(config: Config) -> Servers:
     """Return this host's own service if migbatchd runs here, else the services that any host would query."""
+    from slurm_migbatch.doctor.health import url_of
     from slurm_migbatch.query.login import CONFIG, Servers, find_servers
     from slurm_migbatch.slurm.users import uid_of
 
@@ -175,9 +176,7 @@ def _servers_of(config: Config) -> Servers:
         here = False
     if not here:
         return find_servers()
-    listen = config.query.listen
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)  # noqa: S104
-    url = f"http://{f'[{host}]' if ':' in host else host}:{config.query.port}"
+    url = url_of(config.query.listen, config.query.port)
     return Servers((url,), uids, config.node_api.munge_socket, config.path or CONFIG)
 
 

@@ -130,22 +130,16 @@ def config_option(command: F) -> F:
                 return Config()
         return load(value)
 
+    return source_option(command, read)
+
+
+def source_option(command: F, callback: Callable[..., Any] | None = None) -> F:
+    """Return the option -c/--config; the function gets the path as given, or what `callback` makes of it."""
     option = click.option(
         "-c",
         "--config",
         metavar="FILE",
-        callback=read,
-        help="Configuration of the controller [env MIGBATCH_CONFIG; default /etc/migbatch/migbatch.toml].",
-    )
-    return option(command)
-
-
-def source_option(command: F) -> F:
-    """Return the option -c/--config; the function gets the path as given."""
-    option = click.option(
-        "-c",
-        "--config",
-        metavar="FILE",
+        callback=callback,
         help="Configuration of the controller [env MIGBATCH_CONFIG; default /etc/migbatch/migbatch.toml].",
     )
     return option(command)

@@ -19,7 +19,7 @@ _DETECTS: Final = frozenset({"nvml", "full"})
 
 def beside(conf: Conf, name: str) -> Conf:
     """Read a file beside slurm.conf; no lines if there is none."""
-    return load(str(Path(conf.main).with_name(name)), read)
+    return load(conf.beside(name), read)
 
 
 def check_autodetect(gres: Conf, nodes: Collection[str]) -> Iterator[Finding]:
