@@ -35,15 +35,9 @@ def load(where: str) -> click.Command:
 
 
 def run(command: click.Command | str, prog: str, args: Sequence[str] | None = None) -> int:
-    """Run `command` and turn every expected failure, including a missing package, into one line on stderr.
-
-    Args:
-        command: the command, or its `module:attribute` if importing it may fail.
-        prog: its name.
-        args: its arguments; default: those of this process.
-
-    Returns:
-        The exit code: 0 done, 1 failed, 2 (or the command's own `usage_code`) wrong usage, 130 interrupted.
+    """Run a command (or `module:attribute`, if importing it may fail) and turn every expected failure, including a
+    missing package, into one line on stderr. The exit code is 0 done, 1 failed, 2 (or the command's own `usage_code`)
+    wrong usage, 130 interrupted.
     """
 
     def work() -> object:

@@ -82,14 +82,8 @@ class Looks:
 
 
 def watch(ask: Ask, state: PageState, names: str | None, count: int | None, terminal: Terminal) -> None:
-    """Show the page in a terminal until its user quits.
-
-    Args:
-        ask: answers queries.
-        state: the initial settings.
-        names: only these nodes.
-        count: number of refreshes; None: unlimited.
-        terminal: entered already.
+    """Show the page in a terminal, entered already, until its user quits or after `count` refreshes. `names`: only
+    these nodes.
     """
     looks = Looks(ask, terminal.wake)
     last, due, left = Look(), 0.0, count

@@ -23,11 +23,8 @@ _OWN: Final[Mapping[str, frozenset[str]]] = {
 
 
 def marks(config: Config, identity: str) -> dict[str, str]:
-    """Return a mark for each section and for the release; equal for equal contents and the same database.
-
-    Args:
-        config: of one host.
-        identity: of its database; it is secret, so a section's contents cannot be guessed from its mark.
+    """Return a mark for each section of a host's configuration and for the release; equal for equal contents and the
+    same database, whose `identity` is secret: a section's contents cannot be guessed from its mark.
     """
     texts: dict[str, Any] = {name: values for name, values in dataclasses.asdict(config).items() if name != "path"}
     for section, own in _OWN.items():

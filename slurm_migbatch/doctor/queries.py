@@ -17,12 +17,8 @@ _MOST = 65536
 
 
 def check_answers(url: str, advice: str, stranger: str) -> Iterator[Finding]:
-    """Check that the query service listens at a URL, and that it is this one.
-
-    Args:
-        url: such as http://ctl1:6831.
-        advice: what to do if there is no answer.
-        stranger: what to do if another program answers.
+    """Check that the query service listens at a URL such as http://ctl1:6831, and that it is this one. `advice` and
+    `stranger` say what to do if there is no answer, or another program answers.
     """
     parts = urlsplit(url)
     connection = connection_to(url, 5)

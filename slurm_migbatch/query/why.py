@@ -142,11 +142,8 @@ def ask(site: QuerySite, job: int) -> str:
 
 
 def tasks_at_once(row: JobRow, actions: Sequence[Mapping[str, Any]] | None) -> str:
-    """Return how many tasks of an elastic array run at once, and why; empty for any other job.
-
-    Args:
-        row: Slurm's row of pending tasks; the row of a single task has no throttle.
-        actions: what was done to the array, oldest first; None: the record cannot be read.
+    """Return how many tasks of an elastic array run at once, and why; empty for any other job. `actions`: what was done
+    to the array, oldest first; None if the record cannot be read.
     """
     if row.array_job is None or elastic_hints(row.comment) is None or actions is None:
         return ""

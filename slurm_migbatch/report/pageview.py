@@ -94,8 +94,7 @@ def frame(
 
     Args:
         page: the last answer; None before the first.
-        width, height: of the terminal; without a height all rows are drawn, and nothing about keys.
-        state: the settings.
+        height: without it all rows are drawn, and nothing about keys.
         trouble: why the page is not newer.
         remarks: about missing parts.
     """

@@ -161,15 +161,8 @@ class Store:
         raise AssertionError("unreachable")
 
     def take_term(self, holder: str, seconds: float, own_term: int = 0) -> TermState:
-        """Become or remain the active migbatchd, for some seconds from now.
-
-        Args:
-            holder: this host.
-            seconds: until when, unless it is renewed.
-            own_term: the number of this process's term; 0 for none.
-
-        Returns:
-            The current term, of this process or another.
+        """Become or remain the active migbatchd on the host `holder`, for some seconds from now; return the current
+        term, of this process or another. `own_term`: the number of this process's term; 0 for none.
         """
         return self._write(lambda session: take_term(session, holder, seconds, own_term))
 
@@ -252,13 +245,11 @@ class Store:
             return progress.reports(connection, jobs)
 
     def lessons(self, since: int = 0, limit: int = 10_000) -> list[Lesson]:
-        """Return ended runs in the order in which they became usable for learning, with request and prediction.
+        """Return ended runs in the order in which they became usable for learning, with request and prediction; only
+        those after the `Lesson.number` `since`.
 
         A run about which something becomes known later (its last report, how it ended according to Slurm) is returned
         again under a higher number.
-
-        Args:
-            since: the highest `Lesson.number` that the caller has seen.
         """
         from slurm_migbatch.store.lessons import lessons
 
@@ -278,11 +269,7 @@ class Store:
         return self._write(lambda session: prune(session, before, lessons, place))
 
     def add_measurements(self, rows: Iterable[Measurement]) -> Added:
-        """Store measured points in one transaction; an existing point gets the new values.
-
-        Returns:
-            How many were added, replaced, and unchanged.
-        """
+        """Store measured points in one transaction; an existing point gets the new values."""
         from slurm_migbatch.store.measurements import add_measurements
 
         found = list(rows)

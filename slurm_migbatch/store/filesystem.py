@@ -24,14 +24,8 @@ _OCTAL = Pattern(r"\\([0-7]{3})")
 
 
 def filesystem_type(path: str | os.PathLike[str], mountinfo: str | None = None) -> str:
-    """Return the type of the file system of `path` (or its nearest existing parent), such as "ext4" or "nfs4".
-
-    Args:
-        path: need not exist.
-        mountinfo: text of a /proc/<pid>/mountinfo; default: this process's.
-
-    Returns:
-        The type, or "" if it cannot be determined.
+    """Return the type of the file system of `path` (or its nearest existing parent), such as "ext4" or "nfs4"; "" if
+    unknown. `mountinfo`: text of a /proc/<pid>/mountinfo; default: this process's.
     """
     if mountinfo is None:
         try:

@@ -69,12 +69,8 @@ def _save(session: Session, loans: Sequence[Mapping[str, Any]]) -> None:
 def loans(
     connection: Connection, jobs: Collection[int] = (), *, active: bool = False, since: float | None = None
 ) -> list[dict[str, Any]]:
-    """Return the loans by decision time.
-
-    Args:
-        jobs: only of these; () for all.
-        active: those that have not ended.
-        since: those that were decided, or had not ended, at that time or later (unix seconds).
+    """Return the loans by decision time: of these jobs (() for all), active ones, those decided or still active at
+    `since` (unix seconds) or later.
     """
     statement = select(*_LOAN).order_by(Loan.decided, Loan.id)
     if jobs:
