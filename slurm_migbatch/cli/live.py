@@ -99,7 +99,7 @@ def watch(ask: Ask, state: PageState, names: str | None, count: int | None, term
             state = press(state, key, drawn.extents)
         found = looks.found()
         if found is not None:
-            last = found if found.page is not None else replace(last, trouble=_again(found.trouble))
+            last = found if found.page is not None else replace(last, trouble=f"stale, retrying: {found.trouble}")
             due = time.monotonic() + max(state.interval, _REST * found.took)
             left = left if left is None or found.page is None else left - 1
             if left == 0:
@@ -112,10 +112,6 @@ def watch(ask: Ask, state: PageState, names: str | None, count: int | None, term
 
 def _question(state: PageState, names: str | None) -> TopQuestion:
     return TopQuestion(names, state.user, state.only)
-
-
-def _again(trouble: str) -> str:
-    return f"stale, retrying: {trouble}"
 
 
 def batch(ask: Ask, state: PageState, names: str | None, count: int | None) -> None:

@@ -40,7 +40,6 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
     if not html.parent.is_dir():
         raise Failure(f"no such directory: {html.parent}: create it, or choose another file")
     from slurm_migbatch.cli.asking import ask_for_text
-    from slurm_migbatch.query.collection import no_collection
     from slurm_migbatch.query.questions import PageQuestion
     from slurm_migbatch.report.format import split
 
@@ -53,6 +52,5 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
         end=end,
     )
     tell_stage("computing and drawing")
-    with no_collection():
-        document = ask_for_text(question, config, db=db or os.environ.get("MIGBATCH_DB"))
+    document = ask_for_text(question, config, db=db or os.environ.get("MIGBATCH_DB"))
     html.write_text(document, encoding="utf-8")

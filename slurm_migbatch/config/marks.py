@@ -30,8 +30,5 @@ def marks(config: Config, identity: str) -> dict[str, str]:
     for section, own in _OWN.items():
         texts[section] = {key: value for key, value in texts[section].items() if key not in own}
     texts["release"] = version("slurm-migbatch")
-    return {name: _mark(identity, f"{name} {json.dumps(values, sort_keys=True)}") for name, values in texts.items()}
-
-
-def _mark(identity: str, text: str) -> str:
-    return hmac.new(identity.encode(), text.encode(), hashlib.sha256).hexdigest()[:16]
+    forms = {name: f"{name} {json.dumps(values, sort_keys=True)}".encode() for name, values in texts.items()}
+    return {name: hmac.new(identity.encode(), form, hashlib.sha256).hexdigest()[:16] for name, form in forms.items()}

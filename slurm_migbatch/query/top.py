@@ -65,7 +65,7 @@ def answer(question: TopQuestion, rights: Rights, site: QuerySite) -> Reply:
         tuple(gpus[:_GPUS]),
         tuple(_queue(asked, site)),
         tuple(_loans(asked))[:_LOANS],
-        tuple(_events(asked))[-_EVENTS:],
+        tuple(sorted([*_node_events(asked), *_actions(asked)], key=lambda row: row.at))[-_EVENTS:],
         max(0, len(gpus) - _GPUS),
     )
     return Reply([page.write()], remarks)
@@ -297,11 +297,6 @@ def _known(value: Any) -> Any:
 
 
 # -- events ------------------------------------------------------------------------------------------------------
-
-
-def _events(asked: _Selection) -> list[EventRow]:
-    events = [*_node_events(asked), *_actions(asked)]
-    return sorted(events, key=lambda row: row.at)
 
 
 def _node_events(asked: _Selection) -> Iterator[EventRow]:

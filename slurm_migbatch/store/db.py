@@ -69,7 +69,8 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: i
     except SQLAlchemyError as error:
         engine.dispose()
         shown = make_url(url).render_as_string(hide_password=True)
-        raise StoreError(f"cannot use the database {shown}: {_cause(error)}") from error
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        raise StoreError(f"cannot use the database {shown}: {cause}") from error
     except StoreError:
         engine.dispose()
         raise
@@ -78,10 +79,6 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: i
 
 def _keep_nothing(_last: str) -> None:
     """Leave the backup to the administrator of the server."""
-
-
-def _cause(error: SQLAlchemyError) -> str:
-    return str(error.orig) if isinstance(error, DBAPIError) else str(error)
 
 
 def _number(session: Session) -> None:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import os
 
-from slurm_migbatch.values import TYPE_CHECKING, Pattern
-
-if TYPE_CHECKING:
-    import re
+from slurm_migbatch.values import Pattern
 
 #: network file system types, as in /proc/self/mountinfo
 NETWORK_TYPES = frozenset({
@@ -40,16 +37,14 @@ def filesystem_type(path: str | os.PathLike[str], mountinfo: str | None = None) 
         columns = fields.split(" ")
         if len(columns) < 5 or not after:
             continue
-        mount = _OCTAL.made.sub(_character, columns[4]) if "\\" in columns[4] else columns[4]
+        mount = columns[4]
+        if "\\" in mount:
+            mount = _OCTAL.made.sub(lambda match: chr(int(match[1], 8)), mount)
         below = f"{mount.rstrip('/')}/"
         # of two mounts on one path the later one is on top
         if len(below) >= best and f"{where}/".startswith(below):
             best, kind = len(below), after.split(" ", 1)[0]
     return kind
-
-
-def _character(match: re.Match[str]) -> str:
-    return chr(int(match[1], 8))
 
 
 def is_network(kind: str) -> bool:
