@@ -48,7 +48,6 @@ class Overview:
         trainings: elastic jobs in the queue.
         reasons: why training jobs wait.
         owners: uid and account of jobs in events and loans.
-        remarks: what could not be queried.
     """
 
     at: float

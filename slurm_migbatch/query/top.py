@@ -73,13 +73,7 @@ def answer(question: TopQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 @dataclass(frozen=True)
 class _Selection:
-    """The part of an overview that a user may see and has selected.
-
-    Attributes:
-        names: only these nodes; None for all.
-        user: name or uid; "" for all.
-        only: a GRES type or a partition; "" for all.
-    """
+    """The part of an overview that a user may see and has selected by a `TopQuestion`."""
 
     seen: Overview
     rights: Rights

@@ -22,14 +22,10 @@ class RecurringRun:
     Attributes:
         number: its position in the order of lessons; `run` stays the same when it is returned again.
         recurring: key of the job, from `submit.script.recurring_key`; empty if unknown.
-        het: it is a component of a heterogeneous job.
         profile: of its slices, as in the record; None if they differed.
         ended: "done", "oom", "failed" or "cut", or empty if unknown.
         peak_mib, sm, dram: see `predict.recurring.PastRun`; None also for a run that shared its slice.
-        engine: from the submit filter.
         retry: the user wants it retried if its slice was too small.
-        partition: where it ran.
-        slices: how many it held.
         low, high: the smallest and the largest profile allowed by its user; empty: any.
     """
 

@@ -27,7 +27,6 @@ class UsedRun:
     """One run that has held slices.
 
     Attributes:
-        seen: its figures as a run of a recurring job.
         shown: a row with the displayed fields (job_id, array_job, user, started ...).
         shared: it shared its slice with another for a while, so figures are not its own.
         gpu: UUID of the GPU of one of its slices.
