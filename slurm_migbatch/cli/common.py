@@ -139,17 +139,31 @@ def source_option(command: F, callback: Callable[..., Any] | None = None) -> F:
     return option(command)
 
 
+def given(convert: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Return a callback that converts the value of an option if there is one; a ValueError of `convert` is wrong usage
+    with its message.
+    """
+
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else convert(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+
+    return read
+
+
 def job_argument(command: F) -> F:
     """The argument JOB, as Slurm prints it (12, 12_3, 12+1; a step 12.0 means its job); the function gets the text."""
 
-    def read(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    def read(value: str) -> str:
         from slurm_migbatch.query.questions import is_job
 
         if not is_job(value):
-            raise click.BadParameter(f"{value!r} is not a job id; write 123, 123_4 or 123+1", ctx, param)
+            raise ValueError(f"{value!r} is not a job id; write 123, 123_4 or 123+1")
         return value
 
-    return click.argument("job", callback=read, metavar="JOB")(command)
+    return click.argument("job", callback=given(read), metavar="JOB")(command)
 
 
 def open_record(config: Config) -> Store:

@@ -154,7 +154,7 @@ def _row(entry: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
 def agent(etc: str, name: str, verbose: bool) -> None:
     """Serve the hooks, send events to the controller and fetch its plan. Runs until SIGTERM."""
     from slurm_migbatch.doctor.node import NodePlaces, examine_quietly
-    from slurm_migbatch.node.agent import Agent, AgentError
+    from slurm_migbatch.node.agent import Agent
 
     config = _config(etc, name)
     os.umask(0o077)
@@ -165,10 +165,7 @@ def agent(etc: str, name: str, verbose: bool) -> None:
     places = NodePlaces(etc, name=name)
     service = Agent(config, checks=lambda gpus: examine_quietly(places, config, gpus))
     service.stop_on(signal.SIGTERM, signal.SIGINT)
-    try:
-        service.run()
-    except AgentError as error:
-        raise Failure(str(error)) from None
+    service.run()
 
 
 @node.command()

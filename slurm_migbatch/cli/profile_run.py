@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import print_table
+from slurm_migbatch.cli.common import given, print_table
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.profiling import cells as cells_
 from slurm_migbatch.profiling.cells import CellError, MeasurementCell
-from slurm_migbatch.profiling.measurement import RUN_KINDS, TEXT_LENGTHS, Measurement, MeasurementError, Tuning
+from slurm_migbatch.profiling.measurement import RUN_KINDS, TEXT_LENGTHS, Measurement, Tuning
 from slurm_migbatch.profiling.target import Python, TargetError, parse_command, parse_python
 from slurm_migbatch.profiling.timing import Effort
 from slurm_migbatch.workload.llmhints import CHOICES
@@ -34,45 +34,32 @@ _PLOT = ".svg"
 _FACTORS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
 
-def _numbers(doubling: bool) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...] | None]:
-    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-        try:
-            return None if value is None else cells_.numbers(value, doubling=doubling)
-        except CellError as error:
-            raise click.BadParameter(str(error), ctx, param) from None
-
-    return read
+_list = given(partial(cells_.numbers, doubling=False))
+_range = given(partial(cells_.numbers, doubling=True))
 
 
-def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    if value is None:
-        return None
+def _count(value: str) -> float:
     factor = _FACTORS.get(value[-1:].lower(), 1.0)
     try:
         number = float(value[:-1] if factor > 1 else value) * factor
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise click.BadParameter(f"'{value}' is not a number above 0: write 25.6m, 4.1g or 1.8e9", ctx, param)
+        raise ValueError(f"'{value}' is not a number above 0: write 25.6m, 4.1g or 1.8e9")
     return number
 
 
-def _tuning(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    try:
-        Tuning.parse(value.lower())
-    except MeasurementError as error:
-        raise click.BadParameter(str(error), ctx, param) from None
+def _tuning(value: str) -> str:
+    Tuning.parse(value.lower())
     return value.lower()
 
 
-def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    if value is None:
-        return None
+def _slo(value: str) -> float:
     from slurm_migbatch.workload.units import duration_us
 
     microseconds = duration_us(value)
     if not microseconds:
-        raise click.BadParameter(f"'{value}' is not a time with a unit: write 200ms or 0.2s", ctx, param)
+        raise ValueError(f"'{value}' is not a time with a unit: write 200ms or 0.2s")
     return microseconds / 1e6
 
 
@@ -91,7 +78,7 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 )
 @click.option(
     "--batches",
-    callback=_numbers(doubling=True),
+    callback=_range,
     default="1-32",
     show_default=True,
     metavar="LIST",
@@ -99,14 +86,14 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 )
 @click.option(
     "--inputs",
-    callback=_numbers(doubling=True),
+    callback=_range,
     default=None,
     metavar="LIST",
     help="Input sizes (tokens, pixels): 128,512 or 128-2048; none by default.",
 )
 @click.option(
     "--procs",
-    callback=_numbers(doubling=False),
+    callback=_list,
     default="1",
     show_default=True,
     metavar="LIST",
@@ -117,7 +104,7 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 )
 @click.option(
     "--slo",
-    callback=_slo,
+    callback=given(_slo),
     metavar="TIME",
     help="With --points: those that a service with this batch time limit would run, 200ms.",
 )
@@ -148,11 +135,13 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 @click.option(
     "--timeout", type=click.FloatRange(1, 86400), default=900.0, show_default=True, help="Time limit for a point, in s."
 )
-@click.option("--params", callback=_count, metavar="N", help="Parameters, 25.6m [default: from a torch model].")
-@click.option("--flops", callback=_count, metavar="N", help="Operations per item, 8.2g [default: counted by torch].")
+@click.option("--params", callback=given(_count), metavar="N", help="Parameters, 25.6m [default: from a torch model].")
+@click.option(
+    "--flops", callback=given(_count), metavar="N", help="Operations per item, 8.2g [default: counted by torch]."
+)
 @click.option(
     "--outputs",
-    callback=_numbers(doubling=True),
+    callback=_range,
     default=None,
     metavar="LIST",
     help="With --server: output tokens per request [default: 128].",
@@ -161,7 +150,7 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 @click.option("--precision", metavar="WORD", help="With --server: bf16, fp8, awq, ... [default: from --model].")
 @click.option(
     "--tuning",
-    callback=_tuning,
+    callback=given(_tuning),
     default="",
     metavar="WORDS",
     help="With --kind train, for a language model: lora, qlora/adamw_8bit, full/checkpointing [default: full/adamw].",
