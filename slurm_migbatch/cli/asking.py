@@ -6,7 +6,7 @@ import os
 import sys
 
 from slurm_migbatch.cli.ending import Failure
-from slurm_migbatch.query.reply import Unanswerable
+from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.values import TYPE_CHECKING
 
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from slurm_migbatch.config import Config
     from slurm_migbatch.node.auth import MungeSigner
     from slurm_migbatch.query.login import Servers
-    from slurm_migbatch.query.protocol import Answer
     from slurm_migbatch.query.questions import Question
-    from slurm_migbatch.query.reply import Reply
     from slurm_migbatch.slurm.rights import Rights
 
 _LINES_AT_ONCE = 2000
@@ -27,97 +25,65 @@ _LINES_AT_ONCE = 2000
 def ask_and_print(
     question: Question, config: str | None = None, *, db: str | None = None, catalog: str = "", submit_socket: str = ""
 ) -> int:
-    """Ask a query and print the answer; return the exit code.
+    """Ask a query and print the answer; return the exit code. Arguments and errors are those of `asker`."""
+    reply = asker(config, db=db, catalog=catalog, submit_socket=submit_socket)(question)
+    _print_remarks(reply)
+    _write_all(reply.lines)
+    return reply.code
+
+
+def ask_for_text(question: Question, config: str | None = None, *, db: str | None = None) -> str:
+    """Return the answer to a query whose answer is the text of a file; remarks go to stderr. See `asker`."""
+    reply = asker(config, db=db)(question)
+    lines = list(reply.lines)
+    _print_remarks(reply)
+    return "\n".join(lines) + "\n"
+
+
+def asker(
+    config: str | None = None, *, db: str | None = None, catalog: str = "", submit_socket: str = ""
+) -> Callable[[Question], Reply]:
+    """Return a function that answers one query after the other.
 
     Args:
-        question: the query.
         config: file of the configuration, as given by -c.
         db: URL of the database instead of the configured one.
         catalog: catalog file instead of the configured one.
         submit_socket: socket of the submit service to query too.
 
     Raises:
-        Failure: there is no answer.
+        LoginError, Failure: there is no source to query. The returned function raises Failure and `client.NoAnswer` if
+            there is no answer to one query.
         ConfigError: the configuration exists and cannot be used.
     """
     found = _source(config, db, catalog, submit_socket)
-    if not isinstance(found, QuerySite):
-        return _print_answer(_asked(question, found))
+    return _here(found, named=bool(db)) if isinstance(found, QuerySite) else _far(found)
+
+
+def _here(site: QuerySite, *, named: bool) -> Callable[[Question], Reply]:
     from slurm_migbatch.query.answers import answer
 
-    try:
-        return _print(answer(question, _rights(found, named=bool(db)), found))
-    except Unanswerable as error:
-        raise Failure(str(error), error.code) from None
-
-
-def asker(config: str | None = None) -> Callable[[Question], Answer]:
-    """Return a function that answers one query after the other, as `ask_and_print` does, for commands that keep
-    running.
-
-    Raises:
-        LoginError, ConfigError, Failure: there is no source to query. The returned function raises errors of one query.
-    """
-    found = _source(config, None)
-    if not isinstance(found, QuerySite):
-        servers, signer = found, _signer(found)
-
-        def far(question: Question) -> Answer:
-            from slurm_migbatch.query.client import ask
-
-            return ask(question, servers, signer)
-
-        return far
-    from slurm_migbatch.query.answers import answer
-    from slurm_migbatch.query.protocol import Answer
-
-    site = found
-
-    def here(question: Question) -> Answer:
+    def ask(question: Question) -> Reply:
         try:
-            reply = answer(question, _rights(site, named=False), site)
-        except Unanswerable as error:
-            return Answer(error.code, error=str(error))
-        return Answer(reply.code, "".join(f"{line}\n" for line in reply.lines), reply.remarks)
-
-    return here
-
-
-def ask_for_text(question: Question, config: str | None = None, *, db: str | None = None) -> str:
-    """Ask a query whose answer is the text of a file, and return the text; remarks go to stderr.
-
-    Args:
-        question: the query.
-        config: file of the configuration, as given by -c.
-        db: URL of the database instead of the configured one.
-
-    Raises:
-        Failure: there is no answer.
-        ConfigError: the configuration exists and cannot be used.
-    """
-    found = _source(config, db)
-    if not isinstance(found, QuerySite):
-        told = _asked(question, found)
-        if told.error:
-            raise Failure(told.error, told.code)
-        lines, remarks = [told.out.removesuffix("\n")], told.err
-    else:
-        from slurm_migbatch.query.answers import answer
-
-        try:
-            reply = answer(question, _rights(found, named=bool(db)), found)
-            lines, remarks = list(reply.lines), reply.remarks
+            return answer(question, _rights(site, named=named), site)
         except Unanswerable as error:
             raise Failure(str(error), error.code) from None
-    for remark in remarks:
-        print(remark, file=sys.stderr)
-    return "\n".join(lines) + "\n"
+
+    return ask
 
 
-def _asked(question: Question, servers: Servers) -> Answer:
-    from slurm_migbatch.query.client import ask
+def _far(servers: Servers) -> Callable[[Question], Reply]:
+    from slurm_migbatch.query import client
 
-    return ask(question, servers, _signer(servers))
+    signer = _signer(servers)
+
+    def ask(question: Question) -> Reply:
+        answer = client.ask(question, servers, signer)
+        if answer.error:
+            raise Failure(answer.error, answer.code)
+        return Reply((answer.out.removesuffix("\n"),) if answer.out else (), answer.err, answer.code)
+
+    return ask
 
 
 def _signer(servers: Servers) -> MungeSigner:
@@ -128,15 +94,6 @@ def _signer(servers: Servers) -> MungeSigner:
     except AuthError as error:
         sentence = str(error).partition(":")[0]
         raise Failure(f"{sentence}: this command authenticates by munge, which is not available on this host") from None
-
-
-def _print_answer(answer: Answer) -> int:
-    if answer.error:
-        raise Failure(answer.error, answer.code)
-    for remark in answer.err:
-        print(remark, file=sys.stderr)
-    sys.stdout.write(answer.out)
-    return answer.code
 
 
 def _rights(site: QuerySite, *, named: bool) -> Rights:
@@ -207,6 +164,7 @@ def _may_read(config: Config) -> bool:
 
 def _servers_of(config: Config) -> Servers:
     """Return this host's own service if migbatchd runs here, else the services that any host would query."""
+    from slurm_migbatch.doctor.health import url_of
     from slurm_migbatch.query.login import CONFIG, Servers, find_servers
     from slurm_migbatch.slurm.users import uid_of
 
@@ -218,17 +176,13 @@ def _servers_of(config: Config) -> Servers:
         here = False
     if not here:
         return find_servers()
-    listen = config.query.listen
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)  # noqa: S104
-    url = f"http://{f'[{host}]' if ':' in host else host}:{config.query.port}"
+    url = url_of(config.query.listen, config.query.port)
     return Servers((url,), uids, config.node_api.munge_socket, config.path or CONFIG)
 
 
-def _print(reply: Reply) -> int:
+def _print_remarks(reply: Reply) -> None:
     for remark in reply.remarks:
         print(remark, file=sys.stderr)
-    _write_all(reply.lines)
-    return reply.code
 
 
 def _write_all(lines: Iterable[str]) -> None:

@@ -35,15 +35,9 @@ def load(where: str) -> click.Command:
 
 
 def run(command: click.Command | str, prog: str, args: Sequence[str] | None = None) -> int:
-    """Run `command` and turn every expected failure, including a missing package, into one line on stderr.
-
-    Args:
-        command: the command, or its `module:attribute` if importing it may fail.
-        prog: its name.
-        args: its arguments; default: those of this process.
-
-    Returns:
-        The exit code: 0 done, 1 failed, 2 (or the command's own `usage_code`) wrong usage, 130 interrupted.
+    """Run a command (or `module:attribute`, if importing it may fail) and turn every expected failure, including a
+    missing package, into one line on stderr. The exit code is 0 done, 1 failed, 2 (or the command's own `usage_code`)
+    wrong usage, 130 interrupted.
     """
 
     def work() -> object:
@@ -130,38 +124,46 @@ def config_option(command: F) -> F:
                 return Config()
         return load(value)
 
+    return source_option(command, read)
+
+
+def source_option(command: F, callback: Callable[..., Any] | None = None) -> F:
+    """Return the option -c/--config; the function gets the path as given, or what `callback` makes of it."""
     option = click.option(
         "-c",
         "--config",
         metavar="FILE",
-        callback=read,
+        callback=callback,
         help="Configuration of the controller [env MIGBATCH_CONFIG; default /etc/migbatch/migbatch.toml].",
     )
     return option(command)
 
 
-def source_option(command: F) -> F:
-    """Return the option -c/--config; the function gets the path as given."""
-    option = click.option(
-        "-c",
-        "--config",
-        metavar="FILE",
-        help="Configuration of the controller [env MIGBATCH_CONFIG; default /etc/migbatch/migbatch.toml].",
-    )
-    return option(command)
+def given(convert: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Return a callback that converts the value of an option if there is one; a ValueError of `convert` is wrong usage
+    with its message.
+    """
+
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else convert(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+
+    return read
 
 
 def job_argument(command: F) -> F:
     """The argument JOB, as Slurm prints it (12, 12_3, 12+1; a step 12.0 means its job); the function gets the text."""
 
-    def read(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    def read(value: str) -> str:
         from slurm_migbatch.query.questions import is_job
 
         if not is_job(value):
-            raise click.BadParameter(f"{value!r} is not a job id; write 123, 123_4 or 123+1", ctx, param)
+            raise ValueError(f"{value!r} is not a job id; write 123, 123_4 or 123+1")
         return value
 
-    return click.argument("job", callback=read, metavar="JOB")(command)
+    return click.argument("job", callback=given(read), metavar="JOB")(command)
 
 
 def open_record(config: Config) -> Store:

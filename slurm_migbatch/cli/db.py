@@ -110,14 +110,12 @@ def upgrade(config: Config, no_backup: bool) -> None:
 @contextmanager
 def _stopped(config: Config) -> Iterator[None]:
     """Prevent migbatchd of this host from running."""
-    from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
+    from slurm_migbatch.daemon.lock import InstanceLock
 
     lock = InstanceLock(Path(config.daemon.run_dir))
     new = [path for path in (lock.path, lock.path.parent) if not path.exists()]
     try:
         lock.acquire()
-    except AlreadyRunning as error:
-        raise Failure(str(error)) from None
     except OSError as error:
         raise Failure(f"{lock.path}: {error.strerror}; run this as migbatchd's user or as root") from None
     try:

@@ -6,21 +6,24 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import Literal, get_args
 
 import click
 
 from slurm_migbatch.cli.common import HELP
 from slurm_migbatch.cli.ending import EXIT_FAILED, EXIT_USAGE
-from slurm_migbatch.doctor.roles import ROLES, Role, roles
 from slurm_migbatch.mig.text import printable
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
 
+Role = Literal["controller", "node", "login"]
+_ROLES = click.Choice(get_args(Role))
 _CONFIG = "/etc/migbatch/migbatch.toml"
 _LOGIN = "/etc/migbatch/login.conf"
 
 
 @click.command(context_settings=HELP)
-@click.option("--role", "given", multiple=True, type=click.Choice(ROLES), help="Role of this host [default: detected].")
+@click.option("--role", "given", multiple=True, type=_ROLES, help="Role of this host [default: detected].")
 @click.option("--nodes", "everywhere", is_flag=True, help="controller: include the findings of each node.")
 @click.option("--leaving", is_flag=True, help="controller: list the jobs that prevent removing mig from slurm.conf.")
 @click.option("-c", "--config", metavar="FILE", help=f"controller: migbatch.toml [env MIGBATCH_CONFIG; {_CONFIG}].")
@@ -59,7 +62,7 @@ def doctor(
                level: ok, warn, FAIL, unknown
     """
     path = options["config"] or os.environ.get("MIGBATCH_CONFIG", "") or _CONFIG
-    chosen = list(given) or list(roles(path, f"{options['etc']}/node.conf", _LOGIN))
+    chosen = list(given) or roles(path, f"{options['etc']}/node.conf", _LOGIN)
     if everywhere or leaving:
         if given and "controller" not in given:
             raise click.UsageError("--nodes and --leaving are for the controller")
@@ -73,6 +76,17 @@ def doctor(
     levels = {found.level for found in findings}
     if BAD in levels or UNKNOWN in levels:
         ctx.exit(EXIT_FAILED if BAD in levels else EXIT_USAGE)
+
+
+def roles(config: str, node_conf: str, login_conf: str) -> list[Role]:
+    """Return the roles of this host by its files: migbatch.toml, node.conf and login.conf.
+
+    A host with none of the three is a controller where the packages of that extra are installed, else a login node:
+    `--role login` writes nothing on most.
+    """
+    files: dict[Role, str] = {"controller": config, "node": node_conf, "login": login_conf}
+    found = [role for role, path in files.items() if os.path.exists(path)]  # noqa: PTH110 - as other commands do
+    return found or ["controller" if find_spec("sqlalchemy") else "login"]
 
 
 def _examine(

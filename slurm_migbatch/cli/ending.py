@@ -41,11 +41,8 @@ class Failure(Exception):
 
 
 def ending(prog: str, work: Callable[[], object]) -> int:
-    """Run a command's function and turn every expected failure, including a missing package, into a line on stderr.
-
-    Args:
-        prog: the command's name.
-        work: returns its exit code; anything but a number means 0.
+    """Run a command's function, which may return its exit code, and turn every expected failure, including a missing
+    package, into a line on stderr.
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # names of jobs may have characters that the locale lacks

@@ -39,8 +39,9 @@ def explain(
 
     Nothing is submitted and nothing recorded. Exit code 0: it would be accepted; 3: refused.
     """
-    given: dict[str, Any] = {
-        name: _bytes(value) if isinstance(value, str) else value for name, value in options.items()
+    given: dict[str, Any] = {  # as the filter sees them, one character per byte
+        name: os.fsencode(value).decode("latin-1") if isinstance(value, str) else value
+        for name, value in options.items()
     }
     return ask_and_print(
         ExplainQuestion(**given, as_json=as_json),
@@ -48,8 +49,3 @@ def explain(
         catalog=catalog_file or "",
         submit_socket=service_socket or "",
     )
-
-
-def _bytes(text: str) -> str:
-    """Return an argument as the filter sees it, one character per byte."""
-    return os.fsencode(text).decode("latin-1")

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from slurm_migbatch import site
-from slurm_migbatch.cli import siteconf
+from slurm_migbatch.cli.common import open_record, slurm_client
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.cli.scripts import lua
 from slurm_migbatch.config import DEFAULT_PATH, Config, loads
 from slurm_migbatch.config import load as load_config
 from slurm_migbatch.config import render as render_config
+from slurm_migbatch.daemon.catalog import geometry_of
+from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.doctor.health import this_one
+from slurm_migbatch.doctor.lua import BESIDE
+from slurm_migbatch.doctor.slurmfiles import beside
 from slurm_migbatch.install import scripts, topology
 from slurm_migbatch.install.files import InstallRecord, Wanted, read
 from slurm_migbatch.install.hosts import HostPlan, Places, add_unit, slurmctld_hosts, stub_path
-from slurm_migbatch.install.slurmconf import Conf, apply, load
+from slurm_migbatch.install.reported import describe
+from slurm_migbatch.install.slurmconf import Conf, apply
 from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES, SlurmPlan, rendered
 from slurm_migbatch.install.slurmedit import plan as plan_slurm
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.node.conf import insecure
 from slurm_migbatch.node.install import InstallError
+from slurm_migbatch.site import Site
+from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.users import name_of
+from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.submit import shim
 
 UNIT: Final = "migbatchd.service"
@@ -32,7 +42,6 @@ STATE: Final = "/var/lib/migbatch"
 TOPOLOGY_YAML: Final = (25, 5)
 """The release from which on Slurm reads topology.yaml, and ignores topology.conf if there is one."""
 _HOOKS: Final = ("prolog", "epilog", "task_prolog")
-_BESIDE: Final = {shim.JOB_SUBMIT: "migbatch_submit.lua", shim.CLI_FILTER: "migbatch_cli_filter.lua"}
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,10 @@ class Choices:
     edit: bool = False
 
 
+class NothingReported(Failure):
+    """No node has reported GPUs in MIG mode."""
+
+
 def controller(places: Places, conf: Conf, choices: Choices, record: InstallRecord) -> HostPlan:
     """Return the changes for the controller host as far as known: Slurm's part once nodes have reported."""
     plan = HostPlan()
@@ -65,7 +78,7 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
         return plan
     try:
         slurm = slurm_part(config, conf, choices.cli_filter)
-    except siteconf.NothingReported as error:
+    except NothingReported as error:
         plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
         plan.notes.append(f"run this command again to configure Slurm: {error}")
         return plan
@@ -102,7 +115,7 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
         NothingReported: no node has reported GPUs yet.
         Failure: Slurm cannot be queried.
     """
-    found = siteconf.read(config)
+    found = reported_site(config)
     if cli_filter is None:
         cli_filter = "lua" in scripts.cli_filters(conf.value("CliFilterPlugins"))
     lending = config.lending.partitions if config.lending.enabled else ()
@@ -111,21 +124,49 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
     if len(slurmctld_hosts(conf)) > 1:
         on, off = (str(Path(conf.main).with_name(name)) for name in scripts.PRIMARY)
         hooked = replace(hooked, primary_on=on, primary_off=off)
-    yaml = read(str(Path(conf.main).with_name("topology.yaml"))) if found.version >= TOPOLOGY_YAML else None
-    planned = plan_slurm(hooked, conf, gres_conf(conf), lending, topology_conf(conf) if yaml is None else None)
+    yaml = read(conf.beside("topology.yaml")) if found.version >= TOPOLOGY_YAML else None
+    tree = beside(conf, "topology.conf") if yaml is None else None
+    planned = plan_slurm(hooked, conf, beside(conf, "gres.conf"), lending, tree)
     if yaml is not None and (note := topology.yaml_note(yaml, found.catalog.names)):
         planned.notes.append(note)
     return planned
 
 
-def gres_conf(conf: Conf) -> Conf:
-    """Read gres.conf beside slurm.conf; no lines if there is none."""
-    return load(str(Path(conf.main).with_name("gres.conf")), read)
+def reported_site(config: Config) -> Site:
+    """Return the site from the record and from Slurm, without the hooks.
+
+    Raises:
+        NothingReported: no node has reported GPUs yet.
+        Failure: Slurm cannot be queried.
+    """
+    try:
+        with open_record(config) as store:
+            inventory = store.inventory()
+    except StoreError as error:
+        raise NothingReported(f"no node has reported yet: {error}") from None
+    client = slurm_client(config)
+    try:
+        version, known = client.version(), {row.name for row in client.nodes()}
+    except SlurmError as error:
+        raise Failure(f"cannot read Slurm's nodes and release: {error}") from None
+    gpus = cut_by_mig(inventory, known)
+    if not gpus:
+        raise NothingReported(
+            "no node in Slurm has reported MIG GPUs yet; run `migbatch install --role node` on the nodes "
+            "first, and start migbatch-node there"
+        )
+    lending = config.lending.partitions if config.lending.enabled else ()
+    return describe(gpus, version, config.cluster.catalog_nodes, lending)
 
 
-def topology_conf(conf: Conf) -> Conf:
-    """Read topology.conf beside slurm.conf; no lines if there is none."""
-    return load(str(Path(conf.main).with_name("topology.conf")), read)
+def cut_by_mig(inventory: Inventory, known: Collection[str]) -> dict[str, list[Geometry]]:
+    """Return the geometries of GPUs in MIG mode, by node, for nodes in Slurm."""
+    found: dict[str, list[Geometry]] = {}
+    for name, gpus in inventory.items():
+        geometries = [geometry for gpu in gpus if (geometry := geometry_of(gpu)) is not None]
+        if geometries and name in known:
+            found[name] = geometries
+    return found
 
 
 def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm_user: str) -> Config:
@@ -175,7 +216,7 @@ def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
     """Add files beside slurm.conf, and edits of the site's files, to a plan."""
     directory = Path(conf.main).parent
     plan.wanted += [Wanted(str(directory / name), text) for name, text in rendered(slurm).items()]
-    texts = {**topology_conf(conf).texts, **gres_conf(conf).texts, **conf.texts}
+    texts = {**beside(conf, "topology.conf").texts, **beside(conf, "gres.conf").texts, **conf.texts}
     if edit:
         found = apply(texts, slurm.edits)
         plan.wanted += [
@@ -204,11 +245,11 @@ def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: Install
         plan.wanted.append(Wanted(str(path), lua(config, path.name)))
         return
     assert present is not None
-    beside = path.with_name(_BESIDE[path.name])
-    plan.wanted.append(Wanted(str(beside), lua(config, path.name, module=True)))
-    if scripts.calls_lua(present, str(beside)):
+    module = str(path.with_name(BESIDE[path.name]))
+    plan.wanted.append(Wanted(module, lua(config, path.name, module=True)))
+    if scripts.calls_lua(present, module):
         return
-    text = scripts.call_lua(present, str(beside))
+    text = scripts.call_lua(present, module)
     if edit:
         plan.wanted.append(Wanted(str(path), text, "site"))
     else:
@@ -225,8 +266,8 @@ def _pairs(before: str, after: str) -> Iterator[tuple[str, str]]:
 
 def touched(changed: set[str]) -> Iterator[Path]:
     """Yield the site's Lua scripts that slurmctld must reload because they load a changed file of ours."""
-    for name, beside in _BESIDE.items():
+    for name, module in BESIDE.items():
         for path in changed:
             script = Path(path).with_name(name)
-            if Path(path).name == beside and script.exists() and str(script) not in changed:
+            if Path(path).name == module and script.exists() and str(script) not in changed:
                 yield script

@@ -20,11 +20,8 @@ _LONGEST: Final = 32
 
 
 def decode(data: bytes, *, ended: bool = False) -> tuple[list[str], bytes]:
-    """Return the keys in the input, and a rest that may be the beginning of another key.
-
-    Args:
-        data: the previous rest and the new input.
-        ended: nothing follows for now, so that a lone ESC is that key.
+    """Return the keys in the previous rest and the new input, and a rest that may be the beginning of another key.
+    `ended`: nothing follows for now, so that a lone ESC is that key.
     """
     text = data.decode("utf-8", "ignore" if ended else "surrogateescape")
     keys: list[str] = []

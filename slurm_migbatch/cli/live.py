@@ -8,19 +8,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from typing import Any, Final
 
 import click
 
 from slurm_migbatch.cli.ending import Failure, describe, is_expected
 from slurm_migbatch.cli.terminal import Terminal
-from slurm_migbatch.query.protocol import Answer
 from slurm_migbatch.query.questions import Question, TopQuestion, checked
+from slurm_migbatch.query.reply import Reply
 from slurm_migbatch.report.page import Page
 from slurm_migbatch.report.pagestate import PageState, press
 from slurm_migbatch.report.pageview import Frame, frame
 
-Ask = Callable[[Question], Answer]
+Ask = Callable[[Question], Reply]
 #: a query is followed by a pause of this many times its duration: a slow site is not slowed down further
 _REST: Final = 4.0
 _BATCH_WIDTH: Final = 80
@@ -41,10 +42,8 @@ def look(ask: Ask, question: TopQuestion) -> Look:
     """Query once; expected errors become `trouble`."""
     began = time.monotonic()
     try:
-        answer = ask(question)
-        if answer.error:
-            return Look(trouble=answer.error, took=time.monotonic() - began)
-        return Look(Page.read(answer.out), answer.err, took=time.monotonic() - began)
+        reply = ask(question)
+        return Look(Page.read("\n".join(reply.lines)), reply.remarks, took=time.monotonic() - began)
     except Exception as error:
         if not is_expected(error):
             raise
@@ -52,60 +51,41 @@ def look(ask: Ask, question: TopQuestion) -> Look:
     return Look(trouble=sentence, took=time.monotonic() - began)
 
 
-class Looks(threading.Thread):
-    """Queries in a thread, one at a time on request; the newest request counts."""
+class Looks:
+    """Queries in a thread, one at a time; the end of the process does not wait for it."""
 
     def __init__(self, ask: Ask, changed: Callable[[], None]) -> None:
-        super().__init__(daemon=True, name="looks")
         self._ask, self._changed = ask, changed
-        self._condition = threading.Condition()
-        self._wanted: TopQuestion | None = None
-        self._found: Look | BaseException | None = None
+        self._results: SimpleQueue[Look | BaseException] = SimpleQueue()
         self.busy = False
 
     def want(self, question: TopQuestion) -> None:
-        """Request a query."""
-        with self._condition:
-            self._wanted, self.busy = question, True
-            self._condition.notify()
+        """Begin a query; only if none is running."""
+        self.busy = True
+        threading.Thread(target=self._look, args=(question,), daemon=True, name="look").start()
+
+    def _look(self, question: TopQuestion) -> None:
+        try:
+            self._results.put(look(self._ask, question))
+        except BaseException as error:
+            self._results.put(error)
+        self._changed()
 
     def found(self) -> Look | None:
-        """Return a result since the last call; raises unexpected errors."""
-        with self._condition:
-            found, self._found = self._found, None
+        """Return the result of a query that has ended since the last call; raises unexpected errors."""
+        if self._results.empty():
+            return None
+        found, self.busy = self._results.get(), False
         if isinstance(found, BaseException):
             raise found
         return found
 
-    def run(self) -> None:
-        """Query until the process ends."""
-        while True:
-            with self._condition:
-                while self._wanted is None:
-                    self._condition.wait()
-                question, self._wanted = self._wanted, None
-            found: Look | BaseException
-            try:
-                found = look(self._ask, question)
-            except BaseException as error:
-                found = error
-            with self._condition:
-                self._found, self.busy = found, self._wanted is not None
-            self._changed()
-
 
 def watch(ask: Ask, state: PageState, names: str | None, count: int | None, terminal: Terminal) -> None:
-    """Show the page in a terminal until its user quits.
-
-    Args:
-        ask: answers queries.
-        state: the initial settings.
-        names: only these nodes.
-        count: number of refreshes; None: unlimited.
-        terminal: entered already.
+    """Show the page in a terminal, entered already, until its user quits or after `count` refreshes. `names`: only
+    these nodes.
     """
     looks = Looks(ask, terminal.wake)
-    looks.start()
     last, due, left = Look(), 0.0, count
     drawn = Frame(())
     while not state.over:
@@ -119,7 +99,7 @@ def watch(ask: Ask, state: PageState, names: str | None, count: int | None, term
             state = press(state, key, drawn.extents)
         found = looks.found()
         if found is not None:
-            last = found if found.page is not None else replace(last, trouble=_again(found.trouble))
+            last = found if found.page is not None else replace(last, trouble=f"stale, retrying: {found.trouble}")
             due = time.monotonic() + max(state.interval, _REST * found.took)
             left = left if left is None or found.page is None else left - 1
             if left == 0:
@@ -132,10 +112,6 @@ def watch(ask: Ask, state: PageState, names: str | None, count: int | None, term
 
 def _question(state: PageState, names: str | None) -> TopQuestion:
     return TopQuestion(names, state.user, state.only)
-
-
-def _again(trouble: str) -> str:
-    return f"stale, retrying: {trouble}"
 
 
 def batch(ask: Ask, state: PageState, names: str | None, count: int | None) -> None:

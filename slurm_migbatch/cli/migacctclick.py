@@ -63,11 +63,11 @@ def _names(_ctx: click.Context) -> str:
     return name_list()
 
 
-def _usage(ctx: click.Context) -> str:
-    return ctx.command.get_usage(ctx)
-
-
-_TEXTS: dict[str, Callable[[click.Context], str]] = {"version": _version, "helpformat": _names, "usage": _usage}
+_TEXTS: dict[str, Callable[[click.Context], str]] = {
+    "version": _version,
+    "helpformat": _names,
+    "usage": lambda ctx: ctx.command.get_usage(ctx),
+}
 
 
 def _now_print(ctx: click.Context, param: click.Parameter, value: bool) -> None:

@@ -32,7 +32,7 @@ def migbatchd(path: str) -> None:
     """
     from slurm_migbatch.config import load
     from slurm_migbatch.daemon import log as logs
-    from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
+    from slurm_migbatch.daemon.lock import InstanceLock
     from slurm_migbatch.daemon.main import serve
 
     config = load(path)
@@ -43,8 +43,6 @@ def migbatchd(path: str) -> None:
     lock = InstanceLock(Path(config.daemon.run_dir))
     try:
         lock.acquire()
-    except AlreadyRunning as error:
-        raise Failure(str(error)) from None
     except OSError as error:
         raise Failure(f"{lock.path}: {error.strerror}; run migbatchd as root or as SlurmUser") from None
     try:

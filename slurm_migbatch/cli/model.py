@@ -161,14 +161,10 @@ def describe(what: str, hints_only: bool, as_json: bool) -> None:
     """
     from pathlib import Path
 
-    from slurm_migbatch.predict.llm.describe import DescribeError
     from slurm_migbatch.predict.llm.describe import describe as read
 
     if Path(what).exists():
-        try:
-            found = read(Path(what))
-        except DescribeError as error:
-            raise Failure(str(error)) from None
+        found = read(Path(what))
         architecture, hints, name = found.architecture, found.hints, found.name
     else:
         architecture, hints, name = _public(what)

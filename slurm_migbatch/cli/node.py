@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP
+from slurm_migbatch.cli.common import HELP, print_table
 from slurm_migbatch.cli.ending import Failure
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def status(etc: str, name: str, as_json: bool) -> None:
     _lines(f"PROBLEM: {line}; run: migbatch node reconcile" for line in found["over"])
     if found["unknown"]:
         click.echo(f"ended runs cannot be determined: {found['unknown']}")
-    rows = [("GPU", "PLACE", "PROFILE", "STATE", "JOB", "UID", "DEVICE")]
+    rows = []
     for gpu in found["gpus"]:
         head = str(gpu["index"])
         if not gpu["mig"]:
@@ -132,8 +132,7 @@ def status(etc: str, name: str, as_json: bool) -> None:
         elif not gpu["slices"]:
             rows.append((head, "-", "-", "empty", "-", "-", gpu["uuid"]))
         rows += [(head, *_row(entry)) for entry in gpu["slices"]]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    _lines("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    print_table(("GPU", "PLACE", "PROFILE", "STATE", "JOB", "UID", "DEVICE"), rows)
 
 
 def _row(entry: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
@@ -155,7 +154,7 @@ def _row(entry: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
 def agent(etc: str, name: str, verbose: bool) -> None:
     """Serve the hooks, send events to the controller and fetch its plan. Runs until SIGTERM."""
     from slurm_migbatch.doctor.node import NodePlaces, examine_quietly
-    from slurm_migbatch.node.agent import Agent, AgentError
+    from slurm_migbatch.node.agent import Agent
 
     config = _config(etc, name)
     os.umask(0o077)
@@ -166,10 +165,7 @@ def agent(etc: str, name: str, verbose: bool) -> None:
     places = NodePlaces(etc, name=name)
     service = Agent(config, checks=lambda gpus: examine_quietly(places, config, gpus))
     service.stop_on(signal.SIGTERM, signal.SIGINT)
-    try:
-        service.run()
-    except AgentError as error:
-        raise Failure(str(error)) from None
+    service.run()
 
 
 @node.command()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, LazyGroup, config_option, counted, open_record, print_table, steps
+from slurm_migbatch.cli.common import HELP, LazyGroup, config_option, counted, given, open_record, print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.profiling.measurement import KINDS, SERVE, TEXT_LENGTHS, Measurement
 from slurm_migbatch.workload.gpufacts import facts_of
@@ -42,16 +42,18 @@ def profile() -> None:
     """
 
 
-def _source(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+def _source(value: str) -> str:
     most = TEXT_LENGTHS["source"]
-    if value is not None and not (0 < len(value) <= most and value.isprintable()):
-        raise click.BadParameter(f"write 1 to {most} printable characters", ctx, param)
+    if not (0 < len(value) <= most and value.isprintable()):
+        raise ValueError(f"write 1 to {most} printable characters")
     return value
 
 
 @click.command("import")
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...", type=click.Path(exists=True, path_type=Path))
-@click.option("--source", metavar="NAME", callback=_source, help="Source of the points, instead of their column.")
+@click.option(
+    "--source", metavar="NAME", callback=given(_source), help="Source of the points, instead of their column."
+)
 @click.option("-n", "--dry-run", is_flag=True, help="Only read and check.")
 @json_option
 @config_option

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import print_table
+from slurm_migbatch.cli.common import given, print_table
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.profiling import cells as cells_
 from slurm_migbatch.profiling.cells import CellError, MeasurementCell
-from slurm_migbatch.profiling.measurement import RUN_KINDS, TEXT_LENGTHS, Measurement, MeasurementError, Tuning
+from slurm_migbatch.profiling.measurement import RUN_KINDS, TEXT_LENGTHS, Measurement, Tuning
 from slurm_migbatch.profiling.target import Python, TargetError, parse_command, parse_python
 from slurm_migbatch.profiling.timing import Effort
 from slurm_migbatch.workload.llmhints import CHOICES
@@ -34,45 +34,32 @@ _PLOT = ".svg"
 _FACTORS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
 
-def _numbers(doubling: bool) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...] | None]:
-    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-        try:
-            return None if value is None else cells_.numbers(value, doubling=doubling)
-        except CellError as error:
-            raise click.BadParameter(str(error), ctx, param) from None
-
-    return read
+_list = given(partial(cells_.numbers, doubling=False))
+_range = given(partial(cells_.numbers, doubling=True))
 
 
-def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    if value is None:
-        return None
+def _count(value: str) -> float:
     factor = _FACTORS.get(value[-1:].lower(), 1.0)
     try:
         number = float(value[:-1] if factor > 1 else value) * factor
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise click.BadParameter(f"'{value}' is not a number above 0: write 25.6m, 4.1g or 1.8e9", ctx, param)
+        raise ValueError(f"'{value}' is not a number above 0: write 25.6m, 4.1g or 1.8e9")
     return number
 
 
-def _tuning(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    try:
-        Tuning.parse(value.lower())
-    except MeasurementError as error:
-        raise click.BadParameter(str(error), ctx, param) from None
+def _tuning(value: str) -> str:
+    Tuning.parse(value.lower())
     return value.lower()
 
 
-def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    if value is None:
-        return None
+def _slo(value: str) -> float:
     from slurm_migbatch.workload.units import duration_us
 
     microseconds = duration_us(value)
     if not microseconds:
-        raise click.BadParameter(f"'{value}' is not a time with a unit: write 200ms or 0.2s", ctx, param)
+        raise ValueError(f"'{value}' is not a time with a unit: write 200ms or 0.2s")
     return microseconds / 1e6
 
 
@@ -91,7 +78,7 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 )
 @click.option(
     "--batches",
-    callback=_numbers(doubling=True),
+    callback=_range,
     default="1-32",
     show_default=True,
     metavar="LIST",
@@ -99,14 +86,14 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 )
 @click.option(
     "--inputs",
-    callback=_numbers(doubling=True),
+    callback=_range,
     default=None,
     metavar="LIST",
     help="Input sizes (tokens, pixels): 128,512 or 128-2048; none by default.",
 )
 @click.option(
     "--procs",
-    callback=_numbers(doubling=False),
+    callback=_list,
     default="1",
     show_default=True,
     metavar="LIST",
@@ -117,7 +104,7 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 )
 @click.option(
     "--slo",
-    callback=_slo,
+    callback=given(_slo),
     metavar="TIME",
     help="With --points: those that a service with this batch time limit would run, 200ms.",
 )
@@ -148,11 +135,13 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 @click.option(
     "--timeout", type=click.FloatRange(1, 86400), default=900.0, show_default=True, help="Time limit for a point, in s."
 )
-@click.option("--params", callback=_count, metavar="N", help="Parameters, 25.6m [default: from a torch model].")
-@click.option("--flops", callback=_count, metavar="N", help="Operations per item, 8.2g [default: counted by torch].")
+@click.option("--params", callback=given(_count), metavar="N", help="Parameters, 25.6m [default: from a torch model].")
+@click.option(
+    "--flops", callback=given(_count), metavar="N", help="Operations per item, 8.2g [default: counted by torch]."
+)
 @click.option(
     "--outputs",
-    callback=_numbers(doubling=True),
+    callback=_range,
     default=None,
     metavar="LIST",
     help="With --server: output tokens per request [default: 128].",
@@ -161,7 +150,7 @@ def _slo(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 @click.option("--precision", metavar="WORD", help="With --server: bf16, fp8, awq, ... [default: from --model].")
 @click.option(
     "--tuning",
-    callback=_tuning,
+    callback=given(_tuning),
     default="",
     metavar="WORDS",
     help="With --kind train, for a language model: lora, qlora/adamw_8bit, full/checkpointing [default: full/adamw].",
@@ -284,10 +273,14 @@ def _run(options: RunOptions) -> None:
     meter = NoMeter() if device.is_cpu else NvmlMeter(device.visible)
     rule = first if points is None else partial(_most_informative, subject, options.slo)
     most = len(cells_.open_cells(cells, filter(subject.owns, earlier)))
-    with _progress(subject, most if points is None else min(points, most), options.quiet) as watch:
+    with _progress(subject, most if points is None else min(points, most), options.quiet) as (before, after):
+
+        def bench(cell: MeasurementCell) -> Ran | DidNotFit:
+            before(cell)
+            return measure(program, device, meter, cell)
+
         try:
-            bench = partial(measure, program, device, meter)
-            found = run_points(subject, cells, rule, bench, earlier, partial(save, path), watch, points)
+            found = run_points(subject, cells, rule, bench, earlier, partial(save, path), after, points)
         except KeyboardInterrupt:
             click.echo(f"interrupted; the results are in {path}, continue with --resume", err=True)
             raise
@@ -380,7 +373,7 @@ def _most_informative(
     """Choose the next cell to measure by the predictor's own rule, or by the one for a limit."""
     try:
         from slurm_migbatch.predict.known import ModelKnowledge
-        from slurm_migbatch.predict.points import choose, choose_within
+        from slurm_migbatch.predict.points import choose
     except ImportError as error:
         raise click.ClickException(
             f"--points needs the predictor, which is not installed ({error}): install slurm-migbatch[controller], "
@@ -389,10 +382,7 @@ def _most_informative(
     from slurm_migbatch.profiling.measure import DidNotFit
 
     rows = [subject.row(cell, DidNotFit("")) for cell in open_]
-    if limit_s is None:
-        index = choose(done, rows, ModelKnowledge())
-    else:
-        index = choose_within(done, rows, ModelKnowledge(), limit_s)
+    index = choose(done, rows, ModelKnowledge(), limit_s)
     return None if index is None else open_[index]
 
 
@@ -446,67 +436,47 @@ def _interpreter(asked: str | None, environ: Mapping[str, str]) -> str:
 # -- output ----------------------------------------------------------------------------------------------------------
 
 
-class _Lines:
-    """Progress as plain lines, for logs; or none."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
-
-    def starts(self, cell: MeasurementCell) -> None:
-        """Print nothing yet."""
-
-    def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """Print one line for the point."""
-        if not self._quiet:
-            click.echo(f"{MeasurementCell.of(row)}: {_words(row, outcome)}; {left} left", err=True)
-
-
-class _Bar:
-    """Progress as a bar with the remaining time, for terminals."""
-
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.progress = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self.progress.add_task("starting", total=total)
-        self._done = 0
-
-    def starts(self, cell: MeasurementCell) -> None:
-        """Set the description."""
-        self.progress.update(self._task, description=str(cell))
-
-    def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """Print one step, and a line above the bar."""
-        self._done += 1
-        self.progress.console.print(f"{MeasurementCell.of(row)}: {_words(row, outcome)}", markup=False, highlight=False)
-        self.progress.update(self._task, completed=self._done, total=self._done + left)
+def no_progress(*_: object) -> None:
+    """Print nothing."""
 
 
 @contextmanager
-def _progress(subject: ProfiledModel, points: int, quiet: bool) -> Iterator[_Lines | _Bar]:
-    if not quiet:
-        click.echo(f"{subject.model} on {subject.device}: {points} points at most", err=True)
-    if quiet or not sys.stderr.isatty():
-        yield _Lines(quiet)
+def _progress(
+    subject: ProfiledModel, points: int, quiet: bool
+) -> Iterator[tuple[Callable[[MeasurementCell], None], Callable[[Measurement, Ran | DidNotFit, int], None]]]:
+    """Yield what to call before and after each point (with the number of points left): on a terminal a bar with the
+    remaining time, else lines for logs.
+    """
+    if quiet:
+        yield no_progress, no_progress
         return
-    bar = _Bar(points)
-    with bar.progress:
-        yield bar
+    click.echo(f"{subject.model} on {subject.device}: {points} points at most", err=True)
+    if not sys.stderr.isatty():
+        yield no_progress, lambda row, outcome, left: click.echo(f"{_words(row, outcome)}; {left} left", err=True)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    text = TextColumn("{task.description}", markup=False)
+    with Progress(
+        BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text, console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task("starting", total=points)
+
+        def after(row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
+            bar.console.print(_words(row, outcome), markup=False, highlight=False)
+            bar.advance(task)
+            bar.update(task, total=bar.tasks[0].completed + left)
+
+        yield lambda cell: bar.update(task, description=str(cell)), after
 
 
 def _words(row: Measurement, outcome: Ran | DidNotFit) -> str:
+    cell = MeasurementCell.of(row)
     if not row.ran:
-        return f"does not fit ({getattr(outcome, 'text', '')})"
+        return f"{cell}: does not fit ({getattr(outcome, 'text', '')})"
     memory = f", {row.memory_mib:.0f} MiB" if row.memory_mib else ""
-    return f"{row.rate:.4g} items/s, {milliseconds(row.latency_s)} ms{memory}"
+    return f"{cell}: {row.rate:.4g} items/s, {milliseconds(row.latency_s)} ms{memory}"
 
 
 def milliseconds(seconds: float | None) -> str:

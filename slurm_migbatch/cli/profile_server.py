@@ -15,7 +15,7 @@ import click
 
 from slurm_migbatch.cli.common import print_table
 from slurm_migbatch.cli.ending import Failure
-from slurm_migbatch.cli.profile_run import RunOptions, milliseconds
+from slurm_migbatch.cli.profile_run import RunOptions, milliseconds, no_progress
 from slurm_migbatch.daemon.addresses import is_local, resolved
 from slurm_migbatch.profiling.completions import Served, ServerAddress, ServerConnection, ServerError, find
 from slurm_migbatch.profiling.device import Device, find_device
@@ -66,8 +66,9 @@ def run_server(options: RunOptions, earlier: Sequence[Measurement], model: str, 
     possible = [point for point in points if served.longest is None or point.tokens <= served.longest]
     if not possible:
         raise Failure(f"the server accepts sequences of at most {served.longest} tokens: reduce --inputs or --outputs")
-    watch = _Lines(options.quiet)
-    watch.begins(subject, served, len(possible))
+    if not options.quiet:
+        words = f"{model} served by {engine} at {served.address} on {device}"
+        click.echo(f"{words}: {len(possible)} points at most", err=True)
     longest = max(options.max_seconds, options.min_seconds)
     effort = LoadEffort(options.warmup, options.repeats, options.min_seconds, longest, options.timeout)
     table = options.table
@@ -78,7 +79,7 @@ def run_server(options: RunOptions, earlier: Sequence[Measurement], model: str, 
             _Measuring(served, effort, device),
             earlier,
             partial(save, table),
-            watch,
+            no_progress if options.quiet else _tell,
             time.monotonic() + options.total_seconds,
         )
     except KeyboardInterrupt:
@@ -128,34 +129,17 @@ class _Measuring:
         return used
 
 
-class _Lines:
-    """Progress as plain lines."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
-
-    def begins(self, subject: ServedModel, served: Served, points: int) -> None:
-        """Say what is measured."""
-        if not self._quiet:
-            words = f"{subject.model} served by {subject.engine} at {served.address} on {subject.device}"
-            click.echo(f"{words}: {points} points at most", err=True)
-
-    def starts(self, point: LoadPoint) -> None:
-        """Print nothing yet."""
-
-    def ends(self, point: LoadPoint, outcome: LoadResult | LoadRefused) -> None:
-        """Print one line for the point."""
-        if self._quiet:
-            return
-        if isinstance(outcome, LoadRefused):
-            click.echo(f"{point}: no figures: {outcome}", err=True)
-            return
-        tpot = "" if outcome.tpot is None else f", {milliseconds(outcome.tpot.p50)} ms a token"
-        errors = f", {outcome.failed} failed" if outcome.failed else ""
-        click.echo(
-            f"{point}: first token {milliseconds(outcome.ttft.p50)} ms{tpot}, {outcome.tokens_s:.4g} tokens/s{errors}",
-            err=True,
-        )
+def _tell(point: LoadPoint, outcome: LoadResult | LoadRefused) -> None:
+    """Print one line for a point."""
+    if isinstance(outcome, LoadRefused):
+        click.echo(f"{point}: no figures: {outcome}", err=True)
+        return
+    tpot = "" if outcome.tpot is None else f", {milliseconds(outcome.tpot.p50)} ms a token"
+    errors = f", {outcome.failed} failed" if outcome.failed else ""
+    click.echo(
+        f"{point}: first token {milliseconds(outcome.ttft.p50)} ms{tpot}, {outcome.tokens_s:.4g} tokens/s{errors}",
+        err=True,
+    )
 
 
 def _print(found: LadderFindings, table: Path, earlier: int) -> None:

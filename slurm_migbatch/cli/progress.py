@@ -10,12 +10,13 @@ import math
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import click
 
+from slurm_migbatch.cli.common import given
 from slurm_migbatch.elastic import report
 
-Check = Callable[[click.Context, click.Parameter, "str | None"], "str | None"]
 NOW = "now"
 
 #: options that give a result; a report has one of them, --done or --oom
@@ -26,38 +27,35 @@ _FACTS = (
 )  # fmt: skip
 
 
-def _number(*, whole: bool = False, positive: bool = False) -> Check:
+def _number(*, whole: bool = False, positive: bool = False) -> Callable[..., Any]:
     """Return a callback that converts the user's number to text for the progress file."""
 
-    def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-        if value is None:
-            return None
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
+    def convert(value: str) -> str:
+        number = _float(value)
         if not math.isfinite(number) or number < 0 or (positive and not number):
-            raise click.BadParameter(f"{value!r} is not a {'positive ' if positive else ''}number", ctx, param)
+            raise ValueError(f"{value!r} is not a {'positive ' if positive else ''}number")
         if whole and not (number.is_integer() and number <= 1e15):
-            raise click.BadParameter(f"{value!r} is not an integer up to 10^15", ctx, param)
+            raise ValueError(f"{value!r} is not an integer up to 10^15")
         return str(int(number)) if whole else f"{number:.9g}"
 
-    return check
+    return given(convert)
 
 
-def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _moment(value: str) -> str:
     """Return the unix seconds, as text.
 
     To the microsecond, because otherwise a checkpoint could seem older than the signal that requested it.
     """
-    if value is None:
-        return None
-    try:
-        number = time.time() if value == NOW else float(value)
-    except ValueError:
-        number = math.nan
+    number = time.time() if value == NOW else _float(value)
     if not 0 < number <= 1e11:
-        raise click.BadParameter(f"{value!r} is not a time; write unix seconds, or omit it for now", ctx, param)
+        raise ValueError(f"{value!r} is not a time; write unix seconds, or omit it for now")
     return f"{number:.6f}"
 
 
@@ -86,7 +84,7 @@ def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> st
     "--checkpoint",
     is_flag=False,
     flag_value=NOW,
-    callback=_moment,
+    callback=given(_moment),
     metavar="[TIME]",
     help="A checkpoint was completed at TIME (unix seconds) [now].",
 )

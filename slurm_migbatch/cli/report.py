@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -29,7 +28,12 @@ from slurm_migbatch.cli.ending import Failure
 @click.option(
     "-N", "--nodelist", "nodes", multiple=True, metavar="NODES", help="Only slices on these nodes: n[1-4],m7."
 )
-@click.option("--db", metavar="URL", help="Database to read [env MIGBATCH_DB; default: from the configuration].")
+@click.option(
+    "--db",
+    envvar="MIGBATCH_DB",
+    metavar="URL",
+    help="Database to read [env MIGBATCH_DB; default: from the configuration].",
+)
 @source_option
 def report(html: Path, start: str, end: str, db: str | None, config: str | None, **names: tuple[str, ...]) -> None:
     """Draw the use of GPU slices as one self-contained HTML file.
@@ -40,7 +44,6 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
     if not html.parent.is_dir():
         raise Failure(f"no such directory: {html.parent}: create it, or choose another file")
     from slurm_migbatch.cli.asking import ask_for_text
-    from slurm_migbatch.query.collection import no_collection
     from slurm_migbatch.query.questions import PageQuestion
     from slurm_migbatch.report.format import split
 
@@ -53,6 +56,5 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
         end=end,
     )
     tell_stage("computing and drawing")
-    with no_collection():
-        document = ask_for_text(question, config, db=db or os.environ.get("MIGBATCH_DB"))
+    document = ask_for_text(question, config, db=db)
     html.write_text(document, encoding="utf-8")

@@ -97,7 +97,8 @@ class Terminal:
             Ended: SIGTERM, or the terminal is gone.
             KeyboardInterrupt: Ctrl-C.
         """
-        readable = self._select(min(seconds, _ESC_S) if self._rest else seconds)
+        patience = max(0.0, min(seconds, _ESC_S) if self._rest else seconds)
+        readable, _, _ = select.select([self._in, self._wake_in], [], [], patience)
         if self._wake_in in readable:
             os.read(self._wake_in, 4096)
         self._act()
@@ -109,9 +110,6 @@ class Terminal:
             raise Ended(1)
         keys, self._rest = decode(self._rest + data)
         return keys
-
-    def _select(self, seconds: float) -> list[int]:
-        return select.select([self._in, self._wake_in], [], [], max(0.0, seconds))[0]
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)

@@ -24,7 +24,7 @@ def window_options(command: F) -> F:
         click.option("-N", "--nodelist", multiple=True, metavar="NODES", help="Only these nodes: n[1-4],m7."),
         click.option("-S", "--starttime", default="", metavar="TIME", help="Start of the window [default: midnight]."),
         click.option("-E", "--endtime", default="", metavar="TIME", help="End of the window [default: now]."),
-        click.option("--db", metavar="URL", help="Database to read [env MIGBATCH_DB]."),
+        click.option("--db", envvar="MIGBATCH_DB", metavar="URL", help="Database to read [env MIGBATCH_DB]."),
     )
     for option in reversed(options):
         command = option(command)
@@ -41,11 +41,6 @@ def filters(options: Mapping[str, Any]) -> dict[str, Any]:
         "start": options["starttime"],
         "end": options["endtime"],
     }
-
-
-def database(db: str | None) -> str | None:
-    """Return the database given by option or environment."""
-    return db or os.environ.get("MIGBATCH_DB")
 
 
 @click.command()
@@ -75,4 +70,4 @@ def usage(config: str | None, db: str | None, **options: Any) -> int:
         as_json=options["as_json"],
         time_style=os.environ.get("SLURM_TIME_FORMAT", ""),
     )
-    return ask_and_print(question, config, db=database(db))
+    return ask_and_print(question, config, db=db)

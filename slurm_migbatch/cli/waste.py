@@ -8,7 +8,7 @@ import click
 
 from slurm_migbatch.cli.asking import ask_and_print
 from slurm_migbatch.cli.common import source_option
-from slurm_migbatch.cli.usage import database, filters, window_options
+from slurm_migbatch.cli.usage import filters, window_options
 from slurm_migbatch.query.questions import WasteQuestion, is_job
 
 _OF_TABLES = ("users", "accounts", "partitions", "nodes", "start", "end")
@@ -45,4 +45,4 @@ def waste(job: str, config: str | None, db: str | None, **options: Any) -> int:
         as_csv=options["as_csv"],
         as_json=options["as_json"],
     )
-    return ask_and_print(question, config, db=database(db))
+    return ask_and_print(question, config, db=db)

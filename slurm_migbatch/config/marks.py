@@ -23,18 +23,12 @@ _OWN: Final[Mapping[str, frozenset[str]]] = {
 
 
 def marks(config: Config, identity: str) -> dict[str, str]:
-    """Return a mark for each section and for the release; equal for equal contents and the same database.
-
-    Args:
-        config: of one host.
-        identity: of its database; it is secret, so a section's contents cannot be guessed from its mark.
+    """Return a mark for each section of a host's configuration and for the release; equal for equal contents and the
+    same database, whose `identity` is secret: a section's contents cannot be guessed from its mark.
     """
     texts: dict[str, Any] = {name: values for name, values in dataclasses.asdict(config).items() if name != "path"}
     for section, own in _OWN.items():
         texts[section] = {key: value for key, value in texts[section].items() if key not in own}
     texts["release"] = version("slurm-migbatch")
-    return {name: _mark(identity, f"{name} {json.dumps(values, sort_keys=True)}") for name, values in texts.items()}
-
-
-def _mark(identity: str, text: str) -> str:
-    return hmac.new(identity.encode(), text.encode(), hashlib.sha256).hexdigest()[:16]
+    forms = {name: f"{name} {json.dumps(values, sort_keys=True)}".encode() for name, values in texts.items()}
+    return {name: hmac.new(identity.encode(), form, hashlib.sha256).hexdigest()[:16] for name, form in forms.items()}

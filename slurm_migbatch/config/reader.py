@@ -112,46 +112,35 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
                     parts[name][key] = read_section((name, key), tables[name], facts, lines, problems)
         else:
             parts[name] = read_section((name,), type(getattr(Config(), name)), value, lines, problems)
-    problems.extend(_together(parts.get("lending"), parts.get("cluster"), lines))
-    problems.extend(_training_only(parts.get("lending"), lines))
-    problems.extend(_forecast(parts.get("lending", LendingConfig()), parts.get("store", StoreConfig()), lines))
+    config = Config(**parts)
+    problems.extend(_together(config.lending, config.cluster, config.store, lines))
     if problems:
         raise ConfigError(path, problems)
-    return Config(**parts)
+    return config
 
 
 def _together(
-    lending: LendingConfig | None, cluster: ClusterConfig | None, lines: Mapping[tuple[str, ...], int]
+    lending: LendingConfig, cluster: ClusterConfig, store: StoreConfig, lines: Mapping[tuple[str, ...], int]
 ) -> Iterator[Problem]:
     """Yield errors in combinations of keys."""
-    if lending is None or not lending.enabled:
+
+    def line(key: str) -> int:
+        return lines.get(("lending", key), 0)
+
+    if others := [name for name in lending.training_only if name not in lending.partitions]:
+        text = f"lending.training_only names {', '.join(others)}, which are not in lending.partitions"
+        yield Problem(line("training_only"), text)
+    if not lending.enabled:
         return
     if not lending.partitions:
-        line = lines.get(("lending", "enabled"), 0)
-        yield Problem(
-            line,
-            "lending.enabled requires lending.partitions: list the partitions whose training jobs can be lent slices",
-        )
-    managed = cluster.partitions if cluster is not None else ()
-    others = [name for name in lending.partitions if managed and name not in managed]
-    if others:
-        line = lines.get(("lending", "partitions"), 0)
-        yield Problem(line, f"lending.partitions names {', '.join(others)}, which are not in cluster.partitions")
-
-
-def _training_only(lending: LendingConfig | None, lines: Mapping[tuple[str, ...], int]) -> Iterator[Problem]:
-    others = [name for name in lending.training_only if name not in lending.partitions] if lending is not None else ()
-    if others:
-        line = lines.get(("lending", "training_only"), 0)
-        yield Problem(line, f"lending.training_only names {', '.join(others)}, which are not in lending.partitions")
-
-
-def _forecast(lending: LendingConfig, store: StoreConfig, lines: Mapping[tuple[str, ...], int]) -> Iterator[Problem]:
-    """Yield an error if the record is kept for less time than lending looks back."""
-    if lending.enabled and store.keep_s < lending.forecast_days * lending.day_s:
-        line = lines.get(("store", "keep"), lines.get(("lending", "forecast_days"), 0))
+        text = "lending.enabled requires lending.partitions: list the partitions whose training jobs can be lent slices"
+        yield Problem(line("enabled"), text)
+    if others := [name for name in lending.partitions if cluster.partitions and name not in cluster.partitions]:
+        text = f"lending.partitions names {', '.join(others)}, which are not in cluster.partitions"
+        yield Problem(line("partitions"), text)
+    if store.keep_s < lending.forecast_days * lending.day_s:
         text = f"is shorter than the {lending.forecast_days} days of lending.forecast_days"
-        yield Problem(line, f"store.keep = {store.keep!r} {text}")
+        yield Problem(lines.get(("store", "keep"), line("forecast_days")), f"store.keep = {store.keep!r} {text}")
 
 
 def read_section(

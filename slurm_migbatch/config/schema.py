@@ -6,15 +6,20 @@ so that documentation, defaults and validation are always the same.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_migbatch.config.age import LEAST_AGE_S, AgeError, parse_age
 from slurm_migbatch.config.hours import Hours, HoursError
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm.restaddress import RestAddress
+
+#: dispatch looks back two weeks; users look back further
+_LEAST_AGE_S = 30 * 86400
+_AGE_UNITS_S = {"d": 86400.0, "w": 7 * 86400.0, "y": 366 * 86400.0}
+_AGE = re.compile(r"([0-9]{1,5})\s*([dwy])")
 
 #: A check returns the error of a value as the end of a sentence ("must be ..."), or None.
 Check = Callable[[Any], str | None]
@@ -132,9 +137,20 @@ def age(value: str) -> str | None:
     """Accept an age limit: at least as long as any reader of the record looks back."""
     try:
         seconds = parse_age(value)
-    except AgeError as error:
+    except ValueError as error:
         return f"must be a duration such as '400d', '60w', '3y', or 'forever' ({error})"
-    return None if seconds >= LEAST_AGE_S else f"must be at least '{LEAST_AGE_S // 86400:g}d'"
+    return None if seconds >= _LEAST_AGE_S else f"must be at least '{_LEAST_AGE_S // 86400:g}d'"
+
+
+def parse_age(text: str) -> float:
+    """Return the seconds of `400d`, `60w` or `3y`; infinite for `forever` and `0`. Raises ValueError."""
+    word = text.strip().lower()
+    if word in ("forever", "0"):
+        return math.inf
+    found = _AGE.fullmatch(word)
+    if found is None:
+        raise ValueError("a number and d, w or y")
+    return int(found[1]) * _AGE_UNITS_S[found[2]]
 
 
 def share_of(entry: Mapping[str, int]) -> str | None:

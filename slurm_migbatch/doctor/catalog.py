@@ -18,13 +18,7 @@ _WHY = {
 
 
 def check_catalog(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[Finding]:
-    """Check that the catalog has an address, and the size and features of all MIG nodes.
-
-    Args:
-        conf: slurm.conf.
-        catalog: host list of the catalog.
-        mig: names of MIG nodes.
-    """
+    """Check that the catalog nodes (a host list) have an address, and the size and features of all MIG nodes."""
     try:
         lacking = dict(word.split("=", 1) for word in catalog_lacks(conf, catalog, mig))
     except NodeListError as error:

@@ -47,13 +47,7 @@ from slurm_migbatch.store.queries import LeaseRow, last_seen
 
 
 def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = False) -> Iterator[Finding]:
-    """Yield all findings, dependencies first.
-
-    Args:
-        config: of migbatchd.
-        rendering: renders the Lua scripts.
-        everywhere: include all findings of the nodes; otherwise only their number.
-    """
+    """Yield all findings, dependencies first; with `everywhere` also those of the nodes, else only their number."""
     yield from _packages()
     if not config.path:
         advice = "migbatch install --role controller --apply"

@@ -27,13 +27,8 @@ def others(conf: Mapping[str, str], host: str) -> dict[str, str]:
 def check_controllers(
     config: Config, conf: Mapping[str, str], here: DaemonState, there: Mapping[str, DaemonState]
 ) -> Iterator[Finding]:
-    """Check this host against the other controllers.
-
-    Args:
-        config: of this host.
-        conf: `scontrol show config`, keys in lower case.
-        here: health of this host's migbatchd.
-        there: health of the others, by host; empty if there are none.
+    """Check this host, with the health of its migbatchd, against the other controllers, with theirs by host. `conf`:
+    `scontrol show config`, keys in lower case.
     """
     if not there:
         return

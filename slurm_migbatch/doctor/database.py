@@ -26,12 +26,7 @@ _WRITABLE_MARIADB: Final = "name the primary in [store] url, or SET GLOBAL read_
 
 
 def check_file(path: str, writer: Reader | None) -> Iterator[Finding]:
-    """Check that an SQLite file can be written; it is opened, but nothing is written.
-
-    Args:
-        path: of the existing file.
-        writer: user of migbatchd; None if unknown.
-    """
+    """Check that an SQLite file can be written by migbatchd's user, if known; it is opened, but nothing is written."""
     folder = str(Path(path).parent)
     if os.geteuid() != 0:
         yield Finding(

@@ -25,13 +25,8 @@ def read(shown: str) -> tuple[str, str]:
 
 
 def check_drained(node: str, state: str, reason: str, failure: str) -> Iterator[Finding]:
-    """Check that Slurm starts jobs on a node.
-
-    Args:
-        node: its name.
-        state: such as `IDLE+DRAIN`.
-        reason: Slurm's.
-        failure: message of the last hook that failed there; empty if none did.
+    """Check that Slurm starts jobs on a node, by its state there (`IDLE+DRAIN`). `failure`: message of the last hook
+    that failed there, or empty.
     """
     words = set(re.findall(r"[A-Z_]+", state.upper()))
     if not words & {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL"}:

@@ -89,12 +89,8 @@ def _gather(gpu: Gpu, config: NodeConfig) -> CheckedGpu:
 
 
 def holders(devices: Iterable[str], names: Sequence[str] = (), proc: str = "/proc") -> Iterator[DeviceHolder]:
-    """Yield processes of this host that have one of these devices open; migbatch's own are left out.
-
-    Args:
-        devices: device files.
-        names: only root's processes of these names; empty: all.
-        proc: directory of /proc.
+    """Yield processes of this host that have one of these devices open; with `names` only root's processes of these
+    names. migbatch's own are left out.
     """
     wanted = {}
     for device in devices:

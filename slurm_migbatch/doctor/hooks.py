@@ -43,12 +43,8 @@ class HookFacts:
 
 
 def gather(conf: Conf, directory: str, *, several: bool) -> list[HookFacts]:
-    """Read the hooks of this host.
-
-    Args:
-        conf: slurm.conf.
-        directory: where `migbatch install` puts hooks.
-        several: whether Slurm runs all of several values, instead of the last.
+    """Read the hooks of this host. `directory`: where `migbatch install` puts them. `several`: whether Slurm runs all
+    of several values, instead of the last.
     """
     return [_gather(conf, key, f"{directory}/{name}", several) for key, name in HOOKS]
 

@@ -93,7 +93,7 @@ def _partition(name: str, preempt: str, partitions: Mapping[str, Mapping[str, st
         return
     mode = words.get("PreemptMode", "OFF").split(",")
     tier = _number(words.get("PriorityTier"))
-    beside = [other for other in partitions if other != name and _shares(words, partitions[other])]
+    beside = [other for other in partitions if other != name and _nodes(words) & _nodes(partitions[other])]
     above = [other for other in beside if _number(partitions[other].get("PriorityTier")) > tier]
     if preempt not in _PREEMPTING or "REQUEUE" not in mode:
         text = "Slurm cannot preempt its jobs: loans are not reclaimed while migbatchd is down"
@@ -104,10 +104,6 @@ def _partition(name: str, preempt: str, partitions: Mapping[str, Mapping[str, st
         yield Finding(ODD, subject, text, f"give it a lower PriorityTier than {', '.join(beside)}")
     else:
         yield Finding(GOOD, subject, "Slurm can preempt its jobs")
-
-
-def _shares(first: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    return bool(_nodes(first) & _nodes(other))
 
 
 def _nodes(words: Mapping[str, str]) -> set[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,6 +14,7 @@ from slurm_migbatch.node.auth import AuthError, Signer, make_signer
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
 from slurm_migbatch.node.findings import BAD, GOOD, Finding, tell
+from slurm_migbatch.query.client import connection_to
 
 CLOCK_S: Final = 5.0
 """Seconds that clocks may differ; munge refuses credentials from five minutes on."""
@@ -85,17 +85,9 @@ def _tell(config: NodeConfig, findings: Sequence[Finding]) -> LinkFacts:
 
 def _is_migbatchd(url: str) -> bool:
     """Return whether the listening program is migbatchd, whatever its health. Raises OSError, HTTPException."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        link: http.client.HTTPConnection = http.client.HTTPSConnection(
-            host, parts.port, timeout=_ANSWER_S, context=context
-        )
-    else:
-        link = http.client.HTTPConnection(host, parts.port, timeout=_ANSWER_S)
+    link = connection_to(url, _ANSWER_S)
     try:
-        link.request("GET", f"{parts.path.rstrip('/')}/healthz")
+        link.request("GET", f"{urlsplit(url).path.rstrip('/')}/healthz")
         found = json.loads(link.getresponse().read(_MOST))
     except ValueError:
         return False

@@ -35,8 +35,6 @@ def check_script(
     """Check that a script is this release's, or that the site's own loads one that is.
 
     Args:
-        path: of job_submit.lua or cli_filter.lua.
-        rendering: renders migbatch's.
         slurm_user: user of slurmctld; None if this host does not have it.
         users: whether every user must be able to read it.
         known: whether `rendering` knows the current site.

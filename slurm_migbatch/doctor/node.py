@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from slurm_migbatch.doctor import disks, drained, gpus, hooks, jobmaps, link, slurmfiles
+from slurm_migbatch.doctor import disks, drained, gpus, hooks, link, slurmfiles
 from slurm_migbatch.doctor.programs import unreadable
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.hosts import slurm_conf
 from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import conf as node_conf
-from slurm_migbatch.node import failure, unwritable
+from slurm_migbatch.node import failure, jobmaps, unwritable
 from slurm_migbatch.node.caps import helper_is_setuid
 from slurm_migbatch.node.conf import ConfError, insecure
 from slurm_migbatch.node.config import NodeConfig, load
@@ -99,7 +99,7 @@ def _local(places: NodePlaces, config: NodeConfig, driver: Gpus) -> Iterator[Fin
     rooms = (("journal and spool", config.state_dir, _JOURNAL_MIB), ("hand-offs", config.run_dir, _RUN_MIB))
     yield from disks.check_disks(disks.look(*room) for room in rooms)
     yield from _journal(config)
-    yield from jobmaps.check_job_maps(config)
+    yield from check_job_maps(config)
 
 
 def _gpus(config: NodeConfig, driver: Gpus, whole: list[str]) -> Iterator[Finding]:
@@ -170,3 +170,14 @@ def _drained(config: NodeConfig) -> Iterator[Finding]:
         return
     state, reason = drained.read(text)
     yield from drained.check_drained(config.node, state, reason, said)
+
+
+def check_job_maps(config: NodeConfig) -> Iterator[Finding]:
+    """Check the directories in which GPU exporters look for jobs (JobMapDir, GpustatDir), if any is configured."""
+    configured = [path for path in (config.job_map_dir, config.gpustat_dir) if path]
+    found = jobmaps.problems(config)
+    for text in found:
+        advice = "correct JobMapDir= and GpustatDir= in node.conf, or the directory; jobs are not affected"
+        yield Finding(BAD, "job maps", f"exporters cannot map slices to jobs: {text}", advice)
+    if configured and not found:
+        yield Finding(GOOD, "job maps", ", ".join(configured))

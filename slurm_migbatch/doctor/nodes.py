@@ -35,14 +35,11 @@ def check_nodes(
     config: Config,
     causes: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Finding]:
-    """Check that the nodes are registered, valid and report to migbatchd.
+    """Check that the nodes, as Slurm shows them, are registered, valid and report to migbatchd.
 
     Args:
-        rows: nodes as Slurm shows them.
         inventory: GPUs by node; None if unknown.
         seen: time of each node's last report (unix s).
-        now: the current time.
-        config: names the catalog.
         causes: by node, the message of its last failed hook.
     """
     catalog = expand(config.cluster.catalog_nodes)

@@ -57,12 +57,7 @@ def check_metrics_token(config: Config, daemon: Reader | None) -> Iterator[Findi
 
 
 def check_credentials(config: Config, daemon: Reader | None) -> Iterator[Finding]:
-    """Check that migbatchd can authenticate itself and nodes.
-
-    Args:
-        config: its settings.
-        daemon: user of migbatchd; None if unknown.
-    """
+    """Check that migbatchd, run by this user if known, can authenticate itself and nodes."""
     api = config.node_api
     mend = "systemctl enable --now munge, with the cluster's /etc/munge/munge.key"
     if api.auth == "token":

@@ -67,11 +67,8 @@ def reader(user: str | int) -> Reader | None:
 
 
 def unreadable(path: str, who: Reader | None) -> str:
-    """Return the part of a path that a user cannot read, with its mode; empty if all can be read.
-
-    Args:
-        path: a file or directory.
-        who: the user; None for any user of the host, by the permissions of others alone.
+    """Return the part of a path that a user cannot read, with its mode; empty if all can be read. Without a user: by
+    the permissions of others alone.
     """
     return closed_to(path, who, 0o4)
 

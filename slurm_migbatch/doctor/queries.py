@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from slurm_migbatch.node.findings import BAD, GOOD, Finding
+from slurm_migbatch.query.client import connection_to
 from slurm_migbatch.query.protocol import PATH
 
 #: start of the answer of a standby migbatchd
@@ -16,16 +17,11 @@ _MOST = 65536
 
 
 def check_answers(url: str, advice: str, stranger: str) -> Iterator[Finding]:
-    """Check that the query service listens at a URL, and that it is this one.
-
-    Args:
-        url: such as http://ctl1:6831.
-        advice: what to do if there is no answer.
-        stranger: what to do if another program answers.
+    """Check that the query service listens at a URL such as http://ctl1:6831, and that it is this one. `advice` and
+    `stranger` say what to do if there is no answer, or another program answers.
     """
     parts = urlsplit(url)
-    make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = make(parts.hostname or "", parts.port, timeout=5)
+    connection = connection_to(url, 5)
     place = f"{parts.hostname} port {parts.port}"
     try:
         connection.request("POST", PATH, b"")

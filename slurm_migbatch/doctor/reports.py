@@ -61,12 +61,7 @@ def summary(reports: Mapping[str, HeardReport], nodes: Collection[str]) -> Itera
 
 
 def check_reports(reports: Mapping[str, HeardReport], nodes: Collection[str]) -> Iterator[Finding]:
-    """Yield all findings of nodes, and the nodes without a report.
-
-    Args:
-        reports: the latest of each node.
-        nodes: the MIG nodes in Slurm.
-    """
+    """Yield all findings of nodes by their latest reports, and those of the MIG nodes in Slurm that have none."""
     for node in sorted({*nodes, *reports}):
         report = reports.get(node)
         if report is None or report.age > SILENCE_S:

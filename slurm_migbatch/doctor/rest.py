@@ -22,12 +22,7 @@ _ANSWER_S: Final = 20.0
 
 
 def check_rest(config: Config, daemon: Reader | None) -> Iterator[Finding]:
-    """Check that slurmrestd answers migbatchd, with the same requests; nothing with another backend.
-
-    Args:
-        config: of migbatchd.
-        daemon: user of migbatchd; None if unknown.
-    """
+    """Check that slurmrestd answers migbatchd's user with the same requests; nothing with another backend."""
     cluster = config.cluster
     if cluster.backend != "slurmrestd":
         return

@@ -19,7 +19,7 @@ _DETECTS: Final = frozenset({"nvml", "full"})
 
 def beside(conf: Conf, name: str) -> Conf:
     """Read a file beside slurm.conf; no lines if there is none."""
-    return load(str(Path(conf.main).with_name(name)), read)
+    return load(conf.beside(name), read)
 
 
 def check_autodetect(gres: Conf, nodes: Collection[str]) -> Iterator[Finding]:
@@ -58,12 +58,8 @@ def _expanded(names: str) -> tuple[str, ...]:
 
 
 def check_cgroup(conf: Conf, cgroup: Conf, whole: Collection[str]) -> Iterator[Finding]:
-    """Check who may open GPUs. Slices are protected by the owners of their devices; whole GPUs by cgroups alone.
-
-    Args:
-        conf: slurm.conf.
-        cgroup: cgroup.conf.
-        whole: devices of GPUs of this node that are not in MIG mode.
+    """Check who may open GPUs. Slices are protected by the owners of their devices; whole GPUs (`whole`: devices of
+    this node's GPUs that are not in MIG mode) by cgroups alone.
     """
     plugin = "task/cgroup" in conf.value("TaskPlugin").lower().split(",") or "cgroup" in conf.value(
         "TaskPlugin"

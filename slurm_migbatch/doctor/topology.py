@@ -14,21 +14,15 @@ _ADVICE = "migbatch install --role controller --edit --apply, then restart slurm
 
 
 def names_of(partitions: Mapping[str, Mapping[str, str]], mig: Collection[str]) -> tuple[str, ...]:
-    """Return the topologies of the partitions that have MIG nodes; "" is the cluster's own.
-
-    Args:
-        partitions: the fields of each, by `scontrol show partition`.
-        mig: names of the partitions that have MIG nodes.
+    """Return the topologies of the partitions `mig`, which have MIG nodes, by the fields of each partition in `scontrol
+    show partition`; "" is the cluster's own.
     """
     return tuple(dict.fromkeys(words.get("Topology", "") for name, words in partitions.items() if name in mig)) or ("",)
 
 
 def check_topology(shown: Mapping[str, str], catalog: str) -> Iterator[Finding]:
-    """Check that the catalog is in a switch or block of each topology.
-
-    Args:
-        shown: `scontrol show topology` of each, by its name; empty if it has neither.
-        catalog: host list of the catalog.
+    """Check that the catalog nodes (a host list) are in a switch or block of each topology, shown by its name; empty if
+    it has neither.
     """
     for name, text in shown.items():
         found = _UNIT.findall(text)

@@ -146,15 +146,12 @@ def _factors(models: Sequence[Array]) -> tuple[float, ...]:
     tried = np.concatenate([np.arange(0.02, 0.9, 0.02), np.arange(0.9, 1.0, 0.005), [1.0]])
     held = np.zeros(len(tried))
     for i, model in enumerate(models):
-        held += [np.searchsorted(model, q, side="right") / len(model) for q in _quantiles(_without(models, i), tried)]
+        others = [*models[:i], *models[i + 1 :]]
+        held += [np.searchsorted(model, q, side="right") / len(model) for q in _quantiles(others, tried)]
     held /= len(models)
     chosen = [tried[min(int(np.argmax(held >= level)) if held[-1] >= level else -1, len(tried))] for level in LEVELS]
     found = np.maximum.accumulate(_quantiles(models, np.array(chosen)))
     return tuple(float(value) for value in found)
-
-
-def _without(models: Sequence[Array], index: int) -> list[Array]:
-    return [model for i, model in enumerate(models) if i != index]
 
 
 def _quantiles(models: Sequence[Array], shares: Array) -> Array:

@@ -80,23 +80,12 @@ class LearnedPredictor:
 
     def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
         """Return the figures of every plain profile; none for an unknown model."""
-        known = self._known.get(cell.model)
-        if known is None:
+        if cell.model not in self._known:
             return {}
-        gpu = GpuSpec.of_kind(kind)
-        infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
-        cells = Cells.grid(cell.batch, cell.input, infos, gpu, known)
-        seconds = _monotone(self.interval("time", cell.model, known, gpu, cell.role, cells), infos)
-        mib = self.interval("memory", cell.model, known, gpu, cell.role, cells)
-        least = self._training_mib(cell.model, cell.role, gpu, (cell.batch,), (cell.input,))[0]
-        mib = np.maximum(mib, least * _ARITHMETIC)
+        sheet = self.sheet(Block(cell.model, cell.role, cell.unit, (cell.batch,), (cell.input,)), kind)[:, :, 0]
+        plain = [info.profile for info in kind.geometry.profiles if not info.profile.suffix]
         return {
-            info.profile: Figures(
-                Interval(*seconds[:, i].tolist()),
-                Interval(*(cell.batch / seconds[::-1, i]).tolist()),
-                Interval(*mib[:, i].tolist()),
-            )
-            for i, info in enumerate(infos)
+            profile: Figures(*(Interval(*ends) for ends in sheet[:, :, i].tolist())) for i, profile in enumerate(plain)
         }
 
     def sheet(self, block: Block, kind: GpuKind) -> Array:

@@ -17,7 +17,7 @@ the curve, but measure much that nobody would ever choose; the first three are c
 all others is detected only there.)
 
 If the longest time of a batch is given, other points are worth measuring: those that a service under this
-limit would run (`choose_within`). By the median prediction so far, this is on each slice the cell with the most
+limit would run (`next_within`). By the median prediction so far, this is on each slice the cell with the most
 throughput within the limit; of the unmeasured ones the one with the most throughput for its SMs. A cell that turns out
 too slow or over the limit is replaced by the next best. If the best of every slice is measured, the cell closest to the
 limit from above is next, among those with more throughput than any known to keep it. More optimistic figures than the
@@ -66,10 +66,13 @@ def next_point(surface: Surface, belief: Belief, cells: Cells, done: Sequence[in
     return max(left, key=lambda index: (float(worth[index]), -index))
 
 
-def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge: ModelKnowledge) -> int | None:
+def choose(
+    done: Sequence[Measurement], open_: Sequence[Measurement], knowledge: ModelKnowledge, limit_s: float | None = None
+) -> int | None:
     """Return the index of the point to measure next among the rows `open_`, which have no figures yet.
 
-    None if none is left.
+    None if none is left, or with `limit_s`, for a service whose batches may take that long, if no remaining row could
+    have more throughput on its slice.
 
     `done` are the rows of the same model on the same kind of GPU, on any slice. Measuring one point on the whole
     GPU, one on a middle slice and one on the smallest, each in a job of its own, follows the rule like three points of
@@ -77,28 +80,16 @@ def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge:
     """
     if not open_:
         return None
-    ran = _that_ran(done)
+    ran = [row for row in done if row.seconds is not None]
     cells, belief = believed(ran, open_, knowledge)
     count = len(ran)
-    chosen = next_point(TIME, belief, cells, range(count), range(count, len(cells)))
+    if limit_s is None:
+        chosen = next_point(TIME, belief, cells, range(count), range(count, len(cells)))
+    else:
+        seconds = np.exp(belief.predict(TIME, cells)[0])
+        seconds[:count] = [row.seconds or 1.0 for row in ran]
+        chosen = next_within(cells, seconds, count, limit_s)
     return None if chosen is None else chosen - count
-
-
-def choose_within(
-    done: Sequence[Measurement], open_: Sequence[Measurement], knowledge: ModelKnowledge, limit_s: float
-) -> int | None:
-    """Return the index of the row of `open_` to measure next for a service whose batches may take `limit_s`.
-
-    None if no remaining row could have more throughput on its slice. `done` is as for `choose`.
-    """
-    if not open_:
-        return None
-    ran = _that_ran(done)
-    cells, belief = believed(ran, open_, knowledge)
-    seconds = np.exp(belief.predict(TIME, cells)[0])
-    seconds[: len(ran)] = [row.seconds or 1.0 for row in ran]
-    chosen = next_within(cells, seconds, len(ran), limit_s)
-    return None if chosen is None else chosen - len(ran)
 
 
 def next_within(cells: Cells, seconds: Array, measured: int, limit_s: float) -> int | None:
@@ -118,10 +109,6 @@ def next_within(cells: Cells, seconds: Array, measured: int, limit_s: float) -> 
         return max(new, key=lambda i: (float(rates[i] / cells.sm[i]), -i))
     over = [i for i in range(measured, len(cells)) if slices[i] not in best or rates[i] > rates[best[slices[i]]]]
     return min(over, key=lambda i: (float(seconds[i]), i), default=None)
-
-
-def _that_ran(rows: Sequence[Measurement]) -> list[Measurement]:
-    return [row for row in rows if row.seconds is not None]
 
 
 def believed(

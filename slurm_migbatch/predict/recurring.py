@@ -153,10 +153,8 @@ def reserving(past: Sequence[PastRun], capacities: Mapping[str, float]) -> str:
 
 
 def fixed_share(seen: Sequence[tuple[float, float]]) -> bool:
-    """Return whether runs held the same large share of slices of different sizes.
-
-    Args:
-        seen: capacity and peak (MiB) of each run; pairs with a 0 are left out.
+    """Return whether runs held the same large share of slices of different sizes, by the capacity and peak (MiB) of
+    each run; pairs with a 0 are left out.
     """
     known = [(capacity, peak) for capacity, peak in seen if capacity > 0 and peak > 0]
     if not known or max(known)[0] < APART * min(known)[0]:

@@ -60,15 +60,8 @@ class Terms:
 
 
 def rightsize(offers: Iterable[ProfileOffer], ladder: Ladder, terms: Terms) -> tuple[ProfileOffer, int] | None:
-    """Return the first slice on which some batch keeps the terms, and the smallest of nearly the most throughput there.
-
-    Args:
-        offers: the slices that the job may have, the cheapest first.
-        ladder: conservative figures of them.
-        terms: limits to keep.
-
-    Returns:
-        None if no batch on any slice keeps the terms.
+    """Return the first slice (they are in order of price) on which some batch keeps the terms by its conservative
+    figures, and the smallest batch of nearly the most throughput there; None if there is none.
     """
     part, whole = NEARLY
     for offer in offers:

@@ -157,7 +157,7 @@ def _observation(run: Lesson, geometries: Mapping[str, Geometry], knowledge: Mod
         row = Measurement(
             gpu=short_name(geometry.name, geometry.full.profile.memory_gb),
             model=model,
-            family=facts.family if facts is not None else _family(run.unit),
+            family=facts.family if facts is not None else {"tok": TEXT_FAMILIES[0], "px": "cnn"}.get(run.unit, ""),
             kind=kind,
             profile=profile.name,
             compute_slices=info.compute_slices,
@@ -191,10 +191,6 @@ def _speed(run: Lesson) -> tuple[dict[str, Any], str]:
     if items and run.state == "COMPLETED" and run.elapsed_s >= SILENT_S:
         return {"throughput_per_s": items / run.elapsed_s}, SILENT
     return {}, RUNS
-
-
-def _family(unit: str) -> str:
-    return {"tok": TEXT_FAMILIES[0], "px": "cnn"}.get(unit, "")
 
 
 Expect = Callable[[str, Key, Sequence[Measurement], Known, GpuSpec], Sequence[float]]

@@ -34,7 +34,8 @@ from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
 from slurm_migbatch.workload.hints import SERVE, Hints
 from slurm_migbatch.workload.refusal import Refusal, show
 
-#: choices that are remembered
+#: figures, ladders and advices that are remembered, and choices
+_MOST_FIGURES: Final = 100_000
 _MOST_CHOICES: Final = 4096
 #: workloads of language models whose figures are remembered: users can name any number of them
 _MOST_WORKLOADS: Final = 4096
@@ -130,9 +131,8 @@ class Chooser:
     """Ranks and chooses slices with any predictor. Figures are kept by cell and choices by bucket, so a second request
     of one costs next to nothing."""
 
-    def __init__(self, predictor: Predictor, *, remember: int = 100_000) -> None:
+    def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
-        self._remember = remember
         #: each with the kinds that it is of: other ones may have their names later, as with another driver
         self._figures: dict[tuple[Bucket, tuple[GpuKind, ...]], Mapping[str, Figures]] = {}
         self._ladders: dict[tuple[Bucket, tuple[GpuKind, ...]], Ladder] = {}
@@ -174,7 +174,7 @@ class Chooser:
         key = (cell, partition.kinds)
         known = self._figures.get(key)
         if known is None:
-            if len(self._figures) >= self._remember:
+            if len(self._figures) >= _MOST_FIGURES:
                 self._figures.clear()
             known = self._figures[key] = self._merged(cell, partition)
         return known
@@ -205,7 +205,7 @@ class Chooser:
         alike = Bucket(workload.model, workload.role, chosen, workload.input, workload.unit, workload.slo_us)
         key = (alike, partition.kinds, offer.profile)
         if key not in self._advice:
-            if len(self._advice) >= self._remember:
+            if len(self._advice) >= _MOST_FIGURES:
                 self._advice.clear()
             kinds = [kind for kind in partition.kinds if offer.profile in kind.geometry]
             advices = [self.predictor.advice(alike, kind, offer.profile) for kind in kinds]
@@ -219,12 +219,8 @@ class Chooser:
         dearest.
         """
         figures = self.figures(workload, partition)
-        judged = [
-            Candidate(offer, known, *_judge(offer, known, workload, limits))
-            for offer in partition.plain
-            for known in (figures.get(offer.profile.gres_type),)
-        ]
-        return tuple(sorted(judged, key=lambda candidate: not candidate.ok))
+        rows = [(offer, figures.get(offer.profile.gres_type)) for offer in partition.plain]
+        return _ranked((offer, known, _missed(offer, known, workload, limits)) for offer, known in rows)
 
     def choose(
         self,
@@ -336,7 +332,7 @@ class Chooser:
         key = _of_all_batches(workload, partition)
         known = self._ladders.get(key)
         if known is None:
-            if len(self._ladders) >= self._remember:
+            if len(self._ladders) >= _MOST_FIGURES:
                 self._ladders.clear()
             cell, batches = key[0], self._grids[workload.model].ladder
             block = Block(cell.model, cell.role, cell.unit, batches, (cell.input,))
@@ -416,18 +412,16 @@ class Chooser:
         if offer is None:
             offer, reason = min(holding, key=lambda each: targets.excess(known(each))), "time_short"
         text = llm_choice.explanation(workload, known(offer), offer, reason, mem_mib=hints.mem_mib)
-        judged = [
-            Candidate(each, known(each), *_judge_tokens(each, known(each), limits, targets)) for each in partition.plain
-        ]
-        candidates = tuple(sorted(judged, key=lambda candidate: not candidate.ok))
+        rows = [(each, known(each)) for each in partition.plain]
+        candidates = _ranked(
+            (each, of, _too_small(each, limits, of.slice_mib) or targets.missed(of)) for each, of in rows
+        )
         return SliceChoice(offer, reason, text, None, candidates, workload.label)
 
     def _without_figures(
         self, hints: Hints, partition: Partition, limits: JobLimits, allowed: Sequence[ProfileOffer]
     ) -> SliceChoice:
         model = "this job" if hints.model is None else show(hints.model)
-        judged = [Candidate(offer, None, *_judge_by_memory(offer, limits)) for offer in partition.plain]
-        candidates = tuple(sorted(judged, key=lambda candidate: not candidate.ok))
         if hints.mem_mib is not None:
             holding = [offer for offer in allowed if offer.memory_mib >= hints.mem_mib]
             if not holding:
@@ -441,7 +435,7 @@ class Chooser:
             if hints.model is not None:
                 meant = self._meant(hints.model)
                 text %= f"{model} (did you mean model={meant}?)" if meant else model
-        return SliceChoice(offer, reason, text, None, candidates)
+        return SliceChoice(offer, reason, text, None, _ranked_by_memory(partition, limits))
 
     def _meant(self, name: str) -> str | None:
         """Return the known model with the name most similar to an unknown one; None if there is none or it is known."""
@@ -491,18 +485,7 @@ def _from_runs(
     else:
         offer, reason, text = recurring.pick(job, need, allowed, policy)
         limits = replace(limits, mem_mib=need.need_mib)
-    judged = [Candidate(each, None, *_judge_by_memory(each, limits)) for each in partition.plain]
-    return SliceChoice(offer, reason, text, None, tuple(sorted(judged, key=lambda candidate: not candidate.ok)))
-
-
-def _judge_tokens(offer: ProfileOffer, figures: TokenFigures, limits: JobLimits, targets: Targets) -> tuple[bool, str]:
-    if not limits.within(offer):
-        return False, "outside min and max"
-    need = limits.mem_mib or figures.slice_mib
-    if offer.memory_mib < need:
-        return False, f"needs {gib(need)} GiB, has {gib(offer.memory_mib)}"
-    missed = targets.missed(figures)
-    return not missed, missed
+    return SliceChoice(offer, reason, text, None, _ranked_by_memory(partition, limits))
 
 
 def _predicted(bucket: Bucket, figures: Figures, offer: ProfileOffer, limits: JobLimits) -> str:
@@ -535,24 +518,32 @@ def _in_time(figures: Figures, bucket: Bucket) -> bool:
     return bucket.rate is None or figures.rate >= bucket.rate
 
 
-def _judge_by_memory(offer: ProfileOffer, limits: JobLimits) -> tuple[bool, str]:
-    if not limits.within(offer):
-        return False, "outside min and max"
-    if limits.mem_mib is not None and offer.memory_mib < limits.mem_mib:
-        return False, f"needs {gib(limits.mem_mib)} GiB, has {gib(offer.memory_mib)}"
-    return True, ""
+def _ranked(rows: Iterable[tuple[ProfileOffer, Figures | TokenFigures | None, str]]) -> tuple[Candidate, ...]:
+    """Return the candidates, sufficient ones first. Rows: slice, figures, why it is insufficient (empty: it is not)."""
+    judged = [Candidate(offer, figures, not why, why) for offer, figures, why in rows]
+    return tuple(sorted(judged, key=lambda candidate: not candidate.ok))
 
 
-def _judge(offer: ProfileOffer, figures: Figures | None, bucket: Bucket, limits: JobLimits) -> tuple[bool, str]:
+def _ranked_by_memory(partition: Partition, limits: JobLimits) -> tuple[Candidate, ...]:
+    return _ranked((offer, None, _too_small(offer, limits, 0)) for offer in partition.plain)
+
+
+def _too_small(offer: ProfileOffer, limits: JobLimits, need_mib: int) -> str:
+    """Return why the job may not have a slice or does not fit; `need_mib` is predicted, used if the job has no mem=."""
     if not limits.within(offer):
-        return False, "outside min and max"
+        return "outside min and max"
+    need = limits.mem_mib or need_mib
+    return f"needs {gib(need)} GiB, has {gib(offer.memory_mib)}" if offer.memory_mib < need else ""
+
+
+def _missed(offer: ProfileOffer, figures: Figures | None, bucket: Bucket, limits: JobLimits) -> str:
+    """Return why a slice is insufficient for a bucket."""
     if figures is None:
-        return False, "no figures"
-    need = limits.mem_mib or figures.need_mib
-    if offer.memory_mib < need:
-        return False, f"needs {gib(need)} GiB, has {gib(offer.memory_mib)}"
+        return "no figures" if limits.within(offer) else "outside min and max"
+    if too_small := _too_small(offer, limits, figures.need_mib):
+        return too_small
     if bucket.slo_us is not None and figures.latency_us > bucket.slo_us:
-        return False, f"a batch may take {digits(figures.latency_us / 1000)} ms, over {digits(bucket.slo_us / 1000)} ms"
+        return f"a batch may take {digits(figures.latency_us / 1000)} ms, over {digits(bucket.slo_us / 1000)} ms"
     if bucket.rate is not None and figures.rate < bucket.rate:
-        return False, f"may reach only {digits(figures.rate / 1000)} items/s, needs {digits(bucket.rate / 1000)}"
-    return True, ""
+        return f"may reach only {digits(figures.rate / 1000)} items/s, needs {digits(bucket.rate / 1000)}"
+    return ""

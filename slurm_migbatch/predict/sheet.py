@@ -68,12 +68,9 @@ class Counted(NamedTuple):
 
 @dataclass(frozen=True)
 class Ladder:
-    """Predictions at several batches of one model and input size, on slices by GRES type.
+    """Predictions at ascending batches of one model and input size, on slices by GRES type.
 
-    Attributes:
-        batches: ascending.
-        names: GRES types.
-        numbers: slices x figures x ends x batches, the figures and ends of `Predictor.sheet`.
+    `numbers`: slices x figures x ends x batches, the figures and ends of `Predictor.sheet`.
     """
 
     batches: tuple[int, ...]

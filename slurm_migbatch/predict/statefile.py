@@ -151,7 +151,8 @@ class ModelDirectory:
             version = 1 + max([index.last, *_versions(folder)])
             saved = Saved(replace(learned, version=version, created=created), report)
             _write(folder, _name(version), _packed(saved))
-            outcome = {"ts": created, "outcome": "taken", "version": version, **_summary(report)}
+            facts = {name: report[name] for name in ("reason", "check", "runs", "rows", "seconds") if name in report}
+            outcome = {"ts": created, "outcome": "taken", "version": version, **facts}
             self._put(folder, replace(index, current=version, last=version).tried(seen, outcome))
             for old in _versions(folder)[:-keep]:
                 if old != version:
@@ -424,7 +425,3 @@ def _check_parameters(mean: Array, covariance: Array | None, where: str) -> None
         raise StateError(f"{where} has an invalid variance")
     if np.linalg.eigvalsh(covariance)[0] < -1e-6:
         raise StateError(f"{where} has an invalid variance")
-
-
-def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: report[name] for name in ("reason", "check", "runs", "rows", "seconds") if name in report}

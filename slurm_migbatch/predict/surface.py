@@ -131,10 +131,6 @@ class TimeSurface:
         return np.array([0.4 + unsure, 0.6 + 1.5 * unsure, 0.7, 0.08, 0.15, 0.4, 1.0, 0.04, 0.1])
 
 
-def _kept(known: Known) -> float:
-    return KEPT_OF_BLOCKS if known.family in TRANSFORMERS else KEPT
-
-
 class MemorySurface:
     """MiB in use on a slice: a constant part of one process, and a part for each item; per process.
 
@@ -166,7 +162,8 @@ class MemorySurface:
         """
         training = kind == "train"
         base = 900.0 + known.weight_mib * (4.0 if training else 1.0)
-        return np.array([np.log(base), np.log(known.alive_mib * (_kept(known) if training else 1.0)), 0.0])
+        kept = KEPT_OF_BLOCKS if known.family in TRANSFORMERS else KEPT
+        return np.array([np.log(base), np.log(known.alive_mib * (kept if training else 1.0)), 0.0])
 
     def spread(self, doubt: int) -> Array:
         """See `TimeSurface`."""
@@ -181,10 +178,6 @@ TIME: Final = TimeSurface()
 MEMORY: Final = MemorySurface()
 
 
-def _no_places() -> Array:
-    return np.zeros((0, 5))
-
-
 @dataclass(frozen=True)
 class Belief:
     """The belief about one model: a Gaussian over the parameters, and the misfit of measured points.
@@ -196,7 +189,7 @@ class Belief:
 
     mean: Array
     covariance: Array
-    places: Array = field(default_factory=_no_places)
+    places: Array = field(default_factory=lambda: np.zeros((0, 5)))
     offsets: Array = field(default_factory=lambda: np.zeros(0))
     noise: Array = field(default_factory=lambda: np.zeros(0))
 

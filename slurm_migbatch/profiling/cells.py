@@ -48,9 +48,8 @@ class MeasurementCell(NamedTuple):
 
 def product(batches: Iterable[int], inputs: Iterable[int | None], procs: Iterable[int]) -> tuple[MeasurementCell, ...]:
     """Return all combinations by processes, input sizes, batches. Raises CellError beyond MAX_CELLS."""
-    cells = tuple(
-        MeasurementCell(b, i, p) for p in sorted(set(procs)) for i in _ascending(inputs) for b in sorted(set(batches))
-    )
+    sizes = sorted(set(inputs), key=lambda size: size or 0)
+    cells = tuple(MeasurementCell(b, i, p) for p in sorted(set(procs)) for i in sizes for b in sorted(set(batches)))
     if len(cells) > MAX_CELLS:
         raise CellError(f"{len(cells)} points are too many (at most {MAX_CELLS}): give fewer batches, inputs or procs")
     return cells
@@ -88,7 +87,3 @@ def numbers(text: str, *, doubling: bool = False) -> tuple[int, ...]:
         else:
             raise CellError(f"{part!r} is not a number above 0: write 1,2,8 or a range such as 1-8")
     return tuple(sorted(found))
-
-
-def _ascending(inputs: Iterable[int | None]) -> list[int | None]:
-    return sorted(set(inputs), key=lambda size: size or 0)

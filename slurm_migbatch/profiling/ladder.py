@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from slurm_migbatch.profiling.device import Device
 from slurm_migbatch.profiling.load import LoadPoint, LoadRefused, LoadResult
@@ -72,27 +71,18 @@ class LadderFindings:
     left: list[LoadPoint] = field(default_factory=list)
 
 
-class LadderObserver(Protocol):
-    """Receives the progress of a run."""
-
-    def starts(self, point: LoadPoint) -> None:
-        """Report that a point is about to be measured."""
-
-    def ends(self, point: LoadPoint, outcome: LoadResult | LoadRefused) -> None:
-        """Report that a point was measured."""
-
-
 def climb(
     subject: ServedModel,
     points: Sequence[LoadPoint],
     measure: Callable[[LoadPoint], tuple[LoadResult, float | None]],
     earlier: Sequence[Measurement],
     save: Callable[[Sequence[Measurement]], None],
-    watch: LadderObserver,
+    watch: Callable[[LoadPoint, LoadResult | LoadRefused], None],
     end: float,
 ) -> LadderFindings:
-    """Measure the points that `earlier` lacks; `save` gets `earlier` and all new rows after each. No point begins after
-    `end` of the monotonic clock. Exceptions of `measure` except LoadRefused propagate.
+    """Measure the points that `earlier` lacks. After each, `save` gets `earlier` and all new rows, `watch` the point
+    and its result. No point begins after `end` of the monotonic clock. Exceptions of `measure` except LoadRefused
+    propagate.
     """
     kept = list(earlier)
     found = LadderFindings([row for row in earlier if subject.owns(row)])
@@ -104,17 +94,16 @@ def climb(
         if refused or time.monotonic() >= end:
             found.left.append(point)
             continue
-        watch.starts(point)
         try:
             result, memory_mib = measure(point)
         except LoadRefused as error:
             found.refused.append((point, error))
-            watch.ends(point, error)
+            watch(point, error)
             continue
         row = subject.row(result, memory_mib)
         found.rows.append(row)
         found.results.append(result)
         save([*kept, row])
         kept.append(row)
-        watch.ends(point, result)
+        watch(point, result)
     return found

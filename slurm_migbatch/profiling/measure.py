@@ -21,7 +21,7 @@ import slurm_migbatch
 from slurm_migbatch.profiling.cells import MeasurementCell
 from slurm_migbatch.profiling.device import Device, Meter
 from slurm_migbatch.profiling.oom import reports_oom
-from slurm_migbatch.profiling.target import Python
+from slurm_migbatch.profiling.target import Python, status
 from slurm_migbatch.profiling.timing import Effort, Summary
 
 _TAIL_BYTES = 64 * 1024
@@ -144,8 +144,7 @@ def _bad_end(child: _Child, cell: MeasurementCell, event: dict[str, Any] | None)
             return DidNotFit("the process was killed (SIGKILL), most likely for memory")
         if reports_oom(tail):
             return DidNotFit(_oom_line(tail))
-        how = f"signal {-code} ({_signal_name(-code)})" if code < 0 else f"exit status {code}"
-        raise PointFailed(f"{cell}: the process ended with {how}{_quoted(tail)}")
+        raise PointFailed(f"{cell}: the process ended with {status(code)}{_quoted(tail)}")
     if event["event"] == "oom":
         return DidNotFit(str(event["text"]), str(event["software"]))
     if event["event"] == "error":
@@ -291,10 +290,3 @@ def _quoted(tail: str) -> str:
 
 def _oom_line(tail: str) -> str:
     return next(line.strip()[:300] for line in tail.splitlines() if reports_oom(line))
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from slurm_migbatch.profiling.cells import MeasurementCell, open_cells
 from slurm_migbatch.profiling.device import Device
@@ -22,16 +21,6 @@ device still lacks and that may fit.
 def first(_done: Sequence[Measurement], remaining: Sequence[MeasurementCell]) -> MeasurementCell:
     """Choose every cell, in ascending order."""
     return remaining[0]
-
-
-class RunObserver(Protocol):
-    """Receives the progress of a run."""
-
-    def starts(self, cell: MeasurementCell) -> None:
-        """Report that a cell is about to be measured."""
-
-    def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """Report that a cell was measured; at most `left` cells remain."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +93,11 @@ def run(
     measure: Callable[[MeasurementCell], Ran | DidNotFit],
     earlier: Sequence[Measurement],
     save: Callable[[Sequence[Measurement]], None],
-    watch: RunObserver,
+    watch: Callable[[Measurement, Ran | DidNotFit, int], None],
     most: int | None = None,
 ) -> Findings:
-    """Measure cells as the rule chooses them, at most `most`; `save` gets `earlier` and all new rows after each.
+    """Measure cells as the rule chooses them, at most `most`. After each, `save` gets `earlier` and all new rows, and
+    `watch` the row, the outcome, and the number of cells left.
 
     Exceptions of `measure` propagate; what was measured until then is saved.
     """
@@ -119,7 +109,6 @@ def run(
         cell = rule([row for row in kept if subject.is_about(row)], remaining)
         if cell is None:
             break
-        watch.starts(cell)
         outcome = measure(cell)
         software = outcome.software or software
         row = subject.row(cell, outcome, software)
@@ -127,7 +116,7 @@ def run(
         found.outcomes[cell] = outcome
         save([*kept, row])
         kept.append(row)
-        watch.ends(row, outcome, len(open_cells(cells, found.rows)))
+        watch(row, outcome, len(open_cells(cells, found.rows)))
     tried = {MeasurementCell.of(row) for row in found.rows}
     found.unfit = tuple(cell for cell in cells if cell not in tried and cell not in set(remaining))
     return found

@@ -17,6 +17,7 @@ import inspect
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -155,3 +156,13 @@ def prepare(make: Callable[..., Any], batch: int, input_size: int | None) -> Cal
         )
     run: Callable[[], Any] = step
     return run
+
+
+def status(code: int) -> str:
+    """Return how a process ended, by its exit code: below 0 by a signal."""
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"

@@ -261,7 +261,7 @@ def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> di
         raise OutOfMemory("the command was killed (SIGKILL), most likely for memory")
     if program.returncode:
         sys.stderr.flush()
-        raise CommandFailed(f"the command ended with {_status(program.returncode)}")
+        raise CommandFailed(f"the command ended with {target.status(program.returncode)}")
     if not timings:
         raise target.TargetError(
             "the command wrote no line 'migbatch: items=<number> seconds=<number>': it must print one for each batch "
@@ -277,15 +277,6 @@ def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> di
         "params": figures.get("params"),
         "flops_per_item": figures.get("flops_per_item"),
     }
-
-
-def _status(code: int) -> str:
-    if code >= 0:
-        return f"exit status {code}"
-    try:
-        return f"signal {-code} ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"signal {-code}"
 
 
 def _explain(error: BaseException) -> None:

@@ -9,7 +9,6 @@ import http.client
 import os
 import re
 import socket
-import ssl
 import time
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -97,7 +96,7 @@ def _ask(url: str, body: bytes, signer: Signer) -> Answer:
 
 
 def _post(url: str, body: bytes, fields: dict[str, str]) -> tuple[int, bytes, str]:
-    connection = _connection(url)
+    connection = connection_to(url, _CONNECT_S)
     try:
         connection.connect()
         connection.sock.settimeout(_ANSWER_S)
@@ -115,12 +114,11 @@ def _post(url: str, body: bytes, fields: dict[str, str]) -> tuple[int, bytes, st
         connection.close()
 
 
-def _connection(url: str) -> http.client.HTTPConnection:
+def connection_to(url: str, timeout: float) -> http.client.HTTPConnection:
+    """Return a connection to the host of a URL, not yet open; seconds for each step."""
     parts = urlsplit(url)
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=_CONNECT_S, context=context)
-    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_CONNECT_S)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.hostname or "", parts.port, timeout=timeout)
 
 
 def _error_text(text: bytes) -> str:

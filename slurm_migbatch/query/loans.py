@@ -113,9 +113,8 @@ def view(
         if current and job_view is not None:
             going[loan.job_id] = _going(loan, job_view, gpu)
         else:
-            over.append(
-                _line(loan, gpu, loan.ended or loan.decided, "ended", loan.why_ended or "it has left the queue")
-            )
+            why = loan.why_ended or "it has left the queue"
+            over.append(_line(loan, gpu, loan.ended or loan.decided, "ended", why))
     loan_views = list(over)
     for job, job_view in job_views.items():
         row = job_view.row
@@ -134,32 +133,15 @@ def view(
 
 
 def _going(loan: Loan, job_view: JobView, gpu: str) -> LoanView:
-    state, since = loan.state, loan.decided
-    moments = {
-        State.RUNNING: loan.started,
-        State.SIGNALLED: loan.signalled,
-        State.REQUEUED: loan.requeued,
-    }
+    moments = {State.RUNNING: loan.started, State.SIGNALLED: loan.signalled, State.REQUEUED: loan.requeued}
+    state, since = loan.state, moments.get(loan.state)
     if job_view.row.active and state in (State.RELEASED, State.WITHDRAWN):
-        state, since = State.RUNNING, job_view.row.start or loan.decided
-    else:
-        since = moments.get(state) or loan.decided
-    return _line(loan, gpu, since, state.value, loan.why_ended if loan.leaving else loan.why)
+        state, since = State.RUNNING, job_view.row.start
+    return _line(loan, gpu, since or loan.decided, state.value, loan.why_ended if loan.leaving else loan.why)
 
 
 def _line(loan: Loan, gpu: str, since: float, state: str, why: str) -> LoanView:
-    return LoanView(
-        loan.job_id,
-        loan.user,
-        loan.account,
-        loan.profile,
-        loan.node,
-        gpu,
-        since,
-        state,
-        loan.restart,
-        why,
-    )
+    return LoanView(loan.job_id, loan.user, loan.account, loan.profile, loan.node, gpu, since, state, loan.restart, why)
 
 
 def waiting(site: QuerySite) -> tuple[dict[int, str], tuple[str, ...]]:

@@ -121,13 +121,8 @@ def _shown(store: Store, rights: Rights, jobs: Collection[int]) -> Collection[in
 def view(
     store: Store, rows: Sequence[NodeRow] | None, leases: Sequence[LeaseRow], shown: Collection[int]
 ) -> list[NodeView]:
-    """Return every node that has reported, combining Slurm's view and the record's.
-
-    Args:
-        store: the record.
-        rows: from Slurm; None if it does not answer.
-        leases: slices that are held.
-        shown: the jobs that may be named.
+    """Return every node that has reported, combining Slurm's view (None if it does not answer) and the record's.
+    `leases`: slices that are held; `shown`: the jobs that may be named.
     """
     inventory = store.inventory()
     zombies, faults = troubles(store.read(instance_events, changes=False))

@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.decide.lending.ledger import JobView, Loan
@@ -19,13 +18,12 @@ from slurm_migbatch.query.loans import waiting
 from slurm_migbatch.query.nodes import NodeView
 from slurm_migbatch.query.nodes import view as node_views
 from slurm_migbatch.query.site import QuerySite
-from slurm_migbatch.query.why import ask
+from slurm_migbatch.query.why import ask, known_catalog
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.progress import RunProgressRow
 from slurm_migbatch.store.queries import JobId, LeaseRow, RunFilter, select_runs
 from slurm_migbatch.store.recent import RecentEvent, recent_events
-from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
 
 #: number of node events shown
 EVENTS: Final = ("start", "stop", "misfit", "fault", "zombie", "cleared", "boot")
@@ -50,7 +48,6 @@ class Overview:
         trainings: elastic jobs in the queue.
         reasons: why training jobs wait.
         owners: uid and account of jobs in events and loans.
-        remarks: what could not be queried.
     """
 
     at: float
@@ -79,7 +76,7 @@ def expectation(site: QuerySite, seen: Overview, row: JobRow) -> Expected | None
     """Return what a pending job waits for; None if unknown."""
 
     def find() -> Expected | None:
-        catalog = site.kept("catalog", _CATALOG_S, lambda: _catalog(site))
+        catalog = site.kept("catalog", _CATALOG_S, lambda: known_catalog(site))
         if catalog is None:
             return None
         return expect(row, seen.queue or (), seen.nodes or (), catalog, seen.at)
@@ -100,13 +97,6 @@ def _answers(site: QuerySite) -> bool:
     except OSError:
         return False
     return True
-
-
-def _catalog(site: QuerySite) -> SiteCatalog | None:
-    try:
-        return load(Path(site.catalog or site.config.submit.catalog))
-    except (OSError, CatalogError):
-        return None
 
 
 def _made(site: QuerySite) -> Overview:

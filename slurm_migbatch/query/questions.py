@@ -242,19 +242,13 @@ class PageQuestion(SelectedRuns):
     kind: ClassVar[str] = "page"
 
 
-_KINDS: tuple[type[Question], ...] = (
-    RunsQuestion,
-    ShowQuestion,
-    WhyQuestion,
-    NodesQuestion,
-    LoansQuestion,
-    TopQuestion,
-    UsageQuestion,
-    WasteQuestion,
-    ExplainQuestion,
-    PageQuestion,
-)
-KINDS: Mapping[str, type[Question]] = {kind.kind: kind for kind in _KINDS}
+KINDS: Mapping[str, type[Question]] = {
+    kind.kind: kind
+    for kind in (
+        RunsQuestion, ShowQuestion, WhyQuestion, NodesQuestion, LoansQuestion, TopQuestion, UsageQuestion,
+        WasteQuestion, ExplainQuestion, PageQuestion,
+    )
+}  # fmt: skip
 
 
 def is_job(written: str) -> bool:

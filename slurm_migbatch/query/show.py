@@ -78,7 +78,7 @@ def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[
     yield "User/Account", f"{shown(run['user'] or run['uid'])}/{shown(run['account'])}"
     yield "Partition", shown(run["partition"])
     yield "State", _state(run)
-    times = [f"{word} {moment(run[field])}" for word, field in _TIMES if run[field]]
+    times = [f"{field} {moment(run[field])}" for field in ("submitted", "started", "ended") if run[field]]
     yield "Times", ", ".join(times) or "unknown"
     if run["started"] and run["ended"]:
         yield "Elapsed", format_duration(run["ended"] - run["started"])
@@ -125,9 +125,6 @@ def training(run: Mapping[str, Any]) -> Iterator[str]:
         lines.append(f"last checkpoint {moment(safe['checkpoint'])}{cost}")
     if lines:
         yield ", ".join(lines)
-
-
-_TIMES = (("submitted", "submitted"), ("started", "started"), ("ended", "ended"))
 
 
 def candidate_lines(decision: Mapping[str, Any]) -> Iterator[str]:

@@ -65,7 +65,7 @@ def answer(question: TopQuestion, rights: Rights, site: QuerySite) -> Reply:
         tuple(gpus[:_GPUS]),
         tuple(_queue(asked, site)),
         tuple(_loans(asked))[:_LOANS],
-        tuple(_events(asked))[-_EVENTS:],
+        tuple(sorted([*_node_events(asked), *_actions(asked)], key=lambda row: row.at))[-_EVENTS:],
         max(0, len(gpus) - _GPUS),
     )
     return Reply([page.write()], remarks)
@@ -73,13 +73,7 @@ def answer(question: TopQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 @dataclass(frozen=True)
 class _Selection:
-    """The part of an overview that a user may see and has selected.
-
-    Attributes:
-        names: only these nodes; None for all.
-        user: name or uid; "" for all.
-        only: a GRES type or a partition; "" for all.
-    """
+    """The part of an overview that a user may see and has selected by a `TopQuestion`."""
 
     seen: Overview
     rights: Rights
@@ -297,11 +291,6 @@ def _known(value: Any) -> Any:
 
 
 # -- events ------------------------------------------------------------------------------------------------------
-
-
-def _events(asked: _Selection) -> list[EventRow]:
-    events = [*_node_events(asked), *_actions(asked)]
-    return sorted(events, key=lambda row: row.at)
 
 
 def _node_events(asked: _Selection) -> Iterator[EventRow]:

@@ -21,8 +21,7 @@ from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import time_formatter
 from slurm_migbatch.store.capacity import gpu_seconds
-from slurm_migbatch.store.geometries import whole_gpus
-from slurm_migbatch.store.queries import RunFilter, any_run
+from slurm_migbatch.store.queries import RunFilter, any_run, whole_gpus
 from slurm_migbatch.store.usage import GROUPS, HeldSlices, held_slices
 
 

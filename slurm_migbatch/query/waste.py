@@ -29,8 +29,7 @@ from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.waste import SliceUse, Verdict, judge, slice_mib, waited
 from slurm_migbatch.report.wastelines import JudgedRun
 from slurm_migbatch.slurm.rights import Rights
-from slurm_migbatch.store.geometries import geometries
-from slurm_migbatch.store.queries import RunFilter, any_run
+from slurm_migbatch.store.queries import RunFilter, any_run, geometries
 from slurm_migbatch.store.recurring import RecurringRun
 from slurm_migbatch.store.waste import UsedRun, runs_alike, used_runs, waits
 from slurm_migbatch.values import replace
@@ -53,8 +52,8 @@ def answer(question: WasteQuestion, rights: Rights, site: QuerySite) -> Reply:
         runs = list(_judged(connection, wanted, policy, now))
         total = wastelines.add_up(run.verdict for run in runs)
         if not question.job:
-            runs = sorted((run for run in runs if run.verdict.findings), key=_worst_first)
-            runs = runs[: question.limit or WORST]
+            worst_first = sorted(runs, key=lambda run: (-run.verdict.wasted_gpu_hours, run.shown.job_id))
+            runs = [run for run in worst_first if run.verdict.findings][: question.limit or WORST]
         shown = list(_with_waits(connection, others, runs))
     if question.job and not shown:
         raise Unanswerable(
@@ -73,10 +72,6 @@ def _wanted(question: WasteQuestion, rights: Rights, now: float) -> RunFilter:
         except ReportError as error:
             raise Unanswerable(str(error)) from None
     return wanted if rights.everything else replace(wanted, only=(rights.uid, tuple(sorted(rights.coordinates))))
-
-
-def _worst_first(run: JudgedRun) -> tuple[float, int]:
-    return -run.verdict.wasted_gpu_hours, run.shown.job_id
 
 
 def _judged(connection: Connection, wanted: RunFilter, policy: RunsPolicy, now: float) -> Iterator[JudgedRun]:

@@ -25,7 +25,7 @@ from slurm_migbatch.slurm.listing import has_task
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.runquery import JobId
-from slurm_migbatch.workload.catalog import CatalogError, load
+from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
 from slurm_migbatch.workload.loans import LoanHints, loan_hints
 
 
@@ -142,11 +142,8 @@ def ask(site: QuerySite, job: int) -> str:
 
 
 def tasks_at_once(row: JobRow, actions: Sequence[Mapping[str, Any]] | None) -> str:
-    """Return how many tasks of an elastic array run at once, and why; empty for any other job.
-
-    Args:
-        row: Slurm's row of pending tasks; the row of a single task has no throttle.
-        actions: what was done to the array, oldest first; None: the record cannot be read.
+    """Return how many tasks of an elastic array run at once, and why; empty for any other job. `actions`: what was done
+    to the array, oldest first; None if the record cannot be read.
     """
     if row.array_job is None or elastic_hints(row.comment) is None or actions is None:
         return ""
@@ -174,13 +171,18 @@ def _expected(
     site: QuerySite, row: JobRow, queue: Sequence[JobRow], nodes: Sequence[NodeRow], now: float
 ) -> Iterator[tuple[str, str]]:
     """Yield when a job can start, and what it waits for; nothing if unknown."""
-    try:
-        catalog = load(Path(site.catalog or site.config.submit.catalog))
-    except (OSError, CatalogError):
-        return
-    expected = expect(row, queue, nodes, catalog, now)
+    catalog = known_catalog(site)
+    expected = None if catalog is None else expect(row, queue, nodes, catalog, now)
     if expected is not None:
         yield "Expected", tell(expected, now)
+
+
+def known_catalog(site: QuerySite) -> SiteCatalog | None:
+    """Return the catalog of the site; None if it cannot be read."""
+    try:
+        return load(Path(site.catalog or site.config.submit.catalog))
+    except (OSError, CatalogError):
+        return None
 
 
 def _decision(site: QuerySite, row: JobRow) -> dict[str, Any] | None:

@@ -45,20 +45,15 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PageState:
-    """The settings of one page.
+    """The settings of one page; `interval` in seconds.
 
     Attributes:
         panes: the visible ones, `pane` the one that the arrows scroll.
         offsets: first visible row, by pane.
         sort: one of the values of SORTS; `reverse`: reverse the order.
         user, only: as in a query, whose jobs, which profile or partition.
-        interval: seconds between two refreshes.
-        colour: whether colours are used; letters and patterns carry the same information.
-        help: whether the keys are shown instead.
         prompt: the line being typed.
-        message: about the last key.
         looks: incremented by each key that requests an immediate refresh.
-        over: whether to quit.
     """
 
     panes: tuple[str, ...] = PANES

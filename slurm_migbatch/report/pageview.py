@@ -94,8 +94,7 @@ def frame(
 
     Args:
         page: the last answer; None before the first.
-        width, height: of the terminal; without a height all rows are drawn, and nothing about keys.
-        state: the settings.
+        height: without it all rows are drawn, and nothing about keys.
         trouble: why the page is not newer.
         remarks: about missing parts.
     """
@@ -189,10 +188,11 @@ def _header(page: Page | None, width: int, state: PageState, remarks: Sequence[s
     lines = [_line(f"{name}  every {state.interval:g}s  {chosen}".rstrip(), width, "bold")]
     if page is not None:
         all_ = page.totals
+        loans = sum(loan.state != "waiting" for loan in page.loans)
         lines.append(
             _line(
                 f"Nodes {all_.nodes}, {all_.closed} closed   GPUs {all_.gpus}   "
-                f"Slices {all_.used}/{all_.slices} in use   Waiting {page.waiting}   Loans {_running(page)}",
+                f"Slices {all_.used}/{all_.slices} in use   Waiting {page.waiting}   Loans {loans}",
                 width,
             )
         )
@@ -212,10 +212,6 @@ def _listed(title: str, words: Sequence[str], width: int) -> str:
             return f"{line} ..."
         line = longer
     return line
-
-
-def _running(page: Page) -> int:
-    return sum(loan.state != "waiting" for loan in page.loans)
 
 
 def _footer(width: int, state: PageState) -> Text:

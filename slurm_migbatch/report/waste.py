@@ -132,13 +132,8 @@ def waited(seconds: Sequence[float]) -> WaitFigures | None:
 
 
 def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, policy: RunsPolicy) -> Verdict:
-    """Evaluate what a run held but did not use.
-
-    Args:
-        use: the run.
-        past: runs of the same recurring job, newest last, including this one.
-        geometry: of its GPUs; None if no longer known, then no smaller slice is considered.
-        policy: allowed slowdown on a smaller slice, as for recurring jobs.
+    """Evaluate what a run held but did not use, by the runs of its recurring job (newest last, itself included) and the
+    geometry of its GPUs. If that is no longer known, no smaller slice is considered.
     """
     kind = _kind_of(geometry) if geometry is not None else None
     share = kind.share if kind is not None else gpu_equivalent

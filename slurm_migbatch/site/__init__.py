@@ -1,7 +1,7 @@
 """Render configuration files for a Slurm site (and for the test bed, which is a small site)."""
 
 from .conf import FORGETS, PREEMPT_EXEMPT, WAITING, NodeLine, Setting, Site, mig_gres, preemption, spare
-from .render import TemplateMissing, render, template_loader
+from .render import render, template_loader
 
 __all__ = [
     "FORGETS",
@@ -10,7 +10,6 @@ __all__ = [
     "NodeLine",
     "Setting",
     "Site",
-    "TemplateMissing",
     "mig_gres",
     "preemption",
     "render",

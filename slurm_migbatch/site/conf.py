@@ -45,11 +45,9 @@ class Setting:
     """One cluster setting in slurm.conf that migbatch needs.
 
     Attributes:
-        key, value: as they are written.
         kind: how it combines with the site's value: "words" are added to the existing ones, a "hook" runs
             in addition to the site's, "at_least" is a number of seconds, a "choice" must be this one, a "program" is
             omitted if the site has its own, and a "default" is the site's to change.
-        why: a comment for the file.
     """
 
     key: str
@@ -68,7 +66,6 @@ class NodeLine:
     """One line of slurm.conf: a node or a host list of equal ones.
 
     Attributes:
-        names: node name or host list expression.
         counts: GRES types (profiles in GRES spelling, and the filler "none") and their counts.
         settings: further words of the line, e.g. "CPUs=64 RealMemory=500000".
     """

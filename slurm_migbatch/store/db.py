@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine, make_url
+from sqlalchemy import Connection, Engine, bindparam, func, make_url, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -20,7 +20,7 @@ from slurm_migbatch.store.engines import make_engine, one_state, sqlite_file
 from slurm_migbatch.store.errors import OlderDatabaseError, StoreError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import migrate, pending
-from slurm_migbatch.store.numbering import number
+from slurm_migbatch.store.models import Run
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, RunRow
 from slurm_migbatch.store.receipt import NOTHING, NodeReceipt, Receipt
 from slurm_migbatch.store.terms import TermState, check_term, give_term, take_term
@@ -69,7 +69,8 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: i
     except SQLAlchemyError as error:
         engine.dispose()
         shown = make_url(url).render_as_string(hide_password=True)
-        raise StoreError(f"cannot use the database {shown}: {_cause(error)}") from error
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        raise StoreError(f"cannot use the database {shown}: {cause}") from error
     except StoreError:
         engine.dispose()
         raise
@@ -80,8 +81,20 @@ def _keep_nothing(_last: str) -> None:
     """Leave the backup to the administrator of the server."""
 
 
-def _cause(error: SQLAlchemyError) -> str:
-    return str(error.orig) if isinstance(error, DBAPIError) else str(error)
+def _number(session: Session) -> None:
+    """Number the runs that became lessons in the transaction (its last action), so that a reader can continue after the
+    last one it has seen.
+
+    The order of `Run.id` would not do (a run that began first may end last), nor that of `ended` (a disconnected node
+    reports ends from long ago). `models._settle` marks them by their previous number n, as -1 - n (0 for none), so that
+    it is not given again.
+    """
+    session.flush()
+    fresh = session.execute(select(Run.id, Run.lesson).where(Run.lesson < 0).order_by(Run.ended, Run.id)).all()
+    if fresh:
+        last = max(session.scalar(select(func.max(Run.lesson))) or 0, *(-1 - row.lesson for row in fresh))
+        statement = update(Run).where(Run.__table__.c.id == bindparam("of")).values(lesson=bindparam("to"))
+        session.connection().execute(statement, [{"of": row.id, "to": last + i} for i, row in enumerate(fresh, 1)])
 
 
 class Store:
@@ -133,7 +146,7 @@ class Store:
                     if self.term:
                         check_term(session, self.term)
                     result = work(session)
-                    number(session)
+                    _number(session)
                     return result
             except (IntegrityError, OperationalError) as error:
                 # two migbatchd on one server, a deadlock or a lost connection; a retry decides. SQLite has
@@ -145,15 +158,8 @@ class Store:
         raise AssertionError("unreachable")
 
     def take_term(self, holder: str, seconds: float, own_term: int = 0) -> TermState:
-        """Become or remain the active migbatchd, for some seconds from now.
-
-        Args:
-            holder: this host.
-            seconds: until when, unless it is renewed.
-            own_term: the number of this process's term; 0 for none.
-
-        Returns:
-            The current term, of this process or another.
+        """Become or remain the active migbatchd on the host `holder`, for some seconds from now; return the current
+        term, of this process or another. `own_term`: the number of this process's term; 0 for none.
         """
         return self._write(lambda session: take_term(session, holder, seconds, own_term))
 
@@ -236,13 +242,11 @@ class Store:
             return progress.reports(connection, jobs)
 
     def lessons(self, since: int = 0, limit: int = 10_000) -> list[Lesson]:
-        """Return ended runs in the order in which they became usable for learning, with request and prediction.
+        """Return ended runs in the order in which they became usable for learning, with request and prediction; only
+        those after the `Lesson.number` `since`.
 
         A run about which something becomes known later (its last report, how it ended according to Slurm) is returned
         again under a higher number.
-
-        Args:
-            since: the highest `Lesson.number` that the caller has seen.
         """
         from slurm_migbatch.store.lessons import lessons
 
@@ -262,11 +266,7 @@ class Store:
         return self._write(lambda session: prune(session, before, lessons, place))
 
     def add_measurements(self, rows: Iterable[Measurement]) -> Added:
-        """Store measured points in one transaction; an existing point gets the new values.
-
-        Returns:
-            How many were added, replaced, and unchanged.
-        """
+        """Store measured points in one transaction; an existing point gets the new values."""
         from slurm_migbatch.store.measurements import add_measurements
 
         found = list(rows)

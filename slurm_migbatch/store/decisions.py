@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean
-from slurm_migbatch.store.models import Decision, Run, SupplyChange
+from slurm_migbatch.store.models import Decision, Run, SupplyChange, portions
 
-#: decisions per statement: MariaDB, PostgreSQL and SQLite accept that many parameters
-_AT_ONCE: Final = 500
 _FIGURES = ("latency_ms", "throughput_per_s", "memory_mib")
 
 
@@ -22,8 +20,8 @@ def record_decisions(session: Session, decisions: Sequence[Mapping[str, Any]], n
     Raises:
         ValueError: a decision has no id.
     """
-    for start in range(0, len(decisions), _AT_ONCE):
-        _record(session, decisions[start : start + _AT_ONCE], now)
+    for some in portions(decisions):
+        _record(session, some, now)
 
 
 def _record(session: Session, decisions: Sequence[Mapping[str, Any]], now: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import QueuePool, StaticPool
 
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.sqlitefile import BUSY_TIMEOUT_S, check_local, file_uri, readable_mode
@@ -110,8 +110,9 @@ def _sqlite(url: URL, readonly: bool) -> Engine:
             raise
         return connection
 
-    engine = create_engine("sqlite://", creator=connect, poolclass=_pool())
-    event.listen(engine, "begin", _begin_reading if readonly else _begin)
+    options = {READ_OPTION: readonly}
+    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, execution_options=options)
+    event.listen(engine, "begin", _begin)
     if not readonly:
         _use_wal(connect, path)
     return engine
@@ -145,20 +146,10 @@ def private_engine(path: Path) -> Engine:
     return engine
 
 
-def _pool() -> Any:
-    from sqlalchemy.pool import QueuePool
-
-    return QueuePool
-
-
 def _begin(connection: Connection) -> None:
     """Begin with the write lock, so that no writer fails half-way because it read before it wrote."""
     reading = connection.get_execution_options().get(READ_OPTION)
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
-
-
-def _begin_reading(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
 
 
 def _create(path: Path) -> str:

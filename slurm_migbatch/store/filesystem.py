@@ -8,54 +8,21 @@ from __future__ import annotations
 
 import os
 
-from slurm_migbatch.values import TYPE_CHECKING, Pattern
-
-if TYPE_CHECKING:
-    import re
+from slurm_migbatch.values import Pattern
 
 #: network file system types, as in /proc/self/mountinfo
-NETWORK_TYPES = frozenset(
-    {
-        "9p",
-        "acfs",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "coda",
-        "davfs",
-        "gfs2",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-        "ocfs2",
-        "orangefs",
-        "panfs",
-        "pvfs2",
-        "smb2",
-        "smb3",
-        "smbfs",
-        "vboxsf",
-        "wekafs",
-    }
-)
+NETWORK_TYPES = frozenset({
+    "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs", "lustre",
+    "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb2", "smb3", "smbfs", "vboxsf", "wekafs",
+})  # fmt: skip
 #: user-space file systems that are local disks
 _LOCAL_FUSE = frozenset({"fuse.ext2", "fuse.ext4", "fuse.ntfs", "fuse.ntfs-3g", "fuse.fuse-overlayfs", "fuse.lxcfs"})
 _OCTAL = Pattern(r"\\([0-7]{3})")
 
 
 def filesystem_type(path: str | os.PathLike[str], mountinfo: str | None = None) -> str:
-    """Return the type of the file system of `path` (or its nearest existing parent), such as "ext4" or "nfs4".
-
-    Args:
-        path: need not exist.
-        mountinfo: text of a /proc/<pid>/mountinfo; default: this process's.
-
-    Returns:
-        The type, or "" if it cannot be determined.
+    """Return the type of the file system of `path` (or its nearest existing parent), such as "ext4" or "nfs4"; "" if
+    unknown. `mountinfo`: text of a /proc/<pid>/mountinfo; default: this process's.
     """
     if mountinfo is None:
         try:
@@ -70,16 +37,14 @@ def filesystem_type(path: str | os.PathLike[str], mountinfo: str | None = None) 
         columns = fields.split(" ")
         if len(columns) < 5 or not after:
             continue
-        mount = _OCTAL.made.sub(_character, columns[4]) if "\\" in columns[4] else columns[4]
+        mount = columns[4]
+        if "\\" in mount:
+            mount = _OCTAL.made.sub(lambda match: chr(int(match[1], 8)), mount)
         below = f"{mount.rstrip('/')}/"
         # of two mounts on one path the later one is on top
         if len(below) >= best and f"{where}/".startswith(below):
             best, kind = len(below), after.split(" ", 1)[0]
     return kind
-
-
-def _character(match: re.Match[str]) -> str:
-    return chr(int(match[1], 8))
 
 
 def is_network(kind: str) -> bool:

@@ -29,14 +29,13 @@ from slurm_migbatch.store.lifecycle import (
     start_run,
     stop_run,
 )
-from slurm_migbatch.store.models import DatabaseIdentity, Gpu, Job, Lease, Node, NodeEvent, NodeJournal, Run
+from slurm_migbatch.store.models import DatabaseIdentity, Gpu, Job, Lease, Node, NodeEvent, NodeJournal, Run, portions
 from slurm_migbatch.store.receipt import NodeReceipt, Receipt
 
 log = logging.getLogger(__name__)
 
 #: more slices than one node can have GPUs times slots; longer lists are truncated
 _MAX_SLICES = 256
-_CHUNK = 500
 #: events that came early which one message applies at most
 _MOST_EARLY = 500
 #: GPUs of one node that are remembered, if so many are not there at once; those that were replaced last
@@ -121,8 +120,8 @@ def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[st
 def _known(session: Session, node: str, journal: str, seqs: list[int]) -> set[int]:
     known: set[int] = set()
     stored = select(NodeEvent.seq).where(NodeEvent.node == node, NodeEvent.journal == journal)
-    for start in range(0, len(seqs), _CHUNK):
-        known.update(session.scalars(stored.where(NodeEvent.seq.in_(seqs[start : start + _CHUNK]))))
+    for some in portions(seqs):
+        known.update(session.scalars(stored.where(NodeEvent.seq.in_(some))))
     return known
 
 
@@ -181,11 +180,11 @@ def _supersede(session: Session, machine: Node, moment: float) -> None:
 
 def _apply(session: Session, machine: Node, journal: NodeJournal, seqs: Sequence[int]) -> None:
     unusable: list[str] = []
-    for start in range(0, len(seqs), _CHUNK):
+    for some in portions(seqs):
         rows = session.execute(
             select(NodeEvent.seq, NodeEvent.ts, NodeEvent.kind, NodeEvent.payload)
             .where(NodeEvent.node == machine.node, NodeEvent.journal == journal.journal)
-            .where(NodeEvent.seq.in_(seqs[start : start + _CHUNK]))
+            .where(NodeEvent.seq.in_(some))
             .order_by(NodeEvent.seq)
         ).all()
         for seq, ts, kind, payload in rows:

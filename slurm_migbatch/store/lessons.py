@@ -9,11 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, select
 
 from slurm_migbatch.store import clean
-from slurm_migbatch.store.models import Decision, Gpu, Lease, OldLesson, Run
+from slurm_migbatch.store.models import Decision, Gpu, Lease, OldLesson, Run, portions
 from slurm_migbatch.store.queries import COUNTED
 from slurm_migbatch.workload.lesson import Lesson
-
-_AT_ONCE = 500
 
 
 def lessons(connection: Connection, since: int, limit: int) -> list[Lesson]:
@@ -53,11 +51,11 @@ def _kept(known: Mapping[str, Any]) -> Lesson:
 def _held(connection: Connection, runs: Sequence[int]) -> dict[int, list[Any]]:
     """Return the profile and GPU model of every slice, by run."""
     found: dict[int, list[Any]] = {}
-    for start in range(0, len(runs), _AT_ONCE):
+    for some in portions(runs):
         statement = (
             select(Lease.run_id, Lease.profile, Gpu.name)
             .outerjoin(Gpu, and_(Gpu.node == Lease.node, Gpu.uuid == Lease.gpu))
-            .where(Lease.run_id.in_(runs[start : start + _AT_ONCE]), COUNTED)
+            .where(Lease.run_id.in_(some), COUNTED)
         )
         for row in connection.execute(statement):
             found.setdefault(row.run_id, []).append(row)

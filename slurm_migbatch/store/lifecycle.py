@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from slurm_migbatch.mig.grant import CHANGED
 from slurm_migbatch.slurm.states import ENDED
+from slurm_migbatch.store.decisions import copy_decision
 from slurm_migbatch.store.models import Decision, Gpu, Lease, Run
 
 #: final states of a run in Slurm
@@ -21,6 +22,8 @@ SLURM_TICK_S = 1.0
 CLOCKS_DIFFER_S = 300.0
 #: Slurm's delay between a job's time limit and its kill, seconds
 _LIMIT_SLACK_S = 1.0
+#: fields of a run that are those of its job
+_OF_JOB = ("uid", "user", "account", "partition", "name", "array_job", "array_task", "het_job", "asked")
 #: runs of one job id that are created because a node reports them (Slurm may list more), and jobs with one id
 _MOST_RUNS, _MOST_REUSES = 10_000, 100
 #: slices that one node holds at a time, and that one run has had on one node; no node has as many
@@ -73,17 +76,7 @@ def run_of(
             for other in known:
                 other.latest = False
             if newest.reuse == reuse:
-                for name in (
-                    "uid",
-                    "user",
-                    "account",
-                    "partition",
-                    "name",
-                    "array_job",
-                    "array_task",
-                    "het_job",
-                    "asked",
-                ):
+                for name in _OF_JOB:
                     setattr(run, name, getattr(newest, name))
                 _requeued(newest, moment)
     known.append(run)
@@ -339,10 +332,8 @@ def summarise(session: Session, run: Run) -> None:
     run.slice_count = sum(got.values())
     before = run.profile
     run.profile = ",".join(name if n == 1 else f"{name}:{n}" for name, n in sorted(got.items()))[:512] or None
-    if run.profile != before and run.decision and (decision := session.get(Decision, run.decision)) is not None:
-        from slurm_migbatch.store.decisions import copy_decision
-
-        copy_decision(decision, run)
+    if run.profile != before:
+        _copy_decision(session, run)
 
 
 def link(session: Session, run: Run, decision_id: str | None) -> None:
@@ -350,7 +341,9 @@ def link(session: Session, run: Run, decision_id: str | None) -> None:
     decision_id = (decision_id or "").removeprefix(CHANGED)
     if decision_id and run.decision is None:
         run.decision = decision_id
-        if (decision := session.get(Decision, decision_id)) is not None:
-            from slurm_migbatch.store.decisions import copy_decision
+        _copy_decision(session, run)
 
-            copy_decision(decision, run)
+
+def _copy_decision(session: Session, run: Run) -> None:
+    if run.decision and (decision := session.get(Decision, run.decision)) is not None:
+        copy_decision(decision, run)

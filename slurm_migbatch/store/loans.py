@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean
-from slurm_migbatch.store.models import Action, Lease, Loan
+from slurm_migbatch.store.models import Action, Lease, Loan, portions
 
 _MOMENTS = ("released", "started", "signalled", "checkpoint", "requeued", "ended")
 _TEXTS = {
@@ -22,7 +22,6 @@ _TEXTS = {
 }  # fmt: skip
 _LOAN = [column for column in Loan.__table__.columns if column.name != "id"]
 _ACTION = [column for column in Action.__table__.columns if column.name != "id"]
-_CHUNK = 500
 
 
 class Use(NamedTuple):
@@ -35,8 +34,8 @@ class Use(NamedTuple):
 
 def save_loans(session: Session, loans: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any]] = ()) -> None:
     """Store the current loans, and actions once each."""
-    for start in range(0, len(loans), _CHUNK):
-        _save(session, loans[start : start + _CHUNK])
+    for some in portions(loans):
+        _save(session, some)
     for action in actions:
         session.add(
             Action(
@@ -70,12 +69,8 @@ def _save(session: Session, loans: Sequence[Mapping[str, Any]]) -> None:
 def loans(
     connection: Connection, jobs: Collection[int] = (), *, active: bool = False, since: float | None = None
 ) -> list[dict[str, Any]]:
-    """Return the loans by decision time.
-
-    Args:
-        jobs: only of these; () for all.
-        active: those that have not ended.
-        since: those that were decided, or had not ended, at that time or later (unix seconds).
+    """Return the loans by decision time: of these jobs (() for all), active ones, those decided or still active at
+    `since` (unix seconds) or later.
     """
     statement = select(*_LOAN).order_by(Loan.decided, Loan.id)
     if jobs:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.profiling.measurement import COLUMNS, Measurement
-from slurm_migbatch.store.models import MeasuredPoint
+from slurm_migbatch.store.models import MeasuredPoint, portions
 
-T = TypeVar("T")
-
-#: points per query; old versions of SQLite accept at most 999 values
-_AT_ONCE = 500
 _VALUES = tuple(MeasuredPoint.__table__.c[name] for name in COLUMNS)
 
 
@@ -35,7 +30,7 @@ def add_measurements(session: Session, rows: Iterable[Measurement], now: float) 
     new = {digest(row): row for row in rows}
     mark = {"batch_id": secrets.token_hex(8), "imported": now}
     added, replaced, same = [], [], 0
-    for digests in _chunks(new, _AT_ONCE):
+    for digests in portions(list(new)):
         statement = select(MeasuredPoint.id, MeasuredPoint.point, *_VALUES).where(MeasuredPoint.point.in_(digests))
         old = {row.point: row for row in session.execute(statement)}
         for point in digests:
@@ -69,9 +64,3 @@ def measurements(connection: Connection, model: str | None, kind: str | None, si
 def digest(row: Measurement) -> str:
     """Return the row's identity as 64 hexadecimal digits. It is stored, so it must never change."""
     return hashlib.sha256(json.dumps(row.point).encode()).hexdigest()
-
-
-def _chunks(items: Iterable[T], size: int) -> Iterator[Sequence[T]]:
-    left = iter(items)
-    while chunk := list(islice(left, size)):
-        yield chunk

@@ -7,7 +7,8 @@ compares the two.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     JSON,
@@ -26,6 +27,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column
 
 from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, OPEN
 
+T = TypeVar("T")
+
 #: a change of these makes an ended run a new lesson
 _TEACHING = (
     "started", "ended", "state", "profile", "slice_count", "decision", "measured_latency_ms",
@@ -41,6 +44,12 @@ TABLE_OPTIONS: dict[str, Any] = {
     for dialect in ("mariadb", "mysql")
     for option, value in (("engine", "InnoDB"), ("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
 }
+
+
+def portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield the items, 500 at a time: old versions of SQLite accept at most 999 values in a statement."""
+    for start in range(0, len(items), 500):
+        yield items[start : start + 500]
 
 
 def span_class(began: float, ended: float | None) -> int:
@@ -133,7 +142,7 @@ class Run(Base):
     measured_items: Mapped[float | None]
     #: sources of these figures, and the report of each node: see `store.measured`
     measured_facts: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
-    #: the order in which runs became usable for learning, see `store.numbering`; below 0 until the transaction ends
+    #: the order in which runs became usable for learning, see `store.db._number`; below 0 until the transaction ends
     lesson: Mapped[int | None]
 
     def settle(self) -> None:

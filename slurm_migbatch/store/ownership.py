@@ -14,9 +14,7 @@ from pathlib import Path
 @contextmanager
 def acting_as_owner(directory: Path, group: int | None = None) -> Iterator[None]:
     """Take the rights of a directory's owner, if this is root and the owner is not; they apply to the whole process.
-
-    Args:
-        group: group of created files; None: the directory's group.
+    Created files get `group`, or else the directory's.
     """
     status = directory.stat() if directory.exists() else None
     if status is None or os.geteuid() != 0 or status.st_uid == 0:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, TextClause, func, or_, select, text
 
+from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.store import runquery
 from slurm_migbatch.store.models import DatabaseIdentity, Decision, Gpu, Lease, Node, SupplyChange
 from slurm_migbatch.store.runquery import RUN_FIELDS, SLICE_FIELDS
@@ -20,7 +21,7 @@ COUNTED: ColumnElement[bool] = or_(Lease.outcome.is_(None), Lease.outcome != "mo
 _NAMED = re.compile(r":(v\d+)")
 
 #: columns of a LeaseRow, in its order
-_LEASE_ROW = ("node", "gpu", "profile", "slot_start", "slot_size", "job_id", "restart", "since", "until", "mig_uuid")
+_LEASE_ROW = ("node", "gpu", "profile", "slot_start", "slot_size", "job_id", "restart", "since", "until")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,6 @@ class LeaseRow:
     restart: int
     since: float | None
     until: float | None = None
-    mig_uuid: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RunRow:
     """One run: every column of the table by name, and its slices likewise."""
 
     run: dict[str, Any]
-    slices: tuple[dict[str, Any], ...] = field(default=())
+    slices: tuple[dict[str, Any], ...] = ()
 
 
 def select_runs(
@@ -119,6 +119,27 @@ def inventory(connection: Connection) -> dict[str, list[dict[str, Any]]]:
     for node, uuid, minor, index, name, mig, geometry, facts in connection.execute(statement):
         own = {"uuid": uuid, "minor": minor, "index": index, "name": name, "mig": mig, "geometry": geometry}
         found.setdefault(node, []).append({**(facts if isinstance(facts, dict) else {}), **own})
+    return found
+
+
+def geometries(connection: Connection) -> dict[str, Geometry]:
+    """Return the geometry of each GPU by its UUID, including removed GPUs; invalid ones are skipped."""
+    found: dict[str, Geometry] = {}
+    for uuid, described in connection.execute(select(Gpu.uuid, Gpu.geometry).where(Gpu.mig)):
+        try:
+            found[uuid] = Geometry.from_dict(described)
+        except GeometryError:
+            continue
+    return found
+
+
+def whole_gpus(connection: Connection) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return compute and memory slices of whole GPUs, by a profile that they have and its memory slices."""
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for geometry in set(geometries(connection).values()):
+        for info in geometry.profiles:
+            whole = (geometry.compute_slices, geometry.memory_slices)
+            found.setdefault((info.profile.name, info.memory_slices), whole)
     return found
 
 

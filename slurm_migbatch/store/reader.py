@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from abc import ABC, abstractmethod
 
 from slurm_migbatch.store.errors import ReadError
 from slurm_migbatch.store.runquery import RunFilter, any_run, select_runs
@@ -11,23 +12,8 @@ from slurm_migbatch.store.steps import STEPS
 from slurm_migbatch.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-    from typing import Any, Protocol
-
-    class Connected(Protocol):
-        """One consistent view of a record.
-
-        Attributes:
-            dialect: of its SQL: sqlite, mariadb (mysql) or postgresql.
-        """
-
-        dialect: str
-
-        def execute(self, statement: str, values: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
-            """Run a SELECT with named values, `:name` in its text. Raises ReadError, also while rows are read."""
-
-        def close(self) -> None:
-            """Release the record."""
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from typing import Any
 
 
 _SQLITE = "sqlite:///"
@@ -38,37 +24,44 @@ _NUMBER = {"sqlite": "{}", "postgresql": "CAST({} AS DOUBLE PRECISION)"}
 _NUMBER_ELSE = "CAST({} AS DOUBLE)"
 
 
-class RunReader:
-    """The runs of a record at one time; close it at the end."""
+class RunReader(ABC):
+    """The runs of a record at one time; close it at the end.
 
-    def __init__(self, connected: Connected) -> None:
-        self._connected = connected
+    Attributes:
+        dialect: of its SQL: sqlite, mariadb (mysql) or postgresql.
+    """
 
+    dialect: str
+
+    @abstractmethod
     def close(self) -> None:
         """Release the record."""
-        self._connected.close()
+
+    @abstractmethod
+    def _execute(self, statement: str, values: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+        """Run a SELECT with named values, `:name` in its text. Raises ReadError, also while rows are read."""
 
     def runs(
         self, wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = ()
     ) -> Iterator[tuple[Any, Sequence[Any]]]:
         """Yield runs with their slices, see `runquery.select_runs`. Raises ReadError."""
-        return select_runs(self._connected.execute, wanted, run_fields, slice_fields)
+        return select_runs(self._execute, wanted, run_fields, slice_fields)
 
     def has_run(self, wanted: RunFilter) -> bool:
         """Return whether there is any such run. Raises ReadError."""
-        return any_run(self._connected.execute, wanted)
+        return any_run(self._execute, wanted)
 
     def rows(self, statement: str, values: Mapping[str, Any]) -> list[Sequence[Any]]:
         """Return the rows of a SELECT with named values, `:name` in its text. Raises ReadError."""
-        return list(self._connected.execute(statement, values))
+        return list(self._execute(statement, values))
 
     def text_in(self, document: str, key: str) -> str:
         """Return the SQL of the value at `key` of a JSON column (`table.column`), null if there is none."""
-        return _AT_KEY.get(self._connected.dialect, _AT_KEY_ELSE).format(document, key)
+        return _AT_KEY.get(self.dialect, _AT_KEY_ELSE).format(document, key)
 
     def number_in(self, document: str, key: str) -> str:
         """Return the SQL of the number at `key` of a JSON column, null if there is none."""
-        return _NUMBER.get(self._connected.dialect, _NUMBER_ELSE).format(self.text_in(document, key))
+        return _NUMBER.get(self.dialect, _NUMBER_ELSE).format(self.text_in(document, key))
 
     def wholes(self) -> dict[str, tuple[int, int]]:
         """Return compute and memory slices of GPUs by UUID, as their nodes last described them. Raises ReadError."""
@@ -77,7 +70,7 @@ class RunReader:
         from slurm_migbatch.mig.geometry import Geometry, GeometryError
 
         sizes: dict[str, tuple[int, int]] = {}
-        for uuid, text in self._connected.execute("SELECT gpus.uuid, gpus.geometry FROM gpus", {}):
+        for uuid, text in self._execute("SELECT gpus.uuid, gpus.geometry FROM gpus", {}):
             try:
                 geometry = Geometry.from_dict(json.loads(text) if isinstance(text, (str, bytes)) else text)
             except GeometryError:
@@ -95,11 +88,11 @@ def open_reader(url: str) -> RunReader:
     if url.startswith(f"{_SQLITE}/") and "?" not in url:
         found = _sqlite(url.removeprefix(_SQLITE))
         if found is not None:
-            return RunReader(found)
-    return RunReader(_StoreConnected(url))
+            return found
+    return _StoreReader(url)
 
 
-def _sqlite(path: str) -> _SqliteConnected | None:
+def _sqlite(path: str) -> _SqliteReader | None:
     """Return a connection to a file with the current schema; None to let `store.db` report what is wrong."""
     check_local(path)
     _, connection = open_readable(path)
@@ -109,18 +102,18 @@ def _sqlite(path: str) -> _SqliteConnected | None:
     except sqlite3.Error:
         names = []
     if tuple(names) == STEPS:
-        return _SqliteConnected(connection)
+        return _SqliteReader(connection)
     connection.close()
     return None
 
 
-class _SqliteConnected:
+class _SqliteReader(RunReader):
     dialect = "sqlite"
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def execute(self, statement: str, values: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+    def _execute(self, statement: str, values: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
         try:
             yield from self._connection.execute(statement, dict(values))
         except sqlite3.Error as error:
@@ -130,7 +123,7 @@ class _SqliteConnected:
         self._connection.close()
 
 
-class _StoreConnected:
+class _StoreReader(RunReader):
     """Over SQLAlchemy; its exceptions are known once it is imported."""
 
     def __init__(self, url: str) -> None:
@@ -144,7 +137,7 @@ class _StoreConnected:
         self.dialect: str = self._store.engine.dialect.name
         self._connection: Any = None
 
-    def execute(self, statement: str, values: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+    def _execute(self, statement: str, values: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
         from sqlalchemy import text
         from sqlalchemy.exc import SQLAlchemyError
 

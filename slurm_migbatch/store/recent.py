@@ -47,7 +47,7 @@ def recent_events(connection: Connection, kinds: Collection[str], limit: int) ->
 
 
 def instance_events(connection: Connection, *, changes: bool) -> dict[str, list[dict[str, Any]]]:
-    """See `Store.instance_events`."""
+    """Return by node what it told since its last boot of instances: troubles, and with `changes` what it created."""
     booted = (
         select(NodeEvent.node, func.max(NodeEvent.id).label("id"))
         .where(NodeEvent.kind.in_(("boot", "state")))

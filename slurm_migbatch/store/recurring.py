@@ -21,16 +21,11 @@ class RecurringRun:
 
     Attributes:
         number: its position in the order of lessons; `run` stays the same when it is returned again.
-        recurring: key of the job, from `submit.script.recurring_key`; empty if only its decision is known.
-        het: it is a component of a heterogeneous job.
-        decision: id of the submit filter's decision.
+        recurring: key of the job, from `submit.script.recurring_key`; empty if unknown.
         profile: of its slices, as in the record; None if they differed.
         ended: "done", "oom", "failed" or "cut", or empty if unknown.
         peak_mib, sm, dram: see `predict.recurring.PastRun`; None also for a run that shared its slice.
-        engine: from the submit filter.
         retry: the user wants it retried if its slice was too small.
-        partition: where it ran.
-        slices: how many it held.
         low, high: the smallest and the largest profile allowed by its user; empty: any.
     """
 
@@ -40,7 +35,6 @@ class RecurringRun:
     restart: int
     het: bool
     recurring: str
-    decision: str
     profile: str | None
     ended: str
     peak_mib: float | None
@@ -58,7 +52,7 @@ class RecurringRun:
 COLUMNS: Final = (
     Run.lesson, Run.id, Run.job_id, Run.restart, Run.array_job, Run.het_job, Run.partition, Run.profile,
     Run.slice_count, Run.state, Run.exit_code, Run.signal, Run.measured_memory_mib, Run.measured_facts,
-    Decision.id.label("decision"), Decision.recurring, Decision.hints, Decision.facts,
+    Decision.recurring, Decision.hints, Decision.facts,
 )  # fmt: skip
 
 
@@ -105,7 +99,6 @@ def run_of(row: Any) -> RecurringRun:
         restart=row.restart,
         het=row.het_job is not None,
         recurring=row.recurring or "",
-        decision=row.decision or "",
         profile=profile if profile and "," not in (row.profile or "") else None,
         ended=_ended(row, measured),
         peak_mib=row.measured_memory_mib if alone else None,

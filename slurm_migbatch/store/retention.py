@@ -178,11 +178,17 @@ def _whole(_session: Session) -> Sequence[tuple[Any, ...]]:
 
 
 def _step(
-    session: Session, limits: _Limits, moment: Any, id: Any, after: tuple[Any, ...], unneeded: ColumnElement[bool]
+    session: Session,
+    limits: _Limits,
+    moment: Any,
+    id: Any,
+    after: tuple[Any, ...],
+    unneeded: ColumnElement[bool],
+    *here: ColumnElement[bool],
 ) -> _Found:
-    """Remove the unneeded ones of the next rows by (time, id)."""
+    """Remove the unneeded ones of the next rows by (time, id), of those `here`."""
     table = id.class_
-    old = select(id, moment).where(moment < limits.before, _later(moment, id, after))
+    old = select(id, moment).where(*here, moment < limits.before, _later(moment, id, after))
     rows = session.execute(old.order_by(moment, id).limit(AT_ONCE)).all()
     if not rows:
         return _Found({}, None)
@@ -256,18 +262,7 @@ def _supplied(session: Session) -> Sequence[tuple[Any, ...]]:
 def _supply(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
     here = SupplyChange.node == part[0]
     newest = session.scalar(select(func.max(SupplyChange.id)).where(here))
-    statement = (
-        select(SupplyChange.id, SupplyChange.ts)
-        .where(here, SupplyChange.ts < limits.before, _later(SupplyChange.ts, SupplyChange.id, after))
-        .order_by(SupplyChange.ts, SupplyChange.id)
-        .limit(AT_ONCE)
-    )
-    rows = session.execute(statement).all()
-    if not rows:
-        return _Found({}, None)
-    expired = [row.id for row in rows if row.id != newest]
-    count = _remove(session, delete(SupplyChange).where(SupplyChange.id.in_(expired))) if expired else 0
-    return _Found({"supply_changes": count}, (rows[-1].ts, rows[-1].id))
+    return _step(session, limits, SupplyChange.ts, SupplyChange.id, after, SupplyChange.id != newest, here)
 
 
 _Parts = Callable[[Session], Sequence[tuple[Any, ...]]]

@@ -12,9 +12,8 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.mig.grant import CHANGED, strip
 from slurm_migbatch.store import clean, measured
 from slurm_migbatch.store.lifecycle import FINAL_STATES, finish_if_free, link, run_of
-from slurm_migbatch.store.models import Decision, Job, Lease, Run
+from slurm_migbatch.store.models import Decision, Job, Lease, Run, portions
 
-_CHUNK = 500
 #: the fields of a row that runs use; a change of priority alone, for example, changes no run
 _USED = (
     "state", "restarts", "submit", "start", "end", "exit_code", "user", "uid", "account", "partition", "name", "reason",
@@ -31,9 +30,9 @@ _EXIT = re.compile(r"(\d{1,5}):(\d{1,5})\Z")
 
 def upsert_jobs(session: Session, rows: Sequence[Mapping[str, Any]], live: Collection[int] | None, now: float) -> None:
     """See `Store.upsert_jobs`."""
-    for start in range(0, len(rows), _CHUNK):
+    for some in portions(rows):
         with session.no_autoflush:
-            _upsert(session, rows[start : start + _CHUNK], now)
+            _upsert(session, some, now)
         session.flush()
     if live is not None:
         _left(session, live, now)
@@ -136,8 +135,7 @@ def _left(session: Session, live: Collection[int], now: float) -> None:
     """End jobs that Slurm no longer lists."""
     present = live if isinstance(live, (set, frozenset, dict)) else set(live)
     unlisted = [id for id in session.scalars(select(Job.job_id).where(Job.live)) if id not in present]
-    for start in range(0, len(unlisted), _CHUNK):
-        some = unlisted[start : start + _CHUNK]
+    for some in portions(unlisted):
         for job in session.scalars(select(Job).where(Job.job_id.in_(some))):
             job.live = False
         for run in session.scalars(select(Run).where(Run.job_id.in_(some), Run.latest, Run.ended.is_(None))).all():

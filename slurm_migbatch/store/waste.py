@@ -27,7 +27,6 @@ class UsedRun:
     """One run that has held slices.
 
     Attributes:
-        seen: its figures as a run of a recurring job.
         shown: a row with the displayed fields (job_id, array_job, user, started ...).
         shared: it shared its slice with another for a while, so figures are not its own.
         gpu: UUID of the GPU of one of its slices.
@@ -67,11 +66,8 @@ def runs_alike(connection: Connection, keys: Collection[str], before: float, eac
 def waits(
     connection: Connection, wanted: RunFilter, partition: str, profile: str, window: Sequence[float]
 ) -> list[float]:
-    """Return how many seconds the newest selected runs in a partition with exactly these slices waited.
-
-    Args:
-        profile: as in `Run.profile`, "1g.10gb" or "1g.10gb:2".
-        window: two times between which they were submitted.
+    """Return how many seconds the newest selected runs in a partition with exactly these slices (`Run.profile`:
+    "1g.10gb", "1g.10gb:2") waited, that were submitted between two times.
     """
     start, end = window
     anybodys = replace(wanted, start=start, end=None, states=(), jobs=(), users=(), uids=(), accounts=())

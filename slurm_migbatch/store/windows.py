@@ -7,7 +7,7 @@ half the time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from slurm_migbatch.store.runquery import RunFilter, Values, conditions
 
@@ -20,30 +20,12 @@ PREDICTED = ("throughput_per_s", "latency_ms", "memory_mib")
 Rows = Sequence[Sequence[Any]]
 
 
-class HeldSlice(NamedTuple):
-    """One slice that a run held at some time in the window: names of the columns that `held_slices` selects.
-
-    Attributes:
-        since, until: unix seconds, of the run according to Slurm; `until` is None while it is running.
-        sm: see `usage.SM_ACTIVITY`.
-    """
-
-    node: str
-    gpu: str
-    gpu_index: int | None
-    profile: str
-    slot_start: int
-    slot_size: int
-    since: float
-    until: float | None
-    account: str | None
-    sm: float | None
-
-
 def held_slices(record: RunReader, wanted: RunFilter) -> Rows:
-    """Return rows with the fields of `HeldSlice`; a shared slice appears once for each run.
+    """Return (node, GPU, its index, profile, slot's start, its size, since, until, account, SM activity) of slices that
+    runs held in the window; a shared slice appears once for each run.
 
-    Selection, times and activity are as in `migbatch usage`.
+    Selection, times (unix seconds of the run; `until` is None while it is running) and activity (`usage.SM_ACTIVITY`)
+    are as in `migbatch usage`.
     """
     values, facts = Values(), "runs.measured_facts"
     known = [

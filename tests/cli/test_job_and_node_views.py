@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
+from slurm_migbatch.cli.installcontroller import cut_by_mig
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.cli.siteconf import cut_by_mig
 from slurm_migbatch.config import Config, loads
 from slurm_migbatch.doctor.lending import check_lending, parse_partitions
 from slurm_migbatch.doctor.nodes import check_nodes

@@ -25,8 +25,8 @@ from slurm_migbatch.cli.keys import decode
 from slurm_migbatch.cli.live import Look, frames, look
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.query.client import NoAnswer
-from slurm_migbatch.query.protocol import Answer
 from slurm_migbatch.query.questions import TopQuestion
+from slurm_migbatch.query.reply import Reply
 from slurm_migbatch.report.pagestate import PageState
 from slurm_migbatch.store.db import open_store
 from tests.support.daemon_fakes import gpu
@@ -129,10 +129,10 @@ def test_wrong_options_are_refused(config: Path, arguments: tuple[str, ...]) -> 
 class Service:
     """Answers, or does not."""
 
-    def __init__(self, *said: Answer | Exception) -> None:
+    def __init__(self, *said: Reply | Exception) -> None:
         self.said, self.asked = list(said), []
 
-    def __call__(self, question: Any) -> Answer:
+    def __call__(self, question: Any) -> Reply:
         self.asked.append(question)
         said = self.said.pop(0)
         if isinstance(said, Exception):
@@ -140,11 +140,11 @@ class Service:
         return said
 
 
-GOOD = Answer(0, page().write() + "\n")
+GOOD = Reply((page().write(),))
 
 
 def test_pages_go_on_after_a_service_was_away(capsys: pytest.CaptureFixture[str]) -> None:
-    service = Service(GOOD, NoAnswer("nobody answers"), Answer(1, error="Slurm is away"), GOOD)
+    service = Service(GOOD, NoAnswer("nobody answers"), Failure("Slurm is away"), GOOD)
     pages = list(frames(service, PageState(user="alice"), None, 4, lambda _: None))
     assert len(pages) == 2
     assert all(one.startswith("migbatch - hpc") for one in pages)
@@ -157,7 +157,7 @@ def test_pages_go_on_after_a_service_was_away(capsys: pytest.CaptureFixture[str]
 def test_what_goes_wrong_is_a_sentence_and_a_bug_is_not() -> None:
     for error in (NoAnswer("away"), OSError(5, "away"), Failure("away"), ValueError("is not a page")):
         if isinstance(error, ValueError):
-            assert "not a page" in look(Service(Answer(0, "{}")), TopQuestion()).trouble
+            assert "not a page" in look(Service(Reply(("{}",))), TopQuestion()).trouble
         else:
             assert look(Service(error), TopQuestion()).trouble == "away"
     with pytest.raises(ZeroDivisionError):

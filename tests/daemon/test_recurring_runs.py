@@ -16,7 +16,7 @@ from tests.support.gpu_kinds import SITE
 
 def row(run: int, ended: str = DONE, key: str = "k", profile: str | None = "1g.10gb", **more) -> RecurringRun:
     facts = {"peak_mib": 9700.0, "sm": None, "dram": None, "engine": "", "retry": True, "partition": "gpu", **more}
-    facts = {"restart": 0, "het": False, "decision": "d", **facts}
+    facts = {"restart": 0, "het": False, **facts}
     return RecurringRun(number=run, run=run, job=100 + run, recurring=key, profile=profile, ended=ended, **facts)
 
 

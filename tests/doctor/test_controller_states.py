@@ -17,7 +17,7 @@ from typing import ClassVar
 import pytest
 from click.testing import CliRunner
 
-from slurm_migbatch.cli.doctor import doctor
+from slurm_migbatch.cli.doctor import doctor, roles
 from slurm_migbatch.config import Config, StoreConfig
 from slurm_migbatch.config.marks import marks
 from slurm_migbatch.daemon import messages
@@ -37,7 +37,6 @@ from slurm_migbatch.doctor import (
     settings,
 )
 from slurm_migbatch.doctor.programs import Reader, reader, unreadable
-from slurm_migbatch.doctor.roles import roles
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import load

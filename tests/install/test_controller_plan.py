@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_migbatch.cli import common, installcontroller, siteconf
+from slurm_migbatch.cli import common, installcontroller
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.cli.install import install
 from slurm_migbatch.cli.installcontroller import Choices
@@ -23,7 +23,7 @@ from tests.support.slurm_files import NODES, SITE
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    monkeypatch.setattr(siteconf, "read", lambda config: SITE)
+    monkeypatch.setattr(installcontroller, "reported_site", lambda config: SITE)
     monkeypatch.setattr(installcontroller, "this_one", lambda config: DaemonState())
     monkeypatch.setattr(installcontroller, "lua", lambda config, name, module=False: f"-- {name}\n")
     monkeypatch.setattr(installcontroller, "STATE", str(tmp_path / "state"))

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from slurm_migbatch.doctor import jobmaps as doctor
+from slurm_migbatch.doctor import node as doctor
 from slurm_migbatch.node import exits
 from slurm_migbatch.node.conf import ConfError
 from slurm_migbatch.node.deadline import Deadline, locked

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.predict.cells import Cells
 from slurm_migbatch.predict.known import ModelKnowledge
-from slurm_migbatch.predict.points import choose_within, next_within
+from slurm_migbatch.predict.points import choose, next_within
 from slurm_migbatch.profiling.measurement import Measurement
 from tests.support.examples import examples
 
@@ -83,10 +83,10 @@ def row(compute, batch, seconds):
 def test_points_of_a_model_come_near_its_limit():
     open_ = [row(compute, 2**k, None) for compute in (1, 2) for k in range(8)]
     knowledge = ModelKnowledge()
-    first = choose_within([], open_, knowledge, 0.05)
-    tight = choose_within([], open_, knowledge, 0.01)
+    first = choose([], open_, knowledge, 0.05)
+    tight = choose([], open_, knowledge, 0.01)
     assert open_[tight].batch < open_[first].batch
     done = [row(open_[first].compute_slices, open_[first].batch, 0.2)]  # four times over the limit
     left = [each for i, each in enumerate(open_) if i != first]
-    assert left[choose_within(done, left, knowledge, 0.05)].batch < open_[first].batch
-    assert choose_within(done, [], knowledge, 0.05) is None
+    assert left[choose(done, left, knowledge, 0.05)].batch < open_[first].batch
+    assert choose(done, [], knowledge, 0.05) is None

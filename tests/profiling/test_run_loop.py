@@ -41,14 +41,8 @@ class Saved(list):
         self.append(list(rows))
 
 
-class Quiet:
-    def starts(self, cell): ...
-
-    def ends(self, row, outcome, left): ...
-
-
 def go(cells, bench, rule=first, earlier=(), saved=None, most=None):
-    return run(SUBJECT, cells, rule, bench, earlier, Saved() if saved is None else saved, Quiet(), most)
+    return run(SUBJECT, cells, rule, bench, earlier, Saved() if saved is None else saved, lambda *_: None, most)
 
 
 def test_the_grid_is_measured_in_ascending_order_and_saved_after_each_point():

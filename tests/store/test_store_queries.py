@@ -154,10 +154,10 @@ def test_a_window_and_a_node_with_slices(filled: Store) -> None:
 def test_leases_are_listed_by_place(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 1, piece(4, 2, "2g.20gb"), piece(0), piece(0, gpu="GPU-0")))
-    assert [(lease.gpu, lease.start, lease.mig_uuid) for lease in store.leases()] == [
-        ("GPU-0", 0, "MIG-GPU-0-0"),
-        ("GPU-a", 0, "MIG-GPU-a-0"),
-        ("GPU-a", 4, "MIG-GPU-a-4"),
+    assert [(lease.gpu, lease.start, lease.profile) for lease in store.leases()] == [
+        ("GPU-0", 0, "1g.10gb"),
+        ("GPU-a", 0, "1g.10gb"),
+        ("GPU-a", 4, "2g.20gb"),
     ]
 
 

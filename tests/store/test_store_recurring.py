@@ -41,7 +41,7 @@ def test_a_run_comes_with_what_it_showed(store: Store) -> None:
     decided(store, "d1", hints={"retry": "oom", "max": "3g.40gb"}, engine="vllm")
     activity = {"seconds": 90.0, "sm": 0.5, "tensor": 0.25, "dram": 0.125}
     row = ran(store, 7, node, memory_mib=5000, activity=activity)
-    assert (row.recurring, row.decision, row.job, row.profile, row.ended) == ("key", "d1", 7, "1g.10gb", "done")
+    assert (row.recurring, row.job, row.profile, row.ended) == ("key", 7, "1g.10gb", "done")
     assert (row.peak_mib, row.sm, row.dram, row.engine) == (5000.0, 0.5, 0.125, "vllm")
     assert (row.retry, row.high, row.low, row.het, row.slices) == (True, "3g.40gb", "", False, 1)
     assert (row.partition, row.restart) == ("gpu", 0)

@@ -82,7 +82,7 @@ def test_a_forgotten_name_is_an_error() -> None:
 
 
 def test_a_missing_template_is_named() -> None:
-    with pytest.raises(site.TemplateMissing, match=r"nothing\.j2"):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.j2"):
         site.render("nothing.j2")
 
 

@@ -1,7 +1,7 @@
 """Evaluate GPUs for services by a few measured points of each model: which points, and the effect of wrong predictions.
 
 Points are measured by one of two rules, both of `predict.points`, which `migbatch profile run --points` follows: the
-grid's (`choose`), or for the limit of the service (`choose_within`, option `--slo`), that is the cells that a plan by
+grid's (`choose`), or for the limit of the service (`next_within`, option `--slo`), that is the cells that a plan by
 median predictions would use. They are chosen one by one, by public specifications and the model's own points alone.
 
 Then all services of a scenario are placed at once by `lab.papers.instances.allocate`. A measured cell counts as

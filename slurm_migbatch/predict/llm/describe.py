@@ -59,22 +59,10 @@ UNGATED: Final = (
     )
 )
 BIASED: Final = UNGATED - {"mpt", "falcon"}
-TIED: Final = frozenset(
-    [
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "gemma3_text",
-        "gpt2",
-        "gpt_neo",
-        "opt",
-        "bloom",
-        "falcon",
-        "mpt",
-        "gpt_bigcode",
-        "cohere",
-    ]
-)
+TIED: Final = frozenset([
+    "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neo", "opt", "bloom", "falcon", "mpt", "gpt_bigcode",
+    "cohere",
+])  # fmt: skip
 """Model types by the properties that their configuration does not state."""
 
 

@@ -29,41 +29,11 @@ _IDLE: Final = (
 )
 FILLERS: Final = frozenset(" ".join(_IDLE).split())
 """Words that say nothing about the architecture. `turbo` and `mini` do."""
-SIZES: Final = frozenset(
-    [
-        "tiny",
-        "mini",
-        "small",
-        "medium",
-        "base",
-        "large",
-        "xl",
-        "xxl",
-        "huge",
-        "giant",
-        "turbo",
-        "nano",
-        "micro",
-        "plus",
-        "pro",
-        "max",
-        "ultra",
-        "super",
-        "next",
-        "h",
-        "g",
-        "vision",
-        "vl",
-        "omni",
-        "moe",
-        "audio",
-        "blip2",
-        "instructblip",
-        "llava",
-        "internvl",
-        "minicpm",
-    ]
-)
+SIZES: Final = frozenset([
+    "tiny", "mini", "small", "medium", "base", "large", "xl", "xxl", "huge", "giant", "turbo", "nano", "micro",
+    "plus", "pro", "max", "ultra", "super", "next", "h", "g", "vision", "vl", "omni", "moe", "audio", "blip2",
+    "instructblip", "llava", "internvl", "minicpm",
+])  # fmt: skip
 """Words that change the size when they follow a model's name, with or without a version: `small3.2`."""
 ROUNDED: Final = 1.1
 """Tolerance above the size in a model's name: a "7b" has up to 7.7 billion parameters, a "2b", whose last digit is

@@ -55,14 +55,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart.
+    """One chart; `height` in pixels.
 
     Attributes:
-        id: of its element.
         title, about: what it shows, and how to read it.
         answer: the main figure in one sentence.
         data, layout: for Plotly; colours of texts and grids are the page's.
-        height: pixels.
         cells: labels of the cells of a layout, see `layout`.
         wide: whether it takes the width of the page.
     """

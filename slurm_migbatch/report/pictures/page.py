@@ -22,13 +22,8 @@ _HATCHES = {
 
 
 def render(title: str, about: str, charts: Sequence[Chart], made: str, notes: Sequence[str] = ()) -> str:
-    """Return the document.
-
-    Args:
-        title, about: heading and description, as text.
-        charts: in display order.
-        made: creation time and source.
-        notes: additional remarks.
+    """Return the document: heading and description as text, charts in display order, creation time and source, and
+    remarks.
     """
     script = text_of("page.js")
     hashes = " ".join(f"'sha256-{_digest(part)}'" for part in (library(), script))

@@ -82,10 +82,9 @@ class Held:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[Any]], end: float, *, wholes: Wholes = NO_GPUS, named: bool = True) -> Held:
-        """Return the columns of rows with the fields of `store.windows.HeldSlice`.
+        """Return the columns of rows of `store.windows.held_slices`.
 
         Args:
-            rows: of the record.
             end: of the window, unix seconds.
             wholes: compute and memory slices of GPUs by UUID; others have the usual numbers.
             named: False if names of accounts must be hidden.
@@ -190,13 +189,8 @@ class LayoutOverTime:
 def layout_over_time(
     held: Held, bins: TimeBins, known: Iterable[tuple[str, int | None, str]], max_gpus: int
 ) -> LayoutOverTime:
-    """Return the layouts of the first `max_gpus` GPUs by node and index.
-
-    Args:
-        held: slices held.
-        bins: of time.
-        known: (node, index, UUID) of further GPUs, which may have held nothing.
-        max_gpus: maximum number of GPUs.
+    """Return the layouts of the first `max_gpus` GPUs by node and index. `known`: (node, index, UUID) of further GPUs,
+    which may have held nothing.
     """
     every = {gpu[2]: gpu for gpu in (*held.gpus, *known)}
     ordered = sorted(every.values(), key=_gpu_order)
@@ -240,11 +234,8 @@ class Waits:
 
 
 def waits_by_profile(rows: Iterable[tuple[str, int, int]], max_profiles: int) -> list[Waits]:
-    """Return the waits of the profiles with most runs, by size; those of the others in one, which comes last.
-
-    Args:
-        rows: (profile of the run, class, runs).
-        max_profiles: maximum number of separate profiles.
+    """Return the waits of the `max_profiles` profiles with most runs, by size, from (profile, class, runs); those of
+    the others in one, which comes last.
     """
     counts: dict[str, list[int]] = {}
     for profile, number, runs in rows:

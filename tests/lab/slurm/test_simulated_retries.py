@@ -30,7 +30,7 @@ def ran_out(slurm: SimulatedSlurm, job: int) -> RecurringRun:
     slurm.completed(job, "FAILED")
     slurm.released(job)
     return RecurringRun(
-        job * 10 + restart, job * 10 + restart, job, restart, het=False, recurring="", decision="abc",
+        job * 10 + restart, job * 10 + restart, job, restart, het=False, recurring="",
         profile="1g.10gb", ended=FAILED, peak_mib=9700.0, sm=None, dram=None, engine="", retry=True, partition="gpu",
         high="1g.20gb",
     )  # fmt: skip
