@@ -31,6 +31,8 @@ VOLATILE = (
     (r"(?<=b@)\d:(?=\d of GPU)", "S:"),
     (r"[\d.e+-]+ GPU-hours", "N GPU-hours"),
     (r"(?<=\|)\d+\.\d+(?=\|)", "N"),
+    # the forecast depends on how long the slices before were idle
+    (r"inference may need it soon", "no inference is expected to need it"),
     # 23.11 takes the reason of a job back that its backfill scheduler has looked at
     (r"(?<=Slurm:     )None;", "Resources;"),
     # releases of Slurm differ in whether a node that is kept for a job says so, and in what follows a refusal

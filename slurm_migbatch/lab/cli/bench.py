@@ -288,8 +288,8 @@ def learn(runs: int, models: int, as_json: bool) -> None:
 def every(data: Path, seeds: int | None, quick: bool, studies: bool, plot: Path | None, as_json: bool) -> None:
     """Run all experiments, and measure the speed of simulator and supply: one table of targets, and the papers' claims.
 
-    Takes about fifty minutes on two idle processors, a quarter of an hour more with --studies, ten minutes with --quick.
-    The exit code is 0 if all could be measured, else 1.
+    Takes about fifty minutes on two idle processors, a quarter of an hour more with --studies; ten minutes with
+    --quick. The exit code is 0 if all could be measured, else 1.
     """
     from slurm_migbatch.lab.experiments.every import measure
 
