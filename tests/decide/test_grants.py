@@ -482,6 +482,39 @@ def test_the_loan_of_least_loss_ends_and_what_it_leaves_is_used():
     assert called_back([ALL], spaces, jobs)[0] == []
 
 
+def test_what_a_loan_leaves_is_for_the_job_that_it_ends_for():
+    """Both places would do for job 8 once their loans are about to end, and job 11 needs the one on n0."""
+    old, both = [slot(ONE, at) for at in (4, 5, 6)], frozenset({"n0", "n1"})
+    places = [
+        SlotReference("n0", 0, slot(DOUBLE, 4)),
+        SlotReference("n0", 0, slot(FOUR, 0)),
+        SlotReference("n1", 0, slot(ONE, 1)),
+        SlotReference("n1", 0, slot(ONE, 2)),
+    ]
+    loans = {job: Loan(job, 0, NOW - 10, str(place.slot.profile), State.RUNNING) for job, place in enumerate(places, 1)}
+    view = LendingView(
+        now=NOW,
+        spaces=(
+            gpu(taken=[slot(ONE, 6)], lent=[LentSlot(places[job - 1].slot, job) for job in (1, 2)]),
+            gpu(node="n1", taken=[slot(ONE, 3), *old], lent=[LentSlot(places[job - 1].slot, job) for job in (3, 4)]),
+        ),
+        passing={("n1", 0): slot(ONE, 3).placement.mask},
+        starts=(WaitingInference(8, (TWO,), both), WaitingInference(11, (ONE,), both, nodes=2)),
+        elastic_jobs=tuple(
+            runs(job, place, {ONE: 0.1} if job == 4 else ROOT, since=NOW - 10) for job, place in enumerate(places, 1)
+        ),
+        loans=loans,
+        job_views={job: JobView(JobRow(job), LoanHints()) for job in loans},
+    )
+    orders, _ = reclaim_for(view, LendingRules(calm=RULES))
+    assert {order.job: order.inference for order in orders} == {4: 8, 1: 11}
+    ending = {job: replace(loan, state=State.REQUEUED) if job in (1, 4) else loan for job, loan in loans.items()}
+    forgotten, _ = reclaim_for(replace(view, loans=ending), LendingRules(calm=RULES))
+    assert [order.job for order in forgotten] == [2]
+    later, _ = reclaim_for(replace(view, loans=ending, ends_for={4: 8, 1: 11}), LendingRules(calm=RULES))
+    assert later == []
+
+
 def test_nobody_ends_where_there_is_room():
     space, job = on(ONE, 0, "j")
     assert rooms_for(THREE, [space]) == []

@@ -215,13 +215,14 @@ def test_a_round_that_follows_calls_nobody_else_back_for_the_same(site: Site) ->
     found = decide(site.view, RULES)
     for order in found.orders:
         if order.kind is Kind.SIGNAL:
-            site.ledger.signal(order.job, order.cause, order.why)
+            site.ledger.signal(order.job, order.cause, order.why, order.inference)
             site.ledger.took(order.job, NOW)
         elif order.kind is Kind.REQUEUE:
-            site.ledger.requeue(order.job, order.cause, order.why)
+            site.ledger.requeue(order.job, order.cause, order.why, order.inference)
             site.ledger.took(order.job, NOW)
     called = {order.job for order in found.orders if order.cause is Cause.RECLAIM}
-    again = decide(replace(site.view, loans=dict(site.ledger.open)), RULES)
+    later = replace(site.view, loans=dict(site.ledger.open), ends_for=dict(site.ledger.ends_for))
+    again = decide(later, RULES)
     more = {order.job for order in again.orders if order.cause is Cause.RECLAIM}
     assert more <= called | _leaving(site), "only what is under way goes on"
 

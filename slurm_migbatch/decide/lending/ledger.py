@@ -180,6 +180,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.open: dict[int, Loan] = {}
+        #: the inference job that a loan ends for, by the loan's job
+        self.ends_for: dict[int, int] = {}
         self.past: dict[int, LoanHistory] = {}
         #: targets of jobs that were stopped for another slice, until they are released
         self.targets: dict[int, Target] = {}
@@ -353,13 +355,15 @@ class Ledger:
         """Record that the release is about to be withdrawn."""
         self._put(replace(self.open[job], state=State.WITHDRAWN, cause=cause, why_ended=why))
 
-    def signal(self, job: int, cause: Cause, why: str) -> None:
-        """Record that the job is about to be signalled to write a checkpoint."""
+    def signal(self, job: int, cause: Cause, why: str, inference: int = 0) -> None:
+        """Record that the job is about to be signalled to write a checkpoint; `inference`: see `LoanOrder`."""
+        self._ends_for(job, inference)
         loan = replace(self.open[job], state=State.SIGNALLED, signalled=None, checkpoint=None)
         self._put(replace(loan, cause=cause, why_ended=why))
 
-    def requeue(self, job: int, cause: Cause, why: str) -> None:
-        """Record that the job is about to be requeued."""
+    def requeue(self, job: int, cause: Cause, why: str, inference: int = 0) -> None:
+        """Record that the job is about to be requeued; `inference`: see `LoanOrder`."""
+        self._ends_for(job, inference)
         loan = replace(self.open[job], state=State.REQUEUED)
         self._put(loan if loan.cause else replace(loan, cause=cause, why_ended=why))
 
@@ -383,11 +387,16 @@ class Ledger:
     def keep_running(self, job: int) -> None:
         """Record that a running job is not stopped after all."""
         self.targets.pop(job, None)
+        self.ends_for.pop(job, None)
         loan = self.open.get(job)
         if loan is not None and loan.leaving:
             self._put(replace(loan, state=State.RUNNING, cause=Cause.NONE, why_ended=""))
 
     # -- helpers --------------------------------------------------------------------------------------------------
+
+    def _ends_for(self, job: int, inference: int) -> None:
+        if inference:
+            self.ends_for[job] = inference
 
     def _put(self, loan: Loan) -> None:
         self.open[loan.job_id] = loan
@@ -397,6 +406,7 @@ class Ledger:
     def _close(self, loan: Loan, now: float, cause: Cause, why: str) -> Loan:
         ended = replace(loan, state=State.ENDED, ended=max(now, loan.decided), cause=cause, why_ended=why)
         self.open.pop(loan.job_id, None)
+        self.ends_for.pop(loan.job_id, None)
         self._unsaved[_identity(ended)] = ended
         self._remember(ended)
         return ended

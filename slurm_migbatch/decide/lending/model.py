@@ -95,6 +95,7 @@ class LendingView:
         elastic_jobs: elastic training jobs in Slurm's order: pending ones that could be released, and running loans.
         promises: loans without a slot yet.
         loans, job_views: the ledger's active loans, and elastic training jobs as Slurm shows them.
+        ends_for: the inference job that a loan ends for, by the loan's job.
         lent: compute slices that each account has as loans, or is to have when stopped jobs come back.
         reserve: slices that inference is expected to need beyond current and pending ones.
         blackout: whether the administrator allows no lending now.
@@ -111,6 +112,7 @@ class LendingView:
     promises: tuple[PendingLoan, ...] = ()
     loans: Mapping[int, Loan] = field(default_factory=dict)
     job_views: Mapping[int, JobView] = field(default_factory=dict)
+    ends_for: Mapping[int, int] = field(default_factory=dict)
     lent: Mapping[str, int] = field(default_factory=dict)
     reserve: Mapping[Profile, int] = field(default_factory=dict)
     blackout: bool = False
@@ -156,7 +158,8 @@ class LoanOrder:
     """One order about a job's loan.
 
     `profile`: of a release, or of the host; `signal`: USR1 or USR2; `node`: the host's; `away`: nodes where a
-    released job must not start; `again`: whether the job is stopped only to be released again.
+    released job must not start; `again`: whether the job is stopped only to be released again; `inference`: the job
+    that the loan ends for, 0 if there is none.
     """
 
     kind: Kind
@@ -169,6 +172,7 @@ class LoanOrder:
     node: str = ""
     away: tuple[str, ...] = ()
     again: bool = False
+    inference: int = 0
 
     @property
     def recorded(self) -> bool:

@@ -1,15 +1,16 @@
 """Decide which loans end so that inference fits, and what is due for those that are already ending. Pure.
 
 Inference without room in supply's plan is handled in Slurm's order. Space that is free, or about to be (of jobs that
-complete, of signalled loans), serves it first; so the next round reclaims no further loan for the same job. If that
-is not sufficient the loans with the lowest loss end (`decide.lending.allocation.reclaim`): one, or all that cover the
-place of a larger slice. So do those whose CPUs inference lacks. None ends for inference that is only expected: in
-`bench lending` that cost training more than it saved inference.
+complete, of signalled loans), serves it first. What a loan leaves that ends for one job serves another only if nothing
+else does, so the next round reclaims no further loan for the same job. If free space is not sufficient the loans with
+the lowest loss end (`decide.lending.allocation.reclaim`): one, or all that cover the place of a larger slice. So do
+those whose CPUs inference lacks. None ends for inference that is only expected: in `bench lending` that cost training
+more than it saved inference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -30,6 +31,7 @@ from slurm_migbatch.decide.lending.model import (
     job_id,
 )
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, SlotReference
+from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
@@ -92,10 +94,9 @@ def reclaim_loans(view: LendingView, rules: LendingRules) -> tuple[list[LoanOrde
         for _ in range(start.copies):
             if key in hopeless:
                 break
-            if not planner.serve(
-                start, Cause.RECLAIM, f"inference job {start.job} needs {_profiles_text(start.slices)}"
-            ):
+            if not planner.serve(start):
                 hopeless.add(key)
+        planner.kept.pop(start.job, None)
     for shortage in view.shortages:
         planner.free_cpus(shortage)
     return planner.orders, capacity
@@ -120,6 +121,13 @@ class _ReclaimPlanner:
     def __init__(self, view: LendingView, rules: LendingRules, capacity: RoundCapacity) -> None:
         self.view, self.rules, self.capacity = view, rules, capacity
         self.orders: list[LoanOrder] = []
+        #: by inference job that is still to be served, the slots of loans that end for it
+        self.kept: dict[int, list[SlotReference]] = {start.job: [] for start in view.starts if view.ends_for}
+        for space in view.spaces if self.kept else ():
+            for loan in space.lent:
+                inference = view.ends_for.get(job_id(loan.job), 0)
+                if inference in self.kept:
+                    self.kept[inference].append(SlotReference(space.node, space.gpu, loan.slot))
 
     @cached_property
     def loans(self) -> dict[int, ReclaimCandidate[SlotReference]]:
@@ -134,14 +142,12 @@ class _ReclaimPlanner:
             candidates[job] = _loan(elastic_job, rules, view.now)
         return candidates
 
-    def serve(self, start: WaitingInference, cause: Cause, why: str) -> bool:
+    def serve(self, start: WaitingInference) -> bool:
         """Find room for one copy, ending loans if necessary; False, without changes, if there is none."""
         if start.nodes == 1 and len(start.slices) == 1:
-            places = [
-                place for place in [self._place(start.slices, self.capacity.within(start.pool))] if place is not None
-            ]
+            places = [place for place in [self._place(start, self.capacity.within(start.pool))] if place is not None]
         else:
-            tried = (self._place(start.slices, self.capacity.within(frozenset([node]))) for node in sorted(start.pool))
+            tried = (self._place(start, self.capacity.within(frozenset([node]))) for node in sorted(start.pool))
             places = sorted((place for place in tried if place is not None), key=lambda place: place.loss)[
                 : start.nodes
             ]
@@ -152,7 +158,8 @@ class _ReclaimPlanner:
                 self.capacity.put(space)
             for job in place.ended:
                 del self.loans[job]
-                self.orders.append(self._order(job, cause, why))
+                why = f"inference job {start.job} needs {_profiles_text(start.slices)}"
+                self.orders.append(self._order(job, start.job, why))
         return True
 
     def free_cpus(self, shortage: CpuShortage) -> None:
@@ -164,7 +171,7 @@ class _ReclaimPlanner:
         ended = ways if shortage.every else [min(ways, key=lambda jobs: sum(self.loans[job].loss(1) for job in jobs))]
         for job in (job for jobs in ended for job in jobs):
             del self.loans[job]
-            self.orders.append(self._order(job, Cause.RECLAIM, f"inference job {shortage.job} needs its CPUs"))
+            self.orders.append(self._order(job, shortage.job, f"inference job {shortage.job} needs its CPUs"))
 
     def _loans_for_cpus(self, node: str, lacking: int) -> list[int] | None:
         """Return the loans on a node that end for so many CPUs, of which those count that end already."""
@@ -174,14 +181,15 @@ class _ReclaimPlanner:
         loans = [(job_id(one.job), one.cpus) for one in there if job_id(one.job) in self.loans]
         return cheapest(lacking, [(self.loans[job].loss(1), cpus, job) for job, cpus in loans])
 
-    def _place(self, slices: Sequence[Profile], spaces: Iterable[GpuCapacity]) -> _Found | None:
+    def _place(self, start: WaitingInference, spaces: Iterable[GpuCapacity]) -> _Found | None:
         at = {(space.node, space.gpu): space for space in spaces}
         ended: list[int] = []
         lost = 0.0
         changed: dict[tuple[str, int], GpuCapacity] = {}
-        for profile in slices:
-            space = _free(profile, at.values())
-            if space is None:
+        for profile in start.slices:
+            free = _free(profile, self._beside_others(at.values(), start.job))
+            free = free or _free(profile, at.values())
+            if free is None:
                 loans = [loan for job, loan in self.loans.items() if job not in ended]
                 reclaimable = {place for loan in loans for place in loan.slots}
                 rooms = [room for room in rooms_for(profile, at.values()) if room <= reclaimable]
@@ -194,14 +202,28 @@ class _ReclaimPlanner:
                 first = reclaimed.slots[0]
                 space = at[first.node, first.gpu]
                 slots = {place.slot for place in reclaimed.slots}
-                space = replace(space, lent=tuple(loan for loan in space.lent if loan.slot not in slots))
-            placed = plan_free(space.geometry, space.used, (profile,)).slots
+                free = replace(space, lent=tuple(loan for loan in space.lent if loan.slot not in slots))
+                at[free.node, free.gpu] = free
+            placed = plan_free(free.geometry, free.used, (profile,)).slots
+            space = at[free.node, free.gpu]
             space = replace(space, taken=(*space.taken, *placed))
             at[space.node, space.gpu] = changed[space.node, space.gpu] = space
         return _Found(tuple(changed.values()), tuple(ended), lost)
 
-    def _order(self, job: int, cause: Cause, why: str) -> LoanOrder:
-        return stop(self.view, self.rules, job, cause, why)
+    def _beside_others(self, spaces: Iterable[GpuCapacity], job: int) -> list[GpuCapacity]:
+        """Return GPUs on which what loans leave that end for other jobs is taken, as far as it is free."""
+        kept: dict[tuple[str, int], list[Slot]] = {}
+        for inference, places in self.kept.items():
+            for place in places if inference != job else ():
+                kept.setdefault((place.node, place.gpu), []).append(place.slot)
+        found = []
+        for space in spaces:
+            slots = [slot for slot in kept.get((space.node, space.gpu), ()) if space.used.free_of(slot.placement)]
+            found.append(replace(space, taken=(*space.taken, *slots)) if slots else space)
+        return found
+
+    def _order(self, job: int, inference: int, why: str) -> LoanOrder:
+        return replace(stop(self.view, self.rules, job, Cause.RECLAIM, why), inference=inference)
 
 
 def stop(view: LendingView, rules: LendingRules, job: int, cause: Cause, why: str) -> LoanOrder:

@@ -305,9 +305,9 @@ def _intend(ledger: Ledger, order: LoanOrder, job_view: JobView, now: float) -> 
     elif order.kind is Kind.WITHDRAW:
         ledger.withdraw(order.job, order.cause, order.why)
     elif order.kind is Kind.SIGNAL:
-        ledger.signal(order.job, order.cause, order.why)
+        ledger.signal(order.job, order.cause, order.why, order.inference)
     elif order.kind is Kind.REQUEUE:
-        ledger.requeue(order.job, order.cause, order.why)
+        ledger.requeue(order.job, order.cause, order.why, order.inference)
 
 
 def action_row(outcome: OrderOutcome, *, dry_run: bool = False) -> dict[str, Any]:

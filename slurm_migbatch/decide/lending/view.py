@@ -181,6 +181,7 @@ def view_of(
             *_held_to_return(ledger, job_views, knowledge, pools, inputs.now),
         ),
         loans=dict(ledger.open),
+        ends_for=dict(ledger.ends_for),
         job_views=job_views,
         lent=_lent(ledger, job_views),
         reserve=reserve,

@@ -75,6 +75,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     },
     Ledger: {
         "open": dict[int, Loan],
+        "ends_for": dict[int, int],
         "past": dict[int, LoanHistory],
         "runs": set[Run],
         "reclaimed": dict[str, float],
