@@ -331,15 +331,18 @@ class Allocator:
         rows = self._journal.slices("owner=? AND state='intent'", (owner_id,))
         if len(rows) != len(claims):
             raise _Retry(None, "the chosen idle slice no longer exists")
-        done: list[JournalSlice] = []
+        made: list[tuple[JournalSlice, Instance | None]] = []
         for row in sorted(rows, key=lambda row: row.ordinal or 0):
             deadline.check(f"creating {row.slot}")
             gpu = gpus[row.gpu]
             if row.beside is not None:
-                done.append(self._join(gpu, row, existing[row.gpu]))
-                continue
-            instance = self._warm(gpu, row, existing[row.gpu]) if row.warm else self._make(gpu, row)
-            done.append(self._open_devices(gpu, row, instance, env))
+                made.append((self._join(gpu, row, existing[row.gpu]), None))
+            else:
+                made.append((row, self._warm(gpu, row, existing[row.gpu]) if row.warm else self._make(gpu, row)))
+        # after the journal is written: if it cannot be, nothing is open that no hand-off names
+        done = [
+            row if instance is None else self._open_devices(gpus[row.gpu], row, instance, env) for row, instance in made
+        ]
         memory = {row.slot.profile: self._memory(gpus[row.gpu], row.slot.profile) for row in done}
         given = tuple(
             [handoff.HandoffSlice(r.mig_uuid or "", str(r.slot.profile), memory[r.slot.profile], r.gpu) for r in done]
