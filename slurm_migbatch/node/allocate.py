@@ -437,6 +437,7 @@ class Allocator:
         except NoRoom as error:
             raise _Retry((row.gpu, row.slot), f"{row}: {error}") from None
         elapsed = round((time.monotonic() - start) * 1000)
+        self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, 0)  # until all are made
         with self._journal.write():
             self._journal.event("create", {**row._replace(gi=instance.gi_id).place, "elapsed_ms": elapsed})
         return instance
