@@ -26,6 +26,7 @@ from slurm_migbatch.decide.lending.view import (
     LendingInputs,
     LendingKnowledge,
     PoolBooks,
+    believed,
     job_views_of,
     places_of,
     view_of,
@@ -162,17 +163,17 @@ def plan_lending(
     absorb(snapshot, memory)
     if not memory.loaded:
         return LendingDecision()
+    job_views = job_views_of(snapshot.jobs, settings.partitions)
     inputs = LendingInputs(
         now,
         snapshot.jobs,
         snapshot.nodes,
-        snapshot.inventory,
+        believed(snapshot.inventory, job_views),
         supply.plan,
         supply.demands,
         settings.training_only,
         memory.books,
     )
-    job_views = job_views_of(inputs.rows, settings.partitions)
     places = places_of(inputs.facts)
     memory.elastic_jobs.gpus(gpu.geometry for node in inputs.facts.values() for gpu in node.gpus)
     memory.slice_sharing.update(now, inputs.facts, job_views, memory.elastic_jobs.reports)

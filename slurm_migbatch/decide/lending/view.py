@@ -33,6 +33,7 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.loans import forgets, loan_hints
 
 _ANY: Final = "gres:mig:1g.10gb:1"
+_NOBODY: Final = (0, 0)
 
 Run = tuple[int, int]
 """A job and its restart count."""
@@ -136,6 +137,29 @@ def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[in
         if hints is not None:
             job_views[row.job_id] = JobView(row, hints)
     return job_views
+
+
+def believed(facts: Mapping[str, NodeFacts], job_views: Mapping[int, JobView]) -> Mapping[str, NodeFacts]:
+    """Return the nodes' reports with the runs of training jobs that Slurm has on other nodes as nobody's.
+
+    Root of a node may claim any run; its job would be stopped for a slice that it does not hold.
+    """
+    rows = [job_view.row for job_view in job_views.values() if job_view.row.nodes]
+    nodes = {(row.job_id, row.restarts): row.nodes for row in rows}
+
+    def is_false(name: str, run: Run) -> bool:
+        return name not in nodes.get(run, (name,))
+
+    def without(name: str, gpu: GpuFacts) -> GpuFacts:
+        leases = tuple([(slot, _NOBODY if is_false(name, run) else run) for slot, run in gpu.leases])
+        return replace(gpu, leases=leases, guests=tuple([pair for pair in gpu.guests if not is_false(name, pair[1])]))
+
+    wrong = {
+        name: replace(node, gpus=tuple([without(name, gpu) for gpu in node.gpus]))
+        for name, node in facts.items()
+        if any(is_false(name, run) for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests))
+    }
+    return {**facts, **wrong} if wrong else facts
 
 
 def places_of(facts: Mapping[str, NodeFacts]) -> dict[Run, Place]:
