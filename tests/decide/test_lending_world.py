@@ -60,15 +60,14 @@ def test_training_starts_on_what_is_idle_and_ends_by_itself(world: MakeWorld) ->
 class Liar:
     """What the nodes tell, but that one of them claims a run too."""
 
-    def __init__(self, view: NodesView, node: str, run: tuple[int, int]) -> None:
-        self._view, self._node, self._run = view, node, run
+    def __init__(self, view: NodesView, node: str, run: tuple[int, int], profile: str = "1g.10gb") -> None:
+        self._view, self._node, self._lease = view, node, (Slot.of(profile, 6, 1), run)
 
     def facts(self) -> dict[str, NodeFacts]:
         found = dict(self._view.facts())
         honest = found.pop(self._node)
         (gpu,) = honest.gpus
-        lease = (Slot.of("1g.10gb", 6, 1), self._run)
-        return {**found, self._node: replace(honest, gpus=(replace(gpu, leases=(*gpu.leases, lease)),))}
+        return {**found, self._node: replace(honest, gpus=(replace(gpu, leases=(*gpu.leases, self._lease)),))}
 
 
 def test_a_job_is_not_stopped_for_a_slice_that_another_node_claims_for_it(world: MakeWorld) -> None:
@@ -90,6 +89,17 @@ def test_a_job_is_not_stopped_for_a_slice_that_another_node_claims_for_it(world:
         w.step()
     assert w.row(wants).pending, "whose slice is where the claim is"
     assert w.row(job).restarts == 0 and "signal" not in kinds(w, job)
+
+
+def test_what_a_node_invents_is_no_demand(world: MakeWorld) -> None:
+    """Each profile would be remembered, and looked at in every round."""
+    w = world(nodes=2)
+    honest, job = w.control.observer.view, w.infer("1g.10gb", runs=10**8)
+    w.step()
+    for number in range(20):
+        w.control.observer.view = Liar(honest, "n2", (job if number % 2 else 999, 0), f"9g.{number}gb")
+        w.round()
+    assert [profile.name for profile in w.lending.expected._gaps] == ["1g.10gb"]
 
 
 @pytest.mark.parametrize("late", [0, 6])

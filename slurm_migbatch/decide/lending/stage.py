@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.lending.cpus import lasting, shortages
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
@@ -247,10 +248,11 @@ def _decide(
 def _inference(
     inputs: LendingInputs, job_views: Mapping[int, JobView], places: Mapping[Run, Place], loans: Collection[Run]
 ) -> tuple[dict[Profile, frozenset[Run]], dict[Profile, int]]:
-    """Return by profile the runs and the pending demand of jobs that are not loans."""
+    """Return by profile the runs and the pending demand of jobs that are not loans; nodes may tell of any profile."""
     running: dict[Profile, set[Run]] = {}
+    granted = {row.job_id: row.gres for row in inputs.rows if row.active}
     for run, (_, _, slot) in places.items():
-        if run not in loans:
+        if run not in loans and slot.profile in slices(granted.get(run[0], "")):
             running.setdefault(slot.profile, set()).add(run)
     waiting: dict[Profile, int] = {}
     for demand in inputs.wanted:

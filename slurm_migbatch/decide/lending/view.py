@@ -34,6 +34,8 @@ from slurm_migbatch.workload.loans import forgets, loan_hints
 
 _ANY: Final = "gres:mig:1g.10gb:1"
 _NOBODY: Final = (0, 0)
+_MOST_AWAY: Final = 1000
+"""GPUs that are not reported now and remembered all the same."""
 
 Run = tuple[int, int]
 """A job and its restart count."""
@@ -127,6 +129,12 @@ class Idleness:
             self.since[uuid] = now
         self._taken[uuid] = taken
         return self.since.get(uuid, 0.0)
+
+    def keep(self, uuids: Collection[str]) -> None:
+        """Forget other GPUs if there are many: a node may describe new ones each time."""
+        if len(self._taken) > 2 * len(uuids) + _MOST_AWAY:
+            self.since = {uuid: at for uuid, at in self.since.items() if uuid in uuids}
+            self._taken = {uuid: taken for uuid, taken in self._taken.items() if uuid in uuids}
 
 
 def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, JobView]:
@@ -230,6 +238,7 @@ def _spaces(
     promised = _promised(inputs, job_views, _starting(inputs, ledger))
     shut = {place[1] for reservation in (plan.reservations if plan is not None else ()) for place in reservation.places}
     cpus = _free_cpus(inputs, job_views, ledger)
+    idle.keep({gpu.uuid for node in inputs.facts.values() for gpu in node.gpus})
     spaces: list[GpuCapacity] = []
     passing: dict[tuple[str, int], int] = {}
     places: dict[int, SlotReference] = {}
