@@ -554,6 +554,8 @@ class Repairer:
                 progress.remove(self._paths.progress, job, restart)
             for run in old:
                 self.finish(run)
+            kept = set(progress.listed(self._paths.progress))  # its user may hold a lease
+            silent = [key for key in silent if key not in kept]
         return (
             [f"job {found.job} run {found.restart}: its misfit is recorded" for found in refused]
             + [f"job {job} run {restart}: old hand-off removed" for job, restart in strays]
