@@ -250,3 +250,26 @@ def test_a_run_dir_with_room_for_a_part_of_a_hand_off_gets_none(tmp_path):
     finally:
         os.close(directory)
         subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_the_agent_starts_while_its_run_directory_is_full(new_node, tmp_path):
+    """A release that somebody has begun needs a hand-off, for which there is no space."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=0755", "migbatch-test", disk], check=True)
+    node = new_node(RunDir=disk / "run", ProgressDir=tmp_path / "progress")
+    node.disk = disk
+    try:
+        node.prolog(1, "[mig:2g.20gb:1]")
+        with node.journal.write():
+            (run,) = node.journal.runs()
+            node.journal.put_run(run._replace(state="ending", owner="1.1.1"))
+        node.forget_executor()
+        with full(node), agent_process(node):
+            code, line = run_hook(node, "prolog", 2, "[mig:1g.10gb:1]", uid=BOB)
+            assert code == exits.OK and "agent" not in line, line
+        node.reconcile()
+        assert not [row for row in node.slices("held") if row.job == 1]
+    finally:
+        node.forget_executor()
+        subprocess.run(["umount", "--lazy", disk], check=True)
