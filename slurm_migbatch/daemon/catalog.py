@@ -25,10 +25,11 @@ def build(inventory: Inventory, nodes: Iterable[NodeRow], config: Config) -> Sit
     kinds: dict[str, GpuKind] = {}
     members: dict[str, dict[str, GpuKind]] = {}
     gpus: dict[str, list[str]] = {}
+    described: list[tuple[object, Geometry]] = []
     rows = {row.name: row for row in nodes}
     for row in sorted(rows.values(), key=lambda row: row.name):
         for gpu in inventory.get(row.name, ()):
-            geometry = geometry_of(gpu)
+            geometry = _parsed(gpu, described)
             if geometry is None:
                 continue
             name = names.get(geometry)
@@ -75,6 +76,15 @@ def geometry_of(gpu: Mapping[str, Any]) -> Geometry | None:
     except GeometryError as error:
         log.warning("GPU %s is ignored: %s", gpu.get("uuid"), error)
         return None
+
+
+def _parsed(gpu: Mapping[str, Any], described: list[tuple[object, Geometry]]) -> Geometry | None:
+    """Return `geometry_of` a GPU; it takes long, and most GPUs of a site have one of few descriptions."""
+    text = gpu.get("geometry") if gpu.get("mig") else None
+    geometry = next((known for other, known in described if other == text), None)
+    if geometry is None and (geometry := geometry_of(gpu)) is not None:
+        described.append((text, geometry))
+    return geometry
 
 
 def _kind(name: str, geometry: Geometry, site: GpuConfig) -> GpuKind:

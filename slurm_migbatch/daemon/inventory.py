@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 Inventory = Mapping[str, Sequence[Mapping[str, Any]]]
 #: node events that may change the inventory
 KINDS = frozenset({"boot", "inventory", "state", "fault"})
+#: minimum seconds between two readings: each concerns the GPUs of all nodes, however often one node reports
+CLOSEST_S = 1.0
 
 
 class InventoryKeeper:
@@ -49,3 +51,4 @@ class InventoryKeeper:
                 self.latest = found
                 for listener in self.listeners:
                     listener(found)
+            await asyncio.sleep(CLOSEST_S)

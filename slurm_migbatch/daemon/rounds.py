@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from slurm_migbatch.slurm.client import SlurmClient
 
 log = logging.getLogger(__name__)
 
+_COUNT: Final = re.compile(r"\d+(?= x )")
 _RETRY: Final = "running jobs are not affected; retrying in the next round"
 
 
@@ -191,10 +193,12 @@ class Rounds:
             for change in report.changes:
                 counts = ",".join(f"{kind}:{n}" for kind, n in change.counts.items())
                 log.debug("offer", extra={"node": change.node, "version": change.version, "counts": counts})
-        notes = frozenset(report.notes)
-        for note in sorted(notes - self._notes):
-            log.warning("%s", note)
-        self._notes = notes
+        # nodes cause them: what differs in its counts only is written once a minute
+        self._notes = frozenset(
+            note
+            for note in sorted(report.notes)
+            if note in self._notes or self._seldom.warning(_COUNT.sub("", note), note)
+        )
         for loan in report.ended:
             log.info("loan over", extra={"job": loan.job_id, "profile": loan.profile, "why": loan.why_ended})
         for changed in report.dispatch:

@@ -92,9 +92,11 @@ class Agent:
         first = Executor(self._config, self._gpus)
         try:
             first.journal.check()
-            with suppress(DriverError):
+            try:
                 for line in first.repairer.all(Deadline(60.0)):
                     log.info("repaired: %s", line)
+            except (DriverError, TooLate, OSError) as error:  # RunDir is full, for example; it is tried again
+                log.warning("cannot repair yet: %s", error)
         finally:
             first.close()
         listener = self._listen()

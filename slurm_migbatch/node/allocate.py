@@ -331,15 +331,18 @@ class Allocator:
         rows = self._journal.slices("owner=? AND state='intent'", (owner_id,))
         if len(rows) != len(claims):
             raise _Retry(None, "the chosen idle slice no longer exists")
-        done: list[JournalSlice] = []
+        made: list[tuple[JournalSlice, Instance | None]] = []
         for row in sorted(rows, key=lambda row: row.ordinal or 0):
             deadline.check(f"creating {row.slot}")
             gpu = gpus[row.gpu]
             if row.beside is not None:
-                done.append(self._join(gpu, row, existing[row.gpu]))
-                continue
-            instance = self._warm(gpu, row, existing[row.gpu]) if row.warm else self._make(gpu, row)
-            done.append(self._open_devices(gpu, row, instance, env))
+                made.append((self._join(gpu, row, existing[row.gpu]), None))
+            else:
+                made.append((row, self._warm(gpu, row, existing[row.gpu]) if row.warm else self._make(gpu, row)))
+        # after the journal is written: if it cannot be, nothing is open that no hand-off names
+        done = [
+            row if instance is None else self._open_devices(gpus[row.gpu], row, instance, env) for row, instance in made
+        ]
         memory = {row.slot.profile: self._memory(gpus[row.gpu], row.slot.profile) for row in done}
         given = tuple(
             [handoff.HandoffSlice(r.mig_uuid or "", str(r.slot.profile), memory[r.slot.profile], r.gpu) for r in done]
@@ -434,6 +437,7 @@ class Allocator:
         except NoRoom as error:
             raise _Retry((row.gpu, row.slot), f"{row}: {error}") from None
         elapsed = round((time.monotonic() - start) * 1000)
+        self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, 0)  # until all are made
         with self._journal.write():
             self._journal.event("create", {**row._replace(gi=instance.gi_id).place, "elapsed_ms": elapsed})
         return instance

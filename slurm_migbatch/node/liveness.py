@@ -32,7 +32,8 @@ from slurm_migbatch.node.journal import JournalRun
 
 SETTLED_S = 10.0
 PAUSE_S = 2.0
-LONGEST_LIST = 65536
+COLUMNS = "JobID:0 ,RestartCnt:0 ,State:0 ,NodeList:0"
+"""Of squeue, none padded: it has a row for each task of an array, if the job is the one with the array's own id."""
 
 FINAL = (
     "BOOT_FAIL",
@@ -97,8 +98,7 @@ class Liveness:
         """Ask slurmctld about a job; None where it knows no such job."""
         from slurm_migbatch.node import scontrol
 
-        columns = f"JobID:.12,RestartCnt:.12,State:.24,NodeList:.{LONGEST_LIST}"
-        asked = ["--noheader", "--all", "--local", "--states=all", f"--jobs={job}", f"--Format={columns}"]
+        asked = ["--noheader", "--all", "--local", "--states=all", f"--jobs={job}", f"--Format={COLUMNS}"]
         try:
             text = scontrol.query(self._config, "squeue", asked, deadline.remaining)
         except scontrol.ScontrolError as error:
@@ -115,8 +115,6 @@ class Liveness:
         return JobRecord(int(row[1]), row[2], self._expand(row[3], deadline) if len(row) == 4 else ())
 
     def _expand(self, nodes: str, deadline: Deadline) -> tuple[str, ...]:
-        if len(nodes) >= LONGEST_LIST:
-            raise LivenessError("squeue's list of nodes is truncated")
         if not re.search(r"[\[,]", nodes):
             return (nodes,)
         from slurm_migbatch.node import scontrol

@@ -347,6 +347,7 @@ class Repairer:
                 self._journal.event("cleared", {**row.place, "reason": why})
 
     def _lose(self, _gpu: Gpu | None, row: JournalSlice, _instance: None, why: str) -> None:
+        self._close_devices(row)
         with self._journal.write():
             guest = self._journal.guest_of(row)
             if guest is not None and guest.state in IN_FLIGHT:
@@ -357,6 +358,13 @@ class Repairer:
                 self._journal.put(guest._replace(state="lost", reason=why))
                 text += f", and with it what job {guest.job} shared"
             self._journal.event("fault", {"gpu": row.gpu, "what": text, "action": "noted", "drain": False})
+
+    def _close_devices(self, row: JournalSlice) -> None:
+        """Close the devices of an instance that no longer exists, unless a later one of another job has them."""
+        others = self._journal.slices("gpu=? AND state='held' AND beside IS NULL AND id<>?", (row.gpu, row.id))
+        taken = {minor for other in others for minor in (other.cap_gi, other.cap_ci)}
+        with suppress(CapsError):
+            self._caps.assign([m for m in (row.cap_gi, row.cap_ci) if m is not None and m not in taken], 0)
 
     def _regain(self, gpu: Gpu, row: JournalSlice, instance: Instance, why: str) -> None:
         with self._journal.write():
@@ -423,6 +431,8 @@ class Repairer:
         """
         start = time.monotonic()
         self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
+        with suppress(CapsError):  # its devices are a later instance's, too
+            self._caps.assign(self._caps.minors(gpu.minor, instance.gi_id, instance.ci_id or 0), 0)
         while True:
             effects.point("driver destroy")
             try:
@@ -544,6 +554,8 @@ class Repairer:
                 progress.remove(self._paths.progress, job, restart)
             for run in old:
                 self.finish(run)
+            kept = set(progress.listed(self._paths.progress))  # its user may hold a lease
+            silent = [key for key in silent if key not in kept]
         return (
             [f"job {found.job} run {found.restart}: its misfit is recorded" for found in refused]
             + [f"job {job} run {restart}: old hand-off removed" for job, restart in strays]

@@ -17,9 +17,9 @@ from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.node import effects
 from slurm_migbatch.node.config import NodeConfig
 
-_NAMES = "JobID:.12,ArrayJobID:.12,ArrayTaskID:.12,HetJobID:.12"
-LONGEST = 4096
-"""Most bytes of a job's GRES to read."""
+# not padded: of an array squeue prints all tasks
+_NAMES = "JobID:0 ,ArrayJobID:0 ,ArrayTaskID:0 ,HetJobID:0"
+_GRES = "JobID:0 ,tres-per-node:0"
 _REASON = re.compile(r"[^A-Za-z0-9 _.,:;@/()-]")
 
 
@@ -65,9 +65,8 @@ def granted(config: NodeConfig, job: int, timeout: float) -> Grant | None:
 
     squeue is asked, for columns that users cannot write.
     """
-    columns = f"JobID:.12,tres-per-node:.{LONGEST}"
-    found = [row[1] for row in _own_rows(config, job, columns, timeout) if len(row) == 2]
-    if len(found) != 1 or len(found[0]) >= LONGEST:
+    found = [row[1] for row in _own_rows(config, job, _GRES, timeout) if len(row) == 2]
+    if len(found) != 1:
         raise ScontrolError(f"squeue has {len(found)} valid rows of job {job}")
     return None if found[0] == "N/A" else grant_of(found[0])
 

@@ -5,6 +5,8 @@ import threading
 
 import pytest
 
+from slurm_migbatch.daemon.controller import RoundReport
+from slurm_migbatch.daemon.log import SELDOM_S
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -222,6 +224,26 @@ def test_slurm_away_changes_nothing_and_is_said_once(make, slurm, caplog):
             agent.close()
     said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Slurm does not answer: scontrol")]
     assert len(said) == 1
+
+
+def test_notes_that_differ_in_their_counts_do_not_fill_the_log(config, slurm, store, signer, caplog):
+    rounds = Service(config, client=slurm, open_store=lambda: store, signer=signer).rounds
+    for count in range(1, 5):
+        for node in ("n1", "n2"):
+            rounds._log_report(RoundReport(0.0, notes=(f"Slurm counts {count} x 1g.10gb on {node}",)))
+    written = [record.getMessage() for record in caplog.records if "Slurm counts" in record.getMessage()]
+    assert written == ["Slurm counts 1 x 1g.10gb on n1", "Slurm counts 1 x 1g.10gb on n2"]
+
+
+def test_a_note_that_stays_is_written_once(config, slurm, store, signer, caplog):
+    rounds = Service(config, client=slurm, open_store=lambda: store, signer=signer).rounds
+    many = tuple(f"n{number} is odd" for number in range(50))
+    for _ in range(3):
+        rounds._log_report(RoundReport(0.0, notes=many))
+    rounds._seldom._begun -= SELDOM_S
+    rounds._log_report(RoundReport(0.0, notes=many))
+    written = [record.getMessage().partition(" (")[0] for record in caplog.records if "is odd" in record.getMessage()]
+    assert sorted(written) == sorted(many), "not all of them in one minute"
 
 
 def test_why(make, slurm, config):

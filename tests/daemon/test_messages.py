@@ -250,6 +250,8 @@ def _change(entry: dict[str, Any], change: dict[str, Any], which: slice) -> dict
         ({"memory_slices": 0}, slice(0, 1), "1g.10gb takes no part"),
         ({"placements": []}, slice(3, 4), "7g.80gb takes no part"),
         ({"compute_slices": 0}, slice(3, 4), "7g.80gb takes no part"),
+        ({"max_instances": 2**31 - 1}, slice(0, 1), "1g.10gb: no GPU has more than 64 slices"),
+        ({"max_instances": 64}, slice(0, 1), ""),
         ({"profile": "7g.80gb+gfx"}, slice(3, 4), ""),
     ],
 )

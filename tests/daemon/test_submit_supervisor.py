@@ -5,11 +5,15 @@ import dataclasses
 import json
 import os
 import signal
+from concurrent.futures import Future
 from pathlib import Path
 
 from slurm_migbatch.config import GpuConfig, ModelConfig, loads, text_of
-from slurm_migbatch.daemon.catalog import build
+from slurm_migbatch.daemon import catalog
+from slurm_migbatch.daemon import inventory as keeping
+from slurm_migbatch.daemon.catalog import build, geometry_of
 from slurm_migbatch.daemon.facts import chooser_of
+from slurm_migbatch.daemon.inventory import InventoryKeeper
 from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
@@ -203,12 +207,62 @@ def test_catalog_names_kinds_and_takes_the_sites_word(config):
         cluster=dataclasses.replace(config.cluster, partitions=("gpu",)),
         gpus={"h100-80gb": GpuConfig(tflops=900.0, types=("big",))},
     )
-    catalog = build(made, [row("n1", "gpu", "other"), row("n2", "gpu"), row("n3", "gpu"), row("n5", "gpu")], config)
-    assert set(catalog.partitions) == {"gpu"}
-    assert set(catalog.kinds) == {"h100-80gb", "h100-80gb-v2"}
-    kind = catalog.kinds["h100-80gb"]
+    found = build(made, [row("n1", "gpu", "other"), row("n2", "gpu"), row("n3", "gpu"), row("n5", "gpu")], config)
+    assert set(found.partitions) == {"gpu"}
+    assert set(found.kinds) == {"h100-80gb", "h100-80gb-v2"}
+    kind = found.kinds["h100-80gb"]
     assert (kind.tflops, kind.bandwidth_gbs, kind.sm_count) == (900.0, 3352, 132)
     assert kind.types == ("big", "h100", "nvidia_h100_80gb_hbm3")
+
+
+def test_equal_gpus_are_examined_once(config, monkeypatch):
+    """It takes a tenth of a millisecond for each, and a site has thousands."""
+    examined = []
+    monkeypatch.setattr(catalog, "geometry_of", lambda gpu: examined.append(gpu["uuid"]) or geometry_of(gpu))
+    nodes = [f"n{number}" for number in range(9)]
+    found = build(
+        {name: [gpu(0, uuid=name), gpu(1, uuid=name)] for name in nodes}, [row(n, "gpu") for n in nodes], config
+    )
+    assert examined == ["n0"]
+    assert len(found.nodes) == 9
+
+
+def test_a_node_that_always_reports_does_not_have_everything_read_all_the_time(monkeypatch):
+    """What is read is all nodes' GPUs, and whoever answers submissions begins anew with each change."""
+
+    class Writer:
+        def __init__(self):
+            self.calls = 0
+
+        def call(self, _work, _label):
+            self.calls += 1
+            done = Future()
+            done.set_result({"n1": [{"minor": self.calls}]})
+            return done
+
+    async def turns():
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+    async def main():
+        writer, told = Writer(), []
+        keeper = InventoryKeeper(writer)
+        keeper.listeners.append(told.append)
+        monkeypatch.setattr(keeping, "CLOSEST_S", 3600.0)
+        reading = asyncio.create_task(keeper.run())
+        await turns()
+        for _ in range(5):
+            keeper.refresh()
+            await turns()
+        assert writer.calls == len(told) == 1
+        reading.cancel()
+        monkeypatch.setattr(keeping, "CLOSEST_S", 0.0)
+        reading = asyncio.create_task(keeper.run())
+        await turns()
+        assert writer.calls == len(told) == 2, "what came meanwhile is read once"
+        reading.cancel()
+
+    asyncio.run(main())
 
 
 def test_the_sites_models_are_known(config):

@@ -1,6 +1,6 @@
 """What inference is expected to need: all profiles together need less than each of them alone."""
 
-from slurm_migbatch.decide.lending.expectation import Expectation
+from slurm_migbatch.decide.lending.expectation import MOST_PROFILES, Expectation
 from slurm_migbatch.mig.profile import Profile
 
 ONE, THREE = Profile.parse("1g.10gb"), Profile.parse("3g.40gb")
@@ -26,6 +26,17 @@ def test_every_profile_has_a_reserve_of_its_own() -> None:
     expected.update({THREE: frozenset({(4, 0)})}, {}, HOUR + 50)
     expected.update({}, {}, HOUR + 60)
     assert expected.reserve(HOUR + 61, 60, 0.5) == {ONE: 3, THREE: 1}
+
+
+def test_profiles_that_a_node_has_invented_keep_no_other_from_its_reserve() -> None:
+    invented = [(f"9g.{number}gb", 0.0, 10.0) for number in range(1, 9 * MOST_PROFILES)]
+    honest, expected = Expectation(), Expectation()
+    honest.learn(alternating(HOUR), HOUR)
+    expected.learn([*invented, *alternating(HOUR)], HOUR)
+    for one in (honest, expected):
+        one.update({}, {}, HOUR)
+    assert expected.reserve(HOUR + 10, 60, 0.5) == honest.reserve(HOUR + 10, 60, 0.5) != {}
+    assert len(expected._gaps) == MOST_PROFILES
 
 
 def test_the_surer_the_more_is_kept() -> None:

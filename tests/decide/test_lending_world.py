@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from slurm_migbatch.daemon.nodesview import NodesView
+from slurm_migbatch.decide.capacity.facts import NodeFacts
+from slurm_migbatch.mig.layout import Slot
 from tests.support.loan_world import LoanWorld, MakeWorld
 from tests.support.stores import Away
 from tests.support.waiting import eventually
@@ -52,6 +55,51 @@ def test_training_starts_on_what_is_idle_and_ends_by_itself(world: MakeWorld) ->
     with w.store() as store:
         assert all(row["released"] <= row["started"] < row["ended"] for row in store.loans())
     assert not w.nodes.misfits
+
+
+class Liar:
+    """What the nodes tell, but that one of them claims a run too."""
+
+    def __init__(self, view: NodesView, node: str, run: tuple[int, int], profile: str = "1g.10gb") -> None:
+        self._view, self._node, self._lease = view, node, (Slot.of(profile, 6, 1), run)
+
+    def facts(self) -> dict[str, NodeFacts]:
+        found = dict(self._view.facts())
+        honest = found.pop(self._node)
+        (gpu,) = honest.gpus
+        return {**found, self._node: replace(honest, gpus=(replace(gpu, leases=(*gpu.leases, self._lease)),))}
+
+
+def test_a_job_is_not_stopped_for_a_slice_that_another_node_claims_for_it(world: MakeWorld) -> None:
+    w = world(nodes=2)
+    large = w.infer("7g.80gb", runs=10**8)
+    w.step()
+    w.infer("1g.10gb", runs=10**8)
+    w.step()
+    job = w.train(hints="signal=usr1 max=1g.10gb")
+    w.until(lambda: job in w.loaned())
+    for _ in range(5):
+        w.step()
+    (liar,) = w.row(large).nodes
+    assert liar not in w.row(job).nodes
+    w.vanish(large)
+    w.control.observer.view = Liar(w.control.observer.view, liar, (job, 0))
+    wants = w.infer("7g.80gb")
+    for _ in range(20):
+        w.step()
+    assert w.row(wants).pending, "whose slice is where the claim is"
+    assert w.row(job).restarts == 0 and "signal" not in kinds(w, job)
+
+
+def test_what_a_node_invents_is_no_demand(world: MakeWorld) -> None:
+    """Each profile would be remembered, and looked at in every round."""
+    w = world(nodes=2)
+    honest, job = w.control.observer.view, w.infer("1g.10gb", runs=10**8)
+    w.step()
+    for number in range(20):
+        w.control.observer.view = Liar(honest, "n2", (job if number % 2 else 999, 0), f"9g.{number}gb")
+        w.round()
+    assert [profile.name for profile in w.lending.expected._gaps] == ["1g.10gb"]
 
 
 @pytest.mark.parametrize("late", [0, 6])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.paris_elsa.preference import Class, preference
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
@@ -36,6 +37,14 @@ def test_what_a_kind_of_gpu_does_not_have_is_not_asked_of_it() -> None:
     work = [Class(5, 10, P("1g.6gb")), Class(5, 10, P("2g.20gb"))]
     assert {p.name for p in preference({A30: 2}, work)} == {"1g.6gb"}
     assert {p.name for p in preference({A30: 2, H100: 2}, work)} == {"1g.6gb", "2g.20gb"}
+
+
+def test_a_gpu_that_lists_a_profile_without_a_place_keeps_no_other_from_an_order() -> None:
+    """Root of a node may describe one."""
+    infos = [info._replace(compute_slices=8) if info.profile == P("1g.10gb") else info for info in H100.profiles]
+    odd, work = Geometry("odd", infos), [Class(10, 60, P("1g.10gb"))]
+    assert preference({odd: 1, H100: 4}, work) == preference({H100: 4}, work) != ()
+    assert preference({odd: 1}, work) == ()
 
 
 def test_where_nothing_is_known_nothing_is_preferred() -> None:

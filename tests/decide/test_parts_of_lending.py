@@ -340,6 +340,16 @@ def test_supply_keeps_the_slice_of_a_released_job_off_nodes_where_it_must_not_st
     assert demand.pool == {"n2"}
 
 
+def test_gpus_that_a_node_invents_are_forgotten() -> None:
+    idle = Idleness()
+    for number in range(5000):
+        for taken in (1, 0):
+            idle.update("GPU-1" if number == 0 else f"GPU-x{number}", taken, float(number + 10))
+        idle.keep({"GPU-1", f"GPU-x{number}"})
+    assert len(idle.since) < 1100
+    assert idle.since["GPU-1"] == 10.0
+
+
 def look(one: LendingInputs, ledger: Ledger | None = None, idle: Idleness | None = None):  # type: ignore[no-untyped-def]
     job_views = job_views_of(one.rows, ["train"])
     knowledge = LendingKnowledge(elastic_jobs().speeds)

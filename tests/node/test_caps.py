@@ -73,6 +73,41 @@ def test_only_the_jobs_user_can_open_its_slice_and_only_while_it_runs(open_node)
         assert as_user(BOB, open_errno(path)) == errno.ENXIO
 
 
+def test_devices_of_an_instance_that_vanishes_are_nobodys(node):
+    """Their numbers are a later instance's, which may be another user's."""
+    node.prolog(1, "[mig:2g.20gb:1]", uid=ALICE)
+    (row,) = node.slices("held")
+    node.destroy_by_hand()
+    node.reconcile()
+    assert [path.stat().st_uid for path in devices(node, (row.cap_gi, row.cap_ci))] == [0, 0]
+    node.epilog(1)
+    node.check()
+
+
+def test_devices_of_an_instance_that_vanishes_may_be_anothers_already(node):
+    node.prolog(1, "[mig:2g.20gb:1]", uid=ALICE)
+    node.destroy_by_hand()
+    node.prolog(2, "[mig:2g.20gb:1]", uid=BOB)
+    alice, bob = sorted(node.slices("held"), key=lambda row: row.job)
+    with node.journal.write():  # as if the driver gave one number to any place
+        node.journal.put(alice._replace(cap_gi=bob.cap_gi, cap_ci=bob.cap_ci))
+    node.reconcile()
+    assert [row.state for row in node.slices() if row.job == 1] == ["lost"]
+    assert [path.stat().st_uid for path in devices(node, (bob.cap_gi, bob.cap_ci))] == [BOB, BOB]
+
+
+def test_devices_that_could_not_be_closed_are_closed_when_their_instance_is_destroyed(node):
+    node.prolog(1, "[mig:2g.20gb:1]", uid=ALICE)
+    (row,) = node.slices("held")
+    directory = node.machine.dev_root / "nvidia-caps"
+    directory.chmod(0o775)
+    assert "set aside" in node.epilog(1)[1]
+    directory.chmod(0o755)
+    node.reconcile()
+    assert not node.slices()
+    assert [path.stat().st_uid for path in devices(node, (row.cap_gi, row.cap_ci))] == [0, 0]
+
+
 def test_the_owner_cannot_open_it_to_others(open_node):
     node = open_node
     node.prolog(1, "[mig:1g.10gb:1]", uid=ALICE)

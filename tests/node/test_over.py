@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -130,6 +131,28 @@ def test_a_run_that_may_go_on_is_left_alone(node, said):
     assert node.asked_slurm() == [1]
     assert [row.job for row in node.slices("held")] == [1]
     node.check()
+
+
+PADDING = """#!/usr/bin/python3 -IS
+import re, sys
+(columns,) = (word.partition("=")[2].split(",") for word in sys.argv if word.startswith("--Format="))
+forms = [re.fullmatch(r"[A-Za-z]+:[.]?([0-9]*)(.*)", column).groups() for column in columns]
+for job in range(300):
+    row = zip((str(job), "0", "RUNNING", "n1"), forms)
+    print("".join(f"{text:>{width or 20}}{mark}" for text, (width, mark) in row))
+"""
+
+
+def test_the_tasks_of_a_large_array_take_little_memory(node):
+    """squeue prints every one of them where the last task, which has the array's id, is asked about."""
+    node.prolog(1, "[mig:2g.20gb:1]")
+    (node.root / "bin" / "squeue").write_text(PADDING)
+    tracemalloc.start()
+    try:
+        assert node.executor.liveness.once(node.executor.journal.runs(), Deadline(30)) == []
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_job_of_another_node_in_completing_is_over_here():

@@ -9,6 +9,7 @@ import signal
 import stat
 import struct
 import subprocess
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -408,17 +409,16 @@ def test_mounts_over_files_of_ended_jobs_take_no_space_from_others(node, tmp_pat
         assert not path(node, job).exists()
 
 
-def test_a_lease_does_not_keep_root_waiting(node):
-    """A user may hold a lease on his own file, which makes whoever opens it wait for 45 seconds."""
-    node.prolog(1, "[mig:1g.10gb:1]")
-    write(node, "items=5 seconds=1\n")
+@contextmanager
+def leased(file):
+    """A process of ALICE's holds a lease on her file."""
     ready, go = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(go[1])
             signal.signal(signal.SIGIO, signal.SIG_IGN)
-            handle = os.open(path(node), os.O_WRONLY | os.O_APPEND)
+            handle = os.open(file, os.O_WRONLY | os.O_APPEND)
             os.setresuid(ALICE, ALICE, ALICE)
             fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
             os.write(ready[1], b"1")
@@ -427,13 +427,33 @@ def test_a_lease_does_not_keep_root_waiting(node):
             os._exit(0)
     os.close(go[0])
     os.read(ready[0], 1)
-    alarm(20)
-    with pytest.raises(ProgressError, match="unavailable"):
-        progress.read(node.executor.paths.progress, 1, 0, ALICE)
-    os.close(go[1])
-    os.waitpid(pid, 0)
+    try:
+        yield
+    finally:
+        os.close(go[1])
+        os.waitpid(pid, 0)
+
+
+def test_a_lease_does_not_keep_root_waiting(node):
+    """A user may hold a lease on his own file, which makes whoever opens it wait for 45 seconds."""
+    node.prolog(1, "[mig:1g.10gb:1]")
+    write(node, "items=5 seconds=1\n")
+    with leased(path(node)):
+        alarm(20)
+        with pytest.raises(ProgressError, match="unavailable"):
+            progress.read(node.executor.paths.progress, 1, 0, ALICE)
     assert progress.read(node.executor.paths.progress, 1, 0, ALICE).tail == b"items=5 seconds=1\n"
     signal.alarm(0)
+
+
+def test_a_lease_does_not_fill_the_log(node):
+    """A process of the user's next job holds it, so the file of the last one cannot be emptied yet."""
+    node.prolog(1, "[mig:1g.10gb:1]")
+    with leased(path(node)):
+        node.epilog(1)
+        assert node.reconcile() == []
+    node.reconcile()
+    assert not path(node).exists()
 
 
 def test_a_file_of_any_length_costs_little(node):

@@ -5,11 +5,11 @@ import os
 import subprocess
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from slurm_migbatch.node import ending, executor, exits, handoff, plan, unwritable
+from slurm_migbatch.node import effects, ending, executor, exits, handoff, plan, unwritable
 from slurm_migbatch.node.status import status
 from tests.support.node_processes import agent_process, run_hook
 from tests.support.nodes import ALICE, BOB
@@ -80,6 +80,27 @@ def test_a_prolog_sends_its_job_back_and_the_node_goes_on(small, fault, way):
     assert [event["job"] for event in small.events("misfit")] == [1], "recorded once that could be done"
     small.check()
     assert small.prolog(1, "[mig:2g.20gb:1]", uid=BOB, restart=1)[0] == exits.OK
+    small.check()
+
+
+def test_a_disk_that_fills_between_the_slices_of_a_job_leaves_no_device_open(small, monkeypatch):
+    """No hand-off names them yet."""
+    small.prolog(9, "[mig:1g.10gb:1]")
+    made = []
+    with ExitStack() as until_the_end:
+
+        def fill(effect):
+            if effect == "driver create":
+                made.append(effect)
+                if len(made) == 3:
+                    until_the_end.enter_context(full(small))
+
+        monkeypatch.setattr(effects, "hook", fill)
+        code, line = small.prolog(1, "[mig:2g.20gb:2,1g.10gb:1]", uid=BOB)
+        monkeypatch.setattr(effects, "hook", None)
+        assert code == exits.OK and "requeued" in line and "journal" in line, line
+        assert devices(small, BOB) == 0
+    small.reconcile()
     small.check()
 
 
@@ -228,4 +249,27 @@ def test_a_run_dir_with_room_for_a_part_of_a_hand_off_gets_none(tmp_path):
         assert not (disk / "1.0").exists()
     finally:
         os.close(directory)
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_the_agent_starts_while_its_run_directory_is_full(new_node, tmp_path):
+    """A release that somebody has begun needs a hand-off, for which there is no space."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=0755", "migbatch-test", disk], check=True)
+    node = new_node(RunDir=disk / "run", ProgressDir=tmp_path / "progress")
+    node.disk = disk
+    try:
+        node.prolog(1, "[mig:2g.20gb:1]")
+        with node.journal.write():
+            (run,) = node.journal.runs()
+            node.journal.put_run(run._replace(state="ending", owner="1.1.1"))
+        node.forget_executor()
+        with full(node), agent_process(node):
+            code, line = run_hook(node, "prolog", 2, "[mig:1g.10gb:1]", uid=BOB)
+            assert code == exits.OK and "agent" not in line, line
+        node.reconcile()
+        assert not [row for row in node.slices("held") if row.job == 1]
+    finally:
+        node.forget_executor()
         subprocess.run(["umount", "--lazy", disk], check=True)

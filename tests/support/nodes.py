@@ -285,6 +285,9 @@ class Node:
             if row.state != "foreign":
                 for minor in (row.cap_gi, row.cap_ci):
                     assert minor is not None and self.cap(minor) == (owner, 0o400)
+        opened = {minor for row in rows if row.state in ("held", "zombie") for minor in (row.cap_gi, row.cap_ci)}
+        for path in (self.machine.dev_root / "nvidia-caps").glob("nvidia-cap*"):
+            assert path.stat().st_uid == 0 or int(path.name.removeprefix("nvidia-cap")) in opened, f"{path} is a user's"
         listed = {key: self.handoff(*key) for key in handoff.listed(self.executor.paths.job)}
         assert {key for key, run in runs.items() if run.state in ("running", "misfit")} <= set(listed) <= set(runs)
         for key, found in listed.items():

@@ -10,9 +10,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from slurm_migbatch.decide.lending.forecast import DAY_S, LevelGaps
 from slurm_migbatch.mig.profile import Profile, ProfileError
+
+MOST_PROFILES: Final = 256
+"""Profiles of which the past is used, the usual ones: the record has what any node reported."""
 
 
 class Expectation:
@@ -46,7 +50,7 @@ class Expectation:
             of_profile.append((begin, 1))
             if until is not None and until < now:
                 of_profile.append((max(begin, until), -1))
-        for profile, of_profile in changes.items():
+        for profile, of_profile in sorted(changes.items(), key=lambda item: -len(item[1]))[:MOST_PROFILES]:
             of_profile.sort()
             gaps, level = self._gaps.setdefault(profile, self.gaps()), self._level[profile]
             for at, more in of_profile:

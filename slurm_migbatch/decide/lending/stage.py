@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.lending.cpus import lasting, shortages
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
@@ -26,6 +27,7 @@ from slurm_migbatch.decide.lending.view import (
     LendingInputs,
     LendingKnowledge,
     PoolBooks,
+    believed,
     job_views_of,
     places_of,
     view_of,
@@ -162,17 +164,17 @@ def plan_lending(
     absorb(snapshot, memory)
     if not memory.loaded:
         return LendingDecision()
+    job_views = job_views_of(snapshot.jobs, settings.partitions)
     inputs = LendingInputs(
         now,
         snapshot.jobs,
         snapshot.nodes,
-        snapshot.inventory,
+        believed(snapshot.inventory, job_views),
         supply.plan,
         supply.demands,
         settings.training_only,
         memory.books,
     )
-    job_views = job_views_of(inputs.rows, settings.partitions)
     places = places_of(inputs.facts)
     memory.elastic_jobs.gpus(gpu.geometry for node in inputs.facts.values() for gpu in node.gpus)
     memory.slice_sharing.update(now, inputs.facts, job_views, memory.elastic_jobs.reports)
@@ -246,10 +248,11 @@ def _decide(
 def _inference(
     inputs: LendingInputs, job_views: Mapping[int, JobView], places: Mapping[Run, Place], loans: Collection[Run]
 ) -> tuple[dict[Profile, frozenset[Run]], dict[Profile, int]]:
-    """Return by profile the runs and the pending demand of jobs that are not loans."""
+    """Return by profile the runs and the pending demand of jobs that are not loans; nodes may tell of any profile."""
     running: dict[Profile, set[Run]] = {}
+    granted = {row.job_id: row.gres for row in inputs.rows if row.active}
     for run, (_, _, slot) in places.items():
-        if run not in loans:
+        if run not in loans and slot.profile in slices(granted.get(run[0], "")):
             running.setdefault(slot.profile, set()).add(run)
     waiting: dict[Profile, int] = {}
     for demand in inputs.wanted:

@@ -33,6 +33,9 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.loans import forgets, loan_hints
 
 _ANY: Final = "gres:mig:1g.10gb:1"
+_NOBODY: Final = (0, 0)
+_MOST_AWAY: Final = 1000
+"""GPUs that are not reported now and remembered all the same."""
 
 Run = tuple[int, int]
 """A job and its restart count."""
@@ -127,6 +130,12 @@ class Idleness:
         self._taken[uuid] = taken
         return self.since.get(uuid, 0.0)
 
+    def keep(self, uuids: Collection[str]) -> None:
+        """Forget other GPUs if there are many: a node may describe new ones each time."""
+        if len(self._taken) > 2 * len(uuids) + _MOST_AWAY:
+            self.since = {uuid: at for uuid, at in self.since.items() if uuid in uuids}
+            self._taken = {uuid: taken for uuid, taken in self._taken.items() if uuid in uuids}
+
 
 def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, JobView]:
     """Return every elastic training job, in Slurm's order."""
@@ -136,6 +145,29 @@ def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[in
         if hints is not None:
             job_views[row.job_id] = JobView(row, hints)
     return job_views
+
+
+def believed(facts: Mapping[str, NodeFacts], job_views: Mapping[int, JobView]) -> Mapping[str, NodeFacts]:
+    """Return the nodes' reports with the runs of training jobs that Slurm has on other nodes as nobody's.
+
+    Root of a node may claim any run; its job would be stopped for a slice that it does not hold.
+    """
+    rows = [job_view.row for job_view in job_views.values() if job_view.row.nodes]
+    nodes = {(row.job_id, row.restarts): row.nodes for row in rows}
+
+    def is_false(name: str, run: Run) -> bool:
+        return name not in nodes.get(run, (name,))
+
+    def without(name: str, gpu: GpuFacts) -> GpuFacts:
+        leases = tuple([(slot, _NOBODY if is_false(name, run) else run) for slot, run in gpu.leases])
+        return replace(gpu, leases=leases, guests=tuple([pair for pair in gpu.guests if not is_false(name, pair[1])]))
+
+    wrong = {
+        name: replace(node, gpus=tuple([without(name, gpu) for gpu in node.gpus]))
+        for name, node in facts.items()
+        if any(is_false(name, run) for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests))
+    }
+    return {**facts, **wrong} if wrong else facts
 
 
 def places_of(facts: Mapping[str, NodeFacts]) -> dict[Run, Place]:
@@ -207,6 +239,7 @@ def _spaces(
     promised = _promised(inputs, job_views, _starting(inputs, ledger))
     shut = {place[1] for reservation in (plan.reservations if plan is not None else ()) for place in reservation.places}
     cpus = _free_cpus(inputs, job_views, ledger)
+    idle.keep({gpu.uuid for node in inputs.facts.values() for gpu in node.gpus})
     spaces: list[GpuCapacity] = []
     passing: dict[tuple[str, int], int] = {}
     places: dict[int, SlotReference] = {}

@@ -23,7 +23,7 @@ from slurm_migbatch.decide.paris_elsa.partition import Cut, partition
 from slurm_migbatch.decide.paris_elsa.trial import bounded_rate, central, stream
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY
-from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.planning import capacity, plan_free
 from slurm_migbatch.mig.profile import Profile
 
 HORIZON_S: Final = 600.0
@@ -66,6 +66,8 @@ def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int) -
         job_class
         for job_class in classes
         if job_class.profile in geometry and job_class.count > 0 and job_class.seconds > 0
+        # a node may list a profile that can be placed nowhere
+        if capacity(geometry, EMPTY, job_class.profile)
     ]
     kinds = _kinds(fitting)
     works: list[WorkClass] = []
