@@ -196,7 +196,8 @@ def test_a_pending_job_can_be_changed(stack: Cluster) -> None:
     stack.run(["scontrol", "update", f"JobId={job}", "Gres=mig:2g.20gb:1"], "mbalice")
     stack.run(["scontrol", "release", str(job)], "mbalice")
     assert stack.wait_job(job) == "COMPLETED"
-    assert account(stack, job)["profile"] == "2g.20gb"
+    row = account(stack, job)
+    assert (row["profile"], row["asked"]) == ("2g.20gb", "--gres=mig:2g.20gb:1")
 
 
 @pytest.mark.parametrize(
