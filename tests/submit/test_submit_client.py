@@ -83,6 +83,11 @@ def test_options_that_need_a_gpu_are_refused_with_what_to_use_instead(tmp_path: 
     assert code == "-1" and f"--{option.partition('=')[0]} applies to whole GPUs" in told
 
 
+def test_gpus_of_each_task_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
+    code, gres, _, _ = ask(tmp_path, "type=srun", "tres-per-task=gres/gpu:1", "nodes=1", "ntasks=2")
+    assert (code, gres) == ("0", "mig:7g.80gb:2")
+
+
 def test_gpus_of_each_socket_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
     code, gres, _, _ = ask(tmp_path, "type=srun", "gpus-per-socket=1", "sockets-per-node=2", "ntasks=1")
     assert (code, gres) == ("0", "mig:7g.80gb:2")
