@@ -112,6 +112,17 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, self.lazy[name][1]) for name in self.list_commands(ctx) if name in self.lazy])
 
 
+class NumberRange(click.FloatRange):
+    """A number within bounds; click's own type accepts nan."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; a usage error otherwise."""
+        found: float = super().convert(value, param, ctx)
+        if found != found:
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return found
+
+
 def config_option(command: F) -> F:
     """Return the option -c/--config; the function gets a `Config`."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import given, print_table
+from slurm_migbatch.cli.common import NumberRange, given, print_table
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.profiling import cells as cells_
 from slurm_migbatch.profiling.cells import CellError, MeasurementCell
@@ -120,20 +120,20 @@ def _slo(value: str) -> float:
 )
 @click.option(
     "--min-seconds",
-    type=click.FloatRange(0, 3600),
+    type=NumberRange(0, 3600),
     default=1.0,
     show_default=True,
     help="Minimum time of timed batches.",
 )
 @click.option(
     "--max-seconds",
-    type=click.FloatRange(0, 3600),
+    type=NumberRange(0, 3600),
     default=30.0,
     show_default=True,
     help="Maximum time of timed batches.",
 )
 @click.option(
-    "--timeout", type=click.FloatRange(1, 86400), default=900.0, show_default=True, help="Time limit for a point, in s."
+    "--timeout", type=NumberRange(1, 86400), default=900.0, show_default=True, help="Time limit for a point, in s."
 )
 @click.option("--params", callback=given(_count), metavar="N", help="Parameters, 25.6m [default: from a torch model].")
 @click.option(
@@ -158,7 +158,7 @@ def _slo(value: str) -> float:
 @click.option("--served-name", metavar="NAME", help="With --server: model name on a server with several.")
 @click.option(
     "--total-seconds",
-    type=click.FloatRange(1, 864000),
+    type=NumberRange(1, 864000),
     default=3600.0,
     show_default=True,
     help="With --server: do not start points after this time.",

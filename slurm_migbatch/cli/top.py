@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from slurm_migbatch.cli.asking import asker
-from slurm_migbatch.cli.common import F, source_option
+from slurm_migbatch.cli.common import F, NumberRange, source_option
 
-SECONDS = click.FloatRange(1, 3600)
+SECONDS = NumberRange(1, 3600)
 
 
 def delay_option(command: F) -> F:

@@ -106,7 +106,7 @@ class Gate:
             authorise: returns the name under which the requests of a caller with a verified credential are counted;
                 raises Refused.
             seldom: where refusals are logged.
-            advice: log text of a refusal, and what to do about it.
+            advice: log text of a refusal, and what to do about a caller who is not believed.
         """
         self._signer, self._limits, self._pool, self._may, self._seldom = signer, limits, pool, authorise, seldom
         self._advice = advice
@@ -210,10 +210,11 @@ class Gate:
     def _log_refusal(self, request: Request, headers: _Headers | None, response: Response) -> None:
         address = request.client.host if request.client else "?"
         who = f"{headers.node} ({address})" if headers is not None and headers.proved else address
+        advice = f"; {self._advice[1]}" if response.status_code in (401, 403) else ""
         self._seldom.warning(
             address,
             f"{self._advice[0]}: {request.url.path} from {who}: {response.status_code} "
-            f"{bytes(response.body)[:300].decode(errors='replace')}; {self._advice[1]}",
+            f"{bytes(response.body)[:300].decode(errors='replace')}{advice}",
         )
 
 

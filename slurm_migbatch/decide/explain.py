@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import GRES, LOAN, could_run
+from slurm_migbatch.decide.capacity.model import Mode
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow
@@ -62,5 +63,9 @@ def _by_plan(job: int, row: JobRow, decided: SupplyDecision, now: float) -> str:
     if any(demand.job == job and demand.loan for demand in decided.demands):
         return "it gets only slices that no other job needs, and there are none now"
     if job in plan.waiting:
+        demand = next(demand for demand in decided.demands if demand.job == job)
+        closed = sorted(node for node in demand.pool if decided.nodes[node].mode is Mode.CLOSED)
+        if len(demand.pool) - len(closed) < demand.nodes:
+            return f"Slurm starts no jobs on {', '.join(closed[:4])} now; `sinfo -R -n {closed[0]}` shows why"
         return "no GPU has room for it now, and jobs of higher priority hold the reservations"
     return "no MIG node that it can use has such a slice"

@@ -14,11 +14,12 @@ _WHY = {
     "Features": "--constraint",
     "RealMemory": "--mem",
     "TmpDisk": "--tmp",
+    "Gres": "another --gres beside mig",
 }
 
 
 def check_catalog(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[Finding]:
-    """Check that the catalog nodes (a host list) have an address, and the size and features of all MIG nodes."""
+    """Check that the catalog (a host list) has an address, and the size, features and other GRES of all MIG nodes."""
     try:
         lacking = dict(word.split("=", 1) for word in catalog_lacks(conf, catalog, mig))
     except NodeListError as error:

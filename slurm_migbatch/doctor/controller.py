@@ -148,7 +148,9 @@ def _slurm(
     else:
         inventory = known
         yield Finding(GOOD, "record", f"{len(known)} nodes have reported")
-    yield from nodes.check_nodes(rows, inventory, seen, time.time(), config, causes(reports or {}))
+    # a migbatchd that is down hears no node
+    now = max(seen.values(), default=0.0) if here.silent else time.time()
+    yield from nodes.check_nodes(rows, inventory, seen, now, config, causes(reports or {}))
     if reports is not None:
         yield from (check_reports if everywhere else summary)(reports, nodes.mig_nodes(rows, config))
     try:

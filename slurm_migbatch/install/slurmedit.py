@@ -8,6 +8,7 @@ on). So a key that the site has is changed in place, and migbatch's own file hol
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -29,6 +30,7 @@ _SHAPE: Final = (
     ("cpus", "CPUs"),
     ("procs", "CPUs"),
 )
+_OF_GPUS: Final = frozenset({"mig", "gpu", "mps", "shard"})
 _PREEMPTS: Final = (
     f"Slurm preempts on this site already, so PreemptExemptTime is left to you: with {PREEMPT_EXEMPT} Slurm leaves "
     "loans to migbatchd, which ends those with the least loss, but jobs of other partitions cannot be preempted "
@@ -76,7 +78,7 @@ def plan(
         done.edits += _node_edit(conf, line, values, names, counts)
     partitions = _partition_edits(conf, rows, counts, site.catalog.names, lending, done)
     done.edits += partitions
-    catalog = replace(site.catalog, settings=_catalog_settings(rows, counts))
+    catalog = replace(site.catalog, settings=_catalog_settings(rows, counts), others=_listed(_others(rows, counts)))
     accounting = conf.value("AccountingStorageType").endswith("slurmdbd")
     preempts = _preempts(conf)
     if site.lends and preempts and not conf.value("PreemptExemptTime"):
@@ -259,7 +261,7 @@ def _gres(present: str, counts: Mapping[str, int] | None) -> str:
     if counts is None:
         return present
     kept = [entry for entry in gres.split(present) if entry and gres.prefix_of(entry)[1].partition(":")[0] != "mig"]
-    return ",".join([*kept, NodeLine("", counts).gres])
+    return NodeLine("", counts, others=",".join(kept)).gres
 
 
 def _features(present: str, name: str) -> str:
@@ -303,7 +305,7 @@ def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str,
 def _catalog_settings(
     rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]], counts: Mapping[str, Mapping[str, int]]
 ) -> str:
-    """Return the words of the catalog's line: as large as the largest MIG node, with the features of all."""
+    """Return the words of the catalog's line but Gres: as large as the largest MIG node, with the features of all."""
     mig = [values for _, values, names in rows if any(name in counts for name in names)]
     settings = {"NodeAddr": "127.0.0.1", "Port": "1"}
     largest = max(mig, key=_cpus, default={})
@@ -322,6 +324,23 @@ def _catalog_settings(
     if features:
         settings["Features"] = ",".join(features)
     return " ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def _others(rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]], names: Collection[str]) -> dict[str, int]:
+    """Return the largest count of each GRES on a line of these nodes, beside those of GPUs."""
+    most: dict[str, int] = {}
+    for _, values, members in rows:
+        for text in gres.split(values.get("gres", "")) if not set(names).isdisjoint(members) else ():
+            with suppress(gres.GresError):
+                entry = gres.parse_entry(text)
+                if entry.name not in _OF_GPUS:
+                    kind = str(replace(entry, count=0)).removesuffix(":0")
+                    most[kind] = max(entry.count, most.get(kind, 0))
+    return most
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ",".join(f"{kind}:{count}" for kind, count in counts.items())
 
 
 def catalog_lacks(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[str]:
@@ -347,6 +366,9 @@ def catalog_lacks(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[st
             if short if key.lower() in shape else _less(key, values, value):
                 yield setting
                 break
+    present = _others(rows, listed)
+    if missing := {kind: n for kind, n in _others(rows, mig).items() if present.get(kind, 0) < n}:
+        yield f"Gres={_listed(missing)}"
 
 
 def _values(settings: str) -> dict[str, str]:

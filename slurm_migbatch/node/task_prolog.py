@@ -288,13 +288,14 @@ def share(slices: list[list[str]], environ: dict[bytes, bytes]) -> list[list[str
     """Return the job's slices on this node that this task sees.
 
     The batch script and an interactive shell see all. Of t tasks of a step on this node and n slices, task i sees its
-    equal, contiguous share if t <= n, and slice i modulo n if there are more tasks than slices.
+    equal, contiguous share if t <= n, and slice i modulo n if there are more tasks than slices. The tasks of this node
+    are in SLURM_GTIDS; in a step over several components SLURM_NODEID is no place in SLURM_STEP_TASKS_PER_NODE.
     """
     if not in_step(environ):
         return slices
     total = len(slices)
     local = _number(environ, b"SLURM_LOCALID", 0)
-    tasks = max(tasks_here(environ), local + 1)
+    tasks = max(environ.get(b"SLURM_GTIDS", b"").count(b",") + 1, local + 1)
     if tasks >= total:
         return [slices[local % total]]
     return slices[local * total // tasks : (local + 1) * total // tasks]
@@ -303,20 +304,6 @@ def share(slices: list[list[str]], environ: dict[bytes, bytes]) -> list[list[str
 def in_step(environ: dict[bytes, bytes]) -> bool:
     """Return whether the task is one of srun's, not the batch script or an interactive shell."""
     return _number(environ, b"SLURM_STEP_ID", FIRST_SPECIAL_STEP) < FIRST_SPECIAL_STEP
-
-
-def tasks_here(environ: dict[bytes, bytes]) -> int:
-    """Count this step's tasks on this node from SLURM_STEP_TASKS_PER_NODE (`2(x3),1`), SLURM_NODEID; 1 if unknown."""
-    node = _number(environ, b"SLURM_NODEID", 0)
-    for part in environ.get(b"SLURM_STEP_TASKS_PER_NODE", b"").decode("ascii", "replace").split(","):
-        count, _, times = part.partition("(x")
-        times = times.rstrip(")") or "1"
-        if not count.isdigit() or not times.isdigit():
-            return 1
-        if node < int(times):
-            return int(count)
-        node -= int(times)
-    return 1
 
 
 def _number(environ: dict[bytes, bytes], key: bytes, default: int) -> int:

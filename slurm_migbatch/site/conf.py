@@ -68,16 +68,18 @@ class NodeLine:
     Attributes:
         counts: GRES types (profiles in GRES spelling, and the filler "none") and their counts.
         settings: further words of the line, e.g. "CPUs=64 RealMemory=500000".
+        others: its GRES other than mig.
     """
 
     names: str
     counts: Mapping[str, int]
     settings: str = ""
+    others: str = ""
 
     @property
     def gres(self) -> str:
         """Value of Gres=."""
-        return mig_gres(self.counts)
+        return ",".join(filter(None, (self.others, mig_gres(self.counts))))
 
 
 def spare(version: tuple[int, int]) -> dict[str, int]:

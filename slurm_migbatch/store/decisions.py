@@ -64,12 +64,11 @@ def copy_decision(decision: Decision, run: Run) -> None:
     which may differ from the first choice.
     """
     run.asked, run.bucket, run.source = decision.asked or run.asked, decision.bucket, decision.source
-    got = run.profile or decision.chosen
-    for candidate in decision.candidates if isinstance(decision.candidates, list) else ():
-        if isinstance(candidate, dict) and got and candidate.get("profile") in _profiles(got):
-            for figure in _FIGURES:
-                setattr(run, f"predicted_{figure}", clean.real(candidate.get(figure)))
-            return
+    got = _profiles(run.profile or decision.chosen or "")
+    listed = decision.candidates if isinstance(decision.candidates, list) else ()
+    found = next((each for each in listed if isinstance(each, dict) and each.get("profile") in got), {})
+    for figure in _FIGURES:
+        setattr(run, f"predicted_{figure}", clean.real(found.get(figure)))
 
 
 def _profiles(chosen: str) -> set[str]:

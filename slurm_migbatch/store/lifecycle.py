@@ -337,9 +337,9 @@ def summarise(session: Session, run: Run) -> None:
 
 
 def link(session: Session, run: Run, decision_id: str | None) -> None:
-    """Link a run with the decision in its marker; the decision may arrive later."""
+    """Link a run with the decision in its marker, the last before its start; the decision may arrive later."""
     decision_id = (decision_id or "").removeprefix(CHANGED)
-    if decision_id and run.decision is None:
+    if decision_id and (run.decision is None or (run.started is None and run.decision != decision_id)):
         run.decision = decision_id
         _copy_decision(session, run)
 

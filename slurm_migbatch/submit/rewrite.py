@@ -85,8 +85,9 @@ MESSAGES: Final = {
     "ask for another by gpu:<kind>",
     "nodes_left": "--nodelist is left to Slurm, which refuses the job unless these nodes offer its slices at this "
     "moment; features from sinfo and --constraint let it wait",
-    "reserved": "the reservation has no catalog node, so Slurm refuses the job unless its nodes offer the slices at "
-    "this moment; to let it wait, the administrator adds one: scontrol update ReservationName=... Nodes=...,%s",
+    "reserved": "the reservation has no catalog node (%s...), so Slurm refuses the job unless its nodes offer the "
+    "slices at this moment; to let it wait, the administrator adds one to its nodes: scontrol update "
+    "ReservationName=... Nodes=...",
     "unread": "'%s' in the comment is not read: hints are read where the comment begins with 'migbatch:'",
     "extra": "hints in --extra are not read here: put them into --comment",
     "retry_later": "this release of Slurm cannot give a job another slice (23.11 and later can), so retry=oom counts "

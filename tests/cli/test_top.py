@@ -118,7 +118,7 @@ def test_nodes_are_watched_without_the_rest(config: Path, monkeypatch: pytest.Mo
     assert refused.exit_code == 2 and "--watch" in refused.output
 
 
-@pytest.mark.parametrize("arguments", [("-d", "0"), ("-n", "0"), ("-d", "x")])
+@pytest.mark.parametrize("arguments", [("-d", "0"), ("-n", "0"), ("-d", "x"), ("-n", "1", "-d", "nan")])
 def test_wrong_options_are_refused(config: Path, arguments: tuple[str, ...]) -> None:
     assert migbatch(config, "top", "-b", *arguments).exit_code == 2
 

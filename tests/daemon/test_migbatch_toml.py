@@ -1,5 +1,6 @@
 """migbatch.toml: what is accepted, and what is said on which line about the rest."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from slurm_migbatch.config import Config, ConfigError, load, loads, render, text
 def problems(text):
     with pytest.raises(ConfigError) as caught:
         loads(text, "m.toml")
-    return str(caught.value).splitlines()
+    return re.split("; (?=m.toml)", str(caught.value))
 
 
 def test_empty_file_is_the_defaults():

@@ -42,10 +42,10 @@ def test_a_node_is_answered_in_the_words_that_it_reads(node):
     assert (status, answer) == (200, {"acked": 1, "database": "d1", "told": False})
 
 
-def test_a_wrong_signature_is_refused_before_the_body_is_read_as_json(running, store):
+def test_a_wrong_signature_is_refused_before_the_body_is_read_as_json(running, store, caplog):
     status, answer = Node(running.port, FakeSigner(key=b"other")).send("/node/v1/events", b"not json")
     assert (status, answer) == (401, {"error": "wrong signature"})
-    assert store.events == {}
+    assert store.events == {} and "compare Auth" in caplog.text
 
 
 def test_replays_are_refused(node, store):
@@ -178,6 +178,7 @@ def test_events_that_cannot_be_recorded_are_told_apart_from_a_database_that_is_a
     status, answer = node.events({"seq": 1, "ts": 1.0, "kind": "poison"})
     assert status == 422
     assert "means nothing" in answer["error"]
+    assert "means nothing" in caplog.text and "compare Auth" not in caplog.text
 
 
 def test_other_paths_and_methods(node):

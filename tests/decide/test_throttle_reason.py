@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from slurm_migbatch.decide.capacity.model import Demand, Gpu, Mode, Node
 from slurm_migbatch.decide.explain import why_not_started
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from tests.support.dispatch_site import NOW, job
+from tests.support.supply_gpus import H100, P
 
 
 def why(reason: str) -> str:
@@ -17,3 +19,11 @@ def test_a_task_that_its_array_keeps_waiting_is_told_so() -> None:
     assert "its array is at its task limit" in why("JobArrayTaskLimit")
     assert "for another reason (Dependency)" in why("Dependency")
     assert "no MIG node" in why("Resources")
+
+
+def test_a_job_whose_nodes_are_drained_is_told_which() -> None:
+    gpus = (Gpu("a", H100),)
+    nodes = [Node("n1", gpus, mode=Mode.CLOSED), Node("n2", gpus)]
+    demands = [Demand(9, ((P("3g.40gb"), 1),), frozenset({"n1"}))]
+    decided = SupplyDecision(Planner().plan(nodes, demands, NOW), demands, {node.name: node for node in nodes})
+    assert "Slurm starts no jobs on n1 now" in why_not_started(9, job(9), decided, NOW)

@@ -63,10 +63,11 @@ def one(findings) -> str:
 # --- slurm.conf
 
 NODES = """NodeName=DEFAULT State=UNKNOWN
-NodeName=h[1-2] NodeAddr=10.0.0.[1-2] Sockets=2 CoresPerSocket=8 RealMemory=200000 Feature=h100,nvlink Gres=mig:none:7
+NodeName=h[1-2] NodeAddr=10.0.0.[1-2] Sockets=2 CoresPerSocket=8 RealMemory=200000 Feature=h100,nvlink \\
+ Gres=gpu:h100:2,fpga:2,mig:none:7
 NodeName=c1 CPUs=128 RealMemory=900000 Features=big
 NodeName=no-mig-slice-free NodeAddr=127.0.0.1 Port=1 Sockets=2 CoresPerSocket=8 RealMemory=200000 \\
- Features=h100,nvlink,more,mig_node_h1,mig_node_h2
+ Features=h100,nvlink,more,mig_node_h1,mig_node_h2 Gres=fpga:2,mig:none:0
 """
 
 
@@ -78,6 +79,7 @@ NodeName=no-mig-slice-free NodeAddr=127.0.0.1 Port=1 Sockets=2 CoresPerSocket=8 
         ("RealMemory=200000 \\", "\\", "RealMemory=200000"),
         ("Features=h100,nvlink,more", "Features=h100", "Features=h100,nvlink"),
         (",mig_node_h1", "", "mig_node_h1"),
+        ("Gres=fpga:2,mig:none:0", "Gres=fpga:1,mig:none:0", "Gres=fpga:2"),
     ],
 )
 def test_a_catalog_without_address_size_or_features(tmp_path: Path, old: str, new: str, said: str) -> None:

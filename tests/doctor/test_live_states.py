@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from slurm_migbatch.install.scripts import SEVERAL
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.models import Node
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.commands import invoke
 from tests.support.waiting import eventually
@@ -205,8 +208,11 @@ def test_a_login_node(bed: Cluster, tmp_path: Path) -> None:
 def test_migbatchd_that_is_gone(bed: Cluster) -> None:
     """What cannot be asked is said, and is never `nothing to correct`."""
     bed.stop("migbatchd")
+    with open_store(bed.product.record) as store:  # as after some minutes
+        store._write(lambda session: session.execute(update(Node).values(seen=Node.seen - 300.0)))
     try:
         said = doctor(bed, code=1)["findings"]
+        assert not any("no message from its agent" in each["text"] for each in said)
         assert any(each["level"] == "unknown" and each["subject"] == "nodes" for each in said)
         assert named(wrong(bed), "node API: ", "systemctl start migbatchd")
         assert named(on_node(bed), "controller: no answer")

@@ -140,7 +140,7 @@ def test_others_are_served_where_nothing_is_reserved(bed: Cluster) -> None:
 def test_a_reservation_without_it_is_told_of(bed: Cluster) -> None:
     reserve(bed, "bare", "n1")
     said = refused(bed, "--gres=mig:1g.20gb:4", "--reservation=bare")
-    assert "the reservation has no catalog node" in said and "ReservationName=... Nodes=...,no-mig-slice-free" in said
+    assert "the reservation has no catalog node (no-mig-slice-free...)" in said
 
 
 def test_what_can_never_be_is_refused(bed: Cluster) -> None:

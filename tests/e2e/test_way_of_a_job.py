@@ -123,6 +123,17 @@ def test_components_of_a_heterogeneous_job(stack: Cluster) -> None:
     assert len(seen["task 0"]) == len(seen["task 1"]) == 1 and seen["task 0"] != seen["task 1"]
 
 
+def test_tasks_of_a_step_over_components_on_nodes_in_any_order(stack: Cluster) -> None:
+    show = "srun --het-group=0,1 sh -c 'echo task $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
+    first, second = ("-n1", "--gres=mig:1g.10gb:1", "-w", "n2"), ("-n2", "--gres=mig:1g.10gb:2", "-w", "n1")
+    job, said = sbatch(stack, *first, ":", *second, wrap=show)
+    assert job, said
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+    seen = sights(stack.output(job))
+    assert len({tuple(seen[f"task {task}"]) for task in range(3)}) == 3, seen
+    assert {len(uuids) for uuids in seen.values()} == {1}, seen
+
+
 def test_one_job_on_two_nodes(stack: Cluster) -> None:
     job, _ = sbatch(stack, "-N2", "-n2", "--ntasks-per-node=1", "--gres=mig:3g.40gb:1")
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)
@@ -185,7 +196,8 @@ def test_a_pending_job_can_be_changed(stack: Cluster) -> None:
     stack.run(["scontrol", "update", f"JobId={job}", "Gres=mig:2g.20gb:1"], "mbalice")
     stack.run(["scontrol", "release", str(job)], "mbalice")
     assert stack.wait_job(job) == "COMPLETED"
-    assert account(stack, job)["profile"] == "2g.20gb"
+    row = account(stack, job)
+    assert (row["profile"], row["asked"]) == ("2g.20gb", "--gres=mig:2g.20gb:1")
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,14 @@ def test_what_the_site_lacks_stands_in_our_file():
     assert not done.problems and not done.notes
 
 
+def test_the_catalog_has_the_other_gres_of_mig_nodes():
+    """Slurm refuses a job for `mig:7g.80gb,fpga:1` if no node at all has both now."""
+    slurm = NODES.replace("RealMemory=100", "RealMemory=100 Gres=gpu:h100:2,fpga:2,net:ib:no_consume:1k")
+    slurm = slurm.replace("Feature=a30", "Feature=a30 Gres=fpga:3") + "NodeName=c1 Gres=fpga:8\n"
+    _, _, (included, _), _ = edited(slurm)
+    assert f"Gres=fpga:3,net:ib:1024,{SITE.catalog.gres}" in included
+
+
 @pytest.mark.parametrize(
     ("theirs", "then"),
     [

@@ -9,19 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.node import cudaform, handoff, task_prolog
-from slurm_migbatch.node.task_prolog import NoSlice, exports, not_alone, parse, share, tasks_here
+from slurm_migbatch.node.task_prolog import NoSlice, exports, not_alone, parse, share
 from tests.support.directories import open_to_users
 from tests.support.environments import exported
 from tests.support.nodes import ALICE, BOB
 
 
-def step(local, tasks, node=0, step_id=b"0"):
-    return {
-        b"SLURM_STEP_ID": step_id,
-        b"SLURM_LOCALID": str(local).encode(),
-        b"SLURM_NODEID": str(node).encode(),
-        b"SLURM_STEP_TASKS_PER_NODE": tasks,
-    }
+def step(local, tasks):
+    """The environment of a task on the second node of its step."""
+    numbers = ",".join(str(number) for number in range(7, 7 + tasks))
+    return {b"SLURM_STEP_ID": b"0", b"SLURM_LOCALID": str(local).encode(), b"SLURM_GTIDS": numbers.encode()}
 
 
 def named(count):
@@ -38,7 +35,7 @@ def test_batch_scripts_and_shells_see_all_slices(environ):
 
 @given(st.integers(1, 64), st.integers(1, 130))
 def test_every_task_has_a_share_and_every_slice_is_used(slices, tasks):
-    shares = [share(named(slices), step(i, str(tasks).encode())) for i in range(tasks)]
+    shares = [share(named(slices), step(i, tasks)) for i in range(tasks)]
     assert all(shares)
     used = [piece[0] for part in shares for piece in part]
     if tasks <= slices:
@@ -49,24 +46,6 @@ def test_every_task_has_a_share_and_every_slice_is_used(slices, tasks):
         assert max(counts.values()) - min(counts.values()) <= 1
     if tasks == slices:
         assert [part[0][0] for part in shares] == [f"MIG-{i}" for i in range(slices)]
-
-
-@pytest.mark.parametrize(
-    ("text", "node", "tasks"),
-    [
-        (b"4", 0, 4),
-        (b"2(x3),1", 0, 2),
-        (b"2(x3),1", 2, 2),
-        (b"2(x3),1", 3, 1),
-        (b"3,1", 1, 1),
-        (b"", 0, 1),
-        (b"x", 0, 1),
-        (b"2(x9", 5, 2),
-        (b"1", 7, 1),
-    ],
-)
-def test_slurms_tasks_per_node(text, node, tasks):
-    assert tasks_here(step(0, text, node)) == tasks
 
 
 @pytest.mark.parametrize(
@@ -112,7 +91,7 @@ def test_an_index_needs_a_view_of_one_slice(devices):
 
 @given(st.binary(max_size=40), st.binary(max_size=10), st.binary(max_size=10))
 def test_odd_environments_never_break_it(tasks, local, number):
-    environ = step(0, tasks) | {b"SLURM_LOCALID": local, b"SLURM_STEP_ID": number}
+    environ = {b"SLURM_STEP_ID": number, b"SLURM_LOCALID": local, b"SLURM_GTIDS": tasks}
     assert share(named(3), environ)
 
 
@@ -187,10 +166,7 @@ def test_the_batch_script_is_told_all_of_it(node):
 
 def test_each_task_of_a_step_has_its_own(node):
     node.prolog(1, "[mig:1g.10gb:3]")
-    seen = [
-        exported(node, 1, SLURM_STEP_ID="0", SLURM_LOCALID=str(i), SLURM_STEP_TASKS_PER_NODE="3", SLURM_NODEID="0")
-        for i in range(3)
-    ]
+    seen = [exported(node, 1, SLURM_STEP_ID="0", SLURM_LOCALID=str(i), SLURM_GTIDS="0,1,2") for i in range(3)]
     assert len({values["CUDA_VISIBLE_DEVICES"] for values in seen}) == 3
 
 

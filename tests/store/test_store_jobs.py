@@ -157,6 +157,16 @@ def test_decisions_find_their_runs_in_any_order(store: Store, order: tuple[str, 
     assert [run[name] for name in figures] == [50, 20.5, 9000]
 
 
+def test_the_request_is_that_of_the_last_change_before_the_start(store: Store) -> None:
+    store.record_decisions([DECISION, {"id": "new1", "asked": "--gres=mig:7g.80gb"}, {"id": "new2", "asked": "other"}])
+    store.upsert_jobs([job(7, comment=MARKED)])
+    store.upsert_jobs([job(7, comment="[mig:7g.80gb:1#chgnew1]")])
+    store.upsert_jobs([job(7, "RUNNING", comment="[mig:7g.80gb:1#chgnew1]", start=60.0)])
+    store.upsert_jobs([job(7, "RUNNING", comment="[mig:7g.80gb:1#chgnew2]", start=60.0)])
+    run = run_of(store, 7).run
+    assert (run["decision"], run["asked"], run["predicted_latency_ms"]) == ("new1", "--gres=mig:7g.80gb", None)
+
+
 def test_without_a_decision_the_request_is_what_slurm_shows(store: Store) -> None:
     store.upsert_jobs([job(7, comment="[mig:x#forged] and more")])
     run = run_of(store, 7).run

@@ -76,6 +76,23 @@ def test_what_slurmctld_would_refuse_is_refused_here(tmp_path: Path) -> None:
     assert code == "-1" and "full profile name" in told
 
 
+@pytest.mark.parametrize("option", ["cpus-per-gpu=4", "mem-per-gpu=4G", "gpu-freq=high", "ntasks-per-gpu=2"])
+def test_options_that_need_a_gpu_are_refused_with_what_to_use_instead(tmp_path: Path, option: str) -> None:
+    """Slurm itself would miss the GPU that a slice has replaced."""
+    code, _, _, told = ask(tmp_path, "type=srun", "gpus=1", option)
+    assert code == "-1" and f"--{option.partition('=')[0]} applies to whole GPUs" in told
+
+
+def test_gpus_of_each_task_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
+    code, gres, _, _ = ask(tmp_path, "type=srun", "tres-per-task=gres/gpu:1", "nodes=1", "ntasks=2")
+    assert (code, gres) == ("0", "mig:7g.80gb:2")
+
+
+def test_gpus_of_each_socket_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
+    code, gres, _, _ = ask(tmp_path, "type=srun", "gpus-per-socket=1", "sockets-per-node=2", "ntasks=1")
+    assert (code, gres) == ("0", "mig:7g.80gb:2")
+
+
 def test_a_script_that_has_gone_lets_the_request_travel(tmp_path: Path) -> None:
     """Where it is replaced just now, job_submit.lua judges all the same."""
     code, gres, _, told = ask(tmp_path, "type=srun", "gres=mig:auto", gone=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import click
 
-from slurm_migbatch.cli.common import HELP, print_table, steps
+from slurm_migbatch.cli.common import HELP, NumberRange, print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.cli.common import measuring, print_bars
 
@@ -39,9 +39,7 @@ def eval_() -> None:
 @click.option(
     "--points", type=click.IntRange(0, 3), default=3, show_default=True, help="Largest number of profiled points."
 )
-@click.option(
-    "--level", type=click.FloatRange(0.1, 0.98), default=0.9, show_default=True, help="Confidence of the margin."
-)
+@click.option("--level", type=NumberRange(0.1, 0.98), default=0.9, show_default=True, help="Confidence of the margin.")
 @leave_option
 @click.option("--quick", is_flag=True, help="Skip the rules that must be trained.")
 @click.option("--blind", is_flag=True, help="Ignore public specifications of models.")
@@ -73,9 +71,7 @@ def predictor(
 
 @eval_.command()
 @data_option
-@click.option(
-    "--level", type=click.FloatRange(0.1, 0.98), default=0.8, show_default=True, help="Confidence of the margin."
-)
+@click.option("--level", type=NumberRange(0.1, 0.98), default=0.8, show_default=True, help="Confidence of the margin.")
 @leave_option
 @json_option
 def profiling(data: Path, level: float, leave: Literal["model", "family", "laboratory"], as_json: bool) -> None:
