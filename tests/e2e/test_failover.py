@@ -71,6 +71,7 @@ def terms(bed):
 
 def test_the_primary_is_killed_while_a_slice_is_made(bed, record_property):
     assert standby(bed, 1) == ""
+    until("the migbatchd that stands by", lambda: standby(bed, 2))
     assert refusal(bed, 2) == (503, "this migbatchd is on standby: slurmctld's primary is mbctl1")
     open_gate, wait = gate(bed)
     running = bed.submit("--gres=mig:1g.10gb:1", wrap=f"echo $CUDA_VISIBLE_DEVICES; {wait}")
