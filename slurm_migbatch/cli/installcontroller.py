@@ -33,7 +33,7 @@ from slurm_migbatch.node.conf import insecure
 from slurm_migbatch.node.install import InstallError
 from slurm_migbatch.site import Site
 from slurm_migbatch.slurm.client import SlurmError
-from slurm_migbatch.slurm.users import name_of
+from slurm_migbatch.slurm.users import name_of, uid_of
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.submit import shim
 
@@ -187,6 +187,8 @@ def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm
     if choices.store and config.store.url != choices.store:
         plan.problems.append(f"{choices.config}: [store] url differs from --store; correct it, and restart migbatchd")
     user = choices.user or _present_user(places)
+    if not uid_of(user):
+        plan.problems.append(f"no user {user!r} on this host, as whom migbatchd is to run")
     secret = bool(urlsplit(config.store.url).password)
     plan.wanted += [
         Wanted(STATE, kind="directory", mode=0o755, owner=user),

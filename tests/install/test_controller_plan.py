@@ -85,6 +85,11 @@ def test_slurm_user_by_number_is_the_same_user(place):
     assert [problem for problem in plan.problems if "slurm_user is 'daemon'" in problem]
 
 
+def test_a_user_that_does_not_exist_is_a_problem_before_anything_is_written(place):
+    plan, _, _ = planned(place, NODES, user="nosuchuser")
+    assert [problem for problem in plan.problems if "no user 'nosuchuser'" in problem]
+
+
 def test_the_user_of_migbatchd_stays_unless_another_is_given(place):
     """The second run, once the nodes have reported, must not make it root again."""
     (place / "systemd").mkdir()
