@@ -27,8 +27,11 @@ def others(conf: Mapping[str, str], host: str) -> dict[str, str]:
 def check_controllers(
     config: Config, conf: Mapping[str, str], here: DaemonState, there: Mapping[str, DaemonState]
 ) -> Iterator[Finding]:
-    """Check this host, with the health of its migbatchd, against the other controllers, with theirs by host. `conf`:
-    `scontrol show config`, keys in lower case.
+    """Check this host against the other controllers.
+
+    Args:
+        conf: `scontrol show config`, keys in lower case.
+        here: health of this host's migbatchd; `there`: of the others, by host.
     """
     if not there:
         return

@@ -47,7 +47,10 @@ def recent_events(connection: Connection, kinds: Collection[str], limit: int) ->
 
 
 def instance_events(connection: Connection, *, changes: bool) -> dict[str, list[dict[str, Any]]]:
-    """Return by node what it told since its last boot of instances: troubles, and with `changes` what it created."""
+    """Return events about instances by node, in order, since the node last booted or sent its whole state.
+
+    Of a `state` only instances; `Store.leases` has their holders. Without `changes` only zombies and faults.
+    """
     booted = (
         select(NodeEvent.node, func.max(NodeEvent.id).label("id"))
         .where(NodeEvent.kind.in_(("boot", "state")))

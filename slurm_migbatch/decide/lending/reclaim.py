@@ -10,7 +10,7 @@ more than it saved inference.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -186,8 +186,9 @@ class _ReclaimPlanner:
         ended: list[int] = []
         lost = 0.0
         changed: dict[tuple[str, int], GpuCapacity] = {}
+        others = self._kept_for_others(start.job)
         for profile in start.slices:
-            free = _free(profile, self._beside_others(at.values(), start.job))
+            free = _free(profile, _beside(at.values(), others)) if others else None
             free = free or _free(profile, at.values())
             if free is None:
                 loans = [loan for job, loan in self.loans.items() if job not in ended]
@@ -210,17 +211,13 @@ class _ReclaimPlanner:
             at[space.node, space.gpu] = changed[space.node, space.gpu] = space
         return _Found(tuple(changed.values()), tuple(ended), lost)
 
-    def _beside_others(self, spaces: Iterable[GpuCapacity], job: int) -> list[GpuCapacity]:
-        """Return GPUs on which what loans leave that end for other jobs is taken, as far as it is free."""
+    def _kept_for_others(self, job: int) -> dict[tuple[str, int], list[Slot]]:
+        """Return by GPU what loans leave that end for other jobs than this one."""
         kept: dict[tuple[str, int], list[Slot]] = {}
         for inference, places in self.kept.items():
             for place in places if inference != job else ():
                 kept.setdefault((place.node, place.gpu), []).append(place.slot)
-        found = []
-        for space in spaces:
-            slots = [slot for slot in kept.get((space.node, space.gpu), ()) if space.used.free_of(slot.placement)]
-            found.append(replace(space, taken=(*space.taken, *slots)) if slots else space)
-        return found
+        return kept
 
     def _order(self, job: int, inference: int, why: str) -> LoanOrder:
         return replace(stop(self.view, self.rules, job, Cause.RECLAIM, why), inference=inference)
@@ -268,6 +265,13 @@ def _free(profile: Profile, spaces: Iterable[GpuCapacity]) -> GpuCapacity | None
             if lost is not None and (best is None or lost < best[0]):
                 best = lost, space
     return None if best is None else best[1]
+
+
+def _beside(spaces: Iterable[GpuCapacity], kept: Mapping[tuple[str, int], Sequence[Slot]]) -> Iterator[GpuCapacity]:
+    """Yield the GPUs with these slots taken, as far as they are free."""
+    for space in spaces:
+        slots = [slot for slot in kept.get((space.node, space.gpu), ()) if space.used.free_of(slot.placement)]
+        yield replace(space, taken=(*space.taken, *slots)) if slots else space
 
 
 def _profiles_text(slices: Collection[Profile]) -> str:

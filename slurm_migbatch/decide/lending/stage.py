@@ -102,7 +102,7 @@ class LendingMemory:
         self.elastic_jobs = ElasticJobs(settings.restart_s, settings.checkpoint_s)
         self.expected = Expectation(settings.forecast_days, settings.day_s)
         self.idle = Idleness()
-        #: a cache without meaning from round to round
+        #: a cache
         self.books = PoolBooks()
         self.refusals = Refusals()
         self.slice_sharing = SliceSharing(SharingRules(measured=settings.slowdowns), enabled=settings.share)

@@ -55,7 +55,7 @@ class PoolBook:
 
 @dataclass
 class PoolBooks:
-    """Those of pending jobs, and those of running ones that could grow."""
+    """The demands of pending jobs, and those of running ones that could grow."""
 
     pending: PoolBook = field(default_factory=PoolBook)
     growing: PoolBook = field(default_factory=PoolBook)
