@@ -81,14 +81,12 @@ def choose(
     if not open_:
         return None
     ran = [row for row in done if row.seconds is not None]
-    cells, belief = believed(ran, open_, knowledge)
     count = len(ran)
     if limit_s is None:
+        cells, belief = _believed(ran, open_, knowledge)
         chosen = next_point(TIME, belief, cells, range(count), range(count, len(cells)))
     else:
-        seconds = np.exp(belief.predict(TIME, cells)[0])
-        seconds[:count] = [row.seconds or 1.0 for row in ran]
-        chosen = next_within(cells, seconds, count, limit_s)
+        chosen = next_within(*expected_seconds(ran, open_, knowledge), count, limit_s)
     return None if chosen is None else chosen - count
 
 
@@ -111,7 +109,21 @@ def next_within(cells: Cells, seconds: Array, measured: int, limit_s: float) -> 
     return min(over, key=lambda i: (float(seconds[i]), i), default=None)
 
 
-def believed(
+def expected_seconds(
+    ran: Sequence[Measurement], open_: Sequence[Measurement], knowledge: ModelKnowledge, hope: float = 0.0
+) -> tuple[Cells, Array]:
+    """Return the cells of all rows and the seconds of a batch at each: measured for `ran`, else the median prediction.
+
+    `hope`: standard deviations by which predictions are reduced, for evaluations.
+    """
+    cells, belief = _believed(ran, open_, knowledge)
+    value, deviation = belief.predict(TIME, cells)
+    seconds = np.exp(value - hope * deviation)
+    seconds[: len(ran)] = [row.seconds or 1.0 for row in ran]
+    return cells, seconds
+
+
+def _believed(
     ran: Sequence[Measurement], open_: Sequence[Measurement], knowledge: ModelKnowledge
 ) -> tuple[Cells, Belief]:
     """Return the cells of all rows, of which `ran` have figures, and what is believed of their model.

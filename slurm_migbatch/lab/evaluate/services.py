@@ -28,8 +28,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.evaluate.scenarios import ServiceLoad
 from slurm_migbatch.lab.papers.instances import ServiceDemand, allocate
@@ -38,8 +36,7 @@ from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.studies.instances import MEASURED, MIG_OFF, PROCS, HeldOutModel, InstanceBench
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.learned import CONFIDENCE
-from slurm_migbatch.predict.points import believed, next_within
-from slurm_migbatch.predict.surface import TIME
+from slurm_migbatch.predict.points import expected_seconds, next_within
 from slurm_migbatch.profiling.table import read_folder
 
 POINTS: Final = 3
@@ -105,10 +102,8 @@ class ServicePlanner:
             if not left:
                 break
             ran = [i for i in known if rows[i].seconds is not None]
-            cells, belief = believed([rows[i] for i in ran], [rows[i] for i in left], subject.knowledge)
-            value, deviation = belief.predict(TIME, cells)
-            seconds = np.exp(value - self._hope * deviation)
-            seconds[: len(ran)] = [rows[i].seconds or 1.0 for i in ran]
+            measured, open_ = [rows[i] for i in ran], [rows[i] for i in left]
+            cells, seconds = expected_seconds(measured, open_, subject.knowledge, self._hope)
             seconds[len(ran) :] *= [self._wrong(load.sample.model, i) for i in left]
             chosen = next_within(cells, seconds, len(ran), load.limit_s)
             if chosen is None:
