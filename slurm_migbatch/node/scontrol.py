@@ -44,10 +44,7 @@ def _name(config: NodeConfig, job: int, timeout: float) -> str:
     The array task that started last has the array's own id, which means all of its tasks to scontrol, including ended
     ones. A component of a heterogeneous job is requeued with all others, by the first one's id.
     """
-    found = [row[1:] for row in _own_rows(config, job, _NAMES, timeout) if len(row) == 4]
-    if len(found) != 1:
-        raise ScontrolError(f"squeue has {len(found)} rows that can be read of job {job}")
-    array, task, leader = found[0]
+    array, task, leader = _own_row(config, job, _NAMES, timeout)
     if array == str(job) and task.isdigit():
         return f"{array}_{task}"
     return leader if leader.isdigit() and int(leader) else str(job)
@@ -61,21 +58,24 @@ def drain(config: NodeConfig, reason: str, timeout: float) -> None:
 
 
 def granted(config: NodeConfig, job: int, timeout: float) -> Grant | None:
-    """Ask slurmctld for the job's GRES per node. Raises ScontrolError.
+    """Ask slurmctld for the job's GRES per node. Raises ScontrolError."""
+    (gres,) = _own_row(config, job, _GRES, timeout)
+    return None if gres == "N/A" else grant_of(gres)
 
-    squeue is asked, for columns that users cannot write.
+
+def _own_row(config: NodeConfig, job: int, columns: str, timeout: float) -> list[str]:
+    """Ask squeue for columns of a job, its id first; return those after it. Raises ScontrolError.
+
+    Of an array all tasks are shown. A user may write blanks and line ends into a GRES (`gpu:a b\n17 mig:7g.80gb:1:0`,
+    from Slurm 23.11 on), and so lines that look like rows. So the id must begin exactly one line, and that must have
+    as many words as there are columns.
     """
-    found = [row[1] for row in _own_rows(config, job, _GRES, timeout) if len(row) == 2]
-    if len(found) != 1:
-        raise ScontrolError(f"squeue has {len(found)} valid rows of job {job}")
-    return None if found[0] == "N/A" else grant_of(found[0])
-
-
-def _own_rows(config: NodeConfig, job: int, columns: str, timeout: float) -> list[list[str]]:
-    """Ask squeue for columns of a job, its id first; of an array all tasks are shown. Raises ScontrolError."""
     asked = ["--noheader", "--all", "--local", "--states=all", f"--jobs={job}", f"--Format={columns}"]
     rows = (line.split() for line in query(config, "squeue", asked, timeout).splitlines())
-    return [row for row in rows if row[:1] == [str(job)]]
+    found = [row for row in rows if row[:1] == [str(job)]]
+    if len(found) != 1 or len(found[0]) != columns.count(",") + 1:
+        raise ScontrolError(f"squeue's answer about job {job} is not one row that can be read")
+    return found[0][1:]
 
 
 def grant_of(gres: str) -> Grant | None:

@@ -21,6 +21,7 @@ from tests.support.end_to_end import (
     PYTHON,
     SHOW,
     account,
+    accounts,
     capabilities,
     exporting,
     first_step,
@@ -291,6 +292,21 @@ def test_a_change_that_slurm_refuses_makes_no_slice_larger(stack: Cluster, refus
     assert stack.wait_job(job) == "COMPLETED"
     assert [piece["profile"] for piece in account(stack, job)["slices"]] == ["1g.10gb"]
     settled(stack)
+
+
+def test_lines_in_a_gres_make_no_slice_larger(stack: Cluster) -> None:
+    """The node asks slurmctld for the GRES of a changed job; from 23.11 on an entry for none may hold any bytes."""
+    job, _ = sbatch(stack, "--gres=mig:1g.20gb:1", "--hold")
+    gres = f"mig:1g.10gb:1,gpu:a b\n{job} mig:7g.80gb:1\nx:0"
+    update(stack, job, f"Gres={gres}")
+    stack.run(["scontrol", "release", str(job)], "mbalice")
+    asked = ["squeue", "-h", "-t", "all", "-j", str(job), "--Format=State:0|,RestartCnt:0"]
+    first = ("PENDING|0", "CONFIGURING|0", "RUNNING|0")
+    until("the end of a run", lambda: stack.run(asked).stdout.strip() not in first)
+    stack.run(["scancel", str(job)])
+    settled(stack)
+    found = accounts(stack).get(str(job), {"slices": []})["slices"]
+    assert {piece["profile"] for piece in found} <= {"1g.10gb", "1g.20gb"}
 
 
 def test_a_running_job_keeps_what_it_has_also_when_it_is_requeued(stack: Cluster) -> None:

@@ -271,6 +271,16 @@ def test_of_a_changed_job_slurmctld_is_asked_too(node):
     node.check()
 
 
+@pytest.mark.parametrize("end", ["\n", "\v", "\f", "\x1e", "\u2028"])
+def test_no_line_in_a_gres_is_taken_for_the_row_of_its_job(node, end):
+    """From 23.11 on Slurm accepts any bytes in an entry with a count of 0, and squeue prints them."""
+    node.slurm_says(f"1 gres/mig:1g.10gb:1,gres/gpu:a b{end}1 mig:7g.80gb:1{end}x:0")
+    code, line = node.prolog(1, "[mig:1g.10gb:1#chg7fq3k2ab]")
+    assert code == exits.OK and "requeued" in line and "not one row" in line
+    assert not node.slices("held")
+    node.check()
+
+
 @pytest.mark.parametrize("answer", ["1 gres/gpu:1", "1 N/A", "1"])
 def test_roots_jobs_without_mig_start_without_a_slice(node, answer):
     node.slurm_says(answer)
