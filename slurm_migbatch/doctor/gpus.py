@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.mig.driver import DriverError, Gpu, NotMig
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.findings import BAD, GOOD, Finding
+from slurm_migbatch.node.open_devices import MOST, status_of
 
 SLURM: Final = ("slurmd", "slurmstepd")
 _CURES: Final = {
@@ -88,7 +90,7 @@ def _gather(gpu: Gpu, config: NodeConfig) -> CheckedGpu:
     return CheckedGpu(*facts, managed, on=on, later=later)
 
 
-def holders(devices: Iterable[str], names: Sequence[str] = (), proc: str = "/proc") -> Iterator[DeviceHolder]:
+def holders(devices: Iterable[str], names: Sequence[str] = ()) -> Iterator[DeviceHolder]:
     """Yield processes of this host that have one of these devices open; with `names` only root's processes of these
     names. migbatch's own are left out.
     """
@@ -98,7 +100,7 @@ def holders(devices: Iterable[str], names: Sequence[str] = (), proc: str = "/pro
             wanted[_identity(os.stat(device))] = device  # noqa: PTH116
         except OSError:
             continue
-    for place in sorted(Path(proc).iterdir()) if wanted else ():
+    for place in sorted(Path("/proc").iterdir()) if wanted else ():
         if not place.name.isdigit() or int(place.name) == os.getpid():
             continue
         try:
@@ -106,7 +108,7 @@ def holders(devices: Iterable[str], names: Sequence[str] = (), proc: str = "/pro
             # by name only root's: any user may name a process slurmd and let it open many files
             if (names and (name not in names or place.stat().st_uid != 0)) or _is_ours(place):
                 continue
-            for device in {wanted[key] for entry in (place / "fd").iterdir() if (key := _open(entry)) in wanted}:
+            for device in {wanted[key] for key in _opened(place, wanted.values()) if key in wanted}:
                 yield DeviceHolder(int(place.name), name, device)
         except OSError:
             continue  # it has ended
@@ -117,11 +119,21 @@ def _identity(status: os.stat_result) -> tuple[int, int, int]:
     return (0, 0, status.st_rdev) if status.st_rdev else (status.st_dev, status.st_ino, 0)
 
 
-def _open(entry: Path) -> tuple[int, int, int] | None:
-    try:
-        return _identity(entry.stat())
-    except OSError:
-        return None
+def _opened(place: Path, devices: Iterable[str]) -> Iterator[tuple[int, int, int]]:
+    """Yield the identities of the files with a name of these devices that a process has open.
+
+    Others are not looked at: a file system that a process may use, such as a user's, need not answer.
+    """
+    called = {Path(device).name for device in devices}
+    for entry in islice((place / "fd").iterdir(), MOST):
+        try:
+            if entry.readlink().name.removesuffix(" (deleted)") not in called:
+                continue
+            status = status_of(int(place.name), entry.name)
+        except OSError:
+            continue
+        if status is not None:
+            yield _identity(status)
 
 
 def _is_ours(place: Path) -> bool:

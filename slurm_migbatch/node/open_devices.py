@@ -83,7 +83,7 @@ def _open(pid: int, major: int, end: float) -> Iterator[int]:
             try:
                 if not _NAME.search(os.readlink(entry.path)):
                     continue
-                status = _status(pid, entry.name)
+                status = status_of(pid, entry.name)
                 if status is None:
                     continue
                 minor = os.minor(status.st_rdev)
@@ -94,7 +94,7 @@ def _open(pid: int, major: int, end: float) -> Iterator[int]:
                 continue
 
 
-def _status(pid: int, name: str) -> os.stat_result | None:
+def status_of(pid: int, name: str) -> os.stat_result | None:
     """Return the status of a descriptor's file; None if it is on a file system that may not answer, or gives no access.
 
     Its user may put another file in its place at any time. So a reference is taken, which asks no file system, and is

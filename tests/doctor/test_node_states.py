@@ -24,6 +24,7 @@ from slurm_migbatch.node.findings import BAD, GOOD, LONGEST, MOST, ODD, UNKNOWN,
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.install import HOOKS, render
 from slurm_migbatch.testbed.simdriver import build
+from tests.support.hung_mount import hung_mount
 from tests.support.nodes import Node
 
 #: a program that calls itself as its first argument says, and has the file open that its second names
@@ -301,6 +302,26 @@ def test_processes_that_block_mig_mode(tmp_path: Path, library: Path, name: str,
         found = gpu_findings(node, held)
         said = next(f"{each.text} -> {each.advice}" for each in found if each.subject == "GPU 0")
         assert f"in use by {name} ({process.pid})" in said and cure in said
+
+
+@pytest.mark.parametrize("name", ["data", "nvidia0"])
+def test_a_file_system_that_does_not_answer_keeps_no_check_waiting(open_tmp_path: Path, name: str) -> None:
+    """A user's FUSE mount that others may enter, or a server that is down; the agent looks once a minute."""
+    device, hung = open_tmp_path / "dev" / "nvidia0", open_tmp_path / name
+    device.parent.mkdir()
+    device.touch()
+    hung.mkdir()
+    hold = f"import os, time\nos.open({str(hung)!r}, os.O_PATH)\nprint(flush=True)\ntime.sleep(600)"
+    look = f"from slurm_migbatch.doctor.gpus import holders\nassert not list(holders([{str(device)!r}]))"
+    with hung_mount(hung), subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline()
+        looking = subprocess.Popen([sys.executable, "-c", look])
+        try:
+            assert looking.wait(20) == 0
+        finally:
+            looking.kill()
+            holder.kill()
+    looking.wait()
 
 
 def test_a_process_cannot_act_on_the_terminal_of_who_looks(

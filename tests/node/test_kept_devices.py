@@ -127,8 +127,8 @@ def test_the_time_of_a_scan_ends_within_a_process_too(tmp_path, crowd, monkeypat
     open_to_users(tmp_path)
     (tmp_path / "nvidia-cap7").touch()
     holder = crowd(1, 10, ALICE, *[tmp_path / "nvidia-cap7"] * 50)
-    seen, clock, checked = [], itertools.count(), open_devices._status
-    monkeypatch.setattr(open_devices, "_status", lambda pid, name: seen.append(name) or checked(pid, name))
+    seen, clock, checked = [], itertools.count(), open_devices.status_of
+    monkeypatch.setattr(open_devices, "status_of", lambda pid, name: seen.append(name) or checked(pid, name))
     monkeypatch.setattr(os, "listdir", lambda _: [str(holder.pid)])
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     open_devices.OpenDeviceScan().scan(1, {7: BOB}, 10.0)
