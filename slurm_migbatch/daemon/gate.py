@@ -159,7 +159,8 @@ class Gate:
         except AuthError as error:
             raise Refused(401, str(error)) from None
         link = getattr(request.state, "link", None)
-        caller = Caller(headers.node, request.client.host if request.client else "", identity.uid, link)
+        # not request.client: uvicorn takes that from X-Forwarded-For where a process of this host sends the request
+        caller = Caller(headers.node, "" if link is None else link.address, identity.uid, link)
         name = await self._may(caller)
         if link is not None:
             link.believe()

@@ -147,13 +147,16 @@ class Link(H11Protocol):
         self._late: asyncio.TimerHandle | None = None
         self._closed: list[Callable[[], None]] = []
         self.source = ""
+        #: the address of the other end, whatever headers say; "" on the unix socket
+        self.address = ""
         self.logger = _Quiet(connections)  # type: ignore[assignment]  # uvicorn calls warning and error of it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note the peer, and start the timer."""
         super().connection_made(transport)  # type: ignore[arg-type]
         uid = _peer_uid(transport.get_extra_info("socket"))
-        self.source = str(self.client[0] if self.client else "?") if uid is None else f"uid {uid}"
+        self.address = str(self.client[0]) if self.client and uid is None else ""
+        self.source = (self.address or "?") if uid is None else f"uid {uid}"
         self.app_state = {"link": self, **({} if uid is None else {"uid": uid})}
         if not self._connections.admit(self):
             self.abort()

@@ -85,6 +85,10 @@ def test_by_munge_a_node_is_believed_from_its_own_address_alone(make: Callable[.
         assert status == 403
         assert "n1 connects from 127.0.0.2, but its address in Slurm is 127.0.0.1" in answer["error"]
         assert Node(running.port, MungeLike(), "n9").plan()[0] == 403
+        # any user of this host may send this header, and many proxies pass it on
+        forwarded = {"X-Forwarded-For": "192.0.2.3"}
+        status, answer = Node(running.port, MungeLike(), "n3").events(inventory(), headers=forwarded)
+        assert status == 403 and "n3 connects from 127.0.0.1" in answer["error"]
         assert len(running.service.rounds.view.facts()["n1"].gpus) == 1
     with Running(make(MungeLike(), check_addresses=False)) as running:
         assert Node(running.port, MungeLike(), "n1", "127.0.0.2").plan()[0] == 200

@@ -190,7 +190,7 @@ class FakeSlurm:
 
     def node_addresses(self):
         self._check()
-        return {"n1": frozenset({"127.0.0.1"}), "n2": frozenset({"127.0.0.2"})}
+        return {name: frozenset({at}) for name, at in (("n1", "127.0.0.1"), ("n2", "127.0.0.2"), ("n3", "192.0.2.3"))}
 
     def standing(self, user):
         self._check()
