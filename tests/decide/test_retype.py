@@ -335,7 +335,8 @@ def test_tasks_that_no_list_can_name_are_named_one_by_one() -> None:
 def test_a_task_that_started_while_its_array_was_re_typed_gets_its_own_marker_back() -> None:
     good = job(9, "1g.10gb", array_job=9, array_task="4-6", tasks=3)
     odd = replace(good, job_id=12, array_task="3", tasks=1, state="RUNNING", gres="gres/mig:1g.6gb:1")
-    right = "migbatch: model=resnet-50 items=600 deadline=2m [mig:1g.6gb:1#abc12345]"
+    # `chg`: its user may change the GRES before Slurm gets this
+    right = "migbatch: model=resnet-50 items=600 deadline=2m [mig:1g.6gb:1#chgabc12345]"
     assert mended([good, odd, job(7)], {9}) == {"9_3": {"Comment": right}}
     assert mended([good, odd], set()) == {}
     assert mended([replace(good, gres="gres/mig:1g.6gb:1")], {9}) == {"9_[4-6]": {"Comment": right}}

@@ -29,7 +29,7 @@ from slurm_migbatch.decide.capacity.free import FreeCapacity
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, Waiting, WorkClass, assign
 from slurm_migbatch.decide.snapshot import WeighedProfile
-from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment, strip
+from slurm_migbatch.mig.grant import CHANGED, Grant, GrantError, parse_comment, strip
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow
@@ -52,6 +52,8 @@ SLURM_LIMIT: Final = 1024
 """Maximum bytes of one string of a job in Slurm."""
 LONGEST_LIST: Final = 2000
 """Maximum characters of a list of tasks passed to scontrol."""
+_LONGEST_NAME: Final = 16
+"""Maximum characters of a decision's name in a marker."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 =._:/+-]*")
 """Characters of hints. A comment with anything else belongs to the user and is not changed."""
 
@@ -450,14 +452,15 @@ def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[st
     """Return the updates for tasks of these arrays whose marker differs from their GRES.
 
     A task that starts while its array is re-typed keeps its GRES but gets the array's new comment; after a requeue it
-    would be given slices that Slurm did not allocate to it.
+    would be given slices that Slurm did not allocate to it. Its user may change the GRES of a pending task until Slurm
+    gets the new comment, so that states that slurmctld must be asked.
     """
     fields_of = {}
     for row in jobs:
         if row.array_job in arrays and row.array_task and (row.pending or row.active) and can_be_named(row):
             grant, has = marked(row.comment), dict(slices(row.gres))
             if grant is not None and len(has) == 1 and dict(grant.parts) != has:
-                right = Grant(has.items(), grant.decision).attach(strip(row.comment))
+                right = Grant(has.items(), (CHANGED + grant.decided)[:_LONGEST_NAME]).attach(strip(row.comment))
                 task = row.array_task if row.array_task.isdigit() else f"[{ranges(tasks_of(row.array_task))}]"
                 fields_of[f"{row.array_job}_{task}"] = {"Comment": right}
     return fields_of
