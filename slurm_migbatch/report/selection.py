@@ -11,12 +11,13 @@ from slurm_migbatch.store.runquery import JobId, RunFilter
 from slurm_migbatch.values import TYPE_CHECKING, Pattern, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 #: commas inside brackets do not separate
 _COMMA = Pattern(r",(?![^\[]*\])")
 _JOB = Pattern(r"(\d{1,18})(?:_(\d{1,9})|_\[([\d,-]{1,200})\]|\+(\d{1,6}))?(?:\.[A-Za-z0-9_+-]{1,32})?\Z")
-_MAX_TASKS = 10000
+#: array tasks that one id may name, and all of them together
+_MAX_TASKS, _MAX_ALL = 10000, 50000
 
 
 class Selection(Value):
@@ -30,9 +31,10 @@ def parse_jobs(text: str) -> tuple[JobId, ...]:
     """Parse `12,34_5,7+1,8.s0,9_[1-3]` into job ids; a slice or step means its job.
 
     Raises:
-        ReportError: one of them is not a job id.
+        ReportError: one of them is not a job id, or they are too many array tasks.
     """
     found: dict[JobId, None] = {}
+    named = 0
     # the two plain cases need no pattern, which takes longer to compile than finding the runs
     words = _COMMA.made.split(text) if "[" in text else text.split(",")
     for word in filter(None, map(str.strip, words)):
@@ -46,14 +48,17 @@ def parse_jobs(text: str) -> tuple[JobId, ...]:
             )
         job = int(match[1])
         if match[3]:
-            for task in _tasks(match[3], word):
-                found[JobId(job, task=task)] = None
+            tasks = _tasks(match[3], word)
+            named += len(tasks)
+            if named > _MAX_ALL:
+                raise ReportError(f"Bad array task list: more than {_MAX_ALL} tasks in all; name the jobs alone")
+            found.update((JobId(job, task=task), None) for task in tasks)
         else:
             found[JobId(job, task=match[2], offset=None if match[4] is None else int(match[4]))] = None
     return tuple(found)
 
 
-def _tasks(text: str, word: str) -> Iterable[str]:
+def _tasks(text: str, word: str) -> Sequence[str]:
     try:
         tasks = expand(f"[{text}]")
     except NodeListError:

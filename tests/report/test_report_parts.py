@@ -106,6 +106,13 @@ def test_job_ids() -> None:
             parse_jobs(wrong)
 
 
+@pytest.mark.parametrize("job", ["{}_[1-10000]", "7_[1-10000]"])
+def test_a_query_does_not_name_array_tasks_without_end(job: str) -> None:
+    assert parse_jobs(",".join(job.format(number) for number in range(1, 6)))
+    with pytest.raises(ReportError, match="more than 50000 tasks"):
+        parse_jobs(",".join(job.format(number) for number in range(1, 2000)))
+
+
 @given(st.text(alphabet="0123456789_[],-+.sx ", max_size=20))
 def test_no_text_breaks_the_job_ids(text: str) -> None:
     try:
