@@ -161,6 +161,18 @@ def test_a_task_of_a_refused_job_fails_with_the_reason(installed):
     assert "export" not in task.stdout
 
 
+def test_a_task_of_a_job_that_cannot_be_requeued_fails_and_says_so(installed):
+    run(installed, "prolog", 1, "[mig:9g.99gb:1]", uid=0)
+    (installed.root / "bin/scontrol").write_text("#!/bin/sh\nexec sleep 600\n")
+    installed.configure(ScontrolTimeout=0.2)
+    task = run(installed, "task_prolog", 1)
+    assert task.returncode == exits.NO_SLICE
+    refusal, requeue = task.stdout.splitlines()
+    assert refusal.startswith("print migbatch: no GPU slice for this job")
+    assert requeue.startswith("print migbatch: the job was not requeued") and "within 0.2 s" in requeue
+    assert [f"print {line}" for line in task.stderr.splitlines()] == [refusal, requeue]
+
+
 def test_a_job_of_another_kind_passes(installed):
     for hook in ("prolog", "epilog", "task_prolog"):
         done = run(installed, hook, 7)
