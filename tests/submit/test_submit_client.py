@@ -34,9 +34,7 @@ print(options["tres-per-task"])
 """
 
 
-def ask(
-    folder: Path, *options: str, module: bool = False, gone: bool = False, job: str | None = None
-) -> list[str]:
+def ask(folder: Path, *options: str, module: bool = False, gone: bool = False, job: str | None = None) -> list[str]:
     """Return what becomes of a request: the code, its GRES, whether more than the head was compiled, what was told, its
     TRES per task."""
     text = render(

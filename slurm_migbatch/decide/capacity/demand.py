@@ -90,6 +90,11 @@ def slices(text: str) -> Mapping[Profile, int]:
     return profiles(gres.readable_counts(text, GRES))
 
 
+def waits_for_loan(text: str) -> bool:
+    """Return whether a job's GRES are those of an elastic training job that waits for a loan."""
+    return gres.readable_counts(text, GRES).get(LOAN, 0) > 0
+
+
 def profiles(counts: Mapping[str, int]) -> Mapping[Profile, int]:
     """Map GRES types to profiles, without zeros, the filler and types that are not profiles."""
     found: Counter[Profile] = Counter()
