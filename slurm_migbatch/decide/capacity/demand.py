@@ -90,6 +90,20 @@ def slices(text: str) -> Mapping[Profile, int]:
     return profiles(gres.readable_counts(text, GRES))
 
 
+def unlocated(holders: Iterable[JobRow], leased: Collection[tuple[int, int]]) -> Counter[Profile]:
+    """Count the slices of those jobs on a node that have no lease there: the node has not reported them yet.
+
+    Args:
+        holders: jobs that have slices on the node.
+        leased: the runs with a lease there.
+    """
+    missing = [row for row in holders if (row.job_id, row.restarts) not in leased]
+    found: Counter[Profile] = Counter()
+    for row in sorted(missing, key=lambda row: row.job_id):
+        found.update(slices(row.gres))
+    return found
+
+
 def waits_for_loan(text: str) -> bool:
     """Return whether a job's GRES are those of an elastic training job that waits for a loan."""
     return gres.readable_counts(text, GRES).get(LOAN, 0) > 0
