@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ from slurm_migbatch.cli.common import HELP, config_option
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.config import Config
 from slurm_migbatch.config import render as render_config
+from slurm_migbatch.install.files import write
 
 _MONITORING: Final = {"prometheus": monitoring.RULES, "grafana": monitoring.DASHBOARD}
 
@@ -33,7 +35,8 @@ def check(config: Config) -> None:
 @config.command()
 @click.argument("what", type=click.Choice(("migbatch", *_MONITORING)))
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write there instead of stdout.")
-def render(what: str, output: Path | None) -> None:
+@click.option("--force", is_flag=True, help="Replace an existing file; it keeps its owner and mode.")
+def render(what: str, output: Path | None, *, force: bool) -> None:
     """Print a file. For files of Slurm and systemd see `migbatch install --full` and its --apply.
 
     \b
@@ -46,4 +49,22 @@ def render(what: str, output: Path | None) -> None:
         click.echo(text, nl=not text.endswith("\n"))
     else:
         output.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        output.write_text(text)
+        _save(output, text, force=force)
+
+
+def _save(path: Path, text: str, *, force: bool) -> None:
+    """Write a new file, or with `force` replace one, so that it is always either the old or the new one."""
+    try:
+        present = path.stat()
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise Failure(f"{path} is a link to a file that does not exist: choose another name") from None
+        write(str(path), text, 0o644, None)
+        return
+    if not stat.S_ISREG(present.st_mode):  # /dev/stdout, a pipe
+        path.write_text(text, encoding="utf-8")
+    elif path.read_bytes() != text.encode():
+        if not force:
+            raise Failure(f"{path} already exists and is not overwritten: choose another name, or add --force")
+        owner = (present.st_uid, present.st_gid)
+        write(str(path.resolve()), text, stat.S_IMODE(present.st_mode), owner)

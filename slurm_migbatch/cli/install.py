@@ -15,7 +15,7 @@ from slurm_migbatch.install import files, hosts
 from slurm_migbatch.install.files import FileChange, InstallRecord
 from slurm_migbatch.install.hosts import HostPlan, Places
 from slurm_migbatch.install.slurmconf import INCLUDED
-from slurm_migbatch.node.install import check_plain
+from slurm_migbatch.node.install import check_plain, compile_imports
 
 _CONFIG = "/etc/migbatch/migbatch.toml"
 _RECORD = "/var/lib/migbatch/install"
@@ -85,6 +85,8 @@ def install(
     _show(plan, changes, full)
     undone = [*plan.lines, *plan.problems, *_conflicts(changes)]
     if apply:
+        if plan.python:
+            compile_imports(plan.python)
         files.apply(changes, record)
         if role == "controller":
             _wake(changes)

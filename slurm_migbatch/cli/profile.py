@@ -13,7 +13,7 @@ import click
 
 from slurm_migbatch.cli.common import HELP, LazyGroup, config_option, counted, given, open_record, print_table, steps
 from slurm_migbatch.cli.ending import Failure
-from slurm_migbatch.profiling.measurement import KINDS, SERVE, TEXT_LENGTHS, Measurement
+from slurm_migbatch.profiling.measurement import CPU, KINDS, SERVE, TEXT_LENGTHS, Measurement
 from slurm_migbatch.workload.gpufacts import facts_of
 
 if TYPE_CHECKING:
@@ -110,10 +110,16 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
 
 
 def _unused(rows: Sequence[Measurement]) -> list[str]:
-    """Return a notice on servers whose figures correct no prediction."""
-    gpus = sorted({row.gpu for row in rows if row.kind == SERVE and facts_of(row.gpu) is None})
-    unknown = "points of servers are kept, but predictions do not use them: the speed of the GPU is unknown to migbatch"
-    return [f"{unknown} ({', '.join(gpus)})"] if gpus else []
+    """Return notices on language models whose figures correct no prediction."""
+    from slurm_migbatch.predict.llm.names import generates
+
+    unlisted = [row for row in rows if facts_of(row.gpu) is None]
+    servers = {row.gpu for row in unlisted if row.kind == SERVE}
+    timed = [row for row in unlisted if row.kind == "train" and row.gpu != CPU and row.seconds is not None]
+    trainings = {row.gpu for row in timed if generates(row.model)}
+    unknown = "kept, but predictions do not use them: the speed of the GPU is unknown to migbatch"
+    found = [("points of servers", servers), ("step times (not the memory) of language models in training", trainings)]
+    return [f"{what} are {unknown} ({', '.join(sorted(gpus))})" for what, gpus in found if gpus]
 
 
 def _keep(config: Config, rows: Sequence[Measurement]) -> dict[str, int]:

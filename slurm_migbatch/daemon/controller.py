@@ -383,7 +383,8 @@ class Controller:
             supply = "supply is disabled ([supply] enabled = false)"
         else:
             decided = self.decision.supply if self.decision is not None else None
-            supply = why_not_started(job, row, decided, now)
+            lends = None if self.settings.lending is None else self.settings.lending.partitions
+            supply = why_not_started(job, row, decided, now, lends)
         tied = "" if row is None else why_pipeline(row, self.memory.dispatch.pipelines)
         return "; ".join(text for text in (supply, why_moved(job, self.memory.supply.moves), tied) if text)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from slurm_migbatch.mig.geometry import Geometry, GeometryError
+from slurm_migbatch.mig.geometry import MOST_SLICES, Geometry, GeometryError
 from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.planning import is_searchable
 from slurm_migbatch.mig.profile import ProfileError
@@ -40,8 +40,6 @@ MAX_SLICES, MAX_RUN_SLICES = 1024, 256
 MAX_HELD = 5000
 #: descriptions of GPUs in one message, and different ones, each of which is searched; a node has few models
 MAX_DESCRIBED, MAX_GEOMETRIES = 1000, 16
-#: memory slices of one GPU; current ones have 8
-MAX_PLACE = 64
 MAX_PROFILES = 128
 REFUSED = "refused"
 #: kinds of events that report what is in use on the node; if one is refused the node has to send its whole state
@@ -312,8 +310,8 @@ def _gpu(row: Mapping[str, Any]) -> None:
         raise MessageError("geometry must be an object")
     for info in _rows(geometry, "profiles", MAX_PROFILES):
         placements = info.get("placements")
-        if not isinstance(placements, list) or len(placements) > MAX_PLACE:
-            raise MessageError(f"placements must be a list of at most {MAX_PLACE}")
+        if not isinstance(placements, list) or len(placements) > MOST_SLICES:
+            raise MessageError(f"placements must be a list of at most {MOST_SLICES}")
         for pair in placements:
             if not isinstance(pair, list) or len(pair) != 2:
                 raise MessageError("a placement is a start and a size")
@@ -337,8 +335,8 @@ _RUN: Mapping[str, _Field] = {"job": _whole_to(MAX_JOB, 1), "restart": _whole_to
 _PLACE: Mapping[str, _Field] = {
     "gpu": _text_to(128),
     "profile": _text_to(32),
-    "start": _whole_to(MAX_PLACE - 1),
-    "size": _whole_to(MAX_PLACE, 1),
+    "start": _whole_to(MOST_SLICES - 1),
+    "size": _whole_to(MOST_SLICES, 1),
     "gi": _optional(_whole_to(2**31 - 1)),
     "ci": _optional(_whole_to(2**31 - 1)),
     "mig_uuid": _optional(_text_to(128)),

@@ -33,6 +33,7 @@ from slurm_migbatch.decide.lending.stage import (
     LendingSettings,
     OrderOutcome,
     absorb,
+    ends_of,
     needed_progress,
     plan_lending,
     settle_lending,
@@ -131,8 +132,8 @@ def decide(
 
     supply, dispatch, lending = None, None, None
     if (how := settings.supply) is not None:
-        reclaiming = any(loan.leaving for loan in memory.lending.ledger.open.values())
-        supply = stage("supply", lambda: plan_supply(snapshot, memory.supply, how, reclaiming=reclaiming))
+        ending = ends_of(memory.lending.ledger, settings.lending, snapshot.now)
+        supply = stage("supply", lambda: plan_supply(snapshot, memory.supply, how, ending))
     if (may := settings.dispatch) is not None and "supply" not in failed:
         dispatch = stage("dispatch", lambda: plan_dispatch(snapshot, supply, memory.dispatch, may))
     if (rules := settings.lending) is not None:

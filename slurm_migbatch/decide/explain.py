@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
-from slurm_migbatch.decide.capacity.demand import GRES, LOAN, could_run
+from slurm_migbatch.decide.capacity.demand import could_run, waits_for_loan
 from slurm_migbatch.decide.capacity.model import Mode
 from slurm_migbatch.decide.supply.stage import SupplyDecision
-from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.slurm.times import format_clock
 
@@ -15,7 +15,13 @@ TASK_LIMIT: Final = "JobArrayTaskLimit"
 """Slurm's reason for tasks held by the array's throttle."""
 
 
-def why_not_started(job: int, row: JobRow | None, decided: SupplyDecision | None, now: float) -> str:
+def why_not_started(
+    job: int,
+    row: JobRow | None,
+    decided: SupplyDecision | None,
+    now: float,
+    lending: Collection[str] | None = None,
+) -> str:
     """Return one sentence why a job has not started, as far as supply is concerned.
 
     Args:
@@ -23,6 +29,7 @@ def why_not_started(job: int, row: JobRow | None, decided: SupplyDecision | None
         row: Slurm's row of it; None if Slurm does not list it.
         decided: the last decision on supply; None before the first.
         now: unix seconds.
+        lending: partitions that lend; None if lending is disabled.
     """
     if decided is None:
         return "supply has not been planned yet"
@@ -36,9 +43,19 @@ def why_not_started(job: int, row: JobRow | None, decided: SupplyDecision | None
         return "its array is at its task limit; it starts when a task ends"
     if not could_run(row, now):
         return f"Slurm holds it for another reason ({row.reason}); nothing is kept free for it"
-    if gres_list.readable_counts(row.gres, GRES).get(LOAN, 0) > 0:
-        return "it waits for a loan of an idle slice; `migbatch loans` shows the loans and why it waits"
+    if waits_for_loan(row.gres):
+        return without_loan(row, lending)
     return _by_plan(job, row, decided, now)
+
+
+def without_loan(row: JobRow, lending: Collection[str] | None) -> str:
+    """Return why a job that waits for a loan has none, if lending has not considered it."""
+    waits, instead = "it waits for a loan of an idle slice", "request an explicit profile for a slice of its own"
+    if lending is None:
+        return f"{waits}, and lending is disabled ([lending] enabled = false): {instead}"
+    if foreign := sorted({name for name in row.partition.split(",") if name} - set(lending)):
+        return f"{waits}, and partition {', '.join(foreign)} does not lend ([lending] partitions): {instead}"
+    return f"{waits}; the next round of lending decides on it"
 
 
 def _by_plan(job: int, row: JobRow, decided: SupplyDecision, now: float) -> str:

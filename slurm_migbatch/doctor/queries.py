@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from slurm_migbatch.node.findings import BAD, GOOD, Finding
 from slurm_migbatch.query.client import connection_to
-from slurm_migbatch.query.protocol import PATH
+from slurm_migbatch.query.protocol import GREETING, PATH
 
 #: start of the answer of a standby migbatchd
 STANDBY = b'{"error":"this migbatchd is on standby'
@@ -24,16 +24,17 @@ def check_answers(url: str, advice: str, stranger: str) -> Iterator[Finding]:
     connection = connection_to(url, 5)
     place = f"{parts.hostname} port {parts.port}"
     try:
-        connection.request("POST", PATH, b"")
+        connection.request("GET", PATH)
         response = connection.getresponse()
-        status, body = response.status, response.read(_MOST)
+        status, body, other = response.status, response.read(_MOST), response.getheader("Allow", "")
     except (OSError, http.client.HTTPException) as error:
         text = f"no answer from {place}: {getattr(error, 'strerror', None) or error}"
         yield Finding(BAD, "query service", text, advice)
         return
     finally:
         connection.close()
-    if status == http.HTTPStatus.UNAUTHORIZED:
+    earlier = status == http.HTTPStatus.METHOD_NOT_ALLOWED and other == "POST"  # a release that does not greet
+    if earlier or (status == http.HTTPStatus.OK and body == GREETING):
         yield Finding(GOOD, "query service", place)
     elif status == http.HTTPStatus.SERVICE_UNAVAILABLE and body.startswith(STANDBY):
         yield Finding(GOOD, "query service", f"{place}: that migbatchd is on standby")

@@ -33,6 +33,7 @@ class HostPlan:
         lines: changes of the site's own scripts, as sentences; they are in `wanted` only if edits are allowed.
         notes, problems: sentences.
         next: what to do once it is written.
+        python: interpreter with which the hooks' imports are compiled when the plan is applied; empty: none.
     """
 
     wanted: list[Wanted] = field(default_factory=list)
@@ -40,6 +41,7 @@ class HostPlan:
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     next: list[str] = field(default_factory=list)
+    python: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,9 @@ def node(
     Raises:
         InstallError: others than root could change what root is to run.
     """
-    plan = HostPlan()
-    url = controller or _controller(conf)
     python = python or str(places.prefix / "bin/python3")
+    plan = HostPlan(python=python)
+    url = controller or _controller(conf)
     plan.wanted += [
         Wanted(str(path), text, mode=0o755)
         for path, text in node_install.programs(places.hooks, places.etc, python, task_python)

@@ -39,8 +39,8 @@ _COUNTS = (
     "max_instances",
 )
 WIRE_VERSION = 1
-MOST = 64
-"""Largest number of slices of a GPU, and of instances of a profile, that is read; today's GPUs have at most 12."""
+MOST_SLICES = 64
+"""Largest number of slices of a GPU, and of a profile's instances and places, that is read; today's have up to 12."""
 
 
 class GeometryError(ValueError):
@@ -109,8 +109,8 @@ class ProfileInfo(NamedTuple):
                 raise GeometryError(f"{profile}: {number!r} is not a count")
         if not (placements and counts["memory_slices"] and counts["compute_slices"]):
             raise GeometryError(f"{profile} takes no part of the GPU")
-        if max(counts[key] for key in ("memory_slices", "compute_slices", "max_instances")) > MOST:
-            raise GeometryError(f"{profile}: no GPU has more than {MOST} slices")
+        if max(counts[key] for key in ("memory_slices", "compute_slices", "max_instances")) > MOST_SLICES:
+            raise GeometryError(f"{profile}: no GPU has more than {MOST_SLICES} slices")
         return cls(profile=profile, placements=placements, **counts)
 
 

@@ -20,6 +20,8 @@ from slurm_migbatch.node.paths import make_all
 DEFAULT_HOME = "/opt/slurm-migbatch"
 DEFAULT_PYTHON = f"{DEFAULT_HOME}/bin/python3"
 DEFAULT_ETC = "/etc/migbatch"
+COMPILE_S = 300.0
+"""Time limit for compiling the hooks' imports; some seconds are usual."""
 
 _HOOK = '''#!{python} -ISB
 """{title} {note}"""
@@ -125,7 +127,7 @@ def package_paths() -> list[str]:
 
 
 def programs(dest: Path, etc: Path, python: str, task_python: str = "") -> list[tuple[Path, str]]:
-    """Return the three hooks with their places in `dest`. Writes only byte code of the package.
+    """Return the three hooks with their places in `dest`. Writes nothing; `compile_imports` is to be called too.
 
     Raises:
         InstallError: the package, an interpreter or one of the directories could be changed by others than root, or
@@ -146,7 +148,6 @@ def programs(dest: Path, etc: Path, python: str, task_python: str = "") -> list[
         reason = conf.insecure(path)
         if reason:
             raise InstallError(reason)
-    _compile(interpreter, paths)
     interpreters = {hook: task_interpreter if hook == "task_prolog" else interpreter for hook in HOOKS}
     return [(dest / hook, render(hook, paths, str(etc), used)) for hook, used in interpreters.items()]
 
@@ -163,7 +164,9 @@ def install(dest: Path, etc: Path, python: str, task_python: str = "") -> Iterat
     """
     for directory in (dest, etc):
         make_all(str(directory.absolute()))
-    for place, text in programs(dest, etc, python, task_python):
+    hooks = programs(dest, etc, python, task_python)
+    compile_imports(python)
+    for place, text in hooks:
         yield _put(place, text, 0o755)
     file = etc.resolve() / conf.NAME
     if file.exists():
@@ -187,21 +190,28 @@ def _imported(paths: Sequence[str]) -> list[Path]:
     return found + [nvml for path in paths if (nvml := Path(path) / "pynvml.py").exists()]
 
 
-def _compile(python: str, paths: Sequence[str]) -> None:
-    """Compile the hooks' imports to byte code, because hooks never write byte code themselves."""
-    wanted = _imported(paths)
+def compile_imports(python: str) -> None:
+    """Compile the hooks' imports to byte code, because hooks never write byte code themselves.
+
+    `programs` must have accepted the package and the interpreter. Raises InstallError.
+    """
+    interpreter, wanted = _interpreter(python), _imported(package_paths())
     for room in filter(Path.is_dir, wanted):
         _discard(room)
-    done = subprocess.run(
-        [python, "-ISm", "compileall", "-q", *map(str, wanted)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        umask=0o022,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [interpreter, "-ISm", "compileall", "-q", *map(str, wanted)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=COMPILE_S,
+            umask=0o022,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InstallError(f"{interpreter} cannot compile the package: {error}") from error
     if done.returncode:
         output = (done.stdout + done.stderr).decode("utf-8", "replace").strip()[-300:]
-        raise InstallError(f"{python} cannot compile the package: {output}")
+        raise InstallError(f"{interpreter} cannot compile the package: {output}")
 
 
 def _discard(room: Path) -> None:

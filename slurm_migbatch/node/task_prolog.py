@@ -13,6 +13,7 @@ either; without one, CUDA time-slices as before. Not tested on hardware.
 from __future__ import annotations
 
 import posix
+import time
 
 from slurm_migbatch.node import conf, exits
 
@@ -41,6 +42,11 @@ KEYS = (
     "MIGBATCH_CUDA",
 )
 
+SCONTROL_S = 10.0
+"""ScontrolTimeout= of node.conf, unless the node has its own."""
+
+SIGKILL = 9
+
 CAP = "nvidia-cap"
 """Prefix of the names of capability devices."""
 
@@ -56,8 +62,11 @@ def main(etc: str) -> None:
     try:
         out = exports(etc, environ, posix.getuid())
     except NoSlice as refusal:
-        code, out, err = exits.NO_SLICE, f"print migbatch: {refusal}\n", f"migbatch: {refusal}\n"
-        send_back(etc, environ)
+        said = [str(refusal)]
+        if problem := send_back(etc, environ):
+            said.append(f"the job was not requeued: {problem}")
+        out, err = ("".join(f"{head}migbatch: {text}\n" for text in said) for head in ("print ", ""))
+        code = exits.NO_SLICE
     except Exception as error:
         code, err = exits.NO_SLICE, f"migbatch: TaskProlog failed: {type(error).__name__}: {error}\n"
     for stream, text in ((1, out), (2, err)):
@@ -215,16 +224,17 @@ def is_private(path: str, uid: int) -> bool:
     return status.st_mode & 0o170000 == 0o040000 and status.st_uid == uid and not status.st_mode & 0o077
 
 
-def send_back(etc: str, environ: dict[bytes, bytes]) -> None:
+def send_back(etc: str, environ: dict[bytes, bytes]) -> str:
     """Requeue the job whose batch script must not run; as the user, who may do that with a batch job.
 
-    The array task that started last has the array's own id, by which all tasks would be requeued.
+    The array task that started last has the array's own id, by which all tasks would be requeued. Returns why scontrol
+    could not be run, or that it did not end: then the task fails, which is right too.
     """
     if in_step(environ):
-        return
+        return ""
     job, task = environ.get(b"SLURM_JOB_ID", b""), environ.get(b"SLURM_ARRAY_TASK_ID", b"")
     if not job.isdigit():
-        return
+        return ""
     if environ.get(b"SLURM_ARRAY_JOB_ID") == job and task.isdigit():
         job += b"_" + task
     node = conf.node_name(environ)
@@ -236,9 +246,26 @@ def send_back(etc: str, environ: dict[bytes, bytes]) -> None:
     kept[b"PATH"] = b"/usr/bin:/bin"
     try:
         child = posix.posix_spawn(program, [program, "requeue", "incomplete", job.decode("ascii")], kept)
-        posix.waitpid(child, 0)
-    except OSError:
-        return  # then the task fails, which is right too
+    except OSError as error:
+        return f"{program}: {error.strerror}"
+    limit = seconds(settings.get("ScontrolTimeout", ""))
+    end, pause = time.monotonic() + limit, 0.001
+    while not posix.waitpid(child, posix.WNOHANG)[0]:
+        if time.monotonic() >= end:
+            posix.kill(child, SIGKILL)  # and is not waited for: init does that
+            return f"{program} requeue did not end within {limit:g} s; is slurmctld running and not overloaded?"
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return ""
+
+
+def seconds(text: str) -> float:
+    """Return a time of node.conf; SCONTROL_S if it is none, which the agent and the other hooks refuse."""
+    try:
+        value = float(text)
+    except ValueError:
+        return SCONTROL_S
+    return value if 0 <= value <= 86400 else SCONTROL_S
 
 
 def newest(directory: str, job: str) -> str:

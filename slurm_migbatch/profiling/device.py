@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slurm_migbatch.mig.driver import DriverError, DriverMissing, InvalidRequest
+from slurm_migbatch.profiling.measurement import CPU
 from slurm_migbatch.workload.gpufacts import GpuModelFacts, facts_of
-
-CPU = "cpu"
-"""The name in the column `gpu` for a run without a GPU."""
 
 _NO_GPU = ("", "-1", "nodevfiles", "none", "void")
 # jax and TensorFlow otherwise take most of a GPU's memory at once, whatever they need

@@ -14,6 +14,8 @@ from slurm_migbatch.workload.refusal import show
 RUN_KINDS: Final = ("infer", "train")
 SERVE: Final = "serve"
 KINDS: Final = (*RUN_KINDS, SERVE)
+CPU: Final = "cpu"
+"""The name in the column `gpu` for a run without a GPU."""
 
 
 class MeasurementError(ValueError):

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 PATH = "/query/v1/ask"
+#: the answer to GET of this path, which needs no credential: `migbatch doctor` asks who listens
+GREETING = b'{"service":"migbatch query"}'
 DEFAULT_PORT = 6831
 VERSION = 1
 #: larger answers are not read; the service's own bound ([query] answer_mb) is at most this

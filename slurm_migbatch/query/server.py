@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -37,7 +38,7 @@ from slurm_migbatch.daemon.log import Seldom
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
 from slurm_migbatch.node.auth import MungeSigner, Signer
 from slurm_migbatch.query.livepage import LivePage
-from slurm_migbatch.query.protocol import PATH
+from slurm_migbatch.query.protocol import GREETING, PATH
 from slurm_migbatch.query.questions import MAX_QUESTION, QuestionError, read
 
 log = logging.getLogger(__name__)
@@ -161,7 +162,8 @@ class QueryService:
         gate = Gate(signer, limits, self._pool, self._authorise, self._seldom, advice)
         handler = gate.guard(self._answer, lambda _path, status: self.answers.update((status,)))
         bounds = ConnectionBounds(query.max_connections, min(128, query.max_connections // 2), 32, 5.0)
-        self.api = ApiServer(Starlette(routes=[Route(PATH, handler, methods=["POST"])]), query.port, bounds, "query")
+        routes = [Route(PATH, handler, methods=["POST"]), Route(PATH, _greet, methods=["GET"])]
+        self.api = ApiServer(Starlette(routes=routes), query.port, bounds, "query")
         #: for browsers, if enabled
         self.page: ApiServer | None = None
         if config.report.page:
@@ -212,6 +214,10 @@ class QueryService:
                 del self._held[uid]
 
         caller.link.when_closed(closed)
+
+
+async def _greet(_: Request) -> Response:
+    return Response(GREETING, headers={"Connection": "close"}, media_type="application/json")
 
 
 def _has_account(uid: int) -> bool:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.capacity.demand import slices, waits_for_loan
 from slurm_migbatch.decide.dispatch.arrays import elastic_hints, read_throttle
-from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
+from slurm_migbatch.mig.grant import GrantError, parse_comment
 from slurm_migbatch.query.expected import describe as tell
 from slurm_migbatch.query.expected import expect
 from slurm_migbatch.query.nodes import free_counts
@@ -26,7 +26,7 @@ from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.runquery import JobId
 from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
-from slurm_migbatch.workload.loans import LoanHints, loan_hints
+from slurm_migbatch.workload.loans import LoanHints, decided, loan_hints
 
 
 def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
@@ -103,7 +103,8 @@ def describe(
         yield "Bucket", shown(decision.get("bucket") or "none: no known model")
         yield "Decision", shown((decision.get("message") or "explicit profile").removeprefix("migbatch: "))
     per_node = f" on each of {row.num_nodes} nodes" if row.num_nodes > 1 else ""
-    nothing = "no slice" if elastic is None else f"a loan of a slice{_bounds(elastic)}"
+    waits = elastic is not None or waits_for_loan(row.gres)
+    nothing = f"a loan of a slice{_bounds(elastic)}" if waits else "no slice"
     yield "Needs", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + per_node
     ahead = sum(1 for other in queue if other.pending and other.priority > row.priority)
     yield "Slurm", f"{row.reason or 'no reason yet'}; {ahead} {others} have a higher priority"
@@ -111,7 +112,7 @@ def describe(
         yield "At once", shown(at_once)
     if wants and nodes is not None:
         yield from pairs_of("Offered", offers(wants, nodes))
-    if elastic is not None:
+    if waits:
         yield "Lending", supply
     elif wants:
         yield "Supply", supply
@@ -119,7 +120,9 @@ def describe(
         yield from pairs_of("Candidates", candidate_lines(decision))
 
 
-def _bounds(elastic: LoanHints) -> str:
+def _bounds(elastic: LoanHints | None) -> str:
+    if elastic is None:
+        return ""
     least = f", at least {elastic.min}" if elastic.min is not None else ""
     return least + (f", at most {elastic.max}" if elastic.max is not None else "")
 
@@ -187,13 +190,14 @@ def known_catalog(site: QuerySite) -> SiteCatalog | None:
 
 def _decision(site: QuerySite, row: JobRow) -> dict[str, Any] | None:
     try:
-        grant: Grant | None = parse_comment(row.comment)
+        grant = parse_comment(row.comment)
+        name = "" if grant is None else grant.decided
     except GrantError:
-        grant = None
-    if grant is None or not grant.decided:
+        name = decided(row.comment)
+    if not name:
         return None
     try:
         with site.record() as store:
-            return store.decision(grant.decided)
+            return store.decision(name)
     except StoreError:
         return None

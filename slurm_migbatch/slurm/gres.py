@@ -127,8 +127,8 @@ def counts(text: str | None, name: str) -> dict[str, int]:
     return _counted(parse(text), name)
 
 
-def readable_counts(text: str, name: str) -> dict[str, int]:
-    """Like `counts`, for the readable entries of a job's GRES.
+def readable(text: str) -> list[Gres]:
+    """Return the readable entries of a job's GRES.
 
     A user may add entries that Slurm accepts but that have no meaning, such as `gpu:a b:0`.
     """
@@ -136,7 +136,12 @@ def readable_counts(text: str, name: str) -> dict[str, int]:
     for entry in split(text.strip()):
         with suppress(GresError):
             found.extend(parse(entry))
-    return _counted(found, name)
+    return found
+
+
+def readable_counts(text: str, name: str) -> dict[str, int]:
+    """Like `counts`, for the readable entries of a job's GRES."""
+    return _counted(readable(text), name)
 
 
 def _counted(entries: Iterable[Gres], name: str) -> dict[str, int]:

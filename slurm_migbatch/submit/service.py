@@ -40,6 +40,8 @@ MOST_UNRECORDED: Final = 10_000
 """Most decisions waiting for the record; further ones push out the oldest."""
 MOST_RECURRING: Final = 10_000
 """Recurring jobs whose runs are cached."""
+EARLIER: Final = 3
+"""Earlier catalogs whose answers are kept: a node whose reports alternate brings them back up to once a second."""
 _VERDICTS: Final = {Accept: "accept", Pass: "pass", Refuse: "refuse"}
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _CREDENTIALS = struct.Struct("3i")
@@ -115,6 +117,8 @@ class SubmitService:
     ) -> None:
         """`slurm_uids`: users besides root who may submit for others (the uid of SlurmUser)."""
         self._site = SubmitState(catalog, chooser, policy or SubmitPolicy())
+        #: of the same chooser and policy, the latest first
+        self._earlier: tuple[SubmitState, ...] = ()
         self._clock = clock
         self._past: dict[str, tuple[PastRun, ...]] = {}
         self._recorder = recorder
@@ -128,9 +132,13 @@ class SubmitService:
     def use(
         self, *, catalog: SiteCatalog | None = None, chooser: Chooser | None = None, policy: SubmitPolicy | None = None
     ) -> None:
-        """Use another site for answers from now on."""
+        """Use another site for answers from now on; if it was in use before, answers given then are given again."""
         site = self._site
-        self._site = SubmitState(catalog or site.catalog, chooser or site.chooser, policy or site.policy)
+        wanted = SubmitState(catalog or site.catalog, chooser or site.chooser, policy or site.policy)
+        known = [state for state in (site, *self._earlier) if state.chooser is wanted.chooser]
+        known = [state for state in known if state.policy == wanted.policy]
+        self._site = next((state for state in known if state.catalog == wanted.catalog), wanted)
+        self._earlier = tuple([state for state in known if state is not self._site][:EARLIER])
 
     def learn(self, past: Mapping[str, Sequence[PastRun]]) -> None:
         """Update the runs of some recurring jobs; those of others remain, within a limit."""

@@ -156,6 +156,12 @@ def is_marked(comment: str) -> bool:
     return match is not None and (match[1] == LOAN or (match[2] or "").startswith(LOAN))
 
 
+def decided(comment: str) -> str:
+    """Return the name of the decision on an elastic training job, from its marker; empty without one."""
+    match = _marker(comment) if is_marked(comment) else None
+    return (match[2] or "") if match is not None else ""
+
+
 def decision_name(id: str) -> str:
     """Return the name of an elastic job's decision: `loan` and at most eight more characters."""
     return LOAN + id.removeprefix(LOAN)[:8]

@@ -8,10 +8,14 @@ import sys
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from slurm_migbatch import monitoring
 from slurm_migbatch.cli.common import LazyGroup, run
+from slurm_migbatch.cli.config import config
 from slurm_migbatch.cli.ending import Failure, describe, is_expected
 from slurm_migbatch.cli.main import COMMANDS, cli
+from slurm_migbatch.config import render as render_config
 
 
 def migbatch(*arguments, **options):
@@ -196,6 +200,41 @@ def test_rendered_defaults(tmp_path):
     path = tmp_path / "etc/migbatch/migbatch.toml"
     assert migbatch("config", "render", "migbatch", "-o", str(path)).returncode == 0  # which makes the directory
     assert migbatch("config", "check", "-c", str(path)).stdout == f"{path}: ok\n"
+
+
+def test_a_file_of_the_site_is_not_overwritten_unless_that_is_meant(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "migbatch.toml"
+    path.write_text("[lending]\nenabled = true\n")
+    path.chmod(0o640)
+    os.chown(path, 64001, 64001)
+    (tmp_path / "link").symlink_to("migbatch.toml")
+
+    def render(*words):
+        return CliRunner().invoke(config, ["render", *words], standalone_mode=False)
+
+    for name in ("migbatch.toml", "link"):
+        refused = render("migbatch", "-o", name)
+        assert "already exists and is not overwritten" in str(refused.exception)
+    assert path.read_text() == "[lending]\nenabled = true\n"
+    assert render("migbatch", "-o", "link", "--force").exception is None
+    assert (tmp_path / "link").is_symlink() and path.read_text() == render_config()
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (64001, 64001, 0o640)
+    assert render("migbatch", "-o", "migbatch.toml").exception is None, "it is the same"
+    assert sorted(os.listdir()) == ["link", "migbatch.toml"]
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE, text=True) as reader:
+        done = CliRunner().invoke(config, ["render", "prometheus", "-o", str(tmp_path / "pipe")], standalone_mode=False)
+        assert done.exception is None
+        assert reader.communicate()[0] == monitoring.text(monitoring.RULES)
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "nowhere").symlink_to("nothing")
+    done = CliRunner().invoke(config, ["render", "grafana", "-o", str(tmp_path / "nowhere")], standalone_mode=False)
+    assert "link to a file that does not exist" in str(done.exception)
 
 
 def test_json_is_one_object(tmp_path):

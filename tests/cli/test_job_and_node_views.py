@@ -9,15 +9,18 @@ from click.testing import CliRunner
 
 from slurm_migbatch.cli.installcontroller import cut_by_mig
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.config import Config, loads
+from slurm_migbatch.config import Config, load, loads
 from slurm_migbatch.doctor.lending import check_lending, parse_partitions
 from slurm_migbatch.doctor.nodes import check_nodes
 from slurm_migbatch.doctor.settings import check_slurm_conf, parse_slurm_config
 from slurm_migbatch.install.reported import describe as describe_site
 from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar
-from slurm_migbatch.query.why import describe, find, tasks_at_once
+from slurm_migbatch.query.questions import WhyQuestion
+from slurm_migbatch.query.site import QuerySite
+from slurm_migbatch.query.why import answer, describe, find, tasks_at_once
 from slurm_migbatch.site import render as render_site
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.runquery import JobId
 
@@ -194,6 +197,39 @@ def test_why_puts_queue_record_and_supply_together():
     assert lines["Supply"] == "reserved: somewhere"
     nowhere = dict(describe(row, [row], nodes[1:], None, ""))
     assert nowhere["Offered"] == "3g.40gb: not offered at the moment"
+
+
+LOAN_COMMENT = "migbatch: model=bert-large role=train [mig:loan:1#loan7fq3k]"
+
+
+class PlayedSite(QuerySite):
+    """A site with a training job in the queue that waits for a loan."""
+
+    def slurm(self):
+        row = JobRow(5, user="ann", partition="train", gres="gres/mig:loan:1", comment=LOAN_COMMENT, reason="Resources")
+        told = {"jobs": lambda _: [row], "nodes": lambda _: []}
+        return type("Played", (), told)()
+
+    def daemon(self, path):
+        assert path == "/v1/why/5"
+        return json.dumps({"why": "slices that are idle are kept for inference"}).encode()
+
+
+@pytest.mark.parametrize("partitions", [("train",), ()], ids=["lending", "not lending"])
+def test_why_tells_a_training_job_what_it_waits_for_and_how_that_was_decided(record, partitions):
+    config = load(str(record))
+    with open_store(config.store.url) as store:
+        message = "migbatch: waits for an idle slice, 1g.10gb to 7g.80gb"
+        store.record_decisions([{**DECISION, "id": "loan7fq3k", "message": message, "candidates": []}])
+    lending = replace(config.lending, enabled=True, partitions=partitions)
+    site = PlayedSite(replace(config, lending=lending), quiet=True)
+    told = pairs("\n".join(answer(WhyQuestion(job="5"), Rights(0, everything=True), site).lines))
+    told = {key: value.strip() for key, value in told.items()}
+    assert told["Requested"] == DECISION["asked"] and told["Bucket"] == DECISION["bucket"]
+    assert told["Decision"] == "waits for an idle slice, 1g.10gb to 7g.80gb"
+    assert told["Needs"] == "a loan of a slice"
+    assert told["Lending"] == "slices that are idle are kept for inference"
+    assert "Supply" not in told and "Expected" not in told
 
 
 def test_why_says_how_many_tasks_of_an_elastic_array_run_at_once():

@@ -106,6 +106,20 @@ def test_servers_on_a_gpu_of_unknown_speed_are_kept_and_named(migbatch, tmp_path
     assert "unknown to migbatch" not in migbatch("import", path)[2]
 
 
+def test_trainings_on_a_gpu_of_unknown_speed_are_kept_and_named(migbatch, tmp_path, url):
+    path = tmp_path / "trained.csv"
+    head = "gpu,model,kind,tuning,batch,input_size,latency_s,memory_mib\n"
+    path.write_text(f"{head}x900-96gb,qwen2.5-0.5b,train,lora,2,512,0.4,9000\n")
+    code, out, err = migbatch("import", path)
+    assert code == 0 and "1 added" in out
+    assert "step times (not the memory) of language models in training are kept, but predictions do not use" in err
+    assert "unknown to migbatch (x900-96gb)" in err
+    for gpu, model in (("h100-80gb", "qwen2.5-0.5b"), ("x900-96gb", "resnet50")):
+        tuning = "lora" if "qwen" in model else ""
+        path.write_text(f"{head}{gpu},{model},train,{tuning},2,512,0.4,9000\n")
+        assert "unknown to migbatch" not in migbatch("import", path)[2]
+
+
 def test_export_and_import_is_the_identity(migbatch, table, tmp_path, url):
     migbatch("import", table)
     for name in ("o.csv", "o.csv.gz"):

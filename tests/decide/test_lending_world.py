@@ -492,3 +492,21 @@ def test_a_service_that_is_killed_at_any_call_goes_on_where_it_was(
     assert {row["job_id"] for row in open_loans} == set(jobs)
     assert len(open_loans) == 7
     assert sorted(row["job_id"] for row in ended) == sorted(victims)
+
+
+def test_what_one_loan_leaves_waits_for_the_others_that_end_for_the_same_job(world: MakeWorld) -> None:
+    """A job of lower priority would keep the larger one waiting until its own end."""
+    w = world(gpus=2, min_idle_s=1.0, grace_s=30.0)
+    w.infer("7g.80gb", runs=900, limit=1000)  # its reservation would be there, but for the loans
+    w.step()
+    quick = w.train(needs=10**6, hints="max=3g.40gb min=3g.40gb")
+    slow = w.train(needs=10**6, hints="signal=usr1 max=3g.40gb min=3g.40gb", after=20.0)
+    w.until(lambda: len(w.loaned()) == 2)
+    for _ in range(60):
+        w.step()
+    large = w.infer("7g.80gb", runs=10**6, priority=900)
+    w.until(lambda: w.row(quick).pending)
+    assert w.row(slow).state == "RUNNING" and w.row(large).pending
+    small = w.infer("1g.10gb", runs=10**6, priority=500)
+    w.until(lambda: large in w.running() or small in w.running())
+    assert large in w.running() and small not in w.running()

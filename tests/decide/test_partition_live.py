@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.paris_elsa.preference import Class, preference
+from slurm_migbatch.decide.paris_elsa.assignment import WorkClass
+from slurm_migbatch.decide.paris_elsa.partition import Cut, flow, partition, ways
+from slurm_migbatch.decide.paris_elsa.preference import MOST_TYPES, Class, preference
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY
-from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.placement import Placement
+from slurm_migbatch.mig.planning import is_searchable, plan_free
 from slurm_migbatch.mig.profile import Profile
 from tests.support.dispatch_site import A30, H100, P
 
@@ -66,3 +71,71 @@ def test_only_what_was_asked_for_and_something_of_it_wherever_it_fits(classes: l
     for gpu in (H100, A30):
         asked = {each.profile for each in classes if each.profile in gpu}
         assert bool(asked) == bool([p for p in order if p in gpu])
+
+
+def crowded(places: int) -> Geometry:
+    """A GPU that a node may describe and that does not exist: six profiles of one slice, at the same places."""
+    whole = H100.full._replace(profile=P("64g.999gb"), compute_slices=64, memory_slices=places, max_instances=1)
+    few = [
+        whole._replace(
+            profile=P(f"{k}g.{10 * k}gb"),
+            compute_slices=k,
+            memory_slices=1,
+            max_instances=64,
+            decoders=0,
+            jpegs=0,
+            ofas=0,
+            placements=tuple(Placement(start, 1) for start in range(places)),
+        )
+        for k in range(1, 7)
+    ]
+    return Geometry(f"crowded{places}", [*few, whole._replace(placements=(Placement(0, places),))])
+
+
+def works_on(geometry: Geometry) -> list[Class]:
+    kinds = [info.profile for info in geometry.profiles if info.memory_slices == 1]
+    return [Class(10.0 + kind.compute, 100.0 * kind.compute**2, kind) for kind in kinds]
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The types of GPUs whose partitionings are searched."""
+    names: list[str] = []
+
+    def search(geometry: Geometry, *given: Any, **more: Any) -> Cut:
+        names.append(geometry.name)
+        return partition(geometry, *given, **more)
+
+    monkeypatch.setattr("slurm_migbatch.decide.paris_elsa.preference.partition", search)
+    return names
+
+
+@pytest.mark.parametrize("places", [4, 6])
+def test_a_gpu_with_more_ways_than_any_follows_the_load_alone(searched: list[str], places: int) -> None:
+    """A broken node describes one; the search would take as long as it may."""
+    odd = crowded(places)
+    assert is_searchable(odd), "so its node is believed"
+    order = preference({odd: 8}, works_on(odd))
+    assert not searched
+    assert order[0] == P("6g.60gb") and {p.compute for p in order} >= {3, 4, 5, 6}
+
+
+def test_the_types_with_the_most_gpus_are_searched(searched: list[str]) -> None:
+    """One node describes up to 16."""
+    odd = {named(A30, f"odd{n}"): 4 for n in range(16)}
+    work = [Class(10, 60, P("1g.6gb")), Class(10, 60, P("2g.12gb")), Class(10, 60, P("3g.40gb"))]
+    order = preference({**odd, H100: 8}, work)
+    assert len(searched) == MOST_TYPES and H100.name in searched
+    assert preference({H100: 8}, work) == tuple(p for p in order if p in H100)
+
+
+def test_an_integer_program_ends_after_so_many_nodes() -> None:
+    odd = crowded(4)
+    works = [WorkClass(c.count, 2 * c.seconds, (c.seconds,) * 6, n) for n, c in enumerate(works_on(odd))]
+    possible = ways(odd, sorted(c.profile for c in works_on(odd)))
+    found = flow(works, possible, 8, whole=True, nodes=1)
+    assert sum(found.ways) <= 8 and found.rate <= flow(works, possible, 8, whole=False).rate * (1 + 1e-6)
+
+
+def named(geometry: Geometry, name: str) -> Geometry:
+    return Geometry(name, geometry.profiles)

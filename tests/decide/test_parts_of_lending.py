@@ -20,9 +20,11 @@ from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, LoanHistory, State
 from slurm_migbatch.decide.lending.model import Kind, LendingRules
 from slurm_migbatch.decide.lending.round import decide
+from slurm_migbatch.decide.lending.stage import LendingSettings, ends_of
 from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, delayed, job_views_of, view_of
 from slurm_migbatch.decide.snapshot import Report
+from slurm_migbatch.decide.supply.moves import SOON_S
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.mig.layout import EMPTY, Layout
 from slurm_migbatch.mig.profile import Profile
@@ -532,3 +534,17 @@ def test_jobs_come_back_one_by_one_to_the_only_node_where_slurmd_needs_it(prefix
     running = replace(running, start=NOW + 1)
     assert later(2) == []
     assert later(4) == [2]
+
+
+def test_when_the_slices_of_ending_loans_should_be_free() -> None:
+    """By the end of the grace period, or soon if nothing is saved any more."""
+    ledger, rules = Ledger(), LendingRules(grace_s=30.0)
+    settings = LendingSettings(rules=rules)
+    loan = Loan(1, 0, 90.0, "1g.10gb", State.RUNNING)
+    signalled = replace(loan, state=State.SIGNALLED, signalled=95.0)
+    loans = [loan, signalled, replace(signalled, signalled=None), replace(signalled, signalled=10.0)]
+    loans += [replace(signalled, checkpoint=99.0), replace(loan, state=State.REQUEUED)]
+    ledger.open = {number: replace(each, job_id=number) for number, each in enumerate(loans)}
+    soon = 100.0 + SOON_S
+    assert ends_of(ledger, settings, 100.0) == {1: 125.0 + SOON_S, 2: 130.0 + SOON_S, 3: soon, 4: soon, 5: soon}
+    assert ends_of(Ledger(), None, 100.0) == {}

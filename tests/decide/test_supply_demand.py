@@ -111,6 +111,30 @@ def test_what_can_run_nowhere_is_no_demand(change: dict[str, object]) -> None:
     assert pools(**change) == []
 
 
+@pytest.mark.parametrize(
+    ("asked", "pool"),
+    [
+        ("gres/mig:2g.20gb:1,gres/fpga:1", {"n1", "n2"}),
+        ("gres:fpga:2,gres:mig:2g.20gb:1", {"n1"}),
+        ("gres/mig:2g.20gb:1,gres/fpga:u280", {"n1"}),
+        ("gres/mig:2g.20gb:1,gres/fpga:u280:1,gres/fpga:u50:1", {"n1"}),
+        ("gres/mig:2g.20gb:1,gres/fpga:1,gres/fpga:1", {"n1"}),
+        ("gres/mig:2g.20gb:1,gres/nic:1G", {"n2"}),
+        ("gres/mig:2g.20gb:1,gres/gpu:0", {"n1", "n2"}),
+        ("gres/mig:2g.20gb:1,gres/gpu:a b:0", {"n1", "n2"}),
+        ("gres/mig:2g.20gb:1", {"n1", "n2"}),
+        ("gres/mig:2g.20gb:1,gres/fpga:3", set()),
+        ("gres/mig:2g.20gb:1,gres/vpu:1", set()),
+    ],
+)
+def test_a_job_runs_only_on_nodes_that_have_its_other_gres(asked: str, pool: set[str]) -> None:
+    """An offer elsewhere would never be taken."""
+    gres = {"n1": "gpu:h100:4,fpga:u280:1,fpga:u50:1", "n2": "fpga:1,nic:4294967296"}
+    nodes = [replace(node, other_gres=gres.get(node.name, "")) for node in NODES]
+    found = demands([replace(ROW, gres=asked)], nodes, SUPPLY, NOW)
+    assert [set(demand.pool) for demand in found] == ([pool] if pool else [])
+
+
 def test_arrays_ask_for_no_more_than_their_limit_lets_run() -> None:
     pending = replace(ROW, job_id=5, array_job=5, array_task="4-99%6", tasks=96, throttle=6)
     running = [replace(ROW, job_id=6 + i, array_job=5, array_task=str(i), state="RUNNING") for i in range(4)]

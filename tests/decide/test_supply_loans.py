@@ -104,7 +104,7 @@ def test_a_released_loan_gets_its_slot_and_a_full_site_keeps_it_waiting() -> Non
     waits = world.slurm.submit("gres/mig:loan:1", comment="[mig:loan:1#loan0003]", reason="ReqNodeNotAvail")
     report = world.step()
     assert report.reservations == () and "no other job needs" in world.loop.why(second)
-    assert "migbatch loans" in world.loop.why(waits)
+    assert "waits for a loan" in world.loop.why(waits)
     world.steps(8)
     assert second in world.running() and not world.nodes.misfits
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Mode, Node
 from slurm_migbatch.decide.explain import why_not_started
 from slurm_migbatch.decide.supply.planner import Planner
@@ -27,3 +29,19 @@ def test_a_job_whose_nodes_are_drained_is_told_which() -> None:
     demands = [Demand(9, ((P("3g.40gb"), 1),), frozenset({"n1"}))]
     decided = SupplyDecision(Planner().plan(nodes, demands, NOW), demands, {node.name: node for node in nodes})
     assert "Slurm starts no jobs on n1 now" in why_not_started(9, job(9), decided, NOW)
+
+
+@pytest.mark.parametrize(
+    ("lending", "reason"),
+    [
+        (None, "lending is disabled"),
+        (("other",), "partition mig does not lend"),
+        (("mig", "other"), "the next round of lending decides"),
+    ],
+)
+def test_a_job_that_waits_for_a_loan_is_told_why_lending_does_not_decide_on_it(
+    lending: tuple[str, ...] | None, reason: str
+) -> None:
+    decided = SupplyDecision(Planner().plan([], [], NOW), [], {})
+    told = why_not_started(9, job(9, gres="gres/mig:loan:1"), decided, NOW, lending)
+    assert told.startswith("it waits for a loan of an idle slice") and reason in told

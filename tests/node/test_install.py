@@ -11,6 +11,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from slurm_migbatch.cli.install import install as install_command
 from slurm_migbatch.node import exits, install
 from slurm_migbatch.node.install import InstallError
 from tests.support.nodes import ALICE
@@ -77,6 +78,39 @@ def test_the_umask_of_root_changes_nothing(node, environment, monkeypatch, umask
     made += [*place.glob("**/__pycache__"), *place.glob("**/*.pyc")]
     wrong = {str(path): oct(path.stat().st_mode) for path in made if path.stat().st_mode & 0o022 or not readable(path)}
     assert not wrong
+
+
+def test_a_plan_writes_nothing_and_its_application_the_byte_code(node, environment, monkeypatch):
+    """`migbatch install --role node` first shows what it would do."""
+    (place,) = environment.glob("lib/python3.*/site-packages")
+    monkeypatch.setattr(install, "package_paths", lambda: [str(place)])
+    compiled = Path(py_compile.compile(str(place / "slurm_migbatch/node/paths.py"), doraise=True))
+    compiled.chmod(0o666)
+    (node.root / "slurm.conf").write_text("SlurmctldHost=ctl\n")
+    places = {name: str(node.root / "new" / name) for name in ("hooks", "etc", "systemd", "record")}
+    words = [part for name, path in places.items() for part in (f"--{name}", path)]
+    words += ["--role", "node", "--slurm-conf", str(node.root / "slurm.conf"), "--python", sys.executable]
+
+    def state():
+        found = {path: path.lstat() for path in node.root.rglob("*")}
+        return {path: (status.st_ino, status.st_mode, status.st_ctime_ns) for path, status in found.items()}
+
+    before = state()
+    install_command.main(words, standalone_mode=False)
+    assert state() == before
+    install_command.main([*words, "--apply"], standalone_mode=False)
+    assert compiled.stat().st_mode & 0o022 == 0
+    assert len(list(place.glob("slurm_migbatch/node/__pycache__/*.pyc"))) > 10
+
+
+def test_a_compiler_that_hangs_is_ended(tmp_path, monkeypatch):
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(install, "COMPILE_S", 0.2)
+    monkeypatch.setattr(install, "package_paths", lambda: [str(tmp_path)])
+    with pytest.raises(InstallError, match=r"timed out after 0\.2 seconds"):
+        install.compile_imports(str(python))
 
 
 def readable(path):
@@ -159,6 +193,18 @@ def test_a_task_of_a_refused_job_fails_with_the_reason(installed):
     task = run(installed, "task_prolog", 1)
     assert task.returncode == exits.NO_SLICE and "no GPU slice for this job" in task.stdout + task.stderr
     assert "export" not in task.stdout
+
+
+def test_a_task_of_a_job_that_cannot_be_requeued_fails_and_says_so(installed):
+    run(installed, "prolog", 1, "[mig:9g.99gb:1]", uid=0)
+    (installed.root / "bin/scontrol").write_text("#!/bin/sh\nexec sleep 600\n")
+    installed.configure(ScontrolTimeout=0.2)
+    task = run(installed, "task_prolog", 1)
+    assert task.returncode == exits.NO_SLICE
+    refusal, requeue = task.stdout.splitlines()
+    assert refusal.startswith("print migbatch: no GPU slice for this job")
+    assert requeue.startswith("print migbatch: the job was not requeued") and "within 0.2 s" in requeue
+    assert [f"print {line}" for line in task.stderr.splitlines()] == [refusal, requeue]
 
 
 def test_a_job_of_another_kind_passes(installed):

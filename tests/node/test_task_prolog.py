@@ -306,3 +306,26 @@ def test_a_batch_script_without_a_slice_sends_its_own_job_back(node, environ, as
     values = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": node.name} | environ
     task_prolog.send_back(str(node.etc), {key.encode(): value.encode() for key, value in values.items()})
     assert node.scontrol_calls() == asked
+
+
+def test_a_task_does_not_wait_for_a_scontrol_that_hangs(node):
+    """scontrol waits as long as slurmctld takes connections and does not answer."""
+    (node.root / "bin/scontrol").write_text("#!/bin/sh\nexec sleep 600\n")
+    node.configure(ScontrolTimeout=0.2)
+    values = {b"SLURM_JOB_ID": b"17", b"SLURMD_NODENAME": node.name.encode()}
+    problem = task_prolog.send_back(str(node.etc), values)
+    assert problem.endswith("requeue did not end within 0.2 s; is slurmctld running and not overloaded?")
+    with pytest.raises(ChildProcessError):
+        while os.waitpid(-1, 0):
+            pass  # ended, else this waits
+
+
+def test_a_program_that_is_missing_is_named(node):
+    node.configure(ScontrolPath="/nonexistent/scontrol")
+    values = {b"SLURM_JOB_ID": b"17", b"SLURMD_NODENAME": node.name.encode()}
+    assert task_prolog.send_back(str(node.etc), values) == "/nonexistent/scontrol: No such file or directory"
+
+
+@pytest.mark.parametrize(("text", "limit"), [("", 10), ("2.5", 2.5), ("0", 0), ("x", 10), ("nan", 10), ("-1", 10)])
+def test_an_odd_time_limit_is_not_used(text, limit):
+    assert task_prolog.seconds(text) == limit

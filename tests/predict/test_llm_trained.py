@@ -130,6 +130,14 @@ def test_what_a_site_measured_of_a_training_counts() -> None:
     assert (before.measured, now.measured) == (0, len(STEPS))
 
 
+def test_of_a_gpu_of_unknown_speed_the_memory_counts() -> None:
+    rows = [replace(row, gpu="NVIDIA X900 96GB") for row in rows_of(SMALL, 1.8, 1.5)]
+    learned = taught(rows)
+    assert wider(learned, SMALL) == pytest.approx(1.5, rel=0.1)
+    assert off(learned, SMALL) == 1.0 and {point.away[0] for point in learned.trained} == {None}
+    assert points_of(replace(row, memory_mib=None) for row in rows) == []
+
+
 def test_the_same_network_by_another_name_is_the_same() -> None:
     learned = taught(rows_of("llama-3-8b", 1.6, tuning="lora", profiles=("7g.80gb",)))
     own = off(learned, "llama-3-8b", "7g.80gb", "lora")

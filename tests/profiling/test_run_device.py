@@ -11,7 +11,8 @@ from slurm_migbatch.mig.driver import DriverMissing, InvalidRequest, NotFound
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.mig.nvml.visible import VisibleDevice
-from slurm_migbatch.profiling.device import CPU, Device, NvmlMeter, find_device
+from slurm_migbatch.profiling.device import Device, NvmlMeter, find_device
+from slurm_migbatch.profiling.measurement import CPU
 from slurm_migbatch.testbed.simdriver import GPU_MODELS, SimulatedMachine
 
 FOR_ROOT = {

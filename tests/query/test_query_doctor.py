@@ -50,4 +50,6 @@ def test_what_is_wrong_is_named(stranger: int) -> None:
 
 def test_what_is_in_order_is_not(tmp_path: Path) -> None:
     with query_process(tmp_path) as service:
+        before = service.log
         assert said(port=service.port) == ("ok", f"127.0.0.1 port {service.port}")
+        assert service.log == before, "it is no refusal of a query"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.answer_cache import AnswerCache
 from slurm_migbatch.submit.decision import SubmitDecision
-from slurm_migbatch.submit.request import Accept, JobRequest, Present
+from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Present
+from slurm_migbatch.submit.rewrite import rewrite
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
 from tests.support.gpu_kinds import A100_40, H100, SITE
@@ -64,6 +66,47 @@ def test_a_changed_site_changes_answers(service: SubmitService) -> None:
     service.use(catalog=SiteCatalog({"gpu": Partition("gpu", (H100,), Profile.parse("3g.40gb"))}))
     for _ in range(2):
         assert "3g.40gb" in changes(service.handle(asked()))["tres_per_node"]
+
+
+@pytest.fixture
+def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[JobRequest]:
+    """The requests whose answer was not given again."""
+    seen: list[JobRequest] = []
+
+    def counted(job: JobRequest, *given: Any, **more: Any) -> Answer:
+        seen.append(job)
+        return rewrite(job, *given, **more)
+
+    monkeypatch.setattr("slurm_migbatch.submit.service.rewrite", counted)
+    return seen
+
+
+def other_site(profile: str) -> dict[str, Any]:
+    """A catalog with another default profile, as a process reads it."""
+    return SiteCatalog({"gpu": Partition("gpu", (H100,), Profile.parse(profile))}).to_dict()
+
+
+def test_a_site_that_alternates_keeps_the_answers_of_each(service: SubmitService, rewritten: list[JobRequest]) -> None:
+    """A node that reports another number of GPUs each time must not make every request cost its full time."""
+    sites = ["2g.20gb", "3g.40gb", "4g.40gb"]
+    for _ in range(3):
+        for site in sites:
+            service.use(catalog=SiteCatalog.from_dict(other_site(site)))
+            assert site in changes(service.handle(asked()))["tres_per_node"]
+    assert len(rewritten) == len(sites)
+
+
+def test_answers_of_few_sites_are_kept_and_none_of_another_model(
+    service: SubmitService, rewritten: list[JobRequest]
+) -> None:
+    for site in ("1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.20gb"):
+        service.use(catalog=SiteCatalog.from_dict(other_site(site)))
+        service.handle(asked())
+    assert len(rewritten) == 6
+    service.use(chooser=Chooser(LearnedPredictor()))
+    service.use(catalog=SiteCatalog.from_dict(other_site("7g.80gb")))
+    service.handle(asked())
+    assert len(rewritten) == 7
 
 
 FEWER = replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -29,11 +30,13 @@ print(slurm_cli_pre_submit(options, 0))
 print(options.gres)
 print(compiled)
 print(table.concat(told, "|"))
+print(options["tres-per-task"])
 """
 
 
-def ask(folder: Path, *options: str, module: bool = False, gone: bool = False) -> list[str]:
-    """Return what becomes of a request: the code, its GRES, whether more than the head was compiled, what was told."""
+def ask(folder: Path, *options: str, module: bool = False, gone: bool = False, job: str | None = None) -> list[str]:
+    """Return what becomes of a request: the code, its GRES, whether more than the head was compiled, what was told, its
+    TRES per task."""
     text = render(
         CLI_FILTER,
         socket="/nonexistent",
@@ -46,7 +49,9 @@ def ask(folder: Path, *options: str, module: bool = False, gone: bool = False) -
     (folder / CLI_FILTER).write_text(text)
     (folder / "ask.lua").write_text(ASK)
     line = ["lua5.1", "ask.lua", str(folder / CLI_FILTER), "gone" if gone else "there", *options]
-    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
+    environment |= {"SLURM_JOB_ID": job} if job else {}
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.splitlines()
 
 
@@ -60,40 +65,83 @@ def ask(folder: Path, *options: str, module: bool = False, gone: bool = False) -
     ],
 )
 def test_what_needs_nothing_passes_at_once(tmp_path: Path, options: tuple[str, ...]) -> None:
-    code, _, compiled, told = ask(tmp_path, *options)
+    code, _, compiled, told, _ = ask(tmp_path, *options)
     assert (code, compiled, told) == ("0", "compiled nothing", "")
 
 
 @pytest.mark.parametrize("module", [False, True], ids=["the script", "beside the site's own"])
 def test_srun_asks_for_what_its_steps_can_repeat(tmp_path: Path, module: bool) -> None:
-    code, gres, compiled, told = ask(tmp_path, "type=srun", "gres=mig:auto", module=module)
+    code, gres, compiled, told, _ = ask(tmp_path, "type=srun", "gres=mig:auto", module=module)
     assert (code, gres, compiled) == ("0", "mig:1", "compiled more")
     assert "for mig:auto" in told
 
 
 def test_what_slurmctld_would_refuse_is_refused_here(tmp_path: Path) -> None:
-    code, _, _, told = ask(tmp_path, "type=salloc", "gres=mig:1g")
+    code, _, _, told, _ = ask(tmp_path, "type=salloc", "gres=mig:1g")
     assert code == "-1" and "full profile name" in told
 
 
 @pytest.mark.parametrize("option", ["cpus-per-gpu=4", "mem-per-gpu=4G", "gpu-freq=high", "ntasks-per-gpu=2"])
 def test_options_that_need_a_gpu_are_refused_with_what_to_use_instead(tmp_path: Path, option: str) -> None:
     """Slurm itself would miss the GPU that a slice has replaced."""
-    code, _, _, told = ask(tmp_path, "type=srun", "gpus=1", option)
+    code, _, _, told, _ = ask(tmp_path, "type=srun", "gpus=1", option)
     assert code == "-1" and f"--{option.partition('=')[0]} applies to whole GPUs" in told
 
 
 def test_gpus_of_each_task_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
-    code, gres, _, _ = ask(tmp_path, "type=srun", "tres-per-task=gres/gpu:1", "nodes=1", "ntasks=2")
+    code, gres, _, _, _ = ask(tmp_path, "type=srun", "tres-per-task=gres/gpu:1", "nodes=1", "ntasks=2")
     assert (code, gres) == ("0", "mig:7g.80gb:2")
 
 
 def test_gpus_of_each_socket_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
-    code, gres, _, _ = ask(tmp_path, "type=srun", "gpus-per-socket=1", "sockets-per-node=2", "ntasks=1")
+    code, gres, _, _, _ = ask(tmp_path, "type=srun", "gpus-per-socket=1", "sockets-per-node=2", "ntasks=1")
     assert (code, gres) == ("0", "mig:7g.80gb:2")
 
 
 def test_a_script_that_has_gone_lets_the_request_travel(tmp_path: Path) -> None:
     """Where it is replaced just now, job_submit.lua judges all the same."""
-    code, gres, _, told = ask(tmp_path, "type=srun", "gres=mig:auto", gone=True)
+    code, gres, _, told, _ = ask(tmp_path, "type=srun", "gres=mig:auto", gone=True)
     assert (code, gres, told) == ("0", "mig:auto", "")
+
+
+@pytest.mark.parametrize("command", ["srun", "salloc"])
+@pytest.mark.parametrize(
+    ("asked", "gres", "per_task"),
+    [
+        ("gres/mig:auto", "mig:2", ""),
+        ("gres/mig", "mig:2", ""),
+        ("gres/mig:auto:2", "mig:4", ""),
+        ("gres/mig=1", "mig:2", ""),
+        ("cpu:3,gres/mig:auto", "mig:2", "cpu:3"),
+    ],
+)
+def test_slices_of_each_task_without_a_profile_are_asked_for_on_each_node(
+    tmp_path: Path, command: str, asked: str, gres: str, per_task: str
+) -> None:
+    """srun repeats its own request for its step, and the environment that salloc leaves is the step's request."""
+    options = f"type={command}", f"tres-per-task={asked}", "nodes=1", "ntasks=2"
+    code, *others, now = ask(tmp_path, *options)
+    assert (code, others[0], now) == ("0", gres, per_task)
+
+
+def test_slices_of_each_task_with_their_profile_stay(tmp_path: Path) -> None:
+    options = "type=srun", "tres-per-task=gres/mig:1g.10gb+me", "gres=fpga:1", "nodes=1", "ntasks=1"
+    code, gres, _, _, per_task = ask(tmp_path, *options)
+    assert (code, gres, per_task) == ("0", "fpga:1", "gres/mig:1g.10gb.me:1")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "matches"),
+    [
+        ("gres", "mig:auto", "mig:1"),
+        ("gres", "fpga:1,mig:auto:2", "fpga:1,mig:2"),
+        ("gres", "mig:1g.10gb", "mig:1g.10gb"),
+        ("tres-per-task", "gres/mig:auto", "gres/mig:1"),
+        ("tres-per-task", "cpu:2,gres/mig:auto:2", "cpu:2,gres/mig:2"),
+    ],
+)
+def test_a_step_that_asks_for_any_slices_gets_those_of_its_job(
+    tmp_path: Path, option: str, value: str, matches: str
+) -> None:
+    code, gres, _, told, per_task = ask(tmp_path, "type=srun", f"{option}={value}", job="17")
+    assert (code, gres if option == "gres" else per_task, told) == ("0", matches, "")

@@ -37,6 +37,9 @@ COUNTS = {
     "none": 4,
 }
 DESCRIBED = "model=our-llama arch=layers:16+hidden:2048+heads:32+kv:8"
+TRES_PER_TASK = (23, 11)
+"""The release that has the option --tres-per-task."""
+PER_TASK = ("gres/mig:auto", "gres/mig", "cpu:1,gres/mig:auto", "gres/mig:1g.10gb:1")
 HINTS = "migbatch: model=bert-large batch=32 slo=200ms"
 
 
@@ -153,6 +156,16 @@ def test_steps_run_in_jobs_that_asked_for_gpus(bed: Cluster) -> None:
         assert bed.wait_job(job) == "COMPLETED" and "stepped" in bed.output(job)
 
 
+def test_steps_run_in_jobs_that_asked_for_any_slices_of_each_task(bed: Cluster) -> None:
+    """Steps read what sbatch leaves of --tres-per-task in the environment."""
+    if bed.root.version() < TRES_PER_TASK:
+        pytest.skip("no --tres-per-task")
+    for asked in ("gres/mig:auto", "gres/mig", "cpu:1,gres/mig:auto:1"):
+        job = bed.submit("-n2", "-N1", f"--tres-per-task={asked}", wrap="srun true && echo stepped")
+        assert job_of(bed, job) == ("gres:mig:1g.10gb:2", "[mig:1g.10gb:2#auto]")
+        assert bed.wait_job(job) == "COMPLETED" and "stepped" in bed.output(job)
+
+
 def test_changes_of_a_pending_job(bed: Cluster) -> None:
     job = bed.submit("-H", "--gres=mig:2g.20gb", "--comment=mine", wrap="true")
 
@@ -194,6 +207,13 @@ def test_the_users_side(folder: Path, slurm_root: str) -> None:
         for options in (["--gpus=1"], ["--gpus-per-node=1"], ["--gpus-per-task=1", "-n1", "-N1"]):
             assert said(bed, "srun", "--immediate=180", *options, "true").returncode == 0, options
         assert said(bed, "salloc", "--gpus=1", "srun", "true").returncode == 0
+        assert said(bed, "salloc", "--gres=mig:1g.10gb", "srun", "--gres=mig:auto", "true").returncode == 0
+        for option in PER_TASK if bed.root.version() >= TRES_PER_TASK else ():
+            words = "-n2", "-N1", f"--tres-per-task={option}"
+            assert said(bed, "srun", "--immediate=180", *words, "true").returncode == 0, option
+            assert said(bed, "salloc", *words, "srun", "true").returncode == 0, option
+            step = said(bed, "salloc", "-n2", "--gres=mig:1g.10gb:2", "srun", f"--tres-per-task={option}", "true")
+            assert step.returncode == 0, option
         refused = said(bed, "srun", "--gres=mig:1g", "true")
         assert refused.returncode != 0 and "cli_filter plugin terminated" in refused.stderr
         assert "for mig:auto" in said(bed, "sbatch", "-v", "--gres=mig:auto", "--wrap=true").stderr

@@ -14,6 +14,7 @@ from slurm_migbatch.workload.loans import (
     LONGEST_MARK,
     LoanHints,
     away,
+    decided,
     decision_name,
     emptied,
     forgets,
@@ -164,3 +165,9 @@ def test_the_marker_always_says_what_the_gres_says(text: str, kinds: list[str], 
         else:
             grant = parse_comment(comment)
             assert grant is not None and grant.gres == gres and grant.decision == decision_name(id)
+
+
+def test_the_name_of_the_decision_is_in_the_marker():
+    assert decided(WAITING) == "loan7fq3k000"
+    assert decided(retyped("gres/mig:loan:1", WAITING, "2g.20gb")["Comment"]) == "loan7fq3k000"
+    assert decided(f"{WAITING} said somebody") == decided("migbatch: x [mig:2g.20gb:1#7fq3k]") == decided("") == ""

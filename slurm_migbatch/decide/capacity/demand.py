@@ -39,11 +39,11 @@ RUNNABLE = frozenset(
 )
 _RUNNABLE_PROSE = "Nodes required for job are DOWN"
 
-#: Name, partitions, features, reservations, and whether it is now limited to jobs of a reservation.
-_NodeFacts: TypeAlias = tuple[str, tuple[str, ...], frozenset[str], frozenset[str], bool]
+#: Name, partitions, features, reservations, whether it is now limited to jobs of a reservation, and its other GRES.
+_NodeFacts: TypeAlias = tuple[str, tuple[str, ...], frozenset[str], frozenset[str], bool, str]
 
-#: Partition, features, requested nodes, reservation and number of nodes of a job.
-_Asked: TypeAlias = tuple[str, str, str, str, int]
+#: Partition, features, requested nodes, reservation, number of nodes and other GRES of a job.
+_Asked: TypeAlias = tuple[str, str, str, str, int, tuple[gres.Gres, ...]]
 
 _NONE = frozenset[str]()
 _MOST_POOLS = 4096
@@ -88,6 +88,25 @@ def _runnable(reason: str) -> bool | None:
 def slices(text: str) -> Mapping[Profile, int]:
     """Return the MIG slices in a job's GRES by profile, without filler, untyped, unknown and unreadable entries."""
     return profiles(gres.readable_counts(text, GRES))
+
+
+def unlocated(holders: Iterable[JobRow], leased: Collection[tuple[int, int]]) -> Counter[Profile]:
+    """Count the slices of those jobs on a node that have no lease there: the node has not reported them yet.
+
+    Args:
+        holders: jobs that have slices on the node.
+        leased: the runs with a lease there.
+    """
+    missing = [row for row in holders if (row.job_id, row.restarts) not in leased]
+    found: Counter[Profile] = Counter()
+    for row in sorted(missing, key=lambda row: row.job_id):
+        found.update(slices(row.gres))
+    return found
+
+
+def waits_for_loan(text: str) -> bool:
+    """Return whether a job's GRES are those of an elastic training job that waits for a loan."""
+    return gres.readable_counts(text, GRES).get(LOAN, 0) > 0
 
 
 def profiles(counts: Mapping[str, int]) -> Mapping[Profile, int]:
@@ -281,7 +300,7 @@ class _Site:
     """Nodes of the cluster, and which of them a job can use.
 
     Args:
-        facts: name, partitions, features and reservations of each node with MIG GPUs, and whether it is closed.
+        facts: of each node with MIG GPUs.
         mixed: partitions with nodes that have no MIG GPUs.
     """
 
@@ -313,10 +332,13 @@ class _Site:
             apart = apart.union(excluded(row.comment))
         if avoid:
             apart = apart.union(avoid)
-        asked = (row.partition, row.features, row.requested_nodes, row.reservation, row.num_nodes)
+        others = _others(row.gres) if "," in row.gres or GRES not in row.gres else ()
+        asked = (row.partition, row.features, row.requested_nodes, row.reservation, row.num_nodes, others)
         pool = self._pools.get((asked, apart))
         if pool is None:
             pool = self._found(row).difference(apart)
+            if others:
+                pool = frozenset([name for name in pool if _has_others(others, self._facts[name][5])])
             pool = self._pools[asked, apart] = self._interned.setdefault(pool, pool)
         return pool
 
@@ -343,7 +365,8 @@ def _told(nodes: Iterable[NodeRow], supply: Collection[str]) -> tuple[list[_Node
     mixed: set[str] = set()
     for node in nodes:
         if node.name in supply:
-            facts.append((node.name, node.partitions, node.features, node.reservations, node.set_aside))
+            aside, others = node.set_aside, node.other_gres
+            facts.append((node.name, node.partitions, node.features, node.reservations, aside, others))
         elif node.open:
             mixed.update(node.partitions)
     return facts, frozenset(mixed)
@@ -364,4 +387,22 @@ def _has_features(expression: str, features: frozenset[str]) -> bool:
         return features.issuperset(words)
     if set(rest) <= {"|"}:
         return not features.isdisjoint(words)
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _others(text: str) -> tuple[gres.Gres, ...]:
+    """Return the readable entries of a job's GRES that are not of MIG, without those of a count of 0."""
+    return tuple([entry for entry in gres.readable(text) if entry.name != GRES and entry.count > 0])
+
+
+@lru_cache(maxsize=4096)
+def _has_others(asked: tuple[gres.Gres, ...], text: str) -> bool:
+    """Return whether a node has these other GRES, in use or not. `text`: the node's, as Slurm shows them."""
+    held = gres.readable(text)
+    for entry in asked:
+        alike = [other for other in held if other.name == entry.name and entry.type in (None, other.type)]
+        wanted = [other for other in asked if other.name == entry.name and entry.type in (None, other.type)]
+        if sum(other.count for other in alike) < sum(other.count for other in wanted):
+            return False
     return True

@@ -248,7 +248,7 @@ class ClusterPlan:
     nodes: Mapping[str, NodePlan]
     reservations: tuple[Reservation, ...] = ()
     placed: Mapping[int, Placed] = field(default_factory=dict)
-    #: jobs with neither supply nor a reservation now
+    #: jobs without supply for all of their copies now; some have a reservation
     waiting: tuple[int, ...] = ()
     #: those of them that can never start: components that cannot have nodes of their own, even if all nodes are free
     cramped: frozenset[int] = frozenset()

@@ -117,7 +117,7 @@ class JobQueue:
         if _SIGNAL in row.comment:
             self._signalled[id(row)] = row
         if GRES in row.gres:
-            if row.state != "COMPLETING":
+            if holds_slices(row):
                 for node in row.nodes:
                     self._holders.setdefault(node, {})[id(row)] = row
             if GUEST in row.gres and is_guest(row.gres):
@@ -137,3 +137,8 @@ class JobQueue:
                 if not held:
                     self._holders.pop(node, None)
             started.discard(row.job_id)
+
+
+def holds_slices(row: JobRow) -> bool:
+    """Return whether a job has MIG slices now; one that is completing may have given them back."""
+    return GRES in row.gres and row.active and row.state != "COMPLETING"

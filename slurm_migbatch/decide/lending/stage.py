@@ -16,7 +16,7 @@ from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.lending.cpus import lasting, shortages
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
-from slurm_migbatch.decide.lending.ledger import JobView, Ledger, Loan, Place
+from slurm_migbatch.decide.lending.ledger import JobView, Ledger, Loan, Place, State
 from slurm_migbatch.decide.lending.model import GIVING, Kind, LendingRules, LoanOrder, Round
 from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.decide.lending.round import decide
@@ -33,6 +33,7 @@ from slurm_migbatch.decide.lending.view import (
     view_of,
 )
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, LendingPast, Report, Run, RunProgress
+from slurm_migbatch.decide.supply.moves import SOON_S
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.mig.profile import Profile, ProfileError
 
@@ -197,6 +198,17 @@ def plan_lending(
         for job, (profile, node, gpu) in targets.items():
             memory.ledger.targets[job] = Target(profile, node, until, gpu)
     return LendingDecision(tuple(orders), job_views, tuple(ended), tuple(memory.ledger.unsaved()))
+
+
+def ends_of(ledger: Ledger, settings: LendingSettings | None, now: float) -> dict[int, float]:
+    """Return the loans that are ending, by job, and when their slices should be free at the latest."""
+    grace_s = 0.0 if settings is None else settings.rules.grace_s
+    ends: dict[int, float] = {}
+    for job, loan in ledger.open.items():
+        if loan.leaving:
+            saving = loan.state is State.SIGNALLED and loan.checkpoint is None
+            ends[job] = max(now, (loan.signalled or now) + grace_s if saving else now) + SOON_S
+    return ends
 
 
 def absorb(snapshot: ClusterSnapshot, memory: LendingMemory) -> None:

@@ -9,10 +9,10 @@ from functools import lru_cache
 from math import inf
 from typing import Final
 
-from slurm_migbatch.decide.capacity.demand import GRES, DemandBook, slices, unsaid, waits_for_begin
+from slurm_migbatch.decide.capacity.demand import DemandBook, unlocated, unsaid, waits_for_begin
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
-from slurm_migbatch.decide.capacity.queue import JobQueue
+from slurm_migbatch.decide.capacity.queue import JobQueue, holds_slices
 from slurm_migbatch.decide.capacity.spare import by_size
 from slurm_migbatch.decide.lending.allocation import RestartCosts
 from slurm_migbatch.decide.lending.ledger import (
@@ -306,14 +306,16 @@ def _touch(slot: Slot, other: Slot) -> bool:
 
 def _starting(inputs: LendingInputs, ledger: Ledger) -> dict[str, Counter[Profile]]:
     """Count by node the slices of jobs that Slurm has started there and the node does not report yet, without loans."""
-    leased = {(name, run) for name, node in inputs.facts.items() for gpu in node.gpus for _, run in gpu.leases}
-    starting: dict[str, Counter[Profile]] = {}
+    holders: dict[str, list[JobRow]] = {}
     for row in inputs.rows:
-        if GRES in row.gres and row.active and row.state != "COMPLETING" and row.job_id not in ledger.open:
+        if holds_slices(row) and row.job_id not in ledger.open:
             for name in row.nodes:
-                if name in inputs.facts and (name, (row.job_id, row.restarts)) not in leased:
-                    starting.setdefault(name, Counter()).update(slices(row.gres))
-    return starting
+                holders.setdefault(name, []).append(row)
+    return {
+        name: unlocated(holders[name], {run for gpu in node.gpus for _, run in gpu.leases})
+        for name, node in inputs.facts.items()
+        if name in holders
+    }
 
 
 def _promised(

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, WorkClass
-from slurm_migbatch.decide.paris_elsa.partition import Cut, partition
+from slurm_migbatch.decide.paris_elsa.partition import Cut, partition, ways
 from slurm_migbatch.decide.paris_elsa.trial import bounded_rate, central, stream
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY
@@ -36,6 +36,14 @@ TRIAL_JOBS: Final = 400
 NEIGHBOURS: Final = 8
 MOST_KINDS: Final = 6
 """Number of profiles of one GPU type in the mix, those with most work."""
+MOST_WAYS: Final = 100
+"""Maximum number of ways to partition a GPU that are searched; today's GPUs have up to 46, one that a node describes
+wrongly may have hundreds, on which the integer program takes minutes. Its order follows the load only.
+"""
+MOST_NODES: Final = 500
+"""Maximum nodes of an integer program; today's GPUs need about 100."""
+MOST_TYPES: Final = 6
+"""Number of GPU types that are searched, those with most GPUs; the order of others follows the load only."""
 LONGEST: Final = 16
 """Maximum entries of an order; supply repeats it."""
 
@@ -57,11 +65,15 @@ def preference(gpus: Mapping[Geometry, int], classes: Sequence[Class], *, seed: 
         classes: recent arrivals and pending work.
         seed: of the arrivals in the trials.
     """
-    kinds = sorted(((geometry.name, geometry, min(n, GPUS)) for geometry, n in gpus.items() if n), key=lambda k: k[0])
-    return tuple(profile for _, geometry, n in kinds for profile in _order(geometry, n, classes, seed))
+    types = sorted(((geometry, n) for geometry, n in gpus.items() if n), key=lambda t: (-t[1], t[0].name))
+    orders = [
+        (geometry.name, _order(geometry, min(n, GPUS), classes, seed, search=place < MOST_TYPES))
+        for place, (geometry, n) in enumerate(types)
+    ]
+    return tuple(profile for _, order in sorted(orders, key=lambda o: o[0]) for profile in order)
 
 
-def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int) -> tuple[Profile, ...]:
+def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int, *, search: bool) -> tuple[Profile, ...]:
     fitting = [
         job_class
         for job_class in classes
@@ -77,7 +89,11 @@ def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int) -
             works.append(WorkClass(job_class.count, PATIENCE * job_class.seconds, seconds, len(works)))
     if not works:
         return ()
-    cut = partition(geometry, kinds, works, gpus, seed=seed, job_count=TRIAL_JOBS, neighbours=NEIGHBOURS)
+    if not search or len(ways(geometry, kinds)) > MOST_WAYS:
+        return _by_load(kinds, works)
+    cut = partition(
+        geometry, kinds, works, gpus, seed=seed, job_count=TRIAL_JOBS, neighbours=NEIGHBOURS, nodes=MOST_NODES
+    )
     arrivals = stream(works, TRIAL_JOBS, np.random.Generator(np.random.PCG64(seed + 1)), exact=True)
     prices = [float(kind.compute) for kind in kinds]
     best: tuple[Profile, ...] = ()
@@ -103,11 +119,15 @@ def _kinds(classes: Sequence[Class]) -> list[Profile]:
 
 def _candidates(cut: Cut, works: Sequence[WorkClass]) -> list[tuple[Profile, ...]]:
     """Return orders that follow the mix of all GPUs, of one (the most frequent first), and of the load itself."""
-    ways = sorted(set(cut.gpus), key=lambda way: (-cut.gpus.count(way), way))
-    load = [sum(w.share * w.seconds[k] for w in works if w.seconds[k] < math.inf) for k in range(len(cut.kinds))]
-    mixes: list[Sequence[float]] = [cut.stock, *ways, load]
-    orders = [_sequence(cut.kinds, mix) for mix in mixes]
+    frequent = sorted(set(cut.gpus), key=lambda way: (-cut.gpus.count(way), way))
+    mixes: list[Sequence[float]] = [cut.stock, *frequent]
+    orders = [*(_sequence(cut.kinds, mix) for mix in mixes), _by_load(cut.kinds, works)]
     return list(dict.fromkeys(order for order in orders if order))
+
+
+def _by_load(kinds: Sequence[Profile], works: Sequence[WorkClass]) -> tuple[Profile, ...]:
+    load = [sum(w.share * w.seconds[k] for w in works if w.seconds[k] < math.inf) for k in range(len(kinds))]
+    return _sequence(kinds, load)
 
 
 def _sequence(kinds: Sequence[Profile], mix: Sequence[float]) -> tuple[Profile, ...]:

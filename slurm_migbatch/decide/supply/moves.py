@@ -25,14 +25,14 @@ from typing import Any, Final
 from slurm_migbatch.decide.actions import MoveOrder, MoveStep, StartNow
 from slurm_migbatch.decide.capacity.comments import hints_of
 from slurm_migbatch.decide.capacity.demand import slices, waits_for_begin
-from slurm_migbatch.decide.capacity.model import Demand, Lease, Node, PlannedMove, Reservation, Restartable
+from slurm_migbatch.decide.capacity.model import Demand, Gpu, Node, PlannedMove, Reservation, Restartable
 from slurm_migbatch.decide.capacity.queue import GRES, JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import forgets, is_marked
 
-_SOON_S: Final = 5.0
-"""The slice of a training job that is being moved counts as free after this time."""
+SOON_S: Final = 5.0
+"""The slice of a training job that is being moved, or of a loan that is requeued, counts as free after this time."""
 _CLOCKS_S: Final = 2.0
 """Largest lag of a node's clock."""
 _AGAIN_S: Final = 15.0
@@ -222,20 +222,24 @@ def restartable(
     return tuple(sorted(found, key=lambda run: (run.slot.profile.compute, run.slot.placement.size, -_end(run.until))))
 
 
-def leaving(nodes: dict[str, Node], moves: Mapping[int, Move], queue: JobQueue, now: float) -> dict[str, Node]:
-    """Return the nodes with the slices of training jobs that are being moved as free soon."""
-    found = dict(nodes) if moves else nodes
-    for job in moves:
-        for name in queue.rows[job].nodes:
+def leaving(nodes: dict[str, Node], ends: Mapping[int, float], queue: JobQueue) -> dict[str, Node]:
+    """Return the nodes with the slices of training jobs that are being stopped as free at these times."""
+    found = dict(nodes) if ends else nodes
+    for job, end in ends.items():
+        row = queue.rows.get(job)
+        for name in row.nodes if row is not None else ():
             node = found.get(name)
             if node is not None:
-                gpus = [replace(gpu, leases=tuple(_soon(lease, job, now) for lease in gpu.leases)) for gpu in node.gpus]
+                gpus = [_until(gpu, job, end) for gpu in node.gpus]
                 found[name] = replace(node, gpus=tuple(gpus))
     return found
 
 
-def _soon(lease: Lease, job: int, now: float) -> Lease:
-    return lease._replace(until=now + _SOON_S) if lease.job == job else lease
+def _until(gpu: Gpu, job: int, end: float) -> Gpu:
+    if all(lease.job != job for lease in gpu.leases):
+        return gpu
+    leases = [lease._replace(until=end) if lease.job == job else lease for lease in gpu.leases]
+    return replace(gpu, leases=tuple(leases))
 
 
 def _may_move(row: JobRow, now: float, rules: MoveRules) -> bool:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
 from slurm_migbatch.decide.capacity import sharing as sharers
-from slurm_migbatch.decide.capacity.demand import profiles, slices
+from slurm_migbatch.decide.capacity.demand import profiles, unlocated
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.gpu_view import KnownGpu
 from slurm_migbatch.decide.capacity.model import Mode, Node
 from slurm_migbatch.decide.capacity.queue import GRES, JobQueue
-from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus, Run
-from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.slurm.client import ACTIVE, UNREAD, JobRow, NodeRow
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus
+from slurm_migbatch.slurm.client import ACTIVE, UNREAD, NodeRow
 
 _UNTOLD = PlanStatus()
 _HOLDING = (ACTIVE | {UNREAD}) - {"COMPLETING"}
@@ -135,7 +134,7 @@ def _look(
             f"slurm.conf and gres.conf must be the same; then scontrol update NodeName={name} State=RESUME"
         )
     runs = [run for gpu in facts.gpus for _, run in gpu.leases]
-    unlocated = _unlocated(name, queue, runs)
+    missing = unlocated(queue.holders(name), set(runs))
     runs += [run for gpu in facts.gpus if gpu.guests for _, run in gpu.guests]
     ends: dict[int, float | None] = {}
     passing = False
@@ -154,12 +153,12 @@ def _look(
     ]
     mode = _mode(row, facts, status)
     if shared.unlocated:
-        unlocated += Counter(shared.unlocated)
+        missing += Counter(shared.unlocated)
     node = Node(
         name=name,
         gpus=tuple([known.gpu for known in known_gpus.values() if known.gpu is not None]),
         used=profiles(row.used),
-        unlocated=unlocated,
+        unlocated=missing,
         total=status.total,
         mode=Mode.FROZEN if problems and mode is Mode.OPEN else mode,
     )
@@ -197,13 +196,3 @@ def _mode(row: NodeRow, facts: NodeFacts, status: PlanStatus) -> Mode:
     if not status.reachable or (status.plan is not None and not status.acknowledged):
         return Mode.FROZEN
     return Mode.OPEN
-
-
-def _unlocated(name: str, queue: JobQueue, leased: Iterable[Run]) -> Counter[Profile]:
-    """Count the slices of jobs that run on a node and have no lease."""
-    running, located = queue.holders(name), set(leased)
-    missing: list[JobRow] = [row for row in running if (row.job_id, row.restarts) not in located]
-    found: Counter[Profile] = Counter()
-    for row in sorted(missing, key=lambda row: row.job_id):
-        found.update(slices(row.gres))
-    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
 
 from slurm_migbatch.decide.actions import MoveOrder, Offer, StartNow
@@ -17,7 +18,7 @@ from slurm_migbatch.decide.capacity.demand import DemandBook, waits_for_begin
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Node, Reservation
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
-from slurm_migbatch.decide.supply.moves import MoveMemory, MoveRules, leaving, restartable, wanting
+from slurm_migbatch.decide.supply.moves import SOON_S, MoveMemory, MoveRules, leaving, restartable, wanting
 from slurm_migbatch.decide.supply.nodes import KnownNodes
 from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.mig.profile import Profile
@@ -27,6 +28,7 @@ from slurm_migbatch.workload.loans import is_marked
 _FREE: Final = "free space"
 """Reason to rearrange a node without a job."""
 
+NOTHING_ENDS: Final[Mapping[int, float]] = MappingProxyType({})
 HURRIED_S: Final = 600.0
 HURRIES: Final = 3
 """A job that nodes requeue is started without Slurm's delay at most so often in so many seconds."""
@@ -115,11 +117,16 @@ class SupplyDecision:
 
 
 def plan_supply(
-    snapshot: ClusterSnapshot, memory: SupplyMemory, settings: SupplySettings, *, reclaiming: bool = False
+    snapshot: ClusterSnapshot,
+    memory: SupplyMemory,
+    settings: SupplySettings,
+    ending: Mapping[int, float] = NOTHING_ENDS,
 ) -> SupplyDecision:
     """Plan the offers of every node for the queue of this snapshot; updates `memory`.
 
-    `reclaiming`: loans are ending, which may make the room that a training job would be moved for.
+    `ending`: loans that are ending, by job, and when their slices should be free. The job that they end for is to
+    find its reservation there, so that no other gets the part that is free already; and they may make the room that
+    a training job would be moved for.
     """
     notes: list[str] = []
     queue = memory.queue
@@ -134,10 +141,11 @@ def plan_supply(
     preference = settings.preference or snapshot.preference
     anew = memory.preference is not None and preference != memory.preference
     memory.preference = preference
+    nodes = leaving(nodes, ending, queue)
     moving = NOTHING_MOVES
     if settings.moves is not None:
-        nodes = leaving(nodes, memory.moves.moves, queue, snapshot.now)
-        moving = _moving(snapshot, nodes, memory, settings.moves, may_begin=not reclaiming)
+        nodes = leaving(nodes, dict.fromkeys(memory.moves.moves, snapshot.now + SOON_S), queue)
+        moving = _moving(snapshot, nodes, memory, settings.moves, may_begin=not ending)
     plan = memory.planner.plan(
         list(nodes.values()), wanted, snapshot.now, memory.reservations, preference, anew=anew, moving=moving
     )

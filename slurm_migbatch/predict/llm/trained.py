@@ -28,7 +28,7 @@ from slurm_migbatch.predict.llm.served import AGREE, ELSEWHERE, laboratory_of, m
 from slurm_migbatch.predict.llm.speed import ASIS, Correction, Machine, training_spread, training_step_s
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.predict.samples import RUNS, SILENT, SITE
-from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.profiling.measurement import CPU, Measurement
 from slurm_migbatch.workload.gpufacts import facts_of, model_of
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.refusal import Refusal
@@ -121,16 +121,20 @@ def points_of(rows: Iterable[Measurement]) -> list[TrainedPoint]:
 
 
 def point_of(row: Measurement) -> TrainedPoint | None:
-    """Return the point of a row, plausible or not; None if it is not about training a language model."""
+    """Return the point of a row, plausible or not; None if it is not about training a language model.
+
+    Of a GPU of unknown speed only the memory counts, which does not depend on the GPU.
+    """
     told = row.input_size and row.procs == 1 and row.source not in (RUNS, SILENT)
-    if not told or facts_of(row.gpu) is None or not _agrees(row):
+    if not told or row.gpu == CPU or not _agrees(row):
         return None
     workload = _workload(row)
     if workload is None or workload.architecture.kind == "plain":
         return None
     machine, sm = machine_of(row)
     need = need_of(workload, int(machine.mib))
-    step = None if row.seconds is None else math.log(row.seconds / training_step_s(workload, need, machine))
+    seconds = None if facts_of(row.gpu) is None else row.seconds
+    step = None if seconds is None else math.log(seconds / training_step_s(workload, need, machine))
     beside = None if row.memory_mib is None else row.memory_mib - need.weights - need.states
     held = None if beside is None or beside <= 0 else math.log(beside / (need.activations + need.runtime))
     if step is None and held is None:
