@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.predict.candidate import Figures
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.sheet import Block
+from slurm_migbatch.predict.training import learn
+from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.buckets import Bucket
 from slurm_migbatch.workload.catalog import GpuKind
 from tests.support.gpu_kinds import A100_40, H100, P
@@ -78,6 +85,29 @@ def test_memory_of_known_models() -> None:
 
 def test_unknown_models_have_no_figures() -> None:
     assert PRIOR.figures(Bucket("mine", "infer", 1, 1, "tok"), H100) == {}
+
+
+def test_a_larger_batch_or_input_never_needs_less_memory() -> None:
+    """Close to measured points, and far from those of another laboratory, intervals narrow: their ends would fall."""
+    rows = [
+        Measurement(
+            "a100-40gb", model, "encoder", "train", "7g.40gb", 7, 8, 98, batch, size, latency_s=0.02 * batch,
+            memory_mib=2000.0 + extra * batch * size / 128,
+        )
+        for model, extra in (("bert-base", 150.0), ("mine", 260.0), ("theirs", 90.0))
+        for batch, size in ((2, 128), (16, 128), (32, 256))
+    ]  # fmt: skip
+    predictor = LearnedPredictor(learn(rows, ModelKnowledge(), version=1))
+    for model, role, kind in itertools.product(("bert-base", "mine", "vit-b-16"), ("infer", "train"), (H100, A100_40)):
+        grid = predictor.grids()[model]
+        batches, inputs = (*grid.batches, 2 * grid.batches[-1]), grid.inputs
+        block = Block(model, role, grid.unit, batches, inputs)
+        mib = predictor.sheet(block, kind)[2].reshape(3, len(batches), len(inputs), -1)
+        assert (np.diff(mib, axis=1) >= 0).all() and (np.diff(mib, axis=2) >= 0).all(), (model, role, kind.name)
+        for batch, size in itertools.product(batches[::7], inputs[::5]):
+            here = predictor.figures(Bucket(model, role, batch, size, grid.unit), kind)
+            ends = mib[:, batches.index(batch), inputs.index(size)].T.tolist()
+            assert [each.memory_mib.to_list() for each in here.values()] == ends
 
 
 def test_names_are_unique() -> None:
