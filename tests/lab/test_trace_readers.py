@@ -135,6 +135,17 @@ def test_openb_becomes_slices_from_day_105_on(write: Write) -> None:
     )
 
 
+def test_pods_without_a_run_time_are_left_out_by_what_they_lack(write: Write) -> None:
+    more = "runs,1,1,1,500,,LS,Running,9072000,,9072100\nback,1,1,1,500,,LS,Failed,9072000,9072100,9072100\n"
+    trace = openb.read(write(OPENB + more), A100)
+    assert trace.jobs == openb.read(write(OPENB), A100).jobs
+    assert trace.notices[1:4] == (
+        "1 pods that were never scheduled are skipped",
+        "1 pods that have not ended are skipped",
+        "1 pods that ended before they began are skipped",
+    )
+
+
 def test_a_share_becomes_the_smallest_slice_with_that_much_of_both() -> None:
     shares = {0.12: "1g.10gb", 1 / 7: "1g.20gb", 0.25: "2g.20gb", 0.42: "3g.40gb", 0.5: "4g.40gb", 0.6: None}
     for share, name in shares.items():
