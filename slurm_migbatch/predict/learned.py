@@ -139,7 +139,7 @@ class LearnedPredictor:
         """
         size = len(batches) * len(inputs)
         public = public_model(model) if role == "train" else None
-        fitted = self.learned.fitted.get((model, role, gpu.name))
+        fitted = self.learned.fitted.get((model, role, self.learned.as_measured(gpu).name))
         if public is None or public.architecture.kind == "plain" or (fitted and "memory" in fitted.beliefs):
             return np.zeros(size)
         return np.array([training_need_mib(public, batch, tokens) for batch in batches for tokens in inputs])
@@ -182,7 +182,7 @@ class LearnedPredictor:
         belief, points, stack = self.belief(figure, model, known, gpu, role)
         surface = SURFACES[figure]
         value, deviation = belief.predict(surface, cells)
-        stranger = self.learned.population(figure, role).is_stranger(known, gpu, stack)
+        stranger = self.learned.population(figure, role).is_stranger(known, self.learned.as_measured(gpu), stack)
         calibration = self.learned.calibration(figure, role)
         factor = calibration.factor(self._level, points, paces(surface, belief, cells), stranger=stranger)
         half = np.clip(factor * deviation, 1e-3, _MOST)
@@ -193,6 +193,7 @@ class LearnedPredictor:
         """Return the belief about a model, the number of its measured points (0: predicted from other models) and where
         they were measured.
         """
+        gpu = self.learned.as_measured(gpu)
         fitted = self.learned.fitted.get((model, role, gpu.name))
         if fitted is not None and figure in fitted.beliefs:
             return fitted.beliefs[figure], min(fitted.points, MOST_POINTS), fitted.stack
