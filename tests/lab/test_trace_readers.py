@@ -86,6 +86,12 @@ def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> No
     latin.write_bytes(PHILLY.encode() + b"2017-10-09 06:13:03,1,1,1,\xe9\n")
     with pytest.raises(TraceError, match="is not UTF-8 text"):
         philly.read(latin)
+    packed = tmp_path / "packed.csv"
+    packed.write_bytes(gzip.compress(PHILLY.encode()))
+    with pytest.raises(
+        TraceError, match=r"is not UTF-8 text \(byte 1\): save .* with gzip and a name that ends in \.gz"
+    ):
+        philly.read(packed)
 
 
 def test_a_time_has_the_zone_that_it_names(write: Write) -> None:

@@ -125,7 +125,8 @@ def lines(
                     raise TraceError(path, rows.line_num, f"has {len(cells)} cells, the header has {width}{why}")
                 yield CsvLine(path, rows.line_num, places, cells)
     except UnicodeDecodeError as error:
-        raise TraceError(path, 0, f"is not UTF-8 text (byte {error.start})") from None
+        saved = "save it as CSV in UTF-8; compressed, with gzip and a name that ends in .gz"
+        raise TraceError(path, 0, f"is not UTF-8 text (byte {error.start}): {saved}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except csv.Error as error:
