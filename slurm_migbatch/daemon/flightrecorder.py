@@ -367,9 +367,15 @@ def read_entries(path: Path) -> Iterator[Any]:
             if broken:
                 raise CodecError(broken)
             try:
-                yield json.loads(line)
-            except ValueError as error:
+                entry = json.loads(line, parse_constant=_no_number)
+            except (ValueError, RecursionError) as error:
                 broken = f"{path}: {error}"  # the last line may be truncated
+            else:
+                yield entry
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is not a number of JSON")
 
 
 def _lines(file: gzip.GzipFile) -> Iterator[bytes]:

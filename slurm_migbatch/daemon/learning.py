@@ -35,7 +35,8 @@ _MOST_SHOWN: Final = 50
 """Number of models whose drift is a metric: those with the largest."""
 _ENOUGH: Final = 5
 """Minimum runs of a model to show its drift."""
-_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Environment of processes that predict: several threads for small matrices take longer on busy processors."""
 
 
 class RefitFailed(RuntimeError):
@@ -158,7 +159,7 @@ class Learning:
             stdout=PIPE,
             limit=1 << 26,
             cwd="/",  # from which Python imports first
-            env={**os.environ, **_ONE_THREAD},
+            env={**os.environ, **ONE_THREAD},
         )
         try:
             start = {"config": text_of(self._config), "level": self._config.daemon.log_level}

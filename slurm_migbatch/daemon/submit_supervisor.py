@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 
 from slurm_migbatch.config import Config, text_of
 from slurm_migbatch.daemon.facts import SiteFacts, chooser_of
+from slurm_migbatch.daemon.learning import ONE_THREAD
 from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.workload.catalog import SiteCatalog
@@ -97,6 +99,7 @@ class SubmitSupervisor:
             stdout=PIPE,
             limit=_LINE_BYTES,
             cwd="/",  # from which Python imports first
+            env={**os.environ, **ONE_THREAD},
             start_new_session=True,  # with Linux autogroup scheduling per session, rounds do not delay answers
         )
         try:

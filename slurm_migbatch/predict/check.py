@@ -56,6 +56,7 @@ def expected_by(learned: Learned) -> Expect:
 
 def belief_of(learned: Learned, figure: str, key: Key, known: Known, gpu: GpuSpec) -> Belief:
     """Return the belief about a model: its own fit, else the population's."""
+    gpu = learned.as_measured(gpu)
     fitted = learned.fitted.get((key[0], key[1], gpu.name))
     if fitted is not None and figure in fitted.beliefs:
         return fitted.beliefs[figure]

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
-from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.profiling.measurement import LEAST_COUNT, Measurement
 
 TEXT_FAMILIES: Final = ("encoder", "decoder")
 """Families whose input is measured in tokens."""
@@ -85,6 +85,8 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
     like = _families()[family]
     unit = "tok" if family in TEXT_FAMILIES else "px"
     reference = input_size or REFERENCE[unit]
+    if params and params < LEAST_COUNT:
+        params = None
     doubt = 1 if flops or params else 2
     if flops and not PLAUSIBLE_FLOPS[0] <= flops <= PLAUSIBLE_FLOPS[1]:
         flops = None

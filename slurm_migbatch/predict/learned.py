@@ -43,6 +43,8 @@ EDGE_SHARES: Final = ((1, 1), (2, 2), (3, 4), (4, 4), (7, 8))
 EDGE_GPU: Final = "a100-80gb"
 _ARITHMETIC: Final = np.array([[0.8], [0.9], [1.0]])
 """Ends of the interval around computed training memory, which assumes that attention keeps its scores."""
+_MOST_GROWN: Final = 64
+"""Grids of memory that are kept, of a model, a kind of work and a kind of GPU each."""
 _MOST: Final = 6.0
 """Half of the widest interval, in logarithms."""
 
@@ -64,6 +66,7 @@ class LearnedPredictor:
         self._known = {name: self.knowledge.of(name) for name in self.knowledge.facts}
         self._known.update({name: known for name, known in self.learned.known.items() if name not in self._known})
         self._grids = {name: self._grid(name, known) for name, known in self._known.items()}
+        self._grown: dict[tuple[str, str, GpuKind], Array] = {}
 
     @property
     def version(self) -> str:
@@ -92,28 +95,41 @@ class LearnedPredictor:
         """See `candidate.Predictor`."""
         model, role, known, gpu = block.model, block.role, self._known[block.model], GpuSpec.of_kind(kind)
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
-        single = Cells.grid(1, known.reference, infos, gpu, known)
         batches = np.repeat(np.array(block.batches, dtype=np.float64), len(block.inputs))
         size, points = len(infos), len(batches)
-
-        def over_inputs(values: Iterable[float]) -> Array:
-            return np.repeat(np.tile(np.array(list(values)), len(block.batches)), size)
-
-        cells = Cells(
-            np.repeat(batches, size),
-            np.tile(single.sm, points),
-            np.tile(single.memory, points),
-            np.ones(points * size),
-            over_inputs(known.work(value) for value in block.inputs),
-            over_inputs(known.volume(value) for value in block.inputs),
-        )
+        cells = _cells(block, infos, gpu, known)
         seconds = _monotone(self.interval("time", model, known, gpu, role, cells).reshape(-1, size), infos)
         seconds = seconds.reshape(3, points, size)
-        mib = self.interval("memory", model, known, gpu, role, cells).reshape(3, points, size)
+        mib = self._memory(block, kind, infos, gpu)
         least = self._training_mib(model, role, gpu, block.batches, block.inputs)[:, None]
         mib = np.maximum(mib, least * _ARITHMETIC[:, None])
         sheet: Array = np.stack([seconds, batches[:, None] / seconds[::-1], mib])
         return sheet
+
+    def _memory(self, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo], gpu: GpuSpec) -> Array:
+        """Return MiB (3 x cells x profiles) of which a larger batch or input never needs less: each end is at least
+        that of all cells of the model's grid with no larger batch and input.
+        """
+        grid, known = self._grids[block.model], self._known[block.model]
+        shape = 3, len(block.batches), len(block.inputs), len(infos)
+        key = block.model, block.role, kind
+        grown = self._grown.get(key)
+        if grown is None:
+            if len(self._grown) >= _MOST_GROWN:
+                self._grown.clear()
+            whole = Block(block.model, block.role, grid.unit, grid.batches, grid.inputs)
+            ends = self.interval("memory", block.model, known, gpu, block.role, _cells(whole, infos, gpu, known))
+            ends = ends.reshape(3, len(grid.batches), len(grid.inputs), len(infos))
+            grown = self._grown[key] = np.maximum.accumulate(np.maximum.accumulate(ends, axis=1), axis=2)
+        rows = np.searchsorted(grid.batches, block.batches, "right") - 1
+        columns = np.searchsorted(grid.inputs, block.inputs, "right") - 1
+        mib: Array = np.where(
+            (rows[:, None, None] >= 0) & (columns[:, None] >= 0), grown[:, rows.clip(0)][:, :, columns.clip(0)], 0.0
+        )
+        if not ({*block.batches} <= {*grid.batches} and {*block.inputs} <= {*grid.inputs}):
+            own = self.interval("memory", block.model, known, gpu, block.role, _cells(block, infos, gpu, known))
+            mib = np.maximum(mib, own.reshape(shape))
+        return mib.reshape(3, len(block), len(infos))
 
     def _training_mib(
         self, model: str, role: str, gpu: GpuSpec, batches: Sequence[int], inputs: Sequence[int]
@@ -123,7 +139,7 @@ class LearnedPredictor:
         """
         size = len(batches) * len(inputs)
         public = public_model(model) if role == "train" else None
-        fitted = self.learned.fitted.get((model, role, gpu.name))
+        fitted = self.learned.fitted.get((model, role, self.learned.as_measured(gpu).name))
         if public is None or public.architecture.kind == "plain" or (fitted and "memory" in fitted.beliefs):
             return np.zeros(size)
         return np.array([training_need_mib(public, batch, tokens) for batch in batches for tokens in inputs])
@@ -166,7 +182,7 @@ class LearnedPredictor:
         belief, points, stack = self.belief(figure, model, known, gpu, role)
         surface = SURFACES[figure]
         value, deviation = belief.predict(surface, cells)
-        stranger = self.learned.population(figure, role).is_stranger(known, gpu, stack)
+        stranger = self.learned.population(figure, role).is_stranger(known, self.learned.as_measured(gpu), stack)
         calibration = self.learned.calibration(figure, role)
         factor = calibration.factor(self._level, points, paces(surface, belief, cells), stranger=stranger)
         half = np.clip(factor * deviation, 1e-3, _MOST)
@@ -177,6 +193,7 @@ class LearnedPredictor:
         """Return the belief about a model, the number of its measured points (0: predicted from other models) and where
         they were measured.
         """
+        gpu = self.learned.as_measured(gpu)
         fitted = self.learned.fitted.get((model, role, gpu.name))
         if fitted is not None and figure in fitted.beliefs:
             return fitted.beliefs[figure], min(fitted.points, MOST_POINTS), fitted.stack
@@ -208,6 +225,24 @@ class LearnedPredictor:
             batch_edges(np.column_stack(columns)),
             known.reference,
         )
+
+
+def _cells(block: Block, infos: Sequence[ProfileInfo], gpu: GpuSpec, known: Known) -> Cells:
+    """Return a block's cells on each profile of a GPU."""
+    single = Cells.grid(1, known.reference, infos, gpu, known)
+    size, points = len(infos), len(block)
+
+    def over_inputs(values: Iterable[float]) -> Array:
+        return np.repeat(np.tile(np.array(list(values)), len(block.batches)), size)
+
+    return Cells(
+        np.repeat(np.array(block.batches, dtype=np.float64), len(block.inputs) * size),
+        np.tile(single.sm, points),
+        np.tile(single.memory, points),
+        np.ones(points * size),
+        over_inputs(known.work(value) for value in block.inputs),
+        over_inputs(known.volume(value) for value in block.inputs),
+    )
 
 
 def _monotone(seconds: Array, infos: list[ProfileInfo]) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +11,7 @@ import numpy as np
 from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.known import Known, ModelKnowledge
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
+from slurm_migbatch.workload.gpufacts import facts_of, model_of
 
 NOISE: Final = 0.05
 """Standard deviation of a measured time's logarithm, including what the surface cannot model."""
@@ -66,7 +67,7 @@ def samples_of(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[S
             continue
         by_gpu.setdefault(row.gpu, []).append(row)
         by_model.setdefault(knowledge.canonical(row.model), []).append(row)
-    gpus = {name: GpuSpec.of_rows(found) for name, found in by_gpu.items()}
+    gpus = _joined({name: GpuSpec.of_rows(found) for name, found in by_gpu.items()})
     known = {name: knowledge.of(name, found) for name, found in by_model.items()}
     groups: dict[tuple[str, str, str, str], list[Measurement]] = {}
     for name, found in by_model.items():
@@ -78,6 +79,19 @@ def samples_of(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[S
         _sample(name, kind, gpus[found[0].gpu], stack, known[name], found)
         for (name, kind, _, stack), found in sorted(groups.items())
     ]
+
+
+def _joined(gpus: Mapping[str, GpuSpec]) -> dict[str, GpuSpec]:
+    """Return the GPUs with one value for each that is not listed: the driver's name and slices do not tell its exact
+    memory, the site's short name does.
+    """
+    short = [gpu for name, gpu in gpus.items() if name == gpu.name and facts_of(name) is None]
+
+    def joined(gpu: GpuSpec) -> GpuSpec:
+        same = [other for other in short if model_of(other.name) == model_of(gpu.name)]
+        return min(same, key=lambda other: abs(other.memory_gb - gpu.memory_gb), default=gpu)
+
+    return {name: gpu if name == gpu.name or facts_of(name) else joined(gpu) for name, gpu in gpus.items()}
 
 
 def _sample(model: str, kind: str, gpu: GpuSpec, stack: str, known: Known, rows: Sequence[Measurement]) -> Sample:

@@ -6,17 +6,20 @@ It is plain data, written as JSON and read with every number checked: a model fi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
 from slurm_migbatch.predict.calibration import Calibration, unmeasured
+from slurm_migbatch.predict.cells import GpuSpec
 from slurm_migbatch.predict.known import Known
 from slurm_migbatch.predict.llm.served import ServedPoint
 from slurm_migbatch.predict.llm.trained import TrainedPoint
 from slurm_migbatch.predict.population import Population, pool
 from slurm_migbatch.predict.surface import MEMORY, TIME, Belief, Surface
+from slurm_migbatch.workload.gpufacts import facts_of, model_of
 
 FORMAT: Final = 3
 SURFACES: Final[Mapping[str, Surface]] = {"time": TIME, "memory": MEMORY}
@@ -66,6 +69,24 @@ class Learned:
         """
         found = self.populations.get((figure, kind))
         return pool(SURFACES[figure], kind, ()) if found is None else found
+
+    def as_measured(self, gpu: GpuSpec) -> GpuSpec:
+        """Return a GPU under the name that its measurements have. A GPU that is not listed may have been measured on
+        slices only, which do not tell its exact memory: then its model counts.
+        """
+        if not self._unlisted or gpu.name in self._measured or facts_of(gpu.name) is not None:
+            return gpu
+        return replace(gpu, name=self._unlisted.get(model_of(gpu.name), gpu.name))
+
+    @cached_property
+    def _measured(self) -> frozenset[str]:
+        return frozenset(fitted.gpu for fitted in self.fitted.values())
+
+    @cached_property
+    def _unlisted(self) -> Mapping[str, str]:
+        """The measured name by model of GPUs that are not listed, of several that with most points."""
+        ordered = sorted(self.fitted.values(), key=lambda fitted: (fitted.points, fitted.gpu))
+        return {model_of(fitted.gpu): fitted.gpu for fitted in ordered if facts_of(fitted.gpu) is None}
 
     def calibration(self, figure: str, kind: str) -> Calibration:
         """Return a figure's calibration; that of strangers if none was learned."""

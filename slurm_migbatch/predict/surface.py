@@ -207,7 +207,7 @@ class Belief:
         if len(self.offsets):
             near = _near(places_of(cells), self.places)
             value = value + near @ (self._inverse @ self.offsets)
-            misfit = np.maximum(misfit - np.einsum("ij,jk,ik->i", near, self._inverse, near), 0.0)
+            misfit = np.maximum(misfit - np.einsum("ij,ij->i", near @ self._inverse, near), 0.0)
         return value, np.sqrt(variance + misfit + NUGGET**2)
 
     @cached_property
@@ -223,8 +223,10 @@ def places_of(cells: Cells) -> Array:
 
 def _near(first: Array, second: Array) -> Array:
     """Return the covariance of the misfit between points."""
-    apart = (first[:, None, :] - second[None, :, :]) / _REACH
-    return np.asarray(MISFIT**2 * np.exp(-0.5 * np.sum(apart**2, axis=2)))
+    squares = np.zeros((len(first), len(second)))
+    for one, other in zip((first / _REACH).T, (second / _REACH).T, strict=True):  # by coordinate: far less memory
+        squares += np.subtract.outer(one, other) ** 2
+    return np.asarray(MISFIT**2 * np.exp(-0.5 * squares))
 
 
 HOST, DEVICE, SHARED = 0, 1, 2

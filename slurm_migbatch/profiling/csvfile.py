@@ -25,6 +25,9 @@ SUFFIXES: Final = (".csv", ".csv.gz")
 SEPARATORS: Final = ",;\t|"
 SHOWN_PROBLEMS: Final = 10
 """Number of bad lines named in an error; the others are counted."""
+BEYOND: Final = 1e30
+"""No figure is as large, or as small as its inverse: beyond it are typing errors, whose products overflow."""
+LARGEST_COUNT: Final = 10**9
 
 
 _LONGEST: Final = 65536
@@ -161,16 +164,19 @@ def number(row: Mapping[str, str], column: str) -> float:
         value = float(text)
     except ValueError:
         raise LineError(f"{column} must be a number, not '{show(text)}'") from None
-    if not 0 <= value < float("inf"):
-        raise LineError(f"{column} must be a number from 0 up, not {show(text)}")
+    if value != 0 and not 1 / BEYOND < value < BEYOND:
+        wanted = (
+            "a number from 0 up" if not 0 < value < float("inf") else f"0, or between {1 / BEYOND:g} and {BEYOND:g}"
+        )
+        raise LineError(f"{column} must be {wanted}, not {show(text)}")
     return value
 
 
 def whole(row: Mapping[str, str], column: str) -> int:
     """Parse a cell as a positive integer. Raises LineError."""
     value = number(row, column)
-    if value < 1 or value != int(value):
-        raise LineError(f"{column} must be a whole number from 1 up, not {show(row[column])}")
+    if not 1 <= value <= LARGEST_COUNT or value != int(value):
+        raise LineError(f"{column} must be a whole number from 1 to 10^9, not {show(row[column])}")
     return int(value)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
 from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.profiling.csvfile import BEYOND
 from slurm_migbatch.workload.llmhints import CHOICES
 from slurm_migbatch.workload.refusal import show
 
@@ -200,7 +201,10 @@ class Measurement:
             if name in _COUNTS:
                 values[name] = _count(name, text)
             elif name in _FIGURES:
-                values[name] = _figure(name, text) or None  # laboratories write 0 for "did not run"
+                value = _figure(name, text)
+                if value > 0 and not 1 / BEYOND < value < BEYOND:
+                    raise MeasurementError(f"{name} must be between {1 / BEYOND:g} and {BEYOND:g}, not {show(text)}")
+                values[name] = value or None  # laboratories write 0 for "did not run"
             else:
                 values[name] = text.lower() if name in _LOWER else text
         for name in ("gpu", "model", "batch"):
@@ -225,6 +229,10 @@ _FIGURES: Final = (
     "throughput_per_s", "latency_s", "latency_p99_s", "memory_mib", "params", "flops_per_item", "ttft_s", "ttft_p99_s",
     "tpot_s", "tpot_p99_s",
 )  # fmt: skip
+
+
+LEAST_COUNT: Final = 1000.0
+"""Fewer parameters or operations than any network has: such a number is probably in millions or billions."""
 
 
 def rounded(value: float | None) -> float | None:

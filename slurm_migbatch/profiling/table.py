@@ -21,7 +21,14 @@ from typing import Any, Final, TextIO
 
 from slurm_migbatch.profiling import csvfile
 from slurm_migbatch.profiling.csvfile import Problems
-from slurm_migbatch.profiling.measurement import COLUMNS, IDENTITY, SERVED_IDENTITY, TRAINED_IDENTITY, Measurement
+from slurm_migbatch.profiling.measurement import (
+    COLUMNS,
+    IDENTITY,
+    LEAST_COUNT,
+    SERVED_IDENTITY,
+    TRAINED_IDENTITY,
+    Measurement,
+)  # fmt: skip
 from slurm_migbatch.profiling.sources import LABORATORIES, Reading
 from slurm_migbatch.workload.refusal import show
 
@@ -31,6 +38,7 @@ _MEASURED: Final = (
 )  # fmt: skip
 _NEEDED: Final = frozenset({"gpu", "model", "batch"})
 _SPEED: Final = ("throughput_per_s", "latency_s")
+_SINGLE: Final = {"params": "parameters", "flops_per_item": "operations"}
 DISAGREE: Final = 1.5
 """Throughput and latency that differ by more than this factor are inconsistent."""
 _SHOWN: Final = 5
@@ -201,12 +209,16 @@ def _neutral(
     make: Callable[[dict[str, str]], Measurement] = Measurement.from_text
     rows: list[Measurement] = []
     contradicting: list[int] = []
+    small: dict[str, list[int]] = {}
     for number, row in csvfile.read(path, problems, make):
         rows.append(row)
         if why := impossible(row):
             problems.add(path, number, f"cannot be: {why}")
         if _disagrees(row):
             contradicting.append(number)
+        for name in _SINGLE:
+            if 0 < (getattr(row, name) or 0) < LEAST_COUNT:
+                small.setdefault(name, []).append(number)
     notices = []
     if unknown := [show(name) for name in dict.fromkeys(header) if name not in COLUMNS and name]:
         notices.append(f"{path}: ignoring unknown columns: {', '.join(unknown)}")
@@ -215,6 +227,12 @@ def _neutral(
             f"{path}: in {len(contradicting)} lines (first {contradicting[0]}) throughput_per_s and latency_s "
             "contradict each other: throughput is items per second of all processes, latency seconds per batch"
         )
+    notices += [
+        f"{path}: in {len(lines)} lines (first {lines[0]}) {name} is below {LEAST_COUNT:g} and not used: it counts "
+        f"{of}, not millions or billions of them"
+        for name, of in _SINGLE.items()
+        if (lines := small.get(name))
+    ]
     return Reading(rows, notices)
 
 

@@ -45,14 +45,25 @@ _KNOWN = (
     (r"rtx pro 6000", GpuModelFacts(503, 1792, 188, 12, 97887)),
 )
 FORM = re.compile(r"[ -](pcie|nvl)\b")
+LESS = 0.9
+"""Largest share of a listed GPU's memory that makes another variant of it: names round."""
+LEAST_SHARE = 0.5
+"""Smallest share; less is that of a slice."""
 ALIKE = 0.9
 """Ratio of speeds from which two forms of a GPU are one model: an A100 80GB is one with either connector."""
 
 
 def facts_of(name: str) -> GpuModelFacts | None:
-    """Return the facts of the GPU that NVML calls `name`, or that has this short name."""
+    """Return the facts of the GPU that NVML calls `name`, or that has this short name.
+
+    A variant whose name states less memory than the listed ones has fewer or slower stacks, and as much less bandwidth.
+    """
     text = _words(name)
-    return next((facts for pattern, facts in _KNOWN if re.search(pattern, text)), None)
+    facts = next((facts for pattern, facts in _KNOWN if re.search(pattern, text)), None)
+    stated = 0 if facts is None else 1024 * _stated_gb(text)
+    if facts is None or not LEAST_SHARE * facts.mib <= stated <= LESS * facts.mib:
+        return facts
+    return facts._replace(bandwidth_gbs=facts.bandwidth_gbs * stated / facts.mib, mib=stated)
 
 
 def guess(sm_count: int, memory_gb: int) -> GpuModelFacts:
@@ -83,11 +94,14 @@ def memory_gb_of(name: str) -> int:
     """Return the GB of a whole GPU as its profile states them, by its name; 0 if unknown. The GB in a name with a Grace
     CPU (GH200 480GB) are the CPU's.
     """
-    text, facts = _words(name), facts_of(name)
-    stated = None if re.search(r"\bg[hb][0-9]", text) else re.search(r"\b([0-9]{2,3}) ?gb\b", text)
-    if stated is not None:
-        return int(stated[1])
-    return math.ceil(facts.mib / 1024) if facts is not None else 0
+    facts = facts_of(name)
+    return _stated_gb(_words(name)) or (math.ceil(facts.mib / 1024) if facts is not None else 0)
+
+
+def _stated_gb(text: str) -> int:
+    """Return the GB that a name in words states, 0 if none; those of a MIG profile (1g.10gb) are none of a GPU's."""
+    stated = None if re.search(r"\bg[hb][0-9]", text) else re.search(r"(?<![.0-9])([0-9]{2,3}) ?gb\b", text)
+    return 0 if stated is None else int(stated[1])
 
 
 def _alike(one: GpuModelFacts | None, other: GpuModelFacts | None) -> bool:

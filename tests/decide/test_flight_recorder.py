@@ -19,7 +19,7 @@ from slurm_migbatch.cli.common import run
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.daemon.flightrecorder import read_entries, segments
 from slurm_migbatch.decide.core import DecisionMemory, Settings
-from slurm_migbatch.decide.recording.codec import Codec
+from slurm_migbatch.decide.recording.codec import Codec, CodecError
 from slurm_migbatch.decide.recording.memory import REMEMBERED, encode, restore, take
 from slurm_migbatch.decide.recording.replay import replay
 from slurm_migbatch.mig.profile import Profile
@@ -126,6 +126,15 @@ def test_a_cut_off_end_is_left_out(day: Path, tmp_path: Path) -> None:
     cut.write_bytes(whole.read_bytes()[:-200])
     assert 1 < len(list(read_entries(cut))) < count
     assert not any(one.differences for one in replay(read_entries(cut)))
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"now": NaN}', '{"now": 1'], ids=["deep", "nan", "cut off"])
+def test_a_line_that_is_not_json_is_told(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "decisions.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.write(f"{line}\n{{}}\n")
+    with pytest.raises(CodecError, match=re.escape(str(path))):
+        list(read_entries(path))
 
 
 def test_segments_can_be_joined(day: Path, tmp_path: Path) -> None:

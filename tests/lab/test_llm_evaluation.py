@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def test_a_plain_roofline_is_faster_than_anything_measured(laboratory: Path) -> 
         ({3: "magic"}, "precision 'magic' is unknown"),
         ({7: "soon"}, "silicon_ttft_ms"),
         ({6: "0"}, "batch_size"),
+        ({4: "1024.5"}, "isl must be a whole number, not 1024.5"),
     ],
 )
 def test_a_table_that_cannot_be_read_names_its_line(tmp_path: Path, change: dict[int, str], words: str) -> None:
@@ -84,6 +86,19 @@ def test_a_server_on_several_gpus_is_refused(tmp_path: Path) -> None:
     place.write_text(f"{head},tp_size\n{row},1\n{row},4\n")
     with pytest.raises(TraceError, match=r"served\.csv:3: tp_size must be 1, not 4"):
         read(tmp_path)
+
+
+def test_tables_are_found_below_a_folder_of_other_data(laboratory: Path, tmp_path: Path) -> None:
+    points = read(laboratory)
+    deep = tmp_path / "data" / "silicon"
+    deep.mkdir(parents=True)
+    with gzip.open(deep / "served.csv.gz", "wt") as file:
+        file.write((laboratory / "served.csv").read_text())
+    (deep.parent / "jobs.csv").write_text("timestamp,duration\n1,2\n")
+    assert read(tmp_path / "data") == points
+    (deep / "part.csv").write_text("backend,silicon_ttft_ms\nvllm,3\n")
+    with pytest.raises(TraceError, match=r"part\.csv:1: lacks the columns model_path"):
+        read(tmp_path / "data")
 
 
 def test_a_folder_without_a_table(tmp_path: Path) -> None:

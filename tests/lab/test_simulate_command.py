@@ -159,6 +159,20 @@ def test_models_without_speeds_are_named(write: Callable[..., Path], tmp_path: P
         ScenarioData(scenario.load(path)).jobs(0)
 
 
+def test_models_are_drawn_among_those_that_fit_on_the_whole_gpu(write: Callable[..., Path]) -> None:
+    path = write(
+        BASE.replace("[policy]", 'models = "draw"\n[policy]').replace("nodes = 2", 'nodes = 2\ngpu = "a30"')
+        + '[speeds]\nkind = "predictor"\npath = "table.csv"\n'
+    )
+    drawn = {job.app for job in ScenarioData(scenario.load(path)).jobs(0)}
+    assert len(drawn) > 5 and "llama-3.1-8b" not in drawn
+    path.write_text(path.read_text().replace('"predictor"', '"table"'))
+    with pytest.raises(
+        ConfigError, match=r"has jobs of kind train, and the speeds know no model .* NVIDIA A30: give a"
+    ):
+        ScenarioData(scenario.load(path)).jobs(0)
+
+
 def test_an_example_can_be_filled_in_and_policies_are_listed(write: Callable[..., Path]) -> None:
     example = CliRunner().invoke(cli, ["simulate", "--example"]).output
     filled = example.replace('trace = "..."', 'trace = "philly"').replace('path = "..."', 'path = "philly.csv"')

@@ -86,6 +86,12 @@ def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> No
     latin.write_bytes(PHILLY.encode() + b"2017-10-09 06:13:03,1,1,1,\xe9\n")
     with pytest.raises(TraceError, match="is not UTF-8 text"):
         philly.read(latin)
+    packed = tmp_path / "packed.csv"
+    packed.write_bytes(gzip.compress(PHILLY.encode()))
+    with pytest.raises(
+        TraceError, match=r"is not UTF-8 text \(byte 1\): save .* with gzip and a name that ends in \.gz"
+    ):
+        philly.read(packed)
 
 
 def test_a_time_has_the_zone_that_it_names(write: Write) -> None:
@@ -132,6 +138,17 @@ def test_openb_becomes_slices_from_day_105_on(write: Write) -> None:
         "1 pods that request no GPU are skipped",
         "1 pods that were never scheduled are skipped",
         "1 pods that came before day 105 are skipped",
+    )
+
+
+def test_pods_without_a_run_time_are_left_out_by_what_they_lack(write: Write) -> None:
+    more = "runs,1,1,1,500,,LS,Running,9072000,,9072100\nback,1,1,1,500,,LS,Failed,9072000,9072100,9072100\n"
+    trace = openb.read(write(OPENB + more), A100)
+    assert trace.jobs == openb.read(write(OPENB), A100).jobs
+    assert trace.notices[1:4] == (
+        "1 pods that were never scheduled are skipped",
+        "1 pods that have not ended are skipped",
+        "1 pods that ended before they began are skipped",
     )
 
 
@@ -331,6 +348,63 @@ def test_a_file_that_sacct_did_not_write_so_names_the_command(write: Write) -> N
 def test_sacct_says_what_is_wrong(write: Write, line: str, said: str) -> None:
     with pytest.raises(TraceError, match=f":10: {said}"):
         sacct.read(write(SACCT + line + "\n"))
+
+
+@pytest.mark.parametrize(
+    ("gpu_type", "profile"),
+    [
+        ("a100-1g.10gb", "1g.10gb"),
+        ("A100-1G.10GB", "1g.10gb"),
+        ("mig-1g.10gb", "1g.10gb"),
+        ("nvidia_h100_80gb_hbm3_2g.20gb", "2g.20gb"),
+        ("a100.3g.40gb", "3g.40gb"),
+        ("1g.10gb.me", "1g.10gb+me"),
+        ("a100_1g_10gb", "1g.10gb"),
+        ("a100_1g10gb", "1g.10gb"),
+        ("1g.10gb_short", "1g.10gb"),
+        ("a100", None),
+        ("h100_80gb", None),
+        ("gh200_144g", None),
+    ],
+)
+def test_a_slice_is_known_however_a_site_writes_its_type(write: Write, gpu_type: str, profile: str | None) -> None:
+    line = f"9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00|1:00|FAILED||gres/gpu=3,gres/gpu:{gpu_type}=3"
+    (job,) = sacct.read(write(SACCT.splitlines()[0] + "\n" + line + "\n")).jobs
+    assert (job.profile, job.gpus) == (Profile.parse(profile) if profile else None, 3)
+
+
+def test_sacct_reads_one_form_of_time(write: Write) -> None:
+    """Slurm's own grammar takes a zone for a date, and a year that is missing for this one."""
+    head, line = SACCT.splitlines()[0], "|n|u|gpu|{0}|{0}|x|1:00|1:00|FAILED||gres/gpu=1"
+
+    def arrivals(*times: str) -> list[float]:
+        text = "\n".join([head, *(f"{number}{line.format(time)}" for number, time in enumerate(times))])
+        return [job.arrival for job in sacct.read(write(text + "\n")).jobs]
+
+    assert arrivals("2026-01-05T10:00:00", "2026-01-05 10:01:00") == [0, 60]
+    assert arrivals("2026-01-05T10:00:00-0330", "2026-01-05T13:31:00Z", "2026-01-05T15:32:00+02:00") == [0, 60, 120]
+    assert arrivals("1767607200", "1767607260") == [0, 60]
+    for wrong in ("10:00:00", "01/05-10:00:00", "yesterday", "2026-01-05T10:00:00+5", "2026-13-05T10:00:00"):
+        with pytest.raises(TraceError, match=":2: Submit must be a time such as 2026-01-31T12:00:00, not"):
+            arrivals(wrong)
+
+
+def test_a_job_without_an_end_has_not_ended_whatever_its_state_is_called(write: Write) -> None:
+    unknown = SACCT.replace("2026-01-05T11:05:00|01:00:00|1-00:00:00|COMPLETED", "Unknown|01:00:00|1:00|STAGE_OUT")
+    trace = sacct.read(write(unknown))
+    assert [job.name for job in trace.jobs] == ["102_3", "107"]
+    assert "3 jobs that have not run or not ended are skipped" in trace.notices
+
+
+def test_a_cell_too_many_is_explained(write: Write) -> None:
+    with pytest.raises(TraceError, match=r":2: has 13 cells, the header has 12: .* JobName .* leave the column out"):
+        sacct.read(write(SACCT.replace("|train|", "|tr|ain|")))
+
+
+def test_lines_of_blanks_are_none(write: Write) -> None:
+    assert philly.read(write(PHILLY + "  \n\n \t \n")) == philly.read(write(PHILLY))
+    with pytest.raises(TraceError, match=":1: is blank; the first line must name timestamp, duration"):
+        philly.read(write("\n" + PHILLY))
 
 
 @pytest.mark.parametrize("byte", [n for n in range(1, 256) if chr(n) not in "|\n\r"])

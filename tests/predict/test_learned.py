@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.lab.sim import gpus
 from slurm_migbatch.predict.candidate import Figures
+from slurm_migbatch.predict.cells import GpuSpec
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.samples import samples_of
+from slurm_migbatch.predict.sheet import Block
+from slurm_migbatch.predict.training import learn
+from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.buckets import Bucket
 from slurm_migbatch.workload.catalog import GpuKind
+from slurm_migbatch.workload.gpufacts import guess
 from tests.support.gpu_kinds import A100_40, H100, P
 
 PRIOR = LearnedPredictor()
@@ -78,6 +89,69 @@ def test_memory_of_known_models() -> None:
 
 def test_unknown_models_have_no_figures() -> None:
     assert PRIOR.figures(Bucket("mine", "infer", 1, 1, "tok"), H100) == {}
+
+
+def test_a_larger_batch_or_input_never_needs_less_memory() -> None:
+    """Close to measured points, and far from those of another laboratory, intervals narrow: their ends would fall."""
+    rows = [
+        Measurement(
+            "a100-40gb", model, "encoder", "train", "7g.40gb", 7, 8, 98, batch, size, latency_s=0.02 * batch,
+            memory_mib=2000.0 + extra * batch * size / 128,
+        )
+        for model, extra in (("bert-base", 150.0), ("mine", 260.0), ("theirs", 90.0))
+        for batch, size in ((2, 128), (16, 128), (32, 256))
+    ]  # fmt: skip
+    predictor = LearnedPredictor(learn(rows, ModelKnowledge(), version=1))
+    for model, role, kind in itertools.product(("bert-base", "mine", "vit-b-16"), ("infer", "train"), (H100, A100_40)):
+        grid = predictor.grids()[model]
+        batches, inputs = (*grid.batches, 2 * grid.batches[-1]), grid.inputs
+        block = Block(model, role, grid.unit, batches, inputs)
+        mib = predictor.sheet(block, kind)[2].reshape(3, len(batches), len(inputs), -1)
+        assert (np.diff(mib, axis=1) >= 0).all() and (np.diff(mib, axis=2) >= 0).all(), (model, role, kind.name)
+        for batch, size in itertools.product(batches[::7], inputs[::5]):
+            here = predictor.figures(Bucket(model, role, batch, size, grid.unit), kind)
+            ends = mib[:, batches.index(batch), inputs.index(size)].T.tolist()
+            assert [each.memory_mib.to_list() for each in here.values()] == ends
+
+
+def _measured_on(gpu: str, profiles: list[str], share: float = 1.0) -> list[Measurement]:
+    """ResNet-50 on slices of an H200, as `migbatch profile run` writes it, under some name of the GPU."""
+    geometry, rows = gpus.geometry("h200"), []
+    for profile in profiles:
+        info = geometry.info(P(profile)) if profile else geometry.full
+        shown = (profile, info.compute_slices, info.memory_slices, info.sm_count) if profile else ("", None, None, 132)
+        for batch, seconds in ((1, 0.01), (8, 0.02), (64, 0.12)):
+            rows.append(
+                Measurement(
+                    gpu, "resnet50", "cnn", "infer", *shown, batch, 224, memory_mib=2000.0 + 20 * batch,
+                    latency_s=share * seconds * 16 / info.sm_count, source="migbatch profile run",
+                )
+            )  # fmt: skip
+    return rows
+
+
+@pytest.mark.parametrize("profiles", [["1g.18gb"], ["1g.18gb", "3g.71gb"], ["1g.18gb", "7g.141gb"], [""]])
+def test_a_gpu_that_is_not_listed_uses_what_was_measured_on_it(profiles: list[str]) -> None:
+    """Slices tell neither the memory nor the SMs of the whole GPU, and the driver's name tells nothing."""
+    kind = GpuKind("x999-141gb", gpus.geometry("h200"), 400.0, 3500.0, 132)
+    predictor = LearnedPredictor(learn(_measured_on("NVIDIA X999", profiles), ModelKnowledge(), version=1))
+    figures = predictor.figures(Bucket("resnet50", "infer", 64, 224, "px"), kind)
+    seconds = figures[P(profiles[0] or "7g.141gb")].latency_s
+    assert seconds.mid == pytest.approx(0.12 if profiles[0] else 0.12 * 16 / 132, rel=0.1)
+    assert seconds.high < 1.25 * seconds.mid
+
+
+def test_measurements_and_runs_of_a_gpu_that_is_not_listed_are_of_one_gpu() -> None:
+    rows = [*_measured_on("NVIDIA X999", ["1g.18gb"]), *_measured_on("x999-141gb", ["3g.71gb"], 1.02)]
+    found = samples_of(rows, ModelKnowledge())
+    assert {(sample.gpu.name, len(sample.rows)) for sample in found} == {("x999-141gb", 6)}
+    slow = [*_measured_on("x999-141gb", ["1g.18gb"]), *_measured_on("x999-80gb", ["1g.18gb", "3g.71gb"], 3.0)]
+    learned = learn(slow, ModelKnowledge(), version=1)
+    for name in ("x999-141gb", "x999-80gb", "h200-141gb", "y1-141gb"):
+        gpu = GpuSpec(name, guess(132, 141), 141)
+        assert learned.as_measured(gpu) == gpu, "each has its own measurements, or none"
+    listed = [*_measured_on("NVIDIA H200", ["1g.18gb"]), *_measured_on("NVIDIA H200 NVL", ["3g.71gb"])]
+    assert len(samples_of(listed, ModelKnowledge())) == 2
 
 
 def test_names_are_unique() -> None:

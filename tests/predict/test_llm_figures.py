@@ -12,6 +12,7 @@ from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.llm.choice import figures_by_profile, whole_gpus
 from slurm_migbatch.predict.llm.families import ALL
 from slurm_migbatch.predict.llm.memory import need_of, sglang_reserve_mib
+from slurm_migbatch.predict.llm.names import Sized, of_size
 from slurm_migbatch.predict.llm.speed import TokenFigures, machine_of
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.workload.catalog import GpuKind
@@ -45,6 +46,31 @@ def test_training_takes_sixteen_bytes_a_parameter() -> None:
     assert slim.weights + slim.states < need.weights + need.states
     plain = need_of(workload("model=gpt2 method=full dtype=fp32"), 81152)
     assert plain.weights + plain.states == pytest.approx(16 * 124439808 / 2**20)
+
+
+@pytest.mark.parametrize("words", ["method=full checkpointing=on seq=4k micro_batch=8", "method=qlora seq=4k"])
+def test_training_a_small_model_of_unknown_vocabulary_counts_its_logits(words: str) -> None:
+    """Each public decoder as if only its size were known: most of a small one's need is logits."""
+    for model in ALL:
+        size = float(model.architecture.parameters)
+        if model.architecture.kind == "decoder" and model.architecture.experts is None and size < 1.1e9:
+            exact = workload(f"model={model.name} {words}")
+            unknown = replace(exact, model=replace(exact.model, architecture=of_size(Sized(size, size))))
+            assert need_of(unknown, 81152).used >= 0.6 * need_of(exact, 81152).used, model.name
+    tiny = need_of(workload(f"params=10m {words}"), 81152)
+    assert tiny.activations > 12 * 4096 * 15_000 / 2**20, "at most as many logits as it has parameters for"
+
+
+def test_an_architecture_without_vocabulary_has_a_large_one() -> None:
+    shape = "arch=layers:32+hidden:4096+heads:32+kv:8+ffn:14336"
+    bare, known = workload(f"model=ours {shape}"), workload(f"model=ours {shape}+vocab:128256")
+    assert need_of(bare, 81152).weights >= need_of(known, 81152).weights > 14.9 * 1024
+    counted = workload(f"model=ours {shape}+params:8030261248")
+    assert need_of(counted, 81152).weights == pytest.approx(need_of(known, 81152).weights, rel=1e-6)
+    trained = [need_of(workload(f"model=ours {shape}{more} method=lora"), 81152) for more in ("+params:8030261248", "")]
+    assert trained[0].activations == trained[1].activations
+    encoder = workload(f"model=ours {shape}+encoder:1")
+    assert need_of(encoder, 81152).weights < need_of(bare, 81152).weights
 
 
 def test_adapters_train_a_hundredth() -> None:

@@ -44,6 +44,8 @@ def test_seconds_follow_from_throughput() -> None:
         ({"latency_s": "-1"}, "leave it empty"),
         ({"latency_s": "nan"}, "must be a number"),
         ({"latency_s": "fast"}, "must be a number"),
+        ({"latency_s": "1e308"}, "latency_s must be between 1e-30 and 1e\\+30, not 1e308"),
+        ({"throughput_per_s": "1e-320"}, "throughput_per_s must be between"),
         ({"kind": "think"}, "infer, train or serve"),
         ({"profile": "1g"}, "profile"),
     ],

@@ -268,6 +268,29 @@ class TestMIGPerf:
             read_folder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("header", "line", "said"),
+    [
+        (
+            STEPS,
+            "7g.40gb,resnet,1e10,1,100,5.7,0.02,0.019,0.01,0.03,0.04",
+            "batch must be a whole number from 1 to 10^9",
+        ),
+        (
+            STEPS,
+            "7g.40gb,resnet,64,1,100,5.7,1e-320,0.019,0.01,0.03,0.04",
+            "mean_s must be 0, or between 1e-30 and 1e+30",
+        ),
+        (STACKED, "resnet50,7,32,1,1e200,0.032", "throughput_per_s must be 0, or between"),
+    ],
+)
+def test_a_number_beyond_all_figures_is_a_bad_line(tmp_path: Path, header: str, line: str, said: str) -> None:
+    put(tmp_path / "s.csv", header, line)
+    with pytest.raises(TableError) as caught:
+        read_folder(tmp_path)
+    assert f"s.csv:2: {said}" in str(caught.value)
+
+
 def test_a_parent_folder_holds_several_laboratories(tmp_path: Path) -> None:
     put(tmp_path / "a" / "p.csv", STACKED, "resnet50,7,32,1,1000,0.032")
     put(tmp_path / "b" / "s.csv", STEPS, "7g.40gb,resnet,64,1,100,5.7,0.02,0.019,0.01,0.03,0.04")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.profiling.csvfile import SHOWN_PROBLEMS, TableError
 from slurm_migbatch.profiling.measurement import COLUMNS, IDENTITY, Measurement
 from slurm_migbatch.profiling.table import merge, read_folder, scan, write
@@ -243,6 +244,17 @@ def test_a_figure_without_a_number_is_told_to_be_left_empty(tmp_path: Path, cell
     path = table(tmp_path / "t.csv", "gpu,model,batch,latency_s,memory_mib", f"a100,net,1,0.1,{cell}")
     with pytest.raises(TableError, match=f":2: memory_mib must be a number, not {cell}: leave it empty if unknown"):
         read_folder(path)
+
+
+def test_parameters_and_operations_in_millions_are_noticed_and_not_used(tmp_path: Path) -> None:
+    head = "gpu,model,batch,latency_s,params,flops_per_item"
+    rows = "a100,net,1,0.1,25.6,8.2e9", "a100,net,2,0.1,2.56e7,8.2", "a100,net,4,0.1,2.56e7,"
+    found = scan([table(tmp_path / "t.csv", head, *rows)])
+    params, flops = found.notices
+    assert "in 1 lines (first 2) params is below 1000 and not used: it counts parameters, not millions" in params
+    assert "in 1 lines (first 3) flops_per_item is below 1000 and not used: it counts operations" in flops
+    unknown = ModelKnowledge(())
+    assert unknown.of("net", found.rows[:1]) == unknown.of("net", [replace(found.rows[0], params=None)])
 
 
 def test_a_file_that_is_no_table_is_told_what_one_is(tmp_path: Path) -> None:

@@ -73,6 +73,22 @@ def test_forms_of_a_gpu_with_other_speeds_are_other_models() -> None:
     assert model_of("NVIDIA H200") != model_of("NVIDIA H200 NVL")
 
 
+def test_a_variant_with_less_memory_has_less_bandwidth() -> None:
+    """Leonardo's A100 with 64 GB reads 1640 GB/s, not the 2039 of the one with 80."""
+    whole, less = facts_of("NVIDIA A100-SXM4-80GB"), facts_of("NVIDIA A100-SXM-64GB")
+    assert whole is not None and less is not None
+    assert less.bandwidth_gbs == pytest.approx(1640, rel=0.01) and less.tflops == whole.tflops
+    assert less.mib == 65536 and facts_of("a100-64gb") == less
+    for alike in (
+        "NVIDIA A100 MIG 1g.10gb",
+        "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
+        "NVIDIA H20 96GB",
+        "NVIDIA H100 96GB",
+    ):
+        plain = facts_of(alike.replace(" MIG 1g.10gb", "").replace(" MIG 3g.40gb", "").replace(" 96GB", ""))
+        assert facts_of(alike) == plain, alike
+
+
 def test_facts_by_form_and_memory() -> None:
     speeds = {
         "NVIDIA A100-SXM4-40GB": (312, 1555),

@@ -27,12 +27,14 @@ from slurm_migbatch.predict.llm.served import ServedMeasurements, ServedPoint, l
 from slurm_migbatch.predict.llm.speed import SPAN, Efficiencies, Machine, Pace, pace_of, prefill_s, step_s
 from slurm_migbatch.predict.llm.workload import SHARES, Serving, Workload
 from slurm_migbatch.predict.samples import SITE
+from slurm_migbatch.profiling.csvfile import find, header
 from slurm_migbatch.workload.gpufacts import facts_of
 from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = (
     "backend", "model_path", "system", "precision", "isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms",
 )  # fmt: skip
+MEASURED: Final = frozenset({"silicon_ttft_ms", "silicon_tpot_ms"})
 SPREAD_OVER: Final = ("tp_size", "pp_size", "attention_dp_size")
 """Columns of the GPUs of a server, if a table has them."""
 PRIOR: Final[Mapping[str, tuple[float, float]]] = {
@@ -83,11 +85,16 @@ class Point:
 
 
 def read(folder: Path) -> list[Point]:
-    """Return the points of all tables in a folder (or of one file); raises TraceError."""
-    files = sorted(folder.glob("*.csv")) if folder.is_dir() else [folder]
+    """Return the points of all tables below a folder (or of one file); raises TraceError.
+
+    A table has a column of times (MEASURED); other files of a folder are ignored.
+    """
+    files = [file for file in find(folder) if not MEASURED.isdisjoint(header(file))] if folder.is_dir() else [folder]
     points = [_point(line) for file in files for line in lines(file, COLUMNS)]
     if not points:
-        raise TraceError(folder, 0, "holds no measured point of a serving engine")
+        raise TraceError(
+            folder, 0, f"holds no measured point of a serving engine: a table has the columns {', '.join(COLUMNS)}"
+        )
     return points
 
 
@@ -112,15 +119,20 @@ def _point(line: CsvLine) -> Point:
     weight_precision = precision.plain(precision_name) if plain else precision.quantised(precision_name)
     if weight_precision is None:
         raise line.wrong(f"precision '{show(precision_name)}' is unknown: write bf16, fp8, nvfp4, awq or similar")
-    inputs, outputs = (int(line.number_of(name, 1, 1e7)) for name in ("isl", "osl"))
+    inputs, outputs = (_whole(line, name, 10_000_000) for name in ("isl", "osl"))
     engine = line.text("backend")
     bits = precision.CACHE["fp8" if weight_precision.name == CACHE_FP8 else "auto"]
-    at_once = int(line.number_of("batch_size", 1, 65536))
+    at_once = _whole(line, "batch_size", 65536)
     serving = Serving(inputs + outputs, at_once, inputs, outputs, bits, engine, SHARES.get(engine, 0.9))
     workload = Workload(Found(model.name, model.architecture, weight_precision), serving, None)
     machine = Machine(facts.tflops * 1e12, facts.bandwidth_gbs * 1e9, float(facts.mib), sliced=False)
     ttft, tpot = (line.number_of(f"silicon_{name}_ms", 1e-6, 1e9) / 1e3 for name in ("ttft", "tpot"))
     return Point(model.name, workload, machine, ttft, tpot)
+
+
+def _whole(line: CsvLine, column: str, most: int) -> int:
+    line.number_of(column, 1, most)
+    return line.count_of(column)
 
 
 def pace(point: Point, eff: Efficiencies) -> Pace:

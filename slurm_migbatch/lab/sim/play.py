@@ -15,7 +15,7 @@ from slurm_migbatch.config.reader import ConfigError, Problem
 from slurm_migbatch.lab.sim import gpus, registry
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.curves import Curves, Predicted, RateSource, Table
-from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
+from slurm_migbatch.lab.sim.job import JobCosts, Kind, SimulatedJob
 from slurm_migbatch.lab.sim.registry import Setup
 from slurm_migbatch.lab.sim.result import SimulationResult
 from slurm_migbatch.lab.sim.scenario import Scenario
@@ -61,9 +61,14 @@ class ScenarioData:
 
     def _drawn(self, jobs: tuple[SimulatedJob, ...], source: RateSource, seed: int) -> tuple[SimulatedJob, ...]:
         rng = np.random.Generator(np.random.PCG64([seed, 1]))
-        apps = {kind: source.apps(kind) for kind in ("train", "infer")}
+        apps: dict[Kind, list[str]] = {"train": self._fitting(source, "train"), "infer": self._fitting(source, "infer")}
         if missing := {job.kind for job in jobs if not apps[job.kind]}:
-            raise self._wrong(f"the speeds know no model of kind {', '.join(sorted(missing))}")
+            kinds = " or ".join(sorted(missing))
+            others = ", ".join(kind for kind, known in apps.items() if known) or "none"
+            raise self._wrong(
+                f"the trace has jobs of kind {kinds}, and the speeds know no model of this kind that fits on a whole "
+                f"{self.scenario.geometry.name}: give a table with such a model (of this one fit: {others})"
+            )
         draws = rng.random((len(jobs), 2)).tolist()
         drawn = []
         for job, (first, second) in zip(jobs, draws, strict=True):
@@ -71,6 +76,11 @@ class ScenarioData:
             batches = source.batches(app, job.kind)
             drawn.append(replace(job, app=app, batch=job.gpus * batches[int(second * len(batches))]))
         return tuple(drawn)
+
+    def _fitting(self, source: RateSource, kind: Kind) -> list[str]:
+        """Return the applications of a kind that fit on the whole GPU with their smallest usual batch."""
+        full = self.scenario.geometry.full.profile
+        return [app for app in source.apps(kind) if full in source.rates(app, source.batches(app, kind)[0], kind)]
 
     def _known(self, jobs: tuple[SimulatedJob, ...], source: RateSource) -> tuple[SimulatedJob, ...]:
         for kind in ("train", "infer"):

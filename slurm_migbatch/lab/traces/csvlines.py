@@ -88,7 +88,13 @@ def _range(low: float, high: float) -> str:
 
 
 def lines(
-    path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bool = False, command: str = ""
+    path: Path,
+    columns: Sequence[str],
+    *,
+    delimiter: str = ",",
+    plain: bool = False,
+    command: str = "",
+    too_many: str = "",
 ) -> Iterator[CsvLine]:
     """Yield every row of a file whose header has at least these columns.
 
@@ -98,6 +104,7 @@ def lines(
         delimiter: separator of cells.
         plain: treat `"` as an ordinary character, and replace bytes that are not UTF-8.
         command: what prints such a file, for the error.
+        too_many: why a row may have more cells than the header, and what to do, for the error.
 
     Raises:
         TraceError: it cannot be read, lacks a column or has it twice, is empty, or a row has too few or too many cells.
@@ -108,22 +115,32 @@ def lines(
             header = next(rows, None)
             if header is None:
                 raise TraceError(path, 0, f"is empty; its first line should name {', '.join(columns)}")
-            places = {name.strip(): number for number, name in enumerate(header)}
-            if twice := [name for name in columns if [cell.strip() for cell in header].count(name) > 1]:
-                raise TraceError(path, 1, f"has the columns {', '.join(twice)} more than once")
-            if missing := [name for name in columns if name not in places]:
-                found = show(", ".join(header)) + (f"; write the file with {command}" if command else "")
-                raise TraceError(path, 1, f"lacks the columns {', '.join(missing)}; found {found}")
+            places = _places(path, header, columns, command)
             width = len(header)
             for cells in rows:
                 if len(cells) != width:
-                    if not cells:
+                    if not "".join(cells).strip():
                         continue
-                    raise TraceError(path, rows.line_num, f"has {len(cells)} cells, the header has {width}")
+                    why = f": {too_many}" if too_many and len(cells) > width else ""
+                    raise TraceError(path, rows.line_num, f"has {len(cells)} cells, the header has {width}{why}")
                 yield CsvLine(path, rows.line_num, places, cells)
     except UnicodeDecodeError as error:
-        raise TraceError(path, 0, f"is not UTF-8 text (byte {error.start})") from None
+        saved = "save it as CSV in UTF-8; compressed, with gzip and a name that ends in .gz"
+        raise TraceError(path, 0, f"is not UTF-8 text (byte {error.start}): {saved}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except csv.Error as error:
         raise TraceError(path, rows.line_num, f"is not valid CSV: {error}") from None
+
+
+def _places(path: Path, header: Sequence[str], columns: Sequence[str], command: str) -> dict[str, int]:
+    """Return the place of each column; raises TraceError if a required one is missing or there twice."""
+    found = [name.strip() for name in header]
+    if not any(found):
+        raise TraceError(path, 1, f"is blank; the first line must name {', '.join(columns)}")
+    if twice := [name for name in columns if found.count(name) > 1]:
+        raise TraceError(path, 1, f"has the columns {', '.join(twice)} more than once")
+    if missing := [name for name in columns if name not in found]:
+        shown = show(", ".join(header)) + (f"; write the file with {command}" if command else "")
+        raise TraceError(path, 1, f"lacks the columns {', '.join(missing)}; found {shown}")
+    return {name: number for number, name in enumerate(found)}

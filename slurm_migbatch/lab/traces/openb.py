@@ -1,8 +1,8 @@
 """Read Alibaba's GPU-sharing cluster of 2023 (openb): pods that request shares of GPUs, latency-sensitive and
 best-effort.
 
-Note: pods that request no GPU are skipped, and so are those that were never scheduled (no scheduled_time) or
-ended before they began, whose run time is unknown. The trace spans 149 days, but nearly all
+Note: pods that request no GPU are skipped, and so are those whose run time is unknown: never scheduled (no
+scheduled_time), not ended (no deletion_time), or ended before they began. The trace spans 149 days, but nearly all
 pods arrived in the last 45: time 0 is day 105, and older pods are skipped. `gpu_milli` is a share of one GPU only if
 `num_gpu` is 1.
 """
@@ -31,19 +31,22 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
     """
     columns = ("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time", "scheduled_time")
     jobs: list[SimulatedJob] = []
-    without = never = early = 0
+    without = never = unfinished = reverse = early = 0
     for line in lines(path, columns):
         gpus, milli = line.count_of("num_gpu"), line.count_of("gpu_milli")
-        created, deleted = line.number_of("creation_time", 0), line.number_of("deletion_time", 0)
+        created = line.number_of("creation_time", 0)
         if not gpus:
             without += 1
             continue
         if not line.text("scheduled_time"):
             never += 1
             continue
-        work = deleted - line.number_of("scheduled_time", 0)
+        if not line.text("deletion_time"):
+            unfinished += 1
+            continue
+        work = line.number_of("deletion_time", 0) - line.number_of("scheduled_time", 0)
         if work <= 0:
-            never += 1
+            reverse += 1
             continue
         if created < begin_day * DAY:
             early += 1
@@ -66,7 +69,13 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
             )
         )
     jobs.sort(key=lambda job: (job.arrival, job.id))
-    left_out = ((without, "request no GPU"), (never, "were never scheduled"), (early, f"came before day {begin_day:g}"))
+    left_out = (
+        (without, "request no GPU"),
+        (never, "were never scheduled"),
+        (unfinished, "have not ended"),
+        (reverse, "ended before they began"),
+        (early, f"came before day {begin_day:g}"),
+    )
     notices = tuple(f"{count} pods that {why} are skipped" for count, why in left_out if count)
     return Trace("openb", tuple(jobs), notices=notices)
 

@@ -10,9 +10,10 @@ JobName is users' text, and may be left out. sacct does not escape a `|` or a ne
 many or too few cells, and the error names it.
 
 Note: `Elapsed` is used as the work, that is at the speed on the allocated resources. Times are the site's local
-ones and are read in the reader's time zone, so an hour may be off after a clock change. `gres/gpu=2` and
-`gres/gpu:a100=2` are the same GPUs. Slices are known by their GRES type, `gres/mig:1g.10gb` here and
-`gres/gpu:a100_1g.10gb` with Slurm's own MIG support.
+ones and are read in the reader's time zone, so an hour may be off after a clock change, unless they name a zone
+(SLURM_TIME_FORMAT). `gres/gpu=2` and `gres/gpu:a100=2` are the same GPUs. Slices are known by the profile in their GRES
+type: `gres/mig:1g.10gb` here, `gres/gpu:a100_1g.10gb` with Slurm's own MIG support, `gres/gpu:a100-1g.10gb` as some
+sites call theirs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection
+from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -28,14 +31,21 @@ from slurm_migbatch.lab.traces.csvlines import CsvLine, lines
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres
-from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
+from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = ("JobID", "User", "Submit", "Start", "Elapsed", "State", "AllocTRES")
 COMMAND: Final = "sacct -aPX -o JobID,JobName,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
 _UNKNOWN: Final = frozenset({"", "Unknown", "None", "N/A", "INVALID"})
+_TOO_MANY: Final = "if a JobName contains a '|', leave the column out"
 _UNFINISHED: Final = frozenset({"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING", "CONFIGURING"})
-_IN_TYPE: Final = re.compile(r"(?:.*[_:])?([0-9]+g\.[0-9]+gb(?:[.+]me(?:\.all)?|-me|[.+]gfx)?)")
+_IN_TYPE: Final = re.compile(
+    r"(?<![0-9])([0-9]{1,2}g)[._-]?([0-9]{1,4}gb(?:[.+]me(?:\.all)?|-me|[.+]gfx)?)(?![0-9a-z])", re.IGNORECASE
+)
+_MOMENT: Final = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:(Z)|([+-]\d\d):?(\d\d))?", re.ASCII)
+"""Date and time of day as sacct prints them, and the zone."""
+_SECONDS: Final = re.compile(r"[0-9]{9,10}", re.ASCII)
+"""The same with SLURM_TIME_FORMAT=%s."""
 
 
 def read(path: Path, infer: Collection[str] = ()) -> Trace:
@@ -44,7 +54,7 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
     rows: list[tuple[float, CsvLine, Profile | None, int, float]] = []
     seen: set[tuple[str, ...]] = set()
     columns = (*COLUMNS, "Partition") if infer else COLUMNS
-    for line in lines(path, columns, delimiter="|", plain=True, command=COMMAND):
+    for line in lines(path, columns, delimiter="|", plain=True, command=COMMAND, too_many=_TOO_MANY):
         if "." in line.text("JobID"):
             left_out["steps of jobs"] += 1
             continue
@@ -54,7 +64,8 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
             continue
         seen.add(run)
         state = line.text("State").split(" ")[0].rstrip("+")
-        if state in _UNFINISHED or line.text("Start") in _UNKNOWN:
+        ended = not line.has("End") or line.text("End") not in _UNKNOWN
+        if state in _UNFINISHED or not ended or line.text("Start") in _UNKNOWN:
             left_out["jobs that have not run or not ended"] += 1
             continue
         held = _held(line)
@@ -93,24 +104,27 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
 
 
 def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
-    """Return the largest profile and the number of slices, or None and the number of GPUs; None for neither."""
     text = line.text("AllocTRES")
     if not text and line.has("ReqTRES"):
         text = line.text("ReqTRES")
-    entries = ",".join(entry for entry in text.split(",") if entry.startswith("gres/"))
     try:
-        parsed = gres.parse(entries)
+        return _held_of(text)
     except gres.GresError as error:
         raise line.wrong(f"AllocTRES cannot be parsed: {error}") from None
+    except ProfileError as error:
+        raise line.wrong(f"AllocTRES: {error}") from None
+
+
+@lru_cache(maxsize=1 << 12)
+def _held_of(tres_list: str) -> tuple[Profile | None, int] | None:
+    """Return the largest profile and the number of slices, or None and the number of GPUs; None for neither."""
+    entries = ",".join(entry for entry in tres_list.split(",") if entry.startswith("gres/"))
     slices: Counter[Profile] = Counter()
     gpus: Counter[bool] = Counter()
-    for tres in parsed:
-        match = _IN_TYPE.fullmatch(tres.type or "")
+    for tres in gres.parse(entries):
+        match = _IN_TYPE.search(tres.type or "")
         if match is not None and tres.count:
-            try:
-                slices[Profile.parse(match[1])] += tres.count
-            except ProfileError as error:
-                raise line.wrong(f"AllocTRES: {error}") from None
+            slices[Profile.parse(f"{match[1]}.{match[2]}".lower())] += tres.count
         elif tres.name == "gpu":
             gpus[tres.type is not None] += tres.count
     if slices:
@@ -121,9 +135,16 @@ def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
 
 def _moment(line: CsvLine, column: str) -> float:
     text = line.text(column)
+    if _SECONDS.fullmatch(text):
+        return float(text)
+    match = _MOMENT.fullmatch(text)
     try:
-        return parse_time(text)
-    except TimeFormError:
+        if match is None:
+            raise ValueError(text)
+        day, clock, utc, hours, minutes = match.groups()
+        zone = "+00:00" if utc else f"{hours}:{minutes}" if hours else ""
+        return datetime.fromisoformat(f"{day}T{clock}{zone}").timestamp()
+    except (ValueError, OverflowError):
         raise line.wrong(f"{column} must be a time such as 2026-01-31T12:00:00, not '{show(text)}'") from None
 
 
@@ -132,6 +153,9 @@ def _seconds(line: CsvLine, column: str) -> float | None:
     if text in _UNKNOWN or text == "Partition_Limit":
         return None
     try:
-        return parse_duration(text)
+        return _duration(text)
     except TimeFormError:
         raise line.wrong(f"{column} must be a duration such as 1-02:03:04, not '{show(text)}'") from None
+
+
+_duration: Final = lru_cache(maxsize=1 << 12)(parse_duration)

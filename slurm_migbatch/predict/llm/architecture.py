@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
+VOCAB: Final = 152_000
+"""Vocabulary of a decoder of which none is known: the largest that is common (Qwen's)."""
 Bias = Literal["", "qkv", "mlp", "all"]
 Kind = Literal["decoder", "encoder", "both", "plain"]
 """A generative model, one without a cache, one of encoder and decoder with cross attention, or parameters alone."""
@@ -50,6 +52,7 @@ class Architecture:
     output shares the embedding; `headless`: no output over the vocabulary. `norms`: vectors of normalisation in a
     layer, `norm_bias`: each with a bias; `head_norms`: queries and keys are normalised by head. `positions`: learned
     ones. `context`: tokens that the model was made for; only `wide_layers` see all of them, the other layers `window`.
+    `outputs`: logits of a token where the vocabulary is unknown; 0: one for each of its entries.
     `encoder_layers`: of an encoder with the same sizes, whose output each decoder layer attends to. `source`: its
     tokens if it does not read the text. `extra`: other parameters. `item_mib`: working memory of one item of a plain
     model (an image, a clip).
@@ -80,6 +83,7 @@ class Architecture:
     extra: int = 0
     kind: Kind = "decoder"
     item_mib: int = 0
+    outputs: int = 0
 
     @cached_property
     def attention(self) -> int:
@@ -115,6 +119,11 @@ class Architecture:
     def embedding(self) -> int:
         """Parameters of the embedding and of the output, which quantisation does not change."""
         return self.vocab * self.width * (1 if self.tied or self.headless else 2) + self.positions * self.width
+
+    @property
+    def logits(self) -> int:
+        """Logits of a token."""
+        return 0 if self.headless else self.outputs or self.vocab
 
     @cached_property
     def parameters(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.predict.llm.architecture import Architecture, Experts, Latent
+from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts, Latent
 from slurm_migbatch.predict.llm.precision import NAMES
 
 MOST_BYTES: Final = 1 << 20
@@ -132,6 +132,8 @@ def build(numbers: Mapping[str, int]) -> Architecture:
             numbers["kv_rank"], given("q_rank", 0), given("nope", 128), given("rope", 64), given("value", 128)
         )
     encoder, encoder_layers = bool(given("encoder", 0)), given("encoder_layers", 0)
+    # `params` counts all parts: then only the logits of an unknown vocabulary are missing
+    unknown = not encoder and not given("vocab")
     made = Architecture(
         layers,
         hidden,
@@ -139,7 +141,7 @@ def build(numbers: Mapping[str, int]) -> Architecture:
         given("kv", heads),
         given("head", max(hidden // heads, 1)),
         given("ffn", 4 * hidden),
-        given("vocab", 0),
+        VOCAB if unknown and not given("params") else given("vocab", 0),
         max(given("context", 2048), 1),
         gated=not given("plain_ffn", 0),
         tied=bool(given("tied", 0)),
@@ -152,6 +154,7 @@ def build(numbers: Mapping[str, int]) -> Architecture:
         encoder_layers=encoder_layers,
         source=given("source", 0),
         kind="both" if encoder_layers else "encoder" if encoder else "decoder",
+        outputs=VOCAB if unknown else 0,
     )
     return replace(made, extra=max(given("params", 0) - made.parameters, 0))
 

@@ -125,7 +125,7 @@ def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
     keys = 2 * architecture.kv_heads * architecture.head
     bytes_each = workload.precision.bits / 8 if workload.precision.bits > 16 else 2.0
     wide = 2 * _passed(architecture) + 4 * width + inner + keys
-    logits = 0 if architecture.headless else 6 * architecture.vocab * serving.concurrency
+    logits = 6 * architecture.logits * serving.concurrency
     activations = (tokens * wide * bytes_each + logits) / MIB
     if serving.engine == "sglang":
         reserve = sglang_reserve_mib(slice_mib) if serving.share == 1.0 else 0.0
@@ -200,7 +200,7 @@ def activations_mib(architecture: Architecture, training: Training, bytes_each: 
             layer += 2.5 * bytes_each * architecture.heads * tokens
         kept += tokens * layers * (width * bytes_each if training.checkpointing else layer)
         largest = max(largest, tokens * layer if layers and training.checkpointing else 0.0)
-    logits = 0 if architecture.headless else architecture.vocab * LOGIT_BYTES
+    logits = architecture.logits * LOGIT_BYTES
     return training.micro_batch * (kept + largest + training.seq * logits) / MIB
 
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.predict.llm import precision
-from slurm_migbatch.predict.llm.architecture import Architecture, Experts
+from slurm_migbatch.predict.llm.architecture import VOCAB, Architecture, Experts
 from slurm_migbatch.predict.llm.families import ALL, Model
 from slurm_migbatch.predict.llm.precision import Precision
 
@@ -253,10 +253,13 @@ def of_size(size: Sized) -> Architecture:
     """
     layers = min(max(round((size.active / 12 / 128**2) ** (1 / 3)), 2), 128)
     width = layers * 128
+    # logits of a large vocabulary, unless so few parameters cannot be its embedding: training keeps 12 bytes of each,
+    # which is most of a small model's memory (the width before rounding: a larger model has no fewer)
+    outputs = min(VOCAB, int(size.total / (128 * (size.active / 12 / 128**2) ** (1 / 3))))
     sparse = size.active < 0.9 * size.total
     kept = min(width, GROUPED if sparse else max(GROUPED, math.ceil(GROUPED * DEEP / layers)))
     vocab = 32_000 if size.total < 1e9 else 128_000
-    base = Architecture(layers, width, width, kept, 1, 4 * width, vocab, 32768, tied=size.total < 4e9)
+    base = Architecture(layers, width, width, kept, 1, 4 * width, vocab, 32768, tied=size.total < 4e9, outputs=outputs)
     experts = None
     if sparse:
         # a count of experts that has the share of active parameters; the remainder is `extra`

@@ -333,7 +333,7 @@ def training_step_s(workload: Workload, need: Need, machine: Machine) -> float:
         operations, tokens = 2.0 * architecture.extra * training.micro_batch, float(training.micro_batch)
     compute = passes * operations / (machine.flops * TRAINING_COMPUTE)
     states = (need.weights + 2.0 * need.states) * MIB / machine.bytes_s
-    return compute + states + architecture.vocab * tokens * LOGIT_BYTES / machine.bytes_s
+    return compute + states + architecture.logits * tokens * LOGIT_BYTES / machine.bytes_s
 
 
 def _doubt(workload: Workload, machine: Machine) -> float:
