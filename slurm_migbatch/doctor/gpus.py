@@ -91,7 +91,7 @@ def _gather(gpu: NvmlGpu, config: NodeConfig) -> CheckedGpu:
     return CheckedGpu(*facts, managed, on=on, later=later)
 
 
-def holders(devices: Iterable[str], names: Sequence[str] = (), proc: str = "/proc") -> Iterator[DeviceHolder]:
+def holders(devices: Iterable[str], names: Sequence[str] = ()) -> Iterator[DeviceHolder]:
     """Yield processes of this host that have one of these devices open; with `names` only root's processes of these
     names. migbatch's own are left out.
     """
@@ -101,7 +101,7 @@ def holders(devices: Iterable[str], names: Sequence[str] = (), proc: str = "/pro
             wanted[_identity(os.stat(device))] = device  # noqa: PTH116
         except OSError:
             continue
-    for place in sorted(Path(proc).iterdir()) if wanted else ():
+    for place in sorted(Path("/proc").iterdir()) if wanted else ():
         if not place.name.isdigit() or int(place.name) == os.getpid():
             continue
         try:
