@@ -294,9 +294,9 @@ def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
 
 def _who(session: Session, run: Run, event: dict[str, Any]) -> None:
     run.uid = clean.whole(event.get("uid")) if run.uid is None else run.uid
-    for field, length in (("user", 128), ("account", 128), ("partition", 128)):
+    for field in ("user", "account", "partition"):
         if getattr(run, field) is None:
-            setattr(run, field, clean.text(event.get(field), length))
+            setattr(run, field, Run.fitting(field, event.get(field)))
     link(session, run, clean.text(event.get("decision"), 16))
 
 
