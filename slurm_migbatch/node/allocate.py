@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_migbatch.mig.driver import Busy, DriverError, GpuLost, Instance, NoRoom
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
@@ -179,17 +180,7 @@ class Allocator:
         try:
             with self._journal.write():
                 rows = self._journal.slices("state<>'lost'")
-                views = [
-                    placement.GpuOccupancy(
-                        uuid=gpu.uuid,
-                        order=gpu.index,
-                        geometry=geometries[gpu.uuid],
-                        used=tuple({r.slot for r in rows if r.gpu == gpu.uuid and r.state not in ("idle", "evict")}),
-                        idle=tuple([r for r in rows if r.gpu == gpu.uuid and r.state in ("idle", "evict")]),
-                        planned=node_plan.slots.get(gpu.uuid, ()),
-                    )
-                    for gpu in gpus
-                ]
+                views = [_occupancy(gpu, geometries[gpu.uuid], rows, node_plan.slots.get(gpu.uuid, ())) for gpu in gpus]
                 claims = placement.choose_slots(views, grant.profiles, env.uid, self._config.warm_reuse, excluded)
                 if claims is None:
                     tried = ", ".join(f"{slot} on {gpu[:12]}" for gpu, slot in sorted(excluded))
@@ -230,9 +221,7 @@ class Allocator:
                 if found.action is guest.GuestAction.JOIN:
                     claims = (placement.SlotClaim(place.gpu, place.slot, None, (), planned, found.host),)
                 elif found.action is guest.GuestAction.ALONE and place.slot.profile in geometry:
-                    used = tuple({row.slot for row in rows if row.state not in guest.FREE})
-                    idle = tuple([row for row in rows if row.state in guest.FREE])
-                    view = placement.GpuOccupancy(gpu.uuid, gpu.index, geometry, used, idle, (place.slot,))
+                    view = _occupancy(gpu, geometry, rows, (place.slot,))
                     others = {
                         (gpu.uuid, slot) for slot in geometry.info(place.slot.profile).slots if slot != place.slot
                     }
@@ -506,6 +495,16 @@ class Allocator:
                 self._journal.put(host._replace(shared=True))
                 return {"beside": [host.job or 0, host.restart or 0]}
         return {}
+
+
+def _occupancy(
+    gpu: NvmlGpu, geometry: Geometry, rows: Iterable[JournalSlice], planned: tuple[Slot, ...]
+) -> placement.GpuOccupancy:
+    """Return one GPU's part of the journal; `rows` without lost ones."""
+    here = [row for row in rows if row.gpu == gpu.uuid]
+    used = tuple({row.slot for row in here if row.state not in guest.FREE})
+    idle = tuple([row for row in here if row.state in guest.FREE])
+    return placement.GpuOccupancy(gpu.uuid, gpu.index, geometry, used, idle, planned)
 
 
 def _impossible(error: Exception) -> Exception:
