@@ -32,37 +32,19 @@ Every step is idempotent: if nothing differs nothing is called. All updates of a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from slurm_migbatch.daemon.plans import GpuSlots, Plans
 from slurm_migbatch.decide.capacity.demand import FILLER, GRES, LOAN, slices
 from slurm_migbatch.decide.capacity.model import Node, NodePlan
-from slurm_migbatch.decide.capacity.sharing import ALONE, GUEST, Place, Sharing, is_guest
+from slurm_migbatch.decide.capacity.sharing import ALONE, GUEST, Sharing, is_guest
 from slurm_migbatch.decide.snapshot import PublishedPlan
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
-
-#: GPU uuid -> slots as the nodes read them: (profile, start, size in memory slices)
-WirePlan = Mapping[str, Sequence[tuple[str, int, int]]]
-
-
-class Plans(Protocol):
-    """Where plans are published and acknowledged (the daemon's plan board)."""
-
-    def current(self, node: str) -> PublishedPlan | None:
-        """Return the newest plan of `node`; None until one was published."""
-
-    def publish(self, node: str, gpus: WirePlan, guests: Mapping[int, Place] | None = None) -> int:
-        """Publish this plan of `node` and return its version."""
-
-    def acked(self, node: str) -> int:
-        """Return the newest version that `node` has confirmed; 0 if none."""
-
-    def wait_acked(self, node: str, version: int, timeout: float) -> bool:
-        """Wait until `node` has confirmed `version` or a later one, at most `timeout` seconds."""
 
 
 @dataclass(frozen=True)
@@ -402,5 +384,5 @@ def _rows(layout: Layout) -> tuple[tuple[str, int, int], ...]:
     return tuple([(slot.profile.name, slot.placement.start, slot.placement.size) for slot in layout.slots])
 
 
-def _canonical(gpus: WirePlan) -> dict[str, frozenset[tuple[str, int, int]]]:
+def _canonical(gpus: GpuSlots) -> dict[str, frozenset[tuple[str, int, int]]]:
     return {uuid: frozenset((p, s, n) for p, s, n in slots) for uuid, slots in gpus.items()}

@@ -12,15 +12,13 @@ from typing import Any, NamedTuple
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.slurm.pyslurm import PyslurmClient
+from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
 from slurm_migbatch.slurm.states import ENDED
 from slurm_migbatch.store.runquery import Association
 
 _SEPARATOR = "\x1f"
 _FIELDS = ("JobID", "RestartCnt", "State", "exit_code", "SubmitTime", "StartTime", "EndTime")
-
-
-_SETTING = re.compile(r"\s*([A-Za-z][\w\[\]]*)\s*=\s*(.*?)\s*")
 _PING = re.compile(r"Slurmctld\(\w+\) at (\S+) is (UP|DOWN)")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+$\\-]{0,127}")
 
@@ -41,11 +39,7 @@ class HistoryClient(CliClient):
         Raises:
             SlurmError: scontrol failed.
         """
-        found = {}
-        for line in self._run("scontrol", "show", "config").splitlines():
-            if match := _SETTING.fullmatch(line):
-                found[match[1].lower()] = "" if match[2] == "(null)" else match[2]
-        return found
+        return parse_settings(self._run("scontrol", "show", "config"))
 
     def ping(self, timeout: float | None = None) -> dict[str, bool]:
         """Return which slurmctld answer, by the names of SlurmctldHost in order; one scontrol call.

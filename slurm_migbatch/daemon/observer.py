@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from slurm_migbatch.daemon.nodesview import LiveView, NodesView
+from slurm_migbatch.daemon.plans import Plans
 from slurm_migbatch.daemon.told import Told, hear
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.lending.elastic_jobs import report_of
@@ -19,7 +20,6 @@ from slurm_migbatch.decide.snapshot import (
     NoPredictions,
     PlanStatus,
     Predictions,
-    PublishedPlan,
     Run,
 )
 from slurm_migbatch.mig.profile import Profile
@@ -27,19 +27,6 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 
 #: reports to keep of one node between two snapshots: more than it can have runs of while slurmctld starts none
 _REPORTS: Final = 1000
-
-
-class NodeBoard(Protocol):
-    """The read interface of the plan board."""
-
-    def current(self, node: str) -> PublishedPlan | None:
-        """Return the newest plan of `node`; None until one was published."""
-
-    def acked(self, node: str) -> int:
-        """Return the newest version that `node` has confirmed; 0 if none."""
-
-    def silence(self, node: str) -> float:
-        """Return the seconds since `node` was last heard; infinite if never."""
 
 
 class CompleteView(LiveView):
@@ -79,7 +66,7 @@ class Observer:
     def __init__(
         self,
         view: NodesView,
-        board: NodeBoard,
+        board: Plans,
         total: Callable[[NodeRow], int],
         *,
         silence_s: float = 90.0,

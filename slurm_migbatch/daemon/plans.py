@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from slurm_migbatch.decide.capacity.sharing import Place
 from slurm_migbatch.decide.snapshot import PublishedPlan
@@ -30,6 +31,25 @@ class Plan(PublishedPlan):
         if self.guests:
             wire["guests"] = {str(job): list(place) for job, place in self.guests.items()}
         return wire
+
+
+class Plans(Protocol):
+    """Where rounds publish plans, and see what became of them."""
+
+    def current(self, node: str) -> PublishedPlan | None:
+        """Return the newest plan of `node`; None until one was published."""
+
+    def publish(self, node: str, gpus: GpuSlots, guests: Guests | None = None) -> int:
+        """Publish this plan of `node` and return its version."""
+
+    def acked(self, node: str) -> int:
+        """Return the newest version that `node` has confirmed; 0 if none."""
+
+    def wait_acked(self, node: str, version: int, timeout: float) -> bool:
+        """Wait until `node` has confirmed `version` or a later one, at most `timeout` seconds."""
+
+    def silence(self, node: str) -> float:
+        """Return the seconds since `node` was last heard; infinite if never."""
 
 
 @dataclass

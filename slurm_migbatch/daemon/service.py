@@ -292,7 +292,7 @@ class Service:
         self._audited.inc()
         reason = f"migbatch: cancelled: {excess}"
         with contextlib.suppress(Exception):
-            await asyncio.to_thread(self._client.update_job, name, AdminComment=reason)
+            await asyncio.to_thread(self._client.update_jobs, {name: {"AdminComment": reason}})
         try:
             await asyncio.to_thread(self._client.cancel, name)
         except Exception as error:

@@ -40,6 +40,7 @@ from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.cli import LOCAL
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
+from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.slurm.versions import parse_release
 from slurm_migbatch.store.engines import sqlite_file
 from slurm_migbatch.store.errors import StoreError
@@ -128,7 +129,7 @@ def _slurm(
         yield _no_slurm(error)
         return
     yield Finding(GOOD, "Slurm", f"{number[0]}.{number[1]:02d}, {len(rows)} nodes")
-    conf = settings.parse_slurm_config(_scontrol(config, "show", "config"))
+    conf = parse_settings(_scontrol(config, "show", "config"))
     slurm_conf = load(path, read) if (path := conf.get("slurm_conf", "")) else None
     yield from _release(config, conf, untyped_gres(slurm_conf) if slurm_conf else ())
     yield from settings.check_slurm_conf(conf)

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from slurm_migbatch.mig.driver import DriverError, Gpu, NotMig
+from slurm_migbatch.mig.driver import DriverError, NotMig
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.findings import BAD, GOOD, Finding
 from slurm_migbatch.node.open_devices import MOST, status_of
+
+if TYPE_CHECKING:
+    from slurm_migbatch.mig.nvml import NvmlGpu
 
 SLURM: Final = ("slurmd", "slurmstepd")
 _CURES: Final = {
@@ -68,12 +71,12 @@ class DeviceHolder:
     device: str
 
 
-def gather(found: Iterable[Gpu], config: NodeConfig) -> list[CheckedGpu]:
+def gather(found: Iterable[NvmlGpu], config: NodeConfig) -> list[CheckedGpu]:
     """Read the GPUs of a host."""
     return [_gather(gpu, config) for gpu in found]
 
 
-def _gather(gpu: Gpu, config: NodeConfig) -> CheckedGpu:
+def _gather(gpu: NvmlGpu, config: NodeConfig) -> CheckedGpu:
     try:
         minor = gpu.minor
     except DriverError as error:

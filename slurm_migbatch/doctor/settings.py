@@ -14,16 +14,6 @@ _NO_LIMIT = 65534
 _EDIT = "migbatch install --role controller --apply --edit"
 
 
-def parse_slurm_config(text: str) -> dict[str, str]:
-    """Parse `scontrol show config`, keys in lower case."""
-    found = {}
-    for line in text.splitlines():
-        key, equals, value = line.partition("=")
-        if equals and re.fullmatch(r"\s*[A-Za-z][\w\[\]]*\s*", key):
-            found[key.strip().lower()] = "" if value.strip() == "(null)" else value.strip()
-    return found
-
-
 def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
     """Check that slurmctld runs with what migbatch needs."""
     types = conf.get("grestypes", "").split(",")

@@ -20,9 +20,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_migbatch.mig.driver import Busy, DriverError, Gpu, GpuLost, Instance, NoRoom
+from slurm_migbatch.mig.driver import Busy, DriverError, GpuLost, Instance, NoRoom
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
@@ -38,6 +39,9 @@ from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalError, Journa
 from slurm_migbatch.node.liveness import LivenessError
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.repair import Repairer, lock_names
+
+if TYPE_CHECKING:
+    from slurm_migbatch.mig.nvml import NvmlGpu
 
 ATTEMPTS = 12
 GRACE_S = 2.0
@@ -145,7 +149,7 @@ class Allocator:
         """Describe the plan's slots for the grant and the slices in use. Raises DriverError, JournalError."""
         return self._explain_misfit(grant, plan.load(self._paths.state_dir), self._gpus.listed())
 
-    def _explain_misfit(self, grant: Grant, node_plan: plan.CachedPlan, gpus: Iterable[Gpu], note: str = "") -> str:
+    def _explain_misfit(self, grant: Grant, node_plan: plan.CachedPlan, gpus: Iterable[NvmlGpu], note: str = "") -> str:
         labels = [GpuLabel(gpu.index, gpu.uuid) for gpu in gpus]
         runs = self._journal.runs("state IN ('starting','running','ending')")
         return explain_misfit(grant, node_plan, labels, self._journal.slices(), runs, note)
@@ -176,17 +180,7 @@ class Allocator:
         try:
             with self._journal.write():
                 rows = self._journal.slices("state<>'lost'")
-                views = [
-                    placement.GpuOccupancy(
-                        uuid=gpu.uuid,
-                        order=gpu.index,
-                        geometry=geometries[gpu.uuid],
-                        used=tuple({r.slot for r in rows if r.gpu == gpu.uuid and r.state not in ("idle", "evict")}),
-                        idle=tuple([r for r in rows if r.gpu == gpu.uuid and r.state in ("idle", "evict")]),
-                        planned=node_plan.slots.get(gpu.uuid, ()),
-                    )
-                    for gpu in gpus
-                ]
+                views = [_occupancy(gpu, geometries[gpu.uuid], rows, node_plan.slots.get(gpu.uuid, ())) for gpu in gpus]
                 claims = placement.choose_slots(views, grant.profiles, env.uid, self._config.warm_reuse, excluded)
                 if claims is None:
                     tried = ", ".join(f"{slot} on {gpu[:12]}" for gpu, slot in sorted(excluded))
@@ -227,9 +221,7 @@ class Allocator:
                 if found.action is guest.GuestAction.JOIN:
                     claims = (placement.SlotClaim(place.gpu, place.slot, None, (), planned, found.host),)
                 elif found.action is guest.GuestAction.ALONE and place.slot.profile in geometry:
-                    used = tuple({row.slot for row in rows if row.state not in guest.FREE})
-                    idle = tuple([row for row in rows if row.state in guest.FREE])
-                    view = placement.GpuOccupancy(gpu.uuid, gpu.index, geometry, used, idle, (place.slot,))
+                    view = _occupancy(gpu, geometry, rows, (place.slot,))
                     others = {
                         (gpu.uuid, slot) for slot in geometry.info(place.slot.profile).slots if slot != place.slot
                     }
@@ -322,7 +314,7 @@ class Allocator:
         owner_id: str,
         deadline: Deadline,
         claims: Sequence[placement.SlotClaim],
-        gpus: dict[str, Gpu],
+        gpus: dict[str, NvmlGpu],
     ) -> AllocatedSlices:
         existing = {uuid: self._existing_instances(gpu) for uuid, gpu in gpus.items()}
         for claim in claims:
@@ -365,7 +357,7 @@ class Allocator:
             new_handoff = new_handoff._replace(caps=tuple(sorted(minors)), whole=self._gpus.whole())
         handoff.write(self._paths.job, new_handoff)
 
-    def _existing_instances(self, gpu: Gpu) -> dict[Slot, Instance]:
+    def _existing_instances(self, gpu: NvmlGpu) -> dict[Slot, Instance]:
         """Return the GPU's instances by slot; unknown ones are repaired first."""
         instances = gpu.instances()
         known = {row.slot for row in self._journal.slices("gpu=? AND state<>'lost'", (gpu.uuid,))}
@@ -374,7 +366,7 @@ class Allocator:
         return {instance.slot: instance for instance in instances}
 
     def _evict(
-        self, gpu: Gpu, mig_slice: JournalSlice, owner_id: str, existing: dict[Slot, Instance], deadline: Deadline
+        self, gpu: NvmlGpu, mig_slice: JournalSlice, owner_id: str, existing: dict[Slot, Instance], deadline: Deadline
     ) -> None:
         """Destroy an idle instance, unless another hook that needs its space too has done so."""
         row = self._mark_for_eviction(mig_slice, owner_id)
@@ -411,7 +403,7 @@ class Allocator:
         )
         return rows[0] if rows and rows[0].slot == mig_slice.slot else None
 
-    def _warm(self, gpu: Gpu, row: JournalSlice, existing: dict[Slot, Instance]) -> Instance:
+    def _warm(self, gpu: NvmlGpu, row: JournalSlice, existing: dict[Slot, Instance]) -> Instance:
         instance = existing.get(row.slot)
         if instance is None or instance.mig_uuid is None or instance.mig_uuid != row.mig_uuid:
             raise _Retry(None, f"{row} does not match the journal")
@@ -421,7 +413,7 @@ class Allocator:
             raise _Retry(None, f"processes still use {row}")
         return instance
 
-    def _join(self, gpu: Gpu, row: JournalSlice, existing: dict[Slot, Instance]) -> JournalSlice:
+    def _join(self, gpu: NvmlGpu, row: JournalSlice, existing: dict[Slot, Instance]) -> JournalSlice:
         """Check that the slice to share exists; the user already owns its devices."""
         instance = existing.get(row.slot)
         if instance is None or instance.mig_uuid != row.mig_uuid:
@@ -429,7 +421,7 @@ class Allocator:
             raise _Retry(None, f"{row} does not match the journal")
         return row
 
-    def _make(self, gpu: Gpu, row: JournalSlice) -> Instance:
+    def _make(self, gpu: NvmlGpu, row: JournalSlice) -> Instance:
         start = time.monotonic()
         effects.point("driver create")
         try:
@@ -442,14 +434,14 @@ class Allocator:
             self._journal.event("create", {**row._replace(gi=instance.gi_id).place, "elapsed_ms": elapsed})
         return instance
 
-    def _open_devices(self, gpu: Gpu, row: JournalSlice, instance: Instance, env: HookEnv) -> JournalSlice:
+    def _open_devices(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, env: HookEnv) -> JournalSlice:
         """Make the user the owner of the capability devices; no job map names another job from then on."""
         self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
         ci = instance.ci_id if instance.ci_id is not None else 0
         minors = self._caps.grant(gpu.minor, instance.gi_id, ci, env.uid)
         return row.on(instance, minors)
 
-    def _memory(self, gpu: Gpu, profile: Profile) -> int:
+    def _memory(self, gpu: NvmlGpu, profile: Profile) -> int:
         return self._gpus.geometry(gpu).info(profile).memory_mib
 
     def _commit(
@@ -503,6 +495,16 @@ class Allocator:
                 self._journal.put(host._replace(shared=True))
                 return {"beside": [host.job or 0, host.restart or 0]}
         return {}
+
+
+def _occupancy(
+    gpu: NvmlGpu, geometry: Geometry, rows: Iterable[JournalSlice], planned: tuple[Slot, ...]
+) -> placement.GpuOccupancy:
+    """Return one GPU's part of the journal; `rows` without lost ones."""
+    here = [row for row in rows if row.gpu == gpu.uuid]
+    used = tuple({row.slot for row in here if row.state not in guest.FREE})
+    idle = tuple([row for row in here if row.state in guest.FREE])
+    return placement.GpuOccupancy(gpu.uuid, gpu.index, geometry, used, idle, planned)
 
 
 def _impossible(error: Exception) -> Exception:

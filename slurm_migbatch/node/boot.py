@@ -8,13 +8,16 @@ unless requested.
 from __future__ import annotations
 
 import subprocess
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_migbatch.mig.driver import Activation, DriverError, Gpu, NotMig
+from slurm_migbatch.mig.driver import Activation, DriverError, NotMig
 from slurm_migbatch.node import caps, tmpfs
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.executor import Executor
+
+if TYPE_CHECKING:
+    from slurm_migbatch.mig.nvml import NvmlGpu
 
 NVIDIA_SMI = "/usr/bin/nvidia-smi"
 RESET_TIMEOUT_S = 120.0
@@ -63,7 +66,7 @@ def prepare(
     return steps
 
 
-def _mode(config: NodeConfig, gpu: Gpu, reset: bool, nvidia_smi: str) -> BootStep:
+def _mode(config: NodeConfig, gpu: NvmlGpu, reset: bool, nvidia_smi: str) -> BootStep:
     try:
         now, later = gpu.mig_mode()
         if now and later:
@@ -88,7 +91,7 @@ def _mode(config: NodeConfig, gpu: Gpu, reset: bool, nvidia_smi: str) -> BootSte
     return BootStep(f"{gpu.uuid} ({gpu.name}): {advice.get(done, 'the driver refused to switch MIG on')}", False)
 
 
-def _reset(gpu: Gpu, nvidia_smi: str) -> str:
+def _reset(gpu: NvmlGpu, nvidia_smi: str) -> str:
     """Reset the GPU; return the problem, or nothing. nvidia-smi itself refuses while processes use it."""
     try:
         done = subprocess.run(

@@ -9,10 +9,13 @@ beds) use different paths.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_migbatch.node import conf
 from slurm_migbatch.node.conf import ConfError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class NodeConfig(NamedTuple):
@@ -97,10 +100,6 @@ def _line_of(path: str, key: str) -> int:
     return 0
 
 
-def _text(text: str) -> str:
-    return text
-
-
 def _path(text: str) -> str:
     if not text.startswith("/"):
         raise ValueError("must be an absolute path")
@@ -111,25 +110,27 @@ def _optional_path(text: str) -> str:
     return _path(text) if text else ""
 
 
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 86400:
-        raise ValueError("must be 0 to 86400 seconds")
-    return value
+def _between(number: Callable[[str], float], most: int, unit: str = "") -> Callable[[str], float]:
+    """Return the reader of a number from 0 to `most`; `unit` ends the message about another."""
+
+    def read(text: str) -> float:
+        value = number(text)
+        if not 0 <= value <= most:
+            raise ValueError(f"must be 0 to {most}{unit}")
+        return value
+
+    return read
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 1000:
-        raise ValueError("must be 0 to 1000")
-    return value
+def _one_of(*words: str) -> Callable[[str], str]:
+    """Return the reader of one of these words."""
 
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"must be {', '.join(words[:-1])} or {words[-1]}")
+        return text
 
-def _percent(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 100:
-        raise ValueError("must be 0 to 100; 0: leave it to CUDA")
-    return value
+    return read
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -142,26 +143,8 @@ def _yes(text: str) -> bool:
     return text.lower() == "yes"
 
 
-def _warm(text: str) -> str:
-    if text not in ("any", "same-user", "never"):
-        raise ValueError("must be any, same-user or never")
-    return text
-
-
-def _on_error(text: str) -> str:
-    if text not in ("requeue", "drain"):
-        raise ValueError("must be requeue or drain")
-    return text
-
-
-def _auth(text: str) -> str:
-    if text not in ("munge", "token"):
-        raise ValueError("must be munge or token")
-    return text
-
-
 def _gpus(text: str) -> tuple[str, ...]:
-    return () if text == "all" else tuple(part.strip() for part in text.split(",") if part.strip())
+    return () if text == "all" else _names(text)
 
 
 def _uids(text: str) -> tuple[int, ...]:
@@ -175,7 +158,9 @@ def _urls(text: str) -> tuple[str, ...]:
     return urls
 
 
-_KEYS = {
+_seconds = _between(float, 86400, " seconds")
+
+_KEYS: dict[str, tuple[str, Callable[[str], object]]] = {
     "StateDir": ("state_dir", _path),
     "RunDir": ("run_dir", _path),
     "NvmlLibrary": ("nvml_library", _optional_path),
@@ -183,7 +168,7 @@ _KEYS = {
     "DevRoot": ("dev_root", _path),
     "BootIdFile": ("boot_id_file", _path),
     "Controller": ("controllers", _urls),
-    "Auth": ("auth", _auth),
+    "Auth": ("auth", _one_of("munge", "token")),
     "MungeSocket": ("munge_socket", _optional_path),
     "TokenFile": ("token_file", _optional_path),
     "PeerUids": ("peer_uids", _uids),
@@ -191,10 +176,10 @@ _KEYS = {
     "EpilogDeadline": ("epilog_deadline", _seconds),
     "AgentWait": ("agent_wait", _seconds),
     "BusyRetry": ("busy_retry", _seconds),
-    "WarmReuse": ("warm_reuse", _warm),
+    "WarmReuse": ("warm_reuse", _one_of("any", "same-user", "never")),
     "CheckOpenFiles": ("check_open_files", _yes),
-    "OnError": ("on_error", _on_error),
-    "ErrorsBeforeDrain": ("errors_before_drain", _count),
+    "OnError": ("on_error", _one_of("requeue", "drain")),
+    "ErrorsBeforeDrain": ("errors_before_drain", _between(int, 1000)),
     "Gpus": ("gpus", _gpus),
     "ScontrolPath": ("scontrol", _path),
     "ScontrolTimeout": ("scontrol_timeout", _seconds),
@@ -209,7 +194,7 @@ _KEYS = {
     "ProgressEvery": ("progress_every", _seconds),
     "MpsPartitions": ("mps_partitions", _names),
     "MpsDir": ("mps_dir", _path),
-    "MpsPercent": ("mps_percent", _percent),
+    "MpsPercent": ("mps_percent", _between(int, 100, "; 0: leave it to CUDA")),
     "JobMapDir": ("job_map_dir", _optional_path),
     "GpustatDir": ("gpustat_dir", _optional_path),
 }

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_migbatch.mig.driver import Driver, DriverError, Gpu, NotMig
+from slurm_migbatch.mig.driver import DriverError, NotMig
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.node.config import NodeConfig
+
+if TYPE_CHECKING:
+    from slurm_migbatch.mig.nvml import NvmlDriver, NvmlGpu
 
 
 class Survey(NamedTuple):
@@ -17,8 +20,8 @@ class Survey(NamedTuple):
     even tell it, by index.
     """
 
-    managed: tuple[Gpu, ...]
-    off: tuple[Gpu, ...]
+    managed: tuple[NvmlGpu, ...]
+    off: tuple[NvmlGpu, ...]
     failing: Mapping[str, str]
     unidentified: Mapping[int, str]
 
@@ -32,8 +35,8 @@ class Gpus:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._lock = threading.Lock()
-        self._driver: Driver | None = None
-        self._all: tuple[Gpu, ...] = ()
+        self._driver: NvmlDriver | None = None
+        self._all: tuple[NvmlGpu, ...] = ()
         self._unidentified: Mapping[int, str] = {}
         self._geometry: dict[str, Geometry] = {}
         self._users = 0
@@ -52,7 +55,7 @@ class Gpus:
             if self._stale:
                 self.reset()
 
-    def managed(self) -> tuple[Gpu, ...]:
+    def managed(self) -> tuple[NvmlGpu, ...]:
         """Return the GPUs of the configuration's Gpus= that have MIG on, in index order. Raises DriverError."""
         return self.survey().managed
 
@@ -63,8 +66,8 @@ class Gpus:
 
     def survey(self) -> Survey:
         """Return the GPUs of the configuration's Gpus= by their usability. Raises DriverError."""
-        managed: list[Gpu] = []
-        off: list[Gpu] = []
+        managed: list[NvmlGpu] = []
+        off: list[NvmlGpu] = []
         failing: dict[str, str] = {}
         for gpu in self.listed():
             try:
@@ -75,7 +78,7 @@ class Gpus:
                 failing[gpu.uuid] = f"{gpu.uuid}: {error}"
         return Survey(tuple(managed), tuple(off), failing, self._missing())
 
-    def listed(self) -> tuple[Gpu, ...]:
+    def listed(self) -> tuple[NvmlGpu, ...]:
         """Return the GPUs of the configuration's Gpus=, MIG on or not, in index order. Raises DriverError."""
         found = [gpu for gpu in self.all() if self._config.manages(gpu.uuid, gpu.minor)]
         return tuple(sorted(found, key=lambda gpu: gpu.index))
@@ -88,7 +91,7 @@ class Gpus:
         self.all()
         return self._missing()
 
-    def all(self) -> tuple[Gpu, ...]:
+    def all(self) -> tuple[NvmlGpu, ...]:
         """Return all GPUs of this machine that tell their UUID, in the driver's order. Raises DriverError."""
         with self._lock:
             if self._driver is None:
@@ -106,7 +109,7 @@ class Gpus:
             return {}
         return self._unidentified
 
-    def geometry(self, gpu: Gpu) -> Geometry:
+    def geometry(self, gpu: NvmlGpu) -> Geometry:
         """Return the GPU's geometry. Raises DriverError."""
         known = self._geometry.get(gpu.uuid)
         if known is None:
@@ -126,7 +129,7 @@ class Gpus:
                 driver.close()
 
 
-def _is_cut(gpu: Gpu) -> bool:
+def _is_cut(gpu: NvmlGpu) -> bool:
     try:
         return gpu.mig_mode()[0]
     except DriverError:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from slurm_migbatch.mig.driver import DriverError, Gpu
+from typing import TYPE_CHECKING
+
+from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node.gpus import Gpus
+
+if TYPE_CHECKING:
+    from slurm_migbatch.mig.nvml import NvmlGpu
 
 
 def inventory(gpus: Gpus) -> list[dict[str, object]]:
@@ -11,7 +16,7 @@ def inventory(gpus: Gpus) -> list[dict[str, object]]:
     return [_entry(gpu, gpus) for gpu in gpus.listed()]
 
 
-def _entry(gpu: Gpu, gpus: Gpus) -> dict[str, object]:
+def _entry(gpu: NvmlGpu, gpus: Gpus) -> dict[str, object]:
     entry: dict[str, object] = {"uuid": gpu.uuid, "minor": gpu.minor, "index": gpu.index, "name": gpu.name}
     try:
         entry["mig"] = gpu.mig_mode()[0]

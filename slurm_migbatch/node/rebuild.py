@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from slurm_migbatch.mig.driver import Gpu, Instance
+from slurm_migbatch.mig.driver import Instance
 from slurm_migbatch.node import handoff
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.journal import Journal, JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths
+
+if TYPE_CHECKING:
+    from slurm_migbatch.mig.nvml import NvmlGpu
 
 
 def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) -> None:
@@ -63,7 +67,7 @@ def _owners(given: Sequence[handoff.Handoff]) -> dict[str, list[tuple[handoff.Ha
 
 
 def _rows(
-    gpu: Gpu, instance: Instance, caps: Caps, known: Sequence[tuple[handoff.Handoff, int]]
+    gpu: NvmlGpu, instance: Instance, caps: Caps, known: Sequence[tuple[handoff.Handoff, int]]
 ) -> tuple[JournalSlice, list[JournalSlice]]:
     """Return an instance's row by the `known` hand-offs, and a second holder's row, whose `beside` is not set yet."""
     minors, uid = _devices(caps, gpu.minor, instance)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_migbatch.mig.driver import Busy, DriverError, Gpu, Instance
+from slurm_migbatch.mig.driver import Busy, DriverError, Instance
 from slurm_migbatch.node import effects, ending, handoff, owner, progress
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
@@ -25,6 +25,9 @@ from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalRun, JournalS
 from slurm_migbatch.node.liveness import Liveness
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.release import Releaser
+
+if TYPE_CHECKING:
+    from slurm_migbatch.mig.nvml import NvmlGpu
 
 EVICT_TRIES_S = 0.02
 RUN_LOCKS = 64
@@ -232,7 +235,7 @@ class Repairer:
 
     def gpu(
         self,
-        gpu: Gpu,
+        gpu: NvmlGpu,
         deadline: Deadline,
         *,
         dry: bool = False,
@@ -248,7 +251,7 @@ class Repairer:
         with locked(self._paths.lock, [gpu_lock(gpu.uuid)], deadline):
             return self._gpu(gpu, dry, retry, dead)
 
-    def _gpu(self, gpu: Gpu, dry: bool, retry: bool, dead: Collection[str]) -> list[Repair]:
+    def _gpu(self, gpu: NvmlGpu, dry: bool, retry: bool, dead: Collection[str]) -> list[Repair]:
         def alive(name: str) -> bool:
             return name not in dead and owner.alive(name)
 
@@ -263,7 +266,7 @@ class Repairer:
                 getattr(self, "_" + repair.action)(gpu, repair.row, repair.instance, repair.why)
         return repairs
 
-    def _exposed(self, gpu: Gpu, rows: Sequence[JournalSlice], instances: Sequence[Instance]) -> set[int]:
+    def _exposed(self, gpu: NvmlGpu, rows: Sequence[JournalSlice], instances: Sequence[Instance]) -> set[int]:
         """Return the managed instances whose capability devices others than their owner may open."""
         found = set()
         by_slot = {i.slot: i for i in instances if i.ci_id is not None}
@@ -281,26 +284,26 @@ class Repairer:
 
     # -- one action each -----------------------------------------------------------------------------------------
 
-    def _undo(self, gpu: Gpu, row: JournalSlice, instance: Instance, _why: str) -> None:
+    def _undo(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, _why: str) -> None:
         """Undo unfinished work: an existing instance becomes idle, complete and closed to users."""
         self._settle(gpu, row, instance)
 
-    def _leave(self, _gpu: Gpu, row: JournalSlice, _instance: None, _why: str) -> None:
+    def _leave(self, _gpu: NvmlGpu, row: JournalSlice, _instance: None, _why: str) -> None:
         """Drop the claim of a second holder that never started, unless its host's end has changed the row."""
         with self._journal.write():
             for now in self._journal.slices("id=? AND beside=? AND owner=?", (row.id, row.beside, row.owner)):
                 self._journal.leave(now)
 
-    def _adopt(self, gpu: Gpu, _row: None, instance: Instance, _why: str) -> None:
+    def _adopt(self, gpu: NvmlGpu, _row: None, instance: Instance, _why: str) -> None:
         self._settle(gpu, JournalSlice(gpu.uuid, instance.slot, "idle"), instance, event="create")
 
-    def _release(self, gpu: Gpu, row: JournalSlice, instance: Instance, _why: str) -> None:
+    def _release(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, _why: str) -> None:
         self._settle(gpu, row, instance, event="create")
 
-    def _complete(self, gpu: Gpu, row: JournalSlice | None, instance: Instance, _why: str) -> None:
+    def _complete(self, gpu: NvmlGpu, row: JournalSlice | None, instance: Instance, _why: str) -> None:
         self._settle(gpu, row or JournalSlice(gpu.uuid, instance.slot, "idle"), instance)
 
-    def _settle(self, gpu: Gpu, row: JournalSlice, instance: Instance, event: str = "") -> None:
+    def _settle(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, event: str = "") -> None:
         """Complete and close the instance, then mark it idle in the journal; destroy it if it cannot be completed."""
         try:
             if instance.ci_id is None:
@@ -321,7 +324,7 @@ class Repairer:
             if row.state == "foreign":
                 self._journal.event("cleared", {**idle.place, "reason": "no process uses it any more"})
 
-    def _discard(self, gpu: Gpu, row: JournalSlice, instance: Instance, why: str) -> None:
+    def _discard(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, why: str) -> None:
         """Destroy the instance and its row; park it if that fails."""
         try:
             self.destroy(gpu, instance)
@@ -335,10 +338,10 @@ class Repairer:
                 self._journal.event("cleared", {**row._replace(gi=instance.gi_id).place, "reason": why})
             self._journal.event("destroy", {**row._replace(gi=instance.gi_id).place, "elapsed_ms": 0})
 
-    def _clear(self, gpu: Gpu, row: JournalSlice, instance: Instance, why: str) -> None:
+    def _clear(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, why: str) -> None:
         self._discard(gpu, row, instance, why)
 
-    def _forget(self, _gpu: Gpu | None, row: JournalSlice, _instance: None, why: str) -> None:
+    def _forget(self, _gpu: NvmlGpu | None, row: JournalSlice, _instance: None, why: str) -> None:
         with self._journal.write():
             self._journal.drop(row)
             if row.state in ("idle", "foreign", "evict") and row.gi is not None:
@@ -346,7 +349,7 @@ class Repairer:
             if row.state in ("zombie", "foreign"):
                 self._journal.event("cleared", {**row.place, "reason": why})
 
-    def _lose(self, _gpu: Gpu | None, row: JournalSlice, _instance: None, why: str) -> None:
+    def _lose(self, _gpu: NvmlGpu | None, row: JournalSlice, _instance: None, why: str) -> None:
         self._close_devices(row)
         with self._journal.write():
             guest = self._journal.guest_of(row)
@@ -366,7 +369,7 @@ class Repairer:
         with suppress(CapsError):
             self._caps.assign([m for m in (row.cap_gi, row.cap_ci) if m is not None and m not in taken], 0)
 
-    def _regain(self, gpu: Gpu, row: JournalSlice, instance: Instance, why: str) -> None:
+    def _regain(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, why: str) -> None:
         with self._journal.write():
             row = self._journal.put(row.on(instance, (row.cap_gi, row.cap_ci))._replace(state="held", reason=""))
             guest = self._journal.guest_of(row)
@@ -374,16 +377,16 @@ class Repairer:
                 self._journal.put(guest._replace(state="held", reason=""))
         self._guard(gpu, row, instance, why)
 
-    def _respect(self, gpu: Gpu, _row: None, instance: Instance, why: str) -> None:
+    def _respect(self, gpu: NvmlGpu, _row: None, instance: Instance, why: str) -> None:
         with self._journal.write():
             foreign = self._journal.put(JournalSlice(gpu.uuid, instance.slot, "foreign", reason=why).on(instance))
             # To the controller, which must not offer its place, it counts as a zombie: out of use for now.
             self._journal.event("zombie", {**foreign.place, "reason": why})
 
-    def _park(self, _gpu: Gpu, row: JournalSlice, _instance: Instance, why: str) -> None:
+    def _park(self, _gpu: NvmlGpu, row: JournalSlice, _instance: Instance, why: str) -> None:
         self.park(row, why)
 
-    def _guard(self, gpu: Gpu, row: JournalSlice, instance: Instance, _why: str) -> None:
+    def _guard(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, _why: str) -> None:
         held = row.state == "held"
         if held and not self._runs_on(row):
             return  # its release has begun, which closes the devices itself
@@ -424,7 +427,7 @@ class Repairer:
             if new:
                 self._journal.event("zombie", {**zombie.place, "reason": why})
 
-    def destroy(self, gpu: Gpu, instance: Instance, patience: float = 0.0) -> int:
+    def destroy(self, gpu: NvmlGpu, instance: Instance, patience: float = 0.0) -> int:
         """Destroy an instance, retrying for `patience` seconds while it is busy; return milliseconds taken.
 
         Raises Busy, DriverError.
@@ -657,6 +660,6 @@ def forget_all(journal: Journal, rows: Iterable[JournalSlice]) -> None:
         journal.put_run(run._replace(state="ended", owner="", since=time.time()))
 
 
-def lock_names(gpus: Iterable[Gpu]) -> list[str]:
+def lock_names(gpus: Iterable[NvmlGpu]) -> list[str]:
     """Return lock files of these GPUs in the one order in which they may be taken."""
     return [gpu_lock(gpu.uuid) for gpu in sorted(gpus, key=lambda gpu: gpu.index)]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slurm_migbatch.mig.driver import DriverError, Gpu
+from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import plan, unwritable
 from slurm_migbatch.node.client import SOCKET
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.liveness import LivenessError, sentences
+
+if TYPE_CHECKING:
+    from slurm_migbatch.mig.nvml import NvmlGpu
 
 
 def status(config: NodeConfig, executor: Executor) -> dict[str, Any]:
@@ -67,7 +70,7 @@ def agent_answers(config: NodeConfig) -> bool:
     return True
 
 
-def _gpu(gpu: Gpu) -> dict[str, Any]:
+def _gpu(gpu: NvmlGpu) -> dict[str, Any]:
     entry: dict[str, Any] = {"uuid": gpu.uuid, "minor": gpu.minor, "index": gpu.index, "name": gpu.name}
     try:
         entry["mig"], entry["mig_pending"] = gpu.mig_mode()

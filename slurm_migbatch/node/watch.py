@@ -20,8 +20,9 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
-from slurm_migbatch.mig.driver import Activity, DriverError, DriverMissing, Gpu, Instance, NotMig
+from slurm_migbatch.mig.driver import Activity, DriverError, DriverMissing, Instance, NotMig
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.node import open_devices, peaks, progress
 from slurm_migbatch.node.caps import Caps, CapsError
@@ -31,6 +32,9 @@ from slurm_migbatch.node.inotify import WriteWatch
 from slurm_migbatch.node.journal import NAME, Journal, JournalError, JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths, PathsError
 from slurm_migbatch.node.usage import progress_event
+
+if TYPE_CHECKING:
+    from slurm_migbatch.mig.nvml import NvmlGpu
 
 PAUSE_FACTOR = 20.0
 """A round that takes t seconds is followed by a pause of at least PAUSE_FACTOR * t: at most a twentieth of one core."""
@@ -219,7 +223,7 @@ class Watcher:
             gpu.keep_activity(uuids)
 
     def _activities(
-        self, gpus: Mapping[str, Gpu], run: peaks.RunId, slices: Sequence[JournalSlice]
+        self, gpus: Mapping[str, NvmlGpu], run: peaks.RunId, slices: Sequence[JournalSlice]
     ) -> Iterator[Activity]:
         """Yield the activity of each slice since its last sample; an unsupported GPU is not asked again."""
         for row in slices:
@@ -235,7 +239,7 @@ class Watcher:
                 self._warn_once(f"cannot read the activity of slices: {error}")
 
     def _energy_since(
-        self, gpus: Mapping[str, Gpu], run: peaks.RunId, slices: Sequence[JournalSlice], now: float
+        self, gpus: Mapping[str, NvmlGpu], run: peaks.RunId, slices: Sequence[JournalSlice], now: float
     ) -> Iterator[tuple[float, float]]:
         """Yield seconds and joules of each GPU since its last sample, if every slice of the run is a whole GPU."""
         try:
@@ -256,7 +260,7 @@ class Watcher:
         except DriverError as error:
             self._warn_once(f"cannot read the energy of GPUs: {error}")
 
-    def _whole(self, gpu: Gpu, row: JournalSlice) -> bool:
+    def _whole(self, gpu: NvmlGpu, row: JournalSlice) -> bool:
         """Return whether a slice takes all compute slices of its GPU. Raises DriverError."""
         profile = row.slot.profile
         if (gpu.uuid, profile) not in self._is_whole:

@@ -1,23 +1,15 @@
-"""Define the prediction for one workload on one slice, and the interface of predictors."""
+"""Define the prediction for one workload on one slice."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 
-from slurm_migbatch.mig.geometry import ProfileInfo
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.recommend import Advice
-from slurm_migbatch.workload.buckets import Bucket, Grid, preferred
-from slurm_migbatch.workload.catalog import GpuKind, ProfileOffer
-
-if TYPE_CHECKING:
-    from slurm_migbatch.predict.cells import Array
-    from slurm_migbatch.predict.llm.speed import Correction
-    from slurm_migbatch.predict.llm.workload import Workload
-    from slurm_migbatch.predict.sheet import Block
+from slurm_migbatch.workload.buckets import preferred
+from slurm_migbatch.workload.catalog import ProfileOffer
 
 NEED_BITS: Final = 5
 """Leading bits of a memory need after the first: rounding up adds at most 1/32."""
@@ -119,53 +111,3 @@ class Candidate:
             "ok": self.ok,
             "why": self.why,
         }
-
-
-class Predictor(Protocol):
-    """Interface of predictors: the physical prior, and the predictor that learned from measurements.
-
-    Figures may depend only on the bucket's cell (model, role, batch, input), never on its objective: the compiled table
-    holds them for every cell and compares them with objectives itself.
-    """
-
-    @property
-    def version(self) -> str:
-        """Name of the predictor, for the decision's record."""
-        ...
-
-    def grids(self) -> Mapping[str, Grid]:
-        """Return the known models by canonical name, with their bucket edges."""
-        ...
-
-    def aliases(self) -> Mapping[str, str]:
-        """Return other names of known models, canonical name by alias."""
-        ...
-
-    def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
-        """Return the figures of each plain profile of a GPU kind in the cell; profiles without figures are missing."""
-        ...
-
-    def sheet(self, block: Block, kind: GpuKind) -> Array:
-        """Return the numbers of `figures` for all cells of a block: figures x ends x cells x plain profiles in the
-        kind's order.
-
-        Figures are seconds per batch, items per second and MiB, their ends low, mid and high; NaN without a prediction.
-        """
-        ...
-
-    def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:
-        """Return the correction of computed figures by measured servers and training jobs of language models."""
-        ...
-
-    def sized(self, workload: Workload) -> Workload:
-        """Return a language model's training job with its memory corrected by measurements; any other workload
-        unchanged.
-        """
-        ...
-
-    def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:
-        """Return the batch and copies to run on a slice under the bucket's latency limit.
-
-        Any batch if the bucket's is 0, else only the copies at that batch. None if there is no prediction.
-        """
-        ...

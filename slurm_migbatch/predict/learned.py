@@ -50,7 +50,11 @@ _MOST: Final = 6.0
 
 
 class LearnedPredictor:
-    """Implement `candidate.Predictor` on a `Learned` state."""
+    """Predict from a `Learned` state.
+
+    Figures depend only on the bucket's cell (model, role, batch, input), never on its objective: the compiled table
+    holds them for every cell and compares them with objectives itself.
+    """
 
     def __init__(
         self, learned: Learned | None = None, facts: Iterable[ModelFacts] = BUILT_IN, *, confidence: float = CONFIDENCE
@@ -74,11 +78,11 @@ class LearnedPredictor:
         return f"learned-{self.learned.version}" if self.learned.version else "prior"
 
     def grids(self) -> Mapping[str, Grid]:
-        """Return the known models with their bucket edges."""
+        """Return the known models by canonical name, with their bucket edges."""
         return self._grids
 
     def aliases(self) -> Mapping[str, str]:
-        """Return other names of known models."""
+        """Return other names of known models, canonical name by alias."""
         return self.knowledge.aliases
 
     def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
@@ -92,7 +96,11 @@ class LearnedPredictor:
         }
 
     def sheet(self, block: Block, kind: GpuKind) -> Array:
-        """See `candidate.Predictor`."""
+        """Return the numbers of `figures` for all cells of a block: figures x ends x cells x plain profiles in the
+        kind's order.
+
+        Figures are seconds per batch, items per second and MiB, their ends low, mid and high.
+        """
         model, role, known, gpu = block.model, block.role, self._known[block.model], GpuSpec.of_kind(kind)
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
         batches = np.repeat(np.array(block.batches, dtype=np.float64), len(block.inputs))
@@ -145,19 +153,22 @@ class LearnedPredictor:
         return np.array([training_need_mib(public, batch, tokens) for batch in batches for tokens in inputs])
 
     def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:
-        """See `candidate.Predictor`: corrections learned from servers or training jobs on such GPUs."""
+        """Return the correction of computed figures by measured servers and training jobs of language models."""
         machine = machine_of(kind, info)
         measured = self._served if workload.training is None else self._trained
         return measured.correction(workload, model_of(kind.name), machine, machine.flops / (kind.tflops * 1e12))
 
     def sized(self, workload: Workload) -> Workload:
-        """See `candidate.Predictor`."""
+        """Return a language model's training job with its memory corrected by measurements; any other workload
+        unchanged.
+        """
         return self._trained.sized(workload)
 
     def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:
-        """See `candidate.Predictor`. Only for inference: the batch of a training job is the user's decision.
+        """Return the batch and copies to run on a slice under the bucket's latency limit.
 
-        For a bucket with a batch of its own only the copies are chosen.
+        Any batch if the bucket's is 0, else only the copies at that batch. None if there is no prediction, and for
+        training: its batch is the user's decision.
         """
         known, grid = self._known.get(bucket.model), self._grids.get(bucket.model)
         if known is None or grid is None or bucket.role != "infer" or profile not in kind.geometry:

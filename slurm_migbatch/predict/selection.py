@@ -12,11 +12,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict import recurring
-from slurm_migbatch.predict.candidate import Candidate, Figures, Predictor
+from slurm_migbatch.predict.candidate import Candidate, Figures
 from slurm_migbatch.predict.llm import choice as llm_choice
 from slurm_migbatch.predict.llm import names as llm_names
 from slurm_migbatch.predict.llm import workload as llm_workload
@@ -33,6 +33,9 @@ from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
 from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
 from slurm_migbatch.workload.hints import SERVE, Hints
 from slurm_migbatch.workload.refusal import Refusal, show
+
+if TYPE_CHECKING:
+    from slurm_migbatch.predict.learned import LearnedPredictor
 
 #: figures, ladders and advices that are remembered, and choices
 _MOST_FIGURES: Final = 100_000
@@ -128,10 +131,10 @@ def canonical(name: str, grids: Mapping[str, Grid], aliases: Mapping[str, str]) 
 
 
 class Chooser:
-    """Ranks and chooses slices with any predictor. Figures are kept by cell and choices by bucket, so a second request
+    """Ranks and chooses slices. Figures are kept by cell and choices by bucket, so a second request
     of one costs next to nothing."""
 
-    def __init__(self, predictor: Predictor) -> None:
+    def __init__(self, predictor: LearnedPredictor) -> None:
         self.predictor = predictor
         #: each with the kinds that it is of: other ones may have their names later, as with another driver
         self._figures: dict[tuple[Bucket, tuple[GpuKind, ...]], Mapping[str, Figures]] = {}

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from slurm_migbatch.predict.candidate import MOST_MIB, NEED_BITS, Figures, Interval, Predictor
+from slurm_migbatch.predict.candidate import MOST_MIB, NEED_BITS, Figures, Interval
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.workload.buckets import R20
 from slurm_migbatch.workload.catalog import Partition
+
+if TYPE_CHECKING:
+    from slurm_migbatch.predict.learned import LearnedPredictor
 
 Codes = npt.NDArray[np.int64]
 
@@ -70,7 +73,7 @@ class Counted(NamedTuple):
 class Ladder:
     """Predictions at ascending batches of one model and input size, on slices by GRES type.
 
-    `numbers`: slices x figures x ends x batches, the figures and ends of `Predictor.sheet`.
+    `numbers`: slices x figures x ends x batches, the figures and ends of `LearnedPredictor.sheet`.
     """
 
     batches: tuple[int, ...]
@@ -108,7 +111,7 @@ class Ladder:
         }
 
 
-def ladder_of(predictor: Predictor, block: Block, partition: Partition) -> Ladder:
+def ladder_of(predictor: LearnedPredictor, block: Block, partition: Partition) -> Ladder:
     """Return predictions of each plain profile of a partition at each batch of a block with one input size.
 
     If several kinds of GPUs have a profile the worst counts (`Figures.worst`); without predictions for all of them

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from slurm_migbatch.query.protocol import DEFAULT_PORT
+from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.slurm.users import uid_of
 from slurm_migbatch.values import TYPE_CHECKING, Pattern, Value
 
@@ -20,7 +21,6 @@ CONFIG = "/etc/migbatch/migbatch.toml"
 RECORD = "/var/lib/migbatch/migbatch.db"
 _KEYS = ("Servers", "SlurmUser", "MungeSocket")
 _URL = Pattern(r"https?://(?:[A-Za-z0-9_.-]{1,255}|\[[0-9A-Fa-f:.]{2,64}\])(?::\d{1,5})?")
-_SETTING = Pattern(r"\s*([A-Za-z][\w\[\]]*)\s*=\s*(.*?)\s*")
 _USER = Pattern(r".*\((\d{1,10})\)")
 _SOCKET = Pattern(r"(?:^|,)socket=([^,]+)")
 _PORT = Pattern(r":\d+$")
@@ -82,17 +82,17 @@ def read_conf(lines: Iterable[str], path: str) -> Servers:
 
 def of_slurm(config: str) -> Servers:
     """Return the services on slurmctld's hosts, by the output of `scontrol show config`. Raises LoginError."""
-    settings = {match[1]: match[2] for line in config.splitlines() if (match := _SETTING.fullmatch(line))}
+    settings = parse_settings(config)
     hosts: dict[str, None] = {}
     for key, value in settings.items():
-        if key.lower().startswith("slurmctldhost") and value not in ("", "(null)"):
+        if key.startswith("slurmctldhost") and value:
             name, _, address = value.partition("(")
             hosts[address.rstrip(")") or name] = None
     urls = tuple(f"http://{f'[{host}]' if ':' in host else host}:{DEFAULT_PORT}" for host in hosts)
     if not urls or not all(map(_URL.fullmatch, urls)):
         raise LoginError(f"Slurm has no SlurmctldHost; ask the administrator for {LOGIN_CONF} (Servers=http://...)")
-    user = _USER.fullmatch(settings.get("SlurmUser", ""))
-    info = _SOCKET.made.search(settings.get("AuthInfo", ""))
+    user = _USER.fullmatch(settings.get("slurmuser", ""))
+    info = _SOCKET.made.search(settings.get("authinfo", ""))
     uids = frozenset({0, int(user[1])} if user else {0})
     return Servers(urls, uids, info[1] if info else "", "SlurmctldHost of slurm.conf")
 

@@ -1,4 +1,4 @@
-"""Implement SlurmClient over squeue, scontrol, scancel, sinfo and sdiag.
+"""Implement SlurmClient over squeue, scontrol, scancel and sinfo.
 
 Every command is an argument list with a deadline and an environment of its own, so that a SQUEUE_FORMAT or
 SLURM_TIME_FORMAT in the service's environment has no effect. One squeue call lists all jobs, one scontrol call all
@@ -18,8 +18,7 @@ from typing import Final
 
 from slurm_migbatch.slurm import reservations
 from slurm_migbatch.slurm.arrays import split_arrays
-from slurm_migbatch.slurm.client import Diag, JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions
-from slurm_migbatch.slurm.diag import parse_sdiag
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions
 from slurm_migbatch.slurm.dialog import Dialog, Records, Request, line
 from slurm_migbatch.slurm.listing import (
     NODES_COMMAND,
@@ -171,10 +170,6 @@ class CliClient:
         names = self._run("sinfo", "-h", "-a", "-o", "%P").split()
         return next((name[:-1] for name in names if name.endswith("*")), "")
 
-    def diag(self) -> Diag:
-        """Return slurmctld's counts of remote procedure calls, by one sdiag call."""
-        return parse_sdiag(self._run("sdiag"))
-
     def version(self) -> tuple[int, int]:
         """Release of the commands; queried once."""
         if self._version is None:
@@ -210,10 +205,6 @@ class CliClient:
         """Set the GRES of some nodes individually; return what Slurm refused, by position, and its messages."""
         return self._ask([_node_update(nodes, gres) for nodes, gres in offers])
 
-    def update_job(self, job_id: int | str, **fields: str) -> None:
-        """See update_jobs."""
-        self.update_jobs({str(job_id): fields})
-
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         """Update jobs by one scontrol process; a text that scontrol's input syntax cannot hold gets its own process."""
         for fields in updates.values():
@@ -225,10 +216,6 @@ class CliClient:
                 if fields
             }
         )
-
-    def requeue(self, job_id: int) -> None:
-        """See requeue_all."""
-        self.requeue_all([job_id])
 
     def requeue_all(self, job_ids: Iterable[int | str]) -> None:
         """Requeue jobs by `scontrol requeue incomplete`, one process for all."""
@@ -249,10 +236,6 @@ class CliClient:
         and refuses the new run, which ends the job as FAILED ("already killed, do not launch batch job").
         """
         self.update_jobs({str(job_id): {"StartTime": "now+2"}})
-
-    def signal(self, job_id: int | str, name: str, full: bool = True) -> None:
-        """See signal_all."""
-        self.signal_all([job_id], name, full)
 
     def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
         """Signal jobs by one `scancel --signal --state=RUNNING`, and array tasks by some more.
@@ -291,14 +274,6 @@ class CliClient:
         except OSError as error:
             raise SlurmError(f"scancel cannot be started ({error.strerror}: {command[0]})", command) from None
         return _text(done.stderr)
-
-    def hold(self, job_id: int) -> None:
-        """Run `scontrol hold`."""
-        self._change("scontrol", "hold", str(int(job_id)))
-
-    def release(self, job_id: int) -> None:
-        """Run `scontrol release`."""
-        self._change("scontrol", "release", str(int(job_id)))
 
     def cancel(self, job_id: int | str) -> None:
         """Run `scancel --quiet`, which accepts a job that has ended or is unknown."""

@@ -208,37 +208,6 @@ class NodeRow:
         return bool(self.states & {"INVAL", "INVALID_REG"})
 
 
-@dataclass(frozen=True)
-class RpcCount:
-    """Number of calls of slurmctld, and their total seconds."""
-
-    count: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Diag:
-    """slurmctld's statistics of remote procedure calls since its start (or since midnight UTC, or `sdiag --reset`)."""
-
-    types: Mapping[str, RpcCount] = field(default_factory=dict)  # REQUEST_UPDATE_JOB ...
-    users: Mapping[str, RpcCount] = field(default_factory=dict)
-
-    def since(self, before: Diag) -> Diag:
-        """Return the counts since `before`, without zeros; after a reset in between, the counts since the reset."""
-        return Diag(_since(self.types, before.types), _since(self.users, before.users))
-
-
-def _since(now: Mapping[str, RpcCount], before: Mapping[str, RpcCount]) -> dict[str, RpcCount]:
-    grown = {}
-    for name, total in now.items():
-        old = before.get(name, RpcCount(0, 0.0))
-        if old.count > total.count:
-            old = RpcCount(0, 0.0)
-        if total.count > old.count:
-            grown[name] = RpcCount(total.count - old.count, max(0.0, total.seconds - old.seconds))
-    return grown
-
-
 class SlurmClient(Protocol):
     """What the controller needs of Slurm. Every method may raise SlurmError."""
 
@@ -260,9 +229,6 @@ class SlurmClient(Protocol):
         Other gres of a node (gpu) must be part of the string. If Slurm refuses some, the rest is still done and
         `SlurmRefused` names those refused.
         """
-
-    def update_job(self, job_id: int | str, **fields: str) -> None:
-        """Update one job (see `update_jobs`): keys as scontrol spells them (Gres, Comment, StartTime)."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         """Run `scontrol update JobId=... Key=value ...` for any number of jobs at once.
@@ -286,9 +252,6 @@ class SlurmClient(Protocol):
         - `ArrayTaskThrottle` counts for the whole array: 0 means no limit.
         """
 
-    def requeue(self, job_id: int) -> None:
-        """Requeue one job; see `requeue_all`."""
-
     def requeue_all(self, job_ids: Iterable[int | str]) -> None:
         """Requeue running batch jobs. Slurm then delays their start by minutes: `hasten`.
 
@@ -306,9 +269,6 @@ class SlurmClient(Protocol):
     def hasten(self, job_id: int | str) -> None:
         """Reduce the start delay of a requeued job that is pending again to the two seconds that slurmd needs."""
 
-    def signal(self, job_id: int | str, name: str, full: bool = True) -> None:
-        """Signal one job; see `signal_all`."""
-
     def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
         """Send a signal ("USR1") to running jobs; jobs that are not running (any more) get none, without an error.
 
@@ -319,12 +279,6 @@ class SlurmClient(Protocol):
 
         If Slurm refuses some, the others get theirs and `SlurmRefused` names those refused.
         """
-
-    def hold(self, job_id: int) -> None:
-        """Hold a pending job."""
-
-    def release(self, job_id: int) -> None:
-        """Undo `hold`."""
 
     def cancel(self, job_id: int | str) -> None:
         """Cancel a job, or one task of an array ("123_4"); one that has already ended is no error."""

@@ -8,7 +8,7 @@ Tested with slurmrestd of 24.11.5 (API versions 40 to 42) and 26.05.5 (42 to 45)
 - squeue's `gres_texts`, jobs' excluded nodes, and the queries of `daemon.ended.HistoryClient`.
 
 The API does the same as the commands for: `Gres` of nodes and of jobs, comments with any bytes, throttles of arrays,
-holds, signals to the whole job and to single tasks, reservations.
+signals to the whole job and to single tasks, reservations.
 """
 
 from __future__ import annotations
@@ -158,14 +158,6 @@ class SlurmrestdClient(CliClient):
             return
         self._signal({"jobs": named, "signal": name, "job_state": ["RUNNING"], "flags": ["FULL_JOB"] if full else []})
 
-    def hold(self, job_id: int) -> None:
-        """Hold a pending job."""
-        self._change_or_raise(f"job/{int(job_id)}", {"hold": True})
-
-    def release(self, job_id: int) -> None:
-        """Undo `hold`."""
-        self._change_or_raise(f"job/{int(job_id)}", {"hold": False})
-
     def cancel(self, job_id: int | str) -> None:
         """Cancel a job or one task of an array; one that has already ended is no error."""
         self._signal({"jobs": [checked_job(job_id)], "signal": "KILL"})
@@ -175,10 +167,6 @@ class SlurmrestdClient(CliClient):
     def _offer(self, offers: Sequence[tuple[Sequence[str], str]]) -> dict[int, str]:
         answers = [self._changed("POST", "nodes/", {"name": list(nodes), "gres": gres}) for nodes, gres in offers]
         return {number: why for number, why in enumerate(answers) if why}
-
-    def _change_or_raise(self, path: str, body: Mapping[str, Any]) -> None:
-        self.before_change()
-        self.api.ask("POST", path, body)
 
     def _signal(self, body: Mapping[str, Any]) -> None:
         self.before_change()

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.store import clean
 from slurm_migbatch.store.models import Decision, Run, SupplyChange, portions
 
+_TEXTS = ("user", "partition", "asked", "bucket", "chosen", "message", "source", "recurring")
 _FIGURES = ("latency_ms", "throughput_per_s", "memory_mib")
 
 
@@ -46,16 +47,10 @@ def _record(session: Session, decisions: Sequence[Mapping[str, Any]], now: float
 def _fill(row: Decision, decision: Mapping[str, Any], now: float) -> None:
     row.ts = clean.moment(decision.get("ts")) or now
     row.uid = clean.whole(decision.get("uid"))
-    row.user = clean.text(decision.get("user"), 128)
-    row.partition = clean.text(decision.get("partition"), 128)
-    row.asked = clean.text(decision.get("asked"), 1024)
+    for name in _TEXTS:
+        setattr(row, name, Decision.fitting(name, decision.get(name)))
     row.hints = clean.document(decision.get("hints"))
-    row.bucket = clean.text(decision.get("bucket"), 256)
     row.candidates = clean.document(decision.get("candidates") or [])
-    row.chosen = clean.text(decision.get("chosen"), 512)
-    row.message = clean.text(decision.get("message"), 8192)
-    row.source = clean.text(decision.get("source"), 16)
-    row.recurring = clean.text(decision.get("recurring"), 32)
     row.facts = clean.document({key: value for key, value in decision.items() if not hasattr(Decision, key)})
 
 
@@ -81,7 +76,7 @@ def record_supply(session: Session, node: str, ts: float, version: int, counts: 
     """Store the counts that Slurm was given for a node."""
     session.add(
         SupplyChange(
-            node=clean.text(node, 255) or "?", ts=ts, version=version, counts=clean.document(dict(counts)),
-            why=clean.text(why, 8192),
+            node=SupplyChange.fitting("node", node) or "?", ts=ts, version=version, counts=clean.document(dict(counts)),
+            why=SupplyChange.fitting("why", why),
         )
     )  # fmt: skip

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import ColumnElement, func, insert, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean, measured
@@ -166,16 +166,13 @@ def _supersede(session: Session, machine: Node, moment: float) -> None:
         if other.journal == machine.journal:
             other.superseded = moment
             log.warning("%s has lost its journal %s; the slices that it held are lost", machine.node, other.journal)
-            lose_leases(
-                session,
-                session.scalars(
-                    select(Lease).where(
-                        Lease.node == machine.node, Lease.journal == other.journal, Lease.until.is_(None)
-                    )
-                ).all(),
-                moment,
-                ends_runs=False,
-            )
+            lose_leases(session, _held(session, machine, Lease.journal == other.journal), moment, ends_runs=False)
+
+
+def _held(session: Session, machine: Node, *conditions: ColumnElement[bool]) -> Sequence[Lease]:
+    """Return the open leases of a node that meet all conditions."""
+    open_here = select(Lease).where(Lease.node == machine.node, Lease.until.is_(None), *conditions)
+    return session.scalars(open_here).all()
 
 
 def _apply(session: Session, machine: Node, journal: NodeJournal, seqs: Sequence[int]) -> None:
@@ -206,8 +203,7 @@ def _boot(session: Session, machine: Node, journal: NodeJournal, ts: float, even
     boot = clean.text(event.get("boot_id"), 64)
     if boot is None or boot == machine.boot_id or journal.superseded is not None:
         return
-    held = session.scalars(select(Lease).where(Lease.node == machine.node, Lease.until.is_(None))).all()
-    lose_leases(session, held, ts, ends_runs=True)
+    lose_leases(session, _held(session, machine), ts, ends_runs=True)
     for job, restart in _ended_by_boot(session, journal, event["seq"]):
         lose_run(session, run_of(session, job, restart, ts, starts=False), machine.node)
     machine.boot_id, machine.booted = boot, ts
@@ -267,9 +263,7 @@ def _describe(session: Session, machine: Node, known: dict[str, Gpu], ts: float,
     for gpu in replaced[: max(0, len(known) - _MOST_GPUS)]:
         session.delete(known.pop(gpu.uuid))
     session.flush()
-    for lease in session.scalars(
-        select(Lease).where(Lease.node == machine.node, Lease.until.is_(None), Lease.gpu_index.is_(None))
-    ):
+    for lease in _held(session, machine, Lease.gpu_index.is_(None)):
         lease.gpu_index = known[lease.gpu].gpu_index if lease.gpu in known else None
 
 
@@ -284,8 +278,11 @@ def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
     held = {
         (job, restart, mig_slice.gpu, mig_slice.start) for job, restart, _, slices in reported for mig_slice in slices
     }
-    open_leases = session.scalars(select(Lease).where(Lease.node == machine.node, Lease.until.is_(None))).all()
-    ended = [lease for lease in open_leases if (lease.job_id, lease.restart, lease.gpu, lease.slot_start) not in held]
+    ended = [
+        lease
+        for lease in _held(session, machine)
+        if (lease.job_id, lease.restart, lease.gpu, lease.slot_start) not in held
+    ]
     end_leases(session, ended, ts)
     for job, restart, facts, slices in sorted(reported, key=lambda row: _host_run(row[2]) is not None):
         since = clean.moment(facts.get("since")) or ts
@@ -297,9 +294,9 @@ def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
 
 def _who(session: Session, run: Run, event: dict[str, Any]) -> None:
     run.uid = clean.whole(event.get("uid")) if run.uid is None else run.uid
-    for field, length in (("user", 128), ("account", 128), ("partition", 128)):
+    for field in ("user", "account", "partition"):
         if getattr(run, field) is None:
-            setattr(run, field, clean.text(event.get(field), length))
+            setattr(run, field, Run.fitting(field, event.get(field)))
     link(session, run, clean.text(event.get("decision"), 16))
 
 

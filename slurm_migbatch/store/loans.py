@@ -16,10 +16,7 @@ from slurm_migbatch.store import clean
 from slurm_migbatch.store.models import Action, Lease, Loan, portions
 
 _MOMENTS = ("released", "started", "signalled", "checkpoint", "requeued", "ended")
-_TEXTS = {
-    "user": 128, "account": 128, "partition": 128, "profile": 32, "state": 16, "node": 255, "gpu": 128, "why": 8192,
-    "cause": 16, "why_ended": 8192,
-}  # fmt: skip
+_TEXTS = ("user", "account", "partition", "profile", "state", "node", "gpu", "why", "cause", "why_ended")
 _LOAN = [column for column in Loan.__table__.columns if column.name != "id"]
 _ACTION = [column for column in Action.__table__.columns if column.name != "id"]
 
@@ -40,9 +37,8 @@ def save_loans(session: Session, loans: Sequence[Mapping[str, Any]], actions: Se
         session.add(
             Action(
                 ts=action["ts"], job_id=action["job_id"], restart=action["restart"],
-                kind=clean.text(action["kind"], 16) or "?", before=clean.text(action.get("before"), 512),
-                after=clean.text(action.get("after"), 512), why=clean.text(action.get("why"), 8192),
-                dry_run=bool(action.get("dry_run")), outcome=clean.text(action.get("outcome"), 512),
+                kind=Action.fitting("kind", action["kind"]) or "?", dry_run=bool(action.get("dry_run")),
+                **{name: Action.fitting(name, action.get(name)) for name in ("before", "after", "why", "outcome")},
             )
         )  # fmt: skip
 
@@ -60,8 +56,8 @@ def _save(session: Session, loans: Sequence[Mapping[str, Any]]) -> None:
             row = known[key] = Loan(job_id=key[0], restart=key[1], decided=key[2])
             session.add(row)
         row.uid = clean.whole(loan.get("uid"))
-        for name, length in _TEXTS.items():
-            setattr(row, name, clean.text(loan.get(name), length))
+        for name in _TEXTS:
+            setattr(row, name, Loan.fitting(name, loan.get(name)))
         for name in _MOMENTS:
             setattr(row, name, clean.moment(loan.get(name)))
 

@@ -25,9 +25,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column
 
+from slurm_migbatch.store import clean
 from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, OPEN
 
 T = TypeVar("T")
+
+#: characters of an external text in a column without a length
+_LONGEST = 8192
 
 #: a change of these makes an ended run a new lesson
 _TEACHING = (
@@ -68,6 +72,11 @@ class Base(DeclarativeBase):
 
     type_annotation_map = {float: Double(), int: BigInteger()}
     __table_args__: Any = TABLE_OPTIONS
+
+    @classmethod
+    def fitting(cls, name: str, value: Any) -> str | None:
+        """Return an external value as text for a column, at most as long as it; None if it is none."""
+        return clean.text(value, getattr(cls.__table__.c[name].type, "length", None) or _LONGEST)
 
 
 class Run(Base):

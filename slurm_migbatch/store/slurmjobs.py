@@ -21,10 +21,7 @@ _USED = (
 )  # fmt: skip
 #: the decision's id in the marker at the end of a granted job's comment (written by mig.grant)
 _DECISION = re.compile(r"\[mig:[^\[\]#]{1,512}#([0-9a-z]{1,16})\]\s*\Z")
-_TEXTS = (
-    ("user", 128), ("account", 128), ("partition", 128), ("name", 256), ("array_task", 256), ("qos", 128),
-    ("wckey", 128),
-)  # fmt: skip
+_TEXTS = ("user", "account", "partition", "name", "array_task", "qos", "wckey")
 _EXIT = re.compile(r"(\d{1,5}):(\d{1,5})\Z")
 
 
@@ -92,10 +89,10 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     # a job that was submitted after the end of its namesake is another one
     run = run_of(session, job_id, restart, submitted or now, starts=submitted is not None, known=known)
     run.submitted = submitted or run.submitted
-    for field, length in _TEXTS:
-        setattr(run, field, clean.text(row.get(field), length) or getattr(run, field))
+    for field in _TEXTS:
+        setattr(run, field, Run.fitting(field, row.get(field)) or getattr(run, field))
     if "comment" in row:
-        run.comment = clean.text(strip(clean.text(row["comment"], 65536) or ""), 1024)
+        run.comment = Run.fitting("comment", strip(clean.text(row["comment"], 65536) or ""))
     for field in ("uid", "gid", "array_job", "het_job", "time_limit_s"):
         value = clean.whole(row.get(field))
         setattr(run, field, getattr(run, field) if value is None else value)
@@ -105,9 +102,9 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     if nodes := row.get("nodes"):
         run.nodes = ",".join(nodes) if not isinstance(nodes, str) else nodes
         measured.keep_only(run, run.nodes.split(","))
-    run.asked = run.asked or clean.text(row.get("gres"), 1024)
+    run.asked = run.asked or Run.fitting("asked", row.get("gres"))
     link(session, run, _marker(row))
-    reason = clean.text(row.get("reason"), 512)
+    reason = Run.fitting("reason", row.get("reason"))
     if reason and reason != "None" and state == "PENDING":
         run.reason = reason
     started = clean.moment(row.get("start"))

@@ -12,7 +12,7 @@ from slurm_migbatch.cli.main import cli
 from slurm_migbatch.config import Config, load, loads
 from slurm_migbatch.doctor.lending import check_lending, parse_partitions
 from slurm_migbatch.doctor.nodes import check_nodes
-from slurm_migbatch.doctor.settings import check_slurm_conf, parse_slurm_config
+from slurm_migbatch.doctor.settings import check_slurm_conf
 from slurm_migbatch.install.reported import describe as describe_site
 from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar
 from slurm_migbatch.query.questions import WhyQuestion
@@ -21,6 +21,7 @@ from slurm_migbatch.query.why import answer, describe, find, tasks_at_once
 from slurm_migbatch.site import render as render_site
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.slurm.settings import parse_settings
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.runquery import JobId
 
@@ -287,7 +288,7 @@ def test_doctor_reads_slurms_configuration():
     for short in ({**separate, "prologtimeout": "60 sec", "epilogtimeout": "20 sec"}, {**good, "epilogtimeout": "20"}):
         assert [f.subject for f in check_slurm_conf(short) if f.level == "FAIL"] == ["EpilogTimeout"]
     text = "Configuration data as of 2026\nPrologFlags             = Alloc\nGresTypes = (null)\nSLURM_CONF = /x\n"
-    assert parse_slurm_config(text) == {"prologflags": "Alloc", "grestypes": "", "slurm_conf": "/x"}
+    assert parse_settings(text) == {"prologflags": "Alloc", "grestypes": "", "slurm_conf": "/x"}
 
 
 def test_doctor_looks_at_nodes():

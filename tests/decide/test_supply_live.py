@@ -13,6 +13,7 @@ import pytest
 from slurm_migbatch.daemon.controller import RoundReport
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.supply.stage import SupplySettings
+from slurm_migbatch.lab.bench.rpcs import diag
 from slurm_migbatch.lab.slurm.clock import VirtualClock
 from slurm_migbatch.lab.slurm.nodes import SimulatedNodes
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
@@ -118,7 +119,7 @@ def test_resets_are_made_good_and_nothing_drains(site: Site) -> None:
     before = {name: row.gres for name, row in ((r.name, r) for r in site.client.nodes())}
 
     def registered() -> int:
-        known = site.client.diag().types.get("MESSAGE_NODE_REGISTRATION_STATUS")
+        known = diag(site.cluster).types.get("MESSAGE_NODE_REGISTRATION_STATUS")
         return known.count if known else 0
 
     def reset(what: str, nodes: int, do: Callable[[], object]) -> None:

@@ -57,8 +57,8 @@ def retype(client: CliClient, job: int, kind: str, **more: str) -> None:
     """What lending does to release a job, and to put it back."""
     found = row(client, job)
     if first := emptied(found.gres):
-        client.update_job(job, **first)
-    client.update_job(job, **retyped(found.gres, found.comment, kind), **more)
+        client.update_jobs({str(job): first})
+    client.update_jobs({str(job): {**retyped(found.gres, found.comment, kind), **more}})
 
 
 def wanted(bed: Cluster, profile: str) -> None:
@@ -105,7 +105,7 @@ def test_a_release_starts_it_and_a_requeue_brings_it_back(bed: Cluster, client: 
     lasting = forgets(row(client, job).gres)
     assert told.max == (Profile(4, 40) if lasting else Profile(2, 20))
 
-    client.requeue(job)
+    client.requeue_all([job])
     until("the job back in the queue", lambda: row(client, job).pending)
     retype(client, job, LOAN, StartTime="now+2")
     until("the end of the delay", lambda: row(client, job).reason != "BeginTime")
@@ -225,7 +225,7 @@ def test_half_way_between_two_types_it_starts_nowhere(slurm_root: str) -> None:
         job, _ = sbatch(bed, *TRAIN, wrap=LASTS)
         until("the job", lambda: any(found.job_id == job for found in client.jobs()))
         if first := emptied(row(client, job).gres):
-            client.update_job(job, **first)
+            client.update_jobs({str(job): first})
         for _ in range(4):
             other, _ = sbatch(bed, "-p", "gpu", "--gres=mig:1g.10gb:1", wrap="true")  # Slurm's scheduler goes round
             bed.wait_job(other)

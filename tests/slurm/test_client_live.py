@@ -44,15 +44,15 @@ def test_a_job_from_hold_to_its_end(cluster: Cluster, client: CliClient) -> None
     held = row(client, job)
     assert held is not None
     assert (held.comment, held.name, held.reason) == (text, "a\nb", "JobHeldUser")
-    client.update_job(job, Comment=text + " more", Gres="mig:1g.10gb:2")
-    client.release(job)
+    client.update_jobs({str(job): {"Comment": text + " more", "Gres": "mig:1g.10gb:2"}})
+    cluster.run(["scontrol", "release", str(job)])
     running = until(client, job, "RUNNING")
     assert running.comment == text + " more"
     assert running.gres.endswith("mig:1g.10gb:2")
     used = {node.name: node.used.get("1g.10gb", 0) for node in client.nodes()}
     assert used[running.nodes[0]] >= 2
     for restarts in (1, 2, 3):
-        client.requeue(job)
+        client.requeue_all([job])
         assert until(client, job, "PENDING").restarts == restarts
         client.hasten(job)  # Slurm itself would let it wait for two minutes
         assert until(client, job, "RUNNING").restarts == restarts
@@ -74,7 +74,7 @@ def test_a_requeued_run_keeps_its_restart_count_until_it_has_ended(
     while not ending and runs < 5:  # a busy machine may look too seldom to see a run's end
         submitted = until(client, job, "RUNNING").submit
         cluster.wait("the trap", (cluster.home("mbalice") / f"trap-{job}-{runs}").exists)
-        client.requeue(job)
+        client.requeue_all([job])
         while (found := row(client, job)) is None or not found.pending:
             ending += [found] if found is not None and found.state == "COMPLETING" else []
         assert all((r.restarts, r.submit, r.start, r.end) == (runs, submitted, None, None) for r in ending), ending
@@ -110,7 +110,7 @@ def test_jobs_that_wait_in_a_state_of_their_own_are_listed(new_cluster: Callable
 
 def test_what_slurm_refuses_is_an_error_with_its_words(client: CliClient) -> None:
     with pytest.raises(SlurmError, match="Invalid job id"):
-        client.hold(10**8)
+        client.requeue_all([10**8])
     with pytest.raises(SlurmError, match="Invalid node name"):
         client.set_gres({"nosuchnode": "mig:none:1"})
 

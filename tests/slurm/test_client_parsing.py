@@ -545,13 +545,13 @@ exit 1
 def test_a_scancel_that_fails_otherwise_is_an_error(tools: Path) -> None:
     client = tool(tools, "scancel", "echo scancel: error: no slurm.conf >&2; exit 1")
     with pytest.raises(SlurmError, match=r"no slurm\.conf"):
-        client.signal(5, "USR1")
+        client.signal_all([5], "USR1")
 
 
 @pytest.mark.parametrize("name", ["", "usr1", "USR1 7", "-9"])
 def test_only_names_of_signals_are_signals(tools: Path, name: str) -> None:
     with pytest.raises(ValueError, match="is not a signal"):
-        CliClient(tools).signal(5, name)
+        CliClient(tools).signal_all([5], name)
 
 
 @pytest.mark.parametrize("updates", [{"n1": "mig:none:1\nshutdown"}, {"n1 Foo=1": "mig:none:1"}, {"n1": ""}])
@@ -599,7 +599,7 @@ def test_no_updates_are_no_call(tools: Path) -> None:
 
 def test_a_jobs_text_is_one_argument(tools: Path) -> None:
     client = tool(tools, "scontrol", f'for a in "$@"; do printf "%s\\n--\\n" "$a"; done > {tools}/log')
-    client.update_job(7, Comment="a b; rm -rf /\n$HOME `id`", Gres="mig:3g.40gb:1")
+    client.update_jobs({"7": {"Comment": "a b; rm -rf /\n$HOME `id`", "Gres": "mig:3g.40gb:1"}})
     assert (tools / "log").read_text() == (
         "update\n--\nJobId=7\n--\nComment=a b; rm -rf /\n$HOME `id`\n--\nGres=mig:3g.40gb:1\n--\n"
     )

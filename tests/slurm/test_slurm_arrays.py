@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.lab.bench.rpcs import Diag, RpcCount, parse_sdiag
 from slurm_migbatch.slurm.arrays import fold_tasks, parse_tasks, split_arrays, throttle
-from slurm_migbatch.slurm.client import Diag, JobRow, RpcCount, SlurmError
-from slurm_migbatch.slurm.diag import parse_sdiag
+from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.slurm.dialog import Records
 from slurm_migbatch.slurm.listing import count_tasks
 

@@ -48,6 +48,9 @@ class World(Protocol):
     def dependent(self, want: str, after: int) -> int:
         """The same, to start when another has completed (afterok)."""
 
+    def release(self, job: int) -> None:
+        """Release a job that was submitted with `hold`."""
+
     def refusal(self, want: str) -> str:
         """What Slurm says to a submission that it refuses; empty, and the job is there, where it does not."""
 
@@ -327,7 +330,7 @@ class Arrays:
             if [r.state for r in tasks(world, array).values()] == ["RUNNING"] * 3:
                 break
         assert tasks(world, array)["2"].job_id == array
-        world.client.update_job(f"{array}_2", Comment="why")
+        world.client.update_jobs({f"{array}_2": {"Comment": "why"}})
         assert {t: r.comment for t, r in tasks(world, array).items()} == {"0": "", "1": "", "2": "why"}
         world.client.cancel(f"{array}_2")
         for _ in world.passes():
@@ -376,12 +379,12 @@ class Order:
         assert [r.job_id for r in rows] == [high, both, low]
         assert set(rows[1].partition.split(",")) == {"gpu", "train"}
 
-    def test_hold_and_release_and_cancel(self, world: World) -> None:
+    def test_a_job_that_is_held_released_and_cancelled(self, world: World) -> None:
         job = world.submit("mig:1g.10gb:1", hold=True)
         held = row(world, job)
         assert held is not None
         assert (held.reason, held.priority, held.eligible) == ("JobHeldUser", 0, None)
-        world.client.release(job)
+        world.release(job)
         until(world, job, "RUNNING")
         world.client.cancel(job)
         for _ in world.passes():
@@ -390,12 +393,12 @@ class Order:
         world.client.cancel(job)
         world.client.cancel(NOBODY)
         with pytest.raises(SlurmRefused, match="Invalid job id"):
-            world.client.update_job(NOBODY, Comment="x")
+            world.client.update_jobs({str(NOBODY): {"Comment": "x"}})
 
     def test_a_requeued_job_can_be_hastened(self, world: World) -> None:
         job = world.submit("mig:1g.10gb:1")
         until(world, job, "RUNNING")
-        world.client.requeue(job)
+        world.client.requeue_all([job])
         until(world, job, "PENDING")
         world.client.hasten(job)
         assert until(world, job, "RUNNING").restarts == 1

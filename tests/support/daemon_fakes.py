@@ -163,11 +163,12 @@ class FakeSlurm:
         rows = self.queue.values()
         return next((r.job_id for r in rows if name in (str(r.job_id), f"{r.array_job}_{r.array_task}")), name)
 
-    def update_job(self, job_id, **fields):
+    def update_jobs(self, updates):
         self._check()
-        if self._named(job_id) not in self.queue:
-            raise SlurmError("Invalid job id specified")
-        self.updates.append((job_id, fields))
+        for job_id, fields in updates.items():
+            if self._named(job_id) not in self.queue:
+                raise SlurmError("Invalid job id specified")
+            self.updates.append((job_id, fields))
 
     def cancel(self, job_id):
         self._check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_migbatch.slurm.diag import parse_sdiag
+from slurm_migbatch.lab.bench.rpcs import diag
 from tests.support.contract import row, until
 from tests.support.real_world import RealWorld
 
@@ -35,7 +35,7 @@ class Control:
         for _ in world.passes():
             if list(tmp_path.glob("up*")):
                 break
-        world.client.signal(job, "USR1")
+        world.client.signal_all([job], "USR1")
         for _ in world.passes():
             if (tmp_path / "got").exists() and (tmp_path / "got").read_text():
                 break
@@ -50,10 +50,10 @@ class Control:
         assert world.cluster.job_state(job) in ("COMPLETED", "COMPLETING")
 
     def test_calls_of_slurmctld_are_counted(self, world: RealWorld) -> None:
-        before = parse_sdiag(world.cluster.run(["sdiag"]).stdout)
+        before = diag(world.cluster)
         world.submit("mig:1g.10gb:1", hold=True)
         world.client.jobs()
-        grown = parse_sdiag(world.cluster.run(["sdiag"]).stdout).since(before)
+        grown = diag(world.cluster).since(before)
         assert grown.types["REQUEST_SUBMIT_BATCH_JOB"].count == 1
         assert grown.types["REQUEST_JOB_INFO"].count >= 1
         assert grown.types["REQUEST_JOB_INFO"].seconds >= 0

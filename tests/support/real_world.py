@@ -44,6 +44,9 @@ class RealWorld:
     def dependent(self, want: str, after: int) -> int:
         return self.sbatch("--gres=" + want, f"--dependency=afterok:{after}")
 
+    def release(self, job: int) -> None:
+        self.cluster.run(["scontrol", "release", str(job)])
+
     def refusal(self, want: str) -> str:
         try:
             self.submit(want)

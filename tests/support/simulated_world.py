@@ -44,6 +44,9 @@ class SimulatedWorld:
     def dependent(self, want: str, after: int) -> int:
         return self.submit(want, after=(after,))
 
+    def release(self, job: int) -> None:
+        self.client.release(job)
+
     def refusal(self, want: str) -> str:
         try:
             self.submit(want)

@@ -208,10 +208,13 @@ class LendingCapacity:
                 fair = profile
         return elastic_job.speeds[fair]
 
-    def worths(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> dict[Profile, float]:
-        """Return for each profile its speed over that on the fair share."""
+    def give(self, elastic_job: ElasticJob, index: int, profile: Profile, *, reserved: bool = False) -> Given:
+        """Give a job a slice of a GPU; the value of a profile is its speed over that on the fair share."""
+        useful = self.useful(elastic_job)
         fair = self.fair(elastic_job, useful)
-        return {profile: elastic_job.speeds[profile] / fair for profile in useful}
+        self.put(index, profile)
+        worths = {choice: elastic_job.speeds[choice] / fair for choice in useful}
+        return Given(elastic_job, worths, profile, index, reserved)
 
     def raise_sizes(self, given: Sequence[Given], move: bool) -> None:
         """Enlarge slices while there is room, first where one more slice is worth most; `move`: on other GPUs too."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from slurm_migbatch.decide.capacity.spare import by_size, fits, ordered
 from slurm_migbatch.decide.lending.allocation import Hysteresis
-from slurm_migbatch.decide.lending.capacity import Given, LendingCapacity
+from slurm_migbatch.decide.lending.capacity import LendingCapacity
 from slurm_migbatch.decide.lending.values import Division, ElasticJob, GpuCapacity
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot, layout_of
@@ -190,12 +190,10 @@ def _sizes(
     board = LendingCapacity([GpuCapacity("", 0, geometry, used.slots)], jobs, 0.0, _AT_ONCE)
     given = []
     for job in jobs:
-        useful = board.useful(job)
-        room = board.smallest(job, useful)
+        room = board.smallest(job, board.useful(job))
         if room is None:
             return None
-        given.append(Given(job, board.worths(job, useful), room[1], room[0]))
-        board.put(*room)
+        given.append(board.give(job, *room))
     board.raise_sizes(given, move=False)
     board.exchange(given, move=False)
     return tuple(grant.profile for grant in given)

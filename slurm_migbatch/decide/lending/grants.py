@@ -107,23 +107,19 @@ def _resume(board: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit: f
     given: list[Given] = []
     late: list[tuple[ElasticJob, Target]] = []
 
-    def give(elastic_job: ElasticJob, target: Target, room: int) -> None:
-        given.append(Given(elastic_job, board.worths(elastic_job, board.useful(elastic_job)), target.profile, room))
-        board.put(room, target.profile)
-
     for elastic_job in elastic_jobs:
         target = elastic_job.target
         if elastic_job.place is not None or target is None or target.profile not in board.useful(elastic_job):
             continue
         room = board.there(elastic_job, target) if len(given) < limit else None
         if room is not None:
-            give(elastic_job, target, room)
+            given.append(board.give(elastic_job, room, target.profile))
         else:
             late.append((elastic_job, target))
     for elastic_job, target in late:
         found = board.smallest(elastic_job, (target.profile,)) if len(given) < limit else None
         if found is not None:
-            give(elastic_job, target, found[0])
+            given.append(board.give(elastic_job, *found))
     return given
 
 
@@ -149,8 +145,7 @@ def _start(
                 hopeless[key] = board.reason(elastic_job, useful)
             lacking[elastic_job.job] = hopeless[key]
             continue
-        started.append(Given(elastic_job, board.worths(elastic_job, useful), room[1], room[0]))
-        board.put(room[0], room[1])
+        started.append(board.give(elastic_job, *room))
     return started, lacking
 
 
@@ -169,9 +164,7 @@ def _start_in_reserve(board: LendingCapacity, kept_out: Sequence[ElasticJob], mo
         fair = board.fair(elastic_job, useful)
         found = board.smallest(elastic_job, [profile for profile in useful if elastic_job.speeds[profile] >= fair])
         if found is not None:
-            room, profile = found
-            started.append(Given(elastic_job, board.worths(elastic_job, useful), profile, room, reserved=True))
-            board.put(room, profile)
+            started.append(board.give(elastic_job, *found, reserved=True))
     return started
 
 

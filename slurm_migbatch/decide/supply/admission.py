@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from slurm_migbatch.decide.capacity.model import Mode, Node, NodePlan
-from slurm_migbatch.decide.supply.gpu_state import GpuState, GpuStates
+from slurm_migbatch.decide.supply.gpu_state import Condition, GpuState, GpuStates
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 
@@ -44,7 +44,6 @@ class Admission:
 
     __slots__ = (
         "_idle",
-        "_room",
         "_spare",
         "first",
         "fixed",
@@ -92,10 +91,12 @@ class Admission:
                 fixed.update(slot.profile for slot in pinned.slots)
             shapes.append(
                 book.start(
-                    gpu.geometry,
-                    gpu.occupied.union(pinned) if pinned else gpu.occupied,
-                    present.minus(pinned) if pinned else present,
-                    gpu.warm,
+                    Condition(
+                        gpu.geometry,
+                        gpu.occupied.union(pinned) if pinned else gpu.occupied,
+                        present.minus(pinned) if pinned else present,
+                        gpu.warm,
+                    )
                 )
             )
             until.append(in_order([*gpu.busy, *((slot, None) for slot in pinned.slots)]) if pinned else gpu.busy)
@@ -107,7 +108,6 @@ class Admission:
         self.first: dict[Profile, tuple[When, int] | None] = {}
         self.next_end = min((end for busy in until for _, end in busy if end is not None), default=math.inf)
         self._idle: int | None = None
-        self._room: frozenset[Profile] | None = None
         self._spare: Counter[Profile] | None = None
 
     def unpinned(self) -> dict[int, tuple[GpuState, dict[Profile, When | None]]]:
@@ -121,20 +121,13 @@ class Admission:
         """Return the same with GPUs that are being cleared for another job: new slots are placed there last."""
         other = copy(self)
         other.shapes = tuple(
-            book.start(shape.geometry, shape.used, shape.keep, shape.warm, last_choice=True)
+            book.start(Condition(shape.geometry, shape.used, shape.keep, shape.warm, last_choice=True))
             if gpu.uuid in uuids
             else shape
             for gpu, shape in zip(self.node.gpus, self.shapes, strict=True)
         )
         other.plan = None
         return other
-
-    @property
-    def room(self) -> frozenset[Profile]:
-        """Profiles of which some GPU has room for one more slice as it is."""
-        if self._room is None:
-            self._room = frozenset().union(*{shape.room for shape in self.shapes})
-        return self._room
 
     @property
     def idle(self) -> int:

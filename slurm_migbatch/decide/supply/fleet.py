@@ -296,10 +296,7 @@ class Fleet:
             spare = {slot for slot in shape.rest.slots if slot.profile in gpu_claims.hidden}
             if spare:
                 keep = Layout(slot for slot in shape.keep.slots if slot not in spare)
-                less = self.book.shape(
-                    shape.geometry, shape.used, keep, shape.warm, shape.future, shape.claims, shape.last_choice
-                )
-                assert less is not None
+                less = self.book.start(shape.condition._replace(keep=keep))
                 self.change(gpu_claims, less, gpu_claims.claims)
 
     def change(self, gpu_claims: GpuClaims, shape: GpuState, claims: Sequence[Claim]) -> None:

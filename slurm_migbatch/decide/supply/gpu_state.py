@@ -8,6 +8,7 @@ chosen again after every claim, so that claims never block each other.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from slurm_migbatch.mig.geometry import Geometry
@@ -19,19 +20,34 @@ from slurm_migbatch.mig.profile import Profile
 #: offers): smaller is better
 Cost = tuple[int, int, int]
 
-#: a GPU's geometry, used slots, slots offered so far, warm slots, future layout, claims, and whether it is being
-#: cleared for another job: everything that determines a `GpuState`
-Condition = tuple[Geometry, Layout, Layout, Layout, Layout | None, tuple[Profile, ...], bool]
-
 _MAX_SHAPES = 200_000
 
 
-class GpuState:
-    """A GPU with `used` slots, the `keep` slots offered so far, and claims placed as `slots`.
+class Condition(NamedTuple):
+    """Everything that determines a `GpuState`.
 
-    `future` is set if slots are reserved: the layout that the GPU will have when they are free. New slots must then
-    fit next to the used ones now and into the future layout.
+    Attributes:
+        geometry: of the GPU.
+        used: its used slots.
+        keep: the slots offered so far.
+        warm: slots of which there are instances.
+        future: set if slots are reserved: the layout that the GPU will have when they are free. New slots must then fit
+            next to the used ones now and into the future layout.
+        claims: sorted.
+        last_choice: it is being cleared for another job.
     """
+
+    geometry: Geometry
+    used: Layout
+    keep: Layout = EMPTY
+    warm: Layout = EMPTY
+    future: Layout | None = None
+    claims: tuple[Profile, ...] = ()
+    last_choice: bool = False
+
+
+class GpuState:
+    """A GPU in a condition, with its claims placed as `slots`."""
 
     __slots__ = (
         "_instead",
@@ -39,6 +55,7 @@ class GpuState:
         "_room",
         "book",
         "claims",
+        "condition",
         "future",
         "geometry",
         "idle",
@@ -53,9 +70,9 @@ class GpuState:
     )
 
     def __init__(self, book: GpuStates, condition: Condition, slots: Layout) -> None:
-        geometry, used, keep, self.warm, self.future, claims, self.last_choice = condition
+        geometry, used, keep, self.warm, self.future, self.claims, self.last_choice = condition
         self.book, self.geometry, self.used, self.keep = book, geometry, used, keep
-        self.claims, self.slots = claims, slots
+        self.condition, self.slots = condition, slots
         self.taken = used.union(slots)
         #: memory slices that are neither used nor claimed
         self.idle = geometry.memory_slices - self.taken.mask.bit_count()
@@ -86,23 +103,14 @@ class GpuState:
         try:
             return self._instead[slot, profile]
         except KeyError:
-            used, claims = self.used.remove(slot), tuple(sorted((*self.claims, profile)))
-            found = self.book.shape(self.geometry, used, self.keep, self.warm, self.future, claims, self.last_choice)
-            self._instead[slot, profile] = found
+            other = self.condition._replace(used=self.used.remove(slot))
+            found = self._instead[slot, profile] = self.book.claimed(other, (*self.claims, profile))
             return found
 
     def _add(self, profile: Profile) -> tuple[Cost, GpuState] | None:
         if profile not in self.room:
             return None
-        after = self.book.shape(
-            self.geometry,
-            self.used,
-            self.keep,
-            self.warm,
-            self.future,
-            tuple(sorted((*self.claims, profile))),
-            self.last_choice,
-        )
+        after = self.book.claimed(self.condition, (*self.claims, profile))
         if after is None:
             return None
         new = [s for s in after.slots.slots if s.profile == profile and s not in self.slots]
@@ -144,38 +152,24 @@ class GpuStates:
         self._rooms.clear()
         return True
 
-    def start(
-        self,
-        geometry: Geometry,
-        used: Layout,
-        keep: Layout = EMPTY,
-        warm: Layout = EMPTY,
-        future: Layout | None = None,
-        last_choice: bool = False,
-    ) -> GpuState:
-        """Return the shape without claims."""
-        shape = self.shape(geometry, used, keep, warm, future, (), last_choice)
+    def start(self, condition: Condition) -> GpuState:
+        """Return the shape of a condition whose claims fit together."""
+        shape = self.shape(condition)
         assert shape is not None
         return shape
 
-    def shape(
-        self,
-        geometry: Geometry,
-        used: Layout,
-        keep: Layout,
-        warm: Layout,
-        future: Layout | None,
-        claims: tuple[Profile, ...],
-        last_choice: bool = False,
-    ) -> GpuState | None:
-        """Return the shape with these claims (sorted); None if they do not fit together."""
-        key = (geometry, used, keep, warm, future, claims, last_choice)
+    def claimed(self, condition: Condition, claims: Iterable[Profile]) -> GpuState | None:
+        """Return the shape with these claims instead; None if they do not fit together."""
+        return self.shape(condition._replace(claims=tuple(sorted(claims))))
+
+    def shape(self, condition: Condition) -> GpuState | None:
+        """Return the shape of a condition; None if its claims do not fit together."""
         try:
-            return self._shapes[key]
+            return self._shapes[condition]
         except KeyError:
-            slots = _arrange(geometry, used, keep, warm, future, claims)
-            shape = None if slots is None else GpuState(self, key, slots)
-            self._shapes[key] = shape
+            slots = _arrange(condition)
+            shape = None if slots is None else GpuState(self, condition, slots)
+            self._shapes[condition] = shape
             return shape
 
     def value(self, geometry: Geometry, layout: Layout) -> int:
@@ -300,19 +294,13 @@ def _leftover(shape: GpuState, rest: Layout, cycle: tuple[Profile, ...]) -> Layo
     return GpuStates.legal(geometry, taken, added.clear_of(taken.mask))
 
 
-def _arrange(
-    geometry: Geometry,
-    used: Layout,
-    keep: Layout,
-    warm: Layout,
-    future: Layout | None,
-    claims: tuple[Profile, ...],
-) -> Layout | None:
+def _arrange(condition: Condition) -> Layout | None:
     """Return slots for all claims, with as few changes as possible; None if they do not fit.
 
     First the slots that are offered already, warm ones before cold ones, then empty space, then space that is offered
     as something else.
     """
+    geometry, used, keep, warm, future, claims, _ = condition
     if not claims:
         return EMPTY
     base = used if future is None else future

@@ -413,7 +413,7 @@ class _PlanRound:
     ) -> bool:
         """Keep as many of `movable`, in order, as fit next to `profile`, and find other places for the rest."""
         staying = [c for c in gpu_claims.claims if not self._movable(c)]
-        trial = self._with(gpu_claims.shape, [*(c[2] for c in staying), profile])
+        trial = self.fleet.book.claimed(gpu_claims.shape.condition, [*(c[2] for c in staying), profile])
         if trial is None:
             return False
         leaving = []
@@ -435,15 +435,10 @@ class _PlanRound:
                 return False
             self.fleet.claim(at, claim)
         staying.extend(gpu_claims.claims)  # claims that were placed here meanwhile fit next to the newcomer
-        settled = self._with(gpu_claims.shape, [c[2] for c in staying])
+        settled = self.fleet.book.claimed(gpu_claims.shape.condition, [c[2] for c in staying])
         assert settled is not None
         self.fleet.change(gpu_claims, settled, staying)
         return True
-
-    def _with(self, shape: GpuState, claims: Sequence[Profile]) -> GpuState | None:
-        return self.fleet.book.shape(
-            shape.geometry, shape.used, shape.keep, shape.warm, shape.future, tuple(sorted(claims)), shape.last_choice
-        )
 
     def _ends(self, claim: Claim) -> float | None:
         """Return when a claim that starts now should be over."""

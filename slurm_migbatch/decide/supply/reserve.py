@@ -451,9 +451,7 @@ class Reserver:
         gpu_claims.until = self._busy(gpu_claims, ends)
         gpu_claims.settled = (*gpu_claims.settled, *gpu_claims.claims)
         shape = gpu_claims.shape
-        frozen = self._fleet.book.start(
-            shape.geometry, shape.taken, shape.rest, shape.warm, shape.future, last_choice=shape.last_choice
-        )
+        frozen = self._fleet.book.start(shape.condition._replace(used=shape.taken, keep=shape.rest, claims=()))
         self._fleet.change(gpu_claims, frozen, ())
 
     def _block(self, gpu_claims: GpuClaims, slots: list[Slot]) -> None:
@@ -466,7 +464,7 @@ class Reserver:
         shape = gpu_claims.shape
         keep = shape.keep.clear_of(reserved.mask)
         keep = self._fleet.book.legal(geometry, future, keep.clear_of(future.mask))
-        blocked = self._fleet.book.start(geometry, shape.used, keep, shape.warm, future, last_choice=shape.last_choice)
+        blocked = self._fleet.book.start(shape.condition._replace(keep=keep, future=future, claims=()))
         self._fleet.change(gpu_claims, blocked, gpu_claims.claims)
 
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from slurm_migbatch.daemon.advertiser import gres_string
 from slurm_migbatch.decide.capacity.demand import LOAN
+from slurm_migbatch.lab.bench.rpcs import RpcCount, diag
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.slurm.cli import CliClient
-from slurm_migbatch.slurm.client import RpcCount
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.proc import wait_until
 
@@ -56,12 +56,12 @@ def measure(
         wait_until(lambda: _offering(client) >= nodes, _PATIENCE_S, "an offer of every node", every=1.0)
         start_s = time.monotonic() - begun
         say(f"without jobs, {rest_s:g} s", 4)
-        rest = _phase(bed, client, lambda: time.sleep(rest_s))
+        rest = _phase(bed, lambda: time.sleep(rest_s))
         say(f"{jobs} jobs", 4)
-        busy = _phase(bed, client, lambda: _run(bed, client, jobs))
+        busy = _phase(bed, lambda: _run(bed, client, jobs))
         say("updates of all nodes, combined and one by one", 4)
         bed.stop("migbatchd")
-        updates = _updates(client)
+        updates = _updates(bed, client)
     return {
         "bench": "nodes",
         "nodes": nodes,
@@ -81,11 +81,11 @@ def _run(bed: Cluster, client: CliClient, jobs: int) -> None:
     wait_until(lambda: not client.jobs(), _PATIENCE_S, "the end of all jobs", every=2.0)
 
 
-def _phase(bed: Cluster, client: CliClient, work: Callable[[], None]) -> dict[str, Any]:
-    before, rounds, changes, begun = client.diag(), _rounds(bed), _changes(bed), time.monotonic()
+def _phase(bed: Cluster, work: Callable[[], None]) -> dict[str, Any]:
+    before, rounds, changes, begun = diag(bed), _rounds(bed), _changes(bed), time.monotonic()
     work()
     seconds = time.monotonic() - begun
-    rpcs = client.diag().since(before)
+    rpcs = diag(bed).since(before)
     count, spent = (later - earlier for later, earlier in zip(_rounds(bed), rounds, strict=True))
     return {
         "seconds": seconds,
@@ -123,16 +123,16 @@ def _changes(bed: Cluster) -> int:
         return int(record.execute("SELECT count(*) FROM supply_changes").fetchone()[0])
 
 
-def _updates(client: CliClient) -> dict[str, dict[str, Any]]:
+def _updates(bed: Cluster, client: CliClient) -> dict[str, dict[str, Any]]:
     """Set every node's current offer, by the calls of a round and by one call for each node."""
     rows = [row for row in client.nodes() if "DOWN" not in row.states and row.gres]
     offers = {row.name: gres_string({k: n for k, n in row.gres.items() if k != LOAN}, row) for row in rows}
     found = {}
     for way, calls in (("together", [offers]), ("apart", [{name: offer} for name, offer in offers.items()])):
-        before, begun = client.diag(), time.monotonic()
+        before, begun = diag(bed), time.monotonic()
         for call in calls:
             client.set_gres(call)
         seconds = time.monotonic() - begun
-        rpcs = client.diag().since(before).types.get(UPDATE, RpcCount(0, 0.0))
+        rpcs = diag(bed).since(before).types.get(UPDATE, RpcCount(0, 0.0))
         found[way] = {"seconds": seconds, "rpcs": rpcs.count, "rpc_s": rpcs.seconds}
     return found

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slurm_migbatch.lab.bars import Bar
+from slurm_migbatch.lab.bench.rpcs import Diag, diag
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.slurm.cli import CliClient
-from slurm_migbatch.slurm.client import Diag
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.proc import wait_until
 
@@ -94,21 +94,21 @@ def measure(
 
 def _phase(bed: Cluster, client: CliClient) -> dict[str, Any]:
     wait_until(lambda: _rounds(bed)["lending"]["count"] > 0, 120.0, "a first round of lending", every=0.5)
-    before, diag, begun = _rounds(bed), client.diag(), time.monotonic()
+    before, earlier, begun = _rounds(bed), diag(bed), time.monotonic()
     time.sleep(WATCH_S)
-    after, later, seconds = _rounds(bed), client.diag(), time.monotonic() - begun
+    after, later, seconds = _rounds(bed), diag(bed), time.monotonic() - begun
     return {
         "seconds": round(seconds, 1),
         **{name: _between(before[name], after[name]) for name in ("lending", "supply")},
         "running": sum(row.state == "RUNNING" for row in client.jobs()),
-        "sdiag_before": _counts(diag),
+        "sdiag_before": _counts(earlier),
         "sdiag_after": _counts(later),
-        "rpcs": _counts(later.since(diag)),
+        "rpcs": _counts(later.since(earlier)),
     }
 
 
-def _counts(diag: Diag) -> dict[str, int]:
-    return {name: count.count for name, count in sorted(diag.types.items())}
+def _counts(rpcs: Diag) -> dict[str, int]:
+    return {name: count.count for name, count in sorted(rpcs.types.items())}
 
 
 def _waiting(client: CliClient) -> int:

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from slurm_migbatch.lab.bars import Times, mean_with_interval, quantile
 from slurm_migbatch.lab.bench.hooks import BenchError
-from slurm_migbatch.slurm.cli import CliClient
+from slurm_migbatch.lab.bench.rpcs import diag
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import Answer, JobRequest
@@ -182,7 +182,6 @@ class _Series:
     def __init__(self, cluster: Cluster, conf: Path, kind: Kind, *, filtered: bool) -> None:
         self._cluster, self._conf = cluster, conf
         self._options = kind.asked if filtered else kind.granted
-        self._client = CliClient(cluster.bin, cluster.slurm_conf)
         self.times: list[float] = []
         self.medians: list[float] = []
         self._rpcs, self._rpc_s = 0, 0.0
@@ -190,9 +189,9 @@ class _Series:
 
     def block(self, count: int) -> None:
         """Run some more submissions."""
-        before = self._client.diag()
+        before = diag(self._cluster)
         spent = submit(self._cluster, self._options, self._conf, count, first=100 + len(self.times))
-        done = self._client.diag().since(before).types.get(_RPC)
+        done = diag(self._cluster).since(before).types.get(_RPC)
         if done is not None:
             self._rpcs, self._rpc_s = self._rpcs + done.count, self._rpc_s + done.seconds
         self.times += spent

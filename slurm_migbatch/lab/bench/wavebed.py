@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol
 
 from slurm_migbatch.decide.supply.moves import MOVE
 from slurm_migbatch.lab.bars import NotMeasurable
+from slurm_migbatch.lab.bench.rpcs import diag
 from slurm_migbatch.lab.say import Say
-from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.proc import wait_until
 from slurm_migbatch.testbed.running_cluster import FINAL
@@ -128,13 +128,12 @@ def play(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]], say: Say) -> Play
         NotMeasurable: a job was refused, or never started.
         TestbedError: jobs did not end in time.
     """
-    client = CliClient(bed.bin, bed.slurm_conf)
-    before = client.diag()
+    before = diag(bed)
     begun = time.time()
     found = _submit(bed, plans)
     say(f"all submitted after {time.time() - begun:.0f} s", 0)
     _await_end(bed, [job for of_user in found.values() for job in of_user])
-    after = client.diag()
+    after = diag(bed)
     recorded = _records(bed)
     jobs = {user: [_ended(recorded, job) for job in of_user] for user, of_user in found.items()}
     return PlayedWave(

@@ -11,22 +11,13 @@ from typing import Any, Final
 from slurm_migbatch.lab.slurm.records import positive
 from slurm_migbatch.lab.slurm.slurmctld import GRES, PRIORITY, Facts, Slurmctld, expand_tasks
 from slurm_migbatch.slurm import gres as gres_list
-from slurm_migbatch.slurm.client import Diag, JobRow, NodeRow, RpcCount, SlurmError, SlurmRefused
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
 
 INVALID_JOB: Final = "Invalid job id specified"
 INVALID_NODE: Final = "Invalid node name specified"
 STARTED: Final = "Job is no longer pending execution"
-_RPC: Final = {
-    "jobs": "REQUEST_JOB_INFO",
-    "nodes": "REQUEST_NODE_INFO",
-    "set_gres": "REQUEST_UPDATE_NODE",
-    "update_jobs": "REQUEST_UPDATE_JOB",
-    "requeue_all": "REQUEST_JOB_REQUEUE",
-    "signal_all": "REQUEST_KILL_JOB",
-    "cancel": "REQUEST_KILL_JOB",
-}
 _RESOURCES: Final = frozenset(
     {
         "Gres",
@@ -94,13 +85,6 @@ class SimulatedSlurm(Slurmctld):
         self._asked("nodes", self.settings.listing_s)
         return [self.node_row(machine) for machine in self.machines.values()]
 
-    def diag(self) -> Diag:
-        """See SlurmClient."""
-        counts: Counter[str] = Counter()
-        for request, count in self.calls.items():
-            counts[_RPC.get(request, "REQUEST_" + request.upper())] += count
-        return Diag({name: RpcCount(count, 0.0) for name, count in counts.items()})
-
     def default_partition(self) -> str:
         """Return the first partition that has nodes."""
         return next((name for machine in self.machines.values() for name in machine.partitions), "")
@@ -140,17 +124,9 @@ class SimulatedSlurm(Slurmctld):
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    def update_job(self, job_id: int | str, **fields: str) -> None:
-        """See SlurmClient."""
-        self.update_jobs({str(job_id): fields})
-
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         """See SlurmClient."""
         self._change("update_jobs", list(updates), lambda name: self._update(name, updates[name]))
-
-    def requeue(self, job_id: int) -> None:
-        """See SlurmClient."""
-        self.requeue_all([job_id])
 
     def requeue_all(self, job_ids: Iterable[int | str]) -> None:
         """See SlurmClient."""
@@ -190,10 +166,6 @@ class SimulatedSlurm(Slurmctld):
         self.calls["hasten"] += 1
         self.update_jobs({str(job_id): {"StartTime": "now+2"}})
 
-    def signal(self, job_id: int | str, name: str, full: bool = True) -> None:
-        """See SlurmClient."""
-        self.signal_all([job_id], name, full)
-
     def signal_all(self, job_ids: Iterable[int | str], name: str, _full: bool = True) -> None:
         """See SlurmClient."""
 
@@ -205,10 +177,6 @@ class SimulatedSlurm(Slurmctld):
             return ""
 
         self._change("signal_all", list(map(str, job_ids)), send)
-
-    def hold(self, job_id: int) -> None:
-        """See SlurmClient."""
-        self._change("hold", [str(job_id)], lambda name: self._update(name, {"Priority": "0"}))
 
     def release(self, job_id: int | str) -> None:
         """See SlurmClient."""

@@ -112,7 +112,7 @@ class _Process:
 
 
 class SimulatedNodes:
-    """All nodes of a site: `daemon.observer.NodeBoard`, `daemon.nodesview.NodesView` and `records.Machines` in one.
+    """All nodes of a site: `daemon.plans.Plans`, `daemon.nodesview.NodesView` and `records.Machines` in one.
 
     Args:
         clock: the time.
@@ -227,17 +227,17 @@ class SimulatedNodes:
     # -- plans -----------------------------------------------------------------------------------------------------
 
     def facts(self) -> Mapping[str, NodeFacts]:
-        """See supply.view.NodesView."""
+        """See daemon.nodesview.NodesView."""
         return self.view.facts()
 
     def current(self, node: str) -> Plan | None:
-        """See supply.advertiser.Plans."""
+        """See daemon.plans.Plans."""
         return self.board.current(node)
 
     def publish(
         self, node: str, gpus: Mapping[str, Sequence[tuple[str, int, int]]], guests: Guests | None = None
     ) -> int:
-        """See supply.advertiser.Plans; with `auto` the node applies the plan by itself."""
+        """See daemon.plans.Plans; with `auto` the node applies the plan by itself."""
         version = self.board.publish(node, gpus, guests)
         if node in self._nodes:
             self._nodes[node].published = self.clock.now
@@ -246,11 +246,11 @@ class SimulatedNodes:
         return version
 
     def acked(self, node: str) -> int:
-        """See supply.advertiser.Plans."""
+        """See daemon.plans.Plans."""
         return self.board.acked(node)
 
     def wait_acked(self, node: str, version: int, timeout: float) -> bool:
-        """See supply.advertiser.Plans: time passes until the node has the plan, or the wait is over."""
+        """See daemon.plans.Plans: time passes until the node has the plan, or the wait is over."""
         if self.board.acked(node) < version:
             due = self._nodes[node].published + self.times.ack_s
             if node in self.deaf or due > self.clock.now + timeout:
@@ -262,7 +262,7 @@ class SimulatedNodes:
         return self.board.acked(node) >= version
 
     def silence(self, node: str) -> float:
-        """See daemon.observer.NodeBoard: all nodes that are not deaf poll continuously."""
+        """See daemon.plans.Plans: all nodes that are not deaf poll continuously."""
         entry = self._nodes.get(node)
         if entry is None:
             return float("inf")

@@ -38,7 +38,7 @@ class NvmlDriver(LibraryUser):
         return tuple(gpu for _, gpu in sorted(self._gpus.items()))
 
     def unidentified(self) -> Mapping[int, str]:
-        """See Driver."""
+        """Return by NVML's index the errors of the GPUs that do not even tell their UUID; `gpus` asks them again."""
         return dict(self._errors)
 
     def _identify(self) -> None:

@@ -39,7 +39,10 @@ _MOST_NAMED = 8
 
 
 class NvmlGpu:
-    """One physical GPU. Handles are kept between calls and looked up again after an error."""
+    """One physical GPU. Handles are kept between calls and looked up again after an error.
+
+    Every call may raise DriverError.
+    """
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -57,24 +60,26 @@ class NvmlGpu:
 
     @property
     def index(self) -> int:
-        """NVML's index."""
+        """NVML's index; changes with the set of visible GPUs."""
         return self._index
 
     @property
     def minor(self) -> int:
-        """The number in /dev/nvidia<minor>; a change of the MIG mode may change it."""
+        """The number in /dev/nvidia<minor> and in the capability tree, not the index; a change of the MIG mode
+        may change it.
+        """
         if self._minor is None:
             self._minor = int(self._ask("its device minor", pynvml.nvmlDeviceGetMinorNumber))
         return self._minor
 
     @property
     def uuid(self) -> str:
-        """`GPU-...`."""
+        """`GPU-...`, stable."""
         return self._uuid
 
     @property
     def name(self) -> str:
-        """The model's name."""
+        """The model's name as NVML gives it."""
         return self._name
 
     # -- facts -------------------------------------------------------------------------------------------------
@@ -94,7 +99,7 @@ class NvmlGpu:
     # -- the MIG mode ------------------------------------------------------------------------------------------
 
     def mig_mode(self) -> tuple[bool, bool]:
-        """Return whether MIG is on now, and whether it will be after the next reset."""
+        """Return whether MIG is on now, and after the next reset; (False, False) on GPUs without it."""
         try:
             current, pending = self._ask("the MIG mode", pynvml.nvmlDeviceGetMigMode)
         except NotMig:
@@ -102,7 +107,7 @@ class NvmlGpu:
         return (bool(current), bool(pending))
 
     def set_mig_mode(self, on: bool) -> Activation:
-        """Switch MIG on or off; raises NotMig, NoPermission, Busy."""
+        """Switch MIG. Raises NotMig, NoPermission or Busy; the result tells if the change is pending."""
         operation = f"switching MIG {'on' if on else 'off'}"
         try:
             status = self._ask(operation, pynvml.nvmlDeviceSetMigMode, int(on))
@@ -118,18 +123,18 @@ class NvmlGpu:
     # -- instances ---------------------------------------------------------------------------------------------
 
     def instances(self) -> tuple[Instance, ...]:
-        """Return all instances of all profiles, ordered by placement."""
+        """Return all instances of all profiles, ordered by placement; empty if MIG is off."""
         if not self.mig_mode()[0]:
             return ()
         found = [self._describe(gi, info) for gi, info in self._gpu_instances()]
         return tuple(sorted(found, key=lambda instance: instance.placement))
 
-    def layout(self) -> Layout:
-        """Return the slots that the instances take."""
-        return Layout(instance.slot for instance in self.instances())
-
     def create(self, slot: Slot) -> Instance:
-        """Create the GPU instance and its full compute instance; raises NoRoom, AlreadyThere, NotMig, NoPermission."""
+        """Create a GPU instance there with its full compute instance; raises NotMig, NoPermission.
+
+        If the compute instance cannot be created, the GPU instance is destroyed again. Raises NoRoom if the place is
+        taken, AlreadyThere (a NoRoom) if exactly this slot exists.
+        """
         operation = f"creating {slot}"
         profile_id = self._profile_id(slot)
         place = pynvml.c_nvmlGpuInstancePlacement_t(slot.placement.start, slot.placement.size)
@@ -144,12 +149,17 @@ class NvmlGpu:
             raise
 
     def complete(self, instance: Instance) -> Instance:
-        """Create the full compute instance of the GPU instance; raises NotFound if it no longer exists."""
+        """Create the full compute instance of a GPU instance that lacks one; an instance that has one is returned as it
+        is. Raises NotFound if the GPU instance no longer exists.
+        """
         gi, info = self._find(instance)
         return self._describe(gi, info, create=True)
 
     def destroy(self, instance: Instance) -> None:
-        """Destroy its compute instances, then itself; instances that no longer exist are no error. Raises Busy."""
+        """Destroy its compute instances, then itself. Instances that no longer exist are no error. Raises Busy.
+
+        After Busy the compute instance may already be destroyed; retry, or call `complete`.
+        """
         try:
             gi, info = self._find(instance)
         except (NotFound, NotMig):
@@ -175,7 +185,9 @@ class NvmlGpu:
         return tuple(sorted(pids))
 
     def memory_used(self, instance: Instance) -> int:
-        """Return the MiB in use on the instance, rounded up; raises NotFound."""
+        """Return the MiB in use on the instance, rounded up. Raises NotFound if it does not exist or has no compute
+        instance.
+        """
         operation = f"the memory of {instance}"
         if instance.mig_uuid is None:
             raise NotFound(pynvml.NVML_ERROR_NOT_FOUND, f"{self!r}: {operation}: it has no compute instance")
@@ -183,21 +195,27 @@ class NvmlGpu:
         return -(-int(self._call(operation, pynvml.nvmlDeviceGetMemoryInfo, device).used) // _MIB)
 
     def activity(self, instance: Instance, holder: tuple[int, int]) -> Activity | None:
-        """Return its activity since the last call for this holder; None at the first. Raises NotMig, DriverMissing."""
+        """Return the activity of the instance since the last call for this holder; None at the first.
+
+        Raises NotMig if the GPU does not support it (before Hopper), DriverMissing if the driver is too old.
+        """
         if instance.mig_uuid is None:
             return None
         return self._samples.measure(self._known_handle(), instance, holder)
 
     def energy_j(self) -> float:
-        """Return the joules that the GPU has used since the driver was loaded. Raises NotMig, DriverMissing."""
+        """Return the joules that the whole GPU, not one instance, has used since the driver was loaded.
+
+        Raises NotMig if the GPU does not support it, DriverMissing if the driver is too old.
+        """
         return int(self._ask("its energy", pynvml.nvmlDeviceGetTotalEnergyConsumption)) / 1000
 
     def keep_activity(self, uuids: Collection[str]) -> None:
-        """Drop the samples of other instances."""
+        """Drop the samples that `activity` keeps of instances other than these, by their MIG UUIDs."""
         self._samples.keep(uuids)
 
     def holders(self, instance: Instance) -> tuple[Holder, ...]:
-        """Return the processes on the instance with their names."""
+        """Return the processes on the instance with their names, for messages."""
         return tuple(Holder(pid, _command(pid)) for pid in self.processes(instance))
 
     # -- internal ------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from slurm_migbatch.predict.candidate import Interval, Predictor
+from slurm_migbatch.predict.candidate import Interval
 from slurm_migbatch.predict.llm import precision
 from slurm_migbatch.predict.llm.memory import Need, need_of, resized
 from slurm_migbatch.predict.llm.precision import Precision
@@ -23,6 +23,9 @@ from slurm_migbatch.workload.buckets import rate_of
 from slurm_migbatch.workload.catalog import Partition, ProfileOffer
 from slurm_migbatch.workload.hints import SERVE, Hints
 from slurm_migbatch.workload.refusal import Refusal, show
+
+if TYPE_CHECKING:
+    from slurm_migbatch.predict.learned import LearnedPredictor
 
 NARROWER: Final = ("fp8", "awq")
 """Suggested quantisations, the widest first."""
@@ -85,7 +88,7 @@ class Targets:
 
 
 def figures_by_profile(
-    workload: Workload, partition: Partition, rate: int | None, predictor: Predictor
+    workload: Workload, partition: Partition, rate: int | None, predictor: LearnedPredictor
 ) -> Mapping[str, TokenFigures]:
     """Return the figures of every plain profile by GRES type, the worst if several kinds of GPUs have it."""
     found: dict[str, TokenFigures] = {}
@@ -101,7 +104,9 @@ def figures_by_profile(
     return found
 
 
-def nowhere(workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition, predictor: Predictor) -> Refusal:
+def nowhere(
+    workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition, predictor: LearnedPredictor
+) -> Refusal:
     """Return the refusal of a workload that no allowed slice holds."""
     largest = max(allowed, key=lambda offer: offer.memory_mib)
     need = need_of(workload, largest.memory_mib)
@@ -123,7 +128,7 @@ def whole_gpus(need: Need, gpu_mib: int) -> int:
 
 
 def _ways(
-    workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition, predictor: Predictor
+    workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition, predictor: LearnedPredictor
 ) -> Iterator[str]:
     beyond = [offer for offer in partition.plain if offer not in allowed]
     if (larger := _smallest(workload, beyond)) is not None:

@@ -58,7 +58,7 @@ def test_a_requeued_job_keeps_its_place_only_where_each_has_a_priority_of_its_ow
     s.clock.sleep(5)
     assert s.queue[jobs[0]].state == "RUNNING"
     s.set_gres({"n1": "mig:none:1"})
-    s.requeue(jobs[0])
+    s.requeue_all([jobs[0]])
     s.clock.sleep(5)
     assert [row.job_id for row in s.jobs()] == (jobs[1:] + jobs[:1] if last else jobs)
     s.set_gres({"n1": "mig:1g.10gb:1"})
@@ -69,12 +69,12 @@ def test_a_requeued_job_keeps_its_place_only_where_each_has_a_priority_of_its_ow
 def test_up_to_23_02_a_pending_job_needs_its_former_type_too() -> None:
     s = slurm(release=(22, 5), counts={"1g.10gb": 3, "2g.20gb": 1})
     job = s.submit("mig:3g.40gb:1")
-    s.update_job(job, Gres="mig:2g.20gb:1")
+    s.update_jobs({str(job): {"Gres": "mig:2g.20gb:1"}})
     s.clock.sleep(5)
     assert (s.queue[job].gres, s.queue[job].state) == ("gres:mig:2g.20gb:1", "PENDING")
     newer = slurm(counts={"1g.10gb": 3, "2g.20gb": 1})
     job = newer.submit("mig:3g.40gb:1")
-    newer.update_job(job, Gres="mig:2g.20gb:1")
+    newer.update_jobs({str(job): {"Gres": "mig:2g.20gb:1"}})
     newer.clock.sleep(5)
     assert (newer.queue[job].gres, newer.queue[job].state) == ("gres/mig:2g.20gb:1", "RUNNING")
 
@@ -82,10 +82,10 @@ def test_up_to_23_02_a_pending_job_needs_its_former_type_too() -> None:
 def test_what_was_emptied_needs_a_free_one_of_its_former_type_and_takes_none() -> None:
     s = slurm(release=(22, 5), counts={"2g.20gb": 1, "loan": 1})
     job = s.submit("mig:loan:2")
-    s.update_job(job, TresPerNode="", TresPerJob="gres:mig:loan:2", NumNodes="1-1")
+    s.update_jobs({str(job): {"TresPerNode": "", "TresPerJob": "gres:mig:loan:2", "NumNodes": "1-1"}})
     s.clock.sleep(5)
     assert s.queue[job].state == "PENDING"
-    s.update_job(job, TresPerJob="", Gres="mig:2g.20gb:1")
+    s.update_jobs({str(job): {"TresPerJob": "", "Gres": "mig:2g.20gb:1"}})
     s.clock.sleep(5)
     assert s.queue[job].state == "RUNNING"
     assert {kind: n for kind, n in s.machines["n1"].used.items() if n} == {"2g.20gb": 1}
@@ -118,7 +118,7 @@ def test_a_job_that_starts_in_the_second_in_which_it_was_killed_fails() -> None:
     s = slurm(kill_s=0.0, requeue_delay_s=0.0, cycle_s=0.1)
     job = s.submit("mig:1g.10gb:1")
     s.clock.sleep(0.2)
-    s.requeue(job)
+    s.requeue_all([job])
     s.clock.sleep(5)
     assert s.ended_jobs[job].state == "FAILED"
 
@@ -174,7 +174,7 @@ def test_an_unknown_field_is_refused() -> None:
     s = slurm()
     job = s.submit("mig:1g.10gb:1", held=True)
     with pytest.raises(SlurmRefused, match="not supported"):
-        s.update_job(job, Nonsense="1")
+        s.update_jobs({str(job): {"Nonsense": "1"}})
 
 
 def test_a_job_starts_when_those_it_waits_for_have_completed() -> None:
