@@ -36,6 +36,7 @@ exit $(cat {code} 2>/dev/null || echo 0)
 
 
 SQUEUE = """#!/bin/sh
+if test "$*" = --version; then cat {root}/squeue.version 2>/dev/null || echo slurm-wlm 24.11.5; exit; fi
 for word; do case $word in --jobs=*) job=${{word#--jobs=}};; --Format=*ArrayTaskID*) name=yes;; esac; done
 if test "$name"; then
     if test -e {root}/squeue.down; then exit 1; fi
@@ -217,6 +218,10 @@ class Node:
         (self.root / "squeue").mkdir(exist_ok=True)
         for row in rows:
             (self.root / "squeue" / row.split()[0]).write_text(f"{row}\n")
+
+    def slurm_is(self, release: str) -> None:
+        """The release of the node's Slurm, 22.05.8 for example."""
+        (self.root / "squeue.version").write_text(f"slurm-wlm {release}\n")
 
     def slurm_names(self, job: int, *rows: str) -> None:
         """What squeue answers to who wants to know what a job is called.
