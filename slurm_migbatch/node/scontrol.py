@@ -19,7 +19,7 @@ from slurm_migbatch.node.config import NodeConfig
 
 # not padded: of an array squeue prints all tasks
 _NAMES = "JobID:0 ,ArrayJobID:0 ,ArrayTaskID:0 ,HetJobID:0"
-_GRES = "JobID:0 ,tres-per-node:0"
+_GRES = "JobID:0 ,RestartCnt:0 ,tres-per-node:0"
 _RELEASE = re.compile(r" (\d{2})\.(\d{2})\.")
 LAST_WITH_COLON = (23, 2)
 """Last release in which GRES have the prefix `gres:`; it is `gres/` in later ones."""
@@ -60,9 +60,14 @@ def drain(config: NodeConfig, reason: str, timeout: float) -> None:
     _run(config, ["update", f"NodeName={config.node}", "State=DRAIN", f"Reason={text}"], timeout)
 
 
-def granted(config: NodeConfig, job: int, timeout: float) -> Grant | None:
-    """Ask slurmctld for the job's GRES per node. Raises ScontrolError."""
-    (gres,) = _own_row(config, job, _GRES, timeout)
+def granted(config: NodeConfig, job: int, restart: int | None, timeout: float) -> Grant | None:
+    """Ask slurmctld for the job's GRES per node, in this run. Raises ScontrolError.
+
+    A job that is requeued while its Prolog runs waits again, and its user may change its GRES for the next run.
+    """
+    restarts, gres = _own_row(config, job, _GRES, timeout)
+    if not restarts.isdigit() or (restart is not None and int(restarts) > restart):
+        raise ScontrolError(f"the job has been requeued (it has {restarts[:20]!a} restarts)")
     return None if gres == "N/A" else grant_of(gres, _prefix(config, timeout))
 
 

@@ -309,6 +309,20 @@ def test_lines_in_a_gres_make_no_slice_larger(stack: Cluster) -> None:
     assert {piece["profile"] for piece in found} <= {"1g.10gb", "1g.20gb"}
 
 
+def test_a_changed_job_has_its_slice_in_every_run(stack: Cluster) -> None:
+    """Its nodes ask slurmctld for its GRES and its restart count, each time."""
+    wrap = f"{SHOW}; sleep $((600-600*SLURM_RESTART_COUNT))"
+    job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", "--hold", "--requeue", wrap=wrap)
+    update(stack, job, "Gres=mig:1g.20gb:1")
+    stack.run(["scontrol", "release", str(job)], "mbalice")
+    stack.wait_job(job, "RUNNING")
+    first_step(stack, job)
+    stack.run(["scontrol", "requeue", str(job)], "mbalice")
+    hasten(stack, job)
+    found = account(stack, job)
+    assert {piece["profile"] for piece in found["slices"]} == {"1g.20gb"}
+
+
 NOT_READ = ["gres/gpu:0,mig:7g.80gb:1", "mig:7g.80gb:1", "mig:7g.80gb:1,xgres/mig:1g.10gb:1"]
 
 

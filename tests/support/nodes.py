@@ -213,7 +213,7 @@ class Node:
     def slurm_says(self, *rows: str) -> None:
         """What squeue answers of each job; it knows no others from now on.
 
-        That is `<job> <restarts> <state> [<nodes>]`, or `<job> <GRES>` where a job's grant is asked for.
+        That is `<job> <restarts> <state> [<nodes>]`, or `<job> <restarts> <GRES>` where a job's grant is asked for.
         """
         (self.root / "squeue").mkdir(exist_ok=True)
         for row in rows:
