@@ -20,6 +20,7 @@ from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.sharing import guests
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.gres import prefix_of
 
 #: consecutive snapshots of Slurm that must agree before a job is cancelled
 CERTAIN = 2
@@ -50,7 +51,7 @@ def audit(facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess
     """
     jobs = list(jobs)
     sharing = guests(jobs)
-    allowed = {row.job_id: (slices(row.gres), row.nodes) for row in jobs if row.active}
+    allowed = {row.job_id: (slices(_read(row.gres)), row.nodes) for row in jobs if row.active}
     found: list[Excess] = []
     for name, node in facts.items():
         held = Counter([(run[0], slot.profile) for gpu in node.gpus for slot, run in (*gpu.leases, *gpu.guests)])
@@ -65,6 +66,13 @@ def audit(facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess
             Excess(job, name, more) for job, more in surplus.items() if job not in sharing or sum(more.values()) > 1
         )
     return found
+
+
+def _read(text: str) -> str:
+    """Return the entries of a GRES with the prefix of the first one that has any: Slurm reads no others."""
+    entries = text.split(",")
+    prefix = next(filter(None, (prefix_of(entry)[0] for entry in entries)), "")
+    return ",".join(entry for entry in entries if entry.startswith(prefix))
 
 
 @dataclass(frozen=True, order=True)

@@ -24,7 +24,7 @@ def find(config: NodeConfig, env: HookEnv, deadline: Deadline) -> Grant | None:
         from slurm_migbatch.node import scontrol
 
         try:
-            return scontrol.granted(config, env.job, deadline.remaining)
+            return scontrol.granted(config, env.job, env.restart, deadline.remaining)
         except scontrol.ScontrolError:
             return None  # root's own job without a slice is root's to notice; it must not stop the node
     return grant
@@ -35,7 +35,7 @@ def _confirmed(config: NodeConfig, env: HookEnv, grant: Grant, deadline: Deadlin
     from slurm_migbatch.node import scontrol
 
     try:
-        found = scontrol.granted(config, env.job, deadline.remaining)
+        found = scontrol.granted(config, env.job, env.restart, deadline.remaining)
     except scontrol.ScontrolError as error:
         raise GrantError(f"the job was updated, and its current slices cannot be determined: {error}") from None
     return None if found is None else Grant(found.parts, grant.decision)

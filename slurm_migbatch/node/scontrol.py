@@ -19,7 +19,10 @@ from slurm_migbatch.node.config import NodeConfig
 
 # not padded: of an array squeue prints all tasks
 _NAMES = "JobID:0 ,ArrayJobID:0 ,ArrayTaskID:0 ,HetJobID:0"
-_GRES = "JobID:0 ,tres-per-node:0"
+_GRES = "JobID:0 ,RestartCnt:0 ,tres-per-node:0"
+_RELEASE = re.compile(r" (\d{2})\.(\d{2})\.")
+LAST_WITH_COLON = (23, 2)
+"""Last release in which GRES have the prefix `gres:`; it is `gres/` in later ones."""
 _REASON = re.compile(r"[^A-Za-z0-9 _.,:;@/()-]")
 
 
@@ -57,10 +60,24 @@ def drain(config: NodeConfig, reason: str, timeout: float) -> None:
     _run(config, ["update", f"NodeName={config.node}", "State=DRAIN", f"Reason={text}"], timeout)
 
 
-def granted(config: NodeConfig, job: int, timeout: float) -> Grant | None:
-    """Ask slurmctld for the job's GRES per node. Raises ScontrolError."""
-    (gres,) = _own_row(config, job, _GRES, timeout)
-    return None if gres == "N/A" else grant_of(gres)
+def granted(config: NodeConfig, job: int, restart: int | None, timeout: float) -> Grant | None:
+    """Ask slurmctld for the job's GRES per node, in this run. Raises ScontrolError.
+
+    A job that is requeued while its Prolog runs waits again, and its user may change its GRES for the next run.
+    """
+    restarts, gres = _own_row(config, job, _GRES, timeout)
+    if not restarts.isdigit() or (restart is not None and int(restarts) > restart):
+        raise ScontrolError(f"the job has been requeued (it has {restarts[:20]!a} restarts)")
+    return None if gres == "N/A" else grant_of(gres, _prefix(config, timeout))
+
+
+def _prefix(config: NodeConfig, timeout: float) -> str:
+    """Return the prefix of GRES in the Slurm release of the node. Raises ScontrolError."""
+    text = query(config, "squeue", ["--version"], timeout)
+    release = _RELEASE.search(text)
+    if release is None:
+        raise ScontrolError(f"squeue --version answered {text[:80]!a}, which is not a Slurm release")
+    return "gres:" if (int(release[1]), int(release[2])) <= LAST_WITH_COLON else "gres/"
 
 
 def _own_row(config: NodeConfig, job: int, columns: str, timeout: float) -> list[str]:
@@ -78,13 +95,19 @@ def _own_row(config: NodeConfig, job: int, columns: str, timeout: float) -> list
     return found[0][1:]
 
 
-def grant_of(gres: str) -> Grant | None:
-    """Parse the grant in a GRES string of any Slurm version, `gres:mig:1g.10gb:2,gres/gpu:1`. Raises ScontrolError."""
+def grant_of(gres: str, prefix: str) -> Grant | None:
+    """Parse the grant in a GRES string, `gres/mig:1g.10gb:2,gres/gpu:1`. Raises ScontrolError.
+
+    An entry without the prefix of the release is there because an update wrote it; Slurm has allocated nothing for it.
+    """
     counts: dict[Profile, int] = {}
     for part in gres.split("(")[0].split(","):
-        parts = part.removeprefix("gres:").removeprefix("gres/").split(":")
+        rest = part.removeprefix("gres:").removeprefix("gres/")
+        parts = rest.split(":")
         if parts[0] != "mig" or parts[1:2] == ["none"]:
             continue
+        if part != prefix + rest:
+            raise ScontrolError(f"Slurm does not read {part[:80]!a} in the job's GRES")
         if len(parts) not in (2, 3) or not (parts[2:] or ["1"])[0].isdigit():
             raise ScontrolError(f"the job's GRES {gres[:80]!a} has no profile")
         try:

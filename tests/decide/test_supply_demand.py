@@ -172,4 +172,7 @@ def test_the_audit_compares_with_slurm_and_forgives_what_is_late() -> None:
     assert audit(held(("7g.80gb@0", 1)), [replace(running, nodes=("n2",))]) == [], "a node that only claims to run it"
     odd = replace(running, gres=f"{running.gres},gres:gpu:a\x1fb:0")
     assert audit(held(("2g.20gb@0", 1)), [odd]) == []
+    for unread in ("gres/gpu:0,mig:3g.40gb:1", "mig:3g.40gb:1,gres/gpu:0", "gres:gpu:0,gres/mig:3g.40gb:1"):
+        job = replace(running, gres=unread)
+        assert audit(held(("3g.40gb@0", 1)), [job])[0].surplus == {P("3g.40gb"): 1}, "Slurm skips it"
     assert audit(held(("3g.40gb@0", 1)), [odd])[0].surplus == {P("3g.40gb"): 1}

@@ -309,6 +309,48 @@ def test_lines_in_a_gres_make_no_slice_larger(stack: Cluster) -> None:
     assert {piece["profile"] for piece in found} <= {"1g.10gb", "1g.20gb"}
 
 
+def test_a_changed_job_has_its_slice_in_every_run(stack: Cluster) -> None:
+    """Its nodes ask slurmctld for its GRES and its restart count, each time."""
+    wrap = f"{SHOW}; sleep $((600-600*SLURM_RESTART_COUNT))"
+    job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", "--hold", "--requeue", wrap=wrap)
+    update(stack, job, "Gres=mig:1g.20gb:1")
+    stack.run(["scontrol", "release", str(job)], "mbalice")
+    stack.wait_job(job, "RUNNING")
+    first_step(stack, job)
+    stack.run(["scontrol", "requeue", str(job)], "mbalice")
+    hasten(stack, job)
+    found = account(stack, job)
+    assert {piece["profile"] for piece in found["slices"]} == {"1g.20gb"}
+
+
+NOT_READ = ["gres/gpu:0,mig:7g.80gb:1", "mig:7g.80gb:1", "mig:7g.80gb:1,xgres/mig:1g.10gb:1"]
+
+
+@pytest.mark.parametrize("gres", NOT_READ)
+def test_a_gres_that_slurm_does_not_read_makes_no_slice_larger(stack: Cluster, gres: str) -> None:
+    """slurmctld keeps the text of TresPerNode= as it came; Slurm up to 23.11 skips entries without its prefix."""
+    job, _ = sbatch(stack, "--gres=mig:1g.20gb:1", "--hold")
+    done = stack.run(["scontrol", "update", f"JobId={job}", f"TresPerNode={gres}"], "mbalice", check=False)
+    assert done.returncode
+    stack.run(["scontrol", "release", str(job)], "mbalice")
+    assert {piece["profile"] for piece in account(stack, job)["slices"]} == {"1g.20gb"}
+
+
+def test_a_gres_of_another_release_makes_no_slice(stack: Cluster) -> None:
+    """Slurm 22.05 looks for gres: and skips gres/; of a job that had no GRES the filter cannot know which."""
+    job, _ = sbatch(stack, "--hold")
+    stack.run(["scontrol", "update", f"JobId={job}", "TresPerNode=gres/mig:2g.20gb:1"], "mbalice", check=False)
+    stack.run(["scontrol", "release", str(job)], "mbalice")
+    asked = ["squeue", "-h", "-t", "all", "-j", str(job), "--Format=State:0|,RestartCnt:0"]
+    first = ("PENDING|0", "CONFIGURING|0", "RUNNING|0")
+    until("the end of a run", lambda: stack.run(asked).stdout.strip() not in first)
+    stack.run(["scancel", str(job)])
+    settled(stack)
+    found = {piece["profile"] for piece in accounts(stack).get(str(job), {"slices": []})["slices"]}
+    allocated = "JOB_GRES=mig:2g.20gb:1" in stack.run(["scontrol", "-d", "show", "job", str(job)]).stdout
+    assert found == ({"2g.20gb"} if allocated else set())
+
+
 def test_a_running_job_keeps_what_it_has_also_when_it_is_requeued(stack: Cluster) -> None:
     wrap = f"{SHOW}; sleep $((600-600*SLURM_RESTART_COUNT))"
     job = running(stack, "--gres=mig:1g.20gb:1", "--open-mode=append", wrap=wrap)

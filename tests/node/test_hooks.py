@@ -248,7 +248,7 @@ def test_a_job_without_a_marker_is_none_of_ours(node):
 
 
 def test_roots_jobs_have_no_marker_so_slurmctld_is_asked(node):
-    node.slurm_says("1 gres:mig:1g.10gb:1,gres/mig:2g.20gb:1,gres/gpu:1")
+    node.slurm_says("1 0 gres/mig:1g.10gb:1,gres/mig:2g.20gb:1,gres/gpu:1")
     assert node.prolog(1, "", uid=0)[0] == exits.OK
     assert sorted(row.slot.profile.name for row in node.slices("held")) == ["1g.10gb", "2g.20gb"]
     assert node.asked_slurm() == [1]
@@ -257,7 +257,7 @@ def test_roots_jobs_have_no_marker_so_slurmctld_is_asked(node):
 
 def test_of_a_changed_job_slurmctld_is_asked_too(node):
     """slurmctld keeps the comment of a change that it refuses, so the marker may say more than the job was given."""
-    node.slurm_says("1 gres:mig:1g.10gb:1", "2 N/A", "3", "4 gres/mig:none:1")
+    node.slurm_says("1 0 gres/mig:1g.10gb:1", "2 0 N/A", "3", "4 0 gres/mig:none:1")
     assert node.prolog(1, "[mig:7g.80gb:1#chg7fq3k2ab]")[0] == exits.OK
     assert [row.slot.profile.name for row in node.slices("held")] == ["1g.10gb"]
     for job in (2, 4):  # it has none, and is not sent back for it again and again
@@ -271,17 +271,55 @@ def test_of_a_changed_job_slurmctld_is_asked_too(node):
     node.check()
 
 
+@pytest.mark.parametrize(
+    ("release", "read", "skipped"),
+    [
+        ("22.05.8", "gres:", "gres/"),
+        ("23.02.7", "gres:", "gres/"),
+        ("23.11.4", "gres/", ""),
+        ("26.05.0", "gres/", "gres:"),
+    ],
+)
+def test_an_entry_that_slurm_does_not_read_is_no_grant(node, release, read, skipped):
+    """slurmctld keeps the text of an update as it came, and looks for the prefix of its release in it."""
+    node.slurm_is(release)
+    node.slurm_says(f"1 0 {read}mig:1g.10gb:1,gres/gpu:0", f"2 0 gres/gpu:0,{skipped}mig:7g.80gb:1")
+    assert node.prolog(1, "[mig:1g.10gb:1#chg]")[0] == exits.OK
+    code, line = node.prolog(2, "[mig:7g.80gb:1#chg]")
+    assert code == exits.OK and "requeued" in line and "does not read" in line
+    assert [row.slot.profile.name for row in node.slices("held")] == ["1g.10gb"]
+    node.check()
+
+
+def test_the_gres_of_the_next_run_is_no_grant_of_this_one(node):
+    """A user may requeue his job while its Prolog runs on a slow node, and change the GRES of the waiting job then."""
+    node.slurm_says("1 1 gres/mig:7g.80gb:1", "2 1 gres/mig:1g.10gb:1")
+    code, line = node.prolog(1, "[mig:1g.10gb:1#chg]", restart=0)
+    assert code == exits.OK and "has been requeued" in line
+    assert not node.slices("held")
+    assert node.prolog(2, "[mig:1g.10gb:1#chg]", restart=1)[0] == exits.OK
+    assert [row.slot.profile.name for row in node.slices("held")] == ["1g.10gb"]
+    node.check()
+
+
+def test_without_the_release_no_grant_is_read(node):
+    node.slurm_is("unknown")
+    node.slurm_says("1 0 gres/mig:1g.10gb:1")
+    assert "not a Slurm release" in node.prolog(1, "[mig:1g.10gb:1#chg]")[1]
+    assert not node.slices("held")
+
+
 @pytest.mark.parametrize("end", ["\n", "\v", "\f", "\x1e", "\u2028"])
 def test_no_line_in_a_gres_is_taken_for_the_row_of_its_job(node, end):
     """From 23.11 on Slurm accepts any bytes in an entry with a count of 0, and squeue prints them."""
-    node.slurm_says(f"1 gres/mig:1g.10gb:1,gres/gpu:a b{end}1 mig:7g.80gb:1{end}x:0")
+    node.slurm_says(f"1 0 gres/mig:1g.10gb:1,gres/gpu:a b{end}1 0 mig:7g.80gb:1{end}x:0")
     code, line = node.prolog(1, "[mig:1g.10gb:1#chg7fq3k2ab]")
     assert code == exits.OK and "requeued" in line and "not one row" in line
     assert not node.slices("held")
     node.check()
 
 
-@pytest.mark.parametrize("answer", ["1 gres/gpu:1", "1 N/A", "1"])
+@pytest.mark.parametrize("answer", ["1 0 gres/gpu:1", "1 0 N/A", "1"])
 def test_roots_jobs_without_mig_start_without_a_slice(node, answer):
     node.slurm_says(answer)
     assert node.prolog(1, "", uid=0) == (exits.OK, "")

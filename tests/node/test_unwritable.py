@@ -188,7 +188,7 @@ def test_where_neither_works_the_exit_code_drains(small, monkeypatch):
 def test_a_job_without_slices_is_not_sent_back(small):
     small.prolog(9, "[mig:1g.10gb:1]")
     small.forget_executor()
-    small.slurm_says("1 gres/gpu:1")
+    small.slurm_says("1 0 gres/gpu:1")
     with locked(small):
         assert run_hook(small, "prolog", 1, "", uid=0) == (exits.OK, "-")
         assert run_hook(small, "prolog", 2, "") == (exits.OK, "-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,43 @@ def test_no_decision_has_such_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = iter([int("chg00000", 36), int("loan0000", 36), int("7fq3k2ab", 36)])
     monkeypatch.setattr("secrets.randbits", lambda _: next(numbers))
     assert new_id() == "7fq3k2ab"
+
+
+READ = [
+    (None, "gres/mig:2g.20gb:1"),
+    (None, "gres:mig:2g.20gb:1"),
+    (None, "cpu:1,gres/mig:2g.20gb:1,gres/fpga:1"),
+    ("gres:mig:1g.10gb:1", "gres:mig:2g.20gb:1,gres:fpga:1"),
+]
+NOT_READ = [
+    (None, "mig:2g.20gb:1"),
+    (None, "gres/gpu:0,mig:2g.20gb:1"),
+    (None, "mig:2g.20gb:1,gres/gpu:0"),
+    (None, "mig:2g.20gb:1,agres/mig:1g.10gb:1"),
+    (None, "gres:gpu:0,gres/mig:2g.20gb:1"),
+    (None, "xgres:fpga:0,gres/mig:2g.20gb:1"),
+    (None, "gres/xgres:fpga:0,gres/mig:2g.20gb:1"),
+    ("gres:mig:1g.10gb:1", "gres/mig:2g.20gb:1"),
+]
+
+
+@pytest.mark.parametrize(("now", "gres"), READ)
+def test_what_slurm_reads_is_accepted(shim: Shim, now: str | None, gres: str) -> None:
+    for present in (Present(True, "gpu", now), *([] if now else [None])):
+        answer = shim(JobRequest(1001, None, tres_per_node=gres, now=present))
+        assert isinstance(answer, Accept) and "[mig:2g.20gb:1" in answer.changes["comment"]
+
+
+@pytest.mark.parametrize(("now", "gres"), NOT_READ)
+def test_slices_that_slurm_does_not_read_in_a_gres_are_refused(shim: Shim, now: str | None, gres: str) -> None:
+    """It would allocate none for them, and the marker would say otherwise."""
+    for present in (Present(True, "gpu", now), *([] if now else [None])):
+        answer = shim(JobRequest(1001, None, tres_per_node=gres, now=present))
+        assert isinstance(answer, Refuse) and "in an update by Gres=" in answer.sentence
+
+
+def test_also_if_they_come_by_another_option(shim: Shim) -> None:
+    asked = JobRequest(1001, None, tres_per_node="gres/gpu:0", tres_per_job="mig:2g.20gb:1", min_nodes=1, max_nodes=1)
+    assert isinstance(shim(asked), Refuse)
+    asked = replace(asked, tres_per_node="xgres/fpga:0", tres_per_job="gres/mig:2g.20gb:1")
+    assert isinstance(shim(asked), Refuse)

@@ -23,7 +23,7 @@ from slurm_migbatch.workload.loans import LOAN, loan_hints, retyped
 from tests.support.examples import examples
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
-from tests.support.submit_agreement import AWAY, told, unsized
+from tests.support.submit_agreement import AWAY, NOT_READ, is_read, told, unsized
 
 USER = 1001
 TRAIN = "migbatch: role=train"
@@ -58,7 +58,9 @@ def answered(request: JobRequest, chooser: Chooser, shims: dict[str, Shim], id: 
             continue  # it knows the site, but no models
         local = shim(request)
         assert shim.errors == []
-        if isinstance(local, Refuse) and AWAY in local.sentence:
+        if isinstance(local, Refuse) and NOT_READ in local.sentence:
+            assert isinstance(seen, Accept) and not is_read(request, seen), name
+        elif isinstance(local, Refuse) and AWAY in local.sentence:
             hints = told(request, SubmitPolicy())
             assert hints is not None and unsized(hints, chooser), name
         else:

@@ -96,7 +96,7 @@ def test_slice_and_batch_are_chosen_by_any_figures(tmp_path: Path, seed: int) ->
                 for objective in objectives:
                     hint = f"migbatch: model={name} input={size}{grid.unit} {objective}"
                     for partition in ("gpu", "mixed"):
-                        asked = JobRequest(USER, partition=partition, tres_per_node="mig:auto", comment=hint, batch=1)
+                        asked = JobRequest(USER, partition=partition, tres_per_node="gres:mig", comment=hint, batch=1)
                         answer = agree(asked, shim, chooser)
                         chosen += isinstance(answer, Accept) and "MIGBATCH_BATCH" in answer.message
     assert chosen > 50

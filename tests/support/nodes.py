@@ -36,6 +36,7 @@ exit $(cat {code} 2>/dev/null || echo 0)
 
 
 SQUEUE = """#!/bin/sh
+if test "$*" = --version; then cat {root}/squeue.version 2>/dev/null || echo slurm-wlm 24.11.5; exit; fi
 for word; do case $word in --jobs=*) job=${{word#--jobs=}};; --Format=*ArrayTaskID*) name=yes;; esac; done
 if test "$name"; then
     if test -e {root}/squeue.down; then exit 1; fi
@@ -212,11 +213,15 @@ class Node:
     def slurm_says(self, *rows: str) -> None:
         """What squeue answers of each job; it knows no others from now on.
 
-        That is `<job> <restarts> <state> [<nodes>]`, or `<job> <GRES>` where a job's grant is asked for.
+        That is `<job> <restarts> <state> [<nodes>]`, or `<job> <restarts> <GRES>` where a job's grant is asked for.
         """
         (self.root / "squeue").mkdir(exist_ok=True)
         for row in rows:
             (self.root / "squeue" / row.split()[0]).write_text(f"{row}\n")
+
+    def slurm_is(self, release: str) -> None:
+        """The release of the node's Slurm, 22.05.8 for example."""
+        (self.root / "squeue.version").write_text(f"slurm-wlm {release}\n")
 
     def slurm_names(self, job: int, *rows: str) -> None:
         """What squeue answers to who wants to know what a job is called.

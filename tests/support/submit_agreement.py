@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -32,6 +33,7 @@ def of_service(request: JobRequest, chooser: Chooser, policy: SubmitPolicy) -> A
     return answer
 
 
+NOT_READ = "in an update by Gres="
 AWAY = "cannot be sized while the submit service is down"
 
 
@@ -45,14 +47,30 @@ def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: SubmitPolic
     assert shim.errors == []
     service = of_service(request, chooser, policy or SubmitPolicy())
     hints = told(request, policy or SubmitPolicy())
-    if isinstance(local, Refuse) and AWAY in local.sentence:
+    if isinstance(local, Refuse) and NOT_READ in local.sentence:
+        assert isinstance(service, Accept) and not is_read(request, service)
+    elif isinstance(local, Refuse) and AWAY in local.sentence:
         assert hints is not None and unsized(hints, chooser)
     elif hints is not None and (of_tokens(hints, chooser) or beyond(hints, chooser)):
         if isinstance(local, Accept) and isinstance(service, Accept) and Targets.of(hints) == Targets():
             assert local.changes == service.changes
     else:
         assert local == service
+    assert not isinstance(local, Accept) or is_read(request, local)
     return local
+
+
+def is_read(request: JobRequest, answer: Accept) -> bool:
+    """Whether Slurm reads all entries for slices of the GRES that the answer leaves."""
+    text = answer.changes.get("tres_per_node", request.tres_per_node)
+    if not text or "mig" not in text.lower():
+        return True
+    now = request.now.tres_per_node if request.now is not None else None
+    known = [entry[:5] for entry in f"{now or ''},{text}".split(",") if entry[:5] in ("gres:", "gres/")]
+    entries = [(entry[:5] in known[:1], entry) for entry in text.split(",")]
+    if any(not begins and "mig" in entry.lower() for begins, entry in entries):
+        return False
+    return not any(re.search("gres[:/]", entry[5 * begins :]) for begins, entry in entries)
 
 
 def unsized(hints: Hints, chooser: Chooser) -> bool:
