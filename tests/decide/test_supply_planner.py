@@ -15,7 +15,7 @@ from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease
 from slurm_migbatch.decide.supply import planner as planner_module
 from slurm_migbatch.decide.supply.admission import When
 from slurm_migbatch.decide.supply.fleet import Claim, GpuClaims
-from slurm_migbatch.decide.supply.planner import Planner
+from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
@@ -27,6 +27,7 @@ from tests.support.supply_gpus import A30, H100, P, layout, slot
 NOW = 1000.0
 PROFILES = [info.profile for info in H100.profiles]
 PLAIN = [p for p in PROFILES if not p.suffix]
+MOVING = st.sampled_from([NOTHING_MOVES, Moving(possible=True)])
 
 
 def demand(job: int, want: str, pool: str = "n1", **kw: object) -> Demand:
@@ -176,9 +177,11 @@ def test_several_nodes_are_reserved_together() -> None:
 
 def test_reservations_are_bounded_by_a_share_of_the_pool() -> None:
     nodes = [node(f"n{i}", gpu(f"g{i}", "1g.10gb@0")) for i in range(8)]
-    found = plan(nodes, [demand(1, "7g.80gb", " ".join(n.name for n in nodes), copies=30)])
-    assert len(found.reservations) == 2
-    assert found.waiting == (1,)
+    wants = [demand(1, "7g.80gb", " ".join(n.name for n in nodes), copies=30)]
+    for moving, most in ((NOTHING_MOVES, 1), (Moving(possible=True), 2)):
+        found = plan(nodes, wants, moving=moving)
+        assert len(found.reservations) == most
+        assert found.waiting == (1,)
 
 
 def test_nothing_is_planned_on_a_node_whose_jobs_are_not_all_known() -> None:
@@ -272,7 +275,7 @@ def queues(draw: st.DrawFn, names: Sequence[str]) -> list[Demand]:
 def test_every_plan_is_legal_and_moves_nothing_that_is_used(data: st.DataObject) -> None:
     nodes = data.draw(clusters())
     queue = data.draw(queues([n.name for n in nodes]))
-    found = plan(nodes, queue)
+    found = plan(nodes, queue, moving=data.draw(MOVING))
     for one in nodes:
         new = found.nodes[one.name]
         free: Counter[Profile] = Counter()
@@ -309,12 +312,12 @@ def test_every_plan_is_legal_and_moves_nothing_that_is_used(data: st.DataObject)
 def test_plans_that_are_carried_out_come_to_rest(data: st.DataObject) -> None:
     nodes = data.draw(clusters())
     queue = data.draw(queues([n.name for n in nodes]))
-    planner = Planner()
-    found = planner.plan(nodes, queue, NOW)
+    planner, moving = Planner(), data.draw(MOVING)
+    found = planner.plan(nodes, queue, NOW, moving=moving)
     for _ in range(4):
         nodes = [_carried_out(one, found) for one in nodes]
-        before, found = found, planner.plan(nodes, queue, NOW, found.reservations)
-        assert found == Planner().plan(nodes, queue, NOW, before.reservations), (
+        before, found = found, planner.plan(nodes, queue, NOW, found.reservations, moving=moving)
+        assert found == Planner().plan(nodes, queue, NOW, before.reservations, moving=moving), (
             "the planner's memory changes its answer"
         )
     assert found.nodes == {
@@ -349,7 +352,7 @@ def test_a_reservation_is_where_a_look_at_all_gpus_finds_it(data: st.DataObject)
         context.setattr(planner_module, "Reserver", _LooksAtAll)
         for now in (NOW, NOW + 1, NOW + data.draw(st.floats(0, 5000))):
             queue = data.draw(queues([n.name for n in nodes]))
-            found = planner.plan(nodes, queue, now, found.reservations)
+            found = planner.plan(nodes, queue, now, found.reservations, moving=data.draw(MOVING))
             nodes = [_carried_out(one, found) if data.draw(st.booleans()) else one for one in nodes]
 
 
@@ -400,7 +403,9 @@ def test_it_serves_what_an_exhaustive_search_serves(
         for i, u in enumerate(used)
     ]
     queue = [Demand(i, ((w, 1),), frozenset({"n1"})) for i, w in enumerate(wishes)]
-    found = Planner(reserve_share=0.0, max_reservations=0).plan([node("n1", *gpus)], queue, NOW)
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(planner_module, "_MAX_RESERVATIONS", 0)
+        found = plan([node("n1", *gpus)], queue)
     assert tuple(i in found.placed for i in range(len(wishes))) == best_served(used, wishes, H100)
 
 

@@ -242,15 +242,22 @@ def _until(gpu: Gpu, job: int, end: float) -> Gpu:
     return replace(gpu, leases=tuple(leases))
 
 
-def _may_move(row: JobRow, now: float, rules: MoveRules) -> bool:
+def may_restart(row: JobRow) -> bool:
+    """Return whether a job is a training job that may be moved while it runs."""
     if row.state != "RUNNING" or GRES not in row.gres or len(row.nodes) != 1 or row.het_job is not None:
         return False
-    if row.start is None or now - row.start < rules.rest_s * 2 ** min(row.restarts, 30) or is_marked(row.comment):
-        return False
-    if row.end is not None and row.end - now < rules.gain_s:
+    if is_marked(row.comment):
         return False
     hints = hints_of(row.comment)
     return hints is not None and hints.role == "train" and bool(hints.signal) and sum(slices(row.gres).values()) == 1
+
+
+def _may_move(row: JobRow, now: float, rules: MoveRules) -> bool:
+    if row.start is None or now - row.start < rules.rest_s * 2 ** min(row.restarts, 30):
+        return False
+    if row.end is not None and row.end - now < rules.gain_s:
+        return False
+    return may_restart(row)
 
 
 def _is_next(row: JobRow, move: Move) -> bool:

@@ -9,9 +9,10 @@ a demand with a long expected wait, one training job that can be restarted elsew
 (`decide.supply.moves`).
 
 A reservation is kept from round to round until its demand starts or disappears, unless another place would be free
-considerably sooner. Their number is limited (a quarter of a pool's GPUs, at least one): reserving for
-every pending job would leave half the cluster idle. As in EASY backfilling the first in line is safe, and the limit
-keeps the idle space small.
+considerably sooner. Their number is limited to an eighth of a pool's GPUs, at least one: as in EASY backfilling the
+first in line is safe, and the space that is idle meanwhile stays small. Time limits are often many times the run times,
+so most reservations last longer than is necessary. While training jobs run that can be moved for a reservation it is a
+quarter of the GPUs, because they end it soon.
 
 Reserved space is not used before its time, although jobs that end earlier would not delay it: Slurm decides which job
 gets an offered slot, and it may be a longer job than the one it was meant for.
@@ -54,6 +55,11 @@ from slurm_migbatch.mig.profile import Profile
 #: Limits on the GPUs to examine, and on the depth, when making room for one kind of demand.
 _REPAIR_TRIES = 200
 _REPAIR_DEPTH = 3
+#: Part of a pool's GPUs that may have reservations at once; the second if training jobs may be moved for them.
+_RESERVED = 1 / 8
+_RESERVED_IF_MOVABLE = 1 / 4
+#: Limit on all reservations, for the planner's own speed.
+_MAX_RESERVATIONS = 64
 
 
 _Places: TypeAlias = list[tuple[Profile, str | GpuClaims]]
@@ -67,29 +73,24 @@ class Moving:
         leaving: demands of training jobs that are being moved and are not pending yet; a place is kept for each.
         wanting: jobs for which one more training job may be moved.
         candidates: the training jobs that may be moved, in the order in which they are tried.
+        possible: whether training jobs run that may be moved at some time.
     """
 
     leaving: tuple[Demand, ...] = ()
     wanting: frozenset[int] = frozenset()
     candidates: tuple[Restartable, ...] = ()
+    possible: bool = False
 
 
 NOTHING_MOVES = Moving()
 
 
 class Planner:
-    """Make plans; keeps only caches between them: conditions of GPUs, and plans of unchanged nodes.
+    """Make plans; keeps only caches between them: conditions of GPUs, and plans of unchanged nodes."""
 
-    Args:
-        reserve_share: part of a pool's GPUs that may have reservations at once.
-        max_reservations: limit on all reservations, for the planner's own speed.
-    """
-
-    def __init__(self, reserve_share: float = 0.25, max_reservations: int = 64) -> None:
+    def __init__(self) -> None:
         self._memory = FleetMemory()
         self._plans: Mapping[str, NodePlan] = {}
-        self._share = reserve_share
-        self._most = max_reservations
 
     def plan(
         self,
@@ -115,7 +116,7 @@ class Planner:
             moving: training jobs that are being moved or may be.
         """
         self._memory.trim()
-        making = _PlanRound(self._memory, nodes, demands, now, previous, self._share, self._most, moving)
+        making = _PlanRound(self._memory, nodes, demands, now, previous, moving)
         plan = making.run(tuple(preference), self._plans, anew=anew)
         self._plans = plan.nodes
         return plan
@@ -131,8 +132,6 @@ class _PlanRound:
         demands: Sequence[Demand],
         now: float,
         previous: Sequence[Reservation],
-        share: float,
-        most: int,
         moving: Moving,
     ) -> None:
         #: pending ones, followed by the demands of training jobs that are being moved
@@ -147,7 +146,8 @@ class _PlanRound:
             memory,
             _by_node(previous),
         )
-        self.reserver = Reserver(self.fleet, now, previous, share, most)
+        share = _RESERVED_IF_MOVABLE if moving.possible else _RESERVED
+        self.reserver = Reserver(self.fleet, now, previous, share, _MAX_RESERVATIONS)
         self.copies = defaultdict[int, int](int)  # by number of the demand
         self.waiting: dict[int, None] = {}
         self.cramped: set[int] = set()

@@ -18,7 +18,7 @@ from slurm_migbatch.decide.capacity.demand import DemandBook, waits_for_begin
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Node, Reservation
 from slurm_migbatch.decide.capacity.queue import JobQueue
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
-from slurm_migbatch.decide.supply.moves import SOON_S, MoveMemory, MoveRules, leaving, restartable, wanting
+from slurm_migbatch.decide.supply.moves import SOON_S, MoveMemory, MoveRules, leaving, may_restart, restartable, wanting
 from slurm_migbatch.decide.supply.nodes import KnownNodes
 from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.mig.profile import Profile
@@ -174,7 +174,8 @@ def _moving(
 
     needed = tuple(demand for job in moves.moves if (demand := again(queue.rows[job])) is not None and demand.slices)
     wants = wanting(moves, memory.reservations, now, rules) if may_begin else frozenset()
-    return Moving(needed, wants, restartable(moves, snapshot, queue, nodes, again, rules) if wants else ())
+    candidates = restartable(moves, snapshot, queue, nodes, again, rules) if wants else ()
+    return Moving(needed, wants, candidates, possible=any(map(may_restart, queue.signalled())))
 
 
 def is_elastic(row: JobRow, lending: Collection[str]) -> bool:
