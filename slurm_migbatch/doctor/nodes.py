@@ -10,6 +10,7 @@ from slurm_migbatch.daemon.audit import orphans
 from slurm_migbatch.doctor.drained import check_drained
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.gres import type_number
 from slurm_migbatch.slurm.nodelist import expand, fold
 from slurm_migbatch.store.queries import LeaseRow
 from slurm_migbatch.workload.catalog import NODE_FEATURE
@@ -72,6 +73,7 @@ def check_nodes(
     for name in catalog:
         yield from _catalog(rows, mig, name)
     yield from _names(rows, mig, catalog)
+    yield from _alike(mig)
 
 
 def check_orphans(held: Sequence[LeaseRow], jobs: Sequence[JobRow], now: float) -> Iterator[Finding]:
@@ -130,3 +132,20 @@ def _names(rows: Sequence[NodeRow], mig: Sequence[NodeRow], catalog: Collection[
         yield Finding(ODD, "node features", text, f"{advice}, then restart slurmctld")
     elif mig:
         yield Finding(GOOD, "node features", "jobs can name nodes and pend for them")
+
+
+def _alike(mig: Sequence[NodeRow]) -> Iterator[Finding]:
+    """Check that no partition has two profiles that Slurm takes for the same GRES type."""
+    kinds: dict[tuple[str, int], set[str]] = {}
+    for row in mig:
+        for partition in row.partitions:
+            for kind in row.gres:
+                kinds.setdefault((partition, type_number(kind)), set()).add(kind)
+    for (partition, _), found in sorted(kinds.items()):
+        if len(found) > 1:
+            names = " and ".join(sorted(found))
+            text = f"Slurm takes {names} in partition {partition} for the same: it compares a sum of their bytes"
+            advice = (
+                "jobs would be sent to nodes that cannot create their slice: put these nodes into separate partitions"
+            )
+            yield Finding(BAD, "profiles", text, advice)

@@ -52,6 +52,14 @@ class Gres:
         return f"{self.name}:{self.count}" if self.type is None else f"{self.name}:{self.type}:{self.count}"
 
 
+def type_number(kind: str) -> int:
+    """Return the number by which Slurm compares a GRES type, a sum of its bytes: `4g.20gb` and `1g.23gb` have the same.
+
+    Slurm gives a job slices of any type that has the number of the requested one (22.05 to 26.05).
+    """
+    return sum(byte << 8 * (place % 4) for place, byte in enumerate(kind.encode())) & 0xFFFFFFFF
+
+
 def is_count(token: str) -> bool:
     """Return whether Slurm reads the token as a count: digits with at most one of k, m, g, t, p at the end."""
     return _COUNT.fullmatch(token) is not None

@@ -312,6 +312,20 @@ def test_doctor_looks_at_nodes():
     assert "n[1-2] or the catalog node lacks the feature mig_node_<name>" in said["warn", "node features"]
 
 
+def test_doctor_finds_profiles_that_slurm_takes_for_the_same():
+    def said(partition):
+        nodes = [
+            NodeRow("a100", frozenset({"IDLE"}), {"4g.20gb": 1, "1g.5gb": 3}, {}, ("gpu",)),
+            NodeRow("b200", frozenset({"IDLE"}), {"1g.23gb": 7, "7g.180gb": 0}, {}, (partition,)),
+        ]
+        return [f.text for f in check_nodes(nodes, {}, {}, 0.0, Config()) if f.subject == "profiles"]
+
+    assert said("new") == []
+    assert said("gpu") == [
+        "Slurm takes 1g.23gb and 4g.20gb in partition gpu for the same: it compares a sum of their bytes"
+    ]
+
+
 def test_doctor_looks_at_the_features_of_nodes():
     def said(own, listed):
         node = NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7}, {}, ("gpu",), features=frozenset(own))
