@@ -113,22 +113,28 @@ def test_any_json_is_a_plan_or_a_refusal(data):
 @given(st.text(max_size=60))
 def test_any_gres_is_a_grant_or_a_refusal(text):
     with suppress(ScontrolError):
-        grant_of(text)
+        grant_of(text, "gres/")
 
 
 @pytest.mark.parametrize(
-    ("gres", "marker"),
+    ("gres", "prefix", "marker"),
     [
-        ("gres:mig:1g.10gb:2", "[mig:1g.10gb:2]"),
-        ("gres/mig:1g.10gb.me:1,gres/mig:2g.20gb:1", "[mig:1g.10gb.me:1,2g.20gb:1]"),
-        ("mig:1g.10gb", "[mig:1g.10gb:1]"),
-        ("gres/gpu:2,gres/mig:none:3", None),
-        ("(null)", None),
+        ("gres:mig:1g.10gb:2", "gres:", "[mig:1g.10gb:2]"),
+        ("gres/mig:1g.10gb.me:1,gres/mig:2g.20gb:1", "gres/", "[mig:1g.10gb.me:1,2g.20gb:1]"),
+        ("gres/mig:1g.10gb", "gres/", "[mig:1g.10gb:1]"),
+        ("gres/gpu:2,gres/mig:none:3", "gres/", None),
+        ("(null)", "gres/", None),
     ],
 )
-def test_gres_of_all_versions(gres, marker):
-    grant = grant_of(gres)
+def test_gres_of_all_versions(gres, prefix, marker):
+    grant = grant_of(gres, prefix)
     assert (grant.marker if grant else None) == marker
+
+
+@pytest.mark.parametrize("gres", ["mig:1g.10gb", "gres:mig:1g.10gb:2", "gres/gpu:0,mig:7g.80gb:1"])
+def test_slices_that_slurm_does_not_read_are_no_grant(gres):
+    with pytest.raises(ScontrolError, match="does not read"):
+        grant_of(gres, "gres/")
 
 
 def write(tmp_path, text, mode=0o644):

@@ -159,7 +159,8 @@ def test_steps_run_in_jobs_that_asked_for_gpus(bed: Cluster) -> None:
 def test_steps_run_in_jobs_that_asked_for_any_slices_of_each_task(bed: Cluster) -> None:
     """Steps read what sbatch leaves of --tres-per-task in the environment."""
     if bed.root.version() < TRES_PER_TASK:
-        pytest.skip("no --tres-per-task")
+        assert "unrecognized option" in said(bed, "sbatch", "--tres-per-task=gres/mig", "--wrap=true").stderr
+        return
     for asked in ("gres/mig:auto", "gres/mig", "cpu:1,gres/mig:auto:1"):
         job = bed.submit("-n2", "-N1", f"--tres-per-task={asked}", wrap="srun true && echo stepped")
         assert job_of(bed, job) == ("gres:mig:1g.10gb:2", "[mig:1g.10gb:2#auto]")
