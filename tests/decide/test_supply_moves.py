@@ -384,6 +384,28 @@ def test_nothing_moves_that_may_not(jobs: list[Submission], config: Config) -> N
     assert all(job.state == "COMPLETED" for job in site.jobs)
 
 
+@pytest.mark.parametrize(
+    ("comment", "enabled", "most"),
+    [(HINTS, True, 2), ("migbatch: role=train", True, 1), (HINTS, False, 1)],
+    ids=["movable", "no signal", "off"],
+)
+def test_more_is_reserved_while_a_training_runs_that_may_move(comment: str, enabled: bool, most: int) -> None:
+    jobs = [submit(0, "4g.40gb", 600, comment if number == 0 else "") for number in range(8)]
+    jobs += [submit(60, "7g.80gb", 60) for _ in range(4)]
+    simulation = SlurmSimulation(SimulatedSite((SiteNode("n1", (A100,) * 8),)), jobs)
+    config = replace(Config(), moves=replace(Config().moves, enabled=enabled))
+    service, reserved = ServiceController(simulation, config), [0]
+
+    def round_of(seen: ControllerInput) -> bool:
+        again = service(seen)
+        if seen.now - simulation.begin < 600:  # while the training runs
+            reserved.append(len(service.controller.memory.supply.reservations))
+        return again
+
+    simulation.run(round_of, pace_of(config))
+    assert max(reserved) == most
+
+
 @pytest.mark.parametrize("at", [427.0, 430.0, 433.0, 440.0, 445.0, 450.0])
 def test_a_move_survives_the_end_of_migbatchd(at: float) -> None:
     site = Site(halves(), restart_at=at)

@@ -7,7 +7,7 @@ unchanged rows saves work. A different object counts as new whatever its content
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from typing import Final
 
@@ -105,6 +105,10 @@ class JobQueue:
     def signalled(self) -> list[JobRow]:
         """Return the active jobs with the hint `signal=`, in Slurm's order."""
         return [row for row in self.jobs if id(row) in self._signalled] if self._signalled else []
+
+    def any_signalled(self, holds: Callable[[JobRow], bool]) -> bool:
+        """Return whether this holds for any active job with the hint `signal=`; without a look at the whole queue."""
+        return any(map(holds, self._signalled.values()))
 
     def holders(self, node: str) -> Collection[JobRow]:
         """Return the jobs that have MIG slices on a node; one that is completing may have given them back."""

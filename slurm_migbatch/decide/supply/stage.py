@@ -175,7 +175,7 @@ def _moving(
     needed = tuple(demand for job in moves.moves if (demand := again(queue.rows[job])) is not None and demand.slices)
     wants = wanting(moves, memory.reservations, now, rules) if may_begin else frozenset()
     candidates = restartable(moves, snapshot, queue, nodes, again, rules) if wants else ()
-    return Moving(needed, wants, candidates, possible=any(map(may_restart, queue.signalled())))
+    return Moving(needed, wants, candidates, possible=queue.any_signalled(may_restart))
 
 
 def is_elastic(row: JobRow, lending: Collection[str]) -> bool:
