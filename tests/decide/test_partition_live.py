@@ -133,7 +133,7 @@ def test_an_integer_program_ends_after_so_many_nodes() -> None:
     odd = crowded(4)
     works = [WorkClass(c.count, 2 * c.seconds, (c.seconds,) * 6, n) for n, c in enumerate(works_on(odd))]
     possible = ways(odd, sorted(c.profile for c in works_on(odd)))
-    found = flow(works, possible, 8, whole=True, nodes=1)
+    found = flow(works, possible, 8, whole=True, node_limit=1)
     assert sum(found.ways) <= 8 and found.rate <= flow(works, possible, 8, whole=False).rate * (1 + 1e-6)
 
 

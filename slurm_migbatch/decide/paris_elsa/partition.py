@@ -105,7 +105,7 @@ def flow(
     *,
     whole: bool,
     late: float = 0.0,
-    nodes: int | None = None,
+    node_limit: int | None = None,
 ) -> Flow:
     """Return the best flow over all ways to partition the GPUs.
 
@@ -123,7 +123,7 @@ def flow(
         gpus: how many GPUs.
         whole: whole numbers of GPUs (an integer program); else fractions, which give an upper bound.
         late: the share of each group's work that may be late.
-        nodes: maximum nodes of the integer program, after which the best result so far counts; None: no limit.
+        node_limit: maximum nodes of the integer program, after which the best result so far counts; None: no limit.
     """
     from scipy import sparse  # slow to import, and migbatchd starts without
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -170,7 +170,11 @@ def flow(
         constraints=LinearConstraint(matrix, lower, upper),
         bounds=Bounds(np.zeros(size), np.full(size, np.inf)),
         integrality=np.concatenate([np.zeros(n + 1), np.full(len(ways), int(whole))]),
-        options={"mip_rel_gap": _GAP, "time_limit": _TIME_LIMIT_S, **({} if nodes is None else {"node_limit": nodes})},
+        options={
+            "mip_rel_gap": _GAP,
+            "time_limit": _TIME_LIMIT_S,
+            **({} if node_limit is None else {"node_limit": node_limit}),
+        },
     )
     if found.x is None:
         return Flow(0.0, (0.0,) * len(ways))
@@ -187,7 +191,7 @@ def partition(
     seed: int = 0,
     job_count: int = TRIAL_JOBS,
     neighbours: int = NEIGHBOURS,
-    nodes: int | None = None,
+    node_limit: int | None = None,
 ) -> Cut:
     """Return the partitioning with the highest latency-bounded rate that the search finds; see the module.
 
@@ -199,7 +203,7 @@ def partition(
         seed: of the arrivals in the trials.
         job_count: jobs in one trial.
         neighbours: maximum number of neighbours tried.
-        nodes: see `flow`.
+        node_limit: see `flow`.
     """
     possible = ways(geometry, kinds)
     prices = [float(kind.compute) for kind in kinds]
@@ -208,7 +212,7 @@ def partition(
     judge = _Judge(works, prices, arrivals)
     candidates = [*homogeneous(geometry, kinds, gpus)]
     for late, origin in ((0.0, "flow"), (MARGIN * ALLOWED, "flow with late work")):
-        best = flow(works, possible, gpus, whole=True, late=late, nodes=nodes)
+        best = flow(works, possible, gpus, whole=True, late=late, node_limit=node_limit)
         if best.rate:
             chosen = [way for way, n in zip(possible, best.ways, strict=True) for _ in range(round(n))]
             candidates.append(Cut(tuple(kinds), tuple(chosen), origin=origin))

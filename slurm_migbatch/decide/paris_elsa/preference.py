@@ -40,7 +40,7 @@ MOST_WAYS: Final = 100
 """Maximum number of ways to partition a GPU that are searched; today's GPUs have up to 46, one that a node describes
 wrongly may have hundreds, on which the integer program takes minutes. Its order follows the load only.
 """
-MOST_NODES: Final = 500
+NODE_LIMIT: Final = 500
 """Maximum nodes of an integer program; today's GPUs need about 100."""
 MOST_TYPES: Final = 6
 """Number of GPU types that are searched, those with most GPUs; the order of others follows the load only."""
@@ -92,7 +92,7 @@ def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int, *
     if not search or len(ways(geometry, kinds)) > MOST_WAYS:
         return _by_load(kinds, works)
     cut = partition(
-        geometry, kinds, works, gpus, seed=seed, job_count=TRIAL_JOBS, neighbours=NEIGHBOURS, nodes=MOST_NODES
+        geometry, kinds, works, gpus, seed=seed, job_count=TRIAL_JOBS, neighbours=NEIGHBOURS, node_limit=NODE_LIMIT
     )
     arrivals = stream(works, TRIAL_JOBS, np.random.Generator(np.random.PCG64(seed + 1)), exact=True)
     prices = [float(kind.compute) for kind in kinds]
