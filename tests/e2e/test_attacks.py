@@ -294,11 +294,8 @@ def test_a_change_that_slurm_refuses_makes_no_slice_larger(stack: Cluster, refus
     settled(stack)
 
 
-def test_lines_in_a_gres_make_no_slice_larger(stack: Cluster) -> None:
-    """The node asks slurmctld for the GRES of a changed job; from 23.11 on an entry for none may hold any bytes."""
-    job, _ = sbatch(stack, "--gres=mig:1g.20gb:1", "--hold")
-    gres = f"mig:1g.10gb:1,gpu:a b\n{job} mig:7g.80gb:1\nx:0"
-    update(stack, job, f"Gres={gres}")
+def given_in_first_run(stack: Cluster, job: int) -> set[str]:
+    """Release a held job, cancel it after its first run, and return the profiles that its node gave it."""
     stack.run(["scontrol", "release", str(job)], "mbalice")
     asked = ["squeue", "-h", "-t", "all", "-j", str(job), "--Format=State:0|,RestartCnt:0"]
     first = ("PENDING|0", "CONFIGURING|0", "RUNNING|0")
@@ -306,7 +303,15 @@ def test_lines_in_a_gres_make_no_slice_larger(stack: Cluster) -> None:
     stack.run(["scancel", str(job)])
     settled(stack)
     found = accounts(stack).get(str(job), {"slices": []})["slices"]
-    assert {piece["profile"] for piece in found} <= {"1g.10gb", "1g.20gb"}
+    return {piece["profile"] for piece in found}
+
+
+def test_lines_in_a_gres_make_no_slice_larger(stack: Cluster) -> None:
+    """The node asks slurmctld for the GRES of a changed job; from 23.11 on an entry for none may hold any bytes."""
+    job, _ = sbatch(stack, "--gres=mig:1g.20gb:1", "--hold")
+    gres = f"mig:1g.10gb:1,gpu:a b\n{job} mig:7g.80gb:1\nx:0"
+    update(stack, job, f"Gres={gres}")
+    assert given_in_first_run(stack, job) <= {"1g.10gb", "1g.20gb"}
 
 
 def test_a_changed_job_has_its_slice_in_every_run(stack: Cluster) -> None:
@@ -340,13 +345,7 @@ def test_a_gres_of_another_release_makes_no_slice(stack: Cluster) -> None:
     """Slurm 22.05 looks for gres: and skips gres/; of a job that had no GRES the filter cannot know which."""
     job, _ = sbatch(stack, "--hold")
     stack.run(["scontrol", "update", f"JobId={job}", "TresPerNode=gres/mig:2g.20gb:1"], "mbalice", check=False)
-    stack.run(["scontrol", "release", str(job)], "mbalice")
-    asked = ["squeue", "-h", "-t", "all", "-j", str(job), "--Format=State:0|,RestartCnt:0"]
-    first = ("PENDING|0", "CONFIGURING|0", "RUNNING|0")
-    until("the end of a run", lambda: stack.run(asked).stdout.strip() not in first)
-    stack.run(["scancel", str(job)])
-    settled(stack)
-    found = {piece["profile"] for piece in accounts(stack).get(str(job), {"slices": []})["slices"]}
+    found = given_in_first_run(stack, job)
     allocated = "JOB_GRES=mig:2g.20gb:1" in stack.run(["scontrol", "-d", "show", "job", str(job)]).stdout
     assert found == ({"2g.20gb"} if allocated else set())
 
