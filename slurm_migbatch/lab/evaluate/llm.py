@@ -119,20 +119,15 @@ def _point(line: CsvLine) -> Point:
     weight_precision = precision.plain(precision_name) if plain else precision.quantised(precision_name)
     if weight_precision is None:
         raise line.wrong(f"precision '{show(precision_name)}' is unknown: write bf16, fp8, nvfp4, awq or similar")
-    inputs, outputs = (_whole(line, name, 10_000_000) for name in ("isl", "osl"))
+    inputs, outputs = (line.count_of(name, 1, 10_000_000) for name in ("isl", "osl"))
     engine = line.text("backend")
     bits = precision.CACHE["fp8" if weight_precision.name == CACHE_FP8 else "auto"]
-    at_once = _whole(line, "batch_size", 65536)
+    at_once = line.count_of("batch_size", 1, 65536)
     serving = Serving(inputs + outputs, at_once, inputs, outputs, bits, engine, SHARES.get(engine, 0.9))
     workload = Workload(Found(model.name, model.architecture, weight_precision), serving, None)
     machine = Machine(facts.tflops * 1e12, facts.bandwidth_gbs * 1e9, float(facts.mib), sliced=False)
     ttft, tpot = (line.number_of(f"silicon_{name}_ms", 1e-6, 1e9) / 1e3 for name in ("ttft", "tpot"))
     return Point(model.name, workload, machine, ttft, tpot)
-
-
-def _whole(line: CsvLine, column: str, most: int) -> int:
-    line.number_of(column, 1, most)
-    return line.count_of(column)
 
 
 def pace(point: Point, eff: Efficiencies) -> Pace:

@@ -60,9 +60,9 @@ class CsvLine:
             raise self.wrong(f"{column} must be {_range(low, high)}, not {show(text)}")
         return value
 
-    def count_of(self, column: str, low: int = 0) -> int:
-        """Return a whole number of at least `low`."""
-        value = self.number_of(column, low)
+    def count_of(self, column: str, low: int = 0, high: float = math.inf) -> int:
+        """Return a whole number within bounds."""
+        value = self.number_of(column, low, high)
         if value != int(value):
             raise self.wrong(f"{column} must be a whole number, not {value}")
         return int(value)
