@@ -99,7 +99,7 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
         (("nodes = 2", "node = 2"), ":3: unknown key 'node', did you mean 'nodes'? in [cluster]"),
         (("nodes = 2", 'nodes = "2"'), ":3: cluster.nodes must be a whole number"),
         (("[cluster]", "[clusters]"), ":2: unknown section 'clusters', did you mean 'cluster'?"),
-        (('"philly"', '"phily"'), ":6: workload.trace must be one of 'philly', 'openb'"),
+        (('"philly"', '"phily"'), ":6: workload.trace must be one of 'joblog', 'philly', 'openb'"),
         (('"philly.csv"', '"none.csv"'), ":7: workload.path: "),
         (('"philly"', '"azure"'), ":6: azure has no jobs"),
         (('"philly"', '"pollux"'), ":6: pollux workloads name no durations: workload.profiles is needed"),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import DemandChange, InferenceRequest, SimulatedJob
-from slurm_migbatch.lab.traces import azure, helios, mixed, mooncake, muri, openb, philly, pollux, sacct
+from slurm_migbatch.lab.traces import azure, helios, joblog, mixed, mooncake, muri, openb, philly, pollux, sacct
 from slurm_migbatch.lab.traces.csvlines import TraceError
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.profile import Profile
@@ -37,11 +39,31 @@ PHILLY = """timestamp,duration,num_gpus,gpu_time,cluster
 2017-10-09 07:01:55,66.0,1,66.0,a
 2017-10-09 06:13:03,2951.0,4,11804.0,b
 """
+HELIOS_LOG = """job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
+7,u1,vc8,16,96,2,COMPLETED,2020-04-01 00:10:00,2020-04-01 00:10:09,2020-04-01 00:11:09,60,9
+5,u2,vc8,1,6,1,FAILED,2020-04-01 00:00:00,2020-04-01 00:00:01,2020-04-01 00:00:31,30,1
+8,u1,vcserve,0,6,1,COMPLETED,2020-04-01 00:20:00,2020-04-01 00:20:00,2020-04-01 00:20:05,5,0
+9,u1,vcserve,2,6,1,CANCELLED,2020-04-01 00:20:00,,,0,0
+"""
+ACME = """job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time
+abc,u5,8,64,960,Pretrain,COMPLETED,2023-05-17 11:00:58+00:00,2023-05-17 11:01:08+00:00,,100,10,6400
+abd,u5,1,1,9,Evaluation,RUNNING,2023-05-17 11:00:59+00:00,2023-05-17 11:01:08+00:00,,100,10,100
+"""
+PAI = """job_id,num_inst,submit_time,num_cpu,num_gpu,gpu_type,duration,user
+3,1,120,6,0.25,T4,600,a
+1,4,60,6,0.5,T4,30,b
+2,2,61,6,8.0,V100,30,b
+4,1,61,6,0.0,CPU,30,b
+"""
+SPOT = """job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type
+239,13,A10,20,1,1,0,2764799,HP
+437,57,A100-SXM4-80GB,15,1,16,9589663,41060,Spot
+"""
 
 
 @pytest.mark.parametrize("name", ["trace.csv", "trace.csv.gz"])
 def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name: str) -> None:
-    first, second = philly.read(write(PHILLY, name)).jobs
+    first, second = joblog.read(write(PHILLY, name)).jobs
     assert (first.arrival, first.work, first.gpus, first.user) == (0, 2951, 4, "b")
     assert (second.arrival, second.work, second.gpus, second.user) == (2932, 66, 1, "a")
     assert (first.id, second.id) == (0, 1)
@@ -50,17 +72,29 @@ def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "is empty; its first line should name timestamp, duration, num_gpus, cluster"),
+        (
+            "",
+            "is empty; its first line should name submit_time or timestamp, duration, "
+            "gpu_num or num_gpus or num_gpu or gpu_request",
+        ),
         (
             "timestamp,duration,gpus,cluster\n",
-            ":1: lacks the columns num_gpus; found timestamp, duration, gpus, cluster",
+            ":1: lacks the columns gpu_num or num_gpus or num_gpu or gpu_request; "
+            "found timestamp, duration, gpus, cluster",
         ),
         (PHILLY + "2017-10-09 06:13:03,x,1,1,b\n", ":4: duration must be a number, not 'x'"),
         (PHILLY + "2017-10-09 06:13:03,-1,1,1,b\n", ":4: duration must be 0 or more, not -1"),
-        (PHILLY + "2017-10-09 06:13:03,0,1,1,b\n", ":4: duration must be above 0 s"),
         (PHILLY + "2017-10-09 06:13:03,nan,1,1,b\n", ":4: duration must be 0 or more, not nan"),
-        (PHILLY + "2017-10-09 06:13:03,1,0,1,b\n", ":4: num_gpus must be 1 or more, not 0"),
-        (PHILLY + "2017-10-09 06:13:03,1,1.5,1,b\n", ":4: num_gpus must be a whole number, not 1.5"),
+        (PHILLY + "2017-10-09 06:13:03,1,-1,1,b\n", ":4: num_gpus must be between 0 and 1e+06, not -1"),
+        (
+            PHILLY + "2017-10-09 06:13:03,1,1.5,1,b\n",
+            ":4: num_gpus must be a share of one GPU or a whole number, not 1.5",
+        ),
+        (PHILLY + "1507532515,1,1,1,b\n", ":4: timestamp must be a time such as 2017-10-09 07:01:55, not '1507532515'"),
+        (
+            SPOT + "9,1,A10,1,1,1,2017-10-09 06:13:03,5,HP\n",
+            ":4: submit_time must be a number, not '2017-10-09 06:13:03'",
+        ),
         (PHILLY + "yesterday,1,1,1,b\n", ":4: timestamp must be a time such as 2017-10-09 07:01:55, not 'yesterday'"),
         (PHILLY + "2017-10-09 06:13:03,1,1\n", ":4: has 3 cells, the header has 5"),
     ],
@@ -68,52 +102,114 @@ def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name:
 def test_a_bad_line_is_named(write: Write, text: str, said: str) -> None:
     path = write(text)
     with pytest.raises(TraceError) as caught:
-        philly.read(path)
+        joblog.read(path)
     assert str(caught.value) == f"{path}{said if said.startswith(':') else ': ' + said}"
 
 
 def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"none\.csv: cannot be read: No such file"):
-        philly.read(tmp_path / "none.csv")
+        joblog.read(tmp_path / "none.csv")
     broken = write(PHILLY, "broken.csv.gz")
     broken.write_bytes(broken.read_bytes()[:-20])
     with pytest.raises(TraceError, match=r"broken\.csv\.gz: cannot be read"):
-        philly.read(broken)
+        joblog.read(broken)
     plain = write(PHILLY, "plain.csv")
     with pytest.raises(TraceError, match=r"named\.csv\.gz: cannot be read: Not a gzipped file"):
-        philly.read(plain.rename(tmp_path / "named.csv.gz"))
+        joblog.read(plain.rename(tmp_path / "named.csv.gz"))
     latin = tmp_path / "latin.csv"
     latin.write_bytes(PHILLY.encode() + b"2017-10-09 06:13:03,1,1,1,\xe9\n")
     with pytest.raises(TraceError, match="is not UTF-8 text"):
-        philly.read(latin)
+        joblog.read(latin)
     packed = tmp_path / "packed.csv"
     packed.write_bytes(gzip.compress(PHILLY.encode()))
     with pytest.raises(
         TraceError, match=r"is not UTF-8 text \(byte 1\): save .* with gzip and a name that ends in \.gz"
     ):
-        philly.read(packed)
+        joblog.read(packed)
 
 
 def test_a_time_has_the_zone_that_it_names(write: Write) -> None:
     zones = PHILLY.replace("07:01:55,", "07:01:55+02:00,").replace("06:13:03,", "06:01:55Z,")
-    first, second = philly.read(write(zones)).jobs
+    first, second = joblog.read(write(zones)).jobs
     assert (first.user, second.user, second.arrival) == ("a", "b", 3600)
     days = PHILLY.replace("2017-10-09 07:01:55,", "2017-10-10,").replace("06:13:03,", "23:59:59.5+00:00,")
-    assert [job.arrival for job in philly.read(write(days)).jobs] == [0, 0.5]
-    for wrong in ("2017-10-09 07:01:55.5e3", "2017-10-09 07:01:55.nan", "2017-10-09+02:00", "1507532515"):
+    assert [job.arrival for job in joblog.read(write(days)).jobs] == [0, 0.5]
+    for wrong in ("2017-10-09 07:01:55.5e3", "2017-10-09 07:01:55.nan", "2017-10-09+02:00"):
         with pytest.raises(TraceError, match=":2: timestamp must be a time such as"):
-            philly.read(write(PHILLY.replace("2017-10-09 07:01:55", wrong)))
+            joblog.read(write(PHILLY.replace("2017-10-09 07:01:55", wrong)))
 
 
 def test_a_byte_order_mark_is_no_part_of_a_column(write: Write) -> None:
-    assert len(philly.read(write("\ufeff" + PHILLY)).jobs) == 2
+    assert len(joblog.read(write("\ufeff" + PHILLY)).jobs) == 2
     assert len(sacct.read(write("\ufeff" + SACCT)).jobs) == len(sacct.read(write(SACCT)).jobs)
 
 
 def test_a_column_that_occurs_twice_is_refused(write: Write) -> None:
     with pytest.raises(TraceError, match=":1: has the columns duration more than once"):
-        philly.read(write(PHILLY.replace("gpu_time", "duration")))
-    assert len(philly.read(write(PHILLY.replace("gpu_time", "extra"))).jobs) == 2
+        joblog.read(write(PHILLY.replace("gpu_time", "duration")))
+    assert len(joblog.read(write(PHILLY.replace("gpu_time", "extra"))).jobs) == 2
+
+
+def test_job_logs_are_read_by_the_names_of_their_columns(write: Write) -> None:
+    helios_log = joblog.read(write(HELIOS_LOG, "cluster_log.csv"))
+    assert helios_log.jobs == (
+        SimulatedJob(0, "5", 0.0, 30.0, gpus=1, user="u2"),
+        SimulatedJob(1, "7", 600.0, 60.0, gpus=16, user="u1"),
+    )
+    assert helios_log.notices == (
+        "1 jobs without a GPU are skipped",
+        "1 jobs that have not run or not ended are skipped",
+    )
+    assert joblog.read(write(ACME)).jobs == (SimulatedJob(0, "abc", 0.0, 100.0, gpus=64, user="u5"),)
+    pai = joblog.read(write(PAI), A100).jobs
+    assert pai == (
+        SimulatedJob(0, "1", 0.0, 30.0, gpus=4, profile=Profile.parse("4g.40gb"), user="b"),
+        SimulatedJob(1, "2", 1.0, 30.0, gpus=16, user="b"),
+        SimulatedJob(2, "3", 60.0, 600.0, gpus=1, profile=Profile.parse("2g.20gb"), user="a"),
+    )
+    assert [job.profile for job in joblog.read(write(PAI)).jobs] == [None, None, None]
+    served, spot = joblog.read(write(SPOT), A100, ["HP"]).jobs
+    assert (served.kind, served.user, served.gpus) == ("infer", "13", 1)
+    assert (spot.kind, spot.arrival, spot.gpus) == ("train", 9589663.0, 16)
+
+
+PHILLY_LOG: list[dict[str, Any]] = [
+    {
+        "status": "Pass",
+        "vc": "v",
+        "jobid": "b",
+        "user": "u",
+        "submitted_time": "2017-10-09 00:10:00",
+        "attempts": [
+            {
+                "start_time": "2017-10-09 01:00:00",
+                "end_time": "2017-10-09 02:00:00",
+                "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}, {"ip": "m2", "gpus": ["gpu0"]}],
+            },
+            {"start_time": "2017-10-09 03:00:00", "end_time": "2017-10-09 03:00:30", "detail": []},
+            {"start_time": "2017-10-09 04:00:00", "end_time": "None", "detail": []},
+        ],
+    },
+    {"status": "Killed", "vc": "v", "jobid": "a", "submitted_time": "2017-10-09 00:00:00", "attempts": []},
+]
+
+
+def test_philly_is_read_as_it_was_published(write: Write, tmp_path: Path) -> None:
+    trace = philly.read(write(json.dumps(PHILLY_LOG), "cluster_job_log"))
+    assert trace.jobs == (SimulatedJob(0, "b", 0.0, 3630.0, gpus=3, user="v"),)
+    assert trace.notices == ("1 jobs without a GPU are skipped",)
+    assert philly.read(write(PHILLY)) == joblog.read(write(PHILLY))
+    for text, reason in (
+        ("{}", "must be a list of jobs"),
+        ("[", "is not JSON"),
+        ("[7]", "job 0 of the list: "),
+        (json.dumps([{**PHILLY_LOG[1], "submitted_time": "soon"}]), "job 0 of the list: a time such as"),
+        (json.dumps([{"jobid": "a"}]), "job 0 of the list: lacks 'attempts'"),
+    ):
+        with pytest.raises(TraceError, match=reason):
+            philly.read(write(text, "cluster_job_log"))
+    with pytest.raises(TraceError, match="cannot be read: No such file"):
+        philly.read(tmp_path / "none")
 
 
 OPENB = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
@@ -314,6 +410,14 @@ def test_sacct_tells_gpus_slices_and_what_it_left_out(write: Write) -> None:
     ]
 
 
+def test_sacct_may_print_raw_columns(write: Write) -> None:
+    raw = SACCT.replace("JobID|", "JobIDRaw|").replace("|Elapsed|Timelimit|", "|ElapsedRaw|TimelimitRaw|")
+    for text, number in (("01:00:00|1-00:00:00", "3600|1440"), ("00:00:30|UNL", "30|UNL"), ("00:00:00|1:00", "0|1")):
+        raw = raw.replace(text, number)
+    raw = raw.replace("00:01:00|Part", "60|Part").replace("01:00:00|", "3600|").replace("|00:10:00|1:00", "|600|1")
+    assert sacct.read(write(raw), infer=("live",)) == sacct.read(write(SACCT), infer=("live",))
+
+
 def test_a_partition_of_inference_that_no_job_ran_in_is_told(write: Write) -> None:
     trace = sacct.read(write(SACCT), infer=("live", "lve"))
     assert "no job with a GPU ran in lve, which should do inference" in trace.notices
@@ -329,7 +433,9 @@ def test_lines_that_two_exports_have_count_once(write: Write) -> None:
 
 
 def test_a_file_that_sacct_did_not_write_so_names_the_command(write: Write) -> None:
-    with pytest.raises(TraceError, match=r":1: lacks the columns JobID, .*; write the file with sacct -aPX -o JobID,"):
+    with pytest.raises(
+        TraceError, match=r":1: lacks the columns JobID or JobIDRaw, .*; write the file with sacct -aPX -o JobID,"
+    ):
         sacct.read(write('{\n "jobs": []\n}\n'))
 
 
@@ -402,9 +508,9 @@ def test_a_cell_too_many_is_explained(write: Write) -> None:
 
 
 def test_lines_of_blanks_are_none(write: Write) -> None:
-    assert philly.read(write(PHILLY + "  \n\n \t \n")) == philly.read(write(PHILLY))
-    with pytest.raises(TraceError, match=":1: is blank; the first line must name timestamp, duration"):
-        philly.read(write("\n" + PHILLY))
+    assert joblog.read(write(PHILLY + "  \n\n \t \n")) == joblog.read(write(PHILLY))
+    with pytest.raises(TraceError, match=":1: is blank; the first line must name submit_time or timestamp, duration"):
+        joblog.read(write("\n" + PHILLY))
 
 
 @pytest.mark.parametrize("byte", [n for n in range(1, 256) if chr(n) not in "|\n\r"])

@@ -18,7 +18,7 @@ from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
 from slurm_migbatch.lab.sim.policies.queued import Fifo
 from slurm_migbatch.lab.sim.speeds import Whole
-from slurm_migbatch.lab.traces import philly
+from slurm_migbatch.lab.traces import joblog
 from slurm_migbatch.lab.traces.files import below
 
 GPUS: Final = 550
@@ -44,7 +44,7 @@ def measure(
         TraceError: it cannot be read.
     """
     began = time.process_time()
-    trace = philly.read(_find(data))
+    trace = joblog.read(_find(data))
     read_s = time.process_time() - began
     runs = []
     for scale in scales:

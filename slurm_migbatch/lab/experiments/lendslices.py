@@ -38,7 +38,7 @@ from slurm_migbatch.lab.experiments.lending import Load
 from slurm_migbatch.lab.sim.curves import Curves, Table
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
-from slurm_migbatch.lab.traces import philly, pollux
+from slurm_migbatch.lab.traces import joblog, pollux
 from slurm_migbatch.lab.traces.files import below
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.profiling.table import read_folder
@@ -187,7 +187,7 @@ def philly_jobs(data: Path) -> tuple[SimulatedJob, ...]:
     if path is None:
         return ()
     return tuple(
-        job for job in philly.read(path).jobs if job.gpus == 1 and SITE_SHORTEST_S <= job.work <= SITE_LONGEST_S
+        job for job in joblog.read(path).jobs if job.gpus == 1 and SITE_SHORTEST_S <= job.work <= SITE_LONGEST_S
     )
 
 

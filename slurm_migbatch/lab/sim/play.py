@@ -20,7 +20,7 @@ from slurm_migbatch.lab.sim.registry import Setup
 from slurm_migbatch.lab.sim.result import SimulationResult
 from slurm_migbatch.lab.sim.scenario import Scenario
 from slurm_migbatch.lab.sim.speeds import Linear, Neighbours, Paired, Speeds, Whole
-from slurm_migbatch.lab.traces import mixed, muri, openb, philly, pollux, sacct
+from slurm_migbatch.lab.traces import joblog, mixed, muri, openb, philly, pollux, sacct
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.training import learn
@@ -158,6 +158,8 @@ def _trace(scenario: Scenario) -> Trace:
     known = pollux.profiles(scenario.near(part.profiles)) if part.profiles else None
     if part.trace == "openb":
         trace = openb.read(path, gpus.geometry(scenario.cluster.gpu))
+    elif part.trace == "joblog":
+        trace = joblog.read(path, scenario.geometry if scenario.cluster.mig else None, part.infer)
     elif part.trace == "sacct":
         trace = sacct.read(path, part.infer)
     elif part.trace == "mixed":

@@ -24,7 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-TRACES: Final = ("philly", "openb", "muri", "pollux", "mixed", "sacct", "helios", "azure", "mooncake")
+TRACES: Final = ("joblog", "philly", "openb", "muri", "pollux", "mixed", "sacct", "helios", "azure", "mooncake")
 
 
 def _of_seconds(low: float = 0.0) -> Check:
@@ -59,7 +59,10 @@ class WorkloadPart:
     limit: int = key(10**9, "Maximum number of jobs.", between(1, 10**9))
     load: float = key(1.0, "Factor by which arrivals are faster.", between(1e-3, 1e3))
     copies: int = key(1, "Number of copies of the jobs; each copy slightly later.", between(1, 1000))
-    infer: tuple[str, ...] = key((), "Partitions of an sacct export that do inference.")
+    infer: tuple[str, ...] = key(
+        (),
+        "What is inference: partitions of an sacct export; job types, virtual clusters, organizations of a joblog.",
+    )
     models: str = key(
         "keep",
         "Models of the jobs: keep the trace's, or draw one from the speeds for each job.",

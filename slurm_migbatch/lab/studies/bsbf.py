@@ -45,7 +45,7 @@ from slurm_migbatch.lab.sim.policies.queued import Fifo, Sjf
 from slurm_migbatch.lab.sim.policies.sharing import BsbfSharing
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.speeds import Paired, Whole
-from slurm_migbatch.lab.traces import gavel, muri, philly, pollux
+from slurm_migbatch.lab.traces import gavel, joblog, muri, pollux
 from slurm_migbatch.lab.traces.files import below, first_below
 
 GPU: Final = "a100-80gb"
@@ -116,7 +116,7 @@ def source(data: Path) -> StudySource:
     )
     if not pool:
         raise NotMeasurable(f"{data} holds no workload-*.csv of Pollux")
-    arrivals = [job.arrival for job in philly.read(first_below(data, "philly_jobs.csv*", _DATA)).jobs]
+    arrivals = [job.arrival for job in joblog.read(first_below(data, "philly_jobs.csv*", _DATA)).jobs]
     gaps = tuple(float(gap) for gap in np.diff(arrivals))
     found = gavel.pairs(first_below(data, "physical_cluster_throughputs.csv*", _DATA))
     measured = tuple((xi, found[other, app]) for (app, other), xi in sorted(found.items()) if app <= other)

@@ -49,6 +49,10 @@ class CsvLine:
         """Return whether the file has this column."""
         return column in self._columns
 
+    def first_of(self, columns: Sequence[str]) -> str | None:
+        """Return the first of these columns that the file has; None without any."""
+        return next((column for column in columns if column in self._columns), None)
+
     def number_of(self, column: str, low: float = -math.inf, high: float = math.inf) -> float:
         """Return a finite number within bounds."""
         text = self._cells[self._columns[column]]
@@ -68,17 +72,27 @@ class CsvLine:
         return int(value)
 
     def moment(self, column: str) -> float:
-        """Parse a date and time such as `2017-10-09 07:01:55`, with or without a zone (UTC), in seconds since 1970."""
-        text = self.text(column)
-        match = _MOMENT.fullmatch(text)
+        """Parse a date and time as `moment` does."""
         try:
-            if match is None:
-                raise ValueError(text)
-            day, clock, fraction, zone = match.groups()
-            zone = "+00:00" if zone in (None, "Z") else zone
-            return datetime.fromisoformat(f"{day} {clock or '00:00'}{zone}").timestamp() + float(fraction or 0)
-        except (ValueError, OverflowError):
-            raise self.wrong(f"{column} must be a time such as 2017-10-09 07:01:55, not '{show(text)}'") from None
+            return moment(self.text(column))
+        except ValueError as error:
+            raise self.wrong(f"{column} must be {error}") from None
+
+
+def moment(text: str) -> float:
+    """Parse a date and time such as `2017-10-09 07:01:55`, with or without a zone (UTC), in seconds since 1970.
+
+    Raises ValueError, whose text follows "must be".
+    """
+    match = _MOMENT.fullmatch(text)
+    try:
+        if match is None:
+            raise ValueError(text)
+        day, clock, fraction, zone = match.groups()
+        zone = "+00:00" if zone in (None, "Z") else zone
+        return datetime.fromisoformat(f"{day} {clock or '00:00'}{zone}").timestamp() + float(fraction or 0)
+    except (ValueError, OverflowError):
+        raise ValueError(f"a time such as 2017-10-09 07:01:55, not '{show(text)}'") from None
 
 
 def _range(low: float, high: float) -> str:
@@ -100,7 +114,7 @@ def lines(
 
     Args:
         path: the file.
-        columns: required columns of the header.
+        columns: required columns of the header; `a|b` requires one of them.
         delimiter: separator of cells.
         plain: treat `"` as an ordinary character, and replace bytes that are not UTF-8.
         command: what prints such a file, for the error.
@@ -114,7 +128,7 @@ def lines(
             rows = csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
             header = next(rows, None)
             if header is None:
-                raise TraceError(path, 0, f"is empty; its first line should name {', '.join(columns)}")
+                raise TraceError(path, 0, f"is empty; its first line should name {_named(columns)}")
             places = _places(path, header, columns, command)
             width = len(header)
             for cells in rows:
@@ -137,10 +151,14 @@ def _places(path: Path, header: Sequence[str], columns: Sequence[str], command: 
     """Return the place of each column; raises TraceError if a required one is missing or there twice."""
     found = [name.strip() for name in header]
     if not any(found):
-        raise TraceError(path, 1, f"is blank; the first line must name {', '.join(columns)}")
-    if twice := [name for name in columns if found.count(name) > 1]:
+        raise TraceError(path, 1, f"is blank; the first line must name {_named(columns)}")
+    if twice := [known for name in columns for known in name.split("|") if found.count(known) > 1]:
         raise TraceError(path, 1, f"has the columns {', '.join(twice)} more than once")
-    if missing := [name for name in columns if name not in found]:
+    if missing := [name for name in columns if not any(known in found for known in name.split("|"))]:
         shown = show(", ".join(header)) + (f"; write the file with {command}" if command else "")
-        raise TraceError(path, 1, f"lacks the columns {', '.join(missing)}; found {shown}")
+        raise TraceError(path, 1, f"lacks the columns {_named(missing)}; found {shown}")
     return {name: number for number, name in enumerate(found)}
+
+
+def _named(columns: Sequence[str]) -> str:
+    return ", ".join(column.replace("|", " or ") for column in columns)

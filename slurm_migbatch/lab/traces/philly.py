@@ -1,30 +1,57 @@
-"""Read Microsoft Philly GPU jobs as the CSV `timestamp,duration,num_gpus,gpu_time,cluster` (of two public artifacts).
+"""Read Microsoft Philly's log as it was published: `cluster_job_log`, one JSON list of all jobs.
 
-Note: rows are not in order of time; durations are on the GPUs of 2017 and count one try only; there is no user
-and no model. The virtual cluster is used as the user, because a scheduler would consider its share.
+Note: a job has a list of tries ("attempts"), each with its GPUs; here it is one job on the GPUs of its first try, as
+long as all of them together. Times have no zone and are read as UTC. Its CSV, of two public artifacts, is a job log.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
+from collections import Counter
 from pathlib import Path
+from typing import Any, Final
 
-from slurm_migbatch.lab.sim.job import SimulatedJob
-from slurm_migbatch.lab.traces.csvlines import lines
+from slurm_migbatch.lab.traces import joblog
+from slurm_migbatch.lab.traces.csvlines import TraceError, moment
+from slurm_migbatch.lab.traces.joblog import LoggedJob
 from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.profiling.csvfile import open_text
+
+_UNKNOWN: Final = frozenset({None, "", "None"})
 
 
 def read(path: Path) -> Trace:
-    """Read all jobs; time 0 is the first submission. Raises TraceError."""
-    rows = []
-    for line in lines(path, ("timestamp", "duration", "num_gpus", "cluster")):
-        duration, gpus = line.number_of("duration", 0), line.count_of("num_gpus", 1)
-        if not duration:
-            raise line.wrong("duration must be above 0 s")
-        rows.append((line.moment("timestamp"), line.number, duration, gpus, line.text("cluster")))
-    rows.sort()
-    begin = rows[0][0] if rows else 0.0
-    jobs = tuple(
-        SimulatedJob(number, f"philly-{row}", moment - begin, duration, gpus=gpus, user=cluster)
-        for number, (moment, row, duration, gpus, cluster) in enumerate(rows)
-    )
-    return Trace("philly", jobs)
+    """Read the jobs that had GPUs and ran, from JSON or CSV; time 0 is the first submission. Raises TraceError."""
+    if ".csv" in path.suffixes:
+        return joblog.read(path)
+    try:
+        with open_text(path) as file:
+            log = json.load(file)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(path, 0, f"is not JSON ({error}); name a CSV file .csv or .csv.gz") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(log, list):
+        raise TraceError(path, 0, "must be a list of jobs")
+    left_out: Counter[str] = Counter()
+    jobs = []
+    for number, entry in enumerate(log):
+        try:
+            job = _job(number, entry)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            text = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise TraceError(path, 0, f"job {number} of the list: {text}") from None
+        if job.gpus and job.duration > 0:
+            jobs.append(job)
+        else:
+            left_out["that have not run or not ended" if job.gpus else "without a GPU"] += 1
+    return joblog.trace_of("philly", jobs, left_out)
+
+
+def _job(number: int, entry: dict[str, Any]) -> LoggedJob:
+    tries = entry["attempts"]
+    ended = [run for run in tries if not {run["start_time"], run["end_time"]} & _UNKNOWN]
+    seconds = sum(moment(run["end_time"]) - moment(run["start_time"]) for run in ended)
+    gpus = sum(len(node["gpus"]) for node in tries[0]["detail"]) if tries else 0
+    return LoggedJob(moment(entry["submitted_time"]), number, str(entry["jobid"]), seconds, gpus, str(entry["vc"]))

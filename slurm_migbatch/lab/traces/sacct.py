@@ -6,6 +6,8 @@ The first line must name the columns; others are ignored. Steps, jobs that got n
 ended, and lines that repeat an earlier one (of two exports that overlap) are skipped, with a notice. A requeued job has
 one line for each run (with -D): each is a separate job here.
 
+`JobIDRaw`, `ElapsedRaw` (seconds) and `TimelimitRaw` (minutes) are read where their namesakes are not there.
+
 JobName is users' text, and may be left out. sacct does not escape a `|` or a newline in it: such a line has too
 many or too few cells, and the error names it.
 
@@ -34,7 +36,7 @@ from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 from slurm_migbatch.workload.refusal import show
 
-COLUMNS: Final = ("JobID", "User", "Submit", "Start", "Elapsed", "State", "AllocTRES")
+COLUMNS: Final = ("JobID|JobIDRaw", "User", "Submit", "Start", "Elapsed|ElapsedRaw", "State", "AllocTRES")
 COMMAND: Final = "sacct -aPX -o JobID,JobName,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
 _UNKNOWN: Final = frozenset({"", "Unknown", "None", "N/A", "INVALID"})
 _TOO_MANY: Final = "if a JobName contains a '|', leave the column out"
@@ -51,14 +53,14 @@ _SECONDS: Final = re.compile(r"[0-9]{9,10}", re.ASCII)
 def read(path: Path, infer: Collection[str] = ()) -> Trace:
     """Read jobs that held GPUs or slices; those of the partitions `infer` are inference. Raises TraceError."""
     left_out: Counter[str] = Counter()
-    rows: list[tuple[float, CsvLine, Profile | None, int, float]] = []
+    rows: list[tuple[float, CsvLine, str, Profile | None, int, float]] = []
     seen: set[tuple[str, ...]] = set()
     columns = (*COLUMNS, "Partition") if infer else COLUMNS
     for line in lines(path, columns, delimiter="|", plain=True, command=COMMAND, too_many=_TOO_MANY):
-        if "." in line.text("JobID"):
+        run = tuple(line.text(column) for name in COLUMNS if (column := line.first_of(name.split("|"))))
+        if "." in run[0]:
             left_out["steps of jobs"] += 1
             continue
-        run = tuple(map(line.text, COLUMNS))
         if run in seen:
             left_out["repeated lines"] += 1
             continue
@@ -72,20 +74,20 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
         if held is None:
             left_out["jobs without a GPU"] += 1
             continue
-        work = _seconds(line, "Elapsed")
+        work = _seconds(line, "Elapsed", 1)
         if not work:
             left_out["jobs that ended within a second"] += 1
             continue
-        rows.append((_moment(line, "Submit"), line, *held, work))
+        rows.append((_moment(line, "Submit"), line, run[0], *held, work))
     rows.sort(key=lambda row: (row[0], row[1].number))
     begin = rows[0][0] if rows else 0.0
     jobs = []
-    for number, (submit, line, profile, count, work) in enumerate(rows):
+    for number, (submit, line, job_id, profile, count, work) in enumerate(rows):
         partition = line.text("Partition") if line.has("Partition") else ""
         jobs.append(
             SimulatedJob(
                 number,
-                line.text("JobID"),
+                job_id,
                 submit - begin,
                 work,
                 "infer" if partition in infer else "train",
@@ -93,7 +95,7 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
                 profile=profile,
                 app=line.text("JobName") if line.has("JobName") else "",
                 user=line.text("User"),
-                estimate=_seconds(line, "Timelimit") if line.has("Timelimit") else None,
+                estimate=_seconds(line, "Timelimit", 60),
             )
         )
     notices = [f"{count} {reason} are skipped" for reason, count in left_out.items()]
@@ -148,10 +150,14 @@ def _moment(line: CsvLine, column: str) -> float:
         raise line.wrong(f"{column} must be a time such as 2026-01-31T12:00:00, not '{show(text)}'") from None
 
 
-def _seconds(line: CsvLine, column: str) -> float | None:
-    text = line.text(column)
-    if text in _UNKNOWN or text == "Partition_Limit":
+def _seconds(line: CsvLine, name: str, raw_unit: int) -> float | None:
+    """Return a duration in seconds, from the column or its "Raw" namesake in `raw_unit` seconds; None for unknown."""
+    column = line.first_of((name, f"{name}Raw"))
+    text = line.text(column) if column else ""
+    if column is None or text in _UNKNOWN or text == "Partition_Limit":
         return None
+    if column != name and text.isdecimal():
+        return line.number_of(column) * raw_unit
     try:
         return _duration(text)
     except TimeFormError:

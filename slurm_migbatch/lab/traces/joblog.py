@@ -1,0 +1,142 @@
+"""Read public job logs of GPU clusters: CSV files with one line for each job.
+
+Read are, by the names of their columns, SenseTime's Helios (`cluster_log.csv`), Shanghai AI Laboratory's Acme
+(`trace_seren.csv`, `trace_kalos.csv`), Alibaba's PAI of 2020 as its simulator has it (`pai_job_*_100K.csv`), Alibaba's
+spot GPUs of 2026 (`job_info_df.csv`), and Microsoft's Philly as the CSV of two public artifacts.
+
+Note: durations are on the GPUs of the source, and of Philly's jobs count one try only. Where no user is named, the
+virtual cluster or organization is used, because a scheduler would consider its share. All submissions are
+dates, in UTC if they name no zone, or all are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from slurm_migbatch.lab.sim.job import Kind, SimulatedJob
+from slurm_migbatch.lab.traces.csvlines import CsvLine, lines
+from slurm_migbatch.lab.traces.openb import slice_of
+from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+
+SUBMITTED: Final = ("submit_time", "timestamp")
+GPUS: Final = ("gpu_num", "num_gpus", "num_gpu", "gpu_request")
+"""GPUs of a job, or of each of its instances."""
+INSTANCES: Final = ("worker_num", "num_inst")
+USER: Final = ("user", "vc", "cluster", "organization")
+NAME: Final = ("job_id", "job_name")
+GROUPS: Final = ("job_type", "type", "vc", "cluster", "organization")
+"""What may say that a job is inference."""
+MOST_GPUS: Final = 10**6
+"""More GPUs or instances of one job are a typing error."""
+_UNFINISHED: Final = frozenset({"RUNNING", "PENDING", "REQUEUED", "SUSPENDED"})
+_SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]*)?", re.ASCII)
+
+
+class LoggedJob(NamedTuple):
+    """One job of a log; the order of two at the same moment is that of the log."""
+
+    submitted_at: float
+    order: int
+    name: str
+    duration: float
+    gpus: int
+    user: str
+    kind: Kind = "train"
+    profile: Profile | None = None
+
+
+class _Columns(NamedTuple):
+    """The columns of one file."""
+
+    submitted: str
+    in_seconds: bool
+    gpus: str
+    instances: str | None
+    user: str | None
+    name: str | None
+    groups: tuple[str, ...]
+
+    @classmethod
+    def of(cls, line: CsvLine) -> _Columns:
+        submitted, gpus = line.first_of(SUBMITTED), line.first_of(GPUS)
+        assert submitted is not None
+        assert gpus is not None
+        return cls(
+            submitted,
+            _SECONDS.fullmatch(line.text(submitted)) is not None,
+            gpus,
+            line.first_of(INSTANCES),
+            line.first_of(USER),
+            line.first_of(NAME),
+            tuple(column for column in GROUPS if line.has(column)),
+        )
+
+
+def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = ()) -> Trace:
+    """Read the jobs that had GPUs and ran; time 0 is the first submission. Raises TraceError.
+
+    Args:
+        path: the log.
+        geometry: a share of a GPU becomes its smallest profile with that much compute and memory; None: a whole GPU.
+        infer: job types, virtual clusters or organizations whose jobs are inference.
+    """
+    columns: _Columns | None = None
+    left_out: Counter[str] = Counter()
+    jobs: list[LoggedJob] = []
+    for line in lines(path, ("|".join(SUBMITTED), "duration", "|".join(GPUS))):
+        columns = columns or _Columns.of(line)
+        gpus = line.number_of(columns.gpus, 0, MOST_GPUS) if line.text(columns.gpus) else 0.0
+        duration = line.number_of("duration", 0) if line.text("duration") else 0.0
+        if not gpus:
+            left_out["without a GPU"] += 1
+            continue
+        if not duration or (line.has("state") and line.text("state").upper() in _UNFINISHED):
+            left_out["that have not run or not ended"] += 1
+            continue
+        if gpus > 1 and gpus != int(gpus):
+            raise line.wrong(f"{columns.gpus} must be a share of one GPU or a whole number, not {gpus:g}")
+        instances = line.count_of(columns.instances, 1, MOST_GPUS) if columns.instances else 1
+        served = any(line.text(column) in infer for column in columns.groups)
+        jobs.append(
+            LoggedJob(
+                line.number_of(columns.submitted, 0) if columns.in_seconds else line.moment(columns.submitted),
+                line.number,
+                line.text(columns.name) if columns.name else f"job-{line.number}",
+                duration,
+                instances * math.ceil(gpus),
+                line.text(columns.user) if columns.user else "",
+                "infer" if served else "train",
+                slice_of(geometry, gpus) if geometry is not None and gpus < 1 else None,
+            )
+        )
+    return trace_of("joblog", jobs, left_out)
+
+
+def trace_of(name: str, jobs: list[LoggedJob], left_out: Mapping[str, int]) -> Trace:
+    """Return a trace of jobs in order of submission; `left_out` counts the jobs skipped, by what they are."""
+    jobs.sort()
+    begin = jobs[0].submitted_at if jobs else 0.0
+    return Trace(
+        name,
+        tuple(
+            SimulatedJob(
+                number,
+                job.name,
+                job.submitted_at - begin,
+                job.duration,
+                job.kind,
+                gpus=job.gpus,
+                profile=job.profile,
+                user=job.user,
+            )
+            for number, job in enumerate(jobs)
+        ),
+        notices=tuple(f"{count} jobs {what} are skipped" for what, count in left_out.items()),
+    )
