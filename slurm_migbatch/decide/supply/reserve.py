@@ -392,36 +392,14 @@ class Reserver:
         ended: float,
         slices: tuple[Profile, ...],
     ) -> list[tuple[GpuClaims, Slot]] | None:
-        layouts = [
-            Layout((*(s for s, until in busy[gpu_claims.index] if _order(until) > ended), *gpu_claims.reserved))
-            if self._compatible(gpu_claims, busy, ended)
-            else None
-            for gpu_claims in all_claims
-        ]
-        wishes: list[list[Profile]] = [[] for _ in all_claims]
-        for profile in slices:
-            for i, gpu_claims in enumerate(all_claims):
-                layout = layouts[i]
-                if layout is not None and _all_fit(gpu_claims.gpu.geometry, layout, [*wishes[i], profile]):
-                    wishes[i].append(profile)
-                    break
-            else:
-                return None
         places: list[tuple[GpuClaims, Slot]] = []
-        for i, gpu_claims in enumerate(all_claims):
-            layout = layouts[i]
-            if wishes[i] and layout is not None:
-                places.extend(
-                    (gpu_claims, slot) for slot in plan_free(gpu_claims.gpu.geometry, layout, wishes[i]).slots
-                )
-        return places
-
-    def _compatible(self, gpu_claims: GpuClaims, busy: dict[int, list[_Held]], ended: float) -> bool:
-        mask = 0
-        for slot, until in busy[gpu_claims.index]:
-            if _order(until) > ended:
-                mask |= slot.placement.mask
-        return not any(mask & slot.placement.mask for slot in gpu_claims.reserved)
+        for gpu_claims in all_claims:
+            held = tuple([slot for slot, until in busy[gpu_claims.index] if _order(until) > ended])
+            slots, slices = _first_fit(gpu_claims.gpu.geometry, held, gpu_claims.reserved, slices)
+            places += [(gpu_claims, slot) for slot in slots]
+            if not slices:
+                return places
+        return None
 
     # -- effect ------------------------------------------------------------------------------------------------
 
@@ -556,6 +534,19 @@ def _order(until: float | None) -> float:
     return math.inf if until is None else until
 
 
-def _all_fit(geometry: Geometry, layout: Layout, wishes: list[Profile]) -> bool:
-    ordered = sorted(wishes, reverse=True)
-    return len(plan_free(geometry, layout, ordered)) == len(wishes)
+@lru_cache(maxsize=1 << 16)
+def _first_fit(
+    geometry: Geometry, held: tuple[Slot, ...], reserved: tuple[Slot, ...], slices: tuple[Profile, ...]
+) -> tuple[tuple[Slot, ...], tuple[Profile, ...]]:
+    """Return slots for those of the slices that fit on a GPU, taken in their order, and the other slices.
+
+    None fits while a slot is held that overlaps a reserved one.
+    """
+    used, blocked = Layout(held), Layout(reserved)
+    if used.mask & blocked.mask:
+        return (), slices
+    slots = plan_free(geometry, used.union(blocked), slices).slots
+    left = list(slices)
+    for slot in slots:
+        left.remove(slot.profile)
+    return slots, tuple(left)
