@@ -275,7 +275,7 @@ def learn(runs: int, models: int, as_json: bool) -> None:
 @bench.command("all")
 @data_option
 @click.option("--seeds", type=click.IntRange(2, 1000), help="Number of random draws; default: that of each experiment.")
-@click.option("--quick", is_flag=True, help="Two draws of each, and the simulator without its larger clusters.")
+@click.option("--quick", is_flag=True, help="Two draws of each, no larger clusters, few submissions.")
 @click.option(
     "--studies",
     is_flag=True,
@@ -284,9 +284,10 @@ def learn(runs: int, models: int, as_json: bool) -> None:
 @plot_option
 @json_option
 def every(data: Path, seeds: int | None, quick: bool, studies: bool, plot: Path | None, as_json: bool) -> None:
-    """Run all experiments, and measure the speed of simulator and supply: one table of targets, and the papers' claims.
+    """Run all experiments, and measure the speed of simulator, supply and submission (as root, with Slurm).
 
-    The last line says how long it took. The exit code is 0 if all could be measured, else 1.
+    Prints one table of targets, and the papers' claims. The last line says how long it took. The exit code is 0 if all
+    could be measured, else 1.
     """
     from slurm_migbatch.lab.experiments.every import measure
 

@@ -88,10 +88,11 @@ EXPERIMENTS: Final = (
     Experiment("instances", "bench study"),
     Experiment("placement", "bench study", "--seeds"),
     Experiment("scale", data=False, alone=True),
+    Experiment("submit", quick=("--submissions", "200"), data=False, alone=True),
 )
 """In the order in which they are begun: the longest first."""
 SHOWN: Final = (
-    *("fragmentation", "services", "dispatch", "pipelines", "sharing", "lending", "simulator", "scale"),
+    *("fragmentation", "services", "dispatch", "pipelines", "sharing", "lending", "simulator", "scale", "submit"),
     *("instances", "placement", "paris-elsa", "dstack", "deepboot", "bsbf"),
 )
 
