@@ -1,4 +1,4 @@
-"""Find a job's grant: the controller's plan, else its comment, else slurmctld's record.
+"""Find a job's grant: in its comment, else in slurmctld's record.
 
 slurmctld is asked for root's jobs, which no submit filter marks, and for jobs that were changed while they waited.
 """
@@ -6,7 +6,6 @@ slurmctld is asked for root's jobs, which no submit filter marks, and for jobs t
 from __future__ import annotations
 
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
-from slurm_migbatch.node import plan
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.hookenv import HookEnv
@@ -14,9 +13,6 @@ from slurm_migbatch.node.hookenv import HookEnv
 
 def find(config: NodeConfig, env: HookEnv, deadline: Deadline) -> Grant | None:
     """Find the grant of a Prolog's job; None for a job without slices. Raises GrantError."""
-    planned_grant = plan.load(config.state_dir).jobs.get(env.job)
-    if planned_grant is not None:
-        return planned_grant
     grant = parse_comment(env.comment)
     if grant is not None and grant.changed:
         return _confirmed(config, env, grant, deadline)

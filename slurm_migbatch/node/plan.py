@@ -1,12 +1,11 @@
 """Store the controller's plan as this node last received it: the slots of each GPU. `StateDir/plan.json`.
 
-    {"version": 12, "gpus": {"GPU-...": [["2g.20gb", 0, 2], ...]}, "jobs": {"17": "[mig:2g.20gb:1]"},
+    {"version": 12, "gpus": {"GPU-...": [["2g.20gb", 0, 2], ...]},
      "guests": {"18": ["GPU-...", "2g.20gb", 0, 2, 17, 0]}}
 
-`jobs` and `guests` may be missing. If `jobs` names a job, that grant counts, not the one in the job's comment.
-`guests` says next to which run a job may have a place, and on which slot: here job 18 next to job 17's run 0. A plan is
-advice about places: without one, or with a broken one, the node chooses for itself; but only places in `guests`
-are ever shared.
+`guests` may be missing. It says next to which run a job may have a place, and on which slot: here job 18 next to
+job 17's run 0. A plan is advice about places, never about what a job may have: without one, or with a broken one, the
+node chooses for itself; but only places in `guests` are ever shared.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -19,7 +18,6 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
 from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.profile import ProfileError
 from slurm_migbatch.node import effects
@@ -45,7 +43,6 @@ class CachedPlan(NamedTuple):
 
     version: int = 0
     slots: Mapping[str, tuple[Slot, ...]] = {}
-    jobs: Mapping[int, Grant] = {}
     guests: Mapping[int, SharedSlot] = {}
 
 
@@ -53,20 +50,18 @@ def parse(data: object) -> CachedPlan:
     """Check a plan's wire form. Raises PlanError."""
     if not isinstance(data, dict) or type(data.get("version")) is not int or not 0 <= data["version"] < 1 << 62:
         raise PlanError("a plan has a version number")
-    gpus, jobs, guests = data.get("gpus", {}), data.get("jobs", {}), data.get("guests", {})
-    if not isinstance(gpus, dict) or not isinstance(jobs, dict) or not isinstance(guests, dict):
-        raise PlanError("a plan's gpus, jobs and guests are objects")
+    gpus, guests = data.get("gpus", {}), data.get("guests", {})
+    if not isinstance(gpus, dict) or not isinstance(guests, dict):
+        raise PlanError("a plan's gpus and guests are objects")
     try:
         slots = {str(gpu): tuple([Slot.of(str(p), s, n) for p, s, n in rows]) for gpu, rows in gpus.items()}
-        grants = {int(job): parse_comment(str(marker)) for job, marker in jobs.items()}
         shared = {
             int(guest): SharedSlot(str(gpu), Slot.of(str(p), s, n), (int(job), int(restart)))
             for guest, (gpu, p, s, n, job, restart) in guests.items()
         }
-    except (TypeError, ValueError, LayoutError, ProfileError, GrantError) as error:
-        raise PlanError(f"a plan with an invalid slot or grant: {error}") from None
-    known = {job: grant for job, grant in grants.items() if grant is not None}
-    return CachedPlan(data["version"], slots, known, shared)
+    except (TypeError, ValueError, LayoutError, ProfileError) as error:
+        raise PlanError(f"a plan with an invalid slot: {error}") from None
+    return CachedPlan(data["version"], slots, shared)
 
 
 def load(state_dir: str) -> CachedPlan:

@@ -325,9 +325,9 @@ def test_roots_jobs_without_mig_start_without_a_slice(node, answer):
     assert node.prolog(1, "", uid=0) == (exits.OK, "")
 
 
-def plan_for(node, slots, jobs=None, gpu=None):
+def plan_for(node, slots, gpu=None):
     gpu = gpu or node.executor.gpus.listed()[0].uuid
-    raw = {"version": 3, "gpus": {gpu: slots}, "jobs": jobs or {}}
+    raw = {"version": 3, "gpus": {gpu: slots}}
     plan.store(str(node.config.state_dir), json.dumps(raw).encode())
 
 
@@ -352,9 +352,10 @@ def test_a_warm_planned_slot_beats_a_cold_planned_one(node):
     assert node.events("start")[-1]["warm"] is True
 
 
-def test_what_the_controller_says_of_a_job_wins_over_its_comment(node):
-    plan_for(node, [], {"1": "[mig:1g.10gb:1]"})
-    node.prolog(1, "[mig:7g.80gb:1]")
+def test_no_plan_changes_what_a_job_was_granted(node):
+    raw = {"version": 3, "gpus": {}, "jobs": {"1": "[mig:7g.80gb:1]"}}
+    (Path(node.executor.config.state_dir) / "plan.json").write_text(json.dumps(raw))
+    node.prolog(1, "[mig:1g.10gb:1]")
     assert [row.slot.profile.name for row in node.slices("held")] == ["1g.10gb"]
 
 

@@ -100,7 +100,7 @@ json_values = st.recursive(
 
 
 @given(
-    st.one_of(json_values, st.fixed_dictionaries({"version": json_values, "gpus": json_values, "jobs": json_values}))
+    st.one_of(json_values, st.fixed_dictionaries({"version": json_values, "gpus": json_values, "guests": json_values}))
 )
 def test_any_json_is_a_plan_or_a_refusal(data):
     try:
