@@ -107,9 +107,9 @@ def holders(devices: Iterable[str], names: Sequence[str] = ()) -> Iterator[Devic
         if not place.name.isdigit() or int(place.name) == os.getpid():
             continue
         try:
-            name = (place / "comm").read_text(errors="replace").strip()
+            name, by_root = (place / "comm").read_text(errors="replace").strip(), place.stat().st_uid == 0
             # by name only root's: any user may name a process slurmd and let it open many files
-            if (names and (name not in names or place.stat().st_uid != 0)) or _is_ours(place):
+            if (names and not (name in names and by_root)) or (by_root and _is_ours(place)):
                 continue
             for device in {wanted[key] for key in _opened(place, wanted.values()) if key in wanted}:
                 yield DeviceHolder(int(place.name), name, device)
@@ -140,6 +140,7 @@ def _opened(place: Path, devices: Iterable[str]) -> Iterator[tuple[int, int, int
 
 
 def _is_ours(place: Path) -> bool:
+    # for root's processes only: a user's arguments may lie in a file whose file system never answers a reader
     words = (place / "cmdline").read_bytes().split(b"\0")
     return any(word in (b"slurm_migbatch.cli", b"node") or word.endswith(b"/migbatch") for word in words[1:4])
 
