@@ -265,3 +265,21 @@ def test_packets_are_read_in_linear_time(message: Callable[[int], bytes], choose
     assert large - medium <= 3 * max(medium - small, 0) + 2000
     larger = message(10_000_000)
     assert steps_of(lambda: service.handle(larger, USER)) < 1000
+
+
+def test_what_a_job_has_in_its_environment_is_not_read_beyond_what_a_request_may_have(
+    shim: Shim, tmp_path: Path
+) -> None:
+    """sbatch leaves --tres-per-task there; a longer value is the user's own, and of any length."""
+    asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:1g.10gb:1", batch=1)
+    shim(asked, environment="gres/mig:auto,cpu=2")
+    assert shim.environment == {"SLURM_TRES_PER_TASK": "gres/mig:1,cpu=2"}
+    for entries in (300, 3000):
+        text = "gres/mig:auto,cpu=2" + ",mig" * entries
+        shim(asked, environment=text)
+        assert shim.environment == {"SLURM_TRES_PER_TASK": text}
+    with Shim(tmp_path, count_steps=True) as counting:
+        counting(asked, environment=",mig" * 300)
+        few = counting.steps
+        counting(asked, environment=",mig" * 8000)
+        assert counting.steps <= few + 100

@@ -103,7 +103,7 @@ while true do
     line = io.read("*l")
   end
   told, errors = {}, {}
-  local set, environment, rc = {}, {}, nil
+  local set, environment, rc = {}, { SLURM_TRES_PER_TASK = fields.given_environment }, nil
   local uid = tonumber(fields.uid)
   steps = 0
   if fields.kind == "modify" then
@@ -164,7 +164,7 @@ class Shim:
         `environment`, with `count_steps` what it took in `steps`.
 
         Whether the marker says that a change wrote it is in `changed`; in the answer it is as the service writes it.
-        `more`: what else the job has (`script`, `argv`)."""
+        `more`: what else the job has (`script`, `argv`, `environment`: the SLURM_TRES_PER_TASK in it)."""
         assert self._process.stdin and self._process.stdout
         message = protocol.encode({**request.to_fields(), **{f"given_{name}": text for name, text in more.items()}})
         self._process.stdin.write(message.replace(b"\0", b"%00"))  # Lua's io.read ends a line there
