@@ -20,6 +20,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
@@ -33,7 +34,16 @@ from slurm_migbatch.predict.check import expected_by, misses, promises, ratios, 
 from slurm_migbatch.predict.facts import ModelFacts
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.runs import LearnableRuns, LeftOut, Observation, observations_of, rows_of, select_learnable
+from slurm_migbatch.predict.runs import (
+    SHARES,
+    LearnableRuns,
+    LeftOut,
+    Observation,
+    observations_of,
+    rows_of,
+    select_learnable,
+    share_out,
+)
 from slurm_migbatch.predict.statefile import Index, ModelDirectory, Saved
 from slurm_migbatch.predict.training import learn, settle
 from slurm_migbatch.profiling.measurement import Measurement
@@ -51,6 +61,8 @@ MOST_HELD: Final = 5
 _PAGE: Final = 5000
 _FURTHEST: Final = 50
 """Ended runs examined per run that is learned from, before reading stops: most jobs may not report what they are."""
+_READ: Final = 3
+"""Runs with observations that are read per run that is learned from: one user may have most of the newest."""
 _NICE: Final = 19
 
 
@@ -83,12 +95,12 @@ def gather(store: Store, facts: Sequence[ModelFacts], runs: int, present: Saved)
     geometries = _geometries(store.inventory())
     observations: list[Observation] = []
     high = reach.lesson
-    while high > 0 and len(observations) < runs and reach.lesson - high < _FURTHEST * runs:
+    while high > 0 and not _enough(observations, runs) and reach.lesson - high < _FURTHEST * runs:
         low = max(high - _PAGE, 0)
         page = [lesson for lesson in store.lessons(low, _PAGE) if lesson.number <= high]
         observations = observations_of(page, geometries, knowledge) + observations
         high = low
-    observations = observations[-runs:]
+    observations = share_out(observations, runs, knowledge.facts)
     learnable = select_learnable(observations, knowledge, expected_by(present.learned))
     since = float(present.report.get("imported", 0.0))
     table = store.measurements()
@@ -101,6 +113,12 @@ def gather(store: Store, facts: Sequence[ModelFacts], runs: int, present: Saved)
         tuple(row for row in store.measurements(since=since) if row not in wrong),
         tuple(wrong.values()),
     )
+
+
+def _enough(observations: Sequence[Observation], runs: int) -> bool:
+    """Return whether every user's part is there, or enough was read in search of other users."""
+    counts = Counter(observation.user for observation in observations)
+    return len(observations) >= _READ * runs or sum(min(count, runs // SHARES) for count in counts.values()) >= runs
 
 
 def _geometries(inventory: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Geometry]:

@@ -22,7 +22,8 @@ one's peak says little about another's need: of several users the median counts,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
@@ -54,6 +55,10 @@ MOST_CELLS: Final = 40
 """Most cells of one model on one GPU to learn from; those with the most runs."""
 AGREE: Final = 1.5
 """Largest factor between latency and rate that are consistent; above it the job waits for its input."""
+SHARES: Final = 4
+"""One user's part of the runs that are learned from, while others have some: one in so many."""
+MOST_OWN: Final = 32
+"""Models without public specifications that are learned from one user's runs."""
 _ENDED_WELL: Final = frozenset({"COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED"})
 
 Key = tuple[str, str, str]
@@ -121,6 +126,28 @@ def observations_of(
         if found is not None:
             latest[run.run] = found
     return list(latest.values())
+
+
+def share_out(observations: Sequence[Observation], most: int, public: Container[str]) -> list[Observation]:
+    """Return the newest observations, `most` at most, and of one user no more than his part while others have some.
+
+    Of the models that are not `public` the newest `MOST_OWN` of each user count: anybody may invent names, and each
+    costs every later prediction time.
+    """
+    counts: Counter[str] = Counter()
+    own: defaultdict[str, set[str]] = defaultdict(set)
+    within: list[Observation] = []
+    beyond: list[Observation] = []
+    for observation in reversed(observations):
+        user, model = observation.user, observation.row.model
+        if model not in public and model not in own[user]:
+            if len(own[user]) >= MOST_OWN:
+                continue
+            own[user].add(model)
+        counts[user] += 1
+        (within if counts[user] <= most // SHARES else beyond).append(observation)
+    kept = [*within, *beyond][:most]
+    return sorted(kept, key=lambda observation: observation.number)
 
 
 def _observation(run: Lesson, geometries: Mapping[str, Geometry], knowledge: ModelKnowledge) -> Observation | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -16,11 +17,13 @@ from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.runs import (
     ABSURD,
     MOST_CELLS,
+    MOST_OWN,
     SILENT_S,
     Observation,
     observations_of,
     rows_of,
     select_learnable,
+    share_out,
 )
 from slurm_migbatch.predict.samples import RUNS, SILENT
 from slurm_migbatch.predict.state import Learned
@@ -257,3 +260,21 @@ def test_what_an_engine_fills_is_not_learned_as_need() -> None:
     assert told(Run(model="gpt2-xl", memory_mib=9_000.0)) == []
     assert only(Run(model="resnet50", unit="px", input=224)).row.model == "resnet50"
     assert only(Run(model="bert-large")).row.model == "bert-large"
+
+
+def test_one_user_takes_the_place_of_others_only_up_to_his_part() -> None:
+    """Whoever runs most of the newest jobs, or invents the most names, displaces nobody."""
+    public = ModelKnowledge().facts
+
+    def runs(user: str, first: int, count: int, model: str = "resnet50") -> list[Observation]:
+        row = only(Run()).row
+        return [Observation(n, n, user, replace(row, model=model.format(n))) for n in range(first, first + count)]
+
+    alone = runs("ann", 0, 60)
+    assert share_out(alone, 40, public) == alone[-40:]
+    crowded = [*runs("ann", 0, 20), *runs("bob", 20, 20), *runs("mallory", 40, 400)]
+    kept = Counter(observation.user for observation in share_out(crowded, 40, public))
+    assert kept == {"ann": 10, "bob": 10, "mallory": 20}
+    invented = [*runs("ann", 0, 20), *runs("mallory", 20, 400, "m{}")]
+    kept_models = {observation.row.model for observation in share_out(invented, 400, public)}
+    assert kept_models == {"resnet50", *(f"m{n}" for n in range(420 - MOST_OWN, 420))}
