@@ -7,9 +7,10 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from slurm_migbatch.profiling.csvfile import open_text
 from slurm_migbatch.workload.refusal import show
@@ -101,6 +102,16 @@ def _range(low: float, high: float) -> str:
     return f"between {low:g} and {high:g}"
 
 
+@contextmanager
+def opened(path: Path, errors: str = "strict") -> Iterator[TextIO]:
+    """Open a text file, decompressed if its name ends in .gz. Raises TraceError if it cannot be read."""
+    try:
+        with open_text(path, errors) as file:
+            yield file
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
 def lines(
     path: Path,
     columns: Sequence[str],
@@ -124,7 +135,7 @@ def lines(
         TraceError: it cannot be read, lacks a column or has it twice, is empty, or a row has too few or too many cells.
     """
     try:
-        with open_text(path, "replace" if plain else "strict") as file:
+        with opened(path, "replace" if plain else "strict") as file:
             rows = csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
             header = next(rows, None)
             if header is None:
@@ -141,8 +152,6 @@ def lines(
     except UnicodeDecodeError as error:
         saved = "save it as CSV in UTF-8; compressed, with gzip and a name that ends in .gz"
         raise TraceError(path, 0, f"is not UTF-8 text (byte {error.start}): {saved}") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except csv.Error as error:
         raise TraceError(path, rows.line_num, f"is not valid CSV: {error}") from None
 

@@ -1,8 +1,8 @@
 """Read public job logs of GPU clusters: CSV files with one line for each job.
 
-Read are, by the names of their columns, SenseTime's Helios (`cluster_log.csv`), Shanghai AI Laboratory's Acme
+The names of the columns tell whose log it is: SenseTime's Helios (`cluster_log.csv`), Shanghai AI Laboratory's Acme
 (`trace_seren.csv`, `trace_kalos.csv`), Alibaba's PAI of 2020 as its simulator has it (`pai_job_*_100K.csv`), Alibaba's
-spot GPUs of 2026 (`job_info_df.csv`), and Microsoft's Philly as the CSV of two public artifacts.
+spot GPUs of 2026 (`job_info_df.csv`), or Microsoft's Philly as the CSV of two public artifacts.
 
 Note: durations are on the GPUs of the source, and of Philly's jobs count one try only. Where no user is named, the
 virtual cluster or organization is used, because a scheduler would consider its share. All submissions are

@@ -7,16 +7,14 @@ long as all of them together. Times have no zone and are read as UTC. Its CSV, o
 from __future__ import annotations
 
 import json
-import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.lab.traces import joblog
-from slurm_migbatch.lab.traces.csvlines import TraceError, moment
+from slurm_migbatch.lab.traces.csvlines import TraceError, moment, opened
 from slurm_migbatch.lab.traces.joblog import LoggedJob
 from slurm_migbatch.lab.traces.trace import Trace
-from slurm_migbatch.profiling.csvfile import open_text
 
 _UNKNOWN: Final = frozenset({None, "", "None"})
 
@@ -26,12 +24,12 @@ def read(path: Path) -> Trace:
     if ".csv" in path.suffixes:
         return joblog.read(path)
     try:
-        with open_text(path) as file:
+        with opened(path) as file:
             log = json.load(file)
+    except TraceError:
+        raise
     except (ValueError, RecursionError) as error:
         raise TraceError(path, 0, f"is not JSON ({error}); name a CSV file .csv or .csv.gz") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(log, list):
         raise TraceError(path, 0, "must be a list of jobs")
     left_out: Counter[str] = Counter()
