@@ -324,6 +324,19 @@ def test_a_file_system_that_does_not_answer_keeps_no_check_waiting(open_tmp_path
     looking.wait()
 
 
+@pytest.mark.parametrize(("user", "listed"), [(0, False), (65534, True)])
+def test_only_root_runs_migbatch_s_own_programs(open_tmp_path: Path, user: int, listed: bool) -> None:
+    """A user's arguments are not read: they may lie in a file whose file system does not answer."""
+    device = open_tmp_path / "nvidia0"
+    device.touch(0o644)
+    hold = f"import os\nos.setuid({user})\nheld = open({str(device)!r})\nprint(flush=True)\ninput()"
+    line = [sys.executable, "-c", hold, "/opt/bin/migbatch"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        assert [holder.pid for holder in gpus.holders([str(device)])] == [process.pid] * listed
+        process.communicate(b"\n")
+
+
 def test_a_process_cannot_act_on_the_terminal_of_who_looks(
     tmp_path: Path, library: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
