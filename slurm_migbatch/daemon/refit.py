@@ -116,7 +116,7 @@ def gather(store: Store, facts: Sequence[ModelFacts], runs: int, present: Saved)
 
 
 def _enough(observations: Sequence[Observation], runs: int) -> bool:
-    """Return whether every user's part is there, or enough was read in search of other users."""
+    """Return whether users' parts make up so many runs, or enough was read in search of other users."""
     counts = Counter(observation.user for observation in observations)
     return len(observations) >= _READ * runs or sum(min(count, runs // SHARES) for count in counts.values()) >= runs
 
