@@ -116,7 +116,7 @@ class Allocator:
         lost = {**survey.failing, **{f"GPU {index}": error for index, error in survey.unidentified.items()}}
         repaired = False
         if self._journal.meta("reconciled") != self._journal.meta("boot_id"):
-            self._repair_all(deadline)
+            self._repair_all(env.job, deadline)
             repaired = True
         why = ""
         for _ in range(ATTEMPTS):
@@ -126,7 +126,7 @@ class Allocator:
                 claims = claiming(env, grant, owner_id, excluded, lost, deadline)
             except _NoFreeSlot as full:
                 if not repaired:
-                    self._repair_all(deadline)
+                    self._repair_all(env.job, deadline)
                     repaired = True
                     continue
                 if lost:
@@ -154,8 +154,8 @@ class Allocator:
         runs = self._journal.runs("state IN ('starting','running','ending')")
         return explain_misfit(grant, node_plan, labels, self._journal.slices(), runs, note)
 
-    def _repair_all(self, deadline: Deadline) -> None:
-        self._repairer.all(deadline, retry=True)
+    def _repair_all(self, job: int, deadline: Deadline) -> None:
+        self._repairer.all(deadline, retry=True, locked_job=job)
         with suppress(LivenessError):
             self._repairer.orphans(Deadline(min(deadline.remaining / 2, SLURM_QUERY_S)))
         with self._journal.write():
@@ -173,7 +173,7 @@ class Allocator:
         deadline: Deadline,
     ) -> tuple[placement.SlotClaim, ...]:
         """Choose and claim places in one transaction. Raises _NoFreeSlot if there are none."""
-        self._repair_abandoned(deadline)
+        self._repair_abandoned(env.job, deadline)
         gpus = [gpu for gpu in self._gpus.managed() if gpu.uuid not in lost]
         geometries = {gpu.uuid: self._gpus.geometry(gpu) for gpu in gpus}
         node_plan = plan.load(self._paths.state_dir)
@@ -202,7 +202,7 @@ class Allocator:
         """Claim the place that the plan names for this guest, in one transaction. Raises _NoFreeSlot, Misfit."""
         until = time.monotonic() + min(HOST_WAIT_S, deadline.remaining / 2)
         while True:
-            self._repair_abandoned(deadline)
+            self._repair_abandoned(env.job, deadline)
             gpus = [gpu for gpu in self._gpus.managed() if gpu.uuid not in lost]
             node_plan = plan.load(self._paths.state_dir)
             place = node_plan.guests.get(env.job)
@@ -237,7 +237,7 @@ class Allocator:
                 raise Misfit(found.why, self._explain_misfit(grant, node_plan, gpus))
             time.sleep(HOST_POLL_S)
 
-    def _repair_abandoned(self, deadline: Deadline) -> None:
+    def _repair_abandoned(self, job: int, deadline: Deadline) -> None:
         """Undo in-flight work of dead owners before its places count as taken."""
         abandoned = {
             row.gpu
@@ -249,7 +249,7 @@ class Allocator:
                 self._repairer.gpu(gpu, deadline)
         unfinished = self._journal.runs("state IN ('starting','ending')")
         if abandoned or any(not owner.alive(r.owner) for r in unfinished) or ending.abandoned(self._paths.run):
-            self._repairer.runs()
+            self._repairer.runs(locked_job=job)
 
     def _write_claims(self, env: HookEnv, grant: Grant, owner_id: str, claims: Sequence[placement.SlotClaim]) -> None:
         for ordinal, claim in enumerate(claims):

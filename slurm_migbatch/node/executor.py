@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from slurm_migbatch.mig.driver import DriverError
-from slurm_migbatch.mig.grant import GrantError, parse_comment
+from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
 from slurm_migbatch.node import ending, exits, grants, handoff, owner, repair, unwritable
 from slurm_migbatch.node.allocate import Allocator, Misfit, Unsafe
 from slurm_migbatch.node.caps import Caps, CapsError
@@ -150,7 +150,7 @@ class Executor:
         self._release_earlier(env, owner_id, ("running", "ending"))
         given = self._handoffs(env)
         known = self._journal_run(env)
-        if known is not None and known.state == "running" and self._whole(known):
+        if known is not None and known.state == "running" and self._whole(known, grant):
             return exits.OK, f"{env.run}: already has its slices{self._map_jobs()}"
         try:
             allocation = self._allocator.allocate(env, grant, owner_id, deadline)
@@ -182,12 +182,16 @@ class Executor:
         runs = self.journal.runs("job=? AND restart=?", (env.job, env.restart or 0))
         return runs[0] if runs else None
 
-    def _whole(self, run: JournalRun) -> bool:
-        """Check that a run which the journal shows as running has all that a task needs; release it otherwise."""
+    def _whole(self, run: JournalRun, grant: Grant) -> bool:
+        """Check that a run which the journal shows as running has all that a task needs; release it otherwise.
+
+        If slurmctld has lost its state and reuses ids, the run may be an earlier job's of the same user.
+        """
+        same = run.marker in (grant.marker, "")  # a rebuilt journal does not know it
         given = handoff.load(self.paths.job, run.job, run.restart)
         slices = self.journal.slices("job=? AND restart=?", (run.job, run.restart))
         held = [row for row in slices if row.state == "held"]
-        if given is not None and held and {g.mig_uuid for g in given.slices} == {p.mig_uuid for p in held}:
+        if same and given is not None and held and {g.mig_uuid for g in given.slices} == {p.mig_uuid for p in held}:
             return True
         self._begin_release([run], None, "")
         self.repairer.finish(run._replace(state="ending"))
@@ -232,7 +236,7 @@ class Executor:
         if interrupted:
             # Its Prolog was killed (this hook has the run's lock, so it is not running any more): undo its work.
             try:
-                self.repairer.all(deadline, retry=False)
+                self.repairer.all(deadline, retry=False, locked_job=env.job)
             except DriverError as error:
                 return exits.OK, f"{env.run}: interrupted start not yet undone: {error}"
         # Leftovers of a refused run stay (see TOMBSTONE_S) until it is old or the next run has started.

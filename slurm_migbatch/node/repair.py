@@ -190,10 +190,13 @@ class Repairer:
         self._maps = maps
         self._releaser = Releaser(journal, paths, caps, maps)
 
-    def all(self, deadline: Deadline, *, dry: bool = False, retry: bool = True) -> list[str]:
+    def all(
+        self, deadline: Deadline, *, dry: bool = False, retry: bool = True, locked_job: int | None = None
+    ) -> list[str]:
         """Repair every managed GPU and every run. Returns what was (or would be) done, as sentences.
 
-        With `retry`, zombies without processes are destroyed. Raises DriverError, JournalError, TooLate.
+        With `retry`, zombies without processes are destroyed. A hook names its job, whose runs it has locked.
+        Raises DriverError, JournalError, TooLate.
         """
         done: list[str] = []
         survey = self._gpus.survey()
@@ -201,7 +204,7 @@ class Repairer:
             done += [f"{gpu.uuid}: {repair}" for repair in self.gpu(gpu, deadline, dry=dry, retry=retry)]
         if not survey.unidentified:  # else a missing GPU may be one of them, with its instances
             done += self.absent({gpu.uuid for gpu in survey.managed} | set(survey.failing), dry=dry)
-        done += self.runs(dry=dry)
+        done += self.runs(dry=dry, locked_job=locked_job)
         return done + self.job_maps(dry=dry)
 
     def job_maps(self, *, dry: bool = False) -> list[str]:
@@ -449,9 +452,12 @@ class Repairer:
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def runs(self, *, dry: bool = False) -> list[str]:
-        """Finish a dead owner's work on a run: an incomplete start, or a release or refusal that was begun."""
-        done = self._interrupted(dry=dry)
+    def runs(self, *, dry: bool = False, locked_job: int | None = None) -> list[str]:
+        """Finish a dead owner's work on a run: an incomplete start, or a release or refusal that was begun.
+
+        Runs that another process has locked are left to it. `locked_job`: the job whose runs the caller has locked.
+        """
+        done = self._interrupted(locked_job, dry=dry)
         for run in self._journal.runs("state='misfit'"):
             if not owner.alive(run.owner) and handoff.load(self._paths.job, run.job, run.restart) is None:
                 done.append(f"{run}: the hand-off that stops its tasks is rewritten")
@@ -462,23 +468,31 @@ class Repairer:
                 done += self.noted(note, dry=dry)
         return done + self.strays(time.time(), dry=dry)
 
-    def _interrupted(self, *, dry: bool) -> list[str]:
-        done = []
-        for run in self._journal.runs("state IN ('starting','ending')"):
-            if owner.alive(run.owner):
+    def _interrupted(self, locked_job: int | None, *, dry: bool) -> list[str]:
+        done: list[str] = []
+        same = "job=? AND restart=? AND owner=?"
+        have = None if locked_job is None else run_lock(locked_job)
+        for found in self._journal.runs("state IN ('starting','ending')"):
+            if owner.alive(found.owner):
                 continue
-            if run.state == "ending":
-                done.append(f"{run}: its interrupted release is completed")
-                if not dry:
-                    self.finish(run)
-                continue
-            slices = self._journal.slices("job=? AND restart=?", (run.job, run.restart))
-            if any(row.state in IN_FLIGHT for row in slices):
-                continue  # its GPU could not be repaired yet
-            done.append(f"{run}: removed, its start was interrupted")
-            if not dry:
-                self._forget_start(run)
+            # A release that two processes complete could close the devices of the slices' next user.
+            name = run_lock(found.job)
+            with suppress(TooLate), locked(self._paths.lock, [name] if name != have else [], Deadline(0.0)):
+                for run in self._journal.runs(same, (found.job, found.restart, found.owner)):
+                    done += self._complete_run(run, dry=dry)
         return done
+
+    def _complete_run(self, run: JournalRun, *, dry: bool) -> list[str]:
+        if run.state == "ending":
+            if not dry:
+                self.finish(run)
+            return [f"{run}: its interrupted release is completed"]
+        slices = self._journal.slices("job=? AND restart=?", (run.job, run.restart))
+        if run.state != "starting" or any(row.state in IN_FLIGHT for row in slices):
+            return []  # its GPU could not be repaired yet, or it has changed meanwhile
+        if not dry:
+            self._forget_start(run)
+        return [f"{run}: removed, its start was interrupted"]
 
     def _forget_start(self, run: JournalRun) -> None:
         handoff.remove(self._paths.job, run.job, run.restart)

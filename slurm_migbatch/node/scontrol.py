@@ -23,6 +23,8 @@ _GRES = "JobID:0 ,RestartCnt:0 ,tres-per-node:0"
 _RELEASE = re.compile(r" (\d{2})\.(\d{2})\.")
 LAST_WITH_COLON = (23, 2)
 """Last release in which GRES have the prefix `gres:`; it is `gres/` in later ones."""
+_COUNT = re.compile(r"[0-9]{1,6}")
+_RESTARTS = re.compile(r"[0-9]{1,10}")
 _REASON = re.compile(r"[^A-Za-z0-9 _.,:;@/()-]")
 
 
@@ -66,7 +68,7 @@ def granted(config: NodeConfig, job: int, restart: int | None, timeout: float) -
     A job that is requeued while its Prolog runs waits again, and its user may change its GRES for the next run.
     """
     restarts, gres = _own_row(config, job, _GRES, timeout)
-    if not restarts.isdigit() or (restart is not None and int(restarts) > restart):
+    if not _RESTARTS.fullmatch(restarts) or (restart is not None and int(restarts) > restart):
         raise ScontrolError(f"the job has been requeued (it has {restarts[:20]!a} restarts)")
     return None if gres == "N/A" else grant_of(gres, _prefix(config, timeout))
 
@@ -108,7 +110,7 @@ def grant_of(gres: str, prefix: str) -> Grant | None:
             continue
         if part != prefix + rest:
             raise ScontrolError(f"Slurm does not read {part[:80]!a} in the job's GRES")
-        if len(parts) not in (2, 3) or not (parts[2:] or ["1"])[0].isdigit():
+        if len(parts) not in (2, 3) or not _COUNT.fullmatch((parts[2:] or ["1"])[0]):
             raise ScontrolError(f"the job's GRES {gres[:80]!a} has no profile")
         try:
             profile = Profile.parse(parts[1])

@@ -302,6 +302,16 @@ def test_the_gres_of_the_next_run_is_no_grant_of_this_one(node):
     node.check()
 
 
+def test_after_slurmctld_lost_its_state_an_id_is_no_claim_to_an_earlier_jobs_slices(node):
+    node.prolog(1, "[mig:7g.80gb:1]")
+    code, line = node.prolog(1, "[mig:1g.10gb:2]")
+    assert code == exits.OK and "already has" not in line
+    assert [(row.job, row.slot.profile.name) for row in node.slices("held")] == [(1, "1g.10gb")] * 2
+    node.check()
+    assert "already has its slices" in node.prolog(1, "[mig:1g.10gb:2]")[1]
+    node.check()
+
+
 def test_without_the_release_no_grant_is_read(node):
     node.slurm_is("unknown")
     node.slurm_says("1 0 gres/mig:1g.10gb:1")

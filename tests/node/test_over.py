@@ -14,6 +14,7 @@ import pytest
 
 from slurm_migbatch.node import client, ending, exits, liveness, unix_sockets
 from slurm_migbatch.node.deadline import Deadline, locked
+from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.liveness import JobRecord, LivenessError, is_over
 from slurm_migbatch.node.repair import run_lock
 from slurm_migbatch.node.status import status
@@ -321,6 +322,26 @@ def test_an_epilog_that_does_not_get_the_lock_in_time_is_made_up_for(node):
     node.reconcile()
     assert not node.slices("held")
     assert [event["exit_code"] for event in node.events("stop")] == [0]
+    node.check()
+
+
+def test_a_release_that_was_interrupted_is_completed_by_one_process_only(node):
+    """Two would race: the slower one could close the devices of the slices' next user."""
+    node.prolog(1, "[mig:2g.20gb:1]")
+    node.forget_executor()
+    killed = 0
+    while not node.executor.journal.runs("state='ending'"):
+        killed += 1
+        node.forget_executor()
+        in_child(lambda: Executor(node.config).run(node.env("epilog", 1))[0], kill_at=killed)
+    with locked(node.executor.paths.lock, [run_lock(1)], Deadline(1)):
+        assert not any("interrupted release" in line for line in node.reconcile())
+        assert node.executor.journal.runs("state='ending'"), "whoever has the lock works on it"
+        assert node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)[0] == exits.OK  # nor does another job's hook
+        assert node.executor.journal.runs("state='ending'")
+    assert any("interrupted release is completed" in line for line in node.reconcile())
+    assert [row.job for row in node.slices("held")] == [2]
+    assert [event["job"] for event in node.events("stop")] == [1]
     node.check()
 
 

@@ -137,6 +137,12 @@ def test_slices_that_slurm_does_not_read_are_no_grant(gres):
         grant_of(gres, "gres/")
 
 
+@pytest.mark.parametrize("count", ["²", "\u0661", "0x1", "-1", "1_0", "9" * 5000])
+def test_a_count_that_is_not_a_decimal_number_is_refused(count):
+    with pytest.raises(ScontrolError, match="no profile"):
+        grant_of(f"gres/mig:1g.10gb:{count}", "gres/")
+
+
 def write(tmp_path, text, mode=0o644):
     path = tmp_path / "node.conf"
     path.write_text(text)
