@@ -99,8 +99,12 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
         (("nodes = 2", "node = 2"), ":3: unknown key 'node', did you mean 'nodes'? in [cluster]"),
         (("nodes = 2", 'nodes = "2"'), ":3: cluster.nodes must be a whole number"),
         (("[cluster]", "[clusters]"), ":2: unknown section 'clusters', did you mean 'cluster'?"),
-        (('"philly"', '"phily"'), ":6: workload.trace must be one of 'joblog', 'philly', 'openb'"),
+        (('"philly"', '"phily"'), ":6: workload.trace must be one of 'joblog', 'jobtable', 'philly', 'openb'"),
         (('"philly.csv"', '"none.csv"'), ":7: workload.path: "),
+        (
+            ('"philly.csv"', '"philly.csv"\ntres = ["1001=gpu"]'),
+            ":8: workload.tres must be numbers with names, such as",
+        ),
         (('"philly"', '"azure"'), ":6: azure has no jobs"),
         (('"philly"', '"pollux"'), ":6: pollux workloads name no durations: workload.profiles is needed"),
         (('path = "philly.csv"', ""), ":5: [workload] needs path"),
@@ -171,6 +175,18 @@ def test_models_are_drawn_among_those_that_fit_on_the_whole_gpu(write: Callable[
         ConfigError, match=r"has jobs of kind train, and the speeds know no model .* NVIDIA A30: give a"
     ):
         ScenarioData(scenario.load(path)).jobs(0)
+
+
+def test_the_numbers_of_a_job_table_can_be_named(write: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "philly.csv").write_text(
+        "id_job,id_user,state,time_submit,time_start,time_end,tres_alloc\n"
+        '1,501,3,100,110,120,"1=2,1001=1,1003=8"\n2,501,3,100,110,120,"1=2,1002=1"\n'
+    )
+    text = BASE.replace('"philly"', '"jobtable"')
+    assert [job.gpus for job in ScenarioData(scenario.load(write(text))).jobs(0)] == [8, 1]
+    text = text.replace('"philly.csv"', '"philly.csv"\ntres = ["1001=gres/gpu:a100", "1002=gres/mig:1g.10gb"]')
+    first, second = ScenarioData(scenario.load(write(text))).jobs(0)
+    assert (first.gpus, str(second.profile)) == (1, "1g.10gb")
 
 
 def test_an_example_can_be_filled_in_and_policies_are_listed(write: Callable[..., Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,19 @@ import pytest
 
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import DemandChange, InferenceRequest, SimulatedJob
-from slurm_migbatch.lab.traces import azure, helios, joblog, mixed, mooncake, muri, openb, philly, pollux, sacct
+from slurm_migbatch.lab.traces import (
+    azure,
+    helios,
+    joblog,
+    jobtable,
+    mixed,
+    mooncake,
+    muri,
+    openb,
+    philly,
+    pollux,
+    sacct,
+)
 from slurm_migbatch.lab.traces.csvlines import TraceError
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.profile import Profile
@@ -539,3 +552,47 @@ def test_a_trace_can_be_cut_sped_up_and_repeated() -> None:
     assert copies == trace.copies(3, jitter=100, seed=1)
     assert copies != trace.copies(3, jitter=100, seed=2)
     assert [job.id for job in trace.changed(lambda job: job if job.id % 2 else None).jobs] == [1, 3]
+
+
+JOBTABLE = """\
+job_db_inx,id_job,id_user,partition,state,timelimit,time_submit,time_start,time_end,time_suspended,tres_alloc,job_name
+1,10,501,train,3,60,1000,1100,1400,0,"1=4,2=8000,4=1,1002=2",a
+2,11,502,live,5,4294967295,900,1000,1200,50,"1=4,1001=1",b
+3,12,502,live,1,60,1300,1300,0,0,"1=4,1001=1",c
+4,13,503,cpu,3,60,1300,1310,1400,0,"1=4,1001=0",d
+5,14,503,train,4,60,1300,0,1400,0,,e
+6,15,503,train,16390,60,1500,1500,1600,0,"1=1,1001=4,1002=4",f
+"""
+
+
+def test_a_job_table_tells_gpus_by_number_or_by_name(write: Write) -> None:
+    first, second, third = jobtable.read(write(JOBTABLE), infer=("live",)).jobs
+    assert (first.name, first.user, first.kind, first.arrival, first.work) == ("11", "502", "infer", 0, 150)
+    assert (first.gpus, first.estimate, first.app) == (1, None, "b")
+    assert (second.name, second.kind, second.arrival, second.work) == ("10", "train", 100, 300)
+    assert (second.gpus, second.estimate, third.gpus) == (2, 3600, 4)
+    assert jobtable.read(write(JOBTABLE)).notices == (
+        "2 jobs that have not run or not ended are skipped",
+        "1 jobs without a GPU are skipped",
+        "TRES 1001, 1002 are taken for GPUs, as they have no names",
+    )
+    names = {1001: "gres/gpu", 1002: "gres/mig:1g.10gb"}
+    first, second, third = jobtable.read(write(JOBTABLE), names).jobs
+    assert (first.profile, first.gpus) == (None, 1)
+    assert (second.profile, second.gpus) == (Profile.parse("1g.10gb"), 2)
+    assert (third.profile, third.gpus) == (Profile.parse("1g.10gb"), 4)
+    (volta,) = jobtable.read(write(JOBTABLE), {1001: "gres/gpu:tesla"}).jobs[:1]
+    assert volta.name == "11"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("1=4,2=8000,4=1,1002=2", "cpu=4,gres/gpu=2", ":2: tres_alloc must have entries such as 1001=2, not 'cpu=4'"),
+        ("1000,1200", "x,1200", ":3: time_start must be a number, not 'x'"),
+        ("tres_alloc", "tres", ":1: lacks the columns tres_alloc or tres_req"),
+    ],
+)
+def test_a_job_table_says_what_is_wrong(write: Write, old: str, new: str, said: str) -> None:
+    with pytest.raises(TraceError, match=re.escape(said)):
+        jobtable.read(write(JOBTABLE.replace(old, new)))

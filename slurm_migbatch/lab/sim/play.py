@@ -20,7 +20,7 @@ from slurm_migbatch.lab.sim.registry import Setup
 from slurm_migbatch.lab.sim.result import SimulationResult
 from slurm_migbatch.lab.sim.scenario import Scenario
 from slurm_migbatch.lab.sim.speeds import Linear, Neighbours, Paired, Speeds, Whole
-from slurm_migbatch.lab.traces import joblog, mixed, muri, openb, philly, pollux, sacct
+from slurm_migbatch.lab.traces import joblog, jobtable, mixed, muri, openb, philly, pollux, sacct
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.training import learn
@@ -162,6 +162,8 @@ def _trace(scenario: Scenario) -> Trace:
         trace = joblog.read(path, scenario.geometry if scenario.cluster.mig else None, part.infer)
     elif part.trace == "sacct":
         trace = sacct.read(path, part.infer)
+    elif part.trace == "jobtable":
+        trace = jobtable.read(path, part.named_tres, part.infer)
     elif part.trace == "mixed":
         trace = mixed.read(path, known)
     elif part.trace == "pollux":

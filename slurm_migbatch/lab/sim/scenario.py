@@ -24,11 +24,20 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-TRACES: Final = ("joblog", "philly", "openb", "muri", "pollux", "mixed", "sacct", "helios", "azure", "mooncake")
+TRACES: Final = (
+    *("joblog", "jobtable", "philly", "openb", "muri", "pollux", "mixed", "sacct", "helios", "azure", "mooncake"),
+)
+
+_TRES: Final = re.compile(r"([0-9]{1,10})=([a-z]+/[A-Za-z0-9_.:+-]+)", re.ASCII)
 
 
 def _of_seconds(low: float = 0.0) -> Check:
     return between(low, 1e12)
+
+
+def _tres_names(value: object) -> str | None:
+    wrong = [name for name in value if not _TRES.fullmatch(name)] if isinstance(value, tuple) else []
+    return f"must be numbers with names, such as 1001=gres/gpu, not {wrong[0]!r}" if wrong else None
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,11 @@ class WorkloadPart:
     copies: int = key(1, "Number of copies of the jobs; each copy slightly later.", between(1, 1000))
     infer: tuple[str, ...] = key(
         (),
-        "What is inference: partitions of an sacct export; job types, virtual clusters, organizations of a joblog.",
+        "What is inference: partitions of an sacct export or a jobtable; job types, virtual clusters, organizations of "
+        "a joblog.",
+    )
+    tres: tuple[str, ...] = key(
+        (), "Names of a jobtable's TRES, such as 1001=gres/gpu; empty: all of the site's are GPUs.", _tres_names
     )
     models: str = key(
         "keep",
@@ -70,6 +83,11 @@ class WorkloadPart:
     )
     slo_s: float = key(0.0, "Seconds within which inference jobs must end; 0: no limit.", _of_seconds())
     start_slo_s: float = key(0.0, "Seconds within which they must start; 0: no limit.", _of_seconds())
+
+    @property
+    def named_tres(self) -> dict[int, str] | None:
+        """Return `tres` as names by number; None without any."""
+        return {int(number): name for number, _, name in (text.partition("=") for text in self.tres)} or None
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
     if not text and line.has("ReqTRES"):
         text = line.text("ReqTRES")
     try:
-        return _held_of(text)
+        return held_in(text)
     except gres.GresError as error:
         raise line.wrong(f"AllocTRES cannot be parsed: {error}") from None
     except ProfileError as error:
@@ -118,7 +118,7 @@ def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
 
 
 @lru_cache(maxsize=1 << 12)
-def _held_of(tres_list: str) -> tuple[Profile | None, int] | None:
+def held_in(tres_list: str) -> tuple[Profile | None, int] | None:
     """Return the largest profile and the number of slices, or None and the number of GPUs; None for neither."""
     entries = ",".join(entry for entry in tres_list.split(",") if entry.startswith("gres/"))
     slices: Counter[Profile] = Counter()

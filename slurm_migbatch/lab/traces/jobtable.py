@@ -1,0 +1,119 @@
+"""Read a CSV dump of slurmdbd's job table, such as the log of MIT's Supercloud.
+
+    SELECT id_job, id_user, `partition`, state, timelimit, time_submit, time_start, time_end, time_suspended, tres_alloc
+    FROM CLUSTER_job_table
+
+The first line must name the columns; others are ignored. The table has TRES by number: 1 to 8 are Slurm's own, those
+of a site begin with 1001. Their names are in `sacctmgr show tres`; without them each is taken for GPUs. Jobs that got
+none, that have not run or not ended are skipped, with a notice. A requeued job has one line for each run: each is
+a separate job here.
+
+Note: the time from start to end, without suspensions, is used as the work, that is at the speed on the allocated
+resources.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+from slurm_migbatch.lab.sim.job import SimulatedJob
+from slurm_migbatch.lab.traces import sacct
+from slurm_migbatch.lab.traces.csvlines import CsvLine, lines
+from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.slurm.gres import GresError
+from slurm_migbatch.workload.refusal import show
+
+COLUMNS: Final = ("id_job", "id_user", "state", "time_submit", "time_start", "time_end", "tres_alloc|tres_req")
+FIRST_OF_SITE: Final = 1001
+"""Slurm numbers the TRES that a site adds from here (`TRES_OFFSET`)."""
+_TRES: Final = re.compile(r"([0-9]{1,10})=([0-9]{1,20})", re.ASCII)
+_STATE_BASE: Final = 0xFF
+"""Bits of a state that are not flags (`JOB_STATE_BASE`)."""
+_SUSPENDED: Final = 2
+"""The last state, after pending and running, of jobs that have not ended (`enum job_states`)."""
+_NO_LIMIT: Final = 0xFFFFFFFE
+"""From here, a time limit is not set or infinite (`NO_VAL`, `INFINITE`)."""
+
+
+def read(path: Path, tres: Mapping[int, str] | None = None, infer: Collection[str] = ()) -> Trace:
+    """Read the jobs that held GPUs or slices; time 0 is the first submission. Raises TraceError.
+
+    Args:
+        path: the dump.
+        tres: names of TRES by their numbers, `gres/gpu:a100`, `gres/mig:1g.10gb`; None: all of the site's are GPUs.
+        infer: partitions whose jobs are inference.
+    """
+    left_out: Counter[str] = Counter()
+    unnamed: set[int] = set()
+    rows: list[tuple[float, CsvLine, Profile | None, int, float]] = []
+    for line in lines(path, (*COLUMNS, "partition") if infer else COLUMNS):
+        started, ended = line.number_of("time_start", 0), line.number_of("time_end", 0)
+        work = ended - started - (line.number_of("time_suspended", 0) if line.has("time_suspended") else 0.0)
+        if line.count_of("state") & _STATE_BASE <= _SUSPENDED or not started or work <= 0:
+            left_out["that have not run or not ended"] += 1
+            continue
+        counts = _counts(line)
+        held = _largest(counts, unnamed) if tres is None else _named(line, counts, tres)
+        if held is None:
+            left_out["without a GPU"] += 1
+            continue
+        rows.append((line.number_of("time_submit", 0), line, *held, work))
+    rows.sort(key=lambda row: (row[0], row[1].number))
+    begin = rows[0][0] if rows else 0.0
+    jobs = tuple(
+        SimulatedJob(
+            number,
+            line.text("id_job"),
+            submitted - begin,
+            work,
+            "infer" if infer and line.text("partition") in infer else "train",
+            gpus=count,
+            profile=profile,
+            app=line.text("job_name") if line.has("job_name") else "",
+            user=line.text("id_user"),
+            estimate=_limit(line),
+        )
+        for number, (submitted, line, profile, count, work) in enumerate(rows)
+    )
+    notices = [f"{count} jobs {reason} are skipped" for reason, count in left_out.items()]
+    if unnamed:
+        notices.append(f"TRES {', '.join(map(str, sorted(unnamed)))} are taken for GPUs, as they have no names")
+    return Trace("jobtable", jobs, notices=tuple(notices))
+
+
+def _counts(line: CsvLine) -> dict[int, int]:
+    """Return how many of each TRES a job had; `1=4,2=8000,1001=2` in the table."""
+    column = "tres_alloc" if line.has("tres_alloc") and line.text("tres_alloc") else "tres_req"
+    found = {}
+    for entry in line.text(column).split(",") if line.has(column) and line.text(column) else ():
+        match = _TRES.fullmatch(entry)
+        if match is None:
+            raise line.wrong(f"{column} must have entries such as 1001=2, not '{show(entry)}'")
+        found[int(match[1])] = int(match[2])
+    return found
+
+
+def _largest(counts: Mapping[int, int], unnamed: set[int]) -> tuple[None, int] | None:
+    """Return the GPUs of a job if TRES have no names; several may count the same GPUs, with and without their type."""
+    of_site = {number: count for number, count in counts.items() if number >= FIRST_OF_SITE and count}
+    unnamed.update(of_site)
+    return (None, max(of_site.values())) if of_site else None
+
+
+def _named(line: CsvLine, counts: Mapping[int, int], tres: Mapping[int, str]) -> tuple[Profile | None, int] | None:
+    held = ",".join(f"{tres[number]}={count}" for number, count in counts.items() if number in tres)
+    try:
+        return sacct.held_in(held)
+    except (GresError, ProfileError) as error:
+        raise line.wrong(f"TRES cannot be parsed: {error}") from None
+
+
+def _limit(line: CsvLine) -> float | None:
+    """Return the time limit in seconds; the table has minutes."""
+    minutes = line.number_of("timelimit", 0) if line.has("timelimit") and line.text("timelimit") else 0.0
+    return minutes * 60 if 0 < minutes < _NO_LIMIT else None
