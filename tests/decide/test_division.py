@@ -386,8 +386,9 @@ def test_whatever_comes_and_goes_all_jobs_run_in_the_end_and_none_is_stopped_too
         for event in events.get(second, ()):
             left = [job for job in jobs if job in w.slurm.queue]
             if event == "train" and len(left) < most:
-                after = draw.choice([1.0, 1.0, None])
-                jobs.append(w.train(needs=draw.choice([150, 10**6]), hints=draw.choice(HINTS), after=after))
+                after, hints = draw.choice([1.0, 1.0, None]), draw.choice(HINTS)
+                # one that has worked for long without a checkpoint keeps its GPU, and others wait for its end
+                jobs.append(w.train(needs=draw.choice([150, 10**6]) if hints else 150, hints=hints, after=after))
             elif event == "infer":
                 w.infer(draw.choice(["1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"]), runs=draw.choice([20, 60]))
             elif event == "restart":
@@ -395,7 +396,7 @@ def test_whatever_comes_and_goes_all_jobs_run_in_the_end_and_none_is_stopped_too
             elif event == "vanish" and set(left) & w.running():
                 w.vanish(draw.choice(sorted(set(left) & w.running())))
         w.step()
-    w.until(lambda: all(w.row(job).state == "RUNNING" for job in jobs if job in w.slurm.queue), 300)
+    w.until(lambda: all(w.row(job).state == "RUNNING" for job in jobs if job in w.slurm.queue), 450)
     for _ in range(60):
         w.step()
     assert not set(w.lending.ledger.targets) - set(w.slurm.queue)
