@@ -106,8 +106,8 @@ def progress(done: bool, oom: bool, **facts: str | None) -> None:
     """
     if not (done or oom) and all(facts[name] is None for name in _ACHIEVED):
         raise click.UsageError("nothing to report; give at least --items N, --latency-ms L, --checkpoint or --done")
-    said = {"done": "1" if done else None, "oom": "1" if oom else None}
-    line = report.line(os.environ, {**{name: facts[name] for name in _FACTS}, **said})
+    reported = {"done": "1" if done else None, "oom": "1" if oom else None}
+    line = report.line(os.environ, {**{name: facts[name] for name in _FACTS}, **reported})
     path = os.environ.get(report.VARIABLE)
     if not path:
         click.echo(

@@ -243,7 +243,7 @@ class _Segments:
 
     def write(self, entry: Any, now: float, *, whole: bool = False) -> None:
         """Append an entry; `whole`: it is the segment's first round. Raises OSError, _TooSmall."""
-        data = b"".join([self._zip.compress(piece.encode()) for piece in chain(_pieces(entry), "\n")])
+        data = b"".join([self._zip.compress(part.encode()) for part in chain(_pieces(entry), "\n")])
         if whole or not 0 <= now - self._flushed < _FLUSH_S:
             data += self._zip.flush(zlib.Z_SYNC_FLUSH)
             self._flushed = now

@@ -92,20 +92,20 @@ class Observer:
     def ingested(self, node: str, events: Sequence[Mapping[str, Any]], now: float | None = None) -> None:
         """Add a node's events about its runs, after they were stored: progress reports, and misfits."""
         moment = time.time() if now is None else now
-        told = []
+        messages = []
         for event in events:
             if event.get("kind") == "progress" and (found := report_of(event, moment)) is not None:
-                told.append(Told(node, *found, moment))
+                messages.append(Told(node, *found, moment))
             elif event.get("kind") == "misfit" and isinstance(event.get("job"), int):
-                told.append(Told(node, (event["job"], int(event.get("restart") or 0)), None, moment))
+                messages.append(Told(node, (event["job"], int(event.get("restart") or 0)), None, moment))
         with self._lock:
-            self._add(told)
+            self._add(messages)
 
-    def _add(self, told: Iterable[Told]) -> None:
+    def _add(self, messages: Iterable[Told]) -> None:
         """Keep one report of each run, of a node the latest, however long there is no snapshot; a field that a later
         one omits stays.
         """
-        for word in told:
+        for word in messages:
             reports, key = self._told.setdefault(word.node, {}), (word.run, word.report is None)
             before = reports.pop(key, None)
             if before is not None and before.report is not None and word.report is not None:
@@ -116,8 +116,8 @@ class Observer:
                 del reports[next(iter(reports))]
 
     def _take(self) -> list[Told]:
-        told, self._told = self._told, {}
-        return [word for reports in told.values() for word in reports.values()]
+        messages, self._told = self._told, {}
+        return [word for reports in messages.values() for word in reports.values()]
 
     def snapshot(
         self, now: float, jobs: Sequence[JobRow], rows: Sequence[NodeRow], answers: Answers, recording: bool
@@ -135,9 +135,9 @@ class Observer:
             if row.name in inventory and any(row.gres.values()):
                 self._statuses[row.name] = self._status(kept, known.get(row.name))
         with self._lock:
-            told = self._take()
+            messages = self._take()
             past, self._past = self._past, None
-        heard = hear(told, {row.job_id: row for row in jobs} if told else {}, now)
+        heard = hear(messages, {row.job_id: row for row in jobs} if messages else {}, now)
         with self._lock:
             self._add([*heard.later, *self._take()])
         return ClusterSnapshot(

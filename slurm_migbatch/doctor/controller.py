@@ -177,8 +177,8 @@ def _topology(
 def _controllers(config: Config, conf: Mapping[str, str], here: health.DaemonState) -> Iterator[Finding]:
     hosts = controllers.others(conf, socket.gethostname())
     urls = {name: health.url_of(address, config.node_api.port) for name, address in hosts.items()}
-    there = {name: health.ask(url) for name, url in urls.items()}
-    yield from controllers.check_controllers(config, conf, here, there)
+    others = {name: health.ask(url) for name, url in urls.items()}
+    yield from controllers.check_controllers(config, conf, here, others)
 
 
 def _files(

@@ -77,22 +77,22 @@ def _programs(conf: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(BAD, _SUBJECT, text, "copy /etc/slurm from the other controller")
 
 
-def _other(host: str, here: DaemonState, there: DaemonState) -> Iterator[Finding]:
-    if there.silent:
+def _other(host: str, here: DaemonState, other: DaemonState) -> Iterator[Finding]:
+    if other.silent:
         lost = "so no slices are supplied" if here.standby else "so it would not take over"
-        text = f"migbatchd on {host} does not answer, {lost}: {there.silent}"
+        text = f"migbatchd on {host} does not answer, {lost}: {other.silent}"
         yield Finding(BAD, _SUBJECT, text, f"on {host}: systemctl status migbatchd; and the firewall between the two")
         return
     if here.silent:
         return  # reported by its own checks
-    if bool(here.standby) == bool(there.standby):
+    if bool(here.standby) == bool(other.standby):
         both = "both are on standby" if here.standby else "both are active"
         text = f"migbatchd of this host and of {host}: {both}"
         advice = "normal for some seconds after a takeover; otherwise [store] url must be the same database on both"
         yield Finding(BAD, _SUBJECT, f"{text}{f': {here.standby}' if here.standby else ''}", advice)
-    if not (here.marks and there.marks):
+    if not (here.marks and other.marks):
         return
-    differing = [name for name, mark in here.marks.items() if there.marks.get(name) != mark]
+    differing = [name for name, mark in here.marks.items() if other.marks.get(name) != mark]
     if len(differing) == len(here.marks):
         text = f"migbatchd of {host} uses another database: the two have separate records"
         yield Finding(BAD, _SUBJECT, text, "set [store] url in migbatch.toml to the same on both; restart migbatchd")

@@ -110,5 +110,5 @@ def _codes(error: DBAPIError) -> set[object]:
 def _words(error: SQLAlchemyError) -> str:
     """Return the server's message in one line."""
     origin = error.orig if isinstance(error, DBAPIError) else error
-    said = origin.args[-1] if origin is not None and origin.args else origin
-    return " ".join(str(said).split())
+    cause = origin.args[-1] if origin is not None and origin.args else origin
+    return " ".join(str(cause).split())

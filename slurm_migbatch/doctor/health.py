@@ -54,17 +54,17 @@ def ask(url: str) -> DaemonState:
         with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S)) as connection:
             connection.request("GET", _PATH)
             body = connection.getresponse().read(_MOST)
-        said = json.loads(body)
-        checks, marks = _texts(said["checks"]), _texts(said.get("marks", {}))
-        return DaemonState(standby=str(said.get("standby", "")), marks=marks, checks=checks)
+        answer = json.loads(body)
+        checks, marks = _texts(answer["checks"]), _texts(answer.get("marks", {}))
+        return DaemonState(standby=str(answer.get("standby", "")), marks=marks, checks=checks)
     except OSError as error:
         return DaemonState(silent=error.strerror or str(error))
     except (http.client.HTTPException, ValueError, AttributeError, KeyError, TypeError):
         return DaemonState(silent="the server is not migbatchd", stranger=True)
 
 
-def _texts(said: Any) -> dict[str, str]:
-    return {str(key): str(value) for key, value in said.items()}
+def _texts(answer: Any) -> dict[str, str]:
+    return {str(key): str(value) for key, value in answer.items()}
 
 
 def this_one(config: Config) -> DaemonState:

@@ -88,18 +88,18 @@ def _called(facts: HookFacts) -> Iterator[Finding]:
         yield Finding(BAD, facts.key, text, f"set {facts.key}={ours}, or run migbatch install --role controller --edit")
         return
     shown = ", ".join(facts.values)
-    there = [program for program in facts.programs if program.text is not None]
-    gone = [program.path for program in facts.programs if program.text is None]
-    for path in gone:
+    present = [program for program in facts.programs if program.text is not None]
+    missing = [program.path for program in facts.programs if program.text is None]
+    for path in missing:
         yield _gone(facts.key, path)
-    if (gone and not there) or any(Path(path).name == f"migbatch-{Path(ours).name}" for path in gone):
+    if (missing and not present) or any(Path(path).name == f"migbatch-{Path(ours).name}" for path in missing):
         return
-    calling = [program for program in there if program.path == ours or scripts.calls_hook(program.text or "", ours)]
+    calling = [program for program in present if program.path == ours or scripts.calls_hook(program.text or "", ours)]
     if not calling:
         advice = _BY_CONTROLLER if facts.several else _INSTALL
         by_hand = not facts.several and not any(map(scripts.is_pattern, facts.values))
-        if by_hand and scripts.is_shell(there[-1].text or ""):
-            advice = f"add to {there[-1].path} below its first line: {scripts.hook_line(ours)}"
+        if by_hand and scripts.is_shell(present[-1].text or ""):
+            advice = f"add to {present[-1].path} below its first line: {scripts.hook_line(ours)}"
         yield Finding(BAD, facts.key, f"{shown} does not run {ours}: jobs start without slices", advice)
     if len(calling) > 1:
         *others, kept = sorted(calling, key=lambda program: _is_only_ours(program, ours))

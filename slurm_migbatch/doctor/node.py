@@ -162,14 +162,14 @@ def _journal(config: NodeConfig) -> Iterator[Finding]:
 
 
 def _drained(config: NodeConfig) -> Iterator[Finding]:
-    said = failure.last(config.run_dir)
+    failed = failure.last(config.run_dir)
     try:
         text = query(config, "scontrol", ["-o", "show", "node", config.node], config.scontrol_timeout)
     except ScontrolError as error:
         yield Finding(UNKNOWN, drained.SUBJECT, str(error), "check ScontrolPath= and SlurmConf= in node.conf")
         return
     state, reason = drained.read(text)
-    yield from drained.check_drained(config.node, state, reason, said)
+    yield from drained.check_drained(config.node, state, reason, failed)
 
 
 def check_job_maps(config: NodeConfig) -> Iterator[Finding]:

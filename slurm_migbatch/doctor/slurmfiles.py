@@ -34,10 +34,10 @@ def check_autodetect(gres: Conf, nodes: Collection[str]) -> Iterator[Finding]:
             own.update(dict.fromkeys(_expanded(names.value), line))
     wrong: dict[tuple[str, int, str], list[str]] = {}
     for node in sorted(nodes):
-        said = own.get(node, everywhere)
-        detect = said.get("autodetect") if said else None
-        if said and detect and detect.value.lower() in _DETECTS:
-            wrong.setdefault((said.path, said.number, detect.value), []).append(node)
+        setting = own.get(node, everywhere)
+        detect = setting.get("autodetect") if setting else None
+        if setting and detect and detect.value.lower() in _DETECTS:
+            wrong.setdefault((setting.path, setting.number, detect.value), []).append(node)
     for (path, number, value), members in wrong.items():
         text = f"{path}:{number}: AutoDetect={value} counts the slices of {fold(members)} when slurmd starts"
         yield Finding(
@@ -87,13 +87,13 @@ def check_cli_filter(conf: Conf) -> Iterator[Finding]:
     text = read(path)
     closed = unreadable(path, None) if text is not None else ""
     if text is None:
-        said = f"{path} is missing: every srun, salloc and sbatch of this host fails"
-        yield Finding(BAD, CLI_FILTER, said, f"copy the controller's {path} here")
+        problem = f"{path} is missing: every srun, salloc and sbatch of this host fails"
+        yield Finding(BAD, CLI_FILTER, problem, f"copy the controller's {path} here")
     elif closed:
-        said = f"users cannot read it, and their srun, salloc and sbatch fail: {closed}"
-        yield Finding(BAD, CLI_FILTER, said, f"chmod a+r {path}")
+        problem = f"users cannot read it, and their srun, salloc and sbatch fail: {closed}"
+        yield Finding(BAD, CLI_FILTER, problem, f"chmod a+r {path}")
     elif text == scripts.DOES_NOTHING:
-        said = f"{path} changes nothing: srun and salloc with mig:auto or --gpus are refused from this host"
-        yield Finding(ODD, CLI_FILTER, said, f"copy the controller's {path} here")
+        problem = f"{path} changes nothing: srun and salloc with mig:auto or --gpus are refused from this host"
+        yield Finding(ODD, CLI_FILTER, problem, f"copy the controller's {path} here")
     else:
         yield Finding(GOOD, CLI_FILTER, path)

@@ -204,8 +204,8 @@ class Executor:
         found = {restart for job, restart in handoff.listed(self.paths.job) if job == env.job}
         earlier = [restart for restart in found if restart < (env.restart or 0)]
         for restart in found.difference(earlier):
-            there = handoff.load(self.paths.job, env.job, restart)
-            if there is not None and there.uid != env.uid:
+            later = handoff.load(self.paths.job, env.job, restart)
+            if later is not None and later.uid != env.uid:
                 handoff.remove(self.paths.job, env.job, restart)
         return earlier
 

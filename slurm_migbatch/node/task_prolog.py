@@ -62,10 +62,10 @@ def main(etc: str) -> None:
     try:
         out = exports(etc, environ, posix.getuid())
     except NoSlice as refusal:
-        said = [str(refusal)]
+        lines = [str(refusal)]
         if problem := send_back(etc, environ):
-            said.append(f"the job was not requeued: {problem}")
-        out, err = ("".join(f"{head}migbatch: {text}\n" for text in said) for head in ("print ", ""))
+            lines.append(f"the job was not requeued: {problem}")
+        out, err = ("".join(f"{head}migbatch: {text}\n" for text in lines) for head in ("print ", ""))
         code = exits.NO_SLICE
     except Exception as error:
         code, err = exits.NO_SLICE, f"migbatch: TaskProlog failed: {type(error).__name__}: {error}\n"

@@ -98,8 +98,8 @@ def _least_mib(model: _Model, bits: Precision | None) -> float | None:
     """Return the MiB of the weights, in the fewest bits possible."""
     if bits is not None and model.architecture is not None:
         return weights_mib(model.architecture, bits)
-    each = FEWEST_BITS if bits is None else min(bits.bits, bits.embedding_bits)
-    return None if model.params is None else model.params * each / 8 / MIB
+    bits_each = FEWEST_BITS if bits is None else min(bits.bits, bits.embedding_bits)
+    return None if model.params is None else model.params * bits_each / 8 / MIB
 
 
 def _held(row: Measurement, model: _Model, bits: Precision | None, gpu: GpuSpec, where: str) -> str:
@@ -111,8 +111,10 @@ def _held(row: Measurement, model: _Model, bits: Precision | None, gpu: GpuSpec,
     least = _least_mib(model, bits)
     if least is not None and row.engine not in PARTLY and row.memory_mib < least * row.procs:
         need = f"{least * row.procs:.4g}"
-        told = f"memory_mib {row.memory_mib:.4g} is less than the weights of {row.model} ({need})"
-        return told + ("" if bits is None or row.precision else f" in {bits.name}: specify the precision if it differs")
+        error = f"memory_mib {row.memory_mib:.4g} is less than the weights of {row.model} ({need})"
+        return error + (
+            "" if bits is None or row.precision else f" in {bits.name}: specify the precision if it differs"
+        )
     return ""
 
 
@@ -133,8 +135,8 @@ def _computed(row: Measurement, model: _Model, bits: Precision | None, flops: fl
 
 def _fastest(row: Measurement) -> float:
     """Return items per second by the larger of the two figures."""
-    told = [row.throughput_per_s or 0.0, row.batch * row.procs / row.latency_s if row.latency_s else 0.0]
-    return max(told)
+    rates = [row.throughput_per_s or 0.0, row.batch * row.procs / row.latency_s if row.latency_s else 0.0]
+    return max(rates)
 
 
 def _read(
@@ -149,7 +151,7 @@ def _read(
             return ""
         kept = bits or Precision("", FEWEST_BITS, FEWEST_BITS)
         read, seconds, what = weights_read_mib(model.architecture, kept, 1.0), AT_ONCE * row.tpot_s, "tpot_s"
-        told = row.tpot_s
+        measured_s = row.tpot_s
     else:
         least = _least_mib(model, bits)
         rate = _fastest(row)
@@ -158,9 +160,11 @@ def _read(
         # operations that use only a part of the weights are those of experts
         share = 1.0 if model.architecture is None else model.architecture.active / model.architecture.parameters
         read, seconds, what = least * min(share, 1.0), row.batch * row.procs / rate, "seconds of a batch"
-        told = seconds
+        measured_s = seconds
     needed = max(read - CACHED_MIB, 0.0) * MIB / speed
     if seconds >= needed:
         return ""
-    least_s = needed * told / seconds
-    return f"{what} {told:.3g} is too short to read the weights of {row.model} on {where} (at least {least_s:.3g})"
+    least_s = needed * measured_s / seconds
+    return (
+        f"{what} {measured_s:.3g} is too short to read the weights of {row.model} on {where} (at least {least_s:.3g})"
+    )

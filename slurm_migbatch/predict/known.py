@@ -151,13 +151,13 @@ def _quadratic(rows: Sequence[Measurement], known: Known) -> float:
     """Return the share of a text's operations that grows with the square of its length, from rows of several lengths;
     the known share if all rows have one length.
     """
-    told = {float(row.input_size): row.flops_per_item for row in rows if row.input_size and row.flops_per_item}
-    if known.unit != "tok" or len(told) < 2:
+    flops_by_size = {float(row.input_size): row.flops_per_item for row in rows if row.input_size and row.flops_per_item}
+    if known.unit != "tok" or len(flops_by_size) < 2:
         return known.quadratic
-    short, long = min(told), max(told)
+    short, long = min(flops_by_size), max(flops_by_size)
     # operations a token = constant + slope * length
-    slope = (told[long] / long - told[short] / short) / (long - short)
-    constant = told[short] / short - slope * short
+    slope = (flops_by_size[long] / long - flops_by_size[short] / short) / (long - short)
+    constant = flops_by_size[short] / short - slope * short
     total = constant + slope * known.reference
     return min(max(slope * known.reference / total, 0.0), 1.0) if total > 0 else known.quadratic
 

@@ -120,7 +120,7 @@ class Population:
 
     def is_stranger(self, known: Known, gpu: GpuSpec, stack: str | None = None) -> bool:
         """Return whether no model of the family was measured on the stack (None: this site's on such a GPU)."""
-        return not any(known.family in self.stacks.get(one, ()) for one in _stacks(gpu, stack))
+        return not any(known.family in self.stacks.get(name, ()) for name in _stacks(gpu, stack))
 
     def prior(self, model: str, known: Known, gpu: GpuSpec, stack: str | None = None) -> Belief:
         """Return the prior of a model on a GPU and software stack (None: this site's, or a typical one there)."""
@@ -141,7 +141,7 @@ class Population:
         return Belief(expected + distance, covariance)
 
     def _level(self, known: Known, gpu: GpuSpec, stack: str | None) -> Effect:
-        names = [name for one in _stacks(gpu, stack) for name in (_of_kind(one, known), one)]
+        names = [name for stack_name in _stacks(gpu, stack) for name in (_of_kind(stack_name, known), stack_name)]
         return next(self.levels[name] for name in (*names, gpu.name, "") if name in self.levels)
 
     def to_dict(self) -> dict[str, Any]:

@@ -266,13 +266,14 @@ def pick(
     """Return the slice, the reason (a key of SENTENCES) and the sentence; `allowed` from the cheapest, not empty."""
     holding = [offer for offer in allowed if offer.memory_mib >= need.need_mib]
     if not holding:
-        offer = max(allowed, key=lambda each: each.memory_mib)
+        offer = max(allowed, key=lambda profile: profile.memory_mib)
         short = (gib(offer.memory_mib), need.runs, job.name, gib(need.need_mib))
         return offer, "runs_short", SENTENCES["runs_short"] % short
     if need.unknown:
-        offer = max(allowed, key=lambda each: each.memory_mib)
+        offer = max(allowed, key=lambda profile: profile.memory_mib)
         return offer, "runs_unknown", SENTENCES["runs_unknown"] % (gib(offer.memory_mib), job.name)
-    offer = next((each for each in holding if need.slowdown(each) <= policy.slowdown), min(holding, key=need.slowdown))
+    fast = (profile for profile in holding if need.slowdown(profile) <= policy.slowdown)
+    offer = next(fast, min(holding, key=need.slowdown))
     slower = "" if offer == holding[0] else f"; on {holding[0].profile.gres_type} they would take longer"
     if need.full_mib:
         text = SENTENCES["runs_full"] % (gib(offer.memory_mib), job.name, gib(need.full_mib))

@@ -348,8 +348,8 @@ class Chooser:
         Raises:
             Refusal: they name a model of unknown size, or an unknown value; or hints about tokens for another model.
         """
-        told = hints.llm.params or hints.llm.arch
-        if hints.model is not None and not told and self.has_curve(hints.model) and not llm_names.resolve(hints.model):
+        given = hints.llm.params or hints.llm.arch
+        if hints.model is not None and not given and self.has_curve(hints.model) and not llm_names.resolve(hints.model):
             tokens = llm_workload.of_tokens(hints)
             if tokens and hints.mem_mib is None:
                 raise Refusal("hint_tokens", show(hints.model), tokens)
@@ -413,11 +413,11 @@ class Chooser:
         offer = next((offer for offer in holding if not targets.missed(known(offer))), None)
         reason = "fits"
         if offer is None:
-            offer, reason = min(holding, key=lambda each: targets.excess(known(each))), "time_short"
+            offer, reason = min(holding, key=lambda profile: targets.excess(known(profile))), "time_short"
         text = llm_choice.explanation(workload, known(offer), offer, reason, mem_mib=hints.mem_mib)
-        rows = [(each, known(each)) for each in partition.plain]
+        rows = [(profile, known(profile)) for profile in partition.plain]
         candidates = _ranked(
-            (each, of, _too_small(each, limits, of.slice_mib) or targets.missed(of)) for each, of in rows
+            (profile, of, _too_small(profile, limits, of.slice_mib) or targets.missed(of)) for profile, of in rows
         )
         return SliceChoice(offer, reason, text, None, candidates, workload.label)
 
@@ -445,7 +445,8 @@ class Chooser:
         if len(name) > llm_names.LONGEST or canonical(name, self._grids, self._aliases) in self._grids:
             return None
         known = {*self._grids, *self._aliases}
-        near = [each for each in sorted(known) if each[:1] == name[:1] and abs(len(each) - len(name)) <= _LETTERS_OFF]
+        alike = (model for model in sorted(known) if model[:1] == name[:1])
+        near = [model for model in alike if abs(len(model) - len(name)) <= _LETTERS_OFF]
         return next(iter(difflib.get_close_matches(name, near, 1, llm_names.ALIKE)), None)
 
 

@@ -96,8 +96,8 @@ class Ladder:
         """Yield each batch with a prediction on a slice, ascending, with its conservative figures."""
         if name in self.names:
             known = self._known[self.names.index(name)].tolist()
-            for batch, numbers, there in zip(self.batches, self._counted[name], known, strict=True):
-                if there:
+            for batch, numbers, measured in zip(self.batches, self._counted[name], known, strict=True):
+                if measured:
                     yield batch, Counted(*numbers)
 
     def figures(self, batch: int) -> Mapping[str, Figures]:
@@ -106,8 +106,8 @@ class Ladder:
         rows = self.numbers[..., place].tolist()
         return {
             name: Figures(*(Interval(*ends) for ends in row))
-            for name, row, there in zip(self.names, rows, self._known[:, place].tolist(), strict=True)
-            if there
+            for name, row, measured in zip(self.names, rows, self._known[:, place].tolist(), strict=True)
+            if measured
         }
 
 

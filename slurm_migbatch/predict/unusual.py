@@ -104,8 +104,8 @@ def _of_servers(rows: Sequence[Measurement], predictor: LearnedPredictor) -> Ite
     for place, figure in enumerate(served.FIGURES):
         away = []
         for row, point in points:
-            said = store.at(point)
-            shift, spread = ((said.ttft, said.spread_ttft), (said.tpot, said.spread_tpot))[place]
+            predicted = store.at(point)
+            shift, spread = ((predicted.ttft, predicted.spread_ttft), (predicted.tpot, predicted.spread_tpot))[place]
             away.append((row, point.away[place] - shift, SPAN * (spread or point.spread[place])))
         yield figure, away
 

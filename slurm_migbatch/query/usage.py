@@ -58,8 +58,8 @@ def _usage(
     holdings: list[tuple[report.Span, HeldSlices]] = []
     rooms: dict[str, dict[str, float] | None] = {}
     for span in spans:
-        pieces = held_slices(connection, wanted, groups, span.start, span.end, now)
-        holdings += [(span, holding) for holding in pieces]
+        slices = held_slices(connection, wanted, groups, span.start, span.end, now)
+        holdings += [(span, holding) for holding in slices]
         rooms[span.month] = gpu_seconds(connection, span.start, span.end, wanted.nodes) if capacity else None
     known = {month: room for month, room in rooms.items() if room is not None}
     sure = len(known) == len(rooms) and any(any(room.values()) for room in known.values())

@@ -55,8 +55,8 @@ def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
     if rights.nodes and (rights.everything or "jobs" not in rights.private) and elastic is None:
         expected += _expected(site, row, queue, nodes or (), time.time())
     ahead = "pending jobs" if rights.everything or "jobs" not in rights.private else "pending jobs visible to you"
-    told = describe(row, queue, nodes, decision, supply, elastic, ahead, at_once)
-    return Reply(list(pair_lines([*told, *expected])))
+    described = describe(row, queue, nodes, decision, supply, elastic, ahead, at_once)
+    return Reply(list(pair_lines([*described, *expected])))
 
 
 def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:

@@ -189,18 +189,18 @@ def slice_mib(geometry: Geometry, profile: str) -> int | None:
 
 def _ran_out(use: SliceUse, kind: _Kind | None, gpu_hours: float) -> Verdict:
     """Return what to request after it ran out of memory: the smallest slice with more of it."""
-    said = "it reported out of memory"
+    reason = "it reported out of memory"
     judged = use.own.peak_mib is not None or use.own.sm is not None
     held = kind.offers.get(use.profile) if kind is not None else None
     if kind is None or held is None:
-        return Verdict(gpu_hours, note=f"{said}: request a slice with more memory next time", judged=judged)
+        return Verdict(gpu_hours, note=f"{reason}: request a slice with more memory next time", judged=judged)
     more = [offer for offer in kind.plain if offer.memory_mib > held.memory_mib]
     if not more:
         return Verdict(
-            gpu_hours, note=f"{said}, on the largest slice: reduce the job, or request several GPUs", judged=judged
+            gpu_hours, note=f"{reason}, on the largest slice: reduce the job, or request several GPUs", judged=judged
         )
     profile = min(more, key=lambda offer: (offer.memory_mib, kind.share(offer.profile.gres_type))).profile.gres_type
-    return Verdict(gpu_hours, (), profile, _sbatch(profile, use), f"{said}: request {profile} next time", judged)
+    return Verdict(gpu_hours, (), profile, _sbatch(profile, use), f"{reason}: request {profile} next time", judged)
 
 
 def _unknown(use: SliceUse) -> str:

@@ -34,13 +34,13 @@ def gpu_seconds(
     for node, seen in connection.execute(select(Node.node, Node.seen)):
         if nodes and node not in nodes:
             continue
-        told = sorted(known.get(node, {}).items())
-        if not told:
+        counts = sorted(known.get(node, {}).items())
+        if not counts:
             continue
-        if told[0][0] > start and node in pruned:
+        if counts[0][0] > start and node in pruned:
             return None
-        last = min(end, max(seen, told[-1][0]))
-        found[node] = _counted(told, start, last)
+        last = min(end, max(seen, counts[-1][0]))
+        found[node] = _counted(counts, start, last)
     return found
 
 
@@ -69,9 +69,9 @@ def _mig_gpus(payload: Any) -> int | None:
     return sum(isinstance(gpu, Mapping) and gpu.get("mig") is True for gpu in gpus)
 
 
-def _counted(told: list[tuple[float, int]], start: float, end: float) -> float:
+def _counted(counts: list[tuple[float, int]], start: float, end: float) -> float:
     seconds = 0.0
-    for number, (since, count) in enumerate(told):
-        until = told[number + 1][0] if number + 1 < len(told) else end
+    for number, (since, count) in enumerate(counts):
+        until = counts[number + 1][0] if number + 1 < len(counts) else end
         seconds += count * max(0.0, min(until, end) - max(since, start))
     return seconds

@@ -61,7 +61,7 @@ def copy_decision(decision: Decision, run: Run) -> None:
     run.asked, run.bucket, run.source = decision.asked or run.asked, decision.bucket, decision.source
     got = _profiles(run.profile or decision.chosen or "")
     listed = decision.candidates if isinstance(decision.candidates, list) else ()
-    found = next((each for each in listed if isinstance(each, dict) and each.get("profile") in got), {})
+    found = next((row for row in listed if isinstance(row, dict) and row.get("profile") in got), {})
     for figure in _FIGURES:
         setattr(run, f"predicted_{figure}", clean.real(found.get(figure)))
 

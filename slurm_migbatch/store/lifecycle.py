@@ -293,8 +293,8 @@ def finish_if_free(
     """
     session.flush()
     run = session.get_one(Run, run_id)
-    told = run.state_from == "slurm" and run.state in FINAL_STATES and run.exit_code is not None
-    if exit_code is not None and not told:
+    complete = run.state_from == "slurm" and run.state in FINAL_STATES and run.exit_code is not None
+    if exit_code is not None and not complete:
         run.exit_code, run.signal = (0, exit_code - 128) if 128 < exit_code < 193 else (exit_code, 0)
     open_leases = select(Lease.id).where(Lease.run_id == run_id, Lease.until.is_(None)).limit(1)
     if session.scalar(open_leases) is not None:

@@ -78,7 +78,7 @@ def held_slices(
     if wanted.nodes:
         conditions.append(Lease.node.in_(wanted.nodes))
     names = [GROUPS[name].label(f"group_{name}") for name in groups]
-    pieces = (
+    spans = (
         select(
             *names,
             Lease.profile,
@@ -91,10 +91,10 @@ def held_slices(
         .where(*conditions)
         .subquery()
     )
-    keys = [*(pieces.c[name.name] for name in names), pieces.c.profile, pieces.c.slot_size, pieces.c.run]
-    sampled = case((pieces.c.sm.is_not(None), pieces.c.seconds), else_=0.0)
-    idle = case((pieces.c.sm.is_not(None), pieces.c.seconds * (1.0 - pieces.c.sm)), else_=0.0)
-    sums = (func.sum(pieces.c.seconds), func.sum(sampled), func.sum(idle))
+    keys = [*(spans.c[name.name] for name in names), spans.c.profile, spans.c.slot_size, spans.c.run]
+    sampled = case((spans.c.sm.is_not(None), spans.c.seconds), else_=0.0)
+    idle = case((spans.c.sm.is_not(None), spans.c.seconds * (1.0 - spans.c.sm)), else_=0.0)
+    sums = (func.sum(spans.c.seconds), func.sum(sampled), func.sum(idle))
     count = len(names)
     for row in connection.execute(select(*keys, func.count(), *sums).group_by(*keys)):
         profile, size, run, runs, seconds, sampled_s, idle_s = row[count:]

@@ -46,16 +46,16 @@ class Question(NamedTuple):
             if name in request and "gpu" in request[name].lower():
                 return None  # whole GPUs: a note on the use of earlier runs of the same job is added to the answer
         try:
-            told, of_llm = hinting.told(comment)
+            hints, of_llm = hinting.told(comment)
         except Refusal:
             return None
-        model = told.get("model")
-        if model is None and "mem_mib" not in told:
+        model = hints.get("model")
+        if model is None and "mem_mib" not in hints:
             return None  # runs of the same job count
         if isinstance(model, str) and not of_llm and chooser.has_curve(model):
-            told = rounded(told)
+            hints = rounded(hints)
         common = tuple([pair for pair in request.items() if pair[0] not in _OWN])
-        return cls((common, frozenset(told.items()), frozenset(of_llm.items())), request)
+        return cls((common, frozenset(hints.items()), frozenset(of_llm.items())), request)
 
     @property
     def comment(self) -> str:

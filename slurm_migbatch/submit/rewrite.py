@@ -357,7 +357,7 @@ class _Job:
         reason = "explicit"
         free = any(_is_auto(part) for part in asking.parts)  # the hints are about that part then
         chosen = all(_is_auto(part) for part in asking.parts)
-        told = chosen and request.now is None and request.batch == 1  # the job's environment can be extended
+        in_environment = chosen and request.now is None and request.batch == 1  # the job's environment can be extended
         for part in asking.parts:
             count = per_node(asking, count_of(part, partition.profile_list), request)
             if part.name == "gpu":
@@ -366,7 +366,9 @@ class _Job:
                 messages += self._advise(offer, partition)
                 reason = "whole_gpu" if choice is None else choice.reason
             elif _is_auto(part):
-                choice = choice or self.chooser.choose(hints, partition, self._recurring(), self.policy.runs, told=told)
+                choice = choice or self.chooser.choose(
+                    hints, partition, self._recurring(), self.policy.runs, told=in_environment
+                )
                 offer, reason = choice.offer, choice.reason
                 messages.append(MESSAGES["chosen"] % (_times(count, offer), choice.text))
             else:

@@ -317,7 +317,7 @@ def test_a_task_does_not_wait_for_a_scontrol_that_hangs(node, monkeypatch):
         started.append(os.posix_spawn(*given))
         return started[-1]
 
-    monkeypatch.setattr(task_prolog.posix, "posix_spawn", spawn)
+    monkeypatch.setattr("posix.posix_spawn", spawn)
     (node.root / "bin/scontrol").write_text("#!/bin/sh\nexec sleep 600\n")
     node.configure(ScontrolTimeout=0.2)
     values = {b"SLURM_JOB_ID": b"17", b"SLURMD_NODENAME": node.name.encode()}

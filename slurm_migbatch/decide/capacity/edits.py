@@ -37,9 +37,9 @@ def edits(before: tuple[T, ...], now: tuple[T, ...]) -> list[Edit[T]]:
     while i < len(before) or j < len(now):
         start, alike = i, _alike(before, i, now, j)
         i, j = i + alike, j + alike
-        gone, came = _gap(before, i, now, j)
+        left_out, came = _gap(before, i, now, j)
         found.append(Edit(start, i, now[j : j + came]))
-        i, j = i + gone, j + came
+        i, j = i + left_out, j + came
     return found
 
 
@@ -48,9 +48,9 @@ def _alike(before: tuple[T, ...], i: int, now: tuple[T, ...], j: int) -> int:
     most, alike = min(len(before) - i, len(now) - j), 0
     while alike < most:
         size = min(_STRETCH, most - alike)
-        here, there = before[i + alike : i + alike + size], now[j + alike : j + alike + size]
-        if not all(map(is_, here, there)):
-            return alike + indexOf(map(is_, here, there), False)
+        earlier, later = before[i + alike : i + alike + size], now[j + alike : j + alike + size]
+        if not all(map(is_, earlier, later)):
+            return alike + indexOf(map(is_, earlier, later), False)
         alike += size
     return alike
 
@@ -59,10 +59,10 @@ def _gap(before: tuple[T, ...], i: int, now: tuple[T, ...], j: int) -> tuple[int
     """Return how many of the next objects were removed, and how many added, before one that remains."""
     near = _NEAR
     while True:
-        places = {id(one): place for place, one in enumerate(before[i : i + near])}
-        for came, one in enumerate(now[j : j + near]):
-            if (gone := places.get(id(one))) is not None:
-                return gone, came
+        places = {id(row): place for place, row in enumerate(before[i : i + near])}
+        for came, row in enumerate(now[j : j + near]):
+            if (place_before := places.get(id(row))) is not None:
+                return place_before, came
         if near >= max(len(before) - i, len(now) - j):
             return len(before) - i, len(now) - j
         near *= 4

@@ -78,19 +78,19 @@ class JobQueue:
         self.running, self.guests = Counter(), frozenset()
 
     def _follow(self, now: tuple[JobRow, ...], found: Sequence[Edit[JobRow]]) -> None:
-        gone, at = list[JobRow](), 0
+        removed, at = list[JobRow](), 0
         for start, end, _ in found:
-            gone += self.jobs[at:start]
+            removed += self.jobs[at:start]
             at = end
-        gone += self.jobs[at:]
+        removed += self.jobs[at:]
         self.version += 1
-        self.edits, self.jobs, self.gone = found, now, gone
+        self.edits, self.jobs, self.gone = found, now, removed
         fresh = list(chain.from_iterable([edit.new for edit in found]))
         by_job = {row.job_id: row for row in fresh}
         if len(by_job) < len(fresh):  # some row is listed twice
             fresh = list({id(row): row for row in fresh}.values())
         self.fresh = fresh
-        self.changed = frozenset(chain(by_job, [row.job_id for row in gone]))
+        self.changed = frozenset(chain(by_job, [row.job_id for row in removed]))
         started = set(self.guests)
         for row in self.gone:
             self.rows.pop(row.job_id, None)

@@ -176,10 +176,10 @@ def plan_pipelines(
 def _noted(before: KnownPipeline | None, rows: Sequence[JobRow]) -> KnownPipeline:
     """Return what is known of a pipeline including its current jobs."""
     begin = min(row.submit for row in rows)
-    told = [hints.deadline_s for row in rows if (hints := hints_of(row.comment)) and hints.deadline_s is not None]
+    deadlines = [hints.deadline_s for row in rows if (hints := hints_of(row.comment)) and hints.deadline_s is not None]
     if before is None:
-        return KnownPipeline(begin, min(told, default=None))
-    deadline_s = min((*told, *(() if before.deadline_s is None else (before.deadline_s,))), default=None)
+        return KnownPipeline(begin, min(deadlines, default=None))
+    deadline_s = min((*deadlines, *(() if before.deadline_s is None else (before.deadline_s,))), default=None)
     return replace(before, begin=min(begin, before.begin), deadline_s=deadline_s)
 
 

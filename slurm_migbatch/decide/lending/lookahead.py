@@ -398,7 +398,7 @@ def rollout(board: SharingQueue, rule: SharingRule, max_total: float = math.inf,
 
 def _start(board: SharingQueue, rule: SharingRule) -> list[QueuedTraining]:
     """Start what a rule starts; return the jobs whose ends are other ones because of it."""
-    return [one for task, _, partners in board.start(rule) for one in (task, *[other for other, _ in partners])]
+    return [start for task, _, partners in board.start(rule) for start in (task, *[other for other, _ in partners])]
 
 
 def choose(board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64) -> tuple[SharingRule, float]:

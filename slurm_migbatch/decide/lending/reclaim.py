@@ -176,9 +176,17 @@ class _ReclaimPlanner:
     def _loans_for_cpus(self, node: str, lacking: int) -> list[int] | None:
         """Return the loans on a node that end for so many CPUs, of which those count that end already."""
         ending = {order.job for order in self.orders}
-        there = [one for one in self.view.elastic_jobs if one.place is not None and one.place.node == node]
-        lacking -= sum(one.cpus for one in there if job_id(one.job) in ending)
-        loans = [(job_id(one.job), one.cpus) for one in there if job_id(one.job) in self.loans]
+        jobs_there = [
+            elastic_job
+            for elastic_job in self.view.elastic_jobs
+            if elastic_job.place is not None and elastic_job.place.node == node
+        ]
+        lacking -= sum(elastic_job.cpus for elastic_job in jobs_there if job_id(elastic_job.job) in ending)
+        loans = [
+            (job_id(elastic_job.job), elastic_job.cpus)
+            for elastic_job in jobs_there
+            if job_id(elastic_job.job) in self.loans
+        ]
         return cheapest(lacking, [(self.loans[job].loss(1), cpus, job) for job, cpus in loans])
 
     def _place(self, start: WaitingInference, spaces: Iterable[GpuCapacity]) -> _Found | None:

@@ -68,7 +68,7 @@ def _kept_out(view: LendingView, elastic_jobs: Sequence[ElasticJob]) -> dict[int
     """Return why pending jobs are not considered: only those that were stopped for another slice are in a blackout."""
     if not view.blackout:
         return {}
-    return {job_id(one.job): LACKING["blackout"] for one in elastic_jobs if one.place is None and not one.stopped}
+    return {job_id(job.job): LACKING["blackout"] for job in elastic_jobs if job.place is None and not job.stopped}
 
 
 def _releases(

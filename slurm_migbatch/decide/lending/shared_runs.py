@@ -98,5 +98,5 @@ def _app(job_view: JobView | None) -> str:
 def _kind(job_view: JobView, profile: Profile) -> Kind:
     """Return the key of a rate alone; a job that names no model has its own."""
     hints, row = job_view.hints, job_view.row
-    said = f"{hints.model} {hints.batch} {hints.input}{hints.input_unit}" if hints.model else f"job {row.job_id}"
-    return Kind(row.uid, said, profile.name)
+    label = f"{hints.model} {hints.batch} {hints.input}{hints.input_unit}" if hints.model else f"job {row.job_id}"
+    return Kind(row.uid, label, profile.name)

@@ -86,7 +86,7 @@ class SliceSharing:
         sharing = {run[0] for run in self._beside} | self.wanted.keys() | set(self.wanted.values())
         if not sharing:
             return view
-        elastic_jobs = (replace(one, shares=job_id(one.job) in sharing) for one in view.elastic_jobs)
+        elastic_jobs = (replace(job, shares=job_id(job.job) in sharing) for job in view.elastic_jobs)
         return replace(view, elastic_jobs=tuple(elastic_jobs))
 
     def add(self, view: LendingView, decided: Round, rules: LendingRules, offered: Mapping[int, str]) -> Round:

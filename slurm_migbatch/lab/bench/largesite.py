@@ -181,10 +181,10 @@ class LargeSite:
         rows = [self._running.pop(job) for job in ended]
         runs = {(row.job_id, 0) for row in rows}
         for node in dict.fromkeys(name for row in rows for name in row.nodes):
-            gone = [(uuid, s, run) for uuid, held in self._held[node].items() for s, run in held.items() if run in runs]
-            for uuid, slot, _ in gone:
+            over = [(uuid, s, run) for uuid, held in self._held[node].items() for s, run in held.items() if run in runs]
+            for uuid, slot, _ in over:
                 del self._held[node][uuid][slot]
-            self._tell(node, "stop", gone)
+            self._tell(node, "stop", over)
             self._renewed[node] = None
         for job in self._random.sample(list(self._waiting), min(count // 10, len(self._waiting))):
             del self._waiting[job]
@@ -229,10 +229,10 @@ class LargeSite:
         else:
             del self._waiting[row.job_id]
         self._running[job] = self._started(replace(row, job_id=job, tasks=1), node)
-        told = [(uuid, slot, (job, 0)) for uuid, slot in places]
-        for uuid, slot, run in told:
+        held = [(uuid, slot, (job, 0)) for uuid, slot in places]
+        for uuid, slot, run in held:
             self._held[node][uuid][slot] = run
-        self._tell(node, "start", told)
+        self._tell(node, "start", held)
 
     def _started(self, row: JobRow, node: str) -> JobRow:
         end = self.now + (row.time_limit_s or 3600)
@@ -282,8 +282,8 @@ class LargeSite:
         events = []
         for uuid, slot, (job, restart) in places:
             place = {"start": slot.placement.start, "size": slot.placement.size}
-            told = {"gpu": uuid, "profile": slot.profile.name, **place}
-            events.append({"kind": kind, "job": job, "restart": restart, "slices": [told]})
+            event = {"gpu": uuid, "profile": slot.profile.name, **place}
+            events.append({"kind": kind, "job": job, "restart": restart, "slices": [event]})
         if events:
             self.view.apply(node, events)
             self._used.pop(node, None)

@@ -233,21 +233,21 @@ def compare(
 
 
 def _figures(series: Mapping[str, _Series]) -> dict[str, Any]:
-    found: dict[str, Any] = {name: one.to_dict() for name, one in series.items()}
-    for over, one, other in (
+    found: dict[str, Any] = {name: figure.to_dict() for name, figure in series.items()}
+    for over, figure, other in (
         ("filter_over_none", series["with"], series["without"]),
         ("asking_over_none", series["asking"], series["without"]),
         ("empty_over_none", series["empty"], series["without"]),
         ("filter_over_empty", series["with"], series["empty"]),
     ):
-        ratios = [mine / its for mine, its in zip(one.medians, other.medians, strict=True)]
+        ratios = [mine / its for mine, its in zip(figure.medians, other.medians, strict=True)]
         mean, low, high = mean_with_interval(ratios)
         found[over] = {
             "ratio": statistics.median(ratios),
             "mean": mean,
             "interval_95": [low, high],
-            "total": sum(one.times) / sum(other.times),
-            "undisturbed": quantile(one.times, _UNDISTURBED) / quantile(other.times, _UNDISTURBED),
+            "total": sum(figure.times) / sum(other.times),
+            "undisturbed": quantile(figure.times, _UNDISTURBED) / quantile(other.times, _UNDISTURBED),
         }
     return found
 
@@ -283,7 +283,7 @@ def crowd(cluster: Cluster, each: int) -> dict[str, Any]:
 
     began = time.monotonic()
     with ThreadPoolExecutor(len(users)) as pool:
-        times = [spent for one in pool.map(work, range(len(users))) for spent in one]
+        times = [spent for times_of_user in pool.map(work, range(len(users))) for spent in times_of_user]
     seconds = time.monotonic() - began
     comments = cluster.run(["squeue", "-h", "-n", _CROWD, "-o", "%k"]).stdout.splitlines()
     if sum("[mig:" in comment for comment in comments) != len(times):

@@ -95,9 +95,9 @@ def evaluate(rows: Sequence[Measurement], say: Say = silent) -> dict[str, Any]:
                 "points": points,
                 "way": way,
                 "cases": len(found),
-                "share": round(float(np.mean([one.share for one in found])), 4),
-                "kept": round(float(np.mean([one.kept for one in found])), 4),
-                "items_per_share": round(float(np.mean([one.quality for one in found])), 4),
+                "share": round(float(np.mean([choice.share for choice in found])), 4),
+                "kept": round(float(np.mean([choice.kept for choice in found])), 4),
+                "items_per_share": round(float(np.mean([choice.quality for choice in found])), 4),
             }
             for (points, way), found in outcomes.items()
         ],

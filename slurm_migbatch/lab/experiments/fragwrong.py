@@ -61,14 +61,14 @@ class Wrong:
 
     def config(self, right: Config, kinds: Sequence[PodKind], seed: int) -> Config:
         """Return default settings on a site that has learned this; `right`: with correct values."""
-        told = right
+        given = right
         if self.learned is None:
-            told = replace(right, supply=replace(right.supply, preference=()))
+            given = replace(right, supply=replace(right.supply, preference=()))
         elif self.learned != 1.0:
             profiles = sorted({kind.profile for kind in kinds})
             off = np.power(self.learned, _chance(seed).uniform(-1.0, 1.0, len(profiles))).tolist()
-            told = fragmentation.config_of(kinds, dict(zip(profiles, off, strict=True)))
-        return told if self.moves else replace(told, moves=replace(told.moves, enabled=False))
+            given = fragmentation.config_of(kinds, dict(zip(profiles, off, strict=True)))
+        return given if self.moves else replace(given, moves=replace(given.moves, enabled=False))
 
 
 ROWS: Final[Mapping[str, Wrong]] = {

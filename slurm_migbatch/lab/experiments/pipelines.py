@@ -145,12 +145,12 @@ def draw(seconds: Seconds, load: float, seed: int) -> list[Pipeline]:
         deadline = slack * _longest(parts, [part.seconds[full] for part in parts]) + _starts_s(parts) + BEGIN_S
         found.append(Pipeline(0.0, tuple(parts), math.ceil(deadline), slack))
     work = statistics.fmean(
-        sum(_slices(profile := _granted(part, one.deadline_s)) * part.seconds[profile] for part in one.parts)
-        for one in found
+        sum(_slices(profile := _granted(part, pipeline.deadline_s)) * part.seconds[profile] for part in pipeline.parts)
+        for pipeline in found
     )
     rate = load * NODES * PER_NODE * geometry(GPU).compute_slices / work
     moments = np.cumsum(chance.exponential(1.0 / rate, PIPELINES)).tolist()
-    return [replace(one, at=at) for at, one in zip(moments, found, strict=True)]
+    return [replace(pipeline, at=at) for at, pipeline in zip(moments, found, strict=True)]
 
 
 def _longest(parts: Sequence[Part], seconds: Sequence[float]) -> float:
@@ -174,32 +174,32 @@ Factors = Mapping[tuple[str, int], float]
 """Factor by which each model is predicted too fast at a batch."""
 
 
-def limits(way: str, one: Pipeline, factors: Factors) -> list[float]:
+def limits(way: str, pipeline: Pipeline, factors: Factors) -> list[float]:
     """Return each job's own deadline, seconds."""
-    whole = float(one.deadline_s)
+    whole = float(pipeline.deadline_s)
     if way in (OURS, ALONE):
-        return [whole] * len(one.parts)
-    factor_of = [factors[part.model, part.batch] for part in one.parts]
-    lengths = [1.0] * len(one.parts)
+        return [whole] * len(pipeline.parts)
+    factor_of = [factors[part.model, part.batch] for part in pipeline.parts]
+    lengths = [1.0] * len(pipeline.parts)
     if way == PROPORTIONAL:
-        lengths = [p.seconds[_granted(p, whole, f)] / f for p, f in zip(one.parts, factor_of, strict=True)]
-    shared = (whole - _starts_s(one.parts)) / _longest(one.parts, lengths)
+        lengths = [p.seconds[_granted(p, whole, f)] / f for p, f in zip(pipeline.parts, factor_of, strict=True)]
+    shared = (whole - _starts_s(pipeline.parts)) / _longest(pipeline.parts, lengths)
     return [max(1.0, math.floor(shared * length)) for length in lengths]
 
 
 def workload(way: str, drawn: Sequence[Pipeline], factors: Factors) -> list[Submission]:
     """Return every job of every pipeline as the submit filter leaves it."""
     found: list[Submission] = []
-    for number, one in enumerate(drawn):
+    for number, pipeline in enumerate(drawn):
         first = len(found)
-        for part, limit_s in zip(one.parts, limits(way, one, factors), strict=True):
+        for part, limit_s in zip(pipeline.parts, limits(way, pipeline, factors), strict=True):
             grant = Grant([(_granted(part, limit_s, factors[part.model, part.batch]), 1)], "auto")
             named = f" pipeline=p{number}" if way == OURS else ""
             hints = f"migbatch: model={part.model} batch={part.batch} items={part.items} deadline={limit_s:.0f}s{named}"
             longest = max(part.seconds.values())
             found.append(
                 Submission(
-                    one.at + 1e-3 * (len(found) - first),
+                    pipeline.at + 1e-3 * (len(found) - first),
                     grant.gres,
                     partial(OnSlice, longest, by_profile=part.seconds),
                     limit_s=2 * math.ceil(longest) + 60,
@@ -222,26 +222,26 @@ def played(way: str, drawn: Sequence[Pipeline], seconds: Seconds, factors: Facto
     )
     ids = iter(outcome.submissions)
     found = []
-    for one in drawn:
-        jobs = [outcome.jobs[job] for _ in one.parts if (job := next(ids)) is not None]
-        if len(jobs) < len(one.parts):
+    for pipeline in drawn:
+        jobs = [outcome.jobs[job] for _ in pipeline.parts if (job := next(ids)) is not None]
+        if len(jobs) < len(pipeline.parts):
             raise NotMeasurable("the simulated Slurm refuses a job of a pipeline")
         spent = sum(
             _slices(profile) * (job.end - (job.start or job.end)) for job in jobs for profile in slices(job.row.gres)
         )
-        found.append(Ended(max(job.end for job in jobs) - outcome.begin - one.at, spent))
+        found.append(Ended(max(job.end for job in jobs) - outcome.begin - pipeline.at, spent))
     return found
 
 
 def oracle(drawn: Sequence[Pipeline]) -> list[Ended]:
     """Return the cheapest splits by true times, without other jobs."""
     found = []
-    for one in drawn:
+    for pipeline in drawn:
         stages = [
             Stage(tuple(Choice(s + START_S * bool(p.after), _slices(k) * s) for k, s in p.seconds.items()), p.after)
-            for p in one.parts
+            for p in pipeline.parts
         ]
-        best = split(stages, one.deadline_s)
+        best = split(stages, pipeline.deadline_s)
         found.append(Ended(best.seconds, best.price))
     return found
 
@@ -249,9 +249,9 @@ def oracle(drawn: Sequence[Pipeline]) -> list[Ended]:
 def config_of(drawn: Sequence[Pipeline]) -> Config:
     """Default settings, on a site that has received these jobs for a while, as each would be granted alone."""
     by: dict[Profile, list[float]] = {}
-    for one in drawn:
-        for part in one.parts:
-            profile = _granted(part, one.deadline_s)
+    for pipeline in drawn:
+        for part in pipeline.parts:
+            profile = _granted(part, pipeline.deadline_s)
             by.setdefault(profile, []).append(part.seconds[profile])
     span = drawn[-1].at - drawn[0].at
     classes = [Class(len(times) * HORIZON_S / span, statistics.fmean(times), kind) for kind, times in by.items()]
@@ -293,7 +293,7 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     lacking = sorted({f"{m} at {b}" for kind in KINDS.values() for m, b, _ in kind if (m, b) not in seconds})
     if lacking:
         raise NotMeasurable(f"{data} lacks measurements of {', '.join(lacking)}")
-    results = [_scenario(one, seconds, seeds, say) for one in scenarios()]
+    results = [_scenario(scenario, seconds, seeds, say) for scenario in scenarios()]
     return {
         "bench": "pipelines",
         "data": str(data),
@@ -310,22 +310,22 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     }
 
 
-def _scenario(one: Scenario, seconds: Seconds, seeds: int, say: Say) -> dict[str, Any]:
-    drawn = [draw(seconds, one.load, seed) for seed in range(seeds)]
+def _scenario(scenario: Scenario, seconds: Seconds, seeds: int, say: Say) -> dict[str, Any]:
+    drawn = [draw(seconds, scenario.load, seed) for seed in range(seeds)]
     config = config_of(drawn[0])
     of: dict[str, list[list[Ended]]] = {}
     for way in WAYS:
         for seed, pipelines in enumerate(drawn):
-            say(f"{one.name}: seed {seed}, {way}", len(scenarios()) * len(WAYS) * seeds)
-            factors = wrong(seconds, seed) if one.wrong else exact(seconds)
+            say(f"{scenario.name}: seed {seed}, {way}", len(scenarios()) * len(WAYS) * seeds)
+            factors = wrong(seconds, seed) if scenario.wrong else exact(seconds)
             of.setdefault(way, []).append(played(way, pipelines, seconds, factors, config))
     of[ORACLE] = [oracle(pipelines) for pipelines in drawn]
     base = {way: [_spent(ended) for ended in of[way]] for way in (EQUAL, PROPORTIONAL)}
     cheaper = min(base, key=lambda way: statistics.fmean(base[way]))
     return {
-        "scenario": one.name,
-        "load": one.load,
-        "wrong": one.wrong,
+        "scenario": scenario.name,
+        "load": scenario.load,
+        "wrong": scenario.wrong,
         **provenance(DECIDES, config),
         "cheaper": cheaper,
         "ways": {way: _row(runs, drawn, base[cheaper]) for way, runs in of.items()},
@@ -337,7 +337,9 @@ def _row(runs: Sequence[Sequence[Ended]], drawn: Sequence[Sequence[Pipeline]], b
     spent = [_spent(run) for run in runs]
     found: dict[str, Any] = {
         **_kept(pairs),
-        "late_p95_s": round(quantile([max(0.0, end.seconds - one.deadline_s) for end, one in pairs], 0.95), 1),
+        "late_p95_s": round(
+            quantile([max(0.0, end.seconds - pipeline.deadline_s) for end, pipeline in pairs], 0.95), 1
+        ),
         "over_cheaper": [round(x, 4) for x in mean_with_interval([a / b for a, b in zip(spent, base, strict=True)])],
     }
     for name, (low, high) in TIGHTNESS.items():
@@ -348,7 +350,7 @@ def _row(runs: Sequence[Sequence[Ended]], drawn: Sequence[Sequence[Pipeline]], b
 
 def _kept(pairs: Sequence[tuple[Ended, Pipeline]]) -> dict[str, float]:
     return {
-        "kept": round(statistics.fmean(end.seconds <= one.deadline_s for end, one in pairs), 4),
+        "kept": round(statistics.fmean(end.seconds <= pipeline.deadline_s for end, pipeline in pairs), 4),
         "slice_s": round(statistics.fmean(end.slice_seconds for end, _ in pairs), 1),
     }
 

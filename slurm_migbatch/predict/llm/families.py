@@ -123,9 +123,9 @@ _SHAPES: Final[Mapping[str, Callable[..., Architecture]]] = {
 def _models() -> Iterator[Model]:
     sections = tomllib.loads(files("slurm_migbatch.predict.llm").joinpath("models.toml").read_text(encoding="utf-8"))
     for section in sections.values():
-        each = section.pop("each", {})
+        common = section.pop("each", {})
         for name, row in section.items():
-            given = {"shape": "decoder", "native": "bf16", "also": "", **each, **row}
+            given = {"shape": "decoder", "native": "bf16", "also": "", **common, **row}
             shape, native, also = _SHAPES[given.pop("shape")], given.pop("native"), given.pop("also")
             yield Model(name, shape(**given), native, tuple(also.split()))
 

@@ -191,11 +191,11 @@ def activations_mib(architecture: Architecture, training: Training, bytes_each: 
     width, inner = architecture.width, architecture.heads * architecture.head
     keys = architecture.kv_heads * architecture.head
     passed = _passed(architecture) * (4 if architecture.gated else 2)
-    each = (9 * width + 3 * inner + 3 * keys + passed) * bytes_each
+    bytes_per_token = (9 * width + 3 * inner + 3 * keys + passed) * bytes_each
     kept = largest = 0.0
     read = architecture.source or training.seq
     for layers, tokens in ((architecture.layers, training.seq), (architecture.encoder_layers, read)):
-        layer = each
+        layer = bytes_per_token
         if architecture.kind != "decoder":  # eager attention keeps the scores, their mask and the dropout result
             layer += 2.5 * bytes_each * architecture.heads * tokens
         kept += tokens * layers * (width * bytes_each if training.checkpointing else layer)

@@ -347,8 +347,8 @@ def _named(words: Sequence[str], start: int, end: int) -> tuple[Model, int] | No
 
 def _names_size(word: str) -> bool:
     stem = word.rstrip(".0123456789")
-    said = word if word in SIZES or len(stem) == 1 else stem
-    return (said in SIZES and said != "base") or _misspelt_size(word)
+    size = word if word in SIZES or len(stem) == 1 else stem
+    return (size in SIZES and size != "base") or _misspelt_size(word)
 
 
 def _decimals(words: Sequence[str]) -> list[str]:

@@ -213,8 +213,8 @@ class ServedMeasurements:
         """Return the errors of points against their predictions, by figure, model and GPU."""
         found: dict[tuple[str, str, str], list[float]] = {}
         for point in points:
-            said = self.at(point)
-            for figure, away, shift in zip(FIGURES, point.away, (said.ttft, said.tpot), strict=True):
+            predicted = self.at(point)
+            for figure, away, shift in zip(FIGURES, point.away, (predicted.ttft, predicted.tpot), strict=True):
                 found.setdefault((figure, point.model, point.gpu), []).append(away - shift)
         return found
 

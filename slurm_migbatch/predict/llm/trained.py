@@ -125,8 +125,8 @@ def point_of(row: Measurement) -> TrainedPoint | None:
 
     Of a GPU of unknown speed only the memory counts, which does not depend on the GPU.
     """
-    told = row.input_size and row.procs == 1 and row.source not in (RUNS, SILENT)
-    if not told or row.gpu == CPU or not _agrees(row):
+    usable = row.input_size and row.procs == 1 and row.source not in (RUNS, SILENT)
+    if not usable or row.gpu == CPU or not _agrees(row):
         return None
     workload = _workload(row)
     if workload is None or workload.architecture.kind == "plain":
@@ -288,8 +288,8 @@ class _Process:
 
     @cached_property
     def _solved(self) -> tuple[Array, Array]:
-        each = zip(self._points, self._trust.tolist(), strict=True)
-        alike = np.array([self._alike(point, trusted) for point, trusted in each])
+        weighted = zip(self._points, self._trust.tolist(), strict=True)
+        alike = np.array([self._alike(point, trusted) for point, trusted in weighted])
         return solve(alike, self._spread, self._away, self._trust)
 
     def _alike(self, asked: TrainedPoint, trusted: float) -> Array:

@@ -121,8 +121,8 @@ def asks(hints: Hints) -> bool:
     """Return whether hints are of a language model, whatever its name. Any service may have a rate."""
     if hints.llm is NO_LLM:
         return False
-    told = replace(hints.llm, rate=None) if hints.role == SERVE else hints.llm
-    return told != NO_LLM
+    hinted = replace(hints.llm, rate=None) if hints.role == SERVE else hints.llm
+    return hinted != NO_LLM
 
 
 def of_tokens(hints: Hints) -> str:

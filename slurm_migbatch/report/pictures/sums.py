@@ -108,8 +108,8 @@ class Held:
         """GPU equivalents of each slice."""
         places = (max(len(self.gpus), 1), max(len(self.profiles), 1), _MOST_SLICES)
         kinds, kind = np.unique(np.ravel_multi_index((self.gpu, self.profile, self.size), places), return_inverse=True)
-        each = zip(*(column.tolist() for column in np.unravel_index(kinds, places)), strict=True)
-        shares = [gpu_equivalent(self.profiles[profile], size, self.wholes[gpu]) for gpu, profile, size in each]
+        combinations = zip(*(column.tolist() for column in np.unravel_index(kinds, places)), strict=True)
+        shares = [gpu_equivalent(self.profiles[profile], size, self.wholes[gpu]) for gpu, profile, size in combinations]
         weights: Reals = np.array(shares, np.float64)[kind]
         return weights
 
@@ -241,10 +241,10 @@ def waits_by_profile(rows: Iterable[tuple[str, int, int]], max_profiles: int) ->
     for profile, number, runs in rows:
         counts.setdefault(profile, [0] * len(WAITS))[number] += runs
     often = sorted(counts, key=lambda profile: -sum(counts[profile]))
-    told = [Waits(profile, tuple(counts[profile])) for profile in sorted(often[:max_profiles], key=profile_order)]
+    waits = [Waits(profile, tuple(counts[profile])) for profile in sorted(often[:max_profiles], key=profile_order)]
     if rest := often[max_profiles:]:
-        told.append(Waits("others", tuple(map(sum, zip(*(counts[profile] for profile in rest), strict=True)))))
-    return told
+        waits.append(Waits("others", tuple(map(sum, zip(*(counts[profile] for profile in rest), strict=True)))))
+    return waits
 
 
 @dataclass(frozen=True)
