@@ -1,4 +1,4 @@
-"""Which pending job is given another profile, and what is never done to one."""
+"""Re-typing: which pending jobs are given another profile, and which are left alone."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def profiles(made: ServiceGuarantee) -> set[str]:
     return {option.profile.name for option in made.options}
 
 
-# -- the promise -------------------------------------------------------------------------------------------------------
+# -- the guarantee -----------------------------------------------------------------------------------------------------
 
 
-def test_a_promise_leaves_open_what_keeps_memory_limit_and_rate() -> None:
+def test_guarantee_allows_profiles_that_keep_memory_limit_and_rate() -> None:
     assert profiles(promise("1g.10gb", bad=("2g.12gb",))) == {"1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb"}
 
 
-def test_a_slower_profile_is_open_only_where_a_deadline_says_how_slow_it_may_be() -> None:
+def test_slower_profile_is_allowed_only_under_a_deadline_it_meets() -> None:
     slow = {"1g.6gb": 10.0, "1g.10gb": 9.0, "2g.20gb": 22.0}
     free = promise_of(P("1g.6gb"), candidates(rates=slow), 600, None)
     bound = promise_of(P("1g.6gb"), candidates(rates=slow), 600, 120)
@@ -62,12 +62,12 @@ def test_a_slower_profile_is_open_only_where_a_deadline_says_how_slow_it_may_be(
     assert bound is not None and profiles(bound) == {"1g.6gb", "1g.10gb", "2g.20gb"}
 
 
-def test_where_speed_is_not_known_only_more_of_everything_is_open() -> None:
+def test_unknown_speed_allows_only_profiles_with_at_least_equal_resources() -> None:
     made = promise_of(P("1g.10gb"), candidates(rates={}), None, None)
     assert made is not None and profiles(made) == {"1g.10gb", "1g.20gb", "2g.12gb", "2g.20gb", "3g.40gb"}
 
 
-def test_a_decision_that_could_not_keep_its_promise_stays() -> None:
+def test_grant_that_cannot_meet_its_own_request_has_no_guarantee() -> None:
     assert promise_of(P("1g.6gb"), candidates(bad=("1g.6gb",)), 600, 120) is None
 
 
@@ -81,7 +81,7 @@ def record(**changes: object) -> dict[str, object]:
     return {**row, **changes}
 
 
-def test_the_record_of_a_decision_tells_its_promise() -> None:
+def test_guarantee_is_read_from_the_recorded_decision() -> None:
     made = promise_from_record(record())
     assert made is not None and made.granted == P("1g.6gb") and profiles(made) == {c.profile.name for c in candidates()}
     assert made.seconds(P("1g.10gb")) == 50.0 and made.seconds(P("1g.10gb"), 2) == 25.0
@@ -89,7 +89,7 @@ def test_the_record_of_a_decision_tells_its_promise() -> None:
 
 
 @pytest.mark.parametrize("reason", ["explicit", "whole_gpu", "memory_short", "time_short", "", None, 7])
-def test_a_profile_that_the_user_named_or_that_broke_the_promise_is_not_touched(reason: object) -> None:
+def test_record_of_an_explicit_or_unmet_request_gives_no_guarantee(reason: object) -> None:
     assert promise_from_record(record(facts={"reason": reason})) is None
 
 
@@ -107,29 +107,29 @@ def test_a_profile_that_the_user_named_or_that_broke_the_promise_is_not_touched(
         {"hints": "x", "facts": []},
     ],
 )
-def test_a_record_that_says_too_little_leaves_nothing_open(changes: dict[str, object]) -> None:
+def test_incomplete_or_malformed_record_gives_no_guarantee(changes: dict[str, object]) -> None:
     assert promise_from_record(record(**changes)) is None
 
 
-# -- where it goes -----------------------------------------------------------------------------------------------------
+# -- the new profile ---------------------------------------------------------------------------------------------------
 
 
-def test_a_job_goes_to_the_cheapest_profile_that_is_idle() -> None:
+def test_job_is_retyped_to_the_cheapest_idle_profile() -> None:
     found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), RetypeHistory()))
     assert found.after == P("1g.10gb") and found.targets == ("1",) and found.names == ("1",)
     assert found.why == "no room for 1g.6gb, and 1g.10gb is idle on h1; 50 s at most of deadline=120s"
 
 
-def test_a_job_whose_own_profile_has_room_stays() -> None:
+def test_job_whose_own_profile_has_room_is_not_retyped() -> None:
     assert retypes(NOW, [pending(job(1))], lambda p: promise(), space(), RetypeHistory()) == []
 
 
-def test_nothing_is_done_where_nothing_is_idle_or_nothing_is_open() -> None:
+def test_job_is_not_retyped_without_idle_capacity_or_a_guarantee() -> None:
     assert retypes(NOW, [pending(job(1))], lambda p: promise(), space(**FULL), RetypeHistory()) == []
     assert retypes(NOW, [pending(job(1))], lambda p: None, space(**A30_FULL), RetypeHistory()) == []
 
 
-def test_a_job_is_sent_only_where_it_may_run() -> None:
+def test_job_is_retyped_only_for_nodes_on_which_it_may_run() -> None:
     only = frozenset({"a1", "h2"})
     found = one(retypes(NOW, [pending(job(1), pool=only)], lambda p: promise(), space(**A30_FULL), RetypeHistory()))
     assert "idle on h2" in found.why
@@ -139,7 +139,7 @@ def test_a_job_is_sent_only_where_it_may_run() -> None:
     )
 
 
-def test_what_runs_again_because_its_slice_was_too_small_gets_none_with_less_memory() -> None:
+def test_retry_after_out_of_memory_is_not_retyped_to_less_memory() -> None:
     made = promise_from_record(record(hints={"retry": "oom"}, chosen="mig:1g.10gb:1"))
     assert made is not None
     used = [P("1g.20gb"), *[P("1g.10gb")] * 5]
@@ -151,15 +151,15 @@ def test_what_runs_again_because_its_slice_was_too_small_gets_none_with_less_mem
     assert one(retypes(NOW, [again], lambda p: made, space(**A30_FULL), RetypeHistory())).after == P("1g.20gb")
 
 
-def test_those_with_the_least_slack_go_first() -> None:
-    late = job(1, submit=NOW - 65.0)  # 60 s of its 120 on its own profile: that is over now
+def test_job_with_the_least_deadline_slack_is_retyped_first() -> None:
+    late = job(1, submit=NOW - 65.0)  # takes 60 s of its 120 s on its own profile: too late now
     early = job(2, submit=NOW - 5.0)
     room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 6))
     found = one(retypes(NOW, [pending(early), pending(late)], lambda p: promise(), room, RetypeHistory()))
     assert found.targets == ("1",)
 
 
-def test_work_that_belongs_to_a_profile_comes_before_work_that_only_may_have_it() -> None:
+def test_job_whose_best_profile_is_idle_precedes_one_that_may_only_use_it() -> None:
     stranger, own = job(1, submit=NOW - 20), job(2, "2g.12gb")
     made = {1: promise(bad=("1g.10gb", "1g.20gb")), 2: promise("2g.12gb", bad=("1g.6gb", "1g.10gb", "1g.20gb"))}
     full = Layout([Slot.of("4g.40gb", 0, 4), Slot.of("1g.10gb", 6, 1)])
@@ -168,7 +168,7 @@ def test_work_that_belongs_to_a_profile_comes_before_work_that_only_may_have_it(
     assert (found.targets, found.after) == (("2",), P("2g.20gb"))
 
 
-def test_several_slices_find_room_together_or_not_at_all() -> None:
+def test_job_with_several_slices_is_retyped_only_if_all_of_them_fit() -> None:
     room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 6))
     assert retypes(NOW, [pending(job(1, each=2))], lambda p: promise(), room, RetypeHistory()) == []
     found = one(retypes(NOW, [pending(job(1, each=2))], lambda p: promise(), space(**A30_FULL), RetypeHistory()))
@@ -183,7 +183,7 @@ def test_several_slices_find_room_together_or_not_at_all() -> None:
     ),
     used=st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 4)),
 )
-def test_what_is_sent_somewhere_has_room_there_and_keeps_its_promise(
+def test_retyped_jobs_have_room_and_keep_their_guarantee(
     jobs: list[tuple[str, float, int]], used: tuple[int, int, int]
 ) -> None:
     layouts = {
@@ -200,30 +200,30 @@ def test_what_is_sent_somewhere_has_room_there_and_keeps_its_promise(
     wanted = Counter({(each.after): 0 for each in found})
     for each in found:
         wanted[each.after] += each.pending.slice_count
-    for profile, count in wanted.items():  # of each profile alone there is so much room, at least
-        there = sum(
+    for profile, count in wanted.items():  # room for each profile alone: at least this much
+        room = sum(
             len(plan_free(GPUS[name], layout, [profile] * 8))
             for name, layout in layouts.items()
             if profile in GPUS[name]
         )
-        assert count <= there
+        assert count <= room
 
 
-# -- what is never done ------------------------------------------------------------------------------------------------
+# -- limits of re-typing -----------------------------------------------------------------------------------------------
 
 
-def test_a_job_keeps_what_it_was_given_for_a_while() -> None:
+def test_job_is_not_retyped_again_before_the_hold_time_is_over() -> None:
     turns = RetypeHistory(hold_s=30.0)
     found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
     turns.note(found, NOW)
-    there = pending(job(1, "1g.10gb"))
+    retyped = pending(job(1, "1g.10gb"))
     room = space(h1=None, h2=None)
-    assert retypes(NOW + 29, [there], lambda p: promise(), room, turns) == []
-    back = one(retypes(NOW + 30, [there], lambda p: promise(), room, turns))
+    assert retypes(NOW + 29, [retyped], lambda p: promise(), room, turns) == []
+    back = one(retypes(NOW + 30, [retyped], lambda p: promise(), room, turns))
     assert back.after == P("1g.6gb")
 
 
-def test_what_was_refused_is_not_tried_again() -> None:
+def test_refused_retype_is_not_tried_again() -> None:
     turns = RetypeHistory(hold_s=0.0)
     found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
     turns.bar(found)
@@ -233,7 +233,7 @@ def test_what_was_refused_is_not_tried_again() -> None:
     assert one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns)).after == P("1g.10gb")
 
 
-def test_a_limit_of_the_user_undoes_it() -> None:
+def test_retype_is_undone_if_a_qos_limit_then_holds_the_job() -> None:
     turns = RetypeHistory()
     found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
     turns.note(found, NOW)
@@ -244,9 +244,9 @@ def test_a_limit_of_the_user_undoes_it() -> None:
     later = one(retypes(NOW + 99, [pending(job(1, submit=NOW + 98))], lambda p: promise(), space(**A30_FULL), turns))
     assert later.after == P("1g.20gb")
     split = replace(waits, array_job=1, array_task="0-9998:2", tasks=5000, reason="QOSMaxGRESPerUser")
-    assert undone([split], turns) == []  # no command can name the tasks that are left
-    assert undone([replace(job(1), reason="QOSMaxGRESPerUser")], turns) == []  # it is what it was
-    assert undone([replace(job(2), reason="QOSMaxGRESPerUser")], turns) == []  # nothing was done to it
+    assert undone([split], turns) == []  # no command can name the remaining tasks
+    assert undone([replace(job(1), reason="QOSMaxGRESPerUser")], turns) == []  # it has its original profile
+    assert undone([replace(job(2), reason="QOSMaxGRESPerUser")], turns) == []  # it was never re-typed
 
 
 @pytest.mark.parametrize(
@@ -260,9 +260,9 @@ def test_a_limit_of_the_user_undoes_it() -> None:
         job(1, comment="[mig:1g.6gb:1#loanabc1]"),
         job(1, comment="[mig:1g.6gb:1,2g.12gb:1#abc12345]", gres="gres/mig:1g.6gb:1,gres/mig:2g.12gb:1"),
         job(1, comment="[mig:1g.6gb:1#abc12345] [mig:1g.6gb:1#abc12345]"),
-        job(1, gres="gres/mig:2g.12gb:1"),  # an administrator's word
+        job(1, gres="gres/mig:2g.12gb:1"),  # set by an administrator
         job(1, gres="gres/mig:loan:1"),
-        job(1, gres="gres:mig:1g.6gb:1"),  # of a Slurm that would add the new type to the old one
+        job(1, gres="gres:mig:1g.6gb:1"),  # from a Slurm that would add the new type to the old one
         job(1, num_nodes=2),
         job(1, het_job=1),
         job(1, reason="JobHeldUser"),
@@ -271,13 +271,13 @@ def test_a_limit_of_the_user_undoes_it() -> None:
         job(1, state="RUNNING"),
     ],
 )
-def test_who_is_left_alone(row: JobRow) -> None:
+def test_jobs_that_are_never_retyped(row: JobRow) -> None:
     rows = [NodeRow("a1", frozenset({"IDLE"}), partitions=("mig",))]
     wanted = demands([row], rows, {"a1"}, NOW)
     assert list(without_place(wanted, {row.job_id: row}, {})) == []
 
 
-def test_a_job_that_has_found_a_place_is_left_alone() -> None:
+def test_job_placed_by_supply_is_not_retyped() -> None:
     rows = [NodeRow("a1", frozenset({"IDLE"}), partitions=("mig",))]
     row, array = job(1), job(2, array_job=2, array_task="1-5", tasks=5)
     wanted = demands([row, array], rows, {"a1"}, NOW)
@@ -286,10 +286,10 @@ def test_a_job_that_has_found_a_place_is_left_alone() -> None:
     assert [(p.row.job_id, p.copies) for p in without_place(wanted, jobs, {})] == [(1, 1), (2, 5)]
 
 
-# -- how it is told ----------------------------------------------------------------------------------------------------
+# -- the update sent to Slurm ------------------------------------------------------------------------------------------
 
 
-def test_gres_and_marker_change_together_and_the_rest_stays() -> None:
+def test_retype_changes_gres_and_marker_and_nothing_else() -> None:
     row = job(1, gres="gres/other:2,gres/mig:1g.6gb:1,gres/gpu:h100:1")
     change = Retype(pending(row), (), P("1g.10gb"), "")
     fields = change.fields()
@@ -298,21 +298,21 @@ def test_gres_and_marker_change_together_and_the_rest_stays() -> None:
     assert parse_comment(fields["Comment"]) == Grant([(P("1g.10gb"), 1)], "abc12345")
 
 
-def test_a_comment_that_has_no_room_for_another_marker_stays() -> None:
+def test_job_is_not_retyped_if_its_comment_has_no_room_for_the_marker() -> None:
     mark = "[mig:1g.6gb:1#abc12345]"
     row = job(1, comment="x" * (1024 - len(mark) - 1) + " " + mark)
     assert Retype(pending(row), (), P("1g.10gb"), "").fields() is None
     assert Retype(pending(row), (), P("2g.6gb"), "").fields() is not None
 
 
-def test_tasks_of_an_array_that_have_no_place_go_elsewhere_the_last_first() -> None:
+def test_unplaced_tasks_of_an_array_are_retyped_starting_with_the_last() -> None:
     row = job(9, array_job=9, array_task="2-8:2,11%3", tasks=5)
     room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 5))
     found = one(retypes(NOW, [pending(row, copies=4)], lambda p: promise(), room, RetypeHistory()))
     assert found.tasks == (8, 11) and found.targets == ("9_8", "9_11") and found.names == ("9_8", "9_11")
 
 
-def test_all_of_an_array_is_named_by_its_pending_tasks() -> None:
+def test_whole_array_is_addressed_by_its_pending_tasks() -> None:
     row = job(9, array_job=9, array_task="4-7", tasks=4)
     found = one(retypes(NOW, [pending(row, copies=4)], lambda p: promise(), space(**A30_FULL), RetypeHistory()))
     assert found.targets == ("9_[4-7]",) and found.names == ("9",)
@@ -320,7 +320,7 @@ def test_all_of_an_array_is_named_by_its_pending_tasks() -> None:
     assert Retype(pending(single), (), P("1g.10gb"), "").targets == ("9_7",) and name_of(single) == "9_7"
 
 
-def test_tasks_that_no_list_can_name_are_named_one_by_one() -> None:
+def test_tasks_that_do_not_fit_one_list_are_addressed_one_by_one() -> None:
     row = job(9, array_job=9, array_task="1-4000:2", tasks=2000)
     nodes = {f"h{n}": H100 for n in range(400)}
     pool = frozenset(nodes)
@@ -332,7 +332,7 @@ def test_tasks_that_no_list_can_name_are_named_one_by_one() -> None:
     assert found.tasks and found.targets == tuple(f"9_{task}" for task in found.tasks)
 
 
-def test_a_task_that_started_while_its_array_was_re_typed_gets_its_own_marker_back() -> None:
+def test_task_started_during_a_retype_of_its_array_gets_its_marker_back() -> None:
     good = job(9, "1g.10gb", array_job=9, array_task="4-6", tasks=3)
     odd = replace(good, job_id=12, array_task="3", tasks=1, state="RUNNING", gres="gres/mig:1g.6gb:1")
     # `chg`: its user may change the GRES before Slurm gets this
@@ -343,7 +343,7 @@ def test_a_task_that_started_while_its_array_was_re_typed_gets_its_own_marker_ba
     assert mended([replace(good, gres="gres/mig:1g.6gb:1", array_task="4-9998:2", tasks=4998)], {9}) == {}
 
 
-def test_an_array_may_go_to_several_profiles_each_task_to_one() -> None:
+def test_tasks_of_one_array_may_be_retyped_to_different_profiles() -> None:
     row = job(9, array_job=9, array_task="1-6", tasks=6)
     room = space(a1=None, h2=None, h1=Layout([Slot.of("3g.40gb", 0, 4), Slot.of("1g.20gb", 4, 2)]))
     found = retypes(NOW, [pending(row, copies=6)], lambda p: promise(), room, RetypeHistory())
@@ -352,17 +352,17 @@ def test_an_array_may_go_to_several_profiles_each_task_to_one() -> None:
 
 
 @given(st.sets(st.integers(0, 60), min_size=1))
-def test_ranges_and_back(numbers: set[int]) -> None:
+def test_task_ranges_round_trip(numbers: set[int]) -> None:
     ordered = tuple(sorted(numbers))
     assert tasks_of(ranges(ordered)) == ordered
     assert tasks_of(f"[{ranges(ordered)}%4]") == ordered
 
 
-def test_a_marker_is_read_once_for_all_rows_alike() -> None:
+def test_grant_is_parsed_from_the_marker() -> None:
     assert marked("[mig:1g.6gb:1#abc12345]") == Grant([(P("1g.6gb"), 1)], "abc12345")
 
 
-# -- what supply leaves ------------------------------------------------------------------------------------------------
+# -- capacity that supply leaves ---------------------------------------------------------------------------------------
 
 
 def node(name: str, *leases: Lease, offered: Layout = EMPTY, mode: Mode = Mode.OPEN) -> Node:
@@ -380,7 +380,7 @@ def left(nodes: list[Node], wanted: list[Demand], rows: list[JobRow]):  # type: 
     return plan, of_plan({n.name: n for n in nodes}, plan, {row.job_id: row for row in rows})
 
 
-def test_what_the_plan_means_for_others_is_no_room() -> None:
+def test_capacity_planned_for_other_jobs_is_not_free() -> None:
     nodes = [node("h1"), node("a1", *busy("a1", "1g.6gb", 4))]
     row = job(1, "7g.80gb")
     _, room = left(nodes, [Demand(1, ((P("7g.80gb"), 1),), EVERYWHERE)], [row])
@@ -391,14 +391,14 @@ def test_what_the_plan_means_for_others_is_no_room() -> None:
     assert P("1g.6gb") in room.kinds(EVERYWHERE) and P("1g.6gb") not in room.kinds(frozenset({"h1"}))
 
 
-def test_a_gpu_with_a_reservation_is_no_room() -> None:
+def test_gpu_with_a_reservation_has_no_free_capacity() -> None:
     nodes = [node("h1", *busy("h1", "1g.10gb", 2)), node("a1")]
     row = job(1, "7g.80gb")
     plan, room = left(nodes, [Demand(1, ((P("7g.80gb"), 1),), EVERYWHERE, limit_s=60)], [row])
     assert plan.reservations and room.count(EVERYWHERE, P("1g.10gb")) == 0 and room.count(EVERYWHERE, P("1g.6gb")) == 4
 
 
-def test_a_node_that_is_left_as_it_is_has_the_slices_that_it_has() -> None:
+def test_frozen_node_offers_only_its_existing_slots_and_closed_node_none() -> None:
     offered = Layout([Slot.of("3g.40gb", 0, 4), Slot.of("1g.10gb", 4, 1)])
     _, room = left([node("h1", offered=offered, mode=Mode.FROZEN)], [], [])
     assert room.count(EVERYWHERE, P("3g.40gb")) == 1 and room.count(EVERYWHERE, P("2g.20gb")) == 0
@@ -406,8 +406,8 @@ def test_a_node_that_is_left_as_it_is_has_the_slices_that_it_has() -> None:
     assert room.count(EVERYWHERE, P("3g.40gb")) == 0 and room.kinds(EVERYWHERE) == frozenset()
 
 
-def test_jobs_flow_from_the_full_kind_of_gpu_to_the_idle_one_by_a_real_plan() -> None:
-    """Two profiles are scarce, one kind of GPU idles: what the planner places is left alone, the rest flows."""
+def test_jobs_of_a_full_gpu_model_are_retyped_for_an_idle_model() -> None:
+    """One GPU model is full and another idle: jobs that the planner places are left alone, the others are re-typed."""
     nodes = [node("a1", *busy("a1", "1g.6gb", 3)), node("h1")]
     rows = [job(n) for n in range(1, 6)]
     wanted = [Demand(row.job_id, ((P("1g.6gb"), 1),), EVERYWHERE) for row in rows]
@@ -421,7 +421,7 @@ def test_jobs_flow_from_the_full_kind_of_gpu_to_the_idle_one_by_a_real_plan() ->
     assert set(Planner().plan(nodes, again, NOW).placed) == {1, 2, 3, 4, 5}
 
 
-def test_counts_alone_where_supply_is_not_managed() -> None:
+def test_without_managed_supply_capacity_comes_from_node_counts() -> None:
     def row(name: str, gres: dict[str, int], used: dict[str, int], **changes: object) -> NodeRow:
         return NodeRow(name, frozenset({"IDLE"}), gres=gres, used=used, partitions=("mig",), **changes)  # type: ignore[arg-type]
 

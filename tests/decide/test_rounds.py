@@ -1,4 +1,4 @@
-"""Any cluster, any queue: what a round may never do, whatever it decides."""
+"""Invariants of a lending round, for any cluster and any queue."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STATES = [State.RUNNING, State.RUNNING, State.SIGNALLED, State.REQUEUED]
 
 
 class Site:
-    """A cluster in any state: inference and loans on GPUs, a queue of both, loans on their way out."""
+    """A cluster in any state: inference jobs and loans on GPUs, a queue of both, loans that are ending."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.rows: list[JobRow] = []
@@ -89,10 +89,10 @@ class Site:
         )  # fmt: skip
         self.rows.append(row)
         state = draw(st.sampled_from(STATES))
-        told = None if state is State.RUNNING else draw(st.sampled_from([None, NOW - 5, NOW - 100]))
+        sent = None if state is State.RUNNING else draw(st.sampled_from([None, NOW - 5, NOW - 100]))
         loan = Loan(
             job, restarts, begun, slot.profile.name, state, account=account, released=begun, started=begun,
-            signalled=told if state is State.SIGNALLED else None, requeued=told if state is State.REQUEUED else None,
+            signalled=sent if state is State.SIGNALLED else None, requeued=sent if state is State.REQUEUED else None,
             cause=Cause.NONE if state is State.RUNNING else Cause.RECLAIM, why_ended="job 0",
         )  # fmt: skip
         self.ledger.load([loan])
@@ -129,7 +129,7 @@ any_site = settings(
 
 @any_site
 @given(sites)
-def test_a_job_is_given_one_order_that_its_state_allows(site: Site) -> None:
+def test_job_gets_at_most_one_order_and_only_one_that_its_state_allows(site: Site) -> None:
     found = decide(site.view, RULES)
     assert all(count == 1 for count in Counter(order.job for order in found.orders).values())
     for order in found.orders:
@@ -141,8 +141,8 @@ def test_a_job_is_given_one_order_that_its_state_allows(site: Site) -> None:
         elif order.kind is Kind.REQUEUE:
             assert loan is not None and job_view.row.active
             ready = not job_view.hints.signal or loan.state is State.REQUEUED
-            over = loan.signalled is not None and NOW - loan.signalled >= RULES.grace_s
-            assert ready or over or site.view.starting(order.job, RULES.starting_s)
+            grace_over = loan.signalled is not None and NOW - loan.signalled >= RULES.grace_s
+            assert ready or grace_over or site.view.starting(order.job, RULES.starting_s)
         assert order.restart == job_view.row.restarts
         assert order.why
     assert not found.lacking.keys() & {order.job for order in found.orders}
@@ -152,8 +152,8 @@ def test_a_job_is_given_one_order_that_its_state_allows(site: Site) -> None:
 
 @any_site
 @given(sites)
-def test_releases_have_room_beside_everything_that_is_or_will_be_there(site: Site) -> None:
-    """Whoever runs, what supply plans for inference, and the reserve as far as it has room at all."""
+def test_released_loans_fit_beside_running_jobs_and_planned_inference(site: Site) -> None:
+    """Beside running jobs, the slots that supply plans for inference, and as much of the reserve as has room."""
     found = decide(site.view, RULES)
     wishes = [order.profile for order in found.orders if order.kind is Kind.RELEASE and order.profile is not None]
     if not wishes:
@@ -177,7 +177,7 @@ def _fit(free: list[tuple[Geometry, Layout]], wishes: list) -> bool:  # type: ig
 
 @any_site
 @given(sites)
-def test_no_account_has_more_than_its_quota_by_a_release(site: Site) -> None:
+def test_no_release_takes_an_account_over_its_quota(site: Site) -> None:
     found = decide(site.view, RULES)
     lent = Counter(site.view.lent)
     released = Counter[str]()
@@ -193,16 +193,16 @@ def test_no_account_has_more_than_its_quota_by_a_release(site: Site) -> None:
 
 @any_site
 @given(sites)
-def test_loans_end_for_inference_that_waits_and_only_where_that_is_allowed(site: Site) -> None:
+def test_loans_are_reclaimed_only_for_pending_inference_and_if_allowed(site: Site) -> None:
     found = decide(site.view, RULES)
     ended = {order.job for order in found.orders if order.cause is Cause.RECLAIM and order.job not in _leaving(site)}
     if not ended:
         return
     assert site.view.starts
     assert ended <= {int(str(one.job)) for space in site.view.spaces for one in space.lent}
-    calm = replace(RULES, reclaim=False)
-    more = {order.job for order in decide(site.view, calm).orders if order.cause is Cause.RECLAIM}
-    assert not more & ended
+    no_reclaim = replace(RULES, reclaim=False)
+    still_ended = {order.job for order in decide(site.view, no_reclaim).orders if order.cause is Cause.RECLAIM}
+    assert not still_ended & ended
 
 
 def _leaving(site: Site) -> set[int]:
@@ -211,7 +211,7 @@ def _leaving(site: Site) -> set[int]:
 
 @any_site
 @given(sites)
-def test_a_round_that_follows_calls_nobody_else_back_for_the_same(site: Site) -> None:
+def test_next_round_reclaims_no_further_loans_for_the_same_inference(site: Site) -> None:
     found = decide(site.view, RULES)
     for order in found.orders:
         if order.kind is Kind.SIGNAL:
@@ -220,23 +220,23 @@ def test_a_round_that_follows_calls_nobody_else_back_for_the_same(site: Site) ->
         elif order.kind is Kind.REQUEUE:
             site.ledger.requeue(order.job, order.cause, order.why, order.inference)
             site.ledger.took(order.job, NOW)
-    called = {order.job for order in found.orders if order.cause is Cause.RECLAIM}
+    reclaimed = {order.job for order in found.orders if order.cause is Cause.RECLAIM}
     later = replace(site.view, loans=dict(site.ledger.open), ends_for=dict(site.ledger.ends_for))
     again = decide(later, RULES)
-    more = {order.job for order in again.orders if order.cause is Cause.RECLAIM}
-    assert more <= called | _leaving(site), "only what is under way goes on"
+    reclaimed_again = {order.job for order in again.orders if order.cause is Cause.RECLAIM}
+    assert reclaimed_again <= reclaimed | _leaving(site), "only what is under way goes on"
 
 
 @any_site
 @given(sites)
-def test_the_same_picture_gives_the_same_round(site: Site) -> None:
+def test_same_snapshot_gives_the_same_decision(site: Site) -> None:
     assert decide(site.view, RULES) == decide(site.view, RULES)
 
 
 @any_site
 @given(sites)
-def test_in_blackout_hours_nothing_is_lent_and_inference_is_served_as_ever(site: Site) -> None:
-    light, dark = decide(site.view, RULES), decide(replace(site.view, blackout=True), RULES)
-    assert not [order for order in dark.orders if order.kind is Kind.RELEASE]
-    reclaims = [order for order in light.orders if order.cause is Cause.RECLAIM]
-    assert [order for order in dark.orders if order.cause is Cause.RECLAIM] == reclaims
+def test_blackout_hours_stop_releases_but_not_reclaims(site: Site) -> None:
+    normal, in_blackout = decide(site.view, RULES), decide(replace(site.view, blackout=True), RULES)
+    assert not [order for order in in_blackout.orders if order.kind is Kind.RELEASE]
+    reclaims = [order for order in normal.orders if order.cause is Cause.RECLAIM]
+    assert [order for order in in_blackout.orders if order.cause is Cause.RECLAIM] == reclaims

@@ -1,4 +1,4 @@
-"""What is left of a job of which only an expectation is known, and what ended jobs teach about expectations."""
+"""The remaining time of a job whose length is only estimated, and how ended jobs correct the estimates."""
 
 import math
 
@@ -13,19 +13,19 @@ parts = st.floats(0.01, 0.99)
 errors = st.builds(LengthErrors, st.floats(-2.0, 2.0), st.floats(0.1, 2.0))
 
 
-def test_a_job_that_has_not_run_is_expected_to_take_what_its_like_took():
+def test_estimate_of_a_job_that_has_not_run_is_corrected_by_the_mean_error():
     assert LengthErrors(0.0, 0.7).left_s(1000.0) == pytest.approx(1000.0)
     assert LengthErrors(math.log(0.5), 0.7).left_s(1000.0) == pytest.approx(500.0)
 
 
-def test_a_job_past_its_expected_end_goes_on_for_long():
+def test_remaining_time_grows_after_the_expected_end():
     left = [LengthErrors(0.0, 1.0).left_s(1000.0, ran) for ran in (0.0, 1000.0, 3000.0, 9000.0)]
     assert left[1:] == sorted(left[1:]) and left[3] > 2500.0
     assert LengthErrors(0.0, 0.1).left_s(1000.0, 1000.0) < 100.0, "where expectations are right it ends soon"
 
 
 @given(errors, lengths, st.floats(0.0, 1e7), parts)
-def test_it_ends_within_what_is_left_with_that_probability(one, expected, ran, part):
+def test_job_ends_within_its_remaining_time_with_the_given_probability(one, expected, ran, part):
     left = one.left_s(expected, ran, part)
     assert left >= 0
     if ran < expected * math.exp(one.mean + 4 * one.deviation):
@@ -33,12 +33,12 @@ def test_it_ends_within_what_is_left_with_that_probability(one, expected, ran, p
 
 
 @given(errors, lengths, st.floats(0.0, 1e9), parts, parts)
-def test_more_is_left_with_a_larger_probability(one, expected, ran, first, second):
+def test_remaining_time_grows_with_the_probability(one, expected, ran, first, second):
     low, high = sorted((first, second))
     assert one.left_s(expected, ran, low) <= one.left_s(expected, ran, high) + 1e-6
 
 
-def test_ended_jobs_teach_how_far_a_user_is_off_and_others_a_little():
+def test_errors_are_learned_per_user_and_from_all_users_for_a_new_one():
     history = LengthHistory()
     assert history.errors(7) == LengthErrors()
     for number in range(200):
@@ -53,7 +53,7 @@ def test_ended_jobs_teach_how_far_a_user_is_off_and_others_a_little():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(-1.0, 1e9), st.floats(-1.0, 1e9)), max_size=30))
-def test_whatever_ended_the_errors_are_usable(ended):
+def test_errors_stay_usable_whatever_jobs_have_ended(ended):
     history = LengthHistory()
     for uid, expected, ran in ended:
         history.note(uid, expected, ran)

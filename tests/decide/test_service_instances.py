@@ -67,7 +67,7 @@ def rows(comment: str = HINTS) -> list[JobRow]:
     return [waiting, running]
 
 
-def test_an_array_of_a_service_with_a_rate_is_elastic() -> None:
+def test_service_array_with_a_rate_is_elastic() -> None:
     (found,) = elastic_arrays(rows())
     assert (found.rate, found.limit_ms, found.deadline_s, found.items) == (90.0, 50.0, None, None)
     assert instance_starts(rows()) == {9: {(11, 0): NOW - 60}}
@@ -78,44 +78,44 @@ def test_an_array_of_a_service_with_a_rate_is_elastic() -> None:
 @pytest.mark.parametrize(
     "comment", ["migbatch: role=serve", "migbatch: model=x rate=90", "migbatch: model=x role=infer rate=90", ""]
 )
-def test_other_arrays_are_no_services(comment: str) -> None:
+def test_array_without_serve_role_and_rate_is_not_a_service(comment: str) -> None:
     assert elastic_arrays(rows(comment)) == [] and instance_starts(rows(comment)) == {}
 
 
 # -- what the load needs -----------------------------------------------------------------------------------------------
 
 
-def test_the_fewest_instances_that_carry_the_rate() -> None:
+def test_service_runs_the_fewest_instances_that_sustain_its_rate() -> None:
     after, why = told(service())
     assert after == 5 and why == "90 items/s by its hints, 20 items/s of each instance: 5 at once"
     assert known(service(carries=None), (), 12.5, POOL).carries == 12.5
     assert known(service(each=2), (), 12.5, POOL).carries == 25.0
 
 
-def test_what_instances_report_counts_with_reserve() -> None:
+def test_measured_load_counts_with_a_reserve() -> None:
     running = service(running=(NOW - 100,) * 5, throttle=9, load=InstanceLoad(each=8.0, most=24.0))
     after, why = told(running)
-    assert after == 3  # 40 a second, a quarter more, 24 of each
+    assert after == 3  # 40 items/s and a quarter more, at 24 items/s of each instance
     assert why == "40 items/s measured, 24 items/s of each instance: 3 at once"
 
 
-def test_instances_that_all_do_what_they_can_become_more() -> None:
+def test_number_of_instances_grows_when_all_are_saturated() -> None:
     full = InstanceLoad(each=20.0, most=20.0)
     assert instances(1.0, 4, 20.0, full) == 5
     assert instances(1.0, 20, None, full) == 25
 
 
-def test_an_instance_that_is_slower_than_the_limit_carries_no_more_than_it_does() -> None:
+def test_instance_over_its_latency_limit_sustains_only_its_current_rate() -> None:
     slow = InstanceLoad(each=12.0, most=30.0, slow=True)
     assert carried(20.0, slow) == 12.0 and instances(1.0, 4, 20.0, slow) == 5
 
 
-def test_a_service_of_which_nobody_knows_what_an_instance_carries_is_left_alone() -> None:
+def test_service_whose_rate_per_instance_is_unknown_is_left_alone() -> None:
     assert throttles(NOW, [service(carries=None)], ArrayHistory(), room(), lambda _: False) == []
     assert carried(None, InstanceLoad(5.0)) is None and instances(9.0, 1, None, None) is None
 
 
-def test_more_count_at_once_and_fewer_when_none_more_were_needed_for_a_while() -> None:
+def test_number_of_instances_grows_at_once_and_shrinks_after_a_hold_time() -> None:
     history = ArrayHistory()
     assert told(service(rate=100.0), history)[0] == 5
     history.bounds.set(9, 5)
@@ -130,7 +130,7 @@ def test_more_count_at_once_and_fewer_when_none_more_were_needed_for_a_while() -
     )  # fmt: skip
 
 
-def test_after_a_restart_what_was_set_here_stays_for_a_while() -> None:
+def test_throttle_set_before_a_restart_is_held_for_the_hold_time() -> None:
     loads = LoadHistory()
     assert loads.held(9, 2, 6, NOW) == 6
     assert loads.held(9, 2, 6, NOW + HOLD_S - 1) == 6
@@ -139,18 +139,20 @@ def test_after_a_restart_what_was_set_here_stays_for_a_while() -> None:
 
 
 @given(st.floats(0.001, 1e5), rates)
-def test_so_many_carry_it_and_one_less_does_not(rate: float, each: float) -> None:
+def test_fewest_is_the_smallest_number_that_sustains_the_rate(rate: float, each: float) -> None:
     count = fewest(rate, each)
     assert count >= 1 and count * each * (1 + 1e-6) >= rate
     assert count == 1 or (count - 1) * each < rate
 
 
 @given(rates, rates, st.integers(0, 50), st.none() | rates, rates)
-def test_a_higher_rate_never_needs_fewer(one: float, other: float, running: int, predicted: float | None, most: float):
+def test_higher_rate_never_needs_fewer_instances(
+    one: float, other: float, running: int, predicted: float | None, most: float
+):
     low, high = sorted((one, other))
-    told_low, told_high = (instances(rate, running, predicted, None) for rate in (low, high))
-    assert (told_low is None) == (told_high is None) == (predicted is None)
-    assert predicted is None or (told_low or 0) <= (told_high or 0)
+    low_count, high_count = (instances(rate, running, predicted, None) for rate in (low, high))
+    assert (low_count is None) == (high_count is None) == (predicted is None)
+    assert predicted is None or (low_count or 0) <= (high_count or 0)
     measured = [instances(1.0, running, predicted, InstanceLoad(rate, max(most, high))) for rate in (low, high)]
     assert 1 <= (measured[0] or 0) <= (measured[1] or 0)
 
@@ -165,7 +167,7 @@ def test_a_higher_rate_never_needs_fewer(one: float, other: float, running: int,
     load=st.none() | st.builds(InstanceLoad, rates, rates, st.booleans()),
     before=st.none() | st.integers(1, 40),
 )
-def test_never_less_than_one_nor_more_than_the_user_allows(
+def test_throttle_is_at_least_one_and_at_most_what_the_user_allows(
     pending: int,
     running: int,
     asked: int | None,
@@ -195,7 +197,7 @@ def heard(loads: LoadHistory, job_id: int, *points: tuple[float, float], latency
         loads.hear((job_id, 0), NOW, Report(items=items, latency_ms=latency_ms, at=at), at + 0.5)
 
 
-def test_the_load_is_what_was_done_in_the_last_minutes() -> None:
+def test_load_is_measured_over_the_last_minutes() -> None:
     loads = LoadHistory()
     heard(loads, 1, (NOW + 100, 1000), (NOW + 200, 3000))
     heard(loads, 2, (NOW + 200, 1000))
@@ -206,18 +208,18 @@ def test_the_load_is_what_was_done_in_the_last_minutes() -> None:
     assert len(loads.counts[1, 0]) <= LOAD_S / 100 + 2
 
 
-def test_who_has_not_told_lately_counts_for_nothing() -> None:
+def test_instance_without_recent_reports_does_not_count() -> None:
     loads = LoadHistory()
     heard(loads, 1, (NOW + 100, 1000))
     assert loads.load(9, [], None, NOW + 100) is None
     assert loads.load(9, [(1, 0)], None, NOW + 100 + LOAD_S) is None
-    heard(loads, 2, (NOW + 1, 1e9))  # too soon to tell a speed
+    heard(loads, 2, (NOW + 1, 1e9))  # too early to measure a rate
     assert loads.load(9, [(2, 0)], None, NOW + 2) is None
-    heard(loads, 1, (NOW + 110, 5))  # it counts anew
+    heard(loads, 1, (NOW + 110, 5))  # its counter has started anew
     assert loads.load(9, [(1, 0)], None, NOW + 111) is None
 
 
-def test_batches_over_the_limit_are_slow_and_no_measure_of_what_can_be_carried() -> None:
+def test_batches_over_the_latency_limit_do_not_measure_the_maximum_rate() -> None:
     loads = LoadHistory()
     heard(loads, 1, (NOW + 100, 2000), latency_ms=80.0)
     assert loads.load(9, [(1, 0)], 50.0, NOW + 100) == InstanceLoad(20.0, 0.0, slow=True)
@@ -229,7 +231,7 @@ def test_batches_over_the_limit_are_slow_and_no_measure_of_what_can_be_carried()
 @given(
     st.lists(st.tuples(st.floats(-100, 4000), st.none() | st.floats(0, 1e9), st.none() | st.floats(0, 1e4))),
 )
-def test_whatever_a_job_says_the_load_is_a_number(said: list[tuple[float, float | None, float | None]]) -> None:
+def test_load_is_a_number_whatever_a_job_reports(said: list[tuple[float, float | None, float | None]]) -> None:
     loads, now = LoadHistory(), NOW
     for after, items, latency in said:
         now = max(now, NOW + after)

@@ -1,4 +1,4 @@
-"""Who gets how many tasks at once where several users need more than there is, step by step through sessions."""
+"""How many tasks each user runs at once where several need more than there is, step by step through sessions."""
 
 from __future__ import annotations
 
@@ -30,48 +30,48 @@ def tasks(there: int, *claims: Claim, served: Mapping[str, float] | None = None)
     return {array: share.tasks for array, share in shares(NOW, claims, there, served or {}).items()}
 
 
-# -- who comes first ---------------------------------------------------------------------------------------------------
+# -- the order of claims -----------------------------------------------------------------------------------------------
 
 
-def test_the_earliest_deadline_has_what_it_needs_and_the_later_one_can_wait() -> None:
+def test_earliest_deadline_gets_its_need_and_the_later_one_the_rest() -> None:
     early = claim(1, "ann", 6)
     later = claim(2, "bob", 4, due=NOW + 600.0, work=1500.0)
     assert shares(NOW, [early, later], 8, {}) == {1: Share(6), 2: Share(2, LATER)}
 
 
-def test_a_deadline_that_cannot_be_kept_gets_what_others_leave() -> None:
+def test_array_that_cannot_meet_its_deadline_gets_what_others_leave() -> None:
     late, early = claim(1, "ann", 8, kept=False), claim(2, "bob", 5)
     assert shares(NOW, [late, early], 8, {}) == {1: Share(3, LATE), 2: Share(5)}
 
 
-def test_of_deadlines_that_cannot_all_be_kept_the_user_who_was_served_most_loses_his() -> None:
+def test_if_not_all_deadlines_can_be_met_the_most_served_user_yields() -> None:
     ann, bob = claim(1, "ann", 6), claim(2, "bob", 6)
     for served, winner, loser in (({"ann": 9.0}, 2, 1), ({"bob": 9.0}, 1, 2)):
         found = shares(NOW, [ann, bob], 8, served)
         assert found[winner] == Share(6) and found[loser] == Share(2, CROWDED)
 
 
-def test_a_user_who_was_served_more_than_his_part_of_a_session_does_not_come_first() -> None:
+def test_user_served_more_than_the_fair_share_does_not_come_first() -> None:
     early = claim(1, "ann", 6)
     later = claim(2, "bob", 4, due=NOW + 600.0, session_s=600.0, work=1500.0)
     lead = 8 * 120.0 / 2
-    assert tasks(8, early, later, served={"ann": 2 * lead}) == {1: 6, 2: 2}  # as far above the mean as may be
+    assert tasks(8, early, later, served={"ann": 2 * lead}) == {1: 6, 2: 2}  # the largest allowed lead over the mean
     found = shares(NOW, [early, later], 8, {"ann": 2 * lead + 1})
     assert found == {1: Share(4, AHEAD), 2: Share(4)}
     shorter = replace(early, session_s=60.0)
     assert shares(NOW, [shorter, later], 8, {"ann": 2 * lead})[1] == Share(4, AHEAD)
 
 
-def test_instances_of_a_service_come_before_deadlines_while_its_user_has_his_fair_share() -> None:
+def test_service_instances_precede_deadlines_within_the_fair_share() -> None:
     service = claim(1, "ann", 3, due=None, session_s=600.0, work=0.0)
     batch = claim(2, "bob", 7, work=450.0)
     assert tasks(8, service, batch) == {1: 3, 2: 5}
     assert tasks(8, service, batch, served={"ann": 6000.0}) == {1: 1, 2: 7}
 
 
-def test_without_deadlines_that_can_be_kept_it_is_the_least_served_users_turn() -> None:
+def test_without_reachable_deadlines_the_least_served_user_comes_first() -> None:
     ann, bob = (claim(n, user, 9, kept=False) for n, user in ((1, "ann"), (2, "bob")))
-    assert tasks(6, ann, bob, served={"ann": 40.0}) == {1: 3, 2: 4}  # one beyond what there is waits in Slurm's order
+    assert tasks(6, ann, bob, served={"ann": 40.0}) == {1: 3, 2: 4}  # one task above capacity waits in Slurm's order
 
 
 claims = st.lists(
@@ -91,7 +91,7 @@ claims = st.lists(
 
 @settings(max_examples=examples(400))
 @given(claims, st.integers(0, 40), st.dictionaries(st.sampled_from(["ann", "bob", "eve"]), st.floats(0, 1e5)))
-def test_shares_are_between_one_and_the_need_and_within_what_there_is(
+def test_shares_are_between_one_and_the_need_and_within_capacity(
     found: list[tuple[str, int, int, float | None, float, float, bool]], there: int, served: dict[str, float]
 ) -> None:
     given_claims = [
@@ -99,16 +99,16 @@ def test_shares_are_between_one_and_the_need_and_within_what_there_is(
         for n, (user, units, need, left, session, work, kept) in enumerate(found, 1)
     ]
     result = shares(NOW, given_claims, there, served)
-    assert result.keys() == {one.array for one in given_claims}
-    for one in given_claims:
-        assert 1 <= result[one.array].tasks <= one.need
-        assert bool(result[one.array].why) == (result[one.array].tasks < one.need)
-    used = sum(result[one.array].tasks * one.units for one in given_claims)
-    least = sum(one.units for one in given_claims)
-    assert used <= max(there, least) + max(one.units for one in given_claims)
+    assert result.keys() == {claimed.array for claimed in given_claims}
+    for claimed in given_claims:
+        assert 1 <= result[claimed.array].tasks <= claimed.need
+        assert bool(result[claimed.array].why) == (result[claimed.array].tasks < claimed.need)
+    used = sum(result[claimed.array].tasks * claimed.units for claimed in given_claims)
+    least = sum(claimed.units for claimed in given_claims)
+    assert used <= max(there, least) + max(claimed.units for claimed in given_claims)
 
 
-# -- through time ------------------------------------------------------------------------------------------------------
+# -- over time ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -125,45 +125,47 @@ class Batch:
 
 
 def play(batches: Sequence[Batch], there: int, *, deadlines: bool) -> dict[int, float]:
-    """Run arrays, each task as soon as its array's number and the slices allow; returns when each was done."""
+    """Run arrays, each task as soon as its array's share and the free slices allow; returns the end of each array."""
     now, served = 0.0, ServedTime()
-    for one in batches:
-        served.learn(one.number, one.user, 0.0)
-    while any(one.pending or one.ends for one in batches):
+    for batch in batches:
+        served.learn(batch.number, batch.user, 0.0)
+    while any(batch.pending or batch.ends for batch in batches):
         served.count(now, {b.number: (b.user, len(b.ends)) for b in batches}, 10 * max(b.deadline_s for b in batches))
         counts = _counts(now, batches, there, served.spent, deadlines)
-        free = there - sum(len(one.ends) for one in batches)
-        for one in batches:
-            for _ in range(min(free, counts.get(one.number, 0) - len(one.ends), one.pending)):
-                heapq.heappush(one.ends, now + one.task_s)
-                one.pending, free = one.pending - 1, free - 1
-        now = min(one.ends[0] for one in batches if one.ends)
-        for one in batches:
-            while one.ends and one.ends[0] <= now:
-                one.done = heapq.heappop(one.ends)
-    return {one.number: one.done for one in batches}
+        free = there - sum(len(batch.ends) for batch in batches)
+        for batch in batches:
+            for _ in range(min(free, counts.get(batch.number, 0) - len(batch.ends), batch.pending)):
+                heapq.heappush(batch.ends, now + batch.task_s)
+                batch.pending, free = batch.pending - 1, free - 1
+        now = min(batch.ends[0] for batch in batches if batch.ends)
+        for batch in batches:
+            while batch.ends and batch.ends[0] <= now:
+                batch.done = heapq.heappop(batch.ends)
+    return {batch.number: batch.done for batch in batches}
 
 
 def _counts(
     now: float, batches: Sequence[Batch], there: int, spent: Mapping[str, float], deadlines: bool
 ) -> dict[int, int]:
     found = []
-    for one in batches:
-        if not one.pending:
+    for batch in batches:
+        if not batch.pending:
             continue
-        left = Array(one.pending, tuple(end - now for end in one.ends), one.task_s, one.deadline_s)
-        most = one.pending + len(one.ends)
+        left = Array(batch.pending, tuple(end - now for end in batch.ends), batch.task_s, batch.deadline_s)
+        most = batch.pending + len(batch.ends)
         kept = deadlines and ends_in_time(left, now, most)
         need = at_once(left, now, most)
         found.append(
-            Claim(one.number, one.user, 1, need, one.task_s, one.deadline_s, one.deadline_s, work_s(left), kept)
+            Claim(
+                batch.number, batch.user, 1, need, batch.task_s, batch.deadline_s, batch.deadline_s, work_s(left), kept
+            )
         )
-    if sum(each.need for each in found) <= there:
-        return {each.array: each.need for each in found}
+    if sum(claimed.need for claimed in found) <= there:
+        return {claimed.array: claimed.need for claimed in found}
     return {number: share.tasks for number, share in shares(now, found, there, spent).items()}
 
 
-def test_deadline_first_keeps_a_deadline_that_least_served_alone_breaks() -> None:
+def test_deadline_first_meets_a_deadline_that_least_served_first_misses() -> None:
     def both() -> list[Batch]:
         return [Batch(1, "ann", 35, 20.0, 125.0), Batch(2, "bob", 100, 20.0, 600.0)]
 
@@ -180,8 +182,8 @@ def test_deadline_first_keeps_a_deadline_that_least_served_alone_breaks() -> Non
     other=st.integers(5, 60),
     slack=st.floats(1.3, 4.0),
 )
-def test_deadlines_that_can_be_kept_together_are_kept(there: int, count: int, other: int, slack: float) -> None:
-    """The first alone, then both with room for the spare time and for tasks that are not divisible."""
+def test_deadlines_that_can_all_be_met_are_met(there: int, count: int, other: int, slack: float) -> None:
+    """First the one array alone, then both, with allowance for the spare time and for indivisible tasks."""
     task_s = 1.0
     first = (math.ceil(count / (there - 1)) + 2) * task_s * slack
     second = first + (math.ceil((count + other) / (there - 1)) + 4) * task_s * slack
@@ -190,9 +192,9 @@ def test_deadlines_that_can_be_kept_together_are_kept(there: int, count: int, ot
 
 
 def endless(there: int, told_s: float, true_s: float, sessions: int) -> tuple[float, float]:
-    """Ann and Bob each always have an array that would take all; returns what each was served.
+    """Ann and Bob each always have an array that could use all slices; returns what each was served.
 
-    Ann tells `told_s` as the deadline of each array, Bob the true one. Beyond what there is, both wait alike.
+    Ann states `told_s` as the deadline of each array, Bob the true one. Above capacity, both wait alike.
     """
     step, now, served = min(told_s, true_s) / 8, 0.0, ServedTime()
     total = {"ann": 0.0, "bob": 0.0}
@@ -207,9 +209,9 @@ def endless(there: int, told_s: float, true_s: float, sessions: int) -> tuple[fl
         given_tasks = shares(now, found, there, served.spent)
         over = sum(share.tasks for share in given_tasks.values()) - there
         running = {n: (user, given_tasks[n].tasks) for n, user in ((1, "ann"), (2, "bob"))}
-        if over > 0:  # the last to come waits: whoever has more of it
-            most = max(running, key=lambda n: running[n][1])
-            running[most] = running[most][0], running[most][1] - over
+        if over > 0:  # the last to come waits: the one with more tasks
+            larger = max(running, key=lambda n: running[n][1])
+            running[larger] = running[larger][0], running[larger][1] - over
         now += step
         served.count(now, running, 10 * true_s)
         for user, units in running.values():
@@ -219,30 +221,30 @@ def endless(there: int, told_s: float, true_s: float, sessions: int) -> tuple[fl
 
 @settings(max_examples=examples(40), deadline=None)
 @given(there=st.integers(2, 14), lie=st.floats(0.05, 1.0), sessions=st.integers(5, 40))
-def test_nobody_gains_by_false_deadlines_over_sessions(there: int, lie: float, sessions: int) -> None:
+def test_false_deadlines_bring_no_gain_over_several_sessions(there: int, lie: float, sessions: int) -> None:
     true_s = 600.0
     ann, bob = endless(there, lie * true_s, true_s, sessions)
     fair = (ann + bob) / 2
-    lead = there * lie * true_s / 2  # once, and again as what was served fades in ten sessions
+    lead = there * lie * true_s / 2  # gained once, and again as served time decays over ten sessions
     grain = there * lie * true_s / 8 * 2
     assert ann - fair <= (lead + grain) * (1 + sessions / 10)
     assert ann - fair <= 0.1 * fair * (1 + 10 / sessions) + grain * (1 + sessions / 10)
 
 
-def test_the_more_false_a_deadline_the_less_it_brings() -> None:
+def test_gain_shrinks_the_further_a_stated_deadline_is_from_the_true_one() -> None:
     gains = [(ann - bob) / (ann + bob) for ann, bob in (endless(7, lie * 600.0, 600.0, 40) for lie in (0.05, 0.2, 1.0))]
     assert gains[0] <= gains[1] + 0.01 and gains[0] < 0.02
 
 
-# -- what was served ---------------------------------------------------------------------------------------------------
+# -- served time -------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_served_fades_and_outlives_its_array() -> None:
+def test_served_time_decays_and_outlives_its_array() -> None:
     served = ServedTime()
     served.count(NOW, {1: ("ann", 4)}, 1000.0)
     assert served.spent == {}
     served.learn(1, "ann", 50.0)
-    served.learn(1, "ann", 50.0)  # once
+    served.learn(1, "ann", 50.0)  # counted once
     served.count(NOW + 10, {1: ("ann", 4)}, 1000.0)
     assert served.spent["ann"] == pytest.approx(50 * math.exp(-0.01) + 40)
     served.count(NOW + 10, {}, 0.0)

@@ -1,4 +1,4 @@
-"""Pairs on one slice: small cases by hand, and what holds for all."""
+"""Pairs of jobs on one slice: small cases computed by hand, and invariants."""
 
 import math
 from dataclasses import replace
@@ -46,20 +46,20 @@ def found(running, waiting, rules=NO_MARGIN, speeds=None):
 
 
 @pytest.mark.parametrize(("slowdown", "shares"), [(1.0, True), (1.49, True), (1.5, False), (2.0, False)])
-def test_equal_jobs_share_below_one_and_a_half(slowdown, shares):
+def test_equal_jobs_share_if_the_slowdown_is_below_one_and_a_half(slowdown, shares):
     rules = SharingRules(slowdown=slowdown, gain=0.0, spare=0.0)
     assert found([host(1)], [sharer(2)], rules) == ([(2, 1)] if shares else [])
 
 
-def test_a_short_one_beside_a_long_one_shares_though_both_are_slowed_down_twice():
-    """1.75 * (1 - 1/3.5) = 1.25 < (1 + 10000/100) / 2; in the other order it does not pay."""
+def test_short_guest_shares_with_a_long_host_despite_a_large_slowdown():
+    """1.75 * (1 - 1/3.5) = 1.25 < (1 + 10000/100) / 2; with host and guest exchanged it does not pay."""
     rules = SharingRules(slowdown=1.75, gain=0.0)
     assert found([host(1, 10000.0)], [sharer(2, 100.0)], rules) == [(2, 1)]
     assert found([host(1, 100.0)], [sharer(2, 10000.0)], rules) == []
 
 
-def test_by_hand():
-    """100 s beside 300 s at 1.2 and 1.4: the guest ends at 120, has cost the host 120/1.4 of its work: 334.3 s."""
+def test_finish_times_of_a_pair_match_a_hand_computed_case():
+    """100 s beside 300 s at 1.2 and 1.4: the guest ends at 120 s, the host has done 120/1.4 s by then: 334.3 s."""
     rules = SharingRules(measured={("a", "b"): 1.2, ("b", "a"): 1.4}, gain=0.0)
     ends = finishes(100, 300, 1.2, 1.4)
     assert ends == pytest.approx((120.0, 334.2857), abs=1e-3)
@@ -69,14 +69,14 @@ def test_by_hand():
     assert "beside job 1 on its 2g.20gb" in pair.why and "123 s sooner" in pair.why and "1.20 and 1.40" in pair.why
 
 
-def test_measured_slowdowns_count_where_they_are_known():
+def test_measured_slowdowns_replace_the_default_where_they_are_known():
     bad = {("bert", "gpt"): 3.0, ("gpt", "bert"): 3.0}
     rules = SharingRules(slowdown=1.1, measured=bad, gain=0.0)
     assert found([host(1, app="gpt")], [sharer(2)], rules) == []
     assert found([host(1, app="gpt")], [sharer(2, app="vgg")], rules) == [(2, 1)]
 
 
-def test_only_jobs_of_one_user():
+def test_only_jobs_of_the_same_user_share():
     rules = SharingRules(slowdown=1.1)
     assert found([host(1, uid=7)], [sharer(2, uid=8)], rules) == []
     assert found([host(1, uid=7), host(3, uid=8)], [sharer(2, uid=8)], rules) == [(2, 3)]
@@ -86,27 +86,27 @@ def test_only_jobs_of_one_user():
     ("first", "second", "shares"),
     [(10000.0, 8000.0, True), (10000.0, 8001.0, False), (None, 1.0, False), (1.0, None, False)],
 )
-def test_memory_of_both_must_fit_with_a_tenth_to_spare(first, second, shares):
+def test_memory_of_both_jobs_must_fit_with_a_tenth_to_spare(first, second, shares):
     rules = SharingRules(slowdown=1.1)
     assert found([host(1, memory=first)], [sharer(2, memory=second)], rules) == ([(2, 1)] if shares else [])
 
 
-def test_nobody_comes_to_a_time_limit_for_it():
+def test_pair_is_refused_if_sharing_would_exceed_a_time_limit():
     rules = SharingRules(slowdown=1.2)
     assert found([host(1, 1000.0, limit=1199.0)], [sharer(2, 1000.0)], rules) == []
     assert found([host(1, 1000.0, limit=1201.0)], [sharer(2, 1000.0)], rules) == [(2, 1)]
     assert found([host(1, 1000.0)], [sharer(2, 1000.0, limit=1199.0)], rules) == []
 
 
-def test_of_unknown_length_half_the_limit_is_assumed():
+def test_job_of_unknown_length_is_assumed_to_take_half_its_limit():
     rules = SharingRules(slowdown=1.4, gain=0.0)
     assert found([host(1, None, limit=1000.0)], [sharer(2, 100.0)], rules) == [(2, 1)]
     assert found([host(1, None)], [sharer(2, math.inf)], rules) == [(2, 1)], "two of which nobody knows anything"
     assert UNKNOWN_S > 86400
 
 
-def test_a_job_of_unknown_length_may_come_to_its_limit_for_it_with_a_small_probability_only():
-    """The host works 900 s of its 1000 beside one that slows it down 1.2 times."""
+def test_sharing_is_refused_if_it_makes_a_time_limit_too_likely_to_be_hit():
+    """Beside a guest that slows it down 1.2 times, the host does 900 s of work in its 1000 s."""
     rules = SharingRules(slowdown=1.2, late=0.02)
     running, waiting = [host(1, None, limit=1000.0)], [sharer(2, 500.0)]
     assert found(running, waiting, rules) == []
@@ -117,8 +117,8 @@ def test_a_job_of_unknown_length_may_come_to_its_limit_for_it_with_a_small_proba
     assert found(beyond, waiting, rules) == [(2, 1)], "its limit does not end it"
 
 
-def test_a_host_past_what_was_expected_of_it_is_not_taken_to_end_at_once():
-    """A slice that is free in 10 s is waited for; one whose job is long past its limit is not."""
+def test_host_past_its_expected_end_is_not_assumed_to_end_at_once():
+    """A job waits for a slice that is free in 10 s, but not for one whose job is long past its limit."""
     rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
     errors = LengthErrors(0.0, 1.5)
     soon = Sharer(3, 7, "other", None, 20.0, 5000.0, whole_s=20.0, errors=errors)
@@ -127,7 +127,7 @@ def test_a_host_past_what_was_expected_of_it_is_not_taken_to_end_at_once():
     assert found([host(1), Host(over, P2, 20000.0)], [sharer(2)], rules) == [(2, 1)]
 
 
-# -- what ends ---------------------------------------------------------------------------------------------------------
+# -- ending pairs ------------------------------------------------------------------------------------------------------
 
 
 def parted(slow, guest_left=1000.0, restart_s=60.0, rules=NO_MARGIN):
@@ -137,7 +137,7 @@ def parted(slow, guest_left=1000.0, restart_s=60.0, rules=NO_MARGIN):
     return [(pair.guest, pair.host) for pair in ends]
 
 
-def test_a_pair_that_does_less_than_one_alone_is_ended_where_a_restart_costs_less():
+def test_pair_slower_than_one_job_alone_is_ended_if_a_restart_costs_less():
     assert parted((3.0, 3.0)) == [(2, 1)]
     assert parted((3.0, 3.0), guest_left=50.0) == [], "the guest ends in 150 s, which costs the host 50"
     assert parted((1.9, 1.9)) == []
@@ -146,13 +146,13 @@ def test_a_pair_that_does_less_than_one_alone_is_ended_where_a_restart_costs_les
     assert parted((None, 9.0), rules=SharingRules(slowdown=1.5)) == [(2, 1)]
 
 
-def test_what_is_ended_is_not_begun_again():
+def test_pair_that_would_be_ended_is_not_started():
     rules = SharingRules(measured={("bert", "bert"): 2.3}, depth=0, gain=0.0)
     assert found([host(1, 10000.0)], [sharer(2, 10.0)], rules) == []
     assert found([host(1, 10000.0)], [sharer(2, 10.0)], replace(rules, measured={("bert", "bert"): 2.2})) == [(2, 1)]
 
 
-def test_who_comes_to_its_limit_only_by_sharing_is_to_have_a_new_one():
+def test_job_that_reaches_its_limit_only_by_sharing_gets_a_new_limit():
     rules = SharingRules()
     due = Sharer(1, 7, limit_s=50.0, ran_s=500.0, whole_s=1000.0, resumes=True)
     assert renewals([due], rules, 60.0) == [1]
@@ -166,15 +166,15 @@ def test_who_comes_to_its_limit_only_by_sharing_is_to_have_a_new_one():
     assert [renewals([other], rules, 60.0) for other in others] == [[]] * 5
 
 
-def test_slices_of_their_own_are_foreseen_in_slurms_order():
-    """The slice that is free in 10 s is the longer one's, which came first; so the short one need not wait for it."""
+def test_slices_that_become_free_are_foreseen_for_jobs_in_slurms_order():
+    """The slice free in 10 s goes to the longer job, first in the queue; so the shorter does not wait for it."""
     rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
     running = [host(1, 4000.0), host(3, 10.0, app="other")]
     assert found(running, [sharer(5, 900.0), sharer(2, 800.0)], rules) == [(2, 1)]
     assert found(running, [sharer(2, 800.0)], rules) == []
 
 
-def test_speeds_make_seconds_of_work_and_say_where_it_fits():
+def test_speeds_give_run_times_and_the_profiles_on_which_a_job_fits():
     rules = SharingRules(slowdown=1.1)
     assert found([host(1)], [sharer(2)], rules, {1: {P2: 0.3}, 2: {P1: 0.2}}) == []
     assert found([host(1)], [sharer(2)], rules, {1: {P2: 0.3}, 2: {P2: 0.2}}) == [(2, 1)]
@@ -182,7 +182,7 @@ def test_speeds_make_seconds_of_work_and_say_where_it_fits():
     assert found([host(1)], [sharer(2, limit=3000.0)], rules, {1: {P2: 0.3}, 2: {P2: 0.3}}) == [], "takes 3333 s alone"
 
 
-def test_the_earliest_mean_finish_is_chosen_and_a_host_has_one_guest():
+def test_pairs_with_the_earliest_mean_finish_are_chosen_one_guest_per_host():
     rules = SharingRules(slowdown=1.1)
     running = [host(1, 5000.0), host(3, 1000.0), host(4, 3000.0)]
     waiting = [sharer(2, 1000.0), sharer(5, 1000.0), sharer(6, 1000.0), sharer(7, 1000.0)]
@@ -190,22 +190,22 @@ def test_the_earliest_mean_finish_is_chosen_and_a_host_has_one_guest():
     assert found(running, waiting, SharingRules(slowdown=1.1, most=1)) == [(2, 3)]
 
 
-def test_the_pair_test_has_a_margin_over_what_is_not_known_exactly():
+def test_pair_test_requires_a_margin_of_gain():
     assert found([host(1)], [sharer(2)], SharingRules(slowdown=1.49, gain=0.0, depth=0)) == [(2, 1)]
     assert found([host(1)], [sharer(2)], SharingRules(slowdown=1.49, depth=0)) == []
 
 
-# -- whose turn it is --------------------------------------------------------------------------------------------------
+# -- the order of guests -----------------------------------------------------------------------------------------------
 
 
-def test_the_shortest_of_a_users_jobs_is_offered_a_host_first_and_ties_keep_slurms_order():
+def test_users_shortest_job_is_offered_a_host_first_ties_in_slurms_order():
     rules = SharingRules(slowdown=1.1, most=1, depth=0)
     waiting = [sharer(2, 900.0), sharer(3, 100.0), sharer(4, 100.0)]
     assert found([host(1, 5000.0)], waiting, rules) == [(3, 1)]
     assert [one.job for one in shortest_first(waiting, everywhere(2, 3, 4), rules)] == [3, 4, 2]
 
 
-def test_what_is_expected_of_a_job_that_told_nothing_is_a_part_of_its_limit():
+def test_job_without_a_stated_length_is_ranked_by_a_part_of_its_limit():
     waiting = [sharer(2, None, limit=4000.0), sharer(3, 1500.0), sharer(4, None), sharer(5, None, limit=1000.0)]
     turns = shortest_first(waiting, everywhere(2, 3, 4, 5), SharingRules())
     assert [one.job for one in turns] == [5, 3, 2, 4]
@@ -214,7 +214,7 @@ def test_what_is_expected_of_a_job_that_told_nothing_is_a_part_of_its_limit():
     )
 
 
-def test_between_users_slurms_order_stays():
+def test_slurms_order_is_kept_between_users():
     waiting = [sharer(2, 900.0, uid=7), sharer(3, 50.0, uid=8), sharer(4, 100.0, uid=7)]
     rules = SharingRules(slowdown=1.1, most=2)
     assert [one.job for one in shortest_first(waiting, everywhere(2, 3, 4), rules)] == [4, 3, 2]
@@ -222,18 +222,18 @@ def test_between_users_slurms_order_stays():
     assert found(running, waiting, rules) == [(4, 1), (3, 5)]
 
 
-# -- now, or on a slice of its own -------------------------------------------------------------------------------------
+# -- sharing now, or waiting for an own slice --------------------------------------------------------------------------
 
 
-def test_a_job_waits_for_a_slice_that_is_free_soon_where_the_pair_test_would_share():
-    """At 1.4 a pair of equal jobs gains, but a slice of its own in 10 s gains more: 1000 and 1010 s, not 1400 twice."""
+def test_job_waits_for_a_slice_free_soon_although_the_pair_test_passes():
+    """At 1.4 two equal jobs gain, but a slice of its own in 10 s gains more: 1000 and 1010 s, not 1400 twice."""
     running, waiting = [host(1), host(3, 10.0, app="other")], [sharer(2)]
     rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
     assert found(running, waiting, rules) == []
     assert found(running, waiting, replace(rules, depth=0)) == [(2, 1)]
 
 
-def test_a_slice_that_two_share_is_not_free_before_both_have_ended():
+def test_shared_slice_is_not_free_before_both_jobs_have_ended():
     rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
     soon = replace(host(3, 10.0, app="other"), guest=sharer(4, 5000.0, app="other"))
     running = [host(1), soon]
@@ -241,8 +241,8 @@ def test_a_slice_that_two_share_is_not_free_before_both_have_ended():
     assert [(pair.guest, pair.host) for pair in pairs(running, [sharer(2)], speeds, rules)] == [(2, 1)]
 
 
-def test_a_job_that_shares_with_nobody_still_waits_for_the_slice_that_is_free_next():
-    """The slice that ends in 10 s goes to the shorter one, which takes no partner; so the other shares."""
+def test_next_free_slice_goes_to_a_shorter_solo_job_and_the_other_shares():
+    """The slice free in 10 s goes to the shorter job, which shares with no other; so the other one shares."""
     rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
     running = [host(1), host(3, 10.0, app="other")]
     waiting = [replace(sharer(5, 990.0), solo=True), sharer(2)]
@@ -250,8 +250,8 @@ def test_a_job_that_shares_with_nobody_still_waits_for_the_slice_that_is_free_ne
     assert found(running, [sharer(2)], rules) == []
 
 
-def test_many_equal_jobs_share_though_each_pair_refuses():
-    """Four equal jobs on one slice at 1.6: in turn 1000 s on average of 400, in pairs less (see test_lookahead)."""
+def test_many_equal_jobs_share_although_the_pair_test_refuses_each_pair():
+    """Four jobs of 100 s at 1.6: in turn their ends add up to 1000 s, in pairs to less (see test_lookahead)."""
     rules = SharingRules(slowdown=1.6)
     waiting = [sharer(job) for job in (2, 3, 4)]
     (pair,) = pairs([host(1)], waiting, everywhere(1, 2, 3, 4), rules)
@@ -260,7 +260,7 @@ def test_many_equal_jobs_share_though_each_pair_refuses():
     assert found([host(1)], waiting, replace(rules, depth=0)) == []
 
 
-def test_a_pair_that_rests_is_not_tried_and_another_host_is():
+def test_resting_pair_is_not_tried_and_another_host_is():
     rules = SharingRules(slowdown=1.1)
     running, waiting = [host(1, 5000.0), host(3, 5000.0)], [sharer(2, 100.0)]
     speeds = everywhere(1, 2, 3)
@@ -273,15 +273,15 @@ def test_a_pair_that_rests_is_not_tried_and_another_host_is():
 
 
 def crowd(hosts, jobs, users=1):
-    """So many slices and waiting jobs; lengths go up and down."""
+    """That many slices and pending jobs, of varying lengths."""
     lengths = [100.0 + 977 * n % 9000 for n in range(max(hosts, jobs))]
     running = [host(n, lengths[n], uid=n % users) for n in range(hosts)]
     return running, [sharer(hosts + n, lengths[n], uid=n % users) for n in range(jobs)]
 
 
 @pytest.mark.parametrize(("hosts", "jobs", "users"), [(12, 100, 1), (64, 300, 1), (400, 600, 1), (400, 600, 40)])
-def test_a_round_takes_no_more_steps_than_are_allowed(monkeypatch, hosts, jobs, users):
-    """Playing stops with the steps; what a rule starts now is looked at to its end, three times at most."""
+def test_round_stays_within_its_budget_of_simulation_steps(monkeypatch, hosts, jobs, users):
+    """Simulation stops with the steps; what a rule starts now is simulated to its end, three times at most."""
     spent = []
 
     class Counted(StepBudget):
@@ -298,7 +298,7 @@ def test_a_round_takes_no_more_steps_than_are_allowed(monkeypatch, hosts, jobs, 
     assert sum(one.given - one.left for one in spent) <= 1.75 * rules.steps + 3 * hosts
 
 
-def test_where_the_steps_do_not_suffice_the_pair_test_decides():
+def test_pair_test_decides_if_the_simulation_steps_do_not_suffice():
     running, waiting = [host(1)], [sharer(job) for job in (2, 3, 4)]
     assert found(running, waiting, SharingRules(slowdown=1.6, steps=0)) == []
     assert found(running, waiting, SharingRules(slowdown=1.2, steps=0)) == [(2, 1)]
@@ -327,7 +327,7 @@ slowdowns = st.dictionaries(
     st.sampled_from([0, 1, 16]),
     st.sampled_from([0, 20, 8000]),
 )
-def test_what_every_pair_has(first, waiting, measured, slowdown, depth, steps):
+def test_every_pair_has_one_user_and_keeps_memory_and_time_limits(first, waiting, measured, slowdown, depth, steps):
     running = [Host(one, P2, 20000.0) for one in first]
     rules = SharingRules(slowdown=slowdown, measured=measured, depth=depth, steps=steps)
     by_job, guests = {one.sharer.job: one for one in running}, {one.job: one for one in waiting}
@@ -359,8 +359,8 @@ def test_what_every_pair_has(first, waiting, measured, slowdown, depth, steps):
     st.lists(sharers, max_size=6, unique_by=lambda one: one.job),
     st.lists(st.sampled_from("gs-"), min_size=6, max_size=6),
 )
-def test_no_slice_has_three_and_who_is_solo_shares_with_nobody(first, waiting, kinds):
-    """Of those that run every third has a guest, of those that wait every third is solo."""
+def test_no_slice_has_three_jobs_and_solo_jobs_never_share(first, waiting, kinds):
+    """On average a third of the running jobs has a guest, and a third of the pending jobs is solo."""
     running = [
         Host(one, P2, 20000.0, Sharer(100 + one.job, one.uid, memory_mib=1.0) if kind == "g" else None)
         for one, kind in zip(first, kinds, strict=False)
@@ -372,5 +372,5 @@ def test_no_slice_has_three_and_who_is_solo_shares_with_nobody(first, waiting, k
         assert not next(one for one in waiting if one.job == pair.guest).solo
 
 
-def test_a_job_that_runs_and_one_that_waits_are_never_one():
+def test_running_job_is_never_paired_with_itself():
     assert found([host(1, 5000.0)], [sharer(1, 100.0)], SharingRules(slowdown=1.1)) == []

@@ -1,4 +1,4 @@
-"""Two trainings on one slice in the lending loop: from the pair to the end of both, whoever leaves first."""
+"""Two training jobs on one slice in the lending loop: from pairing to the end of both, whichever ends first."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def loans(w: LoanWorld, job: int) -> list[tuple[str, str, str]]:
         return [(row["profile"], row["state"], row["cause"]) for row in store.loans([job])]
 
 
-def test_a_short_job_for_which_there_is_no_room_shares_and_ends(world: MakeWorld) -> None:
+def test_short_job_without_room_shares_a_slice_until_it_ends(world: MakeWorld) -> None:
     w = world()
     host, guest = paired(w)
     w.until(lambda: guest not in w.slurm.queue)
@@ -56,14 +56,14 @@ def test_a_short_job_for_which_there_is_no_room_shares_and_ends(world: MakeWorld
     assert host in w.loaned() and not w.nodes.second and not w.nodes.misfits
     assert kinds(w, guest) == ["share"] and loans(w, guest) == [("7g.80gb", "ended", "left")]
     with w.store() as store:
-        (told,) = [row["why"] for row in store.actions([guest])]
-    assert told.startswith(f"beside job {host} on its 7g.80gb")
+        (reason,) = [row["why"] for row in store.actions([guest])]
+    assert reason.startswith(f"beside job {host} on its 7g.80gb")
     for _ in range(5):
         w.step()
     assert w.slurm.machines["n1"].gres.get("guest", 0) == 0
 
 
-def test_it_is_off_unless_the_admin_turns_it_on(world: MakeWorld) -> None:
+def test_slice_sharing_is_off_unless_it_is_configured(world: MakeWorld) -> None:
     w = world(share=False)
     host = w.train(hints=WHOLE)
     w.until(lambda: host in w.loaned())
@@ -76,8 +76,8 @@ def test_it_is_off_unless_the_admin_turns_it_on(world: MakeWorld) -> None:
 @pytest.mark.parametrize(
     "other", [{"uid": 1003, "user": "carol"}, {"hints": "signal=usr1 min=7g.80gb"}, {"limit": 10**7}]
 )
-def test_who_does_not_share(world: MakeWorld, other: dict[str, Any]) -> None:
-    """Another user's, one of which nobody knows how much memory it needs, one that is as long as the other."""
+def test_job_that_does_not_qualify_does_not_share(world: MakeWorld, other: dict[str, Any]) -> None:
+    """A job of another user, a job whose memory use is unknown, and a job that is as long as the other."""
     w = world()
     host = w.train(hints=WHOLE)
     w.until(lambda: host in w.loaned())
@@ -87,7 +87,7 @@ def test_who_does_not_share(world: MakeWorld, other: dict[str, Any]) -> None:
     assert w.row(guest).pending and not w.shared and "no GPU has room" in w.why(guest)
 
 
-def test_measured_slowdowns_decide_where_there_is_a_table(world: MakeWorld, tmp_path: Path) -> None:
+def test_measured_slowdowns_decide_if_a_table_is_configured(world: MakeWorld, tmp_path: Path) -> None:
     table = tmp_path / "pairs.csv"
     table.write_text("app1,app2,slowdown1,slowdown2\nbert-large,bert-large,40,40\n")
     model = f"{WHOLE} model=bert-large"
@@ -101,7 +101,7 @@ def test_measured_slowdowns_decide_where_there_is_a_table(world: MakeWorld, tmp_
     w.until(lambda: worse in w.running())
 
 
-def test_where_slurm_remembers_former_types_nobody_shares(world: MakeWorld) -> None:
+def test_no_job_shares_where_slurm_keeps_former_gres_types(world: MakeWorld) -> None:
     w = world()
     host = w.train(hints=WHOLE)
     w.until(lambda: host in w.loaned())
@@ -112,7 +112,7 @@ def test_where_slurm_remembers_former_types_nobody_shares(world: MakeWorld) -> N
     assert w.row(guest).pending and not w.shared and w.row(guest).gres == "gres:mig:loan:2"
 
 
-def test_where_there_is_room_nobody_shares(world: MakeWorld) -> None:
+def test_no_job_shares_while_a_gpu_has_room(world: MakeWorld) -> None:
     w = world(gpus=2)
     host = w.train(hints=WHOLE)
     w.until(lambda: host in w.loaned())
@@ -121,7 +121,7 @@ def test_where_there_is_room_nobody_shares(world: MakeWorld) -> None:
     assert other in w.loaned() and not w.nodes.second
 
 
-def test_the_shortest_of_those_that_wait_is_offered_the_host_first(world: MakeWorld) -> None:
+def test_shortest_pending_job_is_offered_the_host_first(world: MakeWorld) -> None:
     w = world()
     host = w.train(needs=1000, hints=WHOLE)
     w.until(lambda: host in w.loaned())
@@ -132,8 +132,8 @@ def test_the_shortest_of_those_that_wait_is_offered_the_host_first(world: MakeWo
     assert not w.nodes.misfits
 
 
-def test_a_job_waits_for_a_slice_that_is_soon_free(world: MakeWorld) -> None:
-    """It would end sooner beside the long job than after it, but another one's slice is free in half a minute."""
+def test_job_waits_for_a_slice_that_is_free_soon(world: MakeWorld) -> None:
+    """It would end sooner beside the long job than after it, but another job's slice is free in half a minute."""
     w = world(gpus=2)
     long = w.train(needs=1000, hints=WHOLE)
     ending = short(w, needs=40, limit=80)
@@ -144,15 +144,15 @@ def test_a_job_waits_for_a_slice_that_is_soon_free(world: MakeWorld) -> None:
     assert kinds(w, waiting) == ["release"]
 
 
-def test_inference_calls_both_back_and_both_come_back(world: MakeWorld) -> None:
+def test_inference_reclaims_both_loans_and_both_resume_later(world: MakeWorld) -> None:
     w = world()
     host, guest = paired(w, needs=200)
     for _ in range(10):
         w.step()
     done = {job: w.training[job].done for job in (host, guest)}
     inference = w.infer("3g.40gb", runs=20)
-    took = w.until(lambda: inference in w.running())
-    assert took <= 12 and {job for job, _ in w.slurm.signals} == {host, guest}
+    steps = w.until(lambda: inference in w.running())
+    assert steps <= 12 and {job for job, _ in w.slurm.signals} == {host, guest}
     assert sorted(w.slurm.requeues) == sorted([host, guest])
     assert all(w.training[job].saved >= done[job] for job in (host, guest)) and not w.nodes.misfits
     w.step()
@@ -163,7 +163,7 @@ def test_inference_calls_both_back_and_both_come_back(world: MakeWorld) -> None:
     assert not w.nodes.misfits
 
 
-def test_a_guest_whose_host_has_left_is_a_loan_like_any_other(world: MakeWorld) -> None:
+def test_guest_whose_host_has_ended_is_an_ordinary_loan(world: MakeWorld) -> None:
     w = world()
     host, guest = paired(w, needs=500, long=45)
     w.until(lambda: host not in w.slurm.queue)
@@ -177,7 +177,7 @@ def test_a_guest_whose_host_has_left_is_a_loan_like_any_other(world: MakeWorld) 
     assert w.slurm.requeues == [guest] and not w.nodes.misfits
 
 
-def test_a_host_that_leaves_before_its_guest_has_started(world: MakeWorld) -> None:
+def test_guest_starts_although_its_host_has_ended_before(world: MakeWorld) -> None:
     w = world()
     host = w.train(hints=WHOLE)
     w.until(lambda: host in w.loaned())
@@ -190,7 +190,7 @@ def test_a_host_that_leaves_before_its_guest_has_started(world: MakeWorld) -> No
     assert not w.nodes.misfits
 
 
-def test_a_guest_that_does_not_start_waits_for_a_slice_again(world: MakeWorld) -> None:
+def test_guest_that_does_not_start_is_withdrawn_and_waits_for_a_loan(world: MakeWorld) -> None:
     w = world()
     host = w.train(hints=WHOLE)
     w.until(lambda: host in w.loaned())
@@ -208,7 +208,7 @@ def test_a_guest_that_does_not_start_waits_for_a_slice_again(world: MakeWorld) -
 
 
 @pytest.mark.parametrize("when", ["offered", "typed", "running"])
-def test_the_service_is_killed_and_started_again(world: MakeWorld, when: str) -> None:
+def test_sharing_survives_a_restart_of_the_service(world: MakeWorld, when: str) -> None:
     w = world()
     host = w.train(hints=WHOLE)
     w.until(lambda: host in w.loaned())
@@ -228,7 +228,7 @@ def test_the_service_is_killed_and_started_again(world: MakeWorld, when: str) ->
     assert not w.nodes.misfits
 
 
-def test_a_dry_run_offers_nobody(world: MakeWorld) -> None:
+def test_dry_run_offers_no_shared_slice(world: MakeWorld) -> None:
     w = world()
     host = w.train(hints=WHOLE)
     w.until(lambda: host in w.loaned())
@@ -239,7 +239,7 @@ def test_a_dry_run_offers_nobody(world: MakeWorld) -> None:
     assert w.row(guest).pending and not w.shared and "loan" in w.row(guest).gres
 
 
-def test_what_a_run_reports_while_it_shares_says_nothing_of_its_slice(world: MakeWorld) -> None:
+def test_reports_of_sharing_runs_do_not_count_as_speed_on_the_profile(world: MakeWorld) -> None:
     w = world()
     host, guest = paired(w)
     for job in (host, guest):
@@ -250,7 +250,7 @@ def test_what_a_run_reports_while_it_shares_says_nothing_of_its_slice(world: Mak
 
 
 def working(w: LoanWorld, rates: dict[int, float], seconds: int) -> None:
-    """So many steps in which jobs report what they did at these rates (items a second)."""
+    """That many steps of a second, in which jobs report their work at these rates (items per second)."""
     for _ in range(seconds):
         w.step()
         for job, rate in rates.items():
@@ -260,7 +260,7 @@ def working(w: LoanWorld, rates: dict[int, float], seconds: int) -> None:
 
 
 def reporting_pair(w: LoanWorld, needs: float, limit: int) -> tuple[int, int]:
-    """A job whose rate alone is known, and one beside it that needs so many seconds of its limit."""
+    """A host whose rate alone on the slice is known, and a guest that needs `needs` seconds of its `limit`."""
     model = f"{WHOLE} model=bert-large batch=8"
     host = w.train(needs=5000.0, hints=model)
     w.until(lambda: host in w.loaned())
@@ -270,20 +270,20 @@ def reporting_pair(w: LoanWorld, needs: float, limit: int) -> tuple[int, int]:
     return host, guest
 
 
-def test_a_pair_that_does_less_than_one_alone_is_ended_and_not_tried_again(world: MakeWorld) -> None:
+def test_pair_slower_than_one_job_alone_is_ended_and_not_tried_again(world: MakeWorld) -> None:
     w = world()
     host, guest = reporting_pair(w, 800.0, 1600)
     working(w, {host: 2.0, guest: 2.0}, 90)
     w.until(lambda: guest not in w.running())
     assert w.slurm.requeues == [guest] and host in w.loaned()
     assert [cause for _, _, cause in loans(w, guest)] == ["parted"]
-    (told,) = [row for row in why(w, guest) if "less than one alone" in row]
-    assert told.startswith(f"beside job {host} it takes 5.")
+    (reason,) = [row for row in why(w, guest) if "less than one alone" in row]
+    assert reason.startswith(f"beside job {host} it takes 5.")
     working(w, {host: 10.0}, 90)
     assert w.row(guest).pending and w.slurm.requeues == [guest] and not w.nodes.second
 
 
-def test_a_pair_that_was_measured_to_gain_goes_on(world: MakeWorld) -> None:
+def test_pair_with_a_measured_gain_goes_on(world: MakeWorld) -> None:
     w = world()
     host, guest = reporting_pair(w, 300.0, 600)
     working(w, {host: 8.0, guest: 8.0}, 100)
@@ -291,7 +291,7 @@ def test_a_pair_that_was_measured_to_gain_goes_on(world: MakeWorld) -> None:
     assert w.lending.slice_sharing.runs.rules.measured == {("bert-large", "bert-large"): pytest.approx(1.25, rel=0.05)}
 
 
-def test_a_job_that_comes_to_its_limit_by_sharing_goes_on_with_a_new_one(world: MakeWorld) -> None:
+def test_job_reaching_its_limit_by_sharing_is_requeued_with_a_new_limit(world: MakeWorld) -> None:
     w = world()
     host, guest = reporting_pair(w, 10_000.0, 400)
     w.slurm.change(guest, end=(w.row(guest).start or 0.0) + 400)

@@ -1,4 +1,4 @@
-"""A pipeline's time is split over its stages at the least price."""
+"""A pipeline's time is split over its stages at the lowest price."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ left = st.integers(0, 250).map(float)
 
 
 def cheapest(stages: list[Stage], left_s: float) -> float:
-    """The least price of all choices that keep the time, by trying each; infinite: none does."""
-    every = itertools.product(*(range(len(stage.choices)) for stage in stages))
-    kept = (chosen for chosen in every if path_s(stages, chosen) <= left_s)
+    """The lowest price of all combinations that keep the time, by trying each; infinite if none does."""
+    combinations = itertools.product(*(range(len(stage.choices)) for stage in stages))
+    kept = (chosen for chosen in combinations if path_s(stages, chosen) <= left_s)
     return min((priced(stages, chosen) for chosen in kept), default=math.inf)
 
 
@@ -49,7 +49,7 @@ def fastest_s(stages: list[Stage]) -> float:
 
 @settings(max_examples=examples(400), deadline=None)
 @given(stages=chains, left_s=left)
-def test_the_split_of_a_chain_costs_the_least(stages: list[Stage], left_s: float) -> None:
+def test_split_of_a_chain_has_the_lowest_price(stages: list[Stage], left_s: float) -> None:
     found = split(stages, left_s)
     least = cheapest(stages, left_s)
     assert found.kept == (least < math.inf)
@@ -59,7 +59,7 @@ def test_the_split_of_a_chain_costs_the_least(stages: list[Stage], left_s: float
 
 @settings(max_examples=examples(400), deadline=None)
 @given(stages=graphs(), left_s=left)
-def test_the_longest_path_keeps_the_time_wherever_any_split_does(stages: list[Stage], left_s: float) -> None:
+def test_split_keeps_the_time_whenever_any_split_can(stages: list[Stage], left_s: float) -> None:
     found = split(stages, left_s)
     assert found.seconds == path_s(stages, found.chosen) and found.price == priced(stages, found.chosen)
     assert found.kept == (found.seconds <= left_s) == (fastest_s(stages) <= left_s)
@@ -76,26 +76,26 @@ def test_more_time_never_costs_more(stages: list[Stage], left_s: float, more_s: 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(stages=graphs(), left_s=left)
-def test_time_that_is_too_short_anyway_is_not_bought_at_any_price(stages: list[Stage], left_s: float) -> None:
+def test_split_stays_close_to_the_fastest_if_the_time_cannot_be_kept(stages: list[Stage], left_s: float) -> None:
     found = split(stages, left_s)
     if not found.kept:
         assert found.seconds <= SENSIBLE * fastest_s(stages) * (1 + 1e-9)
 
 
-def test_time_goes_where_a_slice_buys_most() -> None:
-    """Of two stages that are as long, the one that scales gets the large slice; an equal split pays more."""
+def test_large_slice_goes_to_the_stage_that_gains_most() -> None:
+    """Of two equally long stages, the one that scales gets the large slice; an equal split costs more."""
     scales = Stage((Choice(100, 100), Choice(50, 105), Choice(20, 110)))
     hardly = Stage((Choice(100, 100), Choice(80, 240), Choice(60, 420)), (0,))
     assert split([scales, hardly], 130.0) == Split((2, 0), 120.0, 210.0, kept=True)
 
 
-def test_parallel_stages_are_as_slow_as_the_slowest_may_be() -> None:
+def test_parallel_stage_is_only_as_fast_as_the_remaining_time_requires() -> None:
     ways = (Choice(100, 1), Choice(10, 5))
     stages = [Stage((Choice(5, 1),)), Stage(ways, (0,)), Stage(((Choice(90, 7)),), (0,)), Stage(ways, (1, 2))]
     assert split(stages, 106.0).chosen == (0, 1, 0, 1) and split(stages, 115.0).chosen == (0, 0, 0, 1)
 
 
-def test_seconds_that_fit_exactly_are_kept_whatever_they_add_up_to() -> None:
+def test_time_that_fits_exactly_is_kept_despite_rounding() -> None:
     stages = [Stage((Choice(0.1, 2.0),), (number - 1,) if number else ()) for number in range(10)]
     assert split(stages, path_s(stages, [0] * 10)).kept
 
@@ -111,5 +111,5 @@ def test_many_stages_with_many_choices_are_split_with_bounded_work() -> None:
     assert prices == sorted(prices, reverse=True) and prices[-1] == 600.0
 
 
-def test_nothing_to_split() -> None:
+def test_empty_pipeline_has_an_empty_split() -> None:
     assert split([], 5.0) == Split((), 0.0, 0.0, kept=True)

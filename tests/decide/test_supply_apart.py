@@ -1,4 +1,4 @@
-"""Heterogeneous jobs: Slurm starts one only where each component can have nodes of its own."""
+"""Heterogeneous jobs: Slurm starts one only if each component can have nodes of its own."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ def possible(wants: Sequence[tuple[int, list[str]]], taken: frozenset[str] = fro
 
 @settings(max_examples=examples(300), deadline=None)
 @given(wants=wishes())
-def test_disjoint_nodes_are_found_exactly_if_there_are_any(wants: list[tuple[int, list[str]]]) -> None:
+def test_disjoint_nodes_are_found_exactly_when_they_exist(wants: list[tuple[int, list[str]]]) -> None:
     found = assign(wants)
     assert (found is not None) is possible(wants)
     if found is not None:
         assert [len(nodes) for nodes in found] == [count for count, _ in wants]
         assert all(set(nodes) <= set(names) for nodes, (_, names) in zip(found, wants, strict=True))
-        every = [name for nodes in found for name in nodes]
-        assert len(set(every)) == len(every)
+        chosen = [name for nodes in found for name in nodes]
+        assert len(set(chosen)) == len(chosen)
 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(wants=wishes())
-def test_as_many_candidates_as_nodes_are_enough(wants: list[tuple[int, list[str]]]) -> None:
+def test_candidates_beyond_the_number_of_wanted_nodes_do_not_matter(wants: list[tuple[int, list[str]]]) -> None:
     most = sum(count for count, _ in wants)
     assert (assign(wants) is None) is (assign([(count, names[:most]) for count, names in wants]) is None)
 
 
-def test_the_first_keeps_what_it_likes_best_where_the_next_has_a_choice() -> None:
+def test_first_component_keeps_its_preferred_node_if_the_next_has_a_choice() -> None:
     assert assign([(1, ["n1", "n2"]), (1, ["n1", "n2"])]) == [["n1"], ["n2"]]
     assert assign([(1, ["n1", "n2"]), (1, ["n1"])]) == [["n2"], ["n1"]]
     assert assign([(2, ["n1", "n2", "n3"]), (1, ["n2", "n1"])]) == [["n1", "n3"], ["n2"]]
@@ -87,7 +87,7 @@ def plan(nodes: Sequence[Node], queue: Sequence[Demand], before: ClusterPlan | N
     return Planner().plan(nodes, queue, NOW, before.reservations if before else ())
 
 
-def test_components_get_different_nodes_although_one_offers_both() -> None:
+def test_components_get_different_nodes_although_one_node_offers_both() -> None:
     nodes = [node("n1", offered="7g.80gb@0"), node("n2", offered="3g.40gb@4 1g.20gb@0")]
     found = plan(nodes, [component(1, "3g.40gb", "n1 n2"), component(2, "1g.20gb", "n1 n2")])
     assert found.placed[1].nodes == ("n2",)
@@ -95,7 +95,7 @@ def test_components_get_different_nodes_although_one_offers_both() -> None:
     assert P("1g.20gb") in found.nodes["n1"].offers
 
 
-def test_all_components_or_none() -> None:
+def test_components_are_placed_or_reserved_all_or_none() -> None:
     nodes = [node("n1"), node("n2", used="7g.80gb@0")]
     queue = [component(1, "3g.40gb", "n1 n2"), component(2, "7g.80gb", "n1 n2")]
     other = Demand(9, ((P("1g.10gb"), 9),), frozenset({"n1", "n2"}))
@@ -109,15 +109,15 @@ def test_all_components_or_none() -> None:
     assert not found.cramped
 
 
-def test_no_reservation_for_what_never_fits_apart() -> None:
+def test_no_reservation_for_components_that_never_fit_on_separate_nodes() -> None:
     found = plan([node("n1", gpus=4)], [component(1, "3g.40gb", "n1"), component(2, "1g.20gb", "n1")])
     assert not found.placed
     assert not found.reservations
     assert found.cramped == {1, 2}
 
 
-def test_a_component_is_not_moved_aside_to_the_node_of_another() -> None:
-    """Job 3 could have its GPU if the component there moved to the other node, where the other component is."""
+def test_component_is_not_moved_to_the_node_of_another_component() -> None:
+    """Job 3 could have a GPU if the component there moved to the other node, but that has the other component."""
     nodes = [node("n1"), node("n2", used="4g.40gb@0")]
     queue = [component(1, "1g.10gb", "n1 n2"), component(2, "1g.10gb", "n1 n2")]
     found = plan(nodes, [*queue, Demand(3, ((P("7g.80gb"), 1),), frozenset({"n1", "n2"}), limit_s=600)])
@@ -127,7 +127,7 @@ def test_a_component_is_not_moved_aside_to_the_node_of_another() -> None:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
-def test_components_are_apart_in_every_plan(data: st.DataObject) -> None:
+def test_components_are_on_separate_nodes_in_every_plan(data: st.DataObject) -> None:
     names = [f"n{i}" for i in range(data.draw(st.integers(1, 4)))]
     slots = sorted(H100.slots)
     nodes = []
@@ -146,15 +146,15 @@ def test_components_are_apart_in_every_plan(data: st.DataObject) -> None:
             count = data.draw(st.integers(1, len(pool)))
             queue.append(Demand(group * 10 + i, parts, pool, nodes=count, limit_s=60, apart=group))
     found = plan(nodes, queue)
-    where = {job: set(placed.nodes) for job, placed in found.placed.items()}
-    kept = {r.job: {name for name, _, _ in r.places} for r in found.reservations}
+    placed_on = {job: set(placed.nodes) for job, placed in found.placed.items()}
+    reserved_on = {r.job: {name for name, _, _ in r.places} for r in found.reservations}
     for group in {d.apart for d in queue}:
-        mine = [d for d in queue if d.apart == group and d.parts]
-        for got in (where, kept):
-            assert len({d.job in got for d in mine}) <= 1, "some components have places and some have not"
-            if mine and mine[0].job in got:
-                assert [len(got[d.job]) for d in mine] == [d.nodes for d in mine]
-                assert sum(d.nodes for d in mine) == len(set().union(*(got[d.job] for d in mine)))
+        members = [d for d in queue if d.apart == group and d.parts]
+        for places in (placed_on, reserved_on):
+            assert len({d.job in places for d in members}) <= 1, "some components have places and some have not"
+            if members and members[0].job in places:
+                assert [len(places[d.job]) for d in members] == [d.nodes for d in members]
+                assert sum(d.nodes for d in members) == len(set().union(*(places[d.job] for d in members)))
 
 
 # -- from the queue --------------------------------------------------------------------------------------------------
@@ -168,20 +168,20 @@ def grouped(rows: Sequence[JobRow], nodes: Sequence[NodeRow] = NODES) -> list[tu
     return [(d.job, d.apart) for d in demands(rows, nodes, {"n1", "n2"}, NOW)]
 
 
-def test_components_come_together_where_the_last_of_them_stands() -> None:
+def test_components_are_queued_together_at_the_place_of_the_last() -> None:
     first, second = replace(ROW, job_id=4, het_job=4), replace(ROW, job_id=5, het_job=4)
     between = replace(ROW, job_id=9)
     assert grouped([second, between, first]) == [(9, None), (4, 4), (5, 4)]
 
 
 @pytest.mark.parametrize("change", [{"reason": "JobHeldUser"}, {"num_nodes": 3}, {"partition": "other"}])
-def test_a_component_that_cannot_start_keeps_the_others_from_it(change: dict[str, object]) -> None:
+def test_component_that_cannot_start_holds_back_the_others(change: dict[str, object]) -> None:
     first, second = replace(ROW, job_id=4, het_job=4), replace(ROW, job_id=5, het_job=4)
     assert grouped([first, replace(second, **change)]) == []  # type: ignore[arg-type]
     assert grouped([replace(first, **change), second]) == []  # type: ignore[arg-type]
 
 
-def test_a_component_without_slices_takes_a_node_unless_there_are_others() -> None:
+def test_component_without_slices_takes_a_mig_node_if_no_other_is_up() -> None:
     rows = [replace(ROW, job_id=4, het_job=4, gres=""), replace(ROW, job_id=5, het_job=4)]
     assert grouped(rows) == [(4, 4), (5, 4)]
     assert grouped(rows, [*NODES, PLAIN]) == [(5, 4)]
@@ -192,7 +192,7 @@ def test_a_component_without_slices_takes_a_node_unless_there_are_others() -> No
 # -- whole rounds ----------------------------------------------------------------------------------------------------
 
 
-def test_a_heterogeneous_job_whose_profiles_are_not_on_offer_starts() -> None:
+def test_heterogeneous_job_starts_although_its_profiles_were_not_offered() -> None:
     world = World(nodes=2, gpus=1)
     world.step()
     jobs = world.slurm.submit_het("mig:3g.40gb:1", "mig:1g.20gb:1")
@@ -202,10 +202,10 @@ def test_a_heterogeneous_job_whose_profiles_are_not_on_offer_starts() -> None:
     assert not world.nodes.misfits
 
 
-def test_it_starts_although_both_were_on_offer_on_one_node() -> None:
+def test_heterogeneous_job_starts_although_one_node_offered_both_profiles() -> None:
     world = World(nodes=2, gpus=2)
     world.step()
-    # n1 is given 3g and 1g.20gb by jobs that wait for them, and keeps offering both when they are gone
+    # n1 gets 3g and 1g.20gb for these pending jobs, and goes on offering both after they have ended
     early = [world.slurm.submit(f"mig:{kind}:1", runs=2) for kind in ("3g.40gb", "1g.20gb")]
     world.steps(5)
     assert not set(early) & set(world.slurm.queue)
@@ -214,7 +214,7 @@ def test_it_starts_although_both_were_on_offer_on_one_node() -> None:
     assert world.running() == set(jobs)
 
 
-def test_the_first_component_is_not_led_to_the_only_node_for_the_second() -> None:
+def test_first_component_does_not_take_the_only_node_for_the_second() -> None:
     """Both nodes offer 1g, and n1 comes first, but only n1 has room for 3g."""
     world = World(nodes=2, gpus=1)
     world.slurm.set_node("n2", partitions=("gpu", "second"))
@@ -228,7 +228,7 @@ def test_the_first_component_is_not_led_to_the_only_node_for_the_second() -> Non
     assert [world.slurm.queue[job].nodes for job in jobs] == [("n2",), ("n1",)]
 
 
-def test_on_one_node_it_waits_and_is_told_why() -> None:
+def test_heterogeneous_job_on_a_one_node_cluster_waits_with_a_reason() -> None:
     world = World(nodes=1, gpus=2)
     world.step()
     jobs = world.slurm.submit_het("mig:3g.40gb:1", "mig:1g.20gb:1")
@@ -240,7 +240,7 @@ def test_on_one_node_it_waits_and_is_told_why() -> None:
         assert "too few nodes" in world.loop.why(job)
 
 
-def test_it_is_not_starved_by_small_jobs() -> None:
+def test_heterogeneous_job_is_not_starved_by_small_jobs() -> None:
     world = World(nodes=2, gpus=1)
     for _ in range(14):
         world.slurm.submit("mig:1g.10gb:1", runs=10, limit=20)
@@ -259,7 +259,7 @@ def test_it_is_not_starved_by_small_jobs() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(2, 4), data=st.data())
-def test_heterogeneous_jobs_among_others_all_get_through(seed: int, nodes: int, data: st.DataObject) -> None:
+def test_heterogeneous_jobs_among_others_all_complete(seed: int, nodes: int, data: st.DataObject) -> None:
     world = World(nodes=nodes, gpus=2, seed=seed)
     world.step()
     kinds = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
@@ -276,7 +276,7 @@ def test_heterogeneous_jobs_among_others_all_get_through(seed: int, nodes: int, 
     assert not world.nodes.misfits
 
 
-def test_components_do_not_share_a_node_of_slurm() -> None:
+def test_simulated_slurm_starts_components_on_separate_nodes() -> None:
     world = World(nodes=1)
     world.slurm.set_node("n1", gres={"1g.10gb": 2})
     world.slurm.submit_het("mig:1g.10gb:1", "mig:1g.10gb:1")

@@ -1,4 +1,4 @@
-"""What of the queue counts as demand."""
+"""Which jobs of the queue count as demand, and on which nodes."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ SUPPLY = {"n1", "n2"}
         ("SomethingNew", False),
     ],
 )
-def test_reasons(reason: str, runs: bool) -> None:
+def test_pending_reason_decides_whether_a_job_could_run(reason: str, runs: bool) -> None:
     assert could_run(replace(ROW, reason=reason, eligible=NOW + 600), NOW) is runs
 
 
-def test_a_job_that_waits_for_others_counts_once_they_have_ended() -> None:
+def test_job_with_dependencies_counts_once_they_have_ended() -> None:
     waiting = replace(ROW, reason="None", after=(7,), eligible=None)
     assert not could_run(waiting, NOW)
     assert could_run(replace(waiting, eligible=NOW), NOW) and could_run(replace(waiting, after=()), NOW)
     assert not demands([waiting], NODES, SUPPLY, NOW) and demands([replace(waiting, after=())], NODES, SUPPLY, NOW)
 
 
-def test_a_begin_time_counts_once_it_is_near() -> None:
+def test_job_with_a_begin_time_counts_once_it_is_near() -> None:
     assert could_run(replace(ROW, reason="BeginTime", eligible=NOW + 3), NOW)
     assert not could_run(replace(ROW, reason="BeginTime", eligible=NOW + 60), NOW)
     assert not could_run(replace(ROW, state="RUNNING"), NOW)
@@ -77,7 +77,7 @@ def test_a_begin_time_counts_once_it_is_near() -> None:
         ("mig:a:b:c:d", {}),
     ],
 )
-def test_slices(text: str, found: dict[object, int]) -> None:
+def test_slices_are_parsed_from_gres(text: str, found: dict[object, int]) -> None:
     assert slices(text) == found
 
 
@@ -102,12 +102,12 @@ def pools(**change: object) -> list[frozenset[str]]:
         ({"features": "[h100*1&a100*1]"}, {"n1", "n2"}),
     ],
 )
-def test_on_which_nodes_a_job_may_run(change: dict[str, object], pool: set[str]) -> None:
+def test_pool_is_the_nodes_on_which_a_job_may_run(change: dict[str, object], pool: set[str]) -> None:
     assert pools(**change) == [pool]
 
 
 @pytest.mark.parametrize("change", [{"partition": "other"}, {"features": "h100&a100"}, {"num_nodes": 3}, {"gres": ""}])
-def test_what_can_run_nowhere_is_no_demand(change: dict[str, object]) -> None:
+def test_job_that_can_run_nowhere_is_no_demand(change: dict[str, object]) -> None:
     assert pools(**change) == []
 
 
@@ -135,7 +135,7 @@ def test_a_job_runs_only_on_nodes_that_have_its_other_gres(asked: str, pool: set
     assert [set(demand.pool) for demand in found] == ([pool] if pool else [])
 
 
-def test_arrays_ask_for_no_more_than_their_limit_lets_run() -> None:
+def test_array_demands_no_more_tasks_than_its_throttle_lets_run() -> None:
     pending = replace(ROW, job_id=5, array_job=5, array_task="4-99%6", tasks=96, throttle=6)
     running = [replace(ROW, job_id=6 + i, array_job=5, array_task=str(i), state="RUNNING") for i in range(4)]
     assert [d.copies for d in demands([pending, *running], NODES, SUPPLY, NOW)] == [2]
@@ -143,20 +143,20 @@ def test_arrays_ask_for_no_more_than_their_limit_lets_run() -> None:
     assert demands([pending, *full], NODES, SUPPLY, NOW) == []
 
 
-def test_nodes_to_avoid_and_the_order_of_the_queue() -> None:
+def test_demands_keep_queue_order_and_leave_out_nodes_to_avoid() -> None:
     rows = [replace(ROW, job_id=9), replace(ROW, job_id=3)]
     found = demands(rows, NODES, SUPPLY, NOW, {3: {"n1"}})
     assert [(d.job, d.pool) for d in found] == [(9, {"n1", "n2"}), (3, {"n2"})]
 
 
 @pytest.mark.parametrize(("listed", "pool"), [("n1", {"n2"}), ("n[2-3],plain", {"n1"}), ("n7", {"n1", "n2"})])
-def test_nodes_that_the_user_excludes_are_known_at_once(listed: str, pool: set[str]) -> None:
+def test_nodes_excluded_in_the_comment_are_not_in_the_pool(listed: str, pool: set[str]) -> None:
     for marker in ("[mig:2g.20gb:1#7fq3k]", "[mig:2g.20gb:1#loan7fq3k]", "[mig:loan:1#loan7fq3k]"):
         assert pools(comment=f"migbatch: mem=12gib [mig-exclude:{listed}] {marker}") == [pool]
     assert pools(comment=f"[mig-exclude:n[1-2]] {marker}") == []
 
 
-def test_the_audit_compares_with_slurm_and_forgives_what_is_late() -> None:
+def test_audit_reports_surplus_slices_but_not_late_events() -> None:
     from tests.support.supply_gpus import H100, slot
 
     def held(*leases: tuple[str, int]) -> dict[str, NodeFacts]:

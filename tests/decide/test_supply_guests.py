@@ -1,4 +1,4 @@
-"""Pairs on one slice, against a Slurm that counts only: nobody starts on a slot that is not free."""
+"""Pairs on one slice, with a simulated Slurm that only counts: no job starts on a slot that is not free."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def waiting(world: World, user: str = "", runs: float = 100.0) -> int:
 
 
 def release(world: World, job: int, node: str = "n1") -> None:
-    """It may share from now on, on that node."""
+    """Let the job share from now on, on that node."""
     world.slurm.change(job, gres="gres/mig:guest:1", reason="None", requested_nodes=node)
 
 
@@ -50,7 +50,7 @@ def count(world: World, kind: str, node: str = "n1") -> int:
     return world.slurm.machines[node].gres.get(kind, 0)
 
 
-def test_what_is_offered_is_in_the_plan_that_the_node_has() -> None:
+def test_guest_is_offered_only_once_the_node_has_the_plan() -> None:
     world = World(gpus=1)
     world.step()
     host = world.slurm.submit("gres/mig:2g.20gb:1", runs=1000)
@@ -71,7 +71,7 @@ def test_what_is_offered_is_in_the_plan_that_the_node_has() -> None:
     assert count(world, "guest") == 0 and not world.nodes.guests["n1"] and not world.loop.shared
 
 
-def test_a_guest_starts_and_the_sum_stays_and_nothing_is_unexplained() -> None:
+def test_guest_start_changes_no_counts_and_leaves_nothing_unexplained() -> None:
     world, host, guest = paired()
     assert set(world.nodes.second.values()) == {(guest, 0)}
     reports = world.steps(5)
@@ -81,11 +81,11 @@ def test_a_guest_starts_and_the_sum_stays_and_nothing_is_unexplained() -> None:
     assert host in world.running() and not world.nodes.guests["n1"]
 
 
-def test_when_the_host_leaves_first_slurm_never_thinks_that_the_slot_is_free() -> None:
+def test_slot_is_never_counted_as_free_if_the_host_ends_first() -> None:
     world, host, guest = paired(host_runs=8, guest_runs=40)
     small = [world.slurm.submit("gres/mig:7g.80gb:1", runs=5), world.slurm.submit("gres/mig:2g.20gb:1", runs=200)]
     for _ in range(12):
-        # the end is heard of one look later than Slurm has begun to use what is free
+        # the end is reported one round after Slurm has begun to use what is free
         world.clock.sleep(1)
         world.finish()
         world.start()
@@ -99,7 +99,7 @@ def test_when_the_host_leaves_first_slurm_never_thinks_that_the_slot_is_free() -
     assert not world.nodes.misfits and guest not in world.running() and small
 
 
-def test_when_the_guest_leaves_first_the_count_comes_back() -> None:
+def test_count_is_restored_if_the_guest_ends_first() -> None:
     world, host, guest = paired(guest_runs=10)
     held_back = count(world, "2g.20gb")
     world.steps(12)
@@ -108,14 +108,14 @@ def test_when_the_guest_leaves_first_the_count_comes_back() -> None:
     assert not world.nodes.misfits
 
 
-def test_free_slices_of_that_profile_are_there_for_whoever_needs_them() -> None:
+def test_free_slices_of_a_shared_profile_stay_available_to_other_jobs() -> None:
     world, _, _ = paired()
     jobs = [world.slurm.submit("gres/mig:2g.20gb:1", runs=1000) for _ in range(2)]
     world.steps(6)
     assert set(jobs) <= world.running() and not world.nodes.misfits
 
 
-def test_a_pair_whose_host_has_left_is_not_offered() -> None:
+def test_pair_whose_host_has_ended_is_not_offered() -> None:
     world = World(gpus=1)
     world.step()
     host = world.slurm.submit("gres/mig:2g.20gb:1", runs=5)
@@ -127,7 +127,7 @@ def test_a_pair_whose_host_has_left_is_not_offered() -> None:
     assert count(world, "guest") == 0 and not world.loop.shared
 
 
-def test_jobs_of_two_users_are_no_pair() -> None:
+def test_jobs_of_two_users_are_not_paired() -> None:
     world = World(gpus=1)
     world.step()
     host = world.slurm.submit("gres/mig:2g.20gb:1", runs=100, user="alice")
@@ -138,7 +138,7 @@ def test_jobs_of_two_users_are_no_pair() -> None:
     assert not world.loop.shared and count(world, "guest") == 0
 
 
-def test_a_second_pair_on_the_same_slice_is_none() -> None:
+def test_second_guest_on_the_same_slice_is_not_offered() -> None:
     world, host, _ = paired()
     other = waiting(world)
     world.loop.share({other: host})
@@ -146,53 +146,53 @@ def test_a_second_pair_on_the_same_slice_is_none() -> None:
     assert not world.loop.shared
 
 
-def test_while_the_service_is_away_counts_stay_and_afterwards_all_is_known_again() -> None:
+def test_no_misfit_if_the_host_ends_while_the_service_is_down() -> None:
     world, host, guest = paired(host_runs=6, guest_runs=60)
-    told = {"n1": dict(world.slurm.machines["n1"].gres)}
+    last_counts = {"n1": dict(world.slurm.machines["n1"].gres)}
     another = world.slurm.submit("gres/mig:2g.20gb:1", runs=10, priority=1)
-    for _ in range(10):  # nobody plans; the host ends meanwhile
+    for _ in range(10):  # no rounds run; the host ends meanwhile
         world.clock.sleep(1)
         world.finish()
         world.start()
         world.prologs()
     assert host not in world.running() and guest in world.running()
-    world.new_loop(told)
+    world.new_loop(last_counts)
     world.steps(6)
     assert not world.nodes.misfits and (another in world.running() or another not in world.slurm.queue)
     assert not world.step().notes
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_comes_and_goes_nobody_finds_a_slot_taken(seed: int) -> None:
-    """Pairs, their ends in any order, and jobs of the same profile, with ends of which is heard a look late."""
+def test_no_order_of_starts_and_ends_makes_a_misfit(seed: int) -> None:
+    """Pairs, their ends in any order, and jobs of the same profile, with ends that are reported a round late."""
     world = World(nodes=2, gpus=1, seed=seed)
-    some = random.Random(seed)
+    rng = random.Random(seed)
     world.step()
-    trains = [world.slurm.submit("gres/mig:2g.20gb:1", runs=some.randint(3, 25), priority=5000) for _ in range(4)]
+    trains = [world.slurm.submit("gres/mig:2g.20gb:1", runs=rng.randint(3, 25), priority=5000) for _ in range(4)]
     world.steps(3)
     pairs: dict[int, int] = {}
     for _ in range(40):
-        what = some.choice(["pair", "step", "late", "early", "other", "drop"])
+        action = rng.choice(["pair", "step", "late", "early", "other", "drop"])
         free = [job for job in trains if job in world.running() and job not in pairs.values()]
-        if what == "pair" and free:
-            pairs[waiting(world, runs=some.randint(3, 25))] = some.choice(free)
-        elif what == "other":
-            trains.append(world.slurm.submit("gres/mig:2g.20gb:1", runs=some.randint(3, 10)))
-        elif what == "drop" and pairs:
+        if action == "pair" and free:
+            pairs[waiting(world, runs=rng.randint(3, 25))] = rng.choice(free)
+        elif action == "other":
+            trains.append(world.slurm.submit("gres/mig:2g.20gb:1", runs=rng.randint(3, 10)))
+        elif action == "drop" and pairs:
             pairs.popitem()
-        elif what == "late":
+        elif action == "late":
             world.clock.sleep(1)
             world.finish()
             world.nodes.poll()
             world.loop.share(pairs)
             world.round()
-        elif what == "early":  # Slurm uses what has become free before anybody has looked
+        elif action == "early":  # Slurm uses what has become free before the next round
             world.clock.sleep(1)
             world.finish()
             world.start()
             world.prologs()
         world.loop.share(pairs)
-        for job, row in list(world.slurm.queue.items()):  # as whoever decides on pairs does
+        for job, row in list(world.slurm.queue.items()):  # as the stage that decides on pairs does
             if row.pending and is_guest(row.gres) and job not in world.loop.shared:
                 world.slurm.change(job, gres="gres/mig:loan:1", requested_nodes="")
             elif row.pending and "loan" in row.gres and job in world.loop.shared:
@@ -203,7 +203,7 @@ def test_whatever_comes_and_goes_nobody_finds_a_slot_taken(seed: int) -> None:
         assert not world.nodes.misfits
 
 
-# -- the parts
+# -- single functions
 
 
 def row(job: int, kind: str, state: str = "RUNNING", nodes: tuple[str, ...] = ("n1",), **kw: object) -> JobRow:
@@ -225,14 +225,14 @@ def look(facts: NodeFacts, *rows: JobRow, used: int = 0, pairs: object = None, p
     return sharing("n1", facts, {2: 1} if pairs is None else pairs, jobs, started, used, present or {})  # type: ignore[arg-type]
 
 
-def test_before_while_and_after() -> None:
+def test_sharing_before_during_and_after_a_guest_runs() -> None:
     host, pending, guest = row(1, "2g.20gb"), row(2, "loan", "PENDING", ()), row(2, "guest")
     assert look(HELD, host, pending) == Sharing({2: PLACE}, 1, 0, {P2: 1})
-    # it starts: the plan keeps its place until the node has said that it has it
+    # it starts: the plan keeps its place until the node has reported that it has it
     assert look(HELD, host, guest, used=1, present={2: PLACE}) == Sharing({2: PLACE}, 0, 1, {P2: 1})
     assert look(SHARED, host, guest, used=1, present={2: PLACE}) == Sharing({}, 0, 1, {P2: 1})
     assert look(LEFT, guest, used=1) == Sharing({}, 0, 1)
-    # the host has left while the guest is starting: its slot is not free, though nobody holds it
+    # the host has ended while the guest is starting: its slot is not free, although no run holds it
     assert look(NodeFacts((GpuFacts("g", H100),)), guest, used=1, present={2: PLACE}) == Sharing(
         {2: PLACE}, 0, 1, {}, {}, {P2: 1}
     )
@@ -244,11 +244,11 @@ def test_before_while_and_after() -> None:
     ("used", "free", "back", "due", "shown"),
     [(1, 0, 1, 0, 0), (1, 2, 1, 0, 2), (1, 2, 1, 1, 2), (1, 1, 1, 1, 2), (1, 1, 1, 0, 1), (2, 1, 2, 3, 3), (0,) * 5],
 )
-def test_what_is_shown_of_a_profile(used: int, free: int, back: int, due: int, shown: int) -> None:
+def test_count_that_is_shown_for_a_profile(used: int, free: int, back: int, due: int, shown: int) -> None:
     assert Sharing(held_back={P2: back}, due={P2: due}).shown(P2, used, free) == shown
 
 
-def test_a_slot_is_free_when_the_last_of_two_ends() -> None:
+def test_shared_slot_is_free_when_the_later_of_two_runs_ends() -> None:
     (gpu,) = SHARED.gpus
     assert ends(gpu, {1: 10.0, 2: 30.0}, 5.0) == (30.0,)
     assert ends(gpu, {1: 10.0, 2: None}, 5.0) == (None,)
@@ -256,7 +256,7 @@ def test_a_slot_is_free_when_the_last_of_two_ends() -> None:
     assert whose(gpu, ()) == () and whose(gpu, {2}) == (False,) and whose(LEFT.gpus[0], {2}) == (True,)
 
 
-def test_a_guest_may_hold_one_slice_and_no_more() -> None:
+def test_audit_allows_a_guest_only_one_slice() -> None:
     def held(*slots: Slot) -> dict[str, NodeFacts]:
         return {"n1": NodeFacts((GpuFacts("g", H100, tuple((taken, (2, 0)) for taken in slots)),))}
 
@@ -267,19 +267,19 @@ def test_a_guest_may_hold_one_slice_and_no_more() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["start", "join", "stop"]), st.integers(1, 4)), max_size=20))
-def test_the_view_knows_who_is_left(steps: list[tuple[str, int]]) -> None:
+def test_view_lists_the_remaining_runs_of_a_shared_slice(steps: list[tuple[str, int]]) -> None:
     view = LiveView()
     view.apply("n1", [{"kind": "inventory", "gpus": [{"uuid": "g", "mig": True, "geometry": H100.to_dict()}]}])
     holders: list[int] = []
-    piece = {"gpu": "g", "profile": "2g.20gb", "start": 0, "size": 2}
-    for what, job in steps:
-        event: dict[str, object] = {"kind": "start", "job": job, "restart": 0, "slices": [piece]}
-        if what == "start" and not holders:
+    slice_fields = {"gpu": "g", "profile": "2g.20gb", "start": 0, "size": 2}
+    for kind, job in steps:
+        event: dict[str, object] = {"kind": "start", "job": job, "restart": 0, "slices": [slice_fields]}
+        if kind == "start" and not holders:
             holders.append(job)
-        elif what == "join" and len(holders) == 1 and job not in holders:
+        elif kind == "join" and len(holders) == 1 and job not in holders:
             event["beside"] = [holders[0], 0]
             holders.append(job)
-        elif what == "stop" and job in holders:
+        elif kind == "stop" and job in holders:
             event["kind"] = "stop"
             holders.remove(job)
         else:
@@ -287,14 +287,14 @@ def test_the_view_knows_who_is_left(steps: list[tuple[str, int]]) -> None:
         view.apply("n1", [event])
         (gpu,) = view.facts()["n1"].gpus
         assert [run[0] for _, run in (*gpu.leases, *gpu.guests)] == holders
-        again = LiveView()
-        again.load({"n1": [{"uuid": "g", "mig": True, "geometry": H100.to_dict()}]}, [Held(job) for job in holders])
-        (loaded,) = again.facts()["n1"].gpus
+        reloaded = LiveView()
+        reloaded.load({"n1": [{"uuid": "g", "mig": True, "geometry": H100.to_dict()}]}, [Held(job) for job in holders])
+        (loaded,) = reloaded.facts()["n1"].gpus
         assert (loaded.leases, loaded.guests) == (gpu.leases, gpu.guests)
 
 
 class Held:
-    """A lease as the store has it."""
+    """A lease as it is in the store."""
 
     node, gpu, profile, start, size, restart = "n1", "g", "2g.20gb", 0, 2, 0
 

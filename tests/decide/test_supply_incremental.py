@@ -1,4 +1,4 @@
-"""What supply keeps between rounds saves work and changes no decision."""
+"""What supply caches between rounds saves work and changes no decision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS = SupplySettings(stuck_s=30.0, avoid_s=100.0, lending=frozenset({"train
 
 
 def _afresh(memory: SupplyMemory) -> SupplyMemory:
-    """The same memory without anything that only saves work."""
+    """The same memory without the caches, which only save work."""
     return SupplyMemory(
         memory.reservations,
         dict(memory.standing),
@@ -40,7 +40,7 @@ def _remembered(memory: SupplyMemory) -> dict[str, object]:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(rng=st.randoms(use_true_random=False), rounds=st.integers(2, 8))
-def test_a_round_after_others_decides_as_one_from_nothing(rng: random.Random, rounds: int) -> None:
+def test_round_with_caches_decides_like_a_round_without(rng: random.Random, rounds: int) -> None:
     site, memory = ChangingSite(rng), SupplyMemory()
     for _ in range(rounds):
         snapshot = site.snapshot()
@@ -57,7 +57,7 @@ def test_a_round_after_others_decides_as_one_from_nothing(rng: random.Random, ro
         site.step(found)
 
 
-def test_a_round_that_failed_is_no_reason_to_miss_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_after_a_failed_one_misses_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     site, memory = ChangingSite(random.Random(7), jobs=30), SupplyMemory()
     plan_supply(site.snapshot(), memory, SETTINGS)
     for broken in ("_add", "_drop"):

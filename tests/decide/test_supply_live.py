@@ -1,6 +1,6 @@
-"""Supply on a real Slurm: nothing drains, nothing is lost, and resets are made good within seconds.
+"""Supply on a real Slurm: no node drains, no job is lost, and GRES resets are corrected within seconds.
 
-The nodes are simulated: they take plans over and give each job that runs in Slurm a slot.
+The nodes are simulated: they adopt plans and give each job that runs in Slurm a slot.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slurm
 
 
 class Followers(SimulatedNodes):
-    """Nodes beside a real Slurm, of which they hear in every round: what they hold then is no ended job's."""
+    """Nodes beside a real Slurm that learn its jobs in every round: no slot that they hold then is of an ended job."""
 
     def _ending(self, row: JournalSlice) -> bool:
         return False
@@ -66,7 +66,7 @@ class Site:
         return self.loop.round()
 
     def until(self, what: str, true: Callable[[], bool], timeout: float = 240) -> float:
-        """Seconds until `true`, with one round a half-second."""
+        """Seconds until `true`, with one round every half second."""
         begun = time.monotonic()
         while time.monotonic() - begun < timeout:
             report = self.round()
@@ -97,7 +97,7 @@ def submit(site: Site, *options: str, seconds: int = 600, user: str = "mbalice")
 def test_supply_follows_the_queue(site: Site) -> None:
     site.round()
     assert site.offered("n1")["4g.40gb"] == 2
-    # the whole GPU first: small jobs may start on what is on offer, on every GPU, before anybody looks
+    # the whole GPU first: small jobs may start on offered slots, on every GPU, before the next round
     jobs = [submit(site, "--gres=mig:7g.80gb:1")]
     site.until("the whole GPU", lambda: site.state(jobs[0]) == "RUNNING")
     jobs += [submit(site, f"--gres=mig:{kind}:1") for kind in ("3g.40gb", "1g.10gb.me", "1g.20gb")]
@@ -109,7 +109,7 @@ def test_supply_follows_the_queue(site: Site) -> None:
     assert not site.states() & {"DRAIN", "INVALID_REG", "DOWN"}
 
 
-def test_resets_are_made_good_and_nothing_drains(site: Site) -> None:
+def test_gres_resets_are_corrected_and_no_node_drains(site: Site) -> None:
     site.round()
     small = submit(site, "--gres=mig:2g.20gb:1")
     large = submit(site, "--gres=mig:7g.80gb:1")
@@ -143,10 +143,10 @@ def test_resets_are_made_good_and_nothing_drains(site: Site) -> None:
     assert not site.nodes.misfits
 
 
-def test_a_whole_gpu_is_not_starved_by_a_stream_of_small_jobs(new_cluster: Callable[..., Cluster]) -> None:
+def test_whole_gpu_job_is_not_starved_by_a_stream_of_small_jobs(new_cluster: Callable[..., Cluster]) -> None:
     site = Site(new_cluster(nodes=1, gpus=1), 1)
     site.round()
-    opened, until_then = gate(site.cluster)  # when all the others are submitted
+    opened, until_then = gate(site.cluster)  # opened when all the others are submitted
     for _ in range(7):
         site.cluster.submit("--gres=mig:1g.10gb:1", "-t", "1", wrap=until_then, user="mbalice")
     site.until("small jobs run", lambda: sum(r.active for r in site.client.jobs()) >= 5)
@@ -157,7 +157,7 @@ def test_a_whole_gpu_is_not_starved_by_a_stream_of_small_jobs(new_cluster: Calla
         return sum(row.pending and row.job_id in stream for row in site.client.jobs())
 
     def large_runs() -> bool:
-        """The stream goes on all the while: Slurm may start a small job where one has just ended, before a round."""
+        """The stream goes on all the time: Slurm may start a small job where one has just ended, before a round."""
         while waiting() < 14:
             stream.update(submit(site, "--gres=mig:1g.10gb:1", "-t", "1", seconds=3) for _ in range(7))
         return site.state(large) in ("RUNNING", "COMPLETING", "COMPLETED")
@@ -184,10 +184,10 @@ def test_a_multi_node_job_gets_its_nodes(new_cluster: Callable[..., Cluster]) ->
     assert not site.nodes.misfits
 
 
-def test_components_that_fit_on_one_node_only_at_first_get_nodes_of_their_own(
+def test_components_offered_on_only_one_node_get_separate_nodes(
     new_cluster: Callable[..., Cluster],
 ) -> None:
-    """Backfill looks for different nodes, so what n1 alone offers would do for neither."""
+    """Backfill looks for different nodes, so profiles that only one node offers would start neither component."""
     site = Site(new_cluster(nodes=2, gpus=2), 2)
     site.round()
     early = [submit(site, f"--gres=mig:{kind}:1", "-t", "1", seconds=2) for kind in ("3g.40gb", "1g.20gb")]
@@ -201,17 +201,17 @@ def test_components_that_fit_on_one_node_only_at_first_get_nodes_of_their_own(
     assert not site.nodes.misfits
 
 
-def test_a_heterogeneous_job_of_profiles_that_nobody_offers(site: Site) -> None:
+def test_heterogeneous_job_of_profiles_not_on_offer_completes(site: Site) -> None:
     site.round()
     job = submit(site, "-n1", "--gres=mig:1g.20gb:1", ":", "-n1", "--gres=mig:7g.80gb:1", seconds=2)
     site.until("the end", lambda: site.state(job) == site.state(job + 1) == "COMPLETED")
     assert not site.nodes.misfits
 
 
-def test_the_first_component_is_not_led_to_the_only_node_for_the_second(
+def test_first_component_does_not_take_the_only_node_for_the_second(
     new_cluster: Callable[..., Cluster],
 ) -> None:
-    """Slurm takes the first node that does for the first component, n1, and does not come back on that."""
+    """Slurm takes n1, the first node that suits the first component, and does not revise that choice."""
     site = Site(new_cluster(nodes=2, gpus=1), 1)
     site.round()
     long = [submit(site, f"--gres=mig:{kind}:1", "-w", "n2") for kind in ("4g.40gb", "2g.20gb")]
@@ -223,18 +223,18 @@ def test_the_first_component_is_not_led_to_the_only_node_for_the_second(
     assert not site.nodes.misfits
 
 
-def test_a_heterogeneous_job_with_the_whole_product(new_cluster: Callable[..., Cluster]) -> None:
+def test_heterogeneous_job_completes_with_the_whole_product(new_cluster: Callable[..., Cluster]) -> None:
     cluster = new_cluster(nodes=2, gpus=1, migbatch="all")
     options = ("-n1", "--gres=mig:3g.40gb:1", ":", "-n1", "--gres=mig:1g.20gb:1")
     show = "sh -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES'"
     job = cluster.submit(*options, wrap=f"srun --het-group=0 {show}; srun --het-group=1 {show}", user="mbalice")
     assert cluster.wait_job(job) == "COMPLETED", cluster.output(job)
-    (first, one), (second, other) = (line.split() for line in cluster.output(job).splitlines())
+    (first, first_devices), (second, second_devices) = (line.split() for line in cluster.output(job).splitlines())
     assert {first, second} == {"n1", "n2"}
-    assert one != other
+    assert first_devices != second_devices
 
 
-def test_fifty_jobs_of_all_sizes(site: Site) -> None:
+def test_many_jobs_of_all_sizes_complete_without_misfits(site: Site) -> None:
     site.round()
     kinds = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
     for i in range(48):

@@ -1,4 +1,4 @@
-"""Loans in supply: they get what others leave, cost nobody anything, and the spare `loan` of a node stays."""
+"""Loans in supply: they get what other jobs leave, cost them nothing, and a node's spare `loan` count stays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan(gpus: Sequence[Gpu], wanted: Sequence[Demand]) -> ClusterPlan:
     return Planner().plan([Node("n1", tuple(gpus))], wanted, NOW)
 
 
-def test_a_loan_comes_last_whatever_its_priority() -> None:
+def test_loan_is_placed_last_whatever_its_priority() -> None:
     found = plan([gpu("a")], [want(1, "4g.40gb", loan=True), want(2, "4g.40gb")])
     assert set(found.placed) == {2} and found.waiting == (1,)
     both = plan([gpu("a")], [want(1, "3g.40gb", loan=True), want(2, "4g.40gb")])
@@ -46,9 +46,9 @@ def test_nothing_is_reserved_for_a_loan() -> None:
     assert found.reservations == () and found.waiting == (1,) and set(found.placed) == {2}
 
 
-def test_a_loan_stays_out_of_what_is_reserved() -> None:
+def test_loan_is_not_placed_on_reserved_slots() -> None:
     found = plan([gpu("a", used="1g.10gb@0")], [want(1, "7g.80gb"), want(2, "1g.10gb", loan=True)])
-    assert [one.job for one in found.reservations] == [1] and found.waiting == (1, 2)
+    assert [reservation.job for reservation in found.reservations] == [1] and found.waiting == (1, 2)
 
 
 def test_claims_of_others_are_not_moved_for_a_loan() -> None:
@@ -65,17 +65,17 @@ def test_claims_of_others_are_not_moved_for_a_loan() -> None:
     used=st.sampled_from(["", "1g.10gb@0", "3g.40gb@4", "2g.20gb@0 2g.20gb@4"]),
     gpus=st.integers(1, 2),
 )
-def test_others_are_served_as_if_there_were_no_loans(wanted: list[tuple[str, bool, int]], used: str, gpus: int) -> None:
-    every = [want(number, name, loan=loan, copies=copies) for number, (name, loan, copies) in enumerate(wanted)]
+def test_loans_do_not_change_the_plan_for_other_jobs(wanted: list[tuple[str, bool, int]], used: str, gpus: int) -> None:
+    requests = [want(number, name, loan=loan, copies=copies) for number, (name, loan, copies) in enumerate(wanted)]
     machines = [gpu(f"g{number}", used) for number in range(gpus)]
-    lent, alone = plan(machines, every), plan(machines, [demand for demand in every if not demand.loan])
-    loans = {demand.job for demand in every if demand.loan}
+    lent, alone = plan(machines, requests), plan(machines, [demand for demand in requests if not demand.loan])
+    loans = {demand.job for demand in requests if demand.loan}
     assert {job: placed for job, placed in lent.placed.items() if job not in loans} == dict(alone.placed)
     assert lent.reservations == alone.reservations
     assert tuple(job for job in lent.waiting if job not in loans) == alone.waiting
 
 
-def test_who_is_a_loan_is_asked_of_each_row() -> None:
+def test_loan_predicate_is_applied_to_each_row() -> None:
     rows = [
         JobRow(1, partition="train", gres="gres/mig:2g.20gb:1", comment="loan"),
         JobRow(2, partition="train", gres="gres/mig:2g.20gb:1"),
@@ -94,7 +94,7 @@ def lending(world: World) -> World:
     return world
 
 
-def test_a_released_loan_gets_its_slot_and_a_full_site_keeps_it_waiting() -> None:
+def test_released_loan_gets_a_slot_or_waits_while_the_site_is_full() -> None:
     world = lending(World(gpus=1))
     world.step()
     first = world.slurm.submit("gres/mig:7g.80gb:1", comment="[mig:7g.80gb:1#loan0001]", priority=5000, runs=5)
@@ -109,7 +109,7 @@ def test_a_released_loan_gets_its_slot_and_a_full_site_keeps_it_waiting() -> Non
     assert second in world.running() and not world.nodes.misfits
 
 
-def test_the_spare_loan_of_a_node_is_left_alone() -> None:
+def test_spare_loan_count_of_a_node_is_not_changed() -> None:
     world = World(nodes=1, gpus=1)
     machine = world.slurm.machines["n1"]
     world.slurm.set_node("n1", conf={**machine.conf, "loan": 1}, gres={**machine.gres, "loan": 1})
@@ -127,5 +127,5 @@ def test_the_spare_loan_of_a_node_is_left_alone() -> None:
     assert "INVAL" not in machine.states and machine.gres["loan"] == 1
 
 
-def test_demands_are_ordinary_where_nothing_else_is_said() -> None:
+def test_demand_is_not_a_loan_by_default() -> None:
     assert {field.name: field.default for field in dataclasses.fields(Demand)}["loan"] is False

@@ -1,4 +1,4 @@
-"""The supply loop against a Slurm that knows counts only."""
+"""The supply loop with a simulated Slurm that only counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_fresh_node_offers_a_mix_that_can_be_placed() -> None:
     assert world.nodes.free("n1") == Counter({P("4g.40gb"): 2, P("2g.20gb"): 2, P("1g.10gb"): 2})
 
 
-def test_nothing_is_called_where_nothing_differs() -> None:
+def test_unchanged_offers_cause_no_slurm_updates() -> None:
     world = World()
     world.steps(2)
     world.slurm.calls.clear()
@@ -36,7 +36,7 @@ def test_nothing_is_called_where_nothing_differs() -> None:
     assert not any(r.changes for r in reports)
 
 
-def test_a_profile_that_nobody_offers_is_made_for_the_job_that_waits() -> None:
+def test_profile_not_on_offer_is_offered_for_a_pending_job() -> None:
     world = World()
     world.step()
     job = world.slurm.submit("gres:mig:7g.80gb:1")
@@ -45,7 +45,7 @@ def test_a_profile_that_nobody_offers_is_made_for_the_job_that_waits() -> None:
     assert world.records[-1][2] == f"for job {job}"
 
 
-def test_a_job_that_ends_and_the_next_of_its_kind_need_no_update() -> None:
+def test_next_job_of_the_same_profile_needs_no_update() -> None:
     world = World(gpus=1)
     world.step()
     for _ in range(3):
@@ -71,7 +71,7 @@ def test_used_slots_stay_where_they_are_while_the_rest_is_rearranged() -> None:
     assert len(world.running()) == 2
 
 
-def test_a_reset_by_reconfigure_is_corrected_in_the_next_round_without_a_new_plan() -> None:
+def test_reset_by_reconfigure_is_corrected_next_round_without_a_new_plan() -> None:
     world = World()
     world.steps(2)
     wanted = dict(world.slurm.machines["n1"].gres)
@@ -84,7 +84,7 @@ def test_a_reset_by_reconfigure_is_corrected_in_the_next_round_without_a_new_pla
     assert "reconfigure" in world.records[-1][2]
 
 
-def test_a_registration_that_brings_back_some_types_does_not_raise_the_sum() -> None:
+def test_registration_that_restores_some_types_does_not_raise_the_sum() -> None:
     world = World(conf={"1g.10gb": 28})
     world.steps(2)
     wanted = dict(world.slurm.machines["n1"].gres)
@@ -99,9 +99,9 @@ def test_a_registration_that_brings_back_some_types_does_not_raise_the_sum() -> 
 def test_the_sum_is_known_after_a_restart_of_the_service() -> None:
     world = World(conf={"1g.10gb": 28})
     world.steps(2)
-    told = {node: counts for node, counts, _ in world.records}
+    last_counts = {node: counts for node, counts, _ in world.records}
     world.slurm.restart_slurmd()
-    world.new_loop(told)
+    world.new_loop(last_counts)
     world.loop.round()
     world.steps(2)
     assert sum(world.slurm.machines["n1"].gres.values()) == 28
@@ -109,7 +109,7 @@ def test_the_sum_is_known_after_a_restart_of_the_service() -> None:
 
 
 @pytest.mark.parametrize("total", [20, 40])
-def test_a_new_sum_in_slurm_conf_is_taken_over(total: int) -> None:
+def test_new_sum_in_slurm_conf_is_adopted(total: int) -> None:
     world = World(conf={"1g.10gb": 28})
     world.steps(2)
     world.slurm.set_node("n1", conf={"1g.10gb": total}, gres={"1g.10gb": total})
@@ -119,7 +119,7 @@ def test_a_new_sum_in_slurm_conf_is_taken_over(total: int) -> None:
     assert sum(world.slurm.machines["n1"].gres.values()) == total
 
 
-def test_a_failed_look_changes_nothing() -> None:
+def test_failed_query_of_slurm_changes_nothing() -> None:
     world = World()
     world.steps(2)
     world.slurm.down = True
@@ -129,26 +129,26 @@ def test_a_failed_look_changes_nothing() -> None:
     assert "set_gres" not in world.slurm.calls
 
 
-def test_a_job_whose_row_cannot_be_read_keeps_its_slice_and_nobody_knows_for_how_long() -> None:
+def test_job_with_an_unreadable_row_keeps_its_slice_for_an_unknown_time() -> None:
     world = World(gpus=1)
     world.step()
-    held = world.slurm.submit("mig:1g.10gb:1", runs=1000, limit=600)
+    holder = world.slurm.submit("mig:1g.10gb:1", runs=1000, limit=600)
     world.steps(2)
     waiting = world.slurm.submit("mig:7g.80gb:1")
     assert "free in 0:0" in (world.round() and world.loop.why(waiting))
-    unread = JobRow(held, state=UNREAD, reason="odd")
-    rows = [unread if row.job_id == held else row for row in world.slurm.jobs()]
+    unread = JobRow(holder, state=UNREAD, reason="odd")
+    rows = [unread if row.job_id == holder else row for row in world.slurm.jobs()]
     report = world.loop.round(rows, world.slurm.nodes())
     assert report.error == ""
     assert audit(world.nodes.view.facts(), rows) == []
     assert "the start cannot be predicted" in world.loop.why(waiting)
-    assert "cannot be parsed (odd)" in world.loop.why(held)
+    assert "cannot be parsed (odd)" in world.loop.why(holder)
     world.steps(3)
-    assert (held in world.running(), waiting in world.running()) == (True, False)
+    assert (holder in world.running(), waiting in world.running()) == (True, False)
     assert not world.nodes.misfits
 
 
-def test_a_node_that_does_not_acknowledge_keeps_to_what_is_in_both_plans() -> None:
+def test_node_that_does_not_acknowledge_offers_only_what_both_plans_have() -> None:
     world = World(gpus=1)
     world.steps(2)
     world.nodes.deaf.add("n1")
@@ -166,7 +166,7 @@ def test_a_node_that_does_not_acknowledge_keeps_to_what_is_in_both_plans() -> No
     assert len(world.running()) == 1
 
 
-def test_a_silent_node_keeps_what_it_offers_and_gets_no_new_plan() -> None:
+def test_silent_node_keeps_its_offer_and_gets_no_new_plan() -> None:
     world = World(gpus=1, silence_s=10)
     world.steps(2)
     before = dict(world.slurm.machines["n1"].gres)
@@ -190,7 +190,7 @@ def test_a_job_that_starts_while_its_type_is_withdrawn_keeps_its_slot() -> None:
 
     def late(updates: dict[str, str]) -> None:
         world.slurm.set_gres = real  # type: ignore[method-assign]
-        world.start()  # Slurm was faster than the shrink
+        world.start()  # Slurm starts it before the offer shrinks
         real(updates)
 
     world.slurm.set_gres = late  # type: ignore[method-assign,assignment]
@@ -203,7 +203,7 @@ def test_a_job_that_starts_while_its_type_is_withdrawn_keeps_its_slot() -> None:
     assert world.running() == {quick}
 
 
-def test_a_job_that_started_and_was_not_reported_pins_every_slot_it_may_have() -> None:
+def test_every_slot_that_a_started_unreported_job_may_hold_is_kept() -> None:
     world = World(gpus=2)
     world.steps(2)
     world.slurm.submit("mig:4g.40gb:1", runs=1000)
@@ -228,7 +228,7 @@ def test_after_a_restart_of_the_service_jobs_keep_their_slots() -> None:
     world.nodes.board = board
     world.new_loop()
     world.slurm.submit("mig:1g.10gb:1", runs=1000)
-    world.start()  # by the old offer, before the new service looked
+    world.start()  # on the old offer, before the first round of the new service
     world.prologs()
     odd = "neither on the node nor in its plan"
     assert not any(odd in note for note in world.round().notes), "usual for a moment"
@@ -255,7 +255,7 @@ def test_a_drained_node_keeps_its_plan_and_is_not_counted() -> None:
     assert world.slurm.machines["n1"].states == {"IDLE", "DRAIN"}
 
 
-def test_a_zombie_is_no_supply() -> None:
+def test_slots_blocked_by_a_zombie_are_not_offered() -> None:
     world = World(gpus=1)
     world.steps(2)
     world.nodes.zombie("n1", "GPU-n1-0", slot("1g.10gb@0"))
@@ -266,7 +266,7 @@ def test_a_zombie_is_no_supply() -> None:
     assert slot("1g.10gb@0") not in world.nodes.known["n1"]["GPU-n1-0"].slots
 
 
-def test_more_than_the_constant_sum_is_never_told() -> None:
+def test_counts_never_exceed_the_constant_sum() -> None:
     world = World(gpus=2, conf={"1g.10gb": 3, "none": 1})
     world.steps(3)
     machine = world.slurm.machines["n1"]
@@ -277,7 +277,7 @@ def test_more_than_the_constant_sum_is_never_told() -> None:
     assert len(world.running()) == 4
 
 
-def test_a_forged_grant_is_reported() -> None:
+def test_audit_reports_a_run_on_a_slice_that_it_was_not_granted() -> None:
     world = World(gpus=1)
     world.steps(2)
     job = world.slurm.submit("mig:1g.10gb:1", runs=1000)
@@ -292,7 +292,7 @@ def test_a_forged_grant_is_reported() -> None:
     assert "3g.40gb" in str(excess)
 
 
-def test_a_requeued_job_is_hastened_once_it_is_pending_again() -> None:
+def test_requeued_misfit_is_started_early_once_it_is_pending_again() -> None:
     world = World()
     world.steps(2)
     job = world.slurm.submit("mig:7g.80gb:1", reason="BeginTime", eligible=world.clock.time() + 121, restarts=1)
@@ -302,8 +302,8 @@ def test_a_requeued_job_is_hastened_once_it_is_pending_again() -> None:
     assert job in world.running()
 
 
-def test_of_an_array_the_task_that_was_requeued_is_hastened_alone() -> None:
-    """The record of the task that started last has the array's own id: the others wait for the time that they named."""
+def test_only_the_requeued_task_of_an_array_is_started_early() -> None:
+    """The task that started last has the array's own job id: the others wait for the begin time that they named."""
     world = World()
     world.steps(2)
     later = world.clock.time() + 121
@@ -316,18 +316,18 @@ def test_of_an_array_the_task_that_was_requeued_is_hastened_alone() -> None:
     assert asked == [f"{array}_1"]
 
 
-def test_an_offer_that_slurm_does_not_take_is_made_elsewhere() -> None:
+def test_offer_that_slurm_does_not_use_is_made_on_another_node() -> None:
     world = World(nodes=2, gpus=1, settings=SupplySettings(stuck_s=5))
     world.steps(2)
     job = world.slurm.submit("mig:7g.80gb:1")
     world.slurm.schedule = lambda backfill=True: []  # type: ignore[method-assign]
     world.steps(3)
-    first = [n for n, m in world.slurm.real.items() if m.gres.get("7g.80gb")]
-    assert len(first) == 1
+    offered_first = [n for n, m in world.slurm.real.items() if m.gres.get("7g.80gb")]
+    assert len(offered_first) == 1
     world.steps(10)
-    then = [n for n, m in world.slurm.real.items() if m.gres.get("7g.80gb")]
-    assert then
-    assert set(then) != set(first) or len(then) == 2
+    offered_later = [n for n, m in world.slurm.real.items() if m.gres.get("7g.80gb")]
+    assert offered_later
+    assert set(offered_later) != set(offered_first) or len(offered_later) == 2
     assert "offered on" in world.loop.why(job)
 
 
@@ -345,7 +345,7 @@ def test_why_names_reasons_that_are_not_about_supply(reason: str, answer: str) -
     assert "7g.80gb" not in world.slurm.machines["n1"].gres
 
 
-def test_why_tells_of_a_reservation_and_until_when() -> None:
+def test_why_names_the_reservation_and_when_it_is_free() -> None:
     world = World(gpus=1)
     world.step()
     world.slurm.submit("mig:1g.10gb:1", runs=1000, limit=3600)
@@ -364,22 +364,22 @@ def test_no_order_of_events_makes_a_misfit(seed: int, nodes: int, gpus: int) -> 
     rnd = world.random
     world.step()
     for _ in range(120):
-        what = rnd.randrange(9)
-        if what == 0:
+        action = rnd.randrange(9)
+        if action == 0:
             several = rnd.random() < 0.2
             want = f"mig:{rnd.choice(names)}:1" + (f",mig:{rnd.choice(names[:3])}:2" if several else "")
             world.slurm.submit(want, runs=rnd.uniform(1, 20), priority=rnd.randint(1, 3), tasks=rnd.choice([1, 1, 3]))
-        elif what == 1:
+        elif action == 1:
             world.start()
-        elif what == 2:
+        elif action == 2:
             world.prologs()
-        elif what == 3:
+        elif action == 3:
             world.nodes.report()
-        elif what == 4:
+        elif action == 4:
             world.nodes.poll()
-        elif what == 5:
+        elif action == 5:
             world.finish()
-        elif what == 6 and rnd.random() < 0.3:
+        elif action == 6 and rnd.random() < 0.3:
             world.nodes.deaf ^= {f"n{rnd.randint(1, nodes)}"}
         else:
             world.clock.sleep(1)

@@ -1,4 +1,4 @@
-"""Trainings that make way for larger slices: which one, its steps, and whole runs on the simulated Slurm."""
+"""Training jobs moved for larger slices: which one, the steps, and whole runs on the simulated Slurm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HINTS = "migbatch: role=train signal=usr1"
 WHY = "job 9 needs a larger slice"
 
 
-# -- which one ---------------------------------------------------------------------------------------------------------
+# -- which job is moved ------------------------------------------------------------------------------------------------
 
 
 def gpu(name: str, used: str, first: int) -> Gpu:
@@ -80,29 +80,29 @@ def plan(nodes: Sequence[Node], demands: Sequence[Demand], moving: Moving) -> Cl
 TWO_HALVES = (node("n1", gpu("a", "3g.40gb@0", 1), gpu("b", "3g.40gb@0", 2)),)
 
 
-def test_the_training_makes_way_that_fits_elsewhere() -> None:
+def test_training_job_that_fits_elsewhere_is_moved() -> None:
     moving = Moving(wanting=frozenset({9}), candidates=may_move(TWO_HALVES, [2]))
     found = plan(TWO_HALVES, [wants(9, "7g.80gb")], moving)
     assert [(move.job, move.waiting) for move in found.moves] == [(2, 9)]
     assert P("3g.40gb") in found.nodes["n1"].offers, "a place is kept for it"
 
 
-def test_nobody_moves_for_what_has_room_or_has_not_waited_or_where_nobody_may() -> None:
+def test_no_move_if_the_job_fits_has_not_waited_or_no_job_is_movable() -> None:
     both = may_move(TWO_HALVES, [1, 2])
     assert not plan(TWO_HALVES, [wants(9, "3g.40gb")], Moving((), frozenset({9}), both)).moves
     assert not plan(TWO_HALVES, [wants(9, "7g.80gb")], Moving((), frozenset({8}), both)).moves
     assert not plan(TWO_HALVES, [wants(9, "7g.80gb")], Moving((), frozenset({9}), ())).moves
 
 
-def test_nobody_moves_where_the_room_is_not_the_jobs_or_it_would_fit_nowhere() -> None:
+def test_no_move_if_it_frees_no_usable_room_or_the_job_fits_nowhere_else() -> None:
     nodes = (*TWO_HALVES, node("n2", gpu("c", "", 3)))
-    one = (node("n1", gpu("a", "3g.40gb@0", 1), gpu("b", "4g.40gb@0 3g.40gb@4", 2)),)
-    assert not plan(one, [wants(9, "7g.80gb")], Moving((), frozenset({9}), may_move(one, [1]))).moves
+    full = (node("n1", gpu("a", "3g.40gb@0", 1), gpu("b", "4g.40gb@0 3g.40gb@4", 2)),)
+    assert not plan(full, [wants(9, "7g.80gb")], Moving((), frozenset({9}), may_move(full, [1]))).moves
     elsewhere = Moving((), frozenset({9}), may_move(nodes, [1, 2], ("n1",)))
     assert not plan(nodes, [wants(9, "7g.80gb", ("n2",)), wants(10, "7g.80gb", ("n2",))], elsewhere).moves
 
 
-def test_nobody_moves_to_a_node_without_processors_for_it() -> None:
+def test_no_move_to_a_node_without_free_cpus_for_the_job() -> None:
     nodes = (node("n1", gpu("a", "3g.40gb@0", 1)), node("n2", gpu("b", "4g.40gb@0", 2)))
     queue = [wants(9, "7g.80gb", ("n1",))]
     for elsewhere, moves in ((["n2"], 1), ([], 0)):
@@ -110,7 +110,7 @@ def test_nobody_moves_to_a_node_without_processors_for_it() -> None:
         assert len(plan(nodes, queue, Moving((), frozenset({9}), candidates)).moves) == moves
 
 
-def test_the_place_of_a_training_that_is_being_moved_is_kept() -> None:
+def test_place_for_a_training_job_that_is_being_moved_is_kept() -> None:
     nodes = (node("n1", gpu("a", "4g.40gb@0", 1)),)
     leaving = Moving(leaving=(wants(5, "3g.40gb"),))
     found = plan(nodes, [wants(9, "2g.20gb"), wants(10, "1g.10gb")], leaving)
@@ -120,7 +120,7 @@ def test_the_place_of_a_training_that_is_being_moved_is_kept() -> None:
 
 @st.composite
 def crowded(draw: st.DrawFn) -> tuple[list[Node], list[int], list[Demand]]:
-    """Nodes with jobs anywhere, those of them that may be moved, and a queue."""
+    """Nodes with jobs anywhere, the jobs that may be moved, and a queue."""
     nodes, jobs = [], 0
     for name in ("n1", "n2"):
         gpus = []
@@ -142,7 +142,7 @@ def crowded(draw: st.DrawFn) -> tuple[list[Node], list[int], list[Demand]]:
 
 @given(crowded())
 @settings(max_examples=examples(200), deadline=None)
-def test_whoever_moves_makes_room_and_fits_elsewhere(world: tuple[list[Node], list[int], list[Demand]]) -> None:
+def test_every_move_makes_room_and_moved_job_fits_elsewhere(world: tuple[list[Node], list[int], list[Demand]]) -> None:
     nodes, movable, queue = world
     candidates = may_move(nodes, movable, ("n1", "n2"))
     without = plan(nodes, queue, Moving())
@@ -157,11 +157,11 @@ def test_whoever_moves_makes_room_and_fits_elsewhere(world: tuple[list[Node], li
         assert run.node in target.pool
         rest = held.occupied.remove(run.slot)
         assert any(
-            not rest.mask & there.placement.mask and H100.admits((*rest.profiles, there.profile))
-            for there in H100.info(target.slices[0]).slots
+            not rest.mask & target_slot.placement.mask and H100.admits((*rest.profiles, target_slot.profile))
+            for target_slot in H100.info(target.slices[0]).slots
         )
         assert any(_fits(gpu.occupied if gpu is not held else rest, run.slot) for node in nodes for gpu in node.gpus)
-    for name, planned in found.nodes.items():  # whatever moves, what runs stays where it is until it has ended
+    for name, planned in found.nodes.items():  # whatever moves, a running job keeps its slot until it has ended
         for some in next(node for node in nodes if node.name == name).gpus:
             assert all(not planned_slot.placement.mask & some.occupied.mask or planned_slot in some.occupied
                        for planned_slot in planned.layouts[some.uuid].slots)  # fmt: skip
@@ -169,17 +169,17 @@ def test_whoever_moves_makes_room_and_fits_elsewhere(world: tuple[list[Node], li
 
 def _fits(taken: Layout, wanted: Slot) -> bool:
     return any(
-        not taken.mask & there.placement.mask and H100.admits((*taken.profiles, there.profile))
-        for there in H100.info(wanted.profile).slots
+        not taken.mask & candidate.placement.mask and H100.admits((*taken.profiles, candidate.profile))
+        for candidate in H100.info(wanted.profile).slots
     )
 
 
-# -- its steps ---------------------------------------------------------------------------------------------------------
+# -- the steps of a move -----------------------------------------------------------------------------------------------
 
 
 def row(job: int = 5, **more: Any) -> JobRow:
-    told = {"state": "RUNNING", "gres": "gres/mig:3g.40gb:1", "comment": HINTS, "nodes": ("n1",), "start": NOW - 900}
-    return JobRow(job, **{**told, **more})
+    fields = {"state": "RUNNING", "gres": "gres/mig:3g.40gb:1", "comment": HINTS, "nodes": ("n1",), "start": NOW - 900}
+    return JobRow(job, **{**fields, **more})
 
 
 def followed(memory: MoveMemory, *rows: JobRow, now: float, reports: Any = ()) -> tuple[MoveOrder, ...]:
@@ -192,7 +192,7 @@ def moving() -> MoveMemory:
     return MoveMemory(moves={5: Move(5, 0, 9, WHY)}, loaded=True)
 
 
-def test_it_is_told_then_requeued_after_its_checkpoint() -> None:
+def test_moved_job_is_signalled_and_requeued_after_its_checkpoint() -> None:
     memory = moving()
     (order,) = followed(memory, row(), now=NOW)
     assert (order.step, order.signal, order.restart) == (MoveStep.SIGNAL, "USR1", 0)
@@ -217,7 +217,7 @@ def test_it_is_told_then_requeued_after_its_checkpoint() -> None:
     ],
     ids=["its begin", "not said yet", "no delay", "an old slurmd may take it for its last run"],
 )
-def test_it_starts_again_at_once_where_slurm_bears_it(shown: dict[str, Any], starts: bool) -> None:
+def test_moved_job_restarts_at_once_where_slurm_allows_it(shown: dict[str, Any], starts: bool) -> None:
     memory = moving()
     queue = JobQueue.of([row(**{"state": "PENDING", "restarts": 1, "nodes": (), **shown})])
     found = memory.follow(ClusterSnapshot(NOW, jobs=tuple(queue.jobs)), queue)
@@ -226,7 +226,7 @@ def test_it_starts_again_at_once_where_slurm_bears_it(shown: dict[str, Any], sta
 
 
 @pytest.mark.parametrize(("restarts", "ran", "may"), [(0, 299, 0), (0, 300, 1), (1, 300, 0), (1, 600, 1), (3, 2399, 0)])
-def test_the_oftener_it_was_restarted_the_longer_it_stays(restarts: int, ran: int, may: int) -> None:
+def test_each_restart_lengthens_the_time_before_the_next_move(restarts: int, ran: int, may: int) -> None:
     shown = row(restarts=restarts, start=NOW - ran)
     held = Gpu("a", H100, (Lease(slot("3g.40gb@0"), 5),))
     snapshot, queue = ClusterSnapshot(NOW, jobs=(shown,)), JobQueue.of([shown])
@@ -235,7 +235,7 @@ def test_the_oftener_it_was_restarted_the_longer_it_stays(restarts: int, ran: in
 
 
 @pytest.mark.parametrize(("used", "named"), [(60, {"n1", "n2"}), (62, {"n1"})])
-def test_other_nodes_need_as_many_processors_free(used: int, named: set[str]) -> None:
+def test_job_may_move_only_to_nodes_with_enough_free_cpus(used: int, named: set[str]) -> None:
     held = Gpu("a", H100, (Lease(slot("3g.40gb@0"), 5),))
     rows = (NodeRow("n1", frozenset(), cpus=64), NodeRow("n2", frozenset(), cpus=64, cpus_used=used))
     snapshot = ClusterSnapshot(NOW, jobs=(row(cpus=4),), nodes=rows)
@@ -252,19 +252,19 @@ def again(shown: JobRow) -> Demand:
     return wants(shown.job_id, "3g.40gb")
 
 
-def test_a_job_is_told_who_makes_way_for_it() -> None:
+def test_why_names_the_job_that_is_moved_for_a_pending_job() -> None:
     assert why_moved(9, moving()) == "job 5, a restartable training job, is moved for it"
     assert why_moved(5, moving()) == why_moved(8, moving()) == ""
 
 
-def test_it_is_requeued_when_its_grace_is_over() -> None:
+def test_moved_job_is_requeued_when_its_grace_time_is_over() -> None:
     memory = moving()
     followed(memory, row(), now=NOW)
     assert not followed(memory, row(), now=NOW + RULES.grace_s - 1)
     assert [order.step for order in followed(memory, row(), now=NOW + RULES.grace_s)] == [MoveStep.REQUEUE]
 
 
-def test_one_that_cannot_be_requeued_is_left_alone_for_good() -> None:
+def test_job_that_cannot_be_requeued_is_never_moved_again() -> None:
     memory = moving()
     steps, now = [], NOW
     for _ in range(200):
@@ -281,15 +281,15 @@ def recorded(after: str, ts: float, **more: Any) -> dict[str, Any]:
     return {"kind": "move", "outcome": "", "ts": ts, "job_id": 5, "restart": 0, "why": WHY, "after": after, **more}
 
 
-def test_a_service_that_starts_goes_on_with_what_the_record_has() -> None:
-    told = [recorded("USR1", NOW - 10)]
+def test_restarted_service_continues_the_moves_in_the_record() -> None:
+    actions = [recorded("USR1", NOW - 10)]
     memory = MoveMemory()
-    memory.load(told, NOW)
+    memory.load(actions, NOW)
     assert not followed(memory, row(), now=NOW)
     (order,) = followed(memory, row(), now=NOW + RULES.grace_s - 10)
     assert order.step is MoveStep.REQUEUE
     memory = MoveMemory()
-    memory.load([*told, recorded("PENDING", NOW - 5)], NOW)
+    memory.load([*actions, recorded("PENDING", NOW - 5)], NOW)
     queue = JobQueue.of([row(state="PENDING", reason="BeginTime", restarts=1, nodes=())])
     assert [start.job for start in memory.follow(ClusterSnapshot(NOW, jobs=tuple(queue.jobs)), queue)] == [5]
     for other in (recorded("USR1", NOW - 900), recorded("USR1", NOW, outcome="no"), recorded("x", NOW, kind="signal")):
@@ -306,7 +306,7 @@ def test_a_move_ends_with_the_run(gone: tuple[JobRow, ...]) -> None:
     assert not memory.moves
 
 
-# -- whole runs --------------------------------------------------------------------------------------------------------
+# -- whole simulated runs ----------------------------------------------------------------------------------------------
 
 A100 = geometry("a100-80gb")
 SITE = SimulatedSite((SiteNode("n1", (A100, A100)),))
@@ -323,7 +323,7 @@ def submit(at: float, profile: str, seconds: float, comment: str = "", limit: fl
 
 
 def halves(comment: str = HINTS, seconds: float = 5000.0, **more: Any) -> list[Submission]:
-    """A training and a job of each half of a GPU, so that one half of each stays in use; then one that wants it all."""
+    """Jobs that leave a training job on half of one GPU and another on half of the next; then one for a whole GPU."""
     return [
         submit(0, "4g.40gb", 400),
         submit(0, "3g.40gb", seconds, comment),
@@ -355,7 +355,7 @@ class Site:
         return [(job.start or math.inf) - job.submit for job in self.jobs]
 
 
-def test_a_whole_gpu_is_had_by_moving_a_training() -> None:
+def test_training_job_is_moved_to_free_a_whole_gpu() -> None:
     site = Site(halves())
     assert site.waits[3] < 45
     assert [job.restarts for job in site.jobs] == [0, 1, 0, 0]
@@ -377,7 +377,7 @@ def test_a_whole_gpu_is_had_by_moving_a_training() -> None:
     ],
     ids=["off", "no signal", "inference", "no hints", "no gain", "too young"],
 )
-def test_nothing_moves_that_may_not(jobs: list[Submission], config: Config) -> None:
+def test_no_job_is_moved_without_permission_and_gain(jobs: list[Submission], config: Config) -> None:
     site = Site(jobs, config)
     assert site.waits[3] > 3000
     assert not any(job.restarts for job in site.jobs)
@@ -389,7 +389,7 @@ def test_nothing_moves_that_may_not(jobs: list[Submission], config: Config) -> N
     [(HINTS, True, 2), ("migbatch: role=train", True, 1), (HINTS, False, 1)],
     ids=["movable", "no signal", "off"],
 )
-def test_more_is_reserved_while_a_training_runs_that_may_move(comment: str, enabled: bool, most: int) -> None:
+def test_more_is_reserved_while_a_movable_training_job_runs(comment: str, enabled: bool, most: int) -> None:
     jobs = [submit(0, "4g.40gb", 600, comment if number == 0 else "") for number in range(8)]
     jobs += [submit(60, "7g.80gb", 60) for _ in range(4)]
     simulation = SlurmSimulation(SimulatedSite((SiteNode("n1", (A100,) * 8),)), jobs)
@@ -407,7 +407,7 @@ def test_more_is_reserved_while_a_training_runs_that_may_move(comment: str, enab
 
 
 @pytest.mark.parametrize("at", [427.0, 430.0, 433.0, 440.0, 445.0, 450.0])
-def test_a_move_survives_the_end_of_migbatchd(at: float) -> None:
+def test_move_survives_a_restart_of_migbatchd(at: float) -> None:
     site = Site(halves(), restart_at=at)
     assert all(job.state == "COMPLETED" for job in site.jobs)
     assert site.waits[3] < 300
@@ -415,7 +415,7 @@ def test_a_move_survives_the_end_of_migbatchd(at: float) -> None:
     assert site.jobs[1].end - site.begin < 5000 + 300
 
 
-def test_a_refused_requeue_leaves_everything_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_requeue_leaves_every_job_running(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def refuse(_self: object, jobs: Iterable[str]) -> None:
@@ -429,7 +429,7 @@ def test_a_refused_requeue_leaves_everything_as_it_is(monkeypatch: pytest.Monkey
     assert site.controller.record.actions["move"] == 1, "told, and nothing more that Slurm took"
 
 
-def test_what_ships_moves() -> None:
+def test_moves_are_enabled_by_default() -> None:
     supply = settings_of(Config()).supply
     assert supply is not None
     assert supply.moves == RULES

@@ -1,4 +1,4 @@
-"""What every plan keeps to, and how it compares with trying everything."""
+"""Invariants of every plan, and a comparison with an exhaustive search."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def plan(
 # -- single cases --------------------------------------------------------------------------------------------------
 
 
-def test_wishes_are_served_in_order_and_the_rest_waits() -> None:
+def test_demands_are_served_in_order_and_the_rest_waits() -> None:
     found = plan([node("n1", gpu("a"))], [demand(1, "4g.40gb"), demand(2, "3g.40gb"), demand(3, "1g.10gb")])
     assert set(found.placed) == {1, 2}
     assert found.nodes["n1"].layouts["a"] == layout("4g.40gb@0 3g.40gb@4")
 
 
-def test_less_important_jobs_do_not_get_what_is_reserved() -> None:
+def test_lower_priority_jobs_do_not_get_reserved_slots() -> None:
     found = plan([node("n1", gpu("a"))], [demand(1, "4g.40gb"), demand(2, "7g.80gb"), demand(3, "3g.40gb")])
     assert set(found.placed) == {1}
     assert found.nodes["n1"].layouts["a"] == layout("4g.40gb@0")
@@ -73,7 +73,7 @@ def test_less_important_jobs_do_not_get_what_is_reserved() -> None:
     assert found.waiting == (2, 3)
 
 
-def test_a_reservation_is_behind_the_claim_that_ends_first() -> None:
+def test_reservation_is_made_where_the_claim_ends_first() -> None:
     nodes = [node("n1", gpu("a"), gpu("b"))]
     limits = [(3600.0, 6), (60.0, 1), (600.0, 7)]
     wants = [demand(job, "1g.10gb", copies=n, limit_s=limit) for job, (limit, n) in enumerate(limits, 1)]
@@ -81,7 +81,7 @@ def test_a_reservation_is_behind_the_claim_that_ends_first() -> None:
     assert [(r.job, r.places[0][1], r.at) for r in found.reservations] == [(4, "a", NOW + 60)]
 
 
-def test_a_long_queue_of_one_kind_is_given_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_reservation_is_not_retried_for_jobs_of_the_same_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     reserve = Reserver.reserve
 
@@ -98,7 +98,7 @@ def test_a_long_queue_of_one_kind_is_given_up_once(monkeypatch: pytest.MonkeyPat
     assert found.waiting == (*range(1, 201), 500)
 
 
-def test_an_offer_stays_where_nothing_gains_by_a_change() -> None:
+def test_offer_is_kept_if_no_job_gains_by_a_change() -> None:
     nodes = [node("n1", gpu("a", "", "1g.10gb@0 1g.10gb@5"), gpu("b", "", "7g.80gb@0"))]
     found = plan(nodes, [demand(1, "1g.10gb"), demand(2, "1g.10gb")])
     assert all(placed.standing for placed in found.placed.values())
@@ -112,15 +112,15 @@ def test_idle_instances_are_used_first() -> None:
     assert plan(nodes, [demand(1, "2g.20gb", "n1 n2")]).placed[1].nodes == ("n2",)
 
 
-def test_a_claim_moves_aside_for_what_fits_nowhere_else() -> None:
-    """The offered 1g on the empty GPU would do for job 1, but only there a 7g can be."""
+def test_claim_is_moved_for_a_job_that_fits_nowhere_else() -> None:
+    """The 1g offered on the empty GPU would suit job 1, but only that GPU can have a 7g."""
     nodes = [node("n1", gpu("a", "", "1g.10gb@6"), gpu("b", "1g.10gb@0 1g.10gb@1"))]
     found = plan(nodes, [demand(1, "1g.10gb"), demand(2, "7g.80gb")])
     assert set(found.placed) == {1, 2}
     assert found.nodes["n1"].layouts["a"] == layout("7g.80gb@0")
 
 
-def test_a_reservation_takes_what_is_free_soonest_and_keeps_it() -> None:
+def test_reservation_takes_the_gpu_that_is_free_soonest_and_keeps_it() -> None:
     nodes = [
         node("n1", gpu("a", "1g.10gb@0", until=NOW + 5000)),
         node("n2", gpu("b", "3g.40gb@0 1g.10gb@5", until=NOW + 300)),
@@ -134,15 +134,15 @@ def test_a_reservation_takes_what_is_free_soonest_and_keeps_it() -> None:
     assert again.reservations == first.reservations
 
 
-def test_a_reservation_stays_although_another_place_is_a_little_sooner() -> None:
+def test_reservation_stays_if_another_place_is_only_a_little_sooner() -> None:
     kept = (Reservation(1, 0, (("n1", "a", slot("7g.80gb@0")),), NOW + 330),)
     nodes = [
         node("n1", gpu("a", "1g.10gb@0", until=NOW + 330)),
         node("n2", gpu("b", "1g.10gb@0", until=NOW + 300)),
     ]
     assert plan(nodes, [demand(1, "7g.80gb", "n1 n2")], kept).reservations == kept
-    much = [nodes[0], node("n2", gpu("b", "1g.10gb@0", until=NOW + 10))]
-    assert plan(much, [demand(1, "7g.80gb", "n1 n2")], kept).reservations[0].places[0][1] == "b"
+    much_sooner = [nodes[0], node("n2", gpu("b", "1g.10gb@0", until=NOW + 10))]
+    assert plan(much_sooner, [demand(1, "7g.80gb", "n1 n2")], kept).reservations[0].places[0][1] == "b"
 
 
 def test_a_reservation_ends_with_its_job() -> None:
@@ -184,7 +184,7 @@ def test_reservations_are_bounded_by_a_share_of_the_pool() -> None:
         assert found.waiting == (1,)
 
 
-def test_nothing_is_planned_on_a_node_whose_jobs_are_not_all_known() -> None:
+def test_node_with_unexplained_slices_in_use_keeps_its_layout() -> None:
     lost = node("n1", gpu("a", "", "1g.10gb@0"), used={P("1g.10gb"): 1, P("2g.20gb"): 1})
     found = plan([lost], [demand(1, "7g.80gb")])
     assert found.nodes["n1"].layouts["a"] == layout("1g.10gb@0")
@@ -192,7 +192,7 @@ def test_nothing_is_planned_on_a_node_whose_jobs_are_not_all_known() -> None:
     assert found.nodes["n1"].fixed
 
 
-def test_frozen_and_closed_nodes_keep_their_plan_and_only_frozen_ones_count() -> None:
+def test_frozen_and_closed_nodes_keep_their_plan_and_only_frozen_ones_offer() -> None:
     for mode, standing in ((Mode.FROZEN, True), (Mode.CLOSED, False)):
         found = plan([node("n1", gpu("a", "", "1g.10gb@0"), mode=mode)], [demand(1, "1g.10gb"), demand(2, "7g.80gb")])
         assert found.nodes["n1"].layouts["a"] == layout("1g.10gb@0")
@@ -208,14 +208,14 @@ def test_a_withdrawn_node_offers_nothing() -> None:
     assert found.nodes["n1"].withdrawn == {P("1g.10gb")}
 
 
-def test_preference_fills_what_nobody_asked_for() -> None:
+def test_capacity_without_demand_is_filled_with_preferred_profiles() -> None:
     found = plan([node("n1", gpu("a"))], [], preference=(P("1g.20gb"),))
     assert found.nodes["n1"].offers == {P("1g.20gb"): 4}
     mixed = plan([node("n1", gpu("a", geometry=A30))], [], preference=(P("1g.6gb"), P("2g.12gb")))
     assert mixed.nodes["n1"].offers == {P("1g.6gb"): 2, P("2g.12gb"): 1}
 
 
-# -- what always holds ---------------------------------------------------------------------------------------------
+# -- invariants ----------------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -272,7 +272,7 @@ def queues(draw: st.DrawFn, names: Sequence[str]) -> list[Demand]:
 
 @settings(max_examples=examples(250), deadline=None)
 @given(data=st.data())
-def test_every_plan_is_legal_and_moves_nothing_that_is_used(data: st.DataObject) -> None:
+def test_every_plan_is_valid_and_moves_no_slot_in_use(data: st.DataObject) -> None:
     nodes = data.draw(clusters())
     queue = data.draw(queues([n.name for n in nodes]))
     found = plan(nodes, queue, moving=data.draw(MOVING))
@@ -286,10 +286,10 @@ def test_every_plan_is_legal_and_moves_nothing_that_is_used(data: st.DataObject)
             H100.check(everything)
             leased = Layout(le.slot for le in g.leases if le.job is not None)
             assert set(leased) <= set(after)
-            gone = g.offered.minus(after)
+            removed = g.offered.minus(after)
             if one.mode is not Mode.WITHDRAWN:
-                assert not any(held[s.profile] for s in gone.slots), "a slot that may be in use was withdrawn"
-            assert {s.profile for s in gone.slots} <= new.withdrawn
+                assert not any(held[s.profile] for s in removed.slots), "a slot that may be in use was withdrawn"
+            assert {s.profile for s in removed.slots} <= new.withdrawn
             free.update(after.minus(leased).counts())
             if new.fixed:
                 assert after == leased.union(g.offered)
@@ -298,18 +298,18 @@ def test_every_plan_is_legal_and_moves_nothing_that_is_used(data: st.DataObject)
         for name, uuid, place in reservation.places:
             g = next(g for n in nodes if n.name == name for g in n.gpus if g.uuid == uuid)
             taken = Layout(le.slot for le in g.leases)
-            late = next(d for d in queue if d.job == reservation.job)
-            more = queue[: queue.index(late) + 1]
+            owner = next(d for d in queue if d.job == reservation.job)
+            up_to_it = queue[: queue.index(owner) + 1]
             offered = found.nodes[name].layouts[uuid].minus(taken)
             for s in offered.slots:
                 if s.placement.overlaps(place.placement):
                     fixed = s in g.offered.slots and next(n for n in nodes if n.name == name).unmatched()[s.profile]
-                    assert fixed or any(s.profile in dict(d.parts) for d in more), f"{s} lies in {reservation}"
+                    assert fixed or any(s.profile in dict(d.parts) for d in up_to_it), f"{s} lies in {reservation}"
 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
-def test_plans_that_are_carried_out_come_to_rest(data: st.DataObject) -> None:
+def test_plans_converge_when_they_are_carried_out(data: st.DataObject) -> None:
     nodes = data.draw(clusters())
     queue = data.draw(queues([n.name for n in nodes]))
     planner, moving = Planner(), data.draw(MOVING)
@@ -327,7 +327,7 @@ def test_plans_that_are_carried_out_come_to_rest(data: st.DataObject) -> None:
 
 
 class _LooksAtAll(Reserver):
-    """One that looks at every GPU again for each reservation, and fails where that finds another one."""
+    """Searches every GPU again for each reservation, and fails where that finds another place."""
 
     def _first(
         self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]
@@ -345,7 +345,7 @@ class _LooksAtAll(Reserver):
 
 @settings(max_examples=examples(250), deadline=None)
 @given(data=st.data())
-def test_a_reservation_is_where_a_look_at_all_gpus_finds_it(data: st.DataObject) -> None:
+def test_reservation_is_where_a_search_of_all_gpus_finds_it(data: st.DataObject) -> None:
     nodes = data.draw(clusters())
     planner, found = Planner(), ClusterPlan({})
     with pytest.MonkeyPatch.context() as context:
@@ -365,7 +365,7 @@ def _carried_out(one: Node, found: ClusterPlan) -> Node:
     return dataclasses.replace(one, gpus=tuple(gpus))
 
 
-# -- against trying everything -------------------------------------------------------------------------------------
+# -- against an exhaustive search ----------------------------------------------------------------------------------
 
 
 def _assignments(wishes: Sequence[Profile], gpus: int) -> Iterator[tuple[int, ...]]:
@@ -373,7 +373,7 @@ def _assignments(wishes: Sequence[Profile], gpus: int) -> Iterator[tuple[int, ..
 
 
 def best_served(used: Sequence[Layout], wishes: Sequence[Profile], geometry: Geometry) -> tuple[bool, ...]:
-    """Which wishes can be served, the more important ones first, by trying every GPU for each."""
+    """Which wishes can be served, in order of priority, by trying every GPU for each."""
     best: tuple[bool, ...] = (False,) * len(wishes)
     for chosen in _assignments(wishes, len(used)):
         served = tuple(c >= 0 for c in chosen)
@@ -395,7 +395,7 @@ def best_served(used: Sequence[Layout], wishes: Sequence[Profile], geometry: Geo
     offers=st.booleans(),
     data=st.data(),
 )
-def test_it_serves_what_an_exhaustive_search_serves(
+def test_planner_serves_what_an_exhaustive_search_serves(
     used: list[Layout], wishes: list[Profile], offers: bool, data: st.DataObject
 ) -> None:
     gpus = [

@@ -1,4 +1,4 @@
-"""What idle GPUs are offered as follows the preference when that changes, and nothing that is used or meant does."""
+"""The offers of idle GPUs follow the preference when it changes; slots in use or planned for a job do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.supply_gpus import P
 from tests.support.supply_world import World, backed
 
 
-def test_idle_gpus_are_offered_anew_when_the_preference_changes() -> None:
+def test_idle_gpus_offer_the_new_profiles_when_the_preference_changes() -> None:
     world = World()
     world.step()
     world.loop.prefer((P("3g.40gb"),))
@@ -24,7 +24,7 @@ def test_idle_gpus_are_offered_anew_when_the_preference_changes() -> None:
     assert world.slurm.calls["set_gres"] == 0
 
 
-def test_an_administrators_preference_stands() -> None:
+def test_administrators_preference_is_not_replaced() -> None:
     world = World(settings=SupplySettings(preference=(P("1g.10gb"),)))
     world.step()
     before = world.nodes.free("n1")
@@ -33,7 +33,7 @@ def test_an_administrators_preference_stands() -> None:
     assert world.nodes.free("n1") == before == Counter({P("1g.10gb"): 14})
 
 
-def test_a_gpu_on_which_something_runs_keeps_what_it_offers() -> None:
+def test_gpu_with_a_running_job_keeps_its_offer() -> None:
     world = World()
     world.step()
     world.slurm.submit("mig:1g.10gb:1", runs=30)

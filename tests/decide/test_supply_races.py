@@ -1,7 +1,7 @@
-"""Everything that can happen between two questions that the loop asks: no such order may make a misfit.
+"""Events between two queries of the loop: no order of them may make a misfit.
 
-migbatchd asks for the queue first and for the nodes then, the nodes' reports come whenever they come, and jobs start
-and end all the time, also between the shrinking of an offer and the look back.
+migbatchd queries the queue first and the nodes second, the nodes' reports arrive at any time, and jobs start and end
+all the time, also between the shrinking of an offer and the query that checks it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.1
 
 
 class Restless:
-    """A Slurm in which something happens before every answer and after it."""
+    """A Slurm in which events happen before and after every answer."""
 
     def __init__(self, world: RacyWorld) -> None:
         self._world = world
@@ -50,21 +50,21 @@ class Restless:
 
 
 class RacyWorld(World):
-    """Jobs start, end and are told of one by one, in any order that Slurm and the nodes allow."""
+    """Jobs start, end and are reported one by one, in any order that Slurm and the nodes allow."""
 
     def new_loop(self, told: dict[str, dict[str, int]] | None = None) -> None:
         self.ending: list[int] = []
         self.loop = SupplyController(Restless(self), self.nodes, self.clock, self.settings)
 
     def look(self) -> None:
-        """One round as migbatchd creates it: the queue, the nodes, and then what follows."""
+        """One round as migbatchd runs it: it queries the queue, then the nodes, and then decides."""
         client = Restless(self)
         jobs = client.jobs()
         rows = client.nodes()
         self.loop.round(jobs, rows)
 
     def happen(self) -> None:
-        """Up to three things."""
+        """Up to three events."""
         for _ in range(self.random.choice((0, 0, 1, 1, 2, 3))):
             self.random.choice(
                 (self.start, self.prolog_one, self.prolog_one, self.end, self.epilog, self.tell, self.hear)
@@ -93,7 +93,7 @@ class RacyWorld(World):
             self.leave(self.ending.pop(self.random.randrange(len(self.ending))))
 
     def tell(self) -> None:
-        """What one node has reported so far arrives."""
+        """The reports of one node so far arrive."""
         self.nodes.report(self.random.choice(sorted(self.nodes.gpus)))
 
     def hear(self) -> None:
@@ -104,31 +104,32 @@ class RacyWorld(World):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 3), gpus=st.integers(1, 2))
-def test_nothing_that_happens_between_two_questions_makes_a_misfit(seed: int, nodes: int, gpus: int) -> None:
+def test_no_event_between_two_queries_makes_a_misfit(seed: int, nodes: int, gpus: int) -> None:
     world = RacyWorld(nodes=nodes, gpus=gpus, seed=seed)
     rnd = world.random
     for name, machine in world.slurm.real.items():
-        world.slurm.set_node(name, gres={"none": sum(machine.conf.values())})  # slurm.conf's offer is nobody's promise
+        world.slurm.set_node(name, gres={"none": sum(machine.conf.values())})  # no node backs the offer in slurm.conf
     for _ in range(150):
-        what = rnd.randrange(8)
-        if what == 0:
+        action = rnd.randrange(8)
+        if action == 0:
             world.submit(rnd)
-        elif what == 1 and rnd.random() < 0.2:
+        elif action == 1 and rnd.random() < 0.2:
             world.nodes.deaf ^= {f"n{rnd.randint(1, nodes)}"}
-        elif what < 5:
+        elif action < 5:
             world.happen()
         else:
             world.clock.sleep(1)
             world.look()
         assert not world.nodes.misfits, world.slurm.queue[world.nodes.misfits[0]]
-    assume(world.slurm.stepped.started)  # a draw in which nothing starts shows nothing
+    assume(world.slurm.stepped.started)  # an example in which no job starts checks nothing
 
 
-def test_a_start_that_is_heard_of_late_hides_no_free_slot() -> None:
-    """A job came and went unheard and its room was offered anew; then the news of its start comes, but not of its end.
+def test_start_that_is_reported_late_hides_no_free_slot() -> None:
+    """A job started and ended unreported and its slot was offered anew; then its start is reported, but not its end.
 
-    The slots of the new plan lie under what it seems to hold. Slurm goes on starting jobs on them, so they are
-    withdrawn like any others: nothing of their kinds starts before the plan changes, and who did start keeps the slot.
+    The slots of the new plan overlap the slot that it seems to hold. Slurm goes on starting jobs on them, so they
+    are withdrawn like any others: no job of their profiles starts before the plan changes, and jobs that did start
+    keep their slots.
     """
     world = RacyWorld(nodes=1, gpus=1)
     world.random = random.Random(5)
@@ -159,8 +160,8 @@ def test_a_start_that_is_heard_of_late_hides_no_free_slot() -> None:
     assert len(held) == 3 and set(held) <= set(known.slots)
 
 
-def test_nothing_is_offered_that_only_an_outdated_lease_stands_for() -> None:
-    """The same, but a job is seen to run: the node is left alone, and what it is said to hold is no offer."""
+def test_slot_backed_only_by_an_outdated_lease_is_not_offered() -> None:
+    """The same, but a job is seen to run: the node is left alone, and a slot that it reportedly holds is no offer."""
     world = RacyWorld(nodes=1, gpus=1)
     world.happen = lambda: None  # type: ignore[method-assign]
     slurm, nodes = world.slurm, world.nodes

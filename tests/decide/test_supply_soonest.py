@@ -1,4 +1,4 @@
-"""Reservations are made on the GPU that could hold the slice soonest, although few GPUs are looked at for it."""
+"""Reservations are made on the GPU that could hold the slice soonest, although only few GPUs are examined."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOUND = Reserver._first
 
 @settings(max_examples=examples(300), deadline=None)
 @given(rng=st.randoms(use_true_random=False), rounds=st.integers(1, 6))
-def test_no_gpu_could_hold_a_slice_sooner(rng: random.Random, rounds: int) -> None:
+def test_reserved_gpu_is_the_one_that_could_hold_the_slice_soonest(rng: random.Random, rounds: int) -> None:
     asked = []
 
     def compared(self, pool, profile, ends):

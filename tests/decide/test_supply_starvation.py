@@ -1,4 +1,4 @@
-"""However many small jobs keep coming, what is large starts, in Slurm's order."""
+"""However many small jobs keep coming, large jobs start, in Slurm's order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMIT = 40  # seconds of every small job's time limit
 
 
 def flood(world: World, seconds: int, large: list[int], keep: int = 12) -> dict[int, float]:
-    """Keep `keep` small jobs waiting at all times; when each of `large` started, in seconds from now."""
+    """Keep `keep` small jobs pending at all times; returns when each of `large` started, in seconds from now."""
     begun = world.clock.time()
     started: dict[int, float] = {}
     for _ in range(seconds):
@@ -30,13 +30,13 @@ def flood(world: World, seconds: int, large: list[int], keep: int = 12) -> dict[
 
 
 @pytest.mark.parametrize("want", ["mig:7g.80gb:1", "mig:4g.40gb:2", "mig:3g.40gb:3", "mig:7g.80gb:2", "mig:1g.10gb:9"])
-def test_a_large_job_waits_no_longer_than_the_limits_of_those_before_it(want: str) -> None:
+def test_large_job_waits_no_longer_than_the_time_limits_of_earlier_jobs(want: str) -> None:
     world = World(gpus=2)
     flood(world, 30, [-1])
     job = world.slurm.submit(want, limit=LIMIT)
     started = flood(world, 200, [job])
     assert job in started
-    # what ran or was about to run when it came, and what was ahead of it in the queue
+    # the jobs that ran or were about to run when it was submitted, and those ahead of it in the queue
     assert started[job] <= 3 * LIMIT
     assert not world.nodes.misfits
 
@@ -51,7 +51,7 @@ def test_a_job_on_two_nodes_is_not_starved() -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_equally_important_large_jobs_start_in_order(seed: int) -> None:
+def test_large_jobs_of_equal_priority_start_in_order(seed: int) -> None:
     world = World(gpus=2, seed=seed)
     flood(world, 20, [-1])
     large = [world.slurm.submit("mig:7g.80gb:1", runs=10, limit=LIMIT) for _ in range(3)]
@@ -60,7 +60,7 @@ def test_equally_important_large_jobs_start_in_order(seed: int) -> None:
     assert len(started) == 3
 
 
-def test_a_less_important_large_job_does_not_hold_up_more_important_small_ones() -> None:
+def test_low_priority_large_job_does_not_delay_high_priority_small_jobs() -> None:
     world = World(gpus=1)
     world.step()
     low = world.slurm.submit("mig:7g.80gb:1", priority=1)
@@ -73,7 +73,7 @@ def test_a_less_important_large_job_does_not_hold_up_more_important_small_ones()
     assert low not in world.running()
 
 
-def test_the_reservation_does_not_wander(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reservation_stays_in_its_place_until_the_job_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(nodes=2, gpus=2)
     flood(world, 30, [-1])
     job = world.slurm.submit("mig:7g.80gb:1", limit=LIMIT)

@@ -1,4 +1,4 @@
-"""`state`: all that a node holds, at once; and nothing is planned for nodes that have not told it."""
+"""The event `state`: all that a node holds, at once; and nothing is planned for nodes that have not sent it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def state(*runs: tuple[int, str], **fields: Any) -> dict[str, Any]:
     return {"kind": "state", "gpus": GPUS, "runs": rows, "zombies": [], "idle": [], **fields}
 
 
-def test_it_replaces_what_was_believed() -> None:
+def test_state_event_replaces_the_view_of_the_node() -> None:
     view = LiveView()
     zombie = {"kind": "zombie", **piece("1g.10gb@6")}
     view.apply("n1", [INVENTORY, start(7, "2g.20gb@0"), start(8, "1g.10gb@4"), zombie])
@@ -32,16 +32,16 @@ def test_it_replaces_what_was_believed() -> None:
     assert only(view).leases == ((slot("1g.10gb@4"), (8, 0)),)
 
 
-def test_it_tells_who_shares_in_whatever_order() -> None:
+def test_state_event_lists_hosts_and_guests_in_any_order() -> None:
     view = LiveView()
     guest = {"job": 3, "restart": 0, "slices": [piece("1g.10gb@4")], "beside": [8, 0]}
-    told = state((8, "1g.10gb@4"))
-    view.apply("n1", [{**told, "runs": [guest, *told["runs"]]}])
+    event = state((8, "1g.10gb@4"))
+    view.apply("n1", [{**event, "runs": [guest, *event["runs"]]}])
     assert only(view).leases == ((slot("1g.10gb@4"), (8, 0)),)
     assert only(view).guests == ((slot("1g.10gb@4"), (3, 0)),)
 
 
-def test_from_the_record_it_says_nothing_of_who_holds_what() -> None:
+def test_state_event_from_the_record_does_not_change_leases() -> None:
     view = LiveView()
     view.load({"n1": GPUS}, ())
     view.apply("n1", [start(7, "2g.20gb@0"), {"kind": "state", "zombies": [piece("1g.10gb@5")], "idle": []}])
@@ -49,7 +49,7 @@ def test_from_the_record_it_says_nothing_of_who_holds_what() -> None:
     assert only(view).zombies == (slot("1g.10gb@5"),)
 
 
-def test_nodes_that_have_not_told_are_not_there() -> None:
+def test_nodes_that_have_not_sent_their_state_are_not_in_the_view() -> None:
     view = CompleteView()
     view.load({"n1": GPUS, "n2": GPUS}, ())
     assert view.facts() == {}

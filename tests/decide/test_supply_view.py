@@ -1,4 +1,4 @@
-"""What the controller believes of the nodes, by their events."""
+"""The controller's view of the nodes, according to their events."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def test_a_late_stop_does_not_end_the_next_run(view: LiveView) -> None:
     assert only(view).leases == ((slot("2g.20gb@0"), (7, 1)),)
 
 
-def test_events_that_come_twice_change_nothing(view: LiveView) -> None:
+def test_repeated_events_change_nothing(view: LiveView) -> None:
     events = [start(7, "2g.20gb@0"), stop(7, "2g.20gb@0"), start(8, "1g.10gb@1")]
     view.apply("n1", events)
-    once = view.facts()
+    after_first = view.facts()
     view.apply("n1", events)
-    assert view.facts() == once
+    assert view.facts() == after_first
 
 
-def test_instances_come_and_go(view: LiveView) -> None:
+def test_create_destroy_and_zombie_events_update_the_view(view: LiveView) -> None:
     view.apply("n1", [{"kind": "create", **piece("3g.40gb@4")}, {"kind": "zombie", **piece("1g.10gb@0")}])
     assert (only(view).warm, only(view).zombies) == (layout("3g.40gb@4"), (slot("1g.10gb@0"),))
     view.apply("n1", [{"kind": "destroy", **piece("3g.40gb@4")}, {"kind": "cleared", **piece("1g.10gb@0")}])
     assert (only(view).warm, only(view).zombies) == (layout(), ())
 
 
-def test_a_boot_ends_everything(view: LiveView) -> None:
+def test_boot_event_clears_leases_and_zombies(view: LiveView) -> None:
     view.apply("n1", [start(7, "2g.20gb@0"), {"kind": "zombie", **piece("1g.10gb@6")}, {"kind": "boot"}])
     assert only(view) == GpuFacts("a", H100)
 
 
-def test_an_inventory_keeps_what_is_held_unless_the_gpu_changed(view: LiveView) -> None:
+def test_inventory_keeps_leases_unless_the_gpu_changed(view: LiveView) -> None:
     view.apply("n1", [start(7, "2g.20gb@0"), INVENTORY])
     assert only(view).leases
     other = [{"uuid": "a", "mig": True, "geometry": A30.to_dict()}, {"uuid": "b", "mig": False, "geometry": {}}]
@@ -61,7 +61,7 @@ def test_an_inventory_keeps_what_is_held_unless_the_gpu_changed(view: LiveView) 
     assert only(view) == GpuFacts("a", A30)
 
 
-def test_a_fault_that_drains_makes_the_node_useless_until_it_describes_itself_again(view: LiveView) -> None:
+def test_draining_fault_makes_the_node_unhealthy_until_its_next_inventory(view: LiveView) -> None:
     view.apply("n1", [{"kind": "fault", "gpu": "a", "what": "lost", "drain": False}])
     assert view.facts()["n1"].healthy
     view.apply("n1", [{"kind": "fault", "gpu": "a", "what": "lost", "drain": True}])
@@ -70,8 +70,8 @@ def test_a_fault_that_drains_makes_the_node_useless_until_it_describes_itself_ag
     assert view.facts()["n1"].healthy
 
 
-def test_what_a_node_tells_of_one_gpu_is_bounded(view: LiveView) -> None:
-    """Root of it may tell of other slots for ever; each would be remembered, and looked at in each round."""
+def test_number_of_slots_that_a_node_reports_for_one_gpu_is_bounded(view: LiveView) -> None:
+    """Root on the node could report new slots for ever; each would be kept, and examined in each round."""
     view.apply("n1", [start(7, "2g.20gb@0"), {"kind": "zombie", **piece("1g.10gb@6")}])
     for number in range(1000):
         odd = {"gpu": "a", "profile": f"1g.{number + 100}gb", "start": 63, "size": 1}
@@ -95,13 +95,13 @@ def test_what_a_node_tells_of_one_gpu_is_bounded(view: LiveView) -> None:
         {},
     ],
 )
-def test_odd_events_do_no_harm(view: LiveView, event: dict[str, Any]) -> None:
+def test_malformed_events_create_no_leases(view: LiveView, event: dict[str, Any]) -> None:
     view.apply("n1", [event])
     view.apply("stranger", [event])
     assert all(not gpu.leases for node in view.facts().values() for gpu in node.gpus)
 
 
-def test_it_starts_from_the_record() -> None:
+def test_view_is_loaded_from_the_record() -> None:
     @dataclass
     class Row:
         node: str = "n1"

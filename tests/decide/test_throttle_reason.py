@@ -1,4 +1,4 @@
-"""Why a job waits, in words."""
+"""The explanation why a job waits."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def why(reason: str) -> str:
     return why_not_started(9, job(9, array_job=9, array_task="3-9%2", tasks=7, reason=reason), decided, NOW)
 
 
-def test_a_task_that_its_array_keeps_waiting_is_told_so() -> None:
+def test_why_names_the_task_limit_of_an_array() -> None:
     assert "its array is at its task limit" in why("JobArrayTaskLimit")
     assert "for another reason (Dependency)" in why("Dependency")
     assert "no MIG node" in why("Resources")
 
 
-def test_a_job_whose_nodes_are_drained_is_told_which() -> None:
+def test_why_names_the_drained_nodes() -> None:
     gpus = (Gpu("a", H100),)
     nodes = [Node("n1", gpus, mode=Mode.CLOSED), Node("n2", gpus)]
     demands = [Demand(9, ((P("3g.40gb"), 1),), frozenset({"n1"}))]
@@ -39,9 +39,9 @@ def test_a_job_whose_nodes_are_drained_is_told_which() -> None:
         (("mig", "other"), "the next round of lending decides"),
     ],
 )
-def test_a_job_that_waits_for_a_loan_is_told_why_lending_does_not_decide_on_it(
+def test_why_of_a_job_that_waits_for_a_loan_names_the_state_of_lending(
     lending: tuple[str, ...] | None, reason: str
 ) -> None:
     decided = SupplyDecision(Planner().plan([], [], NOW), [], {})
-    told = why_not_started(9, job(9, gres="gres/mig:loan:1"), decided, NOW, lending)
-    assert told.startswith("it waits for a loan of an idle slice") and reason in told
+    explanation = why_not_started(9, job(9, gres="gres/mig:loan:1"), decided, NOW, lending)
+    assert explanation.startswith("it waits for a loan of an idle slice") and reason in explanation

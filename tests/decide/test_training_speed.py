@@ -1,4 +1,4 @@
-"""A training's own measurements beside the predictor's: what it saw counts, within bounds, and shapes the rest."""
+"""A training job's measurements beside predictions: they count, within bounds, and shape the other profiles."""
 
 import math
 
@@ -11,12 +11,12 @@ from slurm_migbatch.decide.lending.training_speed import LEAST_S, TRUST, Heard, 
 PREDICTED = {"1g.10gb": 0.2, "2g.20gb": 0.4, "3g.40gb": 0.6, "7g.80gb": 1.0}
 
 
-def test_without_reports_it_is_the_predictors():
+def test_without_reports_the_predicted_speeds_are_used():
     assert speeds(PREDICTED) == PREDICTED
     assert speeds(PREDICTED, [Heard("4g.40gb", 1000, 100)]) == PREDICTED
 
 
-def test_runs_count_by_their_length():
+def test_runs_are_weighted_by_their_length():
     heard = [Heard("1g.10gb", 100, 10), Heard("1g.10gb", 3000, 100), Heard("2g.20gb", 500, 10)]
     assert rates(heard) == {"1g.10gb": 3100 / 110, "2g.20gb": 50}
 
@@ -26,19 +26,19 @@ def test_runs_count_by_their_length():
     [Heard("1g.10gb", 0, 100), Heard("1g.10gb", 10, LEAST_S / 2), Heard("1g.10gb", math.inf, 100), Heard("", 10, 100),
      Heard("1g.10gb", 10, math.nan), Heard("1g.10gb", 10, 100, micro=-1), Heard("1g.10gb", math.nan, 100)],
 )  # fmt: skip
-def test_what_tells_no_speed(nothing):
+def test_report_without_a_usable_speed_is_ignored(nothing):
     assert rates([nothing]) == {}
     assert speeds(PREDICTED, [nothing]) == PREDICTED
 
 
-def test_one_measured_profile_says_nothing_of_ratios():
-    """Its items may be of any size; only two profiles tell how one compares with the other."""
+def test_one_measured_profile_does_not_change_the_ratios():
+    """Its items may be of any size; only measurements on two profiles show how these compare."""
     for items in (1, 1e9):
         assert speeds(PREDICTED, [Heard("1g.10gb", items, 100)]) == pytest.approx(PREDICTED)
 
 
 def test_two_measured_profiles_have_their_measured_ratio():
-    """This job gains next to nothing from more than a 1g; the profile between the two cannot be faster than the 3g."""
+    """This job gains little from more than a 1g; the profile between the two cannot be faster than the 3g."""
     found = speeds(PREDICTED, [Heard("1g.10gb", 1000, 100), Heard("3g.40gb", 1500, 100)])
     assert found["3g.40gb"] / found["1g.10gb"] == pytest.approx(1.5)
     assert found["1g.10gb"] <= found["2g.20gb"] <= found["3g.40gb"] <= found["7g.80gb"]
@@ -49,7 +49,7 @@ def test_two_measured_profiles_have_their_measured_ratio():
     st.dictionaries(st.sampled_from(sorted(PREDICTED)), st.tuples(st.floats(1e-3, 1e9), st.floats(5, 1e6))),
     st.floats(1e-6, 1e6),
 )
-def test_the_unit_of_items_does_not_matter_and_lies_reach_only_so_far(told, unit):
+def test_unit_of_items_does_not_matter_and_false_reports_are_bounded(told, unit):
     heard = [Heard(profile, items, seconds) for profile, (items, seconds) in told.items()]
     found = speeds(PREDICTED, heard)
     assert found == pytest.approx(speeds(PREDICTED, [one._replace(items=one.items * unit) for one in heard]), rel=1e-6)
@@ -69,6 +69,6 @@ def test_the_order_of_reports_does_not_matter(order):
     assert speeds(PREDICTED, [heard[i] for i in order]) == pytest.approx(speeds(PREDICTED, heard))
 
 
-def test_a_predictor_that_says_nothing_is_refused():
+def test_predicted_speed_of_zero_is_refused():
     with pytest.raises(ValueError, match="above 0"):
         speeds({"1g.10gb": 0.0})

@@ -1,4 +1,4 @@
-"""Where Slurm adds a new GRES to the old one, a change of type is two requests, each of which leaves the job safe."""
+"""Where Slurm adds a new GRES to the old one, a change of type is two requests; the job is safe after each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Adding:
     def __init__(self, *started: str) -> None:
         self.started = started
         self.needs: dict[str, dict[str, dict[str, int]]] = {}
-        #: what users exclude
+        #: nodes that users exclude, by job
         self.own: dict[str, str] = {}
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
@@ -60,15 +60,15 @@ def job_view(job: int) -> JobView:
     return JobView(row(job), hints)
 
 
-def test_a_release_leaves_only_the_profile() -> None:
+def test_release_leaves_only_the_released_profile_in_the_gres() -> None:
     slurm = Adding("8")
     orders = [LoanOrder(Kind.RELEASE, job, 0, "idle", profile=Profile(2, 20)) for job in (7, 8)]
     done = apply_orders(orders, {7: job_view(7), 8: job_view(8)}, slurm, lambda: 0.0)
     assert {kind: n for of in slurm.needs["7"].values() for kind, n in of.items() if n} == {"2g.20gb": 1}
-    assert [(one.order.job, bool(one.error)) for one in done] == [(7, False), (8, True)]
+    assert [(applied.order.job, bool(applied.error)) for applied in done] == [(7, False), (8, True)]
 
 
-def test_what_a_user_excludes_stays() -> None:
+def test_release_that_would_replace_a_users_excluded_nodes_is_refused() -> None:
     slurm = Adding()
     slurm.own["8"] = "n7"
     orders = [LoanOrder(Kind.RELEASE, job, 1, "idle", profile=Profile(2, 20), away=("n1",)) for job in (7, 8)]
