@@ -46,11 +46,11 @@ def room(gpus: int = 2) -> FreeCapacity:
 
 
 def history(*arrays: ElasticArray, bounds: Bounds | None = None) -> ArrayHistory:
-    """What is remembered where these arrays are seen for the first time."""
-    made = ArrayHistory(bounds or Bounds())
-    for each in arrays:
-        made.served.learn(each.array, each.user, had(each, NOW - HISTORY * session_s(arrays), NOW))
-    return made
+    """The history when these arrays are seen for the first time."""
+    past = ArrayHistory(bounds or Bounds())
+    for elastic in arrays:
+        past.served.learn(elastic.array, elastic.user, had(elastic, NOW - HISTORY * session_s(arrays), NOW))
+    return past
 
 
 def limits(*arrays: ElasticArray, bounds: Bounds | None = None, gpus: int = 2, scarce: bool = False) -> list[Throttle]:
@@ -58,12 +58,12 @@ def limits(*arrays: ElasticArray, bounds: Bounds | None = None, gpus: int = 2, s
 
 
 def told(*arrays: ElasticArray, bounds: Bounds | None = None, gpus: int = 2, scarce: bool = False) -> dict[int, int]:
-    found = limits(*arrays, bounds=bounds, gpus=gpus, scarce=scarce)
-    return {each.array.array: each.after for each in found}
+    changes = limits(*arrays, bounds=bounds, gpus=gpus, scarce=scarce)
+    return {change.array.array: change.after for change in changes}
 
 
 def ours(throttle: int, asked: int | None = None) -> Bounds:
-    """The throttle that array 9 has was set here."""
+    """Bounds after migbatchd has set the throttle of array 9."""
     return Bounds({9: asked}, {9: throttle})
 
 
@@ -90,7 +90,7 @@ def test_an_array_with_a_deadline_and_items_is_elastic() -> None:
 @pytest.mark.parametrize(
     "comment", ["", "migbatch: model=x items=5", f"{HINTS} role=train", "migbatch: deadline=2m", f"{HINTS} odd=1"]
 )
-def test_other_arrays_are_not(comment: str) -> None:
+def test_array_with_other_hints_is_not_elastic(comment: str) -> None:
     assert elastic_arrays([replace(row, comment=comment) for row in rows()]) == []
 
 
@@ -101,8 +101,8 @@ def test_an_array_without_pending_tasks_needs_no_throttle() -> None:
 # -- what the deadline needs -------------------------------------------------------------------------------------------
 
 
-def test_the_fewest_at_once_that_end_in_time() -> None:
-    # 20 s each with its start and a tenth to spare: five after one another in 120 s
+def test_throttle_is_the_fewest_concurrent_tasks_that_meet_the_deadline() -> None:
+    # 20 s each including its start, with a margin of a tenth: five in sequence within 120 s
     (found,) = limits(array())
     assert found.after == 3
     assert found.why == "12 tasks to start, 20 s each (predicted), 120 s to the deadline: 3 at once"
@@ -120,41 +120,42 @@ def test_measured_tasks_count_more_than_the_prediction() -> None:
     assert told(slow) == {9: 3}
 
 
-def test_an_array_of_which_nobody_knows_how_long_tasks_take_is_left_alone() -> None:
+def test_array_with_unknown_task_duration_keeps_its_throttle() -> None:
     assert told(array(predicted_s=None)) == {}
 
 
-def test_what_is_late_takes_all_that_it_may() -> None:
+def test_late_array_may_run_all_its_pending_tasks_at_once() -> None:
     late = known(array(throttle=3), [Task(NOW - 500, NOW - 400, True)], RATE, POOL)
     assert told(late, bounds=ours(3)) == {9: 12}
 
 
-def test_a_number_is_lowered_with_reserve_only_unless_others_wait() -> None:
-    slack = array(pending=15, throttle=4, predicted_s=19.0)  # 21 s five times in 120 with a tenth to spare, else four
+def test_throttle_is_lowered_only_with_twice_the_margin_unless_others_wait() -> None:
+    # 21 s each: five in sequence within 120 s with the margin of a tenth, four with twice that margin
+    slack = array(pending=15, throttle=4, predicted_s=19.0)
     assert told(slack, bounds=ours(4)) == {}
     assert told(slack, bounds=ours(4), scarce=True) == {9: 3}
 
 
-def test_a_throttle_that_binds_nothing_is_not_changed() -> None:
+def test_throttle_above_the_number_of_tasks_is_not_changed() -> None:
     assert told(array(pending=2, running=(NOW - 30,), throttle=9, deadline_s=30)) == {}
 
 
-# -- what the user allows ----------------------------------------------------------------------------------------------
+# -- the user's bound --------------------------------------------------------------------------------------------------
 
 
-def test_the_users_own_throttle_is_a_bound() -> None:
+def test_throttle_set_by_the_user_is_an_upper_bound() -> None:
     bounds = Bounds()
     tight = array(throttle=2, deadline_s=60)
     assert told(tight, bounds=bounds) == {} and bounds.of(9, 2) == 2
     assert told(array(throttle=8), bounds=Bounds(), scarce=True) == {9: 3}
 
 
-def test_the_bound_is_not_forgotten_when_the_throttle_is_ours() -> None:
+def test_user_bound_is_kept_after_migbatchd_has_set_the_throttle() -> None:
     bounds = Bounds()
     assert bounds.of(9, 8) == 8
     bounds.set(9, 3)
     assert bounds.of(9, 3) == 8
-    assert bounds.of(9, 5) == 5  # the user has another opinion now
+    assert bounds.of(9, 5) == 5  # the user has changed the throttle
     assert bounds.of(9, None) is None
 
 
@@ -170,7 +171,7 @@ def action(before: str, after: str, **changes: object) -> dict[str, object]:
     }
 
 
-def test_a_restart_does_not_take_our_throttle_for_the_users() -> None:
+def test_replay_after_restart_does_not_take_a_set_throttle_for_the_users() -> None:
     past = [action("8", "3"), action("3", "2"), action("8", "7", dry_run=True), action("8", "7", outcome="no")]
     bounds = Bounds()
     bounds.replay(past)
@@ -180,13 +181,13 @@ def test_a_restart_does_not_take_our_throttle_for_the_users() -> None:
     assert bounds.of(10, 6) == 6
 
 
-def test_what_was_recorded_and_never_done_is_no_bound_either() -> None:
+def test_throttle_that_was_recorded_but_never_set_is_not_a_bound() -> None:
     bounds = Bounds()
     bounds.replay([action("none", "3")])
     assert bounds.of(9, None) is None
 
 
-def test_a_user_who_changed_his_mind_before_a_restart_is_believed() -> None:
+def test_replay_after_restart_uses_the_last_throttle_the_user_set() -> None:
     bounds = Bounds()
     bounds.replay([action("none", "3"), action("5", "4")])
     assert bounds.of(9, 4) == 5
@@ -200,17 +201,17 @@ def test_a_user_who_changed_his_mind_before_a_restart_is_believed() -> None:
     deadline=st.integers(1, 2000),
     scarce=st.booleans(),
 )
-def test_never_less_than_one_nor_more_than_the_user_allows(
+def test_throttle_is_at_least_one_and_at_most_the_user_bound(
     pending: int, running: list[float], asked: int | None, task_s: float, deadline: int, scarce: bool
 ) -> None:
-    each = array(
+    elastic = array(
         pending=pending,
         running=tuple(NOW - r for r in running),
         throttle=asked,
         predicted_s=task_s,
         deadline_s=deadline,
     )
-    for change in limits(each, scarce=scarce):
+    for change in limits(elastic, scarce=scarce):
         assert 1 <= change.after <= min(asked or 1 << 30, pending + len(running))
 
 
@@ -224,25 +225,25 @@ def both(served: float = 0.0) -> list[ElasticArray]:
     return [ann, bob]
 
 
-def test_scarce_supply_goes_to_the_user_who_was_served_least() -> None:
+def test_scarce_supply_goes_to_the_least_served_user() -> None:
     shares = told(*both(served=60.0), gpus=1)
-    assert shares[1] + shares[2] == 8  # seven slices, and one task more that waits in Slurm's order
+    assert shares[1] + shares[2] == 8  # seven slices, and one more task that waits in Slurm's order
     assert shares[2] > shares[1] >= 1
 
 
-def test_where_there_is_enough_everybody_has_what_he_needs() -> None:
-    alone = {each.array: told(each, gpus=9)[each.array] for each in both()}
+def test_sufficient_supply_meets_the_needs_of_every_user() -> None:
+    alone = {elastic.array: told(elastic, gpus=9)[elastic.array] for elastic in both()}
     assert told(*both(), gpus=9) == alone
 
 
 def test_one_users_arrays_are_not_rationed_against_each_other() -> None:
-    mine = [replace(each, user="ann") for each in both()]
-    assert told(*mine, gpus=1) == {each.array: told(each, gpus=1)[each.array] for each in mine}
+    mine = [replace(elastic, user="ann") for elastic in both()]
+    assert told(*mine, gpus=1) == {elastic.array: told(elastic, gpus=1)[elastic.array] for elastic in mine}
 
 
-def test_a_share_says_so() -> None:
-    found = limits(*both(60.0), gpus=1)
-    assert any("is the share of ann, as users need more than there is" in each.why for each in found)
+def test_reason_of_a_rationed_throttle_names_the_users_share() -> None:
+    changes = limits(*both(60.0), gpus=1)
+    assert any("is the share of ann, as users need more than there is" in change.why for change in changes)
 
 
 @given(
@@ -251,7 +252,7 @@ def test_a_share_says_so() -> None:
     ),
     st.integers(0, 2),
 )
-def test_shares_stay_within_needs_and_what_there_is(members: list[tuple[str, int, int]], gpus: int) -> None:
+def test_shares_do_not_exceed_needs_or_supply(members: list[tuple[str, int, int]], gpus: int) -> None:
     arrays = [
         array(n, user=user, pending=pending, running=(NOW - 1.0,) * running)
         for n, (user, pending, running) in enumerate(members, start=1)

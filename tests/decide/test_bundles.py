@@ -18,7 +18,7 @@ def test_geometries_are_those_of_the_simulated_driver(tmp_path):
             assert geometry(name) == gpu.geometry()
 
 
-def test_an_unknown_gpu_is_told_with_the_known_ones():
+def test_error_for_an_unknown_gpu_lists_the_known_models():
     with pytest.raises(UnknownGpu, match="a30, a100-40gb"):
         geometry("k80")
 
@@ -40,7 +40,7 @@ def test_bundles_are_the_maximal_contents_of_all_legal_layouts(name):
     assert set(bundles(gpu, profiles)) == maximal
 
 
-def test_bundles_beside_a_used_slot_hold_what_is_left():
+def test_bundles_beside_a_used_slot_fill_the_remaining_placements():
     gpu = geometry("a100-40gb")
     profiles = tuple(Profile.parse(p) for p in ("3g.20gb", "1g.5gb"))
     used = next(layout for layout in layouts(gpu) if str(layout) == "3g.20gb@0:4")

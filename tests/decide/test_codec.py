@@ -1,4 +1,4 @@
-"""Values of decisions survive JSON, whatever they are."""
+"""Values of every type used in decisions are unchanged by a round trip through JSON."""
 
 from __future__ import annotations
 
@@ -134,13 +134,13 @@ def through_json(data: Any) -> Any:
 
 
 def parts(snapshot: ClusterSnapshot) -> list[Any]:
-    """All but the predictor, mappings with their order."""
+    """All fields except the predictor; mappings as lists, so that their order counts."""
     values = {name: value for name, value in vars(snapshot).items() if name != "predictions"}
     return [list(value.items()) if name in ("inventory", "plans") else value for name, value in values.items()]
 
 
 @given(st.lists(snapshots, min_size=1, max_size=4))
-def test_snapshots_come_back_as_they_were_in_their_order(seen: list[ClusterSnapshot]) -> None:
+def test_snapshots_are_read_back_unchanged_and_in_order(seen: list[ClusterSnapshot]) -> None:
     settings, writer = Settings(), SegmentWriter()
     reader = SegmentReader(through_json(writer.begin(settings, None)))
     assert reader.segment.settings == settings
@@ -150,7 +150,7 @@ def test_snapshots_come_back_as_they_were_in_their_order(seen: list[ClusterSnaps
 
 
 @given(st.lists(st.lists(st.integers(0, 9), unique=True, max_size=10), max_size=5))
-def test_an_order_is_followed_with_few_words(orders: list[list[int]]) -> None:
+def test_delta_restores_the_order_of_the_keys(orders: list[list[int]]) -> None:
     codec = Codec()
     writer: Delta[int] = Delta(codec, int)
     reader: Delta[int] = Delta(codec, int)
@@ -159,7 +159,7 @@ def test_an_order_is_followed_with_few_words(orders: list[list[int]]) -> None:
         assert list(reader.read(delta)) == order
 
 
-def test_one_job_that_moves_is_one_word() -> None:
+def test_delta_for_one_moved_key_has_one_entry() -> None:
     writer: Delta[int] = Delta(Codec(), int)
     writer.write({key: key for key in range(1000)})
     assert writer.write({key: key for key in (*range(1, 1000), 0)}) == {"at": [[999, 0]]}
@@ -171,7 +171,7 @@ queues = st.lists(
 
 
 @given(queues, st.randoms(use_true_random=False))
-def test_rows_are_followed_whether_they_are_the_same_objects_or_not(seen: list, rng: random.Random) -> None:
+def test_row_delta_restores_rows_whether_equal_or_identical_objects(seen: list, rng: random.Random) -> None:
     codec, known = Codec(), {}
     writer, reader = (RowDelta(codec, JobRow, attrgetter("job_id")) for _ in range(2))
     for queue in seen:
@@ -186,7 +186,7 @@ def test_rows_are_followed_whether_they_are_the_same_objects_or_not(seen: list, 
         assert {job for job, _ in delta.get("new", ())}.isdisjoint(job for job, _ in delta.get("changed", ()))
 
 
-def test_of_a_long_queue_only_what_changed_is_written() -> None:
+def test_row_delta_of_a_long_queue_contains_only_the_changes() -> None:
     writer: RowDelta[int] = RowDelta(Codec(), JobRow, attrgetter("job_id"))
     rows = [JobRow(job) for job in range(1000)]
     writer.write_rows(tuple(rows))
@@ -198,7 +198,7 @@ def test_of_a_long_queue_only_what_changed_is_written() -> None:
     assert delta == {"gone": [301], "changed": [[500, {"priority": 7}]], "at": [[998, 0]]}
 
 
-def test_a_row_that_is_there_twice_cannot_be_written() -> None:
+def test_rows_with_a_duplicate_id_cannot_be_written() -> None:
     row = JobRow(1)
     for twice in ((row, JobRow(2), row), (row, JobRow(1)), (JobRow(3), JobRow(3))):
         writer: RowDelta[int] = RowDelta(Codec(), JobRow, attrgetter("job_id"))
@@ -240,7 +240,7 @@ def test_a_row_that_is_there_twice_cannot_be_written() -> None:
         ),
     ],
 )
-def test_values_come_back_as_they_were(value: Any, hint: Any) -> None:
+def test_decoded_value_equals_the_encoded_value(value: Any, hint: Any) -> None:
     codec = Codec()
     assert codec.decode(through_json(codec.encode(value, hint)), hint) == value
 
@@ -262,12 +262,12 @@ def test_values_come_back_as_they_were(value: Any, hint: Any) -> None:
         ({"is": "JobRow"}, Retype | Throttle),
     ],
 )
-def test_what_a_hint_does_not_allow_is_refused(data: Any, hint: Any) -> None:
+def test_data_that_does_not_match_its_type_hint_is_refused(data: Any, hint: Any) -> None:
     with pytest.raises(CodecError):
         Codec().decode(data, hint)
 
 
-def test_predictions_are_answered_as_they_were_and_others_are_unknown() -> None:
+def test_recorded_predictions_are_replayed_and_others_count_as_unknown() -> None:
     class Some(NoPredictions):
         version = "v1"
 

@@ -1,4 +1,4 @@
-"""One step of a decision: its stages follow each other, and none keeps another from deciding."""
+"""One decision: its stages run in order, and a failing stage does not stop the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRAINING = JobRow(
 
 
 def cluster(*jobs: JobRow, **fields: object) -> ClusterSnapshot:
-    """Two H100s on which nothing runs, and a record that has told what it knows."""
+    """Two H100s without runs, and a record that has been loaded."""
     gpus = NodeFacts((GpuFacts("GPU-1", H100), GpuFacts("GPU-2", H100)))
     row = NodeRow("h1", frozenset({"IDLE"}), gres={"none": 28}, partitions=("mig", "train"), cpus=64)
     found = ClusterSnapshot(NOW, jobs, (row,), {"h1": gpus}, past=LendingPast())
@@ -46,7 +46,7 @@ def test_the_same_snapshot_and_memory_give_the_same_decision() -> None:
     assert first.lending == second.lending and not first.failed
 
 
-def test_a_stage_that_raises_keeps_no_other_from_deciding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_one_stage_does_not_stop_the_other_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("a fault of lending")
 
@@ -57,7 +57,7 @@ def test_a_stage_that_raises_keeps_no_other_from_deciding(monkeypatch: pytest.Mo
     assert [str(error) for error in found.failed.values()] == ["a fault of lending"]
 
 
-def test_nothing_is_lent_before_the_record_has_told_what_goes_on() -> None:
+def test_nothing_is_lent_before_the_record_has_been_loaded() -> None:
     memory = DecisionMemory(SETTINGS)
     found = decide(cluster(TRAINING, past=None), memory, SETTINGS)
     assert found.lending is not None and not found.lending.orders and not memory.lending.loaded
@@ -65,7 +65,7 @@ def test_nothing_is_lent_before_the_record_has_told_what_goes_on() -> None:
     assert memory.lending.loaded and found.lending is not None
 
 
-def test_where_waiting_jobs_are_changed_lending_waits_and_forgets_nothing_that_it_was_told() -> None:
+def test_lending_skips_a_round_with_retypes_but_keeps_checkpoint_reports() -> None:
     memory = DecisionMemory(SETTINGS)
     waiting = job(1, "1g.6gb")  # which no H100 has
     listed = [
@@ -73,18 +73,18 @@ def test_where_waiting_jobs_are_changed_lending_waits_and_forgets_nothing_that_i
         for c in candidates()
     ]
     hints = {"items": 600, "deadline_s": 120}
-    told = {"chosen": "mig:1g.6gb:1", "facts": {"reason": "fits"}, "hints": hints, "candidates": listed}
+    answer = {"chosen": "mig:1g.6gb:1", "facts": {"reason": "fits"}, "hints": hints, "candidates": listed}
     busy = cluster(waiting, TRAINING)
     first = decide(busy, memory, SETTINGS)
     assert first.questions.decisions == ("abc12345",) and first.lending is not None
     reports = (((70, 0), Report(checkpoint=NOW)),)
-    again = replace(busy, now=NOW + 1, answers=Answers(decisions={"abc12345": told}), reports=reports, past=None)
+    again = replace(busy, now=NOW + 1, answers=Answers(decisions={"abc12345": answer}), reports=reports, past=None)
     second = decide(again, memory, SETTINGS)
     assert second.dispatch is not None and [change.after for change in second.dispatch.retypes] == [P("1g.10gb")]
     assert second.lending is None and memory.lending.elastic_jobs.checkpoints() == {(70, 0): NOW}
 
 
-def test_what_empty_space_is_offered_as_follows_the_snapshot() -> None:
+def test_offer_for_empty_gpus_follows_the_preference_of_the_snapshot() -> None:
     memory = DecisionMemory(SETTINGS)
     first = decide(cluster(preference=(P("7g.80gb"),)), memory, SETTINGS)
     assert first.supply is not None and first.supply.plan.offers() == {P("7g.80gb"): 2}
@@ -92,7 +92,7 @@ def test_what_empty_space_is_offered_as_follows_the_snapshot() -> None:
     assert second.supply is not None and second.supply.plan.offers() == {P("1g.10gb"): 14}
 
 
-def test_a_job_that_a_node_sent_back_starts_once_slurm_shows_it_pending() -> None:
+def test_job_requeued_by_a_node_is_started_once_slurm_shows_it_pending() -> None:
     memory, late = DecisionMemory(SETTINGS), inference(5, "1g.10gb")
     for state, expected in (("RUNNING", []), ("PENDING", [5]), ("PENDING", [])):
         row = replace(late, state=state, reason="BeginTime", nodes=("h1",) if state == "RUNNING" else ())
@@ -100,7 +100,7 @@ def test_a_job_that_a_node_sent_back_starts_once_slurm_shows_it_pending() -> Non
         assert found.supply is not None and [action.job for action in found.supply.start_now] == expected
 
 
-def test_a_job_that_comes_back_again_and_again_waits_out_the_delay() -> None:
+def test_repeatedly_requeued_job_waits_for_the_delay() -> None:
     memory, late = DecisionMemory(SETTINGS), inference(5, "1g.10gb")
     hurried = []
     for seconds in (0, 10, 20, 30, 40, 605, 611):
@@ -116,7 +116,7 @@ def test_a_job_that_comes_back_again_and_again_waits_out_the_delay() -> None:
     assert not memory.supply.hurried
 
 
-def test_the_record_is_asked_for_what_a_returned_training_achieved_once() -> None:
+def test_progress_of_a_requeued_training_job_is_queried_once() -> None:
     memory = DecisionMemory(SETTINGS)
     back = replace(TRAINING, restarts=1)
     decide(cluster(back), memory, SETTINGS)

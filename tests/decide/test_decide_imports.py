@@ -1,4 +1,4 @@
-"""Decisions know neither Slurm's commands nor SQL nor NVML nor a clock, and not the simulator that judges them."""
+"""The decide package imports no Slurm commands, SQL, NVML or clock, and not the simulator that evaluates it."""
 
 import ast
 import json
@@ -31,7 +31,7 @@ WORLD = {
 
 
 def imported(path: Path) -> list[str]:
-    """Every module that a file imports, wherever in it."""
+    """Every module that a file imports, at any level of the file."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -43,15 +43,15 @@ def imported(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=NAMES.__getitem__)
-def test_a_decision_imports_values_only_and_reads_no_clock_no_file_and_no_chance_of_its_own(path: Path) -> None:
+def test_decide_module_imports_no_clock_file_random_or_nvml_module(path: Path) -> None:
     names = imported(path)
     assert [name for name in names if name.startswith("slurm_migbatch") and not name.startswith(ALLOWED)] == []
     assert "slurm_migbatch.mig.nvml" not in names
     assert not WORLD & {name.partition(".")[0] for name in names}
 
 
-def test_what_decisions_draw_in_knows_nothing_of_the_world_either() -> None:
-    """All of them, imported by a new process: neither they nor what they import brings one of those packages along."""
+def test_importing_all_decide_modules_loads_no_foreign_package() -> None:
+    """Imports all modules in a new process: neither they nor their own imports load one of those packages."""
     names = [f"slurm_migbatch.decide.{NAMES[path]}".removesuffix(".__init__") for path in MODULES]
     program = (
         "import importlib, json, sys\n"

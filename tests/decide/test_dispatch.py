@@ -1,4 +1,4 @@
-"""Where pending work goes: no slice idles that could finish something in time, and nothing is late that need not be."""
+"""Assignment of pending work: no slice idles that could finish work in time, and no work is late unnecessarily."""
 
 import math
 
@@ -13,18 +13,18 @@ from slurm_migbatch.decide.paris_elsa.trial import bounded_rate, stream
 from slurm_migbatch.lab.papers.pariselsa import early, elsa, first_idle
 
 SMALL, LARGE = 0, 1
-#: light work is cheapest on the small slice, heavy work keeps its limit on the large one only
+#: light work is cheapest on the small slice, heavy work meets its limit on the large one only
 LIGHT = WorkClass(1, 10.0, (4.0, 2.0))
 HEAVY = WorkClass(1, 10.0, (20.0, 6.0))
 BOARD = StockCosts([LIGHT, HEAVY], [1.0, 7.0], [2, 1])
 
 
-def test_homes_are_the_cheapest_slices_within_the_limit():
+def test_preferred_kind_is_the_cheapest_slice_within_the_limit():
     assert [kinds[0] for kinds in BOARD.allowed] == [SMALL, LARGE]
     assert StockCosts([HEAVY], [1.0, 7.0], [2, 0]).allowed == [[]]
 
 
-def test_work_that_comes_takes_the_cheapest_idle_slice_that_is_fast_enough():
+def test_arriving_work_takes_the_cheapest_idle_slice_that_is_fast_enough():
     queue = Central(BOARD)
     assert [queue.arrive(Waiting(0.0, 0, i)) for i in range(4)] == [SMALL, SMALL, LARGE, None]
     assert queue.release(2.0, LARGE) == Waiting(0.0, 0, 3)
@@ -37,14 +37,14 @@ def test_heavy_work_never_takes_a_slice_that_is_too_slow():
     assert queue.release(3.0, LARGE) == Waiting(0.0, 1)
 
 
-def test_a_free_slice_takes_its_own_work_first():
+def test_released_slice_first_takes_work_that_prefers_its_kind():
     queue = Central(BOARD, [0, 0])
     queue.wait(Waiting(0.0, 0, 1))
     queue.wait(Waiting(0.5, 1, 2))
     assert queue.release(1.0, LARGE).name == 2
 
 
-def test_work_is_postponed_while_it_has_slack_and_moves_to_the_larger_slice_when_it_has_none():
+def test_light_work_takes_the_large_slice_only_when_it_has_no_slack_left():
     for now, taken in ((5.9, 2), (6.5, 1)):
         queue = Central(BOARD, [0, 0])
         queue.wait(Waiting(0.0, 0, 1))  # must start on the small slice by 6, on the large by 8
@@ -52,8 +52,8 @@ def test_work_is_postponed_while_it_has_slack_and_moves_to_the_larger_slice_when
         assert queue.release(now, LARGE).name == taken
 
 
-def test_work_that_is_too_late_for_a_slice_does_not_keep_it_from_what_came_after():
-    """The first must have the large slice by now (8); the small one is still in time (6) for the second."""
+def test_work_too_late_for_a_slice_does_not_block_later_work_on_it():
+    """At 7 the first is too late for the small slice (6) and needs the large one (by 8); the second is not too late."""
     queue = Central(BOARD, [0, 0])
     queue.wait(Waiting(0.0, 0, 1))
     queue.wait(Waiting(3.0, 0, 2))
@@ -61,7 +61,7 @@ def test_work_that_is_too_late_for_a_slice_does_not_keep_it_from_what_came_after
     assert queue.release(7.5, LARGE).name == 1
 
 
-def test_late_work_yields_but_not_for_ever():
+def test_late_work_yields_to_work_in_time_only_for_a_limited_time():
     queue = Central(BOARD, [0, 0])
     queue.wait(Waiting(0.0, 1, 1))
     queue.wait(Waiting(4.9, 1, 2))
@@ -71,7 +71,7 @@ def test_late_work_yields_but_not_for_ever():
     assert queue.release(PATIENCE * 10.0 + 2, LARGE).name == 3
 
 
-def test_elsa_takes_the_smallest_with_slack_and_else_the_one_that_is_late_least():
+def test_elsa_takes_the_smallest_slice_with_slack_else_the_least_late_one():
     assert elsa(0.0, LIGHT, [[5.0, 9.0], [0.0]])[:2] == (SMALL, 0)
     assert elsa(0.0, LIGHT, [[7.0, 5.5], [0.0]])[:2] == (SMALL, 1)
     assert elsa(0.0, LIGHT, [[7.0, 9.0], [6.0]])[:2] == (LARGE, 0)
@@ -94,9 +94,9 @@ works = st.builds(
     st.lists(st.integers(0, 2), min_size=3, max_size=3),
     st.lists(st.tuples(st.floats(0, 30), st.integers(0, 3)), max_size=8),
 )
-def test_one_look_leaves_no_idle_slice_that_could_finish_something_in_time(kinds, idle, pieces):
+def test_assign_leaves_no_idle_slice_that_could_finish_work_in_time(kinds, idle, pieces):
     board = StockCosts(kinds, [1.0, 2.0, 4.0], [n + 1 for n in idle])
-    waiting = [Waiting(at, number % len(kinds), name) for name, (at, number) in enumerate(pieces)]
+    waiting = [Waiting(arrived, number % len(kinds), name) for name, (arrived, number) in enumerate(pieces)]
     pairs = assign(30.0, waiting, idle, board)
     started = {piece.name for piece, _ in pairs}
     assert len(started) == len(pairs)
@@ -110,13 +110,13 @@ def test_one_look_leaves_no_idle_slice_that_could_finish_something_in_time(kinds
     for piece in waiting:
         if piece.name not in started:
             assert not any(slack(piece, k) > 1e-6 for k in range(3) if taken[k] < idle[k])
-    for piece, kind in pairs:  # what starts where it is late would be late on every stocked kind
+    for piece, kind in pairs:  # work that starts on a kind where it is late would be late on every stocked kind
         if slack(piece, kind) < -1e-6:
             assert not any(slack(piece, k) > 1e-6 for k in range(3))
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 2), min_size=3, max_size=3).filter(any), st.floats(0.2, 3))
-def test_every_piece_is_served_once_and_latencies_are_what_a_step_by_step_run_gives(seed, stock, load):
+def test_central_latencies_equal_those_of_a_step_by_step_simulation(seed, stock, load):
     chance = np.random.Generator(np.random.PCG64(seed))
     kinds = [
         WorkClass(1, 8.0, (3.0, 2.0, 1.0)),
@@ -136,7 +136,7 @@ def test_every_piece_is_served_once_and_latencies_are_what_a_step_by_step_run_gi
 
 
 def stepped(board, arrivals, rate):
-    """The same by asking `assign` at every event, with a list for a queue."""
+    """The same latencies, by calling `assign` at every event, with a list as the queue."""
     coming = [Waiting(t, w, i) for i, (t, w) in enumerate(zip(arrivals.at(rate), arrivals.works, strict=True))]
     busy, waiting, latency = [], [], [math.inf] * len(coming)
     idle = list(board.stock)
@@ -172,8 +172,8 @@ def stepped(board, arrivals, rate):
     return latency
 
 
-def test_the_bounded_rate_of_one_slice_is_that_of_its_service():
-    """Work of 1 s, evenly every 1/r s, limit 1 s: in time exactly up to one a second."""
+def test_bounded_rate_equals_the_service_rate_of_the_slices():
+    """Work of 1 s with a limit of 1 s, one every 1/r s: in time exactly up to one per second."""
     work = [WorkClass(1.0, 1.0, (1.0,))]
     even = trial.Stream(tuple(float(i) for i in range(1, 200)), (0,) * 199, (0,))
     for way in (trial.central, early, first_idle):
@@ -181,7 +181,7 @@ def test_the_bounded_rate_of_one_slice_is_that_of_its_service():
         assert bounded_rate(way, StockCosts(work, [1.0], [3]), even, 5.0) == pytest.approx(3.0, rel=0.006)
 
 
-def test_what_cannot_be_served_in_time_has_no_rate():
+def test_bounded_rate_is_zero_for_work_that_cannot_end_in_time():
     chance = np.random.Generator(np.random.PCG64(1))
     slow = [WorkClass(1.0, 1.0, (1.5,)), WorkClass(1.0, 1.0, (0.5,))]
     board = StockCosts(slow, [1.0], [4])
@@ -194,7 +194,7 @@ def test_what_cannot_be_served_in_time_has_no_rate():
     )
 
 
-def test_exact_streams_have_the_mix_that_shares_say():
+def test_exact_stream_has_the_mix_given_by_the_shares():
     kinds = [WorkClass(3.0, 1.0, (1.0,)), WorkClass(1.0, 1.0, (1.0,), group=1)]
     drawn = stream(kinds, 400, np.random.Generator(np.random.PCG64(3)), exact=True)
     assert (drawn.works.count(0), drawn.works.count(1)) == (300, 100)

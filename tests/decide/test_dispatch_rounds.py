@@ -1,4 +1,4 @@
-"""Dispatch inside the service: what Slurm is told, what is recorded, and what a restart remembers."""
+"""Dispatch inside migbatchd: the changes sent to Slurm, the actions recorded, and what is kept over a restart."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.support.dispatch_site import EVERYWHERE, GPUS, NOW, P, candidates, jo
 
 
 class Queue:
-    """Slurm's side: pending jobs that take what real Slurm takes, in one process or not at all."""
+    """A fake Slurm: its pending jobs accept the updates that real Slurm accepts, in one process or not at all."""
 
     def __init__(self, *rows: JobRow) -> None:
         self.rows = {row.job_id: row for row in rows}
@@ -48,7 +48,7 @@ class Queue:
         self.stubborn: set[str] = set()
         #: an array's tasks have ended
         self.ended = False
-        #: changes are made, or some are, and nobody says so
+        #: all or some changes are made, but the call does not report which
         self.broken = False
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
@@ -61,7 +61,7 @@ class Queue:
                 rows = [row for row in self.rows.values() if row.array_job == int(name)]
                 (row,) = [row for row in rows if row.pending]
                 self.rows[row.job_id] = replace(row, throttle=int(fields["ArrayTaskThrottle"]) or None)
-                if self.ended:  # real Slurm does it, and complains
+                if self.ended:  # real Slurm makes the change and still reports an error
                     refused.append(name)
             else:
                 assert set(fields) == {"Gres", "Comment"}
@@ -82,20 +82,20 @@ class Queue:
             self.rows[row.job_id] = changed
             return
         assert row.array_task is not None
-        gone, left = set(tasks_of(tasks)), set(tasks_of(row.array_task))
-        assert gone <= left
-        if gone == left:
+        retyped, pending = set(tasks_of(tasks)), set(tasks_of(row.array_task))
+        assert retyped <= pending
+        if retyped == pending:
             self.rows[row.job_id] = changed
             return
         assert "[" not in tasks, "Slurm gives the new GRES to the first of these alone"
-        kept = ",".join(map(str, sorted(left - gone)))
-        self.rows[row.job_id] = replace(row, array_task=kept, tasks=len(left - gone))
-        for task in gone:
+        kept = ",".join(map(str, sorted(pending - retyped)))
+        self.rows[row.job_id] = replace(row, array_task=kept, tasks=len(pending - retyped))
+        for task in retyped:
             self.rows[1000 + task] = replace(changed, job_id=1000 + task, array_task=str(task), tasks=1)
 
 
 class Site:
-    """A dispatch room over a real record, beside a queue and either a real plan or counts of nodes."""
+    """Dispatch with a real record, a fake queue, and either a real plan or the counts of nodes."""
 
     def __init__(self, url: str, queue: Queue, **config: Any) -> None:
         self.url, self.queue, self.now = url, queue, NOW
@@ -150,7 +150,7 @@ class Site:
         return SupplyDecision(Planner().plan(list(nodes.values()), wanted, self.now), wanted, nodes)
 
     def _decided(self, snapshot: ClusterSnapshot, memory: DecisionMemory, settings: Settings, clock: Any) -> Decision:
-        """Dispatch alone, on a plan that is made here."""
+        """Dispatch alone, on a plan made by this site."""
         if settings.dispatch is None:
             return Decision(memory)
         supply = self.plan() if self.managed else None
@@ -158,7 +158,7 @@ class Site:
         return Decision(memory, None, dispatch, None, Questions(decisions=dispatch.unknown))
 
     def look(self, seconds: float = 1.0) -> bool:
-        """One look at Slurm, and the one that follows at once where the record is to be asked; whether jobs changed."""
+        """Run a round, and a second one at once if the record must be queried; return whether jobs changed."""
         self.now += seconds
         before = len(self.queue.calls)
         for _ in range(2):
@@ -196,7 +196,7 @@ class Site:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Site]]:
     monkeypatch.setattr(
         "slurm_migbatch.daemon.record._ANSWER_S", 60.0
-    )  # how long the record takes on a busy machine decides nothing here
+    )  # the tests must not depend on how long the record takes on a busy machine
     made: list[Site] = []
 
     def make(*rows: JobRow, **config: Any) -> Site:
@@ -217,7 +217,7 @@ def array(number: int = 9, tasks: int = 12, profile: str = "1g.10gb", **changes:
     return job(number, profile, array_job=number, array_task=text, tasks=tasks, **changes)
 
 
-def test_jobs_without_a_place_go_where_slices_are_idle(site: Callable[..., Site]) -> None:
+def test_jobs_without_room_are_retyped_to_profiles_of_idle_slices(site: Callable[..., Site]) -> None:
     here = site(*(job(n) for n in (1, 2, 3)))
     here.decide("abc12345")
     assert here.look()
@@ -227,7 +227,7 @@ def test_jobs_without_a_place_go_where_slices_are_idle(site: Callable[..., Site]
     assert not here.look() and len(here.queue.calls) == 1
 
 
-def test_a_profile_that_the_user_named_stays_and_so_does_what_breaks_the_promise(site: Callable[..., Site]) -> None:
+def test_no_retype_of_an_explicit_profile_or_to_one_that_misses_the_request(site: Callable[..., Site]) -> None:
     other = job(2, comment="migbatch: model=resnet-50 items=600 deadline=2m [mig:1g.6gb:1#def12345]")
     here = site(job(1), other)
     here.decide("abc12345", reason="explicit")
@@ -235,14 +235,14 @@ def test_a_profile_that_the_user_named_stays_and_so_does_what_breaks_the_promise
     assert not here.look() and here.queue.calls == []
 
 
-def test_a_decision_that_is_not_in_the_record_yet_is_asked_for_again(site: Callable[..., Site]) -> None:
+def test_decision_that_is_not_in_the_record_yet_is_queried_again(site: Callable[..., Site]) -> None:
     here = site(job(1))
     assert not here.look()
     here.decide("abc12345")
     assert here.look(2.0) and kinds(here.queue) == {1: "1g.10gb"}
 
 
-def test_an_answer_of_the_record_that_comes_late_counts_at_the_next_look(
+def test_late_answer_of_the_record_is_used_in_the_next_round(
     site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = site(job(1), array())
@@ -252,25 +252,25 @@ def test_an_answer_of_the_record_that_comes_late_counts_at_the_next_look(
     here.writer.post(lambda store: gate.wait(60), "something slow")
     assert not here.look()
     gate.set()
-    here.actions()  # all that was asked has been answered
+    here.actions()  # by now every query has been answered
     monkeypatch.setattr("slurm_migbatch.daemon.record._ANSWER_S", 60.0)
     assert here.look() and kinds(here.queue)[1] == "1g.10gb" and here.queue.rows[9].throttle == 3
 
 
-def test_what_the_compiled_table_chose_is_chosen_again(site: Callable[..., Site]) -> None:
+def test_auto_granted_job_is_retyped_to_a_candidate_of_the_compiled_table(site: Callable[..., Site]) -> None:
     here = site(job(1, comment="migbatch: model=resnet-50 items=600 deadline=2m [mig:1g.6gb:1#auto]"))
     here.choice = lambda hints, partition: (P("1g.6gb"), candidates() if hints.items == 600 else ())
     assert here.look() and kinds(here.queue) == {1: "1g.10gb"}
 
 
 def tied(number: int, *after: int, name: str = "abc12345") -> JobRow:
-    """A job of a pipeline that is due in 90 seconds, each on a slice on which it takes 60."""
+    """A job of a pipeline with a deadline of 90 s; on its granted slice each job takes 60 s."""
     grant = f"[mig:1g.6gb:1#{name}]"
     comment = f"migbatch: model=resnet-50 items=600 pipeline=night deadline=90s {grant}"
     return job(number, comment=comment, after=after, reason="Dependency" if after else "Priority", submit=NOW)
 
 
-def test_a_pipeline_is_split_once_the_record_has_told_what_its_jobs_may_become(site: Callable[..., Site]) -> None:
+def test_pipeline_is_split_once_the_record_has_returned_its_candidates(site: Callable[..., Site]) -> None:
     here = site(tied(1), tied(2, 1))
     here.used = {"a1": [], "h1": [], "h2": []}
     assert not here.look()
@@ -287,7 +287,7 @@ def test_a_pipeline_is_split_once_the_record_has_told_what_its_jobs_may_become(s
 
 
 def test_no_job_of_a_pipeline_is_changed_twice_in_a_round(site: Callable[..., Site]) -> None:
-    """The one has no room where the split puts it, and other slices are idle."""
+    """One of them has no room on the profile that the split chooses, while other slices are idle."""
     here = site(replace(tied(1), reason="Resources"), replace(tied(2), reason="Resources"), tied(3, 1, 2), hold_s=1.0)
     here.decide("abc12345")
     for _ in range(6):
@@ -301,13 +301,13 @@ def test_no_job_of_a_pipeline_is_changed_twice_in_a_round(site: Callable[..., Si
         assert len(rows) == len(set(rows))
 
 
-def test_disabled_means_nothing(site: Callable[..., Site]) -> None:
+def test_disabled_dispatch_changes_and_records_nothing(site: Callable[..., Site]) -> None:
     here = site(job(1), array(), enabled=False)
     here.decide("abc12345")
     assert not here.look() and here.queue.calls == [] and here.actions() == []
 
 
-def test_a_dry_run_records_the_same_and_touches_nothing(site: Callable[..., Site]) -> None:
+def test_dry_run_records_its_actions_once_and_changes_no_job(site: Callable[..., Site]) -> None:
     here = site(job(1), array(), dry_run=True)
     here.decide("abc12345")
     assert not here.look()
@@ -320,7 +320,7 @@ def test_a_dry_run_records_the_same_and_touches_nothing(site: Callable[..., Site
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_what_slurm_refuses_is_noted_and_not_tried_again(site: Callable[..., Site], broken: bool) -> None:
+def test_change_that_slurm_refuses_is_recorded_and_not_retried(site: Callable[..., Site], broken: bool) -> None:
     here = site(job(1), job(2), array(), hold_s=0.0)
     here.decide("abc12345")
     here.queue.stubborn, here.queue.broken = {"1", "9"}, broken
@@ -338,7 +338,7 @@ def test_what_slurm_refuses_is_noted_and_not_tried_again(site: Callable[..., Sit
     assert tried and len(tried) == len(set(tried))
 
 
-def test_an_array_is_re_typed_in_parts(site: Callable[..., Site]) -> None:
+def test_only_part_of_an_array_is_retyped_when_few_slices_are_idle(site: Callable[..., Site]) -> None:
     here = site(array(9, 6, "1g.6gb"), arrays=False)
     here.used = {"a1": ["1g.6gb"] * 3, "h1": ["7g.80gb"], "h2": ["1g.10gb"] * 5}
     here.decide("abc12345")
@@ -348,7 +348,7 @@ def test_an_array_is_re_typed_in_parts(site: Callable[..., Site]) -> None:
     assert here.actions() == [(9, "retype", "1g.6gb", "1g.10gb", False, None)]
 
 
-def test_an_array_is_let_run_as_wide_as_its_deadline_needs(site: Callable[..., Site]) -> None:
+def test_array_throttle_is_set_to_what_the_deadline_needs(site: Callable[..., Site]) -> None:
     here = site(array())
     assert here.look() and here.queue.rows[9].throttle == 3
     assert here.actions() == [(9, "throttle", "none", "3", False, None)]
@@ -359,7 +359,7 @@ SERVICE = "migbatch: model=resnet-50 role=serve rate=90 slo=50ms [mig:1g.10gb:1#
 
 
 def served(here: Site, items: float, after_s: float, latency_ms: float = 20.0) -> None:
-    """Two instances of the service that is array 9 run since `after_s`, and each says that it did so many items."""
+    """Two instances of service array 9 have run for `after_s`, and each reports that it has done so many items."""
     for number in (21, 22):
         began = here.now - after_s
         fields: dict[str, Any] = {"array_task": str(number), "tasks": 1, "throttle": None, "start": began}
@@ -369,19 +369,19 @@ def served(here: Site, items: float, after_s: float, latency_ms: float = 20.0) -
         here.control.observer.ingested("h1", [{**event, "ts": here.now}], here.now)
 
 
-def test_a_service_has_as_many_instances_as_its_load_needs(site: Callable[..., Site]) -> None:
+def test_service_array_runs_as_many_instances_as_its_load_needs(site: Callable[..., Site]) -> None:
     here = site(array(tasks=20, comment=SERVICE))
     here.rates[P("1g.10gb")] = 20.0
     assert here.look() and here.queue.rows[9].throttle == 5
-    served(here, 3000.0, 100.0)  # 60 a second, and a quarter more; one instance was seen to do 30
+    served(here, 3000.0, 100.0)  # 60 per second and a quarter more; one instance was measured at 30 per second
     assert not here.look(), "fewer count when no more were needed for a while"
     assert here.look(HOLD_S) and here.queue.rows[9].throttle == 3
-    here.queue.rows[9] = replace(here.queue.rows[9], throttle=2)  # its user has another opinion
+    here.queue.rows[9] = replace(here.queue.rows[9], throttle=2)  # its user has changed the throttle
     assert not here.look(HOLD_S + 1)
     assert [row[2:4] for row in here.actions()] == [("none", "5"), ("5", "3")]
 
 
-def test_slow_instances_become_more(site: Callable[..., Site]) -> None:
+def test_service_array_with_high_latency_gets_more_instances(site: Callable[..., Site]) -> None:
     here = site(array(tasks=20, comment=SERVICE.replace("rate=90", "rate=20")))
     here.rates[P("1g.10gb")] = 20.0
     assert here.look() and here.queue.rows[9].throttle == 1
@@ -389,8 +389,8 @@ def test_slow_instances_become_more(site: Callable[..., Site]) -> None:
     assert here.look() and here.queue.rows[9].throttle == 3
 
 
-def test_arrays_of_two_users_share_what_there_is_from_the_first_look_on(site: Callable[..., Site]) -> None:
-    """What is planned for their own tasks is theirs too."""
+def test_arrays_of_two_users_share_scarce_supply_from_the_first_round_on(site: Callable[..., Site]) -> None:
+    """Slices that are planned for their own tasks count as theirs too."""
     hints = "migbatch: model=resnet-50 items=600 deadline={} [mig:1g.10gb:1#abc12345]"
     urgent = array(9, 25, comment=hints.format("2m"))
     later = array(40, 60, user="bob", comment=hints.format("5m"))
@@ -406,7 +406,7 @@ def test_arrays_of_two_users_share_what_there_is_from_the_first_look_on(site: Ca
     assert here.look() and here.queue.rows[40].throttle == 5
 
 
-def test_a_complaint_about_tasks_that_have_ended_is_no_refusal(site: Callable[..., Site]) -> None:
+def test_error_about_ended_array_tasks_is_not_a_refusal(site: Callable[..., Site]) -> None:
     here = site(array())
     here.queue.ended = True
     assert here.look() and here.queue.rows[9].throttle == 3
@@ -414,7 +414,7 @@ def test_a_complaint_about_tasks_that_have_ended_is_no_refusal(site: Callable[..
     assert here.actions() == [(9, "throttle", "none", "3", False, None)]
 
 
-def test_tasks_that_are_not_to_run_yet_are_not_re_typed(site: Callable[..., Site]) -> None:
+def test_array_tasks_beyond_the_throttle_are_not_retyped(site: Callable[..., Site]) -> None:
     here = site(array(9, 6, "1g.6gb"))
     here.used = {"a1": ["1g.6gb"] * 3, "h1": ["7g.80gb"], "h2": ["1g.10gb"] * 5}
     here.rates[P("1g.6gb")] = 600 / 18.0
@@ -422,8 +422,8 @@ def test_tasks_that_are_not_to_run_yet_are_not_re_typed(site: Callable[..., Site
     assert here.look() and here.queue.calls == [{"9": {"ArrayTaskThrottle": "2"}}]
 
 
-def test_a_throttle_that_slurm_does_not_show_is_not_taken_for_none(site: Callable[..., Site]) -> None:
-    """squeue writes no %n where one task is left to start."""
+def test_user_throttle_still_applies_when_squeue_does_not_show_it(site: Callable[..., Site]) -> None:
+    """squeue prints no %n when only one task is left to start."""
     here = site(array(throttle=1))
     here.look()
     started = replace(
@@ -431,28 +431,28 @@ def test_a_throttle_that_slurm_does_not_show_is_not_taken_for_none(site: Callabl
     )
     here.queue.rows[20] = started
     here.queue.rows[9] = replace(here.queue.rows[9], array_task="12", tasks=1, throttle=None)
-    here.rates[P("1g.10gb")] /= 10  # two at once would be needed, and one is what the user allows
+    here.rates[P("1g.10gb")] /= 10  # two at once would be needed, but the user allows one
     assert not here.look() and here.queue.calls == []
 
 
-def test_the_users_own_throttle_outlives_a_restart(site: Callable[..., Site]) -> None:
+def test_user_throttle_is_still_the_bound_after_a_restart(site: Callable[..., Site]) -> None:
     here = site(array(throttle=4))
-    here.used["h1"] = here.used["h2"] = ["7g.80gb"]  # others wait too: no more than it needs
+    here.used["h1"] = here.used["h2"] = ["7g.80gb"]  # other jobs wait too: the array gets no more than it needs
     here.queue.rows[5] = job(5, "3g.40gb", comment="")
     assert here.look() and here.queue.rows[9].throttle == 3
     here.restart()
-    here.rates[P("1g.10gb")] /= 5  # it turns out that it needs far more
+    here.rates[P("1g.10gb")] /= 5  # the tasks turn out to be slower: it needs far more
     assert here.look() and here.queue.rows[9].throttle == 4
     assert here.actions()[-1] == (9, "throttle", "3", "4", False, None)
 
 
-def test_without_the_record_no_throttle_is_set(site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_throttle_is_set_without_the_record(site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
     here = site(array())
     monkeypatch.setattr(type(here.writer.fault), "open", property(lambda self: True))
     assert not here.look() and here.queue.calls == []
 
 
-def test_where_supply_is_not_managed_slurms_counts_are_what_there_is(tmp_path: Path) -> None:
+def test_gres_counts_of_slurm_are_the_capacity_when_supply_is_not_managed(tmp_path: Path) -> None:
     queue = Queue(job(1, "1g.6gb"), job(2, "1g.6gb"))
     here = Site(f"sqlite:///{tmp_path}/db", queue)
     try:
@@ -468,7 +468,7 @@ def test_where_supply_is_not_managed_slurms_counts_are_what_there_is(tmp_path: P
         here.close()
 
 
-def test_a_round_has_one_process_however_many_jobs_there_are(site: Callable[..., Site]) -> None:
+def test_round_updates_any_number_of_jobs_with_one_process(site: Callable[..., Site]) -> None:
     here = site(*(job(n) for n in range(1, 40)), array(100, 4))
     here.decide("abc12345")
     assert here.look()
@@ -476,8 +476,8 @@ def test_a_round_has_one_process_however_many_jobs_there_are(site: Callable[...,
     assert len(here.queue.calls[1]) > 10
 
 
-def test_what_is_recorded_of_dispatch_is_decided_the_same_again(site: Callable[..., Site], tmp_path: Path) -> None:
-    """Re-types, throttles and what Slurm did not answer, over segments of three looks; also without the names."""
+def test_replay_of_recorded_dispatch_makes_the_same_decisions(site: Callable[..., Site], tmp_path: Path) -> None:
+    """Re-types, throttles and changes that Slurm did not confirm, over segments of three rounds; also without names."""
     service = array(9, 20, comment=SERVICE, user="eve")
     one, other = tied(61), tied(62, 61)
     here = site(job(1, name="ann's"), job(2), array(40, 12, "1g.10gb"), service, one, other)
@@ -490,7 +490,7 @@ def test_what_is_recorded_of_dispatch_is_decided_the_same_again(site: Callable[.
     here.control.recorder = recorder
     here.decide("abc12345")
     for number in range(12):
-        here.queue.broken = number < 2  # it makes the changes, and does not say so
+        here.queue.broken = number < 2  # Slurm makes the changes but does not confirm them
         here.queue.rows[5] = job(5, "1g.6gb", submit=here.now)
         if number == 5:
             served(here, 30_000.0, 100.0)
@@ -503,7 +503,7 @@ def test_what_is_recorded_of_dispatch_is_decided_the_same_again(site: Callable[.
     assert any(done.get("unsure") for entry in entries for done in entry.get("outcomes", {}).get("dispatch", ()))
     memories = [entry["memory"]["dispatch"] for entry in entries if entry.get("memory")]
     assert "eve" in memories[-1]["served"]["spent"] and memories[-1]["loads"]["counts"]
-    for known in memories:  # a recording of before services, shares and pipelines has none
+    for known in memories:  # a recording from before services, shares and pipelines has none of these
         del known["served"], known["loads"], known["pipelines"]
     assert list(replay(json.loads(json.dumps(entries))))
     entries = [entry for path in segments(tmp_path / "decisions") for entry in read_entries(path)]

@@ -1,4 +1,4 @@
-"""GPUs are divided anew where that pays for the restarts, legally, and no more often than jobs can bear."""
+"""GPUs are divided only where the gain exceeds the restarts, legally, and no more often than hysteresis allows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COSTS = RestartCosts(35.0, 35.0)
 
 
 def slot(profile: Profile, start: int) -> Slot:
-    return next(one for one in H100.info(profile).slots if one.placement.start == start)
+    return next(candidate for candidate in H100.info(profile).slots if candidate.placement.start == start)
 
 
 def runs(job: int, where: Slot, gpu: int = 0, since: float = 0.0, **more: object) -> ElasticJob:
@@ -54,7 +54,7 @@ def gpu(*jobs: ElasticJob, number: int = 0, taken: tuple[Slot, ...] = ()) -> Gpu
     return GpuCapacity("n0", number, H100, taken, lent)
 
 
-def test_a_whole_gpu_is_divided_for_a_job_that_waits() -> None:
+def test_whole_gpu_is_divided_for_a_waiting_job() -> None:
     host = runs(1, slot(ALL, 0))
     found = lend([gpu(host)], [host, waits(2)], {}, NOW, RULES)
     assert found.lacking == {2: "room"}
@@ -76,16 +76,17 @@ def test_a_whole_gpu_is_divided_for_a_job_that_waits() -> None:
         runs(1, slot(ALL, 0), shares=True),
     ],
 )
-def test_a_job_that_began_lately_or_ends_soon_or_could_not_come_back_or_pays_too_much_is_left_alone(
+def test_gpu_is_not_divided_when_its_job_should_not_be_restarted(
     host: ElasticJob,
 ) -> None:
+    """It began a short time ago, restarts at too high a cost, could not come back, ends soon or shares its slice."""
     assert lend([gpu(host)], [host, waits(2)], {}, NOW, RULES).divisions == ()
 
 
 @pytest.mark.parametrize(
     "job", [waits(2, needs_s=40.0), waits(2, left_s=40.0), waits(2, shares=True), waits(2, cpus=5)]
 )
-def test_no_gpu_is_divided_for_a_job_that_ends_soon_or_is_about_to_share_or_finds_no_cpus(job: ElasticJob) -> None:
+def test_no_gpu_is_divided_for_a_job_that_ends_soon_shares_or_lacks_cpus(job: ElasticJob) -> None:
     host = runs(1, slot(ALL, 0))
     space = replace(gpu(host), cpus=4)
     assert lend([space], [host, job], {}, NOW, RULES).divisions == ()
@@ -100,7 +101,7 @@ def test_divisions_on_a_node_need_cpus_for_all_of_their_jobs() -> None:
     assert 11 not in division.profiles
 
 
-def test_no_gpu_is_divided_for_a_job_that_fits_where_another_is_about_to_leave() -> None:
+def test_no_gpu_is_divided_for_a_job_that_fits_on_a_slice_about_to_be_free() -> None:
     host, leaves = runs(1, slot(ALL, 0)), runs(2, slot(ALL, 0), gpu=1, since=NOW)
     soon = replace(gpu(leaves, number=1), reclaimed=math.inf, leaving=(slot(ALL, 0),))
     large = waits(3, speeds={FOUR: 0.7, ALL: 1.0})
@@ -111,30 +112,30 @@ def test_no_gpu_is_divided_for_a_job_that_fits_where_another_is_about_to_leave()
 
 
 def test_two_divisions_never_name_the_same_job() -> None:
-    one = replace(runs(1, slot(THREE, 0)), speeds={ONE: 0.2, TWO: 0.2, THREE: 0.2, FOUR: 0.9, ALL: 1.0})
-    two = replace(runs(2, slot(ONE, 0), gpu=2), speeds={ONE: 0.25, TWO: 0.7})
+    first = replace(runs(1, slot(THREE, 0)), speeds={ONE: 0.2, TWO: 0.2, THREE: 0.2, FOUR: 0.9, ALL: 1.0})
+    second = replace(runs(2, slot(ONE, 0), gpu=2), speeds={ONE: 0.25, TWO: 0.7})
     host = runs(3, slot(ALL, 0), gpu=1)
     taken = (slot(THREE, 4), slot(TWO, 2), slot(ONE, 1))
-    spaces = [gpu(one, taken=(slot(THREE, 4),)), gpu(host, number=1), gpu(two, number=2, taken=taken)]
-    divisions = divide(spaces, [one, two, host], [], NOW, RULES, 8)
+    spaces = [gpu(first, taken=(slot(THREE, 4),)), gpu(host, number=1), gpu(second, number=2, taken=taken)]
+    divisions = divide(spaces, [first, second, host], [], NOW, RULES, 8)
     named = [job for division in divisions for job in division.profiles]
     assert divisions and len(named) == len(set(named))
 
 
-def test_a_division_leaves_the_reserve_its_room() -> None:
+def test_division_keeps_room_for_the_reserve() -> None:
     host = runs(1, slot(THREE, 0))
     for division in lend([gpu(host)], [host, waits(2)], {THREE: 1}, NOW, RULES).divisions:
         assert len(plan_free(H100, EMPTY, [THREE, *division.profiles.values()])) == len(division.profiles) + 1
 
 
-def test_jobs_that_keep_their_slice_are_not_stopped() -> None:
+def test_jobs_that_keep_their_slice_in_a_division_are_not_stopped() -> None:
     hosts = [runs(1, slot(THREE, 0)), runs(2, slot(THREE, 4))]
     (division,) = lend([gpu(*hosts)], [*hosts, waits(3)], {}, NOW, RULES).divisions
     assert division.jobs == 3
     assert division.profiles == {1: TWO, 3: TWO}
 
 
-def test_a_job_on_a_small_slice_moves_to_where_it_is_worth_more() -> None:
+def test_job_on_a_small_slice_moves_to_a_divided_gpu_where_it_gains_more() -> None:
     small = [runs(number, slot(ONE, number), since=NOW - 3600) for number in range(7)]
     small[3] = replace(small[3], speeds={**ROOT, ONE: 0.1})
     large = runs(9, slot(ALL, 0), gpu=1)
@@ -153,7 +154,7 @@ def test_no_more_jobs_are_stopped_than_may_be_released_in_a_round() -> None:
 
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[list[GpuCapacity], list[ElasticJob], list[ElasticJob]]:
-    """GPUs with any layout, its slots inference's or loans of jobs that may be changed or not; jobs that wait."""
+    """GPUs with any layout, with slots of inference and loans of jobs that may or may not be changed; waiting jobs."""
     spaces, jobs, number = [], [], 0
     for index in range(draw(st.integers(1, 3))):
         here, taken = [], []
@@ -172,7 +173,7 @@ def clusters(draw: st.DrawFn) -> tuple[list[GpuCapacity], list[ElasticJob], list
 
 @settings(max_examples=examples(300), deadline=None)
 @given(clusters())
-def test_every_division_fits_beside_what_stays_and_does_more_work(
+def test_every_division_fits_beside_the_remaining_slots_and_does_more_work(
     cluster: tuple[list[GpuCapacity], list[ElasticJob], list[ElasticJob]],
 ) -> None:
     spaces, jobs, waiting = cluster
@@ -191,7 +192,7 @@ def test_every_division_fits_beside_what_stays_and_does_more_work(
         assert after - before >= division.gain > MARGIN
 
 
-def test_a_round_asks_for_few_divisions_however_large_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_evaluates_few_divisions_even_on_a_large_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[int] = []
     original = LendingCapacity.__init__
 
@@ -209,7 +210,7 @@ def test_a_round_asks_for_few_divisions_however_large_the_cluster(monkeypatch: p
     assert len(built) <= 4 * 8 * 3
 
 
-def test_two_jobs_share_a_gpu_that_one_had_and_grow_when_one_has_ended(world: MakeWorld) -> None:
+def test_gpu_is_divided_between_two_jobs_and_one_grows_after_the_other_ends(world: MakeWorld) -> None:
     w = world()
     first = w.train(needs=5000)
     w.until(lambda: w.loaned() == {first: "7g.80gb"})
@@ -223,7 +224,7 @@ def test_two_jobs_share_a_gpu_that_one_had_and_grow_when_one_has_ended(world: Ma
 
 
 def divided(w: LoanWorld, **second: Any) -> tuple[int, int]:
-    """A job on the whole GPU, and one for which it has just been stopped."""
+    """A job on the whole GPU, and the job for which it has just been stopped."""
     first = w.train(needs=5000)
     w.until(lambda: w.loaned() == {first: "7g.80gb"})
     other = w.train(needs=5000, **second)
@@ -231,7 +232,7 @@ def divided(w: LoanWorld, **second: Any) -> tuple[int, int]:
     return first, other
 
 
-def test_a_job_that_was_stopped_continues_though_a_blackout_began_meanwhile(world: MakeWorld) -> None:
+def test_stopped_job_continues_even_if_a_blackout_has_begun_meanwhile(world: MakeWorld) -> None:
     w = world()
     first, second = divided(w)
     w.control.observer._blackout = lambda now: True
@@ -245,7 +246,7 @@ def test_a_job_that_was_stopped_continues_though_a_blackout_began_meanwhile(worl
 
 
 @pytest.mark.parametrize("when", ["signalled", "requeued", "pending"])
-def test_a_job_that_was_stopped_continues_at_once_though_migbatchd_was_restarted(world: MakeWorld, when: str) -> None:
+def test_stopped_job_continues_at_once_even_if_migbatchd_was_restarted(world: MakeWorld, when: str) -> None:
     w = world()
     first, second = divided(w)
     w.until(lambda: when != "requeued" or bool(w.slurm.requeues))
@@ -256,7 +257,7 @@ def test_a_job_that_was_stopped_continues_at_once_though_migbatchd_was_restarted
     assert [w.row(job).restarts for job in (first, second)] == [1, 0]
 
 
-def test_nobody_is_stopped_for_another_slice_while_nothing_can_be_recorded(world: MakeWorld) -> None:
+def test_no_job_is_stopped_for_another_slice_while_the_database_is_away(world: MakeWorld) -> None:
     """It could not be released again before the database is back."""
     w = world()
     first = w.train(needs=5000)
@@ -273,8 +274,8 @@ def test_nobody_is_stopped_for_another_slice_while_nothing_can_be_recorded(world
     assert w.lending.ledger.open[first].state is State.RUNNING and first not in w.lending.ledger.targets
 
 
-def test_a_whole_gpu_that_is_free_in_a_moment_goes_to_the_next_job(world: MakeWorld) -> None:
-    """As in a chain of jobs, each of which is submitted when the one before has ended."""
+def test_whole_gpu_that_is_about_to_be_free_goes_to_the_next_job(world: MakeWorld) -> None:
+    """As in a chain of jobs, each of which is submitted when the previous one has ended."""
     w = world(gpus=2)
     w.late = 4
     first, second = w.train(needs=5000), w.train(needs=400)
@@ -285,7 +286,7 @@ def test_a_whole_gpu_that_is_free_in_a_moment_goes_to_the_next_job(world: MakeWo
     assert not w.slurm.signals
 
 
-def test_a_job_that_finds_no_cpus_beside_another_does_not_take_its_place(world: MakeWorld) -> None:
+def test_job_that_lacks_cpus_beside_a_running_job_does_not_stop_it(world: MakeWorld) -> None:
     w = world()
     first = w.train(needs=5000, cpus=60)
     w.until(lambda: w.loaned() == {first: "7g.80gb"})
@@ -295,7 +296,7 @@ def test_a_job_that_finds_no_cpus_beside_another_does_not_take_its_place(world: 
     assert w.loaned() == {first: "7g.80gb"} and not w.slurm.signals
 
 
-def test_a_job_whose_gpu_is_empty_does_not_wait_for_another_gpu_of_its_node(world: MakeWorld) -> None:
+def test_job_whose_divided_gpu_is_empty_does_not_wait_for_another_gpu(world: MakeWorld) -> None:
     w = world(gpus=2, grace_s=30.0)
     quick, slow = w.train(needs=5000), w.train(needs=5000, after=None)
     w.until(lambda: len(w.loaned()) == 2)
@@ -310,7 +311,7 @@ def test_a_job_whose_gpu_is_empty_does_not_wait_for_another_gpu_of_its_node(worl
 
 
 def test_jobs_of_a_division_are_released_together_so_that_all_fit(world: MakeWorld) -> None:
-    """Supply may place the slices of those that are released first such that no room is left for the last one."""
+    """Otherwise supply may place the slices of the first ones such that no room is left for the last one."""
     w = world()
     first = w.train(needs=5000)
     w.until(lambda: w.loaned() == {first: "7g.80gb"})
@@ -334,7 +335,7 @@ def test_quota_that_a_stopped_job_needs_is_not_given_to_another(world: MakeWorld
     assert w.loaned() == {small: "2g.20gb"} and "quota" in w.why(late)
 
 
-def test_a_job_that_is_offered_half_a_gpu_does_not_share_another(world: MakeWorld) -> None:
+def test_waiting_job_gets_a_division_or_a_shared_slice_but_not_both(world: MakeWorld) -> None:
     w = world(share=True, gpus=2)
     first = w.train(needs=5000, hints="signal=usr1 mem=5GB")
     w.train(needs=5000, hints="signal=usr1 min=7g.80gb max=7g.80gb mem=5GB")
@@ -349,8 +350,8 @@ def test_a_job_that_is_offered_half_a_gpu_does_not_share_another(world: MakeWorl
     assert not (w.row(first).restarts and w.nodes.second), "one of both is enough"
 
 
-def test_a_job_beside_another_on_its_slice_is_not_stopped_for_a_third(world: MakeWorld) -> None:
-    """The other one would keep the slice."""
+def test_host_that_shares_its_slice_is_not_stopped_for_a_third_job(world: MakeWorld) -> None:
+    """The guest would keep the slice."""
     w = world(share=True)
     host = w.train(needs=5000, hints="signal=usr1 mem=20GB")
     w.until(lambda: host in w.loaned())
@@ -373,7 +374,7 @@ EVENTS = ("train", "train", "infer", "infer", "infer", "restart", "vanish")
 
 @settings(max_examples=examples(6), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(draw=st.randoms(use_true_random=False))
-def test_whatever_comes_and_goes_all_jobs_run_in_the_end_and_none_is_stopped_too_often(
+def test_all_jobs_run_after_random_events_and_stops_respect_the_hysteresis(
     world: MakeWorld, draw: random.Random
 ) -> None:
     w = world(nodes=draw.choice([1, 2]), gpus=draw.choice([1, 2]), settle_s=30.0)
@@ -387,7 +388,7 @@ def test_whatever_comes_and_goes_all_jobs_run_in_the_end_and_none_is_stopped_too
             left = [job for job in jobs if job in w.slurm.queue]
             if event == "train" and len(left) < most:
                 after, hints = draw.choice([1.0, 1.0, None]), draw.choice(HINTS)
-                # one that has worked for long without a checkpoint keeps its GPU, and others wait for its end
+                # a job that has run for long without a checkpoint keeps its GPU, and others wait for its end
                 jobs.append(w.train(needs=draw.choice([150, 10**6]) if hints else 150, hints=hints, after=after))
             elif event == "infer":
                 w.infer(draw.choice(["1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"]), runs=draw.choice([20, 60]))

@@ -12,8 +12,8 @@ from tests.support.examples import examples
 
 
 def step_array(pending, task_s, deadline, most, spare=0.0):
-    """Run an array with the number at once set anew whenever a task ends; returns the end, the most at once, and how
-    often the number changed."""
+    """Run an array whose number of concurrent tasks is chosen again whenever a task ends; return the end, the highest
+    number, and how often the number changed."""
     running, now, current, highest, changes = [], 0.0, None, 0, 0
     while pending or running:
         rest = tuple(end - now for end in running)
@@ -30,7 +30,7 @@ def step_array(pending, task_s, deadline, most, spare=0.0):
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.integers(1, 60), st.floats(1, 50), st.floats(1, 500), st.integers(1, 20))
-def test_stepping_an_array_ends_in_time_with_the_fewest_at_once_wherever_any_number_does(tasks, task_s, deadline, most):
+def test_array_meets_a_feasible_deadline_with_the_fewest_concurrent_tasks(tasks, task_s, deadline, most):
     possible = math.ceil(tasks / most) * task_s <= deadline * (1 - 1e-6)
     end, highest, changes = step_array(tasks, task_s, deadline, most)
     assert highest <= most
@@ -41,7 +41,7 @@ def test_stepping_an_array_ends_in_time_with_the_fewest_at_once_wherever_any_num
         assert changes <= 1 + tasks
 
 
-def test_an_array_that_cannot_end_in_time_gets_all_it_may():
+def test_array_that_cannot_meet_its_deadline_gets_the_allowed_maximum():
     assert at_once(Array(100, (), 10.0, 5.0), 0.0, 8) == 8
     assert at_once(Array(100, (), 10.0, -5.0), 0.0, 8) == 8
     assert at_once(Array(0, (3.0,), 10.0, 5.0), 0.0, 8) == 1
@@ -49,17 +49,17 @@ def test_an_array_that_cannot_end_in_time_gets_all_it_may():
         at_once(Array(1, (), 1.0, 1.0), 0.0, 0)
 
 
-def test_running_tasks_count_with_what_they_still_need():
-    # 100 s left: a slot that is free in 40 s ends 6 more tasks of 10 s, a new one 10
+def test_running_tasks_count_with_their_remaining_time():
+    # 100 s left: a slot that is free in 40 s runs 6 more tasks of 10 s, a new one 10
     assert at_once(Array(6, (40.0,), 10.0, 100.0), 0.0, 8, spare=0.0) == 1
     assert at_once(Array(7, (40.0,), 10.0, 100.0), 0.0, 8, spare=0.0) == 2
-    # of two running slots the one that stays is the one that is busy longer
+    # of two running slots the one that is busy longer remains
     assert at_once(Array(6, (40.0, 10.0), 10.0, 100.0), 0.0, 8, spare=0.0) == 1
     assert at_once(Array(7, (40.0, 10.0), 10.0, 100.0), 0.0, 8, spare=0.0) == 2
 
 
-def test_the_number_goes_down_only_with_room_to_spare():
-    # 2 at once would just do, 3 with spare time; 4 are allowed now
+def test_number_of_tasks_is_lowered_only_with_twice_the_spare_time():
+    # 2 at once would be just enough, 3 with twice the spare time; the number is 4 now
     array = Array(19, (), 10.0, 110.0)
     assert at_once(array, 0.0, 8, spare=0.1) == 2
     assert at_once(array, 0.0, 8, current=4, spare=0.1) == 3
@@ -68,7 +68,7 @@ def test_the_number_goes_down_only_with_room_to_spare():
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 60), st.floats(1, 50), st.floats(1, 500), st.integers(1, 20), st.floats(1.0, 1.1))
-def test_spare_time_covers_tasks_that_turn_out_slower(tasks, task_s, deadline, most, slower):
+def test_spare_time_covers_tasks_that_are_slower_than_expected(tasks, task_s, deadline, most, slower):
     assume(math.ceil(tasks / most) * task_s * 1.1 <= deadline * (1 - 1e-6))
     running, now, pending, current = [], 0.0, tasks, None
     while pending or running:

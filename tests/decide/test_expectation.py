@@ -1,4 +1,4 @@
-"""What inference is expected to need: all profiles together need less than each of them alone."""
+"""Expected demand of inference: all profiles together need less than the sum of each one alone."""
 
 from slurm_migbatch.decide.lending.expectation import MOST_PROFILES, Expectation
 from slurm_migbatch.mig.profile import Profile
@@ -28,18 +28,18 @@ def test_every_profile_has_a_reserve_of_its_own() -> None:
     assert expected.reserve(HOUR + 61, 60, 0.5) == {ONE: 3, THREE: 1}
 
 
-def test_profiles_that_a_node_has_invented_keep_no_other_from_its_reserve() -> None:
+def test_profiles_invented_by_a_node_do_not_displace_other_reserves() -> None:
     invented = [(f"9g.{number}gb", 0.0, 10.0) for number in range(1, 9 * MOST_PROFILES)]
     honest, expected = Expectation(), Expectation()
     honest.learn(alternating(HOUR), HOUR)
     expected.learn([*invented, *alternating(HOUR)], HOUR)
-    for one in (honest, expected):
-        one.update({}, {}, HOUR)
+    for expectation in (honest, expected):
+        expectation.update({}, {}, HOUR)
     assert expected.reserve(HOUR + 10, 60, 0.5) == honest.reserve(HOUR + 10, 60, 0.5) != {}
     assert len(expected._gaps) == MOST_PROFILES
 
 
-def test_the_surer_the_more_is_kept() -> None:
+def test_reserve_grows_with_the_required_confidence() -> None:
     expected = Expectation()
     expected.learn([("1g.10gb", at, at + 20.0) for at in range(0, 3600, 300)], HOUR)
     expected.update({ONE: frozenset({(1, 0)})}, {}, HOUR)
@@ -48,7 +48,7 @@ def test_the_surer_the_more_is_kept() -> None:
     assert expected.reserve(HOUR + 60, 60, 0.95) == {ONE: 1}
 
 
-def test_what_is_in_use_or_waited_for_is_not_kept_again() -> None:
+def test_slices_in_use_or_demanded_by_pending_jobs_are_not_reserved_again() -> None:
     expected = Expectation()
     expected.learn([("1g.10gb", at, at + 20.0) for at in range(0, 3600, 300)], HOUR)
     expected.update({ONE: frozenset({(1, 0)})}, {}, HOUR)
@@ -57,7 +57,7 @@ def test_what_is_in_use_or_waited_for_is_not_kept_again() -> None:
     assert expected.reserve(HOUR + 120, 60, 0.95) == {}
 
 
-def test_a_record_without_profiles_or_with_uses_that_go_on() -> None:
+def test_recorded_uses_without_profile_or_end_add_no_reserve() -> None:
     expected = Expectation()
     expected.learn([("gpu", 0.0, 5.0), ("1g.10gb", 10.0, None), ("1g.10gb", 50.0, 20.0)], 100.0)
     expected.update({ONE: frozenset({(1, 0)})}, {}, 100.0)

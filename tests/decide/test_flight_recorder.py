@@ -1,4 +1,4 @@
-"""What migbatchd records of its decisions, and that they are the same when they are made again."""
+"""What migbatchd records of its decisions, and that a replay of the recording makes the same decisions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def rewritten(path: Path, to: Path, cut: int) -> Path:
     return to
 
 
-def test_a_recorded_day_is_decided_the_same_again(day: Path) -> None:
+def test_replay_of_a_recorded_day_makes_the_same_decisions(day: Path) -> None:
     rounds = list(replay(entries(day)))
     assert len(rounds) == 260
     assert {one.segment for one in rounds} == {1, 2, 3, 4}
@@ -76,12 +76,12 @@ def test_a_recorded_day_is_decided_the_same_again(day: Path) -> None:
     assert kinds >= {"release", "signal", "requeue"}
 
 
-def test_each_segment_stands_alone(day: Path) -> None:
+def test_each_segment_can_be_replayed_alone(day: Path) -> None:
     for path in segments(day):
         assert not any(one.differences for one in replay(read_entries(path)))
 
 
-def test_a_memory_whose_parts_have_former_names_is_read(tmp_path: Path) -> None:
+def test_memory_with_former_names_of_its_parts_is_read(tmp_path: Path) -> None:
     w = LoanWorld(f"sqlite:///{tmp_path}/r.db", nodes=2)
     play_day(w, record(w, tmp_path / "decisions"), 60)
     encoded = encode(take(w.control.memory), Codec())
@@ -95,7 +95,7 @@ def test_a_memory_whose_parts_have_former_names_is_read(tmp_path: Path) -> None:
     w.close()
 
 
-def test_another_setting_is_shown_as_a_difference(day: Path) -> None:
+def test_replay_with_another_setting_shows_changed_orders(day: Path) -> None:
     def patient(settings: Settings) -> Settings:
         assert settings.lending is not None
         rules = settings.lending.rules
@@ -107,7 +107,7 @@ def test_another_setting_is_shown_as_a_difference(day: Path) -> None:
     assert any("job " in why for why in orders.why_recorded)
 
 
-def test_another_order_of_empty_space_is_shown_as_offers(day: Path) -> None:
+def test_replay_with_another_preference_shows_changed_offers(day: Path) -> None:
     def small(settings: Settings) -> Settings:
         assert settings.supply is not None
         return replace(settings, supply=replace(settings.supply, preference=(Profile(1, 10),)))
@@ -118,7 +118,7 @@ def test_another_order_of_empty_space_is_shown_as_offers(day: Path) -> None:
     assert offers[0].recorded["offers"] != offers[0].replayed["offers"]
 
 
-def test_a_cut_off_end_is_left_out(day: Path, tmp_path: Path) -> None:
+def test_truncated_end_of_a_segment_is_ignored(day: Path, tmp_path: Path) -> None:
     whole = segments(day)[0]
     count = len(list(read_entries(whole)))
     assert len(list(read_entries(rewritten(whole, tmp_path / "line.gz", 5)))) == count - 1
@@ -129,7 +129,7 @@ def test_a_cut_off_end_is_left_out(day: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"now": NaN}', '{"now": 1'], ids=["deep", "nan", "cut off"])
-def test_a_line_that_is_not_json_is_told(tmp_path: Path, line: str) -> None:
+def test_error_for_a_line_that_is_not_json_names_the_file(tmp_path: Path, line: str) -> None:
     path = tmp_path / "decisions.jsonl.gz"
     with gzip.open(path, "wt") as file:
         file.write(f"{line}\n{{}}\n")
@@ -143,12 +143,12 @@ def test_segments_can_be_joined(day: Path, tmp_path: Path) -> None:
     assert len(list(replay(read_entries(joined)))) == 260
 
 
-def test_files_are_not_for_everybody(day: Path) -> None:
+def test_recordings_are_not_readable_by_other_users(day: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in segments(day)} == {0o640}
     assert day.stat().st_mode & 0o007 == 0
 
 
-def test_old_segments_go(tmp_path: Path) -> None:
+def test_old_segments_are_removed(tmp_path: Path) -> None:
     w = LoanWorld(f"sqlite:///{tmp_path}/r.db")
     recorder = record(w, tmp_path / "decisions", hours=40 / 3600)
     play_day(w, recorder, 100)
@@ -162,7 +162,7 @@ def test_old_segments_go(tmp_path: Path) -> None:
     assert not any(one.differences for one in rounds)
 
 
-def test_no_more_room_is_taken_than_allowed(tmp_path: Path) -> None:
+def test_recordings_take_no_more_disk_space_than_allowed(tmp_path: Path) -> None:
     w = LoanWorld(f"sqlite:///{tmp_path}/r.db")
     recorder = record(w, tmp_path / "decisions", megabytes=0.016)
     play_day(w, recorder, 200)
@@ -175,7 +175,7 @@ def test_no_more_room_is_taken_than_allowed(tmp_path: Path) -> None:
     assert list(replay(read_entries(kept[-1])))[-1].at == now
 
 
-def test_recording_continues_once_the_disk_can_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_recording_resumes_once_the_disk_is_writable(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     now, directory = [0.0], tmp_path / "decisions"
     directory.write_text("in the way")
     w = LoanWorld(f"sqlite:///{tmp_path}/r.db")
@@ -196,7 +196,7 @@ def test_recording_continues_once_the_disk_can_be_written(tmp_path: Path, caplog
 
 
 @pytest.mark.parametrize("broken", ["decide.recording.segments.SegmentWriter.recorded", "decide.recording.memory.take"])
-def test_a_round_that_cannot_be_recorded_ends_a_segment_and_nothing_else(
+def test_round_that_cannot_be_recorded_ends_only_its_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
     def odd(*_: object) -> None:
@@ -222,7 +222,7 @@ def test_a_round_that_cannot_be_recorded_ends_a_segment_and_nothing_else(
     w.close()
 
 
-def test_a_segment_that_cannot_be_removed_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_to_remove_a_segment_does_not_stop_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
@@ -241,7 +241,7 @@ def test_a_segment_that_cannot_be_removed_stops_nothing(tmp_path: Path, monkeypa
     w.close()
 
 
-def test_a_segment_that_could_not_begin_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segment_that_could_not_be_started_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -260,7 +260,7 @@ def test_a_segment_that_could_not_begin_leaves_no_file(tmp_path: Path, monkeypat
     w.close()
 
 
-def test_more_than_the_allowed_room_for_one_segment_stops_recording(
+def test_recording_stops_when_one_segment_exceeds_the_allowed_space(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     w = LoanWorld(f"sqlite:///{tmp_path}/r.db")
@@ -268,12 +268,12 @@ def test_more_than_the_allowed_room_for_one_segment_stops_recording(
     with caplog.at_level(logging.WARNING, "slurm_migbatch.daemon.flightrecorder"):
         play_day(w, recorder, 5)
     recorder.close()
-    (said,) = [one.getMessage() for one in caplog.records if one.name.endswith("flightrecorder")]
-    assert said.startswith("decisions are no longer recorded: [daemon] record_mb is too small")
+    (message,) = [one.getMessage() for one in caplog.records if one.name.endswith("flightrecorder")]
+    assert message.startswith("decisions are no longer recorded: [daemon] record_mb is too small")
     w.close()
 
 
-def test_rounds_that_come_too_fast_are_left_out_and_the_rest_replays(tmp_path: Path) -> None:
+def test_rounds_that_exceed_the_queue_are_skipped_and_the_rest_replays(tmp_path: Path) -> None:
     w = LoanWorld(f"sqlite:///{tmp_path}/r.db")
     recorder = record(w, tmp_path / "decisions")
     recorder._queue.maxsize = 1
@@ -291,7 +291,7 @@ def test_rounds_that_come_too_fast_are_left_out_and_the_rest_replays(tmp_path: P
     assert rounds and not any(one.differences for one in rounds)
 
 
-def test_everything_that_is_remembered_is_kept_or_known_to_be_derived(day: Path) -> None:
+def test_every_attribute_of_the_memory_is_recorded_or_listed_as_derived(day: Path) -> None:
     w = LoanWorld(f"sqlite:///{day}/memory.db")
     w.infer("1g.10gb")
     w.step()
@@ -323,11 +323,11 @@ def migbatch(*arguments: object) -> tuple[int, str]:
     return code, text.getvalue()
 
 
-def test_the_command_says_that_all_is_the_same(day: Path) -> None:
+def test_replay_command_reports_no_differences(day: Path) -> None:
     assert migbatch(day) == (0, "260 rounds, 0 differ\n")
 
 
-def test_the_command_shows_what_another_configuration_decides(day: Path, tmp_path: Path) -> None:
+def test_replay_command_shows_differences_under_another_configuration(day: Path, tmp_path: Path) -> None:
     config = tmp_path / "migbatch.toml"
     config.write_text('[supply]\npreference = ["1g.10gb"]\n[lending]\nenabled = false\n')
     code, output = migbatch(day, "-c", config, "--limit", 2)
@@ -347,7 +347,7 @@ def test_the_command_shows_what_another_configuration_decides(day: Path, tmp_pat
     [b"", b"no gzip", gzip.compress(b"{}\n", mtime=0), gzip.compress(b"[1\n{}\n", mtime=0)],
     ids=["empty", "not gzip", "no header", "not JSON"],
 )
-def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, text: bytes) -> None:
+def test_replay_command_reports_an_unreadable_recording_in_one_line(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(text)
     code, output = migbatch(path)
@@ -356,22 +356,22 @@ def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, text: bytes) ->
     assert migbatch(tmp_path / "none")[0] == 2
 
 
-def test_nothing_in_a_recording_acts_on_the_terminal(day: Path, tmp_path: Path) -> None:
-    """Recordings are attached to bug reports: whoever replays one did not write it."""
+def test_replay_command_prints_no_control_characters_of_a_recording(day: Path, tmp_path: Path) -> None:
+    """Recordings are attached to bug reports: the person who replays one has not written it."""
     config, foreign = tmp_path / "migbatch.toml", tmp_path / "foreign.jsonl.gz"
     config.write_text("[lending]\nenabled = false\n")
     text = b"".join(gzip.decompress(path.read_bytes()) for path in segments(day))
     odd = json.dumps("\x1b[2J\x9b").encode()[1:-1]
-    told = [text.replace(b'"n1"', b'"%s"' % odd), text.replace(b"idle", odd), text.replace(b"NVIDIA H100", odd)]
-    told.append(re.sub(rb'"profiles":\[(\{.*?\}),', rb'"profiles":[\1,\1,', told[-1]))
-    for changed in told:
-        assert changed != text
-        foreign.write_bytes(gzip.compress(changed, mtime=0))
+    variants = [text.replace(b'"n1"', b'"%s"' % odd), text.replace(b"idle", odd), text.replace(b"NVIDIA H100", odd)]
+    variants.append(re.sub(rb'"profiles":\[(\{.*?\}),', rb'"profiles":[\1,\1,', variants[-1]))
+    for variant in variants:
+        assert variant != text
+        foreign.write_bytes(gzip.compress(variant, mtime=0))
         code, output = migbatch(foreign, "-c", config)
         assert code and all(line.isprintable() for line in output.splitlines()), output
 
 
-def test_a_copy_without_names_replays(tmp_path: Path) -> None:
+def test_exported_copy_contains_no_names_and_can_be_replayed(tmp_path: Path) -> None:
     w = LoanWorld(f"sqlite:///{tmp_path}/r.db", nodes=2, quota={"ml": 5})
     recorder = record(w, tmp_path / "decisions", hours=8 * 70 / 3600)
     written = {"name": "secret-job", "comment": "for project Manhattan", "wckey": "Manhattan", "qos": "secret-qos"}
@@ -381,7 +381,7 @@ def test_a_copy_without_names_replays(tmp_path: Path) -> None:
     recorder.close()
     w.close()
     copy = tmp_path / "copy.jsonl.gz"
-    code, output = migbatch(tmp_path / "decisions", "--export", copy)  # two of the hosts are of the catalog
+    code, output = migbatch(tmp_path / "decisions", "--export", copy)  # two of the hosts are in the catalog
     assert (code, output) == (0, f"{copy}: 4 hosts and 2 users renamed; review it before you share it\n"), (
         "with the catalog"
     )

@@ -1,4 +1,4 @@
-"""Idle windows: what was seen before is expected again, and what was not seen is not counted on."""
+"""Forecast of idle gaps: gaps seen before are expected again, and gaps never seen are not relied on."""
 
 import math
 
@@ -9,7 +9,7 @@ from slurm_migbatch.decide.lending.forecast import DAY_S, LEAST, LevelGaps, age_
 
 
 def busy(gaps, begin, seconds, low, high, every):
-    """Demand that is `high` for a tenth of every so many seconds, and `low` otherwise."""
+    """Demand that is `high` for a tenth of each period of `every` seconds, and `low` otherwise."""
     at = begin
     while at < begin + seconds:
         gaps.demand(at, high)
@@ -18,7 +18,7 @@ def busy(gaps, begin, seconds, low, high, every):
     return at
 
 
-def test_a_level_that_is_seldom_exceeded_is_enough():
+def test_demand_level_that_is_seldom_exceeded_is_enough():
     for every, enough in ((1000, 1), (50, 3)):
         gaps = LevelGaps()
         now = busy(gaps, 0.0, 7200, 1, 3, every)
@@ -27,7 +27,7 @@ def test_a_level_that_is_seldom_exceeded_is_enough():
         assert gaps.enough(now + every / 10 + 30, 100) == enough
 
 
-def test_a_slice_that_was_needed_a_moment_ago_is_kept():
+def test_recently_needed_slice_is_kept():
     gaps = LevelGaps()
     now = busy(gaps, 0.0, 7200, 1, 3, 1000)
     gaps.demand(now, 3)
@@ -36,7 +36,7 @@ def test_a_slice_that_was_needed_a_moment_ago_is_kept():
     assert gaps.enough(now + 10 + LEAST * 300, 300) == 1
 
 
-def test_a_gap_that_has_lasted_is_a_long_one():
+def test_gap_that_has_lasted_for_a_while_is_expected_to_be_long():
     gaps, at = LevelGaps(), 0.0
     while at < 7200:  # five requests in a burst, 20 s apart, and then nothing for a quarter of an hour
         for _ in range(5):
@@ -47,10 +47,10 @@ def test_a_gap_that_has_lasted_is_a_long_one():
     begin = at - 910
     assert gaps.enough(begin + 5, 40) == 1
     assert gaps.enough(begin + 12, 40) == 0
-    assert gaps.enough(begin + 100, 2000) == 1  # of those that last 100 s none lasts 2000 more
+    assert gaps.enough(begin + 100, 2000) == 1  # no gap that has lasted 100 s lasts 2000 s more
 
 
-def test_what_was_long_ago_no_longer_counts_but_the_same_hour_of_yesterday_does():
+def test_gaps_count_if_recent_or_at_the_same_hour_of_yesterday():
     gaps = LevelGaps(days=2)
     busy(gaps, 0.0, 3600, 0, 4, 60)
 
@@ -70,14 +70,14 @@ def test_what_was_long_ago_no_longer_counts_but_the_same_hour_of_yesterday_does(
     assert gaps.enough(4 * DAY_S + 50, 120) == 0
 
 
-def test_nothing_is_known_at_first_and_what_stays_needed_is_enough():
+def test_without_recorded_gaps_the_current_demand_level_is_enough():
     gaps = LevelGaps()
     assert gaps.enough(0.0, 60) == 0
     gaps.demand(0.0, 7)
     assert gaps.enough(600.0, 60) == 7
 
 
-def test_gaps_in_compressed_days():
+def test_forecast_in_compressed_days_equals_that_in_normal_days():
     plain, fast = LevelGaps(), LevelGaps(day_s=864.0)
     now = busy(plain, 0.0, 7200, 1, 3, 600)
     busy(fast, 0.0, 72, 1, 3, 6)
@@ -86,7 +86,7 @@ def test_gaps_in_compressed_days():
 
 
 @given(st.lists(st.floats(0.1, 1e5), min_size=1, max_size=60), st.floats(1, 1e5))
-def test_from_its_age_on_gaps_last_as_long_as_wanted(lengths, idle_s):
+def test_mean_remaining_gap_from_the_returned_age_on_meets_the_target(lengths, idle_s):
     def rest(age):
         left = [seconds - age for seconds in lengths if seconds > age]
         return sum(left) / len(left) if left else math.inf

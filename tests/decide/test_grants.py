@@ -1,4 +1,4 @@
-"""Lending of slices: legal on any cluster, inference's room untouched, Slurm's order kept, sizes against trying all."""
+"""Lending of slices: legal on any cluster, keeps the reserve of inference and Slurm's order; sizes by brute force."""
 
 import itertools
 import math
@@ -48,7 +48,7 @@ RULES = Hysteresis(first_s=300, growth=2, most_s=3600, loan_s=600, idle_s=120, r
 
 
 def slot(profile, start):
-    return next(one for one in H100.info(profile).slots if one.placement.start == start)
+    return next(candidate for candidate in H100.info(profile).slots if candidate.placement.start == start)
 
 
 def gpu(number=0, taken=(), lent=(), node="n0", **more):
@@ -109,7 +109,7 @@ def clusters(draw):
 
 
 def decided(spaces, elastic_jobs, found):
-    """Used layouts when everything that was decided is done."""
+    """Used layouts after all grants and grows have been carried out."""
     moved = {grow.job for grow in found.grows}
     used = {}
     for space in spaces:
@@ -124,7 +124,7 @@ def decided(spaces, elastic_jobs, found):
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
-def test_nothing_exceeds_a_gpu_and_everything_is_as_the_job_asked(cluster):
+def test_grants_are_legal_on_every_gpu_and_meet_each_jobs_constraints(cluster):
     spaces, elastic_jobs, reserve, releases = cluster
     found = lend(spaces, elastic_jobs, reserve, NOW, RULES, releases)
     for (node, number), used in decided(spaces, elastic_jobs, found).items():
@@ -144,7 +144,7 @@ def test_nothing_exceeds_a_gpu_and_everything_is_as_the_job_asked(cluster):
 
 
 def places(spaces, used, reserve, most):
-    """How many of the reserve's profiles can be laid beside what is used, by trying every way."""
+    """How many of the reserve's profiles can be placed beside the used slots, by trying every way."""
     best = 0
     wanted = [profile for profile, count in reserve.items() for _ in range(count)]
     where = [(space.geometry, used[space.node, space.gpu]) for space in spaces]
@@ -164,7 +164,7 @@ def places(spaces, used, reserve, most):
 
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
-def test_what_the_reserve_had_room_for_it_still_has(cluster):
+def test_grants_leave_the_reserve_its_room(cluster):
     spaces, elastic_jobs, reserve, releases = cluster
     found = lend(spaces, elastic_jobs, reserve, NOW, RULES, releases)
     kept = sum(reserve.values()) - sum(found.short.values())
@@ -173,11 +173,11 @@ def test_what_the_reserve_had_room_for_it_still_has(cluster):
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
-def test_the_most_of_a_round_holds_and_the_order_is_slurms(cluster):
+def test_grants_respect_the_limit_of_a_round_and_the_order_of_slurm(cluster):
     spaces, elastic_jobs, reserve, releases = cluster
     found = lend(spaces, elastic_jobs, reserve, NOW, RULES, releases)
     assert releases is None or len(found.grants) + len(found.grows) <= releases
-    # Nobody goes without for the sake of somebody behind him.
+    # No job goes without a slice for the sake of a job behind it.
     half = len(elastic_jobs) // 2
     first = [one for number, one in enumerate(elastic_jobs) if number < half or one.place is not None]
     begin = lend(spaces, first, reserve, NOW, RULES, releases)
@@ -189,7 +189,7 @@ def test_the_most_of_a_round_holds_and_the_order_is_slurms(cluster):
 
 
 def best_sum(spaces, elastic_jobs, worths):
-    """The greatest sum of worths in which every job has something, by trying everything."""
+    """The greatest sum of worths in which every job has a slice, by brute force."""
     options = [[(p, at) for p in worths[one.job] for at in range(len(spaces))] for one in elastic_jobs]
     best = 0.0
     for chosen in itertools.product(*options):
@@ -217,7 +217,7 @@ def few(draw, gpus, most):
 
 
 def compared(spaces, elastic_jobs):
-    """Sum of worths that was reached, and the greatest that there is; None where somebody got nothing."""
+    """The sum of worths that was reached and the greatest possible one; None if a job got nothing."""
     found = lend(spaces, elastic_jobs, {}, NOW, RULES)
     if found.lacking:
         return None
@@ -233,13 +233,13 @@ def compared(spaces, elastic_jobs):
 
 @settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(few(gpus=1, most=3))
-def test_on_one_gpu_no_sizes_are_worth_much_more(cluster):
+def test_sizes_on_one_gpu_are_close_to_the_best_possible(cluster):
     sums = compared(*cluster)
     assert sums is None or 0.75 * sums[1] <= sums[0] <= sums[1] + 1e-9
 
 
 @pytest.mark.parametrize(("gpus", "cases", "exact"), [(1, 150, 0.97), (2, 40, 0.9)])
-def test_mostly_no_sizes_are_worth_more_at_all(gpus, cases, exact):
+def test_sizes_are_optimal_in_most_random_cases(gpus, cases, exact):
     draw = random.Random(7)
     ratios = []
     while len(ratios) < cases:
@@ -256,20 +256,20 @@ def test_mostly_no_sizes_are_worth_more_at_all(gpus, cases, exact):
     assert sum(ratios) >= 0.99 * cases
 
 
-def test_everybody_gets_something_before_anybody_gets_more():
+def test_every_job_gets_a_slice_before_any_job_gets_a_larger_one():
     found = lend([gpu()], [waits(job) for job in range(7)], {}, NOW, RULES)
     assert Counter(one.profile for one in found.grants) == {ONE: 7}
     assert not found.lacking
 
 
-def test_a_job_alone_gets_what_is_of_use_to_it():
+def test_single_job_gets_the_smallest_slice_with_its_highest_speed():
     (grant,) = lend([gpu()], [waits("j")], {}, NOW, RULES).grants
     assert grant.profile == ALL
     flat = dict.fromkeys(PLAIN, 0.8)
     assert lend([gpu()], [waits("j", flat)], {}, NOW, RULES).grants[0].profile == ONE
 
 
-def test_two_jobs_take_a_gpu_each_and_the_one_that_gains_more_the_larger_slice():
+def test_jobs_get_a_gpu_each_else_the_one_that_gains_more_the_larger_slice():
     found = lend([gpu(0), gpu(1)], [waits("a"), waits("b")], {}, NOW, RULES)
     assert {(one.profile, one.place.gpu) for one in found.grants} == {(ALL, 0), (ALL, 1)}
     steep, flat = {ONE: 0.1, THREE: 0.4, FOUR: 0.6}, {ONE: 0.5, THREE: 0.55, FOUR: 0.6}
@@ -277,13 +277,13 @@ def test_two_jobs_take_a_gpu_each_and_the_one_that_gains_more_the_larger_slice()
     assert {one.job: one.profile for one in found.grants} == {"flat": THREE, "steep": FOUR}
 
 
-def test_loans_lie_where_the_largest_free_space_is_left():
+def test_loan_is_placed_where_it_leaves_the_largest_free_space():
     spaces = [gpu(0), gpu(1, taken=[slot(FOUR, 0)])]
     (grant,) = lend(spaces, [waits("j", {ONE: 1.0})], {}, NOW, RULES).grants
     assert grant.place == SlotReference("n0", 1, slot(ONE, 6))
 
 
-# -- what is not given -----------------------------------------------------------------------------------------------
+# -- what is not lent ------------------------------------------------------------------------------------------------
 
 
 def why(spaces, *elastic_jobs, reserve=None, releases=None):
@@ -291,7 +291,7 @@ def why(spaces, *elastic_jobs, reserve=None, releases=None):
     return [found.lacking.get(one.job, "given") for one in elastic_jobs]
 
 
-def test_each_reason():
+def test_each_reason_for_not_lending_is_reported():
     assert why([gpu()], waits("a", {Profile.parse("1g.24gb"): 1.0})) == ["profile"]
     assert why([gpu()], waits("a", {ONE: 0.0})) == ["profile"]
     assert why([gpu(taken=[slot(FOUR, 0)])], waits("a", {FOUR: 1.0})) == ["room"]
@@ -303,7 +303,7 @@ def test_each_reason():
     assert why([gpu()], waits("a"), waits("b"), releases=1) == ["given", "round"]
 
 
-def test_a_job_that_only_the_reserve_keeps_out_gets_its_fair_share_or_nothing():
+def test_job_kept_out_only_by_the_reserve_gets_its_fair_share_or_nothing():
     found = lend([gpu()], [waits("a"), waits("b")], {ALL: 1}, NOW, RULES)
     assert [(one.job, one.profile, one.reserved) for one in found.grants] == [("a", FOUR, True), ("b", THREE, True)]
     assert found.short == {ALL: 1}
@@ -314,7 +314,7 @@ def test_a_job_that_only_the_reserve_keeps_out_gets_its_fair_share_or_nothing():
     assert (found.grants, found.short) == ((), {})
 
 
-def test_the_rest_of_the_reserve_stays_when_jobs_start_in_it():
+def test_rest_of_the_reserve_is_kept_when_jobs_start_in_it():
     found = lend([gpu(0), gpu(1)], [waits(job, {ALL: 1.0}) for job in "ab"], {ALL: 1}, NOW, RULES)
     assert [(one.job, one.reserved) for one in found.grants] == [("a", False), ("b", True)]
     assert found.short == {ALL: 1}
@@ -324,14 +324,14 @@ def test_the_rest_of_the_reserve_stays_when_jobs_start_in_it():
     assert not lend([gpu()], [waits("a")], {ALL: 1}, NOW, RULES, 0).grants
 
 
-def test_the_reserve_lies_where_nothing_may_be_lent_if_it_can():
+def test_reserve_is_placed_on_gpus_that_may_not_be_lent_if_possible():
     spaces = [gpu(0), gpu(1, idle_since=NOW - 60)]
     found = lend(spaces, [waits("a")], {ALL: 1}, NOW, RULES)
     assert [one.place.gpu for one in found.grants] == [0]
     assert not found.short
 
 
-def test_trainings_own_gpus_come_first_and_keep_nothing_for_inference():
+def test_training_only_gpus_are_lent_first_and_hold_no_reserve():
     spaces = [gpu(0, own=True, idle_since=NOW), gpu(1)]
     found = lend(spaces, [waits("a"), waits("b")], {ALL: 1}, NOW, RULES)
     assert [one.place.gpu for one in found.grants] == [0, 0]
@@ -340,7 +340,7 @@ def test_trainings_own_gpus_come_first_and_keep_nothing_for_inference():
     assert lend([leaving], [waits("a")], {}, NOW, RULES).lacking == {"a": "idle"}
 
 
-def test_a_reserve_that_has_no_room_is_told_and_the_rest_is_lent():
+def test_reserve_without_room_is_reported_and_the_rest_is_lent():
     found = lend([gpu(taken=[slot(FOUR, 0)])], [waits("a")], {FOUR: 2}, NOW, RULES)
     assert found.short == {FOUR: 2}
     assert [one.profile for one in found.grants] == [THREE]
@@ -354,7 +354,7 @@ def on(profile, start, job, **more):
     return gpu(lent=[LentSlot(one, job)]), runs(job, SlotReference("n0", 0, one), **more)
 
 
-def test_a_job_grows_into_the_place_of_its_own_slice_when_it_pays():
+def test_job_grows_into_the_placement_of_its_own_slice_when_it_pays():
     space, job = on(ONE, 0, "j", costs=RestartCosts(30, 30), left_s=5000)
     (grow,) = lend([space], [job], {}, NOW, RULES).grows
     assert (grow.before, grow.profile, grow.place.slot) == (ONE, ALL, slot(ALL, 0))
@@ -374,40 +374,40 @@ def test_a_job_grows_into_the_place_of_its_own_slice_when_it_pays():
     ],
     ids=["too soon", "too often", "nearly done", "too dear", "too little"],
 )
-def test_a_job_stays_as_it_is(more):
+def test_job_does_not_grow_too_soon_too_often_or_for_too_little(more):
     space, job = on(ONE, 0, "j", **({"left_s": 5000.0, "speeds": ROOT} | more))
     assert lend([space], [job], {}, NOW, RULES).grows == ()
 
 
-def test_a_job_whose_slice_is_promised_to_others_already_grows_elsewhere_only():
+def test_job_whose_slice_is_already_promised_grows_only_elsewhere():
     _, job = on(ONE, 0, "j", left_s=5000.0)
     spaces = [gpu(0, taken=[slot(THREE, 0)]), gpu(1)]
     (grow,) = lend(spaces, [job], {}, NOW, RULES).grows
     assert grow.place.gpu == 1
 
 
-def test_jobs_that_were_stopped_for_larger_slices_get_them_before_others_get_any():
-    """Else each of those that come back at once would get the smallest again, and the restart was for nothing."""
+def test_stopped_jobs_get_their_larger_slices_before_other_jobs_get_any():
+    """Otherwise jobs that come back at once would each get the smallest slice again, and the restart be wasted."""
     jobs = [waits(0), waits(1, target=goes_to(FOUR)), waits(2, target=goes_to(THREE)), waits(3)]
     found = lend([gpu()], jobs, {}, NOW, RULES)
     assert {grant.job: grant.profile for grant in found.grants} == {1: FOUR, 2: THREE}
     assert found.lacking == {0: "room", 3: "room"}
 
 
-def test_a_target_that_has_no_room_any_more_binds_nobody():
+def test_target_that_no_longer_has_room_is_ignored():
     found = lend([gpu(taken=[slot(FOUR, 0)])], [waits(1, target=goes_to(FOUR))], {}, NOW, RULES)
     assert [(grant.job, grant.profile) for grant in found.grants] == [(1, THREE)]
 
 
-def test_who_was_stopped_for_another_slice_gets_it_before_the_reserve():
-    """Nobody is stopped for inference that is only expected, and no GPU stays empty for it because of a division."""
+def test_stopped_jobs_get_their_target_slices_before_the_reserve():
+    """No job is stopped for inference that is only expected, and no GPU stays empty for it because of a division."""
     jobs = [waits(1, target=goes_to(FOUR)), waits(2, target=goes_to(THREE)), waits(3)]
     found = lend([gpu()], jobs, {ALL: 1}, NOW, RULES)
     assert {grant.job: grant.profile for grant in found.grants} == {1: FOUR, 2: THREE}
     assert found.short == {ALL: 1}
 
 
-def test_targets_on_several_gpus_are_given_where_they_were_planned():
+def test_targets_on_several_gpus_are_granted_where_they_were_planned():
     spaces = [gpu(0), gpu(1, taken=[slot(THREE, 4)])]
     jobs = [waits(1, target=goes_to(THREE, index=0)), waits(2, target=goes_to(FOUR, index=1))]
     found = lend([*spaces], [*jobs, waits(3, target=goes_to(FOUR, index=0))], {}, NOW, RULES)
@@ -419,22 +419,22 @@ def test_targets_on_several_gpus_are_given_where_they_were_planned():
 
 
 @pytest.mark.parametrize("more", [{"needs_s": 30.0}, {"shares": True}])
-def test_nobody_grows_who_ends_soon_by_its_own_statement_or_shares_its_slice(more):
+def test_job_that_reports_it_ends_soon_or_shares_its_slice_is_not_grown(more):
     space, job = on(ONE, 0, "j", left_s=5000.0, **more)
     assert lend([space], [job], {}, NOW, RULES).grows == ()
 
 
-def test_nobody_grows_while_somebody_waits_for_room():
+def test_no_job_grows_while_another_waits_for_the_room():
     space, job = on(ONE, 0, "j", left_s=5000)
     assert lend([space], [job, waits("w", {ALL: 1.0})], {}, NOW, RULES).grows == ()
     assert len(lend([space], [job, waits("w", {THREE: 1.0})], {}, NOW, RULES).grows) == 1
 
 
-# -- calling back ----------------------------------------------------------------------------------------------------
+# -- reclaiming ------------------------------------------------------------------------------------------------------
 
 
 def called_back(starts, spaces, elastic_jobs):
-    """The loans that end for inference jobs of these profiles, and the GPUs as they are when those have started."""
+    """The loans reclaimed for inference jobs of these profiles, and the GPUs after those jobs have started."""
     job_of = {number: one.job for number, one in enumerate(elastic_jobs)}
     number_of = {job: number for number, job in job_of.items()}
     view = LendingView(
@@ -458,7 +458,7 @@ def called_back(starts, spaces, elastic_jobs):
     return [job_of[order.job] for order in orders], ground
 
 
-def test_three_small_loans_end_for_one_large_start():
+def test_three_small_loans_are_reclaimed_for_one_large_inference_job():
     small = [slot(ONE, start) for start in (0, 1, 2)]
     space = gpu(taken=[slot(THREE, 4)], lent=[LentSlot(one, i) for i, one in enumerate(small)])
     jobs = [runs(i, SlotReference("n0", 0, one)) for i, one in enumerate(small)]
@@ -466,7 +466,7 @@ def test_three_small_loans_end_for_one_large_start():
     assert called_back([THREE], [space], jobs)[0] == [0, 1, 2]
 
 
-def test_the_loan_of_least_loss_ends_and_what_it_leaves_is_used():
+def test_loan_of_least_loss_is_reclaimed_and_all_its_room_is_used():
     spaces = [
         gpu(0, [slot(THREE, 4)], [LentSlot(slot(FOUR, 0), "large")]),
         gpu(1, [slot(THREE, 4)], [LentSlot(slot(THREE, 0), "new")]),
@@ -482,8 +482,8 @@ def test_the_loan_of_least_loss_ends_and_what_it_leaves_is_used():
     assert called_back([ALL], spaces, jobs)[0] == []
 
 
-def test_what_a_loan_leaves_is_for_the_job_that_it_ends_for():
-    """Both places would do for job 8 once their loans are about to end, and job 11 needs the one on n0."""
+def test_room_of_a_reclaimed_loan_is_for_the_job_it_is_reclaimed_for():
+    """Both places would fit job 8 once their loans are about to end, and job 11 needs the one on n0."""
     old, both = [slot(ONE, at) for at in (4, 5, 6)], frozenset({"n0", "n1"})
     places = [
         SlotReference("n0", 0, slot(DOUBLE, 4)),
@@ -515,14 +515,14 @@ def test_what_a_loan_leaves_is_for_the_job_that_it_ends_for():
     assert later == []
 
 
-def test_nobody_ends_where_there_is_room():
+def test_no_loan_is_reclaimed_where_there_is_room():
     space, job = on(ONE, 0, "j")
     assert rooms_for(THREE, [space]) == []
     assert called_back([THREE], [space], [job])[0] == []
 
 
-def test_a_limit_on_counts_can_ask_for_more_than_covers_the_place():
-    # 4g + 3g are all seven compute slices, though one memory slice is covered by nobody.
+def test_limit_on_compute_can_require_loans_outside_the_placement_to_end():
+    # 4g + 3g use all seven compute slices, though no slot covers one of the memory slices.
     space = gpu(lent=[LentSlot(slot(FOUR, 0), "a"), LentSlot(slot(TWO, 4), "b"), LentSlot(slot(ONE, 6), "c")])
     found = rooms_for(THREE, [space])
     assert {frozenset(one.slot for one in room) for room in found} == {
@@ -549,7 +549,7 @@ def test_rooms_are_minimal_and_complete(layout, marks, profile):
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters(), st.lists(st.sampled_from(PLAIN), min_size=1, max_size=4))
-def test_after_the_endings_the_starts_have_room(cluster, starts):
+def test_inference_has_room_after_the_reclaimed_loans_have_ended(cluster, starts):
     spaces, elastic_jobs, _, _ = cluster
     ended, ground = called_back(starts, spaces, elastic_jobs)
     running = {one.job for one in elastic_jobs if one.place is not None}
@@ -562,7 +562,7 @@ def test_after_the_endings_the_starts_have_room(cluster, starts):
         assert {one.slot for one in after.lent} == stays
     started = sum(len(ground.spaces[space.node, space.gpu].taken) - len(space.taken) for space in spaces)
     assert started <= len(starts)
-    if started < len(starts):  # what could not start has no room even if every loan had ended
+    if started < len(starts):  # a job that could not start has no room even if every loan had ended
         empty = [replace(space, taken=ground.spaces[space.node, space.gpu].taken, lent=()) for space in spaces]
         assert any(
             all(
@@ -574,17 +574,17 @@ def test_after_the_endings_the_starts_have_room(cluster, starts):
         )
 
 
-# -- small things ----------------------------------------------------------------------------------------------------
+# -- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def test_bounds_name_profiles_without_suffix():
+def test_profiles_within_min_and_max_have_no_suffix():
     assert within(H100, TWO, FOUR) == (FOUR, THREE, TWO)
     assert within(H100, None, ONE) == (ONE,)
     assert within(H100, DOUBLE, TWO) == (TWO, DOUBLE)
     assert within(A30, TWO, None) == (Profile.parse("4g.24gb"),)
 
 
-def test_what_is_known_of_nothing():
+def test_usual_speed_is_the_square_root_of_the_compute_share():
     assert [round(usual_speed(H100, p), 3) for p in (ONE, TWO, THREE, FOUR, ALL)] == [0.378, 0.535, 0.655, 0.756, 1.0]
     assert plan_free(H100, EMPTY, [THREE])
     assert Slot.of("1g.10gb", 6, 1) == slot(ONE, 6)

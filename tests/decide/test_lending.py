@@ -1,4 +1,4 @@
-"""Who is given slices and who gives them back, against brute force and for any cluster that can be generated."""
+"""Which jobs are lent slices and which give them back, against brute force and on generated clusters."""
 
 import itertools
 from collections import Counter
@@ -36,13 +36,13 @@ def jobs(kinds, most=6):
 
 
 @given(jobs(["7g"]), st.integers(0, 10))
-def test_with_one_kind_nothing_is_better(worths, capacity):
+def test_allocation_of_one_kind_is_optimal(worths, capacity):
     chosen = allocate(worths, {"7g": capacity})
     assert worth_of(worths, chosen) == pytest.approx(brute(worths, {"7g": capacity}), abs=1e-6)
 
 
 @given(jobs(["1g", "2g", "7g"]), st.dictionaries(st.sampled_from(["1g", "2g", "7g"]), st.integers(0, 8), max_size=3))
-def test_lending_never_exceeds_capacity_and_only_gives_what_is_offered(worths, capacity):
+def test_allocation_never_exceeds_capacity_and_uses_only_offered_choices(worths, capacity):
     chosen = allocate(worths, capacity)
     used = Counter()
     for offers, choice in zip(worths, chosen, strict=True):
@@ -52,13 +52,13 @@ def test_lending_never_exceeds_capacity_and_only_gives_what_is_offered(worths, c
     assert all(used[kind] <= capacity.get(kind, 0) for kind in used)
 
 
-def test_two_kinds_by_hand():
+def test_allocation_of_two_kinds_equals_the_one_found_by_hand():
     a = {Choice("1g", 2): 1.0, Choice("7g", 1): 4.0}
     b = {Choice("7g", 1): 2.5, Choice("1g", 2): 0.5}
     assert allocate([a, b], {"1g": 2, "7g": 1}) == [Choice("7g", 1), Choice("1g", 2)]
 
 
-def test_worth_falls_with_restarts_and_with_what_they_cost():
+def test_worth_falls_with_the_number_and_the_cost_of_restarts():
     assert ats_worth(4.0, 2.0, changed=False, age_s=100, restarts=9) == 2.0
     assert ats_worth(4.0, 2.0, changed=True, age_s=100, restarts=0) == pytest.approx(2 * 100 / 110)
     assert ats_worth(4.0, 2.0, changed=True, age_s=100, restarts=10) == 0.0
@@ -67,7 +67,7 @@ def test_worth_falls_with_restarts_and_with_what_they_cost():
     assert paid_worth(4.0, 2.0, restart_s=0, stay_s=0) == 0.0
 
 
-def test_the_more_restarts_the_longer_a_job_is_left_alone():
+def test_time_before_a_job_may_be_changed_grows_with_its_restarts():
     calm = Hysteresis(first_s=600, growth=2, most_s=5000)
     assert not calm.may_change(599, 0, 0)
     assert calm.may_change(600, 0, 0)
@@ -76,7 +76,7 @@ def test_the_more_restarts_the_longer_a_job_is_left_alone():
     assert calm.may_change(5000, 0, 10**6)
 
 
-def test_a_slice_is_lent_when_it_was_idle_and_has_rested():
+def test_slice_is_lent_only_after_its_idle_time_and_its_rest():
     calm = Hysteresis(idle_s=120, rest_s=600)
     assert not calm.may_lend(119, 0, None)
     assert calm.may_lend(120, 0, None)
@@ -84,7 +84,7 @@ def test_a_slice_is_lent_when_it_was_idle_and_has_rested():
     assert calm.may_lend(800, 500, 200)
 
 
-def test_restarts_cost_what_the_authors_table_gives():
+def test_restart_costs_equal_those_in_the_table_of_the_paper():
     bert = RestartCosts(103, 5)
     assert bert.seconds(0, 4) == 103
     assert bert.seconds(4, 2) == 5
@@ -93,7 +93,7 @@ def test_restarts_cost_what_the_authors_table_gives():
     assert bert.seconds(4, 0) == 0
 
 
-def test_replicas_live_on_protected_then_asleep():
+def test_idle_replica_is_protected_for_a_time_that_depends_on_its_hits():
     replica = Replica(0, "bert", hits=2, busy=False, idle_since=100.0)
     assert protect_s(2) == 60
     assert protect_s(50) == 120
@@ -102,13 +102,13 @@ def test_replicas_live_on_protected_then_asleep():
     assert Replica(0, "bert").protected(1e9)
 
 
-def test_the_most_hit_replica_serves_and_the_least_hit_sleeper_goes():
-    one = Replica(0, "a", hits=1, busy=False, idle_since=0.0)
-    two = Replica(1, "a", hits=5, busy=False, idle_since=0.0)
+def test_most_hit_replica_serves_and_least_hit_unprotected_one_is_displaced():
+    first = Replica(0, "a", hits=1, busy=False, idle_since=0.0)
+    second = Replica(1, "a", hits=5, busy=False, idle_since=0.0)
     other = Replica(2, "b", hits=9, busy=False, idle_since=990.0)
-    assert serve("a", [one, two, other]) is two
-    assert serve("c", [one, two, other]) is None
-    assert displaced([one, two, other], 1000.0) is one
+    assert serve("a", [first, second, other]) is second
+    assert serve("c", [first, second, other]) is None
+    assert displaced([first, second, other], 1000.0) is first
     assert displaced([other], 1000.0) is None
 
 
@@ -126,7 +126,7 @@ def loan(job, slots, own=0, least=1, since=0.0, hits=0, speed=None, full=30.0, r
     )
 
 
-def test_the_one_who_loses_least_gives_back():
+def test_job_that_loses_least_gives_its_slices_back():
     flat = loan("flat", [1, 2], own=2, speed=[0, 1, 1.2, 1.3, 1.35])
     steep = loan("steep", [3, 4], own=2)
     rooms = [frozenset([slot]) for slot in (1, 2, 3, 4)]
@@ -135,13 +135,13 @@ def test_the_one_who_loses_least_gives_back():
     assert (found.served, found.stopped) == (2, ())
 
 
-def test_one_victim_twice_rather_than_two_once():
+def test_two_slices_are_reclaimed_from_one_job_rather_than_one_from_each():
     a, b = (loan(name, slots, own=8) for name, slots in (("a", [1, 2]), ("b", [3, 4])))
     found = reclaim([a, b], [frozenset([slot]) for slot in (1, 3, 2, 4)], 2, now=10_000)
     assert set(found.slots) in ({1, 2}, {3, 4})
 
 
-def test_three_small_loans_end_for_one_large_instance():
+def test_three_small_loans_are_reclaimed_for_one_large_instance():
     small = [loan(f"s{n}", [f"0:{n}"]) for n in range(3)]
     big = loan("big", ["1:0"], speed=[0, 50.0])
     found = reclaim([*small, big], [frozenset(f"0:{n}" for n in range(3)), frozenset(["1:0"])], 1, now=10_000)
@@ -149,13 +149,13 @@ def test_three_small_loans_end_for_one_large_instance():
     assert found.stopped == ("s0", "s1", "s2")
 
 
-def test_replicas_need_not_be_protected():
+def test_protection_of_idle_replicas_can_be_disabled():
     idle = Replica(0, "bert", hits=9, busy=False, idle_since=100.0)
     assert displaced([idle], 100.0) is None
     assert displaced([idle], 100.0, times=0.0) is idle
 
 
-def test_calls_that_follow_one_another_grow():
+def test_surge_calls_grow_while_they_follow_one_another_within_the_window():
     surge = Surge(growth=2.0, window_s=90.0)
     assert [surge.call(at, 1, 32) for at in (0, 10, 20, 30, 40, 50, 60)] == [1, 2, 4, 8, 16, 32, 32]
     assert surge.call(200, 1, 32) == 1
@@ -164,7 +164,7 @@ def test_calls_that_follow_one_another_grow():
     assert [steady.call(at, 1, 32) for at in range(5)] == [1] * 5
 
 
-def test_the_protected_come_last_however_little_they_lose():
+def test_protected_jobs_are_reclaimed_last_however_little_they_lose():
     young = loan("young", [1], own=1, since=9_990.0, speed=[0, 1, 1.001])
     often = loan("often", [2], own=1, since=9_800.0, hits=9, speed=[0, 1, 1.001])
     old = loan("old", [3], own=1)
@@ -175,7 +175,7 @@ def test_the_protected_come_last_however_little_they_lose():
 
 @settings(max_examples=examples(150))
 @given(data=st.data(), count=st.integers(1, 8), starts=st.integers(0, 10))
-def test_victims_are_only_as_many_as_needed(data, count, starts):
+def test_no_more_loans_are_reclaimed_than_needed(data, count, starts):
     loans, rooms, slot = [], [], 0
     for job in range(count):
         lent = data.draw(st.integers(1, 4))
@@ -190,9 +190,9 @@ def test_victims_are_only_as_many_as_needed(data, count, starts):
     found = reclaim(loans, rooms, starts, now=1000.0)
     assert found == reclaim(loans, rooms, starts, now=1000.0)
     assert found.served == len(found.slots) == len(set(found.slots)) == min(starts, slot)
-    gone = Counter(job for job, _ in found.slots)
+    reclaimed = Counter(job for job, _ in found.slots)
     for one in loans:
-        assert (one.job in found.stopped) == (gone[one.job] > 0 and one.count - gone[one.job] < one.least)
-        assert gone[one.job] <= len(one.slots)
-    if any(loans[job].protected(1000.0) for job in gone):
-        assert all(gone[one.job] == len(one.slots) for one in loans if not one.protected(1000.0))
+        assert (one.job in found.stopped) == (reclaimed[one.job] > 0 and one.count - reclaimed[one.job] < one.least)
+        assert reclaimed[one.job] <= len(one.slots)
+    if any(loans[job].protected(1000.0) for job in reclaimed):
+        assert all(reclaimed[one.job] == len(one.slots) for one in loans if not one.protected(1000.0))

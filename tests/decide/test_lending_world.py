@@ -1,4 +1,4 @@
-"""Lending from its beginning to its end, on a Slurm that is strict, over a real record."""
+"""Lending from the release to the end of loans, with a strict fake Slurm and a real record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALLS = ["signal_all", "requeue_all", "update_jobs"]
 
 
 class Killed(BaseException):
-    """The service is gone in the middle of what it did."""
+    """migbatchd is killed in the middle of its work."""
 
 
 def history(w: LoanWorld, job: int) -> list[tuple[int, str, str]]:
@@ -28,7 +28,7 @@ def history(w: LoanWorld, job: int) -> list[tuple[int, str, str]]:
 
 
 def kinds(w: LoanWorld, job: int, *, dry_run: bool = False) -> list[str]:
-    """What was done to a job and not refused."""
+    """The kinds of the actions on a job that were not refused."""
     with w.store() as store:
         rows = [row for row in store.actions([job]) if row["dry_run"] is dry_run and not row["outcome"]]
     return [row["kind"] for row in rows]
@@ -43,7 +43,7 @@ def filled(w: LoanWorld, **options: Any) -> list[int]:
     return jobs
 
 
-def test_training_starts_on_what_is_idle_and_ends_by_itself(world: MakeWorld) -> None:
+def test_training_jobs_start_on_idle_slices_and_end_by_themselves(world: MakeWorld) -> None:
     w = world()
     first, second = w.train(needs=30), w.train(needs=30)
     w.until(lambda: len(w.loaned()) == 2)
@@ -58,7 +58,7 @@ def test_training_starts_on_what_is_idle_and_ends_by_itself(world: MakeWorld) ->
 
 
 class Liar:
-    """What the nodes tell, but that one of them claims a run too."""
+    """The facts that the nodes report, except that one of them also claims a run."""
 
     def __init__(self, view: NodesView, node: str, run: tuple[int, int], profile: str = "1g.10gb") -> None:
         self._view, self._node, self._lease = view, node, (Slot.of(profile, 6, 1), run)
@@ -70,7 +70,7 @@ class Liar:
         return {**found, self._node: replace(honest, gpus=(replace(gpu, leases=(*gpu.leases, self._lease)),))}
 
 
-def test_a_job_is_not_stopped_for_a_slice_that_another_node_claims_for_it(world: MakeWorld) -> None:
+def test_job_is_not_stopped_because_another_node_claims_its_run(world: MakeWorld) -> None:
     w = world(nodes=2)
     large = w.infer("7g.80gb", runs=10**8)
     w.step()
@@ -91,8 +91,8 @@ def test_a_job_is_not_stopped_for_a_slice_that_another_node_claims_for_it(world:
     assert w.row(job).restarts == 0 and "signal" not in kinds(w, job)
 
 
-def test_what_a_node_invents_is_no_demand(world: MakeWorld) -> None:
-    """Each profile would be remembered, and looked at in every round."""
+def test_profile_invented_by_a_node_does_not_count_as_demand(world: MakeWorld) -> None:
+    """Otherwise each profile would be remembered and examined in every round."""
     w = world(nodes=2)
     honest, job = w.control.observer.view, w.infer("1g.10gb", runs=10**8)
     w.step()
@@ -103,10 +103,8 @@ def test_what_a_node_invents_is_no_demand(world: MakeWorld) -> None:
 
 
 @pytest.mark.parametrize("late", [0, 6])
-def test_three_small_loans_end_for_one_large_slice_and_come_back_with_their_progress(
-    world: MakeWorld, late: int
-) -> None:
-    """Also where the nodes' reports that slices were given back come late: Slurm knows already."""
+def test_small_loans_reclaimed_for_a_large_slice_continue_with_their_progress(world: MakeWorld, late: int) -> None:
+    """Also when the nodes report late that slices were given back, as Slurm knows it already."""
     w = world()
     w.late = late
     jobs = filled(w)
@@ -133,7 +131,7 @@ def test_three_small_loans_end_for_one_large_slice_and_come_back_with_their_prog
         assert kinds(w, job) == ["release", "signal", "requeue", "retype", "release"]
 
 
-def test_a_job_that_ignores_the_signal_is_requeued_when_its_grace_is_over(world: MakeWorld) -> None:
+def test_job_that_ignores_the_signal_is_requeued_after_the_grace_period(world: MakeWorld) -> None:
     w = world()
     filled(w, after=None)
     inference = w.infer("7g.80gb", runs=10)
@@ -146,8 +144,8 @@ def test_a_job_that_ignores_the_signal_is_requeued_when_its_grace_is_over(world:
 
 
 @pytest.mark.parametrize("payback_s", [600.0, 5.0])
-def test_a_job_that_has_made_no_step_yet_is_requeued_at_once(world: MakeWorld, payback_s: float) -> None:
-    """It has nothing to save, and would not hear the signal, whatever pays off."""
+def test_job_that_has_made_no_step_yet_is_requeued_at_once(world: MakeWorld, payback_s: float) -> None:
+    """It has nothing to save and would not handle the signal, whatever payback_s is."""
     w = world(payback_s=payback_s, grace_s=60.0)
     filled(w, after=None, starts=45.0)
     inference = w.infer("3g.40gb", runs=10)
@@ -161,7 +159,7 @@ def test_a_job_that_has_made_no_step_yet_is_requeued_at_once(world: MakeWorld, p
     assert len(w.slurm.signals) >= 4
 
 
-def test_a_job_without_a_signal_is_requeued_at_once(world: MakeWorld) -> None:
+def test_job_without_a_signal_is_requeued_at_once(world: MakeWorld) -> None:
     w = world()
     filled(w, hints="max=1g.10gb")
     inference = w.infer("7g.80gb", runs=10)
@@ -183,10 +181,10 @@ def test_only_as_many_loans_end_as_inference_needs(world: MakeWorld) -> None:
 
 
 @pytest.mark.parametrize("reason", ["Resources", "None"])
-def test_as_many_loans_end_as_hold_the_cpus_that_inference_lacks(
+def test_loans_are_reclaimed_for_the_cpus_that_inference_lacks(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    """The backfill scheduler of 23.11 takes back the reason that the main one has given."""
+    """The backfill scheduler of Slurm 23.11 clears the reason that the main scheduler has set."""
     w = world()
     listed = w.slurm.jobs
     shown = {"Resources": reason}
@@ -208,7 +206,7 @@ def test_as_many_loans_end_as_hold_the_cpus_that_inference_lacks(
     assert sum(w.row(job).restarts for job in training) == len(ended), "they wait until the CPUs are free"
 
 
-def test_no_loan_ends_if_all_of_them_hold_too_few_cpus(world: MakeWorld) -> None:
+def test_no_loan_is_reclaimed_if_all_loans_hold_too_few_cpus(world: MakeWorld) -> None:
     w = world()
     other = w.infer("1g.10gb", runs=10_000, cpus=60)
     training = w.train(hints="signal=usr1 max=1g.10gb", cpus=4)
@@ -221,7 +219,7 @@ def test_no_loan_ends_if_all_of_them_hold_too_few_cpus(world: MakeWorld) -> None
 
 @pytest.mark.parametrize("moment", ["released", "running", "signalled", "requeued"])
 @pytest.mark.parametrize("what", ["cancelled", "requeued by Slurm"])
-def test_whatever_slurm_does_meanwhile_the_ledger_follows(world: MakeWorld, moment: str, what: str) -> None:
+def test_ledger_follows_a_cancellation_or_requeue_at_any_moment(world: MakeWorld, moment: str, what: str) -> None:
     w = world()
     job = w.train(hints="signal=usr1 max=7g.80gb", after=None)
     w.until(lambda: job in w.lending.ledger.open)
@@ -247,8 +245,8 @@ def test_whatever_slurm_does_meanwhile_the_ledger_follows(world: MakeWorld, mome
         assert w.lending.ledger.open[job].restart == w.row(job).restarts
 
 
-def test_a_job_grows_where_that_pays_and_nobody_waits(world: MakeWorld) -> None:
-    """It is stopped for that once, after its checkpoint, and not before it has been left alone for a while."""
+def test_job_grows_where_it_pays_and_no_other_job_waits(world: MakeWorld) -> None:
+    """It is stopped for that once, after its checkpoint, and not before it has run for the minimum time."""
     w = world(horizon_s=600.0, min_idle_s=5.0)
     others = [w.train(needs=60, hints="max=1g.10gb") for _ in range(6)]
     job = w.train(needs=10**6)
@@ -267,8 +265,8 @@ def test_a_job_grows_where_that_pays_and_nobody_waits(world: MakeWorld) -> None:
     assert not w.lending.ledger.past[job].hits, "nobody called it back"
 
 
-def test_inference_comes_before_a_job_that_was_only_released(world: MakeWorld) -> None:
-    """Inference that arrives between a release and its start has the room."""
+def test_inference_takes_precedence_over_a_released_job_that_has_not_started(world: MakeWorld) -> None:
+    """Inference that arrives between the release of a job and its start gets the room."""
     w = world()
     job = w.train(hints="min=7g.80gb")
     w.until(lambda: job in w.lending.ledger.open)
@@ -279,7 +277,7 @@ def test_inference_comes_before_a_job_that_was_only_released(world: MakeWorld) -
     assert not w.nodes.misfits
 
 
-def test_while_the_database_is_away_nothing_is_lent_and_inference_has_its_room(world: MakeWorld) -> None:
+def test_while_the_database_is_away_loans_are_reclaimed_but_none_begins(world: MakeWorld) -> None:
     w = world()
     filled(w)
     waiting = w.train(hints="max=1g.10gb")
@@ -302,7 +300,7 @@ def test_while_the_database_is_away_nothing_is_lent_and_inference_has_its_room(w
     assert causes.count("refused") <= 1, "not one for each second"
 
 
-def test_tasks_of_an_array_are_lent_to_one_by_one(world: MakeWorld) -> None:
+def test_array_tasks_are_lent_slices_one_by_one(world: MakeWorld) -> None:
     w = world()
     array = w.train(needs=60, hints="signal=usr1 max=1g.10gb", tasks=9)
     w.until(lambda: len(w.running()) == 7)
@@ -320,7 +318,7 @@ def test_tasks_of_an_array_are_lent_to_one_by_one(world: MakeWorld) -> None:
     assert not w.nodes.misfits
 
 
-def test_a_service_that_is_killed_while_it_releases_an_array_task_finds_it_again(world: MakeWorld) -> None:
+def test_migbatchd_killed_while_releasing_an_array_task_finds_it_again(world: MakeWorld) -> None:
     w = world()
     w.train(needs=60, hints="max=1g.10gb", tasks=3)
 
@@ -339,10 +337,10 @@ def test_a_service_that_is_killed_while_it_releases_an_array_task_finds_it_again
     assert len({row["job_id"] for row in ended}) == 3
 
 
-def test_a_released_job_that_does_not_start_is_taken_back(world: MakeWorld) -> None:
+def test_released_job_that_does_not_start_is_withdrawn(world: MakeWorld) -> None:
     w = world()
     job = w.train()
-    w.nodes.deaf.add("n1")  # it learns of no new plan, so nothing can be offered there
+    w.nodes.deaf.add("n1")  # it receives no new plan, so nothing can be offered there
     w.slurm.set_node("n1", gres={"none": 14})
     w.until(lambda: job in w.lending.ledger.open)
     w.slurm.set_node("n1", states={"DOWN"})
@@ -370,7 +368,7 @@ def test_quota_counts_compute_slices_of_an_account(world: MakeWorld) -> None:
     assert "quota" in w.why(waiting)
 
 
-def test_nothing_is_lent_in_blackout_hours_and_jobs_are_told_so(world: MakeWorld) -> None:
+def test_nothing_is_lent_in_blackout_hours_and_the_reason_says_so(world: MakeWorld) -> None:
     w = world(blackout=("00:00-24:00",))
     job = w.train()
     for _ in range(30):
@@ -379,7 +377,7 @@ def test_nothing_is_lent_in_blackout_hours_and_jobs_are_told_so(world: MakeWorld
     assert "blackout" in w.why(job)
 
 
-def test_a_slice_rests_before_it_is_lent(world: MakeWorld) -> None:
+def test_slice_is_lent_only_after_it_has_been_idle_for_min_idle_s(world: MakeWorld) -> None:
     w = world(min_idle_s=120.0)
     inference = w.infer("7g.80gb", runs=20)
     w.until(lambda: inference in w.running())
@@ -394,7 +392,7 @@ def test_a_slice_rests_before_it_is_lent(world: MakeWorld) -> None:
     assert w.clock.now - over >= 120
 
 
-def test_no_more_are_released_in_a_round_than_allowed(world: MakeWorld) -> None:
+def test_round_releases_no_more_jobs_than_allowed(world: MakeWorld) -> None:
     w = world(most_releases=2)
     jobs = [w.train(hints="max=1g.10gb") for _ in range(7)]
     before = 0
@@ -406,7 +404,7 @@ def test_no_more_are_released_in_a_round_than_allowed(world: MakeWorld) -> None:
     assert set(w.loaned()) == set(jobs)
 
 
-def test_a_dry_run_decides_the_same_touches_nothing_and_says_it_once(world: MakeWorld) -> None:
+def test_dry_run_records_the_same_actions_once_and_changes_nothing(world: MakeWorld) -> None:
     w, live = world(dry_run=True), world()
     for each in (w, live):
         for _ in range(3):
@@ -423,8 +421,8 @@ def test_a_dry_run_decides_the_same_touches_nothing_and_says_it_once(world: Make
         assert store.loans() == []
     assert all(row["dry_run"] for row in would)
     assert not any(row["dry_run"] for row in did)
-    told = [(row["job_id"], row["kind"], row["before"], row["after"], row["why"]) for row in would]
-    assert told == [(row["job_id"], row["kind"], row["before"], row["after"], row["why"]) for row in did]
+    planned = [(row["job_id"], row["kind"], row["before"], row["after"], row["why"]) for row in would]
+    assert planned == [(row["job_id"], row["kind"], row["before"], row["after"], row["why"]) for row in did]
     w.restart()
     for _ in range(10):
         w.step()
@@ -432,7 +430,7 @@ def test_a_dry_run_decides_the_same_touches_nothing_and_says_it_once(world: Make
         assert len(store.actions()) == len(would)
 
 
-def test_while_slurm_refuses_nothing_is_asked_every_second(world: MakeWorld) -> None:
+def test_release_that_slurm_refuses_is_not_retried_every_second(world: MakeWorld) -> None:
     w = world()
     job = w.train()
     w.slurm.refuse = {"update_jobs"}
@@ -448,7 +446,7 @@ def test_while_slurm_refuses_nothing_is_asked_every_second(world: MakeWorld) -> 
 @pytest.mark.parametrize("what", CALLS)
 @pytest.mark.parametrize("when", ["before_call", "after_call"])
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_service_that_is_killed_at_any_call_goes_on_where_it_was(
+def test_migbatchd_killed_at_any_slurm_call_continues_where_it_was(
     world: MakeWorld, what: str, when: str, nth: int
 ) -> None:
     w = world()
@@ -494,10 +492,10 @@ def test_a_service_that_is_killed_at_any_call_goes_on_where_it_was(
     assert sorted(row["job_id"] for row in ended) == sorted(victims)
 
 
-def test_what_one_loan_leaves_waits_for_the_others_that_end_for_the_same_job(world: MakeWorld) -> None:
-    """A job of lower priority would keep the larger one waiting until its own end."""
+def test_room_of_one_loan_is_held_until_all_loans_for_the_same_job_have_ended(world: MakeWorld) -> None:
+    """Otherwise a job of lower priority would keep the larger one waiting until its own end."""
     w = world(gpus=2, min_idle_s=1.0, grace_s=30.0)
-    w.infer("7g.80gb", runs=900, limit=1000)  # its reservation would be there, but for the loans
+    w.infer("7g.80gb", runs=900, limit=1000)  # without the loans, the reservation would be on its GPU
     w.step()
     quick = w.train(needs=10**6, hints="max=3g.40gb min=3g.40gb")
     slow = w.train(needs=10**6, hints="signal=usr1 max=3g.40gb min=3g.40gb", after=20.0)

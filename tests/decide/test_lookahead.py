@@ -32,7 +32,7 @@ SLOW = st.floats(1.0, 3.0)
 
 
 def stepped(own, other, slow_own, slow_other, start=0.0):
-    """Ends of both, the newcomer starting at `start`, from event to event."""
+    """Ends of both jobs, event by event; the newcomer starts at `start`."""
     left = {"own": own, "other": other}
     slow = {"own": slow_own, "other": slow_other}
     ends, now = {}, 0.0
@@ -54,7 +54,7 @@ def stepped(own, other, slow_own, slow_other, start=0.0):
 
 
 @given(SECONDS, SECONDS, SLOW, SLOW)
-def test_closed_forms_are_what_stepping_the_pair_gives(own, other, slow_own, slow_other):
+def test_closed_forms_equal_a_step_by_step_simulation_of_the_pair(own, other, slow_own, slow_other):
     ends = stepped(own, other, slow_own, slow_other)
     assert finishes(own, other, slow_own, slow_other) == pytest.approx(ends)
     assert together(own, other, slow_own, slow_other) == pytest.approx(sum(ends) / 2)
@@ -62,7 +62,7 @@ def test_closed_forms_are_what_stepping_the_pair_gives(own, other, slow_own, slo
 
 
 @given(SECONDS, SECONDS, SLOW, SLOW)
-def test_whether_it_pays_has_the_two_known_thresholds(own, other, slow_own, slow_other):
+def test_sharing_pays_exactly_below_the_two_known_thresholds(own, other, slow_own, slow_other):
     if slow_own * own >= slow_other * other:
         left, right = slow_other * (1 - 1 / (2 * slow_own)), 1.0
     else:
@@ -71,13 +71,13 @@ def test_whether_it_pays_has_the_two_known_thresholds(own, other, slow_own, slow
     assert pays(own, other, slow_own, slow_other) == (left < right)
 
 
-def test_equal_jobs_share_below_one_and_a_half():
+def test_equal_jobs_share_below_a_slowdown_of_one_and_a_half():
     assert pays(100, 100, 1.49, 1.49)
     assert not pays(100, 100, 1.51, 1.51)
 
 
 @given(SECONDS, SECONDS, SLOW, SLOW, st.floats(0.0, 1.0))
-def test_nothing_between_now_and_the_others_end_is_better_than_both(own, other, slow_own, slow_other, share):
+def test_starting_between_now_and_the_end_of_the_other_job_is_never_better(own, other, slow_own, slow_other, share):
     between = sum(stepped(own, other, slow_own, slow_other, start=share * other)) / 2
     best = min(together(own, other, slow_own, slow_other), apart(own, other))
     assert between >= best * (1 - 1e-9)
@@ -107,7 +107,7 @@ def boards(draw):
 
 
 def played(board, rule):
-    """Ends by time steps that look at every job each time: a slow twin of `rollout`."""
+    """Sum of the ends, by time steps that examine every job each time: a slow equivalent of `rollout`."""
     total, left = 0.0, {task.key: task.left for task in board.queue}
     while board.tasks or board.queue:
         board.start(rule)
@@ -126,12 +126,12 @@ def played(board, rule):
 
 
 @given(boards(), st.sampled_from(RULES))
-def test_a_rollout_is_what_looking_at_every_job_gives(made, rule):
+def test_rollout_equals_a_simulation_that_examines_every_job(made, rule):
     assert rollout(board_of(*made), rule) == pytest.approx(played(board_of(*made), rule), rel=1e-6)
 
 
 @given(boards(), st.sampled_from(RULES))
-def test_no_gpu_is_lost_or_held_by_three(made, rule):
+def test_every_gpu_is_accounted_for_and_held_by_at_most_two_jobs(made, rule):
     board = board_of(*made)
     gpus = made[0]
     while board.queue or board.tasks:
@@ -150,25 +150,25 @@ def test_no_gpu_is_lost_or_held_by_three(made, rule):
 
 
 @given(boards())
-def test_the_rule_that_is_chosen_has_the_least_mean_finish(made):
+def test_chosen_rule_has_the_least_mean_finish(made):
     totals = {rule.name: rollout(board_of(*made), rule) for rule in RULES}
     rule, total = choose(board_of(*made))
     assert totals[rule.name] == total == min(totals.values())
 
 
 @given(boards())
-def test_a_rollout_stops_where_it_cannot_be_the_least(made):
+def test_rollout_stops_once_it_exceeds_the_least_total(made):
     total = rollout(board_of(*made), PAIR)
     assert rollout(board_of(*made), PAIR, total * 1.001) == pytest.approx(total)
     assert rollout(board_of(*made), PAIR, total * 0.5) == math.inf
 
 
-def test_partners_come_in_the_order_of_their_mean_finish():
+def test_partners_are_chosen_in_the_order_of_their_mean_finish():
     board = board_of(2, [(1, 10.0)], [[1.2]], running=[(1, 500.0), (1, 50.0)])
     assert begin(board, PAIR) == [TrainingStart(2, 0, ((1, 1),))]
 
 
-def test_a_gang_takes_what_is_empty_and_then_partners():
+def test_gang_takes_empty_gpus_first_and_then_partners():
     board = board_of(4, [(4, 10.0)], [[1.1]], running=[(2, 500.0), (1, 50.0)])
     assert begin(board, PAIR) == [TrainingStart(2, 1, ((1, 1), (0, 2)))]
     assert board.free == 0
@@ -182,7 +182,7 @@ def test_a_job_that_has_a_partner_takes_no_other():
     assert [task.key for task in board.queue] == [2]
 
 
-def test_what_ends_frees_its_partner():
+def test_job_that_ends_frees_its_partner():
     board = board_of(1, [(1, 10.0)], [[1.5]], running=[(1, 100.0)])
     begin(board, ANY)
     board.now = 15.0
@@ -224,13 +224,13 @@ def best_of_all(gpus, jobs, xi):
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.just(1), st.floats(1.0, 100.0)), min_size=1, max_size=3), st.floats(1.0, 2.2))
-def test_on_one_gpu_the_plan_is_near_the_best_of_all_ways(jobs, xi):
+def test_plan_on_one_gpu_is_close_to_the_optimum(jobs, xi):
     least = best_of_all(1, jobs, [[xi]])
     found = min(rollout(board_of(1, jobs, [[xi]]), rule) for rule in RULES)
     assert least * (1 - 1e-9) <= found <= 1.15 * least
 
 
-def test_the_plan_waits_where_the_pair_rule_is_myopic():
+def test_plan_waits_where_the_pair_rule_is_myopic():
     # a gang beside two jobs: each pair by itself gains at 1.4, but all three end at 14 (42); in turn 10, 10, 20 (40)
     def made():
         return board_of(2, [(2, 10.0)], [[1.4]], running=[(1, 10.0), (1, 10.0)])
@@ -241,7 +241,7 @@ def test_the_plan_waits_where_the_pair_rule_is_myopic():
     assert plan(made()) == []
 
 
-def test_the_plan_shares_where_throughput_counts_though_the_pair_refuses():
+def test_plan_shares_for_throughput_where_the_pair_rule_refuses():
     # four equal jobs on one GPU at 1.6: in turn 100, 200, 300, 400 (1000); in pairs 160, 160, 320, 320 (960)
     def made():
         return board_of(1, [(1, 100.0)] * 3, [[1.6]], running=[(1, 100.0)])
@@ -253,7 +253,7 @@ def test_the_plan_shares_where_throughput_counts_though_the_pair_refuses():
 
 
 @given(boards(), st.integers(0, 3))
-def test_a_plan_can_be_carried_out_and_is_no_later_than_any_rule(made, depth):
+def test_plan_can_be_applied_and_finishes_no_later_than_any_rule(made, depth):
     board = board_of(*made)
     starts = plan(board, depth=10 + depth)
     keys = [start.key for start in starts]
@@ -271,29 +271,29 @@ def _resumed(made, starts):
     return board
 
 
-def test_jobs_that_were_not_played_start_on_what_would_stay_empty():
+def test_jobs_beyond_the_depth_start_on_gpus_that_would_stay_empty():
     board = board_of(2, [(2, 30.0), (2, 31.0), (1, 50.0)], [[3.0]], running=[(1, 20.0)])
     assert plan(board, depth=1) == [TrainingStart(3, 1, ())]
 
 
-def test_a_job_that_can_never_fit_is_not_waited_for():
+def test_job_that_can_never_fit_is_not_waited_for():
     board = board_of(1, [(3, 1.0), (1, 10.0), (1, 10.0)], [[1.1]])
     assert [start.key for start in plan(board)] == [1, 2]
 
 
-def test_with_one_rule_the_plan_is_that_rule():
+def test_plan_with_a_single_rule_follows_that_rule():
     made = 3, [(1, 10.0), (2, 20.0), (1, 30.0)], [[1.3]]
     running = [(2, 50.0), (1, 40.0)]
     assert plan(board_of(*made, running=running), (PAIR,)) == begin(board_of(*made, running=running), PAIR)
 
 
-def test_a_plan_is_the_same_each_time():
+def test_plan_is_deterministic():
     jobs = [(1 + n % 3, 10.0 + 7 * (n * n % 11)) for n in range(12)]
     xi = [[1.1, 1.4, 1.9], [1.2, 1.7, 1.3], [2.1, 1.0, 1.5]]
     assert len({tuple(plan(board_of(4, jobs, xi))) for _ in range(3)}) == 1
 
 
-def test_a_copy_is_independent():
+def test_copy_of_the_sharing_queue_is_independent():
     board = board_of(2, [(1, 10.0), (1, 12.0)], [[1.1]], running=[(1, 100.0), (1, 90.0)])
     begin(board, ANY)
     before = [(task.key, task.alone, task.left, task.rate, len(task.partners)) for task in board.tasks.values()]
@@ -302,14 +302,14 @@ def test_a_copy_is_independent():
     assert before == after
 
 
-def test_rules_have_names_of_their_own():
+def test_rules_have_unique_names():
     assert all(one.name != other.name for one, other in itertools.combinations(RULES, 2))
 
 
 @given(
     st.sampled_from([ANY, *RULES, pair_test(0.05), pair_test(0.5)]), SECONDS, SECONDS, SLOW, SLOW, st.floats(0.0, 1.0)
 )
-def test_a_refused_partner_stays_refused_as_less_of_it_remains(rule, own, other, slow_own, slow_other, share):
+def test_refused_partner_is_still_refused_when_less_of_it_remains(rule, own, other, slow_own, slow_other, share):
     """Therefore a start tests each pair once."""
     if rule.rank is None:
         return

@@ -1,4 +1,4 @@
-"""What free space is offered as, by the record and the queue, inside the service."""
+"""The profiles that free space is offered as, by the record and the queue, inside migbatchd."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slurm_migbatch.store.work import PastRuns
 from tests.support.dispatch_site import H100, NOW, P, job
 
 
-def test_history_counts_as_what_comes_and_the_queue_as_it_is() -> None:
+def test_classes_scale_history_to_the_horizon_and_count_the_queue_as_it_is() -> None:
     past = [
         PastRuns("b", "1g.10gb", 1, 300, 20.0),
         PastRuns("", "2g.20gb:2", 2, 10, 40.0),
@@ -45,7 +45,7 @@ def room(url: str, *waiting: JobRow) -> tuple[OfferTuner, Observer, StoreWriter]
     return OfferTuner(observer, writer, lambda: snapshot, clock=lambda: NOW), observer, writer
 
 
-def test_the_next_snapshots_hold_what_was_found(tmp_path: Path) -> None:
+def test_tuned_preference_is_part_of_the_next_snapshots(tmp_path: Path) -> None:
     stock, observer, writer = room(
         f"sqlite:///{tmp_path}/db", job(1, "3g.40gb", array_job=1, array_task="1-20", tasks=20)
     )
@@ -56,7 +56,7 @@ def test_the_next_snapshots_hold_what_was_found(tmp_path: Path) -> None:
         writer.stop(30)
 
 
-def test_where_too_little_is_known_it_stays_as_it_was(tmp_path: Path) -> None:
+def test_preference_is_unchanged_when_too_few_jobs_are_known(tmp_path: Path) -> None:
     stock, observer, writer = room(f"sqlite:///{tmp_path}/db", *(job(n, "3g.40gb") for n in range(19)))
     try:
         observer.preference = (P("1g.10gb"),)
@@ -65,7 +65,7 @@ def test_where_too_little_is_known_it_stays_as_it_was(tmp_path: Path) -> None:
         writer.stop(30)
 
 
-def test_an_administrators_word_stands_above_it() -> None:
+def test_configured_preference_overrides_the_tuned_one() -> None:
     settings = SupplySettings(preference=(P("7g.80gb"),))
     gpus = NodeFacts((GpuFacts("GPU-1", H100),))
     row = NodeRow("h1", frozenset({"IDLE"}), gres={"none": 14}, partitions=("gpu",))

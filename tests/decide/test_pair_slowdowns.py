@@ -1,4 +1,4 @@
-"""Slowdowns of pairs from what both report: rates alone and beside one another, and what is assumed of the others."""
+"""Slowdowns of pairs from the reports of both: rates alone and together, and the value assumed for other pairs."""
 
 import math
 
@@ -14,7 +14,7 @@ def told(kind, items, at):
 
 
 def pair(slowdowns, host_rate, guest_rate, at=1000.0):
-    """The host reports alone, then both beside one another: 100 s each."""
+    """The host reports while alone, then both while they share the slice: 100 s each."""
     host, guest = (1, 0), (2, 0)
     for second in (0.0, 100.0):
         slowdowns.hear(host, told(BERT, 10 * second, at + second))
@@ -23,7 +23,7 @@ def pair(slowdowns, host_rate, guest_rate, at=1000.0):
         slowdowns.hear(guest, told(GPT, guest_rate * second, at + 200 + second), host, "bert")
 
 
-def test_a_host_was_alone_before_so_its_slowdown_is_known_and_that_of_a_new_guest_is_not():
+def test_slowdown_is_known_for_a_host_that_ran_alone_but_not_for_its_guest():
     slowdowns = PairSlowdowns({}, 1.5)
     pair(slowdowns, 8.0, 4.0)
     assert slowdowns.known == {("bert", "gpt"): pytest.approx(1.25)}
@@ -31,7 +31,7 @@ def test_a_host_was_alone_before_so_its_slowdown_is_known_and_that_of_a_new_gues
     assert slowdowns.measured((2, 0), (1, 0)) is None
 
 
-def test_a_guest_goes_by_what_others_of_its_kind_did_alone():
+def test_guest_slowdown_is_relative_to_other_runs_of_its_kind_alone():
     slowdowns = PairSlowdowns({}, 1.5)
     for second in (0.0, 100.0):
         slowdowns.hear((9, 0), told(GPT, 6 * second, second))
@@ -39,14 +39,14 @@ def test_a_guest_goes_by_what_others_of_its_kind_did_alone():
     assert slowdowns.known["gpt", "bert"] == pytest.approx(1.5)
 
 
-def test_a_table_is_believed():
+def test_table_of_slowdowns_takes_precedence_over_measured_ones():
     slowdowns = PairSlowdowns({("bert", "gpt"): 1.1}, 1.5)
     pair(slowdowns, 5.0, 5.0)
     assert slowdowns.known["bert", "gpt"] == 1.1
     assert slowdowns.measured((1, 0), (2, 0)) == pytest.approx(2.0), "what these two do shows all the same"
 
 
-def test_a_moment_tells_no_rate_and_what_changed_begins_anew():
+def test_no_rate_from_a_short_interval_or_across_a_change_of_partner():
     slowdowns = PairSlowdowns({}, 1.5)
     for second in (0.0, 100.0):
         slowdowns.hear((1, 0), told(BERT, 10 * second, second))
@@ -61,7 +61,7 @@ def test_a_moment_tells_no_rate_and_what_changed_begins_anew():
     assert slowdowns.measured((1, 0), (3, 0)) is None and slowdowns.known, "applications stay, runs go"
 
 
-def test_of_an_untried_pair_the_lower_part_of_what_was_measured_is_assumed():
+def test_untried_pair_is_assumed_at_the_lower_part_of_measured_slowdowns():
     alike, different = PairSlowdowns({}, 1.5), PairSlowdowns({}, 1.5)
     assert alike.assumed == pytest.approx(1.5)
     for number in range(40):
@@ -74,10 +74,10 @@ def test_of_an_untried_pair_the_lower_part_of_what_was_measured_is_assumed():
 @pytest.mark.parametrize(
     ("slow", "rate"), [((1.0, 1.0), 2.0), ((2.0, 2.0), 1.0), ((4.0, 4.0), 0.5), ((1.0, 100.0), 1.01)]
 )
-def test_what_two_do_together(slow, rate):
+def test_combined_rate_and_sign_of_the_cost_of_a_pair(slow, rate):
     assert together_rate(*slow) == pytest.approx(rate)
     assert math.copysign(1, costs_s(100.0, 1000.0, *slow)) == (1 if rate < 1 else -1) or rate == 1
 
 
-def test_what_a_bad_pair_costs_until_the_first_has_ended():
+def test_cost_of_a_bad_pair_counts_until_the_first_job_has_ended():
     assert costs_s(100.0, 1000.0, 4.0, 4.0) == pytest.approx(400.0 * 0.5)

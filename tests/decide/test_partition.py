@@ -1,4 +1,4 @@
-"""Cuts of GPUs: legal, never worse than all alike, and close to the best there is where all can be tried."""
+"""Cuts of GPUs: legal, never worse than homogeneous ones, and close to the best cut where all can be tried."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ SIZES = (1, 2, 3, 4, 7)
 
 
 def model(knee, limit, batches=8, floor=1.0):
-    """Batches that take a floor of time, and beyond `knee` items for each slice a time that grows with them."""
+    """Batches that take at least `floor` seconds, and beyond `knee` items per slice a time that grows with them."""
     return [
         WorkClass(1.0 / b, limit, tuple(max(floor, b / (knee * size)) for size in SIZES)) for b in range(1, batches + 1)
     ]
@@ -45,7 +45,7 @@ def test_homogeneous_cuts_hold_as_many_as_fit():
     ]
 
 
-def test_paris_by_hand():
+def test_paris_gives_the_numbers_calculated_by_hand():
     """Sizes 1 and 2, batches 1 to 4. The knee of size 1 is batch 2 (rates 1, 2, 2, 2), so batches 3 and 4 are size
     2's: R_1 = (4 * 1 + 3 * 1) / 10 = 0.7, R_2 = (2 * 1 + 1 * 1) / 10 = 0.3; N_1 = 0.7 * 13 / 1.3 = 7, N_2 = 3."""
     batches = [
@@ -62,16 +62,16 @@ def test_largest_remainder():
 
 
 @given(st.lists(st.integers(0, 6), min_size=5, max_size=5), st.integers(1, 3))
-def test_packed_cuts_are_legal_full_and_no_larger_than_asked_where_they_fit(counts, gpus):
+def test_packed_cuts_have_all_gpus_and_use_only_ways_to_fill_one(counts, gpus):
     cut = packed(A100, KINDS, gpus, counts)
     assert len(cut.gpus) == gpus
     assert all(gpu in ways(A100, KINDS) for gpu in cut.gpus)
 
 
-def test_flow_by_hand():
-    """Half the work takes 1 s anywhere; the other half keeps its limit of 2 s on a 7g only. Two 7g have 2 seconds a
-    second for 1/2 + 1 seconds of a piece: 4/3. (With one GPU of 1g the other is full at 1.) In parts of GPUs, n of 7g:
-    r = n = 2 (2 - n) * 7, 28/15."""
+def test_flow_gives_the_rates_calculated_by_hand():
+    """Half the work takes 1 s anywhere; the other half meets its limit of 2 s only on a 7g. Two 7g supply 2 seconds per
+    second, and a job takes 1/2 + 1 seconds on average: 4/3. (If one GPU has 1g slices, the other is full at 1.) With
+    fractions of GPUs, n of them 7g: r = n = 2 (2 - n) * 7, 28/15."""
     both = [WorkClass(1, 2.0, (1.0,) * 5), WorkClass(1, 2.0, (9.0, 9.0, 9.0, 9.0, 2.0))]
     assert flow(both, ways(A100, KINDS), 2, whole=True).rate == pytest.approx(4 / 3)
     assert flow(both, ways(A100, KINDS), 2, whole=False).rate == pytest.approx(28 / 15)
@@ -80,7 +80,7 @@ def test_flow_by_hand():
     assert flow([WorkClass(1, 2.0, (math.inf,) * 5)], ways(A100, KINDS), 2, whole=True).rate == 0
 
 
-def test_late_work_may_go_where_it_is_cheap():
+def test_flow_may_put_the_allowed_late_work_on_cheaper_slices():
     heavy = [WorkClass(1, 2.0, (10.0, 9.0, 9.0, 9.0, 2.0))]
     possible = ways(A100, KINDS)
     strict, loose = (flow(heavy, possible, 4, whole=False, late=late).rate for late in (0.0, 0.2))
@@ -101,7 +101,7 @@ def test_flow_over_whole_gpus_is_the_best_of_all_cuts(knee, limit, gpus):
 
 
 def fixed(works, stock):
-    """The flow of one stock, as a linear programme of its own."""
+    """The flow of one stock, as a separate linear program."""
     cells = [(c, k) for c, w in enumerate(works) for k, n in enumerate(stock) if n and w.seconds[k] <= w.limit_s]
     if {c for c, _ in cells} != set(range(len(works))):
         return 0.0
@@ -116,7 +116,7 @@ def fixed(works, stock):
     return -found.fun
 
 
-def test_split_gives_each_kind_what_it_does_best():
+def test_split_gives_each_kind_the_class_that_it_serves_best():
     """One slice of each of two kinds; class a is twice as fast on the first, b equally fast on both."""
     a, b = WorkClass(1, 9.0, (1.0, 2.0)), WorkClass(1, 9.0, (1.0, 1.0))
     assert split([a, b], [1, 1]) == [pytest.approx([1, 0]), pytest.approx([0, 1])]
@@ -128,7 +128,7 @@ WORKS = [model(1, 3.0), model(2, 1.5), model(1, 8.0, floor=3.0), model(0.5, 6.0)
 
 
 @pytest.mark.parametrize("number", range(len(WORKS)))
-def test_no_cut_of_two_gpus_is_much_better_and_none_alike_is_better_at_all(number):
+def test_partition_is_near_the_best_cut_and_not_worse_than_homogeneous_ones(number):
     works = WORKS[number]
     found = partition(A100, KINDS, works, 2, neighbours=100)
     chance = np.random.Generator(np.random.PCG64(0))
@@ -145,15 +145,15 @@ def test_no_cut_of_two_gpus_is_much_better_and_none_alike_is_better_at_all(numbe
     assert found.rate >= 0.97 * best
 
 
-def test_work_that_nothing_serves_gets_some_cut():
+def test_work_that_no_cut_can_serve_still_gets_a_cut():
     found = partition(A100, KINDS, [WorkClass(1, 0.5, (1.0,) * 5)], 1)
     assert found.rate == 0
     assert found.gpus == ((7, 0, 0, 0, 0),)
     assert "no partition serves" in found.origin
 
 
-def test_several_models_each_keep_their_own_share():
-    """A model that is one tenth of the work must not be the one that is always late."""
+def test_partition_serves_a_rare_model_as_well_as_a_common_one():
+    """A model with less than a tenth of the work must not be the one that is always late."""
     common = [WorkClass(0.93, 2.0, (1.0,) * 5)]
     rare = [WorkClass(0.07, 2.0, (9.0, 9.0, 9.0, 9.0, 1.0), group=1)]
     found = partition(A100, KINDS, [*common, *rare], 2)

@@ -1,4 +1,4 @@
-"""What free space is best offered as, by history and queue."""
+"""The best profiles to offer free space as, by history and queue."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def test_one_kind_of_work_fills_gpus_with_its_slices() -> None:
     assert filled(preference({H100: 4}, [Class(10, 60, P("3g.40gb"))])) == {"3g.40gb": 2}
 
 
-def test_a_mixture_follows_the_load_and_not_the_number_of_jobs() -> None:
+def test_preference_for_mixed_work_follows_the_load_not_the_number_of_jobs() -> None:
     many_short = [Class(100, 1, P("1g.10gb")), Class(10, 100, P("3g.40gb"))]
     assert filled(preference({H100: 4}, many_short))["3g.40gb"] >= 1
     few_long = [Class(100, 100, P("1g.10gb")), Class(1, 100, P("3g.40gb"))]
     assert filled(preference({H100: 4}, few_long))["1g.10gb"] >= 4
 
 
-def test_what_a_kind_of_gpu_does_not_have_is_not_asked_of_it() -> None:
+def test_preference_has_only_profiles_that_the_gpu_models_have() -> None:
     work = [Class(5, 10, P("1g.6gb")), Class(5, 10, P("2g.20gb"))]
     assert {p.name for p in preference({A30: 2}, work)} == {"1g.6gb"}
     assert {p.name for p in preference({A30: 2, H100: 2}, work)} == {"1g.6gb", "2g.20gb"}
 
 
-def test_a_gpu_that_lists_a_profile_without_a_place_keeps_no_other_from_an_order() -> None:
-    """Root of a node may describe one."""
+def test_gpu_with_a_profile_without_placement_does_not_affect_other_gpus() -> None:
+    """Root of a node may report such a GPU."""
     infos = [info._replace(compute_slices=8) if info.profile == P("1g.10gb") else info for info in H100.profiles]
     odd, work = Geometry("odd", infos), [Class(10, 60, P("1g.10gb"))]
     assert preference({odd: 1, H100: 4}, work) == preference({H100: 4}, work) != ()
     assert preference({odd: 1}, work) == ()
 
 
-def test_where_nothing_is_known_nothing_is_preferred() -> None:
+def test_there_is_no_preference_without_gpus_or_work() -> None:
     assert preference({}, [Class(1, 1, P("1g.10gb"))]) == ()
     assert preference({H100: 2}, []) == preference({H100: 0}, [Class(1, 1, P("1g.10gb"))]) == ()
     assert preference({H100: 2}, [Class(0, 1, P("1g.10gb")), Class(1, 0, P("1g.10gb"))]) == ()
@@ -65,7 +65,7 @@ def test_where_nothing_is_known_nothing_is_preferred() -> None:
         max_size=8,
     )
 )
-def test_only_what_was_asked_for_and_something_of_it_wherever_it_fits(classes: list[Class]) -> None:
+def test_preference_has_only_requested_profiles_and_one_for_each_gpu_model(classes: list[Class]) -> None:
     order = preference({H100: 2, A30: 1}, classes)
     assert set(order) <= {each.profile for each in classes}
     for gpu in (H100, A30):
@@ -74,7 +74,7 @@ def test_only_what_was_asked_for_and_something_of_it_wherever_it_fits(classes: l
 
 
 def crowded(places: int) -> Geometry:
-    """A GPU that a node may describe and that does not exist: six profiles of one slice, at the same places."""
+    """A GPU that does not exist but that a node may report: six profiles of one slice, at the same places."""
     whole = H100.full._replace(profile=P("64g.999gb"), compute_slices=64, memory_slices=places, max_instances=1)
     few = [
         whole._replace(
@@ -111,8 +111,8 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("places", [4, 6])
-def test_a_gpu_with_more_ways_than_any_follows_the_load_alone(searched: list[str], places: int) -> None:
-    """A broken node describes one; the search would take as long as it may."""
+def test_gpu_with_too_many_partitionings_is_offered_by_load_without_search(searched: list[str], places: int) -> None:
+    """A broken node may report one; the search would take as long as it is allowed."""
     odd = crowded(places)
     assert is_searchable(odd), "so its node is believed"
     order = preference({odd: 8}, works_on(odd))
@@ -120,8 +120,8 @@ def test_a_gpu_with_more_ways_than_any_follows_the_load_alone(searched: list[str
     assert order[0] == P("6g.60gb") and {p.compute for p in order} >= {3, 4, 5, 6}
 
 
-def test_the_types_with_the_most_gpus_are_searched(searched: list[str]) -> None:
-    """One node describes up to 16."""
+def test_only_the_gpu_models_with_the_most_gpus_are_searched(searched: list[str]) -> None:
+    """One node may report up to 16."""
     odd = {named(A30, f"odd{n}"): 4 for n in range(16)}
     work = [Class(10, 60, P("1g.6gb")), Class(10, 60, P("2g.12gb")), Class(10, 60, P("3g.40gb"))]
     order = preference({**odd, H100: 8}, work)
@@ -129,7 +129,7 @@ def test_the_types_with_the_most_gpus_are_searched(searched: list[str]) -> None:
     assert preference({H100: 8}, work) == tuple(p for p in order if p in H100)
 
 
-def test_an_integer_program_ends_after_so_many_nodes() -> None:
+def test_integer_program_stops_at_its_node_limit() -> None:
     odd = crowded(4)
     works = [WorkClass(c.count, 2 * c.seconds, (c.seconds,) * 6, n) for n, c in enumerate(works_on(odd))]
     possible = ways(odd, sorted(c.profile for c in works_on(odd)))

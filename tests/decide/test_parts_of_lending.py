@@ -1,4 +1,4 @@
-"""What the rounds rest on: the states of a loan, the forecast, speeds and costs, what is promised to inference."""
+"""The parts of a lending round: states of a loan, forecast, speeds and costs, slices promised to inference."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ STATES = ["loan", "pending", "RUNNING", "COMPLETING", "gone", "requeued"]
 
 
 @given(st.lists(st.sampled_from([*STATES, "release", "signal", "requeue", "withdraw", "took", "refused"]), max_size=40))
-def test_a_loan_is_written_whenever_it_changes_and_ends_once(steps: list[str]) -> None:
-    """Whatever Slurm shows and whatever is done when: the record has what the ledger has, and one open loan a job."""
+def test_loan_is_recorded_whenever_it_changes_and_ends_once(steps: list[str]) -> None:
+    """For any sequence of states and actions, the record equals the ledger and has at most one open loan per job."""
     ledger, restarts, now = Ledger(), 0, NOW
     record: dict[tuple[int, int, float], Loan] = {}
     row = elastic(7)
@@ -90,7 +90,7 @@ def test_a_loan_is_written_whenever_it_changes_and_ends_once(steps: list[str]) -
         assert (fresh.open, fresh.past) == (ledger.open, ledger.past)
 
 
-def test_a_checkpoint_counts_if_it_is_newer_than_the_signal() -> None:
+def test_checkpoint_counts_if_it_is_newer_than_the_signal() -> None:
     ledger = Ledger()
     row = elastic(7, "1g.10gb", state="RUNNING", start=NOW)
     ledger.follow({7: job_view(row)}, {}, {(7, 0): NOW + 5}, NOW + 10)
@@ -102,7 +102,7 @@ def test_a_checkpoint_counts_if_it_is_newer_than_the_signal() -> None:
     assert ledger.open[7].checkpoint == NOW + 10
 
 
-def test_a_loan_stays_as_it_is_while_the_row_of_its_job_cannot_be_read() -> None:
+def test_loan_is_unchanged_while_the_row_of_its_job_cannot_be_read() -> None:
     ledger = Ledger()
     running = elastic(7, "1g.10gb", state="RUNNING", start=NOW)
     ledger.follow({7: job_view(running)}, {}, {}, NOW)
@@ -113,7 +113,7 @@ def test_a_loan_stays_as_it_is_while_the_row_of_its_job_cannot_be_read() -> None
     assert ended.cause is Cause.LEFT
 
 
-def test_a_row_of_the_record_that_makes_no_sense_is_no_loan() -> None:
+def test_invalid_row_of_the_record_is_not_read_as_a_loan() -> None:
     good = Loan(7, 0, NOW, "1g.10gb", State.RUNNING).row()
     assert Loan.from_row(good) is not None
     for bad in ({"state": "?"}, {"profile": "huge"}, {"cause": "whim"}):
@@ -123,7 +123,7 @@ def test_a_row_of_the_record_that_makes_no_sense_is_no_loan() -> None:
 # -- the delay after a requeue -----------------------------------------------------------------------------------------
 
 
-def test_only_slurms_own_delay_is_cut_short() -> None:
+def test_only_slurms_requeue_delay_after_a_loan_counts_as_delay() -> None:
     ledger = Ledger()
     ledger.load([Loan(7, 0, NOW, "1g.10gb", State.ENDED, started=NOW, ended=NOW + 5, cause=Cause.RECLAIM)])
     past = ledger.past[7]
@@ -138,7 +138,7 @@ def test_only_slurms_own_delay_is_cut_short() -> None:
     assert not delayed(replace(mine, reason="None", eligible=NOW - 1), past, NOW)
 
 
-def test_slurmd_may_take_a_run_for_the_last_one_until_slurms_delay_is_over() -> None:
+def test_slurmd_may_confuse_a_run_with_the_last_until_slurms_delay_is_over() -> None:
     ledger = Ledger()
     ledger.load([Loan(7, 0, NOW - 90, "1g.10gb", State.RUNNING, started=NOW - 60, node="n1")])
     back = elastic(7, restarts=1, reason="BeginTime", eligible=NOW + 31)
@@ -158,7 +158,7 @@ def test_slurmd_may_take_a_run_for_the_last_one_until_slurms_delay_is_over() -> 
 # -- the forecast ------------------------------------------------------------------------------------------------------
 
 
-def test_gaps_at_this_time_of_day_say_how_long_one_lasts() -> None:
+def test_length_of_a_gap_is_forecast_by_gaps_at_the_same_time_of_day() -> None:
     days, day = 5, 86_400.0
     noon = 20_000 * day + 12 * 3600.0
     # Every day from eleven to one three slices are needed for a minute, every five minutes.
@@ -173,14 +173,14 @@ def test_gaps_at_this_time_of_day_say_how_long_one_lasts() -> None:
         assert expected.reserve(at + 60.0 + 150.0, 600.0, 0.2) == kept
 
 
-def test_what_ran_before_the_service_did_not_just_start() -> None:
+def test_run_that_began_before_migbatchd_is_not_a_new_start() -> None:
     expected = Expectation()
     expected.learn([("1g.10gb", NOW - 100, None)], NOW)
     expected.update({ONE: frozenset({(1, 0)})}, {}, NOW)
     assert expected.reserve(NOW, 600.0, 0.95) == {}
 
 
-def test_profiles_of_the_record_that_are_none_are_passed_over() -> None:
+def test_invalid_profiles_in_the_record_are_ignored() -> None:
     expected = Expectation()
     expected.learn([("rubbish", NOW - 100, None)], NOW)
     assert expected.reserve(NOW, 600.0, 0.95) == {}
@@ -196,20 +196,20 @@ def elastic_jobs(predicted: dict[Profile, float] | None = None) -> ElasticJobs:
     return made
 
 
-def test_speeds_lie_within_min_and_max_and_memory() -> None:
+def test_speeds_have_only_profiles_within_min_max_and_memory() -> None:
     one = replace(job_view(elastic(7)), hints=LoanHints(min=ONE, max=THREE, mem_mib=15_000))
     found = elastic_jobs().speeds(one)
     assert set(found) == {Profile.parse("1g.20gb"), TWO, THREE}
     assert found[THREE] == pytest.approx(math.sqrt(3 / 7))
 
 
-def test_the_predictor_is_asked_for_models_that_it_knows() -> None:
+def test_predicted_speeds_are_used_for_models_that_the_predictor_knows() -> None:
     known = replace(job_view(elastic(7)), hints=LoanHints(max=THREE, model="bert-large"))
     assert elastic_jobs({ONE: 0.2, THREE: 0.5, ALL: 1.0}).speeds(known) == {ONE: 0.2, THREE: 0.5}
     assert THREE in elastic_jobs({}).speeds(known), "of others the usual is expected"
 
 
-def test_what_a_job_achieved_is_weighed_against_what_was_expected() -> None:
+def test_rates_that_a_job_achieved_are_combined_with_expected_speeds() -> None:
     made, one = elastic_jobs(), job_view(elastic(7))
     usual = made.speeds(one)
     made.recall((7, 0), ONE, Report(items=1000.0, rate=100.0))
@@ -221,7 +221,7 @@ def test_what_a_job_achieved_is_weighed_against_what_was_expected() -> None:
     assert made.speeds(one) == usual
 
 
-def test_costs_of_stopping() -> None:
+def test_costs_of_stopping_a_job_follow_from_its_run_and_its_reports() -> None:
     made = elastic_jobs()
     one = job_view(elastic(7, "1g.10gb", state="RUNNING", start=NOW - 500))
     assert made.costs(one, NOW).restart_s == 40.0
@@ -232,7 +232,7 @@ def test_costs_of_stopping() -> None:
     assert made.left_s(replace(one, row=replace(one.row, time_limit_s=600)), NOW) == pytest.approx(100 / math.sqrt(7))
 
 
-def test_what_a_job_still_needs_follows_from_its_items_and_its_reports() -> None:
+def test_remaining_time_of_a_job_follows_from_its_items_and_its_reports() -> None:
     made = elastic_jobs({ONE: 0.2, THREE: 0.5, ALL: 1.0})
     one = replace(job_view(elastic(7)), hints=LoanHints(max=THREE, model="bert-large", items=10_000))
     assert made.needs_s(one) is None, "it has told nothing"
@@ -252,15 +252,15 @@ def test_what_a_job_still_needs_follows_from_its_items_and_its_reports() -> None
         st.one_of(st.none(), st.booleans(), st.text(max_size=5), st.floats(), st.integers(), st.lists(st.integers())),
     )
 )
-def test_whatever_a_job_says_of_itself_is_number_or_nothing(event: dict[str, object]) -> None:
-    told = report_of(event, NOW)
-    if told is not None:
-        for value in vars(told[1]).values():
+def test_values_that_a_job_reports_are_finite_numbers_or_none(event: dict[str, object]) -> None:
+    report = report_of(event, NOW)
+    if report is not None:
+        for value in vars(report[1]).values():
             assert value is None or (math.isfinite(value) and value >= 0)
-        assert told[1].checkpoint is None or told[1].checkpoint <= NOW + 60
+        assert report[1].checkpoint is None or report[1].checkpoint <= NOW + 60
 
 
-# -- the picture -------------------------------------------------------------------------------------------------------
+# -- the view ----------------------------------------------------------------------------------------------------------
 
 
 def scene(
@@ -293,7 +293,7 @@ def back(job: int, restarts: int = 1, prefix: str = "gres:", **more: object) -> 
 
 
 def ran(*jobs: JobRow, node: str = "n1") -> Ledger:
-    """The ledger when the last run of each has just ended on a node."""
+    """The ledger when the last run of each job has just ended on a node."""
     ledger = Ledger()
     loans = [Loan(row.job_id, row.restarts - 1, NOW - 60, "1g.10gb", State.RUNNING, started=NOW - 50) for row in jobs]
     ledger.load(replace(loan, node=node) for loan in loans)
@@ -302,7 +302,7 @@ def ran(*jobs: JobRow, node: str = "n1") -> Ledger:
 
 
 @pytest.mark.parametrize("restarts", [1, 2])
-def test_up_to_2302_a_job_comes_back_early_on_other_nodes_only(restarts: int) -> None:
+def test_up_to_slurm_2302_a_requeued_job_returns_early_only_on_other_nodes(restarts: int) -> None:
     row = back(1, restarts)
     (order,) = decide(look(scene([row], empty=("n2",)), ran(row)), LendingRules()).orders
     assert (order.kind, order.job, order.away) == (Kind.RELEASE, 1, ("n1",))
@@ -312,13 +312,13 @@ def test_up_to_2302_a_job_comes_back_early_on_other_nodes_only(restarts: int) ->
 
 
 @pytest.mark.parametrize(("restarts", "node", "comes"), [(1, "n1", True), (2, "n1", False), (2, "", False)])
-def test_without_another_node_it_is_tried_once_and_then_waits(restarts: int, node: str, comes: bool) -> None:
+def test_early_return_without_another_node_is_tried_only_once(restarts: int, node: str, comes: bool) -> None:
     row = back(1, restarts)
     orders = decide(look(scene([row]), ran(row, node=node)), LendingRules()).orders
     assert [(order.job, order.away) for order in orders] == ([(1, ())] if comes else [])
 
 
-def test_where_the_last_run_is_not_known_no_node_is_another_one() -> None:
+def test_job_whose_last_node_is_unknown_waits_for_slurms_delay() -> None:
     row = back(1, 2)
     assert not decide(look(scene([row], empty=("n2",)), ran(row, node="")), LendingRules()).orders
     over = replace(row, eligible=NOW, reason="Priority")
@@ -327,7 +327,7 @@ def test_where_the_last_run_is_not_known_no_node_is_another_one() -> None:
 
 
 @pytest.mark.parametrize(("listed", "nodes"), [("n1", [{"n2"}]), ("n9", [{"n1", "n2"}]), ("n[1-2]", [])])
-def test_a_training_is_lent_nothing_on_nodes_that_its_user_excludes(listed: str, nodes: list[set[str]]) -> None:
+def test_training_job_is_lent_nothing_on_nodes_that_its_user_excludes(listed: str, nodes: list[set[str]]) -> None:
     row = elastic(1, reason="ReqNodeNotAvail")
     text, space, marker = row.comment.rpartition(" ")
     row = replace(row, comment=f"{text}{space}[mig-exclude:{listed}] {marker}")
@@ -336,13 +336,13 @@ def test_a_training_is_lent_nothing_on_nodes_that_its_user_excludes(listed: str,
     assert job_views_of([row], ["train"])[1].hints == job_views_of([elastic(1)], ["train"])[1].hints
 
 
-def test_supply_keeps_the_slice_of_a_released_job_off_nodes_where_it_must_not_start() -> None:
+def test_supply_plans_no_slice_of_a_released_job_where_it_must_not_start() -> None:
     row = replace(elastic(1, reason="Resources"), gres="gres:mig:1g.10gb:1,gres:mig:not-n1:0")
     (demand,) = scene([row], empty=("n2",)).wanted
     assert demand.pool == {"n2"}
 
 
-def test_gpus_that_a_node_invents_are_forgotten() -> None:
+def test_idle_times_of_gpus_invented_by_a_node_are_forgotten() -> None:
     idle = Idleness()
     for number in range(5000):
         for taken in (1, 0):
@@ -362,12 +362,12 @@ def inference(job: int, name: str, **more: object) -> JobRow:
     return JobRow(job, partition="gpu", gres=f"gres/mig:{name}:1", reason="Resources", **more)  # type: ignore[arg-type]
 
 
-def test_what_supply_plans_for_inference_is_taken() -> None:
+def test_slots_that_supply_plans_for_inference_count_as_taken() -> None:
     (space,) = look(scene([inference(1, "3g.40gb"), elastic(2, reason="ReqNodeNotAvail")])).spaces
     assert [each.profile for each in space.taken] == [THREE]
 
 
-def test_what_inference_starts_on_is_taken_before_its_node_reports_the_slice() -> None:
+def test_slot_of_starting_inference_is_taken_before_its_node_reports_it() -> None:
     starting = JobRow(1, state="RUNNING", partition="gpu", gres="gres/mig:3g.40gb:1", nodes=("n1",))
     (space,) = look(scene([starting], offered="3g.40gb@4", starting={THREE: 1})).spaces
     assert space.taken == (slot("3g.40gb@4"),)
@@ -376,14 +376,14 @@ def test_what_inference_starts_on_is_taken_before_its_node_reports_the_slice() -
 
 
 @pytest.mark.parametrize(("partitions", "own"), [(("train",), True), (("gpu", "train"), False), ((), False)])
-def test_nodes_for_training_only_are_trainings_own(partitions: tuple[str, ...], own: bool) -> None:
+def test_node_is_trainings_own_if_it_is_only_in_training_partitions(partitions: tuple[str, ...], own: bool) -> None:
     one = scene([elastic(2, reason="ReqNodeNotAvail")])
     nodes = [replace(row, partitions=partitions) for row in one.nodes]
     (space,) = look(replace(one, nodes=nodes, training_only=frozenset({"train", "other"}))).spaces
     assert space.own == own
 
 
-def test_inference_without_room_is_a_start_and_training_is_none() -> None:
+def test_inference_without_room_counts_as_a_start_and_training_does_not() -> None:
     rows = [inference(1, "3g.40gb"), elastic(2, "1g.10gb", reason="Resources"), elastic(3, reason="ReqNodeNotAvail")]
     rows.append(JobRow(9, state="RUNNING", partition="gpu", gres="gres/mig:7g.80gb:1", nodes=("n1",)))
     found = look(scene(rows, ("7g.80gb", 0, (9, 0))))
@@ -396,13 +396,13 @@ def test_jobs_that_slurm_would_not_start_are_not_released() -> None:
     assert look(scene(rows)).elastic_jobs == ()
 
 
-def test_what_is_about_to_end_is_passing() -> None:
+def test_slots_of_ending_and_of_unlisted_runs_are_passing() -> None:
     rows = [JobRow(9, state="COMPLETING", partition="gpu", gres="gres/mig:3g.40gb:1", nodes=("n1",))]
     found = look(scene(rows, ("3g.40gb", 0, (9, 0)), ("3g.40gb", 4, (8, 0))))
     assert found.passing == {("n1", 0): 0xFF}, "nobody lists job 8 any more"
 
 
-def test_loans_do_not_count_as_use_and_what_inference_leaves_rests() -> None:
+def test_idle_time_of_a_gpu_restarts_when_inference_ends_but_not_a_loan() -> None:
     idle, ledger = Idleness(), Ledger()
     row = elastic(5, "3g.40gb", state="RUNNING", nodes=("n1",), start=NOW - 50)
     ledger.follow({5: job_view(row)}, {}, {}, NOW)
@@ -416,7 +416,7 @@ def test_loans_do_not_count_as_use_and_what_inference_leaves_rests() -> None:
     assert space.idle_since == NOW
 
 
-def test_a_node_that_is_closed_or_contradicts_itself_lends_nothing() -> None:
+def test_node_that_is_drained_or_reports_overlapping_slots_lends_nothing() -> None:
     one = scene([])
     closed = replace(one, nodes=[replace(one.nodes[0], states=frozenset({"DRAIN"}))])
     assert look(closed).spaces == ()
@@ -428,10 +428,10 @@ def test_a_node_that_is_closed_or_contradicts_itself_lends_nothing() -> None:
     ("restarts", "hits", "ran_s", "grows"),
     [(5, 5, 3599, True), (5, 3, 3599, True), (5, 2, 3599, False), (3, 0, 3599, False), (3, 0, 3600, True)],
 )
-def test_a_job_that_was_reclaimed_often_grows_again(restarts: int, hits: int, ran_s: float, grows: bool) -> None:
-    """max_restarts bounds what is done for the sake of a larger slice, not what inference made necessary.
+def test_job_that_was_reclaimed_often_may_still_grow(restarts: int, hits: int, ran_s: float, grows: bool) -> None:
+    """max_restarts limits the restarts for a larger slice, not those that inference made necessary.
 
-    A run that has lasted an hour may grow all the same.
+    A run that has lasted an hour may grow in any case.
     """
     row = elastic(5, "1g.10gb", state="RUNNING", nodes=("n1",), start=NOW - ran_s, restarts=restarts)
     ledger, one = Ledger(), scene([row], ("1g.10gb", 0, (5, restarts)))
@@ -442,8 +442,8 @@ def test_a_job_that_was_reclaimed_often_grows_again(restarts: int, hits: int, ra
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-def test_a_job_grows_on_nodes_of_its_partition_only(reachable: bool) -> None:
-    """Else it would be stopped for a slice that Slurm cannot give it, and again an hour later."""
+def test_job_grows_only_on_nodes_of_its_partition(reachable: bool) -> None:
+    """Otherwise it would be stopped for a slice that Slurm cannot give it, and again an hour later."""
     row = elastic(5, "1g.10gb", state="RUNNING", nodes=("n1",), start=NOW - 10_000)
     inference_runs = [JobRow(job, partition="gpu", state="RUNNING", nodes=("n1",)) for job in (7, 8, 9)]
     leases = [("1g.10gb", 0, (5, 0)), ("1g.10gb", 1, (7, 0)), ("2g.20gb", 2, (8, 0)), ("3g.40gb", 4, (9, 0))]
@@ -457,7 +457,7 @@ def test_a_job_grows_on_nodes_of_its_partition_only(reachable: bool) -> None:
     assert found.targets == ({5: (ALL, "n2", 0)} if reachable else {})
 
 
-def test_what_a_job_was_stopped_for_is_kept_until_it_is_released() -> None:
+def test_target_slice_of_a_stopped_job_is_kept_until_its_release() -> None:
     row = elastic(5, "1g.10gb", state="RUNNING", nodes=("n1",), start=NOW - 10_000)
     ledger = Ledger()
     ledger.follow({5: job_view(row)}, {}, {}, NOW)
@@ -482,7 +482,7 @@ def test_what_a_job_was_stopped_for_is_kept_until_it_is_released() -> None:
     assert not ledger.targets, "too late"
 
 
-def test_the_slice_of_a_stopped_job_is_held_while_slurm_refuses_its_release() -> None:
+def test_target_slice_of_a_stopped_job_is_held_while_slurm_refuses_its_release() -> None:
     row, ledger = back(5, prefix="gres/"), Ledger()
     ledger.targets[5] = Target(THREE, "n1", NOW + 100)
     one = scene([row])
@@ -492,7 +492,7 @@ def test_the_slice_of_a_stopped_job_is_held_while_slurm_refuses_its_release() ->
 
 
 def test_jobs_grow_together_only_as_far_as_their_quota_allows() -> None:
-    """Else the last one to come back would have been stopped for a slice that it does not get."""
+    """Otherwise the last job to return would have been stopped for a slice that it does not get."""
     rows = [
         elastic(job, "1g.10gb", state="RUNNING", nodes=(f"n{job}",), account="ml", start=NOW - 9000) for job in (1, 2)
     ]
@@ -511,8 +511,8 @@ def test_jobs_grow_together_only_as_far_as_their_quota_allows() -> None:
 
 
 @pytest.mark.parametrize(("prefix", "at_once"), [("gres:", 1), ("gres/", 3)])
-def test_jobs_come_back_one_by_one_to_the_only_node_where_slurmd_needs_it(prefix: str, at_once: int) -> None:
-    """Slurm up to 23.02 refuses the Prolog of a second one that starts within two seconds."""
+def test_up_to_slurm_2302_jobs_return_one_by_one_to_the_only_node(prefix: str, at_once: int) -> None:
+    """Slurm up to 23.02 refuses the Prolog of a second job that starts within two seconds."""
     comment = "migbatch: role=train max=1g.10gb [mig:loan:1#loan1]"
     rows = [back(job, 1, prefix, comment=comment) for job in (1, 2, 3)]
     ledger, one = ran(*rows), scene(rows)
@@ -536,8 +536,8 @@ def test_jobs_come_back_one_by_one_to_the_only_node_where_slurmd_needs_it(prefix
     assert later(4) == [2]
 
 
-def test_when_the_slices_of_ending_loans_should_be_free() -> None:
-    """By the end of the grace period, or soon if nothing is saved any more."""
+def test_slices_of_ending_loans_are_expected_to_be_free_after_the_grace() -> None:
+    """By the end of the grace period, or soon if no checkpoint is being written any more."""
     ledger, rules = Ledger(), LendingRules(grace_s=30.0)
     settings = LendingSettings(rules=rules)
     loan = Loan(1, 0, 90.0, "1g.10gb", State.RUNNING)

@@ -1,4 +1,4 @@
-"""Jobs of a pipeline get the profiles that keep its deadline at least price, live and again as jobs end."""
+"""Jobs of a pipeline get the profiles that meet its deadline at the lowest price, chosen again as jobs end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slurm_migbatch.workload.hints import Hints
 from tests.support.dispatch_site import NOW, P
 
 ITEMS = 600
-#: seconds of a job on each profile: of what scales, and of what hardly does
+#: seconds of a job on each profile: of a model that scales, and of one that hardly does
 STEEP = {"1g.10gb": 600, "2g.20gb": 310, "3g.40gb": 215, "7g.80gb": 110}
 FLAT = {"1g.10gb": 600, "2g.20gb": 480, "3g.40gb": 400, "7g.80gb": 300}
 RATES = {
@@ -81,7 +81,7 @@ def equivalent(profile: Profile) -> float:
 
 @dataclass
 class Site:
-    """A queue, and what is remembered of it."""
+    """A queue, and what is remembered about it."""
 
     now: float = NOW
     rows: dict[int, JobRow] = field(default_factory=dict)
@@ -124,18 +124,18 @@ def site(*rows: JobRow) -> Site:
 
 
 def chain(deadline_s: float, **changes: Any) -> Site:
-    """A job that scales before one that hardly does."""
+    """A job that scales, followed by one that hardly does."""
     hints = f"pipeline=p deadline={deadline_s:.0f}s"
     return site(row(1, "steep", hints=hints, **changes), row(2, "flat", 1, hints=hints, **changes))
 
 
-def test_jobs_stay_as_granted_while_the_deadline_leaves_time() -> None:
+def test_jobs_keep_their_granted_profile_while_the_deadline_leaves_time() -> None:
     here = chain(2 * WHOLE_S + START_S + 100)
     assert not here.look().changes
     assert here.known[1001, "p"].seconds == 2 * WHOLE_S + START_S
 
 
-def test_the_job_that_gains_most_by_a_larger_slice_gets_it() -> None:
+def test_job_that_gains_most_by_a_larger_slice_gets_it() -> None:
     here = chain(WHOLE_S + 220 + START_S)
     changes = here.look().changes
     assert here.profiles == {1: "3g.40gb", 2: "1g.10gb"}
@@ -143,7 +143,7 @@ def test_the_job_that_gains_most_by_a_larger_slice_gets_it() -> None:
     assert not here.look().changes, "nothing else has happened"
 
 
-def test_the_rest_is_split_again_by_what_a_job_really_took() -> None:
+def test_remaining_jobs_are_split_again_after_the_actual_duration_of_a_job() -> None:
     here = chain(WHOLE_S + 220 + START_S)
     here.look()
     here.start(1)
@@ -164,7 +164,7 @@ def test_the_rest_is_split_again_by_what_a_job_really_took() -> None:
     assert here.profiles == {2: "1g.10gb"}
 
 
-def test_a_first_job_that_may_not_begin_yet_has_so_much_less_time() -> None:
+def test_time_until_the_first_job_may_begin_is_not_available_to_the_split() -> None:
     here = chain(2 * WHOLE_S + START_S + 30)
     here.rows[1] = replace(here.rows[1], reason="BeginTime", eligible=NOW + 20)
     assert not here.look().changes and here.known[1001, "p"].seconds == 2 * WHOLE_S + START_S + 19
@@ -173,16 +173,16 @@ def test_a_first_job_that_may_not_begin_yet_has_so_much_less_time() -> None:
     assert here.profiles == {1: "2g.20gb", 2: "1g.10gb"}
 
 
-def test_a_running_job_that_overruns_makes_those_behind_it_faster_before_it_ends() -> None:
+def test_overrunning_job_gives_its_successors_faster_slices_before_it_ends() -> None:
     here = chain(WHOLE_S + 220 + START_S)
     here.look()
     here.start(1)
     assert not here.look(150).changes and not here.look(40).changes
-    (change,) = here.look(80).changes  # 55 s late, and taken to be so once more
+    (change,) = here.look(80).changes  # 55 s late, and assumed to be late by as much again
     assert change.pending.row.job_id == 2 and here.profiles[2] == "2g.20gb"
 
 
-def test_a_deadline_that_no_split_keeps_gets_fast_slices_and_is_said() -> None:
+def test_pipeline_that_cannot_meet_its_deadline_gets_fast_slices_and_says_so() -> None:
     here = chain(200)
     here.look()
     assert here.profiles == {1: "7g.80gb", 2: "7g.80gb"}
@@ -192,18 +192,18 @@ def test_a_deadline_that_no_split_keeps_gets_fast_slices_and_is_said() -> None:
     assert why_pipeline(here.rows[2], here.known).startswith("the deadline of pipeline p has passed by 0:13:22")
 
 
-def test_why_says_what_is_left() -> None:
+def test_why_reports_the_predicted_and_the_remaining_time() -> None:
     here = chain(2000)
     here.look()
-    told = why_pipeline(here.rows[2], here.known)
-    assert told == (
+    reason = why_pipeline(here.rows[2], here.known)
+    assert reason == (
         "pipeline p: 2 unfinished jobs are predicted to take 0:20:10 at most, with 0:33:19 left until its deadline"
     )
     assert why_pipeline(replace(here.rows[2], uid=7), here.known) == ""
     assert why_pipeline(replace(here.rows[2], comment="mine"), here.known) == ""
 
 
-def test_jobs_are_of_one_pipeline_by_user_and_name_alone() -> None:
+def test_pipeline_is_identified_by_user_and_name_alone() -> None:
     other = row(3, "flat", hints="pipeline=p deadline=10s", uid=1002)
     here = chain(2 * WHOLE_S + START_S + 100)
     here.rows[3] = other
@@ -218,11 +218,11 @@ def test_jobs_are_of_one_pipeline_by_user_and_name_alone() -> None:
     "comment",
     ["pipeline=p deadline=1s", "migbatch: pipeline=a/b", "migbatch: pipeline=p pipeline=p", "x\udcffpipeline=p"],
 )
-def test_a_comment_that_is_not_read_for_hints_names_no_pipeline(comment: str) -> None:
+def test_comment_that_is_not_read_for_hints_names_no_pipeline(comment: str) -> None:
     assert pipeline_of(row(1, "flat", comment=comment)) is None
 
 
-def test_any_job_may_tell_the_deadline_and_the_shortest_counts_from_the_first_submission() -> None:
+def test_shortest_deadline_of_any_job_counts_from_the_first_submission() -> None:
     first = row(1, "steep", hints="pipeline=p deadline=2h", submit=NOW - 100, state="RUNNING", start=NOW - 50)
     here = site(first, row(2, "flat", 1, hints="pipeline=p"), row(3, "flat", 2, hints="pipeline=p deadline=1h"))
     here.look()
@@ -236,14 +236,14 @@ def test_any_job_may_tell_the_deadline_and_the_shortest_counts_from_the_first_su
     assert not here.known, "a later pipeline may have its name"
 
 
-def test_without_a_deadline_nothing_is_done() -> None:
+def test_pipeline_without_a_deadline_is_not_changed() -> None:
     here = site(row(1, "steep", hints="pipeline=p"), row(2, "flat", 1, hints="pipeline=p"))
     plan = here.look()
     assert not plan.changes and not plan.limits
     assert "none of its jobs has a deadline" in why_pipeline(here.rows[1], here.known)
 
 
-def test_a_job_of_which_nobody_knows_how_long_it_takes_counts_with_its_time_limit() -> None:
+def test_job_of_unknown_duration_counts_with_its_time_limit() -> None:
     unknown = row(1, "nobody", hints="pipeline=p", gres="", time_limit_s=300)
     here = site(unknown, row(2, "steep", 1, hints="pipeline=p deadline=700s"))
     here.look()
@@ -258,29 +258,29 @@ def test_a_job_of_which_nobody_knows_how_long_it_takes_counts_with_its_time_limi
 @pytest.mark.parametrize(
     "changes",
     [
-        {"gres": "gres:mig:1g.10gb:1"},  # a Slurm that does not forget
+        {"gres": "gres:mig:1g.10gb:1"},  # a Slurm that keeps a pending job's old GRES type on a change
         {"num_nodes": 2},
         {"het_job": 1},
         {"requested_nodes": "h1"},
         {"features": "a30"},
         {"reservation": "maintenance"},
-        {"comment": f"migbatch: model=flat items={ITEMS} pipeline=p deadline=900s"},  # not of the filter's choice
+        {"comment": f"migbatch: model=flat items={ITEMS} pipeline=p deadline=900s"},  # not granted by the filter
     ],
 )
-def test_what_cannot_be_re_typed_counts_as_it_is(changes: dict[str, Any]) -> None:
+def test_job_that_cannot_be_retyped_counts_with_its_current_profile(changes: dict[str, Any]) -> None:
     hints = "pipeline=p deadline=900s"
     here = site(row(1, "steep", hints=hints), row(2, "flat", 1, hints=hints, **changes))
     assert {change.pending.row.job_id for change in here.look(apply=False).changes} == {1}
     assert here.known[1001, "p"].seconds == 215 + WHOLE_S + START_S
 
 
-def test_a_slice_on_which_a_job_would_pass_its_time_limit_is_no_choice() -> None:
+def test_profile_on_which_a_job_would_exceed_its_time_limit_is_not_chosen() -> None:
     here = chain(3 * WHOLE_S, profile="7g.80gb", time_limit_s=310)
     here.look()
     assert here.profiles == {1: "2g.20gb", 2: "7g.80gb"}
 
 
-def test_parallel_jobs_share_the_longest_path() -> None:
+def test_parallel_jobs_count_with_the_longest_path_through_them() -> None:
     hints = "pipeline=p deadline=1300s"
     ways = [row(n, "flat", 1, hints=hints) for n in (2, 3)]
     here = site(row(1, "steep", hints=hints), *ways, row(4, "steep", 2, 3, hints=hints))
@@ -288,7 +288,7 @@ def test_parallel_jobs_share_the_longest_path() -> None:
     assert here.profiles == {1: "2g.20gb", 2: "1g.10gb", 3: "1g.10gb", 4: "2g.20gb"}
 
 
-def test_an_array_of_a_pipeline_takes_as_long_as_its_throttle_makes_it() -> None:
+def test_duration_of_an_array_in_a_pipeline_follows_from_its_throttle() -> None:
     hints = "pipeline=p deadline=1500s"
     array = row(2, "steep", 1, hints=hints, array_job=2, array_task="0-7%4", tasks=8, throttle=4)
     here = site(row(1, "flat", hints=hints, state="RUNNING", start=NOW), array)
@@ -296,8 +296,8 @@ def test_an_array_of_a_pipeline_takes_as_long_as_its_throttle_makes_it() -> None
     assert change.targets == ("2_[0-7]",) and change.after == P("2g.20gb")
 
 
-def test_an_array_whose_tasks_no_command_can_name_stays_as_it_is() -> None:
-    """Slurm shows every second task of ten thousand briefly, but takes them one by one."""
+def test_array_whose_tasks_no_command_can_name_is_not_retyped() -> None:
+    """Slurm shows every second task of ten thousand in short form, but accepts them only one by one."""
     hints = "pipeline=p deadline=1000s"
     long = {"array_job": 2, "array_task": "0-9998:2%5000", "tasks": 5000, "throttle": 5000}
     here = site(row(1, "flat", hints=hints, state="RUNNING", start=NOW), row(2, "steep", 1, hints=hints, **long))
@@ -305,14 +305,14 @@ def test_an_array_whose_tasks_no_command_can_name_stays_as_it_is() -> None:
     assert [checked_job(name) for name in names] == []
 
 
-def test_rows_that_show_a_circle_or_jobs_that_are_gone_are_no_fault() -> None:
+def test_cyclic_dependencies_and_those_on_missing_jobs_are_tolerated() -> None:
     hints = "pipeline=p deadline=2h"
     here = site(row(1, "steep", 2, hints=hints), row(2, "flat", 1, 2, 77, hints=hints), row(3, "flat", 2, hints=hints))
     here.look()
     assert set(here.known[1001, "p"].jobs) == {1, 2, 3}
 
 
-def test_a_pipeline_of_very_many_jobs_is_left_alone_and_costs_little() -> None:
+def test_pipeline_with_more_jobs_than_allowed_is_skipped() -> None:
     hints = "pipeline=p deadline=1s"
     here = site(*(row(n, "flat", *([n - 1] if n > 1 else []), hints=hints) for n in range(1, 10_001)))
     here.rows[20_000] = row(20_000, "flat", hints="pipeline=q deadline=10s")
@@ -337,21 +337,21 @@ def many(pipelines: int, deadline_s: int) -> Site:
     )
 
 
-def test_many_pipelines_take_turns() -> None:
+def test_many_pipelines_are_split_in_turn_over_several_rounds() -> None:
     here = many(100, 3000)
     rounds = [len(here.look().changes) for _ in range(10)]
     assert max(rounds) <= MOST_SPLIT * 8 and rounds[0] and not rounds[-1]
     assert all(known.jobs and known.seconds <= known.left_s for known in here.known.values())
 
 
-def test_a_round_asks_slurm_for_few_changes_where_no_deadline_can_be_kept() -> None:
+def test_changes_per_round_are_limited_when_no_deadline_can_be_met() -> None:
     here = many(100, 1)
     rounds = [len(here.look().changes) for _ in range(6)]
     assert max(rounds) < MOST + 8 and sum(rounds) == 800
     assert set(here.profiles.values()) == {"7g.80gb"}
 
 
-def test_no_profile_comes_twice_that_slurm_refused_and_none_before_its_turn() -> None:
+def test_refused_profile_is_not_retried_and_the_hold_time_is_respected() -> None:
     here = chain(WHOLE_S + 220 + START_S)
     (change,) = here.look(apply=False).changes
     here.turns.bar(change)
@@ -365,7 +365,7 @@ def test_no_profile_comes_twice_that_slurm_refused_and_none_before_its_turn() ->
     assert 1 not in changed
 
 
-def test_what_was_moved_for_want_of_room_is_not_moved_back() -> None:
+def test_job_retyped_for_lack_of_room_is_not_retyped_back() -> None:
     here = chain(2 * WHOLE_S + START_S + 100)
     here.turns = RetypeHistory(30.0)
     here.look()
@@ -376,7 +376,7 @@ def test_what_was_moved_for_want_of_room_is_not_moved_back() -> None:
     assert not here.look(60).changes, "nothing has happened but that it may be moved again"
 
 
-def test_a_slice_costs_the_share_of_a_gpu_that_nobody_else_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_price_of_a_slice_is_its_gpu_equivalent(monkeypatch: pytest.MonkeyPatch) -> None:
     """1g.20gb has as much compute as 1g.10gb, and twice the memory."""
     monkeypatch.setitem(RATES, "wide", {"1g.10gb": 1.0, "1g.20gb": 1.2, "2g.20gb": 1.4})
     weights = {"1g.10gb": 1 / 7, "1g.20gb": 2 / 8, "2g.20gb": 2 / 7}
@@ -389,7 +389,7 @@ def test_a_slice_costs_the_share_of_a_gpu_that_nobody_else_can_use(monkeypatch: 
     assert [change.after for change in plan.changes] == [P("1g.10gb")]
 
 
-def test_a_job_that_waits_for_room_may_go_where_the_deadline_is_kept() -> None:
+def test_limits_for_jobs_that_wait_for_room_keep_the_deadline() -> None:
     here = chain(WHOLE_S + 215 + START_S + 51)
     plan = here.look()
     assert plan.limits[1] == pytest.approx(265) and plan.limits[2] == pytest.approx(WHOLE_S + 50)

@@ -1,4 +1,4 @@
-"""How one queue becomes the next, and what is known of it then."""
+"""How one queue becomes the next, and what is derived from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Thing = tuple[int, int]
 
 
 def _thing(number: int) -> Thing:
-    """An object of its own, equal to others of its number."""
+    """A new object, equal to others of the same number."""
     return (number, -number)
 
 
@@ -29,7 +29,7 @@ def _applied(before: tuple[Thing, ...], found: list[Edit[Thing]]) -> list[Thing]
 
 @settings(max_examples=examples(300), deadline=None)
 @given(rng=st.randoms(use_true_random=False), size=st.sampled_from([0, 1, 5, 200, 5000]))
-def test_edits_make_the_next_sequence_of_the_one_before(rng: random.Random, size: int) -> None:
+def test_edits_turn_one_sequence_into_the_next(rng: random.Random, size: int) -> None:
     before = tuple(_thing(number) for number in range(size))
     now = list(before)
     for _ in range(rng.randint(0, 6)):
@@ -51,19 +51,19 @@ def test_edits_make_the_next_sequence_of_the_one_before(rng: random.Random, size
     assert sorted(places) == places, "what stays keeps its order"
 
 
-def test_what_did_not_change_is_one_edit() -> None:
+def test_unchanged_sequence_is_one_edit() -> None:
     things = tuple(_thing(number) for number in range(10_000))
     assert edits(things, tuple(things)) == [(0, 10_000, ())]
 
 
-def test_many_that_come_or_go_at_once_leave_the_rest_as_it_is() -> None:
+def test_inserting_or_removing_many_objects_keeps_the_rest_unchanged() -> None:
     things = tuple(_thing(number) for number in range(10_000))
     some = tuple(_thing(number) for number in range(700))
     assert edits(things, (*things[:50], *some, *things[50:])) == [(0, 50, some), (50, 10_000, ())]
     assert edits(things, (*things[:50], *things[750:])) == [(0, 50, ()), (750, 10_000, ())]
 
 
-def test_one_object_among_many_is_found() -> None:
+def test_one_replaced_object_among_many_is_found() -> None:
     things = tuple(_thing(number) for number in range(10_000))
     new = _thing(7777)
     assert edits(things, (*things[:7777], new, *things[7778:])) == [(0, 7777, (new,)), (7778, 10_000, ())]
@@ -71,7 +71,7 @@ def test_one_object_among_many_is_found() -> None:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(rng=st.randoms(use_true_random=False), rounds=st.integers(2, 8))
-def test_a_queue_that_followed_others_is_like_one_by_itself(rng: random.Random, rounds: int) -> None:
+def test_updated_queue_equals_one_built_anew(rng: random.Random, rounds: int) -> None:
     site, queue, book = ChangingSite(rng, jobs=20), JobQueue(), DemandBook()
     for _ in range(rounds):
         jobs, alone = tuple(site.queue), JobQueue.of(site.queue)
