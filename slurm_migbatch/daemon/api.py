@@ -26,8 +26,8 @@ from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.gate import ApiLimits, Caller, Gate, Refused, as_json
 from slurm_migbatch.daemon.log import Seldom
 from slurm_migbatch.daemon.metrics import Metrics
-from slurm_migbatch.daemon.plans import PlanBoard
-from slurm_migbatch.daemon.reports import ReportBoard
+from slurm_migbatch.daemon.plans import NodePlans
+from slurm_migbatch.daemon.reports import NodeReports
 from slurm_migbatch.daemon.scraping import Scraping
 from slurm_migbatch.daemon.term import ActiveRole, AlwaysActive
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
@@ -77,7 +77,7 @@ class NodeApi:
     """What the endpoints act on."""
 
     signer: Signer
-    board: PlanBoard
+    node_plans: NodePlans
     writer: StoreWriter
     metrics: Metrics
     #: whether everything works, and the state of each component
@@ -87,7 +87,7 @@ class NodeApi:
     asking: Asking = Asking(_no_reason, _nobody_waits)
     #: why an address cannot be a node's; empty: it can
     address: Callable[[str, str], Awaitable[str]] = anywhere
-    reports: ReportBoard = field(default_factory=ReportBoard)
+    reports: NodeReports = field(default_factory=NodeReports)
     limits: ApiLimits = field(default_factory=ApiLimits)
     activity: ActiveRole = field(default_factory=AlwaysActive)
     scraping: Scraping = field(default_factory=Scraping)
@@ -150,7 +150,7 @@ class NodeApi:
             self._seldom.warning(node, f"{node}: {refusal}; skipped, update that node if this persists")
         claim = NodeReceipt(message.database, message.acked, incomplete=messages.holding(message.events))
         events = [event.wire for event in message.events]
-        self.board.heard(node)
+        self.node_plans.note_contact(node)
         try:
             future = self.writer.call(
                 lambda store: store.ingest(node, message.journal, message.boot_id, events, claim), "node events"
@@ -172,15 +172,15 @@ class NodeApi:
     async def _plan(self, caller: Caller, body: bytes) -> Response:
         node = caller.node
         message = messages.read_plan(node, body)
-        self.board.confirm(node, message.have)
-        plan = await self.board.newer(node, message.have, min(message.wait, MAX_WAIT))
-        self.board.heard(node)
+        self.node_plans.confirm(node, message.have)
+        plan = await self.node_plans.newer(node, message.have, min(message.wait, MAX_WAIT))
+        self.node_plans.note_contact(node)
         return as_json(plan.to_wire() if plan else {"version": message.have})
 
     async def _findings(self, caller: Caller, body: bytes) -> Response:
         # not in the event loop: texts that are written at length take a while to parse
         message = await self._read(messages.read_findings, caller.node, body)
-        self.board.heard(caller.node)
+        self.node_plans.note_contact(caller.node)
         return as_json({"now": self.reports.keep(caller.node, message.sent, message.findings)})
 
     async def _healthz(self, _: Request) -> Response:
@@ -203,7 +203,7 @@ class NodeApi:
 
     async def _plans(self, request: Request) -> Response:
         self._administrator(request, "node plans")
-        plans = {node: plan for node in self.board.nodes() if (plan := self.board.current(node)) is not None}
+        plans = {node: plan for node in self.node_plans.nodes() if (plan := self.node_plans.current(node)) is not None}
         return as_json({"plans": {node: plan.gpus for node, plan in plans.items()}})
 
     def _administrator(self, request: Request, what: str) -> None:

@@ -66,14 +66,14 @@ class Observer:
     def __init__(
         self,
         view: NodesView,
-        board: Plans,
+        node_plans: Plans,
         total: Callable[[NodeRow], int],
         *,
         silence_s: float = 90.0,
         predictions: Predictions | None = None,
         blackout: Callable[[float], bool] = lambda now: False,
     ) -> None:
-        self.view, self._board, self._total, self._silence_s = view, board, total, silence_s
+        self.view, self._node_plans, self._total, self._silence_s = view, node_plans, total, silence_s
         self._predictions, self._blackout = predictions or NoPredictions(), blackout
         self._lock = threading.Lock()
         self._told: dict[str, dict[tuple[Run, bool], Told]] = {}  # by node
@@ -157,9 +157,9 @@ class Observer:
         )
 
     def _status(self, row: NodeRow, before: PlanStatus | None) -> PlanStatus:
-        plan = self._board.current(row.name)
-        acknowledged = plan is None or self._board.acked(row.name) >= plan.version
-        reachable, total = self._board.silence(row.name) <= self._silence_s, self._total(row)
+        plan = self._node_plans.current(row.name)
+        acknowledged = plan is None or self._node_plans.acked(row.name) >= plan.version
+        reachable, total = self._node_plans.silence(row.name) <= self._silence_s, self._total(row)
         if (
             before is not None
             and before.plan is plan

@@ -56,10 +56,10 @@ class Plans(Protocol):
 class _Node:
     plan: Plan | None = None
     have: int = 0
-    heard: float = 0.0
+    note_contact: float = 0.0
 
 
-class PlanBoard:
+class NodePlans:
     """Plans per node. Publishing and waiting for acknowledgements may happen in any thread, polling in one event loop.
 
     Versions are milliseconds of the wall clock, raised above every version that the node has shown, so they increase
@@ -108,24 +108,24 @@ class PlanBoard:
     def silence(self, node: str) -> float:
         """Return seconds since `node` last polled or sent events; infinite if never."""
         entry = self._nodes.get(node)
-        heard = entry.heard if entry is not None else 0.0
-        return self._clock() - heard if heard else float("inf")
+        note_contact = entry.note_contact if entry is not None else 0.0
+        return self._clock() - note_contact if note_contact else float("inf")
 
     def nodes(self) -> tuple[str, ...]:
         """Return every node that has reported or has a plan."""
         with self._acked:
             return tuple(sorted(self._nodes))
 
-    def heard(self, node: str) -> None:
+    def note_contact(self, node: str) -> None:
         """Note a contact."""
         with self._acked:
-            self._nodes.setdefault(node, _Node()).heard = self._clock()
+            self._nodes.setdefault(node, _Node()).note_contact = self._clock()
 
     def confirm(self, node: str, have: int) -> None:
         """Note that `node` knows version `have`; a version from before a restart raises the next one above it."""
         with self._acked:
             entry = self._nodes.setdefault(node, _Node())
-            entry.heard = self._clock()
+            entry.note_contact = self._clock()
             if have > max(self._wall() * 1000 + _AHEAD_MS, entry.plan.version if entry.plan else 0):
                 have = 0
             news = have != entry.have

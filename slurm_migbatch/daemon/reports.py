@@ -23,7 +23,7 @@ class NodeReport:
     findings: tuple[Finding, ...]
 
 
-class ReportBoard:
+class NodeReports:
     """The latest report of each node. Used by one event loop; read by any thread."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:

@@ -18,7 +18,7 @@ from slurm_migbatch.daemon.flightrecorder import DIRECTORY, FlightRecorder
 from slurm_migbatch.daemon.log import FaultReporter, Seldom
 from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
 from slurm_migbatch.daemon.observer import CompleteView, Observer
-from slurm_migbatch.daemon.plans import PlanBoard
+from slurm_migbatch.daemon.plans import NodePlans
 from slurm_migbatch.daemon.poll import SlurmView
 from slurm_migbatch.daemon.record import NodesPast, WriterRecord, lending_past, nodes_past
 from slurm_migbatch.daemon.settings import blackout_of, settings_of
@@ -72,17 +72,17 @@ class Rounds:
         self,
         config: Config,
         slurm: SlurmClient,
-        board: PlanBoard,
+        node_plans: NodePlans,
         writer: StoreWriter,
         metrics: Metrics,
         predictions: Predictions | None = None,
     ) -> None:
         self._config, self._writer = config, writer
         self.view = CompleteView()
-        self._advertiser = advertiser = Advertiser(slurm, board, config.supply.ack_wait_s)
+        self._advertiser = advertiser = Advertiser(slurm, node_plans, config.supply.ack_wait_s)
         self.observer = Observer(
             self.view,
-            board,
+            node_plans,
             advertiser.total,
             silence_s=config.supply.node_silence_s,
             predictions=predictions,

@@ -33,7 +33,7 @@ from slurm_migbatch.daemon.learning import Learning
 from slurm_migbatch.daemon.listening import Listening
 from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.offer_tuner import OfferTuner
-from slurm_migbatch.daemon.plans import PlanBoard
+from slurm_migbatch.daemon.plans import NodePlans
 from slurm_migbatch.daemon.poll import Poller, SlurmView, UnsavedJobs
 from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.query_supervisor import QuerySupervisor
@@ -81,7 +81,7 @@ class Service:
         self._client = client
         self._activity = activity or AlwaysActive()
         self.metrics = Metrics()
-        self.board = PlanBoard()
+        self.node_plans = NodePlans()
         self.writer = StoreWriter(open_store, config.daemon.queue)
         self.poller = Poller(client, config.cluster.poll_s, self._seen)
         self.inventory = InventoryKeeper(self.writer)
@@ -99,7 +99,7 @@ class Service:
         self._ended: set[int] = set()
         self._asking = False
         self._errands: set[asyncio.Task[None]] = set()
-        self.rounds = Rounds(config, client, self.board, self.writer, self.metrics, self.submit.facts)
+        self.rounds = Rounds(config, client, self.node_plans, self.writer, self.metrics, self.submit.facts)
         learns = config.dispatch.enabled and config.supply.enabled and not config.supply.preference
         self.stock = OfferTuner(self.rounds.observer, self.writer, lambda: self.poller.latest, enabled=learns)
         self.privacy = Privacy(client, slurm_uids(config))
@@ -108,7 +108,7 @@ class Service:
         self._node_api = NodeApi(
             signer=signer,
             scraping=scraping or Scraping(),
-            board=self.board,
+            node_plans=self.node_plans,
             writer=self.writer,
             metrics=self.metrics,
             health=self.health,
@@ -164,7 +164,7 @@ class Service:
             ready()
             await stop.wait()
         finally:
-            self.board.close()
+            self.node_plans.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -323,7 +323,7 @@ class Service:
         gauge(
             "migbatch_node_silence_seconds",
             "Seconds since the last message of a node.",
-            lambda: {(n,): s for n in self.board.nodes() if (s := self.board.silence(n)) != float("inf")},
+            lambda: {(n,): s for n in self.node_plans.nodes() if (s := self.node_plans.silence(n)) != float("inf")},
             "node",
         )
         gauge(

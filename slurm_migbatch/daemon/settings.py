@@ -64,9 +64,11 @@ def lending_settings(config: LendingConfig) -> LendingSettings:
 
 def rules_of(config: LendingConfig) -> LendingRules:
     """Return the configured rules."""
-    calm = Hysteresis(first_s=config.settle_s, loan_s=config.payback_s, idle_s=config.min_idle_s, rest_s=config.rest_s)
+    hysteresis = Hysteresis(
+        first_s=config.settle_s, loan_s=config.payback_s, idle_s=config.min_idle_s, rest_s=config.rest_s
+    )
     return LendingRules(
-        calm=calm,
+        hysteresis=hysteresis,
         grace_s=config.grace_s,
         start_s=config.start_s,
         protect_s=min(60.0, config.payback_s / 10),

@@ -27,7 +27,7 @@ MOST_STEPS = 60_000
 """Most steps of a search for every way to use a GPU; today's GPUs need 9,000 at most."""
 
 
-class _Board:
+class _SlotTable:
     """A geometry in the form that the searches need, with cached results.
 
     The memory it can take is bounded by the number of legal (mask, counts) pairs, a few thousand.
@@ -138,8 +138,8 @@ def is_searchable(geometry: Geometry) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _board(geometry: Geometry) -> _Board:
-    return _Board(geometry)
+def _slot_table(geometry: Geometry) -> _SlotTable:
+    return _SlotTable(geometry)
 
 
 def choose(geometry: Geometry, used: Layout, profile: Profile) -> Slot | None:
@@ -148,15 +148,15 @@ def choose(geometry: Geometry, used: Layout, profile: Profile) -> Slot | None:
     Raises UnknownProfile if the GPU has no such profile.
     """
     geometry.info(profile)
-    board = _board(geometry)
-    i = board.index[profile]
-    counts = board.more(board.counts(used), i)
+    table = _slot_table(geometry)
+    i = table.index[profile]
+    counts = table.more(table.counts(used), i)
     if counts is None:
         return None
-    free = [(used.mask | bits, slot) for bits, slot in board.places[i] if not used.mask & bits]
+    free = [(used.mask | bits, slot) for bits, slot in table.places[i] if not used.mask & bits]
     return max(
         free,
-        key=lambda at: (board.prospects(at[0], counts), board.freedom(at[0], counts), at[1].placement),
+        key=lambda at: (table.prospects(at[0], counts), table.freedom(at[0], counts), at[1].placement),
         default=(0, None),
     )[1]
 
@@ -178,8 +178,8 @@ def plan_free(geometry: Geometry, used: Layout, wishes: Sequence[Profile], keep:
 def capacity(geometry: Geometry, used: Layout, profile: Profile) -> int:
     """Return the most slots of `profile` that can be added to `used`; raises UnknownProfile."""
     geometry.info(profile)
-    board = _board(geometry)
-    return board.capacity(used.mask, board.counts(used), board.index[profile])
+    table = _slot_table(geometry)
+    return table.capacity(used.mask, table.counts(used), table.index[profile])
 
 
 def fragmentation(geometry: Geometry, used: Layout) -> float:
@@ -189,14 +189,14 @@ def fragmentation(geometry: Geometry, used: Layout) -> float:
     slots of p that can be added, and best[p] the same for the best rearrangement of the same used slots. It is 0 for
     every GPU whose used slots could not be placed better, including an empty and a full one. Raises UnknownProfile.
     """
-    board = _board(geometry)
-    counts = board.counts(used)
-    masks = board.arrangements(counts)
+    table = _slot_table(geometry)
+    counts = table.counts(used)
+    masks = table.arrangements(counts)
     actual = possible = 0
-    for i, (memory, _) in enumerate(board.footprints):
-        here = board.capacity(used.mask, counts, i)
+    for i, (memory, _) in enumerate(table.footprints):
+        here = table.capacity(used.mask, counts, i)
         actual += memory * here
-        possible += memory * max((board.capacity(mask, counts, i) for mask in masks), default=here)
+        possible += memory * max((table.capacity(mask, counts, i) for mask in masks), default=here)
     return 1 - actual / possible if possible else 0.0
 
 
@@ -218,8 +218,8 @@ def _relevant(geometry: Geometry, used: Layout, wishes: Iterable[Profile]) -> tu
 
 @lru_cache(maxsize=1 << 15)
 def _plan_free(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...], keep: Layout) -> Layout:
-    board = _board(geometry)
-    counts = board.counts(used)
+    table = _slot_table(geometry)
+    counts = table.counts(used)
     kept = set(keep.slots)
     # All arrangements of the wishes met so far have the same counts, so what else fits depends on the mask alone: one
     # arrangement for each mask is enough, the one that keeps the most.
@@ -228,12 +228,12 @@ def _plan_free(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...], ke
     for profile in wishes:
         if profile in hopeless:
             continue
-        i = board.index[profile]
-        grown = board.more(counts, i)
+        i = table.index[profile]
+        grown = table.more(counts, i)
         following: dict[int, tuple[int, tuple[Slot, ...]]] = {}
         if grown is not None:
             for mask, (score, slots) in frontier.items():
-                for bits, slot in board.places[i]:
+                for bits, slot in table.places[i]:
                     if mask & bits:
                         continue
                     better = score + (slot in kept)
@@ -244,5 +244,5 @@ def _plan_free(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...], ke
             hopeless.add(profile)
             continue
         counts, frontier = grown, following
-    mask = max(frontier, key=lambda m: (board.prospects(m, counts), frontier[m][0], board.freedom(m, counts), m))
+    mask = max(frontier, key=lambda m: (table.prospects(m, counts), frontier[m][0], table.freedom(m, counts), m))
     return Layout(frontier[mask][1])

@@ -75,11 +75,11 @@ def test_rules_have_what_prometheus_wants():
 
 
 def test_the_dashboard_has_what_grafana_wants():
-    board = dashboard()
-    assert {"uid", "title", "schemaVersion", "panels", "templating", "time"} <= board.keys()
-    (source,) = board["templating"]["list"]
+    node_plans = dashboard()
+    assert {"uid", "title", "schemaVersion", "panels", "templating", "time"} <= node_plans.keys()
+    (source,) = node_plans["templating"]["list"]
     assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
-    panels = board["panels"]
+    panels = node_plans["panels"]
     assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
     for panel in panels:
         assert panel["datasource"]["uid"] == "${datasource}" and panel["type"] in ("timeseries", "stat")

@@ -87,7 +87,7 @@ def test_what_a_node_found_is_told_to_root_alone(node, running, config):
 
 
 def test_plans_are_told_to_root_on_this_host_alone(running, config):
-    running.service.board.publish("n1", {"GPU-a": [("1g.10gb", 0, 1)]})
+    running.service.node_plans.publish("n1", {"GPU-a": [("1g.10gb", 0, 1)]})
     assert json.loads(QuerySite(config).daemon("/v1/plans"))["plans"]["n1"] == {"GPU-a": [["1g.10gb", 0, 1]]}
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=120)
     connection.request("GET", "/v1/plans")
@@ -187,18 +187,18 @@ def test_other_paths_and_methods(node):
 
 
 def test_plans_are_pulled_confirmed_and_pushed(running, node):
-    board = running.service.board
+    node_plans = running.service.node_plans
     assert node.plan() == (200, {"version": 0})
-    first = board.publish("n1", {"GPU-1": [("1g.10gb", 0, 1)]})
+    first = node_plans.publish("n1", {"GPU-1": [("1g.10gb", 0, 1)]})
     status, plan = node.plan()
     assert (status, plan) == (200, {"version": first, "gpus": {"GPU-1": [["1g.10gb", 0, 1]]}})
-    assert board.acked("n1") == 0
+    assert node_plans.acked("n1") == 0
     with concurrent.futures.ThreadPoolExecutor() as pool:
         poll = pool.submit(node.plan, first, 25)
-        assert board.wait_acked("n1", first, 120)
-        second = board.publish("n1", {"GPU-1": []})
+        assert node_plans.wait_acked("n1", first, 120)
+        second = node_plans.publish("n1", {"GPU-1": []})
         assert poll.result(120)[1]["version"] == second
-    assert board.silence("n1") < 120
+    assert node_plans.silence("n1") < 120
 
 
 def test_long_polls_end_when_the_service_stops(config, slurm, store, signer):
@@ -208,7 +208,7 @@ def test_long_polls_end_when_the_service_stops(config, slurm, store, signer):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
             poll = pool.submit(Node(running.port, FakeSigner()).plan, 0, 25)
-            eventually(lambda: running.service.board.acked("n1") == 0 and running.service.board.nodes())
+            eventually(lambda: running.service.node_plans.acked("n1") == 0 and running.service.node_plans.nodes())
         assert poll.result(120) == (200, {"version": 0})
     assert store.closed
 
@@ -234,7 +234,7 @@ def test_a_node_that_sends_much_at_once_is_not_recorded_before_the_others(runnin
         eventually(lambda: not running.service.health()["ok"])
         eventually(lambda: len(running.service.api.connections) >= len(sent))
         one = pool.submit(other.events, INVENTORY)
-        eventually(lambda: "n2" in running.service.board.nodes())
+        eventually(lambda: "n2" in running.service.node_plans.nodes())
         store.locked = False
         assert one.result()[0] == 200 and {future.result()[0] for future in many} == {200}
     assert [name for name, _, _ in store.events].index("n2") <= 1

@@ -7,7 +7,7 @@ import pytest
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.observer import Observer
-from slurm_migbatch.daemon.plans import PlanBoard
+from slurm_migbatch.daemon.plans import NodePlans
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.told import PATIENCE_S, Told, hear
 from slurm_migbatch.decide.snapshot import Answers, Report
@@ -57,7 +57,7 @@ def test_what_is_told_before_slurm_lists_the_start_counts_once_it_does() -> None
 
 def test_what_is_told_while_slurm_is_away_is_kept_once_for_each_run() -> None:
     """Thousands of jobs report every two minutes, and nothing is decided until slurmctld answers again."""
-    observer = Observer(LiveView(), PlanBoard(), lambda row: 0)
+    observer = Observer(LiveView(), NodePlans(), lambda row: 0)
     misfit = {"kind": "misfit", "job": 7, "restart": 0}
     for number in range(1, 1001):
         safe = {"checkpoint": NOW} if number == 10 else {}
@@ -71,7 +71,7 @@ def test_what_is_told_while_slurm_is_away_is_kept_once_for_each_run() -> None:
 
 
 def test_a_node_that_invents_runs_while_slurm_is_away_costs_no_other() -> None:
-    observer = Observer(LiveView(), PlanBoard(), lambda row: 0)
+    observer = Observer(LiveView(), NodePlans(), lambda row: 0)
     observer.ingested("n2", [{"kind": "progress", "job": 7, "restart": 1, "ts": NOW, "items": 5}], NOW)
     for job in range(10_000):
         observer.ingested(HERE, [{"kind": "progress", "job": job, "restart": 1, "ts": NOW, "items": 1}], NOW)

@@ -197,13 +197,13 @@ def test_the_key_of_one_node_speaks_for_no_other(make: Callable[..., Service], t
 
 def test_a_version_that_nobody_made_is_not_taken_for_one(running: Running) -> None:
     """`have` of 2^62 made the next plan's version one that the node refuses."""
-    node, board = Node(running.port, FakeSigner()), running.service.board
-    version = board.publish("n1", {"GPU-1": [("1g.10gb", 0, 1)]})
+    node, node_plans = Node(running.port, FakeSigner()), running.service.node_plans
+    version = node_plans.publish("n1", {"GPU-1": [("1g.10gb", 0, 1)]})
     for have in (2**62 - 1, 2**53):
         assert node.plan(have)[0] == 400
     assert node.plan(2**53 - 1) == (200, {"version": version, "gpus": {"GPU-1": [["1g.10gb", 0, 1]]}})
-    assert board.current("n1").version == version
-    assert board.acked("n1") == 0
+    assert node_plans.current("n1").version == version
+    assert node_plans.acked("n1") == 0
 
 
 def test_one_node_cannot_take_all_that_is_worked_on(running: Running) -> None:

@@ -403,6 +403,8 @@ def test_all_jobs_run_after_random_events_and_stops_respect_the_hysteresis(
     assert not set(w.lending.ledger.targets) - set(w.slurm.queue)
     with w.store() as store:
         stopped = [row for row in store.loans() if row["cause"] in ("grow", "divide") and row["ended"]]
-    calm = w.rules.calm
+    hysteresis = w.rules.hysteresis
     for row in stopped:
-        assert row["ended"] - row["started"] >= min(calm.most_s, calm.first_s * calm.growth ** row["restart"])
+        assert row["ended"] - row["started"] >= min(
+            hysteresis.most_s, hysteresis.first_s * hysteresis.growth ** row["restart"]
+        )

@@ -454,7 +454,7 @@ def called_back(starts, spaces, elastic_jobs):
         },
         job_views={number: JobView(JobRow(number), LoanHints()) for number in job_of},
     )
-    orders, ground = reclaim_for(view, LendingRules(calm=RULES))
+    orders, ground = reclaim_for(view, LendingRules(hysteresis=RULES))
     return [job_of[order.job] for order in orders], ground
 
 
@@ -506,12 +506,12 @@ def test_room_of_a_reclaimed_loan_is_for_the_job_it_is_reclaimed_for():
         loans=loans,
         job_views={job: JobView(JobRow(job), LoanHints()) for job in loans},
     )
-    orders, _ = reclaim_for(view, LendingRules(calm=RULES))
+    orders, _ = reclaim_for(view, LendingRules(hysteresis=RULES))
     assert {order.job: order.inference for order in orders} == {4: 8, 1: 11}
     ending = {job: replace(loan, state=State.REQUEUED) if job in (1, 4) else loan for job, loan in loans.items()}
-    forgotten, _ = reclaim_for(replace(view, loans=ending), LendingRules(calm=RULES))
+    forgotten, _ = reclaim_for(replace(view, loans=ending), LendingRules(hysteresis=RULES))
     assert [order.job for order in forgotten] == [2]
-    later, _ = reclaim_for(replace(view, loans=ending, ends_for={4: 8, 1: 11}), LendingRules(calm=RULES))
+    later, _ = reclaim_for(replace(view, loans=ending, ends_for={4: 8, 1: 11}), LendingRules(hysteresis=RULES))
     assert later == []
 
 

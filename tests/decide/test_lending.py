@@ -68,20 +68,20 @@ def test_worth_falls_with_the_number_and_the_cost_of_restarts():
 
 
 def test_time_before_a_job_may_be_changed_grows_with_its_restarts():
-    calm = Hysteresis(first_s=600, growth=2, most_s=5000)
-    assert not calm.may_change(599, 0, 0)
-    assert calm.may_change(600, 0, 0)
-    assert not calm.may_change(4799, 0, 3)
-    assert calm.may_change(4800, 0, 3)
-    assert calm.may_change(5000, 0, 10**6)
+    hysteresis = Hysteresis(first_s=600, growth=2, most_s=5000)
+    assert not hysteresis.may_change(599, 0, 0)
+    assert hysteresis.may_change(600, 0, 0)
+    assert not hysteresis.may_change(4799, 0, 3)
+    assert hysteresis.may_change(4800, 0, 3)
+    assert hysteresis.may_change(5000, 0, 10**6)
 
 
 def test_slice_is_lent_only_after_its_idle_time_and_its_rest():
-    calm = Hysteresis(idle_s=120, rest_s=600)
-    assert not calm.may_lend(119, 0, None)
-    assert calm.may_lend(120, 0, None)
-    assert not calm.may_lend(700, 500, 200)
-    assert calm.may_lend(800, 500, 200)
+    hysteresis = Hysteresis(idle_s=120, rest_s=600)
+    assert not hysteresis.may_lend(119, 0, None)
+    assert hysteresis.may_lend(120, 0, None)
+    assert not hysteresis.may_lend(700, 500, 200)
+    assert hysteresis.may_lend(800, 500, 200)
 
 
 def test_restart_costs_equal_those_in_the_table_of_the_paper():

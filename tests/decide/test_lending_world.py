@@ -255,7 +255,7 @@ def test_job_grows_where_it_pays_and_no_other_job_waits(world: MakeWorld) -> Non
     begun = w.clock.now
     w.until(lambda: not set(others) & set(w.slurm.queue))
     w.until(lambda: w.loaned().get(job, "1g.10gb") != "1g.10gb", 1000)
-    assert w.clock.now - begun >= w.rules.calm.first_s
+    assert w.clock.now - begun >= w.rules.hysteresis.first_s
     assert history(w, job)[0] == (0, "ended", "grow")
     assert kinds(w, job) == ["release", "signal", "requeue", "retype", "release"]
     assert w.training[job].saved > 0

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.offer_tuner import HISTORY_S, USUAL_S, OfferTuner, classes_of
-from slurm_migbatch.daemon.plans import PlanBoard
+from slurm_migbatch.daemon.plans import NodePlans
 from slurm_migbatch.daemon.poll import SlurmView
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
@@ -38,7 +38,7 @@ def test_classes_scale_history_to_the_horizon_and_count_the_queue_as_it_is() -> 
 
 def room(url: str, *waiting: JobRow) -> tuple[OfferTuner, Observer, StoreWriter]:
     facts = {"h1": NodeFacts((GpuFacts("GPU-1", H100), GpuFacts("GPU-2", H100)))}
-    observer = Observer(SimpleNamespace(facts=lambda: facts), PlanBoard(), lambda row: 0)
+    observer = Observer(SimpleNamespace(facts=lambda: facts), NodePlans(), lambda row: 0)
     writer = StoreWriter(lambda: open_store(url), 100)
     writer.start()
     snapshot = SlurmView(0.0, tuple(waiting), ())

@@ -437,7 +437,7 @@ def test_job_that_was_reclaimed_often_may_still_grow(restarts: int, hits: int, r
     ledger, one = Ledger(), scene([row], ("1g.10gb", 0, (5, restarts)))
     ledger.follow({5: job_view(row)}, {}, {}, NOW)
     ledger.past[5] = LoanHistory(hits)
-    orders = decide(look(one, ledger), LendingRules(calm=Hysteresis(first_s=1, idle_s=0, rest_s=0))).orders
+    orders = decide(look(one, ledger), LendingRules(hysteresis=Hysteresis(first_s=1, idle_s=0, rest_s=0))).orders
     assert [order.cause for order in orders] == ([Cause.GROW] if grows else [])
 
 
@@ -452,7 +452,7 @@ def test_job_grows_only_on_nodes_of_its_partition(reachable: bool) -> None:
     one = replace(one, nodes=[one.nodes[0], replace(one.nodes[1], partitions=partitions)])
     ledger = Ledger()
     ledger.follow({5: job_view(row)}, {}, {}, NOW)
-    found = decide(look(one, ledger), LendingRules(calm=Hysteresis(idle_s=0, rest_s=0)))
+    found = decide(look(one, ledger), LendingRules(hysteresis=Hysteresis(idle_s=0, rest_s=0)))
     assert [(order.cause, order.job) for order in found.orders] == [(Cause.GROW, 5)] * reachable
     assert found.targets == ({5: (ALL, "n2", 0)} if reachable else {})
 
@@ -501,7 +501,7 @@ def test_jobs_grow_together_only_as_far_as_their_quota_allows() -> None:
     one = replace(one, facts={**one.facts, "n2": NodeFacts((facts,))})
     ledger = Ledger()
     ledger.follow({row.job_id: job_view(row) for row in rows}, {}, {}, NOW)
-    rules = LendingRules(calm=Hysteresis(idle_s=0, rest_s=0), quota={"ml": 8})
+    rules = LendingRules(hysteresis=Hysteresis(idle_s=0, rest_s=0), quota={"ml": 8})
     assert [order.cause for order in decide(look(one, ledger), rules).orders] == [Cause.GROW]
     assert len(decide(look(one, ledger), replace(rules, quota={"ml": 14})).orders) == 2
     ledger.targets[9] = Target(THREE, "n3", NOW + 100)

@@ -31,7 +31,7 @@ LAYOUTS = {
     geometry.name: [one for one in layouts(geometry) if all(not p.suffix for p in one.profiles)]
     for geometry in (H100, A30)
 }
-RULES = LendingRules(calm=Hysteresis(loan_s=600, idle_s=0, rest_s=0), most_releases=4, quota={"a": 3})
+RULES = LendingRules(hysteresis=Hysteresis(loan_s=600, idle_s=0, rest_s=0), most_releases=4, quota={"a": 3})
 STATES = [State.RUNNING, State.RUNNING, State.SIGNALLED, State.REQUEUED]
 
 

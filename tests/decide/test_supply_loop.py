@@ -75,12 +75,12 @@ def test_reset_by_reconfigure_is_corrected_next_round_without_a_new_plan() -> No
     world = World()
     world.steps(2)
     wanted = dict(world.slurm.machines["n1"].gres)
-    version = world.nodes.board.current("n1").version
+    version = world.nodes.node_plans.current("n1").version
     world.slurm.reconfigure()
     assert world.slurm.machines["n1"].states == {"IDLE"}
     world.round()
     assert world.slurm.machines["n1"].gres == wanted
-    assert world.nodes.board.current("n1").version == version
+    assert world.nodes.node_plans.current("n1").version == version
     assert "reconfigure" in world.records[-1][2]
 
 
@@ -223,9 +223,9 @@ def test_after_a_restart_of_the_service_jobs_keep_their_slots() -> None:
         world.slurm.submit(f"mig:{want}:1", runs=1000)
     world.steps(3)
     held = {u: dict(s) for u, s in world.nodes.held["n1"].items()}
-    board = type(world.nodes.board)(wall=world.clock.time, clock=world.clock.monotonic)
-    board.confirm("n1", world.nodes.board.acked("n1"))
-    world.nodes.board = board
+    node_plans = type(world.nodes.node_plans)(wall=world.clock.time, clock=world.clock.monotonic)
+    node_plans.confirm("n1", world.nodes.node_plans.acked("n1"))
+    world.nodes.node_plans = node_plans
     world.new_loop()
     world.slurm.submit("mig:1g.10gb:1", runs=1000)
     world.start()  # on the old offer, before the first round of the new service

@@ -22,7 +22,7 @@ from slurm_migbatch.config import Config, StoreConfig
 from slurm_migbatch.config.marks import marks
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.facts import slurm_uids
-from slurm_migbatch.daemon.reports import ReportBoard
+from slurm_migbatch.daemon.reports import NodeReports
 from slurm_migbatch.doctor import (
     catalog,
     controller,
@@ -279,7 +279,7 @@ def test_what_a_node_may_not_tell(body: bytes) -> None:
 
 def test_what_nodes_tell_is_shown_and_cannot_act_on_a_terminal() -> None:
     now = [1000.0]
-    board = ReportBoard(lambda: now[0])
+    board = NodeReports(lambda: now[0])
     for node, sent, text in (("n1", 1000.0, "a\x1b[2Jb\n"), ("n2", 1300.0, ""), ("n3", 1000.0, "")):
         rows = [{"level": "FAIL", "subject": "Prolog", "text": text, "advice": "do"}] if text else []
         message = messages.read_findings(node, told(node=node, sent=sent, findings=rows))
@@ -299,7 +299,7 @@ def test_what_nodes_tell_is_shown_and_cannot_act_on_a_terminal() -> None:
 
 
 def test_a_clock_of_a_node_that_differs() -> None:
-    board = ReportBoard(lambda: 1000.0)
+    board = NodeReports(lambda: 1000.0)
     board.keep("n1", 1060.0, ())
     heard = reports.read_reports(json.dumps({"nodes": board.to_dict()}).encode())
     for found in (reports.check_reports(heard, ["n1"]), reports.summary(heard, ["n1"])):

@@ -56,9 +56,9 @@ def test_young_jobs_are_not_restarted_for_little() -> None:
     """b leaves one of three GPUs: a job that has two, is 120 s old and would gain half of it, of which 120 / 150 count,
     takes it; with a delay of 600 s it does not."""
     jobs = [SimulatedJob(0, "a", 0, 900, gpus=2, least=2, most=3), SimulatedJob(1, "b", 0, 50, gpus=1)]
-    eager, calm = (simulate(jobs, 3, policy=Pollux(delay_s=delay)) for delay in (30.0, 600.0))
+    eager, hysteresis = (simulate(jobs, 3, policy=Pollux(delay_s=delay)) for delay in (30.0, 600.0))
     assert eager.runs[0].preempted == 1
-    assert calm.runs[0].preempted == 0
+    assert hysteresis.runs[0].preempted == 0
 
 
 def test_inference_is_neither_moved_nor_shrunk() -> None:

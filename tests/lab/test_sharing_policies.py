@@ -91,9 +91,9 @@ def test_everybody_ends_nobody_is_third_and_the_board_knows_the_truth(jobs, xi, 
             super().decide(sim)
             for gpu in sim.cluster.gpus:
                 assert len(sim.cluster.runs(gpu.whole)) <= 2
-            for key, task in self.board.tasks.items():
+            for key, task in self.sharing.tasks.items():
                 assert task.remaining(sim.now) == pytest.approx(self.runs[key].remaining(sim.now), abs=1e-6)
-            assert self.board.free == sim.cluster.empty.bit_count()
+            assert self.sharing.free == sim.cluster.empty.bit_count()
 
     first, second = (play(Watched(rules), jobs, 4, xi) for _ in range(2))
     assert None not in ends(first)

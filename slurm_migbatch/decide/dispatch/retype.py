@@ -380,10 +380,10 @@ def _of_pool(
         for _ in range(min(pending.copies, MOST)):
             waiting.append(Waiting(pending.arrived, work, len(owners)))
             owners.append(number)
-    board = StockCosts(list(works), [float(kind.compute) for kind in kinds], [1] * len(kinds))
+    stock_costs = StockCosts(list(works), [float(kind.compute) for kind in kinds], [1] * len(kinds))
     idle = [space.count(pool, kind, slice_count, len(waiting)) for kind in kinds]
     chosen: dict[tuple[int, Profile], list[str]] = {}
-    for job, kind in assign(now, waiting, idle, board):
+    for job, kind in assign(now, waiting, idle, stock_costs):
         node = space.take(pool, kinds[kind], slice_count)
         if node is not None and kinds[kind] != members[owners[job.name]][0].profile:
             chosen.setdefault((owners[job.name], kinds[kind]), []).append(node)

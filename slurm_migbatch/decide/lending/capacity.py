@@ -24,7 +24,7 @@ _PAIRS: Final = 1500
 
 
 @dataclass
-class Given:
+class Assignment:
     """A pending job, the value of each useful profile (from small to large), its current choice, and its GPU.
 
     `reserved`: see `Release`.
@@ -33,7 +33,7 @@ class Given:
     elastic_job: ElasticJob
     worths: Mapping[Profile, float]
     profile: Profile
-    room: int
+    gpu: int
     reserved: bool = False
 
 
@@ -42,22 +42,22 @@ class Grown(NamedTuple):
 
     elastic_job: ElasticJob
     profile: Profile
-    room: int
+    gpu: int
     faster: float
     gain: float
     stay_s: float
 
 
-class _Room:
+class _PlannedGpu:
     """A GPU: its used slots, and the profiles to place next to them (reserve and loans of this round)."""
 
-    __slots__ = ("geometry", "group", "held", "lendable", "space", "used", "version", "wishes")
+    __slots__ = ("geometry", "group", "lendable", "planned", "reserve", "space", "used", "version")
 
     def __init__(self, space: GpuCapacity, used: Layout, lendable: bool, group: int) -> None:
         self.space, self.geometry, self.used = space, space.geometry, used
         self.lendable, self.group = lendable, group
-        self.wishes: tuple[Profile, ...] = ()
-        self.held: tuple[Profile, ...] = ()
+        self.planned: tuple[Profile, ...] = ()
+        self.reserve: tuple[Profile, ...] = ()
         self.version = 0
 
 
@@ -65,60 +65,60 @@ class LendingCapacity:
     """The cluster during one round. For each profile and group of GPUs a heap has the GPU with the lowest loss."""
 
     def __init__(
-        self, spaces: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob], now: float, calm: Hysteresis
+        self, spaces: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob], now: float, hysteresis: Hysteresis
     ) -> None:
-        self.now, self.calm = now, calm
+        self.now, self.hysteresis = now, hysteresis
         self.regions, groups = _groups(spaces, elastic_jobs)
         self.reserve_in = {group for group, space in zip(groups, spaces, strict=True) if not space.own}
         known: dict[Layout, Layout] = {}  # equal ones as one object: faster lookups
-        self.rooms = []
+        self.gpus = []
         for space, group in zip(spaces, groups, strict=True):
             used = space.used
-            lendable = calm.may_lend(now, space.idle_since, space.reclaimed)
+            lendable = hysteresis.may_lend(now, space.idle_since, space.reclaimed)
             lendable = lendable or (space.own and space.reclaimed != math.inf)
-            self.rooms.append(_Room(space, known.setdefault(used, used), lendable, group))
+            self.gpus.append(_PlannedGpu(space, known.setdefault(used, used), lendable, group))
         self.place_of = {(space.node, space.gpu): index for index, space in enumerate(spaces)}
         self.geometries: dict[int, dict[Geometry, None]] = {}
-        for room in self.rooms:
-            self.geometries.setdefault(room.group, {})[room.geometry] = None
-        slices = sum(room.geometry.compute_slices for room in self.rooms if room.lendable or room.space.lent)
+        for gpu in self.gpus:
+            self.geometries.setdefault(gpu.group, {})[gpu.geometry] = None
+        slices = sum(gpu.geometry.compute_slices for gpu in self.gpus if gpu.lendable or gpu.space.lent)
         taken = sum(
-            room.geometry.info(slot.profile).compute_slices
-            for room in self.rooms
-            if room.lendable or room.space.lent
-            for slot in room.space.taken
+            gpu.geometry.info(slot.profile).compute_slices
+            for gpu in self.gpus
+            if gpu.lendable or gpu.space.lent
+            for slot in gpu.space.taken
         )
         self.share = max(1.0, (slices - taken) / max(1, len(elastic_jobs)))
         self._profiles: dict[frozenset[str] | None, set[Profile]] = {}
         self._useful: dict[tuple[int, frozenset[str] | None], tuple[Profile, ...]] = {}
         self.heaps: dict[tuple[int, bool, Profile], list[_Entry]] = {}
         self.by_group: dict[tuple[int, bool], list[int]] = {}
-        for index, room in enumerate(self.rooms):
-            self.by_group.setdefault((room.group, room.lendable), []).append(index)
+        for index, gpu in enumerate(self.gpus):
+            self.by_group.setdefault((gpu.group, gpu.lendable), []).append(index)
 
     # -- queries ----------------------------------------------------------------------------------------------------
 
-    def hold(self, reserve: Mapping[Profile, int]) -> dict[Profile, int]:
+    def place_reserve(self, reserve: Mapping[Profile, int]) -> dict[Profile, int]:
         """Place the reserve into free space, first on GPUs without lending; return the part that does not fit."""
         short: dict[Profile, int] = {}
         for profile in sorted(reserve, key=by_size, reverse=True):
             for count in range(reserve[profile], 0, -1):
-                room = self.best(profile, self.reserve_in, False)
-                if room is None:
-                    room = self.best(profile, self.reserve_in, True)
-                if room is None:
+                gpu = self.best(profile, self.reserve_in, False)
+                if gpu is None:
+                    gpu = self.best(profile, self.reserve_in, True)
+                if gpu is None:
                     short[profile] = count
                     break
-                self.rooms[room].held += (profile,)
-                self.put(room, profile)
+                self.gpus[gpu].reserve += (profile,)
+                self.put(gpu, profile)
         return short
 
     def release_reserve(self) -> None:
         """Make the space free again that `hold` has taken."""
-        for index, room in enumerate(self.rooms):
-            for profile in room.held:
+        for index, gpu in enumerate(self.gpus):
+            for profile in gpu.reserve:
                 self.drop(index, profile)
-            room.held = ()
+            gpu.reserve = ()
 
     def useful(self, elastic_job: ElasticJob) -> tuple[Profile, ...]:
         """Return the profiles that a job can use and that its GPUs have, from small to large."""
@@ -137,34 +137,34 @@ class LendingCapacity:
     def smallest(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> tuple[int, Profile] | None:
         """Return the smallest profile that fits, and the GPU."""
         for profile in useful:
-            room = self.best(profile, self.regions[elastic_job.nodes], True)
-            if room is not None:
-                return room, profile
+            gpu = self.best(profile, self.regions[elastic_job.nodes], True)
+            if gpu is not None:
+                return gpu, profile
         return None
 
     def vacated(self, target: Target) -> bool:
         """Return whether nothing may be lent on the GPU of a target now, mostly because jobs are still leaving it."""
         index = self.place_of.get((target.node, target.gpu))
-        return index is not None and self.rooms[index].space.reclaimed == math.inf
+        return index is not None and self.gpus[index].space.reclaimed == math.inf
 
-    def there(self, elastic_job: ElasticJob, target: Target) -> int | None:
+    def gpu_of(self, elastic_job: ElasticJob, target: Target) -> int | None:
         """Return the GPU of a target if the slice fits there."""
         index = self.place_of.get((target.node, target.gpu))
-        if index is None or self.rooms[index].group not in self.regions[elastic_job.nodes]:
+        if index is None or self.gpus[index].group not in self.regions[elastic_job.nodes]:
             return None
-        return index if self.rooms[index].lendable and self._entry(index, target.profile) is not None else None
+        return index if self.gpus[index].lendable and self._entry(index, target.profile) is not None else None
 
     def reason(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> Reason:
         """Return why a job does not fit."""
         if not useful:
             return "profile"
         groups = self.regions[elastic_job.nodes]
-        for room in self.rooms:
-            if room.held and room.group in groups and room.lendable:
-                lent = room.wishes
-                for profile in room.held:
+        for gpu in self.gpus:
+            if gpu.reserve and gpu.group in groups and gpu.lendable:
+                lent = gpu.planned
+                for profile in gpu.reserve:
                     lent = without(lent, profile)
-                if any(fits(room.geometry, room.used, ordered((*lent, profile))) for profile in useful):
+                if any(fits(gpu.geometry, gpu.used, ordered((*lent, profile))) for profile in useful):
                     return "reserve"
         if any(self.best(profile, groups, False) is not None for profile in useful):
             return "idle"
@@ -184,19 +184,19 @@ class LendingCapacity:
 
     def put(self, index: int, profile: Profile) -> None:
         """Add one slice to a GPU."""
-        self._become(index, ordered((*self.rooms[index].wishes, profile)))
+        self._become(index, ordered((*self.gpus[index].planned, profile)))
 
     def drop(self, index: int, profile: Profile) -> None:
         """Take one slice from a GPU."""
-        self._become(index, without(self.rooms[index].wishes, profile))
+        self._become(index, without(self.gpus[index].planned, profile))
 
-    def beside_reserve(self, space: GpuCapacity) -> GpuCapacity:
+    def without_reserve(self, space: GpuCapacity) -> GpuCapacity:
         """Return a GPU on which what is reserved there is taken."""
-        room = self.rooms[self.place_of[space.node, space.gpu]]
-        if not room.held:
+        gpu = self.gpus[self.place_of[space.node, space.gpu]]
+        if not gpu.reserve:
             return space
-        reserved = list(plan_free(room.geometry, room.used, room.wishes).slots)
-        return replace(space, taken=(*space.taken, *(slot for slot in reserved if slot.profile in room.held)))
+        reserved = list(plan_free(gpu.geometry, gpu.used, gpu.planned).slots)
+        return replace(space, taken=(*space.taken, *(slot for slot in reserved if slot.profile in gpu.reserve)))
 
     # -- sizes -------------------------------------------------------------------------------------------------------
 
@@ -208,66 +208,66 @@ class LendingCapacity:
                 fair = profile
         return elastic_job.speeds[fair]
 
-    def give(self, elastic_job: ElasticJob, index: int, profile: Profile, *, reserved: bool = False) -> Given:
+    def give(self, elastic_job: ElasticJob, index: int, profile: Profile, *, reserved: bool = False) -> Assignment:
         """Give a job a slice of a GPU; the value of a profile is its speed over that on the fair share."""
         useful = self.useful(elastic_job)
         fair = self.fair(elastic_job, useful)
         self.put(index, profile)
         worths = {choice: elastic_job.speeds[choice] / fair for choice in useful}
-        return Given(elastic_job, worths, profile, index, reserved)
+        return Assignment(elastic_job, worths, profile, index, reserved)
 
-    def raise_sizes(self, given: Sequence[Given], move: bool) -> None:
+    def raise_sizes(self, assignments: Sequence[Assignment], move: bool) -> None:
         """Enlarge slices while there is room, first where one more slice is worth most; `move`: on other GPUs too."""
         for _ in range(_PASSES):
-            heap = [step for number, grant in enumerate(given) for step in _steps(number, grant)]
+            heap = [step for number, assignment in enumerate(assignments) for step in _steps(number, assignment)]
             heapify(heap)
             moved = False
             while heap:
                 _, _, number, before, after = heappop(heap)
-                grant = given[number]
-                room = grant.room
-                if grant.profile == before and self._raised(grant, after, move):
-                    moved |= grant.room != room
-                    for step in _steps(number, grant):
+                assignment = assignments[number]
+                gpu = assignment.gpu
+                if assignment.profile == before and self._raised(assignment, after, move):
+                    moved |= assignment.gpu != gpu
+                    for step in _steps(number, assignment):
                         heappush(heap, step)
             if not moved:  # no slice was freed
                 return
 
-    def _raised(self, grant: Given, after: Profile, move: bool) -> bool:
+    def _raised(self, assignment: Assignment, after: Profile, move: bool) -> bool:
         """Give a job a larger slice, on its GPU or elsewhere, if it fits."""
-        room = self.rooms[grant.room]
-        wishes: tuple[Profile, ...] | None = None
-        if after in room.geometry:
-            more = room.geometry.info(after).memory_slices - room.geometry.info(grant.profile).memory_slices
-            if more <= left(room.geometry, room.used, room.wishes)[1]:
-                wishes = ordered((*without(room.wishes, grant.profile), after))
-        if wishes is not None and fits(room.geometry, room.used, wishes):
-            self._become(grant.room, wishes)
+        gpu = self.gpus[assignment.gpu]
+        planned: tuple[Profile, ...] | None = None
+        if after in gpu.geometry:
+            more = gpu.geometry.info(after).memory_slices - gpu.geometry.info(assignment.profile).memory_slices
+            if more <= left(gpu.geometry, gpu.used, gpu.planned)[1]:
+                planned = ordered((*without(gpu.planned, assignment.profile), after))
+        if planned is not None and fits(gpu.geometry, gpu.used, planned):
+            self._become(assignment.gpu, planned)
         else:
-            target = self.best(after, self.regions[grant.elastic_job.nodes], True) if move else None
+            target = self.best(after, self.regions[assignment.elastic_job.nodes], True) if move else None
             if target is None:
                 return False
-            self.drop(grant.room, grant.profile)
+            self.drop(assignment.gpu, assignment.profile)
             self.put(target, after)
-            grant.room = target
-        grant.profile = after
+            assignment.gpu = target
+        assignment.profile = after
         return True
 
-    def exchange(self, given: Sequence[Given], move: bool) -> None:
+    def exchange(self, assignments: Sequence[Assignment], move: bool) -> None:
         """Redistribute the space of pairs on one GPU, and swap pairs on two GPUs, if the sum of values rises."""
         for _ in range(_PASSES):
-            on: dict[int, list[Given]] = {}
-            for grant in given:
-                on.setdefault(grant.room, []).append(grant)
+            on: dict[int, list[Assignment]] = {}
+            for assignment in assignments:
+                on.setdefault(assignment.gpu, []).append(assignment)
             together = (pair for some in on.values() for pair in combinations(some, 2))
             gained = [self._divide(a, b) for a, b in islice(together, _PAIRS)]
-            gained += [self._swap(a, b) for a, b in islice(combinations(given, 2), _PAIRS)]
+            gained += [self._swap(a, b) for a, b in islice(combinations(assignments, 2), _PAIRS)]
             if not any(gained):
                 return
-            self.raise_sizes(given, move)
+            self.raise_sizes(assignments, move)
 
-    def _divide(self, a: Given, b: Given) -> bool:
-        if a.room != b.room:
+    def _divide(self, a: Assignment, b: Assignment) -> bool:
+        if a.gpu != b.gpu:
             return False
         of_a, of_b = a.worths, b.worths
         have = of_a[a.profile] + of_b[b.profile] + _GAIN
@@ -276,29 +276,29 @@ class LendingCapacity:
         )
         if not better:
             return False
-        room = self.rooms[a.room]
-        rest = without(without(room.wishes, a.profile), b.profile)
+        gpu = self.gpus[a.gpu]
+        rest = without(without(gpu.planned, a.profile), b.profile)
         for _, p, q in better:
-            wishes = ordered((*rest, p, q))
-            if fits(room.geometry, room.used, wishes):
-                self._become(a.room, wishes)
+            planned = ordered((*rest, p, q))
+            if fits(gpu.geometry, gpu.used, planned):
+                self._become(a.gpu, planned)
                 a.profile, b.profile = p, q
                 return True
         return False
 
-    def _swap(self, a: Given, b: Given) -> bool:
+    def _swap(self, a: Assignment, b: Assignment) -> bool:
         of_a, of_b = a.worths, b.worths
-        if a.room == b.room or a.profile not in of_b or b.profile not in of_a:
+        if a.gpu == b.gpu or a.profile not in of_b or b.profile not in of_a:
             return False
         if of_a[b.profile] + of_b[a.profile] <= of_a[a.profile] + of_b[b.profile] + _GAIN:
             return False
-        rooms = self.rooms
+        gpus = self.gpus
         if (
-            rooms[b.room].group not in self.regions[a.elastic_job.nodes]
-            or rooms[a.room].group not in self.regions[b.elastic_job.nodes]
+            gpus[b.gpu].group not in self.regions[a.elastic_job.nodes]
+            or gpus[a.gpu].group not in self.regions[b.elastic_job.nodes]
         ):
             return False
-        a.profile, b.profile, a.room, b.room = b.profile, a.profile, b.room, a.room
+        a.profile, b.profile, a.gpu, b.gpu = b.profile, a.profile, b.gpu, a.gpu
         return True
 
     def grow(self, elastic_jobs: Sequence[ElasticJob], max_count: int) -> list[Grown]:
@@ -307,7 +307,7 @@ class LendingCapacity:
         for number, elastic_job in enumerate(elastic_jobs):
             if elastic_job.place is None or elastic_job.shares:
                 continue
-            if not self.calm.may_change(self.now, elastic_job.since, elastic_job.restarts):
+            if not self.hysteresis.may_change(self.now, elastic_job.since, elastic_job.restarts):
                 continue
             useful = self.useful(elastic_job)
             before, fair = (
@@ -316,9 +316,9 @@ class LendingCapacity:
             )
             for profile in useful:
                 speed = elastic_job.speeds[profile]
-                if profile.compute <= elastic_job.place.slot.profile.compute or speed < self.calm.gain * before:
+                if profile.compute <= elastic_job.place.slot.profile.compute or speed < self.hysteresis.gain * before:
                     continue
-                stay = min(self.calm.loan_s, elastic_job.ends_s / speed)
+                stay = min(self.hysteresis.loan_s, elastic_job.ends_s / speed)
                 pay = paid_worth(speed, fair, restart_s=elastic_job.costs.seconds(1, 1, kept=False), stay_s=stay)
                 if pay > before / fair + _GAIN:
                     offers.append((before / fair - pay, number, stay, profile, before))
@@ -327,59 +327,61 @@ class LendingCapacity:
             if len(grown) >= max_count:
                 break
             elastic_job = elastic_jobs[number]
-            room = None if number in grown else self._grown(elastic_job, profile)
-            if room is not None:
+            gpu = None if number in grown else self._grown(elastic_job, profile)
+            if gpu is not None:
                 faster = elastic_job.speeds[profile] / before if before else math.inf
-                grown[number] = Grown(elastic_job, profile, room, faster, -less, stay)
+                grown[number] = Grown(elastic_job, profile, gpu, faster, -less, stay)
         return list(grown.values())
 
     def _grown(self, elastic_job: ElasticJob, profile: Profile) -> int | None:
         """Return the GPU with room for the larger slice, which on its own GPU may replace its slice."""
         assert elastic_job.place is not None
         own_gpu = self.place_of.get((elastic_job.place.node, elastic_job.place.gpu))
-        if own_gpu is not None and elastic_job.place.slot in self.rooms[own_gpu].used:
-            room = self.rooms[own_gpu]
-            used = room.used.remove(elastic_job.place.slot)
-            wishes = ordered((*room.wishes, profile))
-            if room.lendable and profile in room.geometry and fits(room.geometry, used, wishes):
-                room.used = used
-                self._become(own_gpu, wishes)
+        if own_gpu is not None and elastic_job.place.slot in self.gpus[own_gpu].used:
+            gpu = self.gpus[own_gpu]
+            used = gpu.used.remove(elastic_job.place.slot)
+            planned = ordered((*gpu.planned, profile))
+            if gpu.lendable and profile in gpu.geometry and fits(gpu.geometry, used, planned):
+                gpu.used = used
+                self._become(own_gpu, planned)
                 return own_gpu
-        gpu = self.best(profile, self.regions[elastic_job.nodes], True)
-        if gpu is not None:
-            self.put(gpu, profile)
-        return gpu
+        other_gpu = self.best(profile, self.regions[elastic_job.nodes], True)
+        if other_gpu is not None:
+            self.put(other_gpu, profile)
+        return other_gpu
 
     # -- placement ------------------------------------------------------------------------------------------------
 
-    def placed(self, given: Sequence[Given], grown: Sequence[Grown]) -> tuple[tuple[Release, ...], tuple[Grow, ...]]:
+    def placed(
+        self, assignments: Sequence[Assignment], grown: Sequence[Grown]
+    ) -> tuple[tuple[Release, ...], tuple[Grow, ...]]:
         """Return the decisions, each with its expected place."""
         free_slots: dict[int, list[Slot]] = {}
 
         def place(index: int, profile: Profile) -> SlotReference:
-            room = self.rooms[index]
+            gpu = self.gpus[index]
             if index not in free_slots:
-                free_slots[index] = sorted(plan_free(room.geometry, room.used, room.wishes).slots)
+                free_slots[index] = sorted(plan_free(gpu.geometry, gpu.used, gpu.planned).slots)
             slot = next(slot for slot in free_slots[index] if slot.profile == profile)
             free_slots[index].remove(slot)
-            return SlotReference(room.space.node, room.space.gpu, slot)
+            return SlotReference(gpu.space.node, gpu.space.gpu, slot)
 
         grants = tuple(
             Release(
-                grant.elastic_job.job,
-                grant.profile,
-                place(grant.room, grant.profile),
-                grant.worths[grant.profile],
-                grant.reserved,
+                assignment.elastic_job.job,
+                assignment.profile,
+                place(assignment.gpu, assignment.profile),
+                assignment.worths[assignment.profile],
+                assignment.reserved,
             )
-            for grant in given
+            for assignment in assignments
         )
         grows = tuple(
             Grow(
                 growth.elastic_job.job,
                 growth.elastic_job.place.slot.profile,
                 growth.profile,
-                place(growth.room, growth.profile),
+                place(growth.gpu, growth.profile),
                 growth.faster,
                 growth.gain,
                 growth.stay_s,
@@ -389,12 +391,12 @@ class LendingCapacity:
         )
         return grants, grows
 
-    def _become(self, index: int, wishes: tuple[Profile, ...]) -> None:
-        room = self.rooms[index]
-        room.wishes = wishes
-        room.version += 1
+    def _become(self, index: int, planned: tuple[Profile, ...]) -> None:
+        gpu = self.gpus[index]
+        gpu.planned = planned
+        gpu.version += 1
         for (group, lendable, profile), heap in self.heaps.items():
-            if group == room.group and lendable == room.lendable:
+            if group == gpu.group and lendable == gpu.lendable:
                 entry = self._entry(index, profile)
                 if entry is not None:
                     heappush(heap, entry)
@@ -406,16 +408,16 @@ class LendingCapacity:
             entries = (self._entry(index, profile) for index in self.by_group.get((group, lendable), ()))
             heap = self.heaps[key] = [entry for entry in entries if entry is not None]
             heapify(heap)
-        while heap and self.rooms[heap[0][3]].version != heap[0][4]:
+        while heap and self.gpus[heap[0][3]].version != heap[0][4]:
             heappop(heap)
         return heap[0] if heap else None
 
     def _entry(self, index: int, profile: Profile) -> _Entry | None:
-        room = self.rooms[index]
-        if profile not in room.geometry:
+        gpu = self.gpus[index]
+        if profile not in gpu.geometry:
             return None
-        lost = loss(room.geometry, room.used, room.wishes, profile)
-        return None if lost is None else (not room.space.own, *lost, index, room.version)
+        lost = loss(gpu.geometry, gpu.used, gpu.planned, profile)
+        return None if lost is None else (not gpu.space.own, *lost, index, gpu.version)
 
 
 _Entry: TypeAlias = tuple[bool, int, int, int, int]
@@ -423,9 +425,9 @@ _Entry: TypeAlias = tuple[bool, int, int, int, int]
 _Step: TypeAlias = tuple[float, int, int, Profile, Profile]
 
 
-def _steps(number: int, grant: Given) -> Iterable[_Step]:
+def _steps(number: int, assignment: Assignment) -> Iterable[_Step]:
     """Yield larger slices than a job has, by the value gained per slice (compute and memory alike)."""
-    have, worths = grant.profile, grant.worths
+    have, worths = assignment.profile, assignment.worths
     for profile, worth in worths.items():
         gain = worth - worths[have]
         if gain > _GAIN and by_size(profile) > by_size(have):

@@ -48,7 +48,7 @@ def divide(
     elastic_jobs: Sequence[ElasticJob],
     waiting: Sequence[ElasticJob],
     now: float,
-    calm: Hysteresis,
+    hysteresis: Hysteresis,
     most: int,
 ) -> list[Division]:
     """Return the GPUs worth dividing again for jobs that do not fit, or have much too small slices.
@@ -60,7 +60,7 @@ def divide(
         most: maximum number of jobs to stop.
     """
     running = {job.job: job for job in elastic_jobs if job.place is not None}
-    plans = [plan for space in spaces if (plan := _plan(space, running, now, calm)) is not None]
+    plans = [plan for space in spaces if (plan := _plan(space, running, now, hysteresis)) is not None]
     plans.sort(key=lambda plan: -max(by_size(profile)[0] for profile in plan.profiles.values()))
     divided: dict[int, _Plan] = {}
     gains: dict[int, float] = {}
@@ -73,18 +73,18 @@ def divide(
         if job.job in named:  # another division gives it another slice
             continue
         best: tuple[float, int, _Plan] | None = None
-        before = _speed(job) * calm.loan_s
+        before = _speed(job) * hysteresis.loan_s
         for number, plan in enumerate(plans[:_GPUS]):
             plan = divided.get(number, plan)
             if job.job in plan.profiles or not _may_use(job, plan.space) or not _has_cpus(job, plan.space, asked):
                 continue
             if not (named - plan.changed).isdisjoint(plan.profiles):  # one of its jobs leaves for another GPU
                 continue
-            more = _with(plan, job, calm)
+            more = _with(plan, job, hysteresis)
             if more is None:
                 continue
             gain = more.work - plan.work - before
-            if gain > MARGIN * calm.loan_s and (best is None or gain > best[0]):
+            if gain > MARGIN * hysteresis.loan_s and (best is None or gain > best[0]):
                 best = gain, number, more
         if best is None:
             continue
@@ -103,33 +103,35 @@ def divide(
             plan.space.gpu,
             {job: plan.profiles[job] for job in plan.changed},
             len(plan.jobs),
-            gains[number] / calm.loan_s,
+            gains[number] / hysteresis.loan_s,
         )
         for number, plan in divided.items()
     ]
 
 
-def _plan(space: GpuCapacity, running: Mapping[Hashable, ElasticJob], now: float, calm: Hysteresis) -> _Plan | None:
+def _plan(
+    space: GpuCapacity, running: Mapping[Hashable, ElasticJob], now: float, hysteresis: Hysteresis
+) -> _Plan | None:
     """Return a GPU whose division may change; None if no job on it may."""
-    if not calm.may_lend(now, space.idle_since, space.reclaimed) and not (space.own and space.reclaimed is None):
+    if not hysteresis.may_lend(now, space.idle_since, space.reclaimed) and not (space.own and space.reclaimed is None):
         return None
     loans = [running[loan.job] for loan in space.lent if loan.job in running]
-    jobs = [job for job in loans if _may_use(job, space) and _may_change(job, now, calm)]
+    jobs = [job for job in loans if _may_use(job, space) and _may_change(job, now, hysteresis)]
     if not jobs:
         return None
     profiles = {job.job: job.place.slot.profile for job in jobs if job.place is not None}
-    return _Plan(space, tuple(jobs), profiles, math.fsum(_speed(job) for job in jobs) * calm.loan_s)
+    return _Plan(space, tuple(jobs), profiles, math.fsum(_speed(job) for job in jobs) * hysteresis.loan_s)
 
 
-def _with(plan: _Plan, job: ElasticJob, calm: Hysteresis) -> _Plan | None:
+def _with(plan: _Plan, job: ElasticJob, hysteresis: Hysteresis) -> _Plan | None:
     """Return the best division of a GPU with one job more; None if it does not fit."""
     everyone = frozenset(held.job for held in plan.jobs)
     groups = dict.fromkeys([*(plan.changed | {held.job} for held in plan.jobs), everyone])
-    found = [more for group in groups if (more := _divided(plan, job, group, calm)) is not None]
+    found = [more for group in groups if (more := _divided(plan, job, group, hysteresis)) is not None]
     return max(found, key=lambda more: more.work, default=None)
 
 
-def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], calm: Hysteresis) -> _Plan | None:
+def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], hysteresis: Hysteresis) -> _Plan | None:
     """Return a GPU on which a group of its jobs and one more divide their slices and the free space."""
     slots = {loan.job: loan.slot for loan in plan.space.lent}
     sharing = [*[held for held in plan.jobs if held.job in group], job]
@@ -146,7 +148,7 @@ def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], calm: Hys
     changed = frozenset([held.job for held, (_, keeps) in zip(sharing, found, strict=True) if not keeps])
     work = math.fsum(
         min(
-            held.speeds[profiles[held.job]] * (calm.loan_s - (held.costs.full if held.job in changed else 0.0)),
+            held.speeds[profiles[held.job]] * (hysteresis.loan_s - (held.costs.full if held.job in changed else 0.0)),
             held.ends_s,
         )
         for held in jobs
@@ -187,16 +189,16 @@ def _sizes(
 ) -> tuple[Profile, ...] | None:
     """Return the profiles of jobs with these speeds on a GPU next to its used slots; None if one gets nothing."""
     jobs = [ElasticJob(number, dict(items)) for number, items in enumerate(speeds)]
-    board = LendingCapacity([GpuCapacity("", 0, geometry, used.slots)], jobs, 0.0, _AT_ONCE)
-    given = []
+    cluster = LendingCapacity([GpuCapacity("", 0, geometry, used.slots)], jobs, 0.0, _AT_ONCE)
+    assignments = []
     for job in jobs:
-        room = board.smallest(job, board.useful(job))
-        if room is None:
+        gpu = cluster.smallest(job, cluster.useful(job))
+        if gpu is None:
             return None
-        given.append(board.give(job, *room))
-    board.raise_sizes(given, move=False)
-    board.exchange(given, move=False)
-    return tuple(grant.profile for grant in given)
+        assignments.append(cluster.give(job, *gpu))
+    cluster.raise_sizes(assignments, move=False)
+    cluster.exchange(assignments, move=False)
+    return tuple(assignment.profile for assignment in assignments)
 
 
 def _may_use(job: ElasticJob, space: GpuCapacity) -> bool:
@@ -210,10 +212,10 @@ def _has_cpus(job: ElasticJob, space: GpuCapacity, asked: Mapping[str, int]) -> 
     return space.cpus is None or runs_there or job.cpus <= space.cpus - asked.get(space.node, 0)
 
 
-def _may_change(job: ElasticJob, now: float, calm: Hysteresis) -> bool:
+def _may_change(job: ElasticJob, now: float, hysteresis: Hysteresis) -> bool:
     """Return whether a running job may be stopped, and keeps its slice for long enough that this can pay off."""
-    stays = job.ends_s >= _speed(job) * calm.loan_s
-    return stays and not job.shares and calm.may_change(now, job.since, job.restarts)
+    stays = job.ends_s >= _speed(job) * hysteresis.loan_s
+    return stays and not job.shares and hysteresis.may_change(now, job.since, job.restarts)
 
 
 def _speed(job: ElasticJob) -> float:

@@ -30,7 +30,7 @@ from dataclasses import replace
 from typing import Final
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis
-from slurm_migbatch.decide.lending.capacity import Given, Grown, LendingCapacity
+from slurm_migbatch.decide.lending.capacity import Assignment, Grown, LendingCapacity
 from slurm_migbatch.decide.lending.division import divide
 from slurm_migbatch.decide.lending.values import (
     Division,
@@ -51,7 +51,7 @@ def lend(
     elastic_jobs: Sequence[ElasticJob],
     reserve: Mapping[Profile, int],
     now: float,
-    calm: Hysteresis,
+    hysteresis: Hysteresis,
     releases: int | None = None,
 ) -> Lending:
     """Decide which jobs are released with which profile, and which grow.
@@ -64,113 +64,113 @@ def lend(
         calm: when a job may be changed and a slice lent.
         releases: maximum number of jobs to release or grow; None: unlimited.
     """
-    board = LendingCapacity(spaces, elastic_jobs, now, calm)
+    cluster = LendingCapacity(spaces, elastic_jobs, now, hysteresis)
     limit = math.inf if releases is None else releases
-    given = _resume(board, elastic_jobs, limit)
-    short = board.hold(reserve)
-    resumed = {grant.elastic_job.job for grant in given}
+    assignments = _resume(cluster, elastic_jobs, limit)
+    short = cluster.place_reserve(reserve)
+    resumed = {assignment.elastic_job.job for assignment in assignments}
     waiting = [job for job in elastic_jobs if job.place is None and job.job not in resumed]
-    started, lacking = _start(board, waiting, limit - len(given))
-    given += started
+    started, lacking = _start(cluster, waiting, limit - len(assignments))
+    assignments += started
     kept_out = [job for job in waiting if lacking.get(job.job) == "reserve"]
-    if kept_out and len(given) < limit:
-        board.release_reserve()
-        started = _start_in_reserve(board, kept_out, limit - len(given))
-        given += started
-        for grant in started:
-            del lacking[grant.elastic_job.job]
-        short = board.hold(reserve)
+    if kept_out and len(assignments) < limit:
+        cluster.release_reserve()
+        started = _start_in_reserve(cluster, kept_out, limit - len(assignments))
+        assignments += started
+        for assignment in started:
+            del lacking[assignment.elastic_job.job]
+        short = cluster.place_reserve(reserve)
     enough = not any(reason in _NO_ROOM for reason in lacking.values())
-    board.raise_sizes(given, move=enough)  # space that a move leaves free is for jobs that wait for room
-    board.exchange(given, move=enough)
+    cluster.raise_sizes(assignments, move=enough)  # space that a move leaves free is for jobs that wait for room
+    cluster.exchange(assignments, move=enough)
     grown: list[Grown] = []
     if enough:
-        grown = board.grow(elastic_jobs, int(min(limit - len(given), len(elastic_jobs))))
-    grants, grows = board.placed(given, grown)
+        grown = cluster.grow(elastic_jobs, int(min(limit - len(assignments), len(elastic_jobs))))
+    grants, grows = cluster.placed(assignments, grown)
     divisions: Sequence[Division] = ()
     if not grows:
-        touched = {(grant.place.node, grant.place.gpu) for grant in grants}
-        untouched = [board.beside_reserve(space) for space in spaces if (space.node, space.gpu) not in touched]
-        lacking_room = [job for job in waiting if lacking.get(job.job) in _NO_ROOM and _needs_room(board, job)]
-        left = _without_room_soon(spaces, elastic_jobs, lacking_room, now, calm)
+        touched = {(assignment.place.node, assignment.place.gpu) for assignment in grants}
+        untouched = [cluster.without_reserve(space) for space in spaces if (space.node, space.gpu) not in touched]
+        lacking_room = [job for job in waiting if lacking.get(job.job) in _NO_ROOM and _needs_room(cluster, job)]
+        left = _without_room_soon(spaces, elastic_jobs, lacking_room, now, hysteresis)
         if left or not lacking_room:
-            divisions = divide(untouched, elastic_jobs, left, now, calm, int(min(limit, len(elastic_jobs))))
+            divisions = divide(untouched, elastic_jobs, left, now, hysteresis, int(min(limit, len(elastic_jobs))))
     return Lending(grants, grows, tuple(divisions), lacking, short)
 
 
-def _resume(board: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit: float) -> list[Given]:
+def _resume(cluster: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit: float) -> list[Assignment]:
     """Give jobs their targets if these fit: where they were planned, and only then elsewhere.
 
     This comes before the reserve: nobody is stopped for inference that is only expected, so a job that was stopped
     for another reason does not lose its slice to it.
     """
-    given: list[Given] = []
+    assignments: list[Assignment] = []
     late: list[tuple[ElasticJob, Target]] = []
 
     for elastic_job in elastic_jobs:
         target = elastic_job.target
-        if elastic_job.place is not None or target is None or target.profile not in board.useful(elastic_job):
+        if elastic_job.place is not None or target is None or target.profile not in cluster.useful(elastic_job):
             continue
-        room = board.there(elastic_job, target) if len(given) < limit else None
-        if room is not None:
-            given.append(board.give(elastic_job, room, target.profile))
+        gpu = cluster.gpu_of(elastic_job, target) if len(assignments) < limit else None
+        if gpu is not None:
+            assignments.append(cluster.give(elastic_job, gpu, target.profile))
         else:
             late.append((elastic_job, target))
     for elastic_job, target in late:
-        found = board.smallest(elastic_job, (target.profile,)) if len(given) < limit else None
+        found = cluster.smallest(elastic_job, (target.profile,)) if len(assignments) < limit else None
         if found is not None:
-            given.append(board.give(elastic_job, *found))
-    return given
+            assignments.append(cluster.give(elastic_job, *found))
+    return assignments
 
 
 def _start(
-    board: LendingCapacity, waiting: Sequence[ElasticJob], most: float
-) -> tuple[list[Given], dict[Hashable, Reason]]:
+    cluster: LendingCapacity, waiting: Sequence[ElasticJob], most: float
+) -> tuple[list[Assignment], dict[Hashable, Reason]]:
     """Give each pending job the smallest of its profiles that fits; also return why others get none."""
-    started: list[Given] = []
+    started: list[Assignment] = []
     lacking: dict[Hashable, Reason] = {}
     hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
     for elastic_job in waiting:
-        if elastic_job.target is not None and board.vacated(elastic_job.target):
+        if elastic_job.target is not None and cluster.vacated(elastic_job.target):
             lacking[elastic_job.job] = "idle"
             continue
         if len(started) >= most:
             lacking[elastic_job.job] = "round"
             continue
-        useful = board.useful(elastic_job)
+        useful = cluster.useful(elastic_job)
         key = useful, elastic_job.nodes
-        room = None if key in hopeless else board.smallest(elastic_job, useful)
-        if room is None:  # space only shrinks, so no equal job will fit either
+        gpu = None if key in hopeless else cluster.smallest(elastic_job, useful)
+        if gpu is None:  # space only shrinks, so no equal job will fit either
             if key not in hopeless:
-                hopeless[key] = board.reason(elastic_job, useful)
+                hopeless[key] = cluster.reason(elastic_job, useful)
             lacking[elastic_job.job] = hopeless[key]
             continue
-        started.append(board.give(elastic_job, *room))
+        started.append(cluster.give(elastic_job, *gpu))
     return started, lacking
 
 
-def _start_in_reserve(board: LendingCapacity, kept_out: Sequence[ElasticJob], most: float) -> list[Given]:
+def _start_in_reserve(cluster: LendingCapacity, kept_out: Sequence[ElasticJob], most: float) -> list[Assignment]:
     """Start jobs on the free space, each on the smallest profile that is its fair share or more.
 
     Without them the space would be idle, and a job that would be pending loses only its start if inference needs the
     slice soon. A smaller slice does cost: a job keeps it for as long as `Hysteresis` says, and meanwhile gets no larger
     one elsewhere.
     """
-    started: list[Given] = []
+    started: list[Assignment] = []
     for elastic_job in kept_out:
         if len(started) >= most:
             break
-        useful = board.useful(elastic_job)
-        fair = board.fair(elastic_job, useful)
-        found = board.smallest(elastic_job, [profile for profile in useful if elastic_job.speeds[profile] >= fair])
+        useful = cluster.useful(elastic_job)
+        fair = cluster.fair(elastic_job, useful)
+        found = cluster.smallest(elastic_job, [profile for profile in useful if elastic_job.speeds[profile] >= fair])
         if found is not None:
-            started.append(board.give(elastic_job, *found, reserved=True))
+            started.append(cluster.give(elastic_job, *found, reserved=True))
     return started
 
 
-def _needs_room(board: LendingCapacity, elastic_job: ElasticJob) -> bool:
+def _needs_room(cluster: LendingCapacity, elastic_job: ElasticJob) -> bool:
     """Return whether a GPU may be divided for a job that has no room: none is being, and it is not about to share."""
-    placed = elastic_job.target is not None and board.vacated(elastic_job.target)
+    placed = elastic_job.target is not None and cluster.vacated(elastic_job.target)
     return not placed and not elastic_job.shares
 
 
@@ -179,25 +179,25 @@ def _without_room_soon(
     elastic_jobs: Sequence[ElasticJob],
     waiting: Sequence[ElasticJob],
     now: float,
-    calm: Hysteresis,
+    hysteresis: Hysteresis,
 ) -> list[ElasticJob]:
     """Return the jobs that have no room even when all loans have left that are about to."""
     soon = [_vacant(space) for space in spaces if space.leaving] if waiting else []
     if not soon:
         return list(waiting)
-    board = LendingCapacity(soon, elastic_jobs, now, calm)
+    cluster = LendingCapacity(soon, elastic_jobs, now, hysteresis)
     for elastic_job in elastic_jobs:
         target = elastic_job.target
-        room = board.there(elastic_job, target) if elastic_job.place is None and target is not None else None
-        if room is not None and target is not None:
-            board.put(room, target.profile)
+        gpu = cluster.gpu_of(elastic_job, target) if elastic_job.place is None and target is not None else None
+        if gpu is not None and target is not None:
+            cluster.put(gpu, target.profile)
     left = []
     for elastic_job in waiting:
-        found = board.smallest(elastic_job, board.useful(elastic_job))
+        found = cluster.smallest(elastic_job, cluster.useful(elastic_job))
         if found is None:
             left.append(elastic_job)
         else:
-            board.put(*found)
+            cluster.put(*found)
     return left
 
 

@@ -364,44 +364,44 @@ def _turn(task: QueuedTraining) -> int:
     return task.turn
 
 
-def rollout(board: SharingQueue, rule: SharingRule, max_total: float = math.inf, *, hold: bool = False) -> float:
+def rollout(sharing: SharingQueue, rule: SharingRule, max_total: float = math.inf, *, hold: bool = False) -> float:
     """Sum of finishes, counted from now, of all on the board if nobody comes and the rule is kept to; plays it through.
 
     Stops early with infinity where it would exceed `max_total`, or the budget is spent. With `hold` nothing starts
     before the first has ended.
     All jobs must fit at some time (`SharingQueue.copy` sees to it).
     """
-    begin = board.now
+    begin = sharing.now
     total = 0.0
-    budget, tasks = board.budget, board.tasks
+    budget, tasks = sharing.budget, sharing.tasks
     ends = [(begin + task.remaining(begin) / task.rate, task.key, task.version, task) for task in tasks.values()]
     heapify(ends)
-    changed = [] if hold and ends else _start(board, rule)
+    changed = [] if hold and ends else _start(sharing, rule)
     while True:
         for task in changed:
-            heappush(ends, (board.now + task.left / task.rate, task.key, task.version, task))
+            heappush(ends, (sharing.now + task.left / task.rate, task.key, task.version, task))
         while ends and ends[0][2] != ends[0][3].version:
             heappop(ends)
         if not ends:
             return total
         moment, _, _, task = heappop(ends)
-        board.now = moment
+        sharing.now = moment
         budget.left -= 1
         total += moment - begin
-        if budget.left < 0 or total + (moment - begin) * (len(tasks) - 1 + len(board.queue)) > max_total:
+        if budget.left < 0 or total + (moment - begin) * (len(tasks) - 1 + len(sharing.queue)) > max_total:
             return math.inf
         task.version += 1
-        changed = board.end(task)
-        if board.queue:
-            changed += _start(board, rule)
+        changed = sharing.end(task)
+        if sharing.queue:
+            changed += _start(sharing, rule)
 
 
-def _start(board: SharingQueue, rule: SharingRule) -> list[QueuedTraining]:
+def _start(sharing: SharingQueue, rule: SharingRule) -> list[QueuedTraining]:
     """Start what a rule starts; return the jobs whose ends are other ones because of it."""
-    return [start for task, _, partners in board.start(rule) for start in (task, *[other for other, _ in partners])]
+    return [start for task, _, partners in sharing.start(rule) for start in (task, *[other for other, _ in partners])]
 
 
-def choose(board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64) -> tuple[SharingRule, float]:
+def choose(sharing: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64) -> tuple[SharingRule, float]:
     """Return the rule with which the current queue has the lowest mean finish, and the sum of finishes.
 
     At most `depth` pending jobs are simulated. The first of equal rules is taken, also if the budget does not
@@ -409,21 +409,21 @@ def choose(board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int
     """
     least, chosen = math.inf, rules[0]
     for rule in rules:
-        if board.budget.left <= 0:
+        if sharing.budget.left <= 0:
             break
-        total = _total(board, rule, depth, least)
+        total = _total(sharing, rule, depth, least)
         if total < least:
             least, chosen = total, rule
     return chosen, least
 
 
 def _total(
-    board: SharingQueue, rule: SharingRule, depth: int, most: float, starts: Sequence[TrainingStart] | None = None
+    sharing: SharingQueue, rule: SharingRule, depth: int, most: float, starts: Sequence[TrainingStart] | None = None
 ) -> float:
     """Return the sum of finishes over all cases; `starts`: the jobs that start before the first has ended."""
     total = 0.0
-    for case in range(board.cases) if board.cases else (None,):
-        copied = board.copy(depth, case)
+    for case in range(sharing.cases) if sharing.cases else (None,):
+        copied = sharing.copy(depth, case)
         if starts is not None:
             apply(copied, starts)
         total += rollout(copied, rule, most - total, hold=starts is not None)
@@ -433,7 +433,7 @@ def _total(
 
 
 def plan(
-    board: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64, tries: int = 8
+    sharing: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64, tries: int = 8
 ) -> list[TrainingStart]:
     """Return what to start now for the lowest mean finish of the current queue; changes the board.
 
@@ -441,27 +441,27 @@ def plan(
     rule, ends earlier on average: omitting a start that shares, or starting a job that would wait where it is fastest.
     Jobs further back than `depth` start on GPUs that would stay empty, and share with no job.
     """
-    if len(rules) == 1 or not any(board.free + board.lone >= task.need for task in board.queue):
-        return begin(board, rules[0])
-    rule, least = choose(board, rules, depth)
-    starts = begin(board.copy(depth), rule)
-    tries = tries if board.budget.left > 0 else 0
+    if len(rules) == 1 or not any(sharing.free + sharing.lone >= task.need for task in sharing.queue):
+        return begin(sharing, rules[0])
+    rule, least = choose(sharing, rules, depth)
+    starts = begin(sharing.copy(depth), rule)
+    tries = tries if sharing.budget.left > 0 else 0
     for start in [start for start in starts if start.partners][:tries]:
         if start in starts:
-            least, starts = _better(board, rule, depth, least, starts, _without(starts, start))
+            least, starts = _better(sharing, rule, depth, least, starts, _without(starts, start))
     for _ in range(tries):
-        copied = board.copy(depth)
+        copied = sharing.copy(depth)
         apply(copied, starts)
         more = next(iter(begin(copied, FASTEST)), None)
         if more is None:
             break
         before = starts
-        least, starts = _better(board, rule, depth, least, starts, [*starts, more])
+        least, starts = _better(sharing, rule, depth, least, starts, [*starts, more])
         if starts is before:
             break
-    apply(board, starts)
-    if len(board.queue) > depth:
-        starts = [*starts, *begin(board, NEVER)]
+    apply(sharing, starts)
+    if len(sharing.queue) > depth:
+        starts = [*starts, *begin(sharing, NEVER)]
     return starts
 
 
@@ -478,30 +478,30 @@ def _without(starts: Sequence[TrainingStart], dropped: TrainingStart) -> list[Tr
 
 
 def _better(
-    board: SharingQueue,
+    sharing: SharingQueue,
     rule: SharingRule,
     depth: int,
     least: float,
     starts: list[TrainingStart],
     other: list[TrainingStart],
 ) -> tuple[float, list[TrainingStart]]:
-    total = _total(board, rule, depth, least, other)
+    total = _total(sharing, rule, depth, least, other)
     return (total, other) if total < least * (1 - 1e-9) else (least, starts)
 
 
-def begin(board: SharingQueue, rule: SharingRule) -> list[TrainingStart]:
+def begin(sharing: SharingQueue, rule: SharingRule) -> list[TrainingStart]:
     """Return what one rule starts now; changes the board."""
     return [
         TrainingStart(task.key, empty, tuple((other.key, count) for other, count in partners))
-        for task, empty, partners in board.start(rule)
+        for task, empty, partners in sharing.start(rule)
     ]
 
 
-def apply(board: SharingQueue, starts: Sequence[TrainingStart]) -> None:
+def apply(sharing: SharingQueue, starts: Sequence[TrainingStart]) -> None:
     """Start these."""
-    waiting = {task.key: task for task in board.queue}
+    waiting = {task.key: task for task in sharing.queue}
     for start in starts:
         task = waiting.pop(start.key)
-        board.run(task, start.empty, [(board.tasks[key], count) for key, count in start.partners])
+        sharing.run(task, start.empty, [(sharing.tasks[key], count) for key, count in start.partners])
     if starts:
-        board.queue = list(waiting.values())
+        sharing.queue = list(waiting.values())

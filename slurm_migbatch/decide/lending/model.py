@@ -23,7 +23,7 @@ def job_id(name: Hashable) -> int:
 class LendingRules:
     """Settings of the administrator; times in seconds. See `config.schema.LendingConfig`."""
 
-    calm: Hysteresis = field(default_factory=Hysteresis)
+    hysteresis: Hysteresis = field(default_factory=Hysteresis)
     grace_s: float = 60.0
     start_s: float = 60.0
     #: a job that was to be requeued and still runs after this time is requeued again

@@ -283,19 +283,19 @@ class _Group:
 
     def pairs(self, budget: StepBudget) -> list[Pair]:
         """Return the pairs that start now."""
-        board = SharingQueue(len(self.hosts), self._slowdown(), budget, in_turn=True)
+        sharing = SharingQueue(len(self.hosts), self._slowdown(), budget, in_turn=True)
         for host in self.hosts:
             first = self._queued(host.sharer)
-            board.run(first, 1, [])
+            sharing.run(first, 1, [])
             if host.guest is not None:
-                board.run(self._queued(host.guest), 0, [(first, 1)])
+                sharing.run(self._queued(host.guest), 0, [(first, 1)])
         hosts, guests = {host.sharer.job: host for host in self.hosts}, {guest.job: guest for guest in self.queue}
-        board.queue = [self._queued(guest) for guest in guests.values() if guest.job not in board.tasks]
+        sharing.queue = [self._queued(guest) for guest in guests.values() if guest.job not in sharing.tasks]
         test = pair_test(self.rules.gain)
         rules = (test, *(rule for rule in RULES if rule is not PAIR)) if self.rules.depth else (test,)
         # fewer jobs if there are so many slices that the steps would not suffice to simulate all rules
         depth = max(1, min(self.rules.depth, budget.left // (4 * len(self.hosts))))
-        starts = plan(board, rules, depth, self.rules.tries)
+        starts = plan(sharing, rules, depth, self.rules.tries)
         named = [(hosts[start.partners[0][0]], guests[start.key]) for start in starts if start.partners]
         return [Pair(host.sharer.job, guest.job, self._reason(host, guest)) for host, guest in named]
 

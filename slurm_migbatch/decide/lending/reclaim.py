@@ -253,7 +253,7 @@ def _after(written: bool, rules: LendingRules) -> str:
 def _loan(elastic_job: ElasticJob, rules: LendingRules, now: float) -> ReclaimCandidate[SlotReference]:
     assert elastic_job.place is not None
     speed = elastic_job.speeds.get(elastic_job.place.slot.profile, 0.0)
-    horizon = rules.calm.loan_s
+    horizon = rules.hysteresis.loan_s
     stay = min(horizon, elastic_job.left_s / speed) if speed > 0 else horizon
     since, costs = elastic_job.since, elastic_job.costs
     if elastic_job.restarts >= rules.max_restarts:

@@ -48,7 +48,7 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
     waiting = {job_id(elastic_job.job) for elastic_job in elastic_jobs if elastic_job.place is None}
     elastic_jobs = [elastic_job for elastic_job in elastic_jobs if job_id(elastic_job.job) not in lacking]
     lending = lend(
-        _lendable(view, capacity, busy), elastic_jobs, view.reserve, view.now, rules.calm, rules.most_releases
+        _lendable(view, capacity, busy), elastic_jobs, view.reserve, view.now, rules.hysteresis, rules.most_releases
     )
     lacking |= {job_id(job): LACKING[reason] for job, reason in lending.lacking.items()}
     lacking.update(dict.fromkeys(_without_quota(view, rules) - waiting, LACKING["quota"]))
@@ -231,7 +231,7 @@ def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> lis
 
 def _stopped_often(elastic_job: ElasticJob, rules: LendingRules, now: float) -> bool:
     """Return whether a running job was stopped for larger slices as often as allowed, and recently."""
-    return elastic_job.changes >= rules.max_restarts and now - elastic_job.since < rules.calm.most_s
+    return elastic_job.changes >= rules.max_restarts and now - elastic_job.since < rules.hysteresis.most_s
 
 
 def _without_quota(view: LendingView, rules: LendingRules) -> set[int]:

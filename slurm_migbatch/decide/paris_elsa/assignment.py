@@ -97,10 +97,10 @@ class StockCosts:
 class Central:
     """Pending work and the idle slices; see the module. One instance follows one stream of events in time order."""
 
-    def __init__(self, board: StockCosts, idle: Sequence[int] | None = None) -> None:
+    def __init__(self, stock_costs: StockCosts, idle: Sequence[int] | None = None) -> None:
         """`idle` slices of each kind at the start; default: all of the stock."""
-        self.board = board
-        self.idle = list(board.stock if idle is None else idle)
+        self.stock_costs = stock_costs
+        self.idle = list(stock_costs.stock if idle is None else idle)
         self.late: list[Waiting] = []
         """Work that can no longer be in time, oldest first."""
         self._queues: dict[int, deque[Waiting]] = {}
@@ -110,7 +110,7 @@ class Central:
 
     def arrive(self, job: Waiting) -> int | None:
         """Add a job; return the kind of idle slice on which it starts immediately, or None if it waits."""
-        for kind in self.board.allowed[job.work]:
+        for kind in self.stock_costs.allowed[job.work]:
             if self.idle[kind]:
                 self.idle[kind] -= 1
                 return kind
@@ -150,10 +150,10 @@ class Central:
         self._give_up(now)
         if self.late:
             first = self.late[0]
-            limit = self.board.works[first.work].limit_s
+            limit = self.stock_costs.works[first.work].limit_s
             if now - first.arrived > PATIENCE * limit and (job := self._take_late(kind)):
                 return job
-        row = self.board.rows[kind]
+        row = self.stock_costs.rows[kind]
         best, best_place, best_rank = -1, 0, math.inf
         for work, queue in self._queues.items():
             cell = row[work]
@@ -181,7 +181,7 @@ class Central:
 
     def _give_up(self, now: float) -> None:
         """Move work that can no longer be in time anywhere to the late queue."""
-        works, fastest = self.board.works, self.board.fastest
+        works, fastest = self.stock_costs.works, self.stock_costs.fastest
         emptied = []
         for work, queue in self._queues.items():
             last = works[work].limit_s - fastest[work] + _GRAIN_S
@@ -193,7 +193,7 @@ class Central:
             del self._queues[work]
 
     def _take_late(self, kind: int) -> Waiting | None:
-        works = self.board.works
+        works = self.stock_costs.works
         for i, job in enumerate(self.late):
             if works[job.work].seconds[kind] < math.inf:
                 del self.late[i]
@@ -201,7 +201,9 @@ class Central:
         return None
 
 
-def assign(now: float, waiting: Sequence[Waiting], idle: Sequence[int], board: StockCosts) -> list[tuple[Waiting, int]]:
+def assign(
+    now: float, waiting: Sequence[Waiting], idle: Sequence[int], stock_costs: StockCosts
+) -> list[tuple[Waiting, int]]:
     """Return which jobs start on which kinds now, for a live dispatcher's rounds.
 
     Args:
@@ -210,7 +212,7 @@ def assign(now: float, waiting: Sequence[Waiting], idle: Sequence[int], board: S
         idle: idle slices of each kind; the stock of the board counts the busy ones too.
         board: costs and homes.
     """
-    central = Central(board, idle)
+    central = Central(stock_costs, idle)
     for job in sorted(waiting):
         central.wait(job)
     return central.start_idle(now)

@@ -235,10 +235,10 @@ class _Judge:
 
     def rate(self, stock: Counts, guess: float, must_beat: float) -> float:
         """Return the latency-bounded rate, or 0 if it is clearly no better than `must_beat`."""
-        board = StockCosts(self.works, self.prices, stock)
-        if must_beat and central(board, self.arrivals, must_beat * GAIN) is None:
+        stock_costs = StockCosts(self.works, self.prices, stock)
+        if must_beat and central(stock_costs, self.arrivals, must_beat * GAIN) is None:
             return 0.0
-        return bounded_rate(central, board, self.arrivals, guess)
+        return bounded_rate(central, stock_costs, self.arrivals, guess)
 
 
 def _climb(cut: Cut, possible: Sequence[Counts], judge: _Judge, tried: dict[Counts, float], most: int) -> Cut:

@@ -100,8 +100,8 @@ def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int, *
     best_rate = 0.0
     for order in _candidates(cut, works):
         filled = plan_free(geometry, EMPTY, order * geometry.max_slots).counts()
-        board = StockCosts(works, prices, [filled[kind] * gpus for kind in kinds])
-        rate = bounded_rate(central, board, arrivals, best_rate or cut.rate or 1.0)
+        stock_costs = StockCosts(works, prices, [filled[kind] * gpus for kind in kinds])
+        rate = bounded_rate(central, stock_costs, arrivals, best_rate or cut.rate or 1.0)
         if rate > best_rate or not best:
             best, best_rate = order, rate
     return best

@@ -97,9 +97,9 @@ class Latencies:
         return None if self.lost or math.inf in self.latencies else self.latencies
 
 
-def central(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
+def central(stock_costs: StockCosts, stream: Stream, rate: float) -> list[float] | None:
     """Run the arrivals with `assignment.Central`; see `Trial`."""
-    works, ledger, queue = board.works, Latencies(stream), Central(board)
+    works, ledger, queue = stock_costs.works, Latencies(stream), Central(stock_costs)
     busy: list[tuple[float, int]] = []
 
     def start(job: Waiting, kind: int, now: float) -> None:
@@ -130,7 +130,9 @@ def central(board: StockCosts, stream: Stream, rate: float) -> list[float] | Non
     return ledger.result()
 
 
-def bounded_rate(trial: Trial, board: StockCosts, stream: Stream, guess: float, precision: float = 0.005) -> float:
+def bounded_rate(
+    trial: Trial, stock_costs: StockCosts, stream: Stream, guess: float, precision: float = 0.005
+) -> float:
     """Return the latency-bounded rate in jobs a second, by bisection from a guess; 0 if none is found.
 
     Sampled lateness is not quite monotonic in the rate: the result is a rate that meets the bounds, next to one (larger
@@ -138,7 +140,7 @@ def bounded_rate(trial: Trial, board: StockCosts, stream: Stream, guess: float, 
     """
 
     def holds(rate: float) -> bool:
-        return trial(board, stream, rate) is not None
+        return trial(stock_costs, stream, rate) is not None
 
     low, step = guess, 1.02
     if holds(guess):

@@ -16,7 +16,7 @@ from typing import Final
 
 from slurm_migbatch.daemon.controller import Rows
 from slurm_migbatch.daemon.observer import CompleteView
-from slurm_migbatch.daemon.plans import GpuSlots, Guests, Plan, PlanBoard
+from slurm_migbatch.daemon.plans import GpuSlots, Guests, NodePlans, Plan
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.snapshot import Answers, Questions
 from slurm_migbatch.mig.geometry import Geometry
@@ -76,7 +76,7 @@ class LargeSite:
     def __init__(self, geometry: Geometry, nodes: int, gpus: int, pending: int, seed: int) -> None:
         self.now = NOW
         self.view = CompleteView()
-        self._board = PlanBoard(wall=lambda: self.now, clock=lambda: self.now)
+        self._board = NodePlans(wall=lambda: self.now, clock=lambda: self.now)
         self.gpus = nodes * gpus
         self._random = random.Random(seed)  # noqa: S311 a synthetic site, not a secret
         self._geometry, self._pending = geometry, pending
@@ -167,7 +167,7 @@ class LargeSite:
     def poll(self) -> None:
         """Let every node request its plan."""
         for name in self._held:
-            self._board.heard(name)
+            self._board.note_contact(name)
 
     def submit(self) -> None:
         """Submit jobs until the queue has its length again."""

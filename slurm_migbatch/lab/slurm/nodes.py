@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from slurm_migbatch.daemon.nodesview import LiveView
-from slurm_migbatch.daemon.plans import Guests, Plan, PlanBoard
+from slurm_migbatch.daemon.plans import Guests, NodePlans, Plan
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.sharing import is_guest
@@ -140,7 +140,7 @@ class SimulatedNodes:
         self.clock, self.slurm, self.auto = clock, slurm, auto
         self.view = LiveView()
         self.times = times or (NodeDelays() if auto else INSTANT)
-        self.board = PlanBoard(wall=clock.time, clock=clock.monotonic)
+        self.node_plans = NodePlans(wall=clock.time, clock=clock.monotonic)
         self.random = random.Random(seed)  # noqa: S311 - reproducible, not a secret
         #: jobs that found no slice, in their order; and starts outside the plan
         self.misfits: list[int] = []
@@ -172,7 +172,7 @@ class SimulatedNodes:
             for number, (uuid, geometry) in enumerate(gpus.items())
         ]
         self.view.apply(name, [{"kind": "state", "ts": self.clock.now, "gpus": gpu_states, "runs": [], "idle": []}])
-        self.board.confirm(name, 0)
+        self.node_plans.confirm(name, 0)
 
     # -- leases, for reports and tests -----------------------------------------------------------------------------
 
@@ -232,13 +232,13 @@ class SimulatedNodes:
 
     def current(self, node: str) -> Plan | None:
         """See daemon.plans.Plans."""
-        return self.board.current(node)
+        return self.node_plans.current(node)
 
     def publish(
         self, node: str, gpus: Mapping[str, Sequence[tuple[str, int, int]]], guests: Guests | None = None
     ) -> int:
         """See daemon.plans.Plans; with `auto` the node applies the plan by itself."""
-        version = self.board.publish(node, gpus, guests)
+        version = self.node_plans.publish(node, gpus, guests)
         if node in self._nodes:
             self._nodes[node].published = self.clock.now
             if self.auto:
@@ -247,11 +247,11 @@ class SimulatedNodes:
 
     def acked(self, node: str) -> int:
         """See daemon.plans.Plans."""
-        return self.board.acked(node)
+        return self.node_plans.acked(node)
 
     def wait_acked(self, node: str, version: int, timeout: float) -> bool:
         """See daemon.plans.Plans: time passes until the node has the plan, or the wait is over."""
-        if self.board.acked(node) < version:
+        if self.node_plans.acked(node) < version:
             due = self._nodes[node].published + self.times.ack_s
             if node in self.deaf or due > self.clock.now + timeout:
                 if self.auto:
@@ -259,7 +259,7 @@ class SimulatedNodes:
             else:
                 self.clock.until(due)
                 self.pull(node)
-        return self.board.acked(node) >= version
+        return self.node_plans.acked(node) >= version
 
     def silence(self, node: str) -> float:
         """See daemon.plans.Plans: all nodes that are not deaf poll continuously."""
@@ -281,9 +281,9 @@ class SimulatedNodes:
 
     def pull(self, name: str) -> None:
         """Let the node apply its newest plan. It must keep the slots of running jobs."""
-        plan, node = self.board.current(name), self._nodes[name]
+        plan, node = self.node_plans.current(name), self._nodes[name]
         if plan is None:
-            self.board.confirm(name, self.board.acked(name))
+            self.node_plans.confirm(name, self.node_plans.acked(name))
             return
         if plan.version != node.version:
             layouts = {uuid: Layout(Slot.of(*row) for row in plan.gpus.get(uuid, ())) for uuid in node.geometries}
@@ -297,7 +297,7 @@ class SimulatedNodes:
                         )
             node.plan = {uuid: layout.slots for uuid, layout in layouts.items()}
             node.guests, node.version = plan.guests, plan.version
-        self.board.confirm(name, plan.version)
+        self.node_plans.confirm(name, plan.version)
 
     def _ending(self, row: Slice) -> bool:
         job = self.slurm.queue.get(row.job or 0)

@@ -70,14 +70,14 @@ COLD_S: Final = (8.0, 6.0, 6.0, 6.0, 4.0, 4.0)
 
 _RESTLESS: Final = Hysteresis(first_s=0.0, growth=1.0, most_s=0.0, idle_s=0.0, rest_s=0.0, gain=1.2)
 WAYS: Final[Mapping[str, Way]] = {
-    "half": Way(lend=False, calm=Hysteresis(), protect=1.0),
-    "half, ATS": Way(lend=False, calm=None, protect=1.0),
+    "half": Way(lend=False, hysteresis=Hysteresis(), protect=1.0),
+    "half, ATS": Way(lend=False, hysteresis=None, protect=1.0),
     "servers": Way(servers=True, forecast=False),
     "no forecast": Way(forecast=False),
-    "DeepBoot": Way(forecast=False, calm=None, protect=1.0, surge=1.0),
+    "DeepBoot": Way(forecast=False, hysteresis=None, protect=1.0, surge=1.0),
     "ours": Way(),
-    "restless": Way(forecast=False, calm=_RESTLESS, surge=1.0),
-    "free": Way(forecast=False, calm=replace(_RESTLESS, gain=1.0), surge=1.0),
+    "restless": Way(forecast=False, hysteresis=_RESTLESS, surge=1.0),
+    "free": Way(forecast=False, hysteresis=replace(_RESTLESS, gain=1.0), surge=1.0),
 }
 
 

@@ -29,7 +29,7 @@ PERIOD_S: Final = 60.0
 SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of GPUs that a job may get; changes between adjacent ones are not worth a restart."""
 _ROUND: Final = "round"
-CALM: Final = Hysteresis(idle_s=0.0, rest_s=300.0)
+HYSTERESIS: Final = Hysteresis(idle_s=0.0, rest_s=300.0)
 """With a forecast a GPU need not have been idle for a while."""
 
 
@@ -79,7 +79,7 @@ class Way:
     lend: bool = True
     servers: bool = False
     forecast: bool = True
-    calm: Hysteresis | None = CALM
+    hysteresis: Hysteresis | None = HYSTERESIS
     sure: float = 0.8
     horizon_s: float = 60.0
     protect: float = 0.0
@@ -304,7 +304,7 @@ class WholeGpuLending(Quiet):
             replica = self.replicas.get(gpu)
             if gpu in self.holder or (replica is not None and replica.protected(now, way.protect)):
                 continue
-            if way.calm is None or way.calm.may_lend(now, self.idle_since[gpu], self.reclaimed.get(gpu)):
+            if way.hysteresis is None or way.hysteresis.may_lend(now, self.idle_since[gpu], self.reclaimed.get(gpu)):
                 idle.append(gpu)
         if way.servers:
             idle_gpus = set(idle)
@@ -319,7 +319,7 @@ class WholeGpuLending(Quiet):
     def _offers(
         self, sim: Simulation, run: SimulatedRun, fair: int, capacity: int, anybody: bool
     ) -> dict[Choice[str], float]:
-        job, calm, now = run.job, self.way.calm, sim.now
+        job, hysteresis, now = run.job, self.way.hysteresis, sim.now
         have = len(run.places)
         of, elastic, memory = self.learning.of, self.elastic[job.app], self.training[run]
         share = of(job.app, min(fair, job.most))
@@ -332,16 +332,17 @@ class WholeGpuLending(Quiet):
                 continue
             if size == have:
                 worth = speed / share
-            elif calm is None:
+            elif hysteresis is None:
                 age = now - job.arrival
                 worth = ats_worth(speed, share, changed=bool(have), age_s=age, restarts=restarts)
             else:
-                stay = calm.loan_s
+                stay = hysteresis.loan_s
                 if have:
                     if size < have and not anybody:
                         continue
                     if size > have and not (
-                        calm.may_change(now, memory.changed, restarts) and speed >= calm.gain * of(job.app, have)
+                        hysteresis.may_change(now, memory.changed, restarts)
+                        and speed >= hysteresis.gain * of(job.app, have)
                     ):
                         continue
                     stay = min(stay, run.remaining(now) / speed)

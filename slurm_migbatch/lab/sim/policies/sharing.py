@@ -34,7 +34,7 @@ class BsbfSharing(Quiet):
     def __init__(self, rules: Sequence[SharingRule] = (PAIR,), depth: int = 64) -> None:
         self.rules, self.depth = tuple(rules), depth
         self.runs: dict[int, SimulatedRun] = {}
-        self.board = SharingQueue(0, lambda own, other: 1.0)
+        self.sharing = SharingQueue(0, lambda own, other: 1.0)
         self._xi: dict[tuple[str, str], float] = {}
         self._samples: dict[str, SimulatedRun] = {}
         self._sim: Simulation | None = None
@@ -42,7 +42,7 @@ class BsbfSharing(Quiet):
     def begin(self, sim: Simulation) -> None:
         """Begin with all GPUs empty."""
         self._sim = sim
-        self.board = SharingQueue(len(sim.cluster.gpus), self._slowdown)
+        self.sharing = SharingQueue(len(sim.cluster.gpus), self._slowdown)
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """Queue it; a job that can never fit waits forever."""
@@ -50,20 +50,20 @@ class BsbfSharing(Quiet):
         if run.job.gpus <= len(sim.cluster.gpus):
             self.runs[run.job.id] = run
             task = QueuedTraining(run.job.id, run.job.app, run.job.gpus, run.job.claimed)
-            insort(self.board.queue, task, key=lambda queued: (queued.left, queued.key))
+            insort(self.sharing.queue, task, key=lambda queued: (queued.left, queued.key))
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Free its GPUs, or leave them to the other job alone."""
-        self.board.now = sim.now
-        self.board.end(self.board.tasks[run.job.id])
+        self.sharing.now = sim.now
+        self.sharing.end(self.sharing.tasks[run.job.id])
         del self.runs[run.job.id]
 
     def decide(self, sim: Simulation) -> None:
         """Start the jobs that the rule starts."""
-        self.board.now = sim.now
-        if not self.board.queue:
+        self.sharing.now = sim.now
+        if not self.sharing.queue:
             return
-        for start in plan(self.board, self.rules, self.depth):
+        for start in plan(self.sharing, self.rules, self.depth):
             run = self.runs[start.key]
             sim.start(run, self._places(sim, start))
 
