@@ -1,4 +1,4 @@
-"""The resident agent, asked through its socket as hooks do it, and what happens when it is not well."""
+"""The resident agent: requests through its socket, as hooks make them, and its failures."""
 
 import contextlib
 import ctypes
@@ -18,7 +18,7 @@ from tests.support.node_processes import agent_process, run_hook
 from tests.support.nodes import ALICE, BOB, in_child
 
 
-def test_hooks_through_the_agent(node):
+def test_hooks_run_through_the_agent(node):
     with agent_process(node) as child:
         code, line = run_hook(node, "prolog", 1, "[mig:1g.10gb:2]")
         assert code == exits.OK and "agent" not in line, line
@@ -30,7 +30,7 @@ def test_hooks_through_the_agent(node):
     assert [event["kind"] for event in node.events() if event["kind"] in ("start", "stop")] == ["start", "stop"]
 
 
-def test_a_signal_that_the_kernel_gives_to_another_thread_ends_it_too(node):
+def test_sigterm_delivered_to_another_thread_stops_the_agent(node):
     with agent_process(node) as child:
         other = min({int(name) for name in os.listdir(f"/proc/{child.pid}/task")} - {child.pid})
         tgkill = {"x86_64": 234, "aarch64": 131}[os.uname().machine]
@@ -39,17 +39,17 @@ def test_a_signal_that_the_kernel_gives_to_another_thread_ends_it_too(node):
         assert child.status == 0
 
 
-def test_the_socket_is_roots_alone(node):
+def test_agent_socket_is_accessible_to_root_only(node):
     with agent_process(node):
         status = (node.root / "run" / "agent.sock").stat()
         assert (status.st_uid, status.st_mode & 0o777) == (0, 0o600)
 
 
-def test_another_user_gets_no_answer(node):
+def test_agent_does_not_answer_users_other_than_root(node):
     open_to_users(node.root)
     with agent_process(node):
         path = node.root / "run" / "agent.sock"
-        path.chmod(0o777)  # even if somebody opened it
+        path.chmod(0o777)  # even if somebody made the socket accessible to all
 
         def ask():
             os.setresuid(ALICE, ALICE, ALICE)
@@ -65,7 +65,7 @@ def test_another_user_gets_no_answer(node):
 
 
 @pytest.mark.parametrize("raw", [b"", b"\0\0", b"hello", b"prolog\0SLURM_JOB_ID=1", b"x" * 100000, b"\xff\0\0"])
-def test_garbage_does_not_hurt_it(node, raw):
+def test_agent_survives_malformed_requests(node, raw):
     with agent_process(node):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link:
             link.connect(str(node.root / "run" / "agent.sock"))
@@ -76,19 +76,19 @@ def test_garbage_does_not_hurt_it(node, raw):
     assert node.slices("held")
 
 
-def test_there_is_one_agent(node):
+def test_second_agent_refuses_to_start(node):
     with agent_process(node), pytest.raises(AgentError, match="another agent"):
         Agent(node.config).run()
     Agent(node.config).stop()
 
 
-def test_an_agent_of_another_node_refuses(node):
+def test_agent_refuses_a_hook_of_another_node(node):
     with agent_process(node):
         code, line = run_hook(node, "prolog", 1, "[mig:1g.10gb:1]", SLURMD_NODENAME="n2")
     assert code == exits.CONTEXT and "not of n2" in line
 
 
-def test_a_dead_socket_is_no_obstacle(node):
+def test_stale_agent_socket_blocks_neither_hook_nor_new_agent(node):
     with agent_process(node) as child:
         os.kill(child.pid, signal.SIGKILL)
         child.stop()
@@ -100,7 +100,7 @@ def test_a_dead_socket_is_no_obstacle(node):
     node.check()
 
 
-def test_a_silent_agent_is_not_waited_for(node):
+def test_hook_does_the_work_itself_when_the_agent_does_not_answer(node):
     node.configure(AgentWait=0.2)
     assert node.executor
     with socket.socket(socket.AF_UNIX) as listener:
@@ -111,7 +111,7 @@ def test_a_silent_agent_is_not_waited_for(node):
     node.check()
 
 
-def test_a_slow_agent_and_the_hook_do_not_do_it_twice(new_node):
+def test_hook_and_slow_agent_start_the_job_only_once(new_node):
     node = new_node(AgentWait=0.1, latency=0.3)
     with agent_process(node):
         code, line = run_hook(node, "prolog", 1, "[mig:1g.10gb:1]")
@@ -127,8 +127,8 @@ SCENES = {
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_an_agent_killed_at_any_side_effect_costs_nothing(many_nodes, scene):
-    """The hook notices and does the work itself: the job starts (or ends) all the same."""
+def test_hook_succeeds_when_the_agent_is_killed_at_any_side_effect(many_nodes, scene):
+    """The hook notices it and does the work itself: the job starts (or ends) nevertheless."""
     hook, marker = SCENES[scene]
 
     def arrange(node):
@@ -171,7 +171,7 @@ def test_a_running_agent_survives_a_damaged_journal(node):
     node.check()
 
 
-def test_housekeeping_mends_without_any_hook(new_node):
+def test_housekeeping_restores_device_modes_without_any_hook(new_node):
     node = new_node(ReconcileEvery=0.1)
     node.prolog(1, "[mig:1g.10gb:1]")
     node.epilog(1)
@@ -185,7 +185,7 @@ def test_housekeeping_mends_without_any_hook(new_node):
         assert node.cap(idle.cap_gi) == (0, 0o400)
 
 
-def test_an_unforeseen_error_does_not_end_the_housekeeping(new_node, monkeypatch, caplog):
+def test_housekeeping_continues_after_an_unexpected_error(new_node, monkeypatch, caplog):
     node = new_node(ReconcileEvery=0.01)
     agent, seen = Agent(node.config), []
 
@@ -200,7 +200,7 @@ def test_an_unforeseen_error_does_not_end_the_housekeeping(new_node, monkeypatch
     assert len(seen) > 2 and "KeyError: 'odd'" in caplog.text
 
 
-def test_the_client_reads_the_environment_and_nothing_else(node, monkeypatch):
+def test_client_sends_only_the_allowed_environment_variables(node, monkeypatch):
     asked = {}
 
     def ask(path, hook, environ, wait):

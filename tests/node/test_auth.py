@@ -26,7 +26,7 @@ def munge_socket(tmp_path_factory):
 
 @pytest.fixture(params=["token", "munge"])
 def signers(request, tmp_path):
-    """Two ends of one trust."""
+    """The signers of a node and of its controller, with the same secret."""
     if request.param == "token":
         path = token_file(tmp_path)
         return TokenSigner(path), TokenSigner(path)
@@ -34,7 +34,7 @@ def signers(request, tmp_path):
     return MungeSigner(socket), MungeSigner(socket)
 
 
-def test_a_credential_proves_its_message_once(signers):
+def test_credential_is_accepted_only_once(signers):
     node, controller = signers
     credential = node.sign(b"payload", "n1")
     identity = controller.verify(credential, b"payload", "n1")
@@ -43,43 +43,43 @@ def test_a_credential_proves_its_message_once(signers):
         controller.verify(credential, b"payload", "n1")
 
 
-def test_it_fits_no_other_message(signers):
+def test_credential_of_another_message_is_rejected(signers):
     node, controller = signers
     with pytest.raises(AuthError):
         controller.verify(node.sign(b"payload", "n1"), b"other payload", "n1")
 
 
 @pytest.mark.parametrize("credential", ["", "MUNGE:AwQ:", "a:b:c:d", "x" * 5000, "\x00", "ü", "1:2:3", ":::"])
-def test_garbage_proves_nothing(signers, credential):
+def test_malformed_credential_is_rejected(signers, credential):
     with pytest.raises(AuthError):
         signers[1].verify(credential, b"payload", "n1")
 
 
-def test_munge_believes_only_the_uids_it_was_told(munge_socket):
+def test_munge_accepts_only_the_configured_uids(munge_socket):
     credential = MungeSigner(munge_socket).sign(b"x", "n1")
     with pytest.raises(AuthError, match="uid 0 is not"):
         MungeSigner(munge_socket, uids=[64001]).verify(credential, b"x", "n1")
 
 
-def test_munge_without_a_daemon_is_an_error_and_not_a_crash(tmp_path):
+def test_munge_signer_raises_auth_error_without_munged(tmp_path):
     signer = MungeSigner(str(tmp_path / "nothing"))
     with pytest.raises(AuthError, match="munge"):
         signer.sign(b"x", "n1")
 
 
-def test_munge_without_its_library_says_what_to_do():
+def test_missing_munge_library_error_suggests_auth_token():
     with pytest.raises(AuthError, match="Auth=token"):
         MungeSigner(library="libnothing.so.9")
 
 
-def test_two_tokens_do_not_trust_each_other(tmp_path):
+def test_credential_signed_with_another_token_is_rejected(tmp_path):
     with pytest.raises(AuthError, match="does not match the token of n1"):
         TokenSigner(token_file(tmp_path, "a")).verify(
             TokenSigner(token_file(tmp_path, "b")).sign(b"x", "n1"), b"x", "n1"
         )
 
 
-def test_an_old_credential_has_expired(tmp_path, monkeypatch):
+def test_expired_credential_is_rejected(tmp_path, monkeypatch):
     signer = TokenSigner(token_file(tmp_path))
     credential = signer.sign(b"x", "n1")
     later = time.time() + auth.TOKEN_LIFETIME_S + 2
@@ -88,8 +88,8 @@ def test_an_old_credential_has_expired(tmp_path, monkeypatch):
         signer.verify(credential, b"x", "n1")
 
 
-def test_what_is_remembered_of_a_nodes_credentials_is_bounded_and_of_others_apart(tmp_path, monkeypatch):
-    """Whoever has one node's key can make any number of them, and each is remembered for ten minutes."""
+def test_remembered_credentials_are_limited_for_each_node_separately(tmp_path, monkeypatch):
+    """Anyone with a node's key can make any number of credentials, and each is remembered for ten minutes."""
     monkeypatch.setattr(auth, "MOST_CREDENTIALS", 20)
     path = token_file(tmp_path)
     node, controller = TokenSigner(path), TokenSigner(path)
@@ -108,7 +108,7 @@ def test_what_is_remembered_of_a_nodes_credentials_is_bounded_and_of_others_apar
         controller.verify(first, b"x", "n2")
 
 
-def test_a_credential_is_no_longer_than_this_release_makes_it(tmp_path, monkeypatch):
+def test_credential_with_a_malformed_nonce_or_time_is_rejected(tmp_path, monkeypatch):
     signer = TokenSigner(token_file(tmp_path))
     for nonce in ("a" * 65, "", "A", "ab c", "1_0"):
         monkeypatch.setattr("secrets.token_hex", lambda _, nonce=nonce: nonce)
@@ -120,12 +120,12 @@ def test_a_credential_is_no_longer_than_this_release_makes_it(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o606])
-def test_a_token_that_others_can_read_is_none(tmp_path, mode):
+def test_token_file_readable_by_others_is_rejected(tmp_path, mode):
     with pytest.raises(AuthError, match="chmod 600"):
         TokenSigner(token_file(tmp_path, mode=mode))
 
 
-def test_other_bad_tokens(tmp_path):
+def test_short_missing_linked_or_foreign_token_file_is_rejected(tmp_path):
     with pytest.raises(AuthError, match="shorter"):
         TokenSigner(token_file(tmp_path, text="short"))
     with pytest.raises(AuthError, match="cannot be opened"):
@@ -139,15 +139,15 @@ def test_other_bad_tokens(tmp_path):
         TokenSigner(foreign)
 
 
-def test_the_configuration_names_the_kind(tmp_path):
+def test_make_signer_returns_the_configured_scheme(tmp_path):
     assert make_signer("token", token_file=token_file(tmp_path)).scheme == "token"
     assert make_signer("munge").scheme == "munge"
     with pytest.raises(AuthError):
         make_signer("password")
 
 
-def test_after_a_clock_was_set_back_credentials_are_still_forgotten(tmp_path, monkeypatch):
-    """One from before would else keep all later ones, until their number is that of a node that floods."""
+def test_credentials_are_forgotten_after_the_clock_is_set_back(tmp_path, monkeypatch):
+    """A credential from before would otherwise keep all later ones remembered, up to the limit for one node."""
     path, now = token_file(tmp_path), [2e9]
     monkeypatch.setattr(time, "time", lambda: now[0])
     node, controller = TokenSigner(path), TokenSigner(path)

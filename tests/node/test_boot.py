@@ -1,4 +1,4 @@
-"""Getting a node ready, and the commands that administrators run."""
+"""Preparing a node, and the commands that administrators run."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def mig_modes(node):
     return [gpu["mig"] for gpu in node.machine.dump()["gpus"]]
 
 
-def test_hopper_is_switched_on_and_left_alone_after_that(new_node):
+def test_prepare_enables_mig_mode_on_hopper_only_once(new_node):
     node = new_node(gpus=["h100-80gb", "h200"], mig=False)
     steps = prepare(node.config, node.executor)
     assert all(step.ok for step in steps) and mig_modes(node) == [True, True]
@@ -37,7 +37,7 @@ def test_hopper_is_switched_on_and_left_alone_after_that(new_node):
     assert node.prolog(1, "[mig:1g.10gb:1]")[0] == 0
 
 
-def test_ampere_wants_a_reset_that_is_not_made_behind_anybodys_back(new_node):
+def test_init_reports_that_ampere_needs_a_gpu_reset_and_makes_none(new_node):
     node = new_node(gpus=["a100-40gb"], mig=False)
     result = cli(node, "init")
     assert result.exit_code == 1
@@ -58,13 +58,13 @@ def test_ampere_is_reset_when_asked(new_node, code):
     assert steps[0].ok is (code == 0)
 
 
-def test_only_listed_gpus_change_mode(new_node):
+def test_mig_mode_is_changed_on_listed_gpus_only(new_node):
     node = new_node(gpus=["h100-80gb", "h100-80gb"], mig=False, Gpus="1")
     prepare(node.config, node.executor)
     assert mig_modes(node) == [False, True]
 
 
-def test_no_gpu_at_all_is_a_problem(new_node):
+def test_prepare_reports_a_problem_when_no_gpu_matches(new_node):
     node = new_node(Gpus="77")
     assert not prepare(node.config, node.executor)[0].ok
 
@@ -78,7 +78,7 @@ def test_after_a_reboot_init_makes_the_node_ready(node):
     node.check()
 
 
-def test_reconcile_prints_what_it_does_and_can_only_look(node):
+def test_reconcile_prints_its_changes_and_dry_run_makes_none(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.epilog(1)
     node.destroy_by_hand()
@@ -91,18 +91,18 @@ def test_reconcile_prints_what_it_does_and_can_only_look(node):
     assert cli(node, "reconcile").output == "nothing to do\n"
 
 
-def test_status_tells_who_has_what(node):
+def test_status_shows_which_job_holds_each_slice(node):
     node.prolog(17, "[mig:2g.20gb:1]")
     text = cli(node, "status").output
     assert "agent not running" in text
     assert any("2g.20gb" in line and "held" in line and "17" in line for line in text.splitlines())
     found = json.loads(cli(node, "status", "--json").output)
     assert found["agent"] is False and found["zombies"] == 0 and found["spool"] > 0
-    (piece,) = found["gpus"][0]["slices"]
-    assert (piece["job"], piece["state"], piece["uid"]) == (17, "held", ALICE)
+    (row,) = found["gpus"][0]["slices"]
+    assert (row["job"], row["state"], row["uid"]) == (17, "held", ALICE)
 
 
-def test_status_without_a_driver_still_answers(node):
+def test_status_works_without_a_driver(node):
     node.prolog(17, "[mig:2g.20gb:1]")
     node.forget_executor()
     node.configure(NvmlLibrary="/nonexistent.so")
@@ -119,7 +119,7 @@ def test_the_commands_need_root(node):
     assert os.waitstatus_to_exitcode(in_child(work)[0]) == 0
 
 
-def test_what_keeps_jobs_from_reporting_is_told(new_node, monkeypatch):
+def test_failed_progress_mount_is_reported_but_is_not_a_problem(new_node, monkeypatch):
     def refused(*_):
         raise PermissionError(1, "Operation not permitted")
 

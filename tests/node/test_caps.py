@@ -1,4 +1,4 @@
-"""Who can open a slice: tried with real users on real device nodes."""
+"""Who can open the devices of a slice: tested with real users and real device nodes."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from tests.support.nodes import ALICE, BOB
 
 
 def as_user(uid, work):
-    """Run `work` in a child with that uid; its return value as an exit status."""
+    """Run `work` in a child with that uid; return its result, which is the exit status."""
     pid = os.fork()
     if pid == 0:
         code = 99
@@ -46,7 +46,7 @@ def open_errno(path):
 
 @pytest.fixture
 def open_node(node):
-    """Users may walk to the machine's devices, as they may to /dev."""
+    """A node whose device directories users can enter, as they can enter /dev."""
     open_to_users(node.root)
     return node
 
@@ -73,8 +73,8 @@ def test_only_the_jobs_user_can_open_its_slice_and_only_while_it_runs(open_node)
         assert as_user(BOB, open_errno(path)) == errno.ENXIO
 
 
-def test_devices_of_an_instance_that_vanishes_are_nobodys(node):
-    """Their numbers are a later instance's, which may be another user's."""
+def test_devices_of_a_vanished_instance_return_to_root(node):
+    """A later instance, possibly another user's, can get the same minor numbers."""
     node.prolog(1, "[mig:2g.20gb:1]", uid=ALICE)
     (row,) = node.slices("held")
     node.destroy_by_hand()
@@ -84,19 +84,19 @@ def test_devices_of_an_instance_that_vanishes_are_nobodys(node):
     node.check()
 
 
-def test_devices_of_an_instance_that_vanishes_may_be_anothers_already(node):
+def test_devices_of_a_vanished_instance_stay_with_their_new_owner(node):
     node.prolog(1, "[mig:2g.20gb:1]", uid=ALICE)
     node.destroy_by_hand()
     node.prolog(2, "[mig:2g.20gb:1]", uid=BOB)
     alice, bob = sorted(node.slices("held"), key=lambda row: row.job)
-    with node.journal.write():  # as if the driver gave one number to any place
+    with node.journal.write():  # as if the driver gave the same minors to any placement
         node.journal.put(alice._replace(cap_gi=bob.cap_gi, cap_ci=bob.cap_ci))
     node.reconcile()
     assert [row.state for row in node.slices() if row.job == 1] == ["lost"]
     assert [path.stat().st_uid for path in devices(node, (bob.cap_gi, bob.cap_ci))] == [BOB, BOB]
 
 
-def test_devices_that_could_not_be_closed_are_closed_when_their_instance_is_destroyed(node):
+def test_devices_the_epilog_could_not_close_are_closed_on_destroy(node):
     node.prolog(1, "[mig:2g.20gb:1]", uid=ALICE)
     (row,) = node.slices("held")
     directory = node.machine.dev_root / "nvidia-caps"
@@ -108,7 +108,7 @@ def test_devices_that_could_not_be_closed_are_closed_when_their_instance_is_dest
     assert [path.stat().st_uid for path in devices(node, (row.cap_gi, row.cap_ci))] == [0, 0]
 
 
-def test_the_owner_cannot_open_it_to_others(open_node):
+def test_mode_changed_by_the_owner_is_reset_by_the_epilog(open_node):
     node = open_node
     node.prolog(1, "[mig:1g.10gb:1]", uid=ALICE)
     (row,) = node.slices("held")
@@ -126,8 +126,8 @@ def test_the_owner_cannot_open_it_to_others(open_node):
 
 
 @pytest.mark.parametrize("second_name", [False, True])
-def test_the_owner_cannot_open_it_to_others_while_it_is_taken_from_him(open_node, monkeypatch, second_name):
-    """His other jobs on the node can change its mode until root owns it."""
+def test_mode_changed_by_the_owner_during_revocation_has_no_effect(open_node, monkeypatch, second_name):
+    """The owner's other jobs on the node can change the mode of a device until root owns it."""
     node = open_node
     node.prolog(1, "[mig:1g.10gb:1]", uid=ALICE)
     (row,) = node.slices("held")
@@ -151,7 +151,7 @@ def test_the_owner_cannot_open_it_to_others_while_it_is_taken_from_him(open_node
         assert as_user(BOB, open_errno(path)) == errno.EACCES
 
 
-def test_the_helper_may_not_put_the_default_mode_back(node):
+def test_nvidia_modprobe_is_told_not_to_restore_the_default_mode(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     tree = node.machine.proc_root / "driver" / "nvidia" / "capabilities" / "gpu0" / "mig"
     accesses = list(tree.glob("gi*/access")) + list(tree.glob("gi*/ci*/access"))
@@ -168,7 +168,7 @@ def test_the_helper_may_not_put_the_default_mode_back(node):
         ]
 
 
-def test_a_reset_by_hand_is_noticed_and_closed_again(node):
+def test_reconcile_restores_device_owners_and_modes_changed_by_hand(node):
     node.prolog(1, "[mig:1g.10gb:2]")
     node.epilog(1)
     node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
@@ -181,7 +181,7 @@ def test_a_reset_by_hand_is_noticed_and_closed_again(node):
     assert node.reconcile() == []
 
 
-def test_adopted_instances_are_closed_at_once(node):
+def test_devices_of_an_adopted_instance_are_closed_at_once(node):
     node.make_by_hand("1g.10gb", 0, 1)
     node.reconcile()
     (row,) = node.slices("idle")
@@ -209,7 +209,7 @@ def plant_wrong_device(directory, name, node):
 
 
 def plant_second_name(directory, name, node):
-    """The right device, but reachable under another name too."""
+    """The right device, but with a second hard link."""
     major = node.machine.dump()["caps_major"]
     minor = int(name.removeprefix("nvidia-cap"))
     os.mknod(node.root / "other", stat.S_IFCHR | 0o666, os.makedev(major, minor))
@@ -218,7 +218,7 @@ def plant_second_name(directory, name, node):
 
 
 @pytest.mark.parametrize("plant", [plant_symlink, plant_hardlink, plant_wrong_device, plant_second_name])
-def test_whatever_lies_in_the_devices_place_is_replaced_and_never_followed(node, plant):
+def test_file_in_place_of_a_device_is_replaced_and_not_followed(node, plant):
     node.prolog(1, "[mig:1g.10gb:1]")
     (row,) = node.slices("held")
     node.epilog(1)
@@ -232,13 +232,13 @@ def test_whatever_lies_in_the_devices_place_is_replaced_and_never_followed(node,
     node.check()
     if victim:
         after = victim.stat()
-        if plant is plant_second_name:  # it is our device: what is left of it must open to nobody
+        if plant is plant_second_name:  # it is our device: nobody may open it by its remaining name
             assert (after.st_uid, stat.S_IMODE(after.st_mode)) == (0, 0)
         else:
             assert (after.st_uid, after.st_mode) == (before.st_uid, before.st_mode)
 
 
-def test_a_link_that_the_jobs_user_made_is_worth_nothing_after_the_job(node):
+def test_hard_link_made_by_the_jobs_user_gives_no_access_after_the_job(node):
     node.prolog(1, "[mig:1g.10gb:1]", uid=BOB)
     (row,) = node.slices("held")
     kept = [node.root / f"kept{path.name}" for path in devices(node, (row.cap_gi, row.cap_ci))]
@@ -249,7 +249,7 @@ def test_a_link_that_the_jobs_user_made_is_worth_nothing_after_the_job(node):
     assert {(copy.stat().st_uid, stat.S_IMODE(copy.stat().st_mode)) for copy in kept} == {(0, 0)}
 
 
-def test_a_foreign_or_writable_device_directory_is_refused(node):
+def test_device_directory_writable_by_others_is_refused(node):
     directory = node.machine.dev_root / "nvidia-caps"
     directory.mkdir(exist_ok=True)
     directory.chmod(0o777)
@@ -260,14 +260,14 @@ def test_a_foreign_or_writable_device_directory_is_refused(node):
     node.check()
 
 
-def test_without_a_driver_major_there_is_no_grant(node):
+def test_no_devices_are_granted_without_an_nvidia_caps_major(node):
     (node.machine.proc_root / "devices").write_text("Character devices:\n 1 mem\n")
     assert "nvidia-caps" in node.prolog(1, "[mig:1g.10gb:1]")[1]
 
 
 @pytest.fixture
 def null_caps(tmp_path):
-    """Capability devices that can really be opened: minor 7 is /dev/full's."""
+    """Capability devices that can really be opened: minor 7 is that of /dev/full."""
     (tmp_path / "proc").mkdir()
     (tmp_path / "dev").mkdir()
     (tmp_path / "proc" / "devices").write_text("Character devices:\n  1 nvidia-caps\n")
@@ -276,7 +276,7 @@ def null_caps(tmp_path):
     return caps, tmp_path / "dev" / "nvidia-caps"
 
 
-def test_who_still_has_a_device_open_is_found(null_caps):
+def test_scan_finds_processes_that_still_have_a_device_open(null_caps):
     caps, directory = null_caps
     caps.assign([7, 5], ALICE)
     code = (
@@ -295,7 +295,7 @@ def test_who_still_has_a_device_open_is_found(null_caps):
     ours = {holder.pid for holder in holders}
 
     def found(owners):
-        return {one for one in OpenDeviceScan().scan(caps.major(), owners, 600.0) if one.pid in ours}
+        return {opened for opened in OpenDeviceScan().scan(caps.major(), owners, 600.0) if opened.pid in ours}
 
     kept = found({7: BOB}), found({7: ALICE}), found({5: BOB}), found({})
     for holder in holders:
@@ -308,7 +308,7 @@ def test_who_still_has_a_device_open_is_found(null_caps):
 
 
 def look_beside(mount, code, look, timeout):
-    """Run `look`, which must succeed in time, while a user's program `code` uses a mount that does not answer."""
+    """Run `look`, which must succeed in time, while a user's program `code` uses a hung mount."""
     with hung_mount(mount):
         holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         holder.stdout.readline()
@@ -324,8 +324,8 @@ def look_beside(mount, code, look, timeout):
 
 
 @pytest.mark.parametrize("name", ["data", "nvidia-cap7"])
-def test_a_file_system_that_does_not_answer_keeps_no_look_waiting(tmp_path, null_caps, name):
-    """A user's server that is down, or a FUSE mount of his that has the name of a device."""
+def test_scan_is_not_blocked_by_a_hung_file_system(tmp_path, null_caps, name):
+    """For example a user's file server that is down, or a FUSE mount of theirs with the name of a device."""
     caps, _ = null_caps
     (tmp_path / name).mkdir()
     open_to_users(tmp_path / name)
@@ -340,8 +340,8 @@ def test_a_file_system_that_does_not_answer_keeps_no_look_waiting(tmp_path, null
     look_beside(tmp_path / name, code, look, 60)
 
 
-def test_a_device_that_a_file_of_such_a_file_system_replaces_keeps_no_look_waiting(tmp_path, null_caps):
-    """Its user changes one for the other all the time."""
+def test_scan_is_not_blocked_when_a_descriptor_moves_to_a_hung_file_system(tmp_path, null_caps):
+    """A user's process keeps switching descriptors between the device and a file of a hung mount."""
     caps, directory = null_caps
     caps.assign([7], ALICE)
     hung = tmp_path / "nvidia-cap7"
@@ -361,15 +361,15 @@ def test_a_device_that_a_file_of_such_a_file_system_replaces_keeps_no_look_waiti
     look_beside(hung, code, look, 100)
 
 
-def test_roots_own_open_devices_do_not_count(null_caps):
+def test_scan_ignores_devices_opened_by_root(null_caps):
     caps, directory = null_caps
     caps.assign([7], 0)
     with open(directory / "nvidia-cap7"):
-        assert os.getpid() not in {one.pid for one in OpenDeviceScan().scan(caps.major(), {7: ALICE}, 600.0)}
+        assert os.getpid() not in {opened.pid for opened in OpenDeviceScan().scan(caps.major(), {7: ALICE}, 600.0)}
 
 
-def test_a_look_that_has_no_time_goes_on_where_it_stopped():
-    """Else whoever has many processes would hide those after them."""
+def test_scan_that_runs_out_of_time_resumes_where_it_stopped():
+    """Otherwise a user with many processes could hide those that come after them."""
     look, looked = OpenDeviceScan(), []
     real = os.stat
 
@@ -385,7 +385,7 @@ def test_a_look_that_has_no_time_goes_on_where_it_stopped():
     assert len(looked) == len(set(looked)) == 5
 
 
-def test_a_missing_or_odd_access_file_is_told(tmp_path, null_caps):
+def test_missing_or_malformed_access_file_raises_caps_error(tmp_path, null_caps):
     caps, _ = null_caps
     with pytest.raises(CapsError):
         caps.grant(0, 1, 0, ALICE)
@@ -395,7 +395,7 @@ def test_a_missing_or_odd_access_file_is_told(tmp_path, null_caps):
         caps.read(str(odd))
 
 
-def test_a_setuid_helper_is_found(tmp_path):
+def test_setuid_nvidia_modprobe_is_detected(tmp_path):
     helper = tmp_path / "nvidia-modprobe"
     helper.write_text("")
     assert helper_is_setuid([str(helper)]) == ""

@@ -1,4 +1,4 @@
-"""`migbatch node clear`: idle instances go, what jobs hold stays."""
+"""`migbatch node clear`: destroys idle instances and keeps those that jobs hold."""
 
 from slurm_migbatch.node import owner
 from slurm_migbatch.node.deadline import Deadline
@@ -9,7 +9,7 @@ def clear(node, **how):
         return node.executor.repairer.clear(Deadline(30), who, **how)
 
 
-def test_idle_instances_go_and_held_ones_stay(node):
+def test_clear_destroys_idle_instances_and_keeps_held_ones(node):
     node.prolog(1, "[mig:1g.10gb:2]")
     node.prolog(2, "[mig:3g.40gb:1]")
     node.epilog(1)
@@ -21,7 +21,7 @@ def test_idle_instances_go_and_held_ones_stay(node):
     assert clear(node) == []
 
 
-def test_a_busy_one_is_parked(node):
+def test_clear_marks_a_busy_instance_as_zombie(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     (row,) = node.slices("held")
     node.epilog(1)

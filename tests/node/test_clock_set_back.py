@@ -1,4 +1,4 @@
-"""A clock that is set back while jobs run: nothing waits until it shows the former time again."""
+"""A clock that is set back while jobs run: nothing waits until it has caught up with the earlier time."""
 
 import sqlite3
 import time
@@ -18,7 +18,7 @@ HOUR = 3600.0
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Sets the clock of this process and of the children that it forks: `clock(-HOUR)`."""
+    """Moves the clock of this process and of the children that it forks: `clock(-HOUR)`."""
     real, shift = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + shift[0])
 
@@ -28,7 +28,7 @@ def clock(monkeypatch):
     return step
 
 
-def test_progress_is_reported_as_before(new_node, clock):
+def test_progress_is_reported_after_the_clock_is_set_back(new_node, clock):
     node = new_node(SampleEvery=0.05, ProgressEvery=0.1)
     node.prolog(1, "[mig:1g.10gb:1]")
     with watching(node):
@@ -39,7 +39,7 @@ def test_progress_is_reported_as_before(new_node, clock):
         wait_until(lambda: len(node.events("progress")) > 1, 30.0, "the report after the step")
 
 
-def test_a_checkpoint_written_afterwards_counts():
+def test_checkpoint_written_after_the_clock_is_set_back_counts():
     started, changed = 1e9, 1e9 - HOUR
 
     def reported(checkpoint):
@@ -51,7 +51,7 @@ def test_a_checkpoint_written_afterwards_counts():
     assert reported(changed - HOUR) == (7, None), "an earlier run's"
 
 
-def test_the_energy_of_a_run_is_not_below_what_was_measured(new_node, clock, monkeypatch):
+def test_reported_energy_is_not_less_than_measured(new_node, clock, monkeypatch):
     node = new_node()
     node.prolog(1, "[mig:7g.80gb:1]")
     watcher, moment = Watcher(node.config, node.executor.gpus), 0.0
@@ -72,7 +72,7 @@ def test_a_run_without_an_epilog_is_ended(node, clock, monkeypatch):
     assert not node.slices("held")
 
 
-def test_a_journal_that_cannot_be_written_drains_the_node_in_time(node, clock):
+def test_unwritable_journal_drains_the_node_despite_clock_changes(node, clock):
     node.configure(ErrorsBeforeDrain=2, HookDeadline=0.2)
     node.prolog(9, "[mig:1g.10gb:1]")
     node.forget_executor()

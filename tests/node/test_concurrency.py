@@ -1,4 +1,4 @@
-"""Many hooks at once, each in a process of its own, over two GPUs; and a driver that fails in every call."""
+"""Many hooks in parallel, each in its own process, on two GPUs; and faults in each driver call."""
 
 import random
 
@@ -14,7 +14,7 @@ MARKERS = ["[mig:1g.10gb:1]", "[mig:2g.20gb:1]", "[mig:3g.40gb:1]", "[mig:1g.10g
 
 
 def worker(node, jobs, seed):
-    """Start and end jobs; the exit code says how many hooks did not end well."""
+    """Start and end jobs; the exit code is the number of hooks that failed."""
     draw = random.Random(seed)
     bad = 0
     for job in jobs:
@@ -32,7 +32,7 @@ def worker(node, jobs, seed):
     return bad
 
 
-def test_hooks_in_parallel_never_collide(new_node):
+def test_parallel_hooks_never_use_a_slot_twice(new_node):
     node = new_node(gpus=["h100-80gb", "h100-80gb"], latency=0.002)
     count = 6
     works = [lambda k=k: worker(node, range(1 + 10 * k, 9 + 10 * k), seed=k) for k in range(count)]
@@ -45,8 +45,8 @@ def test_hooks_in_parallel_never_collide(new_node):
     assert len(starts) + len(node.events("misfit")) == 8 * count
     held = {}
     for event in node.events():
-        for piece in event.get("slices", ()):
-            key = piece["gpu"], piece["start"]
+        for held_slice in event.get("slices", ()):
+            key = held_slice["gpu"], held_slice["start"]
             if event["kind"] == "start":
                 assert key not in held, "a slot was given twice"
                 held[key] = event["job"]
@@ -54,7 +54,7 @@ def test_hooks_in_parallel_never_collide(new_node):
                 assert held.pop(key) == event["job"]
 
 
-def test_the_same_job_at_once_gets_one_set_of_slices(node):
+def test_parallel_prologs_of_one_job_create_one_set_of_slices(node):
     node.forget_executor()
 
     def work():
@@ -91,7 +91,7 @@ def full_of_idle(node):
 
 @pytest.mark.parametrize("code", FAULTS)
 @pytest.mark.parametrize("arrange", [nothing, full_of_idle])
-def test_a_fault_in_any_driver_call_is_survived(many_nodes, arrange, code):
+def test_node_recovers_from_a_fault_in_any_driver_call(many_nodes, arrange, code):
     marker = "[mig:2g.20gb:1]"
     times = calls_of(many_nodes, arrange, marker)
     faults = [(call, nth) for call in times for nth in sorted({1, times[call]})]

@@ -1,4 +1,4 @@
-"""Events out, plans in: against a controller that checks and one that lies."""
+"""Sending events and receiving plans: with a controller that checks requests, and with one that answers falsely."""
 
 import json
 import socket
@@ -84,7 +84,7 @@ def served(new_node, controller, token):
     return node, controller_sync
 
 
-def test_events_are_deleted_when_the_controller_has_them_and_not_before(served, controller):
+def test_events_are_deleted_only_after_the_controller_acknowledges_them(served, controller):
     node, controller_sync = served
     node.prolog(1, "[mig:1g.10gb:1]")
     sent = node.events()
@@ -116,7 +116,7 @@ def test_a_plan_is_acknowledged_only_once_it_is_on_disk(served, controller):
 
 
 @pytest.mark.parametrize("answer", [b"[]", b"{}", b"nonsense", b'{"version": "x", "gpus": {}}'])
-def test_a_senseless_plan_changes_nothing(served, controller, answer):
+def test_malformed_plan_is_rejected(served, controller, answer):
     node, controller_sync = served
     node.prolog(1, "[mig:1g.10gb:1]")
     controller.answers["/node/v1/plan"] = lambda message: (200, answer)
@@ -125,7 +125,7 @@ def test_a_senseless_plan_changes_nothing(served, controller, answer):
     assert plan.load(node.config.state_dir).version == 0
 
 
-def test_a_plan_of_somebody_else_is_not_believed(served, controller, tmp_path):
+def test_plan_with_a_wrong_signature_is_rejected(served, controller, tmp_path):
     controller_sync = served[1]
     other = tmp_path / "other"
     other.write_text("b" * 64)
@@ -136,7 +136,7 @@ def test_a_plan_of_somebody_else_is_not_believed(served, controller, tmp_path):
         controller_sync.pull(0)
 
 
-def test_a_controller_that_is_down_is_an_error_to_wait_out(token):
+def test_unreachable_controller_raises_controller_error(token):
     link = ControllerClient(["http://127.0.0.1:9"], auth.TokenSigner(str(token)), "n1", timeout=1.0)
     with pytest.raises(ControllerError, match=r"127\.0\.0\.1"):
         link.post("/node/v1/events", {})
@@ -150,7 +150,7 @@ def test_a_controller_that_is_down_is_an_error_to_wait_out(token):
     ],
     ids=["refusal", "no status"],
 )
-def test_what_a_stranger_at_the_port_says_is_logged_on_one_line(token, raw):
+def test_reply_of_an_unknown_server_is_reported_as_one_printable_line(token, raw):
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -168,7 +168,7 @@ def test_what_a_stranger_at_the_port_says_is_logged_on_one_line(token, raw):
     assert str(refused.value).isprintable()
 
 
-def test_the_inventory_is_told_once(served, controller):
+def test_inventory_is_reported_once(served, controller):
     node, controller_sync = served
     node.prolog(1, "[mig:1g.10gb:1]")
     controller_sync._inventory(node.journal)
@@ -178,7 +178,7 @@ def test_the_inventory_is_told_once(served, controller):
     assert gpu["mig"] is True and gpu["geometry"]["profiles"] and gpu["uuid"].startswith("GPU-")
 
 
-def test_the_threads_carry_everything_and_end_when_told(served, controller):
+def test_sync_threads_ship_events_and_stop_on_request(served, controller):
     node, _ = served
     node.prolog(1, "[mig:1g.10gb:1]")
     got = threading.Event()
@@ -202,8 +202,8 @@ def test_the_threads_carry_everything_and_end_when_told(served, controller):
         assert not thread.is_alive()
 
 
-def test_threads_that_begin_at_once_have_one_client(served, monkeypatch):
-    """`stop` interrupts its requests; a plan is waited for up to half a minute."""
+def test_threads_that_start_at_the_same_time_share_one_client(served, monkeypatch):
+    """`stop` interrupts the requests of that client; a request for a plan waits up to half a minute."""
     _, controller_sync = served
 
     def slowly(*arguments, **options):
@@ -220,8 +220,8 @@ def test_threads_that_begin_at_once_have_one_client(served, monkeypatch):
     assert len(set(map(id, found))) == 1
 
 
-def test_an_unforeseen_error_ends_no_thread(served, caplog):
-    """What a node finds on itself is looked up in many places, and none may keep the others from being told."""
+def test_unexpected_error_does_not_end_the_findings_thread(served, caplog):
+    """The node's own checks read many places; a failure of one must not keep the others from being reported."""
     (node, _), found = served, []
 
     def checks(_gpus):
@@ -238,8 +238,8 @@ def test_an_unforeseen_error_ends_no_thread(served, caplog):
     assert "findings: KeyError('odd'); will be tried again" in caplog.text
 
 
-def test_a_gpu_that_cannot_be_described_spoils_no_message(new_node, monkeypatch):
-    """The controller refuses a GPU in MIG mode without a geometry, and with it all that the node tells."""
+def test_gpu_without_a_geometry_does_not_invalidate_the_inventory(new_node, monkeypatch):
+    """The controller refuses a GPU in MIG mode without a geometry, and with it the whole message of the node."""
     node = new_node(gpus=["h100-80gb", "h100-80gb"])
     gpus, real = node.executor.gpus, node.executor.gpus.geometry
     bad, good = gpus.listed()
@@ -259,21 +259,21 @@ def test_a_gpu_that_cannot_be_described_spoils_no_message(new_node, monkeypatch)
     assert "unknown error" in event.fields["gpus"][0]["problem"]
 
 
-def test_after_a_drain_the_inventory_is_told_again(served, controller):
-    """The controller offers nothing of such a node until it describes itself, also once Slurm has resumed it."""
+def test_inventory_is_reported_again_after_a_drain(served, controller):
+    """The controller offers nothing on a drained node, even after Slurm has resumed it, until a new inventory."""
     node, controller_sync = served
     answers(controller, "d1", True)
     controller_sync._inventory(node.journal)
-    for drain, told in ((False, 0), (True, 1)):
+    for drain, inventories in ((False, 0), (True, 1)):
         with node.journal.write():
             node.journal.event("fault", {"gpu": None, "what": "x", "action": "drain", "drain": drain})
         assert controller_sync.ship(node.journal)
         controller_sync._inventory(node.journal)
-        assert len(node.events("inventory")) == told
+        assert len(node.events("inventory")) == inventories
 
 
 def test_large_events_are_sent_in_several_messages(served, controller):
-    """An agent that restarts often while the controller is away spools its inventory each time."""
+    """An agent that restarts often while the controller is unavailable spools its inventory each time."""
     node, controller_sync = served
     answers(controller, "d1", True)
     with node.journal.write():
@@ -291,7 +291,7 @@ def test_large_events_are_sent_in_several_messages(served, controller):
 
 
 def answers(controller, database, told, acked=None):
-    """What the controller says to events from now on."""
+    """Set how the controller answers events from now on."""
     controller.answers["/node/v1/events"] = lambda message: (
         200,
         {
@@ -304,7 +304,7 @@ def answers(controller, database, told, acked=None):
     )
 
 
-def test_a_node_says_where_and_how_far_it_is_recorded(served, controller):
+def test_node_reports_its_database_and_last_acknowledged_event(served, controller):
     node, controller_sync = served
     node.prolog(1, "[mig:1g.10gb:1]")
     last = node.events()[-1]["seq"]
@@ -317,8 +317,8 @@ def test_a_node_says_where_and_how_far_it_is_recorded(served, controller):
     assert (second["database"], second["acked"], second["events"]) == ("d1", last, [])
 
 
-def test_a_controller_that_does_not_know_is_told_everything_once(served, controller):
-    """The database was lost, with all that this node had told; nothing of that is in the spool any more."""
+def test_node_sends_its_full_state_once_to_a_new_database(served, controller):
+    """The database was lost with all the events of this node, and they are no longer in the spool."""
     node, controller_sync = served
     node.prolog(1, "[mig:1g.10gb:1]")
     node.prolog(2, "[mig:2g.20gb:1]")
@@ -348,7 +348,7 @@ def test_a_controller_that_does_not_know_is_told_everything_once(served, control
     assert node.events() == [] and node.journal.recorded == ("d2", controller.seen[-1][1]["events"][-1]["seq"])
 
 
-def test_a_controller_that_asks_for_everything_all_the_time_is_not_told_all_the_time(served, controller):
+def test_repeated_requests_for_the_full_state_are_rate_limited(served, controller):
     node, controller_sync = served
     answers(controller, "d1", False)
     for _ in range(5):
@@ -356,7 +356,7 @@ def test_a_controller_that_asks_for_everything_all_the_time_is_not_told_all_the_
     assert sum(e["kind"] == "state" for _, message in controller.seen for e in message["events"]) <= 1
 
 
-def test_after_the_controller_was_away_the_node_says_where_it_is_recorded(served, controller):
+def test_node_reports_its_database_after_the_controller_was_unavailable(served, controller):
     node, _ = served
     stopping, heard = threading.Event(), threading.Event()
     controller_sync = ControllerSync(node.config, node.executor.gpus, stopping)
@@ -385,7 +385,7 @@ def test_after_the_controller_was_away_the_node_says_where_it_is_recorded(served
         thread.join(120)
 
 
-def test_of_several_controllers_the_next_is_asked_where_one_is_away_or_stands_by(token, controller):
+def test_client_tries_the_next_controller_when_one_is_down_or_on_standby(token, controller):
     second, moves = Controller(controller.signer), []
     try:
         controller.answers["/x"] = lambda message: (503, {"error": "this migbatchd is on standby"})
@@ -406,8 +406,8 @@ def test_of_several_controllers_the_next_is_asked_where_one_is_away_or_stands_by
         second.close()
 
 
-def test_a_slice_with_many_processes_is_reported_within_the_limits(node):
-    """Its user chooses their number; a refused event would keep the controller from planning for the node."""
+def test_event_of_a_slice_with_many_processes_stays_within_limits(node):
+    """The user controls the number of processes; a refused event would stop the controller's plans for the node."""
     node.prolog(1, "[mig:7g.80gb:1]")
     (row,) = node.slices("held")
     node.epilog(1)

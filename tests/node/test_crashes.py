@@ -1,6 +1,6 @@
-"""SIGKILL before every single side effect of Prolog and Epilog, and inside every driver call: nothing is ever lost.
+"""SIGKILL before each side effect of Prolog and Epilog, and inside each driver call: nothing is ever lost.
 
-The number of side effects is found by counting, so a new one is killed too without anybody thinking of it.
+The side effects are counted in a first run, so new ones are covered without a change of the tests.
 """
 
 import os
@@ -24,7 +24,7 @@ def effects_of(node, scene):
 
 
 def hook_in_child(node, hook, job, marker="", **values):
-    """The hook as its own process would run it: a fresh executor, ended without tidying up."""
+    """The hook as its own process would run it: a new executor, ended without cleaning up."""
 
     def work():
         return Executor(node.config).run(node.env(hook, job, marker, **values))[0]
@@ -49,7 +49,7 @@ def evicting(node):
 
 
 def replacing(node):
-    """The very slot is destroyed and made again, because others' slices are never reused."""
+    """The same slot is destroyed and created again, because slices are never reused."""
     node.configure(WarmReuse="never")
     node.forget_executor()
     node.prolog(9, "[mig:7g.80gb:1]")
@@ -88,7 +88,7 @@ def joining(node):
 
 
 def joining_alone(node):
-    """The host has left, and its instance is another's shape by now."""
+    """The host has ended, and its instance has since been replaced by one of another profile."""
     node.prolog(9, "[mig:2g.20gb:1]")
     publish(node)
     node.epilog(9)
@@ -121,7 +121,7 @@ def last_ending(node):
 
 
 def guest_misfit(node):
-    """Another user's slice."""
+    """The host belongs to another user."""
     node.prolog(9, "[mig:7g.80gb:1]")
     publish(node)
     return hook_in_child(node, "prolog", 1, GUEST, uid=BOB)
@@ -132,7 +132,7 @@ SCENES += [joining, joining_alone, guest_ending, host_ending, last_ending, guest
 
 
 def next_hook(node):
-    """Another user's job of another shape comes along; then the interrupted one's Epilog, then everything again."""
+    """Prolog of another user's job with another profile, then the Epilogs of the interrupted job and of all others."""
     code, line = node.prolog(50, "[mig:1g.10gb:1]", uid=BOB)
     assert code == exits.OK, line
     node.check_except_unfinished()
@@ -176,7 +176,7 @@ AFTER = [next_hook, reconcile, same_again]
 
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("scene", SCENES)
-def test_killed_before_any_side_effect(many_nodes, scene, after):
+def test_node_recovers_from_a_kill_before_any_side_effect(many_nodes, scene, after):
     count = effects_of(many_nodes(name="count"), scene)
     assert count > 3
     for k in thinned(range(1, count + 1), AFTER.index(after)):
@@ -205,7 +205,7 @@ MOMENTS = ["before", "during", "after"]
 @pytest.mark.parametrize("after", [next_hook, reconcile])
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("scene", [cold, evicting, replacing, joining_alone])
-def test_killed_inside_a_driver_call(many_nodes, scene, moment, after):
+def test_node_recovers_from_a_kill_inside_a_driver_call(many_nodes, scene, moment, after):
     counted = many_nodes(name="count")
     effects_of(counted, scene)
     calls = counted.machine.calls()

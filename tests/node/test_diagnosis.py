@@ -1,4 +1,4 @@
-"""What a misfit says: what was offered, what is held, and by whom."""
+"""The explanation of a misfit: what was planned, what is held, and by which jobs."""
 
 import pytest
 
@@ -39,18 +39,18 @@ def grant(marker) -> Grant:
     return found
 
 
-def test_the_slot_that_was_promised_and_who_lies_across_it():
-    told = planned(["1g.20gb@0:2"], ["7g.80gb@0:8"])
+def test_misfit_text_names_the_planned_slot_and_the_jobs_that_block_it():
+    cached_plan = planned(["1g.20gb@0:2"], ["7g.80gb@0:8"])
     rows = [row(1, "1g.20gb@6:2", job=197), row(0, "1g.20gb@0:2", job=12), row(1, "1g.10gb@0:1", "idle")]
-    text = explain_misfit(grant("[mig:7g.80gb:1]"), told, LABELS, rows, [run(197, "alice"), run(12, "bob")])
+    text = explain_misfit(grant("[mig:7g.80gb:1]"), cached_plan, LABELS, rows, [run(197, "alice"), run(12, "bob")])
     assert text == (
         "plan 5 has 7g.80gb at 0:8 of GPU 1 (blocked). Taken: GPU 0 (GPU-11111111): 1g.20gb@0:2 by job 12 of bob; "
         "GPU 1 (GPU-22222222): 1g.20gb@6:2 by job 197 of alice outside the plan"
     )
 
 
-def test_every_kind_of_obstacle_is_told_apart():
-    told = planned(["1g.10gb@0:1", "1g.10gb@1:1"], [])
+def test_misfit_text_distinguishes_the_states_of_blocking_slices():
+    cached_plan = planned(["1g.10gb@0:1", "1g.10gb@1:1"], [])
     rows = [
         row(0, "1g.10gb@0:1", "intent", job=1),
         row(0, "1g.10gb@1:1", "zombie", reason="in use by process 77"),
@@ -58,7 +58,7 @@ def test_every_kind_of_obstacle_is_told_apart():
         row(0, "3g.40gb@4:4", "foreign", reason="created by hand; in use by process 78"),
         row(1, "1g.10gb@0:1", "lost", job=3),
     ]
-    text = explain_misfit(grant("[mig:1g.10gb:1]"), told, LABELS, rows, [])
+    text = explain_misfit(grant("[mig:1g.10gb:1]"), cached_plan, LABELS, rows, [])
     assert "1g.10gb at 0:1 of GPU 0 (taken), 1:1 of GPU 0 (taken)" in text
     for part in (
         "1g.10gb@0:1 being created for job 1",
@@ -70,23 +70,23 @@ def test_every_kind_of_obstacle_is_told_apart():
     assert "job 3" not in text
 
 
-def test_a_profile_that_nobody_offered_points_at_slurms_counts():
+def test_misfit_text_for_an_unplanned_profile_points_to_slurms_counts():
     text = explain_misfit(grant("[mig:2g.20gb:1,1g.10gb:2]"), planned(["1g.10gb@0:1"], []), LABELS, [], [])
     assert "no 2g.20gb" in text and "1g.10gb at 0:1 of GPU 0 (free)" in text
     assert "Slurm had other counts" in text and "Nothing is taken" in text
 
 
-def test_without_a_plan_it_says_so():
+def test_misfit_text_says_that_there_is_no_plan():
     assert "no plan" in explain_misfit(grant("[mig:1g.10gb:1]"), plan.CachedPlan(), LABELS, [], [])
 
 
-def test_it_has_an_end():
+def test_misfit_text_is_limited_in_length():
     rows = [row(0, f"1g.10gb@{i % 7}:1", job=i, reason="x" * 50) for i in range(1, 200)]
     runs = [run(i, "u" * 30) for i in range(1, 200)]
     assert len(explain_misfit(grant("[mig:1g.10gb:1]"), planned([], []), LABELS, rows, runs)) == LONGEST
 
 
-def test_a_misfit_tells_the_controller_and_slurmd_but_not_the_user(new_node):
+def test_misfit_details_go_to_controller_and_slurmd_but_not_to_the_user(new_node):
     node = new_node(gpus=TWO)
     publish(node, [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]], [["7g.80gb", 0, 8]], version=41)
     node.prolog(1, "[mig:4g.40gb:1]")
@@ -105,7 +105,7 @@ def test_a_misfit_tells_the_controller_and_slurmd_but_not_the_user(new_node):
 
 
 @pytest.mark.parametrize(("layouts", "kept"), [([["1g.10gb", 0, 1]], True), ([["1g.20gb", 0, 2]], False)])
-def test_a_start_says_whether_it_kept_to_the_plan(node, layouts, kept):
+def test_start_event_says_whether_the_slot_was_planned(node, layouts, kept):
     publish(node, layouts)
     node.prolog(1, "[mig:1g.10gb:1]")
     assert node.events("start")[0]["planned"] is kept

@@ -1,4 +1,4 @@
-"""A job's owner who writes without end: his node goes on, his slice comes back, others' reports are not lost."""
+"""A user who fills the disk: the node keeps working, the slice is released, reports of others are not lost."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ MORE = 128 << 20
 
 @pytest.fixture
 def small_node(many_nodes, tmp_path):
-    """A node whose StateDir is on a disk of SMALL bytes that everybody may write to elsewhere, as `/` is with /tmp."""
+    """A node whose StateDir is on a disk of SMALL bytes that has another directory writable by all, as / has /tmp."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL},mode=755", "none", disk], check=True)
@@ -39,13 +39,13 @@ def small_node(many_nodes, tmp_path):
 
 
 class User:
-    """Does things as a user; what it opens stays open in this process."""
+    """Runs functions as a user; what they open stays open in this process."""
 
     def __init__(self, uid):
         self.uid = uid
 
     def run(self, work):
-        """`work()` as the user; its answer, or the name of the error."""
+        """Run `work()` as the user; return its result, or the name of the error."""
         os.seteuid(self.uid)
         try:
             return work()
@@ -56,7 +56,7 @@ class User:
 
 
 def flood(handle, most=MORE):
-    """Write lines until not one byte more can be written, or `most` bytes are reached; bytes written."""
+    """Write lines until the disk is full or `most` bytes are reached; return the number of bytes written."""
     block = b"items=1 seconds=1\n" * 3640
     done = 0
     while done < most and block:
@@ -77,12 +77,12 @@ def reported(node, job, uid=ALICE):
 
 
 def given_back(node):
-    """Nothing is held, journal and driver agree, all devices are root's."""
+    """Check that nothing is held, journal and driver agree, and all devices belong to root."""
     node.check()
     assert not node.slices("held")
 
 
-def test_a_flood_of_reports_leaves_the_journal_its_disk(small_node):
+def test_flood_of_progress_reports_leaves_disk_space_for_the_journal(small_node):
     node, alice = small_node, User(ALICE)
     assert node.prolog(1, "[mig:1g.10gb:1]")[0] == exits.OK
     handle = alice.run(lambda: append(reported(node, 1)))
@@ -95,7 +95,7 @@ def test_a_flood_of_reports_leaves_the_journal_its_disk(small_node):
     assert node.epilog(2)[0] == exits.OK
 
 
-def test_neither_a_second_name_nor_a_kept_descriptor_helps(small_node):
+def test_hard_links_and_kept_descriptors_do_not_evade_the_size_limit(small_node):
     node, alice = small_node, User(ALICE)
     kept = []
     for job in range(1, 40):
@@ -118,30 +118,30 @@ def test_neither_a_second_name_nor_a_kept_descriptor_helps(small_node):
     given_back(node)
 
 
-def test_nobody_uses_up_the_room_for_the_reports_of_others(small_node):
+def test_flood_of_one_job_leaves_room_for_progress_reports_of_others(small_node):
     node, alice, bob = small_node, User(ALICE), User(BOB)
     node.prolog(1, "[mig:1g.10gb:1]")
     node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
-    his = bob.run(lambda: append(reported(node, 2, BOB)))
-    hers = alice.run(lambda: append(reported(node, 1)))
-    alice.run(lambda: flood(hers))
+    bobs_file = bob.run(lambda: append(reported(node, 2, BOB)))
+    alices_file = alice.run(lambda: append(reported(node, 1)))
+    alice.run(lambda: flood(alices_file))
     line = b"items=1000000 seconds=1\n"
     for _ in range(progress.ROOM // len(line) // 2):
-        assert bob.run(lambda: os.write(his, line)) == len(line)
+        assert bob.run(lambda: os.write(bobs_file, line)) == len(line)
     node.prolog(3, "[mig:1g.10gb:1]", uid=BOB)
     third = bob.run(lambda: append(reported(node, 3, BOB)))
     assert bob.run(lambda: os.write(third, line)) == len(line)
-    for handle in (his, hers, third):
+    for handle in (bobs_file, alices_file, third):
         os.close(handle)
 
 
-def test_a_full_disk_leaves_the_journal_its_room(small_node):
-    """Whoever fills it: here a user by way of a directory that all may write to."""
+def test_journal_stays_writable_when_a_user_fills_the_disk(small_node):
+    """However it is filled: here by a user, through a directory writable by all."""
     node, alice = small_node, User(ALICE)
     assert node.prolog(1, "[mig:1g.10gb:1]")[0] == exits.OK
     handle = alice.run(lambda: os.open(node.disk / "tmp" / "big", os.O_WRONLY | os.O_CREAT, 0o600))
     assert alice.run(lambda: flood(handle)) < SMALL
-    for job in range(2, 12):  # hooks of the agent, then such as run on their own
+    for job in range(2, 12):  # hooks of the agent, then hooks that run on their own
         assert node.prolog(job, "[mig:1g.10gb:1]")[0] == exits.OK
         assert node.epilog(job)[0] == exits.OK
     assert node.epilog(1)[0] == exits.OK
@@ -149,7 +149,7 @@ def test_a_full_disk_leaves_the_journal_its_room(small_node):
     given_back(node)
 
 
-def test_what_cannot_be_told_is_shortened_all_the_same(small_node, monkeypatch):
+def test_progress_file_is_emptied_even_if_its_event_cannot_be_stored(small_node, monkeypatch):
     from slurm_migbatch.node.journal import Journal, JournalError
 
     node, alice = small_node, User(ALICE)
@@ -170,7 +170,7 @@ def test_what_cannot_be_told_is_shortened_all_the_same(small_node, monkeypatch):
     os.close(handle)
 
 
-def test_hooks_without_agent_keep_the_room_too(small_node):
+def test_journal_stays_writable_for_hooks_without_agent_on_a_full_disk(small_node):
     node, alice = small_node, User(ALICE)
     assert node.prolog(1, "[mig:1g.10gb:1]")[0] == exits.OK
     node.forget_executor()

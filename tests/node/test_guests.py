@@ -1,4 +1,4 @@
-"""Two jobs of one user on one slice: joining it, leaving it in any order, and never anybody else's."""
+"""Two jobs of one user on one slice: joining it and leaving it in any order, and never with another user."""
 
 import json
 import os
@@ -26,7 +26,7 @@ HOST = "[mig:2g.20gb:1#h0st]"
 
 
 def publish(node, guests, slots=None, version=7):
-    """A plan with these slots (else: what jobs hold now) and guests (job -> host's job and restart, on its slice)."""
+    """Store a plan with these slots (default: those held now) and guests (job -> job and restart of the host)."""
     held = {(row.job, row.restart): row for row in node.slices("held") if row.beside is None}
     if slots is None:
         slots = {}
@@ -68,7 +68,7 @@ def refused(node, job, marker=GUEST, **values):
 # -- joining and leaving
 
 
-def test_a_guest_gets_the_slice_of_its_host_and_nothing_is_made(node):
+def test_guest_gets_the_slice_of_its_host_and_no_instance_is_created(node):
     node.prolog(1, HOST)
     node.machine.calls(reset=True)
     publish(node, {2: (1, 0)})
@@ -86,7 +86,7 @@ def test_a_guest_gets_the_slice_of_its_host_and_nothing_is_made(node):
 
 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
-def test_either_may_leave_first_and_the_slice_is_free_when_both_have(node, order):
+def test_slice_is_freed_when_both_jobs_have_ended_in_either_order(node, order):
     row = pair(node)[0]
     first, second = order
     assert node.epilog(first)[0] == exits.OK
@@ -104,7 +104,7 @@ def test_either_may_leave_first_and_the_slice_is_free_when_both_have(node, order
     assert "warm" in node.prolog(3, "[mig:2g.20gb:1]")[1]
 
 
-def test_a_host_that_stayed_may_have_another_guest(node):
+def test_host_can_get_another_guest_after_the_first_has_ended(node):
     pair(node)
     node.epilog(2)
     publish(node, {3: (1, 0)}, version=8)
@@ -113,7 +113,7 @@ def test_a_host_that_stayed_may_have_another_guest(node):
     node.check()
 
 
-def test_a_guest_that_stayed_may_be_a_host(node):
+def test_guest_can_become_a_host_after_its_host_has_ended(node):
     pair(node)
     node.epilog(1)
     publish(node, {3: (2, 0)}, version=8)
@@ -123,7 +123,7 @@ def test_a_guest_that_stayed_may_be_a_host(node):
     node.check()
 
 
-def test_the_same_hook_twice_changes_nothing_more(node):
+def test_repeated_hook_changes_nothing(node):
     pair(node)
     before = node.slices(), node.events()
     assert "already" in node.prolog(2, GUEST)[1]
@@ -134,7 +134,7 @@ def test_the_same_hook_twice_changes_nothing_more(node):
     assert (node.slices(), node.events()) == before
 
 
-def test_a_guest_that_was_requeued_comes_back_beside_its_host(node):
+def test_requeued_guest_joins_its_host_again(node):
     pair(node)
     node.epilog(2, restart=1)
     assert node.prolog(2, GUEST, restart=1)[0] == exits.OK
@@ -142,8 +142,8 @@ def test_a_guest_that_was_requeued_comes_back_beside_its_host(node):
     node.check()
 
 
-def test_a_new_run_of_the_host_frees_the_earlier_ones_half(node):
-    """slurmd may start a requeued job before its Epilog was run: the guest has the slice, the host finds another."""
+def test_new_run_of_the_host_releases_the_earlier_runs_share(node):
+    """slurmd may start a requeued job before its Epilog has run: the guest keeps the slice, the host gets another."""
     pair(node)
     assert node.prolog(1, HOST, restart=1)[0] == exits.OK
     rows = {row.job: row for row in node.slices("held")}
@@ -151,7 +151,7 @@ def test_a_new_run_of_the_host_frees_the_earlier_ones_half(node):
     node.check()
 
 
-def test_other_slices_are_left_alone(node):
+def test_hooks_of_a_shared_slice_leave_other_slices_alone(node):
     node.prolog(9, "[mig:1g.10gb:2]", uid=BOB)
     pair(node)
     before = [row for row in node.slices("held") if row.job == 9]
@@ -161,38 +161,38 @@ def test_other_slices_are_left_alone(node):
     node.check()
 
 
-# -- who may not
+# -- guests that are refused
 
 
-def test_another_users_job_never_joins(node):
+def test_guest_of_another_user_is_refused(node):
     node.prolog(1, HOST)
     publish(node, {2: (1, 0)})
     assert "another user" in refused(node, 2, uid=BOB)
     assert [row.job for row in node.slices("held")] == [1]
 
 
-def test_never_more_than_two(node):
+def test_third_job_on_a_slice_is_refused(node):
     pair(node)
     publish(node, {2: (1, 0), 3: (1, 0)}, version=8)
     assert "already" in refused(node, 3)
-    node.epilog(1)  # who is left is not the host that the plan names
+    node.epilog(1)  # the remaining job is not the host that the plan names
     assert "not held by job 1" in refused(node, 3, restart=1)
 
 
 @pytest.mark.parametrize("guests", [{}, {7: (1, 0)}])
-def test_without_being_named_in_the_plan_nobody_joins(node, guests):
+def test_guest_that_the_plan_does_not_name_is_refused(node, guests):
     node.prolog(1, HOST)
     publish(node, guests)
     assert "has no slice for it to share" in refused(node, 2)
 
 
-def test_without_a_plan_nobody_joins(node):
+def test_guest_is_refused_without_a_plan(node):
     node.prolog(1, HOST)
     assert "has no slice for it" in refused(node, 2)
 
 
-def test_the_cached_plan_counts_while_the_controller_is_away(node):
-    """The plan lies on disk; who wrote it need not be alive."""
+def test_guest_joins_by_the_cached_plan_without_the_controller(node):
+    """The plan is on disk; the agent that wrote it need not be running."""
     node.prolog(1, HOST)
     publish(node, {2: (1, 0)})
     node.forget_executor()
@@ -200,7 +200,7 @@ def test_the_cached_plan_counts_while_the_controller_is_away(node):
     node.check()
 
 
-def test_another_run_of_the_host_is_not_the_one_that_was_meant(node):
+def test_guest_is_refused_when_another_run_of_the_host_holds_the_slice(node):
     node.prolog(1, HOST)
     publish(node, {2: (1, 0)})
     node.epilog(1, restart=1)
@@ -208,22 +208,22 @@ def test_another_run_of_the_host_is_not_the_one_that_was_meant(node):
     assert "not held by job 1 run 0" in refused(node, 2)
 
 
-def test_a_gpu_that_is_not_there_is_no_place(node):
+def test_guest_planned_on_a_missing_gpu_is_refused(node):
     node.prolog(1, HOST)
     publish(node, {2: ["GPU-gone", "2g.20gb", 0, 2, 1, 0]}, slots={})
     assert "has no slice for it" in refused(node, 2)
 
 
 @pytest.mark.parametrize("place", [["GPU", "2g", 0, 2, 1, 0], ["GPU", "2g.20gb", 0, 2, 1], 5, ["GPU", "2g.20gb"]])
-def test_a_plan_with_broken_guests_is_refused_as_a_whole(node, place):
+def test_plan_with_malformed_guests_is_rejected_as_a_whole(node, place):
     with pytest.raises(plan.PlanError):
         plan.parse({"version": 1, "gpus": {}, "guests": {"2": place}})
     with pytest.raises(plan.PlanError):
         plan.parse({"version": 1, "gpus": {}, "guests": []})
 
 
-def test_a_job_with_a_profile_of_its_own_is_no_guest_whatever_the_plan_says(node):
-    """The marker goes with what Slurm allocated; a plan that lags behind does not turn it into something else."""
+def test_job_with_its_own_profile_is_not_a_guest_even_if_the_plan_says_so(node):
+    """The marker states what Slurm allocated; an outdated plan does not change it."""
     node.prolog(1, HOST)
     publish(node, {2: (1, 0)})
     assert node.prolog(2, "[mig:1g.10gb:1]")[0] == exits.OK
@@ -232,7 +232,7 @@ def test_a_job_with_a_profile_of_its_own_is_no_guest_whatever_the_plan_says(node
     node.check()
 
 
-def test_the_devices_belong_to_the_user_all_along_and_processes_of_a_leaver_do_not_matter(node):
+def test_devices_stay_with_the_user_until_both_jobs_have_ended(node):
     row = pair(node)[0]
     node.machine.start_process(row.mig_uuid, 4_000_001)
     node.epilog(1)
@@ -241,28 +241,28 @@ def test_the_devices_belong_to_the_user_all_along_and_processes_of_a_leaver_do_n
     node.check()
     node.epilog(2)
     assert owners(node, row) == {(0, 0o400)}
-    assert "made" in node.prolog(3, "[mig:2g.20gb:1]", uid=BOB)[1]  # not that one: somebody lives on it
+    assert "made" in node.prolog(3, "[mig:2g.20gb:1]", uid=BOB)[1]  # not on that slice: a process still runs on it
     node.machine.end_process(4_000_001)
 
 
-# -- the host leaves before the guest is there
+# -- the host ends before the guest starts
 
 
-def test_a_guest_that_comes_too_late_takes_the_slot_alone_if_it_is_still_planned(node):
+def test_guest_takes_the_planned_slot_alone_after_its_host_has_ended(node):
     node.prolog(1, HOST)
-    told = publish(node, {2: (1, 0)})
+    stored_plan = publish(node, {2: (1, 0)})
     node.epilog(1)
     code, line = node.prolog(2, GUEST)
     assert code == exits.OK and "warm" in line, line
     (row,) = node.slices("held")
-    assert (row.job, row.slot, row.beside) == (2, told.guests[2].slot, None)
+    assert (row.job, row.slot, row.beside) == (2, stored_plan.guests[2].slot, None)
     assert "beside" not in node.events("start")[-1]
     node.epilog(2)
     assert "shared" not in node.events("stop")[-1]
     node.check()
 
 
-def test_or_makes_it_where_the_instance_is_gone_too(node):
+def test_guest_creates_the_instance_when_host_and_instance_are_gone(node):
     node.prolog(1, HOST)
     publish(node, {2: (1, 0)})
     node.epilog(1)
@@ -272,7 +272,7 @@ def test_or_makes_it_where_the_instance_is_gone_too(node):
     node.check()
 
 
-def test_else_it_goes_back(node):
+def test_guest_is_requeued_when_its_slot_is_unplanned_or_in_use(node):
     node.prolog(1, HOST)
     publish(node, {2: (1, 0)})
     where = plan.load(str(node.config.state_dir)).guests[2]
@@ -290,8 +290,8 @@ def test_else_it_goes_back(node):
     node.machine.reset_faults()
 
 
-def test_it_waits_for_a_host_that_is_just_leaving(node, monkeypatch):
-    """Its Epilog has begun, so it is joined no more; once it is through the slot is free."""
+def test_guest_waits_for_a_host_whose_epilog_is_running(node, monkeypatch):
+    """Once the host's Epilog has begun no guest can join; when it has ended the slot is free."""
     node.prolog(1, HOST)
     publish(node, {2: (1, 0)})
     looked, seen = threading.Event(), []
@@ -317,7 +317,7 @@ def test_it_waits_for_a_host_that_is_just_leaving(node, monkeypatch):
     thread = threading.Thread(target=other)
 
     def hook(name):
-        if name == "handoff write" and thread.ident is None:  # of the host's release: it is `ending` now
+        if name == "handoff write" and thread.ident is None:  # of the host's release: its run is `ending` now
             thread.start()
             assert looked.wait(30)
 
@@ -333,7 +333,7 @@ def test_it_waits_for_a_host_that_is_just_leaving(node, monkeypatch):
     node.check()
 
 
-def test_but_not_for_ever(node, monkeypatch):
+def test_guest_waits_only_a_limited_time_for_an_ending_host(node, monkeypatch):
     monkeypatch.setattr("slurm_migbatch.node.allocate.HOST_WAIT_S", 0.1)
     node.prolog(1, HOST)
     publish(node, {2: (1, 0)})
@@ -349,7 +349,7 @@ def refused_while_ending(node, job):
 
 @contextmanager
 def ending(node, job):
-    """A release that somebody who is alive has begun."""
+    """A release that a live process has begun."""
     with owner.working() as who:
         with node.journal.write():
             (run,) = node.journal.runs("job=?", (job,))
@@ -357,7 +357,7 @@ def ending(node, job):
         yield
 
 
-def test_a_release_that_nobody_finished_is_finished_first(node):
+def test_interrupted_release_of_the_host_is_completed_before_the_guest_starts(node):
     node.prolog(1, HOST)
     publish(node, {2: (1, 0)})
     with ending(node, 1):
@@ -367,11 +367,11 @@ def test_a_release_that_nobody_finished_is_finished_first(node):
     node.check()
 
 
-# -- at the same time
+# -- concurrent hooks
 
 
 def meanwhile(node, moment, work):
-    """Run `work()` whole at the first `moment` of a hook that runs in the block."""
+    """Return an effects hook that runs all of `work(executor)` at the first `moment`."""
     done = []
 
     def hook(name):
@@ -389,8 +389,8 @@ def meanwhile(node, moment, work):
 
 
 @pytest.mark.parametrize("moment", ["commit", "handoff write", "handoff rename"])
-def test_the_host_leaves_while_the_guest_is_joining(node, moment):
-    """The claim becomes one of the whole slice; the devices stay the user's."""
+def test_guest_keeps_the_slice_when_its_host_ends_during_its_prolog(node, moment):
+    """The guest's claim becomes one on the whole slice; the user keeps the devices."""
     node.prolog(1, HOST)
     (row,) = node.slices("held")
     publish(node, {2: (1, 0)})
@@ -403,7 +403,7 @@ def test_the_host_leaves_while_the_guest_is_joining(node, moment):
         nonlocal count
         if name == moment and (moment != "commit" or count):
             effects.hook = None
-            # in a thread: this one may be inside a transaction, which the other then waits for
+            # in a thread: this one may be inside a transaction, and then the other waits for its end
             other = threading.Thread(target=run_apart, args=(node, leave))
             other.start()
             if moment != "commit":
@@ -439,8 +439,8 @@ def run_apart(node, work):
 
 @pytest.mark.parametrize("moment", ["handoff write", "handoff rename"])
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
-def test_both_leave_at_once(node, moment, order):
-    """Whoever is second finds that the devices are his to close, though he was not alone when he began."""
+def test_slice_is_freed_when_both_jobs_end_at_the_same_time(node, moment, order):
+    """The second Epilog to finish closes the devices, although the slice was still shared when it began."""
     row = pair(node)[0]
     first, second = order
     effects.hook = meanwhile(node, moment, lambda executor: executor.run(node.env("epilog", second)))
@@ -453,8 +453,8 @@ def test_both_leave_at_once(node, moment, order):
     assert sorted(event["job"] for event in node.events("stop")) == [1, 2]
 
 
-def test_guarding_does_not_close_a_slice_whose_host_has_just_left(node):
-    """Housekeeping looked at it when the host still had it."""
+def test_guard_with_a_stale_row_does_not_close_the_guests_devices(node):
+    """Housekeeping read the row while the host still held the slice."""
     row = pair(node)[0]
     gpu = node.executor.gpus.managed()[0]
     (instance,) = gpu.instances()
@@ -467,7 +467,7 @@ def test_guarding_does_not_close_a_slice_whose_host_has_just_left(node):
     assert owners(node, row) == {(0, 0o400)}
 
 
-def test_many_pairs_that_come_and_go_at_once(new_node):
+def test_guests_join_while_their_hosts_end_in_parallel(new_node):
     from tests.support.node_processes import in_processes
 
     node = new_node(latency=0.002)
@@ -491,7 +491,7 @@ def test_many_pairs_that_come_and_go_at_once(new_node):
 # -- repair
 
 
-def test_an_instance_that_vanishes_is_lost_to_both(node):
+def test_vanished_instance_is_lost_to_host_and_guest(node):
     pair(node)
     node.destroy_by_hand()
     node.reconcile()
@@ -505,7 +505,7 @@ def test_an_instance_that_vanishes_is_lost_to_both(node):
     assert [event["job"] for event in node.events("stop")] == [1, 2]
 
 
-def test_a_boot_ends_both(node):
+def test_reboot_ends_host_and_guest(node):
     pair(node)
     node.forget_executor()
     node.machine.reboot()
@@ -514,7 +514,7 @@ def test_a_boot_ends_both(node):
 
 
 @pytest.mark.parametrize("how", ["garbage", "table gone"])
-def test_a_lost_journal_is_rebuilt_with_both(node, how):
+def test_rebuilt_journal_has_host_and_guest(node, how):
     from tests.support.journals import damage
 
     pair(node)
@@ -528,7 +528,7 @@ def test_a_lost_journal_is_rebuilt_with_both(node, how):
     assert [row.state for row in node.slices()] == ["idle"]
 
 
-def test_a_lost_gpu_takes_both_with_it(node):
+def test_lost_gpu_marks_the_rows_of_host_and_guest_as_lost(node):
     pair(node)
     node.executor.repairer.absent(())
     assert [row.state for row in node.slices()] == ["lost", "lost"]
@@ -539,7 +539,7 @@ def test_a_lost_gpu_takes_both_with_it(node):
     node.check()
 
 
-def test_memory_of_two_is_nobodys_figure(node):
+def test_no_memory_figure_is_reported_for_a_shared_slice(node):
     from slurm_migbatch.node import peaks
 
     row = pair(node)[0]
@@ -551,7 +551,7 @@ def test_memory_of_two_is_nobodys_figure(node):
     assert [event["memory_mib"] for event in node.events("stop")] == [None, None]
 
 
-# -- the verdict, over all that may be
+# -- the verdict, over all possible inputs
 
 
 SLOT = Slot.of("2g.20gb", 0, 2)
@@ -578,7 +578,7 @@ run_states = st.dictionaries(
 
 @settings(max_examples=examples(500))
 @given(rows, run_states, st.sampled_from([ALICE, BOB]), st.booleans())
-def test_a_verdict_lets_nobody_in_who_must_not(found, states, uid, planned):
+def test_verdict_admits_only_permitted_guests(found, states, uid, planned):
     runs = {key: JournalRun(*key, ALICE, "", "", "", "", state) for key, state in states.items()}
     answer = verdict(PLACE, uid, found, runs, planned)
     if answer.action is GuestAction.JOIN:
@@ -613,7 +613,7 @@ def piece(job, *, uid=ALICE, state="held", slot=SLOT, gpu="GPU-0", **values):
     return JournalSlice(gpu, slot, state, job=job, uid=uid, **values)
 
 
-def test_the_triggers_hold_whoever_writes(journal):
+def test_database_triggers_reject_invalid_host_and_guest_rows(journal):
     with journal.write():
         host = journal.put(piece(1))
         other = journal.put(piece(5, slot=Slot.of("1g.10gb", 4, 1)))
@@ -638,12 +638,12 @@ def test_the_triggers_hold_whoever_writes(journal):
         journal.put(piece(3))
     guest_row = journal.guest_of(host)
     with pytest.raises(sqlite3.IntegrityError), journal.write():
-        journal.put(piece(3, beside=guest_row.id))  # nobody's host is a guest
+        journal.put(piece(3, beside=guest_row.id))  # a guest cannot be a host
 
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["join", "leave", "lose"]), st.integers(1, 4)), max_size=25))
-def test_a_slice_is_free_when_its_last_holder_has_left(tmp_path_factory, steps):
+def test_slice_becomes_idle_when_its_last_holder_leaves(tmp_path_factory, steps):
     journal = Journal(str(tmp_path_factory.mktemp("model") / NAME))
     holders: list[int] = []
     lost = False
@@ -684,7 +684,7 @@ def test_a_slice_is_free_when_its_last_holder_has_left(tmp_path_factory, steps):
         journal.close()
 
 
-# -- a journal of the release before
+# -- a journal of the previous release
 
 
 OLD_SCHEMA = journal_module._SCHEMA
@@ -709,7 +709,7 @@ def old_journal(path, rows):
 ROWS = [("GPU-0", "2g.20gb", 0, 2, "held", 1, 0, 5, "MIG-1", 1.0), ("GPU-0", "1g.10gb", 2, 1, "idle", *[None] * 4, 1.0)]
 
 
-def test_a_journal_of_the_release_before_goes_on_as_it_is(tmp_path):
+def test_journal_of_the_previous_release_is_migrated_with_its_contents(tmp_path):
     path = str(tmp_path / NAME)
     old_journal(path, ROWS)
     journal = Journal(path)
@@ -740,7 +740,7 @@ def schema(journal):
     )
 
 
-def test_a_node_that_is_killed_while_it_brings_its_journal_up_to_date(tmp_path):
+def test_interrupted_journal_migration_is_repeated(tmp_path):
     from tests.support.nodes import in_child
 
     path = tmp_path / NAME
@@ -759,7 +759,7 @@ def test_a_node_that_is_killed_while_it_brings_its_journal_up_to_date(tmp_path):
     journal.close()
 
 
-def test_many_open_it_at_once(tmp_path):
+def test_parallel_processes_can_open_a_journal_that_needs_migration(tmp_path):
     from tests.support.node_processes import in_processes
 
     path = tmp_path / NAME
@@ -774,8 +774,8 @@ def test_many_open_it_at_once(tmp_path):
     assert in_processes([work] * 8) == [0] * 8
 
 
-def test_the_release_before_cannot_break_a_pair_with_the_file_still_open(tmp_path):
-    """Its agent may be running while the new release is being installed: it knows nothing of second holders."""
+def test_previous_release_cannot_overwrite_a_host_row_that_has_a_guest(tmp_path):
+    """Its agent may be running while the new release is being installed: it does not know of second holders."""
     path = str(tmp_path / NAME)
     old_journal(path, ROWS)
     with closing(sqlite3.connect(path, isolation_level=None)) as old:
@@ -795,8 +795,8 @@ def test_the_release_before_cannot_break_a_pair_with_the_file_still_open(tmp_pat
 
 
 @pytest.mark.parametrize("killed", ["guest", "host"])
-def test_one_leaves_while_the_other_is_killed_at_any_moment(many_nodes, killed):
-    """The guest's Prolog, or the host's Epilog, stops before its k-th effect; the other's Epilog runs; then it dies."""
+def test_one_job_ends_while_the_others_hook_is_killed_at_any_side_effect(many_nodes, killed):
+    """The guest's Prolog or the host's Epilog stops before its k-th effect and is killed during the other's Epilog."""
     from tests.support.node_processes import stopping_child
 
     k, stopped = 0, True
@@ -821,7 +821,7 @@ def test_one_leaves_while_the_other_is_killed_at_any_moment(many_nodes, killed):
 
         thread = threading.Thread(target=work)
         thread.start()
-        thread.join(0.3)  # unless the one that stands still has the journal
+        thread.join(0.3)  # unless the stopped process has the journal locked
         if stopped:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)

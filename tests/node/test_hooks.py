@@ -1,4 +1,4 @@
-"""What Prolog and Epilog do on a machine that works."""
+"""What Prolog and Epilog do on a working machine."""
 
 import json
 import stat
@@ -12,7 +12,7 @@ from slurm_migbatch.node.deadline import Deadline, locked
 from tests.support.nodes import ALICE, BOB
 
 
-def test_a_job_gets_its_slice_and_gives_it_back(node):
+def test_job_gets_its_slice_and_releases_it(node):
     code, line = node.prolog(17, "[mig:2g.20gb:1#7fq3k]")
     assert (code, "made" in line) == (exits.OK, True), line
     node.check()
@@ -29,7 +29,7 @@ def test_a_job_gets_its_slice_and_gives_it_back(node):
     assert node.scontrol_calls() == []
 
 
-def test_the_users_next_job_of_that_profile_reuses_the_slice_without_a_driver_change(node):
+def test_next_job_of_the_user_reuses_the_slice_without_driver_changes(node):
     node.prolog(1, "[mig:1g.10gb:2]")
     node.epilog(1)
     node.machine.calls(reset=True)
@@ -42,7 +42,7 @@ def test_the_users_next_job_of_that_profile_reuses_the_slice_without_a_driver_ch
 
 
 @pytest.mark.parametrize(("policy", "warm"), [("any", True), ("same-user", False), ("never", False)])
-def test_warm_reuse_by_another_user_is_a_setting(new_node, policy, warm):
+def test_warm_reuse_setting_controls_reuse_by_another_user(new_node, policy, warm):
     node = new_node(WarmReuse=policy)
     node.prolog(1, "[mig:7g.80gb:1]")
     node.epilog(1)
@@ -51,14 +51,14 @@ def test_warm_reuse_by_another_user_is_a_setting(new_node, policy, warm):
     node.check()
 
 
-def test_same_user_keeps_a_warm_slice_where_only_others_are_refused(node):
+def test_user_reuses_their_own_warm_slice_by_default(node):
     node.prolog(1, "[mig:7g.80gb:1]")
     node.epilog(1)
     node.prolog(2, "[mig:7g.80gb:1]")
     assert node.events("start")[-1]["warm"] is True
 
 
-def test_several_slices_may_lie_on_several_gpus(new_node):
+def test_slices_of_one_job_may_be_on_several_gpus(new_node):
     node = new_node(gpus=["h100-80gb", "h100-80gb"])
     assert node.prolog(1, "[mig:4g.40gb:2,3g.40gb:2]")[0] == exits.OK
     node.check()
@@ -69,7 +69,7 @@ def test_several_slices_may_lie_on_several_gpus(new_node):
     assert [g.profile for g in given.slices] == ["4g.40gb", "4g.40gb", "3g.40gb", "3g.40gb"]
 
 
-def test_the_same_hook_twice_changes_nothing_more(node):
+def test_repeated_hook_changes_nothing(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     before = node.slices(), node.events()
     code, line = node.prolog(1, "[mig:1g.10gb:1]")
@@ -81,27 +81,27 @@ def test_the_same_hook_twice_changes_nothing_more(node):
     assert (node.slices(), node.events()) == before
 
 
-def test_an_epilog_without_a_prolog_is_fine(node):
+def test_epilog_without_a_prolog_succeeds_and_does_nothing(node):
     assert node.epilog(404) == (exits.OK, "")
     node.check()
     assert node.events("stop") == []
 
 
-def test_after_a_requeue_slurm_tells_the_old_runs_epilog_the_new_count(node):
+def test_epilog_with_the_next_restart_count_releases_the_earlier_run(node):
     node.prolog(1, "[mig:1g.10gb:1]", restart=0)
     assert node.epilog(1, restart=1)[0] == exits.OK
     node.check()
     assert not node.slices("held") and node.events("stop")[0]["restart"] == 0
 
 
-def test_a_late_epilog_of_an_earlier_run_leaves_the_present_one_alone(node):
+def test_late_epilog_of_an_earlier_run_leaves_the_current_run_alone(node):
     node.prolog(1, "[mig:1g.10gb:1]", restart=3)
     assert node.epilog(1, restart=2)[0] == exits.OK
     assert [row.restart for row in node.slices("held")] == [3]
     node.check()
 
 
-def test_a_new_run_takes_back_what_the_earlier_one_still_holds(node):
+def test_new_run_releases_the_slices_of_the_earlier_run(node):
     node.prolog(1, "[mig:7g.80gb:1]", restart=0)
     assert node.prolog(1, "[mig:7g.80gb:1]", restart=1)[0] == exits.OK
     assert [row.restart for row in node.slices("held")] == [1]
@@ -110,8 +110,8 @@ def test_a_new_run_takes_back_what_the_earlier_one_still_holds(node):
 
 
 @pytest.mark.parametrize("before", [0, 3])
-def test_a_job_whose_number_another_users_job_had_gets_its_own_slice(node, before):
-    """slurmctld has lost its state and counts anew, and the Epilog of the job of before never came."""
+def test_job_with_the_id_of_another_users_earlier_job_gets_its_own_slice(node, before):
+    """slurmctld has lost its state and starts its job ids again, and the earlier job's Epilog never ran."""
     node.prolog(1, "[mig:3g.40gb:1]", restart=before)
     (row,) = node.slices("held")
     assert node.prolog(1, "[mig:1g.10gb:1]", uid=BOB)[0] == exits.OK
@@ -123,7 +123,7 @@ def test_a_job_whose_number_another_users_job_had_gets_its_own_slice(node, befor
     node.check()
 
 
-def test_what_another_users_job_of_that_number_left_hides_no_refusal(node):
+def test_handoff_of_an_earlier_job_with_the_same_id_hides_no_refusal(node):
     node.prolog(1, "[mig:1g.10gb:1]", restart=3)
     node.epilog(1, restart=3)
     node.prolog(2, "[mig:7g.80gb:1]")
@@ -131,14 +131,14 @@ def test_what_another_users_job_of_that_number_left_hides_no_refusal(node):
     assert sorted(handoff.listed(node.executor.paths.job)) == [(1, 0), (2, 0)] and node.handoff(1).slices == ()
 
 
-def test_an_epilog_without_any_count_ends_the_job(node):
+def test_epilog_without_a_restart_count_releases_the_job(node):
     node.prolog(1, "[mig:1g.10gb:1]", restart=2)
     node.epilog(1, restart=None)
     node.check()
     assert not node.slices("held")
 
 
-def test_a_full_node_sends_the_job_back_and_its_tasks_cannot_run(node):
+def test_full_node_requeues_the_job_and_hands_off_no_slices(node):
     node.prolog(1, "[mig:7g.80gb:1]")
     code, line = node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
     assert code == exits.OK and "requeued" in line
@@ -160,7 +160,7 @@ def test_a_full_node_sends_the_job_back_and_its_tasks_cannot_run(node):
         (["2 2 N/A N/A"], "2"),
     ],
 )
-def test_a_job_is_sent_back_by_the_name_of_it_alone(node, rows, name):
+def test_requeue_addresses_only_the_one_job_or_array_task(node, rows, name):
     node.prolog(1, "[mig:7g.80gb:1]")
     node.slurm_names(2, *rows)
     assert "requeued" in node.prolog(2, "[mig:1g.10gb:1]")[1]
@@ -168,7 +168,7 @@ def test_a_job_is_sent_back_by_the_name_of_it_alone(node, rows, name):
 
 
 @pytest.mark.parametrize("rows", [["3 3 N/A 0"], ["2 2 N/A 0", "2 2 N/A 0"], ["2"], [""]])
-def test_a_job_whose_name_is_not_certain_is_not_sent_back(node, rows):
+def test_job_is_not_requeued_when_squeue_does_not_identify_it(node, rows):
     node.prolog(1, "[mig:7g.80gb:1]")
     node.slurm_names(2, *rows)
     code, line = node.prolog(2, "[mig:1g.10gb:1]")
@@ -176,8 +176,8 @@ def test_a_job_whose_name_is_not_certain_is_not_sent_back(node, rows):
     assert node.scontrol_calls() == [] and node.handoff(2).slices == ()
 
 
-def test_a_refusal_stays_until_the_next_run_has_its_slice(node):
-    """slurmd may skip the Prolog of a job that comes back at once: its tasks must not run without a slice then."""
+def test_refusal_handoff_stays_until_the_next_run_has_its_slice(node):
+    """slurmd may skip the Prolog of a job that is restarted at once: its tasks must not run without a slice."""
     node.prolog(1, "[mig:7g.80gb:1]")
     node.prolog(2, "[mig:1g.10gb:1]")
     assert node.epilog(2, restart=1)[0] == exits.OK
@@ -193,7 +193,7 @@ def test_a_refusal_stays_until_the_next_run_has_its_slice(node):
     node.check()
 
 
-def test_an_ended_run_leaves_word_that_no_task_may_run_without_a_new_prolog(node):
+def test_ended_run_leaves_a_handoff_that_forbids_tasks_until_a_new_prolog(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.epilog(1, restart=1)
     assert node.handoff(1, 0).slices == ()
@@ -204,7 +204,7 @@ def test_an_ended_run_leaves_word_that_no_task_may_run_without_a_new_prolog(node
     node.check()
 
 
-def test_an_old_refusal_goes(node, monkeypatch):
+def test_old_refusal_handoff_is_removed(node, monkeypatch):
     node.prolog(1, "[mig:9g.99gb:1]")
     node.epilog(1)
     later = time.time() + repair.TOMBSTONE_S + 1
@@ -214,7 +214,7 @@ def test_an_old_refusal_goes(node, monkeypatch):
     node.check()
 
 
-def test_where_even_the_requeue_fails_the_node_goes_on(node):
+def test_prolog_succeeds_and_refuses_tasks_when_the_requeue_fails(node):
     (node.root / "scontrol.code").write_text("1\n")
     node.prolog(1, "[mig:7g.80gb:1]")
     code, line = node.prolog(2, "[mig:1g.10gb:1]")
@@ -234,20 +234,20 @@ def test_where_even_the_requeue_fails_the_node_goes_on(node):
         "[mig:",
     ],
 )
-def test_a_marker_that_cannot_be_served_sends_the_job_back(node, marker):
+def test_job_with_an_invalid_marker_is_requeued(node, marker):
     code, line = node.prolog(1, marker)
     assert code == exits.OK and "requeued" in line, line
     assert not node.slices("held")
     node.check()
 
 
-def test_a_job_without_a_marker_is_none_of_ours(node):
+def test_job_without_a_marker_is_ignored(node):
     assert node.prolog(1, "") == (exits.OK, "")
     assert node.machine.calls()["nvmlDeviceCreateGpuInstanceWithPlacement"] == 0
     assert node.scontrol_calls() == []
 
 
-def test_roots_jobs_have_no_marker_so_slurmctld_is_asked(node):
+def test_slurmctld_is_asked_for_the_gres_of_roots_jobs(node):
     node.slurm_says("1 0 gres/mig:1g.10gb:1,gres/mig:2g.20gb:1,gres/gpu:1")
     assert node.prolog(1, "", uid=0)[0] == exits.OK
     assert sorted(row.slot.profile.name for row in node.slices("held")) == ["1g.10gb", "2g.20gb"]
@@ -255,12 +255,12 @@ def test_roots_jobs_have_no_marker_so_slurmctld_is_asked(node):
     node.check()
 
 
-def test_of_a_changed_job_slurmctld_is_asked_too(node):
-    """slurmctld keeps the comment of a change that it refuses, so the marker may say more than the job was given."""
+def test_slurmctld_is_asked_for_the_gres_of_an_updated_job(node):
+    """slurmctld keeps the comment of an update that it refuses, so the marker may exceed the job's allocation."""
     node.slurm_says("1 0 gres/mig:1g.10gb:1", "2 0 N/A", "3", "4 0 gres/mig:none:1")
     assert node.prolog(1, "[mig:7g.80gb:1#chg7fq3k2ab]")[0] == exits.OK
     assert [row.slot.profile.name for row in node.slices("held")] == ["1g.10gb"]
-    for job in (2, 4):  # it has none, and is not sent back for it again and again
+    for job in (2, 4):  # it has no slices, and is not requeued again and again because of that
         assert node.prolog(job, "[mig:1g.10gb:1#chg]") == (exits.OK, "")
     for job in (3, 5):
         assert "the job was updated" in node.prolog(job, "[mig:1g.10gb:1#chg]")[1]
@@ -280,8 +280,8 @@ def test_of_a_changed_job_slurmctld_is_asked_too(node):
         ("26.05.0", "gres/", "gres:"),
     ],
 )
-def test_an_entry_that_slurm_does_not_read_is_no_grant(node, release, read, skipped):
-    """slurmctld keeps the text of an update as it came, and looks for the prefix of its release in it."""
+def test_gres_entry_without_the_releases_prefix_is_not_a_grant(node, release, read, skipped):
+    """slurmctld keeps the text of an update unchanged, and looks for the prefix of its own release in it."""
     node.slurm_is(release)
     node.slurm_says(f"1 0 {read}mig:1g.10gb:1,gres/gpu:0", f"2 0 gres/gpu:0,{skipped}mig:7g.80gb:1")
     assert node.prolog(1, "[mig:1g.10gb:1#chg]")[0] == exits.OK
@@ -291,8 +291,8 @@ def test_an_entry_that_slurm_does_not_read_is_no_grant(node, release, read, skip
     node.check()
 
 
-def test_the_gres_of_the_next_run_is_no_grant_of_this_one(node):
-    """A user may requeue his job while its Prolog runs on a slow node, and change the GRES of the waiting job then."""
+def test_gres_of_the_next_run_is_not_granted_to_the_current_run(node):
+    """A user can requeue a job while its Prolog runs on a slow node, and then change the GRES of the pending job."""
     node.slurm_says("1 1 gres/mig:7g.80gb:1", "2 1 gres/mig:1g.10gb:1")
     code, line = node.prolog(1, "[mig:1g.10gb:1#chg]", restart=0)
     assert code == exits.OK and "has been requeued" in line
@@ -302,7 +302,7 @@ def test_the_gres_of_the_next_run_is_no_grant_of_this_one(node):
     node.check()
 
 
-def test_after_slurmctld_lost_its_state_an_id_is_no_claim_to_an_earlier_jobs_slices(node):
+def test_job_with_a_reused_id_does_not_take_over_the_earlier_jobs_slices(node):
     node.prolog(1, "[mig:7g.80gb:1]")
     code, line = node.prolog(1, "[mig:1g.10gb:2]")
     assert code == exits.OK and "already has" not in line
@@ -312,7 +312,7 @@ def test_after_slurmctld_lost_its_state_an_id_is_no_claim_to_an_earlier_jobs_sli
     node.check()
 
 
-def test_without_the_release_no_grant_is_read(node):
+def test_job_is_refused_when_the_slurm_release_is_unknown(node):
     node.slurm_is("unknown")
     node.slurm_says("1 0 gres/mig:1g.10gb:1")
     assert "not a Slurm release" in node.prolog(1, "[mig:1g.10gb:1#chg]")[1]
@@ -320,7 +320,7 @@ def test_without_the_release_no_grant_is_read(node):
 
 
 @pytest.mark.parametrize("end", ["\n", "\v", "\f", "\x1e", "\u2028"])
-def test_no_line_in_a_gres_is_taken_for_the_row_of_its_job(node, end):
+def test_line_break_in_a_gres_is_not_read_as_another_row(node, end):
     """From 23.11 on Slurm accepts any bytes in an entry with a count of 0, and squeue prints them."""
     node.slurm_says(f"1 0 gres/mig:1g.10gb:1,gres/gpu:a b{end}1 0 mig:7g.80gb:1{end}x:0")
     code, line = node.prolog(1, "[mig:1g.10gb:1#chg7fq3k2ab]")
@@ -341,7 +341,7 @@ def plan_for(node, slots, gpu=None):
     plan.store(str(node.config.state_dir), json.dumps(raw).encode())
 
 
-def test_planned_slots_come_first(node):
+def test_planned_slots_are_used_first(node):
     plan_for(node, [["1g.10gb", 2, 1], ["3g.40gb", 4, 4]])
     node.prolog(1, "[mig:1g.10gb:1]")
     assert [str(row.slot) for row in node.slices("held")] == ["1g.10gb@2:1"]
@@ -352,7 +352,7 @@ def test_planned_slots_come_first(node):
     node.check()
 
 
-def test_a_warm_planned_slot_beats_a_cold_planned_one(node):
+def test_warm_planned_slot_is_preferred_to_a_cold_one(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.epilog(1)
     (idle,) = node.slices("idle")
@@ -362,7 +362,7 @@ def test_a_warm_planned_slot_beats_a_cold_planned_one(node):
     assert node.events("start")[-1]["warm"] is True
 
 
-def test_no_plan_changes_what_a_job_was_granted(node):
+def test_plan_cannot_change_the_profile_that_a_job_was_granted(node):
     raw = {"version": 3, "gpus": {}, "jobs": {"1": "[mig:7g.80gb:1]"}}
     (Path(node.executor.config.state_dir) / "plan.json").write_text(json.dumps(raw))
     node.prolog(1, "[mig:1g.10gb:1]")
@@ -370,13 +370,13 @@ def test_no_plan_changes_what_a_job_was_granted(node):
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"version":1,"gpus":{"x":[["9g",0,1]]}}', b"\xff" * 100])
-def test_a_broken_plan_is_no_plan(node, raw):
+def test_malformed_plan_file_is_ignored(node, raw):
     (Path(node.executor.config.state_dir) / "plan.json").write_bytes(raw)
     assert node.prolog(1, "[mig:1g.10gb:1]")[0] == exits.OK
     node.check()
 
 
-def test_idle_instances_make_room(node):
+def test_idle_instances_are_destroyed_to_make_room(node):
     node.prolog(1, "[mig:1g.10gb:7]")
     node.epilog(1)
     assert node.prolog(2, "[mig:7g.80gb:1]")[0] == exits.OK
@@ -384,7 +384,7 @@ def test_idle_instances_make_room(node):
     assert len(node.events("destroy")) == 7
 
 
-def test_no_more_is_destroyed_than_needed(node):
+def test_only_as_many_idle_instances_as_needed_are_destroyed(node):
     node.prolog(1, "[mig:1g.10gb:7]")
     node.epilog(1)
     node.prolog(2, "[mig:2g.20gb:1]")
@@ -392,8 +392,8 @@ def test_no_more_is_destroyed_than_needed(node):
     node.check()
 
 
-def test_limits_that_are_counted_also_make_idle_instances_go(node):
-    """One +me instance per GPU: an idle one elsewhere blocks the next though the places do not overlap."""
+def test_idle_me_instance_is_destroyed_when_the_profile_limit_is_reached(node):
+    """Only one +me instance fits on a GPU: an idle one blocks the next even if their placements do not overlap."""
     node.prolog(1, "[mig:1g.10gb.me:1]")
     node.epilog(1)
     (idle,) = node.slices("idle")
@@ -404,7 +404,7 @@ def test_limits_that_are_counted_also_make_idle_instances_go(node):
     assert len(node.instances()) == 1
 
 
-def test_an_instance_with_a_process_is_never_given_out(new_node):
+def test_instance_with_a_running_process_is_never_allocated(new_node):
     node = new_node(gpus=["h100-80gb", "h100-80gb"])
     node.prolog(1, "[mig:7g.80gb:1]")
     node.epilog(1)
@@ -423,7 +423,7 @@ def test_an_instance_with_a_process_is_never_given_out(new_node):
     node.check()
 
 
-def test_an_instance_that_stays_busy_is_parked_and_another_place_taken(new_node):
+def test_instance_that_stays_busy_becomes_a_zombie_and_another_gpu_is_used(new_node):
     node = new_node(gpus=["h100-80gb", "h100-80gb"])
     node.prolog(1, "[mig:3g.40gb:2]")
     node.epilog(1)
@@ -441,7 +441,7 @@ def test_an_instance_that_stays_busy_is_parked_and_another_place_taken(new_node)
     assert not node.slices("zombie")
 
 
-def test_only_zombies_left_is_a_misfit_and_not_a_drain(node):
+def test_job_is_requeued_without_a_drain_when_only_zombies_are_left(node):
     node.prolog(1, "[mig:3g.40gb:2]")
     node.epilog(1)
     node.machine.stick_destroy(None)
@@ -450,8 +450,8 @@ def test_only_zombies_left_is_a_misfit_and_not_a_drain(node):
     assert node.scontrol_calls() == ["requeue incomplete 2"]
 
 
-def test_instances_made_by_hand_are_respected_while_in_use_and_adopted_when_not(new_node):
-    node = new_node(WarmReuse="any")  # whose they were is not known
+def test_instances_created_by_hand_are_kept_while_in_use_and_then_adopted(new_node):
+    node = new_node(WarmReuse="any")  # the earlier user of the instances is not known
     by_hand = node.make_by_hand("3g.40gb", 0, 4)
     idle = node.make_by_hand("1g.10gb", 4, 1)
     node.machine.start_process(by_hand.mig_uuid, 4_000_001)
@@ -460,18 +460,18 @@ def test_instances_made_by_hand_are_respected_while_in_use_and_adopted_when_not(
     assert [row.mig_uuid for row in node.slices("foreign")] == [by_hand.mig_uuid]
     assert idle.mig_uuid not in {i.mig_uuid for i in node.instances().values()}, "its place was needed"
     assert "requeued" in node.prolog(2, "[mig:3g.40gb:1]")[1]
-    told = [event for event in node.events() if event["kind"] in ("zombie", "cleared")]
-    assert [(event["kind"], event["profile"], event["start"]) for event in told] == [("zombie", "3g.40gb", 0)]
-    assert "created by hand" in told[0]["reason"]
+    reported = [event for event in node.events() if event["kind"] in ("zombie", "cleared")]
+    assert [(event["kind"], event["profile"], event["start"]) for event in reported] == [("zombie", "3g.40gb", 0)]
+    assert "created by hand" in reported[0]["reason"]
     node.machine.end_process(4_000_001)
     assert node.prolog(3, "[mig:3g.40gb:1]", uid=BOB)[0] == exits.OK
     assert node.slices("held")[0].mig_uuid == by_hand.mig_uuid
-    told = [event for event in node.events() if event["kind"] in ("zombie", "cleared")]
-    assert [event["kind"] for event in told] == ["zombie", "cleared"]
+    reported = [event for event in node.events() if event["kind"] in ("zombie", "cleared")]
+    assert [event["kind"] for event in reported] == ["zombie", "cleared"]
     node.check()
 
 
-def test_an_instance_made_by_hand_between_two_jobs_is_noticed(node):
+def test_busy_instance_created_by_hand_between_two_jobs_is_kept(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     (held,) = node.slices("held")
     by_hand = node.make_by_hand("3g.40gb", 0, 4)
@@ -481,7 +481,7 @@ def test_an_instance_made_by_hand_between_two_jobs_is_noticed(node):
     assert by_hand.mig_uuid in {i.mig_uuid for i in node.instances().values()}
 
 
-def test_idle_instances_destroyed_by_hand_are_noticed(node):
+def test_idle_instance_destroyed_by_hand_is_created_again(node):
     node.prolog(1, "[mig:2g.20gb:1]")
     node.epilog(1)
     node.destroy_by_hand()
@@ -490,7 +490,7 @@ def test_idle_instances_destroyed_by_hand_are_noticed(node):
     node.check()
 
 
-def test_a_held_instance_that_vanishes_is_lost_until_its_epilog(node):
+def test_vanished_held_instance_is_marked_lost_until_the_epilog(node):
     node.prolog(1, "[mig:2g.20gb:1]")
     node.destroy_by_hand()
     node.reconcile()
@@ -502,7 +502,7 @@ def test_a_held_instance_that_vanishes_is_lost_until_its_epilog(node):
     node.check()
 
 
-def test_a_lost_gpu_drains_the_node_with_a_reason_and_the_job_goes_elsewhere(node):
+def test_lost_gpu_drains_the_node_with_a_reason_and_requeues_the_job(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.epilog(1)
     node.machine.set_lost(0)
@@ -513,7 +513,7 @@ def test_a_lost_gpu_drains_the_node_with_a_reason_and_the_job_goes_elsewhere(nod
     assert node.events("fault")[-1]["drain"] is True
 
 
-def test_the_other_gpu_serves_while_one_is_lost(new_node):
+def test_other_gpu_is_used_while_one_is_lost(new_node):
     node = new_node(gpus=["h100-80gb", "h100-80gb"])
     node.prolog(1, "[mig:7g.80gb:1]")
     node.epilog(1)
@@ -524,8 +524,8 @@ def test_the_other_gpu_serves_while_one_is_lost(new_node):
     assert node.slices("held")[0].gpu != gpu
 
 
-def test_a_hook_that_opens_the_driver_uses_the_other_gpu_while_one_is_lost(new_node):
-    """A lost GPU does not tell its UUID; the slices that the journal has on it may still exist."""
+def test_hook_that_opens_the_driver_uses_the_other_gpu_while_one_is_lost(new_node):
+    """The UUID of a lost GPU cannot be read; the slices that the journal has on it may still exist."""
     node = new_node(gpus=["h100-80gb", "h100-80gb"])
     for job in (1, 2):
         node.prolog(job, "[mig:7g.80gb:1]")
@@ -550,7 +550,7 @@ def test_a_hook_that_opens_the_driver_uses_the_other_gpu_while_one_is_lost(new_n
     node.check()
 
 
-def test_a_hook_that_opens_the_driver_drains_the_node_of_a_lost_gpu(node):
+def test_hook_that_opens_the_driver_drains_a_node_with_a_lost_gpu(node):
     node.machine.set_lost(0)
     code, line = node.prolog(1, "[mig:1g.10gb:1]")
     assert code == exits.OK and "fell off the bus" in line, line
@@ -558,7 +558,7 @@ def test_a_hook_that_opens_the_driver_drains_the_node_of_a_lost_gpu(node):
     assert node.scontrol_calls()[1:] == ["requeue incomplete 1"]
 
 
-def test_a_lost_gpu_that_is_not_managed_is_nobodys_concern(new_node):
+def test_lost_gpu_that_is_not_managed_is_ignored(new_node):
     node = new_node(gpus=["h100-80gb", "h100-80gb"], Gpus="1")
     node.machine.set_lost(0)
     assert "requeued" not in node.prolog(1, "[mig:7g.80gb:1]")[1]
@@ -566,8 +566,8 @@ def test_a_lost_gpu_that_is_not_managed_is_nobodys_concern(new_node):
     assert node.scontrol_calls() == ["requeue incomplete 2"], "it is not drained"
 
 
-def test_a_job_that_wants_an_index_gets_its_slice_while_another_gpu_is_lost(new_node):
-    """Its Prolog looks at all GPUs, also at those that it does not use."""
+def test_job_with_cuda_index_gets_its_slice_while_another_gpu_is_lost(new_node):
+    """The Prolog of such a job reads all GPUs, including those that the job does not use."""
     node = new_node(gpus=("h100-80gb",) * 2)
     node.prolog(1, "[mig:7g.80gb:1]")
     (held,) = node.slices("held")
@@ -579,7 +579,7 @@ def test_a_job_that_wants_an_index_gets_its_slice_while_another_gpu_is_lost(new_
     assert node.scontrol_calls() == [] and [row.gpu for row in node.slices("held")] == [held.gpu]
 
 
-def test_failures_in_a_row_drain_the_node_and_a_success_forgives(new_node):
+def test_consecutive_failures_drain_the_node_and_a_success_resets_the_count(new_node):
     node = new_node(ErrorsBeforeDrain=3)
     for job in (1, 2):
         node.machine.fail("nvmlDeviceCreateGpuInstanceWithPlacement", code=999, times=None)
@@ -594,7 +594,7 @@ def test_failures_in_a_row_drain_the_node_and_a_success_forgives(new_node):
     assert len(drains) == 1 and "NodeName=n1 State=DRAIN Reason=migbatch: 3 failures in a row" in drains[0]
 
 
-def test_on_error_drain_drains_at_once(new_node):
+def test_on_error_drain_setting_drains_the_node_at_once(new_node):
     node = new_node(OnError="drain")
     node.machine.fail("nvmlDeviceCreateGpuInstanceWithPlacement", code=999, times=None)
     node.prolog(1, "[mig:1g.10gb:1]")
@@ -603,7 +603,7 @@ def test_on_error_drain_drains_at_once(new_node):
     assert node.prolog(2, "[mig:1g.10gb:1]")[0] == exits.UNSAFE
 
 
-def test_a_driver_that_is_not_there_sends_jobs_back(node):
+def test_job_is_requeued_when_the_driver_library_is_missing(node):
     node.forget_executor()
     node.configure(NvmlLibrary="/nonexistent/libnvidia-ml.so.1")
     code, line = node.prolog(1, "[mig:1g.10gb:1]")
@@ -611,7 +611,7 @@ def test_a_driver_that_is_not_there_sends_jobs_back(node):
     assert node.epilog(1)[0] == exits.OK
 
 
-def test_gpus_with_mig_off_are_left_alone(new_node):
+def test_gpus_with_mig_mode_off_are_left_alone(new_node):
     node = new_node(mig=False)
     assert "requeued" in node.prolog(1, "[mig:1g.10gb:1]")[1]
     assert node.machine.calls()["nvmlDeviceSetMigMode"] == 0
@@ -624,7 +624,7 @@ def test_only_listed_gpus_are_used(new_node):
     assert node.machine.dump()["gpus"][0]["instances"] == []
 
 
-def test_after_a_reboot_everything_starts_anew(node):
+def test_reboot_ends_all_runs_and_forgets_all_slices(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.forget_executor()
     node.machine.reboot()
@@ -637,32 +637,32 @@ def test_after_a_reboot_everything_starts_anew(node):
     assert node.epilog(1) == (exits.OK, "")
 
 
-def test_the_epilog_needs_no_driver(node):
+def test_epilog_makes_no_driver_calls(node):
     node.prolog(1, "[mig:1g.10gb:2]")
     node.machine.calls(reset=True)
     node.epilog(1)
     assert not node.machine.calls()
 
 
-def test_an_exit_by_a_signal_is_told_as_shells_do(node):
+def test_exit_by_a_signal_is_reported_as_128_plus_the_signal(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.epilog(1, SLURM_JOB_EXIT_CODE2="0:9")
     assert node.events("stop")[0]["exit_code"] == 137
 
 
-def test_a_prolog_that_cannot_get_a_lock_in_time_gives_up(new_node):
+def test_prolog_that_cannot_get_a_lock_in_time_requeues_the_job(new_node):
     node = new_node(HookDeadline=0.3)
     node.prolog(1, "[mig:1g.10gb:1]")
     gpu = node.slices()[0].gpu
     with locked(node.executor.paths.lock, [f"gpu-{gpu}"], Deadline(1)):
         code, line = node.prolog(2, "[mig:1g.10gb:1]")
     assert code == exits.OK and "no time left" in line and "requeued" in line
-    assert node.slices("intent")  # the lock was not ours to undo it
+    assert node.slices("intent")  # without the lock the claim could not be undone
     node.reconcile()
     node.check()
 
 
-def test_a_directory_that_a_killed_hook_had_just_made_is_for_users_to_read_again(node):
+def test_next_hook_restores_directory_modes_left_by_a_killed_hook(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.forget_executor()
     for name in ("", "job"):

@@ -1,4 +1,4 @@
-"""The hook programs: as installed, and as root's hooks must refuse to run."""
+"""The hook programs as installed, and when they must refuse to run as root."""
 
 import ast
 import os
@@ -43,7 +43,7 @@ def checked_in(hook):
 
 
 @pytest.mark.parametrize("hook", install.HOOKS)
-def test_the_hooks_of_the_repository_are_what_is_rendered(hook):
+def test_checked_in_hooks_match_the_rendered_ones(hook):
     path = checked_in(hook)
     assert path.read_text() == install.example(hook), "write install.example(hook) there"
     assert os.access(path, os.X_OK)
@@ -51,7 +51,7 @@ def test_the_hooks_of_the_repository_are_what_is_rendered(hook):
 
 @pytest.fixture
 def environment(node):
-    """A virtual environment as on a node: what the extra `node` brings, and the interpreter's own site-packages."""
+    """A virtual environment as on a node: the packages of the extra `node` in its own site-packages."""
     home = node.root / "opt"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     (place,) = home.glob("lib/python3.*/site-packages")
@@ -63,7 +63,7 @@ def environment(node):
 
 
 @pytest.mark.parametrize("umask", [0o077, 0o000], ids=oct)
-def test_the_umask_of_root_changes_nothing(node, environment, monkeypatch, umask):
+def test_installed_file_modes_do_not_depend_on_roots_umask(node, environment, monkeypatch, umask):
     """Users run TaskProlog, and only root may write what root's hooks load."""
     (place,) = environment.glob("lib/python3.*/site-packages")
     monkeypatch.setattr(install, "package_paths", lambda: [str(place)])
@@ -80,7 +80,7 @@ def test_the_umask_of_root_changes_nothing(node, environment, monkeypatch, umask
     assert not wrong
 
 
-def test_a_plan_writes_nothing_and_its_application_the_byte_code(node, environment, monkeypatch):
+def test_install_writes_nothing_without_apply_and_byte_code_with_it(node, environment, monkeypatch):
     """`migbatch install --role node` first shows what it would do."""
     (place,) = environment.glob("lib/python3.*/site-packages")
     monkeypatch.setattr(install, "package_paths", lambda: [str(place)])
@@ -103,7 +103,7 @@ def test_a_plan_writes_nothing_and_its_application_the_byte_code(node, environme
     assert len(list(place.glob("slurm_migbatch/node/__pycache__/*.pyc"))) > 10
 
 
-def test_a_compiler_that_hangs_is_ended(tmp_path, monkeypatch):
+def test_byte_code_compiler_that_hangs_is_ended(tmp_path, monkeypatch):
     python = tmp_path / "python3"
     python.write_text("#!/bin/sh\nexec sleep 600\n")
     python.chmod(0o755)
@@ -118,8 +118,8 @@ def readable(path):
     return path.stat().st_mode & needed == needed
 
 
-def test_the_hooks_of_the_repository_work_in_a_virtual_environment(node, environment):
-    """With nothing but the two directories exchanged for this test's."""
+def test_checked_in_hooks_work_in_a_virtual_environment(node, environment):
+    """Only the two directories are replaced by those of this test."""
     node.hooks = node.root / "hooks"
     node.hooks.mkdir()
     for hook in install.HOOKS:
@@ -137,7 +137,7 @@ def test_the_hooks_of_the_repository_work_in_a_virtual_environment(node, environ
 
 
 @pytest.mark.parametrize("hook", install.HOOKS)
-def test_what_is_installed_is_what_is_checked_in_but_for_the_places(node, environment, hook):
+def test_installed_hooks_differ_from_the_checked_in_ones_only_in_paths(node, environment, hook):
     python = environment / "bin/python3"
     code = (
         "import sys; from pathlib import Path; from slurm_migbatch.node.install import install\n"
@@ -173,12 +173,12 @@ def test_installing_twice_changes_nothing(installed):
     }
 
 
-def test_a_configuration_is_written_where_there_is_none(tmp_path):
+def test_configuration_is_written_where_none_exists(tmp_path):
     done = dict(install.install(tmp_path / "hooks", tmp_path / "etc", sys.executable))
     assert done[tmp_path / "etc" / "node.conf"] == "written"
 
 
-def test_the_installed_hooks_do_the_work(installed):
+def test_installed_hooks_start_and_end_a_job(installed):
     done = run(installed, "prolog", 1, "[mig:1g.10gb:2]", uid=0)
     assert (done.returncode, done.stderr) == (exits.OK, "") and "job 1 run 0" in done.stdout
     task = run(installed, "task_prolog", 1)
@@ -195,7 +195,7 @@ def test_a_task_of_a_refused_job_fails_with_the_reason(installed):
     assert "export" not in task.stdout
 
 
-def test_a_task_of_a_job_that_cannot_be_requeued_fails_and_says_so(installed):
+def test_task_fails_and_says_so_when_its_job_cannot_be_requeued(installed):
     run(installed, "prolog", 1, "[mig:9g.99gb:1]", uid=0)
     (installed.root / "bin/scontrol").write_text("#!/bin/sh\nexec sleep 600\n")
     installed.configure(ScontrolTimeout=0.2)
@@ -207,14 +207,14 @@ def test_a_task_of_a_job_that_cannot_be_requeued_fails_and_says_so(installed):
     assert [f"print {line}" for line in task.stderr.splitlines()] == [refusal, requeue]
 
 
-def test_a_job_of_another_kind_passes(installed):
+def test_hooks_ignore_a_job_without_a_marker(installed):
     for hook in ("prolog", "epilog", "task_prolog"):
         done = run(installed, hook, 7)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("what", ["etc", "node.conf"])
-def test_hooks_refuse_what_others_could_have_changed(installed, what):
+def test_hooks_refuse_a_configuration_that_others_can_write(installed, what):
     target = installed.etc if what == "etc" else installed.etc / "node.conf"
     target.chmod(target.stat().st_mode | 0o022)
     done = run(installed, "prolog", 1, "[mig:1g.10gb:1]")
@@ -222,14 +222,14 @@ def test_hooks_refuse_what_others_could_have_changed(installed, what):
     assert installed.machine.dump()["gpus"][0]["instances"] == []
 
 
-def test_hooks_refuse_a_configuration_of_another_user(installed):
+def test_hooks_refuse_a_configuration_owned_by_another_user(installed):
     os.chown(installed.etc / "node.conf", ALICE, ALICE)
     done = run(installed, "prolog", 1, "[mig:1g.10gb:1]")
     assert done.returncode == exits.INSTALLATION
 
 
-def test_hooks_refuse_a_package_that_others_could_have_changed(installed, tmp_path):
-    """The package's own directory cannot be opened here for all to write, so a copy is."""
+def test_hooks_refuse_a_package_that_others_own_or_can_write(installed, tmp_path):
+    """A copy of the package is made writable by all, because the real one must not be."""
     elsewhere = tmp_path / "lib" / "slurm_migbatch"
     for room in ("node", "mig"):
         (elsewhere / room).mkdir(parents=True)
@@ -246,7 +246,7 @@ def test_hooks_refuse_a_package_that_others_could_have_changed(installed, tmp_pa
 
 @pytest.mark.parametrize("what", ["bin", "."])
 def test_an_interpreter_that_others_can_replace_is_refused(node, environment, what):
-    """It is a link to one that is root's, beside pyvenv.cfg, which names the standard library's place."""
+    """It is a link to root's interpreter, beside pyvenv.cfg, which sets where the standard library is."""
     (environment / what).chmod(0o777)
     with pytest.raises(InstallError, match="writable by others"):
         list(install.install(node.root / "hooks", node.etc, str(environment / "bin/python3")))
@@ -254,7 +254,7 @@ def test_an_interpreter_that_others_can_replace_is_refused(node, environment, wh
 
 @pytest.mark.parametrize("what", ["pynvml.py", "slurm_migbatch/__init__.py", "slurm_migbatch/mig/nvml/gpu.py"])
 def test_a_module_that_others_can_change_is_refused(node, environment, monkeypatch, what):
-    """In a directory that nobody else can write."""
+    """The file itself is writable, in a directory that is not."""
     (place,) = environment.glob("lib/python3.*/site-packages")
     monkeypatch.setattr(install, "package_paths", lambda: [str(place)])
     (place / what).chmod(0o666)
@@ -266,14 +266,14 @@ def test_a_module_that_others_can_change_is_refused(node, environment, monkeypat
         list(install.install(node.root / "hooks", node.etc, sys.executable))
 
 
-def test_hooks_without_a_package_say_so(installed, tmp_path):
+def test_hooks_report_a_missing_package(installed, tmp_path):
     text = install.render("prolog", [str(tmp_path / "gone")], str(installed.etc), sys.executable)
     (installed.hooks / "prolog").write_text(text)
     done = run(installed, "prolog", 1, "[mig:1g.10gb:1]")
     assert done.returncode == exits.INSTALLATION and "node install" in done.stderr
 
 
-def test_the_installer_refuses_an_unsafe_place(tmp_path):
+def test_installer_refuses_an_unsafe_directory_or_interpreter(tmp_path):
     dest = tmp_path / "hooks"
     dest.mkdir()
     dest.chmod(0o777)
@@ -286,7 +286,7 @@ def test_the_installer_refuses_an_unsafe_place(tmp_path):
 
 
 @pytest.mark.parametrize("variable", ["LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "BASH_ENV"])
-def test_the_environment_cannot_steer_a_hook(installed, variable, tmp_path):
+def test_environment_variables_cannot_inject_code_into_a_hook(installed, variable, tmp_path):
     (tmp_path / "evil").mkdir()
     (tmp_path / "evil" / "posix.py").write_text("raise SystemExit('evil')")
     (tmp_path / "evil" / "sitecustomize.py").write_text("raise SystemExit('evil')")
@@ -300,7 +300,7 @@ def test_the_environment_cannot_steer_a_hook(installed, variable, tmp_path):
     "text",
     ["$(touch {})", "`touch {}`", "; touch {} #", "' && touch {} '", "\n touch {}", "../../{}", "%n%s%d", "\x1b[31m"],
 )
-def test_a_comment_runs_nothing(installed, text, tmp_path):
+def test_job_comment_is_never_executed(installed, text, tmp_path):
     proof = tmp_path / "proof"
     evil = text.format(proof)
     done = run(installed, "prolog", 1, SLURM_JOB_COMMENT=f"{evil} [mig:1g.10gb:1]", SLURM_JOB_ACCOUNT=evil)
@@ -328,7 +328,7 @@ BARE = ["slurm_migbatch", "slurm_migbatch.node", "slurm_migbatch.node.conf", "sl
 
 
 @pytest.mark.parametrize("module", ["client", "task_prolog"])
-def test_the_fast_path_imports_next_to_nothing(module):
+def test_client_and_task_prolog_import_almost_no_modules(module):
     bare = subprocess.run(
         [sys.executable, "-ISB", "-c", "import sys; print(*sys.modules)"], capture_output=True, text=True
     )
@@ -336,7 +336,7 @@ def test_the_fast_path_imports_next_to_nothing(module):
     assert more == {*BARE, f"slurm_migbatch.node.{module}"}
 
 
-def test_nothing_heavier_than_the_standard_library_and_pynvml():
+def test_node_package_imports_only_the_standard_library_and_pynvml():
     everything = [f"slurm_migbatch.node.{path.stem}" for path in (ROOT / "slurm_migbatch" / "node").glob("*.py")]
     work = "\n".join(f"import {name}" for name in [*everything, "slurm_migbatch.mig.nvml"])
     loaded = modules("slurm_migbatch", work)

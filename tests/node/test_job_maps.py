@@ -1,4 +1,4 @@
-"""The files in which GPU exporters look which job has which slice, read by the rules of those exporters."""
+"""The files in which GPU exporters look up the job of each slice, read by the rules of those exporters."""
 
 import os
 
@@ -15,7 +15,7 @@ from tests.support.nodes import ALICE, BOB, GUEST, publish
 TWO = "[mig:2g.20gb:1,1g.10gb:1]"
 
 
-def test_each_slice_names_its_job_and_user(node):
+def test_job_maps_name_the_job_and_user_of_each_slice(node):
     node.prolog(7, TWO)
     node.prolog(8, "[mig:1g.10gb:1]", uid=BOB)
     jobs, owners = node.job_maps()
@@ -29,7 +29,7 @@ def test_each_slice_names_its_job_and_user(node):
     assert node.job_maps() == ({}, {})
 
 
-def test_everyone_may_read_them_and_root_alone_writes(node):
+def test_job_maps_are_readable_by_all_and_writable_by_root_only(node):
     node.prolog(7, TWO)
     for directory in (node.root / "jobmap", node.root / "gpustat"):
         assert os.stat(directory).st_mode & 0o7777 == 0o755
@@ -37,8 +37,8 @@ def test_everyone_may_read_them_and_root_alone_writes(node):
             assert (path.stat().st_uid, path.stat().st_mode & 0o7777) == (0, 0o644)
 
 
-def test_two_jobs_of_one_slice(node):
-    """dcgm-exporter is told both; jobstats can be told one: the first, then the one that stays."""
+def test_job_maps_of_a_slice_shared_by_two_jobs(node):
+    """dcgm-exporter gets both jobs; jobstats can take one: the first, then the one that remains."""
     node.prolog(9, "[mig:2g.20gb:1]")
     publish(node)
     node.prolog(1, GUEST)
@@ -51,8 +51,8 @@ def test_two_jobs_of_one_slice(node):
     assert node.job_maps() == ({}, {})
 
 
-def test_a_file_is_gone_before_its_slice_is_and_before_its_devices_are_anothers(node):
-    """Also where whoever ended the job could not remove it: ids of instances are used again."""
+def test_job_map_is_removed_before_its_slice_is_destroyed_or_granted_again(node):
+    """Even if the process that ended the job could not remove it: instance ids are reused."""
     node.configure(WarmReuse="any")
     node.forget_executor()
     node.prolog(7, "[mig:2g.20gb:1]")
@@ -78,7 +78,7 @@ def test_a_file_is_gone_before_its_slice_is_and_before_its_devices_are_anothers(
     node.check()
 
 
-def test_what_was_left_or_changed_by_hand_is_put_right(node):
+def test_reconcile_repairs_missing_changed_and_stale_job_maps(node):
     node.prolog(7, TWO)
     good = node.job_maps()
     for name in good[0]:
@@ -95,8 +95,8 @@ def test_what_was_left_or_changed_by_hand_is_put_right(node):
     assert node.reconcile() == []
 
 
-def test_files_of_others_stay(node):
-    """A site's own Prolog names the jobs of GPUs that are not cut."""
+def test_files_of_a_sites_own_prolog_are_kept(node):
+    """A site's own Prolog writes the jobs of GPUs that are not divided."""
     node.prolog(7, TWO)
     for directory, name in (("jobmap", "1"), ("gpustat", "1"), ("jobmap", "README")):
         (node.root / directory / name).write_text("5 0\n")
@@ -153,7 +153,7 @@ def _no_shared_memory_left():
 @pytest.mark.parametrize(
     "broken", [writable_by_others, a_users, a_link, no_directory, another_file_system, above_it, too_full]
 )
-def test_a_directory_that_cannot_be_used_is_named_and_harms_no_job(node, broken):
+def test_unusable_job_map_directory_is_reported_and_affects_no_job(node, broken):
     node.prolog(6, "[mig:1g.10gb:1]")
     node.epilog(6)
     assert [found.level for found in doctor.check_job_maps(node.config)] == ["ok"]
@@ -170,7 +170,7 @@ def test_a_directory_that_cannot_be_used_is_named_and_harms_no_job(node, broken)
         assert found.level == "FAIL" and "jobmap" in found.text and found.advice
 
 
-def test_who_holds_the_lock_keeps_no_job_waiting(node):
+def test_held_job_map_lock_does_not_delay_a_job(node):
     with locked(node.executor.paths.lock, [LOCK], Deadline(1)):
         code, line = node.prolog(7, TWO)
         assert code == exits.OK and "waiting for the lock job-maps" in line
@@ -179,7 +179,7 @@ def test_who_holds_the_lock_keeps_no_job_waiting(node):
     node.check()
 
 
-def test_off_unless_configured(node):
+def test_job_maps_are_off_unless_configured(node):
     node.configure(JobMapDir="", GpustatDir="")
     node.forget_executor()
     code, line = node.prolog(7, TWO)
@@ -188,12 +188,12 @@ def test_off_unless_configured(node):
     assert list(doctor.check_job_maps(node.config)) == []
 
 
-def test_a_relative_path_is_refused(node):
+def test_relative_job_map_path_is_refused(node):
     with pytest.raises(ConfError, match="JobMapDir=maps: must be an absolute path"):
         node.configure(JobMapDir="maps")
 
 
-def test_without_a_journal_an_ended_job_is_no_longer_named(node, monkeypatch):
+def test_job_maps_of_an_ended_job_are_removed_without_a_writable_journal(node, monkeypatch):
     node.prolog(7, TWO)
 
     def unwritable(*_arguments, **_values):

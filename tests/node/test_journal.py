@@ -1,4 +1,4 @@
-"""The journal: nothing half written, nothing owned twice, nothing lost to a damaged file."""
+"""The journal: no partial writes, no placement held twice, nothing lost to a damaged file."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def piece(start, size=1, state="idle", **values):
     return JournalSlice("GPU-0", Slot.of(profile, start, size), state, **values)
 
 
-def test_a_place_never_has_two_owners(journal):
+def test_overlapping_slices_are_rejected(journal):
     with journal.write():
         journal.put(piece(0, 4, "held", job=1))
     for start, size in ((0, 4), (3, 1), (2, 2), (0, 8)):
@@ -59,7 +59,7 @@ def test_a_transaction_is_all_or_nothing(journal):
     assert journal.slices() == [] and journal.spooled() == []
 
 
-def test_claims_may_overlap_what_is_being_destroyed_but_one_another_never(journal):
+def test_claims_may_overlap_slices_being_destroyed_but_not_each_other(journal):
     with journal.write():
         journal.put(piece(0, 4, "evict", owner="me"))
         journal.put(piece(0, 2, "intent", owner="me"))
@@ -72,7 +72,7 @@ def test_claims_may_overlap_what_is_being_destroyed_but_one_another_never(journa
             journal.put(piece(0, 4, state, owner="other"))
 
 
-def test_rows_come_back_as_they_were_written(journal):
+def test_rows_are_read_back_as_written(journal):
     whole = piece(2, 2, "held", gi=3, ci=0, mig_uuid="MIG-x", cap_gi=30, cap_ci=31, job=7, restart=1, ordinal=2)
     whole = whole._replace(uid=5, warm=True, owner="1.2.3", since=4.5, reason="why")
     with journal.write():
@@ -80,7 +80,7 @@ def test_rows_come_back_as_they_were_written(journal):
     assert journal.slices() == [written] and written._replace(id=None) == whole
 
 
-def test_event_numbers_only_grow(journal):
+def test_event_numbers_are_never_reused(journal):
     with journal.write():
         for _ in range(3):
             journal.event("create", {})
@@ -98,13 +98,13 @@ def test_a_newer_schema_is_refused(tmp_path, journal):
         Journal(str(tmp_path / NAME))
 
 
-def test_only_root_reads_it(tmp_path, journal):
+def test_journal_is_root_only_and_uses_wal_with_full_sync(tmp_path, journal):
     assert os.stat(journal.path).st_mode & 0o777 == 0o600
     assert journal._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert journal._connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-def test_each_journal_has_a_name_of_its_own(tmp_path, journal):
+def test_each_journal_has_its_own_identity(tmp_path, journal):
     other = Journal(str(tmp_path / "other.db"))
     assert len(journal.identity) == 16 and journal.identity != other.identity
     again = Journal(journal.path)
@@ -114,7 +114,7 @@ def test_each_journal_has_a_name_of_its_own(tmp_path, journal):
 
 
 @pytest.mark.parametrize("raw", [b"garbage" * 1000, b"SQLite format 3\0" + b"\xff" * 5000])
-def test_a_file_that_is_no_database_is_corrupt(tmp_path, raw):
+def test_file_that_is_not_a_database_is_reported_as_corrupt(tmp_path, raw):
     path = tmp_path / "bad.db"
     path.write_bytes(raw)
     with pytest.raises(Corrupt):
@@ -145,7 +145,7 @@ def test_a_damaged_journal_is_rebuilt_from_driver_and_handoffs(node, how):
 
 
 @pytest.mark.parametrize("hook,calls", [("prolog", ["requeue incomplete 7"]), ("epilog", [])])
-def test_a_hook_does_not_drain_the_node_where_another_is_busy_with_a_new_journal(new_node, hook, calls):
+def test_hook_does_not_drain_the_node_while_another_rebuilds_the_journal(new_node, hook, calls):
     node = new_node(HookDeadline=0.3)
     node.prolog(1, "[mig:1g.10gb:1]")
     lock = os.dup(node.executor.paths.lock)
@@ -159,7 +159,7 @@ def test_a_hook_does_not_drain_the_node_where_another_is_busy_with_a_new_journal
     node.check()
 
 
-def test_instances_whose_owner_nobody_knows_are_parked(node):
+def test_instances_with_an_unknown_owner_become_zombies(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.prolog(2, "[mig:1g.10gb:1]")
     (row, other) = node.slices("held")
@@ -173,7 +173,7 @@ def test_instances_whose_owner_nobody_knows_are_parked(node):
     assert node.prolog(3, "[mig:3g.40gb:1]", uid=BOB)[0] == exits.OK
 
 
-def test_a_deleted_journal_starts_anew_and_adopts(node):
+def test_instances_are_adopted_after_the_journal_was_deleted(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.epilog(1)
     damage(node, "deleted")
@@ -182,7 +182,7 @@ def test_a_deleted_journal_starts_anew_and_adopts(node):
     node.check()
 
 
-# -- diagnose: from any state, doing what it says leads to a state in which it has nothing to say
+# -- diagnose: from any state, its repairs lead to a state for which it returns none
 
 
 starts = st.sampled_from([(0, 4), (4, 4), (0, 2), (2, 2), (4, 2), (0, 1), (1, 1), (2, 1), (5, 1), (6, 1), (0, 8)])
@@ -215,9 +215,9 @@ def worlds(draw):
 
 
 def applied(repairs, rows, instances):
-    """What the repairs do, on paper."""
+    """Model of what the repairs do: return the rows and instances that result."""
     rows = {row.id: row for row in rows}
-    there = {i.gi_id: i for i in instances}
+    existing = {i.gi_id: i for i in instances}
     fresh = max(1000, *rows, 0)
     for repair in repairs:
         row, instance = repair.row, repair.instance
@@ -226,7 +226,7 @@ def applied(repairs, rows, instances):
             and instance.ci_id is None
             and repair.action in ("undo", "complete", "adopt", "release")
         ):
-            instance = there[instance.gi_id] = instance._replace(ci_id=0, mig_uuid=f"MIG-new{instance.gi_id}")
+            instance = existing[instance.gi_id] = instance._replace(ci_id=0, mig_uuid=f"MIG-new{instance.gi_id}")
         if repair.action in ("undo", "complete", "release", "adopt"):
             key = row.id if row else (fresh := fresh + 1)
             base = row or JournalSlice("GPU-0", instance.slot, "idle")
@@ -244,16 +244,16 @@ def applied(repairs, rows, instances):
             new = {"lose": "lost", "park": "zombie", "regain": "held"}[repair.action]
             rows[row.id] = row._replace(state=new)
         elif repair.action == "clear":
-            there.pop(instance.gi_id)
+            existing.pop(instance.gi_id)
             rows.pop(row.id)
         else:
             raise AssertionError(repair.action)
-    return list(rows.values()), list(there.values())
+    return list(rows.values()), list(existing.values())
 
 
 @settings(max_examples=examples(400), deadline=None)
 @given(worlds())
-def test_repairs_lead_to_a_state_that_needs_none(world):
+def test_repairs_lead_to_a_state_that_needs_no_repair(world):
     rows, instances, busy = world
     alive = "alive".__eq__
     for _ in range(3):
@@ -272,18 +272,18 @@ def test_repairs_lead_to_a_state_that_needs_none(world):
     assert all(row.slot in {i.slot for i in instances} for row in rows if row.state in ("idle", "held", "zombie"))
     claims = [row.slot.placement for row in rows if row.state == "intent" and row.owner == "alive"]
     for row in rows:
-        if row.state in IN_FLIGHT and row.owner == "dead":  # left to the one who needs its room
+        if row.state in IN_FLIGHT and row.owner == "dead":  # left to the live owner whose claim overlaps it
             assert row.state == "evict" and any(place.overlaps(row.slot.placement) for place in claims)
 
 
 @given(worlds())
-def test_living_owners_are_left_alone(world):
+def test_rows_of_living_owners_are_not_repaired(world):
     rows, instances, busy = world
     untouched = {row.id for row in rows if row.state in IN_FLIGHT and row.owner == "alive"}
     assert not untouched & {r.row.id for r in diagnose(rows, instances, busy, "alive".__eq__) if r.row is not None}
 
 
-def test_spooled_events_are_json_that_says_when_and_what(node):
+def test_spooled_events_are_json_with_number_time_and_kind(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.epilog(1)
     for event in node.events():
@@ -292,13 +292,13 @@ def test_spooled_events_are_json_that_says_when_and_what(node):
 
 
 @pytest.mark.parametrize("how", ["removed", "killed while it was made anew"])
-def test_a_lost_journal_is_made_from_the_hand_offs_and_the_driver(node, how):
+def test_missing_journal_is_rebuilt_from_handoffs_and_driver(node, how):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.forget_executor()
     for path in list((node.root / "state").glob("journal.db*")):
         path.unlink()
     if how != "removed":
-        Journal(str(node.root / "state" / "journal.db")).close()  # a hook got that far, or the agent did
+        Journal(str(node.root / "state" / "journal.db")).close()  # killed right after creating it
     assert [row.job for row in node.slices("held")] == [1]
     assert [event["what"] for event in node.events("fault")] == ["the journal was missing"]
     node.check()

@@ -1,4 +1,4 @@
-"""Descriptors of devices that outlive a job: they delay nobody's start, and no other user gets that very instance."""
+"""Device descriptors that outlive a job: they delay no other job, and no other user gets the same instance."""
 
 import array
 import itertools
@@ -60,7 +60,7 @@ def crowd():
 
 @pytest.fixture
 def open_node(many_nodes):
-    """A node whose capability devices can be opened: minor 3, that of a whole GPU's instance, is /dev/null's."""
+    """A node whose capability devices can be opened: minor 3, that of a whole GPU's instance, is that of /dev/null."""
     node = many_nodes(HookDeadline=6)
     devices = node.machine.proc_root / "devices"
     devices.write_text(re.sub(r"(?m)^ *\d+ nvidia-caps$", "  1 nvidia-caps", devices.read_text()))
@@ -75,7 +75,7 @@ def device(node, row):
     return path
 
 
-def test_who_holds_many_descriptors_delays_nobody(open_node, crowd):
+def test_processes_with_many_descriptors_do_not_delay_a_prolog(open_node, crowd):
     node = open_node
     node.prolog(1, "[mig:1g.10gb:2]")
     node.epilog(1)
@@ -87,7 +87,7 @@ def test_who_holds_many_descriptors_delays_nobody(open_node, crowd):
     node.check()
 
 
-def test_an_instance_that_another_user_had_is_made_anew(open_node):
+def test_instance_of_another_user_is_destroyed_and_created_again(open_node):
     node = open_node
     node.prolog(1, "[mig:7g.80gb:1]")
     (before,) = node.slices("held")
@@ -96,7 +96,7 @@ def test_an_instance_that_another_user_had_is_made_anew(open_node):
     handle = os.open(device(node, before), os.O_RDONLY)
     os.seteuid(0)
     ours.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [handle]))])
-    os.close(handle)  # now only the socket has it, where no look at processes finds it
+    os.close(handle)  # now it is only in flight in the socket, where no scan of processes finds it
     node.epilog(1)
     assert node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)[0] == exits.OK
     (after,) = node.slices("held")
@@ -108,7 +108,7 @@ def test_an_instance_that_another_user_had_is_made_anew(open_node):
     theirs.close()
 
 
-def test_a_kept_descriptor_keeps_no_place_from_others(open_node, crowd):
+def test_kept_descriptor_does_not_block_the_placement_for_others(open_node, crowd):
     node = open_node
     node.prolog(1, "[mig:7g.80gb:1]")
     crowd(1, 10, ALICE, device(node, node.slices("held")[0]))
@@ -118,12 +118,12 @@ def test_a_kept_descriptor_keeps_no_place_from_others(open_node, crowd):
 
 
 def told(node, pid):
-    """What is said of one process; the machine has others that have /dev/null open."""
+    """Return the fault events about one process; others on this machine have /dev/null open too."""
     return [event for event in node.events("fault") if f"process {pid} " in event["what"]]
 
 
-def test_the_time_of_a_scan_ends_within_a_process_too(tmp_path, crowd, monkeypatch):
-    """A user with thousands of mounts and descriptors kept the agent from reading the progress of all jobs."""
+def test_time_limit_of_a_scan_applies_within_one_process(tmp_path, crowd, monkeypatch):
+    """A user with thousands of mounts and descriptors once kept the agent from reading the progress of all jobs."""
     open_to_users(tmp_path)
     (tmp_path / "nvidia-cap7").touch()
     holder = crowd(1, 10, ALICE, *[tmp_path / "nvidia-cap7"] * 50)
@@ -135,7 +135,7 @@ def test_the_time_of_a_scan_ends_within_a_process_too(tmp_path, crowd, monkeypat
     assert 0 < len(seen) <= 10
 
 
-def test_who_has_the_devices_of_anothers_slice_open_is_told(open_node, crowd, caplog):
+def test_process_with_another_users_device_open_is_reported(open_node, crowd, caplog):
     node = open_node
     node.prolog(1, "[mig:7g.80gb:1]")
     kept = crowd(1, 10, ALICE, device(node, node.slices("held")[0]))
@@ -144,7 +144,7 @@ def test_who_has_the_devices_of_anothers_slice_open_is_told(open_node, crowd, ca
     assert not told(node, kept.pid), "she may have open what is hers"
     node.epilog(1)
     node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)
-    for _ in range(50):  # a look takes up where the last had no time left
+    for _ in range(50):  # a scan continues where the previous one ran out of time
         watcher.run_round(node.journal, node.executor.paths, 2.0)
     (fault,) = told(node, kept.pid)
     assert f"process {kept.pid} of uid {ALICE}" in fault["what"] and "nvidia-cap3" in fault["what"]
@@ -153,8 +153,8 @@ def test_who_has_the_devices_of_anothers_slice_open_is_told(open_node, crowd, ca
 
 
 @pytest.mark.parametrize("forget_s", [0.0, 3600.0])
-def test_no_number_of_other_warnings_hides_it(open_node, crowd, caplog, monkeypatch, forget_s):
-    """A user can be the cause of any number, by what he does to the progress files of his jobs."""
+def test_open_device_is_reported_despite_many_other_warnings(open_node, crowd, caplog, monkeypatch, forget_s):
+    """A user can cause any number of warnings by tampering with the progress files of their jobs."""
     monkeypatch.setattr(watch, "REMEMBERED", 1)
     monkeypatch.setattr(watch, "FORGET_S", forget_s)
     node = open_node
@@ -175,8 +175,8 @@ def test_no_number_of_other_warnings_hides_it(open_node, crowd, caplog, monkeypa
     assert f"process {kept.pid} of uid {ALICE}" in fault["what"]
 
 
-def test_a_user_who_names_what_he_has_open_cannot_stop_the_look():
-    """A dma-buf has a name of its user's, which the kernel shows as it is: among its facts, and as where it leads."""
+def test_file_names_chosen_by_a_user_do_not_break_fdinfo_parsing():
+    """A dma-buf's name is set by its user; the kernel shows it unescaped in fdinfo and in the target of the link."""
     own = "pos:\t0\nflags:\t02\nmnt_id:\t15\nino:\t7\nname:\t%b/nvidia-cap1\n"
     for name in (b"\nflags:\tx", b"\xff", b"\nmnt_id:\t1", b"\nflags:\t010000000"):
         assert open_devices.facts_of(own.encode() % name) == (2, "15")
@@ -184,8 +184,8 @@ def test_a_user_who_names_what_he_has_open_cannot_stop_the_look():
         assert open_devices.facts_of(text) is None
 
 
-def test_what_was_begun_for_somebody_counts_as_his(node, monkeypatch):
-    """Undone, the instance may have been open to him for a moment."""
+def test_instance_of_an_undone_prolog_counts_as_used_by_its_user(node, monkeypatch):
+    """Although the Prolog was undone, the user may have been able to open the instance for a moment."""
     with monkeypatch.context() as patch:
         patch.setattr(handoff, "write", lambda *_: os.open("/nowhere", os.O_RDONLY))
         code, line = node.prolog(1, "[mig:7g.80gb:1]")
@@ -195,8 +195,8 @@ def test_what_was_begun_for_somebody_counts_as_his(node, monkeypatch):
     assert node.slices("held")[0].mig_uuid != idle.mig_uuid
 
 
-def test_what_nobody_knows_the_user_of_is_made_anew(node):
-    """An instance created by hand, or found when the journal was lost."""
+def test_idle_instance_with_an_unknown_last_user_is_created_again(node):
+    """An instance created by hand, or found after the journal was lost."""
     node.make_by_hand("7g.80gb", 0, 8)
     node.reconcile()
     (idle,) = node.slices("idle")

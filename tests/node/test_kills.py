@@ -1,10 +1,10 @@
 """SIGKILL at every system call of Prolog, Epilog, reconcile and agent, from the first instruction on.
 
-After each kill comes the next hook, or the agent's next round. Then journal, driver and Slurm agree: what Slurm says is
-running has its slices, nothing else has any, nothing is half done. A job of somebody else runs all the time. Of kills
-that left every file of the node as it was (most of Python's start), one is checked for all.
+After each kill the next hook runs, or the agent's next round. Then journal, driver and Slurm agree: the jobs that run
+according to Slurm have their slices, no other job has any, no change is unfinished. A job of another user runs all the
+time. Of the kills that left every file of the node unchanged (most of Python's start), only one is checked.
 
-`pytest` takes a sample (--kills-every, --kills-first); `make kills` takes them all and says how many there were.
+`pytest` runs a sample (--kills-every, --kills-first); `make kills` runs them all and prints their number.
 """
 
 import os
@@ -46,7 +46,7 @@ def every(request):
 
 @pytest.fixture
 def site(many_nodes):
-    """A node on which job 9 of somebody else runs, and where idle instances are in the way of job 1."""
+    """A node on which job 9 of another user runs, and where idle instances block the slices of job 1."""
     node = many_nodes(CheckOpenFiles="no", SampleEvery=0, AgentWait=60)
     node.slurm_says("9 0 RUNNING n1", "50 0 RUNNING n1", "1 0 RUNNING n1")
     node.prolog(9, "[mig:1g.10gb:1]", uid=BOB)
@@ -73,7 +73,7 @@ def next_hook(node):
 
 
 def settled(node, *jobs):
-    """Slurm has these jobs here and no other."""
+    """Check the end state: these jobs hold slices and no others do."""
     assert {row.job for row in node.slices("held")} == set(jobs)
     assert not list(ending.listed(node.executor.paths.run))
     node.check()
@@ -86,7 +86,7 @@ def report(capsys, what, killed, missed, found):
 
 
 def killed_everywhere(node, make, every, capsys, what, *, after):
-    """Kill `make()` at these of its calls; `after` is Slurm's word then."""
+    """Kill `make()` at every selected call; `after` is what Slurm then says about job 1."""
     make()
     template = Template(node)
     found, killed, missed, untouched = Counter(), 0, 0, 0
@@ -111,18 +111,18 @@ def killed_everywhere(node, make, every, capsys, what, *, after):
     assert killed > 10 * missed
 
 
-def test_prolog(site, every, capsys):
+def test_node_recovers_from_a_killed_prolog(site, every, capsys):
     killed_everywhere(site, lambda: hook(site, "prolog"), every, capsys, "Prolog without agent", after="1 1 PENDING")
 
 
-def test_epilog(site, every, capsys):
+def test_node_recovers_from_a_killed_epilog(site, every, capsys):
     site.prolog(1, MARKER)
     after = "1 0 COMPLETED n1"
     killed_everywhere(site, lambda: hook(site, "epilog"), every, capsys, "Epilog without agent", after=after)
 
 
-def test_reconcile(site, every, capsys):
-    """What the agent does every ReconcileEvery seconds, as its own process."""
+def test_node_recovers_from_a_killed_reconcile(site, every, capsys):
+    """What the agent does every ReconcileEvery seconds, run as a separate process."""
     site.prolog(1, MARKER)
     site.slurm_says("1 0 COMPLETED n1")
     line = [sys.executable, "-c", RECONCILE, str(site.etc), site.name]
@@ -134,8 +134,8 @@ def test_reconcile(site, every, capsys):
 
 
 @pytest.mark.parametrize("name", ["prolog", "epilog"])
-def test_client_of_the_agent(site, every, capsys, name):
-    """The agent goes on: it ends what it has begun, and what Slurm has ended."""
+def test_agent_recovers_from_a_killed_client(site, every, capsys, name):
+    """The agent continues: it completes what it has begun, and ends the runs that Slurm has ended."""
     site.configure(ReconcileEvery=0.3)
     socket = f"{site.config.run_dir}/{client.SOCKET}"
     found, killed, missed, job = Counter(), 0, 0, 100
@@ -171,7 +171,7 @@ def test_client_of_the_agent(site, every, capsys, name):
 
 
 def at_rest(node):
-    """Nothing but job 9 is left. Several looks: it is enough to be right once."""
+    """Only job 9 is left. The caller polls: being right once is enough."""
     return (
         {row.job for row in node.slices() if row.state not in ("idle", "evict")} == {9}
         and not node.journal.runs("state IN ('starting','ending','running') AND job<>9")
@@ -180,8 +180,8 @@ def at_rest(node):
 
 
 @pytest.mark.parametrize("name", ["prolog", "epilog"])
-def test_agent_that_serves(site, every, capsys, name):
-    """The hook does the work itself then."""
+def test_hook_does_the_work_when_the_agent_that_serves_it_is_killed(site, every, capsys, name):
+    """The agent is killed at each of its calls; then the hook does the work itself."""
     if name == "epilog":
         site.prolog(1, MARKER)
     site.configure(ReconcileEvery=600)

@@ -1,4 +1,4 @@
-"""Runs that are over though no Epilog has released them: what is found, and what must never be taken for over."""
+"""Runs that are over although no Epilog has released them, and runs that must never be taken for over."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ from tests.support.nodes import ALICE, BOB, in_child
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    """Runs are settled as soon as they have begun, and two looks come right after each other."""
+    """Runs can be checked as soon as they have begun, and the two queries follow each other without a pause."""
     monkeypatch.setattr(liveness, "SETTLED_S", 0.0)
     monkeypatch.setattr(liveness, "PAUSE_S", 0.0)
 
@@ -44,7 +44,7 @@ time.sleep(600)
 
 @contextmanager
 def socket_at(path, uid=0):
-    """A socket that a process of a user has bound to a path, as slurmstepd has one."""
+    """A socket that a user's process has bound to a path, as slurmstepd does."""
     with ExitStack() as open_here:
         if uid:
             made = subprocess.Popen([sys.executable, "-ISc", BIND, str(path), str(uid)], stdout=subprocess.PIPE)
@@ -59,7 +59,7 @@ def socket_at(path, uid=0):
 
 @contextmanager
 def step(node, job, name="4294967291", uid=0):
-    """A socket as slurmstepd has one."""
+    """A socket at the path at which slurmstepd binds its own."""
     spool = node.root / "spool"
     spool.mkdir(exist_ok=True)
     with socket_at(spool / f"{node.name}_{job}.{name}", uid):
@@ -97,7 +97,7 @@ def through_lack_of_room(node):
     "way", [through_reconcile, through_a_hook, through_the_agent, through_lack_of_room], ids=lambda way: way.__name__
 )
 @pytest.mark.parametrize("said", ["", "1 0 COMPLETED n1", "1 1 PENDING", "1 0 RUNNING n2,n3", "1 1 RUNNING n1"])
-def test_a_run_whose_epilog_never_came_is_ended(node, way, said):
+def test_run_whose_epilog_never_ran_is_ended(node, way, said):
     assert node.prolog(1, "[mig:2g.20gb:1]")[0] == exits.OK
     node.slurm_says(*([said] if said else []))
     (node.root / "scontrol.answer").write_text("n2\nn3\n")
@@ -115,7 +115,7 @@ def test_a_run_whose_epilog_never_came_is_ended(node, way, said):
         "1 0 SUSPENDED n1",
         "1 0 CONFIGURING n1",
         "1 0 COMPLETING n1",
-        "1 1 COMPLETING n1",  # requeued; the first run's Epilog is still to come
+        "1 1 COMPLETING n1",  # requeued; the first run's Epilog has not run yet
         "1 0 STOPPED n1",
         "1 0 SOMETHING_NEW n1",
         "1 0 RESIZING",
@@ -124,7 +124,7 @@ def test_a_run_whose_epilog_never_came_is_ended(node, way, said):
         "1 x COMPLETED n1",
     ],
 )
-def test_a_run_that_may_go_on_is_left_alone(node, said):
+def test_run_that_may_still_be_active_is_left_alone(node, said):
     node.prolog(1, "[mig:2g.20gb:1]")
     node.slurm_says()
     (node.root / "squeue" / "1").write_text(f"{said}\n")
@@ -144,8 +144,8 @@ for job in range(300):
 """
 
 
-def test_the_tasks_of_a_large_array_take_little_memory(node):
-    """squeue prints every one of them where the last task, which has the array's id, is asked about."""
+def test_query_of_a_large_array_takes_little_memory(node):
+    """squeue prints all tasks when it is asked about the last one, which has the array's own id."""
     node.prolog(1, "[mig:2g.20gb:1]")
     (node.root / "bin" / "squeue").write_text(PADDING)
     tracemalloc.start()
@@ -156,7 +156,7 @@ def test_the_tasks_of_a_large_array_take_little_memory(node):
         tracemalloc.stop()
 
 
-def test_a_job_of_another_node_in_completing_is_over_here():
+def test_completing_job_is_over_on_a_node_that_it_no_longer_uses():
     assert is_over(run(1), "n1", JobRecord(0, "COMPLETING", ("n2",)))
     assert not is_over(run(1), "n1", JobRecord(0, "COMPLETING", ("n1", "n2")))
     assert not is_over(run(1), "n1", JobRecord(0, "COMPLETING", ()))
@@ -168,7 +168,7 @@ def run(job, restart=0):
     return JournalRun(job, restart, ALICE, "", "", "", "", "running")
 
 
-def test_where_slurm_does_not_answer_nothing_is_ended(node):
+def test_no_run_is_ended_when_slurmctld_does_not_answer(node):
     node.prolog(1, "[mig:2g.20gb:1]")
     (node.root / "squeue.down").touch()
     done, unknown = node.executor.reconcile(Deadline(30))
@@ -179,8 +179,8 @@ def test_where_slurm_does_not_answer_nothing_is_ended(node):
     node.check()
 
 
-def test_one_look_is_not_enough(node, monkeypatch):
-    """slurmctld has the job again at the second look, as after a failover."""
+def test_run_is_kept_when_slurmctld_has_the_job_at_the_second_query(node, monkeypatch):
+    """slurmctld has the job again at the second query, as after a failover."""
     node.prolog(1, "[mig:2g.20gb:1]")
     node.slurm_says()
     sleep = time.sleep
@@ -190,13 +190,13 @@ def test_one_look_is_not_enough(node, monkeypatch):
     assert node.slices("held")
 
 
-def test_a_step_keeps_its_run_whatever_slurmctld_says(node):
+def test_run_with_a_live_step_is_kept_whatever_slurmctld_says(node):
     node.prolog(1, "[mig:2g.20gb:1]")
     node.slurm_says()
     with step(node, 1):
         assert node.executor.reconcile(Deadline(30)) == ([], "")
         assert node.asked_slurm() == [], "no need to ask"
-    with step(node, 1, uid=BOB):  # a user can make a socket of that name, but not root's
+    with step(node, 1, uid=BOB):  # a user can bind a socket of that name, but not as root
         assert len(node.executor.reconcile(Deadline(30))[0]) == 1
     node.check()
 
@@ -206,7 +206,7 @@ UNTOLD = "from slurm_migbatch.node import unix_sockets\nunix_sockets._UID = -1"
 
 
 @pytest.mark.parametrize("name", ["n1_1.0", "n1_1.4294967291", "n1_1.0.1", "n1_1.4294967290"])
-def test_steps_are_found_in_what_the_kernel_lists(tmp_path, name):
+def test_steps_are_found_in_the_kernels_list_of_sockets(tmp_path, name):
     with socket_at(tmp_path / name):
         assert 1 in liveness.steps("n1", str(tmp_path))
         assert liveness.steps("n2", str(tmp_path)) == set()
@@ -218,7 +218,7 @@ def test_steps_are_found_in_what_the_kernel_lists(tmp_path, name):
         assert liveness.steps("n1", str(tmp_path)) == set()
 
 
-def test_all_of_very_many_sockets_are_found(tmp_path):
+def test_all_of_several_thousand_step_sockets_are_found(tmp_path):
     with ExitStack() as open_sockets:
         for job in range(3000):
             open_sockets.enter_context(socket_at(tmp_path / f"n1_{job}.0"))
@@ -226,7 +226,7 @@ def test_all_of_very_many_sockets_are_found(tmp_path):
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["owner told", "kernel before 5.3"])
-def test_only_roots_sockets_are_steps(tmp_path, monkeypatch, told):
+def test_only_sockets_of_root_count_as_steps(tmp_path, monkeypatch, told):
     path = tmp_path / "n1_7.0"
     if not told:
         real = unix_sockets.bound
@@ -239,8 +239,8 @@ def test_only_roots_sockets_are_steps(tmp_path, monkeypatch, told):
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["owner told", "kernel before 5.3"])
-def test_a_path_that_does_not_answer_keeps_nobody_waiting(tmp_path, told):
-    """A user binds his socket, and puts a link to a FUSE mount of his in the place of its directory."""
+def test_search_for_steps_is_not_blocked_by_a_hung_mount(tmp_path, told):
+    """A user binds a socket and replaces its directory by a link to a FUSE mount of their own."""
     hung, place = tmp_path / "hung", tmp_path / "place"
     hung.mkdir()
     place.mkdir()
@@ -257,13 +257,13 @@ def test_a_path_that_does_not_answer_keeps_nobody_waiting(tmp_path, told):
     looking.wait()
 
 
-def test_a_kernel_that_does_not_list_sockets_is_told(monkeypatch):
+def test_kernel_without_unix_diag_raises_liveness_error(monkeypatch):
     monkeypatch.setattr(unix_sockets, "_SOCK_DIAG", 1 << 5)
     with pytest.raises(LivenessError, match="unix_diag"):
         liveness.steps("n1")
 
 
-def test_a_run_that_has_just_begun_is_not_looked_at(node, monkeypatch):
+def test_run_that_has_just_started_is_not_checked(node, monkeypatch):
     monkeypatch.setattr(liveness, "SETTLED_S", 10.0)
     node.prolog(1, "[mig:2g.20gb:1]")
     node.slurm_says()
@@ -271,14 +271,14 @@ def test_a_run_that_has_just_begun_is_not_looked_at(node, monkeypatch):
     assert node.asked_slurm() == []
 
 
-def test_status_tells_of_it(node):
+def test_status_lists_a_run_that_is_over(node):
     node.prolog(1, "[mig:2g.20gb:1]")
     node.slurm_says()
     (line,) = status(node.config, node.executor)["over"]
     assert "job 1 run 0" in line and node.slices("held")
 
 
-# -- what an Epilog notes first ------------------------------------------------------------------------------------
+# -- the note that an Epilog writes first ---------------------------------------------------------------------------
 
 
 def killed_at_first_sight_of(node, call):
@@ -296,7 +296,7 @@ def killed_at_first_sight_of(node, call):
 
 
 @pytest.mark.parametrize("way", [through_reconcile, through_a_hook, through_the_agent], ids=lambda way: way.__name__)
-def test_an_epilog_killed_before_it_could_do_anything_is_made_up_for_without_slurm(node, way):
+def test_release_is_completed_without_slurm_after_the_epilog_was_killed(node, way):
     node.prolog(1, "[mig:2g.20gb:1]")
     (node.root / "squeue.down").touch()
     node.forget_executor()
@@ -310,7 +310,7 @@ def test_an_epilog_killed_before_it_could_do_anything_is_made_up_for_without_slu
     node.check()
 
 
-def test_an_epilog_that_does_not_get_the_lock_in_time_is_made_up_for(node):
+def test_release_is_completed_after_an_epilog_that_got_no_lock(node):
     node.prolog(1, "[mig:2g.20gb:1]")
     node.configure(EpilogDeadline=0.3)
     (node.root / "squeue.down").touch()
@@ -325,8 +325,8 @@ def test_an_epilog_that_does_not_get_the_lock_in_time_is_made_up_for(node):
     node.check()
 
 
-def test_a_release_that_was_interrupted_is_completed_by_one_process_only(node):
-    """Two would race: the slower one could close the devices of the slices' next user."""
+def test_interrupted_release_is_completed_by_one_process_only(node):
+    """With two there would be a race: the slower one could close the devices of the slices' next user."""
     node.prolog(1, "[mig:2g.20gb:1]")
     node.forget_executor()
     killed = 0
@@ -337,7 +337,7 @@ def test_a_release_that_was_interrupted_is_completed_by_one_process_only(node):
     with locked(node.executor.paths.lock, [run_lock(1)], Deadline(1)):
         assert not any("interrupted release" in line for line in node.reconcile())
         assert node.executor.journal.runs("state='ending'"), "whoever has the lock works on it"
-        assert node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)[0] == exits.OK  # nor does another job's hook
+        assert node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)[0] == exits.OK  # nor does another job's hook complete it
         assert node.executor.journal.runs("state='ending'")
     assert any("interrupted release is completed" in line for line in node.reconcile())
     assert [row.job for row in node.slices("held")] == [2]
@@ -345,8 +345,8 @@ def test_a_release_that_was_interrupted_is_completed_by_one_process_only(node):
     node.check()
 
 
-def test_a_note_left_behind_does_not_end_the_next_run(node):
-    """The Epilog of the first run is told the restart count of the second."""
+def test_note_of_an_earlier_runs_epilog_does_not_end_the_next_run(node):
+    """The Epilog of the first run gets the restart count of the second."""
     node.prolog(1, "[mig:2g.20gb:1]")
     ending.make(node.executor.paths.run, 1, 1)
     assert node.prolog(1, "[mig:2g.20gb:1]", restart=1)[0] == exits.OK
@@ -356,7 +356,7 @@ def test_a_note_left_behind_does_not_end_the_next_run(node):
     node.check()
 
 
-def test_nobody_gets_in_the_way_of_an_epilog_that_lives(node):
+def test_reconcile_leaves_the_run_of_a_live_epilog_alone(node):
     node.prolog(1, "[mig:2g.20gb:1]")
     read, write = os.pipe()
     pid = os.fork()
@@ -376,8 +376,8 @@ def test_nobody_gets_in_the_way_of_an_epilog_that_lives(node):
     node.check()
 
 
-def test_epilogs_and_others_hooks_beside_each_other(node):
-    """Many jobs end and start at once, with the agent: every run is released once, and no note stays."""
+def test_parallel_hooks_release_every_run_once_and_leave_no_note(node):
+    """Many jobs start and end in parallel with the agent: every run is released once, and no note remains."""
     with agent_process(node):
 
         def one(number):
@@ -402,6 +402,6 @@ def test_epilogs_and_others_hooks_beside_each_other(node):
 
 
 @pytest.mark.parametrize("job", ["", "x", "1/../../2", "-1", "99999999999"])
-def test_an_odd_job_id_makes_no_note(node, job):
+def test_invalid_job_id_creates_no_epilog_note(node, job):
     client.note_end(str(node.config.run_dir), {b"SLURM_JOB_ID": job.encode()})
     assert not list(ending.listed(node.executor.paths.run))

@@ -1,4 +1,4 @@
-"""What jobs say of themselves reaches the record, and nothing else does."""
+"""Progress reports of jobs become events, and nothing else does."""
 
 import ctypes
 import fcntl
@@ -40,7 +40,7 @@ def told(text, started=0.0, ended=True, changed=100.0):
 # -- lines
 
 
-def test_a_line_of_everything():
+def test_line_with_all_performance_keys_is_parsed():
     line = parse(b"items=2400 seconds=9.1 batch=32 latency_ms=26 p99_ms=3.1e1 task=0 at=1790000000.5 done=1")
     assert line == ProgressLine(2400, 9.1, 32, 26.0, 31.0, 0, 1790000000.5, 1)
 
@@ -54,14 +54,14 @@ def test_a_line_of_everything():
         "items=1 " * 60, "items = 1", "{'items': 1}",
     ],
 )  # fmt: skip
-def test_lines_that_are_none(row):
+def test_malformed_lines_are_refused(row):
     assert parse(row.encode()) is None
     assert told(row + "\nitems=7 seconds=1\n").items == 7
     assert told(row + "\nitems=7 seconds=1\n").refused == 1
 
 
 @given(st.binary(max_size=3000), st.booleans(), st.integers(0, 5000))
-def test_no_file_breaks_it(raw, ended, more):
+def test_any_file_content_is_read_without_an_error(raw, ended, more):
     report = understand(content(raw, size=len(raw) + more), 0.0, ended=ended)
     if report is not None:
         assert report.items is None or report.items >= 0
@@ -90,33 +90,33 @@ def test_only_the_last_report_of_each_task_counts(lines):
 # -- speed
 
 
-def test_the_time_that_the_job_names_counts():
+def test_speed_uses_the_seconds_that_the_job_reports():
     assert told("items=100 seconds=4\nitems=300 seconds=10\n").throughput_per_s == 30
 
 
-def test_without_it_the_time_between_first_and_last_report_does():
-    """What came before the first report (loading a model, say) is no part of the speed."""
+def test_speed_without_seconds_uses_time_between_first_and_last_report():
+    """The time before the first report (to load a model, for example) does not count."""
     assert told("items=0 at=40\nitems=50 at=50\nitems=200 at=60\n").throughput_per_s == 10
 
 
-def test_else_the_time_since_the_start():
+def test_speed_of_a_single_report_uses_the_time_since_the_start():
     assert told("items=200\n", started=80.0, changed=100.0).throughput_per_s == 10
     assert told("items=200 at=90\n", started=80.0, changed=100.0).throughput_per_s == 20
     assert told("items=200\n", started=99.9, changed=100.0).throughput_per_s is None
 
 
-def test_times_that_are_not_the_runs_are_not_believed():
+def test_report_times_outside_the_run_are_ignored():
     assert told("items=0 at=1\nitems=200 at=99999\n", started=80.0 + 900, changed=1000.0).throughput_per_s == 10
 
 
-def test_tasks_add_up():
+def test_items_and_speeds_of_tasks_are_added_up():
     report = told("items=100 seconds=10 task=0 latency_ms=10 p99_ms=20\nitems=50 seconds=10 task=1 latency_ms=30\n")
     assert (report.items, report.throughput_per_s, report.tasks) == (150, 15, 2)
     assert (report.latency_ms, report.latency_p99_ms) == (20, 20)
 
 
-def test_whatever_tasks_tell_the_controller_takes_the_report():
-    """It refuses numbers that JSON cannot hold exactly, and then blames the node."""
+def test_controller_accepts_the_sum_of_very_large_task_reports():
+    """It refuses numbers that JSON cannot hold exactly, as an error of the node."""
     report = told("".join(f"items=1e15 seconds=1e-6 task={n} steps=1e15\n" for n in range(100)))
     event = progress_event(JournalRun(7, 0, 1001, "", "", "", "", "running"), report, final=True)
     message = {"node": "n1", "journal": "ab", "boot_id": "b1"}
@@ -124,23 +124,23 @@ def test_whatever_tasks_tell_the_controller_takes_the_report():
     assert not read_events("n1", json.dumps({**message, "events": events}).encode()).refused
 
 
-def test_the_last_word_of_the_batch_script_stands_for_all_tasks():
+def test_last_report_of_the_batch_script_replaces_those_of_tasks():
     report = told("items=100 seconds=10 task=0\nitems=50 seconds=10 task=1\nitems=160 seconds=16 done=1\n")
     assert (report.items, report.throughput_per_s, report.tasks, report.done) == (160, 10, 1, True)
 
 
-def test_what_was_told_once_stays():
+def test_values_reported_once_are_kept():
     report = told("items=100 seconds=10 batch=32 latency_ms=12\nitems=200 seconds=20\ndone=1\n")
     assert (report.items, report.throughput_per_s, report.batch, report.latency_ms) == (200, 10, 32, 12)
     assert report.done
 
 
-def test_a_line_that_is_still_being_written_waits():
+def test_unfinished_last_line_is_ignored_until_the_run_has_ended():
     assert told("items=100 seconds=10\nitems=2", ended=False).items == 100
     assert told("items=100 seconds=10\nitems=200 seconds=10", ended=True).items == 200
 
 
-def test_long_files_are_read_at_both_ends(node):
+def test_only_head_and_tail_of_a_long_file_are_read(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     start = node.slices("held")[0].since
     lines = [f"items={10 * i} at={start + i:.0f}" for i in range(4000)]
@@ -153,10 +153,10 @@ def test_long_files_are_read_at_both_ends(node):
     assert report.throughput_per_s == pytest.approx(10)
 
 
-# -- what is safe
+# -- checkpoints: which work is safe
 
 
-def test_a_line_of_a_training():
+def test_line_with_training_keys_is_parsed():
     line = parse(b"steps=1200 checkpoint=1790000000.4 ckpt_s=2.5 restored=800")
     assert (line.steps, line.checkpoint, line.ckpt_s, line.restored) == (1200, 1790000000.4, 2.5, 800)
 
@@ -166,7 +166,7 @@ def test_a_line_of_a_training():
     ["steps=1.5", "steps=-1", "restored=0.5", "checkpoint=now", "checkpoint=1e12", "checkpoint=-5", "ckpt_s=3",
      "steps=1 ckpt_s=1e7", "steps=1 ckpt_s=nan", "steps=1 steps=2", "steps=9999999999999999"],
 )  # fmt: skip
-def test_lines_of_a_training_that_are_none(row):
+def test_malformed_training_lines_are_refused(row):
     assert parse(row.encode()) is None
 
 
@@ -175,14 +175,14 @@ def safe(text, **values):
     return report.steps, report.checkpoint, report.ckpt_s, report.restored
 
 
-def test_the_last_word_on_each_counts():
+def test_last_value_of_each_training_key_counts():
     assert safe("restored=5 steps=5\nsteps=9 checkpoint=1500 ckpt_s=2\nsteps=12\n") == (12, 1500, 2, 5)
     assert safe("items=5 seconds=1\n") == (None, None, None, None)
     assert safe("steps=0 restored=0\n") == (0, None, None, 0)
 
 
-def test_a_checkpoint_that_is_not_the_runs_is_none():
-    """One of the run before, or one that is still to come, would keep the job from being waited for."""
+def test_checkpoint_time_outside_the_run_is_ignored():
+    """With a checkpoint of an earlier run, or one in the future, nothing would wait for the job to write its own."""
     for moment in (0, 939, 2061, 99999):
         assert safe(f"steps=3 checkpoint={moment}\n") == (3, None, None, None)
     assert safe("steps=3 checkpoint=940\n")[1] == 940
@@ -190,7 +190,7 @@ def test_a_checkpoint_that_is_not_the_runs_is_none():
     assert safe("steps=3 checkpoint=1500\nsteps=4 checkpoint=5\n")[1] == 1500
 
 
-def test_a_checkpoint_is_one_when_all_tasks_have_theirs():
+def test_checkpoint_counts_when_all_tasks_have_written_theirs():
     assert safe("task=0 steps=9 checkpoint=1500 ckpt_s=1\ntask=1 steps=8 checkpoint=1400 ckpt_s=3\n") == (
         8,
         1400,
@@ -199,8 +199,8 @@ def test_a_checkpoint_is_one_when_all_tasks_have_theirs():
     )
 
 
-def test_who_speaks_of_checkpoints_need_not_be_who_counts():
-    """The batch script traps USR1 while tasks count items; neither silences the other, in whatever order."""
+def test_checkpoints_and_item_counts_may_come_from_different_writers():
+    """The batch script traps USR1 while tasks count items; neither replaces the other's reports, in any order."""
     counts = ["items=100 seconds=10 task=0", "items=50 seconds=10 task=1"]
     for lines in (["steps=7 checkpoint=1500", *counts], [*counts, "steps=7 checkpoint=1500"]):
         report = told("\n".join(lines) + "\n", started=1000.0, changed=2000.0)
@@ -208,12 +208,12 @@ def test_who_speaks_of_checkpoints_need_not_be_who_counts():
         assert (report.steps, report.checkpoint) == (7, 1500)
 
 
-def test_a_training_that_counts_nothing_has_no_speed():
+def test_training_that_counts_no_items_has_no_speed():
     report = told("steps=7 checkpoint=1500\n", started=1000.0, changed=2000.0)
     assert (report.items, report.throughput_per_s, report.tasks, report.done) == (None, None, 0, False)
 
 
-def test_the_last_event_of_a_run_tells_what_is_safe(node):
+def test_final_progress_event_of_a_run_has_its_checkpoint(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     since = node.slices("held")[0].since
     write(node, f"steps=7 checkpoint={since + 0.5} ckpt_s=0.25 restored=2\n")
@@ -228,36 +228,36 @@ def test_the_last_event_of_a_run_tells_what_is_safe(node):
 
 
 def as_user(uid, work):
-    """`work` in a child that really is the user; its exception's name, or "done"."""
+    """Run `work` in a child with the user's uid; return the name of its exception, or "done"."""
     read, out = os.pipe()
     pid = os.fork()
     if pid == 0:
-        said = "done"
+        result = "done"
         try:
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
             work()
         except BaseException as error:
-            said = type(error).__name__
-        os.write(out, said.encode())
+            result = type(error).__name__
+        os.write(out, result.encode())
         os._exit(0)
     os.close(out)
     with os.fdopen(read) as pipe:
-        said = pipe.read()
+        result = pipe.read()
     os.waitpid(pid, 0)
-    return said
+    return result
 
 
 @pytest.fixture
 def open_node(many_nodes):
-    """A node in a directory that users may look into."""
+    """A node in a directory that users can enter."""
     made = many_nodes()
     open_to_users(made.root)
     return made
 
 
-def test_the_task_is_told_where(open_node):
+def test_task_gets_its_progress_file_and_its_report_becomes_an_event(open_node):
     node = open_node
     assert node.prolog(1, "[mig:1g.10gb:1]")[0] == exits.OK
     where = exported(node, 1)["MIGBATCH_PROGRESS"]
@@ -283,7 +283,7 @@ def test_the_task_is_told_where(open_node):
     node.check()
 
 
-def test_a_silent_run_tells_nothing_and_leaves_nothing(node):
+def test_run_without_reports_has_no_progress_event_and_leaves_no_file(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.epilog(1)
     assert node.events("progress") == []
@@ -291,7 +291,7 @@ def test_a_silent_run_tells_nothing_and_leaves_nothing(node):
     assert list((node.root / "run" / "progress").iterdir()) == []
 
 
-def test_the_next_run_has_a_file_of_its_own(node):
+def test_next_run_has_its_own_progress_file(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     write(node, "items=5 seconds=1\n")
     node.prolog(1, "[mig:1g.10gb:1]", restart=1)
@@ -300,8 +300,8 @@ def test_the_next_run_has_a_file_of_its_own(node):
     assert not path(node).exists()
 
 
-def test_the_owner_cannot_put_anything_else_in_its_place(open_node):
-    """Symbolic links, FIFOs, other names: the directory is root's."""
+def test_owner_cannot_replace_the_progress_file(open_node):
+    """Not by symbolic links, FIFOs or other names: the directory belongs to root."""
     node = open_node
     node.prolog(1, "[mig:1g.10gb:1]")
     where = path(node)
@@ -322,7 +322,7 @@ def test_the_owner_cannot_put_anything_else_in_its_place(open_node):
 
 
 def other_things(where):
-    """What could lie in the place of the file if the directory were not root's."""
+    """What could be in place of the file if the directory did not belong to root."""
 
     def symlink():
         target = where.parent.parent / "secret"
@@ -375,13 +375,13 @@ def test_root_reads_only_the_file_that_it_made(node, number):
 
 
 def alarm(seconds):
-    """End a test that waits for what a user holds up."""
+    """End a test that is blocked by something of a user."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(seconds)
 
 
-def test_a_mount_over_the_file_is_not_looked_into(node, tmp_path):
-    """fusermount lets a user mount over a file of his own; whatever answers there could keep root waiting."""
+def test_mount_over_the_progress_file_is_not_read(node, tmp_path):
+    """fusermount lets users mount over their own files; the program behind such a mount could block root."""
     node.prolog(1, "[mig:1g.10gb:1]")
     write(node, "items=5 seconds=1\n")
     other = tmp_path / "other"
@@ -396,7 +396,7 @@ def test_a_mount_over_the_file_is_not_looked_into(node, tmp_path):
 
 
 def test_mounts_over_files_of_ended_jobs_take_no_space_from_others(node, tmp_path, monkeypatch):
-    """They outlive the job and the program that answered there."""
+    """Such mounts outlive the job and the program behind them."""
     monkeypatch.setattr(tmpfs, "MAX_BYTES", 2 * progress.ROOM)
     other = tmp_path / "other"
     other.touch()
@@ -411,7 +411,7 @@ def test_mounts_over_files_of_ended_jobs_take_no_space_from_others(node, tmp_pat
 
 @contextmanager
 def leased(file):
-    """A process of ALICE's holds a lease on her file."""
+    """While in the block, a process of ALICE holds a lease on her file."""
     ready, go = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -434,8 +434,8 @@ def leased(file):
         os.waitpid(pid, 0)
 
 
-def test_a_lease_does_not_keep_root_waiting(node):
-    """A user may hold a lease on his own file, which makes whoever opens it wait for 45 seconds."""
+def test_lease_on_the_progress_file_does_not_block_root(node):
+    """Users can hold a lease on their own file, which makes any other process that opens it wait for 45 seconds."""
     node.prolog(1, "[mig:1g.10gb:1]")
     write(node, "items=5 seconds=1\n")
     with leased(path(node)):
@@ -446,8 +446,8 @@ def test_a_lease_does_not_keep_root_waiting(node):
     signal.alarm(0)
 
 
-def test_a_lease_does_not_fill_the_log(node):
-    """A process of the user's next job holds it, so the file of the last one cannot be emptied yet."""
+def test_lease_on_an_ended_jobs_progress_file_does_not_fill_the_log(node):
+    """A process of the user's next job holds the lease, so the file of the last job cannot be emptied yet."""
     node.prolog(1, "[mig:1g.10gb:1]")
     with leased(path(node)):
         node.epilog(1)
@@ -456,8 +456,8 @@ def test_a_lease_does_not_fill_the_log(node):
     assert not path(node).exists()
 
 
-def test_a_file_of_any_length_costs_little(node):
-    """Kernels that know no append-only files on a tmpfs let a user make his as long as he likes, with holes."""
+def test_very_long_progress_file_is_read_only_in_part(node):
+    """Kernels without append-only files on tmpfs let a user make the file as long as they like, with holes."""
     node.prolog(1, "[mig:1g.10gb:1]")
     write(node, "items=9 seconds=1\n" * (progress.MAX_BYTES // 10))
     with open(path(node), "rb") as file:
@@ -479,8 +479,8 @@ def test_a_file_of_any_length_costs_little(node):
     assert not path(node).exists()
 
 
-def test_where_nothing_can_be_mounted_there_is_no_file(new_node, monkeypatch):
-    """A file on a disk that others need would have no limit."""
+def test_no_progress_file_is_created_where_mounting_is_not_permitted(new_node, monkeypatch):
+    """A file on a disk that others need too would have no size limit."""
 
     def refused(*_):
         raise PermissionError(1, "Operation not permitted")
@@ -494,7 +494,7 @@ def test_where_nothing_can_be_mounted_there_is_no_file(new_node, monkeypatch):
     node.check()
 
 
-def test_the_file_system_takes_what_is_used(node):
+def test_progress_file_system_grows_and_shrinks_with_the_jobs(node):
     def size():
         return os.statvfs(path(node).parent).f_blocks * os.statvfs(path(node).parent).f_frsize
 
@@ -506,7 +506,7 @@ def test_the_file_system_takes_what_is_used(node):
     assert size() <= os.sysconf("SC_PAGESIZE")
 
 
-def test_a_full_disk_is_no_reason_to_refuse_a_job(node, monkeypatch):
+def test_job_starts_when_its_progress_file_cannot_be_created(node, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -516,7 +516,7 @@ def test_a_full_disk_is_no_reason_to_refuse_a_job(node, monkeypatch):
     assert node.epilog(1)[0] == exits.OK
 
 
-def test_files_that_a_crash_left_are_removed(node):
+def test_progress_files_left_by_a_crash_are_removed(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     stray = path(node, 77)
     stray.touch()
@@ -527,7 +527,7 @@ def test_files_that_a_crash_left_are_removed(node):
     assert not stray.exists()
 
 
-def test_a_boot_leaves_no_file(node):
+def test_reboot_removes_progress_files(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.forget_executor()
     node.machine.reboot()
@@ -535,7 +535,7 @@ def test_a_boot_leaves_no_file(node):
     assert list((node.root / "run" / "progress").iterdir()) == []
 
 
-def test_a_directory_that_others_may_write_to_is_refused(node):
+def test_progress_directory_writable_by_others_is_refused(node):
     node.executor.journal.check()
     node.forget_executor()
     (node.root / "run" / "progress").chmod(0o777)
@@ -545,8 +545,8 @@ def test_a_directory_that_others_may_write_to_is_refused(node):
         Paths.open(node.config)
 
 
-def test_killed_at_any_moment_of_the_release_it_is_told_once(many_nodes):
-    """And no file stays behind."""
+def test_progress_is_reported_once_if_the_release_is_killed_at_any_point(many_nodes):
+    """And no progress file remains."""
     node = many_nodes(name="count")
     node.prolog(1, "[mig:1g.10gb:1]")
     node.forget_executor()
@@ -569,7 +569,7 @@ def test_killed_at_any_moment_of_the_release_it_is_told_once(many_nodes):
 
 
 def with_capabilities_of_the_unit():
-    """Keep only the capabilities of migbatch-node.service, for programs that this process starts too."""
+    """Keep only the capabilities of migbatch-node.service, also for programs that this process starts."""
     names = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "LINUX_IMMUTABLE": 9, "SYS_MODULE": 16}
     names |= {"SYS_RAWIO": 17, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "MKNOD": 27}
     lines = re.findall(r"^CapabilityBoundingSet=(.*)$", unit(), re.MULTILINE)
@@ -581,7 +581,7 @@ def with_capabilities_of_the_unit():
 
 
 @pytest.mark.parametrize("made_by", ["agent", "hook"])
-def test_the_agent_protects_files_and_removes_them(node, made_by):
+def test_agent_protects_and_removes_progress_files_under_systemd(node, made_by):
     """A hook without the agent has all of slurmd's capabilities."""
     if made_by == "hook":
         node.prolog(1, "[mig:1g.10gb:1]")

@@ -1,4 +1,4 @@
-"""What the controller has offered, jobs find: whatever other hooks are doing at that moment."""
+"""Jobs get the slots that the controller has offered, whatever other hooks do at the same time."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from tests.support.promises import TWO, publish, uuids
 
 
 def fill(node, *layouts):
-    """Leave an idle instance in every slot of these layouts."""
+    """Create an idle instance in each slot of these layouts."""
     publish(node, *layouts, version=1)
     grants = [f"[mig:{profile.replace('+', '.')}:1]" for layout in layouts for profile, _, _ in layout]
     for job, grant in enumerate(grants, 900):
@@ -81,8 +81,8 @@ def meanwhile(node, moment, work):
         journal.close()
 
 
-def test_while_an_instance_is_destroyed_the_next_job_still_gets_the_slot_that_was_planned(new_node):
-    """It once counted the whole GPU as full, took room of an offer on another GPU, and that offer's job had none."""
+def test_second_job_gets_its_planned_slot_while_an_instance_is_destroyed(new_node):
+    """It once took the whole GPU for full and used a slot offered on another GPU, so that slot's job had none."""
     node = new_node(gpus=TWO)
     fill(node, [["4g.40gb", 0, 4]], [["7g.80gb", 0, 8]])
     publish(node, [["1g.20gb", 0, 2], ["1g.20gb", 2, 2]], [["7g.80gb", 0, 8]])
@@ -98,7 +98,7 @@ def test_while_an_instance_is_destroyed_the_next_job_still_gets_the_slot_that_wa
     node.check()
 
 
-def test_on_the_only_gpu_the_next_job_waits_for_the_destruction(node):
+def test_second_job_on_the_only_gpu_waits_for_the_destruction(node):
     fill(node, [["7g.80gb", 0, 8]])
     publish(node, [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]])
     marker = "[mig:3g.40gb:1]"
@@ -110,8 +110,8 @@ def test_on_the_only_gpu_the_next_job_waits_for_the_destruction(node):
     node.check()
 
 
-def test_who_comes_second_to_the_claim_may_be_first_to_the_gpu(node, monkeypatch):
-    """Then it destroys what is in both their ways, and the other finds that done and touches nothing new."""
+def test_second_claim_may_reach_the_gpu_first_and_destroy_for_both(node, monkeypatch):
+    """Then it destroys the instance that blocks both; the other hook finds it gone and destroys nothing else."""
     fill(node, [["7g.80gb", 0, 8]])
     publish(node, [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]])
     second = []
@@ -137,8 +137,8 @@ def test_who_comes_second_to_the_claim_may_be_first_to_the_gpu(node, monkeypatch
     node.check()
 
 
-def test_a_slot_that_cannot_be_cleared_sends_everybody_who_counted_on_it_elsewhere(new_node):
-    """The claims that lay across the parked instance are void, the second hook's too, and it chooses again."""
+def test_all_claims_on_a_slot_that_cannot_be_cleared_move_to_another_gpu(new_node):
+    """All claims that overlap the zombie are void, also that of the second hook, which chooses again."""
     node = new_node(gpus=TWO)
     fill(node, [["7g.80gb", 0, 8]], [])
     publish(node, [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]], [])
@@ -157,7 +157,7 @@ def test_a_slot_that_cannot_be_cleared_sends_everybody_who_counted_on_it_elsewhe
     node.check()
 
 
-def test_a_prolog_counts_on_what_an_administrator_clears(node):
+def test_prolog_can_claim_a_slot_that_an_administrator_is_clearing(node):
     fill(node, [["7g.80gb", 0, 8]])
     publish(node, [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]])
     marker = "[mig:3g.40gb:1]"
@@ -170,7 +170,7 @@ def test_a_prolog_counts_on_what_an_administrator_clears(node):
     node.check()
 
 
-def test_where_the_first_gives_up_the_second_does_its_work(node):
+def test_second_job_destroys_the_instance_when_the_first_gives_up(node):
     fill(node, [["7g.80gb", 0, 8]])
     publish(node, [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]])
     node.machine.fail("nvmlGpuInstanceDestroy", code=999, nth=1)
@@ -191,8 +191,8 @@ NEW = (
 
 
 @pytest.mark.parametrize("reuse", ["any", "same-user", "never"])
-def test_all_jobs_of_a_new_plan_at_once_get_just_the_slots_of_the_plan(new_node, reuse):
-    """Every one in a process of its own, over GPUs that are full of idle instances in other places."""
+def test_parallel_jobs_of_a_new_plan_get_exactly_the_planned_slots(new_node, reuse):
+    """Each job in its own process, on GPUs full of idle instances at other placements."""
     node = new_node(gpus=TWO, latency=0.003, WarmReuse=reuse)
     fill(node, *OLD)
     for turn, layouts in enumerate((NEW, OLD, NEW)):
@@ -223,7 +223,7 @@ SECONDS = ["[mig:3g.40gb:1]", "[mig:1g.10gb.me:1]", "[mig:7g.80gb:1]"]
 
 
 @pytest.mark.parametrize("second", SECONDS)
-def test_a_hook_that_is_killed_at_any_moment_leaves_the_waiting_one_its_claim(many_nodes, second):
+def test_waiting_hook_keeps_its_claim_when_the_first_hook_is_killed(many_nodes, second):
     """The first hook stops before its k-th effect, a second one claims what it can, then the first is killed."""
     for k in thinned(range(1, 10_000), SECONDS.index(second)):
         node = many_nodes(name=f"k{k}")
@@ -241,7 +241,7 @@ def test_a_hook_that_is_killed_at_any_moment_leaves_the_waiting_one_its_claim(ma
         thread = threading.Thread(target=work)
         thread.start()
         if stopped:
-            # Until it has claimed, or for a moment where it cannot (the first one may hold the journal).
+            # Until it has claimed, or briefly where it cannot (the first hook may have the journal locked).
             journal = Journal(f"{node.config.state_dir}/journal.db")
             until = time.monotonic() + 0.3
             while thread.is_alive() and time.monotonic() < until and not journal.slices("job=2"):
@@ -269,9 +269,9 @@ def test_a_hook_that_is_killed_at_any_moment_leaves_the_waiting_one_its_claim(ma
 
 
 @pytest.mark.parametrize("hung", ["mig_mode", "create"])
-def test_a_hook_whose_work_another_one_gave_up_requeues_no_later_run(new_node, monkeypatch, hung):
-    """The driver hangs in the agent; the hook's own process waits in vain and requeues the job, which runs elsewhere
-    when the driver answers again."""
+def test_delayed_hook_does_not_requeue_a_job_that_was_already_requeued(new_node, monkeypatch, hung):
+    """The driver hangs in the agent; the hook's own process times out and requeues the job, which runs elsewhere by
+    the time the driver answers again."""
     node, second = new_node(HookDeadline=0.5), []
     real = getattr(NvmlGpu, hung)
 
@@ -294,8 +294,8 @@ def test_a_hook_whose_work_another_one_gave_up_requeues_no_later_run(new_node, m
     node.check()
 
 
-def test_an_error_of_one_job_closes_the_driver_of_no_other(node, monkeypatch):
-    """All hooks in the agent share it: an error on one GPU sent back what was starting on the others."""
+def test_driver_reset_by_one_job_does_not_interrupt_another(node, monkeypatch):
+    """All hooks in the agent share the driver: an error on one GPU once requeued jobs starting on the others."""
     node.reconcile()
     gpus = node.executor.gpus
     with monkeypatch.context() as patched:

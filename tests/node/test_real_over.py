@@ -1,4 +1,4 @@
-"""Epilogs that die under a real slurmd: Slurm goes on without them, and so must the node."""
+"""Epilogs killed under a real slurmd: Slurm continues without them, and so must the node."""
 
 import json
 import time
@@ -40,7 +40,7 @@ def command(bed, *words):
 
 def held(bed):
     status = command(bed, "status")
-    return {piece["job"] for gpu in status["gpus"] for piece in gpu["slices"] if piece["state"] == "held"}
+    return {row["job"] for gpu in status["gpus"] for row in gpu["slices"] if row["state"] == "held"}
 
 
 def left_behind(bed):
@@ -60,14 +60,14 @@ def root_alone(bed):
     return all(path.stat().st_uid == 0 for path in dev.iterdir())
 
 
-def test_reconcile_ends_what_the_epilog_left(bed):
+def test_reconcile_ends_the_run_of_a_killed_epilog(bed):
     job = left_behind(bed)
     bed.wait("word of it", lambda: [line for line in command(bed, "status")["over"] if f"job {job} " in line])
     assert [line for line in command(bed, "reconcile")["changes"] if f"job {job} " in line]
     assert held(bed) == set() and root_alone(bed)
 
 
-def test_the_next_hook_ends_what_the_epilog_left(bed):
+def test_next_hook_ends_the_run_of_a_killed_epilog(bed):
     job = left_behind(bed)
     bed.run(["scontrol", "update", "NodeName=n1", "State=RESUME"], check=False)
     other = bed.submit("--comment=try [mig:1g.10gb:1]", "--nodelist=n1", wrap="true", user="mbbob")
@@ -76,7 +76,7 @@ def test_the_next_hook_ends_what_the_epilog_left(bed):
     bed.wait("the devices", lambda: root_alone(bed))
 
 
-def test_without_slurmctld_nothing_is_ended(bed):
+def test_no_run_is_ended_while_slurmctld_is_down(bed):
     job = bed.submit("--comment=try [mig:2g.20gb:1]", "--nodelist=n1", wrap="sleep 600")
     bed.wait_job(job, "RUNNING")
     bed.wait("its slice", lambda: held(bed) == {job})
@@ -95,8 +95,8 @@ def test_without_slurmctld_nothing_is_ended(bed):
     bed.wait("its end", lambda: held(bed) == set())
 
 
-def test_the_agent_ends_what_the_epilog_left_and_nothing_else(bed):
-    """Beside it live a suspended job, one without a step, one that was requeued, and two of a heterogeneous job."""
+def test_agent_ends_only_the_run_of_a_killed_epilog(bed):
+    """It leaves a suspended job, a job without a step and a requeued job alone."""
     suspended = bed.submit("--comment=try [mig:1g.10gb:1]", "--nodelist=n1", wrap="sleep 600")
     again = bed.submit("--comment=try [mig:1g.10gb:1]", "--nodelist=n1", "--requeue", wrap="sleep 600")
     idle = ["salloc", "--no-shell", "--comment=try [mig:1g.10gb:1]", "--nodelist=n1"]

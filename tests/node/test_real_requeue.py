@@ -1,4 +1,4 @@
-"""Jobs that a node sends back under a real slurmd: that job alone goes back to the queue, and all of it."""
+"""Jobs that a node requeues under a real slurmd: only that job is requeued, and the whole of it."""
 
 import fcntl
 
@@ -46,7 +46,7 @@ def misfits(bed):
     return {event["job"] for journal in journals(bed) for event in journal.spooled(10000) if event["kind"] == "misfit"}
 
 
-def test_a_misfit_of_an_arrays_last_task_leaves_its_other_tasks_alone(bed):
+def test_misfit_of_an_arrays_last_task_leaves_its_other_tasks_alone(bed):
     """The record of the task that starts last has the array's own id, which means all of its tasks to scontrol."""
     options = ("--array=0-2%2", "--nodelist=n1", "--requeue", "--comment=try [mig:7g.80gb:1]")
     array = bed.submit(*options, wrap="sleep 600")
@@ -63,17 +63,17 @@ def test_a_misfit_of_an_arrays_last_task_leaves_its_other_tasks_alone(bed):
     ]
 
 
-def test_a_misfit_of_a_part_of_a_heterogeneous_job_sends_all_of_it_back(bed):
+def test_misfit_of_one_component_requeues_the_whole_heterogeneous_job(bed):
     parts = ("--comment=try [mig:7g.80gb:1]", ":", "--comment=try [mig:7g.80gb:3]")
     job = int(bed.submit("--requeue", *parts, wrap="echo I RAN; sleep 600"))
     bed.wait("the misfit", lambda: job + 1 in misfits(bed))
     bed.wait("its requeue", lambda: [bed.job_state(job + part) for part in (0, 1)] == ["PENDING"] * 2)
 
 
-def test_a_job_that_is_cancelled_during_its_prolog_does_not_come_back(bed):
+def test_job_cancelled_during_its_prolog_is_not_requeued(bed):
     job = int(bed.submit("--nodelist=n1", "--requeue", "--hold", "--comment=try [mig:7g.80gb:3]", wrap="echo I RAN"))
     locks = bed.node_directory("n1") / "run" / "lock"
-    locks.mkdir(mode=0o700, parents=True, exist_ok=True)  # no hook has run there yet, where this test is the first
+    locks.mkdir(mode=0o700, parents=True, exist_ok=True)  # no hook has run there yet if this test is the first
     with (locks / run_lock(job)).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         bed.run(["scontrol", "release", str(job)])

@@ -1,4 +1,4 @@
-"""The hooks under a real slurmd: no submit filter, so the marker is written as the filter would."""
+"""The hooks under a real slurmd, without the submit filter: the tests write the marker as the filter would."""
 
 import json
 import time
@@ -74,7 +74,7 @@ def test_the_user_owns_the_devices_while_the_job_runs(bed):
     bed.wait("the epilog", lambda: all(path.stat().st_uid == 0 for path in dev.iterdir()))
 
 
-def test_a_misfit_never_runs_and_drains_nothing(bed):
+def test_misfit_job_does_not_run_and_drains_no_node(bed):
     first = fill(bed)
     job = submit(bed, "[mig:1g.10gb:1]", wrap="echo I RAN $CUDA_VISIBLE_DEVICES", user="mbbob")
     bed.wait("the misfit", lambda: [e for e in status(bed)["events"] if e["kind"] == "misfit" and e["job"] == int(job)])
@@ -85,13 +85,13 @@ def test_a_misfit_never_runs_and_drains_nothing(bed):
     shown = bed.run(["scontrol", "-o", "show", "job", str(job)]).stdout
     assert "JobState=PENDING" in shown or "JobState=CONFIGURING" in shown or "JobState=RUNNING" in shown, shown
     bed.run(["scancel", str(first)])
-    time.sleep(5)  # before that slurmd may still think it knows the job, see TOMBSTONE_S
+    time.sleep(5)  # until then slurmd may still consider the job known, see TOMBSTONE_S
     bed.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
     assert bed.wait_job(job) == "COMPLETED"
     assert output(bed, job, "mbbob").startswith("I RAN MIG-")
 
 
-def test_a_misfit_that_cannot_be_requeued_fails_its_tasks_only(bed):
+def test_misfit_that_cannot_be_requeued_fails_only_its_tasks(bed):
     first = fill(bed)
     done = bed.run(["srun", "-n1", "--comment=try [mig:1g.10gb:1]", "sh", "-c", "echo I RAN"], "mbbob", check=False)
     assert "I RAN" not in done.stdout and done.returncode != 0
@@ -100,7 +100,7 @@ def test_a_misfit_that_cannot_be_requeued_fails_its_tasks_only(bed):
     bed.wait_job(first, "CANCELLED")
 
 
-def test_requeue_gives_a_new_run(bed):
+def test_requeued_job_starts_a_new_run(bed):
     job = submit(bed, "[mig:3g.40gb:1]", "--requeue", wrap="echo $SLURM_RESTART_COUNT $CUDA_VISIBLE_DEVICES; sleep 600")
     bed.wait_job(job, "RUNNING")
     bed.run(["scontrol", "requeue", str(job)])
@@ -115,7 +115,7 @@ def test_requeue_gives_a_new_run(bed):
     assert stops == [0, 1]
 
 
-def test_a_job_that_comes_back_too_soon_for_a_prolog_does_not_run_without_a_slice(bed):
+def test_job_restarted_without_a_prolog_does_not_run_without_a_slice(bed):
     """slurmd skips the Prolog then (22.05); TaskProlog notices and sends the job back."""
     wrap = "echo I RAN ${CUDA_VISIBLE_DEVICES:-without}; sleep 600"
     job = submit(bed, "[mig:3g.40gb:1]", "--requeue", wrap=wrap)
@@ -130,23 +130,23 @@ def test_a_job_that_comes_back_too_soon_for_a_prolog_does_not_run_without_a_slic
     bed.wait("its end", lambda: not [r for r in status(bed)["runs"] if r["job"] == int(job)])
 
 
-def test_many_short_jobs_leave_nothing(bed):
-    markers = ["[mig:1g.10gb:1]", "[mig:2g.20gb:1]", "[mig:1g.10gb:1]"]  # all fit at once: nothing counts them here
+def test_many_short_jobs_leave_only_idle_slices(bed):
+    markers = ["[mig:1g.10gb:1]", "[mig:2g.20gb:1]", "[mig:1g.10gb:1]"]  # all fit at once: nothing limits them here
     jobs = [submit(bed, markers[i % 3], wrap="echo $CUDA_VISIBLE_DEVICES", user=u) for i in range(3) for u in USERS]
     for job in jobs:
         assert bed.wait_job(job) == "COMPLETED", [e for e in status(bed)["events"] if e["kind"] == "misfit"]
     bed.wait("the last epilog", lambda: not [r for r in status(bed)["runs"] if r["state"] != "misfit"])
     found = status(bed)
     assert found["zombies"] == 0
-    assert {piece["state"] for gpu in found["gpus"] for piece in gpu["slices"]} <= {"idle"}
+    assert {row["state"] for gpu in found["gpus"] for row in gpu["slices"]} <= {"idle"}
     json.dumps(found)
 
 
 USERS = ["mbalice", "mbbob", "mbcarol"]
 
 
-def test_exit_codes_mean_what_slurm_does_with_them(bed):
-    """A hook that must stop the node does: a configuration that others can write drains it with Prolog error."""
+def test_unsafe_configuration_drains_the_node_with_prolog_error(bed):
+    """A hook can stop the node by its exit code: a configuration writable by others drains it with Prolog error."""
     conf = bed.directory / "etc" / "node.conf"
     conf.chmod(0o666)
     try:
@@ -158,7 +158,7 @@ def test_exit_codes_mean_what_slurm_does_with_them(bed):
     finally:
         conf.chmod(0o644)
         bed.run(["scancel", str(job)])
-        # Not before its Epilog is over, which drains the node as well where it found the file as it was.
+        # Only after its Epilog, which also drains the node if it still finds the file writable by others.
         bed.wait("the job's end", lambda: str(job) not in bed.run(["squeue", "-h", "-o", "%i"]).stdout.split())
         bed.run(["scontrol", "update", "NodeName=n1", "State=RESUME"])
     bed.wait("the node", lambda: not [s for s in bed.node_states().values() if "drain" in s])
@@ -170,20 +170,20 @@ def having(bed):
 
 
 def let_share(bed, host, *guests):
-    """The plan names these jobs for the slice that the host's first run holds."""
+    """Store a plan in which these jobs share the slice that the host's first run holds."""
     from slurm_migbatch.node import plan
     from slurm_migbatch.node.config import load
 
-    (gpu, piece) = next((g, p) for g in status(bed)["gpus"] for p in g["slices"] if p["job"] == int(host))
-    slot = [piece["profile"], piece["start"], piece["size"]]
+    (gpu, row) = next((g, p) for g in status(bed)["gpus"] for p in g["slices"] if p["job"] == int(host))
+    slot = [row["profile"], row["start"], row["size"]]
     wire = {str(guest): [gpu["uuid"], *slot, int(host), 0] for guest in guests}
-    told = {"version": 1, "gpus": {gpu["uuid"]: [slot]}, "guests": wire}
-    plan.store(load(str(bed.directory / "etc"), "n1").state_dir, json.dumps(told).encode())
-    return piece["mig_uuid"]
+    new_plan = {"version": 1, "gpus": {gpu["uuid"]: [slot]}, "guests": wire}
+    plan.store(load(str(bed.directory / "etc"), "n1").state_dir, json.dumps(new_plan).encode())
+    return row["mig_uuid"]
 
 
 @pytest.mark.parametrize("host_first", [True, False])
-def test_two_jobs_of_one_user_share_a_slice_and_either_leaves_first(bed, host_first):
+def test_two_jobs_of_one_user_share_a_slice_and_end_in_either_order(bed, host_first):
     home, dev = bed.home("mbalice"), bed.machine("n1").dev_root / "nvidia-caps"
     tag = "a" if host_first else "b"
     wrap = "echo $CUDA_VISIBLE_DEVICES; srun sh -c 'echo $CUDA_VISIBLE_DEVICES'; until test -e %s; do sleep 0.2; done; "

@@ -1,4 +1,4 @@
-"""A full disk, a read-only one and a lock held too long, under a real slurmd: jobs come back, no node is drained."""
+"""A full disk, a read-only one and a lock held too long, under a real slurmd: jobs are requeued, no node drained."""
 
 import secrets
 import subprocess
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture(scope="module")
 def disk():
-    """A small file system, there before the cluster is (a chroot takes over what is mounted then)."""
+    """A small file system, mounted before the cluster starts (a chroot gets what is mounted at that time)."""
     path = Path(f"/run/migbatch-disk-{secrets.token_hex(4)}")
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0755", "migbatch-test", path], check=True)
@@ -34,7 +34,7 @@ def bed(slurm_root, disk):
 
 
 def harmed(fault, disk):
-    """The fault, on this node's disk."""
+    """Return the context manager of the fault, on this node's disk."""
     return fault(SimpleNamespace(disk=disk, config=SimpleNamespace(state_dir=f"{disk}/n1")))
 
 
@@ -44,7 +44,7 @@ def owned_by(bed, name):
 
 
 def scenario(bed, disk, fault):
-    """One job ends while the journal cannot be written, one is to begin; then the fault is over."""
+    """While the journal cannot be written one job ends and one is to start; then the fault ends."""
     gate = bed.home("mbalice") / f"gate-{secrets.token_hex(4)}"
     ending = bed.submit("--comment=try [mig:2g.20gb:1]", wrap=f"until test -e {gate}; do sleep 0.2; done")
     bed.wait("its devices", lambda: len(owned_by(bed, "mbalice")) == 2)
@@ -58,7 +58,7 @@ def scenario(bed, disk, fault):
         )
         bed.wait("the requeue", lambda: restarts(bed, job) > 0 and bed.job_state(job) == "PENDING")
         assert not drained(bed)
-    time.sleep(5)  # before that slurmd may still think it knows the job
+    time.sleep(5)  # until then slurmd may still consider the job known
     bed.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
     assert bed.wait_job(job) == "COMPLETED"
     assert bed.output(job, "mbbob").startswith("I RAN MIG-")
@@ -78,12 +78,12 @@ def drained(bed):
 
 
 @pytest.mark.parametrize("fault", [locked, full, read_only], ids=lambda fault: fault.__name__)
-def test_without_the_agent(bed, disk, fault):
+def test_unwritable_journal_drains_no_node_without_the_agent(bed, disk, fault):
     scenario(bed, disk, fault)
 
 
 @pytest.mark.parametrize("fault", [locked, full], ids=lambda fault: fault.__name__)
-def test_with_the_agent(bed, disk, fault):
+def test_unwritable_journal_drains_no_node_with_the_agent(bed, disk, fault):
     if bed.daemons.get("agent-n1") is None:
         bed.product.start_agent("n1")
         bed.wait("the agent", (bed.node_directory("n1") / "run" / "agent.sock").exists)

@@ -1,4 +1,4 @@
-"""What a task is told."""
+"""The environment that TaskProlog gives to tasks."""
 
 import ast
 import errno
@@ -38,12 +38,12 @@ def test_batch_scripts_and_shells_see_all_slices(environ):
 def test_every_task_has_a_share_and_every_slice_is_used(slices, tasks):
     shares = [share(named(slices), step(i, tasks)) for i in range(tasks)]
     assert all(shares)
-    used = [piece[0] for part in shares for piece in part]
+    used = [slice_row[0] for part in shares for slice_row in part]
     if tasks <= slices:
-        assert used == [piece[0] for piece in named(slices)], "contiguous, each slice once"
+        assert used == [slice_row[0] for slice_row in named(slices)], "contiguous, each slice once"
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
     else:
-        counts = {piece[0]: used.count(piece[0]) for piece in named(slices)}
+        counts = {slice_row[0]: used.count(slice_row[0]) for slice_row in named(slices)}
         assert max(counts.values()) - min(counts.values()) <= 1
     if tasks == slices:
         assert [part[0][0] for part in shares] == [f"MIG-{i}" for i in range(slices)]
@@ -62,13 +62,13 @@ def test_every_task_has_a_share_and_every_slice_is_used(slices, tasks):
         (b"migbatch: " + b"=" * 2000, "uuid"),
     ],
 )
-def test_the_form_that_a_comment_asks_for(comment, form):
+def test_comment_selects_the_form_of_cuda_visible_devices(comment, form):
     assert cudaform.wanted(comment) == form
 
 
 @pytest.fixture
 def devices(tmp_path):
-    """The devices of a node, of which those with the numbers 5 and 6 are the slice's."""
+    """The devices of a node; those with minors 5 and 6 belong to the slice."""
     caps = tmp_path / "nvidia-caps"
     caps.mkdir()
     for number in (1, 2, 5, 6):
@@ -78,7 +78,7 @@ def devices(tmp_path):
     return tmp_path
 
 
-def test_an_index_needs_a_view_of_one_slice(devices):
+def test_cuda_index_needs_a_view_of_only_one_slice(devices):
     def why(slices=1, caps="5 6", whole=""):
         return not_alone({"caps": caps, "whole": whole}, named(slices), str(devices))
 
@@ -91,24 +91,24 @@ def test_an_index_needs_a_view_of_one_slice(devices):
 
 
 @given(st.binary(max_size=40), st.binary(max_size=10), st.binary(max_size=10))
-def test_odd_environments_never_break_it(tasks, local, number):
+def test_share_accepts_any_environment_values(tasks, local, number):
     environ = {b"SLURM_STEP_ID": number, b"SLURM_LOCALID": local, b"SLURM_GTIDS": tasks}
     assert share(named(3), environ)
 
 
-def test_mps_is_said_only_where_the_admin_wants_it_and_only_in_a_directory_of_the_users(node, tmp_path):
+def test_mps_variables_need_a_listed_partition_and_the_users_own_directory(node, tmp_path):
     node.prolog(1, "[mig:2g.20gb:1]")
     node.prolog(2, "[mig:1g.10gb:2]")
     assert not [key for key in exported(node, 1, SLURM_JOB_PARTITION="train") if "MPS" in key]
     node.configure(MpsPartitions="train, other", MpsDir=tmp_path, MpsPercent=60)
     tmp_path.chmod(0o1777)
-    told = as_user(node, 1, SLURM_JOB_PARTITION="train")
-    (uuid,) = told["CUDA_VISIBLE_DEVICES"].split(",")
+    variables = as_user(node, 1, SLURM_JOB_PARTITION="train")
+    (uuid,) = variables["CUDA_VISIBLE_DEVICES"].split(",")
     path = tmp_path / f"migbatch-mps-{ALICE}-{uuid}"
-    assert told["CUDA_MPS_PIPE_DIRECTORY"] == told["CUDA_MPS_LOG_DIRECTORY"] == str(path)
-    assert told["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "60"
+    assert variables["CUDA_MPS_PIPE_DIRECTORY"] == variables["CUDA_MPS_LOG_DIRECTORY"] == str(path)
+    assert variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "60"
     assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (ALICE, 0o700)
-    assert as_user(node, 1, SLURM_JOB_PARTITION="train") == told, "a second task finds it there"
+    assert as_user(node, 1, SLURM_JOB_PARTITION="train") == variables, "a second task finds it there"
     assert not [key for key in as_user(node, 1, SLURM_JOB_PARTITION="gpu") if "MPS" in key]
     assert not [key for key in as_user(node, 2, SLURM_JOB_PARTITION="train") if "MPS" in key], "two slices, no sharing"
     values = {b"SLURM_JOB_ID": b"1", b"SLURMD_NODENAME": b"n1", b"CUDA_MPS_PIPE_DIRECTORY": str(path).encode()}
@@ -118,7 +118,7 @@ def test_mps_is_said_only_where_the_admin_wants_it_and_only_in_a_directory_of_th
 
 
 @pytest.mark.parametrize("squatter", ["another's", "open", "link", "file"])
-def test_a_directory_that_somebody_else_could_enter_is_not_used(node, tmp_path, squatter):
+def test_unsafe_mps_directory_is_not_used(node, tmp_path, squatter):
     node.prolog(1, "[mig:2g.20gb:1]")
     node.configure(MpsPartitions="train", MpsDir=tmp_path)
     tmp_path.chmod(0o1777)
@@ -138,7 +138,7 @@ def test_a_directory_that_somebody_else_could_enter_is_not_used(node, tmp_path, 
 
 
 def as_user(node, job, **environ):
-    """The same, run by ALICE herself: what is made is hers."""
+    """Like `exported`, but run with ALICE's uid: what it creates belongs to her."""
     open_to_users(node.root)
     read, write = os.pipe()
     pid = os.fork()
@@ -154,7 +154,7 @@ def as_user(node, job, **environ):
         return ast.literal_eval(pipe.read())
 
 
-def test_the_batch_script_is_told_all_of_it(node):
+def test_batch_script_gets_all_slices_in_its_environment(node):
     node.prolog(1, "[mig:2g.20gb:1,1g.10gb:2]")
     held = sorted(node.slices("held"), key=lambda row: row.ordinal)
     values = exported(node, 1)
@@ -165,20 +165,20 @@ def test_the_batch_script_is_told_all_of_it(node):
     assert (values["MIGBATCH_SLICES"], values["MIGBATCH_JOB_SLICES"]) == ("3", "3")
 
 
-def test_each_task_of_a_step_has_its_own(node):
+def test_each_task_of_a_step_gets_its_own_slice(node):
     node.prolog(1, "[mig:1g.10gb:3]")
     seen = [exported(node, 1, SLURM_STEP_ID="0", SLURM_LOCALID=str(i), SLURM_GTIDS="0,1,2") for i in range(3)]
     assert len({values["CUDA_VISIBLE_DEVICES"] for values in seen}) == 3
 
 
-def test_jobs_without_a_slice_and_other_users_are_told_nothing(node):
+def test_jobs_without_a_slice_and_other_users_get_no_variables(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     assert exported(node, 2) == {}
     assert exported(node, 1, uid=BOB) == {}
     assert exports(str(node.etc), {b"SLURM_JOB_ID": b"../1", b"SLURMD_NODENAME": b"n1"}, ALICE) == ""
 
 
-def test_a_later_run_counts_and_a_refused_one_may_not_run(node):
+def test_handoff_of_the_latest_run_counts_and_a_refused_run_may_not_run(node):
     node.prolog(1, "[mig:1g.10gb:1]", restart=9)
     jobs = node.executor.paths.job
     handoff.write(jobs, handoff.Handoff(1, 10, ALICE, (), "no free placement"))
@@ -188,7 +188,7 @@ def test_a_later_run_counts_and_a_refused_one_may_not_run(node):
     assert exported(node, 1)
 
 
-def test_a_file_that_root_did_not_write_is_not_believed(node):
+def test_handoff_not_written_by_root_is_rejected(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     path = node.root / "run" / "job" / "1.0"
     os.chown(path, ALICE, 0)
@@ -197,12 +197,12 @@ def test_a_file_that_root_did_not_write_is_not_believed(node):
 
 
 @pytest.mark.parametrize("text", ["", "version 2\nstate ready\n", "version 1\nstate ready\n", "version 1\nslice a b\n"])
-def test_unknown_forms_are_refused(text):
+def test_malformed_handoff_is_rejected(text):
     with pytest.raises(NoSlice):
         parse(text)
 
 
-def test_what_the_prolog_writes_is_what_is_read(node):
+def test_handoff_is_read_back_as_written(node):
     given_slices = (
         handoff.HandoffSlice("MIG-a", "1g.10gb", 1, "GPU-1"),
         handoff.HandoffSlice("MIG-b", "2g.20gb", 2, "GPU-1"),
@@ -215,8 +215,8 @@ def test_what_the_prolog_writes_is_what_is_read(node):
     assert [p.name for p in (node.root / "run" / "job").iterdir()] == ["5.6"]
 
 
-def test_only_the_jobs_user_reads_a_hand_off(many_nodes):
-    """It tells of his job and its slices; and only root writes it, which believes it when the journal is lost."""
+def test_handoff_is_readable_only_by_the_jobs_user(many_nodes):
+    """It describes the user's job and slices; and only root can write it, as it is trusted when the journal is lost."""
     node = many_nodes()
     open_to_users(node.root)
     node.prolog(1, "[mig:1g.10gb:1]")
@@ -244,15 +244,15 @@ def test_only_the_jobs_user_reads_a_hand_off(many_nodes):
     assert tries(ALICE)[0] == "EACCES" and tries(BOB)[0] == "done"
 
 
-def test_anothers_hand_off_says_nothing(many_nodes):
-    """TaskProlog of a job whose number another user's hand-off has (one of a cluster before) goes on."""
+def test_handoff_of_another_user_is_ignored(many_nodes):
+    """TaskProlog continues if the hand-off with its job id is another user's (for example of an earlier cluster)."""
     node = many_nodes()
     open_to_users(node.root)
     node.prolog(1, "[mig:1g.10gb:1]", uid=BOB)
     assert as_user(node, 1) == {}
 
 
-def test_a_step_that_wants_no_slice_is_given_none(node):
+def test_step_with_gres_none_gets_no_slice(node):
     node.prolog(1, "[mig:1g.10gb:2]")
     wants_none = {b"SLURM_JOB_ID": b"1", b"SLURMD_NODENAME": b"n1", b"MIGBATCH_STEP_GRES": b"none"}
     batch = {key.encode(): value.encode() for key, value in exported(node, 1).items()}
@@ -268,8 +268,8 @@ def test_a_step_that_wants_no_slice_is_given_none(node):
         exports(str(node.etc), wants_none | {b"SLURM_STEP_ID": b"3"}, ALICE)
 
 
-def test_a_step_of_a_heterogeneous_job_has_its_components_slices(node):
-    """slurmstepd names the leader in every component's steps; the nodes tell which component it is."""
+def test_step_of_a_heterogeneous_job_gets_its_components_slices(node):
+    """slurmstepd sets the leader's job id in the steps of all components; the node list shows which one it is."""
     node.prolog(8, "[mig:1g.10gb:1]")
     groups = {
         "SLURM_HET_SIZE": "2",
@@ -278,12 +278,12 @@ def test_a_step_of_a_heterogeneous_job_has_its_components_slices(node):
         "SLURM_JOB_NODELIST_HET_GROUP_0": "n0",
         "SLURM_JOB_NODELIST_HET_GROUP_1": "n1",
     }
-    there = exported(node, 7, SLURM_STEP_ID="1", SLURM_JOB_NODELIST="n1", **groups)
-    assert there["CUDA_VISIBLE_DEVICES"] == node.slices("held")[0].mig_uuid
+    variables = exported(node, 7, SLURM_STEP_ID="1", SLURM_JOB_NODELIST="n1", **groups)
+    assert variables["CUDA_VISIBLE_DEVICES"] == node.slices("held")[0].mig_uuid
     assert exported(node, 7, SLURM_STEP_ID="0", SLURM_JOB_NODELIST="n0", **groups) == {}
 
 
-def test_another_jobs_slices_do_not_stay_in_the_environment(node):
+def test_variables_inherited_from_another_job_are_unset(node):
     lines = task_prolog.inherited({b"MIGBATCH_DEVICES": b"MIG-a", b"CUDA_VISIBLE_DEVICES": b"MIG-a"})
     assert lines.splitlines() == [f"unset {key}" for key in (*task_prolog.KEYS[1:], "CUDA_VISIBLE_DEVICES")]
     mine = task_prolog.inherited({b"MIGBATCH_DEVICES": b"MIG-a", b"CUDA_VISIBLE_DEVICES": b"0"})
@@ -296,21 +296,21 @@ def test_another_jobs_slices_do_not_stay_in_the_environment(node):
     [
         ({}, ["requeue incomplete 17"]),
         ({"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}, ["requeue incomplete 17_3"]),
-        # the variables of the array task that submitted it
+        # inherited from the array task that submitted the job
         ({"SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "3"}, ["requeue incomplete 17"]),
         ({"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "x"}, ["requeue incomplete 17"]),
         ({"SLURM_JOB_ID": "--help"}, []),
         ({"SLURM_STEP_ID": "0"}, []),
     ],
 )
-def test_a_batch_script_without_a_slice_sends_its_own_job_back(node, environ, asked):
+def test_batch_script_without_a_slice_requeues_only_its_own_job(node, environ, asked):
     values = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": node.name} | environ
     task_prolog.send_back(str(node.etc), {key.encode(): value.encode() for key, value in values.items()})
     assert node.scontrol_calls() == asked
 
 
 def test_a_task_does_not_wait_for_a_scontrol_that_hangs(node, monkeypatch):
-    """scontrol waits as long as slurmctld takes connections and does not answer."""
+    """scontrol waits as long as slurmctld accepts connections without answering."""
     started = []
 
     def spawn(*given):
@@ -327,12 +327,12 @@ def test_a_task_does_not_wait_for_a_scontrol_that_hangs(node, monkeypatch):
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
 
 
-def test_a_program_that_is_missing_is_named(node):
+def test_missing_scontrol_is_named_in_the_error(node):
     node.configure(ScontrolPath="/nonexistent/scontrol")
     values = {b"SLURM_JOB_ID": b"17", b"SLURMD_NODENAME": node.name.encode()}
     assert task_prolog.send_back(str(node.etc), values) == "/nonexistent/scontrol: No such file or directory"
 
 
 @pytest.mark.parametrize(("text", "limit"), [("", 10), ("2.5", 2.5), ("0", 0), ("x", 10), ("nan", 10), ("-1", 10)])
-def test_an_odd_time_limit_is_not_used(text, limit):
+def test_invalid_time_limit_is_replaced_by_the_default(text, limit):
     assert task_prolog.seconds(text) == limit

@@ -1,4 +1,4 @@
-"""Everything that users or strangers can influence, thrown at the parsers: chosen errors or correct values only."""
+"""Any input that users or strangers can influence: parsers return correct values or raise their own errors only."""
 
 from contextlib import suppress
 
@@ -19,7 +19,7 @@ hooks = st.sampled_from(["prolog", "epilog"])
 
 
 @given(hooks, st.dictionaries(st.sampled_from(client.ALLOWED), no_nul))
-def test_any_environment_is_a_value_or_a_refusal(hook, environ):
+def test_any_hook_environment_is_parsed_or_refused(hook, environ):
     try:
         env = HookEnv.read(hook, environ)
     except HookEnvError as error:
@@ -32,13 +32,13 @@ def test_any_environment_is_a_value_or_a_refusal(hook, environ):
 
 
 @given(hooks, st.dictionaries(st.sampled_from(client.ALLOWED), no_nul))
-def test_what_a_hook_sends_is_what_the_agent_reads(hook, values):
+def test_agent_reads_a_request_as_the_hook_sent_it(hook, values):
     environ = GOOD | {k: v for k, v in values.items() if k in (b"SLURM_JOB_COMMENT", b"SLURM_JOB_USER")}
     assert protocol.parse(client.encode(hook, environ)) == HookEnv.read(hook, environ)
 
 
 @given(st.binary(max_size=200))
-def test_garbage_on_the_socket_is_refused(request):
+def test_malformed_request_on_the_socket_is_refused(request):
     for raw in (request, request + b"\0\0", b"prolog\0" + request + b"\0\0"):
         with pytest.raises(HookEnvError):
             protocol.parse(raw)
@@ -48,7 +48,7 @@ def test_garbage_on_the_socket_is_refused(request):
     "extra",
     [b"LD_PRELOAD=/tmp/x", b"SLURM_JOB_ID=18", b"PATH=/tmp", b"SLURM_JOB_WORK_DIR=/tmp", b"noequals"],
 )
-def test_only_known_variables_once_each(extra):
+def test_request_with_unknown_or_repeated_variables_is_refused(extra):
     fields = [key + b"=" + value for key, value in GOOD.items()]
     assert protocol.parse(b"\0".join([b"prolog", *fields]) + b"\0\0").job == 17
     with pytest.raises(HookEnvError):
@@ -56,7 +56,7 @@ def test_only_known_variables_once_each(extra):
 
 
 @given(st.integers(0, 255), st.text(max_size=300))
-def test_replies_come_back_as_they_were_meant(code, line):
+def test_reply_is_decoded_as_it_was_encoded(code, line):
     assert client.decode(protocol.reply(code, line)) == (
         code,
         " ".join(line.split())[:2000].encode("utf-8", "backslashreplace").decode().strip(),
@@ -64,7 +64,7 @@ def test_replies_come_back_as_they_were_meant(code, line):
 
 
 @given(st.binary(max_size=30))
-def test_odd_replies_are_refused(reply):
+def test_any_reply_has_a_valid_exit_code_or_is_refused(reply):
     try:
         code, _ = client.decode(reply)
     except ValueError:
@@ -73,19 +73,19 @@ def test_odd_replies_are_refused(reply):
 
 
 @pytest.mark.parametrize("reply", [b"", b"0", b"-1\nx", b"256\nx", b"0x1\n", b"\n", b"abc\n", b"1000\n"])
-def test_a_cut_off_reply_is_no_reply(reply):
+def test_truncated_reply_is_refused(reply):
     with pytest.raises(ValueError, match="truncated"):
         client.decode(reply)
 
 
 @pytest.mark.parametrize("context", [b"epilog_slurmd", b"prolog_slurmctld", b"", b"x" * 100])
-def test_a_hook_started_as_something_else_refuses(context):
+def test_hook_started_in_another_context_refuses(context):
     with pytest.raises(HookEnvError, match="was started as"):
         HookEnv.read("prolog", GOOD | {b"SLURM_SCRIPT_CONTEXT": context})
 
 
 @pytest.mark.parametrize("name", [b"../n1", b"n1/x", b"", b".", b"..", b"a b", b"n" * 65, b"\xff", b"n\n1"])
-def test_a_node_name_is_never_a_path(name):
+def test_invalid_node_name_is_refused(name):
     if not name:
         return
     with pytest.raises(HookEnvError):
@@ -102,7 +102,7 @@ json_values = st.recursive(
 @given(
     st.one_of(json_values, st.fixed_dictionaries({"version": json_values, "gpus": json_values, "guests": json_values}))
 )
-def test_any_json_is_a_plan_or_a_refusal(data):
+def test_any_json_is_parsed_as_a_plan_or_refused(data):
     try:
         plan = parse(data)
     except PlanError:
@@ -111,7 +111,7 @@ def test_any_json_is_a_plan_or_a_refusal(data):
 
 
 @given(st.text(max_size=60))
-def test_any_gres_is_a_grant_or_a_refusal(text):
+def test_any_gres_text_is_parsed_as_a_grant_or_refused(text):
     with suppress(ScontrolError):
         grant_of(text, "gres/")
 
@@ -126,13 +126,13 @@ def test_any_gres_is_a_grant_or_a_refusal(text):
         ("(null)", "gres/", None),
     ],
 )
-def test_gres_of_all_versions(gres, prefix, marker):
+def test_gres_formats_of_all_slurm_releases_are_parsed(gres, prefix, marker):
     grant = grant_of(gres, prefix)
     assert (grant.marker if grant else None) == marker
 
 
 @pytest.mark.parametrize("gres", ["mig:1g.10gb", "gres:mig:1g.10gb:2", "gres/gpu:0,mig:7g.80gb:1"])
-def test_slices_that_slurm_does_not_read_are_no_grant(gres):
+def test_gres_entry_without_the_releases_prefix_is_refused(gres):
     with pytest.raises(ScontrolError, match="does not read"):
         grant_of(gres, "gres/")
 
@@ -172,7 +172,7 @@ def test_the_configuration_fills_in_the_nodes_name(tmp_path):
         ("Controller=http://c\nAuth=token\n", "TokenFile"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_line(tmp_path, text, message):
+def test_invalid_setting_is_refused_with_its_line_or_reason(tmp_path, text, message):
     write(tmp_path, text)
     with pytest.raises(ConfError, match=message):
         load(str(tmp_path), "n1")
@@ -198,7 +198,7 @@ def test_a_linked_or_huge_or_binary_configuration_is_refused(tmp_path):
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_are_settings_or_a_refusal(tmp_path_factory, raw):
+def test_any_configuration_bytes_are_parsed_or_refused(tmp_path_factory, raw):
     path = tmp_path_factory.mktemp("conf") / "node.conf"
     path.write_bytes(raw)
     path.chmod(0o644)

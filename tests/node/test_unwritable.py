@@ -1,4 +1,4 @@
-"""A journal that cannot be written: a disk that is really full, one that is read-only, a lock that is really held."""
+"""A journal that cannot be written: a really full disk, a read-only disk, a lock that is really held."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def small(new_node, tmp_path, monkeypatch):
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0755", "migbatch-test", disk], check=True)
     settings = {"StateDir": disk / "state", "ProgressDir": tmp_path / "progress", "ScontrolTimeout": 5}
-    monkeypatch.setattr(executor, "PATIENCE", 0.02)  # of a deadline that a slow machine keeps
+    monkeypatch.setattr(executor, "PATIENCE", 0.02)  # a fraction of a deadline that a slow machine can meet
     node = new_node(HookDeadline=30, EpilogDeadline=30, **settings)
     node.disk = disk
     try:
@@ -53,13 +53,13 @@ WAYS = pytest.mark.parametrize("way,fault", CASES, ids=lambda part: part.__name_
 
 
 def devices(node, uid):
-    """How many capability devices are the user's."""
+    """Return how many capability devices belong to the user."""
     place = node.machine.dev_root / "nvidia-caps"
     return sum(path.stat().st_uid == uid for path in place.iterdir()) if place.exists() else 0
 
 
 def faults(node):
-    """How many hooks in a row could not write the journal."""
+    """Return how many hooks in a row could not write the journal."""
     run = os.open(node.config.run_dir, os.O_RDONLY)
     try:
         return unwritable.load(run).hooks
@@ -68,7 +68,7 @@ def faults(node):
 
 
 @WAYS
-def test_a_prolog_sends_its_job_back_and_the_node_goes_on(small, fault, way):
+def test_prolog_requeues_its_job_while_the_journal_is_unwritable(small, fault, way):
     assert small.prolog(9, "[mig:1g.10gb:1]")[0] == exits.OK
     with way(small), fault(small):
         code, line = run_hook(small, "prolog", 1, "[mig:2g.20gb:1]", uid=BOB)
@@ -83,8 +83,8 @@ def test_a_prolog_sends_its_job_back_and_the_node_goes_on(small, fault, way):
     small.check()
 
 
-def test_a_disk_that_fills_between_the_slices_of_a_job_leaves_no_device_open(small, monkeypatch):
-    """No hand-off names them yet."""
+def test_disk_that_fills_while_slices_are_created_leaves_no_device_open(small, monkeypatch):
+    """No hand-off names the slices yet."""
     small.prolog(9, "[mig:1g.10gb:1]")
     made = []
     with ExitStack() as until_the_end:
@@ -105,7 +105,7 @@ def test_a_disk_that_fills_between_the_slices_of_a_job_leaves_no_device_open(sma
 
 
 @WAYS
-def test_an_epilog_closes_the_devices_and_is_finished_later(small, fault, way):
+def test_epilog_closes_the_devices_and_is_completed_later(small, fault, way):
     small.prolog(1, "[mig:2g.20gb:1,1g.10gb:1]")
     small.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
     assert (devices(small, ALICE), devices(small, BOB)) == (4, 2)
@@ -124,7 +124,7 @@ def test_an_epilog_closes_the_devices_and_is_finished_later(small, fault, way):
     small.check()
 
 
-def test_a_slice_that_another_job_shares_stays_open(small):
+def test_epilog_keeps_devices_open_for_a_job_that_shares_the_slice(small):
     small.prolog(9, "[mig:2g.20gb:1]")
     (row,) = small.slices("held")
     slot = [row.slot.profile.name, *row.slot.placement]
@@ -141,7 +141,7 @@ def test_a_slice_that_another_job_shares_stays_open(small):
     small.check()
 
 
-def test_a_lock_that_goes_in_time_only_delays(small, monkeypatch):
+def test_journal_lock_that_is_released_in_time_only_delays_the_hook(small, monkeypatch):
     monkeypatch.setattr(executor, "PATIENCE", 0.9)
     small.prolog(9, "[mig:1g.10gb:1]")
     with locked(small):
@@ -156,7 +156,7 @@ def test_a_lock_that_goes_in_time_only_delays(small, monkeypatch):
 
 
 @FAULTS
-def test_a_fault_that_lasts_drains_the_node_with_a_reason(small, fault, monkeypatch):
+def test_lasting_journal_fault_drains_the_node_with_a_reason(small, fault, monkeypatch):
     small.configure(ErrorsBeforeDrain=3)
     small.prolog(9, "[mig:1g.10gb:1]")
     small.forget_executor()
@@ -174,7 +174,7 @@ def test_a_fault_that_lasts_drains_the_node_with_a_reason(small, fault, monkeypa
     assert "requeue incomplete 5" in small.scontrol_calls()
 
 
-def test_where_neither_works_the_exit_code_drains(small, monkeypatch):
+def test_exit_code_drains_the_node_when_journal_and_scontrol_both_fail(small, monkeypatch):
     small.prolog(9, "[mig:1g.10gb:1]")
     small.forget_executor()
     (small.root / "scontrol.code").write_text("1\n")
@@ -185,7 +185,7 @@ def test_where_neither_works_the_exit_code_drains(small, monkeypatch):
         assert run_hook(small, "prolog", 2, "[mig:1g.10gb:1]")[0] == exits.JOURNAL
 
 
-def test_a_job_without_slices_is_not_sent_back(small):
+def test_job_without_slices_is_not_requeued(small):
     small.prolog(9, "[mig:1g.10gb:1]")
     small.forget_executor()
     small.slurm_says("1 0 gres/gpu:1")
@@ -195,7 +195,7 @@ def test_a_job_without_slices_is_not_sent_back(small):
     assert small.asked_slurm() == [1] and small.scontrol_calls() == []
 
 
-def test_a_damaged_journal_that_cannot_be_replaced_is_tried_again(small):
+def test_rebuild_of_a_damaged_journal_is_retried_after_a_full_disk(small):
     small.prolog(9, "[mig:1g.10gb:1]")
     small.forget_executor()
     with agent_process(small, workers=1):
@@ -214,7 +214,7 @@ def test_a_damaged_journal_that_cannot_be_replaced_is_tried_again(small):
     assert {(row.job, row.restart) for row in small.slices("held")} == {(9, 0), (8, 0), (1, 2)}
 
 
-def test_a_run_dir_that_is_full_sends_the_job_back(new_node, tmp_path):
+def test_full_run_directory_requeues_the_job(new_node, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0755", "migbatch-test", disk], check=True)
@@ -235,8 +235,8 @@ def test_a_run_dir_that_is_full_sends_the_job_back(new_node, tmp_path):
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-def test_a_run_dir_with_room_for_a_part_of_a_hand_off_gets_none(tmp_path):
-    """A write that finds room for some of its pages is no error of the kernel's."""
+def test_handoff_that_fits_only_in_part_is_not_written(tmp_path):
+    """The kernel reports no error for a write that has room for only some of its pages."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0755", "migbatch-test", disk], check=True)
@@ -253,7 +253,7 @@ def test_a_run_dir_with_room_for_a_part_of_a_hand_off_gets_none(tmp_path):
 
 
 def test_the_agent_starts_while_its_run_directory_is_full(new_node, tmp_path):
-    """A release that somebody has begun needs a hand-off, for which there is no space."""
+    """An interrupted release needs a hand-off, for which there is no space."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=0755", "migbatch-test", disk], check=True)

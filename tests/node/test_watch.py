@@ -1,4 +1,4 @@
-"""The agent's look at running jobs: memory in use, and what they say."""
+"""The agent's watcher of running jobs: memory in use, progress reports, energy and activity."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ PID = 2**22 + 7
 
 
 class Look:
-    """A watcher of which a test makes every look itself, `every` seconds apart."""
+    """A watcher whose rounds a test runs itself, each `seconds` after the previous one."""
 
     def __init__(self, node):
         self.node = node
@@ -52,7 +52,7 @@ def stops(node):
     return {(event["job"], event["restart"]): event["memory_mib"] for event in node.events("stop")}
 
 
-def test_the_most_that_was_in_use_is_told_at_the_end(node, look):
+def test_stop_event_has_the_peak_memory_of_the_run(node, look):
     node.prolog(1, "[mig:1g.10gb:1]")
     for mib in (300, 5000, 800):
         memory(node, 1, mib)
@@ -62,7 +62,7 @@ def test_the_most_that_was_in_use_is_told_at_the_end(node, look):
     assert stops(node) == {(1, 0): 5000}
 
 
-def test_a_warm_slice_starts_from_nothing(node, look):
+def test_peak_memory_of_a_warm_slice_starts_from_zero(node, look):
     node.prolog(1, "[mig:1g.10gb:1]")
     memory(node, 1, 5000)
     look()
@@ -77,7 +77,7 @@ def test_a_warm_slice_starts_from_nothing(node, look):
     assert stops(node) == {(1, 0): 5000, (2, 0): 700}
 
 
-def test_of_several_slices_the_fullest_counts(node, look):
+def test_peak_memory_of_several_slices_is_that_of_the_fullest(node, look):
     node.prolog(1, "[mig:1g.10gb:2]")
     for number, row in enumerate(node.slices("held")):
         node.machine.start_process(row.mig_uuid, PID + number, memory_mib=1000 + number)
@@ -88,21 +88,21 @@ def test_of_several_slices_the_fullest_counts(node, look):
     assert stops(node) == {(1, 0): 1001}
 
 
-def test_a_job_that_never_used_its_slice_has_no_figure(node, look):
+def test_job_that_never_used_its_slice_has_no_peak_memory(node, look):
     node.prolog(1, "[mig:1g.10gb:1]")
     look()
     node.epilog(1)
     assert stops(node) == {(1, 0): None}
 
 
-def test_a_job_that_was_hardly_watched_has_none_either():
+def test_run_sampled_for_less_than_half_its_time_has_no_peak_memory():
     peak = Peak(0.0, {}).with_sample({"MIG-a": 300}, 15.0)
     assert peak.maximum_mib(30.0) == 300
     assert peak.maximum_mib(31.0) is None
     assert Peak(900.0, {}).maximum_mib(10.0) is None
 
 
-def test_hooks_without_the_agent_still_tell_what_it_saw(node, look):
+def test_epilog_without_the_agent_reports_the_peak_memory_it_sampled(node, look):
     node.prolog(1, "[mig:1g.10gb:1]")
     memory(node, 1, 4000)
     look()
@@ -115,7 +115,7 @@ def test_hooks_without_the_agent_still_tell_what_it_saw(node, look):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', '{"version": 1, "runs": {"x": 1}}', "\xff" * 9])
-def test_a_damaged_file_of_peaks_is_none(node, text):
+def test_damaged_peaks_file_is_ignored(node, text):
     (node.root / "run").mkdir(exist_ok=True)
     node.prolog(1, "[mig:1g.10gb:1]")
     (node.root / "run" / "peaks").write_text(text)
@@ -124,7 +124,7 @@ def test_a_damaged_file_of_peaks_is_none(node, text):
     assert stops(node) == {(1, 0): None}
 
 
-def test_a_full_run_dir_loses_no_figures_and_stops_no_reports(node, look, caplog, monkeypatch):
+def test_full_run_directory_loses_no_peaks_and_no_progress_reports(node, look, caplog, monkeypatch):
     node.prolog(1, "[mig:1g.10gb:1]")
     memory(node, 1, 4000)
     write(node, "items=5 seconds=1\n")
@@ -146,7 +146,7 @@ def test_a_full_run_dir_loses_no_figures_and_stops_no_reports(node, look, caplog
     assert stops(node) == {(1, 0): 4000}
 
 
-def test_nothing_is_asked_of_the_driver_where_no_job_runs(node, look):
+def test_no_driver_calls_are_made_when_no_job_runs(node, look):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.epilog(1)
     look()
@@ -155,8 +155,8 @@ def test_nothing_is_asked_of_the_driver_where_no_job_runs(node, look):
     assert not node.machine.calls()
 
 
-def test_a_look_costs_a_few_calls_for_each_slice(new_node, monkeypatch):
-    monkeypatch.setattr("slurm_migbatch.mig.nvml.gpm.LEAST_S", 0.0)  # every look measures, however fast the machine
+def test_round_makes_few_driver_calls_for_each_slice(new_node, monkeypatch):
+    monkeypatch.setattr("slurm_migbatch.mig.nvml.gpm.LEAST_S", 0.0)  # every round measures, even on a fast machine
     node = new_node(gpus=("h100-80gb",) * 2)
     for job in range(1, 15):
         node.prolog(job, "[mig:1g.10gb:1]")
@@ -168,7 +168,7 @@ def test_a_look_costs_a_few_calls_for_each_slice(new_node, monkeypatch):
     assert sum(node.machine.calls().values()) <= 9 * 14
 
 
-def test_a_driver_that_fails_stops_nothing(node, look, caplog):
+def test_failing_driver_does_not_stop_progress_reports(node, look, caplog):
     node.prolog(1, "[mig:1g.10gb:1]")
     memory(node, 1, 5000)
     write(node, "items=5 seconds=1\n")
@@ -181,7 +181,7 @@ def test_a_driver_that_fails_stops_nothing(node, look, caplog):
     assert peaks.load(node.executor.paths.run)[1, 0].mib
 
 
-def test_progress_is_told_as_it_comes_but_not_more_often_than_asked(node, look):
+def test_progress_events_are_rate_limited_except_when_done(node, look):
     node.prolog(1, "[mig:1g.10gb:1]")
     look()
     write(node, "items=10 seconds=1\n")
@@ -198,8 +198,8 @@ def test_progress_is_told_as_it_comes_but_not_more_often_than_asked(node, look):
     ]  # fmt: skip
 
 
-def test_a_checkpoint_is_told_at_once(node, look):
-    """Who takes a slice back waits for it; other news have time."""
+def test_checkpoint_is_reported_at_once(node, look):
+    """A reclaim of the slice waits for the checkpoint; other reports are less urgent."""
     start = node.prolog(1, "[mig:1g.10gb:1]") and node.slices("held")[0].since
     write(node, "steps=10 restored=10\n")
     look()
@@ -209,12 +209,12 @@ def test_a_checkpoint_is_told_at_once(node, look):
     look(1.0)
     write(node, f"items=40 seconds=4 steps=40 checkpoint={start + 2}\n")
     look(1.0)
-    told = [(e.get("steps"), e.get("checkpoint"), e.get("restored")) for e in node.events("progress")]
-    assert told == [(10, None, 10), (20, start + 1, 10), (40, start + 2, 10)]
+    reported = [(e.get("steps"), e.get("checkpoint"), e.get("restored")) for e in node.events("progress")]
+    assert reported == [(10, None, 10), (20, start + 1, 10), (40, start + 2, 10)]
     assert {event.get("ckpt_s") for event in node.events("progress")} == {None, 0.5}
 
 
-def test_checkpoints_without_end_harm_only_who_reports_them(node, look):
+def test_frequent_checkpoint_reports_are_rate_limited(node, look):
     start = node.prolog(1, "[mig:1g.10gb:1]") and node.slices("held")[0].since
     for number in range(200):
         write(node, f"steps={number} checkpoint={start + number / 1000}\n")
@@ -226,7 +226,7 @@ def test_checkpoints_without_end_harm_only_who_reports_them(node, look):
     assert node.events("progress")[-1]["steps"] == 200
 
 
-def test_a_glance_is_for_those_that_wrote(node, look):
+def test_read_written_reads_only_the_runs_that_wrote(node, look):
     for job in (1, 2):
         node.prolog(job, "[mig:1g.10gb:1]")
         write(node, f"items={job} seconds=1\n", job)
@@ -243,7 +243,7 @@ def test_a_glance_is_for_those_that_wrote(node, look):
     assert not node.machine.calls()
 
 
-def test_a_file_that_grows_without_end_is_emptied_and_what_it_said_kept(node, look):
+def test_large_progress_file_is_emptied_and_its_report_kept(node, look):
     node.prolog(1, "[mig:1g.10gb:1]")
     write(node, "items=5 seconds=1\n" * 10000)
     assert path(node).stat().st_size > progress.MAX_BYTES
@@ -254,8 +254,8 @@ def test_a_file_that_grows_without_end_is_emptied_and_what_it_said_kept(node, lo
     assert len(node.events("progress")) == 1
 
 
-def test_nothing_is_told_of_a_run_that_is_being_released(node, look, monkeypatch):
-    """The Epilog begins between the look at the journal and the report: its own word must stay the last."""
+def test_watcher_reports_nothing_of_a_run_that_is_being_released(node, look, monkeypatch):
+    """The Epilog begins after the watcher has read the journal: the Epilog's report must remain the last."""
     node.prolog(1, "[mig:1g.10gb:1]")
     write(node, "items=5 seconds=1\n")
     read = progress.read
@@ -272,7 +272,7 @@ def test_nothing_is_told_of_a_run_that_is_being_released(node, look, monkeypatch
     assert [(event["items"], event["final"]) for event in node.events("progress")] == [(6, True)]
 
 
-def test_what_is_wrong_with_a_users_file_is_said_once(node, look, caplog):
+def test_problem_with_a_users_progress_file_is_logged_once(node, look, caplog):
     node.prolog(1, "[mig:1g.10gb:1]")
     with open(path(node), "rb") as file:
         tmpfs.set_append_only(file.fileno(), False)
@@ -282,7 +282,7 @@ def test_what_is_wrong_with_a_users_file_is_said_once(node, look, caplog):
     assert len([r for r in caplog.records if "is not the one created" in r.getMessage()]) == 1
 
 
-def test_the_agent_does_all_that(new_node):
+def test_agent_reports_progress_and_peak_memory(new_node):
     node = new_node(SampleEvery=0.05, ProgressEvery=0.05)
     with agent_process(node) as agent:
         assert run_hook(node, "prolog", 1, "[mig:2g.20gb:1]", uid=ALICE)[0] == 0
@@ -295,10 +295,10 @@ def test_the_agent_does_all_that(new_node):
         assert run_hook(node, "epilog", 1)[0] == 0
         agent.stop()
     assert [event["items"] for event in node.events("progress")][-1] == 9
-    assert stops(node)[1, 0] in (6000, None)  # None where this machine was too busy to look for half of the time
+    assert stops(node)[1, 0] in (6000, None)  # None if this machine was too busy to sample half of the time
 
 
-def test_the_kernel_tells_who_writes(tmp_path):
+def test_inotify_reports_which_runs_wrote(tmp_path):
     handle = os.open(tmp_path, os.O_RDONLY)
     notice = WriteWatch(handle)
     wake, woken = os.pipe()
@@ -311,12 +311,12 @@ def test_the_kernel_tells_who_writes(tmp_path):
         assert notice.written() == set()
         (tmp_path / "17.0").unlink()
         assert not notice.wait(0.0, wake)
-        with open(tmp_path / "1.0", "a") as one, open(tmp_path / "2.0", "a") as two:
+        with open(tmp_path / "1.0", "a") as first, open(tmp_path / "2.0", "a") as second:
             for _ in range(int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())):
-                for file in (one, two):  # in turns, or the kernel takes them together
+                for file in (first, second):  # alternately, or the kernel merges the events
                     file.write("x")
                     file.flush()
-        assert notice.written() is None  # more than it keeps
+        assert notice.written() is None  # more events than the kernel queues
         os.write(woken, b"x")
         assert not notice.wait(60.0, wake)
     finally:
@@ -325,11 +325,11 @@ def test_the_kernel_tells_who_writes(tmp_path):
             os.close(number)
 
 
-def test_the_agent_notices_a_checkpoint_long_before_its_next_look(new_node):
+def test_agent_notices_a_checkpoint_long_before_its_next_round(new_node):
     node = new_node(SampleEvery=600, ProgressEvery=600)
     with agent_process(node) as agent:
         assert run_hook(node, "prolog", 1, "[mig:2g.20gb:1]", uid=ALICE)[0] == 0
-        # the agent may not listen yet
+        # the agent may not be listening yet
         wait_until(lambda: write(node, "steps=1\n") or node.events("progress"), 60.0, "the first report")
         write(node, f"steps=2 checkpoint={time.time():.3f}\n")
         wait_until(lambda: len(node.events("progress")) > 1, 60.0, "the checkpoint")
@@ -338,7 +338,7 @@ def test_the_agent_notices_a_checkpoint_long_before_its_next_look(new_node):
 
 
 def looking(node, monkeypatch, work):
-    """What the watcher's thread did while `work` went on: names of calls."""
+    """Return the names of the methods that the watcher's thread called during `work`."""
     calls = []
     for name in ("run_round", "read_written"):
         before = getattr(Watcher, name)
@@ -349,12 +349,12 @@ def looking(node, monkeypatch, work):
     return calls
 
 
-def test_while_nobody_reports_nothing_is_done(new_node, monkeypatch):
+def test_watcher_does_nothing_while_no_job_reports(new_node, monkeypatch):
     node = new_node(SampleEvery=600)
     node.prolog(1, "[mig:1g.10gb:1]")
 
     def work(calls):
-        def quiet():  # not yet, where what was written last is still being read
+        def quiet():  # False while the last write is still being read
             calls.clear()
             path(node).read_text()
             time.sleep(2 * READ_EVERY_S)
@@ -365,7 +365,7 @@ def test_while_nobody_reports_nothing_is_done(new_node, monkeypatch):
     assert looking(node, monkeypatch, work) == []
 
 
-def test_without_help_of_the_kernel_it_looks_now_and_then(new_node, monkeypatch, caplog):
+def test_watcher_polls_when_inotify_is_unavailable(new_node, monkeypatch, caplog):
     def none(*_):
         raise OSError(24, "inotify_init1: Too many open files")
 
@@ -381,7 +381,7 @@ def test_without_help_of_the_kernel_it_looks_now_and_then(new_node, monkeypatch,
     assert "only every 0.05 s: " in caplog.text
 
 
-def test_an_unforeseen_error_does_not_end_it(new_node, monkeypatch, caplog):
+def test_unexpected_error_does_not_end_the_watcher(new_node, monkeypatch, caplog):
     def broken(*_):
         raise KeyError("flags")
 
@@ -397,7 +397,7 @@ def test_an_unforeseen_error_does_not_end_it(new_node, monkeypatch, caplog):
     assert "running jobs cannot be looked at: KeyError('flags')" in caplog.text
 
 
-def test_it_can_be_switched_off(new_node):
+def test_watcher_is_off_when_sample_every_is_zero(new_node):
     node = new_node(SampleEvery=0)
     assert Watcher(node.config, node.executor.gpus).thread(threading.Event(), -1) is None
 
@@ -405,7 +405,7 @@ def test_it_can_be_switched_off(new_node):
 # -- energy ------------------------------------------------------------------------------------------------------------
 
 
-def test_energy_is_told_of_whole_gpus_alone(new_node, monkeypatch):
+def test_energy_is_reported_only_for_whole_gpus(new_node, monkeypatch):
     node = new_node(gpus=("h100-80gb",) * 3)
     node.prolog(1, "[mig:7g.80gb:1]")
     node.prolog(2, "[mig:3g.40gb:1]")
@@ -418,12 +418,12 @@ def test_energy_is_told_of_whole_gpus_alone(new_node, monkeypatch):
     assert {run: peak.energy for run, peak in found.items()} == {(1, 0): (30.0, 10500.0), (2, 0): (), (3, 0): ()}
     for job in (1, 2, 3):
         node.epilog(job)
-    told = {event["job"]: event.get("energy_j") for event in node.events("stop")}
-    assert isinstance(told[1], int)
-    assert (told[2], told[3]) == (None, None)
+    energies = {event["job"]: event.get("energy_j") for event in node.events("stop")}
+    assert isinstance(energies[1], int)
+    assert (energies[2], energies[3]) == (None, None)
 
 
-def test_every_gpu_of_a_run_counts_and_none_of_the_run_before(new_node, monkeypatch):
+def test_energy_sums_all_gpus_of_a_run_and_excludes_earlier_runs(new_node, monkeypatch):
     node = new_node(gpus=("h100-80gb",) * 2)
     look = Look(node)
     monkeypatch.setattr(NvmlGpu, "energy_j", lambda gpu: (100.0 + 100.0 * gpu.index) * look.now)
@@ -435,7 +435,7 @@ def test_every_gpu_of_a_run_counts_and_none_of_the_run_before(new_node, monkeypa
         node.epilog(job)
 
 
-def test_a_count_that_begins_anew_is_passed_over(new_node, monkeypatch):
+def test_energy_counter_that_restarts_is_skipped(new_node, monkeypatch):
     node = new_node(gpus=("h100-80gb",))
     node.prolog(1, "[mig:7g.80gb:1]")
     look, counted = Look(node), iter([9000.0, 9500.0, 10.0, 310.0])
@@ -446,7 +446,7 @@ def test_a_count_that_begins_anew_is_passed_over(new_node, monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "asked"), [(NotMig, 1), (DriverMissing, 1), (DriverError, 3)])
-def test_a_gpu_that_cannot_tell_is_not_asked_again(new_node, monkeypatch, kind, asked):
+def test_gpu_without_an_energy_counter_is_not_asked_again(new_node, monkeypatch, kind, asked):
     def refuse(gpu):
         calls.append(gpu.uuid)
         raise kind(3, "its energy: no")
@@ -462,25 +462,25 @@ def test_a_gpu_that_cannot_tell_is_not_asked_again(new_node, monkeypatch, kind, 
     assert "energy_j" not in node.events("stop")[-1]
 
 
-def test_the_driver_counts_energy(new_node):
+def test_driver_energy_counter_does_not_decrease(new_node):
     node = new_node(gpus=("h100-80gb",))
     (gpu,) = node.executor.gpus.listed()
     before = gpu.energy_j()
     assert 0 < before <= gpu.energy_j()
 
 
-def test_energy_of_the_whole_run_is_by_mean_power():
+def test_energy_of_a_run_is_extrapolated_from_mean_power():
     peak = Peak(0.0, {}).with_energy(10.0, 3000.0).with_energy(10.0, 4000.0)
     assert peak.energy_j(40.0) == 14000.0
     assert peak.energy_j(41.0) is None
     assert Peak(90.0, {}).energy_j(1.0) is None
 
 
-# -- what slices do ----------------------------------------------------------------------------------------------------
+# -- activity of slices ------------------------------------------------------------------------------------------------
 
 
 def apart():
-    """Let time pass: NVML wants samples to be a tenth of a second apart."""
+    """Wait: NVML requires samples to be a tenth of a second apart."""
     time.sleep(LEAST_S + 0.02)
 
 
@@ -488,8 +488,8 @@ def activities(node):
     return {event["job"]: event.get("activity") for event in node.events("stop")}
 
 
-def test_what_a_slice_did_is_told_at_the_end(node, look):
-    """Each run has its own; what a slice did before it was held or beside it does not count."""
+def test_stop_event_has_the_activity_of_the_slice(node, look):
+    """Each run has its own figures; activity before the slice was held, or on other slices, does not count."""
     for job, profile in ((1, "1g.10gb"), (2, "3g.40gb")):
         node.prolog(job, f"[mig:{profile}:1]")
         memory(node, job, 1000, PID + job)
@@ -502,13 +502,13 @@ def test_what_a_slice_did_is_told_at_the_end(node, look):
     for job in (1, 2):
         node.epilog(job)
         node.machine.end_process(PID + job)
-    told = activities(node)
-    assert told[1]["seconds"] > 2 * LEAST_S
-    assert [told[1][name] for name in ("sm", "tensor", "dram")] == pytest.approx([0.8, 0.3, 0.6], abs=0.02)
-    assert [told[2][name] for name in ("sm", "tensor", "dram")] == pytest.approx([0.1, 0.0, 0.05], abs=0.02)
+    by_job = activities(node)
+    assert by_job[1]["seconds"] > 2 * LEAST_S
+    assert [by_job[1][name] for name in ("sm", "tensor", "dram")] == pytest.approx([0.8, 0.3, 0.6], abs=0.02)
+    assert [by_job[2][name] for name in ("sm", "tensor", "dram")] == pytest.approx([0.1, 0.0, 0.05], abs=0.02)
 
 
-def test_it_is_the_average_over_time_and_outlives_the_agent(node, look):
+def test_activity_is_a_time_average_and_survives_an_agent_restart(node, look):
     node.prolog(1, "[mig:1g.10gb:1]")
     memory(node, 1, 1000)
     (row,) = node.slices("held")
@@ -526,8 +526,8 @@ def test_it_is_the_average_over_time_and_outlives_the_agent(node, look):
     assert 0.1 < activities(node)[1]["sm"] < 0.6
 
 
-def test_a_warm_slice_starts_without_what_it_did_before(node, look):
-    """No look falls between two runs of one slice."""
+def test_activity_of_a_warm_slice_excludes_the_earlier_run(node, look):
+    """No round takes place between the two runs on one slice."""
     for job, sm in ((1, 100), (2, 0)):
         node.prolog(job, "[mig:1g.10gb:1]")
         (row,) = node.slices("held")
@@ -541,7 +541,7 @@ def test_a_warm_slice_starts_without_what_it_did_before(node, look):
     assert activities(node)[2]["sm"] == 0
 
 
-def test_a_look_while_a_run_is_being_ended_loses_nothing(node, look):
+def test_round_during_the_release_of_a_run_keeps_its_peak_memory(node, look):
     node.prolog(1, "[mig:1g.10gb:1]")
     memory(node, 1, 3000)
     look()
@@ -554,8 +554,8 @@ def test_a_look_while_a_run_is_being_ended_loses_nothing(node, look):
     assert stops(node) == {(1, 0): 3000}
 
 
-def test_a_gpu_that_cannot_tell_is_asked_once(new_node):
-    """Before Hopper there is no GPM; memory is sampled all the same."""
+def test_gpu_without_gpm_is_asked_only_once(new_node):
+    """Before Hopper there is no GPM; memory is sampled nevertheless."""
     node = new_node(gpus=["a100-80gb"])
     look = Look(node)
     node.prolog(1, "[mig:1g.10gb:1]")
