@@ -1,4 +1,4 @@
-"""Baseline schedulers on cases solved by hand, and against each other on made-up ones."""
+"""Baseline schedulers on cases solved by hand, and compared with each other on synthetic ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def jobs_of(*rows: tuple[str, float, float, int], **named: Any) -> list[Simulate
     return [SimulatedJob(n, name, at, work, gpus=gpus, **named) for n, (name, at, work, gpus) in enumerate(rows)]
 
 
-#: a runs on one of two GPUs; b needs both; c and d would fit beside a
+#: a runs on one of two GPUs; b needs both; c, d and e would each fit beside a
 BLOCKED = jobs_of(("a", 0, 10, 1), ("b", 1, 5, 2), ("c", 2, 7, 1), ("d", 3, 20, 1), ("e", 4, 1, 1))
 
 
@@ -53,26 +53,26 @@ def test_first_come_first_served_blocks_behind_a_large_job() -> None:
     assert [runs[name].started for name in "abcde"] == [0, 10, 15, 15, 22]
 
 
-def test_shortest_first_starts_whatever_fits() -> None:
+def test_shortest_job_first_starts_any_job_that_fits() -> None:
     runs = play(Sjf(), BLOCKED, 2)
     # at 9 only e fits; at 10 both GPUs are free and b is the shortest
     assert [runs[name].started for name in "abcde"] == [0, 10, 2, 15, 9]
 
 
-def test_backfilling_never_delays_the_head() -> None:
+def test_easy_backfill_does_not_delay_the_first_pending_job() -> None:
     runs = play(Easy(), BLOCKED, 2)
-    # c ends at 9 and e at 10, before b's turn; d would not
+    # c ends at 9 and e at 10, before the reservation of b; d would not
     assert [runs[name].started for name in "abcde"] == [0, 10, 2, 15, 9]
 
 
-def test_backfilling_uses_what_the_head_leaves() -> None:
+def test_easy_backfill_uses_gpus_that_the_reservation_does_not_need() -> None:
     rows = jobs_of(("a", 0, 10, 2), ("b", 1, 5, 3), ("c", 2, 100, 1), ("d", 3, 100, 1))
     runs = play(Easy(), rows, 4)
-    # b takes three of four at 10: one is to spare, for c but not for d too
+    # b takes three of four GPUs at 10: one is spare, enough for c but not for d as well
     assert (runs["b"].started, runs["c"].started, runs["d"].started) == (10, 2, 15)
 
 
-def test_a_claim_that_was_too_short_is_survived() -> None:
+def test_all_jobs_end_when_a_job_runs_longer_than_its_estimate() -> None:
     jobs = [
         SimulatedJob(0, "a", 0, 30, gpus=1, estimate=5),
         SimulatedJob(1, "b", 1, 5, gpus=2, estimate=5),
@@ -84,7 +84,7 @@ def test_a_claim_that_was_too_short_is_survived() -> None:
 
 
 @given(st.integers(0, 2**31))
-def test_backfilling_by_true_times_starts_no_head_later_than_its_reservation(seed: int) -> None:
+def test_easy_starts_jobs_by_their_reservation_if_estimates_are_exact(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = [
         (f"j{n}", float(rng.integers(0, 50)), float(rng.integers(1, 40)), int(rng.integers(1, 5))) for n in range(12)
@@ -114,10 +114,10 @@ def test_backfilling_by_true_times_starts_no_head_later_than_its_reservation(see
         assert run.started <= policy.promised.get(run.job.id, run.started) + 1e-9
 
 
-def test_sharing_takes_empty_gpus_first_and_never_a_third_job() -> None:
+def test_ffs_prefers_empty_gpus_and_puts_at_most_two_jobs_on_a_gpu() -> None:
     rows = jobs_of(("a", 0, 10, 1), ("b", 0, 10, 1), ("c", 1, 10, 1), ("d", 1, 4, 2), ("e", 1, 100, 1))
     runs = play(SjfFfs(), rows, 2, shared=1.5)
-    # d (the shortest) goes beside a and b; nobody else fits until it is done after 6 s
+    # d (the shortest) shares the GPUs of a and b; no other job fits until it ends after 6 s
     assert runs["d"].started == 1
     assert runs["d"].ended == 7
     assert runs["c"].started == 7
@@ -125,26 +125,26 @@ def test_sharing_takes_empty_gpus_first_and_never_a_third_job() -> None:
     assert runs["a"].ended == runs["b"].ended == 1 + 9 * 1.5
 
 
-def test_least_attained_service_preempts_whoever_had_more() -> None:
+def test_tiresias_preempts_the_job_with_more_attained_service() -> None:
     costs = JobCosts(restart_s=1, checkpoint_s=2)
     rows = jobs_of(("long", 0, 100, 1), ("short", 50, 10, 1), costs=costs)
     runs = play(Tiresias(limits=(20, 1000)), rows, 1)
-    # the long one has sunk at 20, so the short one takes its GPU once it has saved
+    # the long job dropped to a lower queue at 20, so the short one takes its GPU once its checkpoint is written
     assert (runs["short"].began, runs["short"].ended) == (52, 62)
     assert (runs["long"].preempted, runs["long"].ended) == (1, 62 + 1 + 50)
     rows = jobs_of(("first", 0, 15, 1), ("second", 5, 10, 1))
     runs = play(Tiresias(limits=(20, 1000)), rows, 1)
-    assert runs["second"].started == 15  # equals are not preempted
+    assert runs["second"].started == 15  # jobs of the same queue do not preempt each other
 
 
-def test_least_attained_service_frees_no_more_than_it_needs() -> None:
+def test_tiresias_preempts_no_more_jobs_than_needed() -> None:
     rows = jobs_of(("a", 0, 500, 1), ("b", 0, 500, 2), ("c", 0, 500, 1), ("new", 300, 10, 2))
     runs = play(Tiresias(limits=(100, 10000)), rows, 4)
     assert [runs[name].preempted for name in "abc"] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("make", [Fifo, Sjf, Easy, SjfFfs, Tiresias, Slices])
-def test_a_job_larger_than_the_cluster_waits_for_ever_and_harms_nobody(make: Any) -> None:
+def test_job_larger_than_the_cluster_never_starts_and_delays_no_other_job(make: Any) -> None:
     rows = jobs_of(("huge", 0, 10, 9), ("fine", 1, 10, 1))
     runs = play(make(), rows, 2)
     assert runs["huge"].ended is None
@@ -153,7 +153,7 @@ def test_a_job_larger_than_the_cluster_waits_for_ever_and_harms_nobody(make: Any
 
 @pytest.mark.parametrize("make", [Fifo, Sjf, Easy, SjfFfs, Tiresias])
 @given(seed=st.integers(0, 2**31))
-def test_every_job_that_fits_is_done_and_exclusive_ones_never_share(make: Any, seed: int) -> None:
+def test_every_job_that_fits_completes_and_exclusive_policies_never_share(make: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = [(f"j{n}", float(rng.uniform(0, 30)), float(rng.uniform(1, 20)), int(rng.integers(1, 5))) for n in range(10)]
     runs = play(make(), jobs_of(*rows), 4, per_node=2, shared=1.3)
@@ -163,14 +163,14 @@ def test_every_job_that_fits_is_done_and_exclusive_ones_never_share(make: Any, s
             assert run.ended == pytest.approx(run.started + run.job.work)
 
 
-def test_halves_keep_apart() -> None:
+def test_halves_run_training_and_inference_on_separate_nodes() -> None:
     jobs = [SimulatedJob(n, f"t{n}", 0, 10) for n in range(3)] + [SimulatedJob(9, "i", 5, 1, "infer")]
     runs = play(Halves(Fifo(range(1)), Fifo(range(1, 2))), jobs, 4, per_node=2)
     assert sorted(run.started for run in runs.values()) == [0, 0, 5, 10]
     assert runs["i"].started == 5
 
 
-def test_slices_are_made_where_they_fit_and_wait_where_not() -> None:
+def test_slice_is_created_where_it_fits_and_otherwise_the_job_waits() -> None:
     profile = Profile.parse("3g.40gb")
     cluster = SimulatedCluster.of(A100, 1)
     jobs = [SimulatedJob(n, f"j{n}", 0, 10, profile=profile) for n in range(3)]
@@ -179,10 +179,10 @@ def test_slices_are_made_where_they_fit_and_wait_where_not() -> None:
     started = [run.started for run in result.runs]
     assert started[:2] == [0, 0]
     assert started[2] == pytest.approx(10.2)
-    assert started[3] == pytest.approx(10.2)  # two 3g take all memory
+    assert started[3] == pytest.approx(10.2)  # two 3g slices take all the memory
 
 
-def test_a_blocked_head_blocks_only_where_asked() -> None:
+def test_first_pending_job_blocks_later_jobs_only_with_block_set() -> None:
     big, small = Profile.parse("4g.40gb"), Profile.parse("1g.10gb")
     jobs = [
         SimulatedJob(0, "a", 0, 10, profile=big),
@@ -194,7 +194,7 @@ def test_a_blocked_head_blocks_only_where_asked() -> None:
         assert result.runs[2].started == began
 
 
-def test_a_static_partition_gives_the_smallest_that_fits() -> None:
+def test_static_partition_gives_the_smallest_free_slice_that_fits() -> None:
     layout = Layout([Slot.of("4g.40gb", 0, 4), Slot.of("2g.20gb", 4, 2), Slot.of("1g.10gb", 6, 1)])
     jobs = [
         SimulatedJob(0, "small", 0, 10, profile=Profile.parse("1g.10gb")),
@@ -210,7 +210,7 @@ def test_a_static_partition_gives_the_smallest_that_fits() -> None:
     assert result.created == result.destroyed == 0
 
 
-def test_partitions_are_all_that_nothing_can_be_added_to() -> None:
+def test_partitions_are_all_maximal_layouts_without_duplicates() -> None:
     found = {tuple(str(profile) for profile in layout.profiles) for layout in partitions(A100)}
     assert ("7g.80gb",) in found
     assert ("3g.40gb", "3g.40gb") in found
@@ -219,7 +219,7 @@ def test_partitions_are_all_that_nothing_can_be_added_to() -> None:
     assert len(found) == len(list(partitions(A100)))
 
 
-def test_whole_gpus_come_from_the_fullest_node_that_has_enough() -> None:
+def test_whole_gpus_are_taken_from_the_fullest_node_with_enough_free_gpus() -> None:
     cluster = SimulatedCluster.of(whole("a30"), 12, per_node=4)
     part = cluster.part()
     runs = [SimulatedRun(SimulatedJob(n, f"j{n}", 0, 1)) for n in range(12)]
@@ -240,7 +240,7 @@ def test_whole_gpus_come_from_the_fullest_node_that_has_enough() -> None:
     assert [place.gpu for place in whole_gpus(cluster, 1, cluster.part(range(2, 3))) or []] == [8]
 
 
-def test_slices_fit_best_where_the_least_is_left() -> None:
+def test_best_fit_places_slices_on_the_gpu_with_the_least_free_space() -> None:
     cluster = SimulatedCluster.of(A100, 3)
     part = cluster.part()
     run = SimulatedRun(SimulatedJob(0, "x", 0, 1))
@@ -260,7 +260,7 @@ def test_slices_fit_best_where_the_least_is_left() -> None:
     assert slices(cluster, Profile.parse("1g.6gb"), 1, part) is None
 
 
-def test_every_registered_policy_plays() -> None:
+def test_every_registered_policy_completes_all_jobs() -> None:
     jobs = tuple(SimulatedJob(n, f"j{n}", n, 10, "infer" if n % 2 else "train") for n in range(8))
     setup = Setup(A100, 2, 2, jobs, Linear(SimulatedCluster.of(A100, 4, per_node=2)), until=1e6)
     for name in registry.POLICIES:
@@ -270,7 +270,7 @@ def test_every_registered_policy_plays() -> None:
         assert sum(run.ended is not None for run in result.runs) == 8, name
 
 
-def test_policies_that_cannot_be_made_say_why() -> None:
+def test_impossible_policy_parameters_raise_an_error_with_the_reason() -> None:
     static, halves = registry.find("static"), registry.find("halves")
     with pytest.raises(PlaceError, match=r"cannot be divided into 4g\.40gb, 4g\.40gb"):
         static.play(static.params(layout=("4g.40gb", "4g.40gb")), Setup(A100, 1, 1, (), Whole()))
@@ -278,8 +278,8 @@ def test_policies_that_cannot_be_made_say_why() -> None:
         halves.play(halves.params(), Setup(A100, 1, 4, (), Whole()))
 
 
-def test_the_best_static_partition_is_one_of_all() -> None:
-    """Searching the partitions finds at least what any of them does."""
+def test_best_and_worst_static_partitions_have_the_expected_makespan() -> None:
+    """Among the partitions, a search finds the one with the shortest makespan."""
     one, two = Profile.parse("1g.10gb"), Profile.parse("2g.20gb")
     jobs = [SimulatedJob(n, f"j{n}", 0, 10, profile=(one, two)[n % 2]) for n in range(6)]
     spans = {}
@@ -288,6 +288,6 @@ def test_the_best_static_partition_is_one_of_all() -> None:
         result = Simulation(cluster, jobs, Static(layout), Whole()).run()
         if all(run.ended is not None for run in result.runs):
             spans[layout.profiles] = result.end
-    # three of 1g and three of 2g take nine slices, so two rounds are needed; on a whole GPU six are
+    # three 1g and three 2g need nine slices, so two rounds are needed; on a whole GPU six are
     assert min(spans.values()) == spans[(one,) * 3 + (two,) * 2] == 20
     assert max(spans.values()) == spans[(Profile.parse("7g.80gb"),)] == 60

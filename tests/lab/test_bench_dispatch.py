@@ -1,4 +1,4 @@
-"""Dispatch as it ships, on a made-up table: what runs is migbatchd's decision, and what it is compared with."""
+"""Dispatch as shipped, on a synthetic table: migbatchd's own decision runs, and what it is compared with."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ ONE, TWO, THREE, FOUR, ALL = KINDS
 
 @pytest.fixture
 def data(tmp_path):
-    """Two models with a floor of time and items for each slice that take more."""
+    """Two models, each with a minimum latency and, above it, a time for each item that depends on the slice."""
     lines = ["gpu,model,profile,batch,procs,latency_s"]
     for name, floor, item in (("flat", 0.010, 0.002), ("steep", 0.001, 0.004)):
         for kind in KINDS:
@@ -39,7 +39,7 @@ def small(monkeypatch):
         monkeypatch.setattr(dispatch, name, value)
 
 
-def test_the_configuration_is_what_ships_but_for_what_a_site_learns(data):
+def test_configuration_is_the_shipped_one_except_for_the_learned_preference(data):
     default = replace(loads(render()), path="")
     config = dispatch.config_of(dispatch.draw(dispatch.table(data), 0.8, 0))
     assert config.supply.preference
@@ -51,21 +51,21 @@ def test_the_configuration_is_what_ships_but_for_what_a_site_learns(data):
     assert ways["without re-typing"].supply != SupplyConfig()
 
 
-def test_a_job_is_granted_the_smallest_slice_that_keeps_its_promise_as_the_filter_would(data):
+def test_job_is_granted_the_smallest_profile_that_meets_its_request(data):
     seconds = dispatch.table(data)
     jobs = dispatch.draw(seconds, 0.8, 3)
     table = MeasuredTable(seconds)
     for job in jobs:
         granted, weighed = table.candidates(parse(job.hints), "gpu")
-        assert granted == job.granted == min(each.profile for each in weighed if each.ok)
-        assert {each.profile for each in weighed if each.ok} == set(job.seconds)
+        assert granted == job.granted == min(candidate.profile for candidate in weighed if candidate.ok)
+        assert {candidate.profile for candidate in weighed if candidate.ok} == set(job.seconds)
         assert ALL in job.seconds
     assert {"slo=" in job.hints for job in jobs} == {True, False}
     assert table.candidates(parse("migbatch: model=nobody"), "gpu") is None
     assert len({job.granted for job in jobs}) > 2
 
 
-def test_static_slices_serve_in_order_and_only_where_promises_are_kept():
+def test_static_layout_serves_jobs_in_order_or_none_if_a_job_has_no_valid_slice():
     jobs = [Auto(0.0, {ONE: 100.0, ALL: 20.0}, ""), Auto(1.0, {ALL: 20.0}, ""), Auto(2.0, {ONE: 100.0, ALL: 20.0}, "")]
     assert dispatch.static(jobs, {ALL: 1}) == [20.0, 39.0, 58.0]
     assert dispatch.static(jobs, {ONE: 1, ALL: 1}) == [100.0, 20.0, 39.0]
@@ -73,18 +73,18 @@ def test_static_slices_serve_in_order_and_only_where_promises_are_kept():
     found = dispatch.cuts()
     assert found["best equal slices"]["1g.10gb"] == {ONE: 14}
     assert {THREE: 1, FOUR: 1, ALL: 1} in found["best static cut"].values()
-    assert all(any(n for n in each.values()) for each in found["best static cut"].values())
+    assert all(any(n for n in counts.values()) for counts in found["best static cut"].values())
 
 
-def test_migbatchd_serves_jobs_on_the_slices_that_they_were_granted(data):
+def test_migbatchd_runs_jobs_on_their_granted_profiles(data):
     seconds = dispatch.table(data)
     jobs = [replace(job, at=10_000.0 * n) for n, job in enumerate(dispatch.draw(seconds, 0.8, 3)[:6])]
     ends = dispatch.shipped(jobs, dispatch.config_of(jobs), seconds)
     for job, end in zip(jobs, ends, strict=True):
-        assert 0 <= end - job.seconds[job.granted] < 15  # nothing else runs, so what it waits for is a cycle and a plan
+        assert 0 <= end - job.seconds[job.granted] < 15  # nothing else runs: it waits only for a cycle and a plan
 
 
-def test_the_experiment_repeats_itself_and_says_what_decides(data):
+def test_measurement_is_deterministic_and_names_the_deciding_function(data):
     result = dispatch.measure(data, 2)
     assert result == dispatch.measure(data, 2)
     (found,) = result["results"]
@@ -104,7 +104,7 @@ def test_the_experiment_repeats_itself_and_says_what_decides(data):
     )
 
 
-def test_the_command_prints_one_object_or_tables(data, tmp_path, monkeypatch):
+def test_command_prints_one_json_object_or_tables(data, tmp_path, monkeypatch):
     measured_once(monkeypatch, dispatch)
     words = ["dispatch", "--data", str(data), "--seeds", "2"]
     done = CliRunner().invoke(bench, [*words, "--json", "--plot", str(tmp_path / "plots")])
@@ -117,7 +117,7 @@ def test_the_command_prints_one_object_or_tables(data, tmp_path, monkeypatch):
     assert "best static cut: " in done.stdout
 
 
-def test_a_table_without_all_slices_is_refused_with_what_is_missing(tmp_path):
+def test_table_without_all_profiles_is_refused_and_the_error_names_them(tmp_path):
     lines = ["gpu,model,profile,batch,procs,latency_s"]
     lines += [f"a100-80gb,m,{kind.name},{batch},1,0.1" for kind in KINDS[:3] for batch in (1, 8)]
     (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")

@@ -1,4 +1,4 @@
-"""Fragmentation as it ships, on made-up jobs: what runs is migbatchd's decision, and what a measurement holds."""
+"""Fragmentation as shipped, on synthetic jobs: migbatchd's own decision runs; contents of a measurement."""
 
 import json
 import statistics
@@ -33,7 +33,7 @@ def waits(served):
     return [None if job is None else job.wait_s for job in served]
 
 
-def test_the_configuration_is_what_ships_but_for_what_a_site_learns():
+def test_configuration_is_the_shipped_one_except_for_the_learned_preference():
     config = fragmentation.config_of([PodKind(THREE, 600.0, True), PodKind(FOUR, 600.0, True)])
     default = replace(loads(render()), path="")
     assert {THREE.name, FOUR.name} == set(config.supply.preference)
@@ -45,7 +45,7 @@ def test_the_configuration_is_what_ships_but_for_what_a_site_learns():
     assert len(shipped.provenance(shipped.DECIDES, config)["configuration"]) == 16
 
 
-def test_jobs_wait_for_room_in_their_order_or_go_away():
+def test_jobs_wait_in_order_for_space_or_are_rejected_without_a_queue():
     kinds = (
         PodKind(ALL, 100.0, True),
         PodKind(ALL, 100.0, True),
@@ -61,7 +61,7 @@ def test_jobs_wait_for_room_in_their_order_or_go_away():
     assert waits(fragmentation.at_once(found, Pool(A100, 2).place, queued=False)) == [0.0, 0.0, None, None]
 
 
-def test_migbatchd_serves_the_same_jobs_with_its_delays():
+def test_migbatchd_starts_jobs_that_fit_soon_and_queues_or_rejects_others():
     kinds = (
         PodKind(ALL, 1000.0, True),
         PodKind(ALL, 1000.0, True),
@@ -78,7 +78,7 @@ def test_migbatchd_serves_the_same_jobs_with_its_delays():
     assert third is None
 
 
-def test_a_training_makes_way_for_a_whole_gpu_and_an_inference_does_not():
+def test_training_job_is_moved_to_free_a_whole_gpu_and_inference_is_not():
     for served, shortest, longest in ((False, 0.0, 60.0), (True, 1000.0, 4000.0)):
         kinds = (
             PodKind(FOUR, 400.0, True),
@@ -93,7 +93,7 @@ def test_a_training_makes_way_for_a_whole_gpu_and_an_inference_does_not():
         assert jobs[1].jct_s < 3000 + 100, "a restart and a checkpoint"
 
 
-def test_the_experiment_repeats_itself_and_tells_both_populations(openb):
+def test_measurement_is_deterministic_and_has_both_populations(openb):
     result = fragmentation.measure(openb, seeds=2)
     assert result == fragmentation.measure(openb, seeds=2)
     assert result["populations"]["parts of a GPU"]["mix"] == {"3g.40gb": 0.5, "4g.40gb": 0.5}
@@ -115,7 +115,7 @@ def test_the_experiment_repeats_itself_and_tells_both_populations(openb):
     assert bar["value"] == pytest.approx(rows["planner"]["wait_s"] / least, abs=1e-5)
 
 
-def test_arrivals_offer_the_load_that_is_said():
+def test_drawn_arrivals_have_the_requested_load():
     kinds = [PodKind(THREE, 600.0, True)]
     drawn = fragmentation.draw(kinds, 0.5, 1)
     offered = sum(kind.profile.compute * kind.seconds for kind in drawn.kinds)
@@ -124,7 +124,7 @@ def test_arrivals_offer_the_load_that_is_said():
     assert statistics.fmean(kind.seconds for kind in drawn.kinds) == 600
 
 
-def test_the_command_prints_one_object_or_tables(openb, tmp_path, monkeypatch):
+def test_command_prints_one_json_object_or_tables(openb, tmp_path, monkeypatch):
     measured_once(monkeypatch, fragmentation)
     words = ["fragmentation", "--data", str(openb), "--seeds", "2"]
     done = CliRunner().invoke(bench, [*words, "--json", "--plot", str(tmp_path / "plots")])
@@ -136,7 +136,7 @@ def test_the_command_prints_one_object_or_tables(openb, tmp_path, monkeypatch):
     assert "slurm_migbatch.decide.core.decide, configuration" in done.stdout
 
 
-def test_a_folder_without_the_trace_is_told(tmp_path):
+def test_folder_without_the_trace_is_reported(tmp_path):
     with pytest.raises(NotMeasurable, match="openb_pod_list_default"):
         fragmentation.measure(tmp_path)
     done = CliRunner().invoke(bench, ["fragmentation", "--data", str(tmp_path)])

@@ -1,4 +1,4 @@
-"""The study of DeepBoot on synthetic traces, what its policy keeps whatever it is asked, and inputs of lending."""
+"""The study of DeepBoot on synthetic traces, the invariants of its policy, and the inputs of lending."""
 
 import functools
 import json
@@ -33,7 +33,7 @@ def data(tmp_path):
     return write_pollux(tmp_path)
 
 
-def test_every_way_is_measured_and_repeats_itself(data):
+def test_every_variant_is_measured_and_the_result_is_deterministic(data):
     measure = functools.partial(deepboot.measure, data, seeds=2, loads=[TINY])
     result = measure()
     assert result == measure()
@@ -42,17 +42,17 @@ def test_every_way_is_measured_and_repeats_itself(data):
     assert found["ways"]["half"]["jct_ratio"][0] == 1.0
     assert found["ways"]["half"]["reclaimed"] == 0
     assert found["ways"]["ours"]["jct_s"] < found["ways"]["half"]["jct_s"]
-    assert result["bars"] == [] and "decides" not in result  # what is no more than a study has no bar
+    assert result["bars"] == [] and "decides" not in result  # a study has no bars
     json.dumps(result)
 
 
-def test_the_noise_is_what_made_the_iterations(data):
+def test_noise_scale_is_recovered_from_the_iteration_counts(data):
     model = deepboot.goodputs(data / "sched" / "traces")["cifar10"]
     assert model.noise == pytest.approx(4000, rel=0.05)
     assert (model.first_batch, model.largest_batch) == (128, 2048)
 
 
-def test_requests_follow_the_day_and_the_count(data):
+def test_requests_follow_the_daily_pattern_and_the_requested_count(data):
     _, shape = lending.request_shape(data)
     load = Load("many", 6000, 4, 5.0)
     jobs, levels = deepboot.inference(load, shape, 3)
@@ -63,7 +63,7 @@ def test_requests_follow_the_day_and_the_count(data):
     assert day > 1.5 * sum(job.arrival >= 9.5 * 3600 for job in jobs)
 
 
-def test_what_is_missing_is_named(tmp_path, data):
+def test_missing_data_sets_are_named_in_the_error(tmp_path, data):
     empty = tmp_path / "empty"
     empty.mkdir()
     for experiment in (lending, deepboot):
@@ -76,14 +76,14 @@ def test_what_is_missing_is_named(tmp_path, data):
         deepboot.measure(data)
 
 
-def test_the_command_says_what_is_missing(tmp_path):
+def test_command_names_the_missing_data_set(tmp_path):
     answer = CliRunner().invoke(cli, ["bench", "lending", "--data", str(tmp_path)])
     assert answer.exit_code != 0
     assert "no Pollux data" in str(answer.exception)
 
 
 class Watched(WholeGpuLending):
-    """Checks after every decision what must always hold."""
+    """Checks the invariants after every decision."""
 
     def decide(self, sim):
         super().decide(sim)
@@ -107,7 +107,7 @@ class Watched(WholeGpuLending):
     training=st.lists(st.tuples(st.floats(0, 3000), st.floats(10, 5000), st.integers(1, 8)), min_size=1, max_size=8),
     requests=st.lists(st.tuples(st.floats(0, 4000), st.floats(1, 200), st.integers(0, 2)), max_size=25),
 )
-def test_lending_keeps_to_capacity_and_limits_for_any_cluster(nodes, name, training, requests):
+def test_lending_respects_capacity_and_limits_on_any_cluster(nodes, name, training, requests):
     half = nodes * 2
     jobs = [
         SimulatedJob(n, f"t{n}", at, work, least=1, most=most, app="cifar10", costs=JobCosts(24, 24, 3))

@@ -1,4 +1,4 @@
-"""Lending of slices as an experiment: MISO's jobs and speeds as they are read, and what a measurement holds."""
+"""The experiment on lending of slices: reading of MISO's jobs and speeds, and the contents of a measurement."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ def data(tmp_path):
     return write_miso(tmp_path)
 
 
-def test_what_miso_left(data):
+def test_miso_jobs_and_speeds_are_read(data):
     found = lendslices.miso(data)
     assert found.jobs == (("resnet50", 64, 300.0), ("bert-base", 8, 900.0))
     job = SimulatedJob(1, "bert", 0.0, 900.0, app="bert-base", batch=8)
@@ -47,7 +47,7 @@ def test_what_miso_left(data):
         ("exp_100.json", '{"0": "soon"}', "exp_100.json: job 0 must have seconds, not soon"),
     ],
 )
-def test_a_file_of_miso_that_cannot_be_read_is_named(data, name, text, said):
+def test_invalid_miso_file_is_named_in_the_error(data, name, text, said):
     next(data.rglob(name)).write_text(text)
     with pytest.raises(NotMeasurable, match=said):
         lendslices.miso(data)
@@ -59,7 +59,7 @@ def moments():
     return lendslices.Moments([[float(n * 30) for n in range(160)], [float(n * 500) for n in range(20)]], shape)
 
 
-def test_every_way_is_measured_and_repeats_itself(data, moments):
+def test_every_variant_is_measured_and_the_result_is_deterministic(data, moments):
     found = lendslices.miso(data)
     (result,) = lendruns.measure(found, moments, 2, [TINY], window_s=600.0)
     assert [result] == lendruns.measure(found, moments, 2, [TINY], window_s=600.0, processes=2)
@@ -76,7 +76,7 @@ def test_every_way_is_measured_and_repeats_itself(data, moments):
     assert len(lendruns.bars({**result, "load": "slices, large"})) == 6
 
 
-def test_no_schedule_is_faster_than_the_bound(data):
+def test_jct_bound_is_not_above_the_best_schedule_and_is_close_to_it(data):
     found = lendslices.miso(data)
     full = geometry(lendslices.GPU).full.profile
     jobs = [SimulatedJob(n, f"train{n}", 0.0, 600.0, app="bert-base", batch=8, profile=full) for n in range(4)]
@@ -91,8 +91,8 @@ def test_no_schedule_is_faster_than_the_bound(data):
     assert lendbound.least_jct_s(jobs, requests, found, 4) > at_once + 60.0, "inference has one of four GPUs"
 
 
-def test_whole_servers_come_back_for_inference_as_a_whole(data, moments):
-    """Eight 7g jobs of training have all of the lent nodes; one request brings one node back."""
+def test_one_request_reclaims_all_loans_of_one_server(data, moments):
+    """Eight 7g training jobs hold all the lent nodes; one request reclaims one node."""
     found = lendslices.miso(data)
     full = geometry(lendslices.GPU).full.profile
     trainings = [
@@ -106,7 +106,7 @@ def test_whole_servers_come_back_for_inference_as_a_whole(data, moments):
     assert figures["delay_max_s"] < 60.0
 
 
-def test_what_is_measured_is_what_ships():
+def test_measured_configuration_is_the_shipped_one_with_lending_enabled():
     shipped, decides = loads(render()), lendruns.config()
     assert decides.lending == replace(shipped.lending, enabled=True, partitions=("train",), training_only=("train",))
     assert text_of(replace(decides, lending=shipped.lending)) == text_of(shipped)
@@ -115,8 +115,8 @@ def test_what_is_measured_is_what_ships():
     assert len(lendruns.settings()["configuration"]) == 16
 
 
-def test_windows_of_ten_seeds_see_the_whole_day(data, moments):
-    """What comes before the window is history, and nothing of the window is."""
+def test_windows_of_ten_seeds_cover_the_whole_day(data, moments):
+    """Requests before the window are history; requests in the window are not."""
     found, load = lendslices.miso(data), Load("many", 3000, 7, 60.0, apart=True)
     for seed in (0, 4, 9, 10):
         case = lendruns.PlayedLoad.of(load, moments, found, seed, 3600.0)
@@ -128,7 +128,7 @@ def test_windows_of_ten_seeds_see_the_whole_day(data, moments):
         assert all(0 <= job.arrival < 3600.0 for job in (*case.inference, *case.training))
 
 
-def test_whole_gpus_are_slices_of_the_full_profile(data):
+def test_whole_gpu_load_uses_only_the_full_profile(data):
     shape = np.cumsum(np.ones(100))
     jobs, uses = lendslices.inference(Load("whole", 300, 7, 60.0, whole=True), lendslices.Moments([], shape), 2)
     assert {str(job.profile) for job in jobs} == {"7g.80gb"} == {name for name, _, _ in uses}
@@ -136,7 +136,7 @@ def test_whole_gpus_are_slices_of_the_full_profile(data):
     assert {str(job.profile) for job in jobs} == {"7g.80gb"}
 
 
-def test_history_and_run_are_one_stream():
+def test_history_precedes_the_requests_of_the_same_stream():
     shape = np.cumsum(np.ones(100))
     for apart in (False, True):
         jobs, uses = lendslices.inference(Load("many", 3000, 7, 60.0, apart=apart), lendslices.Moments([], shape), 2)
@@ -146,7 +146,7 @@ def test_history_and_run_are_one_stream():
         assert min(since for _, since, _ in uses) < DAY_S
 
 
-def test_a_virtual_cluster_of_a_site_has_few_jobs_at_once():
+def test_each_virtual_cluster_has_at_most_the_site_limit_of_jobs_at_once():
     floods = [SimulatedJob(n, f"job{n}", 60.0 * (n // 40), 3600.0, gpus=1, user=f"vc{n % 2}") for n in range(4000)]
     site = [*floods, SimulatedJob(4000, "last", 60 * DAY_S, 3600.0, gpus=1, user="vc1")]
     moments = lendslices.Moments(
@@ -158,7 +158,7 @@ def test_a_virtual_cluster_of_a_site_has_few_jobs_at_once():
     assert found == sorted(found)
 
 
-def test_a_sites_jobs_are_drawn_from_its_trace(tmp_path):
+def test_jobs_of_a_site_are_drawn_from_its_trace(tmp_path):
     begin = datetime(2017, 10, 1)
     rows = [f"{begin + timedelta(hours=n)},{(30, 1800, 20_000)[n % 3]},{1 + n % 2},0,a" for n in range(24 * 60)]
     text = "\n".join(["timestamp,duration,num_gpus,gpu_time,cluster", *rows])

@@ -1,4 +1,4 @@
-"""Pipelines as they ship, on a made-up table: jobs are what the filter leaves, and migbatchd's decision runs them."""
+"""Pipelines as shipped, on a synthetic table: jobs are as the filter leaves them, and migbatchd's decision runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLICES = kinds_of(geometry("a100-80gb"))
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Models whose items take time on each slice beside a floor, which is long for what makes text."""
+    """Models with a time for each item that depends on the slice, and a fixed time, which is long for bert-large."""
     lines = ["gpu,model,profile,batch,procs,latency_s"]
     for model, batch, _ in (part for kind in KINDS.values() for part in kind):
         floor = 0.05 if model == "bert-large" else 0.002
@@ -41,16 +41,18 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pipelines, name, value)
 
 
-def test_every_job_is_granted_what_its_own_limit_needs_and_ours_name_their_pipeline(data: Path) -> None:
+def test_variants_request_the_same_gres_and_only_ours_names_the_pipeline(data: Path) -> None:
     seconds = table(data)
     drawn = pipelines.draw(seconds, 0.5, 3)
-    assert len({one.slack for one in drawn}) == 12 and all(len(one.parts) in (3, 4) for one in drawn)
+    assert len({pipeline.slack for pipeline in drawn}) == 12 and all(
+        len(pipeline.parts) in (3, 4) for pipeline in drawn
+    )
     right = pipelines.exact(seconds)
-    for one in drawn:
+    for pipeline in drawn:
         for way in (EQUAL, PROPORTIONAL):
-            limits = pipelines.limits(way, one, right)
-            assert sum(limits[:3]) <= one.deadline_s and min(limits) >= 1
-        assert set(pipelines.limits(ALONE, one, right)) == {float(one.deadline_s)}
+            limits = pipelines.limits(way, pipeline, right)
+            assert sum(limits[:3]) <= pipeline.deadline_s and min(limits) >= 1
+        assert set(pipelines.limits(ALONE, pipeline, right)) == {float(pipeline.deadline_s)}
     ours, alone = (pipelines.workload(way, drawn, right) for way in (OURS, ALONE))
     assert [job.gres for job in ours] == [job.gres for job in alone]
     names = [parse(job.fields["comment"].split(" [")[0]).pipeline for job in ours]
@@ -59,14 +61,14 @@ def test_every_job_is_granted_what_its_own_limit_needs_and_ours_name_their_pipel
     assert not any("pipeline" in job.fields["comment"] or job.begin_s for job in alone)
 
 
-def test_predictions_are_wrong_by_bounded_factors_both_ways(data: Path) -> None:
+def test_prediction_errors_are_bounded_and_go_both_ways(data: Path) -> None:
     factors = pipelines.wrong(table(data), 1)
     assert all(0.5 <= factor <= 2 for factor in factors.values())
     assert min(factors.values()) < 1 < max(factors.values())
     assert pipelines.wrong(table(data), 1) == factors != pipelines.wrong(table(data), 2)
 
 
-def test_the_experiment_says_what_decides_and_what_bounds_it(data: Path) -> None:
+def test_measurement_names_the_deciding_function_and_includes_an_oracle(data: Path) -> None:
     result = pipelines.measure(data, 2)
     assert [row["scenario"] for row in result["results"]] == [
         "load 0.5",
@@ -81,11 +83,11 @@ def test_the_experiment_says_what_decides_and_what_bounds_it(data: Path) -> None
     right = result["results"][0]["ways"]
     assert right[OURS]["kept"] > right[ALONE]["kept"]
     assert len(result["bars"]) == 3
-    told = HEADLINES["pipelines"](result)
-    assert told.beaten is None and "of its slice-seconds" in told.ours
+    headline = HEADLINES["pipelines"](result)
+    assert headline.beaten is None and "of its slice-seconds" in headline.ours
 
 
-def test_the_command_prints_one_object_or_tables(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_prints_one_json_object_or_tables(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured_once(monkeypatch, pipelines)
     words = ["pipelines", "--data", str(data), "--seeds", "2"]
     done = CliRunner().invoke(bench, [*words, "--json"])
@@ -96,7 +98,7 @@ def test_the_command_prints_one_object_or_tables(data: Path, monkeypatch: pytest
     assert "slurm_migbatch.decide.core.decide, configuration" in done.stdout and "oracle" in done.stdout
 
 
-def test_a_table_without_the_models_is_refused_with_what_is_missing(data: Path) -> None:
+def test_table_without_all_models_is_refused_and_the_error_names_them(data: Path) -> None:
     lines = (data / "table.csv").read_text().splitlines()
     (data / "table.csv").write_text("\n".join(line for line in lines if "vgg19" not in line) + "\n")
     with pytest.raises(NotMeasurable, match="lacks measurements of vgg19 at 32"):

@@ -1,4 +1,4 @@
-"""Sharing as it ships, on a made-up trace: the rules are migbatchd's, what is drawn, and what a measurement holds."""
+"""Sharing as shipped, on a synthetic trace: migbatchd's rules, the drawn jobs, and the contents of a measurement."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ def write(path, lines):
 
 @pytest.fixture
 def data(tmp_path):
-    """Sixty jobs of two models as Muri has them, and three pairs as Gavel has them."""
+    """Sixty jobs of two models in the format of Muri, and three pairs in the format of Gavel."""
     rows = ["job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,iteration_time"]
     rows += [
         f"{n},{1 + n % 4},{n * 9000},{100 + 97 * (n % 7)},{'ab'[n % 2]},16,{90000 + 1000 * n},1000" for n in range(60)
@@ -43,7 +43,7 @@ def data(tmp_path):
     return tmp_path
 
 
-def test_the_rules_are_those_that_migbatchd_makes_of_what_ships():
+def test_rules_are_those_of_migbatchd_with_the_shipped_configuration():
     shipped = replace(loads(render()), path="")
     assert sharing.config() == replace(shipped, lending=replace(shipped.lending, share=True))
     assert not shipped.lending.share
@@ -55,7 +55,7 @@ def test_the_rules_are_those_that_migbatchd_makes_of_what_ships():
     assert provenance(DECIDES, other)["configuration"] != sharing.settings()["configuration"]
 
 
-def test_jobs_have_one_slice_the_load_that_is_said_and_claims_that_may_be_wrong(data):
+def test_drawn_jobs_have_one_slice_the_requested_load_and_claims_with_errors(data):
     found = sharing.source(data)
     right = sharing.draw(found, Cell(2.0, 1.3, 0.0), np.random.Generator(np.random.PCG64(3)))
     wrong = sharing.draw(found, Cell(2.0, 1.3, 1.0), np.random.Generator(np.random.PCG64(3)))
@@ -69,14 +69,14 @@ def test_jobs_have_one_slice_the_load_that_is_said_and_claims_that_may_be_wrong(
     assert all(job.gpus == 1 and job.profile == sharing.PROFILE for job in right)
 
 
-def test_the_order_of_the_queue_is_slurms_or_the_shortest_claim_first():
+def test_queue_order_is_by_arrival_or_by_shortest_claim():
     jobs = [SimulatedJob(0, "long", 0.0, 500.0), SimulatedJob(1, "short", 1.0, 100.0, estimate=900.0)]
     assert sorted(jobs, key=by_arrival) == jobs
     assert sorted(jobs, key=by_claim) == jobs
     assert sorted([jobs[0], replace(jobs[1], estimate=None)], key=by_claim)[0].name == "short"
 
 
-def test_a_short_job_shares_with_a_long_one_and_not_with_one_of_its_own_length(monkeypatch):
+def test_short_job_shares_with_a_longer_one_and_equal_jobs_do_not_share(monkeypatch):
     monkeypatch.setattr(sharing, "GPUS", 1)
     xi = {("m", "m"): 1.5}
 
@@ -94,7 +94,7 @@ def test_a_short_job_shares_with_a_long_one_and_not_with_one_of_its_own_length(m
     assert joined([1000.0] * 3, "FFS")["joined"] == 0
 
 
-def test_the_pair_test_stands_beside_what_ships_without_the_look_over_the_queue():
+def test_pair_test_variant_has_the_shipped_rules_without_queue_lookahead():
     shipped = sharing.policy("pairs, measured", by_claim, {("a", "a"): 1.2})
     test = sharing.policy(sharing.PAIR_TEST, by_claim, {("a", "a"): 1.2})
     assert isinstance(shipped, LivePairs) and isinstance(test, LivePairs)
@@ -120,7 +120,7 @@ def few(monkeypatch):
 
 
 @pytest.mark.usefixtures("few")
-def test_every_way_is_measured_and_repeats_itself(data):
+def test_every_variant_is_measured_and_the_result_is_deterministic(data):
     result = sharing.measure(data, 2, CELLS)
     assert result == sharing.measure(data, 2, CELLS, processes=2)
     assert result["decides"] == "slurm_migbatch.decide.lending.pairs.pairs"
@@ -136,11 +136,11 @@ def test_every_way_is_measured_and_repeats_itself(data):
     )
     for bar in over:
         key = bar["name"].split(", mean")[0]
-        assert bar["value"] == max(cell["over"][key][0] for cell in result["cells"])  # means, not ends of intervals
+        assert bar["value"] == max(cell["over"][key][0] for cell in result["cells"])  # means, not bounds of intervals
 
 
 @pytest.mark.usefixtures("few")
-def test_the_command_prints_one_object_or_tables(data, tmp_path, monkeypatch):
+def test_command_prints_one_json_object_or_tables(data, tmp_path, monkeypatch):
     monkeypatch.setattr(sharing, "all_cells", lambda: CELLS)
     measured_once(monkeypatch, sharing)
     words = ["sharing", "--data", str(data), "--seeds", "2"]
@@ -154,13 +154,13 @@ def test_the_command_prints_one_object_or_tables(data, tmp_path, monkeypatch):
     assert "FIFO, pairs over FFS" in done.stdout
 
 
-def test_missing_data_is_named(tmp_path):
+def test_missing_data_file_is_named_in_the_error(tmp_path):
     with pytest.raises(NotMeasurable, match=r"cluster_trace\.csv"):
         sharing.measure(tmp_path)
 
 
-def test_a_bad_pair_is_learned_of_and_ended(monkeypatch):
-    """Two long jobs that slow each other down 40 times: without a table they are tried once, with one never."""
+def test_pair_with_a_large_slowdown_is_learned_and_separated(monkeypatch):
+    """Two long jobs slow each other down by a factor of 40: without a table they share once, with a table never."""
     monkeypatch.setattr(sharing, "GPUS", 1)
     xi = {("m", "m"): 40.0}
     jobs = [

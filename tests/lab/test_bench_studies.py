@@ -1,4 +1,4 @@
-"""`bench all`: what it runs, which of it is a study, and that an experiment with bars says what decides."""
+"""`bench all`: what it runs, which experiments are studies, and that one with bars names the deciding function."""
 
 from pathlib import Path
 
@@ -19,26 +19,26 @@ def answer(words):
     """What a command line would have printed."""
     if words[1] == "study":
         return {"bars": [], "notes": []}
-    told = {"decides": "decide.core.decide", "configuration": "0123"}
-    return {"bars": [ROW], "notes": [], "results": [told, {"load": 1, **told}]}
+    decider = {"decides": "decide.core.decide", "configuration": "0123"}
+    return {"bars": [ROW], "notes": [], "results": [decider, {"load": 1, **decider}]}
 
 
-def test_every_command_exists_and_every_study_is_one():
+def test_every_experiment_has_a_command_in_its_group():
     names = set(command.bench.commands)
     studies = set(study.commands)
-    assert {each.name for each in EXPERIMENTS if each.study} == studies
-    assert {each.name for each in EXPERIMENTS if each.group == "bench"} <= names
-    assert {each.name for each in EXPERIMENTS if each.group == "eval"} <= set(eval_.commands)
-    assert set(SHOWN) == {each.name for each in EXPERIMENTS} and len(SHOWN) == len(EXPERIMENTS)
+    assert {experiment.name for experiment in EXPERIMENTS if experiment.study} == studies
+    assert {experiment.name for experiment in EXPERIMENTS if experiment.group == "bench"} <= names
+    assert {experiment.name for experiment in EXPERIMENTS if experiment.group == "eval"} <= set(eval_.commands)
+    assert set(SHOWN) == {experiment.name for experiment in EXPERIMENTS} and len(SHOWN) == len(EXPERIMENTS)
     assert PLOTS.keys() <= set(SHOWN)
-    for each in EXPERIMENTS:
+    for experiment in EXPERIMENTS:
         groups = {"bench": command.bench, "bench study": study, "eval": eval_}
-        wanted = {param.opts[0] for param in groups[each.group].commands[each.name].params}
-        words = each.options(Path("/data"), None, quick=False)
+        wanted = {param.opts[0] for param in groups[experiment.group].commands[experiment.name].params}
+        words = experiment.options(Path("/data"), None, quick=False)
         assert {word for word in words if word.startswith("--")} <= wanted
 
 
-def test_a_study_is_run_as_one_and_has_no_bars(tmp_path):
+def test_study_runs_as_a_study_command_and_has_no_bars(tmp_path):
     chosen = (Experiment("dispatch", seeds="--seeds"), Experiment("dstack", "bench study", "--mixes"))
     ran = []
 
@@ -54,7 +54,7 @@ def test_a_study_is_run_as_one_and_has_no_bars(tmp_path):
     assert result["bars"] == [{"experiment": "dispatch", **ROW}]
 
 
-def test_studies_run_where_they_are_asked_for(tmp_path):
+def test_studies_run_only_if_requested(tmp_path):
     chosen = (Experiment("services", "eval"), Experiment("placement", "bench study", "--seeds"))
     rows = [
         every.measure(tmp_path, studies=wish, experiments=chosen, run=answer)["experiments"] for wish in (False, True)
@@ -62,7 +62,7 @@ def test_studies_run_where_they_are_asked_for(tmp_path):
     assert [[row["name"] for row in found] for found in rows] == [["services"], ["services", "placement"]]
 
 
-def test_the_table_tells_bars_from_studies_and_what_decides(tmp_path, monkeypatch):
+def test_table_marks_studies_and_names_the_deciding_function(tmp_path, monkeypatch):
     chosen = (Experiment("dispatch", seeds="--seeds"), Experiment("instances", "bench study"))
     monkeypatch.setattr(every, "child", answer)
     found = every.measure(tmp_path, studies=True, experiments=chosen, run=answer, together=1)
@@ -75,9 +75,9 @@ def test_the_table_tells_bars_from_studies_and_what_decides(tmp_path, monkeypatc
     assert "instances (study): " in done.stdout
 
 
-def test_deciders_are_found_wherever_a_result_has_them():
-    told = {"decides": "f", "configuration": "1"}
-    assert deciders({"a": [{"b": told}, told], "c": {**told, "configuration": "2"}}) == [
+def test_deciders_are_found_at_any_depth_of_a_result():
+    decider = {"decides": "f", "configuration": "1"}
+    assert deciders({"a": [{"b": decider}, decider], "c": {**decider, "configuration": "2"}}) == [
         "f, configuration 1",
         "f, configuration 2",
     ]
@@ -85,7 +85,7 @@ def test_deciders_are_found_wherever_a_result_has_them():
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_draws_are_as_asked_for(quick):
-    one = Experiment("sharing", seeds="--seeds", default=20)
-    assert one.draws(None, quick) == (2 if quick else 20)
-    assert one.draws(7, quick) == 7
+def test_number_of_draws_is_the_requested_one_or_the_default(quick):
+    experiment = Experiment("sharing", seeds="--seeds", default=20)
+    assert experiment.draws(None, quick) == (2 if quick else 20)
+    assert experiment.draws(7, quick) == 7

@@ -1,4 +1,4 @@
-"""What wrong predictions cost, on made-up data: what migbatchd is told differs, what jobs take does not."""
+"""The cost of wrong predictions, on synthetic data: migbatchd's inputs differ, the jobs' real run times do not."""
 
 import json
 
@@ -41,8 +41,8 @@ def case(uses=(), training=(), begin_s=0.0):
     return PlayedLoad(training, [], uses, begin_s)
 
 
-def test_a_record_may_lag_or_lead():
-    """What lags beyond the end is left out, what is cut off there goes on until then; to lead is to lag by the rest."""
+def test_recorded_uses_can_be_shifted_later_or_earlier():
+    """Uses shifted beyond the end are left out, those across it end there; earlier is later by the rest of a day."""
     uses = [("1g.10gb", 100.0, 200.0), ("1g.10gb", DAYS_S - 7200.0, DAYS_S - 3600.0), ("2g.20gb", DAYS_S - 60.0, None)]
     later = lendwrong.Wrong(later_s=3600.0).told(case(uses), None, 0).uses
     assert later == [("1g.10gb", 3700.0, 3800.0), ("1g.10gb", DAYS_S - 3600.0, DAYS_S)]
@@ -53,14 +53,14 @@ def test_a_record_may_lag_or_lead():
 
 
 @pytest.mark.parametrize("height, small, large", [(0.5, 2, 5), (1.0, 4, 10), (2.0, 8, 20)])
-def test_a_record_may_have_more_or_less_of_each_profile(height, small, large):
+def test_recorded_uses_can_be_scaled_for_each_profile(height, small, large):
     uses = [("3g.40gb", float(n), n + 0.5) for n in range(4)] + [("1g.10gb", float(n), n + 0.5) for n in range(10)]
-    told = lendwrong.Wrong(height=height).told(case(uses), None, 0).uses
-    assert [sum(use[0] == name for use in told) for name in ("3g.40gb", "1g.10gb")] == [small, large]
-    assert set(told) <= set(uses)
+    recorded = lendwrong.Wrong(height=height).told(case(uses), None, 0).uses
+    assert [sum(use[0] == name for use in recorded) for name in ("3g.40gb", "1g.10gb")] == [small, large]
+    assert set(recorded) <= set(uses)
 
 
-def test_speeds_that_are_said_are_wrong_by_as_much_as_named(data):
+def test_predicted_speeds_are_wrong_by_the_given_factor(data):
     found = lendslices.miso(data)
     hints = LoanHints(model="resnet50", batch=64)
     right = lendruns.KnownSpeeds(found).training_speeds(hints, "train")
@@ -68,17 +68,17 @@ def test_speeds_that_are_said_are_wrong_by_as_much_as_named(data):
     own = lendwrong.Wrong(cells=2.0)
     factors = {}
     for seed in range(8):
-        told = own.predictions(found, seed).training_speeds(hints, "train")
-        assert told == own.predictions(found, seed).training_speeds(hints, "train")
-        factors |= {(seed, profile): told[profile] / right[profile] for profile in right}
+        predicted = own.predictions(found, seed).training_speeds(hints, "train")
+        assert predicted == own.predictions(found, seed).training_speeds(hints, "train")
+        factors |= {(seed, profile): predicted[profile] / right[profile] for profile in right}
     assert len(set(factors.values())) == len(factors)
     assert 0.5 <= min(factors.values()) < 0.7 and 1.4 < max(factors.values()) <= 2.0
     full = geometry(lendslices.GPU).full.profile
-    told = lendwrong.Wrong(slices=0.5).predictions(found, 0).training_speeds(hints, "train")
-    assert {p: told[p] / right[p] for p in right} == {p: 1.0 if p == full else 0.5 for p in right}
+    predicted = lendwrong.Wrong(slices=0.5).predictions(found, 0).training_speeds(hints, "train")
+    assert {p: predicted[p] / right[p] for p in right} == {p: 1.0 if p == full else 0.5 for p in right}
 
 
-def test_time_limits_are_at_least_what_the_smallest_slice_takes(data):
+def test_time_limits_are_at_least_the_run_time_on_the_smallest_slice(data):
     found = lendslices.miso(data)
     jobs = lendslices.training(found, [float(n) for n in range(40)], 0)
     limits = lendwrong.Wrong(limits=(1.0, 8.0)).told(case(training=jobs), found, 0).limits
@@ -88,7 +88,7 @@ def test_time_limits_are_at_least_what_the_smallest_slice_takes(data):
     assert lendwrong.Wrong().told(case(training=jobs), found, 0).limits == {}
 
 
-def test_restarts_take_another_time_on_both_sides(data):
+def test_wrong_restart_times_apply_to_the_input_and_to_the_truth(data):
     jobs = lendslices.training(lendslices.miso(data), [0.0], 0)
     wrong = lendwrong.Wrong(restarts=2.0, checkpoints=0.5)
     for played in (wrong.told(case(training=jobs), None, 0), wrong.truth(case(training=jobs))):
@@ -97,7 +97,7 @@ def test_restarts_take_another_time_on_both_sides(data):
         assert job.costs.cold_start_s == lendslices.TRAIN.cold_start_s
 
 
-def test_a_training_that_its_limit_ends_is_not_taken_for_done(data):
+def test_training_job_that_times_out_is_not_counted_as_completed(data):
     found = lendslices.miso(data)
     job = SimulatedJob(1, "train1", 0.0, 900.0, app="bert-base", batch=8, costs=lendslices.TRAIN)
     played = PlayedLoad([job], [SimulatedJob(9, "infer", 0.0, 5.0, "infer", profile=THREE)], [], limits={1: 300})
@@ -105,7 +105,7 @@ def test_a_training_that_its_limit_ends_is_not_taken_for_done(data):
         lendruns.play(played, found, lendruns.WAYS["ours"])
 
 
-def test_every_row_of_lending_is_beside_the_half_with_its_restarts(data):
+def test_every_lending_row_is_compared_with_the_half_variant(data):
     result = lendwrong.measure(data, 2, [TINY], window_s=600.0)
     assert result == lendwrong.measure(data, 2, [TINY], window_s=600.0, processes=2)
     (found,) = result["results"]
@@ -118,12 +118,12 @@ def test_every_row_of_lending_is_beside_the_half_with_its_restarts(data):
     assert result["decides"] == "slurm_migbatch.decide.core.decide"
 
 
-def test_lending_without_misos_jobs_is_told(tmp_path):
+def test_lending_without_miso_data_is_reported(tmp_path):
     with pytest.raises(NotMeasurable, match="no MISO data"):
         lendwrong.measure(write_pollux(tmp_path), 1)
 
 
-def test_limits_and_learned_run_times_of_fragmentation(monkeypatch):
+def test_fragmentation_rows_set_time_limits_and_learned_run_times(monkeypatch):
     found = Draw(tuple(map(float, range(300))), tuple(KINDS[n % 3] for n in range(300)))
     rows = fragwrong.ROWS
     assert rows["limits x2 (right)"].limits_of(found, 3) == fragmentation.usual_limits(found)
@@ -145,7 +145,7 @@ def test_limits_and_learned_run_times_of_fragmentation(monkeypatch):
     assert 0.5 <= min(factors) < 1.0 < max(factors) <= 2.0
 
 
-def test_rows_of_fragmentation_are_beside_first_fit(small, openb, monkeypatch):
+def test_every_fragmentation_row_is_compared_with_first_fit(small, openb, monkeypatch):
     some = ("limits x2 (right)", "no limits", "nothing moved, limits x2 (right)", "nothing moved, no limits")
     monkeypatch.setattr(fragwrong, "ROWS", {row: fragwrong.ROWS[row] for row in some})
     result = fragwrong.measure(openb, 2)
@@ -162,7 +162,7 @@ def test_rows_of_fragmentation_are_beside_first_fit(small, openb, monkeypatch):
         assert bar["value"] == pytest.approx(worst)
 
 
-def test_the_commands_print_one_object_or_tables(small, openb, tmp_path, monkeypatch):
+def test_commands_print_one_json_object_or_tables(small, openb, tmp_path, monkeypatch):
     few = ("limits x8", "nothing moved, limits x8")
     monkeypatch.setattr(fragwrong, "ROWS", {row: fragwrong.ROWS[row] for row in few})
     measured_once(monkeypatch, fragwrong)

@@ -10,7 +10,7 @@ from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.traces.files import below, first_below
 
 
-def test_files_are_found_in_directories_that_are_links(tmp_path: Path) -> None:
+def test_files_are_found_in_symlinked_directories(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "workloads").mkdir(parents=True)
     data = tmp_path / "data [1]"

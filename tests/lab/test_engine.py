@@ -26,7 +26,7 @@ ONE = [Place(0, Slot.of("1g.10gb", start, 1)) for start in range(7)]
 
 
 class Script(Quiet):
-    """Does what it is told at the moments that it is told."""
+    """Performs each given action at its given time."""
 
     def __init__(self, *acts: tuple[float, Callable[[Simulation, dict[int, SimulatedRun]], None]]) -> None:
         self.acts = acts
@@ -79,7 +79,7 @@ def test_two_jobs_on_one_gpu_run_one_after_the_other() -> None:
     ]  # fmt: skip
 
 
-def test_making_a_slice_is_charged_to_the_job_that_waits_for_it() -> None:
+def test_creating_a_gpu_instance_delays_the_job_that_needs_it() -> None:
     result, (run,) = play([SimulatedJob(1, "a", 0, 10)], (0, lambda sim, runs: sim.start(runs[1], [FULL])))
     assert (run.began, run.ended, run.paused) == (0.24, 10.24, pytest.approx(0.24))
     assert (result.created, result.destroyed) == (1, 0)
@@ -87,7 +87,7 @@ def test_making_a_slice_is_charged_to_the_job_that_waits_for_it() -> None:
     assert result.busy == pytest.approx(10 * 7)
 
 
-def test_a_warm_instance_costs_nothing_and_one_in_the_way_is_destroyed() -> None:
+def test_warm_start_costs_nothing_and_an_instance_in_the_way_is_destroyed() -> None:
     result, (first, second, third) = play(
         [SimulatedJob(1, "a", 0, 10, gpus=1), SimulatedJob(2, "b", 0, 10), SimulatedJob(3, "c", 0, 10)],
         (0, lambda sim, runs: sim.start(runs[1], [FULL])),
@@ -100,12 +100,12 @@ def test_a_warm_instance_costs_nothing_and_one_in_the_way_is_destroyed() -> None
     assert (result.created, result.destroyed) == (2, 1)
 
 
-def test_a_seventh_of_the_gpu_takes_seven_times_as_long() -> None:
+def test_job_on_one_of_seven_slices_takes_seven_times_as_long() -> None:
     _, (run,) = play([SimulatedJob(1, "a", 0, 10)], (0, lambda sim, runs: sim.start(runs[1], [ONE[0]])))
     assert run.ended == pytest.approx(0.16 + 70)
 
 
-def test_a_job_that_has_to_go_keeps_the_next_one_waiting_until_it_has_saved() -> None:
+def test_next_job_waits_until_the_preempted_one_has_written_its_checkpoint() -> None:
     costs = JobCosts(cold_start_s=1, restart_s=5, checkpoint_s=4)
 
     def swap(sim: Simulation, runs: dict[int, SimulatedRun]) -> None:
@@ -125,12 +125,12 @@ def test_a_job_that_has_to_go_keeps_the_next_one_waiting_until_it_has_saved() ->
     assert served.began == 50 + 4 + 2
     assert served.ended == 66
     assert trained.began == 1
-    # 49 s done before, the rest after the restart; nothing is lost
+    # 49 s of work before the preemption, the rest after the restart; nothing is lost
     assert trained.ended == 70 + 5 + 51
     assert (trained.preempted, trained.starts, trained.lost) == (1, 2, 0)
 
 
-def test_the_same_job_cannot_start_elsewhere_before_it_has_saved() -> None:
+def test_preempted_job_restarts_elsewhere_only_after_its_checkpoint() -> None:
     def swap(sim: Simulation, runs: dict[int, SimulatedRun]) -> None:
         sim.preempt(runs[1])
         sim.start(runs[1], [sim.cluster.gpus[1].whole])
@@ -145,7 +145,7 @@ def test_the_same_job_cannot_start_elsewhere_before_it_has_saved() -> None:
 
 
 @pytest.mark.parametrize(("every", "lost"), [(math.inf, 50), (20, 10), (60, 50), (25, 0)])
-def test_stopping_without_saving_loses_the_work_since_the_last_checkpoint(every: float, lost: float) -> None:
+def test_preemption_without_saving_loses_work_since_the_last_checkpoint(every: float, lost: float) -> None:
     costs = JobCosts(checkpoint_s=4, checkpoint_every_s=every)
     _, (run,) = play(
         [SimulatedJob(1, "t", 0, 100, costs=costs)],
@@ -157,7 +157,7 @@ def test_stopping_without_saving_loses_the_work_since_the_last_checkpoint(every:
     assert run.ended == 100 + lost
 
 
-def test_only_the_work_since_it_last_saved_is_lost() -> None:
+def test_work_saved_at_an_earlier_preemption_is_not_lost() -> None:
     costs = JobCosts(checkpoint_s=0, checkpoint_every_s=math.inf)
 
     def again(save: bool) -> Callable[[Simulation, dict[int, SimulatedRun]], None]:
@@ -178,7 +178,7 @@ def test_only_the_work_since_it_last_saved_is_lost() -> None:
     assert run.ended == 120
 
 
-def test_two_in_one_slice_slow_each_other_down_while_both_are_there() -> None:
+def test_two_jobs_in_one_slice_slow_each_other_down_while_both_run() -> None:
     _, (long, short) = play(
         [SimulatedJob(1, "a", 0, 100), SimulatedJob(2, "b", 10, 20)],
         (0, lambda sim, runs: sim.start(runs[1], [FULL])),
@@ -190,7 +190,7 @@ def test_two_in_one_slice_slow_each_other_down_while_both_are_there() -> None:
     assert long.ended == 100 + 25 - 25 / 1.25
 
 
-def test_a_gang_is_as_slow_as_its_slowest_part() -> None:
+def test_multi_gpu_job_runs_at_the_speed_of_its_slowest_gpu() -> None:
     cluster = SimulatedCluster.of(whole("a100-80gb"), 2)
     _, (gang, single) = play(
         [SimulatedJob(1, "g", 0, 100, gpus=2), SimulatedJob(2, "b", 0, 40)],
@@ -203,7 +203,7 @@ def test_a_gang_is_as_slow_as_its_slowest_part() -> None:
     assert gang.ended == 80 + 60
 
 
-def test_splitting_a_gpu_moves_the_one_and_starts_the_other() -> None:
+def test_splitting_a_gpu_moves_one_job_and_starts_another() -> None:
     costs = JobCosts(checkpoint_s=3, restart_s=7)
 
     def split(sim: Simulation, runs: dict[int, SimulatedRun]) -> None:
@@ -221,7 +221,7 @@ def test_splitting_a_gpu_moves_the_one_and_starts_the_other() -> None:
     assert (result.created, result.destroyed, first.moves) == (3, 1, 1)
 
 
-def test_an_elastic_job_keeps_what_is_in_both_and_pays_what_it_is_told() -> None:
+def test_resized_elastic_job_keeps_common_places_and_pauses_as_given() -> None:
     cluster = SimulatedCluster.of(whole("a100-80gb"), 4)
 
     def grow(sim: Simulation, runs: dict[int, SimulatedRun]) -> None:
@@ -244,7 +244,7 @@ def test_an_elastic_job_keeps_what_is_in_both_and_pays_what_it_is_told() -> None
     assert run.service == (10 + 11 * 0 + 1 + (100 - 10 - 32)) * 7 + 10 * 28
 
 
-def test_neighbours_cost_a_few_per_cent_of_what_they_hold() -> None:
+def test_neighbour_on_the_same_gpu_slows_a_job_by_its_sensitivity() -> None:
     class Known(Neighbours):
         def draw(self, count: int, rng: Any) -> list[float]:
             return [0.07] * count
@@ -255,12 +255,12 @@ def test_neighbours_cost_a_few_per_cent_of_what_they_hold() -> None:
         (0, lambda sim, runs: sim.start(runs[2], [HALF], pause=-0.20)),
         neighbours=Known(),
     )
-    # each holds half of the memory: all of what is beside the other one
+    # each holds half of the memory, which is all the memory that the other one does not hold
     assert first.ended == pytest.approx(7 * 1.07)
     assert second.ended == pytest.approx(7 * 1.07 + (300 - 7 * 3 / 7) * 7 / 3)
 
 
-def test_what_happens_at_one_instant_is_told_in_order_and_decided_once() -> None:
+def test_events_at_the_same_time_reach_the_policy_in_a_fixed_order() -> None:
     jobs = [SimulatedJob(1, "a", 0, 10), SimulatedJob(2, "b", 10, 1)]
     script = Script((0, lambda sim, runs: sim.start(runs[1], [FULL])), (10, lambda sim, runs: None))
     cluster = SimulatedCluster.of(whole("a100-80gb"), 1)
@@ -270,7 +270,7 @@ def test_what_happens_at_one_instant_is_told_in_order_and_decided_once() -> None
     ]  # fmt: skip
 
 
-def test_a_horizon_ends_it_and_books_what_was_held_until_then() -> None:
+def test_simulation_stops_at_its_horizon_and_counts_slices_held_so_far() -> None:
     result, (run,) = play(
         [SimulatedJob(1, "a", 0, 100)],
         (0, lambda sim, runs: sim.start(runs[1], [FULL])),
@@ -282,7 +282,7 @@ def test_a_horizon_ends_it_and_books_what_was_held_until_then() -> None:
     assert (result.end, result.held) == (40, 40 * 7)
 
 
-def test_faults_of_a_policy_are_errors_that_name_job_and_gpu() -> None:
+def test_invalid_policy_actions_raise_errors_that_name_job_and_gpu() -> None:
     one = [SimulatedJob(1, "a", 0, 10)]
     two = [SimulatedJob(1, "a", 0, 10), SimulatedJob(2, "b", 0, 10)]
 
@@ -312,7 +312,7 @@ def test_faults_of_a_policy_are_errors_that_name_job_and_gpu() -> None:
         play(one, (0, start(FULL)), speeds=Nowhere(SimulatedCluster.of(A100, 1)))
 
 
-def test_a_policy_that_wakes_itself_at_once_for_ever_is_stopped() -> None:
+def test_policy_that_sets_timers_without_advancing_time_is_stopped() -> None:
     def again(sim: Simulation, runs: dict[int, SimulatedRun]) -> None:
         sim.wake(sim.now, again)
 
@@ -320,7 +320,7 @@ def test_a_policy_that_wakes_itself_at_once_for_ever_is_stopped() -> None:
         play([SimulatedJob(1, "a", 0, 10)], (0, again))
 
 
-def test_ids_must_differ_and_jobs_must_make_sense() -> None:
+def test_duplicate_job_ids_and_invalid_jobs_are_refused() -> None:
     with pytest.raises(SimulationError, match="same id"):
         play([SimulatedJob(1, "a", 0, 10), SimulatedJob(1, "b", 0, 10)])
     for wrong, said in (
@@ -334,7 +334,7 @@ def test_ids_must_differ_and_jobs_must_make_sense() -> None:
             SimulatedJob(1, "x", **wrong)  # type: ignore[arg-type]
 
 
-def test_a_gpu_is_laid_out_at_no_cost_before_it_begins() -> None:
+def test_layout_configured_before_the_start_costs_no_time() -> None:
     class Static(Script):
         def begin(self, sim: Simulation) -> None:
             super().begin(sim)

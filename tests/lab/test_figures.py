@@ -31,7 +31,7 @@ from slurm_migbatch.mig.profile import Profile
 
 @pytest.fixture(scope="module")
 def result() -> SimulationResult:
-    """Three jobs one after the other on one GPU, then one that is never done."""
+    """Three jobs, one after the other, on one GPU, then one that never ends."""
     jobs = [
         SimulatedJob(0, "a", 0, 10, user="ann", slo_s=10),
         SimulatedJob(1, "b", 0, 20, user="bob", slo_s=25),
@@ -41,7 +41,7 @@ def result() -> SimulationResult:
     return Simulation(SimulatedCluster.of(whole("a30"), 1), jobs, Fifo(), Whole(), log=True).run()
 
 
-def test_figures_are_those_of_the_case(result: SimulationResult) -> None:
+def test_summary_matches_figures_worked_out_by_hand(result: SimulationResult) -> None:
     figures = summarise(result)
     assert figures["makespan_s"] == 50
     assert figures["held"] == pytest.approx(37 / 50)
@@ -51,7 +51,7 @@ def test_figures_are_those_of_the_case(result: SimulationResult) -> None:
     assert (every["jobs"], every["done"]) == (4, 3)
     assert every["jct_s"] == {"mean": (10 + 30 + 7) / 3, "p50": 10, "p95": 30, "p99": 30, "max": 30}
     assert every["queue_s"]["mean"] == pytest.approx(10 / 3)
-    # b is late and c was up too late; of d, which has time until 1050, nothing can be said
+    # b ends late and c starts late; d has time until 1050, so it is not counted
     assert every["slo"] == {"jobs": 3, "broken": 2, "share": pytest.approx(2 / 3)}
     assert figures["infer"]["delay_s"]["mean"] == 2
     assert figures["train"]["jobs"] == 3
@@ -60,7 +60,7 @@ def test_figures_are_those_of_the_case(result: SimulationResult) -> None:
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=20))
-def test_jain_is_one_for_equals_and_one_over_n_for_one(values: list[float]) -> None:
+def test_jain_index_is_one_if_equal_and_one_over_n_if_one_value_has_all(values: list[float]) -> None:
     found = jain(values)
     assert found is not None
     assert 1 / len(values) - 1e-9 <= found <= 1 + 1e-9
@@ -69,7 +69,7 @@ def test_jain_is_one_for_equals_and_one_over_n_for_one(values: list[float]) -> N
     assert jain([]) is None
 
 
-def test_fairness_is_said_of_two_users_and_more() -> None:
+def test_fairness_is_reported_only_for_two_or_more_users() -> None:
     result, _ = _preempted()
     assert summarise(result)["all"]["jain"] is None
     alone = [SimulatedJob(0, "a", 0, 10, user="ann"), SimulatedJob(1, "b", 0, 20, user="ann")]
@@ -77,7 +77,7 @@ def test_fairness_is_said_of_two_users_and_more() -> None:
     assert summarise(done)["all"]["jain"] is None
 
 
-def test_values_of_0_are_told_and_not_drawn_on_a_logarithmic_axis() -> None:
+def test_zeros_are_noted_and_not_drawn_on_a_logarithmic_axis() -> None:
     svg = plots.cdf({"wait": [0.0, 0.0, 0.0, 5.0]}, "waits")
     assert "wait (75% are 0)" in _texts(svg)
     (line,) = _groups(svg, "line-")
@@ -92,7 +92,7 @@ def test_a_short_logarithmic_axis_has_numbers_at_its_ticks() -> None:
     assert not [text for text in texts if "$" in text]
 
 
-def test_a_timeline_says_which_profile_has_which_colour() -> None:
+def test_timeline_has_a_legend_of_profiles() -> None:
     result, cluster = _preempted()
     stays = spans(result.events, result.end)
     texts = _texts(plots.timeline(stays, cluster, "layouts"))
@@ -109,7 +109,7 @@ def test_figures_of_seeds_become_means_with_intervals() -> None:
     assert over_seeds([{"a": 1}])["a"] == {"mean": 1, "low": None, "high": None}
 
 
-def test_spans_are_the_stays_on_places(result: SimulationResult) -> None:
+def test_spans_are_the_periods_of_jobs_on_their_places(result: SimulationResult) -> None:
     found = spans(result.events, result.end)
     assert [(span.name, span.begin, span.end, span.paused) for span in found] == [
         ("a", 0, 10, 0), ("b", 10, 30, 0), ("c", 40, 47, 2),
@@ -123,7 +123,7 @@ def _preempted() -> tuple[SimulationResult, SimulatedCluster]:
     return result, cluster
 
 
-def test_levels_add_up_to_what_the_engine_booked() -> None:
+def test_levels_add_up_to_the_totals_of_the_engine() -> None:
     result, _ = _preempted()
     found = levels(result.events, result.begin, result.end, result.slices, parts=37)
     assert sum(found.held) / 37 == pytest.approx(result.held / result.slices / (result.end - result.begin))
@@ -147,7 +147,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def _groups(svg: str, prefix: str) -> list[ElementTree.Element]:
-    """The groups of a drawing whose id begins so."""
+    """The groups of a drawing whose id begins with `prefix`."""
     return [group for group in ElementTree.fromstring(svg).iter(f"{SVG}g") if group.get("id", "").startswith(prefix)]
 
 
@@ -166,7 +166,7 @@ def _texts(svg: str) -> set[str]:
     return {"".join(text.itertext()) for text in ElementTree.fromstring(svg).iter(f"{SVG}text")}
 
 
-def test_plots_are_documents_with_finite_points() -> None:
+def test_plots_are_valid_svg_with_finite_coordinates() -> None:
     result, _ = _preempted()
     times = [run.ended - run.job.arrival for run in result.runs if run.ended is not None]
     series = {"ours <&>": times, "none": [], "zero": [0.0]}
@@ -181,7 +181,7 @@ def test_plots_are_documents_with_finite_points() -> None:
     assert plots.cdf({}, "nothing") == ""
 
 
-def test_a_timeline_names_each_stay_where_the_pointer_stands_on_it() -> None:
+def test_timeline_has_a_tooltip_for_each_span() -> None:
     result, cluster = _preempted()
     stays = [span for span in spans(result.events, result.end) if span.place.gpu == 0]
     svg = plots.timeline(spans(result.events, result.end), cluster, "layouts", gpus=1)
@@ -195,7 +195,7 @@ def test_a_timeline_names_each_stay_where_the_pointer_stands_on_it() -> None:
     assert plots.timeline([], cluster, "nothing") == ""
 
 
-def test_bars_are_as_long_as_their_values_and_show_their_intervals() -> None:
+def test_bar_lengths_are_proportional_to_values_and_intervals_are_drawn() -> None:
     groups = {
         "load <1>": [plots.PlottedBar("ours", 2.0, 1.0, 3.0), plots.PlottedBar("others & all", 4.0)],
         "load 2": [],
@@ -208,7 +208,7 @@ def test_bars_are_as_long_as_their_values_and_show_their_intervals() -> None:
     assert plots.bars({}, "nothing", "x") == plots.bars({"a": []}, "nothing", "x") == ""
 
 
-def test_curves_and_linear_distributions_begin_at_nought() -> None:
+def test_curves_and_linear_distributions_are_drawn_with_their_labels() -> None:
     svg = plots.curves({"a": [(0.0, 0.0), (2.0, 4.0)], "b": []}, "t", "load")
     (line,) = _groups(svg, "line-")
     (left, low), (right, high) = _corners(line)
@@ -219,7 +219,7 @@ def test_curves_and_linear_distributions_begin_at_nought() -> None:
     assert "of the ideal" in _texts(plots.cdf({"a": [0.5, 1.0]}, "t", "of the ideal", linear=True))
 
 
-def test_layouts_show_every_slice_at_its_place() -> None:
+def test_layout_plot_draws_every_slice_with_a_width_by_its_size() -> None:
     a100 = geometry("a100-80gb")
     layout = plan_free(a100, EMPTY, [Profile.parse(name) for name in ("4g.40gb", "2g.20gb", "1g.10gb")])
     svg = plots.layouts([("GPU <0>", layout), ("empty", EMPTY)], a100, "cuts")
@@ -231,7 +231,7 @@ def test_layouts_show_every_slice_at_its_place() -> None:
     assert plots.layouts([], a100, "none") == ""
 
 
-def test_the_page_escapes_all_but_our_own_plots() -> None:
+def test_page_escapes_all_text_but_not_the_svg_plots() -> None:
     text = page("<t>", "a & b", ("x", "y"), [("<r>", "1")], ["<svg>ok</svg>", ""], "[p]\nname = '<'", ["<n>"])
     assert "<svg>ok</svg>" in text
     for raw in ("<t>", "<r>", "<n>", "a & b"):

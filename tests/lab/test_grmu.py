@@ -34,7 +34,7 @@ def test_each_basket_keeps_to_its_quota() -> None:
     assert Grmu(A100, 1, 1).place(ONE) is None
 
 
-def test_slices_of_a_gpu_move_for_one_that_fits_nowhere_as_they_lie() -> None:
+def test_slices_are_defragmented_for_a_profile_that_fits_on_no_gpu() -> None:
     grmu = Grmu(A100, 1, 0)
     give_back = placed(grmu, *(ONE for _ in range(7)))
     for number in (0, 2, 3, 4, 6):
@@ -44,7 +44,7 @@ def test_slices_of_a_gpu_move_for_one_that_fits_nowhere_as_they_lie() -> None:
     assert Counter(layout.profiles) == Counter([ONE, ONE, THREE, TWO])
 
 
-def test_two_gpus_are_put_on_one_for_a_whole_one() -> None:
+def test_two_gpus_are_consolidated_to_free_a_whole_gpu() -> None:
     grmu = Grmu(A100, 2, 1)
     placed(grmu, THREE)
     grmu.quota = 0
@@ -59,7 +59,9 @@ PROFILES = st.sampled_from([info.profile for info in A100.profiles if not info.p
 
 
 @given(st.integers(1, 4), st.integers(0, 4), st.lists(st.tuples(PROFILES, st.integers(0, 30)), max_size=40))
-def test_what_runs_is_where_it_may_be(count: int, quota: int, jobs: list[tuple[Profile, int]]) -> None:
+def test_layouts_stay_valid_and_within_quota_for_any_jobs(
+    count: int, quota: int, jobs: list[tuple[Profile, int]]
+) -> None:
     grmu = Grmu(A100, count, min(quota, count))
     running: list[tuple[int, Profile, Callable[[], None]]] = []
     for now, (profile, length) in enumerate(jobs):

@@ -1,4 +1,4 @@
-"""Whoever is scored was not learned from, and no profiled point is scored."""
+"""A scored model is not part of the training data, and no profiled point is scored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.small_laboratory import MODELS, laboratory
 
 
 class Spy:
-    """Learns nothing and remembers from what."""
+    """Learns nothing and records the tables that it was given."""
 
     def __init__(self) -> None:
         self.tables: list[list[Measurement]] = []
@@ -30,7 +30,7 @@ class Spy:
 
 
 @pytest.mark.parametrize("blind", [False, True])
-def test_a_scored_model_is_never_learned_from_under_any_of_its_names(blind: bool) -> None:
+def test_scored_model_is_excluded_from_training_under_all_of_its_names(blind: bool) -> None:
     rows = laboratory()
     names = {"resnet50": "org/ResNet_50", "bert-base": "bert-base-uncased"}
     other = [replace(row, source="there", model=names.get(row.model, row.model)) for row in rows]
@@ -45,7 +45,7 @@ def test_a_scored_model_is_never_learned_from_under_any_of_its_names(blind: bool
     assert seen == {identity(name) for name in MODELS}
 
 
-def test_a_family_is_left_out_whole() -> None:
+def test_leave_family_excludes_the_whole_family() -> None:
     spy = Spy()
     left = [
         {sample.model for sample in fold.samples}
@@ -55,7 +55,7 @@ def test_a_family_is_left_out_whole() -> None:
     assert {row.model for row in spy.tables[0]} | {row.model for row in spy.tables[1]} == set(MODELS)
 
 
-def test_a_laboratory_is_left_out_whole_and_others_tables_of_its_models_stay() -> None:
+def test_leave_laboratory_excludes_all_and_only_its_own_tables() -> None:
     mine = laboratory(models=("vgg16", "resnet50"), source="here")
     tuned = laboratory(models=("resnet101",), source="here fine-tuning")
     theirs = laboratory(models=("vgg16",), source="there")
@@ -70,7 +70,7 @@ def test_a_laboratory_is_left_out_whole_and_others_tables_of_its_models_stay() -
     assert [fold.seen for fold in found] == [{"vgg16"}, {"vgg16"}]
 
 
-def test_many_models_are_left_out_in_folds_none_of_which_is_learned_from() -> None:
+def test_many_models_are_grouped_into_folds_each_excluded_from_training() -> None:
     rows = [replace(row, model=f"net-{i}") for i in range(60) for row in laboratory(models=("vgg16",), batches=(1,))]
     spy = Spy()
     scored_models = []
@@ -82,7 +82,7 @@ def test_many_models_are_left_out_in_folds_none_of_which_is_learned_from() -> No
     assert sorted(scored_models) == sorted({row.model for row in rows})
 
 
-def test_another_table_may_know_the_model_but_not_from_the_same_laboratory() -> None:
+def test_training_table_keeps_a_scored_model_only_from_other_laboratories() -> None:
     mine, theirs = laboratory(models=("vgg16", "resnet50")), laboratory(models=("vgg16",), source="there")
     both = [*mine, *theirs, *laboratory(models=("resnet101",), source="there")]
     spy = Spy()
@@ -93,7 +93,7 @@ def test_another_table_may_know_the_model_but_not_from_the_same_laboratory() -> 
     assert {row.model for row in found["resnet50"].rows} == {"vgg16", "resnet101"}
 
 
-def test_another_table_without_the_models_is_learned_once() -> None:
+def test_training_table_without_the_scored_models_is_learned_only_once() -> None:
     spy = Spy()
     theirs = laboratory(models=("resnet101", "densenet121"), source="there")
     assert len(list(folds(laboratory(models=("vgg16", "resnet50")), ModelKnowledge(), train=theirs, learn=spy))) == 2
@@ -111,14 +111,14 @@ def test_profiled_points_are_never_scored() -> None:
             assert (outcome.procs[scored(outcome)] == 1).all()
 
 
-def test_points_that_were_not_measured_do_not_move_the_prediction() -> None:
-    """The prediction after k points is a function of these k figures alone."""
+def test_unmeasured_points_do_not_change_the_prediction() -> None:
+    """The prediction after k points depends on these k figures only."""
     rows = laboratory(models=("vgg16", "resnet50"))
     fold = next(iter(folds(rows, ModelKnowledge(), learn=Spy())))
     for outcome in outcomes(fold):
-        other = replace(fold.samples[0], logs=fold.samples[0].logs + 1.0)
-        other.logs[list(outcome.done)] = fold.samples[0].logs[list(outcome.done)]
-        again = [each for each in outcomes(replace(fold, samples=(other,))) if each.points == outcome.points]
+        shifted = replace(fold.samples[0], logs=fold.samples[0].logs + 1.0)
+        shifted.logs[list(outcome.done)] = fold.samples[0].logs[list(outcome.done)]
+        again = [changed for changed in outcomes(replace(fold, samples=(shifted,))) if changed.points == outcome.points]
         assert again[0].done == outcome.done
         np.testing.assert_array_equal(again[0].value, outcome.value)
 
@@ -137,13 +137,13 @@ def fake(sure: float = 0.1) -> HeldOutPrediction:
     )
 
 
-def test_errors_are_those_of_the_throughput() -> None:
+def test_errors_are_relative_errors_of_throughput() -> None:
     errors = collect([fake()], lambda outcome: outcome.errors, scored)
     assert errors.to_dict()["mape"] == pytest.approx(100 * (0.05 + 0.2) / 4)
     assert errors.to_dict()["points"] == 4
 
 
-def test_coverage_is_the_share_of_points_within() -> None:
+def test_coverage_is_the_share_of_points_within_the_interval() -> None:
     assert coverage([fake(0.1)], 0.8, scored)["mean"] == 0.75
     assert coverage([fake(0.2)], 0.8, scored)["mean"] == 1.0
     assert coverage([fake(0.1)], 0.8, scored)["width_factor"] == pytest.approx(np.exp(0.1), abs=1e-3)

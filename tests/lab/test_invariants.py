@@ -1,4 +1,4 @@
-"""Whatever a policy does: no GPU over its capacity, layouts legal, work conserved, the same seed the same course."""
+"""Invariants for any policy: no GPU over its capacity, legal layouts, conserved work, same events for the same seed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Chaos(Quiet):
             sim.wake(sim.now + 11.0)
 
     def places(self, sim: Simulation, run: SimulatedRun) -> list[Place]:
-        """A few places that are free, or with luck held by another."""
+        """Random places that are free, or sometimes held by another job."""
         found: list[Place] = []
         used = {gpu.index: gpu.used for gpu in sim.cluster.gpus}
         for _ in range(run.job.gpus):
@@ -119,7 +119,7 @@ def play(seed: int, gpu: str, shared: bool) -> tuple[SimulationResult, Chaos]:
 
 @settings(max_examples=15)
 @given(st.integers(0, 2**31), st.sampled_from(["a30", "a100-40gb", "h100-80gb"]), st.booleans())
-def test_nothing_is_over_capacity_and_work_is_conserved(seed: int, gpu: str, shared: bool) -> None:
+def test_no_gpu_exceeds_its_capacity_and_work_is_conserved(seed: int, gpu: str, shared: bool) -> None:
     result, policy = play(seed, gpu, shared)
     for run in result.runs:
         done = policy.work[run.job.id]
@@ -136,7 +136,7 @@ def test_nothing_is_over_capacity_and_work_is_conserved(seed: int, gpu: str, sha
 
 @settings(max_examples=5)
 @given(st.integers(0, 2**31))
-def test_the_same_seed_gives_the_same_course(seed: int) -> None:
+def test_same_seed_gives_the_same_events(seed: int) -> None:
     def course(result: SimulationResult) -> list[Any]:
         return [event.line() for event in result.events]
 

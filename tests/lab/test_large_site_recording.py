@@ -1,4 +1,4 @@
-"""Recording of a large site: a segment begins with all that there is, and what follows is changes."""
+"""Recording of a large site: a segment begins with the full state, and then has only changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SiteClock:
         return self._site.now
 
 
-def test_where_one_round_takes_most_of_a_segment_there_are_many_in_it_all_the_same(tmp_path: Path) -> None:
+def test_segment_holds_many_rounds_even_if_one_full_round_nearly_fills_it(tmp_path: Path) -> None:
     config = Config()
     site: Any = LargeSite(geometry("h100-80gb"), 20, 8, 200, seed=1)
     settings = settings_of(config)
@@ -51,5 +51,5 @@ def test_where_one_round_takes_most_of_a_segment_there_are_many_in_it_all_the_sa
     kept = [list(replay(read_entries(path))) for path in segments(tmp_path)]
     assert sum(map(len, kept)) == 60
     assert len(kept) <= 3
-    assert not any(one.differences for rounds in kept for one in rounds)
+    assert not any(replayed.differences for rounds in kept for replayed in rounds)
     assert sum(path.stat().st_size for path in segments(tmp_path)) <= 100_000

@@ -1,4 +1,4 @@
-"""Levels of demand: what was seen before is expected again."""
+"""Levels of demand: the forecast expects earlier levels to recur."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from slurm_migbatch.lab.papers.forecast import Levels
 
 
 def days(levels, count, busy, quiet=2):
-    """So many days with `busy` slices needed from 9 to 17 o'clock and `quiet` otherwise."""
+    """`count` days with `busy` slices needed from 9:00 to 17:00 and `quiet` otherwise."""
     for day in range(count):
         for minute in range(24 * 60):
             at = day * DAY_S + minute * 60
@@ -17,7 +17,7 @@ def days(levels, count, busy, quiet=2):
     return count * DAY_S
 
 
-def test_the_time_of_day_says_what_is_needed():
+def test_forecast_follows_the_time_of_day():
     levels = Levels()
     now = days(levels, 3, 20)
     assert levels.days == pytest.approx(3)
@@ -27,7 +27,7 @@ def test_the_time_of_day_says_what_is_needed():
     assert levels.needed(now + (8 * 60 + 50) * 60, 1800) == 20
 
 
-def test_without_history_what_was_needed_last_is_what_is_known():
+def test_forecast_without_history_is_the_recent_maximum():
     levels = Levels()
     levels.demand(0, 5)
     levels.demand(30, 1)
@@ -35,7 +35,7 @@ def test_without_history_what_was_needed_last_is_what_is_known():
     assert levels.needed(1500, 1800) == 1
 
 
-def test_a_rate_above_the_usual_raises_what_is_expected():
+def test_demand_rate_above_the_usual_one_raises_the_forecast():
     levels = Levels()
     now = days(levels, 2, 8, quiet=8)
     assert levels.needed(now, 600) == 8
@@ -45,7 +45,7 @@ def test_a_rate_above_the_usual_raises_what_is_expected():
 
 
 @given(st.lists(st.tuples(st.floats(0, 4000), st.integers(0, 30)), min_size=1, max_size=40), st.floats(60, 7200))
-def test_never_less_than_now_and_longer_never_needs_less(steps, horizon):
+def test_forecast_is_at_least_the_current_level_and_grows_with_the_horizon(steps, horizon):
     levels = Levels()
     now = 0.0
     for wait, level in steps:
@@ -55,7 +55,7 @@ def test_never_less_than_now_and_longer_never_needs_less(steps, horizon):
     assert levels.needed(now, horizon * 2) >= levels.needed(now, horizon)
 
 
-def test_what_counts_as_recent_can_be_said():
+def test_length_of_the_recent_period_can_be_set():
     levels = Levels()
     levels.demand(0, 9)
     levels.demand(60, 1)
@@ -64,7 +64,7 @@ def test_what_counts_as_recent_can_be_said():
     assert levels.needed(300, 60, recent_s=120) == 1
 
 
-def test_a_compressed_day_is_a_day():
+def test_compressed_day_gives_the_same_forecast_as_a_real_day():
     usual, compressed = Levels(), Levels(day_s=DAY_S / 100)
     for minute in range(3 * 24 * 60):
         level = 20 if 540 <= minute % 1440 < 1020 else 2

@@ -1,4 +1,4 @@
-"""The evaluation of language models: it finds again what a made-up laboratory was made with, and leaves models out."""
+"""The evaluation of language models: it recovers the parameters of a synthetic laboratory, and leaves models out."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.support.laboratory_tables import TRUE, grid, served, table
 
 @pytest.fixture
 def laboratory(tmp_path: Path) -> Path:
-    """A table that is measured exactly as `TRUE` has it."""
+    """A table with exactly the times that `TRUE` gives."""
     return served(tmp_path)
 
 
-def test_a_fit_finds_what_the_table_was_made_with(laboratory: Path) -> None:
+def test_fit_recovers_the_parameters_of_the_table(laboratory: Path) -> None:
     found = fit(read(laboratory))
     for name in ("compute", "narrow", "bandwidth"):
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.1), name
 
 
-def test_a_model_left_out_is_predicted_from_the_others(laboratory: Path) -> None:
+def test_left_out_model_is_predicted_from_the_others(laboratory: Path) -> None:
     result = evaluate(read(laboratory))
     assert result["points"] == 48 and len(result["models"]) == 3
     assert result["scores"]["ours/tpot"]["mape"] < 8 and result["scores"]["ours/ttft"]["mape"] < 15
@@ -33,8 +33,8 @@ def test_a_model_left_out_is_predicted_from_the_others(laboratory: Path) -> None
     assert [bar["ok"] for bar in result["bars"]] == [True, True, True]
 
 
-def test_nothing_of_a_model_teaches_its_own_score(laboratory: Path) -> None:
-    """A model whose times are wrong by a factor is wrong by it, however often it was measured."""
+def test_measurements_of_a_model_do_not_affect_its_own_prediction(laboratory: Path) -> None:
+    """If a model's times are wrong by a factor, its error is that factor, however often it was measured."""
     text = (laboratory / "served.csv").read_text().split("\n")
     changed = [
         ",".join([*line.split(",")[:8], str(10 * float(line.split(",")[8]))]) if "Qwen3-14B" in line else line
@@ -45,10 +45,10 @@ def test_nothing_of_a_model_teaches_its_own_score(laboratory: Path) -> None:
     assert scores["qwen3-14b"] > 85
 
 
-def test_a_plain_roofline_is_faster_than_anything_measured(laboratory: Path) -> None:
+def test_plain_roofline_is_faster_than_every_measurement(laboratory: Path) -> None:
     for point in read(laboratory):
-        first, each = roofline(point)
-        assert first < point.ttft and each < point.tpot and math.isfinite(first * each)
+        ttft, tpot = roofline(point)
+        assert ttft < point.ttft and tpot < point.tpot and math.isfinite(ttft * tpot)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,9 @@ def test_a_plain_roofline_is_faster_than_anything_measured(laboratory: Path) -> 
         ({4: "1024.5"}, "isl must be a whole number, not 1024.5"),
     ],
 )
-def test_a_table_that_cannot_be_read_names_its_line(tmp_path: Path, change: dict[int, str], words: str) -> None:
+def test_invalid_table_row_raises_an_error_with_its_line_number(
+    tmp_path: Path, change: dict[int, str], words: str
+) -> None:
     row = grid()[0]
     for column, value in change.items():
         row[column] = value
@@ -88,7 +90,7 @@ def test_a_server_on_several_gpus_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_tables_are_found_below_a_folder_of_other_data(laboratory: Path, tmp_path: Path) -> None:
+def test_tables_are_found_in_subfolders_among_other_data(laboratory: Path, tmp_path: Path) -> None:
     points = read(laboratory)
     deep = tmp_path / "data" / "silicon"
     deep.mkdir(parents=True)
@@ -101,6 +103,6 @@ def test_tables_are_found_below_a_folder_of_other_data(laboratory: Path, tmp_pat
         read(tmp_path / "data")
 
 
-def test_a_folder_without_a_table(tmp_path: Path) -> None:
+def test_folder_without_a_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no measured point"):
         read(tmp_path)

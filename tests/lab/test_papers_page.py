@@ -1,4 +1,4 @@
-"""What docs/papers.md names is in the code."""
+"""The functions that docs/papers.md names exist in the code."""
 
 import importlib
 import re
@@ -17,7 +17,7 @@ def test_the_page_names_functions():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_named_function_is_there(name):
+def test_named_function_exists(name):
     *parts, last = name.split(".")
     holder = importlib.import_module(".".join(("slurm_migbatch", *parts[:2])))
     for part in (*parts[2:], last):

@@ -41,8 +41,8 @@ def index(gpus):
 @pytest.mark.parametrize("rule", RULES, ids=["first fit", "best fit", "careful best fit", "FGD", "least loss"])
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(FIVE), st.integers(0, 20)), max_size=40), st.integers(1, 4))
-def test_whatever_comes_and_goes_layouts_are_legal_and_only_full_clusters_refuse(rule, events, size):
-    """An event is a profile that is asked for, or the number of a running slice that ends."""
+def test_layouts_stay_legal_and_a_profile_is_refused_only_if_it_fits_nowhere(rule, events, size):
+    """An event is a requested profile, or the number of a running slice that ends."""
     gpus, running = [EMPTY] * size, []
     for event in events:
         if isinstance(event, int):
@@ -59,33 +59,33 @@ def test_whatever_comes_and_goes_layouts_are_legal_and_only_full_clusters_refuse
         assert slot.profile == event
         gpus[layouts[layout]] = layout.add(slot)
         running.append((layouts[layout], slot))
-        for each in gpus:
-            A100.check(each)
-            assert free_slices(A100, each) >= 0
+        for gpu_layout in gpus:
+            A100.check(gpu_layout)
+            assert free_slices(A100, gpu_layout) >= 0
 
 
-def test_first_fit_takes_the_first_gpu_and_the_lowest_place():
+def test_first_fit_takes_the_first_gpu_and_the_lowest_placement():
     gpus = [Layout([Slot.of("4g.20gb", 0, 4)]), EMPTY]
     assert FirstFit().place(A100, index(gpus), THREE) == (gpus[0], Slot.of("3g.20gb", 4, 4))
     assert FirstFit().place(A100, index(gpus), FOUR) == (EMPTY, Slot.of("4g.20gb", 0, 4))
 
 
-def test_a_3g_goes_where_a_4g_can_still_lie_beside_it():
-    """First fit puts it at 0, which makes room for a 4g nowhere on that GPU."""
+def test_3g_slice_is_placed_so_that_a_4g_slice_still_fits_beside_it():
+    """First fit places it at 0, which leaves no room for a 4g on that GPU."""
     for rule in (LeastLoss(EVEN), Fgd(EVEN), BestFit(careful=True)):
         assert rule.place(A100, {EMPTY: 0}, THREE) == (EMPTY, Slot.of("3g.20gb", 4, 4))
     assert FirstFit().place(A100, {EMPTY: 0}, THREE) == (EMPTY, Slot.of("3g.20gb", 0, 4))
 
 
-def test_measures_of_what_cannot_be_placed():
+def test_fragmentation_measures_match_figures_worked_out_by_hand():
     full = Layout([Slot.of("7g.40gb", 0, 8)])
     assert unplaceable(A100, EMPTY, EVEN) == 0
     assert unplaceable(A100, full, EVEN) == 1
     assert wasted(A100, EMPTY, EVEN) == wasted(A100, full, EVEN) == 0
     three = Layout([Slot.of("3g.20gb", 0, 4)])
-    # of five profiles that are asked for alike 4g and 7g cannot use the 4 free slices
+    # of five equally requested profiles, 4g and 7g cannot use the 4 free slices
     assert wasted(A100, three, EVEN) == pytest.approx(4 * 2 / 5)
-    # lost: 4 of 7 1g, 2 of 3 2g (0:2, 2:2), 1 of 2 3g, the 4g, the 7g; worth 1, 2, 3, 4, 7 slices each
+    # lost: 4 of 7 1g, 2 of 3 2g (0:2, 2:2), 1 of 2 3g, the 4g, the 7g; of 1, 2, 3, 4, 7 slices each
     assert unplaceable(A100, three, EVEN) == pytest.approx((4 + 2 * 2 + 3 + 4 + 7) / (7 + 6 + 6 + 4 + 7))
     with pytest.raises(ValueError, match="not all of them 0"):
         mix({ONE: 0})
@@ -109,7 +109,7 @@ A30S = tuple(Profile.parse(p) for p in ("1g.6gb", "2g.12gb", "4g.24gb"))
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(A30S), max_size=6))
 @example([A30S[2], A30S[2], *(A30S[0],) * 4])
-def test_on_two_gpus_rules_that_refuse_nothing_come_close_to_the_best_choice_of_what_to_take(wanted):
+def test_rules_place_nearly_as_many_slices_on_two_gpus_as_the_best_choice(wanted):
     best = fewest_lost((EMPTY, EMPTY), tuple(wanted))
     for rule in (LeastLoss(mix(dict.fromkeys(A30S, 1))), Fgd(mix(dict.fromkeys(A30S, 1))), BestFit(careful=True)):
         gpus, placed = [EMPTY, EMPTY], 0
@@ -119,7 +119,7 @@ def test_on_two_gpus_rules_that_refuse_nothing_come_close_to_the_best_choice_of_
             if found is not None:
                 gpus[layouts[found[0]]] = found[0].add(found[1])
                 placed += 1
-        assert placed <= best <= placed + 3  # a whole GPU that is refused may have made room for four
+        assert placed <= best <= placed + 3  # refusing a whole GPU may have left room for four slices
 
 
 def exhaustive(gpu, used, weights, must):
@@ -128,8 +128,8 @@ def exhaustive(gpu, used, weights, must):
     best = None
     for pair in itertools.product(*(bundles(gpu, profiles, layout) for layout in used)):
         counts = Counter()
-        for each in pair:
-            counts.update(dict(zip(profiles, each, strict=True)))
+        for contents in pair:
+            counts.update(dict(zip(profiles, contents, strict=True)))
         lacks = sum(max(n - counts[p], 0) * p.compute for p, n in must.items())
         ratio = min(counts[p] / w for p, w in weights.items())
         slices = sum(n * p.compute for p, n in counts.items())
@@ -149,7 +149,7 @@ layouts_of_use = st.sampled_from(
     st.dictionaries(st.sampled_from(FIVE), st.integers(1, 4), min_size=1, max_size=4),
     st.dictionaries(st.sampled_from(FIVE), st.integers(1, 3), max_size=2),
 )
-def test_free_space_is_divided_as_exhaustive_search_does(used, weights, must):
+def test_division_of_free_space_matches_exhaustive_search(used, weights, must):
     asked = mix(weights)
     offers = divide(A100, used, asked, must)
     counts = Counter()
@@ -164,7 +164,7 @@ def test_free_space_is_divided_as_exhaustive_search_does(used, weights, must):
     assert (-lacks, pytest.approx(ratio, abs=1e-4), slices) == want
 
 
-def test_the_free_space_of_a_full_cluster_is_nothing():
+def test_full_cluster_and_no_gpus_have_no_offers():
     full = Layout([Slot.of("7g.40gb", 0, 8)])
     assert divide(A100, [full, full], EVEN) == (EMPTY, EMPTY)
     assert divide(A100, [], EVEN) == ()

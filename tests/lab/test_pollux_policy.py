@@ -25,22 +25,22 @@ def simulate(
     return Simulation(cluster, jobs, policy or Pollux(), Whole(), log=True).run()
 
 
-def test_one_job_gets_all_that_it_can_use() -> None:
-    """800 s of work on one GPU, four GPUs: from the first round at 60 s on it takes 200 s."""
+def test_single_job_gets_all_gpus_it_can_use() -> None:
+    """800 s of work on one GPU take 200 s on four GPUs, from the first round at 60 s on."""
     result = simulate([SimulatedJob(0, "a", 0, 800, least=1, most=4)], 4)
     assert (result.runs[0].started, result.runs[0].ended) == (60, 260)
 
 
-def test_a_job_that_is_not_elastic_may_shrink_and_is_stretched_where_allowed() -> None:
+def test_non_elastic_job_can_shrink_and_can_grow_if_stretch_is_set() -> None:
     jobs = [SimulatedJob(0, "a", 0, 120, gpus=2)]
     assert simulate(jobs, 4).runs[0].ended == 60 + 120
     assert simulate(jobs, 1).runs[0].ended == 60 + 240
     assert simulate(jobs, 4, policy=Pollux(stretch=2)).runs[0].ended == 60 + 60
 
 
-def test_two_share_what_one_had_and_get_it_back() -> None:
-    """a has four GPUs from 60 s on. b comes at 61 s: at 120 s both have two, and a, which has to restart, pays 30 s.
-    b has done 60 s x 2 of its 120 s at 180 s and is gone; then a is alone again, and restarts for four GPUs."""
+def test_second_job_takes_half_of_the_gpus_and_returns_them_at_its_end() -> None:
+    """a has four GPUs from 60 s on. b arrives at 61 s: at 120 s both have two, and a pays 30 s for its restart.
+    b completes its 120 s of work (60 s x 2) at 180 s; then a is alone again, and restarts on four GPUs."""
     costs = JobCosts(restart_s=30)
     jobs = [SimulatedJob(0, "a", 0, 1000, least=1, most=4, costs=costs), SimulatedJob(1, "b", 61, 120, least=1, most=4)]
     result = simulate(jobs, 4)
@@ -52,9 +52,9 @@ def test_two_share_what_one_had_and_get_it_back() -> None:
     assert a.ended == pytest.approx(180 + 30 + left / 4)
 
 
-def test_young_jobs_are_not_restarted_for_little() -> None:
-    """b leaves one of three GPUs: a job that has two, is 120 s old and would gain half of it, of which 120 / 150 count,
-    takes it; with a delay of 600 s it does not."""
+def test_young_job_is_not_restarted_for_a_small_gain() -> None:
+    """b frees one of three GPUs: a, which has two, is 120 s old and would gain half as much again, of which 120 / 150
+    count, takes it; with a delay of 600 s it does not."""
     jobs = [SimulatedJob(0, "a", 0, 900, gpus=2, least=2, most=3), SimulatedJob(1, "b", 0, 50, gpus=1)]
     eager, hysteresis = (simulate(jobs, 3, policy=Pollux(delay_s=delay)) for delay in (30.0, 600.0))
     assert eager.runs[0].preempted == 1
@@ -68,7 +68,7 @@ def test_inference_is_neither_moved_nor_shrunk() -> None:
     assert (train.started, train.ended) == (120, 120 + 150)
 
 
-def test_it_is_known_by_name_with_its_parameters() -> None:
+def test_policy_is_registered_by_name_with_its_parameters() -> None:
     kind = registry.find("pollux")
     assert isinstance(kind, registry.PolicyKind)
     cluster = SimulatedCluster.of(whole("a100-80gb"), 4)
@@ -78,7 +78,7 @@ def test_it_is_known_by_name_with_its_parameters() -> None:
 
 
 @given(st.integers(0, 10_000))
-def test_every_job_that_fits_is_done_and_no_gpu_is_used_twice(seed: int) -> None:
+def test_every_job_that_fits_completes_and_no_gpu_is_allocated_twice(seed: int) -> None:
     rng = np.random.Generator(np.random.PCG64(seed))
     jobs = [
         SimulatedJob(

@@ -1,4 +1,4 @@
-"""Queues as plain values, against the plain way of doing the same."""
+"""Queue structures, compared with straightforward implementations of the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ entries = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), max_size=40
 
 
 @given(entries, st.lists(st.integers(0, 6), max_size=40))
-def test_lanes_give_the_first_that_fits_as_a_scan_of_the_whole_queue_would(
+def test_lanes_return_the_same_first_fit_as_a_scan_of_the_queue(
     pushed: list[tuple[int, int]], asked: list[int]
 ) -> None:
     lanes: Lanes[int, str] = Lanes()
@@ -35,7 +35,7 @@ def test_lanes_give_the_first_that_fits_as_a_scan_of_the_whole_queue_would(
 
 
 @given(entries, st.data())
-def test_lanes_drop_any(pushed: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_lanes_can_drop_any_entry(pushed: list[tuple[int, int]], data: st.DataObject) -> None:
     lanes: Lanes[int, int] = Lanes()
     left = {}
     for number, (key, need) in enumerate(pushed):
@@ -50,7 +50,7 @@ def test_lanes_drop_any(pushed: list[tuple[int, int]], data: st.DataObject) -> N
             lanes.drop(key, need)
 
 
-def test_a_long_queue_forgets_what_is_gone() -> None:
+def test_long_queue_stays_correct_after_many_removals() -> None:
     lanes: Lanes[str, int] = Lanes()
     for number in range(5000):
         lanes.push(number, "one", number)
@@ -61,7 +61,7 @@ def test_a_long_queue_forgets_what_is_gone() -> None:
     assert len(lanes) == 1000
 
 
-def test_the_reservation_is_when_enough_will_be_free() -> None:
+def test_reservation_is_at_the_time_when_enough_will_be_free() -> None:
     holdings = [RunningClaim(5, 1), RunningClaim(9, 2), RunningClaim(20, 4)]
     assert shadow(3, 1, holdings, 0) == Shadow(9, 1)
     assert shadow(1, 1, holdings, 3) == Shadow(3, 0)
@@ -71,7 +71,7 @@ def test_the_reservation_is_when_enough_will_be_free() -> None:
         shadow(9, 1, holdings, 0)
 
 
-def test_backfilling_ends_in_time_or_takes_what_is_to_spare() -> None:
+def test_backfill_job_must_end_before_the_reservation_or_use_spare_gpus() -> None:
     reserved = Shadow(10, 1)
     assert may_backfill(2, 5, 2, 5, reserved)
     assert not may_backfill(2, 6, 2, 5, reserved)
@@ -79,12 +79,12 @@ def test_backfilling_ends_in_time_or_takes_what_is_to_spare() -> None:
     assert not may_backfill(1, 1, 0, 5, reserved)
 
 
-def test_levels_begin_at_their_limits() -> None:
+def test_queue_level_changes_at_its_service_limits() -> None:
     assert [level(attained, (10, 100)) for attained in (0, 9.9, 10, 99, 100, 1e9)] == [0, 0, 1, 1, 2, 2]
 
 
 @given(st.integers(0, 12), st.integers(0, 4), st.lists(st.integers(1, 4), max_size=6))
-def test_victims_suffice_and_none_of_them_is_spared_by_the_others(need: int, free: int, held: list[int]) -> None:
+def test_victims_free_enough_and_none_of_them_is_unnecessary(need: int, free: int, held: list[int]) -> None:
     chosen = victims(need, free, [(count, number) for number, count in enumerate(held)])
     if chosen is None:
         assert free + sum(held) < need

@@ -11,34 +11,34 @@ from slurm_migbatch.mig.profile import Profile
 ONE, TWO, THREE, WHOLE = (Profile.parse(name) for name in ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"))
 
 
-def test_the_knee_is_where_no_larger_slice_is_worth_it():
+def test_knee_is_the_size_beyond_which_larger_slices_gain_too_little():
     assert knee({1: 8.0, 2: 4.0, 3: 2.7, 4: 2.0, 7: 1.2}) == 7
     assert knee({1: 8.0, 2: 4.0, 3: 3.9, 4: 3.85, 7: 3.8}) == 2
     assert knee({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 7: 1.0}) == 1
     assert knee({2: 4.0}) == 2
 
 
-def test_one_flat_step_does_not_end_the_search():
+def test_single_step_without_gain_does_not_end_the_knee_search():
     assert knee({1: 8.0, 2: 7.9, 3: 4.0, 4: 3.9}) == 3
 
 
-def test_a_step_is_measured_for_each_slice_of_it():
-    """14 % less from 4 to 7 slices is less than 5 % for each of the three."""
+def test_gain_of_a_step_is_divided_by_its_number_of_slices():
+    """14 % less time from 4 to 7 slices is less than 5 % for each of the three additional slices."""
     assert knee({4: 1.0, 7: 0.86}) == 4
     assert knee({4: 1.0, 7: 0.84}) == 7
 
 
-def test_no_sizes_have_no_knee():
+def test_knee_of_no_sizes_is_refused():
     with pytest.raises(ValueError, match="at least one"):
         knee({})
 
 
-def test_efficacy():
+def test_efficacy_matches_a_figure_worked_out_by_hand():
     """8 items in 2 s on half of the GPU: 4 a second / (2 s * 1/2) = 4."""
     assert efficacy(8, 2.0, 0.5) == 4.0
 
 
-def test_a_batch_may_take_half_of_the_objective_and_must_be_assembled_in_it():
+def test_batch_fits_if_it_takes_half_of_the_objective_and_fills_in_time():
     setting = InstanceSetting(ONE, 8, 1, 0.04)
     assert fits(setting, 0.08)
     assert not fits(setting, 0.079)
@@ -46,7 +46,7 @@ def test_a_batch_may_take_half_of_the_objective_and_must_be_assembled_in_it():
     assert not fits(setting, 0.1, arrivals_per_s=100)
 
 
-def test_right_size_by_hand():
+def test_right_size_matches_efficacies_worked_out_by_hand():
     """Efficacies: 1g b1 1/(.01^2/7) = 70000; 1g b4 4/(.03^2/7) = 31111; 2g b4 4/(.014^2 * 2/7) = 71429;
     7g b4 is above the knee of batch 4, which is 2: from there 0.014 to 0.013 gains too little."""
     settings = [
@@ -64,7 +64,7 @@ def test_right_size_by_hand():
     assert useful(InstanceSetting(ONE, 4, 1, 0.030), settings) == 1
 
 
-def test_the_leanest_slice_has_the_most_items_for_each_compute_slice():
+def test_leanest_profile_has_the_highest_throughput_per_compute_slice():
     settings = {
         ONE: InstanceSetting(ONE, 4, 1, 0.5),
         THREE: InstanceSetting(THREE, 4, 1, 0.1),
@@ -75,11 +75,11 @@ def test_the_leanest_slice_has_the_most_items_for_each_compute_slice():
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
-def test_jain_lies_between_one_over_n_and_one(amounts):
+def test_jain_index_lies_between_one_over_n_and_one(amounts):
     assert 1 / len(amounts) - 1e-9 <= jain(amounts) <= 1 + 1e-9
 
 
-def test_jain_of_equals_and_of_one_who_has_all():
+def test_jain_index_of_equal_shares_and_of_a_single_owner():
     assert jain([3.0, 3.0, 3.0]) == pytest.approx(1.0)
     assert jain([5.0, 0.0, 0.0, 0.0]) == 0.25
     assert jain([0.0, 0.0]) == 1.0

@@ -1,4 +1,4 @@
-"""The simple rules, choice and relative speed on laboratories whose figures can be told beforehand."""
+"""The simple rules, choice and relative speed on laboratories whose results are known in advance."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ def errors(rows: list[Measurement], *, trees: bool = False) -> dict[tuple[str, i
     found: dict[tuple[str, int], list[Guess]] = {}
     every = samples(rows)
     for sample in every:
-        others = [MeasuredCurves.of(one) for one in every if one.model != sample.model]
+        others = [MeasuredCurves.of(other) for other in every if other.model != sample.model]
         for guess in guesses([sample], others, [], trees=trees):
             found.setdefault((guess.method, guess.points), []).append(guess)
     return {key: collect(group, lambda guess: guess.errors, scored).mape for key, group in found.items()}
 
 
-def test_linear_is_exact_where_nothing_but_the_device_counts() -> None:
+def test_rules_are_exact_in_a_device_bound_laboratory() -> None:
     found = errors(laboratory(proportional))
     assert found["linear", CURVE] == pytest.approx(0, abs=1e-6)
     assert found["roofline", CURVE] == pytest.approx(0, abs=1e-6)
     assert all(found["physics", k] == pytest.approx(0, abs=1e-6) for k in (1, 2, 3))
 
 
-def test_physics_is_exact_for_its_own_form_from_two_points_on() -> None:
+def test_physics_rule_is_exact_for_its_own_form_from_two_points() -> None:
     found = errors(laboratory(added))
     assert found["physics", 1] > 5
     assert found["physics", 2] == pytest.approx(0, abs=1e-6)
     assert found["physics", 3] == pytest.approx(0, abs=1e-6)
 
 
-def test_roofline_knows_the_floor() -> None:
+def test_roofline_is_exact_with_a_host_time_floor_and_linear_is_not() -> None:
     found = errors(laboratory(sharp))
     assert found["roofline", CURVE] == pytest.approx(0, abs=1e-6)
     assert found["linear", CURVE] > 20
 
 
-def test_linear_scores_nothing_on_the_slice_that_it_was_shown() -> None:
+def test_linear_is_not_scored_on_the_profile_that_it_was_given() -> None:
     sample = samples(laboratory(models=("vgg16",)))[0]
     linear = next(guess for guess in guesses([sample], [], []) if guess.method == "linear")
     assert {sample.rows[i].profile for i in np.flatnonzero(scored(linear))} == {"1g.10gb", "2g.20gb", "3g.40gb"}
 
 
-def test_a_batch_that_the_largest_slice_did_not_run_has_no_linear_figure() -> None:
+def test_linear_predicts_no_batch_that_the_largest_profile_did_not_run() -> None:
     rows = [row for row in laboratory(models=("vgg16",)) if not (row.profile == "7g.80gb" and row.batch == 16)]
     sample = samples(rows)[0]
     linear = next(guess for guess in guesses([sample], [], []) if guess.method == "linear")
@@ -63,8 +63,8 @@ def test_a_batch_that_the_largest_slice_did_not_run_has_no_linear_figure() -> No
     assert not scored(linear)[~np.isfinite(linear.value)].any()
 
 
-def test_trees_learn_what_models_have_in_common() -> None:
-    """The largest of host and device is what the form gets wrong, and wrong in the same way for every model."""
+def test_trees_learn_errors_that_models_have_in_common() -> None:
+    """The form is wrong where time is the larger of host and device time, in the same way for every model."""
     found = errors(laboratory(sharp, models=("vgg16", "resnet50", "resnet101", "densenet121")), trees=True)
     assert {method for method, _ in found} == {
         "linear", "roofline", "roofline with facts", "physics", "gbm", "gbm with facts", "gbm ratio", "residual gbm",
@@ -73,17 +73,17 @@ def test_trees_learn_what_models_have_in_common() -> None:
     assert found["residual gbm", 2] < found["physics", 2]
 
 
-def test_a_roofline_with_facts_learns_the_laboratory() -> None:
-    """What launches and items cost in this laboratory is fitted to its other models."""
+def test_roofline_with_facts_is_fitted_to_the_laboratory() -> None:
+    """The costs of launches and of items in this laboratory are fitted to its other models."""
     models = ("vgg16", "resnet50", "resnet101", "densenet121")
     found = [MeasuredCurves.of(sample) for sample in samples(laboratory(sharp, models=models))]
     for curves in found:
         others = [other for other in found if other is not curves]
-        told, untold = (np.abs(roofline(curves, those) - curves.logs).mean() for those in (others, []))
-        assert told < untold
+        fitted, plain = (np.abs(roofline(curves, those) - curves.logs).mean() for those in (others, []))
+        assert fitted < plain
 
 
-def test_rules_are_given_our_points_too() -> None:
+def test_physics_rule_is_also_given_the_points_of_the_predictor() -> None:
     for fold in folds(
         laboratory(models=("vgg16", "resnet50", "resnet101")), ModelKnowledge(), learn=lambda r, k: Learned()
     ):
@@ -98,7 +98,7 @@ def truth(rows: list[Measurement], factor: float = 1.0) -> Guess:
     return Guess("told", sample, "time", 0, (), sample.logs + np.log(factor), sample.logs, sample.cells.procs)
 
 
-def test_who_knows_the_truth_chooses_best() -> None:
+def test_exact_predictions_give_the_best_choice() -> None:
     cases = choice.cases(truth(laboratory(models=("resnet50",))), None)
     assert len(cases) == len(choice.FACTORS)
     assert choice.summary(cases) == {"cases": 5, "broken": 0.0, "not_offered": 0.0, "quality": 1.0}
@@ -106,21 +106,21 @@ def test_who_knows_the_truth_chooses_best() -> None:
     assert [case.limit_s for case in cases] == pytest.approx([reference * factor for factor in choice.FACTORS])
 
 
-def test_hope_breaks_limits_and_fear_offers_nothing() -> None:
+def test_optimistic_predictions_break_limits_and_pessimistic_ones_offer_none() -> None:
     rows = laboratory(added, models=("vgg16",))
     assert choice.summary(choice.cases(truth(rows, 0.3), None))["broken"] > 0.5
     feared = choice.summary(choice.cases(truth(rows, 1e6), None))
     assert feared == {"cases": 5, "broken": 0.0, "not_offered": 1.0, "quality": 0.0}
 
 
-def test_what_was_measured_is_known() -> None:
+def test_measured_points_override_wrong_predictions() -> None:
     guess = truth(laboratory(proportional, models=("vgg16",)), 1e6)
     full = tuple(i for i, row in enumerate(guess.sample.rows) if row.profile == "7g.80gb")
     found = choice.summary(choice.cases(replace(guess, done=full), None))
     assert (found["broken"], found["not_offered"]) == (0.0, 0.0)
 
 
-def test_a_margin_is_careful() -> None:
+def test_margin_breaks_no_more_limits_and_offers_no_more_slices() -> None:
     fold = next(iter(folds(laboratory(models=("vgg16",)), ModelKnowledge(), learn=lambda r, k: Learned())))
     outcome = next(iter(outcomes(fold)))
     with_margin, without = choice.cases(outcome, 0.9), choice.cases(outcome, None)
@@ -128,25 +128,25 @@ def test_a_margin_is_careful() -> None:
     assert sum(case.offered for case in with_margin) <= sum(case.offered for case in without)
 
 
-def test_relative_speed_of_a_device_bound_laboratory_is_the_share() -> None:
+def test_relative_speed_of_device_bound_models_is_the_compute_share() -> None:
     every = samples(laboratory(proportional, kind="train"))
     curves = [MeasuredCurves.of(sample) for sample in every]
-    told = [
+    exact = [
         (Guess("told", s, "time", 0, (), s.logs, s.logs, s.cells.procs), [c for c in curves if c.sample is not s])
         for s in every
     ]
-    found = {each["method"]: each["mae"] for each in relative.score([("told", 0, told)])}
+    found = {score["method"]: score["mae"] for score in relative.score([("told", 0, exact)])}
     assert found == {"told": 0.0, "share of compute slices": 0.0, "mean of other models": 0.0}
 
 
-def test_the_mean_of_other_models_is_theirs_on_the_same_slice() -> None:
+def test_mean_of_other_models_uses_their_speed_on_the_same_profile() -> None:
     """Two models at one batch: one waits for the host (speed 1 on any slice), one for the device (speed = share)."""
     host = [replace(r, latency_s=0.01, throughput_per_s=None) for r in laboratory(models=("vgg16",), batches=(8,))]
     device = laboratory(proportional, models=("resnet50",), batches=(8,))
     first, second = samples([*host, *device])
     guess = Guess("none", second, "time", 0, (), second.logs, second.logs, second.cells.procs)
     found = {
-        each["method"]: each["mae"] for each in relative.score([("none", 0, [(guess, [MeasuredCurves.of(first)])])])
+        score["method"]: score["mae"] for score in relative.score([("none", 0, [(guess, [MeasuredCurves.of(first)])])])
     }
     off = {"resnet50": 0.0, "vgg16": 0.0}
     off[second.model] = float(np.mean([1 - slices / 7 for slices in (1, 2, 3)]))
@@ -155,7 +155,7 @@ def test_the_mean_of_other_models_is_theirs_on_the_same_slice() -> None:
     assert found["share of compute slices"] == pytest.approx(own, abs=1e-3)
 
 
-def test_a_whole_gpu_counts_all_of_its_slices() -> None:
+def test_whole_gpu_counts_as_all_of_its_compute_slices() -> None:
     rows = [
         replace(row, profile="", compute_slices=None, memory_slices=None, sm_count=None, gpu=GPU)
         for row in laboratory(models=("vgg16",))
@@ -164,12 +164,12 @@ def test_a_whole_gpu_counts_all_of_its_slices() -> None:
     assert set(MeasuredCurves.of(samples(rows)[0]).slices) == {7.0}
 
 
-def test_whole_slices_do_not_hang_on_the_last_digit_of_a_limit() -> None:
-    """A host-bound model takes as long at batch 1 as at the batch that the limit was measured at, give or take."""
+def test_choice_tolerates_small_prediction_errors_at_the_limit() -> None:
+    """A host-bound model takes about as long at batch 1 as at the batch at which the limit was measured."""
     rows = laboratory(sharp, models=("densenet121",), batches=(1, 4, 8))
-    told = truth(rows, 1.01)
-    assert choice.summary(choice.cases(told, None)) == {"cases": 5, "broken": 0.0, "not_offered": 0.0, "quality": 1.0}
-    # a figure that was shown is no prediction: there the limit is the limit
+    close = truth(rows, 1.01)
+    assert choice.summary(choice.cases(close, None)) == {"cases": 5, "broken": 0.0, "not_offered": 0.0, "quality": 1.0}
+    # a measured figure is not a prediction: there the limit applies exactly
     slow = replace(rows[0], latency_s=(rows[0].seconds or 0.0) * 1.01, throughput_per_s=None)
     guess = truth([slow, *rows[1:]])
     first = choice.cases(replace(guess, done=tuple(range(len(guess.logs)))), None)[0]

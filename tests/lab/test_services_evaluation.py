@@ -1,4 +1,4 @@
-"""`migbatch eval services`: points for a limit beside the grid's, wrong predictions, and what is told of them."""
+"""`migbatch eval services`: points for a limit and for the grid, wrong predictions, and the report of them."""
 
 import json
 
@@ -30,7 +30,7 @@ def bench(parvagpu):
     return InstanceBench(parvagpu / "parvagpu", read_folder(parvagpu / "parvagpu"), lambda *_: None)
 
 
-def test_every_way_is_replayed_and_none_beats_what_is_measured(result):
+def test_every_variant_is_replayed_and_none_beats_full_measurement(result):
     off, measured, *_ = result["rows"]
     for way in (*result["placed"], *result["wrong"]):
         for at in way["rounds"]:
@@ -45,8 +45,8 @@ def test_every_way_is_replayed_and_none_beats_what_is_measured(result):
     assert [bar["name"] for bar in result["bars"]][:1] == ["first placement: GPUs"]
 
 
-def test_a_model_is_not_taken_at_its_word_after_a_point_took_longer(bench):
-    """Predictions of half the time: without the doubt limits break, with it none does."""
+def test_planner_doubts_predictions_after_a_point_took_longer(bench):
+    """Predictions of half the time break limits for the trusting planner, and no more of them for the doubting one."""
     half = lambda _model, _cell: 0.5  # noqa: E731
     believing, doubting = ServicePlanner(bench, half, trusting=True), ServicePlanner(bench, half)
     for loads in bench.loads.values():
@@ -58,7 +58,7 @@ def test_a_model_is_not_taken_at_its_word_after_a_point_took_longer(bench):
         assert any(doubting.surprise(model, points) > services.DOUBTFUL for model, points in known.items())
 
 
-def test_points_are_asked_one_after_the_other_and_never_twice(bench):
+def test_points_are_requested_one_by_one_and_never_twice(bench):
     planner = ServicePlanner(bench)
     for load in (load for loads in bench.loads.values() for load in loads):
         three = planner.points(load, (), 3)
@@ -69,7 +69,7 @@ def test_points_are_asked_one_after_the_other_and_never_twice(bench):
         assert set(six) <= set(usable)
 
 
-def test_cells_that_no_curve_expects_are_found():
+def test_cells_that_do_not_fit_the_latency_curve_are_found():
     profile = Profile.parse("3g.40gb")
     curve = {16: 0.021, 32: 0.0415, 64: 0.0753, 128: 0.0876}  # densenet169 in ParvaGPU's table
     settings = [InstanceSetting(profile, batch, 1, seconds) for batch, seconds in curve.items()]
@@ -78,7 +78,7 @@ def test_cells_that_no_curve_expects_are_found():
     assert not out_of_line(host)
 
 
-def test_made_up_services_can_be_served_and_are_the_same_each_time(bench):
+def test_synthetic_services_can_be_served_and_are_deterministic(bench):
     subjects = list(bench.subjects.values())
     first, again = made_up(subjects, 3, 7), made_up(subjects, 3, 7)
     assert first == again != made_up(subjects, 3, 8)
@@ -88,17 +88,17 @@ def test_made_up_services_can_be_served_and_are_the_same_each_time(bench):
             assert load.rate > 0 and any(s.seconds <= load.limit_s for s in settings if s.procs == 1)
 
 
-def test_the_command_prints_one_object_or_tables_and_bars(parvagpu, result, monkeypatch):
+def test_command_prints_one_json_object_or_tables_with_bars(parvagpu, result, monkeypatch):
     monkeypatch.setattr(services, "evaluate", lambda data, say: result)
     found = CliRunner().invoke(eval_, ["services", "--data", str(parvagpu), "--json"])
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["bars"] == result["bars"]
-    told = CliRunner().invoke(eval_, ["services", "--data", str(parvagpu)])
-    assert told.exit_code == 0, told.output
+    report = CliRunner().invoke(eval_, ["services", "--data", str(parvagpu)])
+    assert report.exit_code == 0, report.output
     assert (
-        "for the limit" in told.stdout
-        and "synthetic services" in told.stdout
-        and "first placement: GPUs" in told.stdout
+        "for the limit" in report.stdout
+        and "synthetic services" in report.stdout
+        and "first placement: GPUs" in report.stdout
     )
 
 

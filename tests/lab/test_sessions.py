@@ -1,4 +1,4 @@
-"""Sessions on one GPU: legal at every instant, in time where the load allows, and fair with what is left."""
+"""Sessions on one GPU: always legal, on time where the load allows, and fair with the remaining time."""
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +22,7 @@ def hosted(pieces, seconds=60.0, window=600.0, rates=(1.0, 2.0, 3.0, 4.0, 7.0), 
 
 
 def check(schedule, models):
-    """No slice is used twice at once, all that run together are legal, no run begins before its window."""
+    """No slice has two runs at once, concurrent runs form a legal layout, and no run begins before its window."""
     events = sorted({run.start for run in schedule.runs})
     for at in events:
         running = [run for run in schedule.runs if run.start <= at < run.end - 1e-6]
@@ -37,8 +37,8 @@ def check(schedule, models):
     assert schedule.missed >= late
 
 
-def test_a_run_at_its_size_by_hand():
-    """Two models of 3g: side by side at 0, the next two behind them; making each slice takes 0.2 s once."""
+def test_schedule_at_fixed_sizes_matches_one_worked_out_by_hand():
+    """Two models on 3g: both start at 0, the next two runs follow them; creating each slice takes 0.2 s once."""
     models = [hosted(2, 90.0), hosted(2, 90.0)]
     found = at_size(A100, KINDS, models, [2, 2], 1)
     assert [(run.model, run.start, run.end) for run in found.runs] == [
@@ -50,27 +50,27 @@ def test_a_run_at_its_size_by_hand():
     assert (found.created, found.missed) == (2, 0)
 
 
-def test_earliest_deadline_first():
+def test_runs_are_ordered_by_earliest_deadline():
     models = [hosted(1, 70.0, window=1200.0), hosted(1, 70.0, window=600.0)]
     found = at_size(A100, KINDS, models, [4, 4], 1)
     assert [(run.model, run.due) for run in found.runs] == [(1, 600.0), (0, 1200.0), (1, 1200.0)]
 
 
-def test_removing_an_idle_slice_is_charged_to_who_needs_the_place():
-    """The 4g lies where the 7g goes: 0.2 s to remove it and 0.2 s to make the new one."""
+def test_removal_of_an_idle_slice_delays_the_run_that_needs_its_placement():
+    """The 4g is in the placement of the 7g: 0.2 s to destroy it and 0.2 s to create the new one."""
     models = [hosted(1, 40.0, window=600.0), hosted(1, 70.0, window=1200.0)]
     found = at_size(A100, KINDS, models, [3, 4], 1)
     assert [(run.model, pytest.approx(run.start)) for run in found.runs][:2] == [(0, 0.2), (1, 10.6)]
 
 
-def test_missed_work_is_counted():
+def test_missed_deadlines_are_counted():
     assert at_size(A100, KINDS, [hosted(3, 69.0 * 30)], [4], 1).missed == 1
     assert framed(A100, KINDS, [hosted(3, 69.0 * 30)], (((0, 0, 0, 0, 1), 1.0),), 1, costs=FREE).missed == 1
 
 
-def test_frames_by_hand():
-    """One model at 3g only: 4g + 3g and 3g + 3g carry it, of which two 3g carry most. One that is as fast on 1g as
-    anywhere wants seven of them."""
+def test_frames_match_layouts_worked_out_by_hand():
+    """A model that runs on 3g only: 4g + 3g and 3g + 3g can run it, of which two 3g sustain most. A model as fast on
+    1g as on any other profile gets seven of them."""
     only = hosted(4, rates=(0.0, 0.0, 3.0, 0.0, 0.0))
     only = Hosted("m", only.rates, 600.0, 100.0, 4)
     assert frames(A100, KINDS, [only])[0][0][2] == 2
@@ -92,14 +92,14 @@ models = st.lists(
 
 @settings(max_examples=30)
 @given(models, st.data(), st.booleans())
-def test_runs_at_a_size_are_legal_at_every_instant(found, data, fill):
+def test_schedule_at_fixed_sizes_is_always_legal(found, data, fill):
     sizes = data.draw(st.lists(st.integers(0, 4), min_size=len(found), max_size=len(found)))
     check(at_size(A100, KINDS, found, sizes, 2, fill=fill), found)
 
 
 @settings(max_examples=30)
 @given(models, st.booleans())
-def test_runs_in_frames_are_legal_at_every_instant(found, fill):
+def test_schedule_in_frames_is_always_legal(found, fill):
     held = frames(A100, KINDS, found)
     assert sum(share for _, share in held) == pytest.approx(1.0)
     assert {way for way, _ in held} <= set(ways(A100, KINDS))
@@ -108,16 +108,16 @@ def test_runs_in_frames_are_legal_at_every_instant(found, fill):
 
 @settings(max_examples=30)
 @given(models, st.booleans())
-def test_every_deadline_is_met_where_half_the_gpu_is_enough(found, fill):
-    """At most six runs of a minute in ten, of at most five models, on a layout that holds each of them: seven slices of
-    1g have 70 minutes for at most 30, whatever the sizes, and runs out of turn must not change that."""
+def test_every_deadline_is_met_if_half_the_gpu_is_enough(found, fill):
+    """At most six runs of a minute in ten, of at most five models, on a layout that fits each of them: seven 1g slices
+    have 70 minutes for at most 30, whatever the sizes, and extra runs (`fill`) must not change that."""
     seven = (((7, 0, 0, 0, 0), 1.0),)
     assert framed(A100, KINDS, found, seven, 2, fill=fill).missed == 0
     assert at_size(A100, KINDS, found, [0] * len(found), 2, fill=fill).missed == 0
 
 
-def test_gaps_go_to_who_had_least():
-    """One model asks for nine times the other's work; what is left makes their GPU time equal again."""
+def test_idle_time_goes_to_the_model_with_the_least_gpu_time():
+    """One model requests nine times the work of the other; the idle time makes their GPU time equal again."""
     both = [hosted(9, 30.0, name="much"), hosted(1, 30.0, name="little")]
     seven = (((7, 0, 0, 0, 0), 1.0),)
     plain = framed(A100, KINDS, both, seven, 3)
@@ -128,7 +128,7 @@ def test_gaps_go_to_who_had_least():
     assert sum(filled.gpu_time(2)) > 0.95 * 7 * 3 * session_s(both)
 
 
-def test_runs_out_of_turn_end_before_new_work_comes():
+def test_extra_runs_end_before_the_next_window_begins():
     both = [hosted(1, 45.0), hosted(1, 70.0)]
     found = framed(A100, KINDS, both, (((7, 0, 0, 0, 0), 1.0),), 3, fill=True)
     for run in found.runs:

@@ -1,4 +1,4 @@
-"""SJF-BSBF and its far-sighted form in the simulator, and the experiment about them on made-up data."""
+"""SJF-BSBF and its variant with lookahead in the simulator, and the experiment about them on synthetic data."""
 
 from __future__ import annotations
 
@@ -52,26 +52,26 @@ SLOWDOWNS = st.lists(st.floats(1.0, 2.4), min_size=9, max_size=9).map(
 )
 
 
-def test_two_jobs_end_where_the_closed_forms_say() -> None:
+def test_two_shared_jobs_end_at_the_times_of_the_closed_form() -> None:
     jobs = [SimulatedJob(0, "b", 0, 100, app="b"), SimulatedJob(1, "a", 0.5, 40, app="a")]
     xi = {("a", "b"): 1.3, ("b", "a"): 1.2}
     own, other = finishes(40, 99.5, 1.3, 1.2)
     assert ends(play(BsbfSharing((PAIR,)), jobs, 1, xi)) == pytest.approx([0.5 + other, 0.5 + own])
 
 
-def test_the_pair_test_refuses_what_would_only_delay() -> None:
+def test_pair_test_refuses_sharing_that_would_only_cause_delay() -> None:
     jobs = [SimulatedJob(0, "b", 0, 100, app="b"), SimulatedJob(1, "a", 1, 100, app="a")]
     assert ends(play(BsbfSharing((PAIR,)), jobs, 1, 1.8)) == [100, 200]
 
 
-def test_a_gang_shares_with_several_and_uses_what_is_empty() -> None:
+def test_multi_gpu_job_shares_with_several_jobs_and_uses_empty_gpus() -> None:
     jobs = [SimulatedJob(0, "b", 0, 100, gpus=2), SimulatedJob(1, "c", 0, 200), SimulatedJob(2, "a", 1, 10, gpus=4)]
     result = play(BsbfSharing((PAIR,)), jobs, 4, 1.1)
     assert result.runs[2].ended == pytest.approx(1 + 11)
     assert result.runs[0].ended == pytest.approx(101)
 
 
-def test_the_whole_queue_counts_and_not_the_pair() -> None:
+def test_lookahead_rules_consider_the_whole_queue_and_not_only_the_pair() -> None:
     jobs = [SimulatedJob(n, f"j{n}", min(n, 1), 100) for n in range(4)]
     assert ends(play(BsbfSharing((PAIR,)), jobs, 1, 1.6)) == [100, 200, 300, 400]
     assert sum(ends(play(BsbfSharing(RULES), jobs, 1, 1.6))) < 1000  # type: ignore[arg-type]
@@ -79,13 +79,13 @@ def test_the_whole_queue_counts_and_not_the_pair() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(JOBS, SLOWDOWNS)
-def test_without_sharing_it_is_shortest_first(jobs: list[SimulatedJob], xi: Pairs) -> None:
+def test_policy_without_sharing_equals_shortest_job_first(jobs: list[SimulatedJob], xi: Pairs) -> None:
     assert ends(play(BsbfSharing((NEVER,)), jobs, 4, xi)) == pytest.approx(ends(play(Sjf(), jobs, 4, xi)))
 
 
 @settings(max_examples=25, deadline=None)
 @given(JOBS, SLOWDOWNS, st.sampled_from([(PAIR,), (ANY,), RULES]))
-def test_everybody_ends_nobody_is_third_and_the_board_knows_the_truth(jobs, xi, rules) -> None:
+def test_all_jobs_end_at_most_two_share_and_the_board_matches_the_simulation(jobs, xi, rules) -> None:
     class Watched(BsbfSharing):
         def decide(self, sim: Simulation) -> None:
             super().decide(sim)
@@ -100,7 +100,7 @@ def test_everybody_ends_nobody_is_third_and_the_board_knows_the_truth(jobs, xi, 
     assert ends(first) == ends(second)
 
 
-def test_claims_that_are_wrong_are_survived() -> None:
+def test_all_jobs_end_despite_wrong_run_time_estimates() -> None:
     rng = np.random.Generator(np.random.PCG64(5))
     jobs = [
         SimulatedJob(n, f"j{n}", float(5 * n), 50.0, gpus=1 + n % 3, estimate=float(rng.uniform(1, 200)))
@@ -109,13 +109,13 @@ def test_claims_that_are_wrong_are_survived() -> None:
     assert None not in ends(play(BsbfSharing(RULES), jobs, 4, 1.3))
 
 
-def test_a_job_that_never_fits_holds_up_nobody() -> None:
+def test_job_that_never_fits_does_not_delay_others() -> None:
     jobs = [SimulatedJob(0, "huge", 0, 5, gpus=9), SimulatedJob(1, "small", 1, 10)]
     assert ends(play(BsbfSharing(RULES), jobs, 4, 1.3)) == [None, 11]
 
 
 @pytest.mark.parametrize("name", ["sjf-bsbf", "sharing"])
-def test_both_are_known_by_name(name: str) -> None:
+def test_both_policies_are_registered_by_name(name: str) -> None:
     kind = registry.find(name)
     assert isinstance(kind, registry.PolicyKind)
     cluster = SimulatedCluster.of(whole("a100-80gb"), 2, 2)
@@ -135,7 +135,7 @@ def write(path: Path, lines: Sequence[str]) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few jobs of everything."""
+    """A few jobs in the format of each data set."""
     folder = tmp_path_factory.mktemp("data")
     rows = ["job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,iteration_time"]
     rows += [
@@ -165,7 +165,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_the_experiment_compares_all_on_all_and_repeats_itself(data: Path) -> None:
+def test_measurement_compares_every_policy_in_every_cell_deterministically(data: Path) -> None:
     found = bench.measure(data, seeds=2)
     assert found == bench.measure(data, seeds=2)
     assert len(found["cells"]) == 4 * 3
@@ -175,13 +175,13 @@ def test_the_experiment_compares_all_on_all_and_repeats_itself(data: Path) -> No
     assert found["bars"] == []
 
 
-def test_drawn_jobs_have_the_published_sizes_and_the_load_that_is_said(data: Path) -> None:
-    populations = {one.name: one for one in bench.populations(bench.source(data))}
-    one = populations["30 jobs, load 2"]
-    jobs = one.draw(np.random.Generator(np.random.PCG64(3)))
+def test_drawn_jobs_have_the_published_sizes_and_the_requested_load(data: Path) -> None:
+    populations = {population.name: population for population in bench.populations(bench.source(data))}
+    population = populations["30 jobs, load 2"]
+    jobs = population.draw(np.random.Generator(np.random.PCG64(3)))
     assert sorted(job.gpus for job in jobs) == [1] * 10 + [2] * 8 + [4] * 6 + [8] * 4 + [16] * 2
     offered = sum(job.gpus * job.work for job in jobs)
-    assert offered / (one.gpus * max(job.arrival for job in jobs)) == pytest.approx(2.0)
+    assert offered / (population.gpus * max(job.arrival for job in jobs)) == pytest.approx(2.0)
 
 
 def test_drawn_slowdowns_are_measured_pairs(data: Path) -> None:
@@ -201,6 +201,6 @@ def test_the_command_prints_tables_and_bars(data: Path) -> None:
     assert "study of a paper's idea" in result.stdout
 
 
-def test_missing_data_is_named(data: Path, tmp_path: Path) -> None:
+def test_missing_data_file_is_named_in_the_error(data: Path, tmp_path: Path) -> None:
     with pytest.raises(NotMeasurable, match=r"cluster_trace\.csv"):
         bench.measure(tmp_path)

@@ -51,7 +51,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def test_a_scenario_is_played_and_summarised(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_scenario_is_simulated_and_summarised(write: Callable[..., Path], tmp_path: Path) -> None:
     done = CliRunner().invoke(
         simulate, [str(write()), "--html", str(tmp_path / "r.html"), "--log", str(tmp_path / "r.jsonl")]
     )
@@ -65,7 +65,7 @@ def test_a_scenario_is_played_and_summarised(write: Callable[..., Path], tmp_pat
     assert sum(row["what"] == "complete" for row in rows) == 20
 
 
-def test_json_has_every_seed_and_their_means(write: Callable[..., Path]) -> None:
+def test_json_has_the_figures_of_every_seed_and_their_means(write: Callable[..., Path]) -> None:
     text = BASE.replace('"philly.csv"', '"philly.csv"\nmodels = "draw"\ncopies = 2') + (
         '[run]\nseeds = 3\n[speeds]\nkind = "table"\npath = "table.csv"\n'
     )
@@ -74,7 +74,7 @@ def test_json_has_every_seed_and_their_means(write: Callable[..., Path]) -> None
     found = json.loads(done.output)
     assert found["seeds"] == [0, 1, 2]
     (easy,) = found["policies"]
-    means = [one["all"]["jct_s"]["mean"] for one in easy["each"]]
+    means = [figures["all"]["jct_s"]["mean"] for figures in easy["each"]]
     assert len(set(means)) == 3
     assert easy["figures"]["all"]["jct_s"]["mean"]["mean"] == pytest.approx(sum(means) / 3)
     assert easy["figures"]["all"]["jobs"]["mean"] == 40
@@ -89,7 +89,7 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
     loaded = scenario.load(write(text))
     jobs = ScenarioData(loaded).jobs(0)
     assert [job.arrival for job in jobs] == [0, 30, 60, 90, 120]
-    assert all(job.start_slo_s is None for job in jobs)  # nobody waits for training
+    assert all(job.start_slo_s is None for job in jobs)  # a start objective does not apply to training
     assert all(run.ended is not None for run in play(loaded, ScenarioData(loaded), 0).runs)
 
 
@@ -121,14 +121,16 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
         (('"easy"', '"easy'), ":9: is not valid TOML"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(write: Callable[..., Path], change: tuple[str, str], said: str) -> None:
+def test_scenario_error_names_the_line_and_the_reason(
+    write: Callable[..., Path], change: tuple[str, str], said: str
+) -> None:
     path = write(BASE.replace(*change))
     with pytest.raises(ConfigError) as caught:
         scenario.load(path)
     assert f"{path}{said}" in str(caught.value)
 
 
-def test_a_trace_of_which_no_job_is_left_says_what_was_skipped(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_trace_without_usable_jobs_reports_what_was_skipped(write: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "jobs.txt").write_text(
         "JobID|User|Submit|Start|Elapsed|State|AllocTRES\n"
         "4.batch||2026-01-01T00:00:00|2026-01-01T00:00:10|00:00:10|COMPLETED|cpu=1\n"
@@ -140,7 +142,7 @@ def test_a_trace_of_which_no_job_is_left_says_what_was_skipped(write: Callable[.
     assert "1 steps of jobs are skipped; 1 jobs without a GPU are skipped" in str(done.exception) + done.output
 
 
-def test_pairs_say_how_sharers_slow_each_other_down(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_pairs_table_sets_the_slowdown_of_jobs_that_share_a_gpu(write: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "mixed.csv").write_text(
         "name,time,application,num_replicas,batch_size,duration,num_task\na,0,x,1,8,100,-1\nb,10,y,1,8,20,-1\n"
     )
@@ -163,7 +165,7 @@ def test_models_without_speeds_are_named(write: Callable[..., Path], tmp_path: P
         ScenarioData(scenario.load(path)).jobs(0)
 
 
-def test_models_are_drawn_among_those_that_fit_on_the_whole_gpu(write: Callable[..., Path]) -> None:
+def test_models_are_drawn_from_those_that_fit_on_the_whole_gpu(write: Callable[..., Path]) -> None:
     path = write(
         BASE.replace("[policy]", 'models = "draw"\n[policy]').replace("nodes = 2", 'nodes = 2\ngpu = "a30"')
         + '[speeds]\nkind = "predictor"\npath = "table.csv"\n'
@@ -177,7 +179,7 @@ def test_models_are_drawn_among_those_that_fit_on_the_whole_gpu(write: Callable[
         ScenarioData(scenario.load(path)).jobs(0)
 
 
-def test_the_numbers_of_a_job_table_can_be_named(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_tres_numbers_of_a_job_table_can_be_given_names(write: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "philly.csv").write_text(
         "id_job,id_user,state,time_submit,time_start,time_end,tres_alloc\n"
         '1,501,3,100,110,120,"1=2,1001=1,1003=8"\n2,501,3,100,110,120,"1=2,1002=1"\n'
@@ -189,7 +191,7 @@ def test_the_numbers_of_a_job_table_can_be_named(write: Callable[..., Path], tmp
     assert (first.gpus, str(second.profile)) == (1, "1g.10gb")
 
 
-def test_an_example_can_be_filled_in_and_policies_are_listed(write: Callable[..., Path]) -> None:
+def test_example_scenario_is_valid_once_filled_in_and_policies_are_listed(write: Callable[..., Path]) -> None:
     example = CliRunner().invoke(cli, ["simulate", "--example"]).output
     filled = example.replace('trace = "..."', 'trace = "philly"').replace('path = "..."', 'path = "philly.csv"')
     assert scenario.load(write(filled)).policy == "migbatch"
@@ -202,7 +204,7 @@ def test_an_example_can_be_filled_in_and_policies_are_listed(write: Callable[...
     assert CliRunner().invoke(cli, ["simulate"]).exit_code == 2
 
 
-def test_the_simulator_is_timed_and_its_growth_fitted(tmp_path: Path) -> None:
+def test_simulator_benchmark_times_runs_and_fits_the_growth_exponent(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "philly_jobs.csv.gz").write_bytes(gzip.compress(PHILLY.encode()))
     result = simulator.measure(tmp_path, (1, 2))
@@ -214,7 +216,7 @@ def test_the_simulator_is_timed_and_its_growth_fitted(tmp_path: Path) -> None:
         simulator.measure(tmp_path / "none")
 
 
-def test_a_small_site_can_be_timed() -> None:
+def test_scale_benchmark_measures_small_sites() -> None:
     result = scale.measure(nodes=(2, 4), gpus=1, pending=5, rounds=2)
     assert [site["gpus"] for site in result["sites"]] == [2, 4]
     assert [bar["target"] for bar in result["bars"]] == [1.0, 0.1, 1.0, 0.1, scale.EXPONENT]

@@ -1,4 +1,4 @@
-"""`migbatch simulate` with what migbatchd runs: the default policy, on a simulated Slurm."""
+"""`migbatch simulate` with migbatchd's own decision, the default policy, on a simulated Slurm."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def jct(policy: dict[str, Any]) -> float:
     return float(policy["figures"]["all"]["jct_s"]["mean"]["mean"])
 
 
-def test_migbatch_decides_unless_a_scenario_says_otherwise_and_says_what_it_is(write: Callable[..., Path]) -> None:
+def test_default_policy_is_migbatch_and_its_configuration_is_reported(write: Callable[..., Path]) -> None:
     done = run(write(jobs=mixed(4)))
     assert done.exit_code == 0, done.output
     assert "slurm_migbatch.decide.core.decide with configuration" in done.output
@@ -108,7 +108,7 @@ def test_migbatch_decides_unless_a_scenario_says_otherwise_and_says_what_it_is(w
     assert ours["notices"] == []
 
 
-def test_the_same_seed_gives_the_same_figures_and_another_one_others(write: Callable[..., Path]) -> None:
+def test_same_seed_gives_the_same_figures_and_another_seed_different_ones(write: Callable[..., Path]) -> None:
     path = write()
     found = told(path)
     assert told(path) == found
@@ -117,7 +117,7 @@ def test_the_same_seed_gives_the_same_figures_and_another_one_others(write: Call
     assert jct(other) != jct(ours), "each job's sensitivity to neighbours is drawn"
 
 
-def test_policies_stand_side_by_side_with_the_same_figures(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_several_policies_are_compared_by_the_same_figures(write: Callable[..., Path], tmp_path: Path) -> None:
     html = tmp_path / "r.html"
     names = ("--policy", "migbatch", "--policy", "fifo", "--policy", "slices")
     done = run(write(jobs=mixed(8)), *names, "--html", html)
@@ -130,13 +130,13 @@ def test_policies_stand_side_by_side_with_the_same_figures(write: Callable[..., 
     ours, fifo, slices = told(write(), *names)["policies"]
     assert set(fifo["figures"]) | {"actions"} == set(ours["figures"])
     assert {name for name, value in ours["figures"]["all"].items() if value is None} == set()
-    # slices leave room that whole GPUs do not; the ideal cutter has no Slurm, and no order to keep
+    # jobs on slices leave room that jobs on whole GPUs do not; policy slices is ideal: no Slurm, no queue order to keep
     assert jct(slices) <= jct(ours) < 0.95 * jct(fifo)
     assert ours["figures"]["held"]["mean"] == pytest.approx(slices["figures"]["held"]["mean"], rel=0.1)
     assert ours["figures"]["all"]["paused_s"]["mean"] > 0
 
 
-def test_whole_gpus_are_served_as_fifo_serves_them(write: Callable[..., Path]) -> None:
+def test_whole_gpu_jobs_take_about_as_long_as_with_fifo(write: Callable[..., Path]) -> None:
     jobs = "".join(line(n, f"gres/gpu={1 + n % 4}") for n in range(20))
     ours, fifo = told(write(jobs=jobs), "--policy", "migbatch", "--policy", "fifo")["policies"]
     assert ours["figures"]["all"]["done"]["mean"] == 20
@@ -144,7 +144,7 @@ def test_whole_gpus_are_served_as_fifo_serves_them(write: Callable[..., Path]) -
     assert ours["figures"]["fragmentation"]["mean"] == pytest.approx(0.0, abs=1e-3)
 
 
-def test_the_configuration_decides_what_comes_of_it(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_configuration_file_changes_the_outcome(write: Callable[..., Path], tmp_path: Path) -> None:
     never = tmp_path / "never.toml"
     never.write_text(LENDS + 'blackout = ["00:00-24:00"]\n')
     jobs = "".join(line(n, "gres/gpu=1", 10, "infer" if n % 2 else "train") for n in range(6))
@@ -154,39 +154,44 @@ def test_the_configuration_decides_what_comes_of_it(write: Callable[..., Path], 
     (named,) = told(write(f'config = "never.toml"\n{tail}', jobs))["policies"]
     assert ours["configuration"] == named["configuration"] != usual["configuration"]
     assert ours["figures"] == named["figures"]
-    done = [(one["figures"]["train"]["done"]["mean"], one["figures"]["infer"]["done"]["mean"]) for one in (usual, ours)]
+    done = [
+        (policy["figures"]["train"]["done"]["mean"], policy["figures"]["infer"]["done"]["mean"])
+        for policy in (usual, ours)
+    ]
     assert done == [(3, 3), (0, 3)], "nothing is lent at these hours"
     assert ours["figures"]["actions"]["release"]["mean"] == 0
 
 
-def test_elastic_training_is_lent_idle_slices_and_gives_them_back(write: Callable[..., Path]) -> None:
+def test_elastic_training_jobs_get_loans_and_give_them_back(write: Callable[..., Path]) -> None:
     jobs = "".join(line(n, "gres/gpu=1", 50) for n in range(8))
     jobs += "".join(line(20 + n, "gres/gpu=1", 10, "infer") for n in range(8))
     path = write('config = "lends.toml"\nelastic = true\n', jobs)
     loaded = scenario.load(path)
     result = play(loaded, ScenarioData(loaded), 0, log=True)
-    assert all(one.ended is not None for one in result.runs)
+    assert all(job_run.ended is not None for job_run in result.runs)
     assert result.actions["release"] >= 8
-    training = [one for one in result.runs if one.job.kind == "train"]
-    stopped = [one for one in training if one.preempted]
+    training = [job_run for job_run in result.runs if job_run.job.kind == "train"]
+    stopped = [job_run for job_run in training if job_run.preempted]
     assert stopped, "inference needs what was lent"
-    assert all(one.ended - one.job.arrival >= one.job.work for one in training if one.ended is not None)
-    assert sum(one.lost for one in result.runs) < 60, "they write a checkpoint before they go"
-    assert sum(event.what == "preempt" for event in result.events) == sum(one.preempted for one in result.runs)
+    assert all(
+        job_run.ended - job_run.job.arrival >= job_run.job.work for job_run in training if job_run.ended is not None
+    )
+    assert sum(job_run.lost for job_run in result.runs) < 60, "they write a checkpoint before they go"
+    assert sum(event.what == "preempt" for event in result.events) == sum(job_run.preempted for job_run in result.runs)
     assert sum(event.what == "complete" for event in result.events) == len(result.runs)
-    assert not any(one.preempted for one in result.runs if one.job.kind == "infer")
+    assert not any(job_run.preempted for job_run in result.runs if job_run.job.kind == "infer")
 
 
-def test_a_simulation_ends_when_its_time_is_up(write: Callable[..., Path]) -> None:
+def test_simulation_ends_at_its_time_limit(write: Callable[..., Path]) -> None:
     loaded = scenario.load(write("[run]\nuntil_s = 900\n"))
     result = play(loaded, ScenarioData(loaded), 0)
     assert len(result.runs) == 16
     assert result.end == 900
-    assert 0 < sum(one.ended is not None for one in result.runs) < 16
+    assert 0 < sum(job_run.ended is not None for job_run in result.runs) < 16
     assert 0 < result.held <= 900 * result.slices
 
 
-def test_jobs_that_fit_nowhere_are_named(write: Callable[..., Path]) -> None:
+def test_refused_jobs_are_reported(write: Callable[..., Path]) -> None:
     jobs = line(0, "gres/gpu=1") + line(1, "gres/mig:1g.6gb=1") + line(2, "gres/gpu=9")
     (ours,) = told(write(jobs=jobs))["policies"]
     assert ours["figures"]["all"]["done"]["mean"] == 1
@@ -206,7 +211,7 @@ def test_jobs_that_fit_nowhere_are_named(write: Callable[..., Path]) -> None:
         ('config = "bad.toml"\n', "bad.toml:2: unknown key 'partition', did you mean 'partitions'?"),
     ],
 )
-def test_what_is_wrong_with_the_policy_is_said(
+def test_invalid_policy_settings_raise_an_error_with_the_reason(
     write: Callable[..., Path], tmp_path: Path, policy: str, said: str
 ) -> None:
     (tmp_path / "bad.toml").write_text("[lending]\npartition = 3\n")
@@ -216,7 +221,7 @@ def test_what_is_wrong_with_the_policy_is_said(
     assert said in str(done.exception)
 
 
-def test_wrong_calls_are_refused(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_invalid_command_lines_are_refused(write: Callable[..., Path], tmp_path: Path) -> None:
     done = run(write(), "--policy", "migbach")
     assert done.exit_code == 2 and "unknown policy 'migbach', did you mean 'migbatch'?" in done.output
     done = run(write(), "--policy", "fifo", "--config", "x.toml")
@@ -244,18 +249,18 @@ def asks(at: float, gres: str, seconds: float, comment: str = "", **more: Any) -
     return Submission(at, gres, lambda: Fixed(seconds), limit_s=3600, fields=fields, **more)
 
 
-def test_an_auto_job_gets_another_slice_where_its_own_has_no_room() -> None:
+def test_auto_job_is_retyped_if_its_profile_is_not_free() -> None:
     full = [asks(0.0, "mig:1g.6gb:1", 900.0) for _ in range(4)]
     outcome, service, _ = served([*full, asks(60.0, "mig:auto", 30.0, AUTO)])
     auto = outcome.jobs[outcome.submissions[4] or 0]
     assert service.record.actions["retype"] == 1
     assert auto.row.gres == "gres/mig:1g.10gb:1"
     assert auto.end - auto.submit < 120, "it did not wait for the four"
-    (named,) = [one for one in outcome.jobs.values() if one.job_id == outcome.submissions[0]]
+    (named,) = [job for job in outcome.jobs.values() if job.job_id == outcome.submissions[0]]
     assert named.row.gres == "gres/mig:1g.6gb:1"
 
 
-def test_a_job_whose_user_named_the_slice_waits_for_it() -> None:
+def test_job_with_a_requested_profile_waits_for_it() -> None:
     full = [asks(0.0, "mig:1g.6gb:1", 900.0) for _ in range(4)]
     outcome, service, _ = served([*full, asks(60.0, "mig:1g.6gb:1", 30.0, AUTO)])
     assert service.record.actions["retype"] == 0
@@ -266,7 +271,7 @@ def test_an_elastic_array_runs_as_many_tasks_as_its_deadline_needs() -> None:
     hints = "migbatch: model=resnet-50 batch=8 role=infer items=2000 deadline=30m"
     outcome, service, _ = served([asks(0.0, "mig:1g.10gb:1", 60.0, hints, tasks=40)], 6000.0)
     assert service.record.actions["throttle"] > 0
-    spans = sorted((one.start or 0.0, one.end) for one in outcome.jobs.values())
+    spans = sorted((task.start or 0.0, task.end) for task in outcome.jobs.values())
     assert len(spans) == 40
     at_once = max(sum(begin <= at < end for begin, end in spans) for at, _ in spans[10:])
     assert at_once < 7, "an H100 has room for seven"
@@ -278,7 +283,7 @@ def test_a_service_runs_as_many_instances_as_its_rate_needs() -> None:
 
     def at_once(rate: int) -> int:
         outcome, _, _ = served([asks(0.0, "mig:1g.10gb:1", 300.0, hints.format(rate), tasks=24)], 6000.0)
-        spans = sorted((one.start or 0.0, one.end) for one in outcome.jobs.values())
+        spans = sorted((task.start or 0.0, task.end) for task in outcome.jobs.values())
         assert len(spans) == 24
         return max(sum(begin <= at < end for begin, end in spans) for at, _ in spans[7:])
 
@@ -286,7 +291,7 @@ def test_a_service_runs_as_many_instances_as_its_rate_needs() -> None:
     assert 1 < at_once(1000) < at_once(100_000) == 7, "an H100 has room for seven"
 
 
-def test_the_filter_refuses_what_it_refuses_on_a_site() -> None:
+def test_submit_filter_refuses_an_unknown_profile_in_the_simulation() -> None:
     outcome, _, _ = served([asks(0.0, "mig:9g.99gb:1", 5.0), asks(0.0, "gpu:1", 5.0)])
     assert outcome.submissions[0] is None
     assert "9g.99gb" in outcome.refusals[0]
@@ -308,7 +313,7 @@ def test_partitions_are_those_of_the_configuration() -> None:
     assert partitions_of(lends) == ("main", "t")
 
 
-def test_the_default_is_a_policy() -> None:
+def test_default_policy_is_registered() -> None:
     kind = registry.find(registry.DEFAULT)
     assert kind.settings(kind.params())["decides"] == "slurm_migbatch.decide.core.decide"
     with pytest.raises(KeyError):

@@ -1,4 +1,4 @@
-"""Slice and batch under a limit: the ways are compared on the same cases, by the measured table."""
+"""Slice and batch under a limit: the variants are compared on the same cases, by the measured table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurm_migbatch.lab.evaluate.batches import EFFICACY, OURS, POINTS, USUAL, W
 from tests.support.small_laboratory import laboratory
 
 
-def test_every_way_has_every_case_and_ours_no_larger_slices() -> None:
+def test_every_variant_has_every_case_and_ours_uses_no_larger_slices() -> None:
     result = evaluate(laboratory())
     rows = {(row["points"], row["way"]): row for row in result["rows"]}
     assert set(rows) == {(points, way) for points in POINTS for way in WAYS}
@@ -31,16 +31,16 @@ def test_every_way_has_every_case_and_ours_no_larger_slices() -> None:
         ("NVIDIA A100-SXM4-80GB", {}),
     ],
 )
-def test_every_gpu_that_is_simulated_is_known_by_its_name_in_measurements(gpu: str, profiles: dict[str, str]) -> None:
+def test_gpus_are_recognised_by_their_names_in_measurements(gpu: str, profiles: dict[str, str]) -> None:
     rows = [replace(row, gpu=gpu, profile=profiles.get(row.profile, row.profile)) for row in laboratory()]
     assert all(row["cases"] for row in evaluate(rows)["rows"])
 
 
-def test_a_model_of_which_nothing_is_known_has_no_case_before_it_is_measured() -> None:
+def test_unknown_model_has_no_cases_before_its_first_measurement() -> None:
     renamed = [replace(row, model=f"our-{row.model}", family="", params=None) for row in laboratory()]
     assert {row["points"] for row in evaluate(renamed)["rows"]} == set(POINTS) - {0}
 
 
-def test_without_a_table_nothing_is_measured() -> None:
+def test_empty_table_is_refused() -> None:
     with pytest.raises(NotMeasurable, match="no model"):
         evaluate([])

@@ -55,7 +55,7 @@ def rows() -> list[Measurement]:
         row("7g.40gb", 32, 200.0),
         row("3g.20gb", 32, 90.0),
         row("1g.5gb", 32, None),
-        row("3g.20gb", 64, 90.0),  # nothing to compare it with
+        row("3g.20gb", 64, 90.0),  # no figure of the whole GPU to compare it with
         row("1g.5gb", 8, 500.0, procs=3),
     ]
 
@@ -84,7 +84,7 @@ def test_measured_speeds_are_relative_to_the_whole_gpu() -> None:
         curves.speed(job(app="other"), [at(HALF)])
 
 
-def test_a_table_without_memory_slices_has_those_of_its_gpu() -> None:
+def test_memory_slices_missing_in_a_table_are_those_of_its_gpu() -> None:
     def measured(gpu: str, rates: dict[str, float]) -> list[Measurement]:
         return [Measurement(gpu=gpu, model="net", profile=name, throughput_per_s=rate) for name, rate in rates.items()]
 
@@ -98,7 +98,7 @@ def test_a_table_without_memory_slices_has_those_of_its_gpu() -> None:
     assert sorted(found.values()) == [25, 50, 100]
 
 
-def test_the_predictor_gives_speeds_between_none_and_whole() -> None:
+def test_predicted_speeds_lie_between_zero_and_the_whole_gpu() -> None:
     source = Predicted(LearnedPredictor(), A100, "a100-80gb")
     curves = Curves(source, A100)
     for app in ("resnet50", "bert-base"):
@@ -113,7 +113,7 @@ def test_the_predictor_gives_speeds_between_none_and_whole() -> None:
         source.rates("nothing", 1, "train")
 
 
-def test_rules_of_thumb() -> None:
+def test_linear_whole_and_paired_speeds() -> None:
     cluster = SimulatedCluster.of(A100, 2)
     assert Linear(cluster).speed(job(), [at(HALF)]) == pytest.approx(3 / 7)
     assert Linear(cluster, exponent=0.5).speed(job(), [at(ONE)]) == pytest.approx((1 / 7) ** 0.5)
@@ -126,7 +126,7 @@ def test_rules_of_thumb() -> None:
     assert paired.slowdown(one, [two, one]) == pytest.approx(1.9)
 
 
-def test_a_job_that_names_a_slice_runs_at_full_speed_on_one() -> None:
+def test_job_that_requests_a_profile_runs_at_full_speed_on_it() -> None:
     cluster, asked = SimulatedCluster.of(A100, 1), replace(job(), profile=HALF)
     for speeds in (Linear(cluster), Curves(Table(rows(), A100), A100)):
         assert speeds.speed(asked, [at(HALF)]) == pytest.approx(1)
@@ -134,7 +134,7 @@ def test_a_job_that_names_a_slice_runs_at_full_speed_on_one() -> None:
     assert Curves(Table(rows(), A100), A100).speed(asked, [at(ONE)]) == pytest.approx(0.5)
 
 
-def test_sensitivities_have_the_mean_and_the_worst_that_were_measured() -> None:
+def test_drawn_sensitivities_have_the_given_mean_and_maximum() -> None:
     draws = Neighbours(0.019, 0.07).draw(200_000, np.random.default_rng(1))
     assert np.mean(draws) == pytest.approx(0.019, rel=0.01)
     assert 0 <= min(draws) < max(draws) <= 0.07
@@ -144,7 +144,7 @@ def test_sensitivities_have_the_mean_and_the_worst_that_were_measured() -> None:
         Neighbours(0.08, 0.07)
 
 
-def test_tables_of_pairs(tmp_path: Path) -> None:
+def test_tables_of_pair_slowdowns_are_read(tmp_path: Path) -> None:
     table = tmp_path / "pairs.csv"
     table.write_text("app1,app2,slowdown1,slowdown2\na,b,1.1,1.4\nc,c,1.5,1.5\n")
     assert pairs.read(table) == {("a", "b"): 1.1, ("b", "a"): 1.4, ("c", "c"): 1.5}

@@ -1,4 +1,4 @@
-"""The study of instances on made-up laboratories with ParvaGPU's scenarios: baselines, bounds, replay."""
+"""The study of instances on synthetic laboratories with ParvaGPU's scenarios: baselines, bounds, replay."""
 
 import json
 import math
@@ -21,7 +21,7 @@ def result(parvagpu):
         return measure(parvagpu)
 
 
-def test_the_rows_are_ordered_as_their_meaning_says(result):
+def test_bounds_and_baselines_are_in_the_expected_order(result):
     rows = {row["name"]: row for row in result["rows"]}
     assert result["scenarios"] == ["S1", "S2"]
     assert result["services"] == 7
@@ -43,10 +43,10 @@ def test_the_rows_are_ordered_as_their_meaning_says(result):
         assert dedicated["gpus"][i] <= one_process["gpus"][i]
 
 
-def test_predictions_are_replayed_round_by_round_until_all_in_use_is_measured(result):
+def test_plans_are_replayed_until_all_used_settings_are_measured(result):
     ours = next(row for row in result["rows"] if row["name"] == MEASURED)
-    for each in (*result["predicted"], *result["measured_share"]):
-        rounds = each["rounds"]
+    for replayed in (*result["predicted"], *result["measured_share"]):
+        rounds = replayed["rounds"]
         assert all(at["exact"] for at in rounds)
         # the last plan uses measured settings only, so it serves every rate within every limit
         assert rounds[-1]["broken"] == rounds[-1]["short"] == 0
@@ -58,18 +58,18 @@ def test_predictions_are_replayed_round_by_round_until_all_in_use_is_measured(re
     assert result["bars"] == []
 
 
-def test_the_command_prints_one_object_or_a_table(parvagpu, result, monkeypatch):
+def test_command_prints_one_json_object_or_a_table(parvagpu, result, monkeypatch):
     monkeypatch.setattr(instances, "measure", lambda data, say: result)
     runner = CliRunner()
     found = runner.invoke(bench, ["study", "instances", "--data", str(parvagpu), "--json"])
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["bars"] == []
-    told = runner.invoke(bench, ["study", "instances", "--data", str(parvagpu)])
-    assert told.exit_code == 0, told.output
-    assert MEASURED in told.stdout
+    report = runner.invoke(bench, ["study", "instances", "--data", str(parvagpu)])
+    assert report.exit_code == 0, report.output
+    assert MEASURED in report.stdout
 
 
-def test_a_table_without_services_on_a_known_gpu_is_told(tmp_path):
+def test_table_without_services_on_a_known_gpu_is_reported(tmp_path):
     lines = ["kind,model,gpu,profile,batch,procs,throughput_per_s"]
     lines += [f"infer,resnet50,gpu-of-nobody,,{batch},1,{100 + batch}" for batch in (1, 2, 4, 8)]
     (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")

@@ -1,4 +1,4 @@
-"""The dispatch and D-STACK experiments on a made-up table: what they measure, in what form, always the same."""
+"""The dispatch and D-STACK experiments on a synthetic table: their results, the form of these, and repeatability."""
 
 import functools
 import json
@@ -27,7 +27,7 @@ def test_kinds_are_the_leanest_profile_of_each_size():
     assert [kind.name for kind in KINDS] == ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
 
 
-def test_curves_are_straight_between_measured_batches_and_end_at_the_last(tmp_path):
+def test_curves_are_linear_between_measured_batches_and_end_at_the_last(tmp_path):
     rows = read_folder(write_table(tmp_path / "d", [("m", 0.0001, 0.007)]))
     rows = [row for row in rows if not (row.profile == "1g.10gb" and row.batch > 8)]
     (curve,) = pariselsa.curves(rows, KINDS)
@@ -36,7 +36,7 @@ def test_curves_are_straight_between_measured_batches_and_end_at_the_last(tmp_pa
     assert curve.seconds[31][4] == pytest.approx(0.032)
 
 
-def test_batches_are_log_normal_with_the_median_that_is_said(tmp_path):
+def test_batch_sizes_are_log_normal_with_the_given_median(tmp_path):
     (curve,) = pariselsa.curves(read_folder(write_table(tmp_path / "d", [("m", 0.01, 0.002)])), KINDS)
     works = pariselsa.works_of(curve, 0.3)
     below = sum(work.share for work in works[:6]) - works[5].share / 2
@@ -45,7 +45,7 @@ def test_batches_are_log_normal_with_the_median_that_is_said(tmp_path):
     assert all(work.share > 0 for work in works)
 
 
-def test_dispatch_measures_every_way_and_repeats_itself(table):
+def test_dispatch_study_measures_every_variant_deterministically(table):
     measure = functools.partial(pariselsa.measure, table, seeds=2, job_count=500, variances=(0.9,))
     result = measure()
     (found,) = result["results"]
@@ -61,13 +61,13 @@ def test_dispatch_measures_every_way_and_repeats_itself(table):
     assert found["models"][0]["ratio"][0] > 1
     assert result["bars"] == []
     again = measure()
-    for one in (result, again):
-        for row in one["results"][0]["models"]:
+    for measured in (result, again):
+        for row in measured["results"][0]["models"]:
             del row["partition_s"]
     assert result == again
 
 
-def test_dstack_holds_every_scheduler_against_the_ideal(tmp_path):
+def test_dstack_study_compares_every_scheduler_with_the_bound(tmp_path):
     models = [("flat", 0.010, 0.002), ("steep", 0.0005, 0.0007), ("middle", 0.004, 0.003)]
     data = write_table(tmp_path / "data", models)
     result = dstack.measure(data, mixes=2, sizes=(2,), batches=("own",))
@@ -88,7 +88,7 @@ def test_dstack_holds_every_scheduler_against_the_ideal(tmp_path):
     ("paris-elsa", pariselsa, {"job_count": 300, "variances": (0.9,)}),
     ("dstack", dstack, {"sizes": (2,), "batches": ("chosen",)}),
 ])  # fmt: skip
-def test_the_commands_print_one_object_or_tables(monkeypatch, table, tmp_path, name, module, small):
+def test_commands_print_one_json_object_or_tables(monkeypatch, table, tmp_path, name, module, small):
     monkeypatch.setattr(module, "measure", functools.partial(module.measure, **small))
     measured_once(monkeypatch, module)
     count = ["--seeds" if name == "paris-elsa" else "--mixes", "2"]
@@ -108,7 +108,7 @@ def test_the_commands_print_one_object_or_tables(monkeypatch, table, tmp_path, n
 
 
 @pytest.mark.parametrize("measure", [pariselsa.measure, dstack.measure])
-def test_a_table_without_all_slices_is_refused_with_what_is_missing(tmp_path, measure):
+def test_table_without_all_profiles_is_refused_and_the_error_names_them(tmp_path, measure):
     data = write_table(tmp_path / "d", [("m", 0.01, 0.002)], kinds=KINDS[:3])
     with pytest.raises(NotMeasurable, match=r"7g\.80gb"):
         measure(data)

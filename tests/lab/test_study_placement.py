@@ -1,4 +1,4 @@
-"""The study of placement rules on a made-up trace: what it counts, and that it repeats itself."""
+"""The study of placement rules on a synthetic trace: what it counts, and that it is deterministic."""
 
 import json
 
@@ -25,8 +25,8 @@ def small(monkeypatch):
     monkeypatch.setattr(study, "GPUS", 5)
 
 
-def test_a_run_counts_what_was_accepted_after_warming_up():
-    """One GPU, two slices of 3g and 4g: first fit lays the 3g at 0 and turns every 4g away."""
+def test_run_counts_accepted_jobs_after_the_warm_up():
+    """One GPU, two slices, 3g and 4g: first fit places the 3g at 0 and rejects every 4g."""
     kinds = [PodKind(THREE, 1.5, True), PodKind(FOUR, 1.5, False)] * 100
     times = [float(i) for i in range(200)]
     asked = mix({THREE: 1, FOUR: 1})
@@ -41,24 +41,24 @@ def test_a_run_counts_what_was_accepted_after_warming_up():
     assert first.busy == pytest.approx(3 * 1.5 / 2 / 7, abs=0.02)
 
 
-def test_a_pool_has_no_places_and_equal_slices_take_what_is_no_larger():
+def test_pool_ignores_placements_and_equal_slices_reject_larger_profiles():
     pool = Pool(A100, 2)
     assert pool.place(PodKind(FOUR, 1, True))
     assert pool.place(PodKind(FOUR, 1, True))
-    back = pool.place(PodKind(FOUR, 1, True))  # 12 of 14 compute slices, 12 of 16 memory slices
-    assert back is not None
+    release = pool.place(PodKind(FOUR, 1, True))  # 12 of 14 compute slices, 12 of 16 memory slices
+    assert release is not None
     assert pool.place(PodKind(THREE, 1, True)) is None
-    back()
+    release()
     assert pool.place(PodKind(THREE, 1, True))
     equal = Equal(A100, 2, THREE)
     assert equal.place(PodKind(FOUR, 1, True)) is None
     given = [equal.place(PodKind(THREE, 1, True)) for _ in range(5)]
-    assert [each is not None for each in given] == [True] * 4 + [False]
+    assert [give_back is not None for give_back in given] == [True] * 4 + [False]
     given[0]()
     assert equal.place(PodKind(THREE, 1, True))
 
 
-def test_the_experiment_repeats_itself_and_tells_both_populations(openb):
+def test_measurement_is_deterministic_and_has_both_populations(openb):
     result = measure(openb, seeds=2)
     assert result == measure(openb, seeds=2)
     parts, whole = result["populations"]["parts of a GPU"], result["populations"]["parts and whole GPUs"]
@@ -69,13 +69,13 @@ def test_the_experiment_repeats_itself_and_tells_both_populations(openb):
         assert rules["first fit"]["gain_jobs"][0] == 0
         assert all(0 <= row["accepted"][0] <= 1 and 0 <= row["busy"][0] <= 1 for row in load["rules"])
         assert sum(name.startswith("best equal slices") for name in rules) == 1
-    some = {row["rule"]: row for row in parts["loads"][0]["rules"]}  # below capacity, so that what is lost is places
+    some = {row["rule"]: row for row in parts["loads"][0]["rules"]}  # below capacity: only placements are lacking
     assert some["least loss"]["gain_jobs"][0] > 0.05
     assert some["pool without fragmentation"]["busy"][0] >= some["least loss"]["busy"][0]
     assert result["bars"] == []
 
 
-def test_the_command_prints_one_object_or_a_table(openb, tmp_path, monkeypatch):
+def test_command_prints_one_json_object_or_a_table(openb, tmp_path, monkeypatch):
     measured_once(monkeypatch, study)
     runner = CliRunner()
     plots = ["--plot", str(tmp_path / "plots")]
@@ -83,12 +83,12 @@ def test_the_command_prints_one_object_or_a_table(openb, tmp_path, monkeypatch):
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["populations"]
     assert len(list((tmp_path / "plots").glob("placement-*.svg"))) == 4
-    told = runner.invoke(bench, ["study", "placement", "--data", str(openb), "--seeds", "2"])
-    assert told.exit_code == 0, told.output
-    assert "least loss" in told.stdout
+    report = runner.invoke(bench, ["study", "placement", "--data", str(openb), "--seeds", "2"])
+    assert report.exit_code == 0, report.output
+    assert "least loss" in report.stdout
 
 
-def test_a_folder_without_the_trace_is_told(tmp_path):
+def test_folder_without_the_trace_is_reported(tmp_path):
     with pytest.raises(NotMeasurable, match="openb_pod_list_default"):
         measure(tmp_path)
     found = CliRunner().invoke(bench, ["study", "placement", "--data", str(tmp_path)])

@@ -1,4 +1,4 @@
-"""Readers on tiny made-up files, right ones and wrong ones."""
+"""Trace readers on tiny synthetic files, valid and invalid ones."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name:
         (PHILLY + "2017-10-09 06:13:03,1,1\n", ":4: has 3 cells, the header has 5"),
     ],
 )
-def test_a_bad_line_is_named(write: Write, text: str, said: str) -> None:
+def test_invalid_line_is_named_in_the_error(write: Write, text: str, said: str) -> None:
     path = write(text)
     with pytest.raises(TraceError) as caught:
         joblog.read(path)
     assert str(caught.value) == f"{path}{said if said.startswith(':') else ': ' + said}"
 
 
-def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> None:
+def test_unreadable_files_are_named_in_the_error(write: Write, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"none\.csv: cannot be read: No such file"):
         joblog.read(tmp_path / "none.csv")
     broken = write(PHILLY, "broken.csv.gz")
@@ -141,7 +141,7 @@ def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> No
         joblog.read(packed)
 
 
-def test_a_time_has_the_zone_that_it_names(write: Write) -> None:
+def test_time_zone_of_a_timestamp_is_respected(write: Write) -> None:
     zones = PHILLY.replace("07:01:55,", "07:01:55+02:00,").replace("06:13:03,", "06:01:55Z,")
     first, second = joblog.read(write(zones)).jobs
     assert (first.user, second.user, second.arrival) == ("a", "b", 3600)
@@ -152,7 +152,7 @@ def test_a_time_has_the_zone_that_it_names(write: Write) -> None:
             joblog.read(write(PHILLY.replace("2017-10-09 07:01:55", wrong)))
 
 
-def test_a_byte_order_mark_is_no_part_of_a_column(write: Write) -> None:
+def test_byte_order_mark_is_ignored(write: Write) -> None:
     assert len(joblog.read(write("\ufeff" + PHILLY)).jobs) == 2
     assert len(sacct.read(write("\ufeff" + SACCT)).jobs) == len(sacct.read(write(SACCT)).jobs)
 
@@ -163,7 +163,7 @@ def test_a_column_that_occurs_twice_is_refused(write: Write) -> None:
     assert len(joblog.read(write(PHILLY.replace("gpu_time", "extra"))).jobs) == 2
 
 
-def test_job_logs_are_read_by_the_names_of_their_columns(write: Write) -> None:
+def test_job_logs_are_read_by_column_name(write: Write) -> None:
     helios_log = joblog.read(write(HELIOS_LOG, "cluster_log.csv"))
     assert helios_log.jobs == (
         SimulatedJob(0, "5", 0.0, 30.0, gpus=1, user="u2"),
@@ -207,7 +207,7 @@ PHILLY_LOG: list[dict[str, Any]] = [
 ]
 
 
-def test_philly_is_read_as_it_was_published(write: Write, tmp_path: Path) -> None:
+def test_original_philly_json_log_is_read(write: Write, tmp_path: Path) -> None:
     trace = philly.read(write(json.dumps(PHILLY_LOG), "cluster_job_log"))
     assert trace.jobs == (SimulatedJob(0, "b", 0.0, 3630.0, gpus=3, user="v"),)
     assert trace.notices == ("1 jobs without a GPU are skipped",)
@@ -235,7 +235,7 @@ never,1,1,1,500,,LS,Pending,9072000,9072300,
 """
 
 
-def test_openb_becomes_slices_from_day_105_on(write: Write) -> None:
+def test_openb_pods_from_day_105_on_become_jobs_with_profiles(write: Write) -> None:
     trace = openb.read(write(OPENB), A100)
     whole, small, half = trace.jobs
     assert (whole.name, whole.arrival, whole.work, whole.gpus, whole.profile, whole.kind) == (
@@ -250,7 +250,7 @@ def test_openb_becomes_slices_from_day_105_on(write: Write) -> None:
     )
 
 
-def test_pods_without_a_run_time_are_left_out_by_what_they_lack(write: Write) -> None:
+def test_pods_without_a_run_time_are_skipped_and_counted_by_reason(write: Write) -> None:
     more = "runs,1,1,1,500,,LS,Running,9072000,,9072100\nback,1,1,1,500,,LS,Failed,9072000,9072100,9072100\n"
     trace = openb.read(write(OPENB + more), A100)
     assert trace.jobs == openb.read(write(OPENB), A100).jobs
@@ -261,7 +261,7 @@ def test_pods_without_a_run_time_are_left_out_by_what_they_lack(write: Write) ->
     )
 
 
-def test_a_share_becomes_the_smallest_slice_with_that_much_of_both() -> None:
+def test_gpu_share_becomes_the_smallest_profile_with_that_compute_and_memory() -> None:
     shares = {0.12: "1g.10gb", 1 / 7: "1g.20gb", 0.25: "2g.20gb", 0.42: "3g.40gb", 0.5: "4g.40gb", 0.6: None}
     for share, name in shares.items():
         assert openb.slice_of(A100, share) == (Profile.parse(name) if name else None)
@@ -276,7 +276,7 @@ def test_a_share_becomes_the_smallest_slice_with_that_much_of_both() -> None:
         ("x,1,1,1,500,,LS,Running,soon,9072300,9072100", "creation_time must be a number"),
     ],
 )
-def test_openb_says_what_is_wrong(write: Write, row: str, said: str) -> None:
+def test_invalid_openb_row_raises_an_error_with_the_reason(write: Write, row: str, said: str) -> None:
     with pytest.raises(TraceError, match=f":8: {said}"):
         openb.read(write(OPENB + row + "\n"), A100)
 
@@ -289,7 +289,7 @@ b,2020-05-01 00:00:00,1,1,16,1,0,15,0.1
 """  # noqa: E501
 
 
-def test_helios_tells_changes_of_demand_only(write: Write) -> None:
+def test_helios_reader_returns_only_changes_of_demand(write: Write) -> None:
     path = write(HELIOS)
     assert helios.read(path).demands == (DemandChange(0, "a", 4), DemandChange(0, "b", 1), DemandChange(1200, "a", 6))
     assert helios.read(path, "wanted").demands[-2:] == (DemandChange(600, "a", 7), DemandChange(1200, "a", 9))
@@ -304,7 +304,7 @@ MURI = """job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,i
 """
 
 
-def test_muri_counts_in_milliseconds_and_iterations(write: Write) -> None:
+def test_muri_times_are_in_milliseconds_and_iterations(write: Write) -> None:
     first, second = muri.read(write(MURI)).jobs
     assert (first.id, first.app, first.batch, first.gpus) == (0, "gpt2", 32, 8)
     assert first.work == pytest.approx(10956 * 0.437)
@@ -330,16 +330,16 @@ def profiles(write: Write, tmp_path: Path) -> dict[str, pollux.ApplicationProfil
     return pollux.profiles(tmp_path / "traces")
 
 
-def test_pollux_profiles_give_steps_and_iterations(profiles: dict[str, pollux.ApplicationProfile]) -> None:
+def test_pollux_profiles_give_step_times_and_iteration_counts(profiles: dict[str, pollux.ApplicationProfile]) -> None:
     net = profiles["net"]
     assert list(profiles) == ["net"]
     assert net.step_s(1, 12) == pytest.approx(0.15)
     assert net.step_s(1, 4) == 0.1
-    # three of 16 at once, each without the exchange but the last
+    # three micro-steps of 16, with the exchange only in the last
     assert net.step_s(1, 48) == pytest.approx(0.6)
     assert net.step_s(4, 64) == pytest.approx(0.16 + 0.16 - 0.06)
     assert net.step_s(8, 64) == 0.3
-    # 6 replicas were not measured: the next larger number was
+    # 6 replicas were not measured: the next larger measured number is used
     assert net.step_s(6, 48) == 0.3
     assert net.iterations_of(8) == 1000
     assert net.iterations_of(16) == pytest.approx(500)
@@ -407,7 +407,7 @@ SACCT = """JobID|JobName|User|Partition|Submit|Start|End|Elapsed|Timelimit|State
 """  # noqa: E501
 
 
-def test_sacct_tells_gpus_slices_and_what_it_left_out(write: Write) -> None:
+def test_sacct_reader_returns_gpus_slices_and_notices_of_skipped_lines(write: Write) -> None:
     trace = sacct.read(write(SACCT), infer=("live",))
     serve, train, old = trace.jobs
     assert (serve.name, serve.arrival, serve.work, serve.kind, serve.user) == ("102_3", 0, 30, "infer", "bob")
@@ -423,7 +423,7 @@ def test_sacct_tells_gpus_slices_and_what_it_left_out(write: Write) -> None:
     ]
 
 
-def test_sacct_may_print_raw_columns(write: Write) -> None:
+def test_sacct_raw_columns_are_accepted(write: Write) -> None:
     raw = SACCT.replace("JobID|", "JobIDRaw|").replace("|Elapsed|Timelimit|", "|ElapsedRaw|TimelimitRaw|")
     for text, number in (("01:00:00|1-00:00:00", "3600|1440"), ("00:00:30|UNL", "30|UNL"), ("00:00:00|1:00", "0|1")):
         raw = raw.replace(text, number)
@@ -431,7 +431,7 @@ def test_sacct_may_print_raw_columns(write: Write) -> None:
     assert sacct.read(write(raw), infer=("live",)) == sacct.read(write(SACCT), infer=("live",))
 
 
-def test_a_partition_of_inference_that_no_job_ran_in_is_told(write: Write) -> None:
+def test_inference_partition_without_jobs_is_reported(write: Write) -> None:
     trace = sacct.read(write(SACCT), infer=("live", "lve"))
     assert "no job with a GPU ran in lve, which should do inference" in trace.notices
     with pytest.raises(TraceError, match=":1: lacks the columns Partition;"):
@@ -439,13 +439,13 @@ def test_a_partition_of_inference_that_no_job_ran_in_is_told(write: Write) -> No
     assert len(sacct.read(write(SACCT.replace("|Partition|", "|Part|"))).jobs) == 3
 
 
-def test_lines_that_two_exports_have_count_once(write: Write) -> None:
-    once, twice = sacct.read(write(SACCT)), sacct.read(write(SACCT + SACCT.partition("\n")[2]))
-    assert twice.jobs == once.jobs
-    assert "7 repeated lines are skipped" in twice.notices
+def test_repeated_lines_of_overlapping_exports_count_once(write: Write) -> None:
+    single, repeated = sacct.read(write(SACCT)), sacct.read(write(SACCT + SACCT.partition("\n")[2]))
+    assert repeated.jobs == single.jobs
+    assert "7 repeated lines are skipped" in repeated.notices
 
 
-def test_a_file_that_sacct_did_not_write_so_names_the_command(write: Write) -> None:
+def test_file_of_another_format_is_refused_with_the_sacct_command(write: Write) -> None:
     with pytest.raises(
         TraceError, match=r":1: lacks the columns JobID or JobIDRaw, .*; write the file with sacct -aPX -o JobID,"
     ):
@@ -464,7 +464,7 @@ def test_a_file_that_sacct_did_not_write_so_names_the_command(write: Write) -> N
         ("9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00", "has 8 cells, the header has 12"),
     ],
 )
-def test_sacct_says_what_is_wrong(write: Write, line: str, said: str) -> None:
+def test_invalid_sacct_line_raises_an_error_with_the_reason(write: Write, line: str, said: str) -> None:
     with pytest.raises(TraceError, match=f":10: {said}"):
         sacct.read(write(SACCT + line + "\n"))
 
@@ -486,14 +486,16 @@ def test_sacct_says_what_is_wrong(write: Write, line: str, said: str) -> None:
         ("gh200_144g", None),
     ],
 )
-def test_a_slice_is_known_however_a_site_writes_its_type(write: Write, gpu_type: str, profile: str | None) -> None:
+def test_profile_is_recognised_in_the_gres_type_names_of_sites(
+    write: Write, gpu_type: str, profile: str | None
+) -> None:
     line = f"9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00|1:00|FAILED||gres/gpu=3,gres/gpu:{gpu_type}=3"
     (job,) = sacct.read(write(SACCT.splitlines()[0] + "\n" + line + "\n")).jobs
     assert (job.profile, job.gpus) == (Profile.parse(profile) if profile else None, 3)
 
 
-def test_sacct_reads_one_form_of_time(write: Write) -> None:
-    """Slurm's own grammar takes a zone for a date, and a year that is missing for this one."""
+def test_sacct_reader_refuses_ambiguous_times(write: Write) -> None:
+    """Slurm's own grammar reads a zone as a date, and a missing year as the current one."""
     head, line = SACCT.splitlines()[0], "|n|u|gpu|{0}|{0}|x|1:00|1:00|FAILED||gres/gpu=1"
 
     def arrivals(*times: str) -> list[float]:
@@ -508,26 +510,26 @@ def test_sacct_reads_one_form_of_time(write: Write) -> None:
             arrivals(wrong)
 
 
-def test_a_job_without_an_end_has_not_ended_whatever_its_state_is_called(write: Write) -> None:
+def test_job_without_an_end_time_counts_as_not_ended_in_any_state(write: Write) -> None:
     unknown = SACCT.replace("2026-01-05T11:05:00|01:00:00|1-00:00:00|COMPLETED", "Unknown|01:00:00|1:00|STAGE_OUT")
     trace = sacct.read(write(unknown))
     assert [job.name for job in trace.jobs] == ["102_3", "107"]
     assert "3 jobs that have not run or not ended are skipped" in trace.notices
 
 
-def test_a_cell_too_many_is_explained(write: Write) -> None:
+def test_line_with_an_extra_cell_is_refused_with_an_explanation(write: Write) -> None:
     with pytest.raises(TraceError, match=r":2: has 13 cells, the header has 12: .* JobName .* leave the column out"):
         sacct.read(write(SACCT.replace("|train|", "|tr|ain|")))
 
 
-def test_lines_of_blanks_are_none(write: Write) -> None:
+def test_blank_lines_are_ignored_except_as_the_first_line(write: Write) -> None:
     assert joblog.read(write(PHILLY + "  \n\n \t \n")) == joblog.read(write(PHILLY))
     with pytest.raises(TraceError, match=":1: is blank; the first line must name submit_time or timestamp, duration"):
         joblog.read(write("\n" + PHILLY))
 
 
 @pytest.mark.parametrize("byte", [n for n in range(1, 256) if chr(n) not in "|\n\r"])
-def test_sacct_reads_jobs_whatever_byte_is_in_a_name(tmp_path: Path, byte: int) -> None:
+def test_sacct_reader_accepts_any_byte_in_a_job_name(tmp_path: Path, byte: int) -> None:
     path = tmp_path / "sacct"
     for name in (b"%ctrain", b"tr%cain", b"train%c"):
         path.write_bytes(SACCT.encode().replace(b"|train|", b"|" + name % byte + b"|"))
@@ -565,7 +567,7 @@ job_db_inx,id_job,id_user,partition,state,timelimit,time_submit,time_start,time_
 """
 
 
-def test_a_job_table_tells_gpus_by_number_or_by_name(write: Write) -> None:
+def test_job_table_gpus_are_identified_by_tres_number_or_name(write: Write) -> None:
     first, second, third = jobtable.read(write(JOBTABLE), infer=("live",)).jobs
     assert (first.name, first.user, first.kind, first.arrival, first.work) == ("11", "502", "infer", 0, 150)
     assert (first.gpus, first.estimate, first.app) == (1, None, "b")
@@ -593,6 +595,6 @@ def test_a_job_table_tells_gpus_by_number_or_by_name(write: Write) -> None:
         ("tres_alloc", "tres", ":1: lacks the columns tres_alloc or tres_req"),
     ],
 )
-def test_a_job_table_says_what_is_wrong(write: Write, old: str, new: str, said: str) -> None:
+def test_invalid_job_table_raises_an_error_with_the_reason(write: Write, old: str, new: str, said: str) -> None:
     with pytest.raises(TraceError, match=re.escape(said)):
         jobtable.read(write(JOBTABLE.replace(old, new)))

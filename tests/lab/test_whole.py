@@ -1,4 +1,4 @@
-"""The whole evaluation on small laboratories, usual and odd, and its command."""
+"""The whole evaluation on small laboratories, usual and unusual ones, and its command."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ A30 = {"1g.10gb": ("1g.6gb", 1, 14), "2g.20gb": ("2g.12gb", 2, 28), "7g.80gb": (
 Rows = list[Measurement]
 
 
-def test_a_regular_laboratory_is_learned() -> None:
-    """Models differ only in two figures: after three points what is left is mostly noise."""
+def test_errors_fall_with_profiled_points_in_a_regular_laboratory() -> None:
+    """Models differ only in two figures: after three points the remaining error is mostly noise."""
     result = evaluate(laboratory(noise=0.01, procs=(1, 2), memory=True), None, Options(trees=False))
     time = result["kinds"]["infer"]["time"]
-    assert [each["k"] for each in time] == [0, 1, 2, 3]
+    assert [scores["k"] for scores in time] == [0, 1, 2, 3]
     assert time[3]["mape"] < 15 and time[3]["mape"] < time[0]["mape"]
-    assert [each["points"] for each in time] == [5 * (20 - k) for k in range(4)]
-    assert {each["common"]["points"] for each in time} == {5 * 17}
+    assert [scores["points"] for scores in time] == [5 * (20 - k) for k in range(4)]
+    assert {scores["common"]["points"] for scores in time} == {5 * 17}
     assert set(time[0]["per_family"]) == {"cnn", "encoder"} and len(time[0]["per_model"]) == 5
     assert {cover["level"] for cover in time[0]["coverage"]} == {0.8, 0.9}
     assert result["kinds"]["infer"]["memory"][3]["mape"] < 15
@@ -38,32 +38,32 @@ def test_a_regular_laboratory_is_learned() -> None:
     assert sum("against" in name for name in names) == 4
 
 
-def test_unlisted_models_and_the_empty_store_stand_beside() -> None:
+def test_unlisted_models_and_the_empty_store_are_reported_separately() -> None:
     rows = [replace(row, model="our-net") if row.model == "resnet50" else row for row in laboratory()]
     found = evaluate(rows, None, Options(trees=False))["kinds"]["infer"]
-    for each in found["time"]:
-        assert each["listed"]["models"] == 4 and each["unlisted"]["models"] == 1
-        assert {cover["level"] for cover in each["unlisted"]["coverage"]} == {0.8, 0.9}
+    for scores in found["time"]:
+        assert scores["listed"]["models"] == 4 and scores["unlisted"]["models"] == 1
+        assert {cover["level"] for cover in scores["unlisted"]["coverage"]} == {0.8, 0.9}
     empty = [row for row in found["rules"] if row["method"] == "empty store"]
     assert [row["k"] for row in empty] == [0, 1, 2, 3]
     assert empty[0]["same_points"]["points"] == found["time"][0]["points"]
 
 
-def test_strangers_have_a_bar_of_their_own() -> None:
+def test_coverage_has_its_own_target_if_a_laboratory_is_left_out() -> None:
     rows = [*laboratory(models=("vgg16", "resnet50")), *laboratory(models=("resnet101",), source="there")]
     bars = evaluate(rows, None, Options(points=1, leave="laboratory", trees=False))["bars"]
     assert {bar["target"] for bar in bars if bar["name"].startswith("coverage")} == {0.05}
 
 
-def test_both_sides_are_scored_on_the_same_cells() -> None:
+def test_predictor_and_rules_are_scored_on_the_same_points() -> None:
     found = evaluate(laboratory(models=("vgg16", "resnet50", "bert-base")), None, Options(points=2, trees=False))[
         "kinds"
     ]["infer"]
-    for each in found["rules"]:
-        same = each["same_points"]
-        assert same["predictor_k"] == (2 if each["k"] < 0 else each["k"])
-        assert 0 < same["points"] <= each["points"]
-    assert max(each["k"] for each in found["time"]) == 2
+    for scores in found["rules"]:
+        same = scores["same_points"]
+        assert same["predictor_k"] == (2 if scores["k"] < 0 else scores["k"])
+        assert 0 < same["points"] <= scores["points"]
+    assert max(scores["k"] for scores in found["time"]) == 2
 
 
 def test_the_same_table_gives_the_same_figures() -> None:
@@ -71,14 +71,14 @@ def test_the_same_table_gives_the_same_figures() -> None:
     assert evaluate(rows, None, Options()) == evaluate(rows, None, Options())
 
 
-def test_training_on_slices_has_its_own_bar() -> None:
+def test_training_has_its_own_relative_speed_bar() -> None:
     result = evaluate(laboratory(kind="train", models=("vgg16", "resnet50")), None, Options(trees=False))
     assert "infer" not in result["kinds"]
     assert [bar for bar in result["bars"] if bar["name"].startswith("relative speed")]
     assert any("no inference" in note for note in result["notes"])
 
 
-def test_another_table_and_what_it_knows_is_stated() -> None:
+def test_models_known_from_the_training_table_are_stated() -> None:
     train = laboratory(source="there", models=("vgg16", "resnet101"))
     result = evaluate(laboratory(models=("vgg16", "resnet50")), train, Options(trees=False))
     assert any("known from other laboratories: vgg16" in note for note in result["notes"])
@@ -123,7 +123,7 @@ ODD: dict[str, Callable[[Rows], Rows]] = {
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("blind", [False, True])
-def test_odd_tables_are_scored_as_far_as_they_go(name: str, blind: bool, tmp_path: Path) -> None:
+def test_unusual_tables_are_scored_as_far_as_possible(name: str, blind: bool, tmp_path: Path) -> None:
     rows = ODD[name](laboratory(noise=0.02, models=("vgg16", "resnet50", "bert-base"), batches=(1, 8, 32)))
     result = evaluate(rows, None, Options(blind=blind, trees=False))
     json.dumps(result, allow_nan=False)
@@ -137,29 +137,29 @@ def run(*args: str) -> str:
     return done.stdout
 
 
-def test_the_command_prints_an_object_with_bars(tmp_path: Path) -> None:
+def test_command_prints_a_json_object_with_bars(tmp_path: Path) -> None:
     data = save(laboratory(models=("vgg16", "resnet50")), tmp_path / "data")
     result = json.loads(run("predictor", "--data", str(data), "--json", "--quick", "--points", "1", "--level", "0.8"))
     assert result["data"] == str(data) and result["train"] is None
     assert all(set(bar) == {"name", "value", "target", "ok"} for bar in result["bars"]) and result["bars"]
-    assert {each["k"] for each in result["kinds"]["infer"]["time"]} == {0, 1}
+    assert {scores["k"] for scores in result["kinds"]["infer"]["time"]} == {0, 1}
     train = save(laboratory(models=("resnet101", "bert-base"), source="there"), tmp_path / "train")
     result = json.loads(run("predictor", "--data", str(data), "--train", str(train), "--blind", "--quick", "--json"))
     assert result["train"] == str(train)
 
 
-def test_the_command_speaks_to_people(tmp_path: Path) -> None:
+def test_command_prints_a_readable_report(tmp_path: Path) -> None:
     data = save(laboratory(models=("vgg16", "resnet50"), memory=True), tmp_path / "data")
-    said = run("predictor", "--data", str(data))
+    report = run("predictor", "--data", str(data))
     for part in ("error of throughput", "error of memory", "roofline", "under a latency limit", "relative", "all cnn"):
-        assert part in said
-    said = run("profiling", "--data", str(data), "--level", "0.9")
-    assert "synthetic" in said and "100%" in said and "measured cells only" in said
+        assert part in report
+    report = run("profiling", "--data", str(data), "--level", "0.9")
+    assert "synthetic" in report and "100%" in report and "measured cells only" in report
     assert json.loads(run("profiling", "--data", str(data), "--json"))["bars"]
 
 
 @pytest.mark.parametrize("name", ["nothing ran", "always two processes", "one row"])
-def test_the_command_has_something_to_say_of_odd_tables(name: str, tmp_path: Path) -> None:
+def test_command_prints_a_note_for_unusual_tables(name: str, tmp_path: Path) -> None:
     rows = ODD[name](laboratory(models=("vgg16", "resnet50"), batches=(1, 8)))
     data = save(rows, tmp_path / "data")
     assert "note:" in run("predictor", "--quick", "--data", str(data))

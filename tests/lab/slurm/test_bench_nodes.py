@@ -9,7 +9,7 @@ from slurm_migbatch.lab.bench.manynodes import UPDATE, measure
 pytestmark = pytest.mark.slurm
 
 
-def test_requests_of_nodes_are_counted_in_both_ways(slurm_root: str) -> None:
+def test_node_update_rpcs_are_counted_together_and_apart(slurm_root: str) -> None:
     result = measure(nodes=3, gpus=2, jobs=8, slurm_root=slurm_root, rest_s=1.0)
     busy = result["phases"]["jobs"]
     calls, _ = busy["rpcs"][UPDATE]

@@ -1,4 +1,4 @@
-"""The day of `bench live --moves`: how it is drawn, what the simulated Slurm says of it, and what is made of it."""
+"""The day of `bench live --moves`: how it is drawn, its prediction by the simulated Slurm, and its evaluation."""
 
 import json
 import math
@@ -28,7 +28,7 @@ KINDS = [
     PodKind(THREE, 1200.0, False),
     PodKind(THREE, 10 * movewave.LONGEST_S, False),
 ]
-#: A training beside a job that ends soon, a job that stays on the other GPU, and one that wants a whole GPU.
+#: A training job beside a job that ends soon, a job that stays on the other GPU, and one that needs a whole GPU.
 IN_THE_WAY = MoveWave(
     Draw(
         (0.0, 3.0, 6.0, 15.0),
@@ -41,13 +41,13 @@ IN_THE_WAY = MoveWave(
 
 
 def busy(wave: MoveWave) -> float:
-    """The share of what all GPUs could do until the last arrival that the jobs take."""
+    """The work of the jobs as a share of the capacity of all GPUs until the last arrival."""
     work = sum(kind.profile.compute * kind.seconds for kind in wave.drawn.kinds)
     return work / (wave.drawn.times[-1] * wave.nodes * wave.gpus * 7)
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_every_day_has_the_load_that_is_said(seed: int) -> None:
+def test_every_drawn_day_has_the_configured_load(seed: int) -> None:
     wave = movewave.draw(KINDS, seed)
     assert busy(wave) == pytest.approx(movewave.LOAD, rel=1e-3)
     assert len(wave.drawn.times) == len(wave.drawn.kinds) == movewave.JOBS
@@ -67,7 +67,7 @@ def test_times_are_compressed_and_limits_are_whole_minutes() -> None:
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_the_settings_are_the_shipped_ones_scaled_as_the_jobs_are(moves: bool) -> None:
+def test_settings_are_the_shipped_ones_scaled_like_the_jobs(moves: bool) -> None:
     changed, found, shipped = movewave.settings(IN_THE_WAY, moves), movewave.config(IN_THE_WAY, moves), Config()
     assert set(changed) == {"moves", "cluster"} and set(changed["cluster"]) == {"poll_s"}
     for name in MovesConfig.__dataclass_fields__:
@@ -79,7 +79,7 @@ def test_the_settings_are_the_shipped_ones_scaled_as_the_jobs_are(moves: bool) -
     assert replace(found, moves=shipped.moves, cluster=shipped.cluster) == shipped
 
 
-def test_a_training_in_the_way_is_moved_and_nothing_else() -> None:
+def test_only_the_training_job_in_the_way_is_moved() -> None:
     still, moved = movewave.predict(IN_THE_WAY, False), movewave.predict(IN_THE_WAY, True)
     assert [job.restarts for job in still if job] == [0, 0, 0, 0]
     assert [job.restarts for job in moved if job] == [0, 1, 0, 0]
@@ -92,7 +92,7 @@ def test_a_training_in_the_way_is_moved_and_nothing_else() -> None:
     assert training.jct_s > early.jct_s + 60, "an older Slurm puts off what was requeued"
 
 
-def test_figures_tell_restarts_of_inference_apart() -> None:
+def test_figures_count_restarts_of_inference_separately() -> None:
     wave = movewave.draw(KINDS, 1, jobs=movewave.WARM + 20)
     outcome = [Served(1.0, 11.0, restarts=1 if kind.served else 2) for kind in wave.drawn.kinds]
     found = movewave.figures(wave, outcome)
@@ -101,7 +101,7 @@ def test_figures_tell_restarts_of_inference_apart() -> None:
     assert found["restarts"] == found["inference_restarts"] + 2 * wave.trainings
 
 
-def test_the_interval_of_a_ratio_comes_from_blocks_of_neighbours() -> None:
+def test_interval_of_the_wait_ratio_comes_from_blocks_of_consecutive_jobs() -> None:
     count = movewave.WARM + 10 * movewave.BLOCKS
     still = [Served(10.0, 20.0)] * count
     assert movewave.wait_over(still, still) == (1.0, 1.0, 1.0)
@@ -113,7 +113,7 @@ def test_the_interval_of_a_ratio_comes_from_blocks_of_neighbours() -> None:
     assert nothing == (1.0, -math.inf, math.inf)
 
 
-def test_jobs_are_submitted_by_class_with_what_moves_need(tmp_path: Path) -> None:
+def test_training_jobs_are_submitted_with_the_options_that_moves_need(tmp_path: Path) -> None:
     found = livemoves.plans(IN_THE_WAY, tmp_path)
     inference, training = found[wavebed.INFERENCE_USER], found[wavebed.TRAINING_USER]
     assert [job.at for job in inference] == [0.0, 6.0, 15.0] and [job.at for job in training] == [3.0]
@@ -128,7 +128,7 @@ def test_jobs_are_submitted_by_class_with_what_moves_need(tmp_path: Path) -> Non
     assert int(steps) * float(step_s) / math.sqrt(3 / 7) == pytest.approx(100.0, rel=1e-3)
 
 
-def test_bars_hold_moves_against_the_day_without() -> None:
+def test_bars_compare_moves_with_the_same_day_without_moves() -> None:
     fine = {"wait_s": 8.0, "jct_s": 30.0, "inference_moves": 0, "inference_restarts": 0, "failed": 0, "steps_lost": 0}
     ours = {**fine, "predicted": {"jct_s": 30.0}}
     still = {**ours, "wait_s": 10.0, "jct_s": 32.0}
@@ -139,8 +139,8 @@ def test_bars_hold_moves_against_the_day_without() -> None:
     assert names == {"mean wait with moves relative to no moves", "inference jobs that were moved or restarted"}
 
 
-def test_the_command_prints_one_object_or_a_table(openb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it but the real Slurm, which takes minutes: the simulated one stands in for it."""
+def test_command_prints_one_json_object_or_a_table(openb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole command, but with the simulated Slurm instead of the real one, which takes minutes."""
 
     def run(wave: MoveWave, moves: bool, *_more: object) -> tuple[Outcome, dict[str, object]]:
         figures = {"moves": 3, "inference_moves": 0, "away_s": 4.0, "away_max_s": 6.0, "failed": 0, "steps_lost": 0}
@@ -163,7 +163,7 @@ def test_the_command_prints_one_object_or_a_table(openb: Path, monkeypatch: pyte
     assert "[moves] enabled=True" in table and "steps lost that a checkpoint had saved: 0" in table
 
 
-def test_what_is_missing_or_too_much_is_said(openb: Path) -> None:
+def test_missing_or_unexpected_options_are_refused(openb: Path) -> None:
     for words, said in (
         (["--moves"], "--moves needs --data DIR"),
         (["--data", str(openb)], "--data is for --moves"),

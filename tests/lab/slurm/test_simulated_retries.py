@@ -25,7 +25,7 @@ def slurm() -> SimulatedSlurm:
 
 
 def ran_out(slurm: SimulatedSlurm, job: int) -> RecurringRun:
-    """The record of a run that ends with its slice full."""
+    """The record of a run that fails with the memory of its slice full."""
     restart = slurm.queue[job].restarts
     slurm.completed(job, "FAILED")
     slurm.released(job)
@@ -37,12 +37,12 @@ def ran_out(slurm: SimulatedSlurm, job: int) -> RecurringRun:
 
 
 def sent(slurm: SimulatedSlurm, *rows: RecurringRun) -> list[str]:
-    """What went wrong with each run that is tried again."""
+    """The error message of each run that is retried, empty where there was none."""
     retries = OomRetries(slurm, lambda: SITE, RunsPolicy(3))  # type: ignore[arg-type]
     return [retries.send(row, offer) for row, offer in retries.due(rows, lambda key: ())]
 
 
-def test_a_job_runs_again_on_a_larger_slice(slurm: SimulatedSlurm) -> None:
+def test_job_out_of_memory_runs_again_on_a_larger_slice(slurm: SimulatedSlurm) -> None:
     job = slurm.submit("mig:1g.10gb:1", comment=COMMENT)
     slurm.clock.sleep(3)
     assert sent(slurm, ran_out(slurm, job)) == [""]
@@ -51,7 +51,7 @@ def test_a_job_runs_again_on_a_larger_slice(slurm: SimulatedSlurm) -> None:
     assert (row.state, row.gres, row.comment, row.restarts) == ("RUNNING", "gres/mig:1g.20gb:1", LARGER, 1)
 
 
-def test_a_task_of_an_array_does_and_the_others_are_left_as_they_are(slurm: SimulatedSlurm) -> None:
+def test_array_task_runs_again_on_a_larger_slice_and_others_are_unchanged(slurm: SimulatedSlurm) -> None:
     slurm.submit("mig:1g.10gb:1", array="1-9%2", comment=COMMENT)
     slurm.clock.sleep(3)
     first, second = (row for row in slurm.jobs() if row.state == "RUNNING")
@@ -73,7 +73,7 @@ def test_a_task_of_an_array_does_and_the_others_are_left_as_they_are(slurm: Simu
     assert {(row.gres, row.comment, row.restarts) for row in found.values()} == {("gres/mig:1g.10gb:1", COMMENT, 0)}
 
 
-def test_the_last_task_of_an_array_has_its_id_and_goes_alone(slurm: SimulatedSlurm) -> None:
+def test_last_array_task_with_the_id_of_the_array_is_retried_alone(slurm: SimulatedSlurm) -> None:
     array = slurm.submit("mig:1g.10gb:1", array="1-3", comment=COMMENT)
     slurm.clock.sleep(3)
     tasks = {row.array_task: row.job_id for row in slurm.jobs()}
@@ -84,7 +84,7 @@ def test_the_last_task_of_an_array_has_its_id_and_goes_alone(slurm: SimulatedSlu
     assert [(row.job_id, row.array_task, row.gres) for row in slurm.jobs()] == [(array, "3", "gres/mig:1g.20gb:1")]
 
 
-def test_each_task_is_tried_once_more_and_not_twice(slurm: SimulatedSlurm) -> None:
+def test_each_array_task_is_retried_only_once(slurm: SimulatedSlurm) -> None:
     slurm.submit("mig:1g.10gb:1", array="1-2", comment=COMMENT)
     slurm.clock.sleep(3)
     jobs = [row.job_id for row in slurm.jobs()]
@@ -95,7 +95,7 @@ def test_each_task_is_tried_once_more_and_not_twice(slurm: SimulatedSlurm) -> No
     assert slurm.jobs() == []
 
 
-def test_what_waits_or_runs_again_already_is_left_alone(slurm: SimulatedSlurm) -> None:
+def test_pending_or_running_job_is_not_retried(slurm: SimulatedSlurm) -> None:
     job = slurm.submit("mig:1g.10gb:1", comment=COMMENT)
     slurm.clock.sleep(3)
     row = ran_out(slurm, job)
@@ -105,7 +105,7 @@ def test_what_waits_or_runs_again_already_is_left_alone(slurm: SimulatedSlurm) -
         slurm.requeue_ended(999, update=lambda row: {})
 
 
-def test_what_cannot_be_changed_is_not_kept_held(slurm: SimulatedSlurm) -> None:
+def test_job_that_cannot_be_retried_is_not_left_held(slurm: SimulatedSlurm) -> None:
     job = slurm.submit("mig:1g.10gb:1", comment="mine")
     slurm.clock.sleep(3)
     assert "one slice" in sent(slurm, ran_out(slurm, job))[0]

@@ -33,33 +33,33 @@ def ran(jobs: list[Submission], where: SimulatedSite = SITE) -> WorkloadOutcome:
     return simulation.run(ServiceController(simulation), RoundTiming(), 20_000.0)
 
 
-def test_jobs_of_every_size_run_where_supply_makes_room_and_nobody_misfits() -> None:
+def test_jobs_of_every_size_complete_without_misfits() -> None:
     kinds = ["1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"]
     jobs = [Submission(5 + 3.0 * n, f"mig:{kinds[n % 4]}:1", lambda: Fixed(40.0), limit_s=120) for n in range(40)]
     outcome = ran(jobs)
     assert len(outcome.jobs) == 40
-    assert {one.state for one in outcome.jobs.values()} == {"COMPLETED"}
+    assert {job_outcome.state for job_outcome in outcome.jobs.values()} == {"COMPLETED"}
     assert not outcome.misfits and not outcome.unplanned
-    assert all(one.end - (one.start or 0.0) >= 40.0 for one in outcome.jobs.values())
+    assert all(job_outcome.end - (job_outcome.start or 0.0) >= 40.0 for job_outcome in outcome.jobs.values())
 
 
-def test_the_same_workload_runs_the_same_again() -> None:
+def test_same_workload_gives_the_same_outcome() -> None:
     jobs = [Submission(2.0 * n, f"mig:{n % 3 + 1}g.{(10, 20, 40)[n % 3]}gb:1", lambda: Fixed(30.0)) for n in range(30)]
-    one, other = ran(jobs), ran(jobs)
-    assert [replace(job, row=None) for job in one.jobs.values()] == [  # type: ignore[arg-type]
+    first, second = ran(jobs), ran(jobs)
+    assert [replace(job, row=None) for job in first.jobs.values()] == [  # type: ignore[arg-type]
         replace(job, row=None)
-        for job in other.jobs.values()  # type: ignore[arg-type]
+        for job in second.jobs.values()  # type: ignore[arg-type]
     ]
 
 
 def test_an_array_runs_within_its_throttle() -> None:
     outcome = ran([Submission(0.0, "mig:1g.10gb:1", lambda: Fixed(20.0), array="0-9%2")])
-    spans = sorted((one.start or 0.0, one.end) for one in outcome.jobs.values())
+    spans = sorted((task.start or 0.0, task.end) for task in outcome.jobs.values())
     assert len(spans) == 10
     assert all(sum(begin <= at < end for begin, end in spans) <= 2 for at, _ in spans)
 
 
-def test_a_submission_starts_after_those_it_names_and_not_before_its_begin_time() -> None:
+def test_job_starts_after_its_dependencies_and_its_begin_time() -> None:
     jobs = [
         Submission(0.0, "mig:1g.10gb:1", lambda: Fixed(50.0), begin_s=30.0),
         Submission(0.0, "mig:1g.10gb:1", lambda: Fixed(5.0), after=(0,)),
@@ -78,7 +78,7 @@ def test_a_submission_that_slurm_refuses_has_no_job() -> None:
     assert outcome.submissions[0] is None and outcome.submissions[1] in outcome.jobs
 
 
-def test_a_run_in_which_nothing_can_happen_any_more_says_so() -> None:
+def test_simulation_that_cannot_progress_raises_an_error() -> None:
     def nobody(look: ControllerInput) -> bool:
         return False
 
@@ -87,8 +87,8 @@ def test_a_run_in_which_nothing_can_happen_any_more_says_so() -> None:
         simulation.run(nobody)
 
 
-def test_a_job_that_found_no_slice_starts_as_soon_as_there_is_one() -> None:
-    """Not only after the delay that Slurm gives what was requeued, two minutes."""
+def test_misfit_job_starts_as_soon_as_a_slice_is_free() -> None:
+    """Not only after the two minutes by which Slurm delays a requeued job."""
     jobs = [Submission(at, "mig:4g.40gb:1", lambda: Fixed(60.0), limit_s=120) for at in (0.0, 30.0)]
     simulation = SlurmSimulation(SimulatedSite((SiteNode("n1", (H100, H100)),)), jobs)
 
@@ -116,7 +116,7 @@ LENT = SimulatedSite((SiteNode("n1", (H100,), ("gpu", "train")),))
 
 
 @pytest.mark.parametrize("hours", ["", 'blackout = ["00:00-24:00"]'])
-def test_a_simulation_goes_by_what_migbatch_toml_says(hours: str) -> None:
+def test_simulation_uses_the_configuration_of_migbatch_toml(hours: str) -> None:
     config = loads(f'[cluster]\npoll_s = 5.0\n[lending]\nenabled = true\npartitions = ["train"]\n{hours}\n')
     simulation = SlurmSimulation(LENT, [TRAIN])
     outcome = simulation.run(ServiceController(simulation, config), pace_of(config), 300.0)
@@ -124,7 +124,7 @@ def test_a_simulation_goes_by_what_migbatch_toml_says(hours: str) -> None:
     assert outcome.rounds >= (60 if hours else 10), "the service's rounds do not depend on what happens"
 
 
-def test_a_decision_that_fails_ends_the_simulation() -> None:
+def test_exception_in_a_decision_ends_the_simulation() -> None:
     class Broken(NoPredictions):
         def training_speeds(self, _hints: LoanHints, _partition: str, /) -> dict[Profile, float]:
             raise LookupError("no such model")
@@ -135,14 +135,14 @@ def test_a_decision_that_fails_ends_the_simulation() -> None:
         simulation.run(ServiceController(simulation, config, Broken()), RoundTiming(), 300.0)
 
 
-# -- what jobs do with their time --------------------------------------------------------------------------------------
+# -- simulated work of jobs --------------------------------------------------------------------------------------------
 
 
 def speed(profile: Profile) -> float:
     return profile.compute / 7
 
 
-def test_a_training_goes_on_from_its_checkpoint() -> None:
+def test_training_job_continues_from_its_checkpoint() -> None:
     work = SimulatedTraining(100.0, speed, start_s=5.0, restart_s=3.0, checkpoint_s=2.0)
     work.begin(0.0, [Profile.parse("7g.80gb")], 0)
     assert work.end_at() == 105.0
@@ -161,7 +161,7 @@ def test_a_training_goes_on_from_its_checkpoint() -> None:
     assert work.end_at() == pytest.approx(103.0 + 50.0 * 7)
 
 
-def test_what_no_checkpoint_holds_is_lost() -> None:
+def test_work_after_the_last_checkpoint_is_lost() -> None:
     work = SimulatedTraining(100.0, speed, start_s=0.0, hears_term=False, every_s=8.0, checkpoint_s=2.0)
     work.begin(0.0, [Profile.parse("7g.80gb")], 0)
     assert work.end_at() == pytest.approx(125.0)
@@ -172,7 +172,7 @@ def test_what_no_checkpoint_holds_is_lost() -> None:
     assert (slow.term(10.0, 30.0), slow.saved) == (40.0, 0.0)
 
 
-def test_company_costs_speed() -> None:
+def test_lower_pace_delays_the_end_of_a_training_job() -> None:
     work = SimulatedTraining(100.0, speed, start_s=0.0)
     work.begin(0.0, [Profile.parse("7g.80gb")], 0)
     work.pace(20.0, 0.5)

@@ -1,4 +1,4 @@
-"""What the contract with real Slurm does not reach: preemption, memory of former types, time limits, node states."""
+"""What the contract with real Slurm does not cover: preemption, former GRES types, time limits, node states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def slurm(nodes: int = 1, *, counts: dict[str, int] | None = None, **settings: o
     return made
 
 
-def test_a_higher_tier_has_jobs_of_the_same_type_requeued_and_no_more_than_it_needs() -> None:
+def test_higher_tier_preempts_only_as_many_jobs_of_the_same_type_as_needed() -> None:
     s = slurm()
     training = [s.submit("mig:1g.10gb:1", partition="train", priority=9 - number) for number in range(7)]
     s.clock.sleep(2)
@@ -38,7 +38,7 @@ def test_a_higher_tier_has_jobs_of_the_same_type_requeued_and_no_more_than_it_ne
     assert sum(s.queue[job].state == "RUNNING" for job in training) == 5
 
 
-def test_a_job_is_preempted_only_when_it_has_run_for_the_exempt_time() -> None:
+def test_job_is_preempted_only_after_the_exempt_time() -> None:
     s = slurm(exempt_s=100.0)
     training = s.submit("mig:1g.10gb:7", partition="train")
     s.clock.sleep(2)
@@ -52,7 +52,7 @@ def test_a_job_is_preempted_only_when_it_has_run_for_the_exempt_time() -> None:
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_a_requeued_job_keeps_its_place_only_where_each_has_a_priority_of_its_own(last: bool) -> None:
+def test_requeued_job_goes_to_the_end_only_with_requeued_last_set(last: bool) -> None:
     s = slurm(counts={"1g.10gb": 1}, requeued_last=last, requeue_delay_s=0.0, kill_s=0.0)
     jobs = [s.submit("mig:1g.10gb:1", limit=60) for _ in range(3)]
     s.clock.sleep(5)
@@ -66,7 +66,7 @@ def test_a_requeued_job_keeps_its_place_only_where_each_has_a_priority_of_its_ow
     assert s.queue[jobs[1 if last else 0]].state == "RUNNING"
 
 
-def test_up_to_23_02_a_pending_job_needs_its_former_type_too() -> None:
+def test_pending_job_also_needs_its_former_type_up_to_slurm_23_02() -> None:
     s = slurm(release=(22, 5), counts={"1g.10gb": 3, "2g.20gb": 1})
     job = s.submit("mig:3g.40gb:1")
     s.update_jobs({str(job): {"Gres": "mig:2g.20gb:1"}})
@@ -79,7 +79,7 @@ def test_up_to_23_02_a_pending_job_needs_its_former_type_too() -> None:
     assert (newer.queue[job].gres, newer.queue[job].state) == ("gres/mig:2g.20gb:1", "RUNNING")
 
 
-def test_what_was_emptied_needs_a_free_one_of_its_former_type_and_takes_none() -> None:
+def test_emptied_request_needs_one_free_gres_of_its_former_type_but_uses_none() -> None:
     s = slurm(release=(22, 5), counts={"2g.20gb": 1, "loan": 1})
     job = s.submit("mig:loan:2")
     s.update_jobs({str(job): {"TresPerNode": "", "TresPerJob": "gres:mig:loan:2", "NumNodes": "1-1"}})
@@ -91,7 +91,7 @@ def test_what_was_emptied_needs_a_free_one_of_its_former_type_and_takes_none() -
     assert {kind: n for kind, n in s.machines["n1"].used.items() if n} == {"2g.20gb": 1}
 
 
-def test_a_job_ends_at_its_limit() -> None:
+def test_job_ends_at_its_time_limit() -> None:
     s = slurm()
     job = s.submit("mig:1g.10gb:1", limit=600)
     s.clock.sleep(700)
@@ -100,7 +100,7 @@ def test_a_job_ends_at_its_limit() -> None:
     assert (ended.state, round(ended.end - ended.start)) == ("TIMEOUT", 600)
 
 
-def test_a_node_that_is_completing_gets_no_job_and_its_gres_are_free() -> None:
+def test_completing_node_gets_no_job_although_its_gres_are_free() -> None:
     s = slurm()
     job = s.submit("mig:1g.10gb:7")
     s.clock.sleep(2)
@@ -114,7 +114,7 @@ def test_a_node_that_is_completing_gets_no_job_and_its_gres_are_free() -> None:
     assert s.queue[following].state == "RUNNING"
 
 
-def test_a_job_that_starts_in_the_second_in_which_it_was_killed_fails() -> None:
+def test_job_that_restarts_in_the_second_of_its_kill_fails() -> None:
     s = slurm(kill_s=0.0, requeue_delay_s=0.0, cycle_s=0.1)
     job = s.submit("mig:1g.10gb:1")
     s.clock.sleep(0.2)
@@ -123,7 +123,7 @@ def test_a_job_that_starts_in_the_second_in_which_it_was_killed_fails() -> None:
     assert s.ended_jobs[job].state == "FAILED"
 
 
-def test_a_sum_that_differs_from_slurm_conf_drains_at_the_next_registration() -> None:
+def test_gres_sum_unlike_slurm_conf_invalidates_the_node_at_registration() -> None:
     s = slurm()
     s.set_gres({"n1": "mig:1g.10gb:5"})
     s.register()
@@ -131,7 +131,7 @@ def test_a_sum_that_differs_from_slurm_conf_drains_at_the_next_registration() ->
     assert row.invalid and not row.open
 
 
-def test_a_job_with_a_time_to_begin_waits_for_it() -> None:
+def test_job_waits_for_its_begin_time() -> None:
     s = slurm()
     job = s.submit("mig:1g.10gb:1", begin=s.clock.now + 50)
     s.clock.sleep(49)
@@ -140,7 +140,7 @@ def test_a_job_with_a_time_to_begin_waits_for_it() -> None:
     assert s.queue[job].state == "RUNNING"
 
 
-def test_features_and_requested_nodes_limit_where_a_job_runs_and_what_is_refused() -> None:
+def test_features_and_requested_nodes_restrict_placement_and_submission() -> None:
     s = slurm(2)
     s.set_node("n2", features=frozenset({"big"}))
     with_feature, named = s.submit("mig:1g.10gb:1", features="big"), s.submit("mig:1g.10gb:1", requested_nodes="n2")
@@ -150,7 +150,7 @@ def test_features_and_requested_nodes_limit_where_a_job_runs_and_what_is_refused
         s.submit("mig:3g.40gb:1", requested_nodes="n2")
 
 
-def test_without_backfill_the_first_that_waits_for_resources_holds_up_its_partition() -> None:
+def test_pending_job_blocks_its_partition_until_the_next_backfill_cycle() -> None:
     s = slurm(backfill_s=60.0, counts={"1g.10gb": 2, "2g.20gb": 1})
     first = s.submit("mig:1g.10gb:2", limit=3600)
     s.clock.sleep(2)
@@ -161,7 +161,7 @@ def test_without_backfill_the_first_that_waits_for_resources_holds_up_its_partit
     assert short in s.ended_jobs or s.queue[short].state == "RUNNING"
 
 
-def test_calls_cost_time_in_which_jobs_start() -> None:
+def test_jobs_start_during_the_time_that_a_call_takes() -> None:
     s = slurm(update_s=2.0)
     job, other = s.submit("mig:1g.10gb:1"), s.submit("mig:1g.10gb:1", held=True)
     before = s.clock.now
@@ -170,14 +170,14 @@ def test_calls_cost_time_in_which_jobs_start() -> None:
     assert s.queue[job].state == "RUNNING"
 
 
-def test_an_unknown_field_is_refused() -> None:
+def test_update_of_an_unknown_field_is_refused() -> None:
     s = slurm()
     job = s.submit("mig:1g.10gb:1", held=True)
     with pytest.raises(SlurmRefused, match="not supported"):
         s.update_jobs({str(job): {"Nonsense": "1"}})
 
 
-def test_a_job_starts_when_those_it_waits_for_have_completed() -> None:
+def test_job_starts_after_its_dependencies_have_completed() -> None:
     s = slurm()
     first, array = s.submit("mig:1g.10gb:1"), s.submit("mig:1g.10gb:1", array="0-1")
     last = s.submit("mig:1g.10gb:1", after=(first, array))
@@ -195,7 +195,7 @@ def test_a_job_starts_when_those_it_waits_for_have_completed() -> None:
     assert s.queue[late].reason == "None", "what has completed is no dependency"
 
 
-def test_a_job_never_starts_after_one_that_failed_and_none_waits_for_what_never_was() -> None:
+def test_failed_dependency_is_never_satisfied_and_an_unknown_one_is_refused() -> None:
     s = slurm()
     first = s.submit("mig:1g.10gb:1")
     waiting = s.submit("mig:1g.10gb:1", after=(first,))

@@ -1,4 +1,4 @@
-"""The wave of `bench live`: what the simulated Slurm says of it, its settings, and its training job as it is run."""
+"""The wave of `bench live`: its prediction by the simulated Slurm, its settings, and its training job."""
 
 import subprocess
 import sys
@@ -13,24 +13,24 @@ from slurm_migbatch.lab.experiments.wave import Wave, WaveRequest, WaveTraining,
 from slurm_migbatch.lab.slurm.waves import TrainingCosts, config, predict, settings
 
 
-def test_a_wave_by_hand() -> None:
+def test_prediction_of_a_small_wave_matches_figures_worked_out_by_hand() -> None:
     wave = Wave(
         (WaveRequest(50.0, "7g.80gb", 20.0),), (WaveTraining(0.0, 100, 1.0, "7g.80gb", "7g.80gb"),) * 2, 300.0, 2, 1
     )
     costs = TrainingCosts(start_s=5.0, restart_s=5.0, checkpoint_s=3.0, every_s=1000.0)
     alone = predict(wave, False, costs)
-    # One after the other on the one GPU: 5 + 100, and again, with what Slurm and the hooks take.
+    # One after the other on the one GPU: 5 + 100, twice, and the time that Slurm and the hooks take.
     assert alone["jct_s"] == pytest.approx((106 + 214) / 2, abs=6)
     assert alone["p95_s"] < 2 and alone["restarts"] == 0
     lent = predict(wave, True, costs)
-    # The second gets about 45 s done on inference's GPU, leaves, and does the rest when a GPU is free again.
+    # The second does about 45 s of work on inference's GPU, is reclaimed, and does the rest when a GPU is free again.
     assert lent["restarts"] == 0.5
     assert lent["jct_s"] < 0.9 * alone["jct_s"]
     assert lent["p95_s"] < 3 + 5
     assert alone["unfinished"] == lent["unfinished"] == 0
 
 
-def test_lending_gains_on_a_wave_and_repeats_itself() -> None:
+def test_lending_shortens_the_mean_jct_of_a_wave_deterministically() -> None:
     wave = draw(1, requests=45, trainings=24, day_s=180.0)
     half, lent = predict(wave, False), predict(wave, True)
     assert lent == predict(wave, True)
@@ -40,7 +40,7 @@ def test_lending_gains_on_a_wave_and_repeats_itself() -> None:
     assert half["restarts"] == half["unfinished"] == lent["unfinished"] == 0
 
 
-def test_the_settings_are_the_shipped_ones_scaled_by_the_length_of_the_day() -> None:
+def test_settings_are_the_shipped_ones_scaled_by_the_day_length() -> None:
     wave = draw(1)
     shipped = loads(render())
     assert shipped.lending == Config().lending
@@ -58,7 +58,7 @@ def test_the_settings_are_the_shipped_ones_scaled_by_the_length_of_the_day() -> 
             assert after == before, name
 
 
-def test_the_training_job_runs_from_the_library_that_is_installed_for_it(tmp_path: Path) -> None:
+def test_training_job_runs_from_its_installed_library_and_resumes(tmp_path: Path) -> None:
     library = install(tmp_path / "library")
     command = [sys.executable, "-I", library / "wave_training.py", library, tmp_path / "steps", "5", "0.001"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
