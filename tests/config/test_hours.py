@@ -1,4 +1,4 @@
-"""Hours of the week: what is understood, what it covers, and what is said about the rest."""
+"""Hours of the week: what is parsed, which times it covers, and how invalid text is refused."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def at(day: str, clock: str) -> datetime:
     return MONDAY + timedelta(days=DAYS.index(day), hours=int(hour), minutes=int(minute))
 
 
-def test_a_span_of_every_day() -> None:
+def test_span_without_days_applies_every_day() -> None:
     office = Hours.parse("08:00-18:00")
     assert not office.covers(at("sun", "07:59")) and office.covers(at("sun", "08:00"))
     assert office.covers(at("wed", "17:59")) and not office.covers(at("wed", "18:00"))
 
 
-def test_days_of_the_week() -> None:
+def test_days_of_the_week_are_parsed() -> None:
     assert Hours.parse("Mon-Fri 08:00-18:00").days == frozenset(range(5))
     assert Hours.parse("sat,SUN 0:00-24:00").days == {5, 6}
     assert Hours.parse("Fri-Mon 01:00-02:00").days == {4, 5, 6, 0}
@@ -33,7 +33,7 @@ def test_days_of_the_week() -> None:
     assert not Hours.parse("Sat,Sun 00:00-24:00").covers(at("mon", "00:00"))
 
 
-def test_over_midnight_it_belongs_to_the_day_on_which_it_begins() -> None:
+def test_span_over_midnight_belongs_to_the_day_on_which_it_begins() -> None:
     night = Hours.parse("Mon-Fri 22:00-06:00")
     assert night.covers(at("fri", "23:00")) and night.covers(at("sat", "05:59"))
     assert not night.covers(at("sat", "06:00")) and not night.covers(at("sat", "22:30"))
@@ -45,7 +45,7 @@ def test_over_midnight_it_belongs_to_the_day_on_which_it_begins() -> None:
     ["", "8-18", "08:00", "08:00-08:00", "24:00-06:00", "08:60-09:00", "25:00-26:00", "Mon Tue 08:00-09:00",
      "Workday 08:00-09:00", "Mon- 08:00-09:00", "08:00 - 18:00", "Mon-Tue-Wed 08:00-09:00", "-08:00-09:00"],
 )  # fmt: skip
-def test_what_names_no_hours_is_refused(text: str) -> None:
+def test_invalid_hours_are_refused(text: str) -> None:
     with pytest.raises(HoursError):
         Hours.parse(text)
 
@@ -56,7 +56,7 @@ def test_what_names_no_hours_is_refused(text: str) -> None:
     end=st.integers(1, 1440),
     minute=st.integers(0, 7 * 1440 - 1),
 )
-def test_a_moment_is_covered_where_counting_from_the_beginnings_gets_there(
+def test_covered_times_agree_with_counting_from_each_start(
     days: frozenset[int], start: int, end: int, minute: int
 ) -> None:
     if start == end:
@@ -70,7 +70,7 @@ def test_a_moment_is_covered_where_counting_from_the_beginnings_gets_there(
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_hours_or_an_error(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         Hours.parse(text)
     except HoursError as error:

@@ -1,4 +1,4 @@
-"""States of a controller that are half wrong, by files and by what nodes tell; none where all is well."""
+"""Partly broken states of a controller, found in files and in reports of nodes; no finding when all is well."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NOBODY = Reader("nobody", 65534, frozenset({65534}))
 
 
 def wrong(findings) -> list[str]:
-    """What is to correct, as `subject: text -> advice`."""
+    """The findings to correct, as `subject: text -> advice`."""
     found = list(findings)
     assert all(each.advice for each in found if each.level != GOOD)
     return [f"{each.subject}: {each.text} -> {each.advice}" for each in found if each.level == BAD]
@@ -82,7 +82,9 @@ NodeName=no-mig-slice-free NodeAddr=127.0.0.1 Port=1 Sockets=2 CoresPerSocket=8 
         ("Gres=fpga:2,mig:none:0", "Gres=fpga:1,mig:none:0", "Gres=fpga:2"),
     ],
 )
-def test_a_catalog_without_address_size_or_features(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_catalog_node_without_address_size_or_features_is_reported(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
     def look(text: str) -> list[str]:
         (tmp_path / "slurm.conf").write_text(text)
         conf = load(str(tmp_path / "slurm.conf"), read)
@@ -103,7 +105,7 @@ def test_a_catalog_without_address_size_or_features(tmp_path: Path, old: str, ne
         ("Contain,DeferBatch,RunInJob", "has RunInJob"),
     ],
 )
-def test_prolog_flags(flags: str, said: str) -> None:
+def test_missing_or_unsuitable_prolog_flags_are_reported(flags: str, said: str) -> None:
     conf = {"grestypes": "gpu,mig", "jobsubmitplugins": "lua", "prolog": "/p", "epilog": "/e", "taskprolog": "/t"}
     for fine in ("Alloc,DeferBatch", "Contain,DeferBatch,X11"):
         assert wrong(settings.check_slurm_conf({**conf, "prologflags": fine})) == []
@@ -111,7 +113,7 @@ def test_prolog_flags(flags: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["lua", "require_timelimit,lua", "job_submit/lua"])
-def test_job_submit_plugins(value: str) -> None:
+def test_job_submit_plugins_with_lua_are_accepted(value: str) -> None:
     found = settings.check_slurm_conf({"jobsubmitplugins": value})
     assert [each.level for each in found if each.subject == "JobSubmitPlugins"] == [GOOD]
 
@@ -126,8 +128,8 @@ def test_job_submit_plugins(value: str) -> None:
         ("cli_filter.lua", "migbatch_cli_filter.lua", "--:M.BUILT_IN"),
     ],
 )
-def test_a_script_of_the_site_that_loads_ours(tmp_path: Path, script: str, beside: str, known: str) -> None:
-    """Ours lies beside it; what is left out of ours, or is of an earlier site, is told apart."""
+def test_site_lua_script_must_load_an_up_to_date_module(tmp_path: Path, script: str, beside: str, known: str) -> None:
+    """Our module is beside it; a truncated module and one rendered for an earlier site are distinguished."""
 
     def rendering(name: str, module: bool) -> str:
         assert name == script and module
@@ -156,7 +158,7 @@ def test_a_script_of_the_site_that_loads_ours(tmp_path: Path, script: str, besid
 # --- who may read and write
 
 
-def test_what_slurm_user_cannot_read(open_tmp_path: Path) -> None:
+def test_paths_unreadable_for_slurm_user_are_reported(open_tmp_path: Path) -> None:
     folder = open_tmp_path / "state"
     folder.mkdir()
     (folder / "table.lua").write_text("return {}\n")
@@ -173,13 +175,13 @@ def test_what_slurm_user_cannot_read(open_tmp_path: Path) -> None:
     assert unreadable(str(folder / "table.lua"), NOBODY) == ""
 
 
-def test_slurm_user_by_number() -> None:
+def test_numeric_slurm_user_is_resolved() -> None:
     assert reader("65534") == reader("nobody") and reader("nobody") is not None
     cluster = dataclasses.replace(Config().cluster, slurm_user="65534")
     assert 65534 in slurm_uids(dataclasses.replace(Config(), cluster=cluster))
 
 
-def test_a_token_that_is_missing_or_open(tmp_path: Path) -> None:
+def test_missing_or_readable_token_file_is_reported(tmp_path: Path) -> None:
     token = tmp_path / "token"
     api = dataclasses.replace(Config().node_api, auth="token", token_file=str(token))
     config = dataclasses.replace(Config(), node_api=api)
@@ -192,10 +194,10 @@ def test_a_token_that_is_missing_or_open(tmp_path: Path) -> None:
     assert "other users can read the nodes' secret" in one(paths.check_credentials(config, None))
 
 
-def test_munge_that_does_not_run(tmp_path: Path) -> None:
+def test_munge_that_is_not_running_is_reported(tmp_path: Path) -> None:
     api = dataclasses.replace(Config().node_api, munge_socket=str(tmp_path / "none"))
-    said = one(paths.check_credentials(dataclasses.replace(Config(), node_api=api), None))
-    assert "munge" in said and "systemctl enable --now munge" in said
+    finding = one(paths.check_credentials(dataclasses.replace(Config(), node_api=api), None))
+    assert "munge" in finding and "systemctl enable --now munge" in finding
 
 
 @contextmanager
@@ -208,7 +210,7 @@ def read_only(place: Path) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_database_that_is_read_only(open_tmp_path: Path) -> None:
+def test_read_only_database_file_is_reported(open_tmp_path: Path) -> None:
     file = open_tmp_path / "record/migbatch.db"
     file.parent.mkdir()
     file.touch()
@@ -232,7 +234,7 @@ def row(state: str = "IDLE", reason: str = "") -> NodeRow:
 CATALOG = NodeRow("no-mig-slice-free", frozenset({"DOWN"}), {"1g.10gb": 14, "none": 0}, {}, ("gpu",))
 
 
-def test_an_agent_that_is_silent_for_more_than_a_minute() -> None:
+def test_agent_silent_for_more_than_a_minute_is_reported() -> None:
     def look(silent: float) -> list[str]:
         return wrong(nodes.check_nodes([row(), CATALOG], {"n1": []}, {"n1": 1000.0}, 1000.0 + silent, Config()))
 
@@ -245,7 +247,7 @@ def one_of(found: list[str]) -> str:
     return only
 
 
-def test_a_node_that_a_hook_has_drained() -> None:
+def test_node_drained_by_a_hook_is_reported_with_the_hook_error() -> None:
     def look(reason: str) -> list[str]:
         rows, causes = [row("IDLE+DRAIN", reason), CATALOG], {"n1": "prolog exited with 11: no directory"}
         return wrong(nodes.check_nodes(rows, {"n1": []}, {"n1": 1000.0}, 1000.0, Config(), causes))
@@ -272,12 +274,12 @@ def told(**more: object) -> bytes:
         told(node="n2"),
     ],
 )
-def test_what_a_node_may_not_tell(body: bytes) -> None:
+def test_malformed_findings_of_a_node_are_rejected(body: bytes) -> None:
     with pytest.raises(messages.MessageError):
         messages.read_findings("n1", body)
 
 
-def test_what_nodes_tell_is_shown_and_cannot_act_on_a_terminal() -> None:
+def test_findings_of_nodes_are_shown_without_control_characters() -> None:
     now = [1000.0]
     board = NodeReports(lambda: now[0])
     for node, sent, text in (("n1", 1000.0, "a\x1b[2Jb\n"), ("n2", 1300.0, ""), ("n3", 1000.0, "")):
@@ -289,27 +291,27 @@ def test_what_nodes_tell_is_shown_and_cannot_act_on_a_terminal() -> None:
     now[0] = 1125.0
     board.keep("n1", 1125.0, messages.read_findings("n1", told(findings=[
         {"level": "FAIL", "subject": "Prolog", "text": "a\x1b[2Jb\n", "advice": "do"}])).findings)  # fmt: skip
-    heard = reports.read_reports(json.dumps({"nodes": board.to_dict()}).encode())
-    found = list(reports.check_reports(heard, ["n1", "n4", "n9"]))
-    said = wrong(found)
-    assert "n1: Prolog: a?[2Jb? (0 s ago) -> do" in said
-    assert [each.partition(":")[0] for each in said if "not reported its checks" in each] == ["n2", "n3", "n9"]
+    node_reports = reports.read_reports(json.dumps({"nodes": board.to_dict()}).encode())
+    found = list(reports.check_reports(node_reports, ["n1", "n4", "n9"]))
+    problems = wrong(found)
+    assert "n1: Prolog: a?[2Jb? (0 s ago) -> do" in problems
+    assert [each.partition(":")[0] for each in problems if "not reported its checks" in each] == ["n2", "n3", "n9"]
     assert any(each.level == UNKNOWN and each.subject == "n4: drained" for each in found)
-    assert one(reports.summary(heard, ["n1", "n4"])).startswith("n1: its own checks found Prolog")
+    assert one(reports.summary(node_reports, ["n1", "n4"])).startswith("n1: its own checks found Prolog")
 
 
-def test_a_clock_of_a_node_that_differs() -> None:
+def test_clock_difference_of_a_node_is_reported() -> None:
     board = NodeReports(lambda: 1000.0)
     board.keep("n1", 1060.0, ())
-    heard = reports.read_reports(json.dumps({"nodes": board.to_dict()}).encode())
-    for found in (reports.check_reports(heard, ["n1"]), reports.summary(heard, ["n1"])):
+    node_reports = reports.read_reports(json.dumps({"nodes": board.to_dict()}).encode())
+    for found in (reports.check_reports(node_reports, ["n1"]), reports.summary(node_reports, ["n1"])):
         assert "its clock is 60 s ahead of the controller" in one(found)
 
 
 @pytest.mark.parametrize(
     "body", [b"[]", b"{}", b"no", b'{"nodes": {"n1": {}}}', b'{"nodes": {"n1": {"findings": [1]}}}']
 )
-def test_an_answer_that_is_none(body: bytes) -> None:
+def test_malformed_report_answer_is_rejected(body: bytes) -> None:
     with pytest.raises(ValueError):
         reports.read_reports(body)
 
@@ -317,7 +319,7 @@ def test_an_answer_that_is_none(body: bytes) -> None:
 # --- the command
 
 
-def test_what_a_host_is(tmp_path: Path) -> None:
+def test_roles_of_a_host_are_detected_from_its_files(tmp_path: Path) -> None:
     toml, node, login = (tmp_path / name for name in ("migbatch.toml", "node.conf", "login.conf"))
 
     def found() -> list[str]:
@@ -332,7 +334,7 @@ def test_what_a_host_is(tmp_path: Path) -> None:
     assert found() == ["controller", "node", "login"]
 
 
-def test_exit_codes(tmp_path: Path) -> None:
+def test_exit_codes_distinguish_findings_and_wrong_usage(tmp_path: Path) -> None:
     conf = tmp_path / "slurm.conf"
     conf.write_text("CliFilterPlugins=lua\n")
     etc = ["--role", "node", "--etc", str(tmp_path)]
@@ -347,7 +349,7 @@ def test_exit_codes(tmp_path: Path) -> None:
 
 
 class Health(BaseHTTPRequestHandler):
-    """What answers where migbatchd is asked."""
+    """A server that answers in place of migbatchd."""
 
     answer = b'{"ok": false, "checks": {"slurm": "ok", "writer": "failing"}}'
     asked: ClassVar[list[str]] = []
@@ -364,7 +366,7 @@ class Health(BaseHTTPRequestHandler):
 
 @contextmanager
 def answering(answer: bytes = Health.answer) -> Iterator[tuple[Config, list[str]]]:
-    """A program where migbatchd listens: the configuration of the host, and which paths were asked for."""
+    """A server on the port of migbatchd: the configuration of the host, and the requested paths."""
     handler: type[Health] = type("Answering", (Health,), {"answer": answer, "asked": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -377,7 +379,7 @@ def answering(answer: bytes = Health.answer) -> Iterator[tuple[Config, list[str]
             thread.join()
 
 
-def test_migbatchd_is_asked_once_and_what_it_says_is_told(tmp_path: Path) -> None:
+def test_migbatchd_health_is_requested_once_and_reported(tmp_path: Path) -> None:
     with answering() as (config, asked):
         config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, slurm_bin=str(tmp_path)))
         found = list(controller.examine(config, lambda name, module: ""))
@@ -387,37 +389,37 @@ def test_migbatchd_is_asked_once_and_what_it_says_is_told(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_nodes_are_not_blamed_for_what_cannot_be_read(
+def test_nodes_are_unknown_when_the_record_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, everywhere: bool
 ) -> None:
-    """The record and migbatchd's socket are root's, and another user asks."""
-    told = {"version": lambda _: (24, 11), "nodes": lambda _: [row(), CATALOG], "jobs": lambda _: []}
-    monkeypatch.setattr(QuerySite, "slurm", lambda _: type("Slurm", (), told)())
+    """The record and migbatchd's socket belong to root, and doctor runs as another user."""
+    methods = {"version": lambda _: (24, 11), "nodes": lambda _: [row(), CATALOG], "jobs": lambda _: []}
+    monkeypatch.setattr(QuerySite, "slurm", lambda _: type("Slurm", (), methods)())
     monkeypatch.setattr(controller, "_scontrol", lambda *_: "")
     with answering() as (config, _):
         daemon = dataclasses.replace(config.daemon, run_dir=str(tmp_path))
         config = dataclasses.replace(config, store=StoreConfig(f"sqlite:///{tmp_path}/none.db"), daemon=daemon)
         found = list(controller.examine(config, lambda name, module: "", everywhere=everywhere))
-    said = {each.subject: each for each in found}
-    assert said["database"].level == BAD and "as root" in said["database"].advice
-    assert said["nodes"].level == UNKNOWN and "n1" not in said
+    by_subject = {each.subject: each for each in found}
+    assert by_subject["database"].level == BAD and "as root" in by_subject["database"].advice
+    assert by_subject["nodes"].level == UNKNOWN and "n1" not in by_subject
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"checks": 1}', b'{"checks": {}, "marks": []}', b"\xff"])
-def test_another_program_in_the_place_of_migbatchd(answer: bytes) -> None:
+def test_another_program_on_the_migbatchd_port_is_reported(answer: bytes) -> None:
     with answering(answer) as (config, _):
         found = wrong(service.check_service(config, health.this_one(config)))
     assert any("is not migbatchd -> another program uses the [node_api] port" in each for each in found)
 
 
-def test_nobody_in_the_place_of_migbatchd() -> None:
+def test_migbatchd_that_does_not_listen_is_reported() -> None:
     with answering() as (config, _):
         pass
     found = wrong(service.check_service(config, health.this_one(config)))
     assert any("node API: " in each and "Connection refused -> start migbatchd" in each for each in found)
 
 
-def test_no_proxy_is_asked_about_migbatchd(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_variables_are_ignored_for_migbatchd(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with answering() as (config, _):
@@ -432,7 +434,7 @@ STANDBY = dataclasses.replace(ACTIVE, standby="slurmctld's primary is ctl")
 
 
 def pair(tmp_path: Path, there: health.DaemonState, **conf: str) -> list[str]:
-    """What is to correct on the first of two, whose migbatchd is active."""
+    """The findings to correct on the first of two controllers, whose migbatchd is active."""
     (tmp_path / "heartbeat").touch()
     programs = {key: str(tmp_path / name) for key, name in zip(PROGRAMS, scripts.PRIMARY, strict=True)}
     for path in programs.values():
@@ -453,28 +455,28 @@ def pair(tmp_path: Path, there: health.DaemonState, **conf: str) -> list[str]:
         (dataclasses.replace(STANDBY, marks=dict.fromkeys(ACTIVE.marks, "x")), "another database"),
     ],
 )
-def test_two_controllers_that_cannot_stand_in_for_each_other(
+def test_controller_pair_that_cannot_take_over_is_reported(
     tmp_path: Path, there: health.DaemonState, said: str
 ) -> None:
     found = pair(tmp_path, there)
     assert len(found) == bool(said) and all(said in each for each in found)
 
 
-def test_what_slurmctld_needs_on_both_hosts(tmp_path: Path) -> None:
+def test_missing_state_or_primary_programs_are_reported(tmp_path: Path) -> None:
     (found,) = pair(tmp_path, STANDBY, statesavelocation=str(tmp_path / "elsewhere"))
     assert "has no sign of slurmctld's primary" in found
     (found,) = pair(tmp_path, STANDBY, slurmctldprimaryonprog=f"{tmp_path}/gone/{next(iter(scripts.PRIMARY))}")
     assert "SlurmctldPrimaryOnProg" in found and "is not on this host" in found
 
 
-def test_a_heartbeat_that_is_just_being_replaced_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_file_being_replaced_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = tmp_path / "state"
     state.mkdir()
     monkeypatch.setattr(time, "sleep", lambda seconds: seconds and (state / "heartbeat").touch())
     assert pair(tmp_path, STANDBY, statesavelocation=str(state)) == []
 
 
-def test_marks_tell_what_differs_and_nothing_else() -> None:
+def test_marks_differ_only_in_the_changed_section() -> None:
     mine = marks(Config(), "database")
     other = dataclasses.replace(Config(), node_api=dataclasses.replace(Config().node_api, listen="10.0.0.1"))
     assert marks(other, "database") == mine, "addresses are each host's own"

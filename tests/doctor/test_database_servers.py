@@ -1,4 +1,4 @@
-"""Servers that hold the record and cannot be written, by name; nothing where all is well."""
+"""Database servers of the record that cannot be written are reported; no finding when all is well."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ READ_ONLY = {
 
 def admin(server: str, *statements: str) -> None:
     engine = make_engine(server, readonly=False)
-    # a session may write in spite of its database's default
+    # a session may write despite its database's default
     first = ["SET default_transaction_read_only = off"] if engine.dialect.name == "postgresql" else []
     try:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -40,7 +40,7 @@ def admin(server: str, *statements: str) -> None:
 
 @pytest.fixture(scope="module", params=KINDS)
 def servers(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
-    """A server with a record: URLs of its administrator and of migbatchd."""
+    """A server with a record: the URLs for its administrator and for migbatchd."""
     with tempfile.TemporaryDirectory(prefix="migbatch-db-") as directory, START[request.param](Path(directory)) as url:
         open_store(url).close()
         admin(url, *USER[request.param])
@@ -48,45 +48,45 @@ def servers(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
 
 
 def found(url: str) -> tuple[str, str, str]:
-    (one,) = check_server(url)
-    return one.level, one.text, one.advice
+    (finding,) = check_server(url)
+    return finding.level, finding.text, finding.advice
 
 
-def test_a_server_that_can_be_written(servers: tuple[str, str]) -> None:
+def test_writable_server_is_ok(servers: tuple[str, str]) -> None:
     for url in servers:
-        level, said, _ = found(url)
-        assert (level, said.endswith(" is writable")) == (GOOD, True)
+        level, message, _ = found(url)
+        assert (level, message.endswith(" is writable")) == (GOOD, True)
 
 
-def test_a_server_that_is_read_only(servers: tuple[str, str]) -> None:
+def test_read_only_server_is_reported(servers: tuple[str, str]) -> None:
     url, own = servers
     kind = make_url(url).get_backend_name()
     statement, on, off = READ_ONLY[kind]
     admin(url, statement.format(on))
     try:
-        level, said, advice = found(own)
-        assert level == BAD and "is read-only: " in said and "events wait on the nodes" in said
+        level, message, advice = found(own)
+        assert level == BAD and "is read-only: " in message and "events wait on the nodes" in message
         assert {"mariadb": "SET GLOBAL read_only", "postgresql": "default_transaction_read_only"}[kind] in advice
     finally:
         admin(url, statement.format(off))
     assert found(own)[0] == GOOD
 
 
-def test_a_user_who_may_only_read(servers: tuple[str, str]) -> None:
+def test_user_without_write_privileges_is_reported(servers: tuple[str, str]) -> None:
     url, own = servers
     grantee, where = (
         ("daemon@localhost", "migbatch.*") if url.startswith("mariadb") else ("daemon", "ALL TABLES IN SCHEMA public")
     )
     admin(url, f"REVOKE INSERT, UPDATE, DELETE ON {where} FROM {grantee}")
     try:
-        level, said, advice = found(own)
-        assert level == BAD and "rejects writes of migbatchd: " in said and "GRANT" in advice
+        level, message, advice = found(own)
+        assert level == BAD and "rejects writes of migbatchd: " in message and "GRANT" in advice
     finally:
         admin(url, f"GRANT ALL ON {where} TO {grantee}")
     assert found(own)[0] == GOOD
 
 
-def test_a_server_without_a_record_is_left_to_migbatchd(servers: tuple[str, str]) -> None:
+def test_server_without_a_record_gives_no_finding(servers: tuple[str, str]) -> None:
     url, _ = servers
     admin(url, "CREATE DATABASE other")
     other = make_url(url).set(database="other").render_as_string(hide_password=False)
@@ -94,7 +94,7 @@ def test_a_server_without_a_record_is_left_to_migbatchd(servers: tuple[str, str]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_that_does_not_answer(kind: str) -> None:
-    level, said, advice = found(f"{kind}://daemon:secret@127.0.0.1:1/migbatch")
-    assert level == UNKNOWN and "cannot check whether" in said and advice
-    assert "secret" not in said
+def test_unreachable_server_is_unknown_and_hides_the_password(kind: str) -> None:
+    level, message, advice = found(f"{kind}://daemon:secret@127.0.0.1:1/migbatch")
+    assert level == UNKNOWN and "cannot check whether" in message and advice
+    assert "secret" not in message

@@ -1,4 +1,4 @@
-"""Half-wrong states of a cluster that runs: each is made, named by doctor, and mended; then nothing is to correct."""
+"""Partly broken states of a running cluster: each is caused, reported by doctor and repaired; then all is well."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def bed(slurm_root: str) -> Iterator[Cluster]:
 
 
 def doctor(bed: Cluster, *options: str, code: int | None = None) -> dict[str, Any]:
-    """What doctor says on the controller, or with `--role`; its exit code is held against it."""
+    """The output of doctor on the controller, or with `--role`; its exit code must match its findings."""
     if "--role" not in options:
         options = ("-c", str(bed.product.config), *options)
     done = invoke(bed, "doctor", "--json", *options)
-    said: dict[str, Any] = json.loads(done.stdout)
-    levels = {each["level"] for each in said["findings"]}
+    report: dict[str, Any] = json.loads(done.stdout)
+    levels = {each["level"] for each in report["findings"]}
     assert done.returncode == (1 if "FAIL" in levels else 2 if "unknown" in levels else 0), done.stderr
-    assert all(each["advice"] for each in said["findings"] if each["level"] != "ok")
+    assert all(each["advice"] for each in report["findings"] if each["level"] != "ok")
     assert code is None or done.returncode == code
-    return said
+    return report
 
 
 def wrong(bed: Cluster, *options: str) -> list[str]:
-    """What is to correct, as `subject: text -> advice`."""
+    """The findings to correct, as `subject: text -> advice`."""
     return [
         "{subject}: {text} -> {advice}".format(**each)
         for each in doctor(bed, *options)["findings"]
@@ -60,7 +60,7 @@ def named(found: list[str], *words: str) -> bool:
 
 
 def in_order(bed: Cluster) -> None:
-    """Wait until nothing is to correct, on the controller and by the node's own checks."""
+    """Wait until there is nothing to correct, on the controller and by the node's own checks."""
     found: list[str] = []
 
     def nothing() -> bool:
@@ -75,7 +75,7 @@ def in_order(bed: Cluster) -> None:
 
 @contextmanager
 def edited(path: Path, change: Callable[[str], str]) -> Iterator[None]:
-    """A file with another text; its mode stays."""
+    """A file with its text changed; its mode stays."""
     text = path.read_text()
     new = change(text)
     assert new != text
@@ -86,16 +86,16 @@ def edited(path: Path, change: Callable[[str], str]) -> Iterator[None]:
         path.write_text(text)
 
 
-def test_a_healthy_site(bed: Cluster) -> None:
+def test_healthy_cluster_has_nothing_to_correct(bed: Cluster) -> None:
     in_order(bed)
-    said = doctor(bed, "--nodes", code=0)
-    assert said["roles"] == ["controller"] and said["version"] == 1
+    report = doctor(bed, "--nodes", code=0)
+    assert report["roles"] == ["controller"] and report["version"] == 1
     assert on_node(bed) == []
     assert " 0 failed" in bed.product.migbatch("doctor")  # the program
 
 
 @pytest.mark.parametrize("name", ["job_submit.lua", "cli_filter.lua"])
-def test_lua_scripts(bed: Cluster, name: str) -> None:
+def test_changed_or_missing_lua_scripts_are_reported(bed: Cluster, name: str) -> None:
     script = bed.product.etc / name
     with edited(script, lambda text: text.replace("local core", "local  core")):
         assert named(
@@ -111,7 +111,7 @@ def test_lua_scripts(bed: Cluster, name: str) -> None:
     in_order(bed)
 
 
-def test_hooks(bed: Cluster) -> None:
+def test_changed_or_unsafe_hooks_are_reported(bed: Cluster) -> None:
     hooks = bed.directory / "hooks"
     for mode, words in ((0o644, "is not executable"), (0o775, "users other than root can change")):
         (hooks / "prolog").chmod(mode)
@@ -123,13 +123,13 @@ def test_hooks(bed: Cluster) -> None:
     with edited(epilog, lambda _: "#!/bin/sh\nexit 0\n"):
         advice = "install --role controller" if bed.root.version() >= SEVERAL["Epilog"] else f"add to {epilog}"
         assert named(on_node(bed), "Epilog: ", f"{epilog} does not run", advice)
-        # the node's agent finds it too, and the controller hears of it
+        # the node's agent finds it too, and reports it to the controller
         assert eventually(lambda: named(wrong(bed), "n1: its own checks found", "Epilog"))
         assert named(wrong(bed, "--nodes"), "n1: Epilog: ", "does not run", "s ago", advice)
     in_order(bed)
 
 
-def test_files_of_slurm(bed: Cluster) -> None:
+def test_wrong_gres_conf_and_catalog_are_reported(bed: Cluster) -> None:
     with edited(bed.product.etc / "migbatch-gres.conf", lambda text: text.replace("AutoDetect=off", "AutoDetect=nvml")):
         for found in (wrong(bed), on_node(bed)):
             assert named(found, "gres.conf: ", "AutoDetect=nvml", "NodeName=n1 AutoDetect=off")
@@ -145,7 +145,7 @@ def test_files_of_slurm(bed: Cluster) -> None:
     in_order(bed)
 
 
-def test_settings_of_slurm(bed: Cluster) -> None:
+def test_wrong_slurm_settings_are_reported(bed: Cluster) -> None:
     def change(text: str) -> str:
         text = text.replace("PrologFlags=Alloc,DeferBatch", "PrologFlags=Serial")
         return text.replace("PrologEpilogTimeout=60", "PrologEpilogTimeout=20")
@@ -160,8 +160,8 @@ def test_settings_of_slurm(bed: Cluster) -> None:
     in_order(bed)
 
 
-def test_ways_to_the_controller(bed: Cluster, open_tmp_path: Path) -> None:
-    """With a node.conf of its own, beside the one that the agent has."""
+def test_wrong_controller_address_or_credentials_are_reported(bed: Cluster, open_tmp_path: Path) -> None:
+    """With a separate node.conf, beside the agent's own."""
     etc = open_tmp_path / "etc"
     shutil.copytree(bed.product.etc, etc)
     conf = etc / "node.conf"
@@ -184,8 +184,8 @@ def test_ways_to_the_controller(bed: Cluster, open_tmp_path: Path) -> None:
     assert on_node(bed) == []
 
 
-def test_a_login_node(bed: Cluster, tmp_path: Path) -> None:
-    """By a login.conf of its own; exit code 2 where nothing is wrong as far as could be seen."""
+def test_login_node_settings_are_checked(bed: Cluster, tmp_path: Path) -> None:
+    """With a separate login.conf; exit code 2 if nothing is wrong but not everything could be checked."""
     login = tmp_path / "login.conf"
     login.write_text(f"Servers=http://127.0.0.1:{bed.ports['query']}\nMungeSocket={bed.munge_socket}\nSlurmUser=root\n")
     role = ("--role", "login", "--login-conf", str(login))
@@ -205,15 +205,15 @@ def test_a_login_node(bed: Cluster, tmp_path: Path) -> None:
             assert named(wrong(bed, *role), *words)
 
 
-def test_migbatchd_that_is_gone(bed: Cluster) -> None:
-    """What cannot be asked is said, and is never `nothing to correct`."""
+def test_stopped_migbatchd_is_reported_and_nodes_are_unknown(bed: Cluster) -> None:
+    """What cannot be checked is reported, and is never `nothing to correct`."""
     bed.stop("migbatchd")
     with open_store(bed.product.record) as store:  # as after some minutes
         store._write(lambda session: session.execute(update(Node).values(seen=Node.seen - 300.0)))
     try:
-        said = doctor(bed, code=1)["findings"]
-        assert not any("no message from its agent" in each["text"] for each in said)
-        assert any(each["level"] == "unknown" and each["subject"] == "nodes" for each in said)
+        findings = doctor(bed, code=1)["findings"]
+        assert not any("no message from its agent" in each["text"] for each in findings)
+        assert any(each["level"] == "unknown" and each["subject"] == "nodes" for each in findings)
         assert named(wrong(bed), "node API: ", "systemctl start migbatchd")
         assert named(on_node(bed), "controller: no answer")
     finally:
@@ -221,14 +221,14 @@ def test_migbatchd_that_is_gone(bed: Cluster) -> None:
     in_order(bed)
 
 
-def test_an_agent_that_is_gone_and_a_hook_that_drains(bed: Cluster) -> None:
-    """slurmd drains with `Epilog error`; why is said by the node. The last test here: the node stays drained."""
+def test_stopped_agent_and_node_drained_by_a_hook_are_reported(bed: Cluster) -> None:
+    """slurmd drains with `Epilog error`; the node reports why. The last test here: the node stays drained."""
     run = bed.node_directory("n1") / "run"
     bed.stop("agent-n1")
     assert named(on_node(bed), "agent: is not running", "systemctl enable --now migbatch-node")
     run.chmod(0o775)
     try:
-        job = bed.submit(wrap="true", user=USER)  # its Epilog runs, whatever it asked for
+        job = bed.submit(wrap="true", user=USER)  # its Epilog runs, whatever the job requested
         eventually(lambda: "drain" in bed.run(["sinfo", "-h", "-n", "n1", "-p", "gpu", "-o", "%T"]).stdout)
         found = on_node(bed)
         assert named(
@@ -239,4 +239,4 @@ def test_an_agent_that_is_gone_and_a_hook_that_drains(bed: Cluster) -> None:
         bed.run(["scancel", str(job)], check=False)
         bed.product.start_agent("n1")
     assert eventually(lambda: named(wrong(bed), "n1: n1 is", "error of the hook: ", "exited with 11"))
-    # slurmd tells slurmctld of the failure again for some seconds, which drains the node anew
+    # slurmd reports the failure to slurmctld again for some seconds, which drains the node again

@@ -1,4 +1,4 @@
-"""States of a node that are half wrong: each is made on files and a simulated machine, and named."""
+"""Partly broken states of a node: each is caused in files or on a simulated machine, and reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slurm_migbatch.testbed.simdriver import build
 from tests.support.hung_mount import hung_mount
 from tests.support.nodes import Node
 
-#: a program that calls itself as its first argument says, and has the file open that its second names
+#: a program that sets its process name to its first argument and holds the file of its second argument open
 _HOLD = """import sys
 open("/proc/self/comm", "w").write(sys.argv[1])
 held = open(sys.argv[2])
@@ -37,14 +37,14 @@ input()
 
 
 def wrong(findings) -> list[tuple[str, str]]:
-    """Subject and text of what is to correct; each says what to do."""
+    """Subject and text of the findings to correct; each has advice."""
     found = list(findings)
     assert found and all(each.advice for each in found if each.level != GOOD)
     return [(each.subject, each.text) for each in found if each.level == BAD]
 
 
 def one(findings) -> str:
-    """What the one thing to correct is said to be, and what to do."""
+    """Subject, text and advice of the only finding to correct."""
     found = list(findings)
     (bad,) = [each for each in found if each.level == BAD]
     assert bad.advice
@@ -53,7 +53,7 @@ def one(findings) -> str:
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Path:
-    """A directory of hooks as they are installed, and slurm.conf that names them."""
+    """A directory of installed hooks, and a slurm.conf that names them."""
     (tmp_path / "hooks").mkdir()
     for name in HOOKS:
         program = tmp_path / "hooks" / name
@@ -83,62 +83,62 @@ def change(path: Path, old: str, new: str) -> None:
 # --- hooks
 
 
-def test_hooks_as_they_are_installed_are_in_order(slurm: Path) -> None:
+def test_installed_hooks_are_ok(slurm: Path) -> None:
     assert wrong(look(slurm)) == []
 
 
-def test_a_hook_that_is_missing(slurm: Path) -> None:
+def test_missing_hook_is_reported(slurm: Path) -> None:
     (slurm / "hooks/epilog").unlink()
     assert "epilog is not on this host" in one(each for each in look(slurm) if "is missing" not in each.text)
     assert any("epilog is missing" in text for _, text in wrong(look(slurm)))
 
 
-def test_a_hook_that_is_not_executable(slurm: Path) -> None:
+def test_hook_that_is_not_executable_is_reported(slurm: Path) -> None:
     (slurm / "hooks/prolog").chmod(0o644)
     assert f"chmod 755 {slurm}/hooks/prolog" in one(look(slurm))
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757])
-def test_a_hook_that_others_can_change(slurm: Path, mode: int) -> None:
+def test_hook_writable_by_others_is_reported(slurm: Path, mode: int) -> None:
     (slurm / "hooks/prolog").chmod(mode)
     assert f"chmod go-w {slurm}/hooks/prolog" in one(look(slurm))
 
 
-def test_a_hook_that_is_not_roots(slurm: Path) -> None:
+def test_hook_not_owned_by_root_is_reported(slurm: Path) -> None:
     os.chown(slurm / "hooks/task_prolog", 1234, 0)
     assert "belongs to uid 1234" in one(look(slurm))
 
 
-def test_a_hook_whose_package_is_gone(slurm: Path) -> None:
+def test_hook_whose_package_is_missing_is_reported(slurm: Path) -> None:
     program = slurm / "hooks/epilog"
     program.write_text(render("epilog", ["/opt/gone"], "/etc/migbatch", "/usr/bin/python3"))
     assert "loads /opt/gone, which does not exist" in one(look(slurm))
 
 
-def test_a_key_that_is_not_set(slurm: Path) -> None:
+def test_unset_hook_in_slurm_conf_is_reported(slurm: Path) -> None:
     change(slurm / "slurm.conf", "TaskProlog=", "#TaskProlog=")
     assert "slurm.conf has no TaskProlog=" in one(look(slurm))
 
 
-def test_a_wrapper_of_the_site_that_forgets_ours_and_one_that_does_not(slurm: Path) -> None:
+def test_site_wrapper_that_does_not_run_the_hook_is_reported(slurm: Path) -> None:
     wrapper, ours = slurm / "site.sh", f"{slurm}/hooks/prolog"
     wrapper.write_text(f"#!/bin/sh\nmkdir -p /scratch\n# {ours}\n")
     wrapper.chmod(0o755)
     change(slurm / "slurm.conf", f"\nProlog={ours}", f"\nProlog={wrapper}")
-    said = one(look(slurm))
-    assert f"{wrapper} does not run {ours}" in said and scripts.hook_line(ours) in said
+    problem = one(look(slurm))
+    assert f"{wrapper} does not run {ours}" in problem and scripts.hook_line(ours) in problem
     wrapper.write_text(scripts.call_hook(wrapper.read_text(), ours))
     assert wrong(look(slurm)) == []
 
 
-def test_a_program_that_is_named_without_a_directory_lies_beside_slurm_conf(slurm: Path) -> None:
+def test_program_without_directory_is_found_beside_slurm_conf(slurm: Path) -> None:
     change(slurm / "slurm.conf", f"\nProlog={slurm}/hooks/prolog", "\nProlog=site.sh")
     (slurm / "site.sh").write_text(scripts.stub(f"{slurm}/hooks/prolog"))
     (slurm / "site.sh").chmod(0o755)
     assert wrong(look(slurm)) == []
 
 
-def test_a_pattern_of_which_no_program_runs_ours_and_one_that_does(slurm: Path) -> None:
+def test_hook_pattern_without_a_program_that_runs_the_hook_is_reported(slurm: Path) -> None:
     folder, ours = slurm / "prolog.d", f"{slurm}/hooks/prolog"
     folder.mkdir()
     (folder / "10-scratch.sh").write_text("#!/bin/sh\nexit 0\n")
@@ -152,12 +152,12 @@ def test_a_pattern_of_which_no_program_runs_ours_and_one_that_does(slurm: Path) 
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_pattern_that_finds_no_program(slurm: Path, several: bool) -> None:
+def test_hook_pattern_that_matches_nothing_is_reported(slurm: Path, several: bool) -> None:
     change(slurm / "slurm.conf", f"\nProlog={slurm}/hooks/prolog", f"\nProlog={slurm}/prolog.d/*.sh")
     assert f"{slurm}/prolog.d/*.sh does not run {slurm}/hooks/prolog" in one(look(slurm, several=several))
 
 
-def test_the_last_of_several_values_counts_on_old_releases(slurm: Path) -> None:
+def test_last_of_several_hook_values_is_used_on_old_slurm_releases(slurm: Path) -> None:
     site = slurm / "site.sh"
     site.write_text("#!/bin/sh\n")
     site.chmod(0o755)
@@ -167,8 +167,8 @@ def test_the_last_of_several_values_counts_on_old_releases(slurm: Path) -> None:
     assert wrong(look(slurm, several=True)) == []
 
 
-def test_a_script_of_the_site_that_still_runs_ours_where_slurm_runs_all_programs(slurm: Path) -> None:
-    """Slurm was upgraded since: the controller's line is new, the site's script has its own from before."""
+def test_hook_that_would_run_twice_is_reported(slurm: Path) -> None:
+    """Slurm was upgraded since: the controller's line is new, the site's script still has the earlier line."""
     site, ours, stub = slurm / "site.sh", f"{slurm}/hooks/prolog", slurm / "migbatch-prolog"
     site.write_text(scripts.call_hook("#!/bin/sh\nmkdir -p /scratch\n", ours))
     stub.write_text(scripts.stub(ours))
@@ -186,7 +186,7 @@ def test_a_script_of_the_site_that_still_runs_ours_where_slurm_runs_all_programs
 
 
 @pytest.mark.parametrize("kind", ["nvml", "full", "NVML"])
-def test_autodetect_on_a_mig_node(slurm: Path, kind: str) -> None:
+def test_autodetect_on_a_mig_node_is_reported(slurm: Path, kind: str) -> None:
     def said(text: str):
         (slurm / "gres.conf").write_text(text)
         return slurmfiles.check_autodetect(conf(slurm, "gres.conf"), ["n1", "n2"])
@@ -198,7 +198,7 @@ def test_autodetect_on_a_mig_node(slurm: Path, kind: str) -> None:
     assert wrong(said("Name=gpu File=/dev/nvidia0\n")) == []
 
 
-def test_devices_that_are_not_fenced(slurm: Path) -> None:
+def test_unconstrained_gpu_devices_are_reported(slurm: Path) -> None:
     def said(plugin: str, *whole: str) -> list[Finding]:
         (slurm / "slurm.conf").write_text(f"TaskPlugin={plugin}\n")
         return list(slurmfiles.check_cgroup(conf(slurm), conf(slurm, "cgroup.conf"), whole))
@@ -210,7 +210,7 @@ def test_devices_that_are_not_fenced(slurm: Path) -> None:
     assert "/dev/nvidia1" in one(said("task/cgroup", "/dev/nvidia1"))
 
 
-def test_a_cli_filter_that_fails_every_srun(slurm: Path) -> None:
+def test_missing_or_unreadable_cli_filter_is_reported(slurm: Path) -> None:
     assert list(slurmfiles.check_cli_filter(conf(slurm))) == []
     (slurm / "slurm.conf").write_text("CliFilterPlugins=cli_filter/lua\n")
     script = slurm / "cli_filter.lua"
@@ -245,22 +245,22 @@ def gpu_findings(node: Node, held=()) -> list[Finding]:
         driver.reset()
 
 
-def test_gpus_that_are_cut_and_those_that_cannot_be(tmp_path: Path, library: Path) -> None:
+def test_gpu_in_mig_mode_is_ok(tmp_path: Path, library: Path) -> None:
     with a_node(tmp_path / "n1", library) as node:
         assert wrong(gpu_findings(node)) == []
 
 
-def test_mig_that_is_off_and_mig_that_waits_for_a_reset(tmp_path: Path, library: Path) -> None:
+def test_mig_off_or_pending_a_reset_is_reported(tmp_path: Path, library: Path) -> None:
     with a_node(tmp_path / "n1", library, ["a100-40gb"], mig=False) as node:
         assert "MIG is off" in one(gpu_findings(node)) and "migbatch node init" in one(gpu_findings(node))
         driver = Gpus(node.config)
         driver.all()[0].set_mig_mode(True)
         driver.reset()
-        said = one(gpu_findings(node))
-        assert "MIG needs a reset" in said and "nvidia-smi --gpu-reset -i GPU-" in said
+        problem = one(gpu_findings(node))
+        assert "MIG needs a reset" in problem and "nvidia-smi --gpu-reset -i GPU-" in problem
 
 
-def test_a_gpu_that_is_lost(tmp_path: Path, library: Path) -> None:
+def test_lost_gpu_is_reported(tmp_path: Path, library: Path) -> None:
     with a_node(tmp_path / "n1", library, ["h100-80gb", "h100-80gb"]) as node:
         driver = Gpus(node.config)
         listed = driver.all()
@@ -272,7 +272,7 @@ def test_a_gpu_that_is_lost(tmp_path: Path, library: Path) -> None:
         assert any(subject == "GPUs" and "fell off the bus" in text for subject, text in wrong(found))
 
 
-def test_gpus_that_node_conf_leaves_out(tmp_path: Path, library: Path) -> None:
+def test_gpus_excluded_by_node_conf_are_reported(tmp_path: Path, library: Path) -> None:
     with a_node(tmp_path / "n1", library, Gpus="7") as node:
         assert "Gpus= in node.conf" in one(gpu_findings(node))
 
@@ -286,8 +286,10 @@ def test_gpus_that_node_conf_leaves_out(tmp_path: Path, library: Path) -> None:
         ("python3", "end process "),
     ],
 )
-def test_processes_that_block_mig_mode(tmp_path: Path, library: Path, name: str, cure: str) -> None:
-    """A process of that name has the device open, as DCGM, persistenced, hwloc in slurmd and a job's program have."""
+def test_processes_blocking_mig_mode_are_reported_with_advice(
+    tmp_path: Path, library: Path, name: str, cure: str
+) -> None:
+    """A process of that name has the device open, like DCGM, persistenced, hwloc in slurmd or a job's program."""
     with a_node(tmp_path / "n1", library, mig=False) as node:
         device = node.machine.dev_root / "nvidia0"
         assert list(gpus.holders([str(device)])) == []
@@ -300,13 +302,13 @@ def test_processes_that_block_mig_mode(tmp_path: Path, library: Path, name: str,
         assert [(holder.pid, holder.name) for holder in held] == [(process.pid, name)]
         assert bool(alone) is (name == "slurmd")
         found = gpu_findings(node, held)
-        said = next(f"{each.text} -> {each.advice}" for each in found if each.subject == "GPU 0")
-        assert f"in use by {name} ({process.pid})" in said and cure in said
+        problem = next(f"{each.text} -> {each.advice}" for each in found if each.subject == "GPU 0")
+        assert f"in use by {name} ({process.pid})" in problem and cure in problem
 
 
 @pytest.mark.parametrize("name", ["data", "nvidia0"])
-def test_a_file_system_that_does_not_answer_keeps_no_check_waiting(open_tmp_path: Path, name: str) -> None:
-    """A user's FUSE mount that others may enter, or a server that is down; the agent looks once a minute."""
+def test_hung_file_system_does_not_block_the_checks(open_tmp_path: Path, name: str) -> None:
+    """A user's FUSE mount that others may enter, or a server that is down; the agent checks once a minute."""
     device, hung = open_tmp_path / "dev" / "nvidia0", open_tmp_path / name
     device.parent.mkdir()
     device.touch()
@@ -325,8 +327,10 @@ def test_a_file_system_that_does_not_answer_keeps_no_check_waiting(open_tmp_path
 
 
 @pytest.mark.parametrize(("user", "listed"), [(0, False), (65534, True)])
-def test_only_root_runs_migbatch_s_own_programs(open_tmp_path: Path, user: int, listed: bool) -> None:
-    """A user's arguments are not read: they may lie in a file whose file system does not answer."""
+def test_only_migbatch_processes_of_root_are_not_listed_as_holders(
+    open_tmp_path: Path, user: int, listed: bool
+) -> None:
+    """The arguments of users' processes are not read: they may be in a file whose file system does not answer."""
     device = open_tmp_path / "nvidia0"
     device.touch(0o644)
     hold = f"import os\nos.setuid({user})\nheld = open({str(device)!r})\nprint(flush=True)\ninput()"
@@ -337,10 +341,10 @@ def test_only_root_runs_migbatch_s_own_programs(open_tmp_path: Path, user: int, 
         process.communicate(b"\n")
 
 
-def test_a_process_cannot_act_on_the_terminal_of_who_looks(
+def test_process_names_are_printed_without_control_characters(
     tmp_path: Path, library: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Any user may name his process as he likes, and open a GPU on which MIG is off."""
+    """Any user may choose a process name, and open a GPU on which MIG is off."""
     with a_node(tmp_path / "n1", library, mig=False) as node:
         device = node.machine.dev_root / "nvidia0"
         line = [sys.executable, "-c", _HOLD, "\x1b[2J\x9b\nok   n1", str(device)]
@@ -355,7 +359,7 @@ def test_a_process_cannot_act_on_the_terminal_of_who_looks(
     assert not [text for text in shown.split("\n") if text.startswith("ok   n1")]
 
 
-def test_slurmd_that_holds_a_gpu_on_which_mig_is_on(tmp_path: Path, library: Path) -> None:
+def test_slurmd_holding_a_gpu_in_mig_mode_is_reported(tmp_path: Path, library: Path) -> None:
     with a_node(tmp_path / "n1", library) as node:
         device = str(node.machine.dev_root / "nvidia0")
         held = [gpus.DeviceHolder(7, "slurmd", device)]
@@ -363,7 +367,7 @@ def test_slurmd_that_holds_a_gpu_on_which_mig_is_on(tmp_path: Path, library: Pat
         assert wrong(gpu_findings(node, [gpus.DeviceHolder(7, "nv-hostengine", device)])) == []
 
 
-def test_a_setuid_helper(tmp_path: Path) -> None:
+def test_setuid_nvidia_modprobe_is_reported(tmp_path: Path) -> None:
     helper = tmp_path / "nvidia-modprobe"
     helper.touch()
     assert wrong(gpus.check_helper(helper_is_setuid([str(helper)]))) == []
@@ -392,14 +396,14 @@ def a_disk(place: Path, options: str) -> Iterator[Path]:
         ("size=64m,ro", "is mounted read-only"),
     ],
 )
-def test_a_disk_without_room(tmp_path: Path, options: str, said: str) -> None:
+def test_full_or_read_only_disk_is_reported(tmp_path: Path, options: str, said: str) -> None:
     with a_disk(tmp_path / "disk", options) as place:
         assert said in one(disks.check_disks([disks.look("journal and spool", str(place / "n1/state"), 16)]))
     with a_disk(tmp_path / "other", "size=64m") as place:
         assert wrong(disks.check_disks([disks.look("journal and spool", str(place), 16)])) == []
 
 
-# --- drained, clock, what is told
+# --- drained, clock, reports
 
 
 @pytest.mark.parametrize(
@@ -413,7 +417,7 @@ def test_a_disk_without_room(tmp_path: Path, options: str, said: str) -> None:
         ("IDLE+DRAIN", "Epilog error", BAD),
     ],
 )
-def test_a_node_that_a_hook_has_drained(state: str, reason: str, level: str) -> None:
+def test_node_drained_by_a_hook_is_reported_with_the_hook_error(state: str, reason: str, level: str) -> None:
     shown = f"NodeName=n1 Arch=x86_64 State={state} ThreadsPerCore=1 Partitions=gpu " + (
         f"Reason={reason} [root@2026-11-22T22:10:00]\n" if reason else "\n"
     )
@@ -423,29 +427,29 @@ def test_a_node_that_a_hook_has_drained(state: str, reason: str, level: str) -> 
     assert ("error of the hook: prolog exited with 11" in found.text) is (level == BAD)
 
 
-def test_what_the_last_hook_said_that_failed(tmp_path: Path) -> None:
+def test_error_of_the_last_failed_hook_is_recorded(tmp_path: Path) -> None:
     assert failure.last(str(tmp_path)) == ""
     failure.note(str(tmp_path), "prolog", 11, "no\nx" * 1000)
-    said = failure.last(str(tmp_path))
-    assert said.startswith("prolog exited with 11 (20") and len(said) < failure.LONGEST + 100
+    recorded = failure.last(str(tmp_path))
+    assert recorded.startswith("prolog exited with 11 (20") and len(recorded) < failure.LONGEST + 100
     (tmp_path / failure.NAME).write_text("odd")
     assert failure.last(str(tmp_path)) == ""
 
 
 @pytest.mark.parametrize(("ahead", "text"), [(400.0, "400 s ahead of"), (-7.0, "7 s behind")])
-def test_clocks_that_differ(ahead: float, text: str) -> None:
+def test_clock_difference_to_the_controller_is_reported(ahead: float, text: str) -> None:
     assert text in one(link.check_clock("this host", ahead))
     assert wrong(link.check_clock("this host", ahead / 1000)) == []
 
 
-def test_what_a_node_tells_is_bounded_and_begins_with_the_worst() -> None:
+def test_reported_findings_are_bounded_and_sorted_worst_first() -> None:
     many = [Finding(GOOD, "a", "b"), *(Finding(ODD, "x" * 1000, "y" * 1000, "z" * 1000) for _ in range(1000))]
     found = rows_to_report([*many, Finding(UNKNOWN, "u", "t", "a"), Finding(BAD, "s", "t", "a")])
     assert [each["level"] for each in found[:3]] == [BAD, UNKNOWN, ODD]
     assert len(found) == MOST and max(len(text) for each in found for text in each.values()) == LONGEST
 
 
-def test_a_node_in_order_has_nothing_to_correct(open_tmp_path: Path, library: Path, slurm: Path) -> None:
+def test_healthy_node_has_nothing_to_correct(open_tmp_path: Path, library: Path, slurm: Path) -> None:
     settings = {"SlurmConf": slurm / "slurm.conf"}
     with a_node(slurm / "n1", library, **settings) as node:
         node.executor.journal.check()

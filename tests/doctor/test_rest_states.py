@@ -1,4 +1,4 @@
-"""Settings of `backend = "slurmrestd"` that keep migbatchd from asking it, by name; nothing where all is well."""
+"""Settings of `backend = "slurmrestd"` that keep migbatchd from using it are reported; no finding when all is well."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ANSWERS: Answers = {
 
 
 class Site:
-    """A controller's configuration, its token and what answers at the socket."""
+    """A controller's configuration, its token and the server at the socket."""
 
     def __init__(self, folder: Path, server: RestServer) -> None:
         self.server, self.socket, self.token = server, folder / "rest/socket", folder / "token"
@@ -77,19 +77,19 @@ def site(open_tmp_path: Path) -> Iterator[Site]:
             thread.join()
 
 
-def test_a_slurmrestd_that_answers(site: Site) -> None:
+def test_answering_slurmrestd_is_ok(site: Site) -> None:
     level, text, _ = site.look()
     assert (level, text) == (GOOD, f"unix:{site.socket} answers with API version v0.0.45")
     assert {each.get("X-SLURM-USER-TOKEN") for each in site.server.headers} == {"a.b.c"}
     assert list(check_rest(Config(), NOBODY)) == [], "nothing is said of it with another backend"
 
 
-def test_while_migbatchd_is_down_slurmrestd_is_tried_with_its_token(site: Site) -> None:
+def test_slurmrestd_is_checked_with_the_token_while_migbatchd_is_down(site: Site) -> None:
     site.socket.chmod(0o755)
     assert site.look(None)[0] == GOOD
 
 
-def test_a_slurmrestd_that_knows_its_socket_s_peer(site: Site) -> None:
+def test_slurmrestd_that_authenticates_the_socket_peer_is_ok(site: Site) -> None:
     level, text, _ = site.look(slurmrestd_token="")
     assert level == GOOD and "without a token, as user 0" in text
 
@@ -103,7 +103,7 @@ def test_a_slurmrestd_that_knows_its_socket_s_peer(site: Site) -> None:
         (1, 0o600, "migbatchd's user nobody cannot read the token", "chown nobody"),
     ],
 )
-def test_a_token_that_others_can_read_or_migbatchd_cannot(
+def test_token_readable_by_others_or_unreadable_for_migbatchd_is_reported(
     site: Site, owner: int, mode: int, said: str, advice: str
 ) -> None:
     site.own(owner, mode)
@@ -112,13 +112,13 @@ def test_a_token_that_others_can_read_or_migbatchd_cannot(
     assert not site.server.headers, "an open token is sent nowhere"
 
 
-def test_a_token_of_somebody_else_under_root(site: Site) -> None:
+def test_token_owned_by_another_user_is_reported_under_root(site: Site) -> None:
     site.own(1)
     level, text, advice = site.look(reader(0))
     assert level == BAD and "belongs neither to root, migbatchd's user" in text and "chown root" in advice
 
 
-def test_a_token_that_is_missing_or_none(site: Site) -> None:
+def test_missing_or_empty_token_is_reported(site: Site) -> None:
     site.token.write_text("scontrol: error: no\n")
     level, text, _ = site.look()
     assert level == BAD and "has no token" in text
@@ -127,13 +127,13 @@ def test_a_token_that_is_missing_or_none(site: Site) -> None:
     assert level == BAD and "No such file" in text and "scontrol token username=slurm" in advice
 
 
-def test_a_token_that_slurm_refuses(site: Site) -> None:
+def test_token_rejected_by_slurmrestd_is_reported(site: Site) -> None:
     site.server.answers["jobs/"] = (401, "Authentication failure")
     level, text, _ = site.look()
     assert level == BAD and f"it rejects the token in {site.token}" in text
 
 
-def test_a_socket_that_is_closed_to_migbatchd(site: Site) -> None:
+def test_socket_closed_to_migbatchd_is_reported(site: Site) -> None:
     site.socket.chmod(0o755)
     level, text, advice = site.look()
     assert level == BAD and f"migbatchd's user nobody cannot connect to {site.socket}" in text and "by group" in advice
@@ -141,18 +141,18 @@ def test_a_socket_that_is_closed_to_migbatchd(site: Site) -> None:
 
 
 @pytest.mark.parametrize("where", ["unix:/nonexistent/socket", "http://127.0.0.1:1"])
-def test_nobody_listens(site: Site, where: str) -> None:
+def test_slurmrestd_that_does_not_listen_is_reported(site: Site, where: str) -> None:
     level, text, advice = site.look(slurmrestd=where)
     assert level == BAD and f"slurmrestd at {where} cannot be reached: " in text and "docs/install.md" in advice
 
 
-def test_no_version_of_the_api_is_known(site: Site) -> None:
+def test_unsupported_api_version_is_reported(site: Site) -> None:
     del site.server.answers["ping/"]
     level, text, _ = site.look()
     assert level == BAD and "offers none of the API versions v0.0.40 to v0.0.45" in text
 
 
-def test_who_cannot_look_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_without_root_is_unknown_with_advice(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1)
     level, _, advice = site.look()
     assert level == UNKNOWN and "as root" in advice
@@ -160,7 +160,7 @@ def test_who_cannot_look_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slurm
 @pytest.mark.slurmrestd
-def test_slurms_own(cluster: Cluster, tmp_path: Path) -> None:
+def test_slurmrestd_of_slurm_is_checked(cluster: Cluster, tmp_path: Path) -> None:
     rest = dataclasses.replace(
         Config().cluster,
         backend="slurmrestd",

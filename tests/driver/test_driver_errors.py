@@ -17,7 +17,7 @@ def function(name):
     return pynvml._nvmlGetFunctionPointer(name)
 
 
-def test_nothing_works_before_init_and_after_shutdown(machine):
+def test_calls_fail_before_init_and_after_shutdown(machine):
     handle = gpu()
     pynvml.nvmlShutdown()
     assert code(pynvml.nvmlDeviceGetCount) == UNINITIALIZED
@@ -27,13 +27,13 @@ def test_nothing_works_before_init_and_after_shutdown(machine):
     assert pynvml.nvmlDeviceGetCount() == 2
 
 
-def test_init_is_counted(machine):
+def test_init_and_shutdown_are_reference_counted(machine):
     pynvml.nvmlInit()
     pynvml.nvmlShutdown()
     assert pynvml.nvmlDeviceGetCount() == 2
 
 
-def test_a_library_without_a_machine_finds_no_driver(machine, tmp_path):
+def test_library_without_a_machine_reports_no_driver(machine, tmp_path):
     (tmp_path / "libnvidia-ml.so.1").write_bytes(machine.library.read_bytes())
     library = ctypes.CDLL(str(tmp_path / "libnvidia-ml.so.1"))
     assert library.nvmlInit_v2() == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
@@ -41,7 +41,7 @@ def test_a_library_without_a_machine_finds_no_driver(machine, tmp_path):
     assert library.nvmlInit_v2() == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
 
 
-def test_version_words_are_checked(machine):
+def test_wrong_struct_versions_are_rejected(machine):
     instance = create(gpu(), 9, 0, 4)
     profile = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t()
     compute = pynvml.c_nvmlComputeInstanceProfileInfo_v2_t()
@@ -56,7 +56,7 @@ def test_version_words_are_checked(machine):
     assert code(pynvml.nvmlDeviceGetTemperatureV, gpu(), 0) == 0
 
 
-def test_compute_profiles_in_both_versions(machine):
+def test_compute_profile_info_is_served_in_both_versions(machine):
     instance = create(gpu(1), 9, 0, 4)
     old = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, 0, 0, version=1)
     new = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, 0, 0)
@@ -105,7 +105,7 @@ def test_compute_profiles_in_both_versions(machine):
         ("nvmlDeviceGetName", ("gpu", None, 96)),
     ],
 )
-def test_bad_arguments(machine, name, arguments):
+def test_invalid_arguments_are_rejected_without_effect(machine, name, arguments):
     instance = create(gpu(), 9, 0, 4)
     before = machine.dump()
     room = (ctypes.c_ulonglong * 32)()
@@ -115,14 +115,14 @@ def test_bad_arguments(machine, name, arguments):
     assert machine.dump() == before
 
 
-def test_names_must_fit(machine):
+def test_too_small_name_buffer_is_rejected(machine):
     short = ctypes.create_string_buffer(5)
     for name in ("nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetSerial"):
         assert function(name)(gpu(), short, 5) == pynvml.NVML_ERROR_INSUFFICIENT_SIZE
     assert function("nvmlSystemGetDriverVersion")(short, 5) == pynvml.NVML_ERROR_INSUFFICIENT_SIZE
 
 
-def test_process_lists_must_fit(machine):
+def test_too_small_process_array_returns_the_needed_size(machine):
     _, _, mig_uuid = slice_of(gpu(), 9, 0, 4)
     machine.start_process(mig_uuid, 70_001, sticky=True)
     machine.start_process(mig_uuid, 70_002, sticky=True)
@@ -133,11 +133,11 @@ def test_process_lists_must_fit(machine):
     assert count.value == 2
 
 
-def test_functions_that_are_not_served_are_missing(machine):
+def test_function_that_is_not_served_is_not_found(machine):
     assert code(pynvml.nvmlDeviceGetFanControlPolicy_v2, gpu(), 0) == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
 
 
-def test_error_texts(machine):
+def test_nvml_error_string_is_served(machine):
     text = function("nvmlErrorString")
     text.restype = ctypes.c_char_p
     assert text(19) == b"In use by another client"
@@ -146,7 +146,7 @@ def test_error_texts(machine):
     assert text(12345) == b"Unknown Error"
 
 
-def test_any_call_can_be_made_to_fail_with_any_code(machine):
+def test_injected_fault_fails_the_given_calls_with_the_given_code(machine):
     machine.fail("nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_MEMORY, nth=2, times=2)
     results = [code(create, gpu(), 19, start, 1) for start in range(4)]
     assert results == [0, pynvml.NVML_ERROR_MEMORY, pynvml.NVML_ERROR_MEMORY, 0]
@@ -157,7 +157,7 @@ def test_any_call_can_be_made_to_fail_with_any_code(machine):
     assert pynvml.nvmlDeviceGetCount() == 2
 
 
-def test_a_call_can_fail_after_its_effect(machine):
+def test_injected_fault_can_fail_a_call_after_its_effect(machine):
     instance, compute, _ = slice_of(gpu(), 9, 0, 4)
     machine.fail("nvmlComputeInstanceDestroy", pynvml.NVML_ERROR_UNKNOWN, moment="after")
     assert code(pynvml.nvmlComputeInstanceDestroy, compute) == pynvml.NVML_ERROR_UNKNOWN
@@ -165,7 +165,7 @@ def test_a_call_can_fail_after_its_effect(machine):
     assert code(pynvml.nvmlGpuInstanceDestroy, instance) == 0
 
 
-def test_init_and_shutdown_can_fail(machine):
+def test_injected_fault_can_fail_init_and_shutdown(machine):
     machine.fail("nvmlInitWithFlags", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     assert code(pynvml.nvmlInit) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     assert pynvml.nvmlDeviceGetCount() == 2
@@ -174,8 +174,8 @@ def test_init_and_shutdown_can_fail(machine):
     assert pynvml.nvmlDeviceGetCount() == 2
 
 
-def test_every_call_can_be_the_last_of_a_process(machine):
-    """Kills a process at each of its calls in turn, before and after the effect, and counts on to the end."""
+def test_injected_fault_can_kill_the_process_before_or_after_a_call(machine):
+    """Kills a process at each of its calls in turn, before and after the effect."""
     script = """
 pynvml.nvmlInit()
 device = gpu()
@@ -192,8 +192,8 @@ print("done", flush=True)
 
 
 @pytest.mark.parametrize("model", GPU_MODELS)
-def test_calls_of_slurms_plugin_are_served(make, model):
-    """What gpu/nvml of Slurm 24.11 links against."""
+def test_functions_used_by_the_slurm_nvml_plugin_are_served(make, model):
+    """The functions that gpu/nvml of Slurm 24.11 links against."""
     names = """nvmlInit_v2 nvmlShutdown nvmlErrorString nvmlSystemGetDriverVersion nvmlSystemGetNVMLVersion
         nvmlDeviceGetCount_v2 nvmlDeviceGetHandleByIndex_v2 nvmlDeviceGetName nvmlDeviceGetUUID nvmlDeviceGetMinorNumber
         nvmlDeviceGetPciInfo_v3 nvmlDeviceGetCpuAffinity nvmlDeviceGetNvLinkState nvmlDeviceGetNvLinkRemotePciInfo_v2

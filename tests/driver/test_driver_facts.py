@@ -1,4 +1,4 @@
-"""The simulated GPUs against what is publicly known of them (gpu_facts.py), with a source beside each row."""
+"""The simulated GPUs compared with published facts (gpu_facts.py), with a source for each row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_simulated_model_has_facts():
     assert tuple(FACTS) == GPU_MODELS
 
 
-def test_every_fact_has_a_source_or_says_that_it_has_none():
+def test_every_fact_has_a_source_or_states_that_it_has_none():
     every: list[Facts | Row] = [*FACTS.values(), *(row for facts in FACTS.values() for row in facts.rows)]
     for about in every:
         assert about.sources and all(source.strip() for source in about.sources), about.name
@@ -37,7 +37,7 @@ def test_every_fact_has_a_source_or_says_that_it_has_none():
 
 
 @pytest.mark.parametrize(("model", "row"), ROWS)
-def test_a_profile_is_as_known(opened, model: str, row: Row):
+def test_profile_matches_the_published_facts(opened, model: str, row: Row):
     info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(opened[model], row.enum)
     assert info.name == f"MIG {row.name}"
     assert f"{info.memorySizeMB / 1024:.2f}" == f"{row.gib:.2f}"
@@ -49,7 +49,7 @@ def test_a_profile_is_as_known(opened, model: str, row: Row):
 
 
 @pytest.mark.parametrize("model", FACTS)
-def test_a_model_has_the_known_profiles_and_no_others(opened, model):
+def test_model_has_exactly_the_published_profiles(opened, model):
     found = set()
     for enum in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
@@ -60,7 +60,7 @@ def test_a_model_has_the_known_profiles_and_no_others(opened, model):
 
 
 @pytest.mark.parametrize("model", FACTS)
-def test_a_model_is_as_known(opened, model):
+def test_model_matches_the_published_facts(opened, model):
     facts: Facts = FACTS[model]
     handle = opened[model]
     cores_per_sm = 64 if model in ("a30", "a100-40gb", "a100-80gb") else 128

@@ -1,4 +1,4 @@
-"""GPU performance monitoring: figures that follow the simulated load of each instance. Hopper and later."""
+"""GPU performance monitoring (GPM): metrics follow the simulated load of each instance. Hopper and later."""
 
 import time
 
@@ -24,13 +24,13 @@ def request(first, second, *wanted):
 
 
 def measure(first, second, *wanted):
-    """The metrics between two samples; a return code stands for one that is not told."""
+    """The metrics between two samples; a negative return code in place of a metric that is not available."""
     answer = pynvml.nvmlGpmMetricsGet(request(first, second, *wanted))
     return [-metric.nvmlReturn if metric.nvmlReturn else metric.value for metric in answer.metrics[: len(wanted)]]
 
 
 class Watch:
-    """Two samples of one thing, and the metrics between them."""
+    """Two samples of one device or instance, and the metrics between them."""
 
     def __init__(self, gi_id=None, index=0):
         self.gi_id, self.index = gi_id, index
@@ -54,7 +54,7 @@ class Watch:
 
 @pytest.fixture
 def watch(machine):
-    """Makes watches on the machine's GPUs; they begin at once."""
+    """Creates watches on the machine's GPUs; each takes its first sample at once."""
     made = []
 
     def start(*args):
@@ -62,8 +62,8 @@ def watch(machine):
         return made[-1]
 
     yield start
-    for one in made:
-        one.free()
+    for started in made:
+        started.free()
 
 
 def near(*values):
@@ -71,7 +71,7 @@ def near(*values):
 
 
 @pytest.mark.parametrize("model", GPU_MODELS)
-def test_gpm_is_there_from_hopper_on(make, model):
+def test_gpm_is_supported_from_hopper_on(make, model):
     expected = model not in ("a30", "a100-40gb", "a100-80gb")
     with nvml(make([model])):
         assert bool(pynvml.nvmlGpmQueryDeviceSupport(gpu()).isSupportedDevice) == expected
@@ -84,7 +84,7 @@ def test_gpm_is_there_from_hopper_on(make, model):
         pynvml.nvmlGpmSampleFree(sample)
 
 
-def test_each_instance_shows_its_own_load_and_the_gpu_all_of_them(machine, watch):
+def test_instance_metrics_show_its_load_and_gpu_metrics_the_total(machine, watch):
     """3g.40gb has 60 of 132 SMs and half of the memory, 1g.10gb 16 SMs and an eighth."""
     _, _, large = slice_of(gpu(), 9, 4, 4)
     _, _, small = slice_of(gpu(), 19, 0, 1)
@@ -97,7 +97,7 @@ def test_each_instance_shows_its_own_load_and_the_gpu_all_of_them(machine, watch
     assert of_all.metrics(GRAPHICS, SM, OCCUPANCY, TENSOR, DRAM) == near(*whole, 60 / 2 + 8 / 8)
 
 
-def test_compute_instances_of_one_instance_add_up(machine, watch):
+def test_loads_of_compute_instances_in_one_gpu_instance_add_up(machine, watch):
     instance = create(gpu(), 9, 4, 4)
     uuids = []
     for start in range(2):
@@ -110,7 +110,7 @@ def test_compute_instances_of_one_instance_add_up(machine, watch):
 
 
 def test_every_instance_of_a_full_gpu_can_be_busy(machine, watch):
-    """Again and again: what is gone leaves no load and takes no room."""
+    """Three times in a row: destroyed instances leave no load and take no place in the load table."""
     for turn in range(3):
         made = [slice_of(gpu(), 19, start, 1) for start in range(7)]
         for number, (_, _, uuid) in enumerate(made):
@@ -124,10 +124,10 @@ def test_every_instance_of_a_full_gpu_can_be_busy(machine, watch):
         assert watch().metrics(SM) == near(0)
 
 
-def test_figures_are_averages_over_the_time_between_the_samples(machine, watch):
+def test_metrics_are_averages_over_the_time_between_the_samples(machine, watch):
     _, _, uuid = slice_of(gpu(), 9, 4, 4)
-    one = watch(2)
-    assert one.metrics(SM) == near(0)
+    sampler = watch(2)
+    assert sampler.metrics(SM) == near(0)
     around = []  # the time before and after each step, which happens in between
 
     def step(what, *args, **options):
@@ -136,11 +136,11 @@ def test_figures_are_averages_over_the_time_between_the_samples(machine, watch):
         around.append((before, time.monotonic()))
         time.sleep(0.05)
 
-    step(one.take, one.first)
+    step(sampler.take, sampler.first)
     step(machine.set_load, uuid, sm=100)
     step(machine.set_load, uuid, sm=0)
-    step(one.take, one.second)
-    (share,) = measure(one.first, one.second, SM)
+    step(sampler.take, sampler.second)
+    (share,) = measure(sampler.first, sampler.second, SM)
     begin, on, off, end = around
     least = (off[0] - on[1]) / (end[1] - begin[0])
     most = (off[1] - on[0]) / (end[0] - begin[1])
@@ -157,30 +157,30 @@ def test_a_load_ends_with_its_instance(machine, watch):
         machine.set_load(uuid, sm=100)
 
 
-def test_traffic_is_the_gpus_and_not_the_instances(machine, watch):
-    _, _, one = slice_of(gpu(), 9, 4, 4)
-    _, _, other = slice_of(gpu(), 19, 0, 1)
-    machine.set_load(one, pcie_tx=1000, pcie_rx=5)
-    machine.set_load(other, pcie_tx=200)
-    # NVLink is out of reach of a partitioned GPU
+def test_pcie_traffic_is_reported_for_the_gpu_and_not_for_instances(machine, watch):
+    _, _, large = slice_of(gpu(), 9, 4, 4)
+    _, _, small = slice_of(gpu(), 19, 0, 1)
+    machine.set_load(large, pcie_tx=1000, pcie_rx=5)
+    machine.set_load(small, pcie_tx=200)
+    # NVLink is not available on a partitioned GPU
     assert watch().metrics(PCIE_TX, PCIE_RX, NVLINK_RX) == pytest.approx([1200, 5, -NOT_SUPPORTED], rel=0.01)
     assert watch(2).metrics(PCIE_TX, NVLINK_RX) == [-NOT_SUPPORTED, -NOT_SUPPORTED]
 
 
-def test_a_gpu_without_mig_has_links(make):
+def test_nvlink_metrics_are_reported_without_mig(make):
     machine = make(["h200"], mig=False)
     with nvml(machine):
         machine.set_load(pynvml.nvmlDeviceGetUUID(gpu()), nvlink_rx=9000, sm=50)
-        one = Watch()
-        assert one.metrics(NVLINK_RX, SM) == pytest.approx([9000, 50], rel=0.01)
-        assert code(pynvml.nvmlGpmMigSampleGet, gpu(), 0, one.first) == NOT_SUPPORTED
-        one.free()
+        whole_gpu = Watch()
+        assert whole_gpu.metrics(NVLINK_RX, SM) == pytest.approx([9000, 50], rel=0.01)
+        assert code(pynvml.nvmlGpmMigSampleGet, gpu(), 0, whole_gpu.first) == NOT_SUPPORTED
+        whole_gpu.free()
 
 
 def test_each_metric_has_its_own_return_code(machine, watch):
     slice_of(gpu(), 9, 4, 4)  # three decoders
-    one = watch(2)
-    assert one.metrics(SM, 0, 5000, NVDEC_0 + 2, NVDEC_0 + 3, 8, 399) == [
+    sampler = watch(2)
+    assert sampler.metrics(SM, 0, 5000, NVDEC_0 + 2, NVDEC_0 + 3, 8, 399) == [
         0,
         -INVALID_ARGUMENT,
         -INVALID_ARGUMENT,
@@ -189,42 +189,42 @@ def test_each_metric_has_its_own_return_code(machine, watch):
         -NOT_SUPPORTED,
         -NOT_SUPPORTED,
     ]
-    answer = pynvml.nvmlGpmMetricsGet(request(one.first, one.second, SM, PCIE_TX))
+    answer = pynvml.nvmlGpmMetricsGet(request(sampler.first, sampler.second, SM, PCIE_TX))
     assert answer.metrics[0].metricInfo.unit == b"%"
     assert answer.metrics[0].metricInfo.shortName == b"SM Util"
 
 
-def test_samples_of_different_things_tell_nothing(machine, watch):
+def test_samples_of_different_devices_or_in_wrong_order_are_rejected(machine, watch):
     instance, compute, _ = slice_of(gpu(), 9, 4, 4)
     slice_of(gpu(), 19, 0, 1)
-    one, other, whole = watch(2), watch(7), watch()
-    one.take(one.second)
+    large, small, whole = watch(2), watch(7), watch()
+    large.take(large.second)
     for first, second in (
-        (one.first, other.first),
-        (one.first, whole.first),
-        (one.second, one.first),  # the wrong way round
-        (one.first, one.first),
-        (one.first, other.second),  # nothing in it
-        (one.first, None),
+        (large.first, small.first),
+        (large.first, whole.first),
+        (large.second, large.first),  # the wrong way round
+        (large.first, large.first),
+        (large.first, small.second),  # nothing in it
+        (large.first, None),
     ):
         assert code(pynvml.nvmlGpmMetricsGet, request(first, second, SM)) == INVALID_ARGUMENT
     pynvml.nvmlComputeInstanceDestroy(compute)
     pynvml.nvmlGpuInstanceDestroy(instance)
     slice_of(gpu(), 9, 4, 4)
-    one.take(one.second)  # another instance with the same id
-    assert code(pynvml.nvmlGpmMetricsGet, request(one.first, one.second, SM)) == INVALID_ARGUMENT
+    large.take(large.second)  # another instance with the same id
+    assert code(pynvml.nvmlGpmMetricsGet, request(large.first, large.second, SM)) == INVALID_ARGUMENT
 
 
-def test_wrong_arguments_are_refused(machine, watch):
+def test_gpm_calls_with_wrong_arguments_are_rejected(machine, watch):
     _, _, uuid = slice_of(gpu(), 9, 4, 4)
-    one = watch(2)
-    one.take(one.second)
+    sampler = watch(2)
+    sampler.take(sampler.second)
     device = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     assert code(pynvml.nvmlGpmQueryDeviceSupport, device) == NOT_SUPPORTED
-    assert code(pynvml.nvmlGpmSampleGet, device, one.first) == NOT_SUPPORTED
-    assert code(pynvml.nvmlGpmMigSampleGet, gpu(), 1, one.first) == pynvml.NVML_ERROR_NOT_FOUND
+    assert code(pynvml.nvmlGpmSampleGet, device, sampler.first) == NOT_SUPPORTED
+    assert code(pynvml.nvmlGpmMigSampleGet, gpu(), 1, sampler.first) == pynvml.NVML_ERROR_NOT_FOUND
     assert code(pynvml.nvmlGpmSampleFree, None) == INVALID_ARGUMENT
-    wrong = request(one.first, one.second, SM)
+    wrong = request(sampler.first, sampler.second, SM)
     wrong.version = 9
     assert code(pynvml.nvmlGpmMetricsGet, wrong) == pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
     wrong.version, wrong.numMetrics = 1, 0
@@ -235,7 +235,7 @@ def test_wrong_arguments_are_refused(machine, watch):
     assert code(pynvml.nvmlGpmSampleGet, gpu(), spare) == INVALID_ARGUMENT
 
 
-def test_another_process_sees_the_same(machine):
+def test_simulated_load_is_visible_in_another_process(machine):
     _, _, uuid = slice_of(gpu(), 9, 4, 4)
     machine.set_load(uuid, sm=75)
     out = run(
@@ -258,12 +258,12 @@ print(round(pynvml.nvmlGpmMetricsGet(asked).metrics[0].value))
     ("figures", "message"),
     [({"sms": 5}, "unknown load 'sms'"), ({"sm": 100.5}, "not valid"), ({"sm": -1}, "not less than 0")],
 )
-def test_loads_that_cannot_be_are_named(machine, figures, message):
+def test_invalid_loads_are_rejected_by_name(machine, figures, message):
     _, _, uuid = slice_of(gpu(), 9, 4, 4)
     with pytest.raises(SimDriverError, match=message):
         machine.set_load(uuid, **figures)
 
 
-def test_a_partitioned_gpu_has_no_load_of_its_own(machine):
+def test_load_cannot_be_set_on_a_partitioned_gpu(machine):
     with pytest.raises(SimDriverError, match="in use"):
         machine.set_load(pynvml.nvmlDeviceGetUUID(gpu()), sm=5)

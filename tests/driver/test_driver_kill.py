@@ -1,4 +1,4 @@
-"""SIGKILL at any call, and changes that are still under way."""
+"""SIGKILL at any call, and changes that are still in progress."""
 
 import shutil
 import signal
@@ -41,11 +41,11 @@ def counts(machine):
 
 @pytest.mark.parametrize(("call", "before", "after"), STEPS)
 @pytest.mark.parametrize("moment", ["before", "writing", "during", "after"])
-def test_a_killed_call_has_happened_or_not_and_nothing_is_torn(machine, call, before, after, moment):
+def test_killed_call_takes_effect_completely_or_not_at_all(machine, call, before, after, moment):
     machine.fail(call, kill=True, moment=moment)
     run(machine, LIFE, expect=-signal.SIGKILL)
     assert counts(machine) == (before if moment in ("before", "writing") else after)
-    pynvml.nvmlDeviceGetCount()  # the next caller, whoever it is, finds no lock and repairs the files
+    pynvml.nvmlDeviceGetCount()  # the next caller finds no lock and repairs the files
     check_tree(machine)
     machine.reset_faults()
     machine.reset_gpu(0)
@@ -54,8 +54,8 @@ def test_a_killed_call_has_happened_or_not_and_nothing_is_torn(machine, call, be
     check_tree(machine)
 
 
-def test_kills_at_random_instants(machine):
-    """Whatever a process was doing when it was shot, the others go on."""
+def test_kills_at_random_times_leave_a_consistent_state(machine):
+    """Whatever a process was doing when it was killed, other processes continue."""
     script = """
 pynvml.nvmlInit()
 rng = random.Random(int(sys.argv[1]))
@@ -88,8 +88,8 @@ while True:
         assert len(places) == len(set(places))
 
 
-def test_a_change_goes_on_without_the_process_that_asked_for_it(make):
-    """As in the kernel. Meanwhile the place is taken and the instance is not to be seen."""
+def test_creation_continues_after_its_caller_is_killed(make):
+    """As in the kernel. Meanwhile the placement is occupied and the instance is not visible."""
     machine = make(["h100-80gb"], latency={"gi_create": 3600})
     with nvml(machine):
         process = child(machine, "pynvml.nvmlInit()\ncreate(gpu(), 9, 4, 4)")
@@ -107,7 +107,7 @@ def test_a_change_goes_on_without_the_process_that_asked_for_it(make):
         assert code(create, gpu(), 14, 4, 2) == 0
 
 
-def test_creation_ends_by_itself(make):
+def test_creation_finishes_after_its_caller_is_killed(make):
     machine = make(["h100-80gb"], latency={"gi_create": 0.4})
     with nvml(machine):
         machine.fail("nvmlDeviceCreateGpuInstanceWithPlacement", kill=True, moment="after")
@@ -117,7 +117,7 @@ def test_creation_ends_by_itself(make):
         assert machine.dump()["gpus"][0]["instances"][0]["state"] == "live"
 
 
-def test_the_place_is_taken_until_the_destruction_ends(make):
+def test_placement_stays_occupied_until_the_destruction_ends(make):
     machine = make(["h100-80gb"], latency={"gi_destroy": 3600})
     with nvml(machine):
         instance, compute, _ = slice_of(gpu(), 9, 4, 4)
@@ -137,16 +137,16 @@ def test_the_place_is_taken_until_the_destruction_ends(make):
         assert not list(machine.proc_root.rglob("gi2"))
 
 
-def test_the_real_latency_is_what_was_measured_on_hardware():
-    """Making a slice takes 0.16-0.24 s, taking it away 0.20-0.22 s, by size."""
+def test_real_latency_equals_the_hardware_measurements():
+    """Creating a slice takes 0.16-0.24 s, destroying it 0.20-0.22 s, depending on its size."""
     for verb, smallest, largest in (("create", 0.16, 0.24), ("destroy", 0.20, 0.22)):
         base = sum(REAL_LATENCY[f"{part}_{verb}"][0] for part in ("gi", "ci"))
         span = sum(REAL_LATENCY[f"{part}_{verb}"][1] for part in ("gi", "ci"))
         assert (base, base + span) == (pytest.approx(smallest), pytest.approx(largest))
 
 
-def test_a_larger_instance_takes_longer(make):
-    """What the smallest one costs is zero here, so that it comes at once and the larger one not within the test."""
+def test_creation_latency_grows_with_the_instance_size(make):
+    """The base latency is zero here, so the smallest instance is created at once, the larger one not in the test."""
     machine = make(["h100-80gb"], latency={"gi_create": (0.0, 3600)})
     with nvml(machine):
         create(gpu(), 19, 6, 1)
@@ -159,7 +159,7 @@ def test_a_larger_instance_takes_longer(make):
         process.communicate()
 
 
-def test_gpus_do_not_wait_for_each_other_but_one_gpu_does_one_thing_at_a_time(make):
+def test_changes_run_in_parallel_across_gpus_and_one_at_a_time_per_gpu(make):
     machine = make(["h100-80gb", "h100-80gb"], latency={"gi_create": 3600})
     with nvml(machine):
         machine.fail("nvmlDeviceCreateGpuInstanceWithPlacement", kill=True, moment="after", times=2)
@@ -171,7 +171,7 @@ def test_gpus_do_not_wait_for_each_other_but_one_gpu_does_one_thing_at_a_time(ma
         assert [i["state"] for i in machine.dump()["gpus"][1]["instances"]] == ["live"]
 
 
-def test_a_machine_that_is_taken_away_is_noticed(make, machine):
+def test_replaced_machine_state_requires_a_new_init(make, machine):
     (machine.directory / "state").rename(machine.directory / "away")
     assert code(pynvml.nvmlDeviceGetCount) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     shutil.copy(make(["a30"]).directory / "state", machine.directory / "state")

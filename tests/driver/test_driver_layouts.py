@@ -1,4 +1,4 @@
-"""What fits on a GPU together: the driver against rules written down here once more."""
+"""Which instances fit on a GPU together: the driver compared with rules written independently here."""
 
 import ctypes
 from itertools import combinations
@@ -43,7 +43,7 @@ def fits(model, taken, name, start):
 
 
 @pytest.mark.parametrize("model", ["a30", "a100-40gb", "h100-80gb", "rtx-pro-6000"])
-def test_every_legal_layout_can_be_made_and_no_other(make, model):
+def test_exactly_the_legal_layouts_can_be_created(make, model):
     rows = GPUS[model]
     places = [(name, start) for name, row in rows.items() for start in row[6]]
     seen = 0
@@ -72,7 +72,7 @@ def test_every_legal_layout_can_be_made_and_no_other(make, model):
 
 
 @pytest.mark.parametrize("model", GPUS)
-def test_remaining_capacity_is_what_can_be_made(make, model):
+def test_remaining_capacity_equals_the_number_that_can_be_created(make, model):
     rows = GPUS[model]
     with nvml(make([model])):
         device = gpu()
@@ -92,7 +92,7 @@ def max_id(model, start, size):
     return max(row[7] for row in GPUS[model].values()) // size - 1 + start // size
 
 
-def test_all_media_engines_leave_room_for_profiles_without_any(make):
+def test_me_all_profile_leaves_capacity_only_for_profiles_without_engines(make):
     rows = GPUS["rtx-pro-6000"]
     with nvml(make(["rtx-pro-6000"])):
         create(gpu(), rows["1g.24gb+me.all"][0], 0, 3)
@@ -101,7 +101,7 @@ def test_all_media_engines_leave_room_for_profiles_without_any(make):
             assert (free > 0) == (name in ("1g.24gb-me", "2g.48gb-me")), name
 
 
-def test_seven_small_ones_strand_a_memory_slice(machine):
+def test_seven_1g_instances_leave_no_capacity_for_any_profile(machine):
     made = [pynvml.nvmlDeviceCreateGpuInstance(gpu(), 19) for _ in range(7)]
     ids = sorted(pynvml.nvmlGpuInstanceGetInfo(instance).id for instance in made)
     assert ids == [7, 8, 9, 10, 11, 12, 13]
@@ -110,7 +110,7 @@ def test_seven_small_ones_strand_a_memory_slice(machine):
     assert code(pynvml.nvmlDeviceCreateGpuInstance, gpu(), 19) == pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
 
 
-def test_order_matters_without_placements(machine):
+def test_creation_order_matters_without_explicit_placements(machine):
     """The MIG user guide's example on an A100: 19,19,14,9 fails at the last, 9,19,14,19 does not."""
     device = gpu(1)
     for profile_id in (19, 19, 14):
@@ -121,7 +121,7 @@ def test_order_matters_without_placements(machine):
         pynvml.nvmlDeviceCreateGpuInstance(device, profile_id)
 
 
-def test_placements_are_told_in_full_and_the_array_must_hold_them(machine):
+def test_all_possible_placements_are_listed_and_a_small_array_is_rejected(machine):
     create(gpu(), 9, 4, 4)
     assert placements(gpu(), 9) == [(0, 4), (4, 4)]
     count = ctypes.c_uint(1)
@@ -130,14 +130,14 @@ def test_placements_are_told_in_full_and_the_array_must_hold_them(machine):
     assert (result, count.value) == (pynvml.NVML_ERROR_INSUFFICIENT_SIZE, 2)
 
 
-def test_compute_instances_share_a_gpu_instance(machine):
+def test_compute_instances_share_one_gpu_instance(machine):
     instance = create(gpu(1), 9, 4, 4)
-    two = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 1)
+    two_slices = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 1)
     assert pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance, 0) == 1
     assert pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance, 2) == 0
     assert code(pynvml.nvmlGpuInstanceCreateComputeInstance, instance, 2) == pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
-    one = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
-    infos = [pynvml.nvmlComputeInstanceGetInfo_v2(ci) for ci in (two, one)]
+    one_slice = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
+    infos = [pynvml.nvmlComputeInstanceGetInfo_v2(ci) for ci in (two_slices, one_slice)]
     assert [(i.id, i.placement.start, i.placement.size) for i in infos] == [(0, 0, 2), (1, 2, 1)]
     names = [pynvml.nvmlDeviceGetName(i.device) for i in infos]
     assert names == ["NVIDIA A100-SXM4-40GB MIG 2c.3g.20gb", "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb"]

@@ -1,4 +1,4 @@
-"""Making, finding and taking away instances; handles, ids and UUIDs."""
+"""Creating, finding and destroying instances; handles, ids and UUIDs."""
 
 import uuid
 
@@ -13,12 +13,12 @@ NOT_FOUND = pynvml.NVML_ERROR_NOT_FOUND
 NO_ROOM = pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
 
 
-def test_a_gpu_instance_alone_is_no_mig_device(machine):
+def test_gpu_instance_without_compute_instance_is_no_mig_device(machine):
     create(gpu(), 9, 0, 4)
     assert code(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu(), 0) == NOT_FOUND
 
 
-def test_the_compute_instance_leads_to_the_device(machine):
+def test_compute_instance_gives_its_mig_device_and_parent_gpu(machine):
     instance, compute, mig_uuid = slice_of(gpu(), 14, 2, 2)
     info = pynvml.nvmlComputeInstanceGetInfo_v2(compute)
     device = info.device
@@ -35,7 +35,7 @@ def test_the_compute_instance_leads_to_the_device(machine):
     assert pynvml.nvmlGpuInstanceGetInfo(info.gpuInstance).id == 4
 
 
-def test_destroy_goes_from_the_inside_out(machine):
+def test_gpu_instance_with_a_compute_instance_cannot_be_destroyed(machine):
     instance, compute, mig_uuid = slice_of(gpu(), 14, 0, 2)
     assert code(pynvml.nvmlGpuInstanceDestroy, instance) == IN_USE
     pynvml.nvmlComputeInstanceDestroy(compute)
@@ -44,7 +44,7 @@ def test_destroy_goes_from_the_inside_out(machine):
     assert machine.dump()["gpus"][0]["instances"] == []
 
 
-def test_a_second_instance_in_the_same_place_has_no_room(machine):
+def test_overlapping_placement_is_rejected_as_insufficient_resources(machine):
     create(gpu(), 14, 0, 2)
     assert code(create, gpu(), 14, 0, 2) == NO_ROOM
     assert code(create, gpu(), 19, 1, 1) == NO_ROOM
@@ -64,7 +64,7 @@ def test_placements_outside_the_list_are_invalid(machine):
         assert code(create, gpu(), profile_id, start, size) == INVALID, (profile_id, start, size)
 
 
-def test_handles_end_with_what_they_name(machine):
+def test_handles_of_destroyed_instances_are_invalid(machine):
     instance, compute, _ = slice_of(gpu(), 14, 0, 2)
     device = pynvml.nvmlComputeInstanceGetInfo_v2(compute).device
     pynvml.nvmlComputeInstanceDestroy(compute)
@@ -80,7 +80,7 @@ def test_handles_end_with_what_they_name(machine):
     assert pynvml.nvmlComputeInstanceGetInfo_v2(compute_again).id == 0
 
 
-def test_a_uuid_never_comes_back(machine):
+def test_mig_uuids_are_never_reused(machine):
     seen = set()
     for _ in range(20):
         instance, compute, mig_uuid = slice_of(gpu(), 14, 0, 2)
@@ -90,7 +90,7 @@ def test_a_uuid_never_comes_back(machine):
     assert len(seen) == 20
 
 
-def test_kinds_of_handles_are_not_mixed_up(machine):
+def test_handle_of_the_wrong_kind_is_rejected(machine):
     instance, compute, _ = slice_of(gpu(), 14, 0, 2)
     device = pynvml.nvmlComputeInstanceGetInfo_v2(compute).device
     assert code(pynvml.nvmlGpuInstanceGetInfo, compute) == INVALID
@@ -128,7 +128,7 @@ def test_compute_instances_are_listed_by_profile(machine):
 
 
 def test_mig_devices_are_numbered_without_gaps(machine):
-    """Slurm's gpu/nvml plugin asserts it."""
+    """Slurm's gpu/nvml plugin asserts this."""
     made = [slice_of(gpu(), 19, start, 1) for start in (5, 1, 3)]
     devices = [pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu(), i) for i in range(3)]
     assert [pynvml.nvmlDeviceGetGpuInstanceId(d) for d in devices] == [8, 10, 12]
@@ -141,13 +141,13 @@ def test_mig_devices_are_numbered_without_gaps(machine):
     assert pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu()) == 7
 
 
-def test_gpus_are_apart(machine):
+def test_instances_on_one_gpu_do_not_affect_another(machine):
     create(gpu(0), 0, 0, 8)
     create(gpu(1), 0, 0, 8)
     assert [len(g["instances"]) for g in machine.dump()["gpus"]] == [1, 1]
 
 
-def test_devices_by_every_name(machine):
+def test_device_is_found_by_uuid_pci_bus_id_and_serial(machine):
     for index in range(2):
         handle = gpu(index)
         pci = pynvml.nvmlDeviceGetPciInfo(handle)
@@ -165,7 +165,7 @@ def test_devices_by_every_name(machine):
     assert code(pynvml.nvmlDeviceGetHandleByIndex, 2) == INVALID
 
 
-def test_facts_of_the_whole_gpu(make):
+def test_whole_gpu_queries_return_the_model_facts(make):
     with nvml(make(["a100-80gb", "rtx-pro-6000"], mig=False)):
         assert pynvml.nvmlSystemGetDriverVersion() in pynvml.nvmlSystemGetNVMLVersion()
         assert pynvml.nvmlDeviceGetCudaComputeCapability(gpu()) == (8, 0)
@@ -199,7 +199,7 @@ def test_facts_of_the_whole_gpu(make):
         lambda device: pynvml.nvmlDeviceGetProcessUtilization(device, 0),
     ],
 )
-def test_what_mig_hides(machine, call):
+def test_mig_mode_hides_whole_gpu_metrics(machine, call):
     assert code(call, gpu()) == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 

@@ -13,7 +13,7 @@ from slurm_migbatch.testbed.simdriver import GPU_MODELS, SimDriverError, Simulat
 from tests.support.driver_helpers import code, create, gpu, nvml, slice_of
 
 
-def test_building_again_changes_nothing_and_newer_sources_do(tmp_path, monkeypatch):
+def test_library_is_rebuilt_only_when_sources_are_newer(tmp_path, monkeypatch):
     sources = tmp_path / "driver"
     shutil.copytree(simdriver.SOURCES, sources)
     monkeypatch.setattr(simdriver, "SOURCES", sources)
@@ -25,7 +25,7 @@ def test_building_again_changes_nothing_and_newer_sources_do(tmp_path, monkeypat
     assert b"libnvidia-ml.so.1" in subprocess.check_output(["readelf", "-d", library])
 
 
-def test_a_broken_build_tells_the_compilers_words(tmp_path, monkeypatch):
+def test_failed_build_reports_the_compiler_message(tmp_path, monkeypatch):
     sources = tmp_path / "driver"
     shutil.copytree(simdriver.SOURCES, sources)
     (sources / "gi.c").write_text("this is no C\n")
@@ -34,20 +34,20 @@ def test_a_broken_build_tells_the_compilers_words(tmp_path, monkeypatch):
         build(tmp_path / "out")
 
 
-def test_the_compiler_is_clean_with_every_warning(tmp_path):
+def test_sources_compile_without_any_warning(tmp_path):
     """-Wall -Wextra -Werror come from the Makefile; this adds what the Makefile leaves out."""
     extra = ["-Wall", "-Wextra", "-Wconversion", "-Wno-sign-conversion", "-Wpointer-arith", "-Wcast-qual", "-Werror"]
     for source in sorted(simdriver.SOURCES.glob("*.c")):
         subprocess.run(["cc", "-std=gnu11", "-fsyntax-only", *extra, str(source)], check=True)
 
 
-def test_only_nvml_is_exported(library):
+def test_library_exports_only_nvml_symbols(library):
     out = subprocess.check_output(["nm", "-D", "--defined-only", library], text=True)
     names = {line.split()[-1] for line in out.splitlines()}
     assert {name for name in names if not name.startswith("nvml")} == set()
 
 
-def test_machines_begin_as_asked(make):
+def test_machine_is_created_with_the_requested_gpus(make):
     machine = make(list(GPU_MODELS), minors=[6, 5, 4, 3, 2, 1, 0], mig=False)
     gpus = machine.dump()["gpus"]
     assert [g["model"] for g in gpus] == list(GPU_MODELS)
@@ -57,7 +57,7 @@ def test_machines_begin_as_asked(make):
     assert re.fullmatch(r"[0-9a-f-]{36}\n", machine.boot_id_file.read_text())
 
 
-def test_a_second_handle_sees_the_same(machine):
+def test_second_machine_object_sees_the_same_state(machine):
     slice_of(gpu(), 9, 0, 4)
     assert SimulatedMachine(machine.directory).dump() == machine.dump()
 
@@ -74,7 +74,7 @@ def test_calls_are_counted_by_function(machine):
     assert not machine.calls()
 
 
-def test_faults_are_told_apart(machine):
+def test_several_faults_on_one_function_are_independent(machine):
     machine.fail("nvmlDeviceGetName", 15, nth=2)
     machine.fail("nvmlDeviceGetName", 9, nth=3)
     assert [code(pynvml.nvmlDeviceGetName, gpu()) for _ in range(4)] == [0, 15, 9, 0]
@@ -95,12 +95,12 @@ def test_faults_are_told_apart(machine):
         (lambda m: SimulatedMachine(m.directory / "nowhere"), "no simulated machine there"),
     ],
 )
-def test_mistakes_are_named(machine, action, message):
+def test_invalid_machine_operations_are_reported(machine, action, message):
     with pytest.raises(SimDriverError, match=message):
         action(machine)
 
 
-def test_as_many_faults_as_there_is_room_for(machine):
+def test_full_fault_table_is_reported(machine):
     with pytest.raises(SimDriverError, match="table is full"):
         for _ in range(100):
             machine.fail("nvmlDeviceGetName")
@@ -108,7 +108,7 @@ def test_as_many_faults_as_there_is_room_for(machine):
     machine.fail("nvmlDeviceGetName")
 
 
-def test_machines_are_for_everyone_whatever_the_umask(make):
+def test_machine_files_are_readable_by_all_under_any_umask(make):
     before = os.umask(0o077)
     try:
         machine = make(["a30"])

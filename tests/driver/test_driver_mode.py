@@ -14,7 +14,7 @@ def mode(index=0):
 
 
 @pytest.mark.parametrize("model", LATER)
-def test_from_hopper_on_the_mode_changes_at_once_and_ends_with_the_boot(make, model):
+def test_mig_mode_on_hopper_and_later_changes_at_once_and_ends_at_reboot(make, model):
     machine = make([model], mig=False)
     with nvml(machine):
         assert pynvml.nvmlDeviceSetMigMode(gpu(), 1) == 0
@@ -25,7 +25,7 @@ def test_from_hopper_on_the_mode_changes_at_once_and_ends_with_the_boot(make, mo
 
 
 @pytest.mark.parametrize("model", AMPERE)
-def test_on_ampere_the_mode_waits_for_a_reset_and_survives_the_boot(make, model):
+def test_mig_mode_on_ampere_needs_a_reset_and_survives_a_reboot(make, model):
     machine = make([model, model], mig=False)
     with nvml(machine):
         for index in range(2):
@@ -38,14 +38,14 @@ def test_on_ampere_the_mode_waits_for_a_reset_and_survives_the_boot(make, model)
         assert (mode(0), mode(1)) == ([1, 1], [1, 1])
 
 
-def test_a_pending_change_can_be_taken_back(make):
+def test_pending_mig_mode_change_can_be_reverted(make):
     with nvml(make(["a100-40gb"], mig=False)):
         pynvml.nvmlDeviceSetMigMode(gpu(), 1)
         assert pynvml.nvmlDeviceSetMigMode(gpu(), 0) == 0
         assert mode() == [0, 0]
 
 
-def test_an_idle_ampere_may_be_reset_by_the_driver(make):
+def test_idle_ampere_gpu_is_reset_by_the_driver_when_configured(make):
     machine = make(["a100-40gb", "a100-40gb"], mig=False, ampere_auto_reset=True)
     with nvml(machine):
         machine.start_process(pynvml.nvmlDeviceGetUUID(gpu(1)))
@@ -55,7 +55,7 @@ def test_an_idle_ampere_may_be_reset_by_the_driver(make):
 
 
 @pytest.mark.parametrize("model", ["a100-40gb", "h100-80gb"])
-def test_the_mode_cannot_be_left_with_instances(make, model):
+def test_mig_mode_cannot_be_disabled_while_instances_exist(make, model):
     with nvml(make([model], ampere_auto_reset=True)):
         instance = create(gpu(), 0, 0, 8)
         assert code(pynvml.nvmlDeviceSetMigMode, gpu(), 0) == pynvml.NVML_ERROR_IN_USE
@@ -66,7 +66,7 @@ def test_the_mode_cannot_be_left_with_instances(make, model):
         assert mode() == [0, 0]
 
 
-def test_a_process_holds_the_mode(make):
+def test_mig_mode_cannot_change_while_a_process_runs(make):
     machine = make(["h100-80gb"], mig=False)
     with nvml(machine):
         machine.start_process(pynvml.nvmlDeviceGetUUID(gpu()))
@@ -75,7 +75,7 @@ def test_a_process_holds_the_mode(make):
         assert pynvml.nvmlDeviceSetMigMode(gpu(), 1) == 0
 
 
-def test_without_mig_there_are_no_instances_but_the_plain_profile_info(make):
+def test_without_mig_only_version_1_profile_info_is_available(make):
     with nvml(make(["h100-80gb"], mig=False)):
         refused = pynvml.NVML_ERROR_NOT_SUPPORTED
         assert pynvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu(), 0, version=1).id == 19
@@ -88,7 +88,7 @@ def test_without_mig_there_are_no_instances_but_the_plain_profile_info(make):
         assert pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu()) == 0
 
 
-def test_a_reboot_takes_instances_processes_and_sessions(machine):
+def test_reboot_removes_instances_processes_and_sessions(machine):
     _, compute, mig_uuid = slice_of(gpu(1), 9, 0, 4)
     machine.start_process(mig_uuid, 999_999, sticky=True)
     before = machine.dump()
@@ -113,7 +113,7 @@ def test_a_reboot_takes_instances_processes_and_sessions(machine):
         pynvml.nvmlShutdown()
 
 
-def test_a_reset_takes_instances_but_not_under_a_process(machine):
+def test_reset_removes_instances_and_is_refused_while_a_process_runs(machine):
     _, _, mig_uuid = slice_of(gpu(0), 9, 0, 4)
     _, _, other = slice_of(gpu(1), 9, 0, 4)
     machine.start_process(mig_uuid)
@@ -126,7 +126,7 @@ def test_a_reset_takes_instances_but_not_under_a_process(machine):
     assert mode(0) == [1, 1]
 
 
-def test_a_lost_gpu_answers_nothing_until_its_reset(machine):
+def test_lost_gpu_fails_every_call_until_its_reset(machine):
     handle = gpu(0)
     instance, _, mig_uuid = slice_of(handle, 9, 0, 4)
     machine.set_lost(0)

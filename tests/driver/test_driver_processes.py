@@ -1,4 +1,4 @@
-"""Processes on instances, and who may do what."""
+"""Processes on instances, and permissions."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ from tests.support.driver_helpers import code, create, gpu, nvml, run, slice_of
 IN_USE = pynvml.NVML_ERROR_IN_USE
 
 
-def test_a_process_holds_its_instance(machine):
+def test_instance_with_a_process_cannot_be_destroyed(machine):
     instance, compute, mig_uuid = slice_of(gpu(), 9, 4, 4)
     machine.start_process(mig_uuid, memory_mib=300)
     assert code(pynvml.nvmlComputeInstanceDestroy, compute) == IN_USE
@@ -24,11 +24,11 @@ def test_a_process_holds_its_instance(machine):
 
 
 def test_processes_are_listed_with_their_instance(machine):
-    _, first, one = slice_of(gpu(), 9, 4, 4)
-    _, second, two = slice_of(gpu(), 14, 0, 2)
-    machine.start_process(one, 70_001, memory_mib=300)
-    machine.start_process(two, 70_002, memory_mib=100)
-    machine.start_process(two, 70_003, memory_mib=50)
+    _, first, first_uuid = slice_of(gpu(), 9, 4, 4)
+    _, second, second_uuid = slice_of(gpu(), 14, 0, 2)
+    machine.start_process(first_uuid, 70_001, memory_mib=300)
+    machine.start_process(second_uuid, 70_002, memory_mib=100)
+    machine.start_process(second_uuid, 70_003, memory_mib=50)
     for call in (
         pynvml.nvmlDeviceGetComputeRunningProcesses_v2,
         pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
@@ -47,18 +47,18 @@ def test_processes_are_listed_with_their_instance(machine):
     pynvml.nvmlComputeInstanceGetInfo_v2(first)
 
 
-def test_a_process_that_ends_lets_go(machine):
+def test_ended_or_zombie_process_does_not_block_destroy(machine):
     _, compute, mig_uuid = slice_of(gpu(), 9, 4, 4)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         machine.start_process(mig_uuid, process.pid)
         assert code(pynvml.nvmlComputeInstanceDestroy, compute) == IN_USE
         process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie holds nothing either
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie does not hold the instance either
         assert machine.dump()["processes"] == []
         assert code(pynvml.nvmlComputeInstanceDestroy, compute) == 0
 
 
-def test_a_leaked_context_stays(machine):
+def test_leaked_context_blocks_destroy_until_it_is_ended(machine):
     _, compute, mig_uuid = slice_of(gpu(), 9, 4, 4)
     machine.start_process(mig_uuid, 2**22 + 5)  # above any pid: made up, hence sticky
     assert [p["sticky"] for p in machine.dump()["processes"]] == [True]
@@ -67,13 +67,13 @@ def test_a_leaked_context_stays(machine):
     assert code(pynvml.nvmlComputeInstanceDestroy, compute) == 0
 
 
-def test_a_made_up_process_that_is_not_sticky_is_gone_at_once(machine):
+def test_nonexistent_process_that_is_not_sticky_is_not_listed(machine):
     _, _, mig_uuid = slice_of(gpu(), 9, 4, 4)
     machine.start_process(mig_uuid, 2**22 + 5, sticky=False)
     assert machine.dump()["processes"] == []
 
 
-def test_ended_processes_leave_room_for_others(machine):
+def test_slots_of_ended_processes_are_reused(machine):
     _, _, mig_uuid = slice_of(gpu(), 9, 4, 4)
     for pid in range(2**22 + 1, 2**22 + 1200):
         machine.start_process(mig_uuid, pid, sticky=False)
@@ -81,7 +81,7 @@ def test_ended_processes_leave_room_for_others(machine):
     assert [p["pid"] for p in machine.dump()["processes"]] == [os.getpid()]
 
 
-def test_processes_need_a_device(machine):
+def test_process_requires_an_existing_unpartitioned_device(machine):
     with pytest.raises(SimDriverError, match="no such device"):
         machine.start_process("MIG-00000000-0000-5000-8000-000000000000")
     with pytest.raises(SimDriverError, match="not valid"):
@@ -90,7 +90,7 @@ def test_processes_need_a_device(machine):
         machine.start_process(pynvml.nvmlDeviceGetUUID(gpu()))
 
 
-def test_processes_on_a_whole_gpu(make):
+def test_process_on_a_whole_gpu_is_listed(make):
     machine = make(["h100-80gb"], mig=False)
     with nvml(machine):
         machine.start_process(pynvml.nvmlDeviceGetUUID(gpu()), memory_mib=10)
@@ -100,10 +100,10 @@ def test_processes_on_a_whole_gpu(make):
         assert "python" in pynvml.nvmlSystemGetProcessName(os.getpid())
 
 
-def test_destroy_can_be_stuck_with_no_process_in_sight(machine):
+def test_stuck_destroy_fails_as_in_use_without_any_process(machine):
     instance, compute, _ = slice_of(gpu(), 9, 4, 4)
     machine.stick_destroy(None)
-    assert code(pynvml.nvmlComputeInstanceDestroy, compute) == 0  # seen in practice: this goes, the rest does not
+    assert code(pynvml.nvmlComputeInstanceDestroy, compute) == 0  # seen in practice: only this one is destroyed
     assert code(pynvml.nvmlGpuInstanceDestroy, instance) == IN_USE
     machine.reset_faults()
     assert code(pynvml.nvmlGpuInstanceDestroy, instance) == 0
@@ -114,7 +114,7 @@ def test_destroy_can_be_stuck_with_no_process_in_sight(machine):
     assert code(pynvml.nvmlComputeInstanceDestroy, compute) == 0
 
 
-def test_users_may_look_and_nothing_more(machine, open_tmp_path):
+def test_unprivileged_user_can_query_but_not_list_or_change_instances(machine, open_tmp_path):
     instance, _, mig_uuid = slice_of(gpu(), 9, 4, 4)
     out = run(
         machine,

@@ -1,4 +1,4 @@
-"""What monitoring programs ask of a GPU and of a MIG device, through nvidia-ml-py."""
+"""Queries of monitoring programs on a GPU and on a MIG device, through nvidia-ml-py."""
 
 import ctypes
 import os
@@ -40,7 +40,7 @@ def field(device, wanted):
     return (found.nvmlReturn, value)
 
 
-# -- what is for other systems -------------------------------------------------------------------------------------
+# -- functions for other systems -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,11 @@ def field(device, wanted):
         "nvmlDeviceGetRetiredPagesPendingStatus",
     ],
 )
-def test_what_a_data_centre_gpu_on_linux_does_not_have_is_not_supported(whole, name):
+def test_features_absent_from_data_centre_gpus_are_not_supported(whole, name):
     assert code(getattr(pynvml, name), gpu()) == NOT_SUPPORTED
 
 
-def test_an_answer_without_a_place_is_refused(whole):
+def test_null_output_pointer_is_rejected(whole):
     for name in ("nvmlDeviceGetDriverModel", "nvmlDeviceGetConfComputeMemSizeInfo", "nvmlDeviceGetSupportedEventTypes"):
         assert pynvml._nvmlGetFunctionPointer(name)(gpu(), None, None) == INVALID_ARGUMENT
 
@@ -67,7 +67,7 @@ def test_an_answer_without_a_place_is_refused(whole):
 # -- memory errors -------------------------------------------------------------------------------------------------
 
 
-def test_memory_errors_of_a_whole_gpu_are_counted(whole):
+def test_ecc_error_counters_of_a_whole_gpu_are_served(whole):
     for kind in (CORRECTED, UNCORRECTED):
         for counter in (VOLATILE, AGGREGATE):
             assert pynvml.nvmlDeviceGetTotalEccErrors(gpu(), kind, counter) == 0
@@ -80,7 +80,7 @@ def test_memory_errors_of_a_whole_gpu_are_counted(whole):
     assert pynvml.nvmlDeviceGetRemappedRows(gpu()) == (0, 0, 0, 0)
 
 
-def test_a_partitioned_gpu_leaves_volatile_errors_to_its_instances(machine, mig_device):
+def test_volatile_ecc_errors_of_a_partitioned_gpu_are_per_instance(machine, mig_device):
     """NVML, nvmlDeviceGetMemoryErrorCounter: per instance only uncorrected, volatile ones outside DRAM."""
     assert pynvml.nvmlDeviceGetTotalEccErrors(gpu(), UNCORRECTED, AGGREGATE) == 0
     assert code(pynvml.nvmlDeviceGetTotalEccErrors, gpu(), UNCORRECTED, VOLATILE) == NOT_SUPPORTED
@@ -97,7 +97,7 @@ def test_a_partitioned_gpu_leaves_volatile_errors_to_its_instances(machine, mig_
 # -- fields --------------------------------------------------------------------------------------------------------
 
 
-def test_fields_are_the_figures_of_the_calls(whole):
+def test_field_values_equal_the_results_of_the_calls(whole):
     assert field(gpu(), pynvml.NVML_FI_DEV_ECC_CURRENT) == (0, 1)
     assert field(gpu(), pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL) == (0, 0)
     assert field(gpu(), pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT) == (0, 18)
@@ -122,7 +122,7 @@ def test_each_field_has_its_own_return_code(whole):
     assert fn(gpu(), ctypes.c_int32(1), None) == INVALID_ARGUMENT
 
 
-def test_fields_of_partitioned_gpus_hide_what_is_hidden_elsewhere(machine, mig_device):
+def test_fields_not_supported_under_mig_are_not_supported(machine, mig_device):
     assert field(gpu(), pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL)[0] == NOT_SUPPORTED
     assert field(gpu(), pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT)[0] == NOT_SUPPORTED
     assert field(gpu(), pynvml.NVML_FI_DEV_MEMORY_TEMP)[0] == 0
@@ -133,7 +133,7 @@ def test_fields_of_partitioned_gpus_hide_what_is_hidden_elsewhere(machine, mig_d
 # -- traffic and links ---------------------------------------------------------------------------------------------
 
 
-def test_pcie_traffic_is_that_of_the_simulated_load(whole):
+def test_pcie_throughput_follows_the_simulated_load(whole):
     tx, rx = pynvml.NVML_PCIE_UTIL_TX_BYTES, pynvml.NVML_PCIE_UTIL_RX_BYTES
     assert pynvml.nvmlDeviceGetPcieThroughput(gpu(), tx) == 0
     whole.set_load(pynvml.nvmlDeviceGetUUID(gpu()), pcie_tx=300, pcie_rx=20)
@@ -143,13 +143,13 @@ def test_pcie_traffic_is_that_of_the_simulated_load(whole):
     assert code(pynvml.nvmlDeviceGetPcieThroughput, gpu(), 2) == INVALID_ARGUMENT
 
 
-def test_a_mig_device_has_no_traffic_of_its_own(machine, mig_device):
+def test_mig_device_has_no_pcie_throughput(machine, mig_device):
     machine.set_load(pynvml.nvmlDeviceGetUUID(mig_device), pcie_tx=300)
     assert code(pynvml.nvmlDeviceGetPcieThroughput, mig_device, 0) == NOT_SUPPORTED
     assert pynvml.nvmlDeviceGetPcieThroughput(gpu(), 0) == 300 * 1024
 
 
-def test_utilization_is_that_of_the_simulated_load(whole):
+def test_utilization_follows_the_simulated_load(whole):
     whole.set_load(pynvml.nvmlDeviceGetUUID(gpu()), graphics=90.5, sm=40, dram=25)
     rates = pynvml.nvmlDeviceGetUtilizationRates(gpu())
     assert (rates.gpu, rates.memory) == (90, 25)
@@ -160,7 +160,7 @@ def test_utilization_is_that_of_the_simulated_load(whole):
     assert pynvml.nvmlDeviceGetUtilizationRates(gpu()).gpu == 0
 
 
-def test_utilization_of_partitioned_gpus_is_not_told(machine, mig_device):
+def test_utilization_is_not_supported_under_mig(machine, mig_device):
     machine.set_load(pynvml.nvmlDeviceGetUUID(mig_device), graphics=90)
     assert code(pynvml.nvmlDeviceGetUtilizationRates, gpu()) == NOT_SUPPORTED
     assert code(pynvml.nvmlDeviceGetUtilizationRates, mig_device) == NOT_SUPPORTED
@@ -175,7 +175,7 @@ def test_utilization_of_partitioned_gpus_is_not_told(machine, mig_device):
         ("b200", 18, pynvml.NVML_NVLINK_VERSION_5_0),
     ],
 )
-def test_nvlink_is_of_the_architecture(make, model, links, version):
+def test_nvlink_count_and_version_follow_the_architecture(make, model, links, version):
     with nvml(make([model], mig=False)):
         for link in range(links):
             assert pynvml.nvmlDeviceGetNvLinkState(gpu(), link) == 1
@@ -188,13 +188,13 @@ def test_nvlink_is_of_the_architecture(make, model, links, version):
         assert code(pynvml.nvmlDeviceGetNvLinkVersion, gpu(), 0) == NOT_SUPPORTED
 
 
-def test_a_gpu_without_nvlink_says_so(make):
+def test_gpu_without_nvlink_returns_not_supported(make):
     with nvml(make(["rtx-pro-6000"], mig=False)):
         assert code(pynvml.nvmlDeviceGetNvLinkVersion, gpu(), 0) == NOT_SUPPORTED
         assert field(gpu(), pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT)[0] == NOT_SUPPORTED
 
 
-def test_topology(make):
+def test_topology_between_gpus_is_served(make):
     with nvml(make(["h100-80gb", "h100-80gb", "a30"], mig=False)):
         assert pynvml.nvmlDeviceGetTopologyCommonAncestor(gpu(0), gpu(0)) == pynvml.NVML_TOPOLOGY_INTERNAL
         assert pynvml.nvmlDeviceGetTopologyCommonAncestor(gpu(0), gpu(2)) == pynvml.NVML_TOPOLOGY_NODE
@@ -206,7 +206,7 @@ def test_topology(make):
         assert pynvml.nvmlDeviceGetP2PStatus(gpu(0), gpu(2), link) == pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
 
 
-def test_mig_devices_have_no_topology_and_partitioned_gpus_no_peers(machine, mig_device):
+def test_mig_device_has_no_topology_and_partitioned_gpu_no_p2p(machine, mig_device):
     assert code(pynvml.nvmlDeviceGetTopologyCommonAncestor, mig_device, gpu(1)) == NOT_SUPPORTED
     status = pynvml.nvmlDeviceGetP2PStatus(gpu(0), gpu(1), pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
     assert status == pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
@@ -222,7 +222,7 @@ def clocks():
     )
 
 
-def test_locked_clocks_hold_until_they_are_reset(whole):
+def test_locked_clocks_apply_until_they_are_reset(whole):
     top = clocks()
     pynvml.nvmlDeviceSetGpuLockedClocks(gpu(), 600, 900)
     assert clocks() == (900, top[1])
@@ -239,7 +239,7 @@ def test_locked_clocks_hold_until_they_are_reset(whole):
     assert pynvml.nvmlDeviceGetClockInfo(gpu(1), pynvml.NVML_CLOCK_SM) == 1410
 
 
-def test_clocks_that_the_gpu_does_not_have_are_refused(whole):
+def test_clocks_out_of_range_are_rejected(whole):
     top = clocks()
     for low, high in ((900, 600), (0, 100), (top[0] + 1, top[0] + 100)):
         assert code(pynvml.nvmlDeviceSetGpuLockedClocks, gpu(), low, high) == INVALID_ARGUMENT
@@ -267,7 +267,7 @@ def test_mig_devices_have_no_clocks_to_lock(machine, mig_device):
 # -- processes and protected memory ----------------------------------------------------------------------------------
 
 
-def test_process_details_are_those_of_the_list(machine, mig_device):
+def test_process_detail_list_agrees_with_the_process_list(machine, mig_device):
     version = pynvml.nvmlProcessDetailList_v1
     assert pynvml.nvmlDeviceGetRunningProcessDetailList(gpu(), version, 0) == []
     machine.start_process(pynvml.nvmlDeviceGetUUID(mig_device), memory_mib=700)
@@ -283,7 +283,7 @@ def test_process_details_are_those_of_the_list(machine, mig_device):
     assert code(pynvml.nvmlDeviceGetRunningProcessDetailList, gpu(1), version, 0) == NOT_SUPPORTED  # Ampere
 
 
-def test_no_memory_is_protected(machine, mig_device):
+def test_confidential_compute_memory_is_reported_as_unprotected(machine, mig_device):
     info = pynvml.nvmlDeviceGetConfComputeMemSizeInfo(gpu())
     assert (info.protectedMemSizeKib, info.unprotectedMemSizeKib) == (0, 81559 * 1024)
     assert code(pynvml.nvmlDeviceGetConfComputeMemSizeInfo, gpu(1)) == NOT_SUPPORTED  # Ampere
@@ -300,7 +300,7 @@ def events(machine):
     pynvml.nvmlEventSetFree(created)
 
 
-def test_events_reach_who_registered_for_them(machine, events):
+def test_events_are_delivered_to_registered_event_sets(machine, events):
     types = pynvml.nvmlDeviceGetSupportedEventTypes(gpu())
     assert types & pynvml.nvmlEventTypeXidCriticalError
     pynvml.nvmlDeviceRegisterEvents(gpu(0), pynvml.nvmlEventTypeXidCriticalError, events)
@@ -317,7 +317,7 @@ def test_events_reach_who_registered_for_them(machine, events):
     assert code(pynvml.nvmlEventSetWait_v2, events, 20) == TIMEOUT
 
 
-def test_what_happened_before_a_set_was_made_is_not_in_it(machine):
+def test_event_set_does_not_hold_earlier_events(machine):
     machine.post_event(0, "xid", 48)
     events = pynvml.nvmlEventSetCreate()
     pynvml.nvmlDeviceRegisterEvents(gpu(0), pynvml.nvmlEventTypeXidCriticalError, events)
@@ -325,7 +325,7 @@ def test_what_happened_before_a_set_was_made_is_not_in_it(machine):
     pynvml.nvmlEventSetFree(events)
 
 
-def test_a_wait_ends_with_the_event_and_lets_other_threads_work(machine, events):
+def test_event_wait_returns_on_the_event_and_does_not_block_threads(machine, events):
     pynvml.nvmlDeviceRegisterEvents(gpu(0), pynvml.nvmlEventTypeXidCriticalError, events)
     seen = []
     waiting = threading.Thread(target=lambda: seen.append(pynvml.nvmlEventSetWait_v2(events, 600_000)))
@@ -337,7 +337,7 @@ def test_a_wait_ends_with_the_event_and_lets_other_threads_work(machine, events)
     assert [data.eventData for data in seen] == [79]  # the GPU has fallen off the bus
 
 
-def test_the_older_wait_writes_the_older_struct(machine, events):
+def test_event_wait_version_1_writes_the_version_1_struct(machine, events):
     pynvml.nvmlDeviceRegisterEvents(gpu(0), pynvml.nvmlEventTypeXidCriticalError, events)
     machine.post_event(0, "xid", 48)
     data = pynvml.c_nvmlEventData_t(gpuInstanceId=7, computeInstanceId=7)
@@ -346,7 +346,7 @@ def test_the_older_wait_writes_the_older_struct(machine, events):
     assert (data.eventData, data.gpuInstanceId, data.computeInstanceId) == (48, 7, 7)
 
 
-def test_wrong_event_sets_and_types_are_refused(machine, mig_device, events):
+def test_invalid_event_sets_and_types_are_rejected(machine, mig_device, events):
     freed = pynvml.nvmlEventSetCreate()
     pynvml.nvmlEventSetFree(freed)
     assert code(pynvml.nvmlEventSetFree, freed) == INVALID_ARGUMENT
@@ -356,7 +356,7 @@ def test_wrong_event_sets_and_types_are_refused(machine, mig_device, events):
     assert code(pynvml.nvmlDeviceRegisterEvents, mig_device, 8, events) == NOT_SUPPORTED
 
 
-def test_events_that_nobody_fetched_in_time_are_lost(machine, events):
+def test_oldest_events_are_dropped_when_the_queue_is_full(machine, events):
     pynvml.nvmlDeviceRegisterEvents(gpu(0), pynvml.nvmlEventTypeXidCriticalError, events)
     for number in range(200):
         machine.post_event(0, "xid", number)
@@ -370,15 +370,15 @@ def test_events_that_nobody_fetched_in_time_are_lost(machine, events):
 
 
 def written(name, size, *arguments):
-    """How many bytes a call writes behind its pointer, and the return code; the buffer is larger than it should be."""
+    """The return code, and whether a call writes at most `size` bytes; the buffer is larger than that."""
     buffer = (ctypes.c_ubyte * 256)(*[0xA5] * 256)
     result = pynvml._nvmlGetFunctionPointer(name)(*arguments, ctypes.byref(buffer))
     content = bytes(buffer)
     return (result, len(content.rstrip(b"\xa5")) <= size and content[size:] == b"\xa5" * (256 - size))
 
 
-def test_older_names_write_their_older_structs(whole):
-    """py3smi, which was built for them, ended in a segmentation fault where more was written than it had room for."""
+def test_older_function_versions_write_their_older_structs(whole):
+    """py3smi, which was built for them, ended in a segmentation fault when more was written than its structs hold."""
     assert written("nvmlDeviceGetPciInfo", 52, gpu()) == (0, True)
     assert written("nvmlDeviceGetPciInfo_v2", 52, gpu()) == (0, True)
     assert written("nvmlDeviceGetPciInfo_v3", 68, gpu()) == (0, True)
@@ -389,7 +389,7 @@ def test_older_names_write_their_older_structs(whole):
     assert (legacy.busId, legacy.bus, legacy.pciDeviceId) == ("0000:0F:00.0", 0x0F, 0x20B010DE)
 
 
-def test_the_older_description_of_a_compute_instance_has_no_placement(machine):
+def test_compute_instance_info_version_1_has_no_placement(machine):
     _, compute, _ = slice_of(gpu(), 9, 4, 4)
     assert written("nvmlComputeInstanceGetInfo", 24, compute) == (0, True)
     assert written("nvmlComputeInstanceGetInfo_v2", 32, compute) == (0, True)

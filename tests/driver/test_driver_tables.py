@@ -1,4 +1,4 @@
-"""The hardware that the driver plays, seen through nvidia-ml-py."""
+"""The hardware that the driver simulates, seen through nvidia-ml-py."""
 
 import ctypes
 
@@ -14,7 +14,7 @@ def model(request, make):
         yield GPUS[request.param]
 
 
-def test_profiles_are_found_by_enum_and_carry_the_device_id(model):
+def test_profile_info_by_enum_and_by_id_agrees_with_the_table(model):
     found = {}
     for enum in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
@@ -41,13 +41,13 @@ def test_profiles_are_found_by_enum_and_carry_the_device_id(model):
     assert found == model
 
 
-def test_the_walk_over_enums_ends_at_invalid_argument(model):
+def test_profile_enum_out_of_range_returns_invalid_argument(model):
     assert code(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu(), 0x12) == pynvml.NVML_ERROR_INVALID_ARGUMENT
     assert code(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu(), 5) == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-def test_names_follow_from_the_memory(model):
-    """Old drivers gave no names; tools compute them like this, and the result is the same."""
+def test_profile_names_agree_with_names_computed_from_memory(model):
+    """Old drivers returned no names; tools compute them like this, with the same result."""
     total = pynvml.nvmlDeviceGetMemoryInfo(gpu()).total
     for name, row in model.items():
         eighths = -(-8 * row[3] * 2**20 // total)
@@ -55,14 +55,14 @@ def test_names_follow_from_the_memory(model):
         assert name.startswith(f"{row[2]}g.{gigabytes}gb")
 
 
-def test_an_enum_is_not_a_profile_id(model):
+def test_profile_enum_is_not_accepted_as_profile_id(model):
     ids = {row[0] for row in model.values()}
     for enum in {row[1] for row in model.values()} - ids:
         start, size = model[next(name for name, row in model.items() if row[1] == enum)][6:]
         assert code(create, gpu(), enum, start[0], size) == pynvml.NVML_ERROR_INVALID_ARGUMENT
 
 
-def test_an_instance_is_described_as_it_was_asked_for(model):
+def test_created_instance_has_the_requested_profile_and_placement(model):
     total_slices = max(row[7] for row in model.values())
     for name, (profile_id, _, slices, memory, sms, _, starts, size) in model.items():
         for start in starts:
@@ -83,7 +83,7 @@ def test_an_instance_is_described_as_it_was_asked_for(model):
 
 
 class ProfileV3(ctypes.Structure):
-    """nvmlGpuInstanceProfileInfo_v3_t, which nvidia-ml-py does not have."""
+    """nvmlGpuInstanceProfileInfo_v3_t, which is missing from nvidia-ml-py."""
 
     _fields_ = [
         *[field for field in pynvml.c_nvmlGpuInstanceProfileInfo_v2_t._fields_ if field[0] != "isP2pSupported"],
@@ -91,7 +91,7 @@ class ProfileV3(ctypes.Structure):
     ]
 
 
-def test_version_three_tells_graphics(make):
+def test_profile_info_version_3_reports_graphics_capability(make):
     with nvml(make(["rtx-pro-6000"])):
         call = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetGpuInstanceProfileInfoV")
         for name, row in GPUS["rtx-pro-6000"].items():
@@ -103,7 +103,7 @@ def test_version_three_tells_graphics(make):
 
 
 def compute_profiles(instance, version=2):
-    """What a walk over the enums finds: {enum: description}."""
+    """The compute profiles found by iterating over the enums: {enum: description}."""
     found = {}
     for enum in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         try:
@@ -167,7 +167,7 @@ SEVENTH = [0, 1, 2, 3, 4, 5, 6]
         ("h200", 15, 2, {0: ("1c.1g.35gb", 1, 1, 16, [0]), 7: ("1g.35gb", 1, 1, 26, [0])}),
         ("b200", 15, 2, {0: ("1c.1g.45gb", 1, 1, 18, [0]), 7: ("1g.45gb", 1, 1, 30, [0])}),
         ("h100-80gb", 19, 1, {0: ("1g.10gb", 1, 1, 16, [0])}),
-        # nvidia-smi mig -lcip on an H100, NVIDIA/go-nvml issue 146: profile 7 is there too, and is not the whole
+        # nvidia-smi mig -lcip on an H100, NVIDIA/go-nvml issue 146: profile 7 is present too, but is not the whole
         (
             "h100-80gb",
             14,
@@ -191,7 +191,7 @@ SEVENTH = [0, 1, 2, 3, 4, 5, 6]
         ),
     ],
 )
-def test_compute_profiles(make, model_name, profile_id, size, expected):
+def test_compute_profiles_of_an_instance_match_nvidia_smi(make, model_name, profile_id, size, expected):
     with nvml(make([model_name])):
         instance = create(gpu(), profile_id, 0, size)
         found = {
@@ -208,8 +208,8 @@ def test_compute_profiles(make, model_name, profile_id, size, expected):
 
 
 @pytest.mark.parametrize(("profile", "sms", "name"), [(0, 16, "1c.1g.20gb"), (7, 26, "1g.20gb")])
-def test_a_double_memory_instance_can_be_used_in_part_or_whole(make, profile, sms, name):
-    """Both one-slice profiles take its one compute slice; the part leaves 10 of its SMs to nobody."""
+def test_double_memory_instance_accepts_a_partial_or_full_compute_instance(make, profile, sms, name):
+    """Both one-slice profiles take its one compute slice; the partial one leaves 10 SMs unused."""
     machine = make(["h100-80gb"])
     with nvml(machine):
         instance = create(gpu(), 15, 0, 2)
@@ -226,8 +226,8 @@ def test_a_double_memory_instance_can_be_used_in_part_or_whole(make, profile, sm
         assert [len(computes(instance, p)) for p in (0, 7)] == [profile == 0, profile == 7]
 
 
-def test_compute_instances_do_not_take_more_multiprocessors_than_there_are(make):
-    """In 32 of them, a part of 26 leaves none of 16, though one slice is left."""
+def test_compute_instances_never_exceed_the_sms_of_their_gpu_instance(make):
+    """Of 32 SMs, a compute instance with 26 leaves no room for one with 16, though one slice is left."""
     with nvml(make(["h100-80gb"])):
         instance = create(gpu(), 14, 0, 2)
         capacity = pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity

@@ -39,14 +39,14 @@ print(__import__("json").dumps(log))
 
 
 def begin(workers):
-    """Let programs start their work that wait for a line: at once, however long each took until then."""
+    """Start workers that wait for a line: all at the same time, however long each took to start up."""
     for worker in workers:
         worker.stdin.write("go\n")
         worker.stdin.flush()
 
 
-def test_concurrent_creators_never_overlap(make):
-    """From when a creator has its instance until it starts to give it back, nobody else has any of the place."""
+def test_concurrently_created_instances_never_overlap(make):
+    """From when a creator has its instance until it starts to destroy it, no other holds any of its placement."""
     machine = make(["h100-80gb", "h100-80gb"], latency={"gi_create": 0.002, "gi_destroy": 0.001})
     workers = [child(machine, WORKER, str(seed), "80", stdin=-1) for seed in range(8)]
     begin(workers)
@@ -74,8 +74,8 @@ def test_concurrent_creators_never_overlap(make):
     check_tree(machine)
 
 
-def test_no_change_is_lost_between_processes(machine):
-    """No latency and little else to do, so that writers meet inside the driver: each finds what it left there."""
+def test_concurrent_changes_of_several_processes_are_all_kept(machine):
+    """No latency and little other work, so writers collide in the driver: each finds the state that it left."""
     script = """
 pynvml.nvmlInit()
 device, start = gpu(), int(sys.argv[1])
@@ -94,7 +94,7 @@ for _ in range(500):
     check_tree(machine)
 
 
-def test_one_winner_for_one_place(make):
+def test_one_of_several_concurrent_creators_gets_the_placement(make):
     machine = make(["h100-80gb"], latency={"gi_create": 0.05})
     script = """
 pynvml.nvmlInit()
@@ -123,7 +123,7 @@ def test_threads_share_a_session(machine):
     assert machine.dump()["gpus"][0]["instances"] == []
 
 
-def test_a_forked_child_is_a_client_of_its_own(machine):
+def test_forked_child_is_a_separate_client(machine):
     out = run(
         machine,
         """
@@ -153,8 +153,8 @@ print(good)
     assert out.split() == ["25"]
 
 
-def test_the_lock_of_a_dead_forks_parent_is_free(machine):
-    """A child that lives on must not keep the lock of a parent that was killed inside a call."""
+def test_lock_of_a_killed_parent_is_not_kept_by_its_forked_child(machine):
+    """A surviving child must not keep the lock of a parent that was killed inside a call."""
     machine.fail("nvmlDeviceCreateGpuInstanceWithPlacement", kill=True, moment="during")
     out = run(
         machine,
@@ -174,7 +174,7 @@ create(gpu(), 14, 0, 2)
     os.kill(int(out), 9)
 
 
-def test_two_machines_in_one_process_are_two(make):
+def test_two_machines_in_one_process_are_independent(make):
     first, second = make(["a30"]), make(["h200"])
     with nvml(first):
         pynvml.nvmlDeviceCreateGpuInstance(gpu(), 0)
@@ -183,7 +183,7 @@ def test_two_machines_in_one_process_are_two(make):
     assert [len(m.dump()["gpus"][0]["instances"]) for m in (first, second)] == [1, 0]
 
 
-def test_the_environment_may_name_the_machine(make, monkeypatch):
+def test_environment_variable_selects_the_machine(make, monkeypatch):
     first, second = make(["a30"]), make(["h200"])
     monkeypatch.setenv("MIGBATCH_SIM_DIR", str(second.directory))
     with nvml(first):
@@ -193,7 +193,7 @@ def test_the_environment_may_name_the_machine(make, monkeypatch):
         assert pynvml.nvmlDeviceGetName(gpu()) == "NVIDIA A30"
 
 
-def test_a_link_elsewhere_leads_to_the_same_machine(machine, tmp_path):
+def test_library_loaded_through_a_symbolic_link_uses_the_same_machine(machine, tmp_path):
     link = tmp_path / "lib" / "libnvidia-ml.so.1"
     link.parent.mkdir()
     link.symlink_to(machine.library)
@@ -203,7 +203,7 @@ def test_a_link_elsewhere_leads_to_the_same_machine(machine, tmp_path):
     library.nvmlShutdown()
 
 
-def test_inside_a_chroot_that_binds_the_directory(machine, tmp_path):
+def test_library_works_in_a_chroot_with_a_bind_mount(machine, tmp_path):
     root = tmp_path / "root"
     (root / "sim").mkdir(parents=True)
     out = run(
@@ -229,7 +229,7 @@ print(slice_of(gpu(), 9, 4, 4)[2])
     check_tree(machine)
 
 
-def test_the_files_of_instances(machine):
+def test_proc_files_of_instances_are_created_and_removed(machine):
     _, compute, _ = slice_of(gpu(0), 9, 4, 4)
     check_tree(machine)
     path = machine.proc_root / "driver/nvidia/capabilities/gpu2/mig/gi2/access"
@@ -239,7 +239,7 @@ def test_the_files_of_instances(machine):
     check_tree(machine)
 
 
-def test_the_files_of_the_machine(machine):
+def test_proc_and_dev_files_of_the_machine_are_present(machine):
     lines = (machine.proc_root / "driver/nvidia-caps/mig-minors").read_text().splitlines()
     assert lines[:3] == ["config 1", "monitor 2", "gpu0/gi0/access 3"]
     assert lines[-1] == "gpu31/gi14/ci7/access 4322"
@@ -255,7 +255,7 @@ def test_the_files_of_the_machine(machine):
     assert str(major) not in Path("/proc/devices").read_text().split()
 
 
-def test_files_keep_what_root_wrote_into_them(machine):
+def test_proc_files_keep_the_content_written_by_root(machine):
     """DeviceFileModify: 0 stays while the instance lives, and a new instance starts from 1."""
     instance, compute, _ = slice_of(gpu(0), 9, 4, 4)
     path = machine.proc_root / "driver/nvidia/capabilities/gpu2/mig/gi2/access"

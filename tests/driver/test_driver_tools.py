@@ -1,7 +1,7 @@
-"""Programs that nobody here wrote, unmodified, against the simulated library: they must show what is simulated.
+"""Unmodified third-party programs run against the simulated library: they must show what is simulated.
 
-They are development dependencies and run as programs of their own, so that what they import and patch (nvitop and
-gpustat replace functions of pynvml) stays with them. The loader tells of every symbol that one of them asked for and
+They are development dependencies and run as separate programs, so that what they import and patch (nvitop and gpustat
+replace functions of pynvml) does not affect the tests. The loader reports every symbol that one of them looked up and
 did not find.
 """
 
@@ -39,7 +39,7 @@ class Scene:
     memory = (3000, 5001)  # MiB
 
     def run(self, *command: str) -> str:
-        """Run a program that finds the simulated library as any other; returns what it printed."""
+        """Run a program that finds the simulated library like any other library; return what it printed."""
         for old in self.machine.directory.glob("loader.*"):
             old.unlink()
         environment = {
@@ -86,25 +86,25 @@ def scene(request, make) -> Iterator[Scene]:
 
 
 def rows(text: str, *words: str) -> list[str]:
-    """The lines that hold all the words."""
+    """The lines that contain all the words."""
     return [line for line in text.splitlines() if all(word in line for word in words)]
 
 
-def test_gpustat(scene):
+def test_gpustat_json_shows_the_simulated_gpus(scene):
     found = json.loads(scene.run("gpustat", "--json"))
     assert found["driver_version"] == "580.95.05"
     assert [g["name"] for g in found["gpus"]] == [H100, A100]
     assert [g["uuid"] for g in found["gpus"]] == list(scene.uuids)
     assert [g["memory.used"] for g in found["gpus"]] == list(scene.memory)
     assert [g["memory.total"] for g in found["gpus"]] == [81559, 40960]
-    # a partitioned GPU tells no utilisation
+    # a partitioned GPU reports no utilisation
     assert [g["utilization.gpu"] for g in found["gpus"]] == ([None, None] if scene.mig else [77, 0])
     assert [g["temperature.gpu"] for g in found["gpus"]] == [34, 34]
     processes = [[(p["pid"], p["command"], p["gpu_memory_usage"]) for p in g["processes"]] for g in found["gpus"]]
     assert processes == [[(pid, "sleep", memory)] for pid, memory in zip(scene.pids, scene.memory, strict=True)]
 
 
-def test_gpustat_as_people_read_it(scene):
+def test_gpustat_text_shows_the_simulated_gpus(scene):
     out = scene.run("gpustat", "--no-color", "-cup")
     for name, pid, memory, total in zip((H100, A100), scene.pids, scene.memory, (81559, 40960), strict=True):
         (row,) = rows(out, name)
@@ -113,7 +113,7 @@ def test_gpustat_as_people_read_it(scene):
     assert ("77 %" in rows(out, H100)[0]) == (not scene.mig)
 
 
-def test_nvitop(scene):
+def test_nvitop_shows_gpus_slices_and_processes(scene):
     out = scene.run("nvitop", "-1")
     assert rows(out, "Driver Version: 580.95.05", "CUDA Driver Version: 13.0")
     for index, (name, bus) in enumerate(
@@ -153,7 +153,7 @@ print(json.dumps(found))
 """
 
 
-def test_nvitop_as_a_library(scene):
+def test_nvitop_api_returns_gpus_slices_and_processes(scene):
     found = {about["uuid"]: about for about in json.loads(scene.run("python", "-c", NVITOP_API))}
     assert set(found) == {*scene.uuids, *scene.slices}
     h100, a100 = (found[uuid] for uuid in scene.uuids)
@@ -163,19 +163,19 @@ def test_nvitop_as_a_library(scene):
     assert h100["tx"] == str(100 * 1024)
     if scene.mig:
         assert (h100["util"], h100["links"], h100["ecc"]) == ("N/A", 0, "N/A")
-        one, other = (found[uuid] for uuid in scene.slices)
-        assert one["name"] == f"{H100} MIG 3g.40gb" and other["name"] == f"{A100} MIG 3g.20gb"
-        assert (one["used"], one["total"], one["pids"]) == (3000, 40448, [scene.pids[0]])
-        assert (other["used"], other["total"], other["pids"]) == (5001, 19968, [scene.pids[1]])
-        assert (one["util"], one["tx"], one["ecc"]) == ("N/A", "N/A", "0")
-        assert one["bar1"] * 2 == h100["bar1"]
+        h100_slice, a100_slice = (found[uuid] for uuid in scene.slices)
+        assert h100_slice["name"] == f"{H100} MIG 3g.40gb" and a100_slice["name"] == f"{A100} MIG 3g.20gb"
+        assert (h100_slice["used"], h100_slice["total"], h100_slice["pids"]) == (3000, 40448, [scene.pids[0]])
+        assert (a100_slice["used"], a100_slice["total"], a100_slice["pids"]) == (5001, 19968, [scene.pids[1]])
+        assert (h100_slice["util"], h100_slice["tx"], h100_slice["ecc"]) == ("N/A", "N/A", "0")
+        assert h100_slice["bar1"] * 2 == h100["bar1"]
     else:
         assert (h100["util"], h100["links"], h100["ecc"]) == ("77", 18, "0")
         assert (a100["util"], a100["links"]) == ("0", 12)
         assert float(h100["sent"]) > 0 and float(a100["sent"]) == 0
 
 
-def test_nvisel_chooses_what_has_room(scene):
+def test_nvisel_selects_devices_with_enough_free_memory(scene):
     out = scene.run("nvisel", "--min-free-memory", "34GiB", "--sep", " ")
     # the A100's slice and, as a process takes 5 GiB, the A100 itself have less
     chosen = out.split()
@@ -183,7 +183,7 @@ def test_nvisel_chooses_what_has_room(scene):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--full"]])
-def test_py3smi(scene, arguments):
+def test_py3smi_shows_gpus_and_processes(scene, arguments):
     out = scene.run("py3smi", *arguments)
     assert rows(out, "Driver Version: 580.95.05")
     # NVML's older figure of memory in use has the reserved part in it, 407 and 768 MiB
@@ -200,7 +200,7 @@ def test_py3smi(scene, arguments):
         assert row.split()[1] == str(index)
 
 
-def test_py3nvml_finds_the_free_gpus(scene):
+def test_py3nvml_finds_free_gpus(scene):
     out = scene.run("python", "-c", "import py3nvml; print(py3nvml.get_free_gpus(), py3nvml.get_num_procs())")
     assert out.split("\n")[0] == "[False, False] [1, 1]"
     scene.machine.end_process(scene.pids[1])
@@ -208,8 +208,8 @@ def test_py3nvml_finds_the_free_gpus(scene):
     assert out.split("\n")[0] == "[False, True] [1, 0]"
 
 
-def test_the_example_of_nvidia_ml_py(scene):
-    """The helper that nvidia-ml-py brings along, a part of `nvidia-smi -q -x`."""
+def test_nvidia_ml_py_example_prints_the_simulated_gpus(scene):
+    """The example shipped with nvidia-ml-py, a part of `nvidia-smi -q -x`."""
     out = scene.run("python", "-m", "example")
     assert "<driver_version>580.95.05</driver_version>" in out
     assert "<attached_gpus>2</attached_gpus>" in out
@@ -222,7 +222,7 @@ def test_the_example_of_nvidia_ml_py(scene):
     assert re.findall("<virtualization_mode>(.*)</virtualization_mode>", out) == ["None", "None"]
 
 
-def test_a_symbol_that_is_not_served_would_be_noticed(scene):
+def test_unserved_symbol_is_detected(scene):
     with pytest.raises(AssertionError, match="nvmlDeviceGetNoSuchThing"):
         scene.run(
             "python",

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there: killed at every effect, power cut, full disk, damaged and alien files."""
+"""A checkpoint is complete or absent: kill at every disk operation, power cut, full disk, damaged and foreign files."""
 
 import errno
 import fcntl
@@ -30,7 +30,7 @@ FACTS = {"effective_batch": 4}
 
 
 def state(steps, size=50_000):
-    """Something whose every part says to which step it belongs."""
+    """A state whose every part shows to which step it belongs."""
     return {"steps": steps, "weights": [steps] * 100, "bulk": bytes([steps % 256]) * size}
 
 
@@ -42,7 +42,7 @@ def names(directory):
     return sorted(os.listdir(directory))
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_written_checkpoint_is_read_back(tmp_path):
     files = Checkpoints(tmp_path)
     assert files.newest() is None
     assert files.write(3, FACTS, state(3)) >= 0
@@ -53,7 +53,7 @@ def test_what_is_written_is_read(tmp_path):
 
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 10**9), unique=True, min_size=1, max_size=12).map(sorted))
-def test_the_newest_are_kept(keep, steps):
+def test_newest_checkpoints_are_kept(keep, steps):
     with tempfile.TemporaryDirectory() as directory:
         files = Checkpoints(Path(directory), keep=keep)
         for number in steps:
@@ -63,7 +63,7 @@ def test_the_newest_are_kept(keep, steps):
 
 
 class Torch:
-    """Stands for torch, which is not there: its Tensor, and files that are zip archives, as torch's are."""
+    """A stand-in for torch, which is not installed: its Tensor, and files that are zip archives like torch's."""
 
     class Tensor(list):
         pass
@@ -82,8 +82,8 @@ class Torch:
             return pickle.loads(archive.read("archive/data.pkl"))
 
 
-def test_tensors_are_saved_by_torch(tmp_path, monkeypatch):
-    """Which writes archives that it reads from their ends: a state is a file of its own to it."""
+def test_states_with_tensors_are_saved_by_torch(tmp_path, monkeypatch):
+    """torch writes archives that it reads from the end, so to torch a state is a file of its own."""
     files = Checkpoints(tmp_path)
     files.write(1, FACTS, {"model": [1, 2]})
     assert files.newest().facts["form"] == "pickle"
@@ -99,7 +99,7 @@ def test_tensors_are_saved_by_torch(tmp_path, monkeypatch):
 
 
 def in_child(work):
-    """Wait status of a child that does it."""
+    """Wait status of a child process that does the work."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -112,8 +112,8 @@ def in_child(work):
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_killed_at_any_effect_a_whole_state_is_there(tmp_path, keep):
-    """The number of effects is found by counting: the last child is not killed any more."""
+def test_kill_at_any_disk_operation_leaves_a_complete_checkpoint(tmp_path, keep):
+    """The number of operations is found by counting: the last child is no longer killed."""
     for kill_at in range(1, 100):
         directory = tmp_path / str(kill_at)
         directory.mkdir()
@@ -144,7 +144,7 @@ def test_killed_at_any_effect_a_whole_state_is_there(tmp_path, keep):
 
 
 def recorded(directory, *, syncs):
-    """Two checkpoints one after the other, keeping one; effects, and how many of them the first took."""
+    """Two successive checkpoints, keeping one: the disk operations, and how many of them the first took."""
     disk = Recorded(syncs=syncs)
     files = Checkpoints(directory, keep=1, disk=disk)
     files.write(1, FACTS, state(1))
@@ -169,8 +169,8 @@ def found_after(files):
 
 @settings(max_examples=examples(150))
 @given(st.data())
-def test_after_a_power_cut_a_whole_state_is_there(effects, data):
-    """Whichever of the writes and names that were not synced yet have reached the disk."""
+def test_power_cut_leaves_a_complete_checkpoint(effects, data):
+    """Whichever of the unsynced writes and names have reached the disk."""
     all_effects, first = effects
     cut = data.draw(st.integers(first, len(all_effects)))
     found = found_after(
@@ -182,8 +182,8 @@ def test_after_a_power_cut_a_whole_state_is_there(effects, data):
     assert found.steps == 2 or cut < len(all_effects)
 
 
-def test_without_its_syncs_the_state_would_be_lost(tmp_path):
-    """That the cuts of the test above do find what they look for."""
+def test_power_cut_without_fsync_loses_the_checkpoint(tmp_path):
+    """Shows that the power cuts of the test above do find a missing sync."""
     lazy, _ = recorded(tmp_path, syncs=False)
     with pytest.raises(elastic.ElasticError, match="none of the 1 checkpoints"):
         found_after(after_power_cut(lazy, lambda _: False, lambda count: count))
@@ -202,7 +202,7 @@ def small_disk(path, size):
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def test_a_full_disk_costs_old_checkpoints_first_and_the_newest_never(tmp_path):
+def test_full_disk_removes_old_checkpoints_and_never_the_newest(tmp_path):
     with small_disk(tmp_path / "disk", "80k") as disk:
         files = Checkpoints(disk, keep=3)
         files.write(1, FACTS, state(1, 30_000))
@@ -216,28 +216,28 @@ def test_a_full_disk_costs_old_checkpoints_first_and_the_newest_never(tmp_path):
             assert names(disk) == ["step-000000000003.ckpt"]
 
 
-def test_training_goes_on_where_nothing_can_be_saved(tmp_path, caplog):
+def test_training_continues_when_no_checkpoint_can_be_written(tmp_path, caplog):
     with small_disk(tmp_path / "disk", "32k") as disk:
         bulk = {"now": 1000}
         values = {"effective_batch": 4, "items": 16, "environ": {}, "care": elastic.Care(every_s=0, keep=1)}
         with elastic.Trainer(disk, **values) as run:
             run.restore()
-            for step in run.steps(60, save=lambda: b"x" * bulk["now"]):  # on a busy machine few of them are saved
+            for step in run.steps(60, save=lambda: b"x" * bulk["now"]):  # on a busy machine few steps are saved
                 bulk["now"] = 60_000 if step.number >= 3 and "could be written" not in caplog.text else 1000
                 time.sleep(0.02)
-                run._tried_at = 0.0  # and not after five seconds
+                run._tried_at = 0.0  # retry at once instead of after five seconds
         with elastic.Trainer(disk, **values) as run:
             assert run.restore() == b"x" * 1000
             assert run.done == 60
         assert names(disk) == ["lock", "step-000000000060.ckpt"]
-    said = [record.getMessage() for record in caplog.records]
-    failed = [line for line in said if "could be written" in line]
+    messages = [record.getMessage() for record in caplog.records]
+    failed = [line for line in messages if "could be written" in line]
     assert len(failed) == 1
     assert re.search(r"no checkpoint of step \d+ .*No space left on device; step \d+ is still saved", failed[0])
-    assert len([line for line in said if "can be written again" in line]) == 1
+    assert len([line for line in messages if "can be written again" in line]) == 1
 
 
-# -- files that are none
+# -- invalid files
 
 
 def spoil_middle(path):
@@ -286,7 +286,7 @@ def directory(path):
         (directory, "not a file|directory"),
     ],
 )
-def test_what_is_torn_or_alien_is_passed_over(tmp_path, caplog, spoil, reason):
+def test_damaged_or_foreign_checkpoint_is_ignored(tmp_path, caplog, spoil, reason):
     with elastic.Trainer(tmp_path, effective_batch=4, environ={}) as run:
         run.restore()
         for step in run.steps(9, save=lambda: {"done": run.done}):
@@ -297,11 +297,11 @@ def test_what_is_torn_or_alien_is_passed_over(tmp_path, caplog, spoil, reason):
     with elastic.Trainer(tmp_path, effective_batch=4, environ={}) as run:
         assert run.restore() == {"done": run.done}
         assert run.done == 7
-        (said,) = [record.getMessage() for record in caplog.records if "is ignored" in record.getMessage()]
-        assert re.search(rf"step-000000000009.ckpt is ignored: .*({reason})", said)
+        (message,) = [record.getMessage() for record in caplog.records if "is ignored" in record.getMessage()]
+        assert re.search(rf"step-000000000009.ckpt is ignored: .*({reason})", message)
 
 
-def test_nothing_is_begun_anew_over_checkpoints_that_cannot_be_used(tmp_path):
+def test_training_does_not_restart_when_no_checkpoint_is_usable(tmp_path):
     files = Checkpoints(tmp_path)
     for steps in (1, 2):
         files.write(steps, FACTS, state(steps))
@@ -311,27 +311,27 @@ def test_nothing_is_begun_anew_over_checkpoints_that_cannot_be_used(tmp_path):
         files.newest()
     files.write(3, FACTS, state(3))
     assert files.newest().steps == 3
-    assert len(names(tmp_path)) == 3  # what could not be used is the user's to look at
+    assert len(names(tmp_path)) == 3  # unusable files are kept for the user to inspect
 
 
 class Gone:
-    """A class that the program does not have any more when it resumes."""
+    """A class that the program no longer has when it resumes."""
 
 
-def test_a_state_that_the_program_cannot_make_again_is_an_error(tmp_path, monkeypatch):
+def test_state_that_cannot_be_unpickled_is_an_error(tmp_path, monkeypatch):
     Checkpoints(tmp_path).write(1, FACTS, Gone())
     monkeypatch.delitem(globals(), "Gone")
     with pytest.raises(elastic.ElasticError, match="is valid, but its state cannot be restored: AttributeError"):
         Checkpoints(tmp_path).newest()
 
 
-def test_a_state_that_cannot_be_written_is_the_programs_error(tmp_path):
+def test_state_that_cannot_be_pickled_is_an_error_at_the_first_step(tmp_path):
     with elastic.Trainer(tmp_path, effective_batch=4, environ={}) as run:
         run.restore()
         with pytest.raises((AttributeError, TypeError), match="pickle"):
             for _ in run.steps(5, save=lambda: lambda: None):
                 pass
-        assert run.done == 1  # told at once, and not when the first slice is taken back
+        assert run.done == 1  # reported at once, and not when the first slice is reclaimed
     assert names(tmp_path) == ["lock"]
 
 
@@ -340,18 +340,18 @@ def test_a_state_that_cannot_be_written_is_the_programs_error(tmp_path):
     [({"effective_batch": 8}, r"effective_batch=4 \(now 8\)"), ({"items": 99}, r"items=50 \(now 99\)"),
      ({"seed": 2}, r"seed=0 \(now 2\)"), ({"drop_last": True}, "drop_last"), ({"micro": 2}, "micro=None")],
 )  # fmt: skip
-def test_another_training_is_refused(tmp_path, change, told):
+def test_checkpoint_of_a_different_training_is_refused(tmp_path, change, told):
     values = {"effective_batch": 4, "items": 50, "environ": {}}
     with elastic.Trainer(tmp_path, **values) as run:
         run.restore()
         list(run.steps(3, save=dict))
     with elastic.Trainer(tmp_path, **{**values, **change}) as run, pytest.raises(elastic.ElasticError, match=told):
         run.restore()
-    with elastic.Trainer(tmp_path, **values, fits=1) as run:  # another slice is none
+    with elastic.Trainer(tmp_path, **values, fits=1) as run:  # another slice is not another training
         run.restore()
 
 
-def test_without_restore_there_are_no_steps(tmp_path):
+def test_steps_before_restore_are_refused(tmp_path):
     run = elastic.Trainer(tmp_path, effective_batch=4, environ={})
     with pytest.raises(elastic.ElasticError, match="as a context"):
         run.restore()
@@ -386,27 +386,27 @@ def waiting(directory, seconds):
     return elastic.Trainer(directory, effective_batch=4, environ={}, care=elastic.Care(lock_s=seconds))
 
 
-def test_two_runs_cannot_have_one_directory(tmp_path):
+def test_second_run_in_the_same_directory_is_refused(tmp_path):
     with holder(tmp_path, 600) as other:
-        told = rf"in use by job 17 restart 0 process {other.pid} on .*two runs cannot train in one directory"
-        with pytest.raises(elastic.ElasticError, match=told):
+        message = rf"in use by job 17 restart 0 process {other.pid} on .*two runs cannot train in one directory"
+        with pytest.raises(elastic.ElasticError, match=message):
             waiting(tmp_path, 0.3).__enter__()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_former_self_that_ends_is_waited_for(tmp_path):
+def test_new_run_waits_for_the_previous_run_to_end(tmp_path):
     with holder(tmp_path, 1.0), waiting(tmp_path, 600):
         assert b"job none" in (tmp_path / "lock").read_bytes()
 
 
-def test_a_former_self_that_was_killed_is_in_nobodys_way(tmp_path):
+def test_killed_run_does_not_keep_the_lock(tmp_path):
     with holder(tmp_path, 600) as other:
         other.kill()
         with waiting(tmp_path, 600):
             pass
 
 
-def test_workers_that_outlive_a_run_do_not_keep_its_directory(tmp_path):
+def test_workers_that_outlive_a_run_do_not_keep_the_lock(tmp_path):
     with waiting(tmp_path, 1):
         pid = os.fork()
         if pid == 0:
@@ -420,7 +420,7 @@ def test_workers_that_outlive_a_run_do_not_keep_its_directory(tmp_path):
         os.waitpid(pid, 0)
 
 
-def test_unfinished_files_of_the_dead_are_removed(tmp_path):
+def test_unfinished_files_of_a_killed_run_are_removed(tmp_path):
     left = tmp_path / ".step-000000000005.host.77.abc.tmp"
     left.write_bytes(b"x" * 1000)
     (tmp_path / ".mine.tmp").write_text("not ours to remove")
@@ -429,8 +429,8 @@ def test_unfinished_files_of_the_dead_are_removed(tmp_path):
     assert names(tmp_path) == [".mine.tmp", "lock"]
 
 
-def test_without_locks_the_later_run_goes_on_and_the_other_stops(tmp_path, monkeypatch, caplog):
-    """And what the former one was writing is not put into place."""
+def test_without_file_locks_the_later_run_continues_and_the_earlier_stops(tmp_path, monkeypatch, caplog):
+    """And the checkpoint that the earlier run was writing is not put into place."""
 
     def none(*_):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -458,4 +458,4 @@ def test_short_writes_are_continued(tmp_path):
     files.write(1, FACTS, state(1))
     assert whole(files.newest())
     shutil.copy(tmp_path / "step-000000000001.ckpt", tmp_path / "step-000000000002.ckpt")
-    assert files.newest().steps == 1  # the name does not count
+    assert files.newest().steps == 1  # the file name is not used

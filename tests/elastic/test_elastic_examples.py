@@ -1,4 +1,4 @@
-"""The examples, as Slurm runs them: told by USR1, ended by TERM or KILL, started again, with a quiet run's result."""
+"""The examples, as Slurm runs them: USR1, then TERM or KILL, then restart, with the result of an uninterrupted run."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ SIZES = [("1g.10gb", 9856), ("3g.40gb", 40192), ("2g.20gb", 20096)]
 
 
 class Job:
-    """A batch job of 120 steps that is requeued and started again in the same directory."""
+    """A batch job of 120 steps that is requeued and restarted in the same directory."""
 
     def __init__(self, script, directory):
         self.script, self.directory, self.restarts = script, directory, 0
@@ -26,7 +26,7 @@ class Job:
         self.out = directory / "out"
 
     def start(self):
-        """A run, in a process group of its own as Slurm signals it."""
+        """Start a run in its own process group, as Slurm signals it."""
         profile, memory = SIZES[self.restarts % len(SIZES)]
         self.progress.write_text("")
         environ = {
@@ -65,7 +65,7 @@ def until(ready):
 
 
 def tell(child, number):
-    """To every process of the job, as `scancel --full` and the end of a job do."""
+    """Signal every process of the job, as `scancel --full` and the end of a job do."""
     os.killpg(child.pid, number)
 
 
@@ -76,14 +76,14 @@ def job(request, tmp_path):
 
 @pytest.fixture
 def quiet(job, tmp_path_factory):
-    """The last lines of a run that nobody interrupts."""
+    """The last lines of an uninterrupted run."""
     alone = Job(job.script, tmp_path_factory.mktemp("quiet"))
     assert alone.start().wait(60) == 0
     assert alone.reports()[-1].done == 1
     return alone.result()
 
 
-def test_interrupted_it_ends_with_the_same_result(job, quiet):
+def test_interrupted_example_ends_with_the_same_result(job, quiet):
     child = job.start()
     until(job.reports)
     asked = time.time()
@@ -95,7 +95,7 @@ def test_interrupted_it_ends_with_the_same_result(job, quiet):
     tell(child, signal.SIGTERM)
     assert child.wait(60) == 143
 
-    child = job.start()  # killed without a word: what was done since the last checkpoint is done again
+    child = job.start()  # killed without warning: the work since the last checkpoint is repeated
     until(job.reports)
     assert job.reports()[0].restored == stood
     time.sleep(0.3)
@@ -117,7 +117,7 @@ def test_interrupted_it_ends_with_the_same_result(job, quiet):
     assert len(profiles) == 4 and "3g.40gb" in profiles[1]
 
 
-def test_a_bash_job_goes_on_where_nothing_comes_after_usr1(tmp_path):
+def test_bash_example_continues_when_no_term_follows_usr1(tmp_path):
     job = Job("elastic_bash.sh", tmp_path)
     child = job.start()
     until(job.reports)
@@ -131,7 +131,7 @@ def test_a_bash_job_goes_on_where_nothing_comes_after_usr1(tmp_path):
     assert child.wait(60) == 143
 
 
-def test_a_bash_job_whose_disk_is_full_keeps_its_checkpoint(tmp_path):
+def test_bash_example_keeps_its_checkpoint_on_a_full_disk(tmp_path):
     job = Job("elastic_bash.sh", tmp_path)
     child = job.start()
     until(job.checkpoint)
@@ -146,7 +146,7 @@ def test_a_bash_job_whose_disk_is_full_keeps_its_checkpoint(tmp_path):
     child.wait()
 
 
-def test_a_program_that_fails_ends_the_bash_job(tmp_path):
+def test_bash_example_fails_when_its_program_fails(tmp_path):
     script = (EXAMPLES / "elastic_bash.sh").read_text().replace("exec sleep", "exec false")
     (tmp_path / "failing.sh").write_text(script)
     done = subprocess.run(
@@ -156,7 +156,7 @@ def test_a_program_that_fails_ends_the_bash_job(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["elastic_training.sh", "elastic_bash.sh"])
-def test_they_ask_for_what_they_need(name):
+def test_example_scripts_request_the_needed_options(name):
     options = [line for line in (EXAMPLES / name).read_text().splitlines() if line.startswith("#SBATCH")]
     for option in ("--requeue", "--open-mode=append", "--gres=mig:auto"):
         assert f"#SBATCH {option}" in options

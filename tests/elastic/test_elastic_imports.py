@@ -1,4 +1,4 @@
-"""Training environments are the users' own: the library brings nothing into them."""
+"""Training environments belong to the users: the library needs no further packages in them."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ print(*sorted(sys.modules))
 """
 
 
-def test_nothing_but_the_standard_library_is_imported(tmp_path):
+def test_elastic_imports_only_the_standard_library(tmp_path):
     root = str(Path(slurm_migbatch.__file__).parent.parent)
     done = subprocess.run(
         [sys.executable, "-ISB", "-W", "error", "-c", CODE, root, str(tmp_path)],

@@ -1,4 +1,4 @@
-"""What stays the same on every slice and through every interruption (the package's docstring), for all of them."""
+"""The invariants on every slice and through every interruption (see the package's docstring)."""
 
 import itertools
 import tempfile
@@ -34,7 +34,7 @@ data_sets = st.one_of(st.none(), st.integers(1, 500))
 
 
 @given(batches, data_sets, mosts, st.booleans(), st.integers(0, 2000))
-def test_micro_batches_are_the_step(batch, items, most, pinned, number):
+def test_micro_batches_add_up_to_the_step(batch, items, most, pinned, number):
     if pinned:
         run = trainer(effective_batch=batch, items=items, fits=max(most, 1), micro=min(most, batch))
     else:
@@ -54,8 +54,8 @@ def test_micro_batches_are_the_step(batch, items, most, pinned, number):
 
 
 @given(batches, mosts, st.booleans(), st.data())
-def test_weighted_means_are_the_mean_of_the_whole_batch(batch, most, pinned, data):
-    """Also where the last micro-batch is short, which equal weights would get wrong."""
+def test_weighted_micro_batch_means_equal_the_batch_mean(batch, most, pinned, data):
+    """Also when the last micro-batch is short, where equal weights would be wrong."""
     values = data.draw(st.lists(st.floats(-1e3, 1e3), min_size=batch, max_size=batch))
     sizes = micro_batches.fixed(batch, most) if pinned else micro_batches.even(batch, most)
     step = elastic.Step(0, 0, 0, 0, range(batch), sizes)
@@ -65,7 +65,7 @@ def test_weighted_means_are_the_mean_of_the_whole_batch(batch, most, pinned, dat
     assert [part.weight * step.size for part in step] == pytest.approx([len(part) for part in step])
 
 
-def test_equal_weights_would_be_wrong():
+def test_equal_weights_give_a_wrong_mean_for_uneven_micro_batches():
     step = elastic.Step(0, 0, 0, 0, range(5), micro_batches.fixed(5, 4))
     values = [0.0, 0.0, 0.0, 0.0, 10.0]
     means = [sum(values[i] for i in part.indices) / len(part) for part in step]
@@ -77,7 +77,7 @@ def test_equal_weights_would_be_wrong():
 
 
 @given(st.integers(1, 400), st.integers(1, 90), st.integers(0, 5), st.integers(0, 3), st.booleans())
-def test_an_epoch_takes_every_item_once(items, batch, seed, epoch, shuffle):
+def test_every_item_is_used_once_per_epoch(items, batch, seed, epoch, shuffle):
     sampler = Sampler(items, batch, seed=seed, shuffle=shuffle)
     many = sampler.steps_per_epoch
     taken = [sampler.indices(step) for step in range(epoch * many, (epoch + 1) * many)]
@@ -87,30 +87,30 @@ def test_an_epoch_takes_every_item_once(items, batch, seed, epoch, shuffle):
 
 
 @given(st.integers(1, 300), st.integers(1, 50), st.integers(0, 3), st.permutations(range(12)))
-def test_a_steps_items_hang_on_nothing_but_its_number(items, batch, seed, asked):
-    """Whatever was asked before, by whatever object."""
-    one = Sampler(items, batch, seed=seed)
-    straight = [list(one.indices(step)) for step in range(12)]
+def test_items_of_a_step_depend_only_on_its_number(items, batch, seed, asked):
+    """Whatever was requested before, from whichever object."""
+    sampler = Sampler(items, batch, seed=seed)
+    straight = [list(sampler.indices(step)) for step in range(12)]
     other = Sampler(items, batch, seed=seed)
     assert {step: list(other.indices(step)) for step in asked} == dict(enumerate(straight))
-    assert [one.draw(step) for step in asked] == [other.draw(step) for step in asked]
+    assert [sampler.draw(step) for step in asked] == [other.draw(step) for step in asked]
 
 
-def test_orders_of_epochs_and_seeds_differ():
+def test_order_differs_between_epochs_and_seeds():
     sampler = Sampler(1000, 1000, seed=1)
     assert list(sampler.indices(0)) != list(sampler.indices(1))
     assert list(sampler.indices(0)) != list(Sampler(1000, 1000, seed=2).indices(0))
     assert sampler.draw(0) != sampler.draw(1) != Sampler(1000, 1000, seed=2).draw(1)
 
 
-def test_the_order_is_the_same_in_every_release():
-    """A training that began with another release goes on with the same data."""
+def test_order_is_the_same_in_every_release():
+    """Training that began with another release continues with the same data."""
     assert list(Sampler(10, 10, seed=5).indices(3)) == [8, 3, 9, 1, 5, 6, 2, 0, 4, 7]
     assert Sampler(10, 10, seed=5).draw(3) == 1010823500719264698
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
-def test_without_the_last_batch_all_are_full(items, batch):
+def test_drop_last_leaves_only_full_batches(items, batch):
     if items < batch:
         with pytest.raises(elastic.ElasticError, match="never fill"):
             Sampler(items, batch, drop_last=True)
@@ -119,7 +119,7 @@ def test_without_the_last_batch_all_are_full(items, batch):
     assert {sampler.position_of(step).size for step in range(3 * sampler.steps_per_epoch)} == {batch}
 
 
-# -- a whole life, exactly
+# -- a whole training, exactly
 
 
 def live(directory, ends, *, batch, items, total):
@@ -152,11 +152,11 @@ def live(directory, ends, *, batch, items, total):
     st.integers(0, 20),
     st.lists(st.tuples(st.integers(0, 8), st.integers(1, 50), st.booleans()), max_size=5),
 )
-def test_an_interrupted_and_resized_training_ends_where_an_uninterrupted_one_does(batch, items, total, ends):
-    """Exactly, in arithmetic that does not round; and what is done again is what was not saved."""
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        expected, straight = live(one, [], batch=batch, items=items, total=total)
-        found, seen = live(other, ends, batch=batch, items=items, total=total)
+def test_interrupted_and_resized_training_ends_in_the_same_state(batch, items, total, ends):
+    """Exactly equal, in arithmetic that does not round; and only unsaved steps are repeated."""
+    with tempfile.TemporaryDirectory() as straight_directory, tempfile.TemporaryDirectory() as resumed_directory:
+        expected, straight = live(straight_directory, [], batch=batch, items=items, total=total)
+        found, seen = live(resumed_directory, ends, batch=batch, items=items, total=total)
     assert straight == list(range(total))
     assert found == expected
     assert sorted(set(seen)) == list(range(total))
@@ -168,27 +168,27 @@ def test_an_interrupted_and_resized_training_ends_where_an_uninterrupted_one_doe
 
 
 @given(st.floats(1e3, 1e9), st.floats(0, 2e10), st.floats(0, 0.9), st.integers(1, 200_000), st.integers(1, 5000))
-def test_what_memory_holds(per_item, besides, headroom, mib, batch):
+def test_micro_batch_is_the_largest_that_fits_in_memory(per_item, besides, headroom, mib, batch):
     memory = elastic.Memory(per_item, besides, headroom)
-    piece = Slice("1g.10gb", mib)
+    mig_slice = Slice("1g.10gb", mib)
     room = mib * MIB * (1 - headroom)
     if besides + per_item > room * (1 + 1e-9):
         with pytest.raises(elastic.ElasticError, match=r"not even one item fits on slice 1g.10gb"):
-            largest(memory, piece, batch)
+            largest(memory, mig_slice, batch)
     elif besides + per_item < room * (1 - 1e-9):
-        most = largest(memory, piece, batch)
+        most = largest(memory, mig_slice, batch)
         assert 1 <= most <= batch
         assert besides + most * per_item <= room * (1 + 1e-9)
         assert most == batch or besides + (most + 1) * per_item >= room * (1 - 1e-9)
 
 
-def test_the_slice_is_what_task_prolog_tells():
-    told = {"MIGBATCH_PROFILE": "1g.10gb+me,1g.10gb", "MIGBATCH_MEMORY_MIB": "9856", "MIGBATCH_BATCH": "64"}
-    assert Slice.of(told) == ("1g.10gb.me", 9856)
+def test_slice_is_read_from_the_task_prolog_variables():
+    variables = {"MIGBATCH_PROFILE": "1g.10gb+me,1g.10gb", "MIGBATCH_MEMORY_MIB": "9856", "MIGBATCH_BATCH": "64"}
+    assert Slice.of(variables) == ("1g.10gb.me", 9856)
     assert Slice.of({}) == ("", None)
 
 
-def test_a_table_by_profile():
+def test_micro_batch_is_read_from_a_table_by_profile():
     table = {"1g.10gb": 8, "3g.40gb": 32}
     assert largest(table, Slice("3g.40gb", 40192), 256) == 32
     assert largest(table, Slice("3g.40gb", 40192), 20) == 20
@@ -197,12 +197,12 @@ def test_a_table_by_profile():
         largest(table, Slice("2g.20gb", 20096), 256)
 
 
-def test_a_function_of_the_slice():
+def test_micro_batch_is_computed_by_a_function_of_the_slice():
     assert largest(lambda piece: piece.memory_mib // 100, Slice("1g.10gb", 1000), 256) == 10
     assert largest(None, Slice("1g.10gb", 1000), 256) == 256
 
 
-def test_a_micro_batch_that_is_pinned_must_fit():
+def test_fixed_micro_batch_must_fit():
     with pytest.raises(elastic.ElasticError, match="micro-batches of 16 items do not fit"):
         trainer(effective_batch=64, items=100, fits=8, micro=16)
 
@@ -212,12 +212,12 @@ def test_a_micro_batch_that_is_pinned_must_fit():
     [{"effective_batch": 0}, {"effective_batch": 4, "items": 0}, {"effective_batch": 4, "fits": 0},
      {"effective_batch": 4, "care": elastic.Care(keep=0)}],
 )  # fmt: skip
-def test_what_makes_no_step_is_refused(wrong):
+def test_invalid_batch_settings_are_refused(wrong):
     with pytest.raises(elastic.ElasticError):
         trainer(**wrong)
 
 
-def test_a_step_that_does_not_fit_comes_again_in_halves(tmp_path):
+def test_halved_step_is_repeated_with_smaller_micro_batches(tmp_path):
     tried = []
     with trainer(tmp_path, effective_batch=32, items=64) as run:
         run.restore()

@@ -1,6 +1,6 @@
-"""A real training, interrupted by signals at random steps and resumed with other micro-batches, beside one left alone.
+"""Real training, interrupted by signals at random steps and resumed with other micro-batches, against a straight run.
 
-The tolerance is what adding up the same numbers in another order costs: losses of 90 steps agree to 1e-9 of themselves.
+The tolerance is the effect of adding the same numbers in another order: losses of 90 steps agree to a relative 1e-9.
 """
 
 import os
@@ -25,7 +25,7 @@ KINDS = ("leave", "pause and leave", "kill", "pause and kill", "pause, nothing, 
 
 
 class Losses:
-    """What runs wrote: "step loss" lines; a step that was done again stands there again."""
+    """The output of runs: "step loss" lines; a repeated step has a repeated line."""
 
     def __init__(self):
         self.text = ""
@@ -41,7 +41,7 @@ class Losses:
 
 
 def read_curve(text):
-    """The loss of each step; what was done again must have come out the same."""
+    """The loss of each step; repeated steps must have the same loss."""
     curve = {}
     for line in text.splitlines():
         step, loss = line.split()
@@ -53,7 +53,7 @@ def read_curve(text):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """The curve of a training on a large slice that nobody interrupts."""
+    """The loss curve of uninterrupted training on a large slice."""
     losses = Losses()
     directory = tmp_path_factory.mktemp("straight")
     with elastic.Trainer(directory, items=ITEMS, effective_batch=BATCH, seed=11, environ={}) as run:
@@ -66,7 +66,7 @@ def straight(tmp_path_factory):
 
 
 class Life:
-    """A training as a process that is started again and again."""
+    """Training as a process that is started repeatedly."""
 
     def __init__(self, directory):
         self.directory, self.losses = directory, directory / "losses"
@@ -75,10 +75,10 @@ class Life:
 
     def start(self, most, **care):
         self.progress.write_text("")
-        told = [f"{key}={value}" for key, value in {"every_s": 0.0, "idle_s": 60.0, **care}.items()]
+        options = [f"{key}={value}" for key, value in {"every_s": 0.0, "idle_s": 60.0, **care}.items()]
         return subprocess.Popen(
             [sys.executable, "-W", "error", PROGRAM, str(self.directory / "checkpoints"), str(self.losses), str(most),
-             *told],
+             *options],
             env={"PYTHONPATH": ":".join(sys.path), "MIGBATCH_PROGRESS": str(self.progress)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -87,7 +87,7 @@ class Life:
         return [progress.parse(line) for line in self.progress.read_bytes().splitlines()]
 
     def checkpoint(self):
-        """The time of the newest that was reported."""
+        """The time of the newest reported checkpoint."""
         return max((line.checkpoint for line in self.reports() if line.checkpoint), default=0.0)
 
     def curve(self):
@@ -95,9 +95,9 @@ class Life:
 
 
 def ended(child):
-    """Exit code and what it said."""
-    _, said = child.communicate(timeout=60)
-    return child.returncode, said
+    """Exit code and error output."""
+    _, errors = child.communicate(timeout=60)
+    return child.returncode, errors
 
 
 def until(ready):
@@ -108,12 +108,12 @@ def until(ready):
 
 
 def reach(child, step):
-    """Read until a step begins; False where the training ended before."""
+    """Read until a step begins; False if the training ended before."""
     return any(int(line) >= step for line in child.stdout)
 
 
 def interrupt(life, child, kind):
-    """End a run in one of the ways in which it may end."""
+    """End a run in one of the possible ways."""
     if kind.startswith("pause"):
         before = time.time()
         child.send_signal(signal.SIGUSR1)
@@ -123,12 +123,12 @@ def interrupt(life, child, kind):
             until(lambda: life.losses.stat().st_size > size)
         else:
             time.sleep(0.05)
-            assert life.losses.stat().st_size == size  # it stands still
+            assert life.losses.stat().st_size == size  # it is paused
     child.send_signal(signal.SIGKILL if kind.endswith("kill") else signal.SIGTERM)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_interrupted_and_resized_it_learns_the_same(tmp_path, straight, seed):
+def test_interrupted_and_resized_training_has_the_same_loss_curve(tmp_path, straight, seed):
     chance = random.Random(seed)
     life = Life(tmp_path)
     safe = 0
@@ -136,9 +136,9 @@ def test_interrupted_and_resized_it_learns_the_same(tmp_path, straight, seed):
         child = life.start(chance.choice((1, 3, 7, 16, 32)), idle_s=0.2 if "nothing" in kind else 60.0)
         assert reach(child, len(life.curve()) + chance.randrange(8))
         interrupt(life, child, kind)
-        code, said = ended(child)
-        assert code == (-signal.SIGKILL if kind.endswith("kill") else 143), said
-        assert "Traceback" not in said
+        code, errors = ended(child)
+        assert code == (-signal.SIGKILL if kind.endswith("kill") else 143), errors
+        assert "Traceback" not in errors
         lines = life.reports()
         restored = next((line.restored for line in lines if line.restored is not None), 0)
         assert restored >= safe
@@ -154,7 +154,7 @@ def test_interrupted_and_resized_it_learns_the_same(tmp_path, straight, seed):
     )
 
 
-def test_pinned_micro_batches_give_the_very_same_numbers(tmp_path):
+def test_fixed_micro_batches_give_bitwise_equal_losses(tmp_path):
     """micro= fixes the order of additions: not even the last digit differs."""
     curves = []
     for most, breaks in ((32, ()), (5, (10, 33))):
@@ -170,8 +170,8 @@ def test_pinned_micro_batches_give_the_very_same_numbers(tmp_path):
     assert curves[0] == curves[1]
 
 
-def test_other_micro_batches_give_other_last_digits(tmp_path, straight):
-    """Which is all that the tolerance is for."""
+def test_different_micro_batches_change_only_rounding(tmp_path, straight):
+    """This is the only reason for the tolerance."""
     losses = Losses()
     with elastic.Trainer(tmp_path, items=ITEMS, effective_batch=BATCH, fits=3, seed=11, environ={}) as run:
         train(run, losses)
@@ -180,8 +180,8 @@ def test_other_micro_batches_give_other_last_digits(tmp_path, straight):
     assert max(abs(curve[step] / straight[step] - 1) for step in curve) < TOLERANCE
 
 
-def test_equal_weights_would_learn_something_else(tmp_path, straight, monkeypatch):
-    """That the comparison of curves does see a wrong weight of the short last micro-batch."""
+def test_equal_weights_give_a_different_loss_curve(tmp_path, straight, monkeypatch):
+    """Shows that the comparison of curves detects a wrong weight of the short last micro-batch."""
     from slurm_migbatch.elastic import micro_batches
 
     def equal(self):
@@ -200,7 +200,7 @@ def test_equal_weights_would_learn_something_else(tmp_path, straight, monkeypatc
 # -- signals, one by one
 
 
-def test_after_usr1_it_stands_still_and_uses_no_time(tmp_path):
+def test_training_pauses_without_cpu_use_after_usr1(tmp_path):
     life = Life(tmp_path)
     child = life.start(8)
     assert reach(child, 5)
@@ -218,7 +218,7 @@ def test_after_usr1_it_stands_still_and_uses_no_time(tmp_path):
     assert life.reports()[-1].steps == len(life.curve())
 
 
-def test_a_second_usr1_is_answered_without_writing_again(tmp_path):
+def test_second_usr1_is_reported_without_writing_again(tmp_path):
     life = Life(tmp_path)
     child = life.start(8)
     assert reach(child, 5)
@@ -235,44 +235,44 @@ def test_a_second_usr1_is_answered_without_writing_again(tmp_path):
     assert ended(child)[0] == 143
 
 
-def test_if_nothing_comes_after_usr1_it_goes_on(tmp_path):
-    """A reclaim may be taken back."""
+def test_training_continues_when_no_term_follows_usr1(tmp_path):
+    """A reclaim may be cancelled."""
     life = Life(tmp_path)
     child = life.start(8, idle_s=0.3)
     assert reach(child, 5)
     child.send_signal(signal.SIGUSR1)
-    code, said = ended(child)
+    code, errors = ended(child)
     assert code == 0
-    assert "training continues" in said
+    assert "training continues" in errors
     assert list(life.curve()) == list(range(TOTAL))
     assert life.reports()[-1].done == 1
 
 
-def test_term_saves_before_it_ends(tmp_path):
+def test_term_saves_a_checkpoint_before_exit(tmp_path):
     life = Life(tmp_path)
     child = life.start(8, every_s=1e6)
     assert reach(child, 20)
     child.terminate()
-    code, said = ended(child)
+    code, errors = ended(child)
     assert code == 143
     done = len(life.curve())
-    assert f"step {done} is saved" in said
+    assert f"step {done} is saved" in errors
     assert ended(life.start(3))[0] == 0
     assert [line.restored for line in life.reports() if line.restored is not None] == [done]
     assert len(life.losses.read_text().splitlines()) == TOTAL  # nothing was done twice
 
 
-def test_where_a_checkpoint_takes_longer_than_there_is_none_is_begun(tmp_path):
+def test_no_checkpoint_is_started_when_too_little_time_is_left(tmp_path):
     life = Life(tmp_path)
     child = life.start(8, every_s=1e6, leave_s=0.0)
     assert reach(child, 20)
     child.terminate()
-    code, said = ended(child)
-    assert (code, "step 1 is saved" in said) == (143, True)
+    code, errors = ended(child)
+    assert (code, "step 1 is saved" in errors) == (143, True)
 
 
-def test_a_program_with_many_open_files_pauses_too(tmp_path):
-    """select(2) takes no descriptor above 1023."""
+def test_program_with_more_than_1023_open_files_pauses(tmp_path):
+    """select(2) accepts no descriptor above 1023."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, before[1]))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
@@ -289,15 +289,15 @@ def test_a_program_with_many_open_files_pauses_too(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_signals_are_as_before_afterwards(tmp_path):
+def test_signal_handlers_are_restored_at_exit(tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)]
     with elastic.Trainer(tmp_path, effective_batch=1, environ={}):
         assert signal.getsignal(signal.SIGUSR1) not in before
     assert [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)] == before
 
 
-def test_workers_of_a_data_loader_end_by_term_and_not_by_usr1(tmp_path):
-    """They inherit the handlers, and get the signals too."""
+def test_data_loader_workers_end_on_term_and_not_on_usr1(tmp_path):
+    """Workers inherit the handlers, and receive the signals too."""
     with elastic.Trainer(tmp_path, effective_batch=1, environ={}) as run:
         read, write = os.pipe()
         pid = os.fork()
@@ -316,10 +316,10 @@ def test_workers_of_a_data_loader_end_by_term_and_not_by_usr1(tmp_path):
         assert not run._signals.pause
 
 
-# -- what is told
+# -- progress reports
 
 
-def test_what_a_run_tells_is_what_the_node_understands(tmp_path):
+def test_progress_report_is_parsed_by_the_node(tmp_path):
     life = Life(tmp_path)
     begun = time.time()
     assert ended(life.start(8, report_s=0.0))[0] == 0
@@ -335,7 +335,7 @@ def test_what_a_run_tells_is_what_the_node_understands(tmp_path):
     assert report.restored is None
 
 
-def test_who_cannot_report_trains_all_the_same(tmp_path, caplog):
+def test_training_continues_when_progress_cannot_be_reported(tmp_path, caplog):
     environ = {"MIGBATCH_PROGRESS": str(tmp_path / "gone" / "17.0")}
     with elastic.Trainer(tmp_path / "run", effective_batch=1, environ=environ) as run:
         run.restore()

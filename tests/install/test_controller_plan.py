@@ -1,4 +1,4 @@
-"""What is planned on the controller's host, in which order, and what is not while something must be resolved first."""
+"""What is planned on the controller's host, in which order, and what is held back until problems are resolved."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def planned(place, slurm, gres="", **choices):
     return plan, files.differing(plan.wanted, record), record
 
 
-def test_slurm_conf_is_written_when_what_it_names_is_there(place):
-    """Whoever kills this, or a full disk, must not leave a slurm.conf that names files that do not exist."""
+def test_slurm_conf_is_written_after_the_files_that_it_names(place):
+    """A kill or a full disk must not leave a slurm.conf that names files that do not exist."""
     (place / "slurm/job_submit.lua").write_text("return 0\n")
     _, changes, record = planned(place, NODES, "AutoDetect=nvml\n")
     assert [Path(change.path).name for change in changes][-3:] == ["job_submit.lua", "gres.conf", "slurm.conf"]
@@ -53,14 +53,14 @@ def test_slurm_conf_is_written_when_what_it_names_is_there(place):
     assert back[0] == "slurm.conf" and set(back[1:3]) == {"gres.conf", "job_submit.lua"}
 
 
-def test_slurms_files_are_left_alone_while_something_must_be_resolved(place):
-    """Without the lines of gres.conf for whole GPUs, which a plan with problems lacks, Slurm drains the nodes."""
+def test_slurm_files_are_not_edited_while_the_plan_has_problems(place):
+    """A plan with problems lacks the gres.conf lines for whole GPUs; without these Slurm drains the nodes."""
     plan, changes, _ = planned(place, f"SelectType=select/linear\n{NODES}", "AutoDetect=nvml\n")
     assert "SelectType=select/linear does not support GRES" in " ".join(plan.problems)
     assert not [change.path for change in changes if Path(change.path).parent.name == "slurm"]
 
 
-def test_root_runs_no_program_that_others_may_change(place):
+def test_program_writable_by_others_is_refused_for_root(place):
     (place / "opt/bin").mkdir(parents=True)
     program = place / "opt/bin/migbatchd"
     program.touch()
@@ -72,7 +72,7 @@ def test_root_runs_no_program_that_others_may_change(place):
     planned(place, NODES, user="slurm")
 
 
-def test_slurm_user_by_number_is_the_same_user(place):
+def test_numeric_slurm_user_is_the_same_user(place):
     number = pwd.getpwnam("daemon").pw_uid
     plan, changes, record = planned(place, f"SlurmUser={number}\n{NODES}")
     (text,) = [target.text for target in plan.wanted if target.path.endswith("migbatch.toml")]
@@ -85,13 +85,13 @@ def test_slurm_user_by_number_is_the_same_user(place):
     assert [problem for problem in plan.problems if "slurm_user is 'daemon'" in problem]
 
 
-def test_a_user_that_does_not_exist_is_a_problem_before_anything_is_written(place):
+def test_nonexistent_user_is_a_problem_of_the_plan(place):
     plan, _, _ = planned(place, NODES, user="nosuchuser")
     assert [problem for problem in plan.problems if "no user 'nosuchuser'" in problem]
 
 
-def test_the_user_of_migbatchd_stays_unless_another_is_given(place):
-    """The second run, once the nodes have reported, must not make it root again."""
+def test_user_of_migbatchd_is_kept_unless_another_is_given(place):
+    """The second run, after the nodes have reported, must not change it back to root."""
     (place / "systemd").mkdir()
 
     def unit(**choices):
@@ -108,8 +108,8 @@ def test_the_user_of_migbatchd_stays_unless_another_is_given(place):
 
 
 @pytest.mark.parametrize("role", ["controller", "node"])
-def test_slurms_files_are_restored_only_if_no_job_needs_a_slice(place, monkeypatch, role):
-    """A host that has both roles has one record of both."""
+def test_uninstall_is_refused_while_jobs_hold_slices(place, monkeypatch, role):
+    """A host with both roles has one record for both."""
     _, changes, record = planned(place, NODES)
     files.apply(changes, record)
     job = JobRow(job_id=7, user="a", state="RUNNING", gres="gres:mig:1g.10gb:1")
@@ -123,8 +123,8 @@ def test_slurms_files_are_restored_only_if_no_job_needs_a_slice(place, monkeypat
 @pytest.mark.parametrize(
     "text", ["-- Written by migbatch from x\nreturn 0\n", "-- Written by migbatch from y\nreturn 0\n"]
 )
-def test_a_script_of_ours_is_not_taken_for_the_sites_where_the_record_is_lost(place, monkeypatch, text):
-    """On another controller, or after /etc/slurm came from a backup, it would load itself once more."""
+def test_generated_script_is_not_taken_for_the_sites_when_the_record_is_lost(place, monkeypatch, text):
+    """On another controller, or after /etc/slurm was restored from a backup, the script would load itself again."""
     mine = "-- Written by migbatch from x\nreturn 0\n"
     monkeypatch.setattr(installcontroller, "lua", lambda config, name, module=False: mine)
     (place / "slurm/job_submit.lua").write_text(text)

@@ -1,4 +1,4 @@
-"""Writing files with backups, leaving edited ones alone, and taking everything back."""
+"""Writing files with backups, leaving edited ones alone, and restoring everything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def record(tmp_path):
     return InstallRecord(tmp_path / "record")
 
 
-def test_everything_is_written_once_and_taken_back(record, tmp_path):
+def test_everything_is_written_once_and_restored(record, tmp_path):
     theirs = tmp_path / "slurm.conf"
     theirs.write_bytes(b"A=1\r\nB=\xff\n")
     theirs.chmod(0o640)
@@ -41,7 +41,7 @@ def test_everything_is_written_once_and_taken_back(record, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["slurm.conf"]
 
 
-def test_a_file_of_ours_that_was_edited_stays_as_it_is(record, tmp_path):
+def test_edited_file_of_ours_is_not_overwritten_or_removed(record, tmp_path):
     path = tmp_path / "migbatch.conf"
     install(record, Wanted(str(path), "one\n"))
     install(record, Wanted(str(path), "two\n"))
@@ -53,7 +53,7 @@ def test_a_file_of_ours_that_was_edited_stays_as_it_is(record, tmp_path):
     assert "was edited" in leave(record)[0] and path.read_text() == "mine\n"
 
 
-def test_a_file_of_somebody_else_is_not_taken(record, tmp_path):
+def test_file_not_written_by_migbatch_is_not_overwritten_or_removed(record, tmp_path):
     path = tmp_path / "migbatch.conf"
     path.write_text("theirs\n")
     (change,) = install(record, Wanted(str(path), "ours\n"))
@@ -61,7 +61,7 @@ def test_a_file_of_somebody_else_is_not_taken(record, tmp_path):
     assert leave(record) == [] and path.read_text() == "theirs\n"
 
 
-def test_what_is_written_once_is_the_sites_then(record, tmp_path):
+def test_file_written_once_belongs_to_the_site_afterwards(record, tmp_path):
     path = tmp_path / "node.conf"
     install(record, Wanted(str(path), "default\n", "once"))
     path.write_text("set\n")
@@ -69,7 +69,7 @@ def test_what_is_written_once_is_the_sites_then(record, tmp_path):
     assert len(leave(record)) == 1 and path.read_text() == "set\n"
 
 
-def test_a_sites_file_is_changed_twice_and_edited_in_between(record, tmp_path):
+def test_site_file_edited_between_two_changes_is_restored(record, tmp_path):
     path = tmp_path / "slurm.conf"
     path.write_text("Nodes=1\nB\n")
     install(record, Wanted(str(path), "Nodes=1,cat\nB\nInclude x\n", "site"))
@@ -80,18 +80,18 @@ def test_a_sites_file_is_changed_twice_and_edited_in_between(record, tmp_path):
     assert path.read_text() == "# top\nNodes=1\nB\nD\n"
 
 
-def test_an_edit_that_was_edited_is_named_with_the_backup(record, tmp_path):
+def test_edited_change_is_reported_with_its_backup(record, tmp_path):
     path = tmp_path / "slurm.conf"
     path.write_text("A\n")
     install(record, Wanted(str(path), "A,mig\n", "site"))
     path.write_text("A,mig,more\n")
-    (said,) = leave(record)
-    backup = said.rpartition(" ")[2]
+    (message,) = leave(record)
+    backup = message.rpartition(" ")[2]
     assert path.read_text() == "A,mig,more\n" and Path(backup).read_text() == "A\n"
 
 
 def planted(record, tmp_path):
-    """A record by which the end of a file of root's would be set to what somebody else wrote."""
+    """A record that would make root replace the end of a root-owned file with another user's text."""
     victim = tmp_path / "sudoers"
     victim.write_text("root\n")
     entry = {"path": str(victim), "kind": "site", "digest": "", "written": "written", "backup": "backup"}
@@ -103,8 +103,8 @@ def planted(record, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["record.json", "backup", "written"])
-def test_a_record_that_somebody_else_wrote_is_not_believed(record, tmp_path, name):
-    """/var/lib/migbatch is SlurmUser's where migbatchd is: he can put another directory in the record's place."""
+def test_record_not_owned_by_root_is_refused(record, tmp_path, name):
+    """On migbatchd's host SlurmUser owns /var/lib/migbatch and can put another directory in the record's place."""
     victim = planted(record, tmp_path)
     os.chown(record.directory / name, 1, 1)
     with pytest.raises(InstallConflict, match="owned by root"):
@@ -112,8 +112,8 @@ def test_a_record_that_somebody_else_wrote_is_not_believed(record, tmp_path, nam
     assert victim.read_text() == "root\n"
 
 
-def test_nothing_but_the_record_goes_with_the_last_entry(record, tmp_path):
-    """A link in the record's place would have root empty any directory."""
+def test_record_directory_replaced_by_a_link_is_not_emptied(record, tmp_path):
+    """A link in the record's place would make root empty any directory."""
     install(record, Wanted(str(tmp_path / "hook"), "x\n"))
     theirs = tmp_path / "cron.d"
     theirs.mkdir()
@@ -126,8 +126,8 @@ def test_nothing_but_the_record_goes_with_the_last_entry(record, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["link", "theirs", "open"])
-def test_a_record_is_written_to_a_directory_of_roots_alone(record, tmp_path, how):
-    """Whose directory it is could put links in the places of what root is about to write."""
+def test_record_is_written_only_to_a_directory_of_root(record, tmp_path, how):
+    """The owner of the directory could put links in place of the files that root is about to write."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     if how == "link":
@@ -154,8 +154,8 @@ def test_a_backup_is_never_written_through_a_link(record, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["site", "own"])
-def test_nothing_is_written_over_what_was_not_read(record, tmp_path, kind):
-    """Whoever may change the directory of slurm.conf could lead root to any file once it has read his own."""
+def test_file_changed_since_it_was_read_is_not_overwritten(record, tmp_path, kind):
+    """A user who may change the directory of slurm.conf could redirect root to any file after it was read."""
     path, victim = tmp_path / "slurm.conf", tmp_path / "victim"
     if kind == "site":
         path.write_text("mine\n")
@@ -168,7 +168,7 @@ def test_nothing_is_written_over_what_was_not_read(record, tmp_path, kind):
     assert victim.read_text() == "root's\n" and not (tmp_path / "new").exists()
 
 
-def test_a_record_that_cannot_be_read_is_not_taken_for_an_empty_one(record):
+def test_unreadable_record_is_an_error(record):
     record.directory.mkdir()
     (record.directory / "record.json").write_text("{")
     with pytest.raises(InstallConflict, match="cannot be read"):
@@ -190,7 +190,7 @@ def test_a_record_that_cannot_be_read_is_not_taken_for_an_empty_one(record):
         ("if a then\n  return 1\nend\n", "if a then\n  return 1\nend\n{}"),
     ],
 )
-def test_ours_is_loaded_at_the_end_of_theirs(theirs, then):
+def test_our_lua_module_is_loaded_at_the_end_of_the_site_script(theirs, then):
     ours = "/etc/slurm/migbatch_submit.lua"
     text = scripts.call_lua(theirs, ours)
     lines = text[len(then.partition("{}")[0]) :].splitlines()[:2]
@@ -201,7 +201,7 @@ def test_ours_is_loaded_at_the_end_of_theirs(theirs, then):
     assert not scripts.calls_lua(f"-- {lines[0]}\n", ours)
 
 
-def test_a_shell_script_runs_our_hook_first():
+def test_site_shell_script_runs_our_hook_first():
     text = scripts.call_hook("#!/bin/bash -e\necho theirs\n", "/h/prolog")
     assert text.splitlines()[0] == "#!/bin/bash -e" and text.splitlines()[2] == "echo theirs"
     assert scripts.call_hook(text, "/h/prolog") == text
@@ -215,7 +215,7 @@ def test_a_shell_script_runs_our_hook_first():
 
 @pytest.mark.parametrize("whole", [True, False], ids=["stub", "line"])
 @pytest.mark.parametrize("hook", ["prolog", "epilog"])
-def test_a_node_that_has_lost_its_hooks_starts_no_job_that_was_granted_slices(tmp_path, monkeypatch, hook, whole):
+def test_missing_prolog_hook_fails_jobs_with_granted_slices(tmp_path, monkeypatch, hook, whole):
     ours, driver, script = tmp_path / hook, tmp_path / "nvidiactl", tmp_path / "script"
     monkeypatch.setattr(scripts, "DRIVER", str(driver))
     script.write_text(scripts.stub(str(ours)) if whole else scripts.call_hook("#!/bin/sh -eu\ntrue\n", str(ours)))
@@ -229,8 +229,8 @@ def test_a_node_that_has_lost_its_hooks_starts_no_job_that_was_granted_slices(tm
     assert run(granted) == run("") == (0, "")  # a node without GPUs
     driver.touch()
     assert run("") == run("mig: 1g") == (0, "")
-    code, said = run(granted)
-    assert (code, said.count(f"{ours} is missing")) == ((exits.INSTALLATION, 1) if hook == "prolog" else (0, 0))
+    code, errors = run(granted)
+    assert (code, errors.count(f"{ours} is missing")) == ((exits.INSTALLATION, 1) if hook == "prolog" else (0, 0))
     ours.write_text("#!/bin/sh\nexit 7\n")
     ours.chmod(0o755)
     assert run(granted) == run("") == (7, "")
@@ -247,5 +247,5 @@ def test_a_node_that_has_lost_its_hooks_starts_no_job_that_was_granted_slices(tm
         ("/p.d/[a-c]*", ""),
     ],
 )
-def test_a_name_that_a_pattern_finds(pattern, name):
+def test_file_name_is_found_that_matches_the_pattern(pattern, name):
     assert scripts.name_in(pattern) == name

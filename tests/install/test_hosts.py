@@ -1,4 +1,4 @@
-"""What a host needs, beside the files of Slurm."""
+"""What a host needs besides Slurm's files."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from slurm_migbatch.install.slurmconf import load
 from slurm_migbatch.node.install import InstallError
 
 
-def test_a_unit_of_a_package_is_used_unless_it_differs_or_the_host_has_its_own(tmp_path):
+def test_packaged_unit_is_used_unless_it_differs_or_the_host_has_its_own(tmp_path):
     places = Places(tmp_path, systemd=tmp_path / "own", packaged_units=tmp_path / "packaged")
     for folder in (places.systemd, places.packaged_units):
         folder.mkdir()
@@ -30,7 +30,7 @@ def test_a_unit_of_a_package_is_used_unless_it_differs_or_the_host_has_its_own(t
     assert wanted() == [own], "it hides the package's, so it is kept up to date"
 
 
-def test_a_script_that_is_named_without_a_directory_lies_beside_slurm_conf(tmp_path, monkeypatch):
+def test_script_without_directory_is_found_beside_slurm_conf(tmp_path, monkeypatch):
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     (tmp_path / "cwd/site.sh").write_text("#!/bin/sh\n# of anybody\n")
@@ -42,7 +42,7 @@ def test_a_script_that_is_named_without_a_directory_lies_beside_slurm_conf(tmp_p
 
 
 @pytest.mark.parametrize("how", ["option", "environment"])
-def test_a_slurm_conf_that_was_given_and_is_missing_is_named(tmp_path, monkeypatch, how):
+def test_missing_given_slurm_conf_is_reported(tmp_path, monkeypatch, how):
     path = str(tmp_path / "slrum.conf")
     words = ["--slurm-conf", path] if how == "option" else []
     monkeypatch.setenv("SLURM_CONF", path if how == "environment" else "")
@@ -55,16 +55,16 @@ def test_a_slurm_conf_that_was_given_and_is_missing_is_named(tmp_path, monkeypat
     ("option", "path"),
     [("--hooks", "/etc/my hooks"), ("--etc", "etc"), ("--prefix", "/opt/$(id)"), ("--hooks", "/x;y")],
 )
-def test_a_path_that_a_shell_would_not_read_as_one_word_is_refused(tmp_path, role, option, path):
-    """The programs that call the hooks would otherwise find none, and jobs would start without their slices."""
+def test_path_with_shell_characters_is_refused(tmp_path, role, option, path):
+    """Otherwise the programs that call the hooks would not find them, and jobs would start without their slices."""
     (tmp_path / "slurm.conf").write_text("SlurmctldHost=ctl\n")
     words = ["--slurm-conf", str(tmp_path / "slurm.conf"), "--record", str(tmp_path / "record"), option, path]
     with pytest.raises(InstallError, match="use an absolute path of letters"):
         install.main(["--role", role, *words], standalone_mode=False)
 
 
-def test_a_script_that_slurmctld_distributes_is_not_edited_where_it_is_lost(tmp_path, monkeypatch):
-    """slurmd writes its directory again at every start."""
+def test_configless_script_is_not_edited_on_the_node(tmp_path, monkeypatch):
+    """slurmd rewrites its directory at every start."""
     monkeypatch.setattr(hosts, "CONFIGLESS", str(tmp_path / "slurm.conf"))
     (tmp_path / "site.sh").write_text("#!/bin/sh\n")
     (tmp_path / "slurm.conf").write_text("SlurmctldHost=ctl\nProlog=site.sh\n")

@@ -1,4 +1,4 @@
-"""An installation that was killed, or could not write: the next one goes on, and removal restores everything."""
+"""An installation that was killed, or could not write: the next one continues, and removal restores everything."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def full(*_, **__):
 
 
 @pytest.mark.parametrize("kind", ["own", "site"])
-def test_an_upgrade_that_could_not_write_is_repeated_and_removed(record, tmp_path, monkeypatch, kind):
+def test_failed_upgrade_can_be_repeated_and_uninstalled(record, tmp_path, monkeypatch, kind):
     path = tmp_path / "file"
     if kind == "site":
         path.write_text("A\nB\n")
     install(record, Wanted(str(path), "A,mig\nB\n", kind))
     with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", full)  # the record is written with it, too
+        patched.setattr(os, "replace", full)  # the record is written with os.replace, too
         with pytest.raises(OSError, match="No space"):
             install(again(record), Wanted(str(path), "A,mig,more\nB\nC\n", kind))
     with monkeypatch.context() as patched:
@@ -48,7 +48,7 @@ def test_an_upgrade_that_could_not_write_is_repeated_and_removed(record, tmp_pat
     assert not record.directory.exists()
 
 
-def test_an_installation_that_was_killed_after_the_file_was_written(record, tmp_path, monkeypatch):
+def test_uninstall_after_a_kill_between_file_and_record_restores_the_file(record, tmp_path, monkeypatch):
     path = tmp_path / "slurm.conf"
     path.write_text("A\n")
     install(record, Wanted(str(path), "A,mig\n", "site"))
@@ -65,25 +65,25 @@ def test_an_installation_that_was_killed_after_the_file_was_written(record, tmp_
     assert leave(again(record)) == [] and path.read_text() == "A\n"
 
 
-def test_a_removal_is_complete_where_files_are_gone_already(record, tmp_path):
-    ours, gone, conf = (tmp_path / name for name in ("prolog", "script", "slurm.conf"))
-    gone.write_text("S\n")
+def test_uninstall_succeeds_when_files_are_already_missing(record, tmp_path):
+    ours, removed, conf = (tmp_path / name for name in ("prolog", "script", "slurm.conf"))
+    removed.write_text("S\n")
     conf.write_text("A\n")
     install(
         record,
         Wanted(str(ours), "x\n"),
-        Wanted(str(gone), "S,mig\n", "site"),
+        Wanted(str(removed), "S,mig\n", "site"),
         Wanted(str(conf), "A,mig\n", "site"),
     )
     ours.unlink()
-    gone.unlink()
+    removed.unlink()
     conf.write_text("A\n")  # the backup
     assert leave(record) == []
-    assert conf.read_text() == "A\n" and not gone.exists() and not record.directory.exists()
+    assert conf.read_text() == "A\n" and not removed.exists() and not record.directory.exists()
 
 
-def test_settings_that_the_site_has_changed_do_not_keep_the_record(record, tmp_path):
-    """A package is not removed while there is a record."""
+def test_settings_changed_by_the_site_do_not_keep_the_record(record, tmp_path):
+    """A package cannot be removed while there is a record."""
     path = tmp_path / "etc/node.conf"
     install(record, Wanted(str(path), "default\n", "once"))
     path.write_text("set\n")
@@ -91,7 +91,7 @@ def test_settings_that_the_site_has_changed_do_not_keep_the_record(record, tmp_p
     assert path.read_text() == "set\n" and not record.directory.exists()
 
 
-def test_what_a_file_of_the_site_still_names_is_not_removed(record, tmp_path):
+def test_file_still_included_by_a_site_file_is_not_removed(record, tmp_path):
     """Every command of Slurm fails if a file that slurm.conf includes is missing."""
     conf, included, node_conf = (tmp_path / name for name in ("slurm.conf", "migbatch.conf", "node.conf"))
     conf.write_text("Nodes=a\n")
@@ -102,25 +102,25 @@ def test_what_a_file_of_the_site_still_names_is_not_removed(record, tmp_path):
         Wanted(str(conf), "Nodes=a,cat\nInclude migbatch.conf\n", "site"),
     )
     conf.write_text("Nodes=a,b,cat\nInclude migbatch.conf\n")
-    (said,) = leave(record)
-    assert "remove them by hand" in said and included.exists()
+    (message,) = leave(record)
+    assert "remove them by hand" in message and included.exists()
     conf.write_text("Nodes=a,b\n")
     assert leave(again(record)) == [] and not included.exists() and conf.read_text() == "Nodes=a,b\n"
     assert not record.directory.exists()
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "open"])
-def test_a_new_file_is_not_written_into_one_that_is_there(record, tmp_path, monkeypatch, kind):
-    """Whoever may change the directory could have root overwrite another file, wait, or write into his own."""
+def test_new_file_is_not_written_into_an_existing_temporary_file(record, tmp_path, monkeypatch, kind):
+    """A user who may change the directory could make root overwrite another file, block, or write to a user's file."""
     monkeypatch.setattr(secrets, "token_hex", lambda size: "guessed")
-    path, victim, there = tmp_path / "hook", tmp_path / "victim", tmp_path / ".hook.migbatch-guessed"
+    path, victim, temporary = tmp_path / "hook", tmp_path / "victim", tmp_path / ".hook.migbatch-guessed"
     victim.write_text("root's\n")
     if kind == "link":
-        there.hardlink_to(victim)
+        temporary.hardlink_to(victim)
     elif kind == "fifo":
-        os.mkfifo(there)
+        os.mkfifo(temporary)
     else:
-        there.touch()
+        temporary.touch()
     with pytest.raises(FileExistsError):
         install(record, Wanted(str(path), "x\n", mode=0o755))
     assert victim.read_text() == "root's\n" and not path.exists()
@@ -140,7 +140,7 @@ def test_two_hosts_that_share_a_directory_write_the_same_file(tmp_path, monkeypa
     assert path.read_text() == "x\n" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_nothing_is_left_of_a_file_that_could_not_be_written(record, tmp_path, monkeypatch):
+def test_failed_write_leaves_no_temporary_file(record, tmp_path, monkeypatch):
     folder = tmp_path / "etc"
     folder.mkdir()
     monkeypatch.setattr(os, "fchown", full)
@@ -150,8 +150,8 @@ def test_nothing_is_left_of_a_file_that_could_not_be_written(record, tmp_path, m
 
 
 @pytest.mark.parametrize("name", ["user.site", "system.posix_acl_access"])
-def test_a_sites_file_keeps_its_attributes(record, tmp_path, name):
-    """The label of SELinux is one."""
+def test_site_file_keeps_its_extended_attributes(record, tmp_path, name):
+    """The SELinux label is one of them."""
     acl = struct.pack(
         "<I" + "HHI" * 5, 2, 1, 6, 2**32 - 1, 2, 6, 1, 4, 4, 2**32 - 1, 16, 6, 2**32 - 1, 32, 0, 2**32 - 1
     )
@@ -163,8 +163,8 @@ def test_a_sites_file_keeps_its_attributes(record, tmp_path, name):
     assert path.read_text() == "A,mig\n" and os.getxattr(path, name) == before
 
 
-def test_edits_of_migbatch_do_not_become_the_sites_by_the_next_installation(record, tmp_path):
-    """The site adds a node to a partition that names the catalog, and migbatch is run again for the node."""
+def test_edits_of_migbatch_are_not_taken_for_the_sites_by_a_later_install(record, tmp_path):
+    """The site adds a node to a partition that names the catalog, and migbatch install is run again for the node."""
     conf = tmp_path / "slurm.conf"
     conf.write_text("Types=gpu\nNodes=a\n")
     install(record, Wanted(str(conf), "Types=gpu,mig\nNodes=a,cat\nInclude migbatch.conf\n", "site"))
@@ -172,14 +172,14 @@ def test_edits_of_migbatch_do_not_become_the_sites_by_the_next_installation(reco
     for last in ("Name=b Gres=mig\n", "Name=b Gres=mig # b\n"):
         text = f"Types=gpu,mig\nNodes=a,b,cat\nInclude migbatch.conf\n{last}"
         assert [change.conflict for change in install(again(record), Wanted(str(conf), text, "site"))] == [""]
-    (said,) = leave(again(record))
-    assert "remove them by hand" in said and conf.read_text() == text
-    assert Path(said.rpartition(" ")[2]).read_text() == "Types=gpu\nNodes=a\n"
+    (message,) = leave(again(record))
+    assert "remove them by hand" in message and conf.read_text() == text
+    assert Path(message.rpartition(" ")[2]).read_text() == "Types=gpu\nNodes=a\n"
     conf.write_text("Types=gpu\nNodes=a,b\nName=b\n")
     assert leave(again(record)) == [] and not record.directory.exists()
 
 
-def test_users_reach_hooks_whatever_the_umask_of_root_is(record, tmp_path):
+def test_hook_directories_are_accessible_to_users_under_any_umask(record, tmp_path):
     """TaskProlog is run by users."""
     before = os.umask(0o077)
     try:

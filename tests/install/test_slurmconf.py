@@ -1,4 +1,4 @@
-"""slurm.conf read as Slurm reads it, and changed only where it must be."""
+"""slurm.conf is read as Slurm reads it, and changed only where necessary."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def conf_of(text, **others):
 
 @given(texts)
 @settings(max_examples=examples(400))
-def test_every_value_stands_where_it_is_said_to_stand(text):
+def test_parsed_positions_match_the_text(text):
     last = 0
     for line in parse(MAIN, text):
         assert line.start >= last and text.count("\n", 0, line.start) == line.number - 1
@@ -54,7 +54,7 @@ def test_every_value_stands_where_it_is_said_to_stand(text):
 
 @given(texts, st.data())
 @settings(max_examples=examples(400))
-def test_an_edit_changes_its_value_and_nothing_else_and_is_taken_back(text, data):
+def test_edit_changes_only_its_value_and_can_be_undone(text, data):
     conf = conf_of(text)
     lines = [line for line in conf.lines if line.tokens]
     if not lines:
@@ -74,7 +74,7 @@ def test_an_edit_changes_its_value_and_nothing_else_and_is_taken_back(text, data
 
 @given(texts)
 @settings(max_examples=examples(300))
-def test_a_line_that_is_added_is_read_as_a_line_of_its_own(text):
+def test_added_line_is_parsed_as_a_separate_line(text):
     conf = conf_of(text)
     new = apply(conf.texts, [added(conf, "Include migbatch.conf")])[MAIN]
     assert new.startswith(text)
@@ -84,7 +84,7 @@ def test_a_line_that_is_added_is_read_as_a_line_of_its_own(text):
 
 @given(texts, texts, texts)
 @settings(max_examples=examples(300))
-def test_what_others_add_stays_when_an_edit_is_taken_back(before, after, more):
+def test_undo_keeps_lines_added_by_others(before, after, more):
     conf = conf_of(before)
     new = apply(conf.texts, [added(conf, "Include migbatch.conf")])[MAIN]
     present = new + "Late=1\n" + more
@@ -93,7 +93,7 @@ def test_what_others_add_stays_when_an_edit_is_taken_back(before, after, more):
     assert back is None or back == before + "Late=1\n" + more or (lead and back.startswith(before))
 
 
-def test_continuations_comments_and_cases():
+def test_continuations_comments_and_letter_case_are_parsed():
     conf = conf_of("GRESTYPES=gpu,\\\nmps # both\n#GresTypes=none\nPrologFlags=Alloc\\#x # y\n")
     line, token = conf.setting("GresTypes")
     assert (line.number, token.value) == (1, "gpu,mps")
@@ -101,7 +101,7 @@ def test_continuations_comments_and_cases():
     assert str(edit(conf, line, {"grestypes": "gpu,mps,mig"})).startswith(f"{MAIN}:1: ")
 
 
-def test_the_latest_value_counts_and_records_are_no_settings():
+def test_last_value_of_a_setting_is_used_and_records_are_ignored():
     conf = conf_of("PreemptMode=OFF\nPartitionName=p PreemptMode=REQUEUE\nInclude b.conf\n", b="PreemptMode=GANG\n")
     line, token = conf.setting("PreemptMode")
     assert (line.path, line.number, token.value) == ("/etc/slurm/b.conf", 1, "GANG")
@@ -109,25 +109,25 @@ def test_the_latest_value_counts_and_records_are_no_settings():
     assert [where for where, _ in conf_of("Include gone.conf\n").missing] == ["/etc/slurm/gone.conf"]
 
 
-def test_records_inherit_from_default_lines_above_them():
+def test_records_inherit_from_preceding_default_lines():
     conf = conf_of("NodeName=a CPUs=1\nNodeName=DEFAULT CPUs=8 Feature=x\nNodeName=b\nNodeName=c CPUs=2\n")
     found = {values["nodename"]: values for _, values in conf.records("nodename")}
     assert found["a"] == {"nodename": "a", "cpus": "1"}
     assert found["b"]["cpus"] == "8" and found["c"] == {"nodename": "c", "cpus": "2", "feature": "x"}
 
 
-def test_a_file_that_is_included_by_the_clusters_name():
+def test_include_with_the_cluster_name_is_resolved():
     files = {MAIN: "ClusterName=c1\nInclude nodes-%c.conf\n", "/etc/slurm/nodes-c1.conf": "NodeName=a\n"}
     conf = load(MAIN, files.get)
     assert [values["nodename"] for _, values in conf.records("nodename")] == ["a"] and not conf.missing
 
 
-def test_files_that_include_each_other_are_told():
+def test_circular_includes_are_reported():
     with pytest.raises(RecursionError, match="include each other"):
         conf_of("Include slurm.conf\n")
 
 
-def test_a_node_is_told_of_every_controller():
+def test_all_slurmctld_hosts_are_listed():
     conf = load("/c", {"/c": "SlurmctldHost=ctl1(10.0.0.1)\nSlurmctldHost=ctl2\nNodeName=n1\n"}.get)
     assert slurmctld_hosts(conf) == ["ctl1(10.0.0.1)", "ctl2"]
     assert slurmctld_hosts(load("/c", {"/c": "ControlMachine=old\n"}.get)) == ["old"]

@@ -1,4 +1,4 @@
-"""Which lines of a site's slurm.conf and gres.conf must change, and what stands in files of our own."""
+"""Which lines of a site's slurm.conf and gres.conf must change, and what is written to our own files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def planned(slurm, gres="", wanted=SITE, lending=()):
 
 
 def edited(slurm, gres="", wanted=SITE, lending=()):
-    """The texts after the edits, with what is included then."""
+    """The texts after the edits, and the texts of the included files."""
     done = planned(slurm, gres, wanted, lending)
     texts = apply({MAIN: slurm, GRES: gres}, done.edits)
     ours = site.render("slurm.conf.j2", site=done.site), site.render("gres.conf.j2", site=done.site)
     return texts[MAIN], texts[GRES], ours, done
 
 
-def test_what_the_site_lacks_stands_in_our_file():
+def test_settings_missing_at_the_site_are_written_to_our_file():
     slurm, gres, (included, included_gres), done = edited(NODES)
     assert slurm.splitlines() == [
         f"NodeName=h1 CPUs=8 RealMemory=100 Gres={H} Features=mig_node_h1",
@@ -54,8 +54,8 @@ def test_what_the_site_lacks_stands_in_our_file():
     assert not done.problems and not done.notes
 
 
-def test_the_catalog_has_the_other_gres_of_mig_nodes():
-    """Slurm refuses a job for `mig:7g.80gb,fpga:1` if no node at all has both now."""
+def test_catalog_node_has_the_other_gres_of_mig_nodes():
+    """Slurm refuses a job for `mig:7g.80gb,fpga:1` if no node at all currently has both."""
     slurm = NODES.replace("RealMemory=100", "RealMemory=100 Gres=gpu:h100:2,fpga:2,net:ib:no_consume:1k")
     slurm = slurm.replace("Feature=a30", "Feature=a30 Gres=fpga:3") + "NodeName=c1 Gres=fpga:8\n"
     _, _, (included, _), _ = edited(slurm)
@@ -77,14 +77,14 @@ def test_the_catalog_has_the_other_gres_of_mig_nodes():
         ("TaskProlog=/t", "TaskProlog=/t"),
     ],
 )
-def test_what_the_site_has_is_changed_where_it_stands(theirs, then):
+def test_existing_setting_is_changed_in_place(theirs, then):
     slurm, _, (included, _), _ = edited(f"{theirs}\n{NODES}")
     assert slurm.splitlines()[0] == then
     key = theirs.partition("=")[0].strip().lower()
     assert not any(line.lower().startswith(f"{key}=") for line in included.splitlines())
 
 
-def test_a_second_plan_finds_nothing_to_do():
+def test_second_plan_has_nothing_to_do():
     start = f"GresTypes=gpu\nProlog=/p\nAccountingStorageType=accounting_storage/slurmdbd\n{NODES}"
     slurm, gres, (included, included_gres), _ = edited(start, "AutoDetect=nvml\n")
     files = {
@@ -99,7 +99,7 @@ def test_a_second_plan_finds_nothing_to_do():
     assert site.render("gres.conf.j2", site=again.site) == included_gres
 
 
-def test_several_prologs_where_slurm_runs_them_all():
+def test_several_prologs_are_used_where_slurm_runs_all_of_them():
     old, new = replace(SITE, version=(22, 5)), replace(SITE, version=(24, 11))
     theirs = f"Prolog=/p\nTaskProlog=/t\n{NODES}"
     assert "Prolog=" not in edited(theirs, wanted=old)[2][0].replace("TaskProlog=", "")
@@ -109,7 +109,7 @@ def test_several_prologs_where_slurm_runs_them_all():
     assert len(planned(theirs, wanted=old).notes) == 2 and len(planned(theirs, wanted=new).notes) == 1
 
 
-def test_a_program_of_the_site_for_takeovers_is_kept_and_the_note_names_ours():
+def test_takeover_program_of_the_site_is_kept_with_a_note():
     ours = {"primary_on": "/etc/slurm/migbatch-primary_on", "primary_off": "/etc/slurm/migbatch-primary_off"}
     own = "SlurmctldPrimaryOnProg=/usr/local/sbin/failover\n"
     slurm, _, (included, _), done = edited(own + NODES, wanted=replace(SITE, **ours))
@@ -119,7 +119,7 @@ def test_a_program_of_the_site_for_takeovers_is_kept_and_the_note_names_ours():
     assert "is kept; make it run /etc/slurm/migbatch-primary_on too" in note
 
 
-def test_nodes_of_one_line_become_several_lines():
+def test_node_line_is_split_when_its_nodes_differ():
     text = "NodeName=h[1-2],c1,m1 NodeAddr=10.0.0.[1-3],10.0.1.1 Port=[7001-7004] Gres=gpu:2 # all\n"
     lines = edited(text)[0].splitlines()
     assert lines[:4] == [
@@ -130,15 +130,15 @@ def test_nodes_of_one_line_become_several_lines():
     ]
 
 
-def test_features_of_all_nodes_by_default_are_kept():
+def test_features_from_default_lines_are_kept():
     text = "NodeName=DEFAULT Features=ib\nNodeName=h1\nNodeName=h2 Features=fast\nNodeName=c1\nNodeName=m1\n"
     lines = edited(text)[0].splitlines()
     assert f"NodeName=h1 Gres={H} Features=ib,mig_node_h1" in lines
     assert f"NodeName=h2 Features=fast,mig_node_h2 Gres={H}" in lines and "NodeName=c1" in lines
 
 
-def test_the_spelling_of_features_that_slurm_reads_is_changed():
-    """Of the two keys Slurm reads `Feature`, and those of DEFAULT lines only if a line has neither."""
+def test_features_key_that_slurm_reads_is_changed():
+    """Of the two keys Slurm reads `Feature`, and those of DEFAULT lines only if the line has neither key."""
     text = "NodeName=DEFAULT Features=ib\nNodeName=h1 Feature=fast\nNodeName=h2 Features=x Feature=y\nNodeName=m1\n"
     lines = edited(text)[0].splitlines()
     assert f"NodeName=h1 Feature=fast,mig_node_h1 Gres={H}" in lines
@@ -147,7 +147,7 @@ def test_the_spelling_of_features_that_slurm_reads_is_changed():
     assert " Features=fast,y,ib,mig_node_h1," in catalog
 
 
-def test_a_feature_that_another_node_has_is_a_problem():
+def test_reserved_feature_on_another_node_is_a_problem():
     text = "NodeName=h1 Features=mig_node_h2\nNodeName=h2\nNodeName=m1\n"
     assert [
         problem for problem in planned(text).problems if "mig_node_h2 is reserved by migbatch for node h2" in problem
@@ -155,7 +155,7 @@ def test_a_feature_that_another_node_has_is_a_problem():
     assert not planned("NodeName=h1 Features=mig_node_h1\nNodeName=h2\nNodeName=m1\n").problems
 
 
-def test_partitions_by_default_by_set_and_by_all():
+def test_catalog_is_added_to_partitions_given_by_default_nodeset_and_all():
     text = (
         "NodeName=h[1-2],m1 Feature=big\nNodeName=c1\nNodeSet=bigs Feature=big\n"
         "PartitionName=DEFAULT Nodes=h1\nPartitionName=a\nPartitionName=b Nodes=bigs\nPartitionName=c Nodes=c1\n"
@@ -166,14 +166,14 @@ def test_partitions_by_default_by_set_and_by_all():
     assert "PartitionName=c Nodes=c1" in lines and "PartitionName=d Nodes=ALL" in lines
 
 
-def test_partitions_that_lend():
+def test_lending_partitions_get_tier_and_preempt_mode():
     text = f"{NODES}PartitionName=train Nodes=m1 PriorityTier=3\n"
     slurm = edited(text, wanted=replace(SITE, lends=True), lending=("train",))[0]
     assert "PartitionName=train Nodes=m1,migcatalog PriorityTier=3 PreemptMode=REQUEUE" in slurm
     assert "PartitionName=p Nodes=h1,migcatalog PriorityTier=10 PreemptMode=OFF" in slurm
 
 
-def test_slurm_leaves_young_loans_to_migbatchd_unless_the_site_preempts_already():
+def test_exempt_time_is_set_for_lending_unless_the_site_already_preempts():
     lends = replace(SITE, lends=True)
     _, _, (included, _), done = edited(NODES, wanted=lends, lending=("p",))
     assert "PreemptExemptTime=00:30:00" in included.splitlines() and not done.notes
@@ -188,7 +188,7 @@ def test_slurm_leaves_young_loans_to_migbatchd_unless_the_site_preempts_already(
 
 
 @pytest.mark.parametrize("theirs", ["", "PreemptType=preempt/none\n", "PreemptType=preempt/partition_prio\n"])
-def test_a_second_run_keeps_the_exempt_time_or_its_absence(theirs):
+def test_second_run_keeps_the_exempt_time_or_its_absence(theirs):
     lends = replace(SITE, lends=True)
     slurm, _, (included, _), first = edited(f"{theirs}{NODES}", wanted=lends, lending=("p",))
     conf = load(MAIN, {MAIN: slurm, "/etc/slurm/migbatch.conf": included}.get)
@@ -197,7 +197,7 @@ def test_a_second_run_keeps_the_exempt_time_or_its_absence(theirs):
     assert again.notes == first.notes
 
 
-def test_a_requeued_job_waits_less_where_slurmd_needs_the_wait():
+def test_cred_expire_is_lowered_for_lending_on_older_slurm():
     lends = replace(SITE, lends=True)
     assert "AuthInfo=cred_expire=30" in edited(NODES, wanted=lends, lending=("p",))[2][0]
     for theirs, ours in (
@@ -210,7 +210,7 @@ def test_a_requeued_job_waits_less_where_slurmd_needs_the_wait():
         assert "AuthInfo" not in edited(NODES, wanted=other)[2][0]
 
 
-def test_accounting_and_power_saving():
+def test_accounting_tres_and_suspend_exclusion_are_extended():
     theirs = (
         "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageTRES=gres/gpu\n"
         f"SuspendProgram=/s\nSuspendExcNodes=c1\n{NODES}"
@@ -220,13 +220,13 @@ def test_accounting_and_power_saving():
     assert lines[3] == "SuspendExcNodes=c1,migcatalog"
 
 
-def test_gpus_that_slurm_detected_get_files():
+def test_autodetected_gpus_get_device_files_in_gres_conf():
     theirs = "NodeName=h[1-2] Gres=gpu:h100:2,bandwidth:lustre:no_consume:4G\nNodeName=m1 Gres=gpu:1\n"
     included = edited(theirs, "AutoDetect=nvml\n")[2][1].splitlines()
     assert "NodeName=h[1-2] Name=gpu Type=h100 File=/dev/nvidia[0-1]" in included
     assert "NodeName=m1 Name=gpu File=/dev/nvidia0" in included
-    told = "AutoDetect=nvml\nNodeName=h[1-2],m1 Name=gpu File=/dev/nvidia0\n"
-    assert not any("Name=gpu" in line for line in edited(theirs, told)[2][1].splitlines())
+    listed = "AutoDetect=nvml\nNodeName=h[1-2],m1 Name=gpu File=/dev/nvidia0\n"
+    assert not any("Name=gpu" in line for line in edited(theirs, listed)[2][1].splitlines())
 
 
 @pytest.mark.parametrize(
@@ -242,5 +242,5 @@ def test_gpus_that_slurm_detected_get_files():
         (f"{NODES}PartitionName=x Nodes=n[1\n", "", "slurm.conf:4: "),
     ],
 )
-def test_what_cannot_work_is_told_with_its_place(slurm, gres, said):
+def test_unusable_settings_are_reported_with_file_and_line(slurm, gres, said):
     assert any(said in problem for problem in planned(slurm, gres).problems), planned(slurm, gres).problems

@@ -1,4 +1,4 @@
-"""What the units of systemd allow the services, by systemd's own measure."""
+"""What the systemd units allow the services, by systemd's own measure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from slurm_migbatch import site
 from slurm_migbatch.node.install import unit
 
-#: CI has it; elsewhere these tests are left out where it is not installed
+#: CI has it; elsewhere these tests are skipped if it is not installed
 ANALYZE = shutil.which("systemd-analyze")
 pytestmark = pytest.mark.skipif(ANALYZE is None and "CI" not in os.environ, reason="systemd-analyze is not here")
 
@@ -29,8 +29,8 @@ def controller(user: str) -> str:
     [(controller("root"), 4.0), (controller("slurm"), 4.0), (unit(), 6.0)],
     ids=["migbatchd of root", "migbatchd of SlurmUser", "migbatch-node, whose mounts jobs must see"],
 )
-def test_exposure(tmp_path: Path, text: str, most: float) -> None:
-    """0 is none and 10 all; the units say why they have more than they could have without their work."""
+def test_systemd_security_exposure_is_below_the_limit(tmp_path: Path, text: str, most: float) -> None:
+    """0 is no exposure and 10 is full exposure; the units explain why their work needs more than the minimum."""
     assert ANALYZE is not None
     path = tmp_path / "migbatch-tested.service"
     path.write_text(text)
@@ -42,10 +42,10 @@ def test_exposure(tmp_path: Path, text: str, most: float) -> None:
     assert float(found[1]) <= most, done.stdout
 
 
-def test_a_start_of_migbatchd_takes_nothing_of_others_over(tmp_path: Path) -> None:
-    """systemd gives StateDirectory= and RuntimeDirectory= with all below them to User= where owner or group differ.
+def test_start_of_migbatchd_does_not_change_ownership_below_its_directories(tmp_path: Path) -> None:
+    """systemd changes the owner of StateDirectory= and RuntimeDirectory= recursively to User= if owner or group differ.
 
-    There lie root's record of the installation and, on a host that is a node too, journal and hand-offs.
+    They hold root's record of the installation and, on a host that is also a node, journal and hand-offs.
     """
     text = controller("nobody")
     assert not re.search(r"^(State|Runtime|Cache|Logs)Directory=", text, re.MULTILINE)
@@ -59,8 +59,8 @@ def test_a_start_of_migbatchd_takes_nothing_of_others_over(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", [controller("root"), unit()], ids=["migbatchd", "migbatch-node"])
-def test_a_unit_gives_the_reason_for_what_it_leaves_out(text: str) -> None:
-    said = " ".join(line for line in text.splitlines() if line.startswith("#"))
+def test_unit_explains_the_hardening_options_that_it_leaves_out(text: str) -> None:
+    comments = " ".join(line for line in text.splitlines() if line.startswith("#"))
     keys = set(re.findall(r"^(\w+)=", text, re.MULTILINE))
     for key in ("User", "MemoryDenyWriteExecute", "PrivateNetwork", "PrivateUsers", "IPAddressDeny"):
-        assert f"{key}=" in said and (key == "User" or key not in keys)
+        assert f"{key}=" in comments and (key == "User" or key not in keys)

@@ -1,4 +1,4 @@
-"""Which compute instance makes a GPU instance whole, as NVML describes them, whatever its numbers are."""
+"""Which compute instance completes a GPU instance, by NVML's description and not by fixed profile numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def compute_profile(gpu, made):
 
 
 @pytest.mark.parametrize("model", GPU_MODELS)
-def test_every_slice_has_all_multiprocessors_of_its_profile(one, geometries, model):
+def test_every_slice_has_all_sms_of_its_profile(one, geometries, model):
     machine, gpu = one
     for slot in sorted(geometries[model].slots):
         made = gpu.create(slot)
@@ -51,8 +51,8 @@ def test_every_slice_has_all_multiprocessors_of_its_profile(one, geometries, mod
 
 
 @pytest.mark.parametrize("model", SPARE)
-def test_a_double_memory_slice_made_by_hand_with_fewer_multiprocessors_is_no_whole_one(one, model):
-    """kubernetes-sigs/dra-driver-nvidia-gpu issue 1454: profile 0 leaves 40 % of the slice to nobody."""
+def test_double_memory_slice_with_a_partial_compute_instance_is_incomplete(one, model):
+    """kubernetes-sigs/dra-driver-nvidia-gpu issue 1454: profile 0 leaves 40 % of the slice unused."""
     machine, gpu = one
     name, part, whole = SPARE[model]
     made = gpu.create(Slot.of(name, 0, 2))
@@ -74,18 +74,18 @@ def test_a_double_memory_slice_made_by_hand_with_fewer_multiprocessors_is_no_who
 
 
 # No public listing shows a GPU that offers 7_SLICE_NVL (dra-driver-nvidia-gpu issue 1480 looked for one); nvml.h has
-# it, so a driver may. Both take the whole instance and NVML tells no difference but the number: 7_SLICE is the one
-# for work of one GPU, the other for several GPUs joined by NVLink, which no partitioned GPU is.
+# it, so a driver may. Both take the whole instance and differ in NVML by their number only: 7_SLICE is the one for
+# work on one GPU, the other is for several GPUs joined by NVLink, which a partitioned GPU never is.
 @pytest.mark.parametrize("model", SEVEN)
 @pytest.mark.parametrize(
     ("variants", "expected"),
     [
         ((), SLICE_7),
         (("7_slice_nvl",), SLICE_7),
-        (("7_slice_nvl", "7_slice_nvl_swapped"), SLICE_7_NVL),  # 7_SLICE still, under the other's id
+        (("7_slice_nvl", "7_slice_nvl_swapped"), SLICE_7_NVL),  # still 7_SLICE, with the id of the other
     ],
 )
-def test_of_two_profiles_that_take_everything_the_one_for_a_single_gpu_is_made(one, model, variants, expected):
+def test_single_gpu_variant_of_two_full_compute_profiles_is_created(one, model, variants, expected):
     machine, gpu = one
     machine.set_variants(*variants)
     made = gpu.create(Slot.of(SEVEN[model], 0, 8))
@@ -98,7 +98,7 @@ def test_of_two_profiles_that_take_everything_the_one_for_a_single_gpu_is_made(o
 @pytest.mark.parametrize("model", SEVEN)
 @pytest.mark.parametrize("variants", [("7_slice_nvl",), ("7_slice_nvl", "7_slice_nvl_swapped")])
 @pytest.mark.parametrize("profile_id", [SLICE_7, SLICE_7_NVL])
-def test_either_of_two_profiles_that_take_everything_makes_a_slice_whole(one, model, variants, profile_id):
+def test_either_of_two_full_compute_profiles_completes_a_slice(one, model, variants, profile_id):
     machine, gpu = one
     machine.set_variants(*variants)
     made = gpu.create(Slot.of(SEVEN[model], 0, 8))
@@ -114,8 +114,8 @@ def test_either_of_two_profiles_that_take_everything_makes_a_slice_whole(one, mo
 
 @pytest.mark.parametrize("model", ["a100-40gb"])
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT])
-def test_a_profile_that_is_listed_and_refused_gives_way_to_its_equal(one, model, code):
-    """dra-driver-nvidia-gpu issue 1480: of the two only one could be made."""
+def test_equal_compute_profile_is_used_when_the_first_is_refused(one, model, code):
+    """dra-driver-nvidia-gpu issue 1480: only one of the two could be created."""
     machine, gpu = one
     machine.set_variants("7_slice_nvl")
     machine.fail("nvmlGpuInstanceCreateComputeInstance", code)
@@ -125,7 +125,7 @@ def test_a_profile_that_is_listed_and_refused_gives_way_to_its_equal(one, model,
 
 
 @pytest.mark.parametrize("model", ["h100-80gb"])
-def test_a_profile_that_is_refused_does_not_give_way_to_a_lesser_one(one, model):
+def test_smaller_compute_profile_is_not_used_when_the_full_one_is_refused(one, model):
     machine, gpu = one
     machine.fail("nvmlGpuInstanceCreateComputeInstance", pynvml.NVML_ERROR_NOT_SUPPORTED)
     with pytest.raises(NotMig, match="creating the compute instance"):
@@ -134,8 +134,8 @@ def test_a_profile_that_is_refused_does_not_give_way_to_a_lesser_one(one, model)
 
 
 @pytest.mark.parametrize("model", GPU_MODELS)
-def test_the_uuid_is_that_of_the_slice_where_a_compute_instance_names_its_gpu(one, geometries, model):
-    """nvml.h calls the handle in a compute instance's description the parent device; drivers gave the MIG device."""
+def test_mig_uuid_is_found_when_nvml_returns_the_parent_gpu(one, geometries, model):
+    """nvml.h says that a compute instance's info holds the parent device; drivers have returned the MIG device."""
     machine, gpu = one
     machine.set_variants("ci_names_gpu")
     smallest = max(geometries[model].profiles, key=lambda info: info.max_instances).profile

@@ -1,4 +1,4 @@
-"""What `Geometry` calls legal is what the driver does: at every legal layout, every further slot."""
+"""What `Geometry` calls legal is what the driver accepts: at every legal layout, for every further slot."""
 
 import ctypes
 
@@ -37,7 +37,7 @@ def opened(all_models):
 
 
 def neighbours(raw, geometry, layout, slots):
-    """Every slot that the driver accepts beside the layout it now holds must be one that fits, and the reverse."""
+    """The driver accepts a slot beside the layout that it holds if and only if the slot fits."""
     for slot in slots:
         made = raw.create(slot)
         assert (made is not None) == geometry.fits(layout, slot), f"{slot} beside {layout}"
@@ -47,8 +47,8 @@ def neighbours(raw, geometry, layout, slots):
 
 # One model of each shape (4 + 4, 7 + 8, 4 + 12 slices) is walked through completely.
 @pytest.mark.parametrize("model", ["a30", "a100-40gb", "rtx-pro-6000"])
-def test_layouts_are_exactly_what_the_driver_accepts(opened, geometries, model):
-    """From the empty GPU on, slots in order of their start, so each layout is built once; refusals everywhere."""
+def test_legal_layouts_are_exactly_those_the_driver_accepts(opened, geometries, model):
+    """From the empty GPU on, slots in order of their start, so each layout is built once; all refusals are checked."""
     geometry = geometries[model]
     raw = RawGpu(GPU_MODELS.index(model), geometry)
     slots = sorted(geometry.slots, key=lambda s: (s.placement, s.profile))
@@ -71,7 +71,7 @@ def test_layouts_are_exactly_what_the_driver_accepts(opened, geometries, model):
 
 
 @pytest.mark.parametrize("model", ["a100-80gb", "h100-80gb", "h200", "b200"])
-def test_single_steps_agree(opened, geometries, model):
+def test_single_additions_agree_with_the_driver(opened, geometries, model):
     geometry = geometries[model]
     raw = RawGpu(GPU_MODELS.index(model), geometry)
     slots = sorted(geometry.slots)
@@ -83,7 +83,7 @@ def test_single_steps_agree(opened, geometries, model):
             pynvml.nvmlGpuInstanceDestroy(made)
 
 
-def test_slices_made_through_the_adapter_are_what_was_asked_for(opened, geometries):
+def test_slices_created_through_the_adapter_are_as_requested(opened, geometries):
     """GPU instance, compute instance and UUID, for every slot of every model."""
     for gpu, model in zip(opened.gpus(), GPU_MODELS, strict=True):
         for slot in sorted(geometries[model].slots):

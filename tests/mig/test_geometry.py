@@ -29,7 +29,7 @@ def legal(geometry: Geometry, layout: Layout) -> bool:
     return True
 
 
-def test_every_part_of_a_legal_layout_is_legal(geometry):
+def test_every_subset_of_a_legal_layout_is_legal(geometry):
     for layout in layouts(geometry):
         for slot in layout:
             smaller = layout.remove(slot)
@@ -60,7 +60,7 @@ def test_profiles_are_ordered_and_consistent(geometry):
         assert {p.size for p in info.placements} == {info.memory_slices}
         assert all(p.end <= geometry.memory_slices for p in info.placements)
         assert info.compute_slices <= geometry.compute_slices
-        # as many as the driver says can really be together
+        # as many as the driver says can exist together
         most = max(layout.counts()[info.profile] for layout in layouts(geometry))
         assert most == info.max_instances
 
@@ -79,7 +79,7 @@ def test_profiles_are_ordered_and_consistent(geometry):
         ("rtx-pro-6000", ["1g.24gb+gfx@0:3", "1g.24gb@3:3", "2g.48gb+gfx@6:6"]),
     ],
 )
-def test_layouts_that_real_gpus_hold(geometries, kind, together):
+def test_layouts_known_from_real_gpus_are_legal(geometries, kind, together):
     geometries[kind].check(layout_of(*together))
 
 
@@ -100,7 +100,7 @@ def test_layouts_that_real_gpus_hold(geometries, kind, together):
         ("a100-40gb", [], "1g.6gb@0:1", "Its profiles: 7g.40gb"),
     ],
 )
-def test_refusals_name_the_limit(geometries, kind, held, slot, reason):
+def test_refusal_reason_names_the_limit(geometries, kind, held, slot, reason):
     geometry, layout = geometries[kind], layout_of(*held)
     geometry.check(layout)
     (wanted,) = layout_of(slot)
@@ -130,8 +130,8 @@ def synthetic(name, *rows):
     return Geometry(name, infos)
 
 
-def test_drivers_that_report_shared_engines_do_not_forbid_what_they_allow():
-    """Guides list one decoder for each profile of some GPUs, the full one too; seven 1g still fit."""
+def test_shared_media_engines_do_not_limit_the_layout():
+    """For some GPUs, guides list one decoder for each profile, the full one included; seven 1g still fit."""
     geometry = synthetic(
         "shared",
         ("1g.10gb", 1, range(7), 7, (1, 0, 1, 0)),
@@ -141,7 +141,7 @@ def test_drivers_that_report_shared_engines_do_not_forbid_what_they_allow():
     geometry.check(layout_of(*[f"1g.10gb@{i}:1" for i in range(7)]))
 
 
-def test_everything_media_stands_only_beside_nothing_media_even_without_counts():
+def test_me_all_profile_is_legal_only_with_profiles_without_engines():
     geometry = synthetic(
         "uncounted",
         ("1g.10gb", 1, range(4), 4, (0, 0, 0, 0)),
@@ -155,7 +155,7 @@ def test_everything_media_stands_only_beside_nothing_media_even_without_counts()
     assert not geometry.fits(layout_of("1g.10gb@1:1"), Slot.of("1g.10gb+me.all", 0, 1))
 
 
-def test_unknown_profiles_get_the_list_and_the_nearest(geometries):
+def test_unknown_profile_error_lists_profiles_and_the_closest(geometries):
     geometry = geometries["a100-80gb"]
     with pytest.raises(UnknownProfile) as raised:
         geometry.info(Profile.parse("3g.39gb"))
@@ -179,19 +179,19 @@ def test_unknown_profiles_get_the_list_and_the_nearest(geometries):
         ("a100-80gb", "3g.40gb", None),
     ],
 )
-def test_suggestions(geometries, kind, asked, suggested):
+def test_closest_profile_is_suggested(geometries, kind, asked, suggested):
     near = geometries[kind].closest(Profile.parse(asked))
     assert (near.name if near else None) == suggested
 
 
 @given(st.builds(Profile, st.integers(1, 9), st.integers(0, 300), st.sampled_from(["", "+me", "-me"])))
-def test_suggestions_exist(geometry, profile):
+def test_suggested_profile_exists_on_the_gpu(geometry, profile):
     near = geometry.closest(profile)
     assert (near is None) == (profile in geometry)
     assert near is None or near in geometry
 
 
-def test_geometries_travel(geometry):
+def test_geometry_round_trips_through_json_and_pickle(geometry):
     again = Geometry.from_dict(json.loads(json.dumps(geometry.to_dict())))
     assert again == geometry and hash(again) == hash(geometry)
     assert Geometry.from_dict(geometry.to_dict()) is Geometry.from_dict(again.to_dict())
@@ -224,7 +224,7 @@ def test_damaged_geometries_are_refused(geometries, damage):
         Geometry.from_dict(data)
 
 
-def test_geometries_are_values(geometries):
+def test_geometry_is_an_immutable_value(geometries):
     with pytest.raises(AttributeError):
         geometries["a30"].name = "x"
     assert geometries["a30"] != geometries["h200"]

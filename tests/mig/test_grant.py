@@ -36,7 +36,7 @@ pieces = st.sampled_from([*WELL_FORMED, *ODD])
 texts_like_markers = st.lists(pieces, max_size=14).map("".join) | st.text(max_size=80)
 
 
-def test_a_marker_reads_as_documented():
+def test_marker_is_parsed_as_documented():
     grant = parse_comment("train llama [mig:2g.20gb:1,1g.10gb.me:2#7fq3k]")
     assert grant == Grant([(Profile(2, 20), 1), (Profile(1, 10, "+me"), 2)], "7fq3k")
     assert grant.marker == "[mig:2g.20gb:1,1g.10gb.me:2#7fq3k]"
@@ -46,7 +46,7 @@ def test_a_marker_reads_as_documented():
 
 
 @given(grants, comments)
-def test_what_is_attached_is_read_back_and_stripped(grant, comment):
+def test_attached_marker_is_read_back_and_stripped(grant, comment):
     marked = grant.attach(comment)
     assert parse_comment(marked) == grant
     assert parse_comment(marked.encode("utf-8", "surrogatepass")) == grant
@@ -91,7 +91,7 @@ def test_only_one_well_formed_marker_at_the_end_is_accepted(text):
     st.sampled_from([b"", b"[mig:", b" [mig:1g.10gb:1", b"[mig:1g.10gb:1]"]),
     st.binary(max_size=40),
 )
-def test_no_bytes_raise_anything_but_a_grant_error(before, middle, after):
+def test_arbitrary_bytes_raise_nothing_but_grant_error(before, middle, after):
     try:
         parse_comment(before + middle + after)
     except GrantError:
@@ -99,7 +99,7 @@ def test_no_bytes_raise_anything_but_a_grant_error(before, middle, after):
 
 
 @given(st.lists(st.tuples(profiles, st.integers(-1, 70)), max_size=10), st.text(max_size=20))
-def test_a_grant_that_can_be_made_can_be_read_back(listed, decision):
+def test_every_valid_grant_is_read_back_from_its_marker(listed, decision):
     try:
         grant = Grant(listed, decision)
     except GrantError:
@@ -108,14 +108,14 @@ def test_a_grant_that_can_be_made_can_be_read_back(listed, decision):
     assert parse_comment(grant.marker) == grant
 
 
-def test_a_long_comment_is_read_quickly_and_a_second_marker_in_it_refused():
+def test_long_comment_is_parsed_and_a_second_marker_in_it_is_refused():
     filler = "[mi" * 200_000
     assert parse_comment(filler + " [mig:1g.10gb:1]").total == 1
     with pytest.raises(GrantError):
         parse_comment("[mig:7g.80gb:8] " + filler + " [mig:1g.10gb:1]")
 
 
-def test_a_guest_has_a_place_and_no_slice_of_its_own():
+def test_guest_grant_has_no_slice_of_its_own():
     grant = parse_comment("finetune [mig:guest:1#7fq3k]")
     assert grant == Grant((), "7fq3k", guest=True) != Grant((), guest=True)
     assert (grant.marker, grant.gres, grant.total) == ("[mig:guest:1#7fq3k]", "mig:guest:1", 1)
@@ -127,12 +127,12 @@ def test_a_guest_has_a_place_and_no_slice_of_its_own():
             parse_comment(text)
 
 
-def test_users_cannot_prepare_a_marker():
+def test_comment_that_already_holds_a_marker_is_refused():
     with pytest.raises(GrantError, match="submit filter"):
         Grant([(Profile(1, 10), 1)]).attach("[mig:7g.80gb:8]")
 
 
-def test_grants_are_values():
+def test_grant_is_an_immutable_value():
     grant = Grant([(Profile(1, 10), 1)])
     assert grant == Grant([(Profile(1, 10), 1)]) and hash(grant) == hash(Grant([(Profile(1, 10), 1)]))
     with pytest.raises(AttributeError):

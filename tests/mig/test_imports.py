@@ -1,4 +1,4 @@
-"""Root's hooks import this room when the agent does not answer, so it must stay light and do nothing by itself."""
+"""Root's hooks import this package when the agent does not answer, so importing it must be cheap and do nothing."""
 
 import subprocess
 import sys
@@ -20,11 +20,11 @@ def loaded(*modules):
     return set(done.stdout.split())
 
 
-def test_the_values_and_the_planner_import_nothing_heavy():
+def test_values_and_planner_import_no_heavy_modules():
     names = ["profile", "placement", "layout", "geometry", "planning", "grant", "driver", "naming", "text"]
     assert not loaded(*(f"slurm_migbatch.mig.{name}" for name in names)) & HEAVY
 
 
-def test_the_adapter_adds_only_pynvml_and_what_that_imports():
+def test_nvml_adapter_imports_only_pynvml_and_its_dependencies():
     extra = loaded("slurm_migbatch.mig.nvml") - loaded("pynvml", "slurm_migbatch.mig.driver")
     assert {name for name in extra if not name.startswith("slurm_migbatch.")} == set()

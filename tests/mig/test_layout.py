@@ -13,7 +13,7 @@ from slurm_migbatch.mig.profile import Profile
 
 @st.composite
 def compatible(draw, count=2):
-    """Some layouts that are parts of one, so that their union exists; placements need not be any GPU's."""
+    """Layouts that are subsets of one layout, so that their union exists; placements need not be those of any GPU."""
     edges = sorted(draw(st.sets(st.integers(0, 12), min_size=2, max_size=8)))
     profiles = st.builds(Profile, st.integers(1, 3), st.sampled_from([10, 20]), st.sampled_from(["", "+me"]))
     slots = [Slot(draw(profiles), Placement(a, b - a)) for a, b in pairwise(edges)]
@@ -21,7 +21,7 @@ def compatible(draw, count=2):
 
 
 @given(compatible(3))
-def test_union_is_that_of_sets(abc):
+def test_union_of_layouts_is_the_set_union(abc):
     a, b, c = abc
     assert a.union(b) == b.union(a)
     assert a.union(b).union(c) == a.union(b.union(c))
@@ -30,7 +30,7 @@ def test_union_is_that_of_sets(abc):
 
 
 @given(compatible(2))
-def test_difference_is_that_of_sets(ab):
+def test_difference_of_layouts_is_the_set_difference(ab):
     a, b = ab
     assert a.union(b).minus(b) == a.minus(b)
     assert a.minus(a) == EMPTY
@@ -39,7 +39,7 @@ def test_difference_is_that_of_sets(ab):
 
 
 @given(compatible(2), st.integers(0, 2**12 - 1))
-def test_parts_are_the_layouts_of_their_slots(ab, mask):
+def test_partial_layouts_equal_layouts_built_from_their_slots(ab, mask):
     a, b = ab
     for part in (a.minus(b), a.clear_of(mask)):
         again = Layout(part.slots)
@@ -48,7 +48,7 @@ def test_parts_are_the_layouts_of_their_slots(ab, mask):
 
 
 @given(compatible(1))
-def test_slots_come_and_go_singly(one):
+def test_slots_are_added_and_removed_one_by_one(one):
     layout = EMPTY
     for slot in one[0].slots:
         assert layout.free_of(slot.placement)
@@ -62,7 +62,7 @@ def test_slots_come_and_go_singly(one):
 
 
 @given(compatible(1), st.randoms())
-def test_equality_and_hash_do_not_know_the_order(one, random):
+def test_equality_and_hash_do_not_depend_on_the_order(one, random):
     slots = list(one[0].slots)
     random.shuffle(slots)
     again = Layout([*slots, *slots[:2]])
@@ -71,11 +71,11 @@ def test_equality_and_hash_do_not_know_the_order(one, random):
 
 
 @given(compatible(1))
-def test_layouts_travel(one):
+def test_layout_round_trips_through_pickle(one):
     assert pickle.loads(pickle.dumps(one[0])) == one[0]
 
 
-def test_overlaps_are_refused_and_named():
+def test_overlapping_slots_are_refused_by_name():
     one, two = Slot.of("2g.20gb", 0, 2), Slot.of("1g.10gb", 1, 1)
     with pytest.raises(
         LayoutError, match=r"1g\.10gb@1:1 and 2g\.20gb@0:2 overlap|2g\.20gb@0:2 and 1g\.10gb@1:1 overlap"
@@ -89,7 +89,7 @@ def test_overlaps_are_refused_and_named():
         Layout([one]).remove(two)
 
 
-def test_layouts_are_values():
+def test_layout_is_an_immutable_value():
     with pytest.raises(AttributeError):
         EMPTY.slots = ()
     assert str(EMPTY) == "(empty)"
@@ -100,7 +100,7 @@ placements = st.builds(Placement, st.integers(0, 11), st.integers(1, 12))
 
 
 @given(placements, placements)
-def test_overlap_is_that_of_sets_of_slices(a, b):
+def test_placements_overlap_when_their_slice_sets_intersect(a, b):
     sa, sb = set(range(a.start, a.end)), set(range(b.start, b.end))
     assert a.overlaps(b) == b.overlaps(a) == bool(sa & sb) == bool(a.mask & b.mask)
     assert str(a) == f"{a.start}:{a.size}"

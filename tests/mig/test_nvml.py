@@ -1,4 +1,4 @@
-"""The NVML adapter against the simulated driver, by way of nvidia-ml-py."""
+"""The NVML adapter against the simulated driver, through nvidia-ml-py."""
 
 import os
 import subprocess
@@ -30,31 +30,31 @@ TWO = Slot.of("2g.20gb", 2, 2)
 
 
 def drivers_view(machine, index=0):
-    """What the machine itself says is on a GPU."""
+    """The instances of a GPU as the simulated machine has them."""
     return {
         (i["profile"], i["start"], i["size"], len(i["compute_instances"]))
         for i in machine.dump()["gpus"][index]["instances"]
     }
 
 
-# -- what a GPU is -------------------------------------------------------------------------------------------------
+# -- facts of a GPU ------------------------------------------------------------------------------------------------
 
 
-def test_the_gpus_are_listed_in_nvmls_order(driver):
+def test_gpus_are_listed_in_nvml_order(driver):
     gpus = driver.gpus()
     assert [(gpu.index, gpu.minor, gpu.name) for gpu in gpus] == [(0, 3, "NVIDIA H100 80GB HBM3"), (1, 1, "NVIDIA A30")]
     assert all(gpu.uuid.startswith("GPU-") for gpu in gpus)
 
 
-def test_profiles_carry_the_devices_ids_and_not_the_enums(h100, a30):
+def test_profiles_have_the_profile_ids_of_the_device_and_not_the_enums(h100, a30):
     ids = {info.profile.name: info.profile_id for info in h100.geometry().profiles}
     assert ids["7g.80gb"] == 0 and ids["1g.10gb"] == 19 and ids["1g.10gb+me"] == 20 and ids["1g.20gb"] == 15
     assert a30.geometry().info(Profile.parse("1g.6gb")).profile_id == 14
 
 
 @pytest.mark.parametrize("model", GPU_MODELS)
-def test_the_geometry_is_the_same_with_mig_off(tmp_path, geometries, model):
-    """Names are then computed instead of read."""
+def test_geometry_is_the_same_with_mig_off(tmp_path, geometries, model):
+    """With MIG off, profile names are computed instead of read."""
     machine = SimulatedMachine.create(tmp_path / "off", gpus=[model], mig=False)
     with NvmlDriver(str(machine.library)) as driver:
         (gpu,) = driver.gpus()
@@ -63,7 +63,7 @@ def test_the_geometry_is_the_same_with_mig_off(tmp_path, geometries, model):
         assert gpu.instances() == ()
 
 
-def test_facts_are_told_as_far_as_the_driver_does(machine, h100):
+def test_facts_not_supported_by_the_driver_are_left_out(machine, h100):
     facts = h100.facts()
     assert facts == {
         "name": "NVIDIA H100 80GB HBM3",
@@ -102,7 +102,7 @@ def test_gpus_without_mig_are_listed_but_have_no_geometry(machine, h100):
     assert "sm_count" not in h100.facts()
 
 
-def test_older_drivers_that_do_not_name_profiles_are_served(machine, h100, geometries):
+def test_geometry_is_read_from_older_drivers_without_profile_names(machine, h100, geometries):
     machine.fail("nvmlDeviceGetGpuInstanceProfileInfoV", pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, times=None)
     assert h100.geometry() == geometries["h100-80gb"]
 
@@ -110,7 +110,7 @@ def test_older_drivers_that_do_not_name_profiles_are_served(machine, h100, geome
 # -- the mode ------------------------------------------------------------------------------------------------------
 
 
-def test_hopper_switches_at_once_and_ampere_after_a_reset(machine, h100, a30):
+def test_mig_mode_switches_at_once_on_hopper_and_after_a_reset_on_ampere(machine, h100, a30):
     assert h100.set_mig_mode(False) is Activation.DONE
     assert h100.mig_mode() == (False, False)
     assert h100.set_mig_mode(True) is Activation.DONE
@@ -120,7 +120,7 @@ def test_hopper_switches_at_once_and_ampere_after_a_reset(machine, h100, a30):
     assert a30.mig_mode() == (False, False)
 
 
-def test_a_gpu_in_use_keeps_its_mode(h100):
+def test_gpu_in_use_keeps_its_mig_mode(h100):
     h100.create(ONE)
     try:
         outcome = h100.set_mig_mode(False)
@@ -131,16 +131,16 @@ def test_a_gpu_in_use_keeps_its_mode(h100):
     assert h100.mig_mode()[0]
 
 
-def test_instances_need_mig_on(h100):
+def test_creating_an_instance_requires_mig_mode(h100):
     h100.set_mig_mode(False)
     with pytest.raises(NotMig, match="MIG is off"):
         h100.create(ONE)
 
 
-# -- making and taking instances -----------------------------------------------------------------------------------
+# -- creating and destroying instances -----------------------------------------------------------------------------
 
 
-def test_a_slice_is_an_instance_with_its_full_compute_instance(machine, h100):
+def test_created_slice_has_a_full_compute_instance(machine, h100):
     made = h100.create(TWO)
     assert made.slot == TWO and made.ci_id is not None
     device = machine.dump()["gpus"][0]["instances"][0]
@@ -151,7 +151,7 @@ def test_a_slice_is_an_instance_with_its_full_compute_instance(machine, h100):
     assert drivers_view(machine) == set()
 
 
-def test_instances_of_all_profiles_are_listed_by_place(h100):
+def test_instances_are_listed_by_placement(h100):
     slots = [
         Slot.of("1g.10gb+me", 0, 1),
         Slot.of("1g.10gb", 1, 1),
@@ -164,11 +164,11 @@ def test_instances_of_all_profiles_are_listed_by_place(h100):
     assert len({instance.mig_uuid for instance in h100.instances()}) == 4
 
 
-def test_what_exists_is_told_from_what_is_blocked(h100):
+def test_existing_slot_is_distinguished_from_a_blocked_one(h100):
     made = h100.create(TWO)
-    with pytest.raises(AlreadyThere) as there:
+    with pytest.raises(AlreadyThere) as existing:
         h100.create(TWO)
-    assert there.value.instance == made
+    assert existing.value.instance == made
     with pytest.raises(NoRoom, match=r"overlaps 2g\.20gb@2:2") as blocked:
         h100.create(Slot.of("1g.10gb", 3, 1))
     assert not isinstance(blocked.value, AlreadyThere)
@@ -177,7 +177,7 @@ def test_what_exists_is_told_from_what_is_blocked(h100):
         h100.create(Slot.of("1g.10gb+me", 1, 1))
 
 
-def test_what_the_gpu_cannot_have_is_refused_before_the_driver_is_asked(machine, h100):
+def test_impossible_slot_is_refused_without_calling_the_driver(machine, h100):
     machine.calls(reset=True)
     with pytest.raises(InvalidRequest, match=r"the closest is 1g\.10gb"):
         h100.create(Slot.of("1g.5gb", 0, 1))
@@ -190,7 +190,7 @@ def test_what_the_gpu_cannot_have_is_refused_before_the_driver_is_asked(machine,
     ("code", "kind"),
     [(4, NoPermission), (15, GpuLost), (16, GpuLost), (19, Busy), (27, Busy), (9, DriverMissing), (999, DriverError)],
 )
-def test_driver_failures_have_a_meaning_and_say_what_was_tried(machine, h100, code, kind):
+def test_driver_errors_are_mapped_and_name_the_operation(machine, h100, code, kind):
     machine.fail("nvmlDeviceCreateGpuInstanceWithPlacement", code)
     with pytest.raises(kind) as raised:
         h100.create(ONE)
@@ -201,14 +201,14 @@ def test_driver_failures_have_a_meaning_and_say_what_was_tried(machine, h100, co
 
 
 @pytest.mark.parametrize("call", ["nvmlGpuInstanceCreateComputeInstance", "nvmlComputeInstanceGetInfo_v2"])
-def test_an_instance_without_its_compute_instance_is_taken_back(machine, h100, call):
+def test_gpu_instance_is_destroyed_when_its_compute_instance_fails(machine, h100, call):
     machine.fail(call, 999)
     with pytest.raises(DriverError):
         h100.create(ONE)
     assert drivers_view(machine) == set()
 
 
-def test_an_instance_that_cannot_be_taken_back_is_reported_and_can_be_completed(machine, h100):
+def test_incomplete_instance_that_cannot_be_destroyed_can_be_completed(machine, h100):
     machine.fail("nvmlGpuInstanceCreateComputeInstance", 999)
     machine.stick_destroy(None)
     with pytest.raises(DriverError, match="could not be destroyed"):
@@ -220,7 +220,7 @@ def test_an_instance_that_cannot_be_taken_back_is_reported_and_can_be_completed(
     assert h100.complete(whole) == whole
 
 
-def test_destroying_what_is_gone_is_fine(machine, h100):
+def test_destroying_a_missing_instance_succeeds(machine, h100):
     made = h100.create(ONE)
     h100.destroy(made)
     h100.destroy(made)
@@ -230,7 +230,7 @@ def test_destroying_what_is_gone_is_fine(machine, h100):
     h100.destroy(made)
 
 
-def test_an_id_that_was_given_to_another_instance_is_left_alone(machine, h100):
+def test_reused_instance_id_is_not_destroyed(machine, h100):
     made = h100.create(ONE)
     h100.destroy(made)
     other = h100.create(Slot.of("1g.10gb+me", 0, 1))
@@ -241,7 +241,7 @@ def test_an_id_that_was_given_to_another_instance_is_left_alone(machine, h100):
         h100.complete(made)
 
 
-def test_a_compute_instance_may_go_before_the_instance_does(machine, h100):
+def test_failed_destroy_may_leave_the_gpu_instance_without_compute_instance(machine, h100):
     """k8s-dra-driver-gpu and go-nvml/146: the GPU instance stays in use for a while after its last process."""
     made = h100.create(ONE)
     machine.stick_destroy(None)
@@ -254,7 +254,7 @@ def test_a_compute_instance_may_go_before_the_instance_does(machine, h100):
     assert h100.instances() == ()
 
 
-def test_busy_names_the_processes(machine, h100):
+def test_busy_error_names_the_processes(machine, h100):
     made, other = h100.create(ONE), h100.create(TWO)
     machine.start_process(made.mig_uuid, os.getpid(), memory_mib=100)
     assert h100.processes(made) == (os.getpid(),)
@@ -270,8 +270,8 @@ def test_busy_names_the_processes(machine, h100):
     assert h100.processes(made) == ()
 
 
-def test_a_process_cannot_put_lines_into_messages(machine, h100):
-    """Whoever owns a process chooses its name."""
+def test_control_characters_in_process_names_are_replaced(machine, h100):
+    """The owner of a process can set its name."""
     made = h100.create(ONE)
     code = "open('/proc/self/comm', 'w').write('a\\nb'); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -282,7 +282,7 @@ def test_a_process_cannot_put_lines_into_messages(machine, h100):
     h100.destroy(made)
 
 
-def test_partial_compute_instances_of_an_administrator_are_seen_and_taken_away(machine, h100):
+def test_partial_compute_instance_is_listed_as_incomplete_and_destroyed(machine, h100):
     made = h100.create(Slot.of("3g.40gb", 4, 4))
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     gi = pynvml.nvmlDeviceGetGpuInstanceById(handle, made.gi_id)
@@ -299,7 +299,7 @@ def test_partial_compute_instances_of_an_administrator_are_seen_and_taken_away(m
 # -- the driver itself ---------------------------------------------------------------------------------------------
 
 
-def test_a_lost_gpu_is_unsafe_and_its_neighbour_is_not(machine, h100, a30):
+def test_lost_gpu_does_not_affect_the_other_gpu(machine, h100, a30):
     machine.set_lost(0)
     with pytest.raises(GpuLost, match="reset"):
         h100.instances()
@@ -308,7 +308,7 @@ def test_a_lost_gpu_is_unsafe_and_its_neighbour_is_not(machine, h100, a30):
     assert h100.instances() == ()
 
 
-def test_nothing_is_left_after_a_reboot(machine):
+def test_reboot_removes_all_instances(machine):
     with NvmlDriver(str(machine.library)) as driver:
         driver.gpus()[0].create(ONE)
         machine.reboot()
@@ -319,7 +319,7 @@ def test_nothing_is_left_after_a_reboot(machine):
         assert [gpu.mig_mode()[0] for gpu in driver.gpus()] == [False, True]  # Hopper forgets the mode
 
 
-def test_one_process_talks_to_one_machine_at_a_time(machine, driver, tmp_path):
+def test_only_one_nvml_library_is_open_per_process(machine, driver, tmp_path):
     other = SimulatedMachine.create(tmp_path / "other", gpus=["h200"])
     with pytest.raises(DriverMissing, match="still uses"):
         NvmlDriver(str(other.library))
@@ -332,12 +332,12 @@ def test_one_process_talks_to_one_machine_at_a_time(machine, driver, tmp_path):
         assert [gpu.name for gpu in second.gpus()] == ["NVIDIA H200"]
 
 
-def test_a_missing_library_is_said_plainly(tmp_path):
+def test_missing_library_is_reported(tmp_path):
     with pytest.raises(DriverMissing, match="cannot be loaded"):
         NvmlDriver(str(tmp_path / "libnvidia-ml.so.1"))
 
 
-def test_a_driver_that_fails_to_start_can_be_tried_again(machine):
+def test_failed_driver_initialization_can_be_retried(machine):
     machine.fail("nvmlInitWithFlags", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     with pytest.raises(DriverMissing, match="kernel module"):
         NvmlDriver(str(machine.library))
@@ -348,7 +348,7 @@ def test_a_driver_that_fails_to_start_can_be_tried_again(machine):
         assert len(driver.gpus()) == 2
 
 
-def test_a_gpu_that_does_not_tell_its_uuid_leaves_the_others_usable(machine):
+def test_gpu_without_a_uuid_does_not_affect_the_others(machine):
     machine.fail("nvmlDeviceGetUUID", 999, times=2)
     with NvmlDriver(str(machine.library)) as driver:
         assert list(driver.unidentified()) == [0, 1]
@@ -391,7 +391,7 @@ def test_the_adapter_works_with_an_empty_environment(machine):
     assert (done.stdout.strip(), done.returncode) == ("2", 0), done.stderr
 
 
-def test_a_process_that_dies_in_the_middle_leaves_what_the_next_can_finish(machine, driver):
+def test_instance_left_by_a_killed_process_can_be_completed(machine, driver):
     code = (
         "import sys\n"
         "from slurm_migbatch.mig.layout import Slot\n"

@@ -1,4 +1,4 @@
-"""The planner against plain enumeration of all legal layouts."""
+"""The planner compared with plain enumeration of all legal layouts."""
 
 from collections import Counter
 from functools import cache
@@ -18,7 +18,7 @@ from tests.support.examples import examples
 
 
 class Enumeration:
-    """All legal layouts of a GPU as sets of slots, and what can be read off them by looking at every one."""
+    """All legal layouts of a GPU as sets of slots, and figures computed by looking at every one."""
 
     def __init__(self, geometry):
         self.geometry = geometry
@@ -53,7 +53,7 @@ def enumeration(geometry):
 
 
 def synthetic():
-    """Two alike profiles, of which taking the one with a decoder leaves none for a smaller slice."""
+    """Two similar profiles: choosing the one with a decoder leaves no decoder for a smaller slice."""
     rows = [
         ("4g.40gb", 4, (0,), 1),
         ("2g.20gb", 2, (0,), 1),
@@ -84,7 +84,7 @@ def used_and_wishes(data, geometry):
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_choose_keeps_the_greatest_prospects(geometry, data):
+def test_choose_keeps_the_largest_remaining_capacity(geometry, data):
     known, used, _ = used_and_wishes(data, geometry)
     for info in geometry.profiles:
         possible = [slot for slot in info.slots if geometry.fits(used, slot)]
@@ -97,7 +97,7 @@ def test_choose_keeps_the_greatest_prospects(geometry, data):
 
 @settings(max_examples=examples(60))
 @given(data=st.data())
-def test_plan_free_meets_wishes_in_order_and_then_keeps_the_greatest_prospects(geometry, data):
+def test_plan_free_meets_wishes_in_order_and_keeps_the_largest_capacity(geometry, data):
     known, used, wishes = used_and_wishes(data, geometry)
     counts = [(other, other.minus(used).counts()) for other in known.above(used)]
     met = Counter()
@@ -120,7 +120,7 @@ def test_plan_free_meets_wishes_in_order_and_then_keeps_the_greatest_prospects(g
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_a_plan_stays_as_it_is_while_nothing_changes(geometry, data):
+def test_plan_is_stable_while_nothing_changes(geometry, data):
     _, used, wishes = used_and_wishes(data, geometry)
     plan = plan_free(geometry, used, wishes)
     assert plan_free(geometry, used, wishes, keep=plan) == plan
@@ -134,7 +134,7 @@ def test_a_plan_stays_as_it_is_while_nothing_changes(geometry, data):
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_once_the_offer_is_taken_the_rest_of_the_wishes_is_still_out_of_reach(geometry, data):
+def test_no_wish_that_was_passed_over_fits_beside_the_offer(geometry, data):
     """The offer is complete: no wish that was passed over fits beside it."""
     _, used, wishes = used_and_wishes(data, geometry)
     plan = plan_free(geometry, used, wishes)
@@ -175,20 +175,20 @@ def test_whole_and_empty_gpus_are_not_fragmented(geometry):
         ("rtx-pro-6000", ["1g.24gb@9:3"], "1g.24gb", "1g.24gb@6:3"),
     ],
 )
-def test_placements_that_people_would_choose_too(geometries, kind, used, profile, where):
+def test_choose_takes_the_expected_placement(geometries, kind, used, profile, where):
     held = Layout(Slot.of(p, *map(int, at.split(":"))) for p, at in (slot.split("@") for slot in used))
     slot = choose(geometries[kind], held, Profile.parse(profile))
     assert (str(slot) if slot else None) == where
 
 
-def test_a_wish_that_does_not_fit_does_not_stop_the_next(geometries):
+def test_wish_that_does_not_fit_does_not_block_the_next(geometries):
     geometry = geometries["h100-80gb"]
     used = Layout([Slot.of("1g.10gb", 6, 1)])
     wishes = [Profile.parse(name) for name in ("7g.80gb", "2g.20gb", "9g.99gb", "4g.40gb", "3g.40gb")]
     assert [p.name for p in plan_free(geometry, used, wishes).profiles] == ["2g.20gb", "4g.40gb"]
 
 
-def test_wishes_may_be_long_and_answers_are_remembered(geometries):
+def test_long_wish_lists_are_planned_and_results_are_cached(geometries):
     geometry = geometries["h100-80gb"]
     wishes = [Profile.parse("1g.10gb")] * 5000 + [Profile.parse("3g.40gb")] * 5000
     plan = plan_free(geometry, EMPTY, wishes)
@@ -196,7 +196,7 @@ def test_wishes_may_be_long_and_answers_are_remembered(geometries):
     assert plan_free(geometry, Layout(), wishes[1000:]) is plan
 
 
-def test_unknown_profiles_are_an_error_where_one_is_named(geometries):
+def test_unknown_profile_is_an_error_except_as_a_wish(geometries):
     geometry, odd = geometries["a30"], Profile.parse("1g.5gb")
     with pytest.raises(UnknownProfile):
         choose(geometry, EMPTY, odd)

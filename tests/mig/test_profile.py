@@ -17,7 +17,7 @@ def test_both_spellings_name_the_same_profile(profile):
 
 
 @given(st.lists(profiles, unique=True))
-def test_names_do_not_collide(listed):
+def test_distinct_profiles_have_distinct_names_and_gres_types(listed):
     assert len({p.name for p in listed}) == len({p.gres_type for p in listed}) == len(listed)
 
 
@@ -49,12 +49,12 @@ def test_any_text_is_a_profile_or_refused_with_advice(text):
         ("x" * 10_000, "for example"),
     ],
 )
-def test_refusals_say_what_to_write(text, word):
+def test_refusal_of_a_profile_name_gives_advice(text, word):
     with pytest.raises(ProfileError, match=word):
         Profile.parse(text)
 
 
-def test_order_goes_by_compute_then_memory_then_suffix():
+def test_profiles_are_ordered_by_compute_then_memory_then_suffix():
     names = ["1g.10gb", "1g.10gb+me", "1g.10gb-me", "1g.20gb", "2g.20gb", "7g.80gb"]
     assert [p.name for p in sorted(Profile.parse(n) for n in reversed(names))] == names
 
@@ -71,5 +71,5 @@ def test_order_goes_by_compute_then_memory_then_suffix():
         (0xC, 4, 97408, 97887, "4g.96gb+gfx"),
     ],
 )
-def test_names_are_computed_as_nvidias_tools_do(enum, slices, memory_mib, total_mib, name):
+def test_profile_name_is_computed_as_nvidia_tools_do(enum, slices, memory_mib, total_mib, name):
     assert computed_profile(enum, slices, memory_mib, total_mib << 20).name == name

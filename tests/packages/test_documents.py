@@ -1,4 +1,4 @@
-"""Packages bring the pages for users and administrators with everything that these link to."""
+"""Packages contain the pages for users and administrators with everything that these link to."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def build() -> ModuleType:
     return program("build")
 
 
-def test_every_page_for_people_comes_along_and_nothing_of_the_code(build: ModuleType) -> None:
+def test_packages_contain_all_user_documentation_and_no_code(build: ModuleType) -> None:
     pages = {str(page.relative_to(ROOT)) for page in build.documentation()}
     assert {f"docs/{name}.md" for name in ("admin", "install", "measurements", "operate", "users")} <= pages
     assert {"README.md", "SECURITY.md", "CHANGELOG.md", "docs/report.png"} <= pages
     assert {Path(page).suffix for page in pages} == {".md", ".png"}
 
 
-def test_no_link_of_them_leads_nowhere(build: ModuleType) -> None:
+def test_every_link_in_packaged_documentation_resolves(build: ModuleType) -> None:
     pages = set(build.documentation())
     for page in pages:
         linked = build._LINK.findall(page.read_text(encoding="utf-8")) if page.suffix == ".md" else []

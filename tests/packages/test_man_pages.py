@@ -1,4 +1,4 @@
-"""The manual that packages bring, as two programs that print and check such pages see it."""
+"""The manual pages in packages, checked by two programs that print and check such pages."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def pages(contents: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> lis
     return found
 
 
-def test_there_is_a_page_of_each_command(pages: list[Path]) -> None:
+def test_every_command_has_a_man_page(pages: list[Path]) -> None:
     assert {"migbatch.1", "migacct.1", "migbatchd.8", "migbatch-doctor.1", "migbatch-db-backup.1"} <= {
         page.name for page in pages
     }
 
 
-def test_nothing_is_wrong_with_any(pages: list[Path]) -> None:
+def test_man_pages_pass_mandoc_and_groff_checks(pages: list[Path]) -> None:
     for line in (["mandoc", "-T", "lint", "-W", "warning"], ["groff", "-man", "-ww", "-z", "-T", "utf8"]):
         done = subprocess.run([*line, *map(str, pages)], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_page_has_the_parts_of_one(pages: list[Path]) -> None:
+def test_man_page_has_the_standard_sections(pages: list[Path]) -> None:
     (doctor,) = (page for page in pages if page.name == "migbatch-doctor.1")
     shown = subprocess.run(["mandoc", "-T", "utf8", str(doctor)], capture_output=True, text=True, check=True).stdout
     plain = subprocess.run(["col", "-b"], input=shown, capture_output=True, text=True, check=True).stdout

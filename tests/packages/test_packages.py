@@ -1,4 +1,4 @@
-"""`make deb` and `make rpm`: built without an index, installed, used, removed without a trace."""
+"""`make deb` and `make rpm`: built without an index, installed, used, and removed completely."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = ("deb", "rpm")
 UNITS = {"controller": "migbatchd.service", "node": "migbatch-node.service"}
 PLACES = (PREFIX, "usr/bin/mig", "usr/sbin/migbatchd", "usr/share/", "usr/lib/systemd/system/mig")
 RECORD = "var/lib/migbatch/install/record.json"
-#: Debian's rpm wants to be told that it is meant, and does not know of Debian's Python
+#: Debian's rpm refuses to install without --force-debian, and does not know of Debian's Python
 RPM = "rpm --dbpath /var/lib/rpm --force-debian"
 INSTALL = {"deb": "dpkg -i {}", "rpm": f"{RPM} -U --replacepkgs --nodeps {{}}"}
 REMOVE = {"deb": "dpkg -r slurm-migbatch-{}", "rpm": f"{RPM} -e --nodeps slurm-migbatch-{{}}"}
@@ -34,7 +34,7 @@ VERIFY = {"deb": "dpkg --verify slurm-migbatch-{}", "rpm": f"{RPM} -V --nodeps s
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """A directory with wheels of everything that the packages hold, and of what builds ours."""
+    """A directory with wheels of everything that the packages contain, and of what builds ours."""
     folder = tmp_path_factory.mktemp("wheels")
     needed = [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"]]
     needed += [line for role in ROLES for line in PROJECT["project"]["optional-dependencies"][role]]
@@ -54,7 +54,7 @@ def make(wheels, folder, line, **values):
 
 @pytest.fixture(scope="module")
 def built(wheels, tmp_path_factory):
-    """The packages of one kind, built on first use: kind -> the directory in which `build/packages` has them."""
+    """The packages of one kind, built on first use: kind -> the directory that has them in `build/packages`."""
     found = {}
 
     def build(kind):
@@ -80,7 +80,7 @@ def package(folder, role):
 
 
 def open_to_others(path):
-    """Return why a file of a package must not be as it is; empty where it may."""
+    """Return what is wrong with the owner or mode of a packaged file; empty if nothing is."""
     status = path.lstat()
     if (status.st_uid, status.st_gid) != (0, 0):
         return "is not root's"
@@ -91,7 +91,7 @@ def open_to_others(path):
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_package_is_installed_used_and_removed(built, host, kind, role):
+def test_package_can_be_installed_used_and_removed(built, host, kind, role):
     assert "next: migbatch install --role" in host.run(INSTALL[kind].format(package(built(kind), role)))
     before = host.written()
     assert {name: reason for name, path in before.items() if (reason := open_to_others(path))} == {}
@@ -122,7 +122,7 @@ def test_a_package_is_installed_used_and_removed(built, host, kind, role):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_nodes_package_writes_hooks_that_run_and_is_not_removed_while_slurm_has_them(built, host, kind):
+def test_node_package_is_not_removed_while_slurm_uses_its_hooks(built, host, kind):
     host.run(INSTALL[kind].format(package(built(kind), "node")))
     host.run("mkdir -p /etc/slurm && printf 'ClusterName=c\\nSlurmctldHost=ctl\\n' > /etc/slurm/slurm.conf")
     clean = sorted(host.written())
@@ -133,15 +133,15 @@ def test_a_nodes_package_writes_hooks_that_run_and_is_not_removed_while_slurm_ha
     assert host.run("migbatch install --role node") == "nothing to do\n"
     assert host.run(VERIFY[kind].format("node")) == ""
     assert (host.directory / "etc/migbatch/hooks/prolog").read_text().startswith(f"#!/{PREFIX}/bin/python3 -ISB\n")
-    # 11 is what a hook says that cannot trust or import what it runs
+    # 11 is the exit code of a hook that cannot trust or import what it runs
     assert "installed properly" not in host.run("/etc/migbatch/hooks/task_prolog")
-    said = host.run("chmod g+w /opt/slurm-migbatch/lib; /etc/migbatch/hooks/prolog", codes=(11,))
-    assert "must belong to root and be writable by nobody else" in said
+    output = host.run("chmod g+w /opt/slurm-migbatch/lib; /etc/migbatch/hooks/prolog", codes=(11,))
+    assert "must belong to root and be writable by nobody else" in output
     host.run("chmod g-w /opt/slurm-migbatch/lib")
 
     before = sorted(host.written())
-    said = host.run(REMOVE[kind].format("node"), codes=(1,))
-    assert "migbatch install --role node --uninstall --apply" in said
+    output = host.run(REMOVE[kind].format("node"), codes=(1,))
+    assert "migbatch install --role node --uninstall --apply" in output
     assert sorted(host.written()) == before
     host.run("migbatch install --role node --uninstall --apply")
     host.run("mkdir -p /var/lib/migbatch/n1 && echo 1 > /var/lib/migbatch/n1/journal")
@@ -153,7 +153,7 @@ def test_a_nodes_package_writes_hooks_that_run_and_is_not_removed_while_slurm_ha
         assert not [name for name in host.written() if "migbatch" in name]
 
 
-def test_another_roles_package_takes_the_place_of_the_first(built, host):
+def test_deb_package_of_another_role_replaces_the_first(built, host):
     host.run(INSTALL["deb"].format(package(built("deb"), "login")))
     host.run("mkdir -p /var/lib/migbatch && touch /var/lib/migbatch/journal")
     host.run(INSTALL["deb"].format(package(built("deb"), "node")))
@@ -163,15 +163,15 @@ def test_another_roles_package_takes_the_place_of_the_first(built, host):
     assert f"usr/lib/systemd/system/{UNITS['node']}" in host.written()
 
 
-def test_rpm_wants_the_first_roles_package_removed_by_hand(built, host):
+def test_rpm_package_of_another_role_conflicts_with_the_first(built, host):
     host.run(INSTALL["rpm"].format(package(built("rpm"), "login")))
-    # of what a real host has, Debian's rpm knows nothing
-    said = host.run(f"{RPM} -i {package(built('rpm'), 'node')}", codes=(1, 2))
-    assert "slurm-migbatch-login conflicts with slurm-migbatch-node" in said
+    # Debian's rpm does not know what a real host has
+    output = host.run(f"{RPM} -i {package(built('rpm'), 'node')}", codes=(1, 2))
+    assert "slurm-migbatch-login conflicts with slurm-migbatch-node" in output
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_package_asks_for_the_python_that_it_was_built_for(built, kind):
+def test_package_depends_on_the_python_that_it_was_built_for(built, kind):
     path = str(package(built(kind), "node"))
     argv = ["dpkg-deb", "-f", path, "Depends"] if kind == "deb" else ["rpm", "-qp", "--requires", path]
     asked = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split("\n")
@@ -179,7 +179,7 @@ def test_a_package_asks_for_the_python_that_it_was_built_for(built, kind):
     assert (name if kind == "deb" else f"/usr/bin/{name}") in asked
 
 
-def test_the_environment_may_be_anywhere(wheels, tmp_path, host):
+def test_package_can_be_built_with_another_prefix(wheels, tmp_path, host):
     script = "python3 packages/build.py deb --role node --prefix /opt/site/mig-1.0 --output"
     make(wheels, tmp_path, f"{script} {tmp_path} --wheels {wheels}")
     (path,) = tmp_path.glob("*.deb")
@@ -191,8 +191,8 @@ def test_the_environment_may_be_anywhere(wheels, tmp_path, host):
     assert [name for name in host.written() if name.startswith(PREFIX)] == []
 
 
-def test_the_page_on_installation_says_how(built, host):
-    """Its commands, on a controller; `make deb` was run by the fixture, and apt's part without an index is dpkg's."""
+def test_documented_package_installation_commands_work(built, host):
+    """The page's commands, on a controller; the fixture ran `make deb`, and without an index dpkg replaces apt."""
     first, *rest = commands("Packages")
     assert first == "make deb"
     for line in rest:

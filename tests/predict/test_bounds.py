@@ -1,4 +1,4 @@
-"""Rows that no GPU can reach are told from those that are only surprising."""
+"""Rows that no GPU can reach are distinguished from rows that are only surprising."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.laboratory import MODELS, table
 
 KNOWLEDGE = ModelKnowledge()
 H100 = "NVIDIA H100 80GB HBM3"
-#: 16 GB of weights; 3352 GB/s and 989 TFLOPS, so 5 ms a pass at the least, and 61,000 tokens a second at the most
+#: 16 GB of weights; 3352 GB/s and 989 TFLOPS: at least 5 ms per pass, and at most 61,000 tokens per second
 SERVED = Measurement(
     H100, "llama-3.1-8b", "decoder", "serve", batch=1, input_size=512, output=128, latency_s=1.0, ttft_s=0.05,
     tpot_s=0.008, engine="vllm",
@@ -22,14 +22,14 @@ SERVED = Measurement(
 TRAINED = Measurement(
     H100, "llama-3.2-1b", "decoder", "train", batch=4, input_size=2048, latency_s=0.5, memory_mib=40_000.0
 )
-#: 8.2 GFLOP an image on a quarter of a GPU, 98 MiB of weights
+#: 8.2 GFLOP per image on a quarter of a GPU, 98 MiB of weights
 IMAGES = Measurement(
     "NVIDIA A100-SXM4-80GB", "resnet50", "cnn", "infer", "2g.20gb", 2, 2, 28, 32, 224, latency_s=0.02, memory_mib=3000.0
 )
 
 
 @pytest.mark.parametrize("row", [SERVED, TRAINED, IMAGES])
-def test_what_is_usual_can_be_and_so_can_what_is_three_times_as_fast(row: Measurement) -> None:
+def test_usual_and_threefold_speeds_are_possible(row: Measurement) -> None:
     assert impossible(row, KNOWLEDGE) == ""
     for factor in (1 / 3, 3.0, 1000.0):
         other = replace(row, latency_s=factor * (row.latency_s or 0.0), tpot_s=row.tpot_s and factor * row.tpot_s)
@@ -51,11 +51,11 @@ def test_what_is_usual_can_be_and_so_can_what_is_three_times_as_fast(row: Measur
         (replace(IMAGES, memory_mib=30_000.0), "more than 2g.20gb has"),
     ],
 )
-def test_what_is_faster_or_smaller_than_hardware_allows_cannot(row: Measurement, said: str) -> None:
+def test_row_beyond_the_hardware_limits_is_impossible(row: Measurement, said: str) -> None:
     assert re.search(said, impossible(row, KNOWLEDGE)), impossible(row, KNOWLEDGE)
 
 
-def test_a_narrower_type_makes_possible_what_it_makes_faster_and_smaller() -> None:
+def test_narrower_precision_allows_less_memory() -> None:
     small = replace(SERVED, memory_mib=9000.0)
     for row in (replace(small, precision="awq"), replace(small, model="llama-3.1-8b-instruct-awq")):
         assert impossible(row, KNOWLEDGE) == ""
@@ -66,7 +66,7 @@ def test_a_narrower_type_makes_possible_what_it_makes_faster_and_smaller() -> No
     assert impossible(replace(adapters, tuning="qlora"), KNOWLEDGE) == ""
 
 
-def test_what_is_not_known_bounds_nothing() -> None:
+def test_missing_facts_set_no_bound() -> None:
     for row in (
         replace(IMAGES, latency_s=20e-6, model="our-net", memory_mib=None),
         replace(IMAGES, latency_s=20e-6, gpu="cpu", profile="", memory_mib=1.0),
@@ -74,12 +74,12 @@ def test_what_is_not_known_bounds_nothing() -> None:
         replace(IMAGES, latency_s=None),
     ):
         assert impossible(row, KNOWLEDGE) == ""
-    told = replace(IMAGES, latency_s=20e-6, model="our-net", flops_per_item=8e9)
-    assert "TFLOPS" in impossible(told, KNOWLEDGE)
+    with_flops = replace(IMAGES, latency_s=20e-6, model="our-net", flops_per_item=8e9)
+    assert "TFLOPS" in impossible(with_flops, KNOWLEDGE)
 
 
-def test_a_laboratory_s_rows_can_be() -> None:
+def test_laboratory_rows_are_possible() -> None:
     for shift in (-0.4, 0.0, 0.4):
-        rows = [replace(row, memory_mib=None) for row in table(shift=shift)]  # its slices hold anything
+        rows = [replace(row, memory_mib=None) for row in table(shift=shift)]  # no memory limit there
         assert {row.model for row in rows} == set(MODELS)
         assert not any(impossible(row, KNOWLEDGE) for row in rows)

@@ -1,4 +1,4 @@
-"""Facts that are wrong by any factor: what runs say leads, over a few jobs, to the slice that is right."""
+"""Model facts that are wrong by any factor: within a few jobs, the reports of runs lead to the right slice."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SILENT = {"items_hint": None, "items": None, "throughput_per_s": None, "latency_
 
 
 def truth_ms(profile: str, host_ms: float, full_ms: float) -> float:
-    """Milliseconds of a batch: the host's part, and the device's on all SMs shared out."""
+    """Milliseconds per batch: the host's part plus the device's part, scaled by the profile's share of the SMs."""
     return host_ms + full_ms * 132 / H100.geometry.info(P(profile)).sm_count
 
 
 def choices(facts: ModelFacts, slo_ms: int, host_ms: float, full_ms: float, jobs: int = 5) -> list[tuple[str, float]]:
-    """Profiles of one job after the other, each learned from before the next, and measured over predicted."""
+    """For successive jobs, each learned from before the next: the chosen profile and measured over predicted time."""
     known = [*BUILT_IN, facts]
     knowledge, partition = ModelKnowledge(known), SITE.partitions["gpu"]
     runs: list[SimpleNamespace] = []
@@ -39,8 +39,8 @@ def choices(facts: ModelFacts, slo_ms: int, host_ms: float, full_ms: float, jobs
         fields = {"model": facts.name, "role": "infer", "batch": 32, "input": None, "unit": "", "profile": profile}
         place = {"gpu": H100.geometry.name, "slices": 1, "elapsed_s": 60.0, "state": "COMPLETED", "user": "ann"}
         runs.append(SimpleNamespace(number=number, run=number, latency_s=took, **fields, **place, **SILENT))
-        heard = select_learnable(observations_of(runs, {H100.geometry.name: H100.geometry}, knowledge), knowledge)
-        learned = learn(rows_of(heard.used), knowledge)
+        selected = select_learnable(observations_of(runs, {H100.geometry.name: H100.geometry}, knowledge), knowledge)
+        learned = learn(rows_of(selected.used), knowledge)
     return found
 
 
@@ -58,15 +58,17 @@ def net(gflops: float, kernels: int = 170, activation_mib: float = 40.0) -> Mode
     ],
     ids=["20 times too much", "too little", "too little of everything on the device", "too little of everything"],
 )
-def test_the_right_slice_is_found(facts: ModelFacts, slo_ms: int, right: set[str]) -> None:
+def test_wrong_model_facts_are_corrected_by_runs_to_the_right_slice(
+    facts: ModelFacts, slo_ms: int, right: set[str]
+) -> None:
     found = choices(facts, slo_ms, host_ms=3.0, full_ms=6.0)
     assert found[-1][0] in right, found
     assert 0.8 < found[-1][1] < 1.25, found
 
 
 @pytest.mark.parametrize("facts", [net(22.0), net(1.1, activation_mib=2.0)])
-def test_where_the_host_is_slow_large_slices_are_given_up(facts: ModelFacts) -> None:
-    """Code that takes 60 ms a batch whatever the slice: a larger one is tried, and the small ones come back."""
+def test_host_bound_model_returns_to_small_slices(facts: ModelFacts) -> None:
+    """Code that takes 60 ms per batch on any slice: a larger slice is tried, then the small ones are chosen again."""
     found = choices(facts, 40, host_ms=60.0, full_ms=1.0)
     assert found[-1][0] in {"1g.10gb", "1g.20gb"}, found
     assert 0.8 < found[-1][1] < 1.25, found

@@ -1,4 +1,4 @@
-"""The predictor without a measurement: it follows the hardware, not the g in a profile's name, and says how unsure."""
+"""The predictor without a measurement follows the hardware, not the g in a profile's name, and states uncertainty."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ kinds = st.sampled_from([H100, A100_40])
 def test_more_hardware_is_never_slower(cell: Bucket, kind: GpuKind) -> None:
     figures = PRIOR.figures(cell, kind)
     offers = [(i.sm_count, i.memory_slices, figures[i.profile]) for i in kind.geometry.profiles if i.profile in figures]
-    for one_sm, one_memory, one in offers:
-        for two_sm, two_memory, two in offers:
-            if one_sm <= two_sm and one_memory <= two_memory:
-                assert one.latency_s.mid >= two.latency_s.mid * 0.999999
+    for small_sm, small_memory, small in offers:
+        for large_sm, large_memory, large in offers:
+            if small_sm <= large_sm and small_memory <= large_memory:
+                assert small.latency_s.mid >= large.latency_s.mid * 0.999999
 
 
 @given(cells, kinds)
@@ -55,7 +55,7 @@ def test_intervals_are_ordered_and_wide(cell: Bucket, kind: GpuKind) -> None:
 
 
 @given(cells)
-def test_training_costs_more(cell: Bucket) -> None:
+def test_training_takes_more_time_and_memory_than_inference(cell: Bucket) -> None:
     def of(role: str) -> Figures:
         return PRIOR.figures(Bucket(cell.model, role, cell.batch, cell.input, cell.unit), H100)[P("7g.80gb")]
 
@@ -63,24 +63,24 @@ def test_training_costs_more(cell: Bucket) -> None:
     assert of("train").memory_mib.mid > of("infer").memory_mib.mid
 
 
-def test_it_goes_by_sms_and_memory_slices() -> None:
+def test_prior_scales_with_sms_and_memory_slices() -> None:
     """On an H100 3g has 60 SMs and 4g 64; 1g.20gb has 26, 1.6 times those of 1g.10gb."""
     figures = PRIOR.figures(Bucket("vgg19", "infer", 64, 224, "px"), H100)
 
     def ratio(one: str, two: str) -> float:
         return figures[P(one)].latency_s.mid / figures[P(two)].latency_s.mid
 
-    assert 1.0 < ratio("3g.40gb", "4g.40gb") < 64 / 60  # never 4/3: it is the SMs that count
+    assert 1.0 < ratio("3g.40gb", "4g.40gb") < 64 / 60  # never 4/3: time follows the SMs
     assert 1.4 < ratio("1g.10gb", "1g.20gb") < 2.0
     assert 5.0 < ratio("1g.10gb", "7g.80gb") <= 132 / 16
 
 
-def test_small_batches_are_bound_by_the_host() -> None:
+def test_small_batch_is_host_bound() -> None:
     figures = PRIOR.figures(Bucket("densenet201", "infer", 1, 224, "px"), H100)
     assert figures[P("3g.40gb")].latency_s.mid == pytest.approx(figures[P("7g.80gb")].latency_s.mid, rel=0.02)
 
 
-def test_memory_of_known_models() -> None:
+def test_memory_of_known_models_is_in_the_published_range() -> None:
     llama = PRIOR.figures(Bucket("llama-3.1-8b", "infer", 1, 512, "tok"), H100)[P("7g.80gb")].memory_mib
     assert 15_000 < llama.mid < 20_000
     bert = PRIOR.figures(Bucket("bert-large", "infer", 8, 128, "tok"), H100)[P("7g.80gb")].memory_mib
@@ -92,7 +92,7 @@ def test_unknown_models_have_no_figures() -> None:
 
 
 def test_a_larger_batch_or_input_never_needs_less_memory() -> None:
-    """Close to measured points, and far from those of another laboratory, intervals narrow: their ends would fall."""
+    """Intervals narrow close to measured points and far from those of another laboratory: their ends could decrease."""
     rows = [
         Measurement(
             "a100-40gb", model, "encoder", "train", "7g.40gb", 7, 8, 98, batch, size, latency_s=0.02 * batch,
@@ -131,8 +131,8 @@ def _measured_on(gpu: str, profiles: list[str], share: float = 1.0) -> list[Meas
 
 
 @pytest.mark.parametrize("profiles", [["1g.18gb"], ["1g.18gb", "3g.71gb"], ["1g.18gb", "7g.141gb"], [""]])
-def test_a_gpu_that_is_not_listed_uses_what_was_measured_on_it(profiles: list[str]) -> None:
-    """Slices tell neither the memory nor the SMs of the whole GPU, and the driver's name tells nothing."""
+def test_unlisted_gpu_uses_its_own_measurements(profiles: list[str]) -> None:
+    """Slices show neither the memory nor the SMs of the whole GPU, and the driver's name shows neither."""
     kind = GpuKind("x999-141gb", gpus.geometry("h200"), 400.0, 3500.0, 132)
     predictor = LearnedPredictor(learn(_measured_on("NVIDIA X999", profiles), ModelKnowledge(), version=1))
     figures = predictor.figures(Bucket("resnet50", "infer", 64, 224, "px"), kind)
@@ -141,7 +141,7 @@ def test_a_gpu_that_is_not_listed_uses_what_was_measured_on_it(profiles: list[st
     assert seconds.high < 1.25 * seconds.mid
 
 
-def test_measurements_and_runs_of_a_gpu_that_is_not_listed_are_of_one_gpu() -> None:
+def test_measurements_and_runs_of_an_unlisted_gpu_are_merged() -> None:
     rows = [*_measured_on("NVIDIA X999", ["1g.18gb"]), *_measured_on("x999-141gb", ["3g.71gb"], 1.02)]
     found = samples_of(rows, ModelKnowledge())
     assert {(sample.gpu.name, len(sample.rows)) for sample in found} == {("x999-141gb", 6)}
@@ -154,12 +154,12 @@ def test_measurements_and_runs_of_a_gpu_that_is_not_listed_are_of_one_gpu() -> N
     assert len(samples_of(listed, ModelKnowledge())) == 2
 
 
-def test_names_are_unique() -> None:
+def test_built_in_model_names_and_aliases_are_unique() -> None:
     names = [name for facts in BUILT_IN for name in (facts.name, *facts.aliases)]
     assert len(names) == len(set(names))
 
 
-def test_attention_makes_long_inputs_dearer_than_linear() -> None:
+def test_operations_grow_faster_than_linearly_with_the_input_length() -> None:
     facts = next(facts for facts in BUILT_IN if facts.name == "bert-base")
     assert facts.operations(4096) > 32 * facts.operations(128)
     assert isinstance(facts, ModelFacts)
@@ -176,10 +176,10 @@ def test_attention_makes_long_inputs_dearer_than_linear() -> None:
         ("vit-b-16", "train", 64, 8, 16),
     ],
 )
-def test_memory_is_of_the_order_that_frameworks_take(
+def test_prior_memory_is_in_the_range_of_eager_pytorch(
     model: str, role: str, batch: int, least: float, most: float
 ) -> None:
-    """GiB of eager PyTorch in 32 bits, as its users commonly report."""
+    """GiB that users commonly report for eager PyTorch in fp32."""
     figures = PRIOR.figures(Bucket(model, role, batch, 224, "px"), H100)[P("7g.80gb")]
     assert least < figures.memory_mib.mid / 1024 < most
     assert figures.memory_mib.high / 1024 < 3.5 * most

@@ -1,4 +1,4 @@
-"""Architectures, names and descriptions of language models: exact where they are public, careful where they are not."""
+"""Architectures, names and descriptions of language models: exact for public models, conservative for others."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ BITS = {
 
 
 @pytest.mark.parametrize("name", BITS)
-def test_the_bits_that_a_name_states(name: str) -> None:
+def test_bits_per_parameter_are_read_from_the_name(name: str) -> None:
     found = names.resolve(name)
     assert found is not None and (found.precision.bits, found.how) == (BITS[name], "public")
 
@@ -138,12 +138,12 @@ def workload(hints: str) -> Workload:
     return found
 
 
-def test_a_tag_that_names_a_precision_is_not_taken_for_the_usual_one_of_ollama() -> None:
+def test_precision_in_an_ollama_tag_overrides_the_ollama_default() -> None:
     assert workload("model=llama3.3:70b engine=ollama").precision.bits == 4.9
     assert workload("model=llama3.3:70b-instruct-fp16 engine=ollama").precision.bits == 16
 
 
-def test_params_count_where_they_contradict_the_name() -> None:
+def test_params_hint_overrides_a_contradicting_name() -> None:
     for name in ("mistral", "llama-3-8b"):
         assert workload(f"model={name} params=70b").architecture.parameters == pytest.approx(70e9, rel=1e-3)
     assert workload("model=llama-3-8b params=8b").model.how == "public"
@@ -151,11 +151,11 @@ def test_params_count_where_they_contradict_the_name() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_follow_by_arithmetic(name: str) -> None:
+def test_parameter_count_computed_from_the_architecture_is_the_published_one(name: str) -> None:
     assert BY_NAME[name].architecture.parameters == PUBLISHED[name]
 
 
-def test_every_public_name_finds_its_model() -> None:
+def test_every_public_name_and_alias_resolves_to_its_model() -> None:
     seen: dict[str, str] = {}
     for model in ALL:
         for name in (model.name, *model.aliases):
@@ -165,24 +165,24 @@ def test_every_public_name_finds_its_model() -> None:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_names_as_people_write_them(name: str) -> None:
+def test_repository_and_tag_names_resolve_to_the_public_model(name: str) -> None:
     found = names.resolve(name.lower())
     assert found is not None and (found.name, found.precision.name) == NAMED[name] and found.how == "public"
 
 
-def test_a_name_with_another_size_is_another_model() -> None:
+def test_name_with_a_second_size_does_not_resolve_to_a_public_model() -> None:
     for name in ("gpt2-xl-large", "deepseek-r1-99b", "t5-large-xxl"):
         found = names.resolve(name)
         assert found is None or found.how != "public", name
 
 
-def test_a_name_with_a_larger_size_is_another_model() -> None:
+def test_name_with_a_larger_size_resolves_to_at_least_that_size() -> None:
     for name in ("nvidia/mistral-nemo-minitron-8b-base", "ibm-granite/granite-3.1-3b-a800m-instruct"):
         found, size = names.resolve(name), names.size_of(name.split("-"))
         assert found is not None and size is not None and found.architecture.parameters >= size.total, name
 
 
-def test_a_family_with_another_word_of_size_is_another_model() -> None:
+def test_unknown_size_word_does_not_resolve_to_the_family_default() -> None:
     for name in ("qwen3-max", "qwen3-next", "mistral-small9.9", "laion/clip-vit-h-14-laion2b-s32b-b79k"):
         found = names.resolve(name)
         assert found is None or found.name not in ("qwen3-8b", "mistral-7b", "clip-vit-base-patch32"), name
@@ -190,13 +190,13 @@ def test_a_family_with_another_word_of_size_is_another_model() -> None:
         workload("model=qwen3-ultra")
 
 
-def test_of_two_models_in_a_name_the_larger_counts() -> None:
+def test_name_of_two_models_resolves_to_the_larger() -> None:
     for name in ("baai/bge-multilingual-gemma2", "gemma2-bge-multilingual"):
         found = names.resolve(name)
         assert found is not None and found.name == "gemma-2-9b", name
 
 
-def test_a_size_is_the_same_in_every_spelling() -> None:
+def test_size_is_read_in_every_spelling() -> None:
     for name in ("qwen2.5-1.5b", "Qwen2_5_1_5B-Instruct", "qwen2-5-1-5b", "qwen25-1.5b"):
         found = names.resolve(name.lower())
         assert found is not None and found.name == "qwen2.5-1.5b", name
@@ -204,14 +204,14 @@ def test_a_size_is_the_same_in_every_spelling() -> None:
     assert found is not None and found.architecture.parameters > 14e9
 
 
-def test_the_tokens_of_a_training_are_no_size() -> None:
+def test_training_token_count_is_not_read_as_the_model_size() -> None:
     found = names.resolve("tinyllama-1.1b-intermediate-step-1431k-3t")
     assert found is not None and found.name == "tinyllama-1.1b"
     large = names.resolve("some-1t")
     assert large is not None and large.architecture.parameters > 1e12
 
 
-def test_a_misspelt_size_is_no_other_model_and_the_right_one_is_suggested() -> None:
+def test_misspelt_size_word_gets_a_suggestion_and_no_other_model() -> None:
     for name, meant in {"bert-lrge": "bert-large", "t5-smal": "t5-small", "whisper-mediun": "whisper-medium"}.items():
         found = names.resolve(name)
         assert found is None or found.how != "public", name
@@ -220,7 +220,7 @@ def test_a_misspelt_size_is_no_other_model_and_the_right_one_is_suggested() -> N
     assert found is not None and found.name == "bert-base", "any other word beside a name changes nothing"
 
 
-def test_sizes_are_read_where_nothing_else_is_known() -> None:
+def test_size_of_an_unknown_model_is_read_from_its_name() -> None:
     for name, billions in {
         "acme-7b": 7,
         "acme-8x7b": 56,
@@ -246,14 +246,14 @@ def test_sizes_are_read_where_nothing_else_is_known() -> None:
 
 
 @given(st.floats(1e6, 5e12), st.floats(0.02, 1.0))
-def test_a_model_of_a_size_has_that_size(total: float, share: float) -> None:
+def test_architecture_generated_for_a_size_has_that_many_parameters(total: float, share: float) -> None:
     made = names.of_size(names.Sized(total, total * share))
     assert made.parameters >= total * 0.999 - 1
     assert made.parameters <= total * 1.01 + 1e6 and made.cache_values(1) > 0
 
 
 @pytest.mark.parametrize("words", ["", "engine=ollama", "quantization=awq", "method=lora", "method=full"])
-def test_a_larger_model_of_unknown_architecture_needs_no_less(words: str) -> None:
+def test_memory_need_of_unknown_models_grows_with_their_size(words: str) -> None:
     sizes = ("350m", "1b", "3b", "4b", "7b", "8b", "13b", "14b", "15b", "16b", "20b", "32b", "70b", "120b", "400b")
     needs = [need_of(workload(f"params={size} {words}"), 81152).slice_mib for size in sizes]
     assert needs == sorted(needs)
@@ -274,32 +274,32 @@ def test_a_larger_model_of_unknown_architecture_needs_no_less(words: str) -> Non
         ("zai-org/CogVideoX1.5-5B", 10.5),
     ],
 )
-def test_a_size_that_states_less_than_the_whole_model(name: str, billions: float) -> None:
+def test_size_in_the_name_that_leaves_out_parts_is_raised_to_the_whole_model(name: str, billions: float) -> None:
     """Published parameters of the checkpoints, all parts together."""
     found = names.resolve(name)
     assert found is not None and found.how == "size"
     assert 0.97 * billions * 1e9 <= found.architecture.parameters <= 1.35 * billions * 1e9
 
 
-def test_a_number_of_experts_is_no_size() -> None:
+def test_number_of_experts_is_not_read_as_a_size() -> None:
     assert names.resolve("acme/model-17b-128e") is None
     with pytest.raises(Refusal, match=r"the size of model .* is not known"):
         workload("model=acme/model-17b-128e")
 
 
-def test_a_generator_of_video_has_no_cache_but_working_memory() -> None:
+def test_video_generator_needs_working_memory_and_no_kv_cache() -> None:
     made = workload("model=Wan-AI/Wan2.2-TI2V-5B")
     assert made.architecture.kind == "plain"
     assert need_of(made, 81152).activations >= 8 * 1024
 
 
-def test_another_version_or_kind_of_a_model_is_not_near_it() -> None:
+def test_other_version_of_a_model_is_resolved_by_size_only() -> None:
     for name in ("deepseek-ai/deepseek-moe-16b-base", "zai-org/GLM-4.1V-9B-Thinking", "llava:34b", "acme-8b-v7"):
         found = names.resolve(name)
         assert found is not None and found.how == "size", name
 
 
-def test_near_names() -> None:
+def test_misspelt_name_resolves_to_the_nearest_public_name() -> None:
     assert names.suggestion("mixtrall") == "mixtral"
     assert names.suggestion("something-else-entirely") is None
     found = names.resolve("lama-3.1-8b")
@@ -307,32 +307,32 @@ def test_near_names() -> None:
 
 
 @given(st.text(alphabet="abcdefghijklmnopqrstuvwxyz0123456789._-/:", min_size=1, max_size=96))
-def test_any_name_is_read(name: str) -> None:
+def test_any_string_resolves_or_returns_none(name: str) -> None:
     found = names.resolve(name)
     assert found is None or found.architecture.parameters > 0
 
 
-def test_speech_is_kept_beside_the_text() -> None:
+def test_cache_of_an_encoder_decoder_counts_the_encoder_output() -> None:
     whisper = BY_NAME["whisper-large-v3"].architecture
     assert whisper.cache_values(1) == 32 * 2 * 20 * 64 * (1500 + 1), "an encoder's output for 30 s of sound"
     assert BY_NAME["t5-base"].architecture.cache_values(128) == 2 * 12 * 2 * 12 * 64 * 128
 
 
 @pytest.mark.parametrize("name", ["llama-3.3-nemotron-super-49b", "glm-4.5-air", "glm-4.5", "minimax-m2"])
-def test_a_longer_context_needs_more(name: str) -> None:
+def test_longer_context_needs_a_larger_cache(name: str) -> None:
     short, long = (workload(f"model={name} max_model_len={length} max_num_seqs=1") for length in ("4k", "128k"))
     grown = need_of(long, 81152).cache - need_of(short, 81152).cache
     assert grown > 10 * 1024, "MiB for 124 thousand tokens of at least 46 layers with eight heads"
 
 
-def test_the_window_and_the_latent_make_the_cache_small() -> None:
+def test_sliding_window_and_latent_attention_reduce_the_cache() -> None:
     gemma, deepseek = BY_NAME["gemma-3-27b"].architecture, BY_NAME["deepseek-v3"].architecture
     assert gemma.cache_values(8192) == 2 * 16 * 128 * (10 * 8192 + 52 * 1024)
     assert deepseek.cache_values(1) == 61 * (512 + 64)
     assert BY_NAME["llama-3.1-8b"].architecture.cache_values(1) == 65536
 
 
-def test_weights_by_precision() -> None:
+def test_weight_memory_follows_the_precision() -> None:
     llama = BY_NAME["llama-3.1-8b"].architecture
     assert weights_mib(llama, precision.plain("bf16")) / 1024 == pytest.approx(14.958, abs=0.001)
     awq, gguf, oss = precision.quantised("awq"), precision.quantised("q4-k-m"), names.resolve("gpt-oss-20b")
@@ -390,19 +390,19 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_configuration_tells_what_the_table_tells(name: str) -> None:
+def test_config_json_gives_the_architecture_of_the_model_table(name: str) -> None:
     found = of_config(CONFIGS[name], name)
     assert found.architecture.parameters == pytest.approx(BY_NAME[name].architecture.parameters, rel=0.01)
     assert found.architecture.cache_values(448) == BY_NAME[name].architecture.cache_values(448)
-    told = parse("migbatch: " + found.hints)
-    assert told.llm.arch is not None and read_arch(told.llm.arch) == found.architecture
+    parsed = parse("migbatch: " + found.hints)
+    assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
 
 
-def test_a_model_on_disk(tmp_path: Path) -> None:
+def test_model_directory_is_described_from_its_config_and_weight_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"text_config": LLAMA, "torch_dtype": "bfloat16"}))
     assert describe(tmp_path).architecture.parameters == PUBLISHED["llama-3.1-8b"]
     with (tmp_path / "model-00001.safetensors").open("wb") as weights:
-        weights.truncate(20 * 10**9)  # two gigabytes of parameters more: a vision tower
+        weights.truncate(20 * 10**9)  # 2 billion more parameters: a vision tower
     seen = describe(tmp_path)
     assert seen.architecture.parameters == 10**10 and "params:10000000000" in seen.hints
 
@@ -412,7 +412,7 @@ def test_a_model_on_disk(tmp_path: Path) -> None:
     ["", "[]", "{", "null", '{"hidden_size": 1e400}', '{"num_hidden_layers": -1}', "{}", "[" * 100_000,
      '{"hidden_size": 99999999999, "num_attention_heads": 8, "num_hidden_layers": 8}', " " * (2 << 20)],
 )  # fmt: skip
-def test_what_is_no_model_is_refused_with_words(tmp_path: Path, text: str) -> None:
+def test_invalid_config_json_is_refused_with_a_message(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(DescribeError, match=r"config\.json|add mem="):
         describe(tmp_path)
@@ -421,6 +421,6 @@ def test_what_is_no_model_is_refused_with_words(tmp_path: Path, text: str) -> No
 @pytest.mark.parametrize(
     "text", ["layers:2", "layers:2+layers:2", "wings:1", "layers:0+hidden:1+heads:1", "x:" + "9" * 99]
 )
-def test_arch_that_is_not_understood(text: str) -> None:
+def test_invalid_arch_hint_is_refused(text: str) -> None:
     with pytest.raises(ArchError):
         read_arch(text)

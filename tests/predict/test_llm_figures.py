@@ -1,4 +1,4 @@
-"""Memory and speed of language models on slices: by arithmetic, monotone, and with the doubt that slices carry."""
+"""Memory and speed of language models on slices: computed, monotone, and with the uncertainty of slices."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def figures(text: str, rate: int | None = None) -> dict[str, TokenFigures]:
     return dict(figures_by_profile(workload(text), SITE.partitions["gpu"], rate, LearnedPredictor()))
 
 
-def test_what_vllm_reports_of_a_known_model() -> None:
-    """Of Llama-3.1-8B in bf16: 14.96 GiB of weights, 131072 bytes a token, 0.8 GiB beside."""
+def test_memory_of_llama_3_1_8b_agrees_with_the_vllm_report() -> None:
+    """Llama-3.1-8B in bf16: 14.96 GiB of weights, 131072 bytes per token of cache, 0.8 GiB in addition."""
     need = need_of(workload("model=llama-3.1-8b engine=vllm max_model_len=8192 max_num_seqs=8"), 20096)
     assert need.weights / 1024 == pytest.approx(14.96, abs=0.01)
     assert need.cache / 1024 == 8.0
     assert (need.activations + need.runtime) / 1024 == pytest.approx(0.8, rel=0.08)
 
 
-def test_training_takes_sixteen_bytes_a_parameter() -> None:
+def test_full_training_takes_16_bytes_per_parameter() -> None:
     need = need_of(workload("model=llama-3.1-8b method=full checkpointing=on"), 81152)
     assert need.weights + need.states == pytest.approx(16 * 8030261248 / 2**20)
     slim = need_of(workload("model=llama-3.1-8b method=full checkpointing=on optimizer=adafactor"), 81152)
@@ -49,8 +49,8 @@ def test_training_takes_sixteen_bytes_a_parameter() -> None:
 
 
 @pytest.mark.parametrize("words", ["method=full checkpointing=on seq=4k micro_batch=8", "method=qlora seq=4k"])
-def test_training_a_small_model_of_unknown_vocabulary_counts_its_logits(words: str) -> None:
-    """Each public decoder as if only its size were known: most of a small one's need is logits."""
+def test_training_memory_of_a_small_model_of_unknown_vocabulary_includes_logits(words: str) -> None:
+    """Each public decoder as if only its size were known: most of the memory need of a small one is logits."""
     for model in ALL:
         size = float(model.architecture.parameters)
         if model.architecture.kind == "decoder" and model.architecture.experts is None and size < 1.1e9:
@@ -61,7 +61,7 @@ def test_training_a_small_model_of_unknown_vocabulary_counts_its_logits(words: s
     assert tiny.activations > 12 * 4096 * 15_000 / 2**20, "at most as many logits as it has parameters for"
 
 
-def test_an_architecture_without_vocabulary_has_a_large_one() -> None:
+def test_arch_hint_without_vocabulary_is_sized_for_a_large_one() -> None:
     shape = "arch=layers:32+hidden:4096+heads:32+kv:8+ffn:14336"
     bare, known = workload(f"model=ours {shape}"), workload(f"model=ours {shape}+vocab:128256")
     assert need_of(bare, 81152).weights >= need_of(known, 81152).weights > 14.9 * 1024
@@ -73,7 +73,7 @@ def test_an_architecture_without_vocabulary_has_a_large_one() -> None:
     assert need_of(encoder, 81152).weights < need_of(bare, 81152).weights
 
 
-def test_adapters_train_a_hundredth() -> None:
+def test_lora_and_qlora_need_little_optimizer_state() -> None:
     lora, qlora = (need_of(workload(f"model=llama-3.1-8b method={way}"), 40448) for way in ("lora", "qlora"))
     assert lora.weights / 1024 == pytest.approx(14.96, abs=0.01) and lora.states < 0.06 * lora.weights
     assert qlora.weights < 0.4 * lora.weights and qlora.activations < lora.activations
@@ -89,7 +89,7 @@ serving = st.builds(
 
 
 @given(serving, st.sampled_from([H100, A100_40]))
-def test_no_need_is_below_the_weights_and_more_hardware_is_never_slower(text: str, kind: GpuKind) -> None:
+def test_need_is_at_least_the_weights_and_a_larger_slice_is_not_slower(text: str, kind: GpuKind) -> None:
     asked = workload(text)
     for info in kind.geometry.profiles:
         need = need_of(asked, info.memory_mib)
@@ -103,7 +103,7 @@ def test_no_need_is_below_the_weights_and_more_hardware_is_never_slower(text: st
             assert 0 < interval.low < interval.mid < interval.high
 
 
-def test_decode_follows_the_memory_slices_and_prefill_the_sms() -> None:
+def test_decode_speed_follows_memory_slices_and_prefill_speed_the_sms() -> None:
     found = figures("model=llama-3.1-8b max_model_len=8192 max_num_seqs=1 input=8000 output=64")
     three, four, seven = (found[name] for name in ("3g.40gb", "4g.40gb", "7g.80gb"))
     assert three.tpot_s.mid == pytest.approx(four.tpot_s.mid, rel=0.01)  # both have half of the bandwidth
@@ -112,13 +112,13 @@ def test_decode_follows_the_memory_slices_and_prefill_the_sms() -> None:
     assert three.tpot_s.high / three.tpot_s.mid > seven.tpot_s.high / seven.tpot_s.mid, "a slice carries its doubt"
 
 
-def test_more_at_once_is_more_tokens_and_longer_waits() -> None:
+def test_more_concurrent_sequences_raise_throughput_and_latency() -> None:
     one, many = (figures(f"model=llama-3.1-8b max_model_len=2048 max_num_seqs={n}")["7g.80gb"] for n in (1, 32))
     assert many.tokens_s.mid > 4 * one.tokens_s.mid
     assert many.ttft_s.mid > one.ttft_s.mid and many.tpot_s.mid > one.tpot_s.mid
 
 
-def test_a_rate_near_what_a_slice_can_do_waits() -> None:
+def test_rate_near_capacity_raises_latency() -> None:
     text = "model=llama-3.1-8b max_model_len=2048 max_num_seqs=16"
     most = figures(text)["7g.80gb"].throughput_per_s.mid
     idle, busy = (figures(text, round(1000 * share * most))["7g.80gb"] for share in (0.05, 0.9))
@@ -126,7 +126,7 @@ def test_a_rate_near_what_a_slice_can_do_waits() -> None:
     assert idle.throughput_per_s.mid == pytest.approx(busy.throughput_per_s.mid), "what the slice can do"
 
 
-def test_of_two_kinds_the_worse_counts() -> None:
+def test_partition_with_two_gpu_kinds_gets_the_worse_figures() -> None:
     asked = workload("model=qwen2.5-0.5b max_model_len=2048 max_num_seqs=4")
     both = figures_by_profile(asked, SITE.partitions["mixed"], None, LearnedPredictor())["1g.10gb"]
     alone = [
@@ -136,29 +136,29 @@ def test_of_two_kinds_the_worse_counts() -> None:
     assert both.tokens_s.low == min(each.tokens_s.low for each in alone)
 
 
-def test_shares_come_from_sms_and_memory_slices() -> None:
+def test_flops_follow_the_sms_and_bandwidth_the_memory_slices() -> None:
     machine = machine_of(H100, H100.geometry.info(P("1g.20gb")))
     assert machine.flops == pytest.approx(989e12 * 26 / 132) and machine.bytes_s == pytest.approx(3350e9 / 4)
 
 
-def test_engines_differ_in_what_they_keep() -> None:
+def test_memory_reservation_and_precision_depend_on_the_engine() -> None:
     base = "model=llama-3.2-1b max_model_len=4096 max_num_seqs=4 engine="
     assert need_of(workload(base + "vllm"), 9984).share == 0.9
     assert sglang_reserve_mib(81559) == 13440 and sglang_reserve_mib(9984) == 3728
     assert need_of(workload(base + "sglang"), 9984).runtime == 3728
-    told = need_of(workload(base + "sglang gpu_memory_utilization=0.8"), 9984)
-    assert told.share == 0.8 and told.runtime == 0
+    explicit = need_of(workload(base + "sglang gpu_memory_utilization=0.8"), 9984)
+    assert explicit.share == 0.8 and explicit.runtime == 0
     assert workload("model=gpt2 engine=vllm").precision.name == "fp16"
     assert workload("model=gpt2 engine=transformers").precision.name == "fp32"
 
 
-def test_whole_gpus_are_a_power_of_two() -> None:
+def test_number_of_whole_gpus_is_a_power_of_two() -> None:
     need = need_of(workload("model=llama-3.1-70b max_model_len=4096 max_num_seqs=4"), 81152)
     assert whole_gpus(need, 81152) == 4
     assert whole_gpus(replace(need, weights=100.0, cache=0.0), 81152) == 1
 
 
-def test_a_model_that_is_none_of_ours_is_left_to_the_curves() -> None:
+def test_model_that_is_no_language_model_gives_no_llm_workload() -> None:
     assert workload_of(parse("migbatch: model=our-vision-net batch=8")) is None
     assert workload_of(parse("migbatch: batch=8")) is None
     with pytest.raises(Refusal):

@@ -1,4 +1,4 @@
-"""Measured servers of language models: they pull what is computed, and a wrong table does not mislead."""
+"""Measured servers of language models correct the computed figures, and a wrong table does not mislead."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def rows_of(
     engine: str = "vllm",
     source: str = OWN,
 ) -> list[Measurement]:
-    """What a server shows whose times to the first token and of each further one are so many times the computed."""
+    """Rows of a server whose time to first token and time per output token are `factor` times the computed ones."""
     first, each = factor if isinstance(factor, tuple) else (factor, factor)
     found = []
     for name in profiles:
@@ -76,7 +76,7 @@ def rows_of(
 
 
 def off(learned: Learned, model: str, profile: str = "3g.40gb", engine: str = "vllm") -> tuple[float, float]:
-    """By what factor predictions are longer than what is computed."""
+    """The factor by which the predicted times exceed the computed ones."""
     before, now = computed(model, profile, 4, 512, engine), asked(learned, model, profile, 4, 512, engine)
     return now.ttft_s.mid / before.ttft_s.mid, now.tpot_s.mid / before.tpot_s.mid
 
@@ -85,7 +85,7 @@ def choose(learned: Learned, words: str) -> SliceChoice:
     return Chooser(LearnedPredictor(learned)).choose(parse(f"migbatch: {words}"), SITE.partitions["gpu"])
 
 
-def test_what_a_site_measured_of_a_public_model_counts() -> None:
+def test_site_measurements_correct_the_prediction_for_a_public_model() -> None:
     learned = learn(rows_of("llama-3-8b", (1.8, 1.4)), KNOWLEDGE)
     first, each = off(learned, "llama-3-8b")
     assert first == pytest.approx(1.8, rel=0.1) and each == pytest.approx(1.4, rel=0.1)
@@ -97,7 +97,7 @@ def test_what_a_site_measured_of_a_public_model_counts() -> None:
     assert now.tokens_s.mid < before.tokens_s.mid and now.latency_s.mid > before.latency_s.mid
 
 
-def test_other_slices_precisions_and_engines_are_pulled_less() -> None:
+def test_correction_is_weaker_for_other_slices_precisions_and_engines() -> None:
     learned = learn(rows_of("llama-3-8b", 1.6), KNOWLEDGE)
     own = off(learned, "llama-3-8b")[1]
     slice_, quantised = off(learned, "llama-3-8b", "1g.20gb")[1], off(learned, "llama-3-8b-awq")[1]
@@ -106,7 +106,7 @@ def test_other_slices_precisions_and_engines_are_pulled_less() -> None:
     assert off(learned, "qwen2.5-7b") == (1.0, 1.0), "one model tells nothing of an engine"
 
 
-def test_what_several_models_share_is_the_engine_s() -> None:
+def test_deviation_shared_by_several_models_is_attributed_to_the_engine() -> None:
     rows = [row for name in MODELS[1:] for row in rows_of(name, 1.5)]
     learned = learn(rows, KNOWLEDGE)
     assert 1.02 < off(learned, "llama-3-8b")[1] < 1.5
@@ -114,14 +114,14 @@ def test_what_several_models_share_is_the_engine_s() -> None:
 
 
 @pytest.mark.parametrize("factor", [10.0, 0.1, 1000.0, 0.001])
-def test_a_table_that_cannot_be_teaches_nothing(factor: float) -> None:
+def test_impossible_measurements_are_ignored(factor: float) -> None:
     learned = learn(rows_of("llama-3-8b", factor), KNOWLEDGE)
     assert learned.served == () and off(learned, "llama-3-8b") == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("factor", [4.0, 0.25, 10.0])
-def test_one_wrong_model_among_right_ones_does_not_mislead(factor: float) -> None:
-    """Others are no further off than the arithmetic alone, by which they are off by a fifth here."""
+def test_one_wrong_model_does_not_spoil_predictions_for_others(factor: float) -> None:
+    """Predictions for others are no worse than the computed figures, which are off by a fifth here."""
     wrong = rows_of("llama-3-8b", factor)
     right = [row for name in MODELS[1:4] for row in rows_of(name, 1.2)]
     for rows in (wrong, [*wrong, *right[: len(LOADS)]], [*wrong, *right]):
@@ -130,7 +130,7 @@ def test_one_wrong_model_among_right_ones_does_not_mislead(factor: float) -> Non
             assert abs(math.log(figure / 1.2)) <= 1.1 * math.log(1.2)
 
 
-def test_rows_that_contradict_themselves_teach_nothing() -> None:
+def test_inconsistent_or_incomplete_rows_are_ignored() -> None:
     (row, *_) = rows_of("llama-3-8b", 1.2)
     assert row.ttft_s and row.tpot_s and row.throughput_per_s and len(points_of([row])) == 1
     bad = [
@@ -147,21 +147,21 @@ def test_rows_that_contradict_themselves_teach_nothing() -> None:
     assert points_of(bad) == []
 
 
-def test_one_wild_point_counts_less_than_its_series() -> None:
+def test_outlier_counts_less_than_the_rest_of_its_series() -> None:
     rows = rows_of("llama-3-8b", 1.1, ("2g.20gb", "3g.40gb", "7g.80gb"))
     wild = replace(rows[5], ttft_s=6 * rows[5].ttft_s, tpot_s=6 * rows[5].tpot_s, latency_s=None, throughput_per_s=None)
     learned = learn([*rows[:5], wild, *rows[6:]], KNOWLEDGE)
     assert off(learned, "llama-3-8b")[1] < 1.5
 
 
-def test_another_laboratory_counts_less() -> None:
+def test_measurements_from_another_source_count_less() -> None:
     own, other = (
         off(learn(rows_of("llama-3-8b", 1.5, source=source), KNOWLEDGE), "llama-3-8b")[1] for source in (OWN, "theirs")
     )
     assert own > other > 1.1
 
 
-def test_a_limit_is_kept_by_what_was_measured() -> None:
+def test_slice_for_a_tpot_limit_is_chosen_from_measurements() -> None:
     words = "model=llama-3-8b engine=vllm max_num_seqs=4 input=512 output=128 tpot=20ms"
     before = choose(Learned(), words)
     learned = learn(rows_of("llama-3-8b", 1.9, (before.offer.profile.name,)), KNOWLEDGE)
@@ -173,7 +173,7 @@ def test_a_limit_is_kept_by_what_was_measured() -> None:
     )
 
 
-def test_what_was_learned_is_kept_and_checked() -> None:
+def test_served_points_round_trip_through_json_and_are_validated() -> None:
     rows = rows_of("llama-3-8b", 1.4)
     learned = learn(rows, KNOWLEDGE)
     again = Learned.from_dict(json.loads(json.dumps(learned.to_dict())))
@@ -189,7 +189,7 @@ def test_what_was_learned_is_kept_and_checked() -> None:
             Learned.from_dict(data)
 
 
-def test_a_refit_is_held_against_measured_servers() -> None:
+def test_refit_is_scored_against_measured_servers() -> None:
     rows = rows_of("llama-3-8b", 1.5, ("2g.20gb", "3g.40gb"))
     good, bad = learn(rows[::2], KNOWLEDGE), learn(rows_of("llama-3-8b", 0.4, ("3g.40gb",)), KNOWLEDGE)
     mine, none, wrong = (misses(state, rows[1::2], KNOWLEDGE) for state in (good, Learned(), bad))
@@ -197,7 +197,7 @@ def test_a_refit_is_held_against_measured_servers() -> None:
     assert worse(wrong, none, 0.1) and not worse(mine, none, 0.1)
 
 
-def test_points_are_bounded() -> None:
+def test_number_of_served_points_is_bounded() -> None:
     rows = [
         replace(row, output=128 + number, latency_s=None, throughput_per_s=None)
         for number in range(60)

@@ -1,4 +1,4 @@
-"""Measured trainings of language models: they pull what is computed, and never below what a training must hold."""
+"""Measured training of language models corrects the computed figures, but never below what training must hold."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def rows_of(
     tuning: str = "",
     source: str = OWN,
 ) -> list[Measurement]:
-    """What a training shows whose steps take so many times the computed, and what it holds beside the floor, too."""
+    """Rows of training with steps `slower` times the computed, and `more` times the memory beside the floor."""
     found = []
     for name in profiles:
         info = H100.geometry.info(P(name))
@@ -98,20 +98,20 @@ def rows_of(
 
 
 def off(learned: Learned, model: str, profile: str = "3g.40gb", tuning: str = "") -> float:
-    """By what factor a step is predicted to be longer than what is computed."""
+    """The factor by which the predicted step time exceeds the computed one."""
     before, now = (asked(state, model, profile, tuning=tuning) for state in (Learned(), learned))
     return now.latency_s.mid / before.latency_s.mid
 
 
 def wider(learned: Learned, model: str, tuning: str = "") -> float:
-    """By what factor it is predicted to hold more beside weights, gradients and optimizer."""
+    """The factor by which predicted memory beside weights, gradients and optimizer exceeds the computed one."""
     before, now = (need(state, model, tuning=tuning) for state in (Learned(), learned))
     assert (now.weights, now.states) == (before.weights, before.states)
     return (now.activations + now.runtime) / (before.activations + before.runtime)
 
 
 def taught(rows: Sequence[Measurement]) -> Learned:
-    """What is learned of trainings alone."""
+    """The state learned from training rows alone."""
     return Learned(trained=tuple(points_of(rows)))
 
 
@@ -119,7 +119,7 @@ def choose(learned: Learned, words: str) -> SliceChoice:
     return Chooser(LearnedPredictor(learned)).choose(parse(f"migbatch: {words}"), PARTITION)
 
 
-def test_what_a_site_measured_of_a_training_counts() -> None:
+def test_site_measurements_correct_the_prediction_for_a_training_job() -> None:
     learned = taught(rows_of(SMALL, 1.8, 1.5))
     assert off(learned, SMALL) == pytest.approx(1.8, rel=0.1)
     assert wider(learned, SMALL) == pytest.approx(1.5, rel=0.1)
@@ -130,7 +130,7 @@ def test_what_a_site_measured_of_a_training_counts() -> None:
     assert (before.measured, now.measured) == (0, len(STEPS))
 
 
-def test_of_a_gpu_of_unknown_speed_the_memory_counts() -> None:
+def test_measurements_on_a_gpu_of_unknown_speed_correct_memory_only() -> None:
     rows = [replace(row, gpu="NVIDIA X900 96GB") for row in rows_of(SMALL, 1.8, 1.5)]
     learned = taught(rows)
     assert wider(learned, SMALL) == pytest.approx(1.5, rel=0.1)
@@ -138,13 +138,13 @@ def test_of_a_gpu_of_unknown_speed_the_memory_counts() -> None:
     assert points_of(replace(row, memory_mib=None) for row in rows) == []
 
 
-def test_the_same_network_by_another_name_is_the_same() -> None:
+def test_measurements_apply_to_another_name_of_the_same_network() -> None:
     learned = taught(rows_of("llama-3-8b", 1.6, tuning="lora", profiles=("7g.80gb",)))
     own = off(learned, "llama-3-8b", "7g.80gb", "lora")
     assert off(learned, "llama-3.1-8b-instruct", "7g.80gb", "lora") == pytest.approx(own)
 
 
-def test_other_ways_slices_and_models_are_pulled_less() -> None:
+def test_correction_is_weaker_for_other_methods_slices_and_models() -> None:
     learned = taught(rows_of("qwen2.5-1.5b", 1.6, 1.4, ("7g.80gb",), tuning="lora"))
     own = off(learned, "qwen2.5-1.5b", "7g.80gb", "lora")
     slice_, full = off(learned, "qwen2.5-1.5b", "2g.20gb", "lora"), off(learned, "qwen2.5-1.5b", "7g.80gb")
@@ -155,7 +155,7 @@ def test_other_ways_slices_and_models_are_pulled_less() -> None:
     assert wider(learned, "qwen2.5-1.5b", "lora") > wider(learned, "qwen2.5-1.5b") > 1.05
 
 
-def test_what_several_models_share_is_the_site_s() -> None:
+def test_deviation_shared_by_several_models_is_attributed_to_the_site() -> None:
     names = ("qwen2.5-1.5b", "llama-3.2-1b", "gemma-2-2b", "gpt2")
     learned = taught([row for name in names for row in rows_of(name, 1.5)])
     alone = taught(rows_of("gpt2", 1.5))
@@ -163,14 +163,14 @@ def test_what_several_models_share_is_the_site_s() -> None:
 
 
 @pytest.mark.parametrize("factor", [12.0, 0.08, 1000.0, 0.001])
-def test_a_table_that_cannot_be_teaches_nothing(factor: float) -> None:
+def test_impossible_measurements_are_ignored(factor: float) -> None:
     learned = taught(rows_of(SMALL, factor, factor))
     assert learned.trained == () and off(learned, SMALL) == 1.0
 
 
 @pytest.mark.parametrize("factor", [4.0, 0.25])
-def test_one_wrong_model_among_right_ones_does_not_mislead(factor: float) -> None:
-    """Others are hardly further off than by the arithmetic alone, which is off by a fifth here."""
+def test_one_wrong_model_does_not_spoil_predictions_for_others(factor: float) -> None:
+    """Predictions for others are hardly worse than the computed figures, which are off by a fifth here."""
     wrong = rows_of(SMALL, factor, factor)
     right = [row for name in ("qwen2.5-1.5b", "llama-3.2-1b", "gpt2") for row in rows_of(name, 1.2, 1.2)]
     for rows in (wrong, [*wrong, *right]):
@@ -179,7 +179,7 @@ def test_one_wrong_model_among_right_ones_does_not_mislead(factor: float) -> Non
             assert abs(math.log(found / 1.2)) <= 1.3 * math.log(1.2)
 
 
-def test_memory_is_never_below_weights_and_states() -> None:
+def test_training_memory_is_never_below_weights_and_optimizer_states() -> None:
     rows = rows_of(SMALL, 1.0, 0.2)
     assert need(taught(rows), SMALL).used > floor(SMALL)
     for held in (0.5 * floor(SMALL), floor(SMALL)):
@@ -189,7 +189,7 @@ def test_memory_is_never_below_weights_and_states() -> None:
     assert need(taught(adapters), "llama-3-8b") == need(Learned(), "llama-3-8b"), "they do not say so"
 
 
-def test_the_slice_is_chosen_by_what_was_measured() -> None:
+def test_slice_for_training_is_chosen_from_measurements() -> None:
     words = hints(SMALL, 2, 1024).removeprefix("migbatch: ")
     before = choose(Learned(), words)
     learned = taught(rows_of(SMALL, 1.2, 4.0, (before.offer.profile.name,)))
@@ -198,8 +198,8 @@ def test_the_slice_is_chosen_by_what_was_measured() -> None:
     assert f"with {len(STEPS)} measured points" in after.text and "measured points" not in before.text
 
 
-def test_a_refusal_names_what_holds_by_what_was_measured() -> None:
-    """What is proposed is sized by the same measurements as what is asked for."""
+def test_refusal_proposes_settings_that_fit_by_the_measurements() -> None:
+    """The proposed settings are sized by the same measurements as the requested ones."""
     learned = taught([*rows_of(SMALL, 1.0, 3.0), *rows_of(SMALL, 1.0, 3.0, tuning="full/checkpointing")])
     for state in (Learned(), learned):
         with pytest.raises(Refusal) as caught:
@@ -210,7 +210,7 @@ def test_a_refusal_names_what_holds_by_what_was_measured() -> None:
             assert choose(state, f"model={SMALL} role=train seq=4096 {way}").offer.profile.gres_type == profile
 
 
-def test_what_was_learned_is_kept_and_checked() -> None:
+def test_trained_points_round_trip_through_json_and_are_validated() -> None:
     rows = rows_of(SMALL, 1.4, 1.4)
     rows[0] = replace(rows[0], memory_mib=None)
     learned = learn(rows, KNOWLEDGE)
@@ -227,7 +227,7 @@ def test_what_was_learned_is_kept_and_checked() -> None:
             Learned.from_dict(data)
 
 
-def test_rows_that_say_nothing_of_a_training_teach_nothing() -> None:
+def test_rows_without_usable_training_data_are_ignored() -> None:
     (row, *_) = rows_of(SMALL, 1.2, 1.2)
     assert len(points_of([row])) == 1
     bad = [
@@ -244,7 +244,7 @@ def test_rows_that_say_nothing_of_a_training_teach_nothing() -> None:
     assert points_of(bad) == []
 
 
-def test_a_refit_is_held_against_measured_trainings() -> None:
+def test_refit_is_scored_against_measured_training_steps() -> None:
     rows = rows_of(SMALL, 1.5, 1.5, ("2g.20gb", "3g.40gb"))
     good, bad = taught(rows[::2]), taught(rows_of(SMALL, 0.4, 0.4))
     mine, none, wrong = (misses(state, rows[1::2], KNOWLEDGE) for state in (good, Learned(), bad))
@@ -253,14 +253,14 @@ def test_a_refit_is_held_against_measured_trainings() -> None:
     assert worse(wrong, none, 0.1)
 
 
-def test_rows_of_adapters_are_no_rows_of_the_whole_model() -> None:
-    """What a step costs with adapters, or with activations computed again, says nothing of the usual step."""
+def test_adapter_rows_are_not_used_for_full_training() -> None:
+    """The cost of a step with adapters, or with activation checkpointing, does not apply to the usual step."""
     rows = rows_of(SMALL, tuning="lora")
     assert samples_of(rows, KNOWLEDGE) == []
     assert samples_of([replace(row, tuning="full/adamw") for row in rows], KNOWLEDGE) != []
 
 
-def test_points_are_bounded() -> None:
+def test_number_of_trained_points_is_bounded() -> None:
     rows = [replace(row, input_size=512 + number) for number in range(60) for row in rows_of(SMALL, 1.2)[:3]]
     points = points_of([*rows, *rows_of("gpt2", 1.2)])
     assert len(points) <= MOST_POINTS and {point.model for point in points} == {SMALL, "gpt2"}

@@ -1,4 +1,4 @@
-"""Which points are measured for a service with a latency limit: those that it would run."""
+"""Which points are measured for a service with a latency limit: those at which it would run."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -27,20 +27,20 @@ def grid(slices=SLICES, batches=(1, 2, 4, 8, 16, 32)):
     )
 
 
-def test_the_best_of_the_slice_that_does_most_for_its_sms_comes_first():
+def test_best_batch_of_the_slice_with_most_throughput_per_sm_is_measured_first():
     cells = grid(slices=SLICES[:2], batches=(1, 2, 4))
     seconds = np.array([1.0, 1.5, 2.5, 0.9, 1.2, 1.7])
     assert next_within(cells, seconds, 0, 2.0) == 1  # 2 in 1.5 s on the small slice, 4 in 1.7 s on twice as much
     assert next_within(cells, seconds, 0, 3.0) == 2
 
 
-def test_where_the_best_are_measured_the_next_is_the_nearest_over_the_limit_that_could_do_more():
+def test_next_point_is_the_nearest_over_the_limit_that_may_raise_throughput():
     cells = grid(slices=SLICES[:1], batches=(4, 1, 2, 8, 16))
     assert next_within(cells, np.array([1.0, 0.9, 0.95, 1.8, 3.0]), 1, 1.5) == 3
     assert next_within(cells, np.array([1.0, 0.9, 0.95, 1.8, 4.1]), 4, 1.5) is None  # 16 in 4.1 s is less than 4 in 1 s
 
 
-def test_the_quickest_is_measured_where_nothing_is_thought_to_keep_the_limit():
+def test_fastest_point_is_measured_when_none_is_predicted_within_the_limit():
     cells = grid(slices=SLICES[:1], batches=(4, 1, 2))
     assert next_within(cells, np.array([5.0, 3.0, 4.0]), 0, 1.0) == 1
 
@@ -51,8 +51,8 @@ def test_the_quickest_is_measured_where_nothing_is_thought_to_keep_the_limit():
     st.lists(st.floats(-0.7, 0.7), min_size=24, max_size=24),
     st.floats(0.05, 2.0),
 )
-def test_however_wrong_the_guesses_the_best_of_every_slice_is_measured_in_the_end(noise, error, limit_s):
-    """What is left when nothing more is asked is, by its guess, no better than what is known to keep the limit."""
+def test_best_point_of_every_slice_is_measured_despite_wrong_predictions(noise, error, limit_s):
+    """Points left unmeasured at the end are predicted no better than the best measured point within the limit."""
     cells = grid()
     truth = 0.02 * cells.batch / cells.sm * 0.1 * np.exp(noise) + 0.03
     guess = truth * np.exp(error)
@@ -80,7 +80,7 @@ def row(compute, batch, seconds):
     )  # fmt: skip
 
 
-def test_points_of_a_model_come_near_its_limit():
+def test_chosen_points_are_near_the_latency_limit():
     open_ = [row(compute, 2**k, None) for compute in (1, 2) for k in range(8)]
     knowledge = ModelKnowledge()
     first = choose([], open_, knowledge, 0.05)

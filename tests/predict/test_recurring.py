@@ -1,4 +1,4 @@
-"""What a recurring job is given by its own runs."""
+"""The slice that a recurring job is given, based on its own runs."""
 
 import math
 import random
@@ -41,10 +41,10 @@ def chosen(past, policy=POLICY, allowed=PARTITION.plain):
     return None if need is None else pick(RecurringJob("train.sh", tuple(past)), need, allowed, policy)
 
 
-def test_too_few_runs_say_nothing():
+def test_too_few_runs_give_no_choice():
     assert chosen([]) is None
     assert chosen(runs(7, 7)) is None
-    assert chosen(runs(7, 7, None)) is None  # of one nothing was seen
+    assert chosen(runs(7, 7, None)) is None  # no peak is known for one of them
     assert chosen(runs(7, 7, ("1g.10gb", 7, FAILED))) is None
     assert chosen(runs(7, 7, ("1g.10gb", 7, CUT))) is None
 
@@ -57,15 +57,15 @@ def test_enough_runs_choose_the_smallest_slice_that_holds_them():
     assert chosen(runs(30, 31, 30, profile="7g.80gb"))[0].profile.gres_type == "3g.40gb"
 
 
-def test_a_need_that_grows_is_followed_before_it_hits_the_edge():
+def test_growing_memory_need_moves_the_job_up_before_its_slice_is_full():
     past = runs(6, 6, 6)
     assert chosen(past)[0].profile.gres_type == "1g.10gb"
     assert chosen(runs(6, 6, 6, 8.9))[0].memory_mib > ROOM["1g.10gb"]
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 9, 15, 20])
-def test_the_bound_holds_as_often_as_it_says(count):
-    """Peaks that vary by a tenth: the next one stays below in at least nine cases of ten."""
+def test_memory_bound_holds_in_nine_of_ten_cases(count):
+    """Peaks that vary by a tenth: the next peak is below the bound in at least nine of ten cases."""
     kept, draws = 0, random.Random(7)
     for _ in range(2000):
         *seen, new = (math.exp(draws.gauss(math.log(5000), 0.1)) for _ in range(count + 1))
@@ -73,33 +73,33 @@ def test_the_bound_holds_as_often_as_it_says(count):
     assert kept >= 0.88 * 2000  # four standard deviations of the count below nine tenths
 
 
-def test_a_full_slice_moves_the_next_one_up_at_once():
+def test_run_that_filled_its_slice_moves_the_next_run_to_a_larger_slice():
     offer, reason, text = chosen(runs(7, 7, 7, ("1g.10gb", 9.5, FAILED)))
     assert (offer.profile.gres_type, reason) == ("1g.20gb", "runs_full")
     assert "a run of train.sh filled its slice of 9.75 GiB" in text
-    assert chosen(runs(7, 7, 7, ("1g.10gb", 3, FAILED)))[0].profile.gres_type == "1g.10gb"  # whatever it died of
-    assert chosen(runs(7, 7, 7, ("1g.10gb", 3, OUT_OF_MEMORY)))[0].profile.gres_type == "1g.20gb"  # its own word
+    assert chosen(runs(7, 7, 7, ("1g.10gb", 3, FAILED)))[0].profile.gres_type == "1g.10gb"  # any other failure
+    assert chosen(runs(7, 7, 7, ("1g.10gb", 3, OUT_OF_MEMORY)))[0].profile.gres_type == "1g.20gb"  # as reported
     assert chosen(runs(7, 7, 7, ("1g.10gb", None, OUT_OF_MEMORY)))[0].profile.gres_type == "1g.20gb"
 
 
-def test_a_first_run_that_ran_out_is_followed_by_one_that_shows_the_need():
+def test_first_run_out_of_memory_is_followed_by_a_run_on_a_whole_gpu():
     past = runs(("1g.10gb", 9.5, FAILED))
     offer, reason, _ = chosen(past)
     assert (offer.profile.gres_type, reason) == ("7g.80gb", "runs_unknown")
     past = [*past, PastRun(1, "7g.80gb", DONE, 14 * 1024)]
-    assert chosen(past)[0].profile.gres_type == "3g.40gb"  # one run bears little
+    assert chosen(past)[0].profile.gres_type == "3g.40gb"  # a single run gives a wide margin
     past = [*past, PastRun(2, "3g.40gb", DONE, 14 * 1024)]
     assert chosen(past)[0].profile.gres_type == "1g.20gb"
     assert chosen(runs(("1g.10gb", 3, FAILED))) is None
 
 
-def test_it_stays_up_after_that_though_later_runs_use_less():
+def test_job_keeps_the_larger_slice_though_later_runs_use_less():
     past = runs(7, 7, 7, ("1g.10gb", 9.6, FAILED), *[("1g.20gb", 8, DONE)] * 10)
     assert chosen(past)[0].profile.gres_type == "1g.20gb"
 
 
-def test_a_job_never_fails_twice_in_a_row_whatever_it_needs():
-    """It grows by up to a third from one run to the next, from anything."""
+def test_job_never_runs_out_of_memory_twice_in_a_row():
+    """The need grows by up to a third from one run to the next, from any start."""
     draws = random.Random(11)
     for _ in range(200):
         past, failed_before, need_gib = [], False, draws.uniform(2, 40)
@@ -115,19 +115,19 @@ def test_a_job_never_fails_twice_in_a_row_whatever_it_needs():
             failed_before = died
 
 
-def test_what_fits_nowhere_gets_the_largest_and_is_told():
+def test_job_that_fits_on_no_slice_gets_the_largest_and_a_message():
     offer, reason, text = chosen(runs(("7g.80gb", 78, FAILED)))
     assert (offer.profile.gres_type, reason) == ("7g.80gb", "runs_short")
     assert "mem=" in text
 
 
-def test_limits_hold_before_histories():
+def test_profile_limits_override_the_run_history():
     small = [offer for offer in PARTITION.plain if offer.memory_mib <= ROOM["1g.20gb"]]
     offer, reason, _ = chosen(runs(30, 30, 30, profile="7g.80gb"), allowed=small)
     assert (offer.memory_mib, reason) == (ROOM["1g.20gb"], "runs_short")
 
 
-def test_only_the_newest_runs_count():
+def test_only_the_newest_runs_are_considered():
     assert chosen(runs(*[30] * 5, *[5] * WINDOW, profile="7g.80gb"))[0].profile.gres_type == "1g.10gb"
 
 
@@ -135,7 +135,7 @@ def used(profile, sm, dram, count=3):
     return [PastRun(number, profile, DONE, 5 * 1024, sm, dram) for number in range(count)]
 
 
-def test_no_slice_on_which_what_was_busy_does_not_fit():
+def test_slice_too_small_for_the_measured_utilization_is_not_chosen():
     assert chosen(used("3g.40gb", 0.2, 0.2))[0].profile.gres_type == "1g.10gb"
     offer, _, text = chosen(used("3g.40gb", 0.6, 0.1))
     assert offer.compute_slices == 2
@@ -145,7 +145,7 @@ def test_no_slice_on_which_what_was_busy_does_not_fit():
     assert chosen(used("3g.40gb", 0.6, 0.1), RunsPolicy(3, 5.0))[0].profile.gres_type == "1g.10gb"
 
 
-def test_a_busy_small_slice_is_no_reason_for_a_larger_one():
+def test_full_utilization_of_a_small_slice_does_not_select_a_larger_one():
     assert chosen(used("1g.10gb", 1.0, 1.0))[0].profile.gres_type == "1g.10gb"
     assert chosen([*used("1g.10gb", 1.0, 1.0), *used("3g.40gb", 1.0, 1.0)])[0].profile.gres_type == "1g.10gb"
 
@@ -157,7 +157,7 @@ def share(profile, of=0.9, ended=DONE, number=0, engine=""):
     return PastRun(number, profile, ended, of * ROOM[profile], engine=engine)
 
 
-def test_a_run_on_3g_and_one_on_7g_leave_the_choice_where_it_was():
+def test_fixed_memory_share_on_3g_and_7g_keeps_the_choice():
     for engine in ("vllm", ""):
         before = [share("3g.40gb", number=n, engine=engine) for n in range(3)]
         if engine:
@@ -168,22 +168,22 @@ def test_a_run_on_3g_and_one_on_7g_leave_the_choice_where_it_was():
         assert "allocates a fixed share" in text and "unknown" in text
 
 
-def test_a_fixed_share_is_not_taken_for_a_full_slice():
+def test_fixed_memory_share_is_not_taken_for_a_full_slice():
     past = [share("3g.40gb", number=n, engine="vllm") for n in range(3)]
     assert chosen([*past, share("3g.40gb", ended=FAILED, number=3, engine="vllm")])[0].profile.gres_type == "3g.40gb"
-    told = share("3g.40gb", ended=OUT_OF_MEMORY, number=3, engine="vllm")
-    assert chosen([*past, told, told])[0].memory_mib > ROOM["3g.40gb"]
+    reported = share("3g.40gb", ended=OUT_OF_MEMORY, number=3, engine="vllm")
+    assert chosen([*past, reported, reported])[0].memory_mib > ROOM["3g.40gb"]
 
 
-def test_what_takes_a_share_and_never_completed_is_unknown():
+def test_need_is_unknown_when_fixed_share_runs_never_completed():
     assert need_of([share("3g.40gb", ended=CUT, number=n, engine="vllm") for n in range(5)], OFFERS, 3) is None
 
 
-def test_shares_tell_only_over_slices_of_different_sizes():
+def test_fixed_share_is_detected_only_across_slices_of_different_sizes():
     assert fixed_share([(10, 9), (20, 18)])
     assert fixed_share([(10, 7.5), (40, 30.2), (80, 60)])
     assert not fixed_share([(10, 9), (10, 9)])
     assert not fixed_share([(10, 9), (12, 10.8)])
     assert not fixed_share([(10, 7), (20, 7)])
-    assert not fixed_share([(10, 2), (20, 4)])  # it has room everywhere
+    assert not fixed_share([(10, 2), (20, 4)])  # it did not fill any of the slices
     assert not fixed_share([])

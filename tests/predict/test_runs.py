@@ -1,4 +1,4 @@
-"""What finished runs teach, and whom the site does not believe."""
+"""What is learned from finished runs, and which users' reports are left out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GEOMETRIES = {NAME: H100.geometry}
 
 @dataclass(frozen=True)
 class Run:
-    """A run of bert-large on one slice that told its latency; what the physical prior expects of 7g is 9 ms."""
+    """A run of bert-large on one slice that reported its latency; the physical prior for 7g is 9 ms."""
 
     number: int = 1
     user: str | None = "ann"
@@ -76,8 +76,8 @@ def only(*runs: Run) -> Observation:
 
 
 def seconds(runs: Sequence[Run]) -> dict[tuple[str, int], float]:
-    heard = select_learnable(told(*runs), KNOWLEDGE)
-    rows = rows_of(heard.used)
+    selected = select_learnable(told(*runs), KNOWLEDGE)
+    rows = rows_of(selected.used)
     return {(row.profile, row.batch): row.seconds for row in rows if row.seconds is not None}
 
 
@@ -104,11 +104,11 @@ def test_a_run_becomes_a_row_under_the_sites_name_of_the_gpu() -> None:
         Run(state="FAILED", memory_mib=1000.0),
     ],
 )
-def test_what_says_nothing_is_passed_over(run: Run) -> None:
+def test_run_without_usable_data_is_ignored(run: Run) -> None:
     assert told(run) == []
 
 
-def test_a_job_that_waits_for_its_input_tells_its_latency() -> None:
+def test_latency_is_used_when_the_job_waits_for_its_input() -> None:
     """An inference service with little to do: 10 requests a second, though it could do 400."""
     row = only(Run(throughput_per_s=10.0)).row
     assert (row.seconds, row.throughput_per_s) == (0.02, None)
@@ -116,13 +116,13 @@ def test_a_job_that_waits_for_its_input_tells_its_latency() -> None:
     assert only(Run(throughput_per_s=100.0, latency_s=None)).row.seconds == pytest.approx(0.08)
 
 
-def test_a_service_that_told_no_latency_tells_nothing_of_speed() -> None:
+def test_service_without_reported_latency_gives_no_speed() -> None:
     assert told(Run(role="serve", latency_s=None, throughput_per_s=10.0)) == []
     assert only(Run(role="serve", throughput_per_s=10.0)).row.seconds == 0.02
     assert only(Run(role="serve")).row.kind == "infer"
 
 
-def test_silent_runs_count_where_they_were_long_and_nobody_told() -> None:
+def test_long_silent_runs_are_used_only_without_reported_ones() -> None:
     silent = Run(latency_s=None, items_hint=100_000, elapsed_s=1000.0)
     row = only(silent).row
     assert (row.throughput_per_s, row.source) == (100.0, SILENT)
@@ -132,7 +132,7 @@ def test_silent_runs_count_where_they_were_long_and_nobody_told() -> None:
     assert (only_row.source, only_row.seconds) == (RUNS, pytest.approx(0.02))
 
 
-def test_silent_runs_are_believed_less() -> None:
+def test_silent_runs_have_less_weight_than_reported_ones() -> None:
     def predicted(source: str) -> float:
         (row,) = rows_of(told(Run(latency_s=None, items_hint=20_000, elapsed_s=1000.0)))
         row = row if source == SILENT else only(Run(latency_s=row.seconds)).row
@@ -142,41 +142,41 @@ def test_silent_runs_are_believed_less() -> None:
     assert predicted(RUNS) < 0.5 * predicted(SILENT)
 
 
-def test_a_later_word_about_a_run_replaces_an_earlier_one() -> None:
+def test_later_report_of_a_run_replaces_the_earlier_one() -> None:
     assert [each.row.latency_s for each in told(Run(1), Run(2, latency_s=0.04, again=1))] == [0.04]
 
 
-def test_the_median_of_many_runs_counts() -> None:
+def test_median_of_many_runs_is_used() -> None:
     runs = [Run(n, latency_s=0.02) for n in range(9)] + [Run(n, latency_s=0.09) for n in range(9, 12)]
     assert seconds(runs) == {("7g.80gb", 8): pytest.approx(0.02)}
 
 
 @pytest.mark.parametrize("lie", [1e-9, 1e-3 / 16, 16.0, 1e6])
 @pytest.mark.parametrize("cell", [8, 32])
-def test_one_users_absurd_report_moves_nothing(lie: float, cell: int) -> None:
-    """Among others who use the model, in a cell of theirs or in one of his own, however often he says it."""
+def test_absurd_reports_of_one_user_are_left_out(lie: float, cell: int) -> None:
+    """Among other users of the model, in their cell or in a cell of that user alone, however often it is reported."""
     honest = [Run(n, user, latency_s=0.02) for n, user in enumerate(("ann", "bob", "cat"))]
     lies = [Run(100 + n, "eve", batch=cell, latency_s=0.02 * lie) for n in range(50)]
-    heard = select_learnable(told(*honest, *lies), KNOWLEDGE)
-    assert {each.user for each in heard.used} == {"ann", "bob", "cat"}
-    (left_out,) = heard.left_out
+    selected = select_learnable(told(*honest, *lies), KNOWLEDGE)
+    assert {each.user for each in selected.used} == {"ann", "bob", "cat"}
+    (left_out,) = selected.left_out
     assert (left_out.user, left_out.count, left_out.figure) == ("eve", 50, "time")
     assert seconds([*honest, *lies]) == {("7g.80gb", 8): pytest.approx(0.02)}
 
 
-def test_of_two_the_one_nearer_to_physics_is_heard() -> None:
+def test_of_two_disagreeing_users_the_one_nearer_to_the_prior_is_used() -> None:
     assert seconds([Run(1, "ann"), *(Run(n, "eve", latency_s=0.4) for n in range(2, 9))]) == {
         ("7g.80gb", 8): pytest.approx(0.02)
     }
 
 
-def test_alone_one_is_heard_up_to_what_cannot_be() -> None:
+def test_single_user_is_used_unless_the_report_is_impossible() -> None:
     assert seconds([Run(1, latency_s=0.4)]) == {("7g.80gb", 8): pytest.approx(0.4)}
-    heard = select_learnable(told(Run(1), Run(2, latency_s=0.009 * ABSURD * 3)), KNOWLEDGE)
-    assert len(heard.used) == 1 and heard.left_out[0].why == "physics"
+    selected = select_learnable(told(Run(1), Run(2, latency_s=0.009 * ABSURD * 3)), KNOWLEDGE)
+    assert len(selected.used) == 1 and selected.left_out[0].why == "physics"
 
 
-def test_users_who_agree_are_heard_against_physics() -> None:
+def test_agreeing_users_override_the_prior() -> None:
     runs = [Run(n, user, latency_s=0.3 * (1 + 0.1 * n)) for n, user in enumerate(("ann", "bob", "cat"))]
     assert seconds(runs) == {("7g.80gb", 8): pytest.approx(0.33)}
 
@@ -188,7 +188,7 @@ def test_each_user_counts_once() -> None:
 
 
 @given(st.permutations(range(12)), st.integers(0, 2**31))
-def test_the_order_in_which_runs_are_told_changes_nothing(order: list[int], seed: int) -> None:
+def test_order_of_runs_does_not_change_the_rows(order: list[int], seed: int) -> None:
     rng = random.Random(seed)
     runs = [
         Run(n, rng.choice("abc"), batch=rng.choice([1, 8]), latency_s=0.02 * rng.uniform(0.5, 2)) for n in range(12)
@@ -196,22 +196,22 @@ def test_the_order_in_which_runs_are_told_changes_nothing(order: list[int], seed
     assert seconds([runs[n] for n in order]) == seconds(runs)
 
 
-def test_what_an_engine_took_is_no_memory_that_is_needed() -> None:
-    """JAX holds three quarters of whatever slice it has; its speed is learned all the same."""
+def test_memory_reserved_by_the_framework_is_not_used_as_need() -> None:
+    """JAX allocates three quarters of any slice; the speed is still learned."""
     row = only(Run(memory_mib=60_000.0, engine="jax")).row
     assert (row.memory_mib, row.latency_s) == (None, 0.02)
     assert told(Run(memory_mib=60_000.0, engine="jax", latency_s=None)) == []
     assert told(Run(profile="1g.10gb", memory_mib=9900.0, engine="jax", state="FAILED")) == []
 
 
-def test_memory_that_was_enough_is_what_is_needed() -> None:
-    """A framework that takes three quarters of any slice: the smallest slice on which it ran is nearest to the need."""
+def test_need_is_the_peak_on_the_smallest_slice_that_completed() -> None:
+    """A framework takes three quarters of any slice: its peak on the smallest slice is nearest to the need."""
     runs = [Run(1, profile="7g.80gb", memory_mib=60_000.0), Run(2, profile="1g.10gb", memory_mib=7_500.0)]
     found = {row.profile: row.memory_mib for row in rows_of(told(*runs))}
     assert found == {"7g.80gb": None, "1g.10gb": pytest.approx(7_500.0)}
 
 
-def test_a_run_that_failed_with_its_slice_full_says_that_it_needs_more() -> None:
+def test_failed_run_with_a_full_slice_is_a_lower_bound_of_the_need() -> None:
     failed = Run(1, state="FAILED", profile="1g.10gb", memory_mib=9_800.0)
     (row,) = rows_of(told(failed))
     assert (row.memory_mib, row.ran) == (pytest.approx(9_800.0), False)
@@ -219,8 +219,8 @@ def test_a_run_that_failed_with_its_slice_full_says_that_it_needs_more() -> None
     assert more == [pytest.approx(15_000.0)]
 
 
-def test_one_users_small_peak_is_not_what_the_others_need() -> None:
-    """A job that did little under the name of a model, on a small slice, and those that use the model in earnest."""
+def test_small_peaks_of_one_user_do_not_lower_the_need_of_others() -> None:
+    """A job that did little with a model on a small slice, and jobs that put the usual load on the same model."""
     small = [Run(n, "eve", profile="1g.10gb", memory_mib=7_500.0) for n in range(20)]
     honest = [Run(20, "ann", profile="3g.40gb", memory_mib=30_000.0)]
     assert peaks(*small, *honest) == {"3g.40gb": pytest.approx(30_000.0)}
@@ -231,39 +231,39 @@ def test_one_users_small_peak_is_not_what_the_others_need() -> None:
 
 
 def peaks(*runs: Run) -> dict[str, float]:
-    heard = select_learnable(told(*runs), KNOWLEDGE)
-    return {row.profile: row.memory_mib for row in rows_of(heard.used) if row.memory_mib is not None}
+    selected = select_learnable(told(*runs), KNOWLEDGE)
+    return {row.profile: row.memory_mib for row in rows_of(selected.used) if row.memory_mib is not None}
 
 
-def test_models_with_very_many_cells_are_learned_from_those_used_most() -> None:
+def test_number_of_cells_learned_for_a_model_is_bounded() -> None:
     runs = [Run(n, batch=1 + n % 200) for n in range(300)]
     assert len(rows_of(told(*runs))) == MOST_CELLS
 
 
-def test_after_a_few_runs_predictions_are_near_what_was_told() -> None:
+def test_predictions_are_near_the_reports_after_a_few_runs() -> None:
     runs = [
         Run(n, user, profile=profile, batch=batch, latency_s=0.05 * math.sqrt(batch), memory_mib=3000.0 + 10 * batch)
         for n, (user, profile, batch) in enumerate(
             (user, profile, batch) for user in "ab" for profile in ("7g.80gb", "3g.40gb") for batch in (8, 32)
         )
     ]
-    heard = select_learnable(told(*runs), KNOWLEDGE)
-    rows = rows_of(heard.used)
+    selected = select_learnable(told(*runs), KNOWLEDGE)
+    rows = rows_of(selected.used)
     before, after = misses(Learned(), rows, KNOWLEDGE), misses(learn(rows, KNOWLEDGE), rows, KNOWLEDGE)
     assert after["time"].error < 0.25 * before["time"].error
     assert after["memory"].error < 0.1
 
 
-def test_what_an_engine_fills_is_not_learned_as_need() -> None:
-    """A serving engine takes its share of any slice; a model of batches takes what it needs."""
+def test_memory_filled_by_a_serving_engine_is_not_learned_as_need() -> None:
+    """A serving engine fills its share of any slice; a batch model allocates what it needs."""
     assert told(Run(model="meta-llama/Llama-3.1-8B-Instruct", memory_mib=18_000.0)) == []
     assert told(Run(model="gpt2-xl", memory_mib=9_000.0)) == []
     assert only(Run(model="resnet50", unit="px", input=224)).row.model == "resnet50"
     assert only(Run(model="bert-large")).row.model == "bert-large"
 
 
-def test_one_user_takes_the_place_of_others_only_up_to_his_part() -> None:
-    """Whoever runs most of the newest jobs, or invents the most names, displaces nobody."""
+def test_one_user_cannot_displace_the_runs_of_others_beyond_a_share() -> None:
+    """A user with most of the newest jobs, or with the most invented model names, displaces nobody."""
     public = ModelKnowledge().facts
 
     def runs(user: str, first: int, count: int, model: str = "resnet50") -> list[Observation]:

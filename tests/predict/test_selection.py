@@ -1,4 +1,4 @@
-"""The choice: fewest compute slices that keep every promise, and a fair word where none does."""
+"""The choice: fewest compute slices that keep every limit, and a clear message where none does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GPU = SITE.partitions["gpu"]
 
 
 class Told(ByCells):
-    """A predictor that says what it was told: `(latency_ms, memory_gib)` by profile."""
+    """A predictor that returns given figures: `(latency_ms, memory_gib)` by profile."""
 
     version = "told"
 
@@ -69,7 +69,7 @@ def chosen(hints: Hints, figures: Mapping[str, tuple[float, float]] = FIGURES) -
     return choice.offer.profile.name, choice.reason
 
 
-def test_the_fewest_slices_that_do() -> None:
+def test_fewest_compute_slices_that_keep_the_limits_are_chosen() -> None:
     assert chosen(Hints(model="m")) == ("1g.10gb", "fits")
     assert chosen(Hints(model="m", slo_us=300_000)) == ("2g.20gb", "fits")  # 300 ms is counted as 280
     assert chosen(Hints(model="m", slo_us=100_000)) == ("3g.40gb", "fits")
@@ -77,20 +77,20 @@ def test_the_fewest_slices_that_do() -> None:
     assert chosen(Hints(model="org/EM".lower(), slo_us=100_000)) == ("3g.40gb", "fits")
 
 
-def test_memory_as_told_replaces_the_prediction() -> None:
+def test_mem_hint_replaces_the_predicted_memory() -> None:
     assert chosen(Hints(model="m", mem_mib=15_000)) == ("1g.20gb", "fits")
     heavy = {name: (latency, 30.0) for name, (latency, _) in FIGURES.items()}
     assert chosen(Hints(model="m"), heavy) == ("3g.40gb", "fits")
     assert chosen(Hints(model="m", mem_mib=5_000), heavy) == ("1g.10gb", "fits")
 
 
-def test_where_nothing_fits_the_best_is_taken_and_said() -> None:
+def test_largest_slice_is_chosen_and_reported_when_nothing_fits() -> None:
     assert chosen(Hints(model="m", slo_us=10_000)) == ("7g.80gb", "time_short")
     huge = {name: (latency, 90.0) for name, (latency, _) in FIGURES.items()}
     assert chosen(Hints(model="m"), huge) == ("7g.80gb", "memory_short")
 
 
-def test_without_figures() -> None:
+def test_model_without_figures_gets_the_default_or_the_slice_for_its_memory() -> None:
     assert chosen(Hints()) == ("1g.10gb", "no_hints")
     assert chosen(Hints(model="other")) == ("1g.10gb", "unknown_model")
     assert chosen(Hints(model="other", mem_mib=30_000)) == ("3g.40gb", "by_memory")
@@ -98,7 +98,7 @@ def test_without_figures() -> None:
     assert chosen(Hints(model="m"), {}) == ("1g.10gb", "unknown_model")
 
 
-def test_a_misspelt_model_is_given_the_default_and_told_which_one_is_perhaps_meant() -> None:
+def test_misspelt_model_gets_the_default_slice_and_a_suggestion() -> None:
     class Named(Told):
         def grids(self) -> Mapping[str, Grid]:
             return {"resnet50": Grid("px", (224,), (1, 8), 224)}
@@ -114,7 +114,7 @@ def test_profiles_without_figures_are_left_out() -> None:
     assert chosen(Hints(model="m"), {"2g.20gb": (1.0, 1.0)}) == ("2g.20gb", "fits")
 
 
-def test_of_two_kinds_the_worse_counts() -> None:
+def test_partition_with_two_gpu_kinds_gets_the_worse_figures() -> None:
     class Uneven(Told):
         def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
             slow = 10.0 if kind is A100_40 else 1.0
@@ -126,7 +126,7 @@ def test_of_two_kinds_the_worse_counts() -> None:
     assert figures["1g.10gb"].rate == 8_000
 
 
-def test_candidates_tell_why() -> None:
+def test_candidates_state_why_they_were_rejected() -> None:
     choice = Chooser(Told(FIGURES)).choose(Hints(model="m", slo_us=100_000, max="4g.40gb"), GPU)
     why = {candidate.profile.name: candidate.why for candidate in choice.candidates}
     assert why["3g.40gb"] == "" and "over 100 ms" in why["1g.10gb"] and why["7g.80gb"] == "outside min and max"
@@ -146,11 +146,11 @@ latencies = st.lists(st.floats(1, 1000), min_size=6, max_size=6)
 
 
 @given(hints, latencies)
-def test_a_choice_that_fits_does_fit_and_no_smaller_one_would(asked: Hints, times: list[float]) -> None:
-    told = dict(zip(FIGURES, ((time, 8.0) for time in times), strict=True))
+def test_choice_that_fits_is_the_smallest_that_fits(asked: Hints, times: list[float]) -> None:
+    figures = dict(zip(FIGURES, ((time, 8.0) for time in times), strict=True))
     limits = limits_of(asked, GPU)
     try:
-        choice = Chooser(Told(told)).choose(asked, GPU)
+        choice = Chooser(Told(figures)).choose(asked, GPU)
     except Refusal as refusal:
         assert refusal.code == "mem_nowhere"
         assert not [offer for offer in GPU.plain if limits.within(offer) and offer.memory_mib >= asked.mem_mib]
@@ -170,8 +170,8 @@ def outcome(chooser: Chooser, hints: Hints, partition: Partition, told: bool) ->
         return str(refusal)
 
 
-def test_what_was_chosen_before_changes_no_choice() -> None:
-    """One is kept for each bucket; other limits, another partition of the same name and the like are none of it."""
+def test_earlier_choices_do_not_change_later_ones() -> None:
+    """A choice is cached per bucket; other limits, or another partition of the same name, do not share it."""
     lives_on = Chooser(LearnedPredictor())
     partitions = [GPU, SITE.partitions["mixed"], Partition("gpu", (A100_40,))]
     batches, roles, rates = [None, 32], [None, "serve"], [None, 5_000, 900_000]
@@ -186,8 +186,8 @@ def test_what_was_chosen_before_changes_no_choice() -> None:
             assert outcome(lives_on, hints, partition, tells) == fresh, hints
 
 
-def test_figures_of_so_many_workloads_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any user can ask about any number of them."""
+def test_number_of_remembered_workloads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user can ask about any number of workloads."""
     monkeypatch.setattr(selection, "_MOST_WORKLOADS", 4)
     chooser = Chooser(LearnedPredictor())
     for tokens in range(4000, 4009):
@@ -204,7 +204,7 @@ def test_figures_of_so_many_workloads_are_remembered_and_no_more(monkeypatch: py
         ("model=vgg19 role=train batch=1024 input=32", "model=vgg19 role=train batch=8192 input=32"),
     ],
 )
-def test_requests_beyond_the_grid_need_more(small: str, large: str) -> None:
+def test_requests_beyond_the_grid_need_more_memory(small: str, large: str) -> None:
     chooser = Chooser(LearnedPredictor())
     needs = []
     for words in (small, large):

@@ -27,7 +27,7 @@ SMS = {"1g.10gb": 16, "1g.20gb": 26, "2g.20gb": 32, "3g.40gb": 60, "4g.40gb": 64
 
 
 class Curve(ByCells):
-    """A model whose host sets the pace up to a batch that grows with the slice, and its device beyond."""
+    """A model that is host-bound up to a batch that grows with the slice, and device-bound beyond it."""
 
     version = "curve"
 
@@ -81,7 +81,7 @@ asked = st.one_of(open_hints, services)
 
 
 def both(chooser: Chooser, hints: Hints) -> tuple[SliceChoice, SliceChoice] | None:
-    """The choice with a batch and the one for the usual batch; None where the job is refused."""
+    """The choice with a chosen batch and the choice for the usual batch; None if the job is refused."""
     try:
         return chooser.choose(hints, GPU, told=True), chooser.choose(hints, GPU)
     except Refusal as refusal:
@@ -107,8 +107,8 @@ def keeping(chooser: Chooser, hints: Hints, names: Sequence[str]) -> dict[tuple[
 
 
 @given(curves, asked)
-def test_the_pair_is_the_smallest_slice_that_keeps_all_limits_and_its_best_batch(curve: Curve, hints: Hints) -> None:
-    """What keeps the limits is asked of a chooser of its own, which predicts one batch after the other."""
+def test_smallest_slice_that_keeps_the_limits_and_its_best_batch_are_chosen(curve: Curve, hints: Hints) -> None:
+    """The pairs that keep the limits come from a separate chooser, which predicts one batch after the other."""
     chooser = Chooser(curve)
     pair = both(chooser, hints)
     if pair is None:
@@ -124,22 +124,22 @@ def test_the_pair_is_the_smallest_slice_that_keeps_all_limits_and_its_best_batch
     assert chosen.reason == "batch_chosen" and f"run batches of {chosen.batch} (MIGBATCH_BATCH)" in chosen.text
     slice_ = chosen.offer.profile.gres_type
     assert all(chosen.offer.order <= GPU.offers[name].order for name, _ in open_to_it)
-    there = {batch: rate for (name, batch), rate in open_to_it.items() if name == slice_}
-    assert chosen.batch == min(batch for batch, rate in there.items() if rate >= 0.85 * max(there.values()))
+    rates = {batch: rate for (name, batch), rate in open_to_it.items() if name == slice_}
+    assert chosen.batch == min(batch for batch, rate in rates.items() if rate >= 0.85 * max(rates.values()))
     assert chosen.bucket is not None and chosen.bucket.batch == chosen.batch
     assert chosen.figures == Chooser(curve).figures(chosen.bucket, GPU)[slice_]
     assert next(candidate.ok for candidate in chosen.candidates if candidate.offer == chosen.offer) or hints.mem_mib
 
 
 @given(curves, asked)
-def test_never_a_larger_slice_than_the_usual_batch_gets(curve: Curve, hints: Hints) -> None:
+def test_slice_is_never_larger_than_the_one_for_the_usual_batch(curve: Curve, hints: Hints) -> None:
     pair = both(Chooser(curve), hints)
     if pair is not None:
         assert pair[0].offer.order <= pair[1].offer.order
 
 
 @given(curves, open_hints, st.sampled_from(["batch", "slo", "train", "untold"]))
-def test_what_is_named_stays_and_what_is_unnamed_is_as_ever(curve: Curve, hints: Hints, what: str) -> None:
+def test_batch_is_chosen_only_for_inference_with_slo_and_no_batch_hint(curve: Curve, hints: Hints, what: str) -> None:
     hints = replace(hints, mem_mib=None)
     chooser, told = Chooser(curve), what != "untold"
     if what == "batch":
@@ -153,7 +153,7 @@ def test_what_is_named_stays_and_what_is_unnamed_is_as_ever(curve: Curve, hints:
     assert choice == chooser.choose(hints, GPU)
 
 
-def test_a_smaller_batch_on_a_smaller_slice() -> None:
+def test_smaller_batch_allows_a_smaller_slice() -> None:
     """A batch takes 10 ms up to 1.6 items on 1g.10gb and 6 on 3g: batches of 8 keep 15 ms on 3g, of 2 on 1g.10gb."""
     chooser = Chooser(Curve(0.010, 0.00075, 0.0))
     hints = Hints(model="m", slo_us=15_000)
@@ -165,7 +165,7 @@ def test_a_smaller_batch_on_a_smaller_slice() -> None:
     )
 
 
-def test_what_no_slice_does_with_the_usual_batch_a_smaller_one_does() -> None:
+def test_smaller_batch_meets_a_limit_that_the_usual_batch_cannot() -> None:
     slow = Curve(0.001, 0.004, 0.0)
     hints = Hints(model="m", slo_us=10_000)
     choice = Chooser(slow).choose(hints, GPU, told=True)
@@ -174,19 +174,19 @@ def test_what_no_slice_does_with_the_usual_batch_a_smaller_one_does() -> None:
 
 
 @pytest.mark.parametrize(("rate", "batch"), [(5, 1), (25, 2), (50, 4), (300, 16), (100_000, 64), (None, 64)])
-def test_a_services_batch_comes_together_within_the_limit(rate: int | None, batch: int) -> None:
-    """Any batch takes 10 ms: at 50 items/s three more come within 60 ms, seven within 140. Where items come faster than
-    one instance works there are more instances, and where nobody told how fast they are taken to come that fast."""
+def test_batch_of_a_service_fills_within_the_latency_limit(rate: int | None, batch: int) -> None:
+    """Any batch takes 10 ms: at 50 items/s three more arrive within 60 ms, seven within 140. If items arrive faster
+    than one instance works there are more instances; without a rate hint, items are assumed to arrive that fast."""
     chooser = Chooser(Curve(0.010, 1e-9, 0.0))
-    told = NO_LLM if rate is None else replace(NO_LLM, rate=rate * 1000)
-    choice = chooser.choose(Hints(model="m", slo_us=100_000, role="serve", llm=told), GPU, told=True)
+    llm_hints = NO_LLM if rate is None else replace(NO_LLM, rate=rate * 1000)
+    choice = chooser.choose(Hints(model="m", slo_us=100_000, role="serve", llm=llm_hints), GPU, told=True)
     assert choice.batch == batch and choice.figures is not None
-    assert rates_at_limit(chooser, Hints(model="m", slo_us=100_000, role="serve", llm=told), GPU)[
+    assert rates_at_limit(chooser, Hints(model="m", slo_us=100_000, role="serve", llm=llm_hints), GPU)[
         choice.offer.profile
     ] == pytest.approx(choice.figures.rate / 1000)
 
 
-def test_the_shipped_predictor_tells_the_batch_of_all_kinds_of_gpus() -> None:
+def test_shipped_predictor_chooses_a_batch_that_keeps_the_limits() -> None:
     chooser = Chooser(LearnedPredictor())
     for model in chooser.grids:
         for partition in (GPU, MIXED):

@@ -1,4 +1,4 @@
-"""Learned models on disk: what was written comes back, and nothing else is believed."""
+"""Learned models on disk: what was written is read back, and nothing else is accepted."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def figures(learned: Learned) -> object:
     return LearnedPredictor(learned).figures(CELL, H100)
 
 
-def test_nothing_yet_is_the_prior(models: ModelDirectory) -> None:
+def test_empty_directory_gives_the_prior(models: ModelDirectory) -> None:
     assert models.index() == Index()
     assert models.versions() == []
     assert models.current().saved.learned.version == 0
     assert not models.path.exists()
 
 
-def test_what_was_written_comes_back(models: ModelDirectory) -> None:
+def test_written_model_is_read_back(models: ModelDirectory) -> None:
     assert add(models, runs=12) == 1
     saved = models.load(1)
     assert (saved.learned.version, saved.learned.created, saved.report) == (1, 100.0, {"runs": 12})
@@ -98,7 +98,7 @@ def test_every_state_round_trips(
     assert saved.saved.learned.to_dict() == replace(learned, version=1, created=5.0).to_dict()
 
 
-def test_the_last_versions_are_kept(models: ModelDirectory) -> None:
+def test_only_the_last_versions_are_kept(models: ModelDirectory) -> None:
     for _ in range(5):
         add(models, keep=3)
     assert models.versions() == [3, 4, 5]
@@ -112,7 +112,7 @@ def test_the_index_remembers_a_bounded_number_of_tries(models: ModelDirectory) -
     assert len(tries) == statefile.MOST_TRIES and tries[-1]["n"] == 2 * statefile.MOST_TRIES - 1
 
 
-def test_going_back_rejects_the_newer_one(models: ModelDirectory) -> None:
+def test_roll_back_rejects_the_newer_version(models: ModelDirectory) -> None:
     for _ in range(3):
         add(models)
     assert models.roll_back(None, 200.0, {"lesson": 9}) == (3, 2)
@@ -127,7 +127,7 @@ def test_going_back_rejects_the_newer_one(models: ModelDirectory) -> None:
     assert models.current().saved.learned.version == 1
 
 
-def test_going_back_further_and_forward_again(models: ModelDirectory) -> None:
+def test_roll_back_to_a_given_version_and_forward_again(models: ModelDirectory) -> None:
     for _ in range(3):
         add(models)
     assert models.roll_back(1, 1.0, {}) == (3, 1)
@@ -137,7 +137,7 @@ def test_going_back_further_and_forward_again(models: ModelDirectory) -> None:
     assert 3 not in models.index().rejected and models.current().saved.learned.version == 3
 
 
-def test_there_must_be_something_to_go_back_to(models: ModelDirectory) -> None:
+def test_roll_back_without_an_older_version_is_refused(models: ModelDirectory) -> None:
     with pytest.raises(StateError, match="no learned version"):
         models.roll_back(None, 0.0, {})
     add(models)
@@ -148,7 +148,7 @@ def test_there_must_be_something_to_go_back_to(models: ModelDirectory) -> None:
     assert models.index().current == 1
 
 
-def test_a_reader_sees_the_old_one_or_the_new_one(models: ModelDirectory) -> None:
+def test_reader_sees_only_complete_versions_during_writes(models: ModelDirectory) -> None:
     add(models)
     troubles: list[object] = []
     versions: set[int] = set()
@@ -169,7 +169,7 @@ def test_a_reader_sees_the_old_one_or_the_new_one(models: ModelDirectory) -> Non
     assert troubles == [] and versions <= set(range(1, 12)) and versions
 
 
-def test_leftovers_of_a_killed_writer_are_cleared_away(models: ModelDirectory) -> None:
+def test_leftover_files_of_a_killed_writer_are_removed(models: ModelDirectory) -> None:
     add(models)
     (models.path / ".model-2.json.gz.deadbeef").write_bytes(b"half")
     (models.path / "model-2.json.gz").write_bytes(b"written, but the index never said so")
@@ -179,7 +179,7 @@ def test_leftovers_of_a_killed_writer_are_cleared_away(models: ModelDirectory) -
 
 
 def trouble(models: ModelDirectory) -> str:
-    """What is wrong with the newest of two versions; the older one must do."""
+    """The reported problem with the newer of two versions; the older one must be in use."""
     current = models.current()
     assert current.saved.learned.version == 1
     assert figures(current.saved.learned) == figures(LEARNED)
@@ -202,18 +202,18 @@ def test_a_symbolic_link_is_not_followed(models: ModelDirectory, two: Path, tmp_
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
-def test_what_others_may_write_is_not_believed(models: ModelDirectory, two: Path, mode: int) -> None:
+def test_file_writable_by_others_is_not_read(models: ModelDirectory, two: Path, mode: int) -> None:
     two.chmod(mode)
     assert "it is writable by others; chmod go-w" in trouble(models)
 
 
-def test_what_somebody_else_owns_is_not_believed(models: ModelDirectory, two: Path) -> None:
+def test_file_owned_by_another_user_is_not_read(models: ModelDirectory, two: Path) -> None:
     os.chown(two, 12345, -1)
     assert "belongs to uid 12345" in trouble(models)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_is_not_opened_for_long(models: ModelDirectory, two: Path, make: object) -> None:
+def test_fifo_or_directory_in_place_of_a_file_is_rejected(models: ModelDirectory, two: Path, make: object) -> None:
     two.unlink()
     make(two)
     assert "not a regular file" in trouble(models)
@@ -225,14 +225,14 @@ def test_a_file_that_is_too_long_is_not_read(models: ModelDirectory, two: Path) 
     assert "more than" in trouble(models)
 
 
-def test_a_bomb_does_not_go_off(models: ModelDirectory, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bomb_is_rejected(models: ModelDirectory, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statefile, "MOST_UNPACKED", 1 << 20)
     two.write_bytes(gzip.compress(b" " * (1 << 25)))
     assert two.stat().st_size < 1 << 16
     assert "unpacked it is larger" in trouble(models)
 
 
-def test_what_is_cut_short_is_not_believed(models: ModelDirectory, two: Path) -> None:
+def test_truncated_file_is_rejected(models: ModelDirectory, two: Path) -> None:
     two.write_bytes(two.read_bytes()[:-20])
     assert "incomplete" in trouble(models)
 
@@ -253,7 +253,7 @@ def test_what_is_cut_short_is_not_believed(models: ModelDirectory, two: Path) ->
     ],
     ids=lambda content: f"{len(content)}-bytes",
 )
-def test_what_is_no_model_is_not_believed(models: ModelDirectory, two: Path, content: bytes) -> None:
+def test_file_that_is_no_model_is_rejected(models: ModelDirectory, two: Path, content: bytes) -> None:
     two.write_bytes(content)
     trouble(models)
 
@@ -298,13 +298,13 @@ def _set(place: object, value: object) -> object:
         _set(["learned", "version"], "two"),
     ],
 )
-def test_wrong_numbers_are_not_believed(models: ModelDirectory, two: Path, change: object) -> None:
+def test_model_with_invalid_numbers_is_rejected(models: ModelDirectory, two: Path, change: object) -> None:
     corrupted(two, change)
     trouble(models)
 
 
 @given(st.data())
-def test_no_byte_that_changed_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_changed_bytes_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     models = ModelDirectory(tmp_path_factory.mktemp("m") / "models", ME)
     add(models)
     path = models.path / "model-1.json.gz"
@@ -320,7 +320,7 @@ def test_no_byte_that_changed_breaks_the_reader(tmp_path_factory: pytest.TempPat
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
-def test_a_directory_that_others_may_write_is_not_used(models: ModelDirectory, two: Path, mode: int) -> None:
+def test_directory_writable_by_others_is_not_used(models: ModelDirectory, two: Path, mode: int) -> None:
     models.path.chmod(mode)
     current = models.current()
     assert current.saved.learned.version == 0
@@ -331,18 +331,18 @@ def test_a_directory_that_others_may_write_is_not_used(models: ModelDirectory, t
         models.index()
 
 
-def test_a_directory_of_somebody_else_is_not_used(models: ModelDirectory, two: Path) -> None:
+def test_directory_owned_by_another_user_is_not_used(models: ModelDirectory, two: Path) -> None:
     os.chown(models.path, 12345, -1)
     assert "belongs to uid 12345" in models.current().troubles[0]
 
 
-def test_a_linked_directory_is_not_used(models: ModelDirectory, two: Path, tmp_path: Path) -> None:
+def test_directory_that_is_a_symbolic_link_is_not_used(models: ModelDirectory, two: Path, tmp_path: Path) -> None:
     models.path.rename(tmp_path / "other")
     models.path.symlink_to(tmp_path / "other")
     assert "must be a directory" in models.current().troubles[0]
 
 
-def test_a_number_too_large_for_any_is_not_believed(models: ModelDirectory, two: Path) -> None:
+def test_number_that_overflows_is_rejected(models: ModelDirectory, two: Path) -> None:
     content = gzip.decompress(two.read_bytes())
     changed, count = re.subn(rb'"rows": ?[0-9]+', b'"rows":1e999', content)
     assert count == 1
@@ -360,7 +360,7 @@ def test_a_number_too_large_for_any_is_not_believed(models: ModelDirectory, two:
         '{"format": 1, "current": 1e999, "last": 2, "rejected": {}, "seen": {}, "tries": []}',
     ],
 )
-def test_a_broken_index_means_physics_until_the_next_refit(models: ModelDirectory, two: Path, text: str) -> None:
+def test_broken_index_gives_the_prior_until_the_next_refit(models: ModelDirectory, two: Path, text: str) -> None:
     (models.path / "index.json").write_text(text)
     current = models.current()
     assert current.saved.learned.version == 0 and "index.json" in current.troubles[0]
@@ -368,7 +368,7 @@ def test_a_broken_index_means_physics_until_the_next_refit(models: ModelDirector
     assert models.current().saved.learned.version == 3
 
 
-def test_a_lock_that_is_a_link_is_not_followed(models: ModelDirectory, two: Path, tmp_path: Path) -> None:
+def test_lock_that_is_a_symbolic_link_is_not_followed(models: ModelDirectory, two: Path, tmp_path: Path) -> None:
     (models.path / ".lock").unlink()
     (models.path / ".lock").symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic links"):
@@ -376,11 +376,11 @@ def test_a_lock_that_is_a_link_is_not_followed(models: ModelDirectory, two: Path
     assert not (tmp_path / "victim").exists()
 
 
-def test_nobody_else_can_hold_the_lock(models: ModelDirectory, two: Path) -> None:
+def test_lock_file_is_accessible_to_its_owner_only(models: ModelDirectory, two: Path) -> None:
     assert (models.path / ".lock").stat().st_mode & 0o077 == 0
 
 
-def test_what_root_writes_for_slurm_user_belongs_to_him(tmp_path: Path) -> None:
+def test_files_written_by_root_belong_to_slurm_user(tmp_path: Path) -> None:
     os.chown(tmp_path, 12345, 12345)
     models = ModelDirectory(tmp_path / "models", {12345})
     add(models)

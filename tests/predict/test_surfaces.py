@@ -1,4 +1,4 @@
-"""The curves' form: derivatives are right, hardware helps, points teach."""
+"""The form of the curves: derivatives are right, more hardware is faster, points improve predictions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_larger_batches_take_longer_and_need_more(name: str, seed: int) -> None:
 
 @given(name=st.sampled_from(MODELS), seed=st.integers(0, 100))
 @settings(max_examples=15, deadline=None)
-def test_points_make_surer_and_righter(name: str, seed: int) -> None:
+def test_more_points_reduce_error_and_uncertainty(name: str, seed: int) -> None:
     rows = measure(name, truth(name, seed), noise=0.0)
     model = known(name)
     cells = Cells.of_rows(rows, A100, model)
@@ -68,15 +68,15 @@ def test_points_make_surer_and_righter(name: str, seed: int) -> None:
     assert error[2] < 0.02 and error[2] < error[0]
 
 
-def test_no_point_leaves_the_prior() -> None:
+def test_adapting_to_no_points_returns_the_prior() -> None:
     prior = pool(TIME, "infer", ()).prior("x", known("vgg16"), A100)
     nothing = Cells(*(np.zeros(0) for _ in range(6)))
     assert adapt(TIME, prior, nothing, np.zeros(0), 0.1) is prior
 
 
-def test_relative_speed_is_an_expectation() -> None:
-    """Of a model of which nothing is known, the speed on a small slice is neither that of a host-bound nor that of a
-    saturated one."""
+def test_relative_speed_of_an_unmeasured_model_is_an_expectation() -> None:
+    """For a model without measurements, the relative speed on a small slice is neither that of a host-bound model nor
+    that of a saturated one."""
     model = known("resnet50")
     sure = pool(TIME, "train", ()).prior("x", model, A100)
     small, whole = grid([256], [SHARES[0]]), grid([256], [SHARES[2]])

@@ -1,5 +1,5 @@
-"""Learning from measurements: what is measured of some models makes the first guess for others better, and says how
-sure it is."""
+"""Learning from measurements: measurements of some models improve the first guess for others, and set its
+uncertainty."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def learned(rows: list[Measurement]) -> Learned:
     return learn(rows, KNOWLEDGE, version=3, created=1e9)
 
 
-def test_other_models_teach() -> None:
-    """The laboratory's items cost three times what physics says: models that it measured tell so of one that it did
-    not."""
+def test_measurements_of_other_models_improve_the_first_guess() -> None:
+    """The laboratory's items cost three times what the prior says: the models that it measured show this for a model
+    that it did not measure."""
     slow = table(shift=1.1)
     before, after = [], []
     for name in MODELS[:4]:
@@ -59,7 +59,7 @@ def test_other_models_teach() -> None:
     assert np.mean(after) < 0.6 * np.mean(before)
 
 
-def test_measured_models_are_known_and_narrow(learned: Learned) -> None:
+def test_measured_model_has_narrow_intervals(learned: Learned) -> None:
     predictor, blank = LearnedPredictor(learned), LearnedPredictor()
     assert (predictor.version, blank.version) == ("learned-3", "prior")
     cell = Bucket("resnet50", "infer", 32, 224, "px")
@@ -69,40 +69,40 @@ def test_measured_models_are_known_and_narrow(learned: Learned) -> None:
     assert sure.memory_mib.high / sure.memory_mib.low < unsure.memory_mib.high / unsure.memory_mib.low
 
 
-def test_confidence_widens(learned: Learned) -> None:
+def test_higher_confidence_widens_the_interval(learned: Learned) -> None:
     cell = Bucket("resnet50", "infer", 32, 224, "px")
     low, high = (LearnedPredictor(learned, confidence=c).figures(cell, H100)[P("2g.20gb")] for c in (0.7, 0.95))
     assert low.latency_s.high < high.latency_s.high
 
 
-def test_another_gpu_starts_from_what_is_known_here(rows: list[Measurement]) -> None:
-    """A model twice as slow as physics says here is expected to be slow on a GPU where it was not measured."""
+def test_prior_for_another_gpu_starts_from_measurements_of_this_one(rows: list[Measurement]) -> None:
+    """A model measured as much slower than the prior is expected to be slow on a GPU where it was not measured."""
     slow = truth("vgg16", 0, 0.4)
     slow[1] += 1.0
     changed = [row for row in rows if row.model != "vgg16"] + measure("vgg16", slow)
-    there = GpuSpec("h100-80gb", A100.facts._replace(tflops=989, bandwidth_gbs=3350), 80)
+    other_gpu = GpuSpec("h100-80gb", A100.facts._replace(tflops=989, bandwidth_gbs=3350), 80)
     item = TIME.names.index("item")
 
     def guess(found: list[Measurement]) -> float:
         population = learn(found, KNOWLEDGE).population("time", "infer")
-        return float(population.prior("vgg16", known("vgg16"), there).mean[item])
+        return float(population.prior("vgg16", known("vgg16"), other_gpu).mean[item])
 
     assert guess(changed) - guess(rows) > 0.5
 
 
-def test_rows_that_did_not_run_teach_nothing(rows: list[Measurement]) -> None:
+def test_rows_of_failed_measurements_are_ignored(rows: list[Measurement]) -> None:
     failed = [replace(row, latency_s=None, throughput_per_s=None, memory_mib=None, batch=512) for row in rows[:30]]
-    one, two = learn(rows, KNOWLEDGE), learn([*rows, *failed], KNOWLEDGE)
-    assert replace(two, rows=one.rows).to_dict() == one.to_dict()
+    without_failed, with_failed = learn(rows, KNOWLEDGE), learn([*rows, *failed], KNOWLEDGE)
+    assert replace(with_failed, rows=without_failed.rows).to_dict() == without_failed.to_dict()
 
 
-def test_nothing_measured_is_the_prior() -> None:
+def test_learning_from_no_rows_gives_the_prior() -> None:
     assert learn([], KNOWLEDGE).populations == {}
     one_point = measure("vgg16", truth("vgg16", 0), batches=(8,))[:1]
     assert LearnedPredictor(learn(one_point, KNOWLEDGE)).figures(Bucket("vgg16", "infer", 8, 224, "px"), H100)
 
 
-def test_models_that_no_facts_describe(rows: list[Measurement]) -> None:
+def test_model_without_built_in_facts_is_learned_from_its_rows(rows: list[Measurement]) -> None:
     mine = [replace(row, model="our-net", params=2e7, flops_per_item=5e9) for row in rows if row.model == "resnet50"]
     predictor = LearnedPredictor(learn([*rows, *mine], KNOWLEDGE))
     assert predictor.grids()["our-net"].unit == "px" and 224 in predictor.grids()["our-net"].inputs
@@ -112,7 +112,7 @@ def test_models_that_no_facts_describe(rows: list[Measurement]) -> None:
 # -- as a value -------------------------------------------------------------------------------------------------------
 
 
-def test_a_state_comes_back_from_json(learned: Learned) -> None:
+def test_learned_state_round_trips_through_json(learned: Learned) -> None:
     text = json.dumps(learned.to_dict())
     again = Learned.from_dict(json.loads(text))
     assert again.to_dict() == learned.to_dict()
@@ -148,7 +148,7 @@ def spoil(path: tuple[Any, ...], value: Any) -> Callable[[dict[str, Any]], None]
         spoil(("rows",), "many"),
     ],
 )
-def test_spoiled_states_are_refused(learned: Learned, change: Callable[[dict[str, Any]], None]) -> None:
+def test_corrupted_states_are_refused(learned: Learned, change: Callable[[dict[str, Any]], None]) -> None:
     data = json.loads(json.dumps(learned.to_dict()))
     change(data)
     with pytest.raises(StateError):
@@ -160,8 +160,8 @@ def test_spoiled_states_are_refused(learned: Learned, change: Callable[[dict[str
 # -- which points, which edges, how wide ------------------------------------------------------------------------------
 
 
-def test_the_rule_of_points() -> None:
-    """Largest slice at batch 4; middle slice at 32; smallest slice at 8; then wherever most is learned."""
+def test_first_points_follow_the_fixed_rule_then_expected_information() -> None:
+    """Largest slice at batch 4; middle slice at 32; smallest slice at 8; then the points with the most information."""
     found = measure("resnet50", truth("resnet50", 0), procs=(1, 2))
     cells = Cells.of_rows(found, A100, known("resnet50"))
     belief = pool(TIME, "infer", ()).prior("resnet50", known("resnet50"), A100)
@@ -177,7 +177,7 @@ def test_the_rule_of_points() -> None:
         ("1g.10gb", 8, 1),
     ]
     assert next_point(TIME, belief, cells, done, []) is None
-    # what does not fit is left out: the nearest takes its place
+    # a point that does not fit is left out and the nearest one takes its place
     left = [i for i in range(len(found)) if i != done[2]]
     instead = next_point(TIME, belief, cells, done[:2], left)
     assert instead is not None and (found[instead].profile, found[instead].batch) == ("1g.10gb", 4)
@@ -185,27 +185,29 @@ def test_the_rule_of_points() -> None:
 
 @given(st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=5), st.floats(1e-4, 1e-1), st.integers(2, 300))
 @settings(max_examples=examples(60), deadline=None)
-def test_edges_charge_no_more_than_they_say(items: list[float], host: float, largest: int) -> None:
+def test_rounding_up_to_a_batch_edge_costs_no_more_than_the_stated_growth(
+    items: list[float], host: float, largest: int
+) -> None:
     batches = np.arange(1, largest + 1, dtype=float)
     seconds = np.column_stack([np.maximum(host, item * batches) for item in items])
     edges = batch_edges(seconds)
     assert edges[0] == 1 and edges[-1] == largest and list(edges) == sorted(set(edges))
-    for one, two in pairwise(edges):
-        assert two == one + 1 or (seconds[two - 1] <= GROWTH * seconds[one - 1] * (1 + 1e-9)).all()
+    for lower, upper in pairwise(edges):
+        assert upper == lower + 1 or (seconds[upper - 1] <= GROWTH * seconds[lower - 1] * (1 + 1e-9)).all()
     for column in seconds.T:
         assert knee(range(1, largest + 1), column) in edges
     assert {2**i for i in range(9) if 2**i <= largest} <= set(edges)
 
 
-def test_input_edges_hold_the_sizes_that_were_measured() -> None:
+def test_input_edges_include_the_measured_sizes() -> None:
     edges = input_edges(known("resnet50").work, {224, 299}, 1024)
     assert {224, 299, 1024} <= set(edges) and list(edges) == sorted(set(edges))
 
 
 @given(st.integers(4, 40), st.integers(0, 1000))
 @settings(max_examples=20, deadline=None)
-def test_calibration_holds_for_models_left_out(models: int, seed: int) -> None:
-    """Factors grow with the level; for models that were left out, alike and unlike, levels hold within a few models."""
+def test_calibration_holds_for_left_out_models(models: int, seed: int) -> None:
+    """Factors grow with the level; for left-out models, similar or not, levels hold to within a few models."""
     draw = np.random.default_rng(seed)
 
     def scores(model: str) -> list[Score]:
@@ -219,8 +221,8 @@ def test_calibration_holds_for_models_left_out(models: int, seed: int) -> None:
     assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
 
 
-def test_strangers_are_told_apart(learned: Learned) -> None:
-    """A stack and a family that were measured have the table's own intervals, all others those of strangers."""
+def test_unmeasured_stacks_and_families_get_the_intervals_of_strangers(learned: Learned) -> None:
+    """Measured stacks and families get the table's own intervals, all others the intervals for strangers."""
     population, pace = learned.population("time", "infer"), np.zeros(1, dtype=np.intp)
     assert not population.is_stranger(known("resnet50"), A100, "a100-80gb|lab")
     assert population.is_stranger(known("resnet50"), A100, "a100-80gb|another")
@@ -233,12 +235,12 @@ def test_strangers_are_told_apart(learned: Learned) -> None:
 
 @pytest.mark.parametrize("figure", ["time", "memory"])
 @pytest.mark.parametrize("kind", ["infer", "train"])
-def test_strangers_intervals_grow_with_the_level(figure: str, kind: str) -> None:
+def test_intervals_of_strangers_grow_with_the_level(figure: str, kind: str) -> None:
     for factors in unmeasured(figure, kind).factors.values():
         assert list(factors) == sorted(factors) and factors[0] > 0
 
 
-def test_without_left_out_models_intervals_are_wide() -> None:
+def test_intervals_are_wide_without_left_out_models() -> None:
     wide = Calibration({}).factor(0.9, 0, np.zeros(1, dtype=np.intp))[0]
     assert wide > 2.0
     few = calibrate([Score("one", 0, 1, 0.1), Score("two", 0, 1, 0.1)])

@@ -1,4 +1,4 @@
-"""What is far from everything else that is known is named, and nothing else is."""
+"""Measurements far from all other data are reported, and nothing else is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEW = "bert-base"
 
 @pytest.fixture(scope="module")
 def predictor() -> LearnedPredictor:
-    """One that has seen all models but one."""
+    """A predictor that has seen all models but one."""
     rows = [row for row in table() if row.model != NEW]
     return LearnedPredictor(learn(rows, ModelKnowledge()))
 
@@ -34,16 +34,14 @@ def scaled(rows: list[Measurement], factor: float) -> list[Measurement]:
     ]
 
 
-def test_what_agrees_is_not_named(predictor: LearnedPredictor) -> None:
+def test_rows_that_agree_are_not_reported(predictor: LearnedPredictor) -> None:
     assert NEW in MODELS
     for factor in (0.7, 1.0, 1.5):
         assert unusual(scaled(table(), factor), predictor) == []
 
 
 @pytest.mark.parametrize("factor", [0.1, 10.0])
-def test_a_table_that_is_wrong_throughout_is_named_once_for_each_model(
-    predictor: LearnedPredictor, factor: float
-) -> None:
+def test_wrong_table_is_reported_once_per_model(predictor: LearnedPredictor, factor: float) -> None:
     rows = [row for row in table() if row.model == NEW]
     (found,) = unusual(scaled(rows, factor), predictor)
     assert (found.figure, found.model, found.kind) == ("time", NEW, "infer")
@@ -52,7 +50,7 @@ def test_a_table_that_is_wrong_throughout_is_named_once_for_each_model(
 
 
 def language(kind: str, factor: float) -> list[Measurement]:
-    """A language model that is served, or trained, at so many times the computed times."""
+    """A language model served or trained at `factor` times the computed times."""
     words = "max_num_seqs=4 input=512 output=128 engine=vllm" if kind == "serve" else "role=train micro_batch=4 seq=512"
     workload = workload_of(parse(f"migbatch: model=qwen2.5-0.5b {words}"))
     assert workload is not None
@@ -68,7 +66,7 @@ def language(kind: str, factor: float) -> list[Measurement]:
 
 @pytest.mark.parametrize(("kind", "figures"), [("serve", ["ttft", "tpot"]), ("train", ["step"])])
 @pytest.mark.parametrize("factor", [0.2, 5.0, 30.0])
-def test_language_models_are_held_against_the_arithmetic(
+def test_language_model_rows_are_compared_with_the_computed_figures(
     predictor: LearnedPredictor, kind: str, figures: list[str], factor: float
 ) -> None:
     assert unusual(language(kind, 1.5), predictor) == []

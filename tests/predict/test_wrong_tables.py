@@ -1,5 +1,5 @@
-"""What is measured never makes the first guess for other models worse than knowing nothing: not one model alone, and
-not a table that is wrong."""
+"""Measurements never make the first guess for other models worse than no data would: neither measurements of a single
+model nor a wrong table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STACK = "a100-80gb|lab"
 
 
 def missed(learned: Learned, rows: Sequence[Measurement], name: str) -> float:
-    """Mean distance of logarithms of the first guess for a model."""
+    """Mean absolute error, in logarithms, of the first guess for a model."""
     found = [row for row in rows if row.model == name]
     prior = learned.population("time", "infer").prior(name, known(name), A100, STACK)
     value, _ = prior.predict(TIME, Cells.of_rows(found, A100, known(name)))
@@ -65,7 +65,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("shift", [0.0, 0.4])
-def test_one_measured_model_does_not_mislead(name: str, shift: float) -> None:
+def test_one_measured_model_does_not_spoil_predictions_for_others(name: str, shift: float) -> None:
     rows = table(shift=shift)
     learned = learn([row for row in rows if row.model == name], KNOWLEDGE)
     others = [model for model in MODELS if model != name]
@@ -74,11 +74,14 @@ def test_one_measured_model_does_not_mislead(name: str, shift: float) -> None:
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_a_wrong_table_is_not_believed(wrong: Callable[[list[Measurement]], list[Measurement]]) -> None:
-    """Neither one that is wrong as a whole, nor wrong rows of some models among right ones."""
+def test_wrong_table_does_not_spoil_predictions(wrong: Callable[[list[Measurement]], list[Measurement]]) -> None:
+    """Neither a table that is wrong as a whole, nor one with wrong rows of some models among right ones."""
     rows = table(shift=0.4)
     bad = [row for name in MODELS for row in wrong([row for row in rows if row.model == name])]
-    mixed = [(two if two.model in MODELS[1::3] else one) for one, two in zip(rows, bad, strict=True)]
+    mixed = [
+        (wrong_row if wrong_row.model in MODELS[1::3] else right_row)
+        for right_row, wrong_row in zip(rows, bad, strict=True)
+    ]
     errors = []
     for name in thinned(MODELS[::2], list(WRONG.values()).index(wrong)):
         stores = (learn([row for row in found if row.model != name], KNOWLEDGE) for found in (bad, mixed))
@@ -88,9 +91,9 @@ def test_a_wrong_table_is_not_believed(wrong: Callable[[list[Measurement]], list
     assert some_bad <= nothing
 
 
-def test_precision_is_the_stacks() -> None:
-    """One transformer that is slow, because its stack computes products in fp32, tells of another, not of a network of
-    convolutions."""
+def test_slow_transformer_moves_other_transformers_but_not_cnns() -> None:
+    """One transformer that is slow, because its stack computes products in fp32, affects the guess for another
+    transformer, not for a convolutional network."""
     slow = truth("bert-base", 0, 1.4)
     learned = learn(measure("bert-base", slow), KNOWLEDGE).population("time", "infer")
     item = TIME.names.index("item")
@@ -108,20 +111,20 @@ def _nothing() -> Population:
 
 
 @pytest.mark.parametrize("shift", [-0.4, 0.0, 0.4])
-def test_one_point_is_worth_more_than_with_simple_physics(shift: float) -> None:
-    """Over the models, against time in proportion to the batch and to one over the slice, through the same point. (Not
-    for each model: items that cost 2.7 times what facts say are taken for a slow host.)"""
+def test_one_point_predicts_better_than_proportional_scaling(shift: float) -> None:
+    """On average over the models, compared with time in proportion to the batch and inverse to the slice, through the
+    same point. (Not for each model: items that cost 2.7 times what facts say are taken for a slow host.)"""
     errors = []
     for name in MODELS:
         rows = measure(name, truth(name, 0, shift), noise=0.0)
         cells = Cells.of_rows(rows, A100, known(name))
         logs = np.log([row.seconds or 0.0 for row in rows])
-        one = next(i for i, row in enumerate(rows) if (row.profile, row.batch) == ("7g.80gb", 4))
+        point = next(i for i, row in enumerate(rows) if (row.profile, row.batch) == ("7g.80gb", 4))
         prior = Learned().population("time", "infer").prior(name, known(name), A100, STACK)
-        belief = adapt(TIME, prior, cells.take([one]), logs[[one]], 0.05)
+        belief = adapt(TIME, prior, cells.take([point]), logs[[point]], 0.05)
         load = np.log(cells.batch / cells.sm)
-        guesses = (belief.predict(TIME, cells)[0], logs[one] + load - load[one])
+        guesses = (belief.predict(TIME, cells)[0], logs[point] + load - load[point])
         errors.append([np.abs(np.expm1(logs - guess)).mean() for guess in guesses])
-        assert belief.predict(TIME, cells.take([one]))[0][0] == pytest.approx(logs[one], abs=0.1)
+        assert belief.predict(TIME, cells.take([point]))[0][0] == pytest.approx(logs[point], abs=0.1)
     ours, simple = np.mean(errors, axis=0)
     assert ours < simple

@@ -1,4 +1,4 @@
-"""One measured point: what it refuses, and what it derives."""
+"""One measured point: which values it refuses, and which it derives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def row(**cells: str) -> dict[str, str]:
     return {"gpu": "NVIDIA A100-SXM4-80GB", "model": "ResNet50", "batch": "8", **cells}
 
 
-def test_text_cells_become_figures() -> None:
+def test_text_cells_are_parsed_into_numbers() -> None:
     point = Measurement.from_text(row(profile="2G.20GB", latency_s="0.02", procs="2", sm_count="28.0"))
     assert (point.model, point.profile, point.sm_count) == ("resnet50", "2g.20gb", 28)
     assert point.seconds == 0.02
@@ -30,7 +30,7 @@ def test_a_point_without_speed_did_not_run() -> None:
     assert point.seconds is None and point.rate is None
 
 
-def test_seconds_follow_from_throughput() -> None:
+def test_seconds_are_computed_from_throughput() -> None:
     assert Measurement.from_text(row(throughput_per_s="400", procs="2")).seconds == pytest.approx(0.04)
 
 
@@ -50,12 +50,12 @@ def test_seconds_follow_from_throughput() -> None:
         ({"profile": "1g"}, "profile"),
     ],
 )
-def test_bad_cells_are_refused_by_name(cells: dict[str, str], said: str) -> None:
+def test_invalid_cells_are_refused_by_column_name(cells: dict[str, str], said: str) -> None:
     with pytest.raises(MeasurementError, match=said):
         Measurement.from_text(row(**cells))
 
 
-def test_how_a_language_model_was_trained_is_read_in_the_words_of_hints() -> None:
+def test_tuning_column_is_parsed_with_the_words_of_hints() -> None:
     cells = {"gpu": "h100", "model": "llama-3-8b", "batch": "2", "input_size": "2048", "kind": "train"}
     row = Measurement.from_text({**cells, "tuning": "QLoRA/adamw_8bit/checkpointing"})
     assert row.trained == Tuning("qlora", "adamw_8bit", "on") and not row.trained.usual

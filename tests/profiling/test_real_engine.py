@@ -1,4 +1,4 @@
-"""`migbatch profile run --server` on a serving engine that others wrote: llama.cpp on the CPU, with random weights."""
+"""`migbatch profile run --server` on a third-party serving engine: llama.cpp on the CPU, with random weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.engine
-def test_llama_cpp_is_measured(
+def test_llama_cpp_server_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -47,9 +47,9 @@ def test_llama_cpp_is_measured(
             assert code == 0, shown.err
         finally:
             server.kill()
-    told = json.loads(shown.out)
-    assert (told["engine"], told["server"]["longest"]) == ("llamacpp", 1024)
-    assert not told["refused"] and not told["left"]
+    report = json.loads(shown.out)
+    assert (report["engine"], report["server"]["longest"]) == ("llamacpp", 1024)
+    assert not report["refused"] and not report["left"]
     rows = read_folder(tmp_path / "llama-3-8b.csv")
     assert [(row.batch, row.input_size, row.output) for row in rows] == [
         (1, 64, 32),
@@ -57,7 +57,7 @@ def test_llama_cpp_is_measured(
         (1, 512, 32),
         (4, 512, 32),
     ]
-    for point in told["points"]:
+    for point in report["points"]:
         assert not point["errors"] and point["requests"] >= 8
         whole = point["ttft_s"]["mean"] + 31 * point["tpot_s"]["mean"]
         assert whole == pytest.approx(point["request_s"]["mean"], rel=0.2)

@@ -1,4 +1,4 @@
-"""Which points a run has, and which of them memory rules out."""
+"""The points of a run, and which of them are ruled out by memory."""
 
 import pytest
 from hypothesis import given
@@ -33,17 +33,17 @@ def row(cell, ran=True):
         ("5-5", True, (5,)),
     ],
 )
-def test_numbers_are_written_as_lists_and_ranges(text, doubling, expected):
+def test_number_lists_and_ranges_are_parsed(text, doubling, expected):
     assert numbers(text, doubling=doubling) == expected
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1,", "8-1", "0-3", "a", "1.5", "1-2-3", "1-999999999"])
-def test_what_is_no_list_of_numbers_is_refused_with_advice(text):
+def test_invalid_number_list_is_refused_with_advice(text):
     with pytest.raises(CellError, match=r"write"):
         numbers(text)
 
 
-def test_the_order_is_ascending_with_the_batch_quickest():
+def test_cells_are_ordered_ascending_with_the_batch_varying_fastest():
     assert product([4, 1], [512, 128], [2, 1])[:3] == (
         MeasurementCell(1, 128),
         MeasurementCell(4, 128),
@@ -67,7 +67,7 @@ def test_needing_at_least_is_a_partial_order(a, b, c):
 
 
 @given(st.sets(small, min_size=1, max_size=5), st.sets(small, max_size=3), cells)
-def test_after_a_misfit_larger_batches_and_inputs_are_not_open(batches, inputs, full):
+def test_larger_cells_are_closed_after_one_that_did_not_fit(batches, inputs, full):
     grid = product(batches, inputs or {None}, [1, 2])
     left = open_cells(grid, [row(full, ran=False)])
     for cell in grid:
@@ -80,6 +80,6 @@ def test_after_a_misfit_larger_batches_and_inputs_are_not_open(batches, inputs, 
 
 
 @given(st.lists(cells, max_size=6), st.data())
-def test_what_was_measured_is_not_open(grid, data):
+def test_measured_cells_are_not_open(grid, data):
     done = data.draw(st.sets(st.sampled_from(grid))) if grid else set()
     assert set(open_cells(grid, [row(cell) for cell in done])) == set(grid) - done

@@ -1,4 +1,4 @@
-"""`migbatch profile run` as a user meets it, on the CPU and on a simulated slice."""
+"""`migbatch profile run` as a user runs it, on the CPU and on a simulated slice."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def go(capsys, *args):
     return code, shown.out, shown.err
 
 
-def test_a_model_is_measured_until_memory_ends(capsys):
+def test_model_is_measured_up_to_the_memory_limit(capsys):
     code, out, err = go(
         capsys,
         "bench.py:make",
@@ -91,7 +91,7 @@ def test_a_model_is_measured_until_memory_ends(capsys):
     assert "toy-net on the CPU" in err and "batch 16, input 100: does not fit" in err
 
 
-def test_json_holds_the_rows_and_what_the_table_has_no_column_for(capsys):
+def test_json_output_holds_rows_and_details_beyond_the_table_columns(capsys):
     code, out, err = go(
         capsys, "bench.py:make", "--model", "m", "--batches", "2-8", "--inputs", 250, "--json", "-q", *QUICK
     )
@@ -106,7 +106,7 @@ def test_json_holds_the_rows_and_what_the_table_has_no_column_for(capsys):
     assert [set(knee) for knee in result["knees"]] == [{"input_size", "procs", "batch"}]
 
 
-def test_several_processes_are_points_of_their_own(capsys):
+def test_process_counts_are_separate_points(capsys):
     code, _, _ = go(
         capsys, "bench.py:make", "--model", "m", "--batches", "2", "--inputs", "100", "--procs", "1-2", *QUICK
     )
@@ -130,7 +130,7 @@ def test_a_run_that_failed_is_resumed(capsys):
     assert after[:2] == before and [row.batch for row in after] == [1, 2, 8]
 
 
-def test_the_curves_are_drawn(capsys):
+def test_plot_option_draws_the_curves(capsys):
     args = ("bench.py:make", "--model", "m<&>", "--batches", "1-16", "--inputs", "100,200", *QUICK)
     code, _, err = go(capsys, *args, "--plot", "m.svg")
     assert code == 2 and "--model is a name" in err
@@ -155,14 +155,14 @@ def test_the_curves_are_drawn(capsys):
         (["bench.py:make", "--params", "many"], "25.6m"),
     ],
 )
-def test_wrong_usage_says_what_to_write(capsys, args, text):
+def test_wrong_usage_is_refused_with_advice(capsys, args, text):
     code, out, err = go(capsys, *args, "--model", "m", "--device", "cpu")
     assert (code, out) == (2, "")
     assert text in err
     assert not Path("m.csv").exists()
 
 
-def test_what_no_table_can_hold_is_refused_before_measuring(capsys):
+def test_invalid_table_options_are_refused_before_measuring(capsys):
     code, _, err = go(capsys, "bench.py:plain", "--model", "n", "--source", "x" * 300, *QUICK)
     assert code == 2 and "256 characters" in err and not Path("n.csv").exists()
     code, _, err = go(capsys, "bench.py:plain", "--model", "n", "--family", "a\nb", *QUICK)
@@ -173,7 +173,7 @@ def test_what_no_table_can_hold_is_refused_before_measuring(capsys):
     assert code == 1 and "no-such-python cannot be run" in err
 
 
-def test_counts_are_written_as_people_do(capsys):
+def test_counts_accept_suffixes_and_exponents(capsys):
     code, _, _ = go(
         capsys, "bench.py:plain", "--model", "m", "--batches", "1", "--params", "25.6M", "--flops", "8.2e9", *QUICK
     )
@@ -182,7 +182,7 @@ def test_counts_are_written_as_people_do(capsys):
     assert (row.params, row.flops_per_item) == (25.6e6, 8.2e9)
 
 
-def test_a_command_in_another_language(capsys, place):
+def test_external_command_is_measured(capsys, place):
     script = place / "prog.sh"
     script.write_text('#!/bin/sh\nfor i in 1 2 3; do echo "migbatch: items=$1 seconds=0.5"; done\n')
     script.chmod(0o755)
@@ -192,7 +192,7 @@ def test_a_command_in_another_language(capsys, place):
     assert (row.throughput_per_s, row.latency_s) == (8.0, 0.5)
 
 
-def test_an_interrupted_run_keeps_what_it_measured():
+def test_interrupted_run_keeps_its_results():
     code = "import sys; from slurm_migbatch.cli.main import main; main()"
     command = [
         sys.executable,
@@ -220,7 +220,7 @@ def test_an_interrupted_run_keeps_what_it_measured():
     assert [row.batch for row in read_folder(Path("m.csv"))] == [1]
 
 
-def test_on_a_slice_rows_name_it_and_memory_is_the_slices(place):
+def test_rows_measured_on_a_slice_name_it_and_its_memory_use(place):
     machine = SimulatedMachine.create(place / "sim", gpus=["h100-80gb"])
     with NvmlDriver(str(machine.library)) as driver:
         uuid = driver.gpus()[0].create(Slot.of("2g.20gb", 0, 2)).mig_uuid
@@ -247,8 +247,8 @@ def test_on_a_slice_rows_name_it_and_memory_is_the_slices(place):
     assert not rows[-1].ran
 
 
-def test_a_few_points_are_the_predictors_choice(capsys):
-    """Batch 4, 32, 8; the next run adds the point that teaches most, and never one twice."""
+def test_points_option_lets_the_predictor_choose_the_points(capsys):
+    """Batch 4, 32, 8; the next run adds the most informative points, and never one twice."""
     wanted = ["bench.py:plain2", "--model", "m", "--batches", "1-64", *QUICK, "--json"]
     Path("bench.py").write_text(Path("bench.py").read_text() + "\ndef plain2(batch):\n    return lambda: None\n")
     code, out, _ = go(capsys, *wanted, "--points", 3)
@@ -259,8 +259,8 @@ def test_a_few_points_are_the_predictors_choice(capsys):
     assert code == 0 and len(batches) == len(set(batches)) == 5 and {4, 8, 32} <= set(batches)
 
 
-def test_points_for_a_limit_are_those_that_a_service_would_run(capsys):
-    """Two milliseconds an item: whatever is guessed at first, the largest batch that keeps the limit is found."""
+def test_points_with_slo_find_the_largest_batch_within_the_limit(capsys):
+    """Two milliseconds per item: whatever the first guess, the largest batch that keeps the limit is found."""
     Path("bench.py").write_text(
         Path("bench.py").read_text() + "\nimport time\ndef slow(batch):\n    return lambda: time.sleep(0.002 * batch)\n"
     )
@@ -280,11 +280,11 @@ def test_points_for_a_limit_are_those_that_a_service_would_run(capsys):
         (["--points", 2, "--slo", "0s"], "write 200ms"),
     ],
 )
-def test_a_limit_is_a_time_and_goes_with_points(capsys, words, told):
+def test_slo_option_needs_a_duration_and_points(capsys, words, told):
     code, _, err = go(capsys, "bench.py:plain", "--model", "m", *QUICK, *words)
     assert code == 2 and told in err
 
 
-def test_points_or_grid(capsys):
+def test_points_and_grid_options_are_exclusive(capsys):
     code, _, err = go(capsys, "bench.py:make", "--model", "m", "--points", 1, "--grid", *QUICK)
     assert code == 2 and "either" in err

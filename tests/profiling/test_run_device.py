@@ -1,4 +1,4 @@
-"""What is found out about the device at hand, with the simulated driver in the driver's place."""
+"""Detection of the device, with the simulated driver in place of the real one."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def find(machine, visible=None, asked=None):
     return find_device(asked, environ, str(machine.library))
 
 
-def test_a_slice_is_described_without_asking_what_only_root_may(machine):
+def test_slice_is_described_without_root_only_calls(machine):
     uuid, _ = slices(machine, ("2g.20gb", 0, 2), ("1g.20gb", 2, 2))
     machine.calls(reset=True)
     device = find(machine, uuid)
@@ -48,8 +48,8 @@ def test_a_slice_is_described_without_asking_what_only_root_may(machine):
     assert not FOR_ROOT & set(machine.calls())
 
 
-def test_every_slice_of_every_gpu_is_described_as_its_profile_says(tmp_path):
-    """The slices' shares come out as the placements of the geometry, which users may not ask for."""
+def test_every_slice_of_every_gpu_is_described_as_its_profile(tmp_path):
+    """The slices' shares equal those of the geometry's placements, which unprivileged users may not query."""
     machine = SimulatedMachine.create(tmp_path / "all", gpus=GPU_MODELS)
     for index in range(len(GPU_MODELS)):
         with NvmlDriver(str(machine.library)) as driver:
@@ -77,7 +77,7 @@ def test_a_whole_gpu_has_no_profile(tmp_path):
     assert device.visible == find(machine, "0").visible == find(machine, device.visible[:12]).visible
 
 
-def test_a_gpu_in_mig_mode_means_its_first_slice(machine):
+def test_gpu_in_mig_mode_resolves_to_its_first_slice(machine):
     first, second = slices(machine, ("1g.10gb", 0, 1), ("2g.20gb", 2, 2))
     assert find(machine).visible == find(machine, "0").visible
     assert find(machine).visible in (first, second)  # NVML's order is by the instances' ids
@@ -87,25 +87,25 @@ def test_a_gpu_in_mig_mode_means_its_first_slice(machine):
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
-def test_no_visible_device_means_the_cpu(machine, visible):
+def test_no_visible_device_resolves_to_the_cpu(machine, visible):
     assert find(machine, visible) == find(machine, asked="cpu") == Device()
     assert Device().is_cpu and Device().gpu == CPU
 
 
 @pytest.mark.parametrize("visible", ["7", "GPU-00000000", "MIG-5f1c8a1e-0000-0000-0000-000000000000", "first"])
-def test_a_device_that_is_not_there_is_an_error(machine, visible):
+def test_missing_device_is_an_error(machine, visible):
     with pytest.raises((NotFound, InvalidRequest)):
         find(machine, visible)
 
 
-def test_without_a_driver_only_a_named_device_is_an_error(tmp_path):
+def test_missing_driver_is_an_error_only_for_a_named_device(tmp_path):
     missing = str(tmp_path / "libnvidia-ml.so.1")
     assert find_device(None, {}, missing) == Device()
     with pytest.raises(DriverMissing):
         find_device(None, {"CUDA_VISIBLE_DEVICES": "0"}, missing)
 
 
-def test_programs_see_only_the_device():
+def test_environment_exposes_only_the_device():
     environ = Device("GPU", "MIG-1").environment({"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2", "HOME": "/"})
     assert environ["CUDA_VISIBLE_DEVICES"] == "MIG-1" and environ["HOME"] == "/"
     assert environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
@@ -119,7 +119,7 @@ def test_programs_see_only_the_device():
 
 @pytest.fixture
 def sleeper():
-    """A process in a session of its own, as each that is measured."""
+    """A process in a session of its own, like every measured process."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True) as process:
         yield process
         process.kill()
@@ -133,7 +133,7 @@ def seen(peak, mib):
     return False
 
 
-def test_memory_is_what_came_on_top_of_what_was_there(machine, sleeper):
+def test_memory_peak_is_that_of_the_watched_process(machine, sleeper):
     (uuid,) = slices(machine, ("2g.20gb", 0, 2))
     meter = NvmlMeter(uuid, str(machine.library))
     with meter.watch({sleeper.pid}) as peak:
@@ -144,7 +144,7 @@ def test_memory_is_what_came_on_top_of_what_was_there(machine, sleeper):
     assert peak.mib == 1500
 
 
-def test_other_processes_on_the_device_do_not_count(machine, sleeper):
+def test_memory_of_other_processes_is_not_counted(machine, sleeper):
     (uuid,) = slices(machine, ("2g.20gb", 0, 2))
     machine.start_process(uuid, os.getpid(), memory_mib=700)
     with NvmlMeter(uuid, str(machine.library)).watch({sleeper.pid}) as peak:
@@ -152,7 +152,7 @@ def test_other_processes_on_the_device_do_not_count(machine, sleeper):
         assert seen(peak, 1500)
 
 
-def test_memory_that_the_last_point_still_gives_back_is_not_taken_off(machine, sleeper):
+def test_memory_still_held_from_the_last_point_is_not_subtracted(machine, sleeper):
     (uuid,) = slices(machine, ("2g.20gb", 0, 2))
     meter = NvmlMeter(uuid, str(machine.library))
     with meter.watch({sleeper.pid}):
@@ -162,7 +162,7 @@ def test_memory_that_the_last_point_still_gives_back_is_not_taken_off(machine, s
         assert seen(peak, 400)
 
 
-def test_the_library_is_let_go(machine):
+def test_closing_the_device_unloads_the_library(machine):
     (uuid,) = slices(machine, ("1g.10gb", 0, 1))
     with VisibleDevice(uuid, str(machine.library)) as device:
         assert device.usage().used == 0 and device.usage().processes == ()

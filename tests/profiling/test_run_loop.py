@@ -1,4 +1,4 @@
-"""The way through the points, with measuring replaced by a model of a device's memory."""
+"""The loop over the points, with measuring replaced by a model of a device's memory."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ class Bench:
 
 
 class Saved(list):
-    """What was saved, each time."""
+    """The rows of each save."""
 
     def __call__(self, rows):
         self.append(list(rows))
@@ -53,7 +53,7 @@ def test_the_grid_is_measured_in_ascending_order_and_saved_after_each_point():
     assert saved[-1] == found.rows and found.unfit == ()
 
 
-def test_rows_hold_what_is_known_of_the_device_and_the_point():
+def test_rows_hold_the_facts_of_the_device_and_the_point():
     found = go([MeasurementCell(4, 128, 2)], Bench())
     (row,) = found.rows
     assert row == Measurement(
@@ -75,7 +75,7 @@ def test_rows_hold_what_is_known_of_the_device_and_the_point():
     )
 
 
-def test_where_memory_ends_nothing_larger_is_tried():
+def test_nothing_larger_is_tried_after_running_out_of_memory():
     cells, bench = product([1, 2, 4, 8, 16], [10, 20], [1]), Bench(room=45)
     found = go(cells, bench)
     assert [(c.batch, c.input_size) for c in bench.tried] == [
@@ -93,14 +93,14 @@ def test_where_memory_ends_nothing_larger_is_tried():
     assert {(c.batch, c.input_size) for c in found.unfit} == {(16, 10), (8, 20), (16, 20)}
 
 
-def test_another_failure_ends_the_run_with_what_was_measured_saved():
+def test_other_failure_ends_the_run_and_keeps_the_saved_rows():
     saved = Saved()
     with pytest.raises(PointFailed, match="broken"):
         go(product([1, 2, 4], [None], [1]), Bench(breaks_at=4), saved=saved)
     assert [row.batch for row in saved[-1]] == [1, 2]
 
 
-def test_a_run_goes_on_where_the_last_one_stopped():
+def test_resumed_run_continues_where_the_last_one_stopped():
     cells = product([1, 2, 4, 8], [None], [1])
     begun = go(cells, Bench(room=4), most=2)
     bench, saved = Bench(room=4), Saved()
@@ -114,7 +114,7 @@ def test_a_run_goes_on_where_the_last_one_stopped():
 
 
 @pytest.mark.parametrize("other", [{"model": "vit"}, {"profile": "1g.10gb"}, {"kind": "train"}, {"gpu": "cpu"}])
-def test_rows_of_other_models_and_devices_are_kept_and_measure_nothing(other):
+def test_rows_of_other_models_and_devices_are_kept_and_do_not_count(other):
     foreign = replace(go([MeasurementCell(1)], Bench()).rows[0], **other)
     bench, saved = Bench(), Saved()
     found = go([MeasurementCell(1)], bench, earlier=[foreign], saved=saved)
@@ -122,7 +122,7 @@ def test_rows_of_other_models_and_devices_are_kept_and_measure_nothing(other):
     assert saved[-1] == [foreign, *found.rows]
 
 
-def test_a_rule_chooses_what_is_measured_and_when_it_is_enough():
+def test_rule_chooses_the_points_and_when_to_stop():
     def outermost(done, remaining):
         return None if len(done) == 3 else max(remaining, key=lambda cell: cell.batch)
 
@@ -132,19 +132,19 @@ def test_a_rule_chooses_what_is_measured_and_when_it_is_enough():
     assert found.unfit == ()  # 1 and 2 were not ruled out, only not chosen
 
 
-def test_a_rule_knows_what_was_measured_on_other_slices():
+def test_rule_receives_rows_of_the_same_model_on_other_slices():
     other = replace(go([MeasurementCell(1)], Bench()).rows[0], profile="1g.10gb")
-    heard = []
+    received = []
 
     def listen(done, remaining):
-        heard.append([(row.profile, row.batch) for row in done])
+        received.append([(row.profile, row.batch) for row in done])
         return remaining[0]
 
     go([MeasurementCell(1), MeasurementCell(2)], Bench(), listen, earlier=[other, replace(other, model="vit")])
-    assert heard == [[("1g.10gb", 1)], [("1g.10gb", 1), ("2g.20gb", 1)]]
+    assert received == [[("1g.10gb", 1)], [("1g.10gb", 1), ("2g.20gb", 1)]]
 
 
-def test_what_the_user_knows_goes_before_what_the_program_says():
+def test_user_supplied_facts_override_those_of_the_program():
     subject = replace(SUBJECT, params=1e6, flops_per_item=2e9)
     row = subject.row(MeasurementCell(1), Bench()(MeasurementCell(1)))
     assert (row.params, row.flops_per_item) == (1e6, 2e9)
@@ -158,7 +158,7 @@ def test_a_saved_table_reads_back(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["t.csv"]
 
 
-def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path):
+def test_failed_write_leaves_the_old_table(tmp_path):
     rows = go([MeasurementCell(1)], Bench()).rows
     save(tmp_path / "t.csv", rows)
     with pytest.raises(AttributeError):

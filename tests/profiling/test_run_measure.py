@@ -1,4 +1,4 @@
-"""Points in processes of their own: what they report, and every way in which they may end."""
+"""Points measured in separate processes: what they report, and every way in which they may end."""
 
 import os
 import signal
@@ -115,7 +115,7 @@ def failure(target, **more):
     return str(failed.value)
 
 
-def test_a_factory_is_measured(targets):
+def test_factory_in_a_python_file_is_measured(targets):
     ran = go(Python(targets, "sums"), MeasurementCell(4, 1000))
     assert ran.summary.count >= 3
     assert ran.throughput == pytest.approx(4 / ran.summary.mean)
@@ -123,12 +123,12 @@ def test_a_factory_is_measured(targets):
     assert ran.summary.p99 is None and ran.params is None
 
 
-def test_a_module_is_found_from_the_working_directory(targets, tmp_path, monkeypatch):
+def test_module_is_imported_from_the_working_directory(targets, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert isinstance(go(Python("targets", "sums"), MeasurementCell(1, 10)), Ran)
 
 
-def test_the_last_percentile_needs_a_hundred_batches(targets):
+def test_p99_is_reported_from_100_batches_on(targets):
     effort = Effort(warmup=1, warmup_seconds=0.1, repeats=150, min_seconds=0)
     assert go(Python(targets, "sums"), MeasurementCell(1, 10), effort=effort).summary.p99 is not None
 
@@ -142,7 +142,7 @@ def test_the_last_percentile_needs_a_hundred_batches(targets):
         ("no_memory_for_cpp", "bad_alloc"),
     ],
 )
-def test_memory_that_runs_out_is_a_result(targets, name, text):
+def test_running_out_of_memory_is_a_result(targets, name, text):
     outcome = go(Python(targets, name))
     assert isinstance(outcome, DidNotFit)
     assert text in outcome.text
@@ -159,36 +159,36 @@ def test_memory_that_runs_out_is_a_result(targets, name, text):
         ("os", ["is not callable"]),
     ],
 )
-def test_other_failures_say_what_the_program_said(targets, name, texts):
+def test_other_failure_quotes_the_program_output(targets, name, texts):
     message = failure(Python(targets, name))
     assert [text for text in texts if text not in message] == []
     assert "slurm_migbatch/profiling" not in message
 
 
-def test_a_point_that_hangs_is_ended(targets):
+def test_hanging_point_is_ended_by_the_timeout(targets):
     assert "--timeout" in failure(Python(targets, "hangs"), timeout=1.0)
 
 
-def test_prints_of_the_target_are_no_events(targets):
+def test_output_of_the_target_is_not_read_as_events(targets):
     assert isinstance(go(Python(targets, "talks")), Ran)
 
 
-def test_the_target_has_nothing_to_read(targets):
+def test_target_gets_an_empty_stdin(targets):
     assert isinstance(go(Python(targets, "reads")), Ran)
 
 
-def test_what_the_callable_says_of_itself(targets):
+def test_attributes_of_the_callable_are_used(targets):
     ran = go(Python(targets, "synchronised"))
     assert ran.summary.mean >= 0.01
     assert (ran.params, ran.flops_per_item) == (12, 3.5)
 
 
-def test_the_child_sees_its_device_and_nothing_of_our_packages(targets, monkeypatch):
+def test_child_sees_only_its_device_and_not_our_packages(targets, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
     assert isinstance(go(Python(targets, "surroundings")), Ran)
 
 
-def test_nothing_that_a_point_started_is_left(targets, tmp_path, monkeypatch):
+def test_processes_started_by_a_point_are_killed(targets, tmp_path, monkeypatch):
     monkeypatch.setenv("PIDS", str(tmp_path / "pid"))
     assert isinstance(go(Python(targets, "starts_another")), Ran)
     session = int((tmp_path / "pid").read_text())
@@ -212,16 +212,16 @@ def alive_in(group):
     return False
 
 
-def test_several_processes_work_at_once_and_count_together(targets, tmp_path, monkeypatch):
+def test_concurrent_processes_run_together_and_their_throughput_adds_up(targets, tmp_path, monkeypatch):
     monkeypatch.setenv("TURN", str(tmp_path / "turn"))
     ran = go(Python(targets, "differs"), MeasurementCell(1, None, 3))
-    # the quick ones go on until the slow one has its three batches
+    # the fast ones continue until the slow one has its three batches
     assert ran.summary.count > 9
     alone = 1 / ran.summary.mean
     assert ran.throughput > 1.5 * alone
 
 
-def test_one_of_several_without_memory_is_enough(targets):
+def test_point_does_not_fit_if_one_of_its_processes_runs_out_of_memory(targets):
     assert isinstance(go(Python(targets, "full"), MeasurementCell(1, None, 3)), DidNotFit)
 
 
@@ -262,25 +262,25 @@ def command(tmp_path):
     return parse_command(f"{sys.executable} {file} {{batch}} {{input}} {{repeats}}", inputs=True)
 
 
-def test_a_command_tells_the_time_of_each_batch(command):
+def test_command_reports_the_time_of_each_batch(command):
     ran = go(command, MeasurementCell(4, 500))
     assert (ran.summary.count, ran.summary.mean, ran.throughput) == (3, 0.5, 8.0)
     assert ran.memory_mib > 1
 
 
-def test_or_of_many_batches_together(command):
+def test_command_reports_the_time_of_many_batches_together(command):
     ran = go(command, MeasurementCell(11, 500))
     assert (ran.summary.count, ran.summary.mean, ran.throughput) == (1, 0.5, 22.0)
     assert (ran.memory_mib, ran.params) == (321, 77)
 
 
-def test_several_commands_at_once(command):
+def test_several_commands_are_run_concurrently(command):
     ran = go(command, MeasurementCell(4, 500, 2))
     assert (ran.summary.count, ran.throughput) == (6, 16.0)
 
 
 @pytest.mark.parametrize(("batch", "text"), [(5, "reported by the command"), (6, "CUDA out of memory"), (7, "SIGKILL")])
-def test_a_command_without_memory_is_a_result(command, batch, text):
+def test_command_that_runs_out_of_memory_is_a_result(command, batch, text):
     outcome = go(command, MeasurementCell(batch, 500))
     assert isinstance(outcome, DidNotFit) and text in outcome.text
 
@@ -293,12 +293,12 @@ def test_a_command_without_memory_is_a_result(command, batch, text):
         (10, ["wrote no line 'migbatch: items=<number> seconds=<number>'"]),
     ],
 )
-def test_a_command_that_fails_otherwise_is_quoted(command, batch, texts):
+def test_output_of_a_failed_command_is_quoted(command, batch, texts):
     message = failure(command, cell=MeasurementCell(batch, 500))
     assert [text for text in texts if text not in message] == []
 
 
-def test_a_command_that_is_not_there(tmp_path):
+def test_missing_command_is_reported(tmp_path):
     assert "cannot be started" in failure((str(tmp_path / "nothing"), "{batch}"))
 
 
@@ -372,7 +372,7 @@ TORCH = {
 
 @pytest.fixture
 def frameworks(tmp_path):
-    """Stand-ins with the few names that are used of torch and jax."""
+    """Stand-ins for torch and jax with the few names that are used."""
     for name, text in TORCH.items():
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -380,7 +380,7 @@ def frameworks(tmp_path):
     return tmp_path
 
 
-def test_torch_is_waited_for_and_asked(frameworks):
+def test_torch_is_synchronized_and_queried_for_facts(frameworks):
     ran = go(
         Python(str(frameworks / "on_torch.py"), "closure"), MeasurementCell(4), Device("GPU", "0"), count_flops=True
     )
@@ -390,27 +390,27 @@ def test_torch_is_waited_for_and_asked(frameworks):
 
 
 @pytest.mark.parametrize(("name", "params"), [("itself", 5), ("named", 7)])
-def test_the_parameters_are_those_of_the_model_that_is_run(frameworks, name, params):
+def test_parameters_are_counted_for_the_model_that_is_run(frameworks, name, params):
     ran = go(Python(str(frameworks / "on_torch.py"), name), device=Device("GPU", "0"))
     assert (ran.params, ran.flops_per_item) == (params, None)
 
 
-def test_torch_without_memory(frameworks):
+def test_torch_out_of_memory_is_a_result(frameworks):
     outcome = go(Python(str(frameworks / "on_torch.py"), "full"), device=Device("GPU", "0"))
     assert outcome == DidNotFit("torch.OutOfMemoryError: Tried to allocate 2.00 GiB", "torch 2.6.0 cuda 12.4")
 
 
-def test_jax_is_waited_for(frameworks):
+def test_jax_results_are_awaited(frameworks):
     ran = go(Python(str(frameworks / "on_jax.py"), "make"))
     assert ran.summary.mean >= 0.01 and ran.software == "jax 0.5"
 
 
-def test_figures_of_the_cpu_are_not_taken_for_those_of_a_gpu(frameworks):
+def test_run_that_used_no_gpu_memory_is_refused_on_a_gpu(frameworks):
     message = failure(Python(str(frameworks / "on_jax.py"), "make"), device=Device("NVIDIA H200", "GPU-1"))
     assert "used no memory of NVIDIA H200" in message and "--device cpu" in message
 
 
-def test_the_caller_gone_the_children_go_too(targets, tmp_path):
+def test_child_processes_end_when_the_caller_is_killed(targets, tmp_path):
     """A run that is killed by Slurm leaves no process on the GPU."""
     read, write = os.pipe()
     pid = os.fork()

@@ -34,7 +34,7 @@ def row(batch, rate, input_size=None):
     return Measurement(gpu="g", model="m", batch=batch, input_size=input_size, throughput_per_s=rate)
 
 
-def test_the_knee_is_the_smallest_batch_near_the_best_throughput():
+def test_knee_is_the_smallest_batch_near_the_best_throughput():
     (curve,) = curves([row(16, 1000.0), row(1, 100.0), row(4, 400.0), row(8, 805.0), row(32, 980.0), row(64, None)])
     assert curve.knee.batch == 8
     assert [point.batch for point in curve.points] == [1, 4, 8, 16, 32] and curve.unfit == (64,)
@@ -46,7 +46,7 @@ def test_a_model_that_never_ran_has_no_knee():
 
 
 @given(rows)
-def test_every_point_is_on_one_curve(found):
+def test_every_point_is_on_exactly_one_curve(found):
     drawn = curves(found)
     assert {(c.input_size, c.procs, p.batch) for c in drawn for p in c.points} | {
         (c.input_size, c.procs, batch) for c in drawn for batch in c.unfit
@@ -60,7 +60,7 @@ def test_every_point_is_on_one_curve(found):
 
 @settings(deadline=None, max_examples=15, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(rows, st.text("ab<>&$\"'", max_size=8))
-def test_every_drawing_is_well_formed_and_stays_in_its_frame(found, title):
+def test_every_plot_is_well_formed_and_inside_its_frame(found, title):
     text = draw(found, title)
     assert draw(found, title) == text
     drawing = ET.fromstring(text)
@@ -89,7 +89,7 @@ def texts(drawing):
 
 
 def coordinates(group):
-    """Where the corners of a group's lines and its markers are; a marker's own corners are about its middle."""
+    """Positions of a group's line corners and of its markers; a marker's own corners are relative to its centre."""
     defined = {path for defs in group.iter(f"{SVG}defs") for path in defs.iter()}
     for path in group.iter(f"{SVG}path"):
         if path not in defined:
@@ -98,7 +98,7 @@ def coordinates(group):
         yield float(use.get("x")), float(use.get("y"))
 
 
-def test_larger_is_higher_and_farther_right():
+def test_larger_values_are_drawn_higher_and_farther_right():
     drawing = ET.fromstring(draw([row(1, 100.0), row(2, 180.0), row(4, 300.0)], "t"))
     groups = marked(drawing)
     for name in ("throughput-0", "latency-0"):
@@ -108,12 +108,12 @@ def test_larger_is_higher_and_farther_right():
         assert points[1][0] - points[0][0] == pytest.approx(points[2][0] - points[1][0], abs=0.2)  # doublings are even
 
 
-def test_the_legend_says_what_lines_rings_and_crosses_are():
+def test_legend_explains_lines_rings_and_crosses():
     slow = Measurement(gpu="g", model="m", batch=4, input_size=512, latency_s=0.1, latency_p99_s=0.2)
-    said = texts(ET.fromstring(draw([row(1, 100.0, 128), slow, row(64, None, 512)], "m on g")))
+    labels = texts(ET.fromstring(draw([row(1, 100.0, 128), slow, row(64, None, 512)], "m on g")))
     wanted = {"m on g", "input 128", "input 512", "99th percentile", "does not fit"}
-    assert wanted | {"throughput, items/s", "latency of a batch, ms"} <= set(said)
-    assert any(words.startswith("smallest batch with") for words in said)
+    assert wanted | {"throughput, items/s", "latency of a batch, ms"} <= set(labels)
+    assert any(words.startswith("smallest batch with") for words in labels)
     plain = texts(ET.fromstring(draw([row(1, 100.0)], "m on g")))
     assert not {"99th percentile", "does not fit", "no input size"} & set(plain)
 

@@ -40,33 +40,31 @@ def go(capsys: pytest.CaptureFixture[str], url: str, *args: object) -> tuple[int
     return code, shown.out, shown.err
 
 
-def test_a_ladder_becomes_rows_of_the_neutral_table(
-    capsys: pytest.CaptureFixture[str], server: CompletionServer
-) -> None:
+def test_load_steps_are_written_as_table_rows(capsys: pytest.CaptureFixture[str], server: CompletionServer) -> None:
     code, out, _ = go(capsys, server.url, "--batches", "1-4", "--inputs", "40,120", "--outputs", 8, "--json")
     assert code == 0
-    told = json.loads(out)
+    report = json.loads(out)
     rows = read_folder(Path("llama-3-8b.csv"))
     assert [(row.input_size, row.output, row.batch) for row in rows] == [
         (size, 8, at_once) for size in (40, 120) for at_once in (1, 2, 4)
     ]
     assert {(row.kind, row.engine, row.model, row.gpu) for row in rows} == {("serve", "vllm", "llama-3-8b", "cpu")}
     for row in rows:
-        # the server sleeps so long for a prompt and for each token, whoever else runs here
+        # the server sleeps this long for a prompt and for each token, whatever the load of this machine
         assert row.ttft_s is not None and row.ttft_s >= row.input_size * 0.9 * server.prompt_token_s
         assert row.tpot_s is not None and row.tpot_s >= server.token_s
         assert row.latency_s is not None and row.latency_s >= row.ttft_s
         assert row.throughput_per_s == pytest.approx(row.batch / row.latency_s, rel=1e-4)
     assert server.peak >= 4
     assert len(set(server.prompts)) == len(server.prompts), "no two prompts alike"
-    point = told["points"][-1]
+    point = report["points"][-1]
     assert point["ttft_s"]["p50"] <= point["ttft_s"]["p90"] <= point["ttft_s"]["p99"]
     assert point["requests"] >= 4 and point["errors"] == {}
     assert point["tokens_per_s"] == pytest.approx(8 * point["requests_per_s"])
-    assert told["server"]["api"] == "completions"
+    assert report["server"]["api"] == "completions"
 
 
-def test_what_was_measured_is_kept_and_not_measured_again(
+def test_resumed_server_run_keeps_rows_and_skips_measured_points(
     capsys: pytest.CaptureFixture[str], server: CompletionServer
 ) -> None:
     assert go(capsys, server.url, "--batches", 1, "--inputs", 40, "--outputs", 4)[0] == 0
@@ -78,7 +76,7 @@ def test_what_was_measured_is_kept_and_not_measured_again(
     assert all(order["max_tokens"] for order in server.seen[asked:])
 
 
-def test_servers_of_chats_alone_and_of_few_words_are_measured_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_only_server_with_short_answers_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     with CompletionServer(forms=("chat/completions",), words=(), ends_after=5, owner="me").running() as server:
         assert go(capsys, server.url, "--batches", 1, "--inputs", 40)[0] == 2, "the engine is not known"
         code, out, _ = go(capsys, server.url, "--batches", 1, "--inputs", 40, "--outputs", 16, "--engine", "sglang")
@@ -87,7 +85,7 @@ def test_servers_of_chats_alone_and_of_few_words_are_measured_too(capsys: pytest
     assert (row.engine, row.output, row.input_size) == ("sglang", 5, 40), "it ended its answers earlier"
 
 
-def test_beyond_what_a_server_takes_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_loads_that_the_server_rejects_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:
     with CompletionServer(most=2).running() as server:
         code, out, err = go(capsys, server.url, "--batches", "1-8", "--inputs", 40, "--outputs", 6)
     assert code == 0
@@ -97,7 +95,7 @@ def test_beyond_what_a_server_takes_nothing_is_written(capsys: pytest.CaptureFix
     assert "8 at once" not in err
 
 
-def test_streams_that_break_off_are_errors_and_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_streams_are_counted_as_errors(capsys: pytest.CaptureFixture[str]) -> None:
     with CompletionServer(broken=3).running() as server:
         code, out, err = go(capsys, server.url, "--batches", 2, "--inputs", 40, "--outputs", 6, "--json")
     assert code == 1 and "nothing was measured" in err
@@ -116,7 +114,7 @@ def test_streams_that_break_off_are_errors_and_are_counted(capsys: pytest.Captur
         (CompletionServer(longest=32), "sequences of at most 32 tokens"),
     ],
 )
-def test_what_cannot_be_measured_is_said(
+def test_server_that_cannot_be_measured_is_reported(
     capsys: pytest.CaptureFixture[str], server: CompletionServer, words: str
 ) -> None:
     with server.running():
@@ -124,9 +122,7 @@ def test_what_cannot_be_measured_is_said(
     assert code == 1 and words in err and not Path("llama-3-8b.csv").exists()
 
 
-def test_a_key_and_one_of_several_models_are_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_api_key_and_served_name_are_sent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with CompletionServer(key="secret", models=("a", "b")).running() as server:
         args = ("--batches", 1, "--inputs", 40, "--outputs", 2, "--served-name", "b")
@@ -146,13 +142,13 @@ def test_a_key_and_one_of_several_models_are_told(
         (["http://127.0.0.1:1", "bench.py:make"], "TARGET cannot be used with --server"),
     ],
 )
-def test_wrong_orders_are_refused(capsys: pytest.CaptureFixture[str], args: list[str], words: str) -> None:
+def test_invalid_server_options_are_refused(capsys: pytest.CaptureFixture[str], args: list[str], words: str) -> None:
     code, _, err = go(capsys, *args)
     assert code and words in err and "secret" not in err
 
 
-def test_the_time_is_bounded(server: CompletionServer) -> None:
-    """Nobody waits longer than told: not for a point that never ends, and not for requests that do not count."""
+def test_measuring_time_is_bounded(server: CompletionServer) -> None:
+    """No wait is longer than the limit: neither for a point that never ends nor for requests that do not count."""
     slow = replace(server, token_s=100.0)
     with slow.running():
         served = find_with(slow)
@@ -167,7 +163,7 @@ def find_with(server: CompletionServer):
     return found
 
 
-def test_what_no_server_answers_is_an_error(server: CompletionServer) -> None:
+def test_address_without_a_completion_server_is_an_error(server: CompletionServer) -> None:
     url = server.url
     found = find(ServerAddress.parse(url), None, "", 10.0)
     assert (found.name, found.engine, found.form) == ("tiny", "vllm", "completions")
@@ -175,7 +171,7 @@ def test_what_no_server_answers_is_an_error(server: CompletionServer) -> None:
         find(ServerAddress.parse(f"{url}/nothing"), None, "", 10.0)
 
 
-def test_words_become_tokens_as_the_server_counts(server: CompletionServer) -> None:
+def test_prompt_has_the_token_count_of_the_server(server: CompletionServer) -> None:
     served = find(ServerAddress.parse(server.url), None, "", 10.0)
     line = served.line(10.0)
     prompts = Prompts.asked(served, line, 100, "x")
@@ -183,7 +179,7 @@ def test_words_become_tokens_as_the_server_counts(server: CompletionServer) -> N
     line.close()
 
 
-def test_percentiles() -> None:
+def test_percentiles_are_computed_with_enough_samples() -> None:
     found = Percentiles.of([float(i) for i in range(101)])
     assert (found.p50, found.at[0.9], found.p99, found.mean) == (50.0, 90.0, 99.0, 50.0)
     assert Percentiles.of([1.0, 3.0]).p99 is None and Percentiles.of([1.0, 3.0]).p50 == 2.0

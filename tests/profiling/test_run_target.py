@@ -1,4 +1,4 @@
-"""How a target is written, and what counts as running out of memory."""
+"""How a target is specified, and what counts as running out of memory."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_a_target_is_a_module_or_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "bench", ":make", "bench:", "bench:1x", "bench:a b", "nowhere.py:make"])
-def test_other_texts_are_refused(text):
+def test_invalid_targets_are_refused(text):
     with pytest.raises(TargetError, match=r"write|no such file"):
         parse_python(text)
 
@@ -37,25 +37,25 @@ def test_a_command_is_split_as_a_shell_would_but_runs_without_one():
         (" ", False, "empty"),
     ],
 )
-def test_a_command_must_say_where_the_sizes_go(text, inputs, advice):
+def test_command_must_have_placeholders_for_the_sizes(text, inputs, advice):
     with pytest.raises(TargetError) as refused:
         parse_command(text, inputs)
     assert advice in str(refused.value)
 
 
-def test_lines_of_a_command():
+def test_result_lines_of_a_command_are_parsed():
     assert parse_line("migbatch: items=32 seconds=0.5\n") == {"items": 32.0, "seconds": 0.5}
     assert parse_line("  migbatch: seconds=1e-3 memory_mib=900") == {"seconds": 0.001, "memory_mib": 900.0}
     assert parse_line("step 3: loss 0.5") is None
 
 
 @pytest.mark.parametrize("line", ["migbatch: seconds=0", "migbatch: seconds=x", "migbatch: second=1", "migbatch: nan"])
-def test_lines_that_are_nearly_right_are_refused(line):
+def test_malformed_result_lines_are_refused(line):
     with pytest.raises(TargetError, match="migbatch: items"):
         parse_line(line)
 
 
-def test_the_factory_and_what_it_returns_are_checked():
+def test_factory_signature_and_return_value_are_checked():
     assert prepare(lambda batch: lambda: batch, 8, None)() == 8
     assert prepare(lambda batch, size=3: lambda: (batch, size), 8, None)() == (8, 3)
     with pytest.raises(TargetError, match="give --inputs"):
@@ -67,7 +67,7 @@ def test_the_factory_and_what_it_returns_are_checked():
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch's, which is told by its name."""
+    """Like torch's, which is recognized by its name."""
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ class OutOfMemoryError(RuntimeError):
         RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
-def test_running_out_of_memory_has_many_names(error):
+def test_all_kinds_of_out_of_memory_errors_are_recognized(error):
     assert is_oom(error)
     try:
         raise ValueError("the model failed") from error
@@ -89,7 +89,7 @@ def test_running_out_of_memory_has_many_names(error):
         assert is_oom(wrapped)
 
 
-def test_other_errors_are_not_memory():
+def test_other_errors_are_not_taken_for_out_of_memory():
     assert not is_oom(ValueError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_oom(RuntimeError("CUDA error: an illegal memory access was encountered"))
     assert reports_oom("terminate called after throwing an instance of 'std::bad_alloc'")

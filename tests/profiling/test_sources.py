@@ -1,4 +1,4 @@
-"""The laboratories' folders, in small: each trap of their tables has a test."""
+"""Small copies of the laboratories' folders: each pitfall of their tables has a test."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ class TestParvaGPU:
         put(tmp_path / "SLO" / "SLO_req_rate.csv", "19,353,N/A", "69,1091,949")
         return read_folder(tmp_path)
 
-    def test_throughput_is_of_all_processes(self, rows: list[Measurement]) -> None:
+    def test_throughput_is_the_sum_over_all_processes(self, rows: list[Measurement]) -> None:
         four = only(rows, model="bert-large", procs=4)
         assert four.throughput_per_s == pytest.approx(4 * 31.14)
         assert four.rate == pytest.approx(4 * 31.14)
 
-    def test_time_comes_from_throughput_not_from_rounded_milliseconds(self, rows: list[Measurement]) -> None:
+    def test_time_is_computed_from_throughput_not_from_rounded_latency(self, rows: list[Measurement]) -> None:
         assert only(rows, model="bert-large", procs=1).seconds == pytest.approx(1 / 74.408)
         assert only(rows, model="bert-large", procs=4).seconds == pytest.approx(1 / 31.14)
 
-    def test_zeros_are_no_memory_limits(self, rows: list[Measurement]) -> None:
+    def test_zero_rows_are_left_out_and_not_taken_as_out_of_memory(self, rows: list[Measurement]) -> None:
         assert all(row.ran for row in rows)
         assert not [row for row in rows if row.procs == 5]
 
-    def test_models_are_the_networks_they_are(self, rows: list[Measurement]) -> None:
+    def test_model_names_are_mapped_to_the_actual_networks(self, rows: list[Measurement]) -> None:
         bert = only(rows, model="bert-large", procs=1)
         assert (bert.family, bert.input_size, bert.params) == ("encoder", 128, 335e6)
         assert 75e9 < (bert.flops_per_item or 0) < 85e9
@@ -69,7 +69,7 @@ class TestParvaGPU:
         other = only(rows, model="newnet")
         assert (other.family, other.input_size, other.params, other.flops_per_item) == ("", None, None, None)
 
-    def test_slices_are_those_of_an_a100_80(self, rows: list[Measurement]) -> None:
+    def test_slices_are_those_of_an_a100_80gb(self, rows: list[Measurement]) -> None:
         found = {(row.profile, row.compute_slices, row.memory_slices, row.sm_count) for row in rows}
         assert found == {
             ("1g.10gb", 1, 1, 14),
@@ -78,7 +78,7 @@ class TestParvaGPU:
             ("7g.80gb", 7, 8, 98),
         }
 
-    def test_raw_files_name_the_model(self, tmp_path: Path) -> None:
+    def test_model_is_read_from_the_raw_file_name(self, tmp_path: Path) -> None:
         put(
             tmp_path / "prof_data" / "resnet50.csv",
             "Mig instance,Batch size,Workload Number,Throughput,Latency",
@@ -91,7 +91,7 @@ class TestParvaGPU:
         assert (row.model, row.throughput_per_s, row.latency_s) == ("resnet50", 2000, 0.032)
         assert found.notices[0].startswith("1 points")
 
-    def test_bad_lines_are_named(self, tmp_path: Path) -> None:
+    def test_invalid_lines_are_reported_by_line_and_column(self, tmp_path: Path) -> None:
         put(tmp_path / "p.csv", STACKED, "bert,5,1,1,74,0.013", "bert,1,1.5,1,74,0.013", "bert,1,1,1,fast,0.013")
         with pytest.raises(TableError) as caught:
             read_folder(tmp_path)
@@ -120,19 +120,19 @@ class TestMISO:
             put(tmp_path / "raw" / "configs" / f"{name}.json", json.dumps(lists))
         return tmp_path
 
-    def test_steps_become_training_points_without_the_first(self, folder: Path) -> None:
+    def test_training_points_leave_out_the_first_step(self, folder: Path) -> None:
         row = only(read_folder(folder), model="resnet50", profile="1g.5gb")
         assert (row.kind, row.gpu, row.latency_s, row.latency_p99_s) == ("train", "a100-40gb", 0.05, 0.07)
         assert row.throughput_per_s == pytest.approx(1280)
 
-    def test_names_do_not_meet_other_networks(self, folder: Path) -> None:
-        """Its "bert" is the base model at 512 tokens, its "resnet" sees 32 pixels."""
+    def test_model_names_are_mapped_to_their_own_variants(self, folder: Path) -> None:
+        """Its "bert" is the base model at 512 tokens, its "resnet" takes images of 32 pixels."""
         rows = read_folder(folder)
         assert {(row.model, row.input_size) for row in rows} == {("bert-base", 512), ("resnet50", 32)}
         flops = only(rows, model="resnet50", profile="7g.40gb").flops_per_item
         assert flops == pytest.approx(2 * 4.09e9 * (32 / 224) ** 2)
 
-    def test_batches_not_on_a_slices_list_did_not_run(self, folder: Path) -> None:
+    def test_batches_missing_from_the_list_of_a_slice_did_not_run(self, folder: Path) -> None:
         idle = {(row.model, row.batch, row.profile) for row in read_folder(folder) if not row.ran}
         assert idle == {("bert-base", 2, "1g.5gb"), ("bert-base", 8, "1g.5gb"), ("bert-base", 8, "2g.10gb")}
 
@@ -142,35 +142,40 @@ class TestMISO:
         assert known == {("bert-base", 2, "7g.40gb"): 6347.0}
         assert any(notice.startswith("1 memory figures") for notice in found.notices)
 
-    def test_without_lists_nothing_is_said_not_to_run(self, folder: Path) -> None:
+    def test_missing_batch_lists_mark_no_point_as_not_run(self, folder: Path) -> None:
         for path in (folder / "raw" / "configs").iterdir():
             path.unlink()
         found = scan([folder])
         assert all(row.ran for row in found.rows)
         assert any("configs/1g_5gb.json" in notice for notice in found.notices)
 
-    def test_a_broken_list_is_an_error(self, folder: Path) -> None:
+    def test_malformed_batch_list_is_an_error(self, folder: Path) -> None:
         put(folder / "raw" / "configs" / "3g_20gb.json", '{"bert": ["2"]}')
         with pytest.raises(TableError, match=r"3g_20gb\.json: is not a list of batches"):
             read_folder(folder)
 
 
 class TestMIGPerf:
-    def test_the_throughput_column_is_not_believed(self, tmp_path: Path) -> None:
-        """On the 80 GB card it says 3000 / latency."""
+    def test_throughput_is_computed_from_latency_not_from_its_column(self, tmp_path: Path) -> None:
+        """On the 80 GB card the column holds 3000 / latency."""
         put(
             tmp_path / "A100-80g" / "infer" / "nlp" / "nlp_infer.csv",
             TEXT80,
             "0,bert-base,1,64,6.31,0.14,475.07,1661746519,1661746640,7g.80gb",
             "0,bert-base,32,64,26.34,0.02,113.89,1661747520,1661747641,7g.80gb",
         )
-        one, many = read_folder(tmp_path)
-        assert one.throughput_per_s == pytest.approx(1000 / 6.31)
-        assert (many.throughput_per_s, many.latency_s) == (pytest.approx(32000 / 26.34), 0.02634)
-        assert (many.model, many.kind, many.gpu, many.input_size) == ("bert-base", "infer", "a100-80gb", 64)
+        batch_1, batch_32 = read_folder(tmp_path)
+        assert batch_1.throughput_per_s == pytest.approx(1000 / 6.31)
+        assert (batch_32.throughput_per_s, batch_32.latency_s) == (pytest.approx(32000 / 26.34), 0.02634)
+        assert (batch_32.model, batch_32.kind, batch_32.gpu, batch_32.input_size) == (
+            "bert-base",
+            "infer",
+            "a100-80gb",
+            64,
+        )
 
-    def test_copies_of_one_measurement_are_one_and_repetitions_two(self, tmp_path: Path) -> None:
-        """The file by number has no memory, the one by size has; the sweep over lengths measured one point again."""
+    def test_copies_of_a_measurement_are_merged_and_repetitions_averaged(self, tmp_path: Path) -> None:
+        """The file named by number has no memory column, the one by size has; the length sweep repeats one point."""
         below = tmp_path / "A100-40g" / "infer_bsz" / "bert-base"
         put(below / "bert_MIG_profile_0.csv", TEXT40, f"{BERT},64,32,10.0,0.1,1,1656797167,1656797287")
         put(
@@ -192,11 +197,11 @@ class TestMIGPerf:
         [("x_MIG_profile_19.csv", "1g.5gb"), ("x_infer_10g_bsz.csv", "2g.10gb"), ("x_05g_bsz.csv", "1g.5gb"),
          ("x_MIG_profile_9.csv", "3g.20gb"), ("x_infer_20g_seq.csv", "3g.20gb")],
     )  # fmt: skip
-    def test_the_slice_is_in_the_name(self, tmp_path: Path, name: str, profile: str) -> None:
+    def test_slice_is_read_from_the_file_name(self, tmp_path: Path, name: str, profile: str) -> None:
         put(tmp_path / "A100-40g" / "infer_bsz" / name, TEXT40, f"{BERT},64,32,10.0,0.1,1,1656797167,1656797287")
         assert [row.profile for row in read_folder(tmp_path)] == [profile]
 
-    def test_zeros_did_not_fit_unless_it_ran_another_time(self, tmp_path: Path) -> None:
+    def test_zero_row_did_not_fit_unless_the_point_ran_elsewhere(self, tmp_path: Path) -> None:
         below = tmp_path / "A100-80g" / "train" / "cv"
         put(
             below / "integrated_result.csv",
@@ -209,7 +214,7 @@ class TestMIGPerf:
         assert {(row.batch, row.ran) for row in rows} == {(128, False), (64, True)}
         assert {(row.kind, row.input_size, row.memory_mib) for row in rows} == {("train", 224, None)}
 
-    def test_names_of_models(self, tmp_path: Path) -> None:
+    def test_finetuning_model_names_are_mapped(self, tmp_path: Path) -> None:
         put(
             tmp_path / "A100-40g" / "finetune_vit" / "vit_finetune.csv",
             "Unnamed: 0," + IMAGE80.strip(",").replace(",mig_profile", "") + DCGM + ",mig",
@@ -222,7 +227,7 @@ class TestMIGPerf:
         )  # fmt: skip
         assert (moco.model, moco.source) == ("resnet50", "MIGPerf fine-tuning")
 
-    def test_lengths_that_the_texts_did_not_have_are_left_out(self, tmp_path: Path) -> None:
+    def test_sequence_lengths_beyond_the_texts_are_left_out(self, tmp_path: Path) -> None:
         put(
             tmp_path / "A100-80g" / "infer" / "nlp" / "nlp_infer_seq.csv",
             TEXT80,
@@ -233,7 +238,7 @@ class TestMIGPerf:
         assert [row.input_size for row in found.rows] == [128]
         assert any(notice.startswith("1 points of MIGPerf are skipped") for notice in found.notices)
 
-    def test_work_of_an_encoder_grows_with_its_tokens(self, tmp_path: Path) -> None:
+    def test_flops_of_an_encoder_grow_with_its_tokens(self, tmp_path: Path) -> None:
         put(
             tmp_path / "A100-40g" / "infer_seq" / "x_05g_seq.csv",
             TEXT40,
@@ -244,7 +249,7 @@ class TestMIGPerf:
         assert short == pytest.approx(2 * 85e6 * 64, rel=0.02)
         assert 8 < long / short < 9
 
-    def test_what_the_place_does_not_tell_is_left_out_and_said(self, tmp_path: Path) -> None:
+    def test_files_in_unknown_folders_are_left_out_with_a_notice(self, tmp_path: Path) -> None:
         line = f"{BERT},64,32,10.0,0.1,1,1656797167,1656797287"
         put(tmp_path / "A100-40g" / "mocel_compare" / "x_05g_bsz.csv", TEXT40, line)
         put(tmp_path / "elsewhere" / "infer" / "x_05g_bsz.csv", TEXT40, line)
@@ -262,7 +267,9 @@ class TestMIGPerf:
             ("x_05g_bsz.csv", f"{BERT},64,0,10,0.1,1,1,2", "batch_size must be a whole number"),
         ],
     )
-    def test_bad_lines_are_named(self, tmp_path: Path, name: str, line: str, said: str) -> None:
+    def test_invalid_lines_are_reported_by_line_and_column(
+        self, tmp_path: Path, name: str, line: str, said: str
+    ) -> None:
         put(tmp_path / "A100-40g" / "infer_bsz" / name, TEXT40, line)
         with pytest.raises(TableError, match=rf":2: .*{said}"):
             read_folder(tmp_path)
@@ -284,14 +291,14 @@ class TestMIGPerf:
         (STACKED, "resnet50,7,32,1,1e200,0.032", "throughput_per_s must be 0, or between"),
     ],
 )
-def test_a_number_beyond_all_figures_is_a_bad_line(tmp_path: Path, header: str, line: str, said: str) -> None:
+def test_number_out_of_range_is_reported_as_invalid_line(tmp_path: Path, header: str, line: str, said: str) -> None:
     put(tmp_path / "s.csv", header, line)
     with pytest.raises(TableError) as caught:
         read_folder(tmp_path)
     assert f"s.csv:2: {said}" in str(caught.value)
 
 
-def test_a_parent_folder_holds_several_laboratories(tmp_path: Path) -> None:
+def test_parent_folder_is_read_with_several_laboratories(tmp_path: Path) -> None:
     put(tmp_path / "a" / "p.csv", STACKED, "resnet50,7,32,1,1000,0.032")
     put(tmp_path / "b" / "s.csv", STEPS, "7g.40gb,resnet,64,1,100,5.7,0.02,0.019,0.01,0.03,0.04")
     put(tmp_path / "c" / "own.csv", "gpu,model,batch,latency_s", "h200,resnet50,1,0.004")
@@ -299,13 +306,13 @@ def test_a_parent_folder_holds_several_laboratories(tmp_path: Path) -> None:
     assert {row.source for row in read_folder(tmp_path)} == {"ParvaGPU", "MISO", "MIGPerf", ""}
 
 
-def test_a_laboratorys_single_file_is_told_to_give_the_folder(tmp_path: Path) -> None:
+def test_single_file_of_a_laboratory_is_refused_with_advice(tmp_path: Path) -> None:
     put(tmp_path / "s.csv", STEPS, "7g.40gb,resnet,64,1,100,5.7,0.02,0.019,0.01,0.03,0.04")
     with pytest.raises(TableError, match="file of MISO: give its directory"):
         read_folder(tmp_path / "s.csv")
 
 
-def test_impossible_rows_of_a_laboratory_are_left_out_and_those_of_a_table_are_bad_lines(tmp_path: Path) -> None:
+def test_impossible_rows_are_skipped_for_a_laboratory_and_refused_in_a_table(tmp_path: Path) -> None:
     put(tmp_path / "lab" / "s.csv", STACKED, "bert,1,1,1,74.4,0.013", "vgg16,1,1,1,74.4,0.013")
     put(tmp_path / "t.csv", "gpu,model,batch,latency_s", "a100,bert-large,1,0.1", "a100,vgg16,1,0.1")
 

@@ -1,4 +1,4 @@
-"""The neutral table: what reads back, what is refused with its line, and what a folder of tables amounts to."""
+"""The neutral table: what is read back, what is refused with its line, and how a folder of tables is read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def table(path: Path, *lines: str) -> Path:
 
 
 @given(st.lists(measurements(), max_size=6, unique_by=lambda row: row.point))
-def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, rows: list[Measurement]) -> None:
+def test_written_table_is_read_back(tmp_path_factory: pytest.TempPathFactory, rows: list[Measurement]) -> None:
     text = io.StringIO()
     write(rows, text)
     path = tmp_path_factory.mktemp("t") / "t.csv"
@@ -64,15 +64,15 @@ def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, ro
 
 
 @given(st.lists(measurements(), max_size=8))
-def test_merging_keeps_each_point_once_and_is_done_after_one_time(rows: list[Measurement]) -> None:
-    once = merge(rows)
-    assert [row.point for row in once] == list(dict.fromkeys(row.point for row in rows))
-    assert merge(once) == once
+def test_merging_keeps_each_point_once_and_is_idempotent(rows: list[Measurement]) -> None:
+    merged = merge(rows)
+    assert [row.point for row in merged] == list(dict.fromkeys(row.point for row in rows))
+    assert merge(merged) == merged
     ran = {row.point for row in rows if row.ran}
-    assert {row.point for row in once if row.ran} == ran
+    assert {row.point for row in merged if row.ran} == ran
 
 
-def test_columns_in_any_order_and_gzip_and_unknown_columns(tmp_path: Path) -> None:
+def test_gzip_columns_in_any_order_and_unknown_columns_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "t.csv.gz"
     with gzip.open(path, "wt", encoding="utf-8-sig") as file:
         file.write("colour,Batch , latency_s,MODEL,gpu\nred,8,0.02,ResNet50,a100\n\nblue,16,,resnet50,a100\n")
@@ -85,7 +85,7 @@ def test_columns_in_any_order_and_gzip_and_unknown_columns(tmp_path: Path) -> No
     assert "colour" in notice and str(path) in notice
 
 
-def test_every_bad_line_is_named_and_nothing_is_taken(tmp_path: Path) -> None:
+def test_every_invalid_line_is_reported_and_nothing_is_imported(tmp_path: Path) -> None:
     path = table(
         tmp_path / "t.csv",
         "gpu,model,batch,latency_s,profile",
@@ -100,29 +100,29 @@ def test_every_bad_line_is_named_and_nothing_is_taken(tmp_path: Path) -> None:
         read_folder(tmp_path)
     text = str(caught.value)
     for line, what in ((3, "batch"), (4, "latency_s"), (5, "profile"), (6, "4 cells"), (7, "gpu is empty")):
-        assert any(f"{path}:{line}: " in said and what in said for said in text.splitlines())
+        assert any(f"{path}:{line}: " in message and what in message for message in text.splitlines())
     assert ":2:" not in text
 
 
-def test_many_bad_lines_are_counted(tmp_path: Path) -> None:
+def test_further_invalid_lines_are_counted(tmp_path: Path) -> None:
     table(tmp_path / "t.csv", "gpu,model,batch,latency_s", *["a100,net,x,1"] * (SHOWN_PROBLEMS + 7))
     with pytest.raises(TableError, match=r"and 7 more\Z"):
         read_folder(tmp_path)
 
 
-def test_one_bad_line_is_one_line_of_text(tmp_path: Path) -> None:
+def test_one_invalid_line_gives_a_one_line_message(tmp_path: Path) -> None:
     table(tmp_path / "t.csv", "gpu,model,batch,latency_s", "a100,net,x,1")
     with pytest.raises(TableError, match=r"\Anothing was imported: .*t\.csv:2: batch .*\Z"):
         read_folder(tmp_path)
 
 
-def test_a_line_cut_off_is_no_point_that_did_not_run(tmp_path: Path) -> None:
+def test_truncated_line_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("gpu,model,batch,latency_s\na100,net,1,0.1\na100,net,2")
     with pytest.raises(TableError, match=r":3: has 3 cells where the header has 4"):
         read_folder(tmp_path)
 
 
-def test_a_gzip_cut_off_is_an_error(tmp_path: Path) -> None:
+def test_truncated_gzip_is_an_error(tmp_path: Path) -> None:
     text = "gpu,model,batch,latency_s\n" + "".join(f"a100,net{i * 7919},1,0.{i}1\n" for i in range(5000))
     whole = gzip.compress(text.encode())
     (tmp_path / "t.csv.gz").write_bytes(whole[: len(whole) // 2])
@@ -137,13 +137,13 @@ def test_a_gzip_cut_off_is_an_error(tmp_path: Path) -> None:
         ("gpu,model,batch,latency_s,latency_s", "duplicate columns: latency_s"),
     ],
 )
-def test_headers_that_would_mislead_are_refused(tmp_path: Path, header: str, said: str) -> None:
+def test_header_without_speed_or_with_duplicates_is_refused(tmp_path: Path, header: str, said: str) -> None:
     table(tmp_path / "t.csv", header, ",".join(["a100", "net", "1", "1", "1"][: header.count(",") + 1]))
     with pytest.raises(TableError, match=said):
         read_folder(tmp_path)
 
 
-def test_text_that_would_spoil_a_terminal_or_a_database_is_refused(tmp_path: Path) -> None:
+def test_control_characters_and_too_long_text_are_refused(tmp_path: Path) -> None:
     table(tmp_path / "t.csv", "gpu,model,batch,latency_s", "a100,net\x1b[31m,1,1", f"a100,{'n' * 200},1,1")
     with pytest.raises(TableError) as caught:
         read_folder(tmp_path)
@@ -151,8 +151,8 @@ def test_text_that_would_spoil_a_terminal_or_a_database_is_refused(tmp_path: Pat
     assert ":2:" in str(caught.value) and ":3:" in str(caught.value)
 
 
-def test_speeds_that_contradict_each_other_are_noticed(tmp_path: Path) -> None:
-    """The two usual mistakes: milliseconds for seconds, and one process's throughput for that of all."""
+def test_contradicting_throughput_and_latency_give_a_notice(tmp_path: Path) -> None:
+    """The two usual mistakes: milliseconds instead of seconds, and one process's throughput instead of the total."""
     table(
         tmp_path / "t.csv",
         "gpu,model,batch,procs,throughput_per_s,latency_s",
@@ -164,21 +164,21 @@ def test_speeds_that_contradict_each_other_are_noticed(tmp_path: Path) -> None:
     assert "in 2 lines (first 3)" in notice
 
 
-def test_points_measured_again_give_the_median(tmp_path: Path) -> None:
+def test_repeated_points_give_the_median(tmp_path: Path) -> None:
     rows = [replace(POINT, latency_s=value, throughput_per_s=8 / value) for value in (0.02, 0.9, 0.021)]
     failed = replace(POINT, latency_s=None, throughput_per_s=None, memory_mib=70000.0)
     other = replace(POINT, source="there", latency_s=0.5, throughput_per_s=None)
     text = io.StringIO()
     write([*rows, failed, other], text)
     (tmp_path / "t.csv").write_text(text.getvalue())
-    one, two = read_folder(tmp_path)
-    assert one.latency_s == 0.021
-    assert one.throughput_per_s == pytest.approx(8 / 0.021)
-    assert one.memory_mib is None
-    assert two == other
+    median, other_source = read_folder(tmp_path)
+    assert median.latency_s == 0.021
+    assert median.throughput_per_s == pytest.approx(8 / 0.021)
+    assert median.memory_mib is None
+    assert other_source == other
 
 
-def test_a_folder_is_read_at_any_depth_and_the_rest_left_alone(tmp_path: Path) -> None:
+def test_folder_is_read_at_any_depth_and_other_files_are_ignored(tmp_path: Path) -> None:
     table(tmp_path / "lab1" / "deep" / "t.csv", "gpu,model,batch,latency_s", "a100,one,1,0.1")
     table(tmp_path / "lab2" / "t.csv", "gpu,model,batch,latency_s", "a100,two,1,0.1")
     table(tmp_path / "lab2" / "jobs.csv", "job,user", "1,ann")
@@ -192,7 +192,7 @@ def test_a_folder_is_read_at_any_depth_and_the_rest_left_alone(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("files", [{}, {"jobs.csv": "job,user\n1,ann\n"}, {"t.csv": "gpu,model,batch,latency_s\n"}])
-def test_a_folder_without_points_is_an_error_that_says_what_to_give(tmp_path: Path, files: dict[str, str]) -> None:
+def test_folder_without_measurements_is_an_error_with_advice(tmp_path: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(TableError, match=r"no measurements.*ParvaGPU, MIGPerf, MISO"):
@@ -200,21 +200,21 @@ def test_a_folder_without_points_is_an_error_that_says_what_to_give(tmp_path: Pa
 
 
 def test_linked_folders_are_read_once(tmp_path: Path) -> None:
-    there = tmp_path / "there"
-    there.mkdir()
-    (there / "a.csv").write_text("gpu,model,batch,latency_s\na100,net,1,0.1\n")
+    target = tmp_path / "there"
+    target.mkdir()
+    (target / "a.csv").write_text("gpu,model,batch,latency_s\na100,net,1,0.1\n")
     data = tmp_path / "data"
     data.mkdir()
     for name in ("one", "two"):
-        (data / name).symlink_to(there)
-    (there / "round").symlink_to(data)
+        (data / name).symlink_to(target)
+    (target / "round").symlink_to(data)
     assert len(read_folder(data)) == 1
     (tmp_path / "link").symlink_to(data)
     assert read_folder(tmp_path / "link") == read_folder(data)
 
 
 @pytest.mark.parametrize("separator", [";", "\t", "|"])
-def test_cells_may_be_separated_otherwise(tmp_path: Path, separator: str) -> None:
+def test_other_separators_are_accepted(tmp_path: Path, separator: str) -> None:
     lines = ("gpu,model,batch,latency_s,memory_mib", "a100,net,1,0.1,900", "a100,net,2,0.2,950")
     path = table(tmp_path / "t.csv", *(line.replace(",", separator) for line in lines))
     expected = read_folder(table(tmp_path / "u" / "t.csv", *lines))
@@ -233,20 +233,20 @@ def test_cells_may_be_separated_otherwise(tmp_path: Path, separator: str) -> Non
     ],
     ids=["utf-16", "a gzip by another name", "no gzip", "a gzip cut off", "nothing"],
 )
-def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_unreadable_file_is_reported_with_the_reason(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TableError, match=said):
         read_folder(tmp_path / name)
 
 
 @pytest.mark.parametrize("cell", ["NaN", "N/A", "-"])
-def test_a_figure_without_a_number_is_told_to_be_left_empty(tmp_path: Path, cell: str) -> None:
+def test_figure_without_a_number_is_refused_with_advice(tmp_path: Path, cell: str) -> None:
     path = table(tmp_path / "t.csv", "gpu,model,batch,latency_s,memory_mib", f"a100,net,1,0.1,{cell}")
     with pytest.raises(TableError, match=f":2: memory_mib must be a number, not {cell}: leave it empty if unknown"):
         read_folder(path)
 
 
-def test_parameters_and_operations_in_millions_are_noticed_and_not_used(tmp_path: Path) -> None:
+def test_params_and_flops_given_in_millions_are_ignored_with_a_notice(tmp_path: Path) -> None:
     head = "gpu,model,batch,latency_s,params,flops_per_item"
     rows = "a100,net,1,0.1,25.6,8.2e9", "a100,net,2,0.1,2.56e7,8.2", "a100,net,4,0.1,2.56e7,"
     found = scan([table(tmp_path / "t.csv", head, *rows)])
@@ -257,13 +257,13 @@ def test_parameters_and_operations_in_millions_are_noticed_and_not_used(tmp_path
     assert unknown.of("net", found.rows[:1]) == unknown.of("net", [replace(found.rows[0], params=None)])
 
 
-def test_a_file_that_is_no_table_is_told_what_one_is(tmp_path: Path) -> None:
+def test_file_that_is_no_table_is_refused_with_the_needed_columns(tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv", "job,user", "1,ann")
     with pytest.raises(TableError, match="must name gpu, model, batch"):
         read_folder(path)
 
 
-def test_identity_is_part_of_the_columns() -> None:
+def test_identity_columns_distinguish_points() -> None:
     assert set(IDENTITY) < set(COLUMNS)
     assert replace(POINT, memory_mib=5.0).point == POINT.point
     assert replace(POINT, procs=2).point != POINT.point

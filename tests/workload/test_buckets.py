@@ -1,4 +1,4 @@
-"""Buckets round to the demanding side, and never far."""
+"""Buckets round to the more demanding side, by a bounded amount."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def test_a_rate_is_raised_by_at_most_a_seventh(value: int) -> None:
 
 
 @given(positive, st.booleans())
-def test_preferred_numbers_stay(value: int, ceiling: bool) -> None:
-    once = preferred(value, ceiling=ceiling)
-    assert preferred(once, ceiling=ceiling) == preferred(once, ceiling=not ceiling) == once
+def test_preferred_numbers_are_unchanged(value: int, ceiling: bool) -> None:
+    rounded = preferred(value, ceiling=ceiling)
+    assert preferred(rounded, ceiling=ceiling) == preferred(rounded, ceiling=not ceiling) == rounded
 
 
 @given(positive, positive)
@@ -36,21 +36,21 @@ def test_preferred_keeps_the_order(one: int, two: int) -> None:
 
 
 @given(st.integers(1, 1000))
-def test_edges(value: int) -> None:
+def test_value_is_rounded_up_to_an_edge(value: int) -> None:
     edge = up(value, GRID.inputs)
     assert edge >= value and (edge in GRID.inputs or edge == 1024)
 
 
-def test_beyond_the_last_edge_come_its_doubles() -> None:
+def test_edges_double_beyond_the_last_one() -> None:
     assert [up(value, GRID.batches) for value in (32, 33, 64, 65, 65536)] == [32, 64, 64, 128, 65536]
 
 
 @given(st.integers(1, 10**12), st.integers(1, 10**7))
-def test_the_rate_suffices(items: int, seconds: int) -> None:
+def test_rate_is_the_smallest_that_meets_the_deadline(items: int, seconds: int) -> None:
     assert rate_of(items, seconds) * seconds >= items * 1000 > (rate_of(items, seconds) - 1) * seconds
 
 
-def test_names() -> None:
+def test_bucket_name_holds_all_its_parts() -> None:
     bucket = bucket_of(Hints(batch=20, input=100, slo_us=210_000, items=1000, deadline_s=10), "bert", GRID)
     assert bucket.name == "bert/infer/b32/128tok/slo200000us/rate100000"
     assert bucket_of(Hints(role="train"), "bert", GRID).name == "bert/train/b8/128tok/any/any"

@@ -1,4 +1,4 @@
-"""What a job's comment says of the nodes that its user excludes."""
+"""The nodes that a job's user excludes, as its comment lists them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ names = st.lists(st.sampled_from(["n1", "n[1-3,7]", "gpu-01", "a.b", "m[01-09]",
 
 
 @given(st.text(), names, st.integers(0, 1000))
-def test_a_list_is_written_as_far_as_it_fits_and_read_back(text: str, listed: list[str], room: int) -> None:
+def test_node_list_is_written_as_far_as_it_fits_and_read_back(text: str, listed: list[str], room: int) -> None:
     written = attached(text, ",".join(listed), room)
     assert len(written) <= len(text) + max(0, min(room, LONGEST + len(OPEN) + 2))
     if written == text:
@@ -42,10 +42,10 @@ def test_a_list_is_written_as_far_as_it_fits_and_read_back(text: str, listed: li
         ("", set()),
     ],
 )
-def test_what_a_comment_excludes(comment: str, nodes: set[str]) -> None:
+def test_excluded_nodes_are_read_from_the_comment(comment: str, nodes: set[str]) -> None:
     assert excluded(comment) == nodes
 
 
-def test_what_is_no_node_name_is_left_out() -> None:
+def test_invalid_node_names_are_left_out() -> None:
     assert attached("", "n1,k b,n2,[,m", 100) == "[mig-exclude:n1,n2]"
     assert attached("x", "k b", 100) == "x"

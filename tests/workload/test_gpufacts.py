@@ -1,4 +1,4 @@
-"""Names of GPUs, and what is known of each by any of them."""
+"""Names of GPUs, and the facts found by each name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_short_name_of_a_gpu_has_the_facts_of_its_full_name(name: str) -> None:
+def test_short_gpu_name_has_the_facts_of_the_full_name(name: str) -> None:
     short = short_name(name, int(NAMES[name].rpartition("-")[2][:-2]))
     assert short == NAMES[name]
     for other in (short, short.replace("-", "_"), name.replace(" ", "_")):
@@ -48,7 +48,7 @@ def test_the_short_name_of_a_gpu_has_the_facts_of_its_full_name(name: str) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_whole_gpu_is_the_same_with_and_without_its_memory_in_the_name(name: str) -> None:
+def test_whole_gpu_is_the_same_with_and_without_memory_in_its_name(name: str) -> None:
     gpu = GpuSpec.of_rows([Measurement(gpu=name, model="net", latency_s=1.0)])
     facts = facts_of(name)
     if facts is not None and facts.mib:
@@ -57,7 +57,7 @@ def test_a_whole_gpu_is_the_same_with_and_without_its_memory_in_the_name(name: s
         assert gpu.memory_gb == 0
 
 
-def test_the_memory_of_a_gpu_of_which_only_slices_were_measured() -> None:
+def test_gpu_memory_is_derived_from_a_slice_profile() -> None:
     for name, profile, short in (
         ("NVIDIA H200", "1g.18gb", "h200-141gb"),
         ("NVIDIA A30", "1g.6gb", "a30-24gb"),
@@ -68,7 +68,7 @@ def test_the_memory_of_a_gpu_of_which_only_slices_were_measured() -> None:
         assert GpuSpec.of_rows([Measurement(gpu=name, model="net", profile=profile, latency_s=1.0)]).name == short
 
 
-def test_forms_of_a_gpu_with_other_speeds_are_other_models() -> None:
+def test_variants_of_a_gpu_with_other_speeds_are_separate_models() -> None:
     assert len({model_of(f"NVIDIA H100 {form}") for form in ("80GB HBM3", "PCIe", "NVL")}) == 3
     assert model_of("NVIDIA H200") != model_of("NVIDIA H200 NVL")
 
@@ -89,7 +89,7 @@ def test_a_variant_with_less_memory_has_less_bandwidth() -> None:
         assert facts_of(alike) == plain, alike
 
 
-def test_facts_by_form_and_memory() -> None:
+def test_gpu_facts_depend_on_variant_and_memory() -> None:
     speeds = {
         "NVIDIA A100-SXM4-40GB": (312, 1555),
         "NVIDIA A100 80GB PCIe": (312, 1935),
@@ -103,7 +103,7 @@ def test_facts_by_form_and_memory() -> None:
     assert facts_of("Graphics Device") is None
 
 
-def test_measurements_stored_under_the_former_name_of_an_h100_nvl_are_read_as_its_own() -> None:
+def test_former_name_of_the_h100_nvl_is_read_as_the_h100_nvl() -> None:
     gpu = GpuSpec.of_rows([Measurement(gpu="h100-94gb", model="net", profile="1g.12gb", latency_s=1.0)])
     assert gpu.name == "h100-nvl-94gb"
     assert facts_of("h100-94gb") == facts_of("NVIDIA H100 NVL")

@@ -1,4 +1,4 @@
-"""Hints: what people write, and what is refused with which words."""
+"""Hints: what users write, and what is refused with which message."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
         ("9" * 50 + "s", None),
     ],
 )
-def test_durations(text: str, microseconds: int | None) -> None:
+def test_durations_are_parsed(text: str, microseconds: int | None) -> None:
     assert units.duration_us(text) == microseconds
 
 
@@ -48,11 +48,11 @@ def test_durations(text: str, microseconds: int | None) -> None:
     ("text", "mib"),
     [("18gb", 17167), ("18gib", 18432), ("18g", 18432), ("900mb", 859), ("1tb", 953675), ("18", None), ("gb", None)],
 )
-def test_memory(text: str, mib: int | None) -> None:
+def test_memory_sizes_are_parsed(text: str, mib: int | None) -> None:
     assert units.memory_mib(text) == mib
 
 
-def test_inputs_and_items() -> None:
+def test_input_sizes_and_item_counts_are_parsed() -> None:
     assert units.input_size("512tok") == (512, "tok")
     assert units.input_size("4k") == (4096, "")
     assert units.input_size("224x320") == (320, "px")
@@ -62,7 +62,7 @@ def test_inputs_and_items() -> None:
     assert units.items("1e99") is None
 
 
-def test_a_full_set() -> None:
+def test_all_hints_are_parsed_together() -> None:
     hints = parse(
         "migbatch: model=Meta-Llama/Llama-3.1-8B batch=32 input=4ktok items=1m slo=200ms deadline=2h mem=18GiB "
         "role=train min=1g.10gb max=3g.40gb"
@@ -73,25 +73,25 @@ def test_a_full_set() -> None:
     assert hints.to_dict()["slo_us"] == 200_000
 
 
-def test_a_pipelines_deadline_needs_no_items_of_the_job_that_tells_it() -> None:
+def test_pipeline_deadline_is_accepted_without_items() -> None:
     hints = parse("migbatch: pipeline=Caption-7 deadline=2h")
     assert (hints.pipeline, hints.deadline_s, hints.items) == ("caption-7", 7200, None)
     assert parse("migbatch: pipeline=a items=5").pipeline == "a"
 
 
-def test_a_service_is_measured_and_predicted_as_inference() -> None:
+def test_service_has_the_kind_inference() -> None:
     hints = parse("migbatch: model=resnet50 role=serve rate=40 slo=50ms")
     assert (hints.role, hints.kind, hints.llm.rate, hints.slo_us) == ("serve", "infer", 40_000, 50_000)
     assert parse("migbatch: role=train").kind == "train" and Hints().kind == "infer"
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "sbatch_examples").glob("*.sh")), ids=lambda path: path.name)
-def test_the_hints_of_examples_are_read(script: Path) -> None:
+def test_hints_of_the_example_scripts_are_parsed(script: Path) -> None:
     for comment in re.findall(r'#SBATCH --comment="(.*)"', script.read_text(encoding="utf-8")):
         assert parse(comment) != Hints()
 
 
-def test_comment_and_extra_together() -> None:
+def test_hints_of_comment_and_extra_are_combined() -> None:
     assert parse("migbatch: model=x", "migbatch: batch=2") == Hints(model="x", batch=2)
     assert parse("mine", "migbatch: batch=2") == Hints(batch=2)
     assert parse("mine: migbatch: batch=2") == Hints()
@@ -141,7 +141,7 @@ def test_comment_and_extra_together() -> None:
         ("model=" + "x" * 1000, "hint_long"),
     ],
 )
-def test_refused(text: str, code: str) -> None:
+def test_invalid_hints_are_refused_with_advice(text: str, code: str) -> None:
     with pytest.raises(Refusal) as caught:
         parse("migbatch: " + text)
     assert caught.value.code == code
@@ -149,7 +149,7 @@ def test_refused(text: str, code: str) -> None:
 
 
 @given(st.text(alphabet=st.characters(max_codepoint=255), max_size=200))
-def test_any_bytes_are_hints_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         hints = parse("migbatch:" + text)
     except Refusal as refusal:
@@ -158,23 +158,23 @@ def test_any_bytes_are_hints_or_refused(text: str) -> None:
         assert all(str(value).isascii() for value in hints.to_dict().values())
 
 
-def test_every_sentence_is_one_sentence_that_says_what_to_do() -> None:
+def test_every_refusal_sentence_is_one_short_line() -> None:
     for code, sentence in SENTENCES.items():
         assert "\n" not in sentence, code
         assert "%" not in sentence.replace("%s", ""), code
         assert len(sentence) < 260, code
 
 
-def test_shown_text_is_short_and_printable() -> None:
+def test_shown_user_text_is_short_and_printable() -> None:
     assert show("a\x00b\xe4" + "c" * 60) == "a?b?" + "c" * 36 + "..."
 
 
-def test_a_retry_is_for_memory_only():
+def test_retry_hint_accepts_only_oom():
     assert parse("migbatch: retry=OOM").retry == "oom"
     with pytest.raises(Refusal, match="retry"):
         parse("migbatch: retry=always")
 
 
-def test_the_refusal_of_an_unknown_hint_names_all_that_are_not_of_language_models():
+def test_refusal_of_an_unknown_hint_lists_all_general_hints():
     named = set(re.findall(r"[a-z_]+", str(Refusal("hint_key", "colour"))))
     assert named >= FORMS.keys() - llmhints.FORMS.keys()
