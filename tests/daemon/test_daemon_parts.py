@@ -31,7 +31,7 @@ def test_second_instance_is_refused_and_names_the_first(tmp_path):
     again.release()
 
 
-def test_lock_dies_with_its_process(tmp_path):
+def test_lock_is_released_when_its_process_is_killed(tmp_path):
     code = (
         "import os,sys,pathlib;from slurm_migbatch.daemon.lock import InstanceLock;"
         "InstanceLock(pathlib.Path(sys.argv[1])).acquire();os.kill(os.getpid(), 9)"
@@ -42,8 +42,8 @@ def test_lock_dies_with_its_process(tmp_path):
     lock.release()
 
 
-def test_nobody_else_can_hold_the_lock(tmp_path):
-    """Locking a file takes no more than opening it to read: any user could keep migbatchd from starting again."""
+def test_other_users_cannot_hold_the_lock(tmp_path):
+    """Whoever can open a file for reading can lock it: any user could keep migbatchd from starting again."""
     open_to_users(tmp_path)
     older = tmp_path / "migbatchd.pid"
     older.touch()
@@ -76,7 +76,7 @@ def test_log_lines_carry_fields():
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_a_record_is_one_line_whatever_users_write(message, value):
+def test_log_record_is_one_line_whatever_users_write(message, value):
     assert line("%s", message, job=value).isprintable()
 
 
@@ -110,7 +110,7 @@ def test_readiness_reaches_systemd(tmp_path, monkeypatch):
     notify("READY=1")
 
 
-def test_a_job_whose_row_cannot_be_read_has_not_left_and_overwrites_nothing() -> None:
+def test_unreadable_row_neither_removes_nor_overwrites_its_job() -> None:
     class Kept:
         def __init__(self):
             self.rows, self.live = [], frozenset()
@@ -132,28 +132,28 @@ def test_a_job_whose_row_cannot_be_read_has_not_left_and_overwrites_nothing() ->
     assert jobs.update([]) == (True, frozenset({7}))
 
 
-def test_the_age_of_supply_is_told_now_and_at_most():
+def test_supply_age_is_given_as_current_and_longest_value():
     now = 100.0
     age = Age(lambda: now)
     assert age.values() == {}
     age.renewed(99.0)
-    now = 103.0  # from a look at 99: the next one's round ends after 4 s
+    now = 103.0  # from a poll at 99: the round of the next poll ends after 4 s
     age.renewed(102.5)
     now = 104.0
     assert age.values() == {("now",): 1.5, ("longest",): 4.0}
-    now = 110.0  # no round any more
+    now = 110.0  # no further round
     assert age.values() == {("now",): 7.5, ("longest",): 7.5}
 
 
-def test_it_starts_without_what_only_some_rounds_need():
+def test_migbatchd_starts_without_importing_scipy():
     program = "import sys, slurm_migbatch.daemon.main; print({name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "'sqlalchemy'" in done.stdout
     assert "'scipy'" not in done.stdout
 
 
-def test_the_process_that_answers_submissions_starts_without_the_database():
-    """After its end submissions wait for the next one."""
+def test_submit_process_starts_without_importing_sqlalchemy_or_scipy():
+    """After this process has ended, submissions wait for the next one."""
     program = "import sys, slurm_migbatch.daemon.submit_worker; print({*sys.modules} & {'sqlalchemy', 'scipy'})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -1,4 +1,4 @@
-"""What /metrics tells: names, types, labels and texts that dashboards and alerts of sites are made of."""
+"""What /metrics exposes: the names, types, labels and texts that dashboards and alerts of sites use."""
 
 import pytest
 
@@ -10,14 +10,14 @@ from tests.support.exposition import FAMILIES, LABELS, parsed, scrape
 from tests.support.waiting import eventually
 
 
-def test_families(running):
+def test_metric_families_have_the_documented_types_and_texts(running):
     kind, text = scrape(running.port)
     assert kind == "text/plain; version=0.0.4; charset=utf-8"
     found = {(name, family.type, family.documentation) for name, family in parsed(text).items()}
     assert found == {(name, kind, doc) for name, kind, _, doc in FAMILIES}
 
 
-#: families without counted events that have values once a node and Slurm were heard
+#: families that do not count events and have values once a node has reported and Slurm has been polled
 TOLD = {
     "migbatch_healthy",
     "migbatch_jobs",
@@ -34,7 +34,7 @@ TOLD = {
 
 @pytest.fixture
 def busy(running, node, slurm):
-    """A service that has heard a node and Slurm, and has had a round of supply."""
+    """A service that has heard from a node and from Slurm, and has made a round of supply."""
     slurm.node_rows["n1"] = NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7, "none": 0}, {}, ("gpu",))
     node.events(inventory(gpu(0)), state(seq=2))
     slurm.queue[5] = JobRow(5, state="PENDING", tasks=3)
@@ -51,14 +51,14 @@ def labelled(running):
     }
 
 
-def test_labels_of_counters(running):
-    """A counter with labels tells nothing before it has counted."""
+def test_counters_have_the_documented_labels(running):
+    """A counter with labels exposes nothing before it has counted."""
     named = running.service.metrics._names_to_collectors
     counters = [name for name, kind, _, _ in FAMILIES if kind == "counter"]
     assert {name: set(named[name]._labelnames) for name in counters} == {name: LABELS[name] for name in counters}
 
 
-def test_labels(busy):
+def test_series_have_the_documented_labels(busy):
     found = labelled(busy)
     assert found == {name: {frozenset(LABELS[name])} for name in found}
 
@@ -81,7 +81,7 @@ def test_a_histogram_has_all_its_series(busy):
     ]
 
 
-def test_slices_by_profile_and_state(running, node):
+def test_slices_are_exposed_by_profile_and_state(running, node):
     held = {"gpu": "GPU-0", "profile": "1g.10gb", "start": 0, "size": 1}
     start = {"seq": 3, "ts": 1.0, "kind": "start", "job": 6, "restart": 0, "slices": [held]}
     node.events(inventory(gpu(0)), state(gpu(0), seq=2), start)
@@ -107,14 +107,14 @@ def test_slices_are_counted_in_one_state_each():
     assert slices_by_state(view.facts()) == states
 
 
-def test_counters_of_faults_begin_at_zero(running):
-    """Else the first one is no increase, and no alert sees it."""
+def test_counters_of_faults_start_at_zero(running):
+    """Otherwise the first fault is no increase, and no alert sees it."""
     text = scrape(running.port)[1]
     for kind in ("misfit", "zombie", "fault"):
         assert f'migbatch_node_events_total{{kind="{kind}"}} 0.0' in text
 
 
-def test_waits():
+def test_longest_and_median_wait_count_eligible_jobs_with_slices():
     rows = [
         JobRow(1, gres="gres:mig:1g.10gb:1", eligible=100.0),
         JobRow(2, gres="gres/mig:1g.10gb:1", eligible=400.0),

@@ -1,4 +1,4 @@
-"""Strangers at the node API, on a real migbatchd: they cost little, and nodes are served all the while."""
+"""Unauthenticated clients at the node API of a real migbatchd: they cost little, and nodes are served meanwhile."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def connected(port: int, source: str = "127.0.0.1") -> socket.socket:
 
 
 def is_served(daemon: Daemon, node: Node, seq: int) -> None:
-    """An authenticated node is, though a connection may be closed under it now and then."""
+    """Wait until an authenticated node is served; its connection may be closed now and then."""
 
     def told() -> bool:
         with suppress(OSError):
@@ -57,8 +57,8 @@ def is_served(daemon: Daemon, node: Node, seq: int) -> None:
 
 
 @pytest.mark.parametrize("credential", ["", "Authorization: MigBatch token x\r\n"])
-def test_bodies_of_strangers_are_not_read(daemon: Daemon, credential: str) -> None:
-    """150 connections that send 4 MiB each took 860 MB."""
+def test_bodies_of_unauthenticated_requests_are_not_read(daemon: Daemon, credential: str) -> None:
+    """Without this, 150 connections that send 4 MiB each took 860 MB."""
     process = daemon.start()
     daemon.serving()
     node = daemon.node()
@@ -95,8 +95,8 @@ def test_bodies_of_strangers_are_not_read(daemon: Daemon, credential: str) -> No
     assert "Traceback" not in daemon.log
 
 
-def test_silent_connections_are_closed_and_keep_nobody_out(daemon: Daemon) -> None:
-    """600 silent connections stopped the service, with 1,024 descriptors, and wrote 77 MB of log."""
+def test_silent_connections_are_closed_and_nodes_are_still_served(daemon: Daemon) -> None:
+    """Without this, 600 silent connections stopped the service, with 1,024 descriptors, and wrote 77 MB of log."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
     process = daemon.start(descriptors=500)
@@ -123,7 +123,7 @@ def test_silent_connections_are_closed_and_keep_nobody_out(daemon: Daemon) -> No
     assert "Traceback" not in daemon.log
 
 
-def test_slow_bodies_of_nodes_end_too(daemon: Daemon) -> None:
+def test_body_that_a_node_does_not_finish_is_answered_with_408(daemon: Daemon) -> None:
     """A node that stops in the middle of its body is answered, and its connection closed."""
     daemon.start()
     daemon.serving()
@@ -138,7 +138,7 @@ def test_slow_bodies_of_nodes_end_too(daemon: Daemon) -> None:
     assert b"did not arrive" in answer
 
 
-def test_clients_that_go_away_leave_one_line(daemon: Daemon) -> None:
+def test_clients_that_disconnect_do_not_fill_the_log(daemon: Daemon) -> None:
     daemon.start()
     daemon.serving()
     node = daemon.node()
@@ -152,7 +152,7 @@ def test_clients_that_go_away_leave_one_line(daemon: Daemon) -> None:
                     headers = {**node.headers("/node/v1/events", raw), "Host": "x", "Content-Length": "1000"}
                     lines = [f"{name}: {value}" for name, value in headers.items()]
                     link.sendall("\r\n".join(["POST /node/v1/events HTTP/1.1", *lines, "", ""]).encode() + end)
-                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset, not an end
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset, not a FIN
     is_served(daemon, node, 1)
     assert "Traceback" not in daemon.log
     assert len(daemon.log.splitlines()) < 40
@@ -194,7 +194,7 @@ asyncio.run(main())
 """
 
 
-def test_out_of_descriptors_it_says_so_once_and_goes_on_when_there_are_some() -> None:
+def test_server_without_free_descriptors_logs_it_once_and_recovers() -> None:
     done = subprocess.run(
         [sys.executable, "-c", OUT_OF_DESCRIPTORS], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )

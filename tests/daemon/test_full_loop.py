@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 
 
 class Agent:
-    """A node that pulls its plan and acknowledges it, until it is told to fall silent."""
+    """A node that pulls its plan and acknowledges it, until it is closed."""
 
     def __init__(self, port, name="n1"):
         self.node = Node(port, FakeSigner(), name)
@@ -81,7 +81,7 @@ def start(job, gpu_uuid, profile, at, size, seq):
     }
 
 
-def test_a_waiting_job_gets_its_slice_offered_run_and_recorded(make, slurm, url):
+def test_slice_of_a_pending_job_is_offered_and_its_run_is_recorded(make, slurm, url):
     slurm.node_rows["n1"] = node_row()
     with Running(make()) as running:
         agent = Agent(running.port)
@@ -115,7 +115,7 @@ def test_a_waiting_job_gets_its_slice_offered_run_and_recorded(make, slurm, url)
             agent.close()
 
 
-def test_counts_that_slurm_forgot_are_told_again(make, slurm):
+def test_offer_is_sent_again_after_slurm_has_lost_it(make, slurm):
     slurm.node_rows["n1"] = node_row()
     slurm.queue[1] = pending(1, "gres/mig:3g.40gb:2")
     with Running(make()) as running:
@@ -131,7 +131,7 @@ def test_counts_that_slurm_forgot_are_told_again(make, slurm):
             agent.close()
 
 
-def test_after_a_restart_held_slots_stay_held(make, slurm):
+def test_held_slots_stay_held_after_a_restart(make, slurm):
     slurm.node_rows["n1"] = node_row()
     with Running(make()) as running:
         agent = Agent(running.port)
@@ -171,7 +171,7 @@ def test_after_a_restart_held_slots_stay_held(make, slurm):
             agent.close()
 
 
-def test_after_a_restart_a_node_that_has_been_resumed_is_used(make, slurm):
+def test_node_that_has_been_resumed_is_used_after_a_restart(make, slurm):
     """The record has the fault for which the node once drained itself; Slurm knows whether it is drained now."""
     slurm.node_rows["n1"] = node_row()
     fault = {"seq": 2, "ts": 9.0, "kind": "fault", "gpu": None, "what": "x", "action": "drain", "drain": True}
@@ -189,7 +189,7 @@ def test_after_a_restart_a_node_that_has_been_resumed_is_used(make, slurm):
         assert running.service.rounds.view.facts()["n1"].healthy
 
 
-def test_a_gpu_that_did_not_answer_for_a_moment_is_not_taken_for_free(make, slurm):
+def test_gpu_that_did_not_answer_for_a_moment_is_not_treated_as_free(make, slurm):
     slurm.node_rows["n1"] = node_row()
     with Running(make()) as running:
         node = Node(running.port, FakeSigner())
@@ -201,7 +201,7 @@ def test_a_gpu_that_did_not_answer_for_a_moment_is_not_taken_for_free(make, slur
         assert "n1" not in running.service.rounds.view.facts(), "until it has told everything"
 
 
-def test_slurm_away_changes_nothing_and_is_said_once(make, slurm, caplog):
+def test_plan_is_kept_and_one_error_is_logged_while_slurm_is_away(make, slurm, caplog):
     slurm.node_rows["n1"] = node_row()
     with Running(make()) as running:
         agent = Agent(running.port)
@@ -222,11 +222,11 @@ def test_slurm_away_changes_nothing_and_is_said_once(make, slurm, caplog):
             eventually(lambda: running.service.health()["ok"])
         finally:
             agent.close()
-    said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Slurm does not answer: scontrol")]
-    assert len(said) == 1
+    messages = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Slurm does not answer: scontrol")]
+    assert len(messages) == 1
 
 
-def test_notes_that_differ_in_their_counts_do_not_fill_the_log(config, slurm, store, signer, caplog):
+def test_notes_that_differ_only_in_counts_are_logged_once_per_node(config, slurm, store, signer, caplog):
     rounds = Service(config, client=slurm, open_store=lambda: store, signer=signer).rounds
     for count in range(1, 5):
         for node in ("n1", "n2"):
@@ -235,7 +235,7 @@ def test_notes_that_differ_in_their_counts_do_not_fill_the_log(config, slurm, st
     assert written == ["Slurm counts 1 x 1g.10gb on n1", "Slurm counts 1 x 1g.10gb on n2"]
 
 
-def test_a_note_that_stays_is_written_once(config, slurm, store, signer, caplog):
+def test_unchanged_note_is_logged_once(config, slurm, store, signer, caplog):
     rounds = Service(config, client=slurm, open_store=lambda: store, signer=signer).rounds
     many = tuple(f"n{number} is odd" for number in range(50))
     for _ in range(3):
@@ -246,7 +246,7 @@ def test_a_note_that_stays_is_written_once(config, slurm, store, signer, caplog)
     assert sorted(written) == sorted(many), "not all of them in one minute"
 
 
-def test_why(make, slurm, config):
+def test_why_names_the_gpu_that_is_reserved_for_a_pending_job(make, slurm, config):
     slurm.node_rows["n1"] = node_row()
     slurm.queue[1] = running_job(1, "gres/mig:7g.80gb:1")
     slurm.queue[2] = pending(2, "gres/mig:7g.80gb:1")

@@ -1,4 +1,4 @@
-"""The loop from finished runs back to predictions: what is learned, refused, gone back from, and survives a restart."""
+"""The loop from finished runs back to predictions: what is learned, refused, rolled back, and survives a restart."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def table(factor=1.0, source="imported", models=("net",)):
 
 
 def metrics_of(running):
-    """What /metrics of a service tells."""
+    """The text of /metrics of a service."""
     return generate_latest(running.service.metrics).decode()
 
 
@@ -61,7 +61,7 @@ def catalog(site):
     return build({"n1": [gpu(0)]}, [NodeRow("n1", frozenset({"IDLE"}), {}, {}, ("gpu",))], site)
 
 
-def test_runs_put_a_wrong_prior_right(site, record):
+def test_runs_correct_a_wrong_prior(site, record):
     assert error(site) > 5
     record.add(30)
     found = run(site)["refit"]
@@ -72,7 +72,7 @@ def test_runs_put_a_wrong_prior_right(site, record):
     assert models_of(site).index().seen["lesson"] == 30
 
 
-def test_a_few_runs_are_waited_for(site, record):
+def test_refit_waits_for_enough_new_runs(site, record):
     record.add(4)
     assert run(site)["refit"] is None
     record.add(1)
@@ -82,15 +82,15 @@ def test_a_few_runs_are_waited_for(site, record):
     assert run(site, force="asked for")["refit"]["outcome"] == "taken"
 
 
-def test_refits_go_on_with_more_of_the_same(site, record):
-    """The present model has seen what the candidate has not; still more of the same is taken in."""
+def test_refits_continue_with_more_runs_of_the_same_kind(site, record):
+    """The current model has seen what the candidate has not; more runs of the same kind are learned all the same."""
     for version in range(1, 5):
         record.add(10, noise=0.2)
         found = run(site)["refit"]
         assert (found["outcome"], found.get("version")) == ("taken", version), found
 
 
-def test_a_change_of_the_truth_is_followed(site, record):
+def test_refit_follows_a_change_of_the_real_times(site, record):
     record.add(40)
     run(site)
     record.add(300, factor=3.0)
@@ -115,7 +115,7 @@ def test_a_worse_candidate_is_refused(site, record):
     assert index.current == 1 and models_of(site).versions() == [1]
     assert index.tries[-1]["outcome"] == "refused" and "its error" in index.tries[-1]["why"]
     assert error_on(site, "7g.80gb") == before
-    assert run(site)["refit"] is None  # until there is news
+    assert run(site)["refit"] is None  # until there is something new
 
 
 def error_on(site, profile):
@@ -124,7 +124,7 @@ def error_on(site, profile):
     return next(each.latency_s.mid / truth_s(profile) for found, each in figures.items() if found.name == profile)
 
 
-def test_one_liar_among_three_moves_nothing(site, record):
+def test_false_reports_of_one_user_among_three_change_no_prediction(site, record):
     record.add(30)
     run(site)
     before = error(site)
@@ -137,7 +137,7 @@ def test_one_liar_among_three_moves_nothing(site, record):
     assert error(site) == pytest.approx(before, rel=0.1)
 
 
-def test_imported_points_are_learned_from_at_once(site, record):
+def test_imported_measurements_are_learned_at_once(site, record):
     record.store.add_measurements(table(models=("net", "resnet50", "vgg16")))
     found = run(site)["refit"]
     assert (found["outcome"], found["reason"], found["measured"]) == ("taken", "imported measurements", 48)
@@ -145,7 +145,7 @@ def test_imported_points_are_learned_from_at_once(site, record):
     assert error(site) < 1.3
 
 
-def test_other_facts_are_a_reason_too(site, record):
+def test_changed_model_specifications_cause_a_refit(site, record):
     record.add(10)
     run(site)
     assert run(site)["refit"] is None
@@ -153,12 +153,12 @@ def test_other_facts_are_a_reason_too(site, record):
     assert run(other)["refit"]["reason"] == "changed specifications of models"
 
 
-def test_nothing_to_learn_from_is_said(site, record):
+def test_forced_refit_without_data_reports_nothing(site, record):
     found = run(site, force="asked for")["refit"]
     assert found["outcome"] == "nothing" and models_of(site).index().current == 0
 
 
-def test_only_the_newest_runs_count(site, record):
+def test_only_the_newest_runs_are_learned(site, record):
     record.add(30, factor=10.0)
     record.add(20)
     small = dataclasses.replace(site, learning=dataclasses.replace(site.learning, runs=20))
@@ -166,7 +166,7 @@ def test_only_the_newest_runs_count(site, record):
     assert found["runs"] == 20 and error(small) < 1.3
 
 
-def test_going_back_is_waited_out(site, record):
+def test_refit_after_a_rollback_waits_for_new_runs(site, record):
     for _ in range(2):
         record.add(10)
         run(site)
@@ -180,15 +180,15 @@ def test_going_back_is_waited_out(site, record):
     assert models_of(site).index().rejected == {2: 5.0}
 
 
-def test_a_record_that_was_set_back_is_learned_from():
-    """A restored or new database numbers from further back; what is beyond the old number would be waited for else."""
+def test_refit_learns_from_a_restored_or_new_database():
+    """A restored or new database has lower numbers; otherwise migbatchd would wait for numbers beyond the old one."""
     index = Index(current=1, seen=seen_of(Learnable(5000, 7.0), []))
     assert not news(index, Learnable(5000, 7.0), [])
     assert news(index, Learnable(4000, 7.0), [])
     assert not news(index, Learnable(0, 7.0), [])
 
 
-def test_news():
+def test_new_runs_measurements_or_specifications_count_as_news():
     facts = []
     seen = seen_of(Learnable(5, 2.0), facts)
     assert not news(Index(1, 1, seen=seen), Learnable(5, 2.0), facts)
@@ -201,11 +201,11 @@ def test_news():
 @pytest.mark.parametrize(
     ("runs", "kept", "broken"), [(19, 0, False), (20, 14, True), (100, 86, False), (100, 80, True)]
 )
-def test_promises_are_broken_beyond_chance_only(runs, kept, broken):
+def test_confidence_level_is_missed_only_beyond_chance(runs, kept, broken):
     assert Coverage(runs, kept, 0.9).broken is broken
 
 
-def test_what_was_not_learned_from_is_watched(site, record):
+def test_runs_not_yet_learned_are_compared_with_predictions(site, record):
     record.add(20)
     run(site)
     saved = models_of(site).current().saved
@@ -231,7 +231,7 @@ def answer(site):
     return ask(Path(site.submit.socket), request).changes["tres_per_node"]
 
 
-def test_the_service_learns_by_itself_and_all_parts_take_it_over(make, site, record, signer):
+def test_service_refits_by_itself_and_all_parts_use_the_new_model(make, site, record, signer):
     with Running(make()) as running:
         Node(running.port, signer).events(inventory(gpu(0)))
         eventually(running.service.submit.serving.is_set)
@@ -254,7 +254,7 @@ def test_the_service_learns_by_itself_and_all_parts_take_it_over(make, site, rec
         eventually(lambda: "migbatch_model_version 1" in metrics_of(running))
 
 
-def test_promises_that_are_broken_are_warned_of(site, record, signer, caplog):
+def test_predicted_limits_that_hold_too_rarely_are_warned_of(site, record, signer, caplog):
     record.add(30)
     run(site)
     patient = dataclasses.replace(site, learning=dataclasses.replace(site.learning, min_new=1000))
@@ -265,11 +265,11 @@ def test_promises_that_are_broken_are_warned_of(site, record, signer, caplog):
         drift = 'migbatch_model_drift{figure="time",model="net/infer/h100-80gb"} '
         (line,) = (line for line in metrics_of(running).splitlines() if line.startswith(drift))
         assert 2.5 < float(line.removeprefix(drift)) < 3.5
-    said = "predicted limits hold too rarely: time: 0% of 25 runs, confidence level 90% (version 1)"
-    assert said in caplog.text
+    warning = "predicted limits hold too rarely: time: 0% of 25 runs, confidence level 90% (version 1)"
+    assert warning in caplog.text
 
 
-def test_a_refit_that_takes_too_long_is_given_up(make, site, record, signer, caplog, monkeypatch):
+def test_refit_that_takes_too_long_is_stopped(make, site, record, signer, caplog, monkeypatch):
     record.add(30)
     service = make()
     object.__setattr__(service.config.learning, "limit_s", 0.01)
@@ -279,7 +279,7 @@ def test_a_refit_that_takes_too_long_is_given_up(make, site, record, signer, cap
     assert models_of(site).index() == Index()
 
 
-def test_switched_off_nothing_is_learned(site, record, signer):
+def test_nothing_is_learned_while_learning_is_disabled(site, record, signer):
     record.add(30)
     off = dataclasses.replace(site, learning=dataclasses.replace(site.learning, enabled=False))
     slurm = FakeSlurm()
@@ -292,8 +292,8 @@ def test_switched_off_nothing_is_learned(site, record, signer):
     assert models_of(site).versions() == []
 
 
-def test_the_child_ends_with_its_parent(site, record):
-    """Its stdin ends when migbatchd does, however it does."""
+def test_refit_process_ends_with_its_parent(site, record):
+    """Its stdin is closed when migbatchd ends, in whatever way."""
     child = subprocess.Popen(
         [sys.executable, "-m", "slurm_migbatch.daemon.refit"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -305,7 +305,7 @@ def test_the_child_ends_with_its_parent(site, record):
     assert not Path(f"/proc/{child.pid}").exists()
 
 
-def test_the_child_is_the_least_of_processes(site, record):
+def test_refit_process_has_the_lowest_priority(site, record):
     record.add(30)
     start = json.dumps({"config": text_of(site), "level": "info"})
     code = "import os,runpy,atexit; atexit.register(lambda: print(os.nice(0))); "
@@ -321,7 +321,7 @@ def test_the_child_is_the_least_of_processes(site, record):
     assert int(nice) == min(19, os.nice(0) + 19)
 
 
-def test_a_broken_file_means_the_version_before_and_a_clear_word(site, record, caplog):
+def test_broken_model_file_is_logged_and_the_version_before_is_used(site, record, caplog):
     for _ in range(2):
         record.add(10)
         run(site)

@@ -1,4 +1,4 @@
-"""What nodes say, at the edge: any bytes become a bounded message or a sentence that says what is wrong."""
+"""Messages of nodes as they are received: any bytes become a bounded message or a sentence that says what is wrong."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def several(*events: object) -> tuple[messages.Event, ...]:
     return read_events("n1", json.dumps({**HEAD, "events": events}).encode()).events
 
 
-def test_what_honest_nodes_say_passes_unchanged() -> None:
+def test_valid_events_pass_unchanged() -> None:
     run = {"job": 7, "restart": 0, "uid": 1000, "since": 12.5, "slices": [PLACE], "user": "ann"}
-    told = state(
+    full_state = state(
         gpu(0), gpu(1, mig=False, geometry=None), runs=[run], zombies=[{**PLACE, "reason": "busy"}], idle=[PLACE]
     )
     fault = {"seq": 1, "ts": 1.0, "kind": "fault", "gpu": None, "what": "x", "action": "noted", "drain": False}
     stop = {**START, "kind": "stop", "exit_code": None, "memory_mib": None}
-    # the most that a job may say of itself, by node/progress.py: 1e15 items in 1e-6 s
+    # the most that a job may report, by node/progress.py: 1e15 items in 1e-6 s
     fast = {"seq": 1, "ts": 1.0, "kind": "progress", "job": 7, "restart": 0, "items": 10**15, "throughput_per_s": 1e21}
-    for event in (inventory(gpu(0)), told, START, {**START, "beside": [3, 0]}, stop, fault, fast):
+    for event in (inventory(gpu(0)), full_state, START, {**START, "beside": [3, 0]}, stop, fault, fast):
         assert one(event).wire == event
     later = {"seq": 9, "ts": 5.0, "kind": "of-tomorrow", "any": [1, {"x": None}]}
     assert one(later).wire == later
@@ -84,7 +84,7 @@ def test_what_honest_nodes_say_passes_unchanged() -> None:
         b'\xff{"node": "n1"}',
     ],
 )
-def test_messages_that_mean_nothing(body: bytes) -> None:
+def test_invalid_requests_for_a_plan_raise_a_message_error(body: bytes) -> None:
     with pytest.raises(MessageError):
         read_plan("n1", body)
 
@@ -107,7 +107,7 @@ def test_messages_that_mean_nothing(body: bytes) -> None:
         {"events": [START] * 501},
     ],
 )
-def test_envelopes_that_mean_nothing(change: dict[str, Any]) -> None:
+def test_invalid_envelopes_of_events_raise_a_message_error(change: dict[str, Any]) -> None:
     with pytest.raises(MessageError):
         read_events("n1", json.dumps({**HEAD, "events": [], **change}).encode())
 
@@ -145,14 +145,14 @@ def test_envelopes_that_mean_nothing(change: dict[str, Any]) -> None:
         ({"kind": "zombie"}, "gpu must be"),
     ],
 )
-def test_an_event_that_cannot_be_is_refused_alone(change: dict[str, Any], says: str) -> None:
+def test_invalid_event_is_refused_without_the_others_of_its_message(change: dict[str, Any], says: str) -> None:
     after = {**START, "seq": 2}
     body = json.dumps({**HEAD, "events": [{**START, **change}, after]}).encode()
     message = read_events("n1", body)
     refused, good = message.events
     assert (refused.kind, refused.seq) == ("refused", 1)
-    (what,) = message.refused
-    assert re.search(says, what), what
+    (reason,) = message.refused
+    assert re.search(says, reason), reason
     assert good.wire == after
     assert messages.holding(message.events)
 
@@ -160,19 +160,19 @@ def test_an_event_that_cannot_be_is_refused_alone(change: dict[str, Any], says: 
 @pytest.mark.parametrize(
     ("kind", "key"), [("fault", "what"), ("fault", "action"), ("misfit", "reason"), ("misfit", "grant")]
 )
-def test_what_is_shown_as_a_text_is_one(kind: str, key: str) -> None:
+def test_text_fields_of_an_event_must_be_strings(kind: str, key: str) -> None:
     """A list of as many values as an event may have would be a line of a megabyte in each answer."""
     event = {"seq": 1, "ts": 1.0, "kind": kind, "job": 7, "restart": 0, key: ["x" * 4000] * 200}
     assert one(event).kind == messages.REFUSED
     assert one({**event, key: "x"}).kind == kind
 
 
-def test_what_one_message_tells_of_is_bounded() -> None:
-    """A node sends half a megabyte at a time; root of one may send as much as the service reads."""
+def test_slices_in_one_message_are_limited() -> None:
+    """A node sends half a megabyte at a time; root on a node may send as much as the service reads."""
     run = {"job": 7, "restart": 0, "since": 1.0, "slices": [PLACE]}
-    told = {"kind": "state", "gpus": [], "zombies": [], "idle": [], "runs": [run] * messages.MAX_SLICES}
+    full_state = {"kind": "state", "gpus": [], "zombies": [], "idle": [], "runs": [run] * messages.MAX_SLICES}
     starts = [{**START, "seq": 10 + n, "slices": [PLACE] * 8} for n in range(400)]
-    for events, good in (([told] * 9, 2), ([told, *starts], 1 + 328), (starts, 400)):
+    for events, good in (([full_state] * 9, 2), ([full_state, *starts], 1 + 328), (starts, 400)):
         numbered = [{**event, "seq": n, "ts": 1.0} for n, event in enumerate(events, 1)]
         message = read_events("n1", json.dumps({**HEAD, "events": numbered}).encode())
         assert [event.kind for event in message.events].count(messages.REFUSED) == len(events) - good
@@ -194,21 +194,21 @@ def described(slices: int, profiles: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("slices", "profiles"), [(64, 1), (32, 2), (8, 127), (12, 8), (64, 127)])
-def test_a_geometry_over_which_no_search_ends_is_refused(slices: int, profiles: int) -> None:
-    """One event of one node would keep migbatchd, and whoever answers submissions, busy for ever."""
+def test_geometry_too_large_to_search_is_refused(slices: int, profiles: int) -> None:
+    """One event of one node would keep migbatchd, and the process that answers submissions, busy for ever."""
     entry = described(slices, profiles)
     for event in (inventory(entry), state(entry)):
         refused = one(event)
         assert refused.kind == messages.REFUSED and "layouts" in refused.fields["what"]
 
 
-def test_the_geometry_of_every_known_gpu_is_taken() -> None:
+def test_geometry_of_every_known_gpu_is_accepted() -> None:
     for name in gpus.models():
         event = inventory(gpu(0, geometry=gpus.geometry(name).to_dict()))
         assert one(event).wire == event
 
 
-def test_only_so_many_different_geometries_of_one_message_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_geometries_searched_per_message_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each search may take a while, and a message has room for thousands."""
     searched: set[str] = set()
 
@@ -225,13 +225,13 @@ def test_only_so_many_different_geometries_of_one_message_are_searched(monkeypat
     assert len(searched) <= messages.MAX_GEOMETRIES
 
 
-def test_only_so_many_descriptions_of_gpus_in_one_message_are_read() -> None:
+def test_gpu_descriptions_read_per_message_are_limited() -> None:
     events = [inventory(*(gpu(number) for number in range(60)), seq=seq) for seq in range(1, 21)]
     read = several(*events)
     assert [event.kind for event in read] == ["inventory"] * 16 + ["refused"] * 4
 
 
-def test_a_geometry_with_placements_that_cannot_be_is_refused() -> None:
+def test_geometry_with_impossible_placements_is_refused() -> None:
     entry = json.loads(json.dumps(gpu(0)))
     entry["geometry"]["profiles"][0]["placements"] = [[0, 2**30]]
     assert one(inventory(entry)).kind == "refused"
@@ -255,8 +255,10 @@ def _change(entry: dict[str, Any], change: dict[str, Any], which: slice) -> dict
         ({"profile": "7g.80gb+gfx"}, slice(3, 4), ""),
     ],
 )
-def test_no_described_gpu_keeps_others_from_an_answer(change: dict[str, Any], which: slice, says: str) -> None:
-    """Root of a node describes a GPU that cannot be; whoever submits to its partition has to be answered."""
+def test_impossible_gpu_of_one_node_does_not_prevent_answers_for_others(
+    change: dict[str, Any], which: slice, says: str
+) -> None:
+    """Root on a node describes an impossible GPU; submissions to its partition must still be answered."""
     bad = _change(gpu(0), change, which)
     event = one(inventory(bad))
     assert (event.kind == messages.REFUSED) == bool(says) and says in event.fields.get("what", "")
@@ -278,7 +280,7 @@ def test_a_geometry_without_a_plain_profile_is_refused() -> None:
     assert event.kind == messages.REFUSED and "no profile without a suffix" in event.fields["what"]
 
 
-def test_a_refused_report_loses_nothing_that_is_held() -> None:
+def test_refused_progress_event_does_not_require_the_state_again() -> None:
     message = read_events("n1", json.dumps({**HEAD, "events": [{**START, "kind": "progress", "job": 0}]}).encode())
     assert message.refused
     assert not messages.holding(message.events)
@@ -301,8 +303,8 @@ EVENTS = st.dictionaries(
 
 @settings(max_examples=examples(300))
 @given(st.lists(EVENTS.map(lambda event: {"seq": 1, "ts": 1.0, "kind": "start", **event}), max_size=4))
-def test_whatever_passes_can_be_acted_on(events: list[dict[str, Any]]) -> None:
-    """What comes through the edge breaks nothing behind it, and holds no number that is not a number."""
+def test_accepted_events_can_be_applied(events: list[dict[str, Any]]) -> None:
+    """Accepted events break nothing that reads them, and contain no NaN or infinity."""
     try:
         message = read_events("n1", json.dumps({**HEAD, "events": events}).encode())
     except MessageError as error:
@@ -320,7 +322,7 @@ def test_whatever_passes_can_be_acted_on(events: list[dict[str, Any]]) -> None:
 
 @settings(max_examples=examples(300))
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_any_bytes_are_a_message_or_a_sentence(body: bytes) -> None:
+def test_any_bytes_are_a_message_or_raise_an_error_with_a_sentence(body: bytes) -> None:
     for read in (read_plan, read_events):
         try:
             read("n1", body)

@@ -1,4 +1,4 @@
-"""migbatch.toml: what is accepted, and what is said on which line about the rest."""
+"""migbatch.toml: what is accepted, and which problem is reported on which line for the rest."""
 
 import re
 from dataclasses import replace
@@ -61,59 +61,59 @@ def test_unknown_section_names_its_line():
     assert problems("[submit]\n[sumbit]\n") == ["m.toml:2: unknown section 'sumbit', did you mean 'submit'?"]
 
 
-def test_all_problems_are_told_at_once_in_file_order():
-    said = problems(
+def test_all_problems_are_reported_at_once_in_file_order():
+    found = problems(
         '[supply]\nack_wait_s = "fast"\nenabled = 1\n[node_api]\nport = 70000\nauth = "kerberos"\n'
         '[submit]\nsocket = "relative.sock"\ndefault_profile = "1g"\n'
     )
-    assert [line.split(": ")[0] for line in said] == [f"m.toml:{n}" for n in (2, 3, 5, 6, 8, 9)]
-    assert "supply.ack_wait_s must be a number" in said[0]
-    assert "supply.enabled must be true or false" in said[1]
-    assert "between 0 and 65535, not 70000" in said[2]
-    assert "one of 'munge', 'token', not 'kerberos'" in said[3]
-    assert "absolute path" in said[4]
-    assert "1g.10gb" in said[5]
+    assert [line.split(": ")[0] for line in found] == [f"m.toml:{n}" for n in (2, 3, 5, 6, 8, 9)]
+    assert "supply.ack_wait_s must be a number" in found[0]
+    assert "supply.enabled must be true or false" in found[1]
+    assert "between 0 and 65535, not 70000" in found[2]
+    assert "one of 'munge', 'token', not 'kerberos'" in found[3]
+    assert "absolute path" in found[4]
+    assert "1g.10gb" in found[5]
 
 
-def test_learning_is_checked_like_the_rest():
-    said = problems('[learning]\nmodels = "here"\nevery = 5\nkeep = 1\nconfidence = 1.0\n')
-    assert [line.split(": ")[0] for line in said] == [f"m.toml:{n}" for n in (2, 3, 4, 5)]
-    assert "absolute path" in said[0] and "every_s" in said[1]
+def test_learning_section_is_checked_line_by_line():
+    found = problems('[learning]\nmodels = "here"\nevery = 5\nkeep = 1\nconfidence = 1.0\n')
+    assert [line.split(": ")[0] for line in found] == [f"m.toml:{n}" for n in (2, 3, 4, 5)]
+    assert "absolute path" in found[0] and "every_s" in found[1]
     assert "#min_new = 20" in render() and loads(render({"learning": {"keep": 9}})).learning.keep == 9
 
 
 def test_syntax_error_names_its_line():
-    (said,) = problems("[cluster]\npoll_s = 1\npoll_s == 2\n")
-    assert said.startswith("m.toml:3: is not valid TOML: ")
+    (problem,) = problems("[cluster]\npoll_s = 1\npoll_s == 2\n")
+    assert problem.startswith("m.toml:3: is not valid TOML: ")
 
 
-def test_key_outside_a_section():
-    (said,) = problems("poll_s = 1\n")
-    assert said.startswith("m.toml:1: unknown key 'poll_s'")
+def test_key_outside_a_section_is_refused():
+    (problem,) = problems("poll_s = 1\n")
+    assert problem.startswith("m.toml:1: unknown key 'poll_s'")
 
 
-def test_section_written_as_a_value():
+def test_section_written_as_a_value_is_refused():
     assert problems("cluster = 3\n") == ["m.toml:1: cluster must be a section, [cluster]"]
 
 
-def test_lines_are_right_behind_multi_line_values():
+def test_line_numbers_are_right_after_multi_line_values():
     text = '[cluster]\npartitions = [\n  "a",\n  "b",\n]\ncatalog_nodes = """\nslurm_bin = 3"""\nslurm_bin = 3\n'
-    said = problems(text)
-    assert any(line.startswith("m.toml:8: cluster.slurm_bin") for line in said)
+    found = problems(text)
+    assert any(line.startswith("m.toml:8: cluster.slurm_bin") for line in found)
 
 
-def test_dotted_and_quoted_keys_have_lines():
-    said = problems('supply.ack_wait_s = -1\n[models."org/x"]\nparams_m = [1]\ngflops = 1\nreference = 1\n')
-    assert said[0].startswith("m.toml:1: supply.ack_wait_s must be between")
-    assert said[1] == "m.toml:3: models.org/x.params_m must be a number"
+def test_problems_of_dotted_and_quoted_keys_name_their_line():
+    found = problems('supply.ack_wait_s = -1\n[models."org/x"]\nparams_m = [1]\ngflops = 1\nreference = 1\n')
+    assert found[0].startswith("m.toml:1: supply.ack_wait_s must be between")
+    assert found[1] == "m.toml:3: models.org/x.params_m must be a number"
 
 
-def test_models_must_be_tables_with_sane_names():
+def test_models_must_be_tables_with_valid_names():
     assert problems("[models]\nbert = 3\n")[0].startswith("m.toml:2: models.bert must be a section")
     assert "'a b' is not one" in problems('[models."a b"]\nparams_m = 1\n')[0]
 
 
-def test_models_need_their_facts():
+def test_models_require_gflops_and_reference():
     assert problems("[models.x]\nparams_m = 1\n") == ["m.toml:1: [models.x] needs gflops and reference"]
 
 
@@ -121,7 +121,7 @@ def test_booleans_are_not_numbers():
     assert problems("[node_api]\nport = true\n") == ["m.toml:2: node_api.port must be a whole number"]
 
 
-def test_missing_file_says_how_to_make_one(tmp_path):
+def test_error_for_a_missing_file_says_how_to_make_one(tmp_path):
     with pytest.raises(ConfigError, match="config render migbatch"):
         load(tmp_path / "none.toml")
 
@@ -142,20 +142,20 @@ def test_any_text_is_a_config_or_a_config_error(text):
 
 
 def test_lending_is_checked_line_by_line():
-    said = problems(
+    found = problems(
         '[lending]\nenabeld = true\nblackout = ["Mon-Fri 8:00-18:00", "Funday 08:00-09:00"]\nsure = 1\n'
         "partitions = ['a b']\n[lending.quota]\nml = 56\nvision = '3'\nnlp = -1\n\"a b\" = 2\n"
     )
-    assert [line.split(": ")[0] for line in said] == [f"m.toml:{n}" for n in (2, 3, 4, 5, 8, 9, 10)]
-    assert "did you mean 'enabled'" in said[0]
-    assert "'funday' is no day" in said[1]
-    assert said[4] == "m.toml:8: lending.quota.vision must be a whole number"
-    assert said[5] == "m.toml:9: lending.quota.nlp must be between 0 and 1000000, not -1"
-    assert "plain name of an account" in said[6]
+    assert [line.split(": ")[0] for line in found] == [f"m.toml:{n}" for n in (2, 3, 4, 5, 8, 9, 10)]
+    assert "did you mean 'enabled'" in found[0]
+    assert "'funday' is no day" in found[1]
+    assert found[4] == "m.toml:8: lending.quota.vision must be a whole number"
+    assert found[5] == "m.toml:9: lending.quota.nlp must be between 0 and 1000000, not -1"
+    assert "plain name of an account" in found[6]
     assert problems("[lending]\nquota = 3\n")[0].startswith("m.toml:2: lending.quota must be a table")
 
 
-def test_a_quota_is_a_table_or_written_on_one_line():
+def test_quota_may_be_a_section_or_written_on_one_line():
     quotas = {"ml": 56, "vision.lab": 0}
     written = loads(render({"lending": {"partitions": ["train"], "quota": quotas, "blackout": ["22:00-06:00"]}}))
     assert written.lending.quota == quotas and written.lending.blackout == ("22:00-06:00",)
@@ -164,17 +164,17 @@ def test_a_quota_is_a_table_or_written_on_one_line():
     assert loads("[lending]\n").lending.quota == {} and not loads("").lending.enabled
 
 
-def test_dispatch_has_a_section_of_its_own():
+def test_dispatch_section_is_read_and_checked():
     assert loads("[dispatch]\nenabled = false\n").dispatch.enabled is False
     assert problems("[dispatch]\nevery_s = 0\n") == ["m.toml:2: dispatch.every_s must be between 0.1 and 3600, not 0"]
 
 
-def test_lending_needs_partitions_that_are_looked_after():
+def test_lending_requires_partitions_that_migbatch_manages():
     assert problems("[lending]\n\nenabled = true\n")[0].startswith(
         "m.toml:3: lending.enabled requires lending.partitions"
     )
-    said = problems("[cluster]\npartitions = ['gpu']\n[lending]\nenabled = true\npartitions = ['train']\n")
-    assert said == ["m.toml:5: lending.partitions names train, which are not in cluster.partitions"]
+    found = problems("[cluster]\npartitions = ['gpu']\n[lending]\nenabled = true\npartitions = ['train']\n")
+    assert found == ["m.toml:5: lending.partitions names train, which are not in cluster.partitions"]
     assert loads("[lending]\npartitions = []\n").lending.enabled is False
-    said = problems("[lending]\npartitions = ['train']\ntraining_only = ['train', 'gpu']\n")
-    assert said == ["m.toml:3: lending.training_only names gpu, which are not in lending.partitions"]
+    found = problems("[lending]\npartitions = ['train']\ntraining_only = ['train', 'gpu']\n")
+    assert found == ["m.toml:3: lending.training_only names gpu, which are not in lending.partitions"]

@@ -1,4 +1,4 @@
-"""`migbatch model`: what an administrator sees of what was learned, and what he can do about it."""
+"""`migbatch model`: what an administrator sees of the learned models, and what he can do about them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model(site, tmp_path, capsys):
     return call
 
 
-def test_nothing_was_learned_yet(model, record):
+def test_commands_say_that_nothing_has_been_learned_yet(model, record):
     assert model("list") == (0, "nothing learned yet: predictions use physics and data sheets\n")
     code, text = model("show")
     assert code == 0 and "physics alone (version 0)" in text and "0 of 5 new runs" in text
@@ -38,7 +38,7 @@ def test_nothing_was_learned_yet(model, record):
     assert (code, "no run has reported" in text) == (3, True)
 
 
-def test_refit_list_and_show(model, record, site):
+def test_refit_list_and_show_report_the_current_version(model, record, site):
     record.add(30)
     code, text = model("refit")
     assert code == 0 and text.startswith("version 1 is current: time x1.")
@@ -58,7 +58,7 @@ def test_refit_list_and_show(model, record, site):
     assert found["report"]["runs"] == 30 and found["waiting"]["runs"] == 25
 
 
-def test_whom_one_does_not_believe_is_counted_and_not_named(model, record):
+def test_users_whose_runs_are_rejected_are_counted_and_not_named(model, record):
     record.add(30)
     record.add(4, user="mallory", factor=500.0)
     model("refit")
@@ -67,7 +67,7 @@ def test_whom_one_does_not_believe_is_counted_and_not_named(model, record):
     assert "mallory" not in text + model("list", "--json")[1]
 
 
-def test_rollback(model, record, site):
+def test_rollback_returns_to_an_earlier_version(model, record, site):
     for _ in range(2):
         record.add(10)
         run(site)
@@ -81,7 +81,7 @@ def test_rollback(model, record, site):
     assert run(site)["refit"] is None
 
 
-def test_refusals_are_listed_with_their_reason(model, record, site):
+def test_refused_refits_are_listed_with_their_reason(model, record, site):
     record.add(20)
     run(site)
     models_of(site).note({"ts": 1.0, "outcome": "refused", "reason": "5 new runs", "why": "it is off by 9"}, {})
@@ -89,7 +89,7 @@ def test_refusals_are_listed_with_their_reason(model, record, site):
     assert json.loads(model("list", "--json")[1])["refits"][-1]["outcome"] == "refused"
 
 
-def test_a_broken_file_is_shown_as_such(model, record, site):
+def test_broken_model_file_is_shown_as_unusable(model, record, site):
     for _ in range(2):
         record.add(10)
         run(site)
@@ -118,7 +118,7 @@ def test_only_root_and_slurm_user_may_change_models(record, site, open_tmp_path,
     assert models_of(site).index().current == 1
 
 
-def test_measured_points_that_cannot_be_are_named_and_not_learned_from(model, record, site):
+def test_impossible_measurements_are_reported_and_not_learned(model, record, site):
     row = Measurement(
         "NVIDIA A100-SXM4-80GB", "resnet50", "cnn", "infer", "2g.20gb", 2, 2, 28, 32, 224, latency_s=0.02, source="s"
     )

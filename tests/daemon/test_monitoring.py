@@ -41,7 +41,7 @@ def used(expr):
         yield name.removesuffix("_bucket"), set(re.findall(r"(\w+)=~?\"", selector))
 
 
-def test_each_expression_names_metrics_and_labels_that_there_are(running):
+def test_expressions_use_only_existing_metrics_and_labels(running):
     exposed = parsed(scrape(running.port)[1]).keys()
     assert len(expressions()) > 15
     for expr in expressions():
@@ -55,14 +55,14 @@ def test_each_expression_names_metrics_and_labels_that_there_are(running):
             assert {label.strip() for label in group.split(",")} <= labels, expr
 
 
-def test_what_the_issue_of_operation_lists_is_shown():
+def test_rules_or_dashboard_use_the_metrics_required_for_operation():
     shown = {name for expr in expressions() for name, _ in used(expr)}
     for name in ("slices", "wait_seconds", "node_events_total", "loans", "healthy", "node_silence_seconds"):
         assert f"migbatch_{name}" in shown
     assert {"misfit", "zombie", "fault"} <= set(re.findall(r"[a-z]+", " ".join(expressions())))
 
 
-def test_rules_have_what_prometheus_wants():
+def test_rules_have_the_fields_that_prometheus_requires():
     blocks = rules().split("- alert: ")[1:]
     names = [block.split("\n")[0] for block in blocks]
     assert len(set(names)) == len(names) == len(EXPR.findall(rules()))
@@ -74,12 +74,12 @@ def test_rules_have_what_prometheus_wants():
             assert all(label in LABELS[name] for name, _ in used(expr)), block
 
 
-def test_the_dashboard_has_what_grafana_wants():
-    node_plans = dashboard()
-    assert {"uid", "title", "schemaVersion", "panels", "templating", "time"} <= node_plans.keys()
-    (source,) = node_plans["templating"]["list"]
+def test_dashboard_has_the_fields_that_grafana_requires():
+    board = dashboard()
+    assert {"uid", "title", "schemaVersion", "panels", "templating", "time"} <= board.keys()
+    (source,) = board["templating"]["list"]
     assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
-    panels = node_plans["panels"]
+    panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
     for panel in panels:
         assert panel["datasource"]["uid"] == "${datasource}" and panel["type"] in ("timeseries", "stat")
@@ -97,6 +97,6 @@ def test_the_dashboard_has_what_grafana_wants():
 
 
 @pytest.mark.parametrize(("what", "name"), [("prometheus", monitoring.RULES), ("grafana", monitoring.DASHBOARD)])
-def test_one_command_prints_them(what, name):
+def test_config_render_prints_rules_and_dashboard(what, name):
     done = CliRunner().invoke(config, ["render", what])
     assert done.exit_code == 0 and done.output == monitoring.text(name)

@@ -1,4 +1,4 @@
-"""The node API over a real socket: who is believed, what is taken, and what nodes are told."""
+"""The node API over a real socket: who is authenticated, what is accepted, and what nodes receive."""
 
 import concurrent.futures
 import http.client
@@ -23,20 +23,20 @@ TOKEN = b"0123456789abcdef" * 4
 INVENTORY = {"seq": 1, "ts": 1.0, "kind": "inventory", "gpus": [{"uuid": "GPU-1"}]}
 
 
-def test_events_are_kept_once_each(node, store):
+def test_events_that_are_sent_twice_are_recorded_once(node, store):
     assert node.events(INVENTORY, {"seq": 2, "ts": 2.0, "kind": "boot", "boot_id": "b"}) == (200, {"acked": 2})
     assert node.events(INVENTORY, {"seq": 2, "ts": 2.0, "kind": "boot", "boot_id": "b"}) == (200, {"acked": 2})
     assert len(store.events) == 2
 
 
-def test_gaps_are_not_acknowledged(node):
+def test_events_after_a_gap_are_not_acknowledged(node):
     late = {"seq": 3, "ts": 1.0, "kind": "fault", "what": "x"}
     assert node.events(INVENTORY, late) == (200, {"acked": 1})
     assert node.events({"seq": 2, "ts": 1.0, "kind": "fault", "what": "y"}) == (200, {"acked": 3})
 
 
-def test_a_node_is_answered_in_the_words_that_it_reads(node):
-    """`node/controller_sync.py` sends all that it holds where `told` is false; without the word it never would."""
+def test_answer_to_events_has_the_fields_that_the_node_reads(node):
+    """`node/controller_sync.py` sends all that it holds if `told` is false; without the field it never would."""
     message = {"node": "n1", "journal": "ab", "boot_id": "b", "events": [INVENTORY]}
     status, answer = node.send("/node/v1/events", json.dumps(message).encode())
     assert (status, answer) == (200, {"acked": 1, "database": "d1", "told": False})
@@ -55,7 +55,7 @@ def test_replays_are_refused(node, store):
     assert node.send("/node/v1/events", body, credential=credential) == (401, {"error": "replayed credential"})
 
 
-def test_a_credential_is_good_for_its_own_path_only(node):
+def test_credential_is_valid_for_its_own_path_only(node):
     body = json.dumps({"node": "n1", "have": 7, "wait": 0}).encode()
     credential = node.credential("/node/v1/plan", body)
     assert node.send("/node/v1/events", body, credential=credential)[0] == 401
@@ -65,7 +65,7 @@ def test_ordinary_users_are_refused(running):
     assert Node(running.port, FakeSigner(uid=1000)).plan() == (401, {"error": "uid 1000 may not speak for a node"})
 
 
-def test_no_credential(running):
+def test_request_without_a_credential_is_refused(running):
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=120)
     connection.request("POST", "/node/v1/plan", b"{}")
     assert connection.getresponse().status == 401
@@ -75,7 +75,7 @@ def test_no_credential(running):
 FAULT = {"level": "FAIL", "subject": "Prolog", "text": "is missing", "advice": "install it"}
 
 
-def test_what_a_node_found_is_told_to_root_alone(node, running, config):
+def test_findings_of_a_node_are_shown_to_root_only(node, running, config):
     status, answer = node.send("/node/v1/findings", {"node": "n1", "sent": 1.0, "findings": [FAULT]})
     assert status == 200 and answer["now"] > 1.0
     (found,) = json.loads(QuerySite(config).daemon("/v1/findings"))["nodes"].items()
@@ -86,7 +86,7 @@ def test_what_a_node_found_is_told_to_root_alone(node, running, config):
     connection.close()
 
 
-def test_plans_are_told_to_root_on_this_host_alone(running, config):
+def test_plans_are_shown_to_root_on_this_host_only(running, config):
     running.service.node_plans.publish("n1", {"GPU-a": [("1g.10gb", 0, 1)]})
     assert json.loads(QuerySite(config).daemon("/v1/plans"))["plans"]["n1"] == {"GPU-a": [["1g.10gb", 0, 1]]}
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=120)
@@ -95,7 +95,7 @@ def test_plans_are_told_to_root_on_this_host_alone(running, config):
     connection.close()
 
 
-def test_what_a_node_found_is_read_as_a_strangers_word(node):
+def test_malformed_findings_of_a_node_are_refused(node):
     for findings in ([FAULT] * 65, [{**FAULT, "level": "ok"}], [{**FAULT, "text": "x" * 501}], [1], None):
         assert node.send("/node/v1/findings", {"node": "n1", "sent": 1.0, "findings": findings})[0] == 400
     assert Node(node.port, FakeSigner(key=b"other")).send("/node/v1/findings", {})[0] == 401
@@ -107,15 +107,15 @@ def test_large_bodies_are_refused(node, store):
     assert "16384 bytes" in answer["error"]
 
 
-def test_requests_for_a_plan_are_short(node):
-    """They are read in the event loop, where everybody else waits meanwhile."""
+def test_long_request_for_a_plan_is_refused(node):
+    """They are read in the event loop, where all other requests wait meanwhile."""
     message = {"node": "n1", "have": 0, "wait": 0, "more": [{}] * 2000}
     status, answer = node.send("/node/v1/plan", message)
     assert (status, answer["error"].partition(",")[2]) == (400, " at most 4096 are accepted")
     assert node.plan()[0] == 200
 
 
-def test_messages_are_read_in_threads_of_their_own(node, monkeypatch):
+def test_messages_are_read_in_their_own_threads(node, monkeypatch):
     """Not in the event loop, nor in the threads in which rounds are made."""
     readers = []
 
@@ -129,7 +129,7 @@ def test_messages_are_read_in_threads_of_their_own(node, monkeypatch):
     assert [name.rpartition("_")[0] for name in readers] == ["node-read"] * 2
 
 
-def test_endless_bodies_are_cut_off(running):
+def test_bodies_of_unknown_length_are_refused(running):
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=120)
     try:
         connection.request(
@@ -162,7 +162,7 @@ def test_endless_bodies_are_cut_off(running):
         {"node": "n1", "journal": "ab", "boot_id": "b"},
     ],
 )
-def test_malformed_messages_are_named(node, store, body):
+def test_malformed_messages_are_refused_with_an_error(node, store, body):
     status, answer = node.send("/node/v1/events", body)
     assert status == 400
     assert answer["error"]
@@ -170,23 +170,23 @@ def test_malformed_messages_are_named(node, store, body):
 
 
 @pytest.mark.parametrize("body", [{"have": -1}, {"have": True}, {"have": "1"}, {"wait": "x"}, {"wait": -1}])
-def test_malformed_polls_are_named(node, body):
+def test_malformed_requests_for_a_plan_are_refused(node, body):
     assert node.send("/node/v1/plan", {"node": "n1", **body})[0] == 400
 
 
-def test_events_that_cannot_be_recorded_are_told_apart_from_a_database_that_is_away(node, store, caplog):
+def test_events_that_cannot_be_recorded_are_answered_with_422(node, store, caplog):
     status, answer = node.events({"seq": 1, "ts": 1.0, "kind": "poison"})
     assert status == 422
     assert "means nothing" in answer["error"]
     assert "means nothing" in caplog.text and "compare Auth" not in caplog.text
 
 
-def test_other_paths_and_methods(node):
+def test_other_paths_and_methods_are_refused(node):
     assert node.send("/", {})[0] == 404
     assert node.send("/node/v1/plan", b"", method="GET")[0] == 405
 
 
-def test_plans_are_pulled_confirmed_and_pushed(running, node):
+def test_plans_are_pulled_acknowledged_and_pushed(running, node):
     node_plans = running.service.node_plans
     assert node.plan() == (200, {"version": 0})
     first = node_plans.publish("n1", {"GPU-1": [("1g.10gb", 0, 1)]})
@@ -213,7 +213,7 @@ def test_long_polls_end_when_the_service_stops(config, slurm, store, signer):
     assert store.closed
 
 
-def test_a_locked_database_is_answered_with_try_again_and_nothing_is_lost(running, node, store):
+def test_events_sent_while_the_database_is_locked_are_not_lost(running, node, store):
     store.locked = True
     waiting = threading.Thread(target=node.events, args=(INVENTORY,))
     waiting.start()
@@ -224,7 +224,7 @@ def test_a_locked_database_is_answered_with_try_again_and_nothing_is_lost(runnin
     eventually(lambda: running.service.health()["ok"])
 
 
-def test_a_node_that_sends_much_at_once_is_not_recorded_before_the_others(running, node, store, signer):
+def test_many_messages_of_one_node_do_not_delay_those_of_others(running, node, store, signer):
     """Each of its messages may take seconds, and the database takes one after the other."""
     store.locked = True
     other = Node(running.port, signer, "n2")
@@ -233,10 +233,10 @@ def test_a_node_that_sends_much_at_once_is_not_recorded_before_the_others(runnin
         many = [pool.submit(node.events, event) for event in sent]
         eventually(lambda: not running.service.health()["ok"])
         eventually(lambda: len(running.service.api.connections) >= len(sent))
-        one = pool.submit(other.events, INVENTORY)
+        other_message = pool.submit(other.events, INVENTORY)
         eventually(lambda: "n2" in running.service.node_plans.nodes())
         store.locked = False
-        assert one.result()[0] == 200 and {future.result()[0] for future in many} == {200}
+        assert other_message.result()[0] == 200 and {future.result()[0] for future in many} == {200}
     assert [name for name, _, _ in store.events].index("n2") <= 1
 
 
@@ -249,7 +249,7 @@ def get(port, path):
     return answer.status, text
 
 
-def test_health_and_metrics(running, node, slurm):
+def test_health_and_metrics_follow_slurm_and_nodes(running, node, slurm):
     eventually(lambda: running.service.health()["ok"])
     checks = '{"slurm":"ok","database":"ok","supply":"ok","dispatch":"ok"}'
     assert get(running.port, "/healthz") == (200, f'{{"ok":true,"checks":{checks}}}')
@@ -266,7 +266,7 @@ def test_health_and_metrics(running, node, slurm):
     eventually(lambda: get(running.port, "/healthz")[0] == 200)
 
 
-def test_queue_reaches_the_database_when_it_changes(running, slurm, store):
+def test_queue_is_recorded_in_the_database_when_it_changes(running, slurm, store):
     slurm.queue[7] = JobRow(7, user="ann", state="PENDING")
     eventually(lambda: store.jobs.get(7, {}).get("state") == "PENDING")
     store.locked = True
@@ -279,7 +279,7 @@ def test_queue_reaches_the_database_when_it_changes(running, slurm, store):
     eventually(lambda: store.jobs[7]["state"] == "GONE")
 
 
-def test_how_jobs_ended_is_asked_until_slurm_tells(running, slurm, store):
+def test_end_state_of_a_job_that_left_the_queue_is_queried(running, slurm, store):
     slurm.queue[7] = JobRow(7, user="ann", state="RUNNING")
     eventually(lambda: 7 in store.jobs)
     slurm.cancel(7)
@@ -294,8 +294,8 @@ def start(job, *slices, seq=2, restart=0):
     return {"seq": seq, "ts": 1.0, "kind": "start", "job": job, "restart": restart, "slices": held}
 
 
-def test_how_a_job_ended_is_asked_too_where_no_look_at_the_queue_caught_it(running, node, slurm, store):
-    """It was shorter than the pause between two looks; its node alone tells of it, and cannot know of the scancel."""
+def test_end_state_of_a_job_never_seen_in_the_queue_is_queried(running, node, slurm, store):
+    """It was shorter than the interval between two polls; only its node reports it, and cannot know of the scancel."""
     slurm.ends[9] = {"job_id": 9, "state": "CANCELLED", "exit_code": "0:15", "restarts": 0}
     run = start(9, ("1g.10gb", 0, 1))
     node.events(inventory(gpu(0)), run, {**run, "seq": 3, "kind": "stop", "exit_code": 0})
@@ -318,7 +318,7 @@ def test_a_job_that_holds_more_than_slurm_allocated_is_cancelled(running, node, 
     assert "job 1 holds 1 x 3g.40gb" in caplog.text
 
 
-def test_of_an_array_the_task_alone_is_cancelled(running, node, slurm):
+def test_only_the_array_task_that_holds_too_much_is_cancelled(running, node, slurm):
     """The task that started last has the array's own id, which means all of its tasks to Slurm's commands."""
     task = JobRow(1, array_job=1, array_task="3", state="RUNNING", nodes=("n1",), gres="gres/mig:1g.10gb:1")
     slurm.queue[1] = task
@@ -327,7 +327,7 @@ def test_of_an_array_the_task_alone_is_cancelled(running, node, slurm):
     assert slurm.cancelled == ["1_3"] and [job for job, _ in slurm.updates] == ["1_3"]
 
 
-def test_a_single_odd_look_cancels_nobody():
+def test_single_poll_that_disagrees_cancels_no_job():
     view = LiveView()
     view.load({"n1": [gpu(0)]}, ())
     view.apply("n1", [start(1, ("1g.10gb", 0, 1))])
@@ -357,7 +357,7 @@ def test_a_single_odd_look_cancels_nobody():
         (TOKEN, "10.0.0.7", "Bearer \u00e9", 401),
     ],
 )
-def test_metrics_are_for_this_host_and_for_the_token(token, address, given, status):
+def test_metrics_are_served_to_this_host_and_with_the_token(token, address, given, status):
     headers = {"authorization": given} if given else {}
     try:
         Scraping(token).check(address, headers)
@@ -367,7 +367,7 @@ def test_metrics_are_for_this_host_and_for_the_token(token, address, given, stat
         assert status == 0
 
 
-def test_a_token_that_others_can_read_is_not_taken(tmp_path):
+def test_token_file_must_be_long_enough_and_readable_by_its_owner_only(tmp_path):
     path = tmp_path / "token"
     config = loads(f"[node_api]\nmetrics_token_file = '{path}'\n")
     with pytest.raises(AuthError, match="cannot be opened"):

@@ -1,4 +1,4 @@
-"""Plans per node: versions grow for ever, polls wait for news, acknowledgements can be awaited."""
+"""Plans per node: versions only grow, polls wait for a new version, acknowledgements can be awaited."""
 
 import asyncio
 import json
@@ -22,13 +22,13 @@ def test_unchanged_plan_keeps_its_version():
     assert node_plans.publish("n2", A) != 0
 
 
-def test_wire_form():
+def test_plan_is_sent_with_its_version_and_slots():
     node_plans = NodePlans(wall=lambda: 5.0)
     node_plans.publish("n1", A)
     assert node_plans.current("n1").to_wire() == {"version": 5000, "gpus": {"GPU-1": [["1g.10gb", 0, 1]]}}
 
 
-def test_who_may_share_is_part_of_the_plan():
+def test_guests_that_may_share_are_part_of_the_plan():
     node_plans = NodePlans(wall=lambda: 5.0)
     first = node_plans.publish("n1", A)
     guests = {18: ("GPU-1", "1g.10gb", 0, 1, 17, 0)}
@@ -42,12 +42,12 @@ def test_who_may_share_is_part_of_the_plan():
     assert node_plans.publish("n1", A) > second and "guests" not in node_plans.current("n1").to_wire()
 
 
-def test_restart_with_the_clock_set_back_still_grows():
+def test_versions_grow_after_a_restart_with_the_clock_set_back():
     old = NodePlans(wall=lambda: 9000.0)
     version = old.publish("n1", A)
     new = NodePlans(wall=lambda: 10.0)
     assert new.publish("n1", A) < version
-    new.confirm("n1", version)  # the node still has the plan of the former life
+    new.confirm("n1", version)  # the node still has the plan of the former process
     assert new.current("n1").version == version + 1
     assert asyncio.run(new.newer("n1", version, 0)).version == version + 1
 
@@ -71,7 +71,7 @@ def test_versions_never_shrink(steps):
             seen = plan.version
 
 
-def test_long_poll_returns_on_publish_and_none_without():
+def test_long_poll_returns_a_published_plan_and_none_without():
     async def scenario():
         node_plans = NodePlans()
         assert await node_plans.newer("n1", 0, 0.01) is None
@@ -101,7 +101,7 @@ def test_acknowledgement_is_awaited_across_threads():
     assert heard == ["n1"]
 
 
-def test_silence():
+def test_silence_is_the_time_since_the_node_was_heard():
     now = [100.0]
     node_plans = NodePlans(clock=lambda: now[0])
     assert node_plans.silence("n1") == float("inf")

@@ -24,12 +24,12 @@ def bed(slurm_root):
 
 
 def run_of(bed, job, state="COMPLETED"):
-    """The record's run of a job, once it is in this state and Slurm, nodes and filter have told what they know."""
+    """The record's run of a job, once it is in this state and Slurm, nodes and filter have reported all."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         with open_store(bed.product.record, readonly=True) as store:
             for row in store.runs(RunFilter(jobs=(JobId(int(job)),))):
-                over = row.slices and all(piece["until"] is not None for piece in row.slices)
+                over = row.slices and all(held["until"] is not None for held in row.slices)
                 if row.run["state"] == state and over:
                     return row
         time.sleep(0.1)
@@ -60,7 +60,7 @@ def wait(what, check, timeout=PATIENCE_S):
     wait_until(check, timeout, what, every=0.1)
 
 
-def test_commands_tell_of_a_job(bed):
+def test_show_and_nodes_report_a_completed_job(bed):
     job = bed.submit(
         "--gres=mig:auto", "--comment=migbatch: model=bert-large batch=32 slo=500ms", wrap="true", user=USER
     )
@@ -77,14 +77,14 @@ def test_commands_tell_of_a_job(bed):
 
 
 def healthy(bed):
-    """Whether doctor finds nothing to correct; what nodes found at their start is told until they look again."""
+    """Whether doctor finds nothing to correct; findings of nodes at their start are shown until they check again."""
     try:
         return " 0 failed" in migbatch(bed, "doctor")
     except AssertionError:
         return False
 
 
-def test_why_tells_of_a_job_that_waits(bed):
+def test_why_explains_a_pending_job(bed):
     fill = [bed.submit("--gres=gpu:1", wrap="sleep 600", user=USER) for _ in range(2)]
     for job in fill:
         bed.wait_job(job, "RUNNING")
@@ -99,12 +99,12 @@ def test_why_tells_of_a_job_that_waits(bed):
     assert bed.wait_job(waiting) == "COMPLETED"
 
 
-def test_without_migbatchd_jobs_are_submitted_run_and_end_and_the_record_catches_up(bed):
+def test_jobs_run_without_migbatchd_and_are_recorded_after_its_restart(bed):
     gate = bed.home(USER) / "gate"
     running = bed.submit("--gres=mig:1g.10gb:1", wrap=f"until test -e {gate}; do sleep 0.2; done", user=USER)
     bed.wait_job(running, "RUNNING")
     bed.kill("migbatchd")
-    gate.touch()  # its slice stays on offer, whatever else was when nobody was left to change it
+    gate.touch()  # its slice stays on offer, whatever else was on offer when migbatchd was killed
     new = bed.submit("--gres=mig:auto", "--comment=migbatch: mem=5gb", wrap="echo $MIGBATCH_PROFILE", user=USER)
     assert bed.wait_job(new) == "COMPLETED"
     assert bed.output(new, USER).strip() == "1g.10gb"
@@ -115,7 +115,7 @@ def test_without_migbatchd_jobs_are_submitted_run_and_end_and_the_record_catches
     wait("idle nodes", lambda: set(bed.node_states().values()) == {"idle"})
 
 
-def test_slurmctld_restarted_under_a_running_job_drains_nothing_and_is_told_again(bed):
+def test_offer_returns_after_a_slurmctld_restart_and_no_node_is_drained(bed):
     job = bed.submit("--gres=mig:3g.40gb:1", wrap="sleep 600", user=USER)
     bed.wait_job(job, "RUNNING")
     bed.restart("slurmctld")
@@ -127,7 +127,7 @@ def test_slurmctld_restarted_under_a_running_job_drains_nothing_and_is_told_agai
     wait("idle nodes", lambda: set(bed.node_states().values()) == {"idle"})
 
 
-def test_a_job_that_got_past_the_filter_with_a_larger_marker_is_cancelled(bed):
+def test_job_whose_marker_is_larger_than_its_gres_is_cancelled(bed):
     job = bed.submit("--gres=mig:1g.10gb:1", "--hold", wrap="sleep 600", user=USER)
     # only root can: the filter lets root's changes pass
     bed.run(["scontrol", "update", f"JobId={job}", "Comment=[mig:2g.20gb:1]"])

@@ -1,4 +1,4 @@
-"""Slices that a run holds after Slurm has ended it: found by migbatchd and by doctor, and told of."""
+"""Slices that a run holds after Slurm has ended it: found and reported by migbatchd and by doctor."""
 
 import pytest
 
@@ -18,11 +18,11 @@ HERE = ("n1",)
         JobRow(1, state="RUNNING", nodes=HERE),
         JobRow(1, state="SUSPENDED", nodes=("n0", "n1")),
         JobRow(1, state="COMPLETING", nodes=HERE, restarts=1),  # requeued, and the Epilog is still to come
-        JobRow(1, state="CONFIGURING"),  # its nodes are not told
+        JobRow(1, state="CONFIGURING"),  # its nodes are not listed
         JobRow(1, state=UNREAD, reason="odd"),
     ],
 )
-def test_a_run_that_slurm_has_here_is_none(row):
+def test_run_that_slurm_lists_on_the_node_is_no_orphan(row):
     assert orphans([("n1", 1, 0)], [row]) == set()
 
 
@@ -36,11 +36,11 @@ def test_a_run_that_slurm_has_here_is_none(row):
         [JobRow(2, state="RUNNING", nodes=HERE)],
     ],
 )
-def test_a_run_that_slurm_has_no_more_is_one(rows):
+def test_run_that_slurm_no_longer_lists_on_the_node_is_an_orphan(rows):
     assert orphans([("n1", 1, 0)], rows) == {Orphan("n1", 1, 0)}
 
 
-def test_only_what_lasts_is_told_and_once(held):
+def test_only_lasting_orphans_are_reported_and_once(held):
     watch = OrphanWatch()
     facts = held("n1", 1)
     running = [JobRow(1, state="RUNNING", nodes=HERE)]
@@ -58,15 +58,15 @@ def held():
     def make(node, job):
         view = LiveView()
         view.load({node: [gpu(0)]}, ())
-        piece = {"gpu": gpu(0)["uuid"], "profile": "1g.10gb", "start": 0, "size": 1, "gi": 1, "ci": 0}
-        event = {"kind": "start", "seq": 2, "ts": 1.0, "job": job, "restart": 0, "slices": [piece]}
+        slot = {"gpu": gpu(0)["uuid"], "profile": "1g.10gb", "start": 0, "size": 1, "gi": 1, "ci": 0}
+        event = {"kind": "start", "seq": 2, "ts": 1.0, "job": job, "restart": 0, "slices": [slot]}
         view.apply(node, [event])
         return view.facts()
 
     return make
 
 
-def test_doctor_tells_of_it():
+def test_doctor_reports_lasting_orphans():
     lease = LeaseRow("n1", "GPU-1", "1g.10gb", 0, 1, job=1, restart=0, since=1000.0)
     young = LeaseRow("n1", "GPU-1", "1g.10gb", 1, 1, job=2, restart=0, since=1990.0)
     (finding,) = check_orphans([lease, young], [], 2000.0)

@@ -18,7 +18,7 @@ def daemon(tmp_path):
         yield running
 
 
-def test_sigterm_ends_it_cleanly(daemon):
+def test_sigterm_ends_migbatchd_cleanly(daemon):
     process = daemon.start()
     daemon.serving()
     daemon.node().events(inventory(gpu(0)))
@@ -29,7 +29,7 @@ def test_sigterm_ends_it_cleanly(daemon):
     assert not (daemon.home / "migbatch.db-wal").exists()
 
 
-def test_killed_and_started_again_it_knows_what_was_acknowledged(daemon):
+def test_acknowledged_events_are_known_after_a_kill_and_restart(daemon):
     process = daemon.start()
     daemon.serving()
     assert daemon.node().events(inventory(gpu(0)))[1] == {"acked": 1}
@@ -40,7 +40,7 @@ def test_killed_and_started_again_it_knows_what_was_acknowledged(daemon):
     assert daemon.node().events({"seq": 2, "ts": 2.0, "kind": "fault", "what": "x"})[1] == {"acked": 2}
 
 
-def test_a_second_one_is_refused(daemon):
+def test_second_instance_is_refused(daemon):
     daemon.start()
     daemon.serving()
     second = daemon.start()
@@ -48,7 +48,7 @@ def test_a_second_one_is_refused(daemon):
     assert "migbatchd: error: migbatchd is already running as process" in daemon.log
 
 
-def test_reload_takes_over_what_is_right_and_keeps_what_was_where_it_is_wrong(daemon):
+def test_reload_applies_a_valid_configuration_and_ignores_an_invalid_one(daemon):
     process = daemon.start()
     daemon.serving()
     old, daemon.port = daemon.port, daemon.ports.take()
@@ -64,7 +64,7 @@ def test_reload_takes_over_what_is_right_and_keeps_what_was_where_it_is_wrong(da
     assert daemon.port != old
 
 
-def test_no_slurm_is_no_reason_to_end(daemon):
+def test_migbatchd_keeps_running_without_slurm(daemon):
     daemon.start()
     daemon.serving()
     eventually(lambda: daemon.health()["checks"]["slurm"] == "failing" and "cannot be started" in daemon.log)
@@ -73,7 +73,7 @@ def test_no_slurm_is_no_reason_to_end(daemon):
     assert daemon.log.count("Slurm does not answer") == 1
 
 
-def test_systemd_is_told(daemon):
+def test_systemd_is_notified_of_start_and_stop(daemon):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(daemon.home / "notify"))
         systemd.settimeout(PATIENCE_S)
@@ -92,7 +92,7 @@ def test_systemd_is_told(daemon):
         ("[store]\nurl = 'sqlite:///relative.db'\n", "is not an absolute path"),
     ],
 )
-def test_what_cannot_work_is_said_and_ends_it(daemon, text, said):
+def test_invalid_configuration_ends_migbatchd_with_an_error(daemon, text, said):
     if "[store]" in text:
         daemon.write(store={"url": "sqlite:///relative.db"})
     else:
@@ -102,15 +102,15 @@ def test_what_cannot_work_is_said_and_ends_it(daemon, text, said):
     assert "Traceback" not in daemon.log
 
 
-def test_a_port_that_is_taken(daemon):
+def test_port_in_use_ends_migbatchd_with_an_error(daemon):
     with socket.create_server(("127.0.0.1", daemon.port)):
         assert daemon.start().wait(PATIENCE_S) == 1
     assert f"cannot listen on 127.0.0.1 port {daemon.port}" in daemon.log
     assert "Traceback" not in daemon.log
 
 
-def test_nothing_of_the_directory_where_it_was_started_is_run(daemon, tmp_path):
-    """Root may start it by hand, for a look, in a place where others write."""
+def test_no_code_in_the_working_directory_is_run(daemon, tmp_path):
+    """Root may start it by hand, for a test, in a directory where others can write."""
     place = tmp_path / "others"
     place.mkdir()
     for name in ("asyncio", "json", "slurm_migbatch"):

@@ -1,4 +1,4 @@
-"""What migbatchd makes of ended runs of recurring jobs: what the filter is told, and which jobs run once more."""
+"""What migbatchd does with ended runs of recurring jobs: what the filter receives, and which jobs are retried."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_the_newest_runs_of_the_newest_jobs_are_kept() -> None:
     assert set(jobs.listed()) == {"k", "c"}
 
 
-def test_a_run_of_which_more_is_known_takes_its_own_place() -> None:
+def test_updated_run_replaces_its_earlier_entry() -> None:
     jobs = RecurringJobs()
     jobs.take([row(1, FAILED), row(2), row(3)])
     jobs.take([row(1, OUT_OF_MEMORY)])
     assert [(run.run, run.ended) for run in jobs.past("k")] == [(1, OUT_OF_MEMORY), (2, DONE), (3, DONE)]
 
 
-def test_runs_that_tell_nothing_are_left_out() -> None:
+def test_runs_without_outcome_key_or_profile_are_left_out() -> None:
     assert RecurringJobs().take([row(1, ""), row(2, key=""), row(3, profile=None)]) == {}
 
 
@@ -70,13 +70,13 @@ def due(*rows, past=()):
     return [offer.profile.name for _, offer in retries().due(rows, lambda key: past)]
 
 
-def test_a_run_that_ran_out_is_tried_again_once() -> None:
+def test_run_that_ran_out_of_memory_is_retried_once() -> None:
     done = [PastRun(-number, "1g.10gb", DONE, 7000.0) for number in (3, 2, 1)]
     again = retries()
     assert [offer.profile.name for _, offer in again.due([row(1, FAILED)], lambda key: done)] == ["1g.20gb"]
     assert again.due([row(1, FAILED)], lambda key: done) == []
     assert due(row(1, OUT_OF_MEMORY, peak_mib=100.0), past=done) == ["1g.20gb"]
-    assert due(row(1, FAILED, key="")) == ["7g.80gb"]  # nothing else is known of it
+    assert due(row(1, FAILED, key="")) == ["7g.80gb"]  # nothing else is known of the job
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,15 @@ def test_a_run_that_ran_out_is_tried_again_once() -> None:
         {"engine": "vllm"},
     ],
 )
-def test_any_other_is_not(more) -> None:
+def test_other_runs_are_not_retried(more) -> None:
     assert due(row(1, **{"ended": FAILED, **more})) == []
 
 
-def test_its_bounds_hold() -> None:
+def test_retry_stays_within_the_largest_allowed_profile() -> None:
     assert due(row(1, FAILED, key="", high="3g.40gb")) == ["3g.40gb"]
 
 
-def test_a_job_is_given_another_slice_and_keeps_the_rest() -> None:
+def test_retried_job_gets_another_slice_and_keeps_its_other_gres() -> None:
     client = Client()
     ((found, offer),) = retries(client).due([row(1, FAILED)], lambda key: ())
     assert retries(client).send(found, offer) == ""
@@ -113,7 +113,7 @@ def test_a_job_is_given_another_slice_and_keeps_the_rest() -> None:
 
 
 class Commands(HistoryClient):
-    """The client of commands, which notes what it would run; a job that is a task of an array where there is a task."""
+    """The client of Slurm's commands, which records what it would run; with `task`, the job is an array task."""
 
     def __init__(self, job: int = 7, array: int = 7, task: str = "N/A", state: str = "FAILED") -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Commands(HistoryClient):
 HOLD, RELEASE = ("scontrol", "requeuehold", "7"), ("scontrol", "release", "7")
 
 
-def test_who_is_not_active_sends_no_job_back() -> None:
+def test_migbatchd_that_is_not_active_requeues_no_job() -> None:
     client = Commands()
     client.requeue_ended(7, update=lambda row: {"Gres": "mig:2g.20gb:1"})
     assert client.run == [HOLD, ("update", "7"), ("update", "7"), RELEASE]
@@ -164,7 +164,7 @@ def test_who_is_not_active_sends_no_job_back() -> None:
 
 
 @pytest.mark.parametrize("job", [12, 10])  # the last task that starts has the id of its array
-def test_a_task_of_an_array_is_sent_back_by_its_own_name(job: int) -> None:
+def test_array_task_is_requeued_by_its_own_task_id(job: int) -> None:
     client, seen = Commands(job, 10, "3"), []
     client.requeue_ended(job, update=lambda row: seen.append(row.array_task) or {"Gres": "mig:2g.20gb:1"})
     assert seen == ["3"]
@@ -173,7 +173,7 @@ def test_a_task_of_an_array_is_sent_back_by_its_own_name(job: int) -> None:
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "REQUEUE_HOLD"])
-def test_what_slurm_took_back_already_is_left_alone(state: str) -> None:
+def test_job_that_slurm_has_already_requeued_is_not_changed(state: str) -> None:
     client = Commands(state=state)
     with pytest.raises(SlurmError, match="pending or running again"):
         client.requeue_ended(7, update=lambda row: {})
@@ -182,7 +182,7 @@ def test_what_slurm_took_back_already_is_left_alone(state: str) -> None:
     assert client.run == []
 
 
-def test_what_slurm_refuses_is_told() -> None:
+def test_refusal_by_slurm_is_reported() -> None:
     (offer,) = [offer for offer in SITE.view(("gpu",)).plain if offer.profile.name == "7g.80gb"]
     assert retries(Client(error="Invalid job id")).send(row(1), offer) == "Invalid job id"
     old = Client(version=(22, 5))
@@ -191,6 +191,6 @@ def test_what_slurm_refuses_is_told() -> None:
 
 
 @pytest.mark.parametrize("comment", ["", "mine", "[mig:1g.10gb:2#abc]", "[mig:1g.10gb:1,2g.20gb:1#abc]"])
-def test_a_job_without_a_grant_of_one_slice_is_left_as_it_is(comment: str) -> None:
+def test_job_without_a_grant_of_one_slice_is_not_changed(comment: str) -> None:
     with pytest.raises(ValueError, match="one slice"):
         changes(JobRow(1, gres="gres/mig:1g.10gb:1", comment=comment), Profile.parse("2g.20gb"))

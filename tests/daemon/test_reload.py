@@ -19,7 +19,7 @@ RELOADS = 4
 
 
 class Submissions(threading.Thread):
-    """Asks as slurmctld does, one question after the other; `kept`: on one connection, made anew once it is closed."""
+    """Asks as slurmctld does, one request after the other; `kept`: on one connection, reopened once it is closed."""
 
     def __init__(self, path: Path, kept: bool) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def daemon(tmp_path):
         yield running
 
 
-def test_no_submission_goes_without_an_answer(daemon):
+def test_every_submission_during_reloads_is_answered(daemon):
     process = daemon.start()
     path = reserved(daemon.home / "submit.sock")
     eventually(lambda: "serving submissions" in daemon.log)  # a SIGHUP right before it would leave one line fewer
@@ -85,7 +85,7 @@ def test_no_submission_goes_without_an_answer(daemon):
     assert not path.exists()
 
 
-def test_one_process_answers_after_a_reload_with_the_new_configuration(daemon):
+def test_one_process_answers_with_the_new_configuration_after_a_reload(daemon):
     process = daemon.start()
     path = reserved(daemon.home / "submit.sock")
     eventually(path.exists)

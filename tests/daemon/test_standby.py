@@ -1,4 +1,4 @@
-"""What a migbatchd that stands by says of itself."""
+"""What a standby migbatchd reports about itself."""
 
 import asyncio
 import json
@@ -8,8 +8,8 @@ from slurm_migbatch.daemon.standby import Standby
 from slurm_migbatch.daemon.term import AlwaysActive
 
 
-def test_it_stands_by_until_the_service_has_taken_its_place():
-    """Also in the moment when its term has begun: it still refuses nodes and users, and its sockets close."""
+def test_health_reports_standby_until_the_service_has_taken_over():
+    """Also at the moment when its term has begun: it still refuses nodes and users, and its sockets close."""
 
     async def health() -> dict[str, object]:
         standby = Standby(Config(), AlwaysActive(), dict)

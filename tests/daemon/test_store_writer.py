@@ -59,16 +59,16 @@ def test_results_come_back_in_order(writer, record):
     assert record.rows == list(range(5))
 
 
-def test_a_locked_database_is_waited_for_and_said_once(writer, record, caplog):
+def test_locked_database_is_waited_for_and_logged_once(writer, record, caplog):
     caplog.set_level(logging.INFO)
     record.away = 4
     assert writer.call(adding("a"), "x").result(120) == 1
-    said = [r.getMessage() for r in caplog.records]
-    assert len([s for s in said if "database is locked" in s]) == 1
-    assert any("recovered after" in s for s in said)
+    messages = [r.getMessage() for r in caplog.records]
+    assert len([s for s in messages if "database is locked" in s]) == 1
+    assert any("recovered after" in s for s in messages)
 
 
-def test_a_store_that_cannot_be_opened_is_tried_again():
+def test_store_that_cannot_be_opened_is_retried():
     record, tries = Record(), []
 
     def opener():
@@ -93,7 +93,7 @@ def test_malformed_records_do_not_hold_up_the_rest(writer, record, caplog):
     assert writer.dropped == {"x": 1}
 
 
-def test_bounds(writer, record, caplog):
+def test_full_queue_refuses_calls_and_drops_posts(writer, record, caplog):
     record.gate.clear()
     for n in range(8):
         writer.call(lambda s, n=n: s.add(n), "events")
@@ -118,7 +118,7 @@ def test_newer_state_replaces_older_that_still_waits(writer, record):
     assert record.rows == ["first", 4]
 
 
-def test_work_that_nobody_waits_for_any_more_is_skipped(writer, record):
+def test_cancelled_work_is_skipped(writer, record):
     record.gate.clear()
     writer.post(adding("first"), "x")
     given_up = writer.call(adding("given up"), "events")
@@ -142,7 +142,7 @@ def test_messages_that_nodes_send_again_do_not_fill_the_queue(writer, record):
     assert record.rows == [0, 30]
 
 
-def test_stopping_with_the_database_away_ends_and_tells_what_is_left(record):
+def test_stop_with_the_database_away_returns_how_much_is_unwritten(record):
     writer = StoreWriter(lambda: record, 10, first_wait=5.0)
     record.away = 10**6
     writer.start()
@@ -152,7 +152,7 @@ def test_stopping_with_the_database_away_ends_and_tells_what_is_left(record):
     assert record.rows == []
 
 
-def test_many_producers(record):
+def test_posts_of_many_threads_are_all_written(record):
     writer = StoreWriter(lambda: record, 10_000)
     writer.start()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -49,8 +49,8 @@ class Child:
         return 0
 
 
-def test_a_service_that_leaves_ends_nobody_who_answers_for_the_next(config, monkeypatch):
-    """Also where it still waits for the one before it to end: reloads may follow each other at once."""
+def test_service_ended_by_a_reload_does_not_end_the_new_submit_process(config, monkeypatch):
+    """Also while it still waits for the process before it to end: reloads may follow each other at once."""
 
     async def reloads():
         first, second = Child(), Child()
@@ -123,7 +123,7 @@ def test_candidates_are_recorded_in_the_units_of_reports(running, node, slurm, s
     assert full["throughput_per_s"] > 10
 
 
-def test_files_are_written_when_something_changed_and_only_then(running, node, slurm, config):
+def test_table_and_catalog_are_written_only_when_something_has_changed(running, node, slurm, config):
     slurm.node_rows["n1"] = row("n1", "gpu")
     node.events(inventory(gpu(0)))
     table, catalog = Path(config.submit.table), Path(config.submit.catalog)
@@ -132,7 +132,7 @@ def test_files_are_written_when_something_changed_and_only_then(running, node, s
     eventually(catalog.exists)
     running.service.submit.facts.write()
     assert (table.stat().st_ino, catalog.stat().st_ino) == before
-    node.events(inventory(gpu(0), gpu(1), seq=2))  # what a node can hold at once is another
+    node.events(inventory(gpu(0), gpu(1), seq=2))  # what a node can hold at once has changed
     eventually(lambda: catalog.stat().st_ino != before[1])
     slurm.node_rows["n1"] = row("n1", "gpu", "night")
     eventually(lambda: "night" in table.read_text())
@@ -140,7 +140,7 @@ def test_files_are_written_when_something_changed_and_only_then(running, node, s
     assert oct(table.stat().st_mode)[-3:] == "644"
 
 
-def test_a_restart_serves_at_once_from_what_was_known(config, store, signer, tmp_path):
+def test_saved_catalog_answers_submissions_at_once_after_a_restart(config, store, signer, tmp_path):
     slurm = FakeSlurm()
     slurm.node_rows["n1"] = row("n1", "gpu")
     make = lambda: Service(config, client=slurm, open_store=lambda: store, signer=signer)  # noqa: E731
@@ -156,7 +156,7 @@ def test_a_restart_serves_at_once_from_what_was_known(config, store, signer, tmp
         assert isinstance(answer, Refuse)
 
 
-def test_the_process_that_answers_is_started_again(running, node, slurm, store, config, caplog):
+def test_killed_submit_process_is_started_again(running, node, slurm, store, config, caplog):
     slurm.node_rows["n1"] = row("n1", "gpu")
     node.events(inventory(gpu(0)))
     serving(running)
@@ -169,7 +169,7 @@ def test_the_process_that_answers_is_started_again(running, node, slurm, store, 
     assert "exited with -9" in caplog.text
 
 
-def test_decisions_of_the_last_moment_are_recorded(config, slurm, store, signer):
+def test_decisions_made_just_before_the_stop_are_recorded(config, slurm, store, signer):
     slurm.node_rows["n1"] = row("n1", "gpu")
     with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
         Node(running.port, FakeSigner()).events(inventory(gpu(0)))
@@ -182,7 +182,7 @@ def test_decisions_of_the_last_moment_are_recorded(config, slurm, store, signer)
     assert not Path(f"/proc/{child}").exists()
 
 
-def test_losing_sight_of_all_gpus_keeps_the_catalog(running, node, slurm, config):
+def test_catalog_is_kept_when_no_gpu_has_mig_any_more(running, node, slurm, config):
     slurm.node_rows["n1"] = row("n1", "gpu")
     node.events(inventory(gpu(0)))
     serving(running)
@@ -191,14 +191,14 @@ def test_losing_sight_of_all_gpus_keeps_the_catalog(running, node, slurm, config
     assert "gpu" in running.service.submit.facts.catalog
 
 
-def test_an_unreadable_catalog_file_is_no_obstacle(config, slurm, store, signer, caplog):
+def test_migbatchd_runs_with_an_unreadable_catalog_file(config, slurm, store, signer, caplog):
     Path(config.submit.catalog).write_text("{broken")
     with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
         eventually(lambda: running.service.poller.latest)
     assert "is not used" in caplog.text
 
 
-def test_catalog_names_kinds_and_takes_the_sites_word(config):
+def test_catalog_names_gpu_kinds_and_uses_figures_set_by_the_site(config):
     other = json.loads(json.dumps(GEOMETRY))
     other["profiles"] = other["profiles"][1:]
     made = {"n1": [gpu(0)], "n2": [gpu(0, geometry=other)], "n3": [gpu(0, geometry={"version": 99})], "n4": []}
@@ -216,7 +216,7 @@ def test_catalog_names_kinds_and_takes_the_sites_word(config):
 
 
 def test_equal_gpus_are_examined_once(config, monkeypatch):
-    """It takes a tenth of a millisecond for each, and a site has thousands."""
+    """Each takes a tenth of a millisecond, and a site has thousands."""
     examined = []
     monkeypatch.setattr(catalog, "geometry_of", lambda gpu: examined.append(gpu["uuid"]) or geometry_of(gpu))
     nodes = [f"n{number}" for number in range(9)]
@@ -227,8 +227,8 @@ def test_equal_gpus_are_examined_once(config, monkeypatch):
     assert len(found.nodes) == 9
 
 
-def test_a_node_that_always_reports_does_not_have_everything_read_all_the_time(monkeypatch):
-    """What is read is all nodes' GPUs, and whoever answers submissions begins anew with each change."""
+def test_inventory_is_read_at_a_limited_rate_while_a_node_keeps_reporting(monkeypatch):
+    """The GPUs of all nodes are read, and the process that answers submissions begins anew with each change."""
 
     class Writer:
         def __init__(self):
@@ -245,27 +245,27 @@ def test_a_node_that_always_reports_does_not_have_everything_read_all_the_time(m
             await asyncio.sleep(0)
 
     async def main():
-        writer, told = Writer(), []
+        writer, notified = Writer(), []
         keeper = InventoryKeeper(writer)
-        keeper.listeners.append(told.append)
+        keeper.listeners.append(notified.append)
         monkeypatch.setattr(keeping, "CLOSEST_S", 3600.0)
         reading = asyncio.create_task(keeper.run())
         await turns()
         for _ in range(5):
             keeper.refresh()
             await turns()
-        assert writer.calls == len(told) == 1
+        assert writer.calls == len(notified) == 1
         reading.cancel()
         monkeypatch.setattr(keeping, "CLOSEST_S", 0.0)
         reading = asyncio.create_task(keeper.run())
         await turns()
-        assert writer.calls == len(told) == 2, "what came meanwhile is read once"
+        assert writer.calls == len(notified) == 2, "what came meanwhile is read once"
         reading.cancel()
 
     asyncio.run(main())
 
 
-def test_the_sites_models_are_known(config):
+def test_models_configured_by_the_site_are_known(config):
     config = dataclasses.replace(
         config,
         models={

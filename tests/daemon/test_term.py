@@ -51,104 +51,104 @@ def keep(slurm, clock, tmp_path):
         keeper.close()
 
 
-def test_the_one_beside_the_primary_is_active(keep):
-    one, two = keep("ctl1.example.org"), keep("ctl2")
-    for keeper in (two, one, two):
+def test_migbatchd_on_the_host_of_the_primary_slurmctld_is_active(keep):
+    ctl1, ctl2 = keep("ctl1.example.org"), keep("ctl2")
+    for keeper in (ctl2, ctl1, ctl2):
         keeper.refresh()
-    assert (one.acts(), two.acts()) == (True, False)
-    assert two.why == "slurmctld's primary is ctl1"
+    assert (ctl1.acts(), ctl2.acts()) == (True, False)
+    assert ctl2.why == "slurmctld's primary is ctl1"
     with pytest.raises(SlurmError, match="no changes to Slurm by migbatchd on ctl2: slurmctld's primary is ctl1"):
-        two.check()
+        ctl2.check()
 
 
-def test_a_slurmctld_that_only_stands_ready_is_no_primary(keep, slurm):
-    two = keep("ctl2")
-    two.refresh()
+def test_migbatchd_beside_a_backup_slurmctld_is_not_active(keep, slurm):
+    ctl2 = keep("ctl2")
+    ctl2.refresh()
     slurm.up = {"ctl2"}
-    two.refresh()
-    assert not two.active and "does not answer" in two.why
+    ctl2.refresh()
+    assert not ctl2.active and "does not answer" in ctl2.why
     slurm.primary = "ctl2"
-    two.refresh()
-    assert two.acts()
+    ctl2.refresh()
+    assert ctl2.acts()
 
 
-def test_a_term_is_not_taken_from_one_that_still_has_it(keep, slurm):
-    one, two = keep("ctl1"), keep("ctl2")
-    one.refresh()
+def test_term_is_not_taken_from_a_migbatchd_that_still_has_it(keep, slurm):
+    ctl1, ctl2 = keep("ctl1"), keep("ctl2")
+    ctl1.refresh()
     slurm.up, slurm.primary = {"ctl2"}, "ctl2"
-    two.refresh()
-    assert one.acts() and not two.active and two.why == "migbatchd on ctl1 is active"
-    one.refresh()
-    assert not one.acts(), "before anything else"
-    two.refresh()
-    assert not two.active, "the first may still be writing"
-    one.resign()
-    two.refresh()
-    assert two.acts() and two.number == 2
+    ctl2.refresh()
+    assert ctl1.acts() and not ctl2.active and ctl2.why == "migbatchd on ctl1 is active"
+    ctl1.refresh()
+    assert not ctl1.acts(), "before anything else"
+    ctl2.refresh()
+    assert not ctl2.active, "the first may still be writing"
+    ctl1.resign()
+    ctl2.refresh()
+    assert ctl2.acts() and ctl2.number == 2
 
 
-def test_its_own_program_ends_it_at_once(keep):
-    one = keep("ctl1")
-    one.refresh()
-    one.set_primary(False)
-    assert not one.acts() and not one.active
-    one.resign()
-    one.refresh()
-    assert not one.active, "scontrol ping does not know it yet"
-    one.set_primary(True)
-    one.refresh()
-    assert one.acts()
+def test_primary_off_program_ends_the_term_at_once(keep):
+    ctl1 = keep("ctl1")
+    ctl1.refresh()
+    ctl1.set_primary(False)
+    assert not ctl1.acts() and not ctl1.active
+    ctl1.resign()
+    ctl1.refresh()
+    assert not ctl1.active, "scontrol ping does not know it yet"
+    ctl1.set_primary(True)
+    ctl1.refresh()
+    assert ctl1.acts()
 
 
-def test_a_term_that_could_not_be_renewed_is_over(keep, clock, monkeypatch):
-    one = keep("ctl1")
-    one.refresh()
+def test_term_that_could_not_be_renewed_expires(keep, clock, monkeypatch):
+    ctl1 = keep("ctl1")
+    ctl1.refresh()
 
     def away(*_):
         raise OSError("the database is away")
 
-    monkeypatch.setattr(one._store, "take_term", away)
+    monkeypatch.setattr(ctl1._store, "take_term", away)
     clock[0] += TERM_S - 0.1
-    one.refresh()
-    assert one.acts()
+    ctl1.refresh()
+    assert ctl1.acts()
     clock[0] += 0.2
-    assert not one.acts() and one.active, "it serves on, and changes nothing"
+    assert not ctl1.acts() and ctl1.active, "it serves on, and changes nothing"
     monkeypatch.undo()
-    one.refresh()
-    assert one.acts() and one.number == 1
+    ctl1.refresh()
+    assert ctl1.acts() and ctl1.number == 1
 
 
-def test_who_was_away_too_long_finds_the_term_of_another(keep):
-    one = keep("ctl1")
-    one.refresh()
-    other = one._open()
+def test_migbatchd_that_was_away_too_long_is_no_longer_active(keep):
+    ctl1 = keep("ctl1")
+    ctl1.refresh()
+    other = ctl1._open()
     other.give_term(1)
     assert other.take_term("ctl2", 600.0).number == 2
     other.close()
-    one.refresh()
-    assert not one.active and one.why == "migbatchd on ctl2 has taken over"
+    ctl1.refresh()
+    assert not ctl1.active and ctl1.why == "migbatchd on ctl2 has taken over"
 
 
 def test_a_ping_that_takes_too_long_changes_nothing(keep, slurm):
-    one = keep("ctl1")
-    one.refresh()
+    ctl1 = keep("ctl1")
+    ctl1.refresh()
     slurm.silent = True
-    one.refresh()
-    assert one.acts()
+    ctl1.refresh()
+    assert ctl1.acts()
 
 
 def test_one_slurmctld_needs_no_term(keep, slurm):
     slurm.names = ("ctl1",)
-    one = keep("anything")
-    assert not one.active
-    one.refresh()
-    assert one.acts() and not one.number
-    one.set_primary(False)
-    assert one.acts()
+    keeper = keep("anything")
+    assert not keeper.active
+    keeper.refresh()
+    assert keeper.acts() and not keeper.number
+    keeper.set_primary(False)
+    assert keeper.acts()
 
 
 @pytest.mark.parametrize(("host", "acts"), [("ctl1", True), ("ctl2", False), ("ctl3", False)])
-def test_sqlite_serves_the_first_host_alone(keep, caplog, host, acts):
+def test_with_sqlite_only_the_first_slurmctld_host_is_active(keep, caplog, host, acts):
     keeper = keep(host, shared=False)
     assert keeper.active and not keeper.acts()
     keeper.refresh()

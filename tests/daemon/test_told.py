@@ -1,4 +1,4 @@
-"""Root of a node tells what he likes: of jobs elsewhere it does not count."""
+"""Root on a node may report anything: reports on jobs elsewhere do not count."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def heard(row: JobRow | None, report: Report | None, *, node: str = HERE, restar
 
 
 @pytest.mark.parametrize("report", [SAFE, None])
-def test_of_a_running_job_its_nodes_tell_and_no_other(report: Report | None) -> None:
+def test_only_nodes_of_a_running_job_may_report_on_it(report: Report | None) -> None:
     assert heard(RUNS, report) == heard(RUNS, report, node="n2") == "counts"
     assert heard(RUNS, report, node="n3") == heard(None, report) == "no"
 
 
-def test_a_job_that_never_ran_was_sent_back_by_nobody() -> None:
-    """The user has named the time at which it may begin."""
+def test_job_that_never_ran_does_not_count_as_requeued_by_a_node() -> None:
+    """Its user has set the time at which it may begin."""
     never = JobRow(7, state="PENDING", reason="BeginTime", restarts=0)
     assert heard(never, None, restart=0) == "later" != heard(never, None, restart=0, at=NOW - PATIENCE_S)
     assert heard(WAITS, None, restart=0) == "counts"
@@ -46,16 +46,16 @@ def test_a_job_that_never_ran_was_sent_back_by_nobody() -> None:
     assert heard(JobRow(7, state="PENDING", restarts=5), None, restart=1) == "no"
 
 
-def test_a_report_of_a_run_that_is_over_is_no_news() -> None:
+def test_report_on_a_run_that_is_over_does_not_count() -> None:
     assert heard(WAITS, SAFE, restart=0) == "no"
 
 
-def test_what_is_told_before_slurm_lists_the_start_counts_once_it_does() -> None:
+def test_report_from_before_slurm_lists_the_start_is_kept_for_later() -> None:
     assert heard(WAITS, SAFE) == "later"
     assert heard(WAITS, SAFE, at=NOW - PATIENCE_S) == "no"
 
 
-def test_what_is_told_while_slurm_is_away_is_kept_once_for_each_run() -> None:
+def test_reports_made_while_slurm_is_away_are_kept_once_for_each_run() -> None:
     """Thousands of jobs report every two minutes, and nothing is decided until slurmctld answers again."""
     observer = Observer(LiveView(), NodePlans(), lambda row: 0)
     misfit = {"kind": "misfit", "job": 7, "restart": 0}
@@ -70,7 +70,7 @@ def test_what_is_told_while_slurm_is_away_is_kept_once_for_each_run() -> None:
     assert observer.snapshot(NOW + 1000, [RUNS], [], Answers(), recording=True).reports == ()
 
 
-def test_a_node_that_invents_runs_while_slurm_is_away_costs_no_other() -> None:
+def test_invented_runs_of_one_node_do_not_displace_reports_of_others() -> None:
     observer = Observer(LiveView(), NodePlans(), lambda row: 0)
     observer.ingested("n2", [{"kind": "progress", "job": 7, "restart": 1, "ts": NOW, "items": 5}], NOW)
     for job in range(10_000):
@@ -80,19 +80,19 @@ def test_a_node_that_invents_runs_while_slurm_is_away_costs_no_other() -> None:
     assert found.reports == (((7, 1), Report(items=5, at=NOW)),)
 
 
-def test_a_node_that_sends_jobs_back_does_not_fill_the_log(config: Config, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_misfits_of_one_node_do_not_fill_the_log(config: Config, caplog: pytest.LogCaptureFixture) -> None:
     service = Service(config, client=FakeSlurm(), open_store=FakeStore, signer=FakeSigner())
     for job in range(1000):
         service._ingested(HERE, [{"kind": "misfit", "job": job, "restart": 0, "reason": "no slot"}], True)
     service._ingested("n2", [{"kind": "misfit", "job": 1000, "restart": 0, "reason": "no slot"}], True)
-    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert said == [
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert messages == [
         "misfit of job 0 on n1: no slot",
         "misfit of job 1000 on n2: no slot (999 similar warnings suppressed)",
     ]
 
 
-def test_ends_of_jobs_that_a_node_invents_while_slurm_is_away_are_bounded(config: Config) -> None:
+def test_invented_job_ends_are_limited_while_slurm_is_away(config: Config) -> None:
     service = Service(config, client=FakeSlurm(), open_store=FakeStore, signer=FakeSigner())
     for job in range(0, 200_000, 500):
         service._ingested(HERE, [{"kind": "stop", "job": job + more, "restart": 0} for more in range(500)], True)

@@ -1,4 +1,4 @@
-"""Who may speak for a node, and who may be told of a job: over TCP by key and address, on the unix socket by user."""
+"""Who may report for a node, and who may see a job: over TCP by key and address, on the Unix socket by user."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.waiting import eventually
 
 
 class MungeLike(FakeSigner):
-    """Says nothing of the host, as munge says nothing that could be relied on."""
+    """Does not name the host, as munge gives no name that could be relied on."""
 
     scheme = "munge"
 
@@ -50,8 +50,8 @@ def make(config: Any, slurm: FakeSlurm, tmp_path: Path) -> Callable[..., Service
 # -- for which node ----------------------------------------------------------------------------------------------
 
 
-def test_a_message_may_only_speak_of_the_node_that_signed_it(running: Running, store: Any) -> None:
-    """Root of n2 emptied the inventory of n1."""
+def test_message_may_only_report_on_the_node_that_signed_it(running: Running, store: Any) -> None:
+    """Without this check, root on n2 emptied the inventory of n1."""
     other = Node(running.port, FakeSigner(), "n2")
     body = {"node": "n1", "journal": "ab12", "boot_id": "b1", "events": [inventory()]}
     status, answer = other.send("/node/v1/events", body)
@@ -60,7 +60,7 @@ def test_a_message_may_only_speak_of_the_node_that_signed_it(running: Running, s
     assert store.events == {}
 
 
-def test_a_header_that_names_another_node_is_not_what_was_signed(running: Running) -> None:
+def test_header_that_names_another_node_than_was_signed_is_refused(running: Running) -> None:
     other = Node(running.port, FakeSigner(), "n2")
     body = json.dumps({"node": "n1", "have": 0}).encode()
     assert other.send("/node/v1/plan", body, headers={"X-Migbatch-Node": "n1"})[0] == 401
@@ -76,8 +76,8 @@ def test_the_body_must_be_the_one_whose_digest_was_signed(running: Running) -> N
     connection.close()
 
 
-def test_by_munge_a_node_is_believed_from_its_own_address_alone(make: Callable[..., Service]) -> None:
-    """Slurm has n1 at 127.0.0.1 and n2 at 127.0.0.2; the root of either has munge's key."""
+def test_with_munge_a_node_is_accepted_from_its_own_address_only(make: Callable[..., Service]) -> None:
+    """Slurm has n1 at 127.0.0.1 and n2 at 127.0.0.2; root on either has munge's key."""
     with Running(make(MungeLike())) as running:
         assert Node(running.port, MungeLike(), "n1").events(state(gpu(0)))[0] == 200
         assert Node(running.port, MungeLike(), "n2", "127.0.0.2").events(state(gpu(0)))[0] == 200
@@ -94,13 +94,13 @@ def test_by_munge_a_node_is_believed_from_its_own_address_alone(make: Callable[.
         assert Node(running.port, MungeLike(), "n1", "127.0.0.2").plan()[0] == 200
 
 
-def test_where_slurm_does_not_answer_known_nodes_are_still_known() -> None:
-    told: list[Any] = [{"n1": {"127.0.0.1"}}]
+def test_known_addresses_of_nodes_are_kept_while_slurm_does_not_answer() -> None:
+    answers: list[Any] = [{"n1": {"127.0.0.1"}}]
 
     def ask() -> Any:
-        if isinstance(told[0], Exception):
-            raise told[0]
-        return told[0]
+        if isinstance(answers[0], Exception):
+            raise answers[0]
+        return answers[0]
 
     now = [0.0]
 
@@ -108,12 +108,12 @@ def test_where_slurm_does_not_answer_known_nodes_are_still_known() -> None:
         places = NodeAddresses(ask, clock=lambda: now[0])
         assert await places.wrong("n1", "127.0.0.1") == ""
         assert await places.wrong("n1", "::ffff:127.0.0.1") == ""
-        told[0] = SlurmError("away")
+        answers[0] = SlurmError("away")
         now[0] = 100.0
         assert await places.wrong("n1", "127.0.0.1") == ""
         assert "n1 connects from 10.1.2.3" in await places.wrong("n1", "10.1.2.3")
         assert "cannot get the address of n2" in await places.wrong("n2", "10.1.2.3")
-        told[0] = {"n1": {"127.0.0.1"}, "n2": {"10.1.2.3"}}
+        answers[0] = {"n1": {"127.0.0.1"}, "n2": {"10.1.2.3"}}
         assert await places.wrong("n2", "10.1.2.3") != "", "Slurm is not asked for every stranger"
         now[0] = 200.0
         assert await places.wrong("n2", "10.1.2.3") == ""
@@ -121,8 +121,8 @@ def test_where_slurm_does_not_answer_known_nodes_are_still_known() -> None:
     asyncio.run(scenario())
 
 
-def test_where_names_cannot_be_resolved_known_nodes_are_still_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One stranger, while DNS did not answer, made the nodes that were known unknown."""
+def test_known_addresses_of_nodes_are_kept_while_names_cannot_be_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One unknown client, while DNS did not answer, made known nodes unknown."""
     names, now = {"host1": frozenset({"10.0.0.1"}), "host2": frozenset({"10.0.0.2"})}, [0.0]
     monkeypatch.setattr("slurm_migbatch.daemon.addresses.resolved", lambda host: names.get(host, frozenset()))
 
@@ -142,7 +142,7 @@ def test_where_names_cannot_be_resolved_known_nodes_are_still_known(monkeypatch:
     asyncio.run(scenario())
 
 
-def test_a_name_that_is_resolved_slowly_delays_its_own_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_name_resolution_delays_only_its_own_node(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
 
     def slow(host: str) -> frozenset[str]:
@@ -164,7 +164,7 @@ def test_a_name_that_is_resolved_slowly_delays_its_own_node_alone(monkeypatch: p
     asyncio.run(scenario())
 
 
-def test_a_node_that_slurm_no_longer_has_is_no_longer_known() -> None:
+def test_node_that_was_removed_from_slurm_is_not_accepted() -> None:
     nodes, now = {"n1": {"10.0.0.1"}, "n2": {"10.0.0.2"}}, [0.0]
 
     async def scenario() -> None:
@@ -178,7 +178,7 @@ def test_a_node_that_slurm_no_longer_has_is_no_longer_known() -> None:
     asyncio.run(scenario())
 
 
-def test_the_key_of_one_node_speaks_for_no_other(make: Callable[..., Service], tmp_path: Path) -> None:
+def test_key_of_one_node_is_not_accepted_for_another(make: Callable[..., Service], tmp_path: Path) -> None:
     secret, own = tmp_path / "token", tmp_path / "own"
     secret.write_text("s" * 64)
     secret.chmod(0o600)
@@ -195,7 +195,7 @@ def test_the_key_of_one_node_speaks_for_no_other(make: Callable[..., Service], t
             assert liar.send("/node/v1/plan", body, headers={"X-Migbatch-Node": name})[0] in (400, 401)
 
 
-def test_a_version_that_nobody_made_is_not_taken_for_one(running: Running) -> None:
+def test_plan_version_that_was_never_published_is_not_acknowledged(running: Running) -> None:
     """`have` of 2^62 made the next plan's version one that the node refuses."""
     node, node_plans = Node(running.port, FakeSigner()), running.service.node_plans
     version = node_plans.publish("n1", {"GPU-1": [("1g.10gb", 0, 1)]})
@@ -206,7 +206,7 @@ def test_a_version_that_nobody_made_is_not_taken_for_one(running: Running) -> No
     assert node_plans.acked("n1") == 0
 
 
-def test_one_node_cannot_take_all_that_is_worked_on(running: Running) -> None:
+def test_requests_in_progress_are_limited_for_each_node(running: Running) -> None:
     node = Node(running.port, FakeSigner())
     waiting = []
     for _ in range(8):
@@ -221,7 +221,7 @@ def test_one_node_cannot_take_all_that_is_worked_on(running: Running) -> None:
     eventually(lambda: node.plan()[0] == 200)
 
 
-# -- what is told of jobs ----------------------------------------------------------------------------------------
+# -- who may see jobs --------------------------------------------------------------------------------------------
 
 
 ASK = """
@@ -242,7 +242,7 @@ def asked(config: Any, uid: int, path: str) -> str:
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
 
-def test_private_jobs_are_told_of_to_those_alone_who_may_see_them(
+def test_private_jobs_are_shown_only_to_users_who_may_see_them(
     make: Callable[..., Service], slurm: FakeSlurm, config: Any
 ) -> None:
     slurm.queue[2] = pending(2, "gres/mig:7g.80gb:1")
@@ -297,7 +297,7 @@ def visible(site: Site, uid: int) -> list[int]:
     return [row.job_id for row in asyncio.run(guard.visible(uid, ROWS))]
 
 
-def test_who_slurm_shows_private_jobs_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_jobs_are_visible_to_owner_coordinator_and_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     private = {"privatedata": "accounts,jobs", "accountingstoragetype": "accounting_storage/slurmdbd"}
     names = {1000: "ann", 1002: "coordinator", 1003: "operator", 1004: "nobody"}
     monkeypatch.setattr("pwd.getpwuid", lambda uid: type("", (), {"pw_name": names[uid]}))
@@ -316,7 +316,7 @@ def test_who_slurm_shows_private_jobs_to(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("user", ["ann", "ann@example.org", "DOM\\ann", "ann+x", "pc$", "_x.y-z"])
-def test_operators_have_names_of_other_directories_too(tmp_path: Path, user: str) -> None:
+def test_standing_is_queried_for_user_names_of_directory_services(tmp_path: Path, user: str) -> None:
     sacctmgr = tmp_path / "sacctmgr"
     sacctmgr.write_text("#!/bin/sh\nprintf '%s|Operator|chem,bio\\n' \"$5\"\n")
     sacctmgr.chmod(0o755)
@@ -329,7 +329,7 @@ def test_operators_have_names_of_other_directories_too(tmp_path: Path, user: str
 # -- where it listens --------------------------------------------------------------------------------------------
 
 
-def test_by_default_it_listens_where_slurmctld_is_and_not_everywhere(
+def test_migbatchd_listens_on_slurmctld_address_and_loopback_by_default(
     make: Callable[..., Service], slurm: FakeSlurm
 ) -> None:
     mine = next((place for place in resolved(socket.gethostname()) if is_local(place)), "127.0.0.1")
@@ -343,7 +343,7 @@ def test_by_default_it_listens_where_slurmctld_is_and_not_everywhere(
             pass
 
 
-def test_slurmctlds_hosts() -> None:
+def test_controller_hosts_are_read_from_the_slurm_configuration() -> None:
     text = {
         "slurmctldhost[0]": "ctl1(10.0.0.1)",
         "slurmctldhost[1]": "ctl2",
@@ -359,7 +359,7 @@ def test_slurmctlds_hosts() -> None:
 # -- the log -----------------------------------------------------------------------------------------------------
 
 
-def test_strangers_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_about_unknown_clients_are_limited(caplog: pytest.LogCaptureFixture) -> None:
     import logging
 
     now = [0.0]
@@ -372,7 +372,7 @@ def test_strangers_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.records[-1].getMessage() == "once more (990 similar warnings suppressed)"
 
 
-def test_commands_and_health_are_asked_as_before(running: Running, config: Any) -> None:
+def test_every_user_may_query_the_api_socket(running: Running, config: Any) -> None:
     assert os.stat(config.daemon.api_socket).st_mode & 0o777 == 0o666
     assert '"waiting":{}' in asked(config, 1000, "/v1/waiting")
     assert "404" in asked(config, 1000, "/v1/other")

@@ -1,6 +1,6 @@
 """No rewritten request asks for GPUs in a way that Slurm 26.05 refuses: --gres=gpu with --gpus-per-node.
 
-Both options fill one field of a request, so a rewritten one may hold no GPU there, and none in another field either.
+Both options fill the same field of a request, so a rewritten request may have no GPU there, nor in any other field.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def gpus(text: str | None) -> list[str]:
 
 @settings(max_examples=examples(400))
 @given(requests)
-def test_what_is_rewritten_asks_for_no_gpus_any_more(shim: Shim, chooser: Chooser, wanted: JobRequest) -> None:
+def test_rewritten_request_asks_for_no_gpus(shim: Shim, chooser: Chooser, wanted: JobRequest) -> None:
     answer = agree(wanted, shim, chooser)
     if not isinstance(answer, Accept) or "tres_per_node" not in answer.changes:
         return

@@ -1,4 +1,4 @@
-"""The shim without the service gives the service's answers: the same verdict, the same fields, the same words."""
+"""Without the service, the shim gives the service's answers: the same verdict, the same fields, the same words."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ VALUES = {
 
 
 def written(keys: list[str]) -> st.SearchStrategy[str]:
-    one = [st.sampled_from(VALUES[key].split()).map(f"{key}={{}}".format) for key in keys]
-    return st.tuples(*one).map(lambda found: "migbatch: " + " ".join(found))
+    hint_pairs = [st.sampled_from(VALUES[key].split()).map(f"{key}={{}}".format) for key in keys]
+    return st.tuples(*hint_pairs).map(lambda found: "migbatch: " + " ".join(found))
 
 
 good_hints = st.lists(st.sampled_from(sorted(VALUES)), max_size=5, unique=True).flatmap(written)
@@ -189,22 +189,22 @@ changes = st.builds(
 @given(asked=submissions)
 @example(asked=JobRequest(USER, tres_per_node="gres:mig:auto", comment="migbatch: items=1e12 deadline=1s model=vgg19"))
 @example(asked=JobRequest(USER, tres_per_node="gres:mig:2g.20gb", comment="m" * 995))
-def test_a_submission_is_answered_alike(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
+def test_shim_and_service_answer_a_submission_alike(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
     agree(asked, shim, chooser)
 
 
 @settings(max_examples=examples(1000), deadline=None)
 @given(asked=changes)
-def test_a_change_is_answered_alike(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
+def test_shim_and_service_answer_a_job_update_alike(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
     if asked.uid:
         agree(asked, shim, chooser)
-    else:  # of root's changes the service is not asked
+    else:  # the service is not asked about root's changes
         answer = shim(asked)
         assert shim.errors == []
         assert isinstance(answer, Pass | Refuse) or set(answer.changes) == {"comment"}
 
 
-def test_hints_in_extra(tmp_path, table, chooser: Chooser) -> None:
+def test_shim_and_service_read_hints_in_extra_alike(tmp_path, table, chooser: Chooser) -> None:
     policy = SubmitPolicy(hints_in_extra=True)
     with Shim(tmp_path, table=str(table), policy=policy) as shim:
         for extra in ("migbatch: mem=30gib", "migbatch: mem=x", "node=7", None):
@@ -213,8 +213,8 @@ def test_hints_in_extra(tmp_path, table, chooser: Chooser) -> None:
 
 
 @pytest.mark.parametrize("partition", ["gpu", "mixed"])
-def test_slice_and_batch_are_chosen_alike(shim: Shim, chooser: Chooser, partition: str) -> None:
-    """Of all models and inputs, limits and services in turn; both also tell the job the same batch."""
+def test_shim_and_service_choose_the_same_slice_and_batch(shim: Shim, chooser: Chooser, partition: str) -> None:
+    """For all models and inputs, with limits and services in turn; both also give the job the same batch."""
     limits = itertools.cycle(
         f"slo={slo}{more}"
         for slo in ("2ms", "9ms", "30ms", "100ms", "1s")
@@ -239,17 +239,17 @@ def test_slice_and_batch_are_chosen_alike(shim: Shim, chooser: Chooser, partitio
 
 
 @pytest.mark.parametrize("partition", ["gpu", "mixed"])
-def test_the_table_gives_the_services_answers(shim: Shim, chooser: Chooser, partition: str) -> None:
-    """Of all models, roles, batches and inputs every so many a bucket, objectives in turn."""
+def test_compiled_table_gives_the_answers_of_the_service(shim: Shim, chooser: Chooser, partition: str) -> None:
+    """A sample of the buckets of all models, roles, batches and inputs, with the objectives in turn."""
     objectives = itertools.cycle(OBJECTIVES)
     buckets = [
         f"migbatch: model={model} role={role} batch={batch} input={size}{grid.unit}"
         for model, grid in chooser.grids.items()
         for role, batch, size in itertools.product(("infer", "train"), grid.batches, grid.inputs)
     ]
-    most = examples(3000)
-    some = buckets[:: max(len(buckets) // most, 1)]
-    assert len(some) >= most
-    for bucket in some:
+    sample_size = examples(3000)
+    sample = buckets[:: max(len(buckets) // sample_size, 1)]
+    assert len(sample) >= sample_size
+    for bucket in sample:
         asked = JobRequest(USER, partition=partition, tres_per_node="gres/mig:auto", comment=bucket + next(objectives))
         agree(asked, shim, chooser)

@@ -1,4 +1,4 @@
-"""Who submits jobs that are alike gets the answers that each would get alone, and each is recorded as it was asked."""
+"""Similar jobs get the answers that each would get alone, and each is recorded as it was requested."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CATALOG = SiteCatalog({**SITE.partitions, "train": replace(GPU, name="train", le
 POLICIES = [SubmitPolicy(), SubmitPolicy(runs=RunsPolicy(1), advise=True), SubmitPolicy(hints_in_extra=True)]
 NAME = "abcdefgh"
 SCRIPTS = ("d1", "d2")
-#: of which there are runs that used little
+#: past runs of these scripts, which used little memory
 PAST = {
     recurring_key(1001, account, partition, name, digest): [PastRun(1, "7g.80gb", DONE, 2048)]
     for account in ("", "acc")
@@ -38,7 +38,7 @@ PAST = {
 }
 
 BERT = "migbatch: model=bert-large"
-#: near each other, so that some are alike
+#: similar to each other, so that some are answered alike
 COMMENTS = [
     *("", "hello", "migbatch: ", "migbatch: role=train", "migbatch: mem=15gb", BERT),
     *(f"{BERT} slo={slo}" for slo in ("201ms", "0.21s", "230ms", "1ms")),
@@ -91,7 +91,7 @@ def answers(chooser: Chooser, policy: SubmitPolicy, *requests: bytes) -> list[tu
 
 @settings(max_examples=examples(2000))
 @given(rest, st.lists(own, min_size=6, max_size=12), st.sampled_from(POLICIES))
-def test_an_answer_is_what_it_would_be_alone(
+def test_answer_does_not_depend_on_earlier_requests(
     chooser: Chooser, rest: dict[str, object], each: list[dict[str, str]], policy: SubmitPolicy
 ) -> None:
     requests = [protocol.encode(JobRequest(1001, **rest, **fields).to_fields()) for fields in each]
@@ -136,14 +136,16 @@ WHOLE = {"partition": "gpu", "tres_per_node": "gres/gpu:1", "batch": 1, "name": 
         "a service",
     ],
 )
-def test_what_else_an_answer_depends_on(chooser: Chooser, policy: SubmitPolicy, each: list[dict[str, object]]) -> None:
+def test_similar_requests_with_different_answers_keep_their_own(
+    chooser: Chooser, policy: SubmitPolicy, each: list[dict[str, object]]
+) -> None:
     requests = [protocol.encode(JobRequest(1001, **fields).to_fields()) for fields in each]
     made = answers(chooser, policy, *requests)
     assert len({str(answer) for answer in made}) > 1
     assert made == [alone for request in requests for alone in answers(chooser, policy, request)]
 
 
-def test_other_gres_that_look_like_the_comment_of_an_answer_are_repeated(chooser: Chooser) -> None:
+def test_gres_text_that_looks_like_an_answer_field_is_kept(chooser: Chooser) -> None:
     gres = f"fpga:set_comment={BERT} slo=201ms ,gres/mig:auto"
     each = [
         JobRequest(1001, partition="gpu", tres_per_node=gres, comment=f"{BERT} slo={slo}") for slo in ("201ms", "0.21s")
@@ -153,7 +155,7 @@ def test_other_gres_that_look_like_the_comment_of_an_answer_are_repeated(chooser
     assert given == [alone for request in requests for alone in answers(chooser, SubmitPolicy(), request)]
 
 
-def test_what_a_long_request_says_is_not_stored(chooser: Chooser) -> None:
+def test_long_texts_of_requests_are_not_kept_in_memory(chooser: Chooser) -> None:
     long = "fpga:" + 900 * "x"
     asked = dict.fromkeys(("tres_per_job", "tres_per_task", "tres_bind", "mem_per_tres", "cpus_per_tres"), long)
     job = JobRequest(1001, partition="gpu", tres_per_node="gres/mig:auto", comment="migbatch: mem=5gb", **asked)
@@ -175,11 +177,11 @@ def question(chooser: Chooser, comment: str, **fields: object) -> Question | Non
     return Question.of(JobRequest(1001, comment=comment, **values).to_fields(), chooser)
 
 
-def test_what_is_alike(chooser: Chooser) -> None:
-    """Numbers of one bucket, and who and what it is."""
+def test_requests_that_differ_only_within_a_bucket_share_a_key(chooser: Chooser) -> None:
+    """Numbers of one bucket share a key; name, account and script of the job are not part of it."""
     asked = question(chooser, "migbatch: model=bert-large slo=201ms", name="a", digest="d1", engine="vllm")
     other = question(chooser, "migbatch: slo=0.21s model=bert_large", name="b", digest="d2", account="c")
-    assert asked is not None and other is not None and asked.key != other.key  # models are told as they were written
+    assert asked is not None and other is not None and asked.key != other.key  # answers name a model as it was written
     other = question(chooser, "migbatch: slo=0.21s  model=bert-large", name="b", digest="d2", account="c")
     assert other is not None and asked.key == other.key
     served = [question(chooser, f"{BERT} slo=201ms role=serve rate={rate}").key for rate in (5, 900)]
@@ -187,8 +189,8 @@ def test_what_is_alike(chooser: Chooser) -> None:
     keys = [asked.key, *served, *(question(chooser, f"{BERT} {comment}").key for comment in others)]
     assert len(set(keys)) == len(keys)
     for hints in ("model=llama-3.1-8b max_model_len=8k", "mem=15gb", "model=no-such-model"):
-        one, two = (question(chooser, f"migbatch: {hints}{blank}", name=blank) for blank in ("", " "))
-        assert one is not None and two is not None and one.key == two.key
+        first, second = (question(chooser, f"migbatch: {hints}{blank}", name=blank) for blank in ("", " "))
+        assert first is not None and second is not None and first.key == second.key
     for comment in ("migbatch:", "migbatch: role=train", "migbatch: batch=8 slo=3ms", "hello", "", "migbatch: model"):
         assert question(chooser, comment) is None
     for fields in ({"partition": "mixed"}, {"batch": 1}, {"req_nodes": "n1"}, {"tres_per_node": "gres/mig:auto:2"}):
@@ -197,9 +199,7 @@ def test_what_is_alike(chooser: Chooser) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"exc_nodes": "n[1-9],m[1-9]"}], ids=["the marker", "excluded nodes too"])
-def test_a_comment_that_leaves_less_room_is_answered_as_it_would_be_alone(
-    chooser: Chooser, more: dict[str, str]
-) -> None:
+def test_answer_to_a_longer_comment_is_the_one_it_would_get_alone(chooser: Chooser, more: dict[str, str]) -> None:
     gres = "gres/mig:auto,gres/mig:2g.20gb:1,gres/mig:3g.40gb:1"
     asked = JobRequest(1001, partition="gpu", tres_per_node=gres, comment=BERT, **more)
     requests = [
@@ -210,13 +210,13 @@ def test_a_comment_that_leaves_less_room_is_answered_as_it_would_be_alone(
     assert given == [alone for request in requests for alone in answers(chooser, SubmitPolicy(), request)]
 
 
-def test_too_many_answers_are_forgotten(chooser: Chooser) -> None:
+def test_answers_are_dropped_beyond_the_cache_limit(chooser: Chooser) -> None:
     kept = AlikeAnswers(most=2)
     asked = [question(chooser, f"migbatch: model=bert-large batch={batch}") for batch in (1, 2, 3)]
     made: list[SubmitDecision] = []
     maker = SubmitService(SITE, chooser, made.append)
-    for each in asked:
-        answer = maker.handle(protocol.encode(each.request))
+    for entry in asked:
+        answer = maker.handle(protocol.encode(entry.request))
         maker.close()
-        kept.keep(each, answer, made[-1], NAME)
-    assert [kept.get(each) is None for each in asked] == [True, True, False]
+        kept.keep(entry, answer, made[-1], NAME)
+    assert [kept.get(entry) is None for entry in asked] == [True, True, False]

@@ -1,4 +1,4 @@
-"""Answers that are given again: the same words under a new name, only to the same request and on the same site."""
+"""Repeated answers: the same words with a new decision id, only to the same request and on the same site."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def changes(answer: bytes) -> dict[str, str]:
     return dict(got.changes)
 
 
-def test_the_same_request_gets_the_same_answer_under_a_new_name(
+def test_the_same_request_gets_the_same_answer_with_a_new_decision_id(
     service: SubmitService, decisions: list[SubmitDecision]
 ) -> None:
     answers = [service.handle(asked(comment="migbatch: mem=15gb")) for _ in range(3)]
@@ -54,14 +54,14 @@ def test_the_same_request_gets_the_same_answer_under_a_new_name(
     assert service.statistics.answers["accept"] == 3
 
 
-def test_refusals_and_passes_are_given_again(service: SubmitService, decisions: list[SubmitDecision]) -> None:
+def test_refusals_and_passes_are_repeated(service: SubmitService, decisions: list[SubmitDecision]) -> None:
     for fields in ({"tres_per_node": "gres/mig:1g"}, {"tres_per_node": "gres/fpga:1"}):
         assert service.handle(asked(**fields)) == service.handle(asked(**fields))
     service.close()
     assert service.statistics.answers == {"refuse": 2, "pass": 2} and decisions == []
 
 
-def test_a_changed_site_changes_answers(service: SubmitService) -> None:
+def test_answers_follow_a_changed_catalog(service: SubmitService) -> None:
     assert "1g.10gb" in changes(service.handle(asked()))["tres_per_node"]
     service.use(catalog=SiteCatalog({"gpu": Partition("gpu", (H100,), Profile.parse("3g.40gb"))}))
     for _ in range(2):
@@ -70,7 +70,7 @@ def test_a_changed_site_changes_answers(service: SubmitService) -> None:
 
 @pytest.fixture
 def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[JobRequest]:
-    """The requests whose answer was not given again."""
+    """The requests whose answer was not a repeated one."""
     seen: list[JobRequest] = []
 
     def counted(job: JobRequest, *given: Any, **more: Any) -> Answer:
@@ -86,8 +86,8 @@ def other_site(profile: str) -> dict[str, Any]:
     return SiteCatalog({"gpu": Partition("gpu", (H100,), Profile.parse(profile))}).to_dict()
 
 
-def test_a_site_that_alternates_keeps_the_answers_of_each(service: SubmitService, rewritten: list[JobRequest]) -> None:
-    """A node that reports another number of GPUs each time must not make every request cost its full time."""
+def test_answers_are_kept_for_each_of_alternating_catalogs(service: SubmitService, rewritten: list[JobRequest]) -> None:
+    """A node that reports another number of GPUs each time must not make every request take its full time."""
     sites = ["2g.20gb", "3g.40gb", "4g.40gb"]
     for _ in range(3):
         for site in sites:
@@ -96,7 +96,7 @@ def test_a_site_that_alternates_keeps_the_answers_of_each(service: SubmitService
     assert len(rewritten) == len(sites)
 
 
-def test_answers_of_few_sites_are_kept_and_none_of_another_model(
+def test_answers_of_few_catalogs_are_kept_and_none_of_another_predictor(
     service: SubmitService, rewritten: list[JobRequest]
 ) -> None:
     for site in ("1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.20gb"):
@@ -128,7 +128,7 @@ FEWER = replace(
         "model=bert-large mem=15gb",
     ],
 )
-def test_gpus_that_got_the_name_of_others_are_predicted_anew(before: GpuKind, hints: str) -> None:
+def test_gpus_that_take_over_the_name_of_others_are_predicted_anew(before: GpuKind, hints: str) -> None:
     """A kind keeps its name with another driver, and kinds of one name are numbered in the order of their nodes."""
     first, second = (SiteCatalog({"gpu": Partition("gpu", (kind,))}) for kind in (before, H100))
     request = asked(comment=f"migbatch: {hints}", batch=1)
@@ -141,7 +141,7 @@ def test_gpus_that_got_the_name_of_others_are_predicted_anew(before: GpuKind, hi
     assert names[0] == names[1] and answers[0] == answers[1]
 
 
-def test_an_ordinary_user_may_not_ask_for_another_whatever_was_asked_before(
+def test_user_may_not_ask_for_another_user_even_if_the_answer_is_known(
     service: SubmitService, decisions: list[SubmitDecision]
 ) -> None:
     assert b"verdict=accept" in service.handle(asked(), 0)
@@ -151,14 +151,14 @@ def test_an_ordinary_user_may_not_ask_for_another_whatever_was_asked_before(
     assert len(decisions) == 1
 
 
-def test_a_decision_that_keeps_its_name_keeps_it_again(service: SubmitService) -> None:
+def test_repeated_update_keeps_the_decision_id(service: SubmitService) -> None:
     now = Present(True, "gpu", "gres/mig:2g.20gb:1", comment="a [mig:2g.20gb:1#old]")
     request = protocol.encode(JobRequest(1001, comment="b", now=now).to_fields())
     for _ in range(3):
         assert changes(service.handle(request)) == {"comment": "b [mig:2g.20gb:1#old]"}
 
 
-def test_too_many_answers_are_forgotten() -> None:
+def test_answers_are_dropped_beyond_the_cache_limit() -> None:
     answers = AnswerCache(most=2)
     for number in range(3):
         answers.keep(b"%d" % number, "pass", b"answer", None, "")

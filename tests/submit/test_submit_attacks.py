@@ -1,6 +1,6 @@
 """A user cannot get a larger slice by editing comment, extra or gres.
 
-Every attack is put to the service's rewrite and to the shim without service; what counts is what the node's Prolog
+Every attack is tried on the service's rewrite and on the shim without service; what counts is what the node's Prolog
 would read afterwards: the marker at the end of the comment, against the GRES that Slurm allocates.
 """
 
@@ -53,7 +53,7 @@ class Job:
         return Present(self.pending, "gpu", self.tres_per_node or None, comment=self.comment, extra=self.extra)
 
     def check(self) -> None:
-        """The Prolog would make no more than Slurm allocated."""
+        """The Prolog would create no more slices than Slurm allocated."""
         try:
             grant = parse_comment(self.comment.encode("latin-1"))
         except GrantError:
@@ -129,7 +129,7 @@ def test_a_forged_marker_is_refused(filtered, attack: JobRequest) -> None:
 
 
 @pytest.mark.parametrize("asked", HARMLESS)
-def test_lookalikes_change_nothing(filtered, asked: JobRequest) -> None:
+def test_lookalike_markers_and_gres_do_not_change_the_grant(filtered, asked: JobRequest) -> None:
     job = Job().after(asked, filtered(asked), old_release=False)
     job.check()
     grant = parse_comment(job.comment.encode("latin-1"))
@@ -143,7 +143,7 @@ def test_a_malformed_request_is_refused(filtered, gres: str) -> None:
     assert answer.sentence.isprintable() and answer.sentence.isascii()
 
 
-def test_a_comment_cannot_push_the_marker_over_the_end(filtered) -> None:
+def test_long_comment_cannot_push_the_marker_past_the_limit(filtered) -> None:
     for length in range(985, 1025):
         asked = JobRequest(USER, tres_per_node="gres/mig:1g.10gb", comment="x" * length)
         answer = filtered(asked)
@@ -152,7 +152,7 @@ def test_a_comment_cannot_push_the_marker_over_the_end(filtered) -> None:
             assert parse_comment(answer.changes["comment"]) is not None
 
 
-def test_a_started_job_keeps_what_it_has(filtered) -> None:
+def test_started_job_keeps_its_grant(filtered) -> None:
     job = Job("gres/mig:1g.10gb:1", "mine [mig:1g.10gb:1#abc]", pending=False)
     for comment in (FAKE, "", "new", "x [mig:", "[mig:1g.10gb:1#abc]"):
         request = JobRequest(USER, comment=comment, now=job.present())
@@ -161,8 +161,8 @@ def test_a_started_job_keeps_what_it_has(filtered) -> None:
         assert parse_comment(after.comment) == Grant(parse_comment(job.comment).parts, "abc")
 
 
-def test_a_slice_given_back_cannot_be_kept_by_the_marker(filtered) -> None:
-    """gres cleared on a pending job: a marker that stays would make a slice that Slurm does not count."""
+def test_marker_is_removed_when_a_pending_job_gives_up_its_slice(filtered) -> None:
+    """With a marker that stays after the GRES is cleared, the Prolog would create a slice that Slurm does not count."""
     for old_release in (True, False):
         for comment in ("[mig:1g.10gb:1]", "mine [mig:1g.10gb:1#k]"):
             job = Job("gres/mig:1g.10gb:1", comment)
@@ -210,8 +210,8 @@ steps = st.lists(st.tuples(gres, texts, texts, st.booleans()), min_size=1, max_s
 
 @settings(max_examples=examples(400), deadline=None)
 @given(steps=steps, old_release=st.booleans())
-def test_no_sequence_of_edits_gains_anything(chooser: Chooser, shim: Shim, steps, old_release: bool) -> None:
-    """Submit, then change again and again, starting the job somewhere between; service and shim by turns."""
+def test_no_sequence_of_edits_gains_a_larger_slice(chooser: Chooser, shim: Shim, steps, old_release: bool) -> None:
+    """Submit, then update repeatedly, with the job starting at some point; service and shim take turns."""
     job: Job | None = None
     for number, (tres, comment, extra, start) in enumerate(steps):
         if job is None:

@@ -131,8 +131,8 @@ class Counted(str):
         return [self._cut(part) for part in super().split(*how)]
 
     def partition(self, *how: Any) -> tuple[str, str, str]:
-        one, two, three = super().partition(*how)
-        return self._cut(one), self._cut(two), self._cut(three)
+        head, separator, tail = super().partition(*how)
+        return self._cut(head), self._cut(separator), self._cut(tail)
 
     def removesuffix(self, *what: Any) -> Counted:
         return self._cut(super().removesuffix(*what))
@@ -148,7 +148,7 @@ class Counted(str):
 
 
 def counted(request: JobRequest) -> JobRequest:
-    """The request with texts that count."""
+    """The request with `Counted` texts."""
 
     def of(value: object) -> Any:
         return Counted(value) if type(value) is str else value
@@ -160,7 +160,7 @@ def counted(request: JobRequest) -> JobRequest:
 
 
 def steps_of(work: Callable[[], object]) -> int:
-    """Bytecodes that `work` takes, and bytes that counting texts look at meanwhile."""
+    """Bytecodes that `work` takes, and bytes that `Counted` texts look at meanwhile."""
     codes = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -199,7 +199,7 @@ def steps(
         yield of
 
 
-def test_steps_grow_with_the_length_of_a_text_and_no_faster(steps: Callable[[JobRequest], int]) -> None:
+def test_steps_grow_at_most_linearly_with_the_length_of_a_text(steps: Callable[[JobRequest], int]) -> None:
     sizes = (240, 480, 960)
     for found in zip(*(requests(size) for size in sizes), strict=True):
         small, medium, large = [min(steps(request) for _ in range(2)) for _, request in found]
@@ -207,7 +207,7 @@ def test_steps_grow_with_the_length_of_a_text_and_no_faster(steps: Callable[[Job
 
 
 @pytest.mark.parametrize("size", [2000, 16_000, 100_000])
-def test_what_slurm_does_not_take_is_not_read(steps: Callable[[JobRequest], int], size: int) -> None:
+def test_text_longer_than_the_slurm_limit_is_not_read(steps: Callable[[JobRequest], int], size: int) -> None:
     """Steps do not depend on the length at all."""
     for what, request in requests(size):
         assert steps(request) < 3000, what
@@ -219,19 +219,19 @@ def test_the_refusal_says_which_text_is_too_long(name: str, shim: Shim, chooser:
     for length, refused in ((SLURM_LIMIT, False), (SLURM_LIMIT + 1, True), (100_000, True)):
         asked = JobRequest(USER, **{**fields, name: "m" * length})
         for answer in (rewrite(asked, SITE, chooser, SubmitPolicy()), shim(asked)):
-            told = answer.sentence if isinstance(answer, Refuse) else ""
-            assert (told == f"{TEXTS[name]} is {length} bytes long, Slurm's limit is 1024: shorten it") is refused
+            sentence = answer.sentence if isinstance(answer, Refuse) else ""
+            assert (sentence == f"{TEXTS[name]} is {length} bytes long, Slurm's limit is 1024: shorten it") is refused
 
 
 @pytest.mark.parametrize("name", ["tres_per_node", "comment", "extra"])
-def test_a_job_that_asks_for_no_slice_is_told_the_same(name: str, shim: Shim, chooser: Chooser) -> None:
-    """Slurm refuses it itself, afterwards and without saying which option it was."""
+def test_too_long_text_of_a_job_without_slices_is_refused_too(name: str, shim: Shim, chooser: Chooser) -> None:
+    """Slurm itself would refuse it, but later and without saying which option it was."""
     asked = JobRequest(USER, partition="cpu", **{name: "x" * 2000})
     for answer in (rewrite(asked, SITE, chooser, SubmitPolicy()), shim(asked)):
         assert isinstance(answer, Refuse) and "2000 bytes long" in answer.sentence
 
 
-def test_a_request_of_texts_at_their_limit_fits_a_packet() -> None:
+def test_request_with_all_texts_at_their_limit_fits_in_a_packet() -> None:
     text = "\xff" * SLURM_LIMIT
     now = Present(True, *[text] * 7)
     asked = JobRequest(4_000_000_000, job_id=4_000_000_000, now=now, **dict.fromkeys(TEXTS, text))
@@ -240,7 +240,7 @@ def test_a_request_of_texts_at_their_limit_fits_a_packet() -> None:
     assert JobRequest.from_fields(protocol.decode(message)) == asked
 
 
-def test_long_requests_are_not_remembered(chooser: Chooser) -> None:
+def test_answers_to_long_requests_are_not_cached(chooser: Chooser) -> None:
     """Four thousand of them would be a quarter of a gigabyte."""
     answers = AnswerCache()
     answers.keep(b"x" * LONGEST, "pass", b"verdict=pass\n\n", None, "")
@@ -267,10 +267,8 @@ def test_packets_are_read_in_linear_time(message: Callable[[int], bytes], choose
     assert steps_of(lambda: service.handle(larger, USER)) < 1000
 
 
-def test_what_a_job_has_in_its_environment_is_not_read_beyond_what_a_request_may_have(
-    shim: Shim, tmp_path: Path
-) -> None:
-    """sbatch leaves --tres-per-task there; a longer value is the user's own, and of any length."""
+def test_too_long_tres_per_task_in_the_job_environment_is_not_read(shim: Shim, tmp_path: Path) -> None:
+    """sbatch leaves --tres-per-task there; a longer value is set by the user, and may have any length."""
     asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:1g.10gb:1", batch=1)
     shim(asked, environment="gres/mig:auto,cpu=2")
     assert shim.environment == {"SLURM_TRES_PER_TASK": "gres/mig:1,cpu=2"}

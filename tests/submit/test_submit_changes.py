@@ -1,4 +1,4 @@
-"""Markers that a change of a waiting job writes: slurmctld may refuse the change and keep them."""
+"""Markers that an update of a pending job writes: slurmctld may refuse the update and keep them."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ ONE, TWO = "gres/mig:1g.10gb:1", "gres/mig:2g.20gb:1"
         (ONE, "mine [mig:2g.20gb:1#chg]", True),
     ],
 )
-def test_a_marker_of_another_grant_says_that_a_change_wrote_it(
+def test_marker_records_that_an_update_changed_the_grant(
     shim: Shim, now: str | None, comment: str, changed: bool
 ) -> None:
-    """From then on it says so, whatever is changed next: what slurmctld has is known to slurmctld alone."""
+    """Later updates keep this flag, whatever they change: only slurmctld knows which grant it has."""
     present = Present(True, "gpu", now, comment=comment)
     answer = shim(JobRequest(1001, None, tres_per_node=TWO, comment="other", now=present))
     assert isinstance(answer, Accept) and answer.changes["comment"].startswith("other [mig:2g.20gb:1")
     assert shim.changed is changed
 
 
-def test_a_running_job_keeps_what_its_marker_says(shim: Shim) -> None:
+def test_update_of_a_running_job_keeps_its_grant_and_changed_flag(shim: Shim) -> None:
     for name, changed in (("7fq3k2ab", False), ("chg7fq3k2ab", True)):
         present = Present(False, "gpu", ONE, comment=f"[mig:1g.10gb:1#{name}]")
         answer = shim(JobRequest(1001, None, comment="other", now=present))
@@ -68,7 +68,7 @@ LONG = "x" * 1010
         ("mine [mig:1g.10gb:1#loanabc]", "theirs", None, "theirs [mig:1g.10gb:1#loanabc]", False),
         ("[mig:loan:1#loanabc]", "theirs", None, "theirs [mig:loan:1#loanabc]", False),
         ("mine [mig:1g.10gb:1#loanabc]", "theirs", "", None, False),
-        # migbatchd writes markers, and elastic jobs are its alone
+        # migbatchd itself writes markers, and it alone changes elastic jobs
         ("mine [mig:1g.10gb:1]", "mine [mig:2g.20gb:1]", TWO, None, False),
         ("mine [mig:loan:1#loan]", None, TWO, None, False),
         ("mine [mig:1g.10gb:1#loanabc]", None, "", None, False),
@@ -77,10 +77,10 @@ LONG = "x" * 1010
         ("mine [mig:1g.10gb:1]", None, None, None, False),
     ],
 )
-def test_what_root_changes_leaves_a_marker_by_which_slurmctld_is_asked(
+def test_root_update_leaves_a_marker_that_makes_the_node_ask_slurmctld(
     shim: Shim, before: str | None, comment: str | None, gres: str | None, after: str | None, changed: bool
 ) -> None:
-    """Without it the job would run without its slices, or with others than Slurm has allocated."""
+    """Without the marker the job would run without its slices, or with others than Slurm has allocated."""
     present = Present(True, "gpu", ONE, comment=before)
     answer = shim(JobRequest(ROOT, None, tres_per_node=gres, comment=comment, now=present))
     assert not shim.errors
@@ -91,7 +91,7 @@ def test_what_root_changes_leaves_a_marker_by_which_slurmctld_is_asked(
     assert shim.changed is changed
 
 
-def test_roots_comment_has_to_leave_room_for_the_marker(shim: Shim) -> None:
+def test_root_comment_without_room_for_the_marker_is_refused(shim: Shim) -> None:
     present = Present(True, "gpu", ONE, comment="[mig:1g.10gb:1#7fq3k2ab]")
     assert isinstance(shim(JobRequest(ROOT, None, comment=LONG, now=present)), Refuse)
 
@@ -139,10 +139,10 @@ end
         ),
     ],
 )
-def test_tasks_of_an_array_that_root_changes_keep_their_own_markers(
+def test_root_update_of_an_array_keeps_the_marker_of_each_task(
     tmp_path: Path, field: str, text: str, after: list[str]
 ) -> None:
-    """slurmctld passes one description of the change with each, and in it what was written for the one before."""
+    """slurmctld passes the same description of the update for each task, with what was written for the task before."""
     shim, driver = tmp_path / "job_submit.lua", tmp_path / "array.lua"
     shim.write_text(render(JOB_SUBMIT, socket="", table="/nonexistent", catalog=SITE, policy=SubmitPolicy()))
     driver.write_text(ARRAY)
@@ -159,18 +159,18 @@ def test_tasks_of_an_array_that_root_changes_keep_their_own_markers(
     assert made.stdout.splitlines() == after
 
 
-def test_a_job_that_root_submits_for_a_user_is_judged_as_the_users(shim: Shim) -> None:
+def test_job_that_root_submits_for_a_user_follows_the_rules_for_users(shim: Shim) -> None:
     for more, whose in (({"user_id": "1001"}, "a user's"), ({}, "root's"), ({"user_id": "0"}, "root's")):
         answer = shim(JobRequest(ROOT, tres_per_node="gres/mig:1g.10gb:1", partition="gpu"), **more)
         marked = isinstance(answer, Accept) and answer.changes["comment"] == "[mig:1g.10gb:1]"
         assert marked is (whose == "a user's"), more
     forged = JobRequest(ROOT, tres_per_node="gres/mig:1g.10gb:1", comment="[mig:7g.80gb:1]", partition="gpu")
     assert isinstance(shim(forged, user_id="1001"), Refuse)
-    # a user is himself, whatever else is said
+    # the uid of an ordinary user counts, whatever user_id says
     assert isinstance(shim(JobRequest(1001, tres_per_node="gres/mig:auto", partition="gpu"), user_id="0"), Accept)
 
 
-def test_no_decision_has_such_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_decision_id_never_starts_with_chg_or_loan(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = iter([int("chg00000", 36), int("loan0000", 36), int("7fq3k2ab", 36)])
     monkeypatch.setattr("secrets.randbits", lambda _: next(numbers))
     assert new_id() == "7fq3k2ab"
@@ -195,21 +195,21 @@ NOT_READ = [
 
 
 @pytest.mark.parametrize(("now", "gres"), READ)
-def test_what_slurm_reads_is_accepted(shim: Shim, now: str | None, gres: str) -> None:
+def test_gres_spellings_that_slurm_reads_are_accepted(shim: Shim, now: str | None, gres: str) -> None:
     for present in (Present(True, "gpu", now), *([] if now else [None])):
         answer = shim(JobRequest(1001, None, tres_per_node=gres, now=present))
         assert isinstance(answer, Accept) and "[mig:2g.20gb:1" in answer.changes["comment"]
 
 
 @pytest.mark.parametrize(("now", "gres"), NOT_READ)
-def test_slices_that_slurm_does_not_read_in_a_gres_are_refused(shim: Shim, now: str | None, gres: str) -> None:
-    """It would allocate none for them, and the marker would say otherwise."""
+def test_gres_spellings_that_slurm_does_not_read_are_refused(shim: Shim, now: str | None, gres: str) -> None:
+    """Slurm would allocate none for them, and the marker would say otherwise."""
     for present in (Present(True, "gpu", now), *([] if now else [None])):
         answer = shim(JobRequest(1001, None, tres_per_node=gres, now=present))
         assert isinstance(answer, Refuse) and "in an update by Gres=" in answer.sentence
 
 
-def test_also_if_they_come_by_another_option(shim: Shim) -> None:
+def test_slices_that_slurm_does_not_read_are_refused_in_any_option(shim: Shim) -> None:
     asked = JobRequest(1001, None, tres_per_node="gres/gpu:0", tres_per_job="mig:2g.20gb:1", min_nodes=1, max_nodes=1)
     assert isinstance(shim(asked), Refuse)
     asked = replace(asked, tres_per_node="xgres/fpga:0", tres_per_job="gres/mig:2g.20gb:1")

@@ -35,7 +35,7 @@ print(options["tres-per-task"])
 
 
 def ask(folder: Path, *options: str, module: bool = False, gone: bool = False, job: str | None = None) -> list[str]:
-    """Return what becomes of a request: the code, its GRES, whether more than the head was compiled, what was told, its
+    """Return the result of a request: the code, its GRES, whether more than the head was compiled, the messages, its
     TRES per task."""
     text = render(
         CLI_FILTER,
@@ -64,44 +64,46 @@ def ask(folder: Path, *options: str, module: bool = False, gone: bool = False, j
         ("type=srun", "comment=hello"),
     ],
 )
-def test_what_needs_nothing_passes_at_once(tmp_path: Path, options: tuple[str, ...]) -> None:
-    code, _, compiled, told, _ = ask(tmp_path, *options)
-    assert (code, compiled, told) == ("0", "compiled nothing", "")
+def test_request_that_needs_no_change_passes_without_compiling_the_rest(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    code, _, compiled, messages, _ = ask(tmp_path, *options)
+    assert (code, compiled, messages) == ("0", "compiled nothing", "")
 
 
 @pytest.mark.parametrize("module", [False, True], ids=["the script", "beside the site's own"])
-def test_srun_asks_for_what_its_steps_can_repeat(tmp_path: Path, module: bool) -> None:
-    code, gres, compiled, told, _ = ask(tmp_path, "type=srun", "gres=mig:auto", module=module)
+def test_srun_auto_becomes_a_request_that_its_steps_can_repeat(tmp_path: Path, module: bool) -> None:
+    code, gres, compiled, messages, _ = ask(tmp_path, "type=srun", "gres=mig:auto", module=module)
     assert (code, gres, compiled) == ("0", "mig:1", "compiled more")
-    assert "for mig:auto" in told
+    assert "for mig:auto" in messages
 
 
-def test_what_slurmctld_would_refuse_is_refused_here(tmp_path: Path) -> None:
-    code, _, _, told, _ = ask(tmp_path, "type=salloc", "gres=mig:1g")
-    assert code == "-1" and "full profile name" in told
+def test_request_that_slurmctld_would_refuse_is_refused_by_cli_filter(tmp_path: Path) -> None:
+    code, _, _, messages, _ = ask(tmp_path, "type=salloc", "gres=mig:1g")
+    assert code == "-1" and "full profile name" in messages
 
 
 @pytest.mark.parametrize("option", ["cpus-per-gpu=4", "mem-per-gpu=4G", "gpu-freq=high", "ntasks-per-gpu=2"])
-def test_options_that_need_a_gpu_are_refused_with_what_to_use_instead(tmp_path: Path, option: str) -> None:
+def test_options_that_apply_to_whole_gpus_are_refused(tmp_path: Path, option: str) -> None:
     """Slurm itself would miss the GPU that a slice has replaced."""
-    code, _, _, told, _ = ask(tmp_path, "type=srun", "gpus=1", option)
-    assert code == "-1" and f"--{option.partition('=')[0]} applies to whole GPUs" in told
+    code, _, _, messages, _ = ask(tmp_path, "type=srun", "gpus=1", option)
+    assert code == "-1" and f"--{option.partition('=')[0]} applies to whole GPUs" in messages
 
 
-def test_gpus_of_each_task_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
+def test_gpus_per_task_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
     code, gres, _, _, _ = ask(tmp_path, "type=srun", "tres-per-task=gres/gpu:1", "nodes=1", "ntasks=2")
     assert (code, gres) == ("0", "mig:7g.80gb:2")
 
 
-def test_gpus_of_each_socket_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
+def test_gpus_per_socket_become_slices_that_steps_can_repeat(tmp_path: Path) -> None:
     code, gres, _, _, _ = ask(tmp_path, "type=srun", "gpus-per-socket=1", "sockets-per-node=2", "ntasks=1")
     assert (code, gres) == ("0", "mig:7g.80gb:2")
 
 
-def test_a_script_that_has_gone_lets_the_request_travel(tmp_path: Path) -> None:
-    """Where it is replaced just now, job_submit.lua judges all the same."""
-    code, gres, _, told, _ = ask(tmp_path, "type=srun", "gres=mig:auto", gone=True)
-    assert (code, gres, told) == ("0", "mig:auto", "")
+def test_request_passes_unchanged_if_the_script_has_been_removed(tmp_path: Path) -> None:
+    """The script may just be being replaced; job_submit.lua checks the request all the same."""
+    code, gres, _, messages, _ = ask(tmp_path, "type=srun", "gres=mig:auto", gone=True)
+    assert (code, gres, messages) == ("0", "mig:auto", "")
 
 
 @pytest.mark.parametrize("command", ["srun", "salloc"])
@@ -115,7 +117,7 @@ def test_a_script_that_has_gone_lets_the_request_travel(tmp_path: Path) -> None:
         ("cpu:3,gres/mig:auto", "mig:2", "cpu:3"),
     ],
 )
-def test_slices_of_each_task_without_a_profile_are_asked_for_on_each_node(
+def test_slices_per_task_without_a_profile_become_slices_per_node(
     tmp_path: Path, command: str, asked: str, gres: str, per_task: str
 ) -> None:
     """srun repeats its own request for its step, and the environment that salloc leaves is the step's request."""
@@ -124,7 +126,7 @@ def test_slices_of_each_task_without_a_profile_are_asked_for_on_each_node(
     assert (code, others[0], now) == ("0", gres, per_task)
 
 
-def test_slices_of_each_task_with_their_profile_stay(tmp_path: Path) -> None:
+def test_slices_per_task_with_a_profile_stay_per_task(tmp_path: Path) -> None:
     options = "type=srun", "tres-per-task=gres/mig:1g.10gb+me", "gres=fpga:1", "nodes=1", "ntasks=1"
     code, gres, _, _, per_task = ask(tmp_path, *options)
     assert (code, gres, per_task) == ("0", "fpga:1", "gres/mig:1g.10gb.me:1")
@@ -143,5 +145,5 @@ def test_slices_of_each_task_with_their_profile_stay(tmp_path: Path) -> None:
 def test_a_step_that_asks_for_any_slices_gets_those_of_its_job(
     tmp_path: Path, option: str, value: str, matches: str
 ) -> None:
-    code, gres, _, told, per_task = ask(tmp_path, "type=srun", f"{option}={value}", job="17")
-    assert (code, gres if option == "gres" else per_task, told) == ("0", matches, "")
+    code, gres, _, messages, per_task = ask(tmp_path, "type=srun", f"{option}={value}", job="17")
+    assert (code, gres if option == "gres" else per_task, messages) == ("0", matches, "")

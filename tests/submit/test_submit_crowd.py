@@ -1,4 +1,4 @@
-"""The submit socket in a crowd: real processes of several users, who ask too much, and slurmctld among them."""
+"""The submit socket under load: real processes of several users that ask too much, and slurmctld among them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.waiting import eventually
 GREEDY, POLITE, SLURM = 2001, 2002, 2003
 PATIENCE_S = 120
 
-#: PATH COUNT: opens connections and asks on each, says so, and prints what it was answered
+#: PATH COUNT: opens connections and sends a request on each, says so, and prints the answers
 ASK_MANY = """
 import socket, sys
 links = []
@@ -47,7 +47,7 @@ for link in links:
     except OSError:
         print("closed")
 """
-#: PATH REQUEST: connects and asks for ever, and waits for no answer
+#: PATH REQUEST: connects and sends the request for ever, and waits for no answer
 FLOOD = """
 import os, socket, sys
 request = os.fsencode(sys.argv[2])
@@ -61,7 +61,7 @@ while True:
         pass
     link.close()
 """
-#: PATH COUNT: opens connections and says nothing
+#: PATH COUNT: opens connections and sends nothing
 HOLD = """
 import socket, sys, time
 links = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(int(sys.argv[2]))]
@@ -70,7 +70,7 @@ for link in links:
 print("asked", flush=True)
 time.sleep(600)
 """
-#: PATH COUNT REQUEST: asks so often, one after the other, and prints how often it was answered
+#: PATH COUNT REQUEST: sends the request COUNT times, one after the other, and prints how often it was accepted
 ASK_ONE_BY_ONE = """
 import os, socket, sys
 answered = 0
@@ -91,7 +91,7 @@ class Crowd:
         self.path, self._stack = path, stack
 
     def start(self, uid: int, code: str, *arguments: object, path: Path | None = None) -> subprocess.Popen[str]:
-        """A program of a user, once it has begun to ask."""
+        """Start a program of a user; return once it has begun to ask."""
         argv = ["/usr/bin/python3", "-I", "-c", code, str(path or self.path), *map(str, arguments)]
         child = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, user=uid, group=uid, extra_groups=[])
         self._stack.callback(self._end, child)
@@ -105,7 +105,7 @@ class Crowd:
 
     @staticmethod
     def told(child: subprocess.Popen[str]) -> list[str]:
-        """What a program printed further, at its end."""
+        """What a program printed after that, once it has ended."""
         assert child.stdout is not None
         return child.stdout.read().split()
 
@@ -133,7 +133,7 @@ def serve(crowd: Crowd) -> Iterator[Callable[..., SubmitServer]]:
 
 
 class Gate(Echo):
-    """A service that answers users once it may, and keeps the order of those who asked."""
+    """A service that answers users once `opened` is set, and records the order of requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,10 +172,10 @@ def test_slurmctld_is_answered_before_users_who_asked_earlier(
         assert crowd.told(polite) == [f"{POLITE}:request"]
     after = gate.order[2:]
     assert after[:2] == [0, 0]
-    assert after.index(POLITE) <= 4  # users have turns, however many requests one has waiting
+    assert after.index(POLITE) <= 4  # users take turns, however many requests one of them has waiting
 
 
-def test_a_flood_of_one_user_keeps_nobody_from_an_answer(
+def test_flood_of_one_user_does_not_keep_others_from_an_answer(
     crowd: Crowd, serve: Callable[..., SubmitServer], chooser: Chooser
 ) -> None:
     """Six processes connect and ask without a pause; slurmctld and another user get every answer."""
@@ -223,7 +223,7 @@ def test_a_user_may_ask_again_after_a_while(
     eventually(lambda: crowd.told(crowd.start(GREEDY, ASK_MANY, 1)) == [f"{GREEDY}:request"])
 
 
-def test_all_users_together_may_hold_so_many_connections(
+def test_connections_of_all_users_together_are_limited(
     crowd: Crowd, serve: Callable[..., SubmitServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user may have many uids by way of a user namespace."""
@@ -255,10 +255,10 @@ def test_slurmctld_has_a_socket_that_users_cannot_reach(
     assert crowd.told(crowd.start(POLITE, code)) == ["0"]
 
 
-def test_where_it_cannot_be_given_away_users_are_sent_away(
+def test_users_are_rejected_if_the_reserved_socket_cannot_be_chowned(
     crowd: Crowd, serve: Callable[..., SubmitServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """migbatchd under a user of its own may not give a file to SlurmUser."""
+    """migbatchd running as its own user may not chown a file to SlurmUser."""
 
     def chown(*_: object) -> None:
         raise PermissionError(errno.EPERM, "not permitted")
@@ -273,7 +273,7 @@ def test_where_it_cannot_be_given_away_users_are_sent_away(
     assert crowd.told(crowd.start(SLURM, ASK_MANY, 2, path=door)) == [f"{SLURM}:request"] * 2
 
 
-def test_both_sockets_go(crowd: Crowd) -> None:
+def test_both_sockets_are_removed_at_stop(crowd: Crowd) -> None:
     server = SubmitServer(crowd.path, Echo())
     server.start()
     assert crowd.path.is_socket() and reserved(crowd.path).is_socket()

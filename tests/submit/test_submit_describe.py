@@ -39,7 +39,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def ask(tmp_path: Path, comment: str, kind: str = "sbatch", describe: str = MIGBATCH, inside: bool = False) -> str:
-    """The comment as it travels; the submission itself always goes on."""
+    """The comment after the filter; the submission itself always goes on."""
     text = render(
         CLI_FILTER, socket="/x", table="/y", catalog=SITE, policy=SubmitPolicy(describe=describe),
         default_partition="gpu",
@@ -64,16 +64,16 @@ def program(tmp_path: Path, text: str) -> str:
     return str(file)
 
 
-def test_a_path_becomes_the_hints_of_the_model_there(tmp_path: Path, model: Path) -> None:
-    told = ask(tmp_path, f"migbatch: engine=vllm model={model} max_num_seqs=4 dtype=fp16")
-    assert told.startswith("migbatch: engine=vllm model=our-llama arch=") and str(model) not in told
-    hints = parse(told)
+def test_model_path_becomes_the_hints_of_the_model(tmp_path: Path, model: Path) -> None:
+    comment = ask(tmp_path, f"migbatch: engine=vllm model={model} max_num_seqs=4 dtype=fp16")
+    assert comment.startswith("migbatch: engine=vllm model=our-llama arch=") and str(model) not in comment
+    hints = parse(comment)
     assert (hints.model, hints.llm.engine, hints.llm.max_num_seqs) == ("our-llama", "vllm", 4)
     assert hints.llm.dtype == "fp16", "what the user tells counts"
     assert hints.llm.arch is not None and "layers:16" in hints.llm.arch
 
 
-def test_what_is_no_path_or_not_switched_on_stays(tmp_path: Path, model: Path) -> None:
+def test_comment_without_a_path_or_with_describe_off_is_unchanged(tmp_path: Path, model: Path) -> None:
     for comment in (f"model={model}", "migbatch: model=llama-3-8b", f"migbatch: input=4 note model={model}/../'x"):
         assert ask(tmp_path, comment) == comment
     path = f"migbatch: model={model}"
@@ -83,7 +83,7 @@ def test_what_is_no_path_or_not_switched_on_stays(tmp_path: Path, model: Path) -
 
 
 @pytest.mark.parametrize("name", ["missing", "a'b", "$(touch x)", "a;touch x", "-x"])
-def test_what_cannot_be_described_stays(tmp_path: Path, name: str) -> None:
+def test_path_that_cannot_be_described_is_left_unchanged(tmp_path: Path, name: str) -> None:
     comment = f"migbatch: model={tmp_path}/{name}"
     assert ask(tmp_path, comment) == comment
     assert not (tmp_path / "x").exists()
@@ -102,14 +102,14 @@ def test_what_cannot_be_described_stays(tmp_path: Path, name: str) -> None:
         "kill $PPID",
     ],
 )
-def test_a_program_that_misbehaves_neither_blocks_nor_fails_a_submission(
+def test_misbehaving_describe_program_neither_blocks_nor_fails_a_submission(
     tmp_path: Path, model: Path, text: str
 ) -> None:
     comment = f"migbatch: model={model}"
     assert ask(tmp_path, comment, describe=program(tmp_path, text)) == comment
 
 
-def test_the_setting_is_a_program() -> None:
+def test_describe_setting_must_be_the_absolute_path_of_a_program() -> None:
     assert loads("").submit.describe == ""
     assert loads('[submit]\ndescribe = "/opt/migbatch/bin/migbatch"').submit.describe == "/opt/migbatch/bin/migbatch"
     for wrong in ("migbatch", "/bin/sh -c", "/bin/$x"):

@@ -1,4 +1,4 @@
-"""Language models through the submit filter: nothing is granted below its need, by the service or by the shim alone."""
+"""Language models in the submit filter: neither the service nor the shim alone grants a slice below the need."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def granted(answer: Accept | Refuse) -> str:
 
 
 @pytest.mark.parametrize("asked", TABLE, ids=lambda asked: asked.hints.split(" ")[0])
-def test_the_table_of_requests(chooser: Chooser, asked: Asked) -> None:
+def test_request_gets_a_slice_that_meets_its_need_or_is_refused(chooser: Chooser, asked: Asked) -> None:
     answer = ask(chooser, asked.hints)
     if asked.refused:
         assert isinstance(answer, Refuse), answer.message
@@ -50,7 +50,7 @@ def test_the_table_of_requests(chooser: Chooser, asked: Asked) -> None:
         assert LADDER.index(size) <= LADDER.index(asked.smallest) + 1, f"{asked.need_gib:.1f} GiB: {answer.message}"
 
 
-def test_the_table_is_long_enough_and_few_get_more_than_they_need(chooser: Chooser) -> None:
+def test_most_requests_of_the_table_get_the_smallest_slice_that_fits(chooser: Chooser) -> None:
     assert len(TABLE) >= 60 and len({asked.hints for asked in TABLE}) == len(TABLE)
     held = [asked for asked in TABLE if not asked.refused]
     exact = [asked for asked in held if SIZES[granted(ask(chooser, asked.hints))] == asked.smallest]
@@ -58,23 +58,23 @@ def test_the_table_is_long_enough_and_few_get_more_than_they_need(chooser: Choos
 
 
 @pytest.mark.parametrize("asked", TABLE, ids=lambda asked: asked.hints.split(" ")[0])
-def test_the_shim_alone_grants_nothing_below_the_need(shim: Shim, asked: Asked) -> None:
+def test_shim_alone_grants_no_slice_below_the_need(shim: Shim, asked: Asked) -> None:
     answer = shim(request(asked.hints))
     if isinstance(answer, Accept):
         assert SIZES[granted(answer)] >= asked.need_gib
     else:
         assert isinstance(answer, Refuse) and "add mem=" in answer.sentence
-    told = shim(request(f"{asked.hints} mem=30gib"))
-    assert granted(told) == "3g.40gb"
+    with_memory = shim(request(f"{asked.hints} mem=30gib"))
+    assert granted(with_memory) == "3g.40gb"
 
 
-def test_a_slice_that_a_user_names_is_his_and_a_tight_one_is_said(chooser: Chooser) -> None:
+def test_named_slice_is_granted_with_a_warning_if_it_is_too_small(chooser: Chooser) -> None:
     tight = ask(chooser, "model=llama-3.1-8b max_model_len=8192 max_num_seqs=16", "gres/mig:1g.10gb")
     assert granted(tight) == "1g.10gb" and "is predicted to need 35.3 of its 9.75 GiB" in tight.message
     assert granted(ask(chooser, "model=mixtrall engine=vllm", "gres/mig:1g.10gb")) == "1g.10gb"
 
 
-def test_a_model_without_tokens_may_have_a_precision_and_nothing_of_tokens(chooser: Chooser) -> None:
+def test_model_without_tokens_accepts_a_precision_but_no_token_hints(chooser: Chooser) -> None:
     def message(hints: str) -> str:
         answer = ask(chooser, hints)
         assert isinstance(answer, Accept)
@@ -92,12 +92,12 @@ def test_a_model_without_tokens_may_have_a_precision_and_nothing_of_tokens(choos
 
 
 @pytest.mark.parametrize("more", ["dtype=fp16 slo=50ms", "tpot=40ms slo=50ms", "engine=vllm role=serve slo=1s"])
-def test_the_shim_chooses_the_batch_of_a_model_without_tokens_too(shim: Shim, chooser: Chooser, more: str) -> None:
+def test_shim_also_chooses_the_batch_of_a_model_without_tokens(shim: Shim, chooser: Chooser, more: str) -> None:
     answer = agree(replace(request(f"model=resnet50 {more} mem=8gib"), batch=1), shim, chooser)
     assert isinstance(answer, Accept) and "MIGBATCH_BATCH" in answer.message
 
 
-def test_what_a_refusal_proposes_is_granted(chooser: Chooser) -> None:
+def test_alternatives_proposed_by_a_refusal_are_granted(chooser: Chooser) -> None:
     base = "model=mixtral-8x7b max_model_len=4096 max_num_seqs=8"
     refused = ask(chooser, base)
     assert isinstance(refused, Refuse) and refused.code == "model_nowhere"
@@ -111,14 +111,14 @@ def test_what_a_refusal_proposes_is_granted(chooser: Chooser) -> None:
     assert isinstance(capped, Refuse) and "a larger max= (3g.40gb)" in capped.sentence
 
 
-def test_memory_as_told_replaces_the_arithmetic(chooser: Chooser) -> None:
-    told = ask(chooser, "model=llama-3.1-8b mem=20gb")
-    assert granted(told) == "1g.20gb" and "18.6 of 19.6 GiB, from mem=" in told.message
+def test_mem_hint_replaces_the_calculated_memory(chooser: Chooser) -> None:
+    stated = ask(chooser, "model=llama-3.1-8b mem=20gb")
+    assert granted(stated) == "1g.20gb" and "18.6 of 19.6 GiB, from mem=" in stated.message
     curve = ask(chooser, "model=bert-large role=train batch=64 input=512 mem=20gb")
     assert "18.6 of 19.6 GiB" in curve.message
 
 
-def test_speed_is_asked_for_in_the_words_of_engines(chooser: Chooser) -> None:
+def test_tpot_ttft_and_rate_hints_choose_a_slice_that_is_fast_enough(chooser: Chooser) -> None:
     base = "model=llama-3.1-8b max_model_len=4096 max_num_seqs=4"
     assert granted(ask(chooser, base)) == "3g.40gb"
     assert granted(ask(chooser, f"{base} tpot=60ms")) == "3g.40gb"
@@ -138,7 +138,7 @@ def test_the_rate_of_a_service_is_that_of_all_its_instances(chooser: Chooser) ->
     assert granted(served) == granted(ask(chooser, curve)) and "bert-large/infer/b8" in served.message
 
 
-def test_what_one_instance_carries_keeps_the_limit_at_the_batch_of_the_advice(chooser: Chooser) -> None:
+def test_rate_of_one_instance_meets_the_latency_limit_at_the_advised_batch(chooser: Chooser) -> None:
     def carried(text: str) -> dict[str, float]:
         rates = SitePredictions(chooser, SITE).rates(parse(f"migbatch: role=serve {text}"), "gpu")
         return {profile.name: rate for profile, rate in rates.items()}
@@ -152,7 +152,7 @@ def test_what_one_instance_carries_keeps_the_limit_at_the_batch_of_the_advice(ch
     assert carried(f"{engine} rate=1000") == carried(engine)
 
 
-def test_what_was_assumed_is_said(chooser: Chooser) -> None:
+def test_answer_states_what_was_assumed(chooser: Chooser) -> None:
     assert "Assumed: max_num_seqs=8 max_model_len=8192" in ask(chooser, "model=llama-3.1-8b").message
     assert "Assumed: max_model_len=1280" in ask(chooser, "model=llama-3.1-8b batch=128").message
     assert "max_model_len=131072" in ask(chooser, "model=llama-3.1-8b engine=vllm").message
@@ -174,12 +174,12 @@ def test_what_was_assumed_is_said(chooser: Chooser) -> None:
         ("model=llama-3.1-8b input=224px", "input_unit"),
     ],
 )
-def test_words_that_are_not_known_are_refused(chooser: Chooser, hints: str, code: str) -> None:
+def test_unusable_model_hints_are_refused(chooser: Chooser, hints: str, code: str) -> None:
     answer = ask(chooser, hints)
     assert isinstance(answer, Refuse) and answer.code == code
 
 
-def test_bert_is_bert_base_and_a_chosen_batch_stays(chooser: Chooser) -> None:
+def test_bert_means_bert_base_and_a_given_batch_is_kept(chooser: Chooser) -> None:
     assert ask(chooser, "model=bert batch=8").decision.bucket.startswith("bert-base/")
     assert ask(chooser, "model=bert-large batch=30", "gres/mig:3g.40gb").advice["batch"] == 30
 
@@ -187,7 +187,7 @@ def test_bert_is_bert_base_and_a_chosen_batch_stays(chooser: Chooser) -> None:
 LENDS = SiteCatalog({"train": replace(SITE.partitions["gpu"], name="train", lends=True)})
 
 
-def test_an_elastic_training_waits_for_slices_that_hold_it(chooser: Chooser) -> None:
+def test_elastic_training_job_waits_for_slices_that_hold_its_model(chooser: Chooser) -> None:
     def lent(hints: str) -> Accept | Refuse:
         asked = replace(request(hints), partition="train", batch=1)
         answer = rewrite(asked, LENDS, chooser, SubmitPolicy(), decision_id="abc")

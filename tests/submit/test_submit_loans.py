@@ -41,14 +41,14 @@ def lending_table(tmp_path_factory: pytest.TempPathFactory, chooser: Chooser) ->
 
 @pytest.fixture(scope="session")
 def shims(tmp_path_factory: pytest.TempPathFactory, lending_table: Path) -> Iterator[dict[str, Shim]]:
-    """The shim with the compiled table (rendered when the site did not lend), and with what was rendered in alone."""
+    """A shim with the compiled table (rendered when the site did not lend), one with only what was rendered in."""
     one, two = tmp_path_factory.mktemp("shim"), tmp_path_factory.mktemp("shim")
     with Shim(one, table=str(lending_table), catalog=SITE) as table, Shim(two, catalog=LENDING) as alone:
         yield {"table": table, "alone": alone}
 
 
 def answered(request: JobRequest, chooser: Chooser, shims: dict[str, Shim], id: str = "") -> Answer:
-    """The service's answer, after the shims without it have given the same."""
+    """The service's answer, after a check that the shims without it give the same."""
     plain = rewrite(request, LENDING, chooser, SubmitPolicy())
     seen: Answer = Refuse(plain.sentence, "") if isinstance(plain, Refuse) else plain
     if isinstance(seen, Accept) and not seen.changes:
@@ -89,7 +89,7 @@ def code(answer: Answer) -> str:
 # -- submission ------------------------------------------------------------------------------------------------------
 
 
-def test_it_waits_and_its_user_is_told_for_what(ask) -> None:
+def test_elastic_job_waits_and_its_user_is_told_for_which_slices(ask) -> None:
     answer = ask(comment=f"{TRAIN} min=2g.20gb max=4g.40gb signal=usr1")
     assert answer.changes == {
         "tres_per_node": "gres/mig:loan:1",
@@ -114,7 +114,7 @@ def test_it_waits_and_its_user_is_told_for_what(ask) -> None:
         {"comment": f"{TRAIN} mem=20gib"},
     ],
 )
-def test_what_leaves_the_profile_to_us_waits(ask, fields: dict[str, Any]) -> None:
+def test_training_job_without_a_profile_waits_for_a_loan(ask, fields: dict[str, Any]) -> None:
     assert waits(ask(**fields))
 
 
@@ -133,7 +133,7 @@ def test_what_leaves_the_profile_to_us_waits(ask, fields: dict[str, Any]) -> Non
         {"batch": None},
     ],
 )
-def test_all_others_are_ordinary_jobs(ask, fields: dict[str, Any]) -> None:
+def test_all_other_jobs_are_ordinary_and_get_a_profile(ask, fields: dict[str, Any]) -> None:
     answer = ask(**fields)
     assert isinstance(answer, Accept) and not waits(answer)
     assert parse_comment(answer.changes["comment"]) is not None and "requeue" not in answer.changes
@@ -160,15 +160,15 @@ def test_all_others_are_ordinary_jobs(ask, fields: dict[str, Any]) -> None:
         ("forged", {"comment": f"{TRAIN} [mig:loan:1#loan]"}),
     ],
 )
-def test_what_cannot_be_is_refused(ask, expected: str, fields: dict[str, Any]) -> None:
+def test_impossible_elastic_requests_are_refused(ask, expected: str, fields: dict[str, Any]) -> None:
     assert code(ask(**fields)) == expected
 
 
-def test_slurm_that_does_not_forget_is_asked_for_two(ask) -> None:
+def test_two_loan_gres_are_requested_on_slurm_up_to_23_02(ask) -> None:
     assert ask(gres="gres:fpga:1,gres:mig:auto").changes["tres_per_node"] == "gres:fpga:1,gres:mig:loan:2"
 
 
-def test_whatever_slice_it_gets_its_comment_fits(ask) -> None:
+def test_comment_leaves_room_for_the_marker_of_any_slice(ask) -> None:
     longest = f"{TRAIN} mem=1gb model={'m' * 90}"
     longest += " " * (1024 - 1 - len("[mig:10g.1000gb.me.all:1#loan01234567]") - len(longest))
     answer = ask(comment=longest)
@@ -177,7 +177,7 @@ def test_whatever_slice_it_gets_its_comment_fits(ask) -> None:
     assert code(ask(comment=longest + " ")) == "comment_long"
 
 
-def test_the_decision_has_a_name_of_its_own_kind(chooser: Chooser) -> None:
+def test_decision_id_of_an_elastic_job_starts_with_loan(chooser: Chooser) -> None:
     kept: list[Any] = []
     service = SubmitService(LENDING, chooser, kept.append)
     request = JobRequest(USER, partition="train", tres_per_node="gres/mig:auto", comment=TRAIN, batch=1)
@@ -190,7 +190,7 @@ def test_the_decision_has_a_name_of_its_own_kind(chooser: Chooser) -> None:
     assert answer.changes["comment"] == f"{TRAIN} [mig:loan:1#{decision.id}]"
 
 
-def test_root_may_do_as_he_likes(ask) -> None:
+def test_requests_and_updates_by_root_pass_unchanged(ask) -> None:
     assert ask(gres="gres/mig:loan:1", uid=0) == Pass()
     assert ask(gres="gres/mig:2g.20gb:1", comment=None, uid=0, now=Present(tres_per_node="gres/mig:loan:1")) == Pass()
 
@@ -206,11 +206,11 @@ RELEASED = replace(
 OLD = replace(WAITING, tres_per_node="gres:mig:loan:2")
 
 
-def test_its_user_may_say_something_else_of_it(ask) -> None:
+def test_user_may_change_the_hints_of_a_waiting_elastic_job(ask) -> None:
     answer = ask(gres=None, comment=f"{TRAIN} max=4g.40gb", partition=None, now=WAITING)
     assert answer.changes == {"comment": f"{TRAIN} max=4g.40gb [mig:loan:1#loan7fq3k000]"}
     assert "and 4g.40gb" in answer.message
-    # what root has released keeps its slice; whether that still suits is looked at where it was released
+    # a job that root has released keeps its slice; whether that still suits is checked where it was released
     answer = ask(gres=None, comment=f"{TRAIN} max=1g.10gb", partition=None, now=RELEASED)
     assert answer.changes == {"comment": f"{TRAIN} max=1g.10gb [mig:2g.20gb:1#loan7fq3k000]"}
     assert code(ask(gres=None, comment=f"{TRAIN} min=4g.40gb max=1g.10gb", partition=None, now=WAITING)) == (
@@ -220,7 +220,7 @@ def test_its_user_may_say_something_else_of_it(ask) -> None:
 
 
 @pytest.mark.parametrize("now", [WAITING, RELEASED])
-def test_a_slice_of_its_own_makes_it_an_ordinary_job(ask, now: Present) -> None:
+def test_elastic_job_that_names_a_profile_becomes_an_ordinary_job(ask, now: Present) -> None:
     for gres in ("gres/mig:2g.20gb:1", "gres/mig:7g.80gb:1"):
         answer = ask(gres=gres, comment="", partition=None, now=now)
         comment = answer.changes.get("comment", now.comment)
@@ -229,7 +229,7 @@ def test_a_slice_of_its_own_makes_it_an_ordinary_job(ask, now: Present) -> None:
         assert grant is not None and f"gres/{grant.gres}" == answer.changes.get("tres_per_node", gres)
 
 
-def test_it_goes_back_to_waiting_where_its_user_leaves_the_profile_to_us(ask) -> None:
+def test_released_job_waits_again_when_its_user_asks_for_auto(ask) -> None:
     answer = ask(gres="gres/mig:auto", comment=None, partition=None, now=RELEASED)
     assert answer.changes == {"tres_per_node": "gres/mig:loan:1", "comment": WAITING.comment}
     assert code(ask(gres="gres/mig:loan:1", comment=None, partition=None, now=RELEASED)) == "reserved"
@@ -239,7 +239,7 @@ def test_it_goes_back_to_waiting_where_its_user_leaves_the_profile_to_us(ask) ->
     "change",
     [{"comment": "migbatch: role=infer"}, {"comment": "", "partition": None}, {"comment": None, "partition": "gpu"}],
 )
-def test_without_its_role_or_elsewhere_it_is_given_a_profile(ask, change: dict[str, Any]) -> None:
+def test_elastic_job_that_loses_its_role_or_partition_gets_a_profile(ask, change: dict[str, Any]) -> None:
     values = {"partition": None, **change}
     answer = ask(gres=None, now=WAITING, **values)
     assert answer.changes["tres_per_node"] == "gres/mig:1g.10gb:1"
@@ -247,7 +247,7 @@ def test_without_its_role_or_elsewhere_it_is_given_a_profile(ask, change: dict[s
     assert code(ask(gres=None, now=OLD, **values)) == "loan_kept"
 
 
-def test_where_slurm_does_not_forget_its_user_cannot_change_what_it_asks_for(ask) -> None:
+def test_user_cannot_change_the_gres_of_an_elastic_job_up_to_slurm_23_02(ask) -> None:
     for gres in ("gres:mig:2g.20gb:1", "gres:mig:auto", "gres:fpga:1", ""):
         assert code(ask(gres=gres, comment=None, partition=None, now=OLD)) == "loan_kept"
     kept = replace(OLD, tres_per_node="gres:mig:loan:2,gres:mig:2g.20gb:0")
@@ -255,13 +255,13 @@ def test_where_slurm_does_not_forget_its_user_cannot_change_what_it_asks_for(ask
     assert answer.changes == {"comment": f"{TRAIN} signal=usr2 [mig:loan:1#loan7fq3k000]"}
 
 
-def test_an_ordinary_job_does_not_become_elastic_by_a_change(ask) -> None:
+def test_ordinary_job_does_not_become_elastic_by_an_update(ask) -> None:
     now = Present(partition="train", tres_per_node="gres/mig:3g.40gb:1", comment=f"{TRAIN} [mig:3g.40gb:1#abc]")
     answer = ask(gres="gres/mig:auto", comment=None, partition=None, now=now)
     assert answer.changes == {"tres_per_node": "gres/mig:1g.10gb:1", "comment": f"{TRAIN} [mig:1g.10gb:1#auto]"}
 
 
-def test_a_running_loan_keeps_its_marker(ask) -> None:
+def test_running_elastic_job_keeps_its_marker(ask) -> None:
     running = replace(RELEASED, pending=False)
     answer = ask(gres=None, comment="new", partition=None, now=running)
     assert answer.changes == {"comment": "new [mig:2g.20gb:1#loan7fq3k000]"}
@@ -346,13 +346,15 @@ PRESENTS = st.builds(
 @settings(max_examples=examples(800), deadline=None)
 @given(asked=ASKED)
 @example(asked=JobRequest(USER, partition="train", tres_per_node="gres/mig:auto", comment=TRAIN, batch=1))
-def test_a_submission_is_answered_alike(shims: dict[str, Shim], chooser: Chooser, asked: JobRequest) -> None:
+def test_shims_and_service_answer_a_submission_alike(
+    shims: dict[str, Shim], chooser: Chooser, asked: JobRequest
+) -> None:
     answered(asked, chooser, shims)
 
 
 @settings(max_examples=examples(1200), deadline=None)
 @given(asked=ASKED, now=PRESENTS, given=st.sets(words("tres_per_node tres_per_job comment partition")))
-def test_a_change_is_answered_alike(
+def test_shims_and_service_answer_a_job_update_alike(
     shims: dict[str, Shim], chooser: Chooser, asked: JobRequest, now: Present, given: set[str]
 ) -> None:
     left = {name: None for name in ("tres_per_node", "tres_per_job", "comment", "partition") if name not in given}
@@ -361,7 +363,7 @@ def test_a_change_is_answered_alike(
 
 @settings(max_examples=examples(500), deadline=None)
 @given(asked=ASKED, now=PRESENTS, given=st.sets(words("tres_per_node comment partition")))
-def test_no_change_makes_a_loan_of_a_slice_that_its_user_named(
+def test_no_update_turns_a_slice_that_the_user_named_into_a_loan(
     chooser: Chooser, asked: JobRequest, now: Present, given: set[str]
 ) -> None:
     left = {name: None for name in ("tres_per_node", "comment", "partition") if name not in given}
@@ -374,5 +376,5 @@ def test_no_change_makes_a_loan_of_a_slice_that_its_user_named(
     comment = answer.changes.get("comment", now.comment if request.comment is None else request.comment) or ""
     partition = request.partition or now.partition or ""
     elastic = loan_hints(comment, partition, after, LENDS)
-    if elastic is not None and elastic.slice is not None:  # then it is what root had given it
+    if elastic is not None and elastic.slice is not None:  # then it is the slice that root had given the job
         assert request.tres_per_node is None and after == now.tres_per_node

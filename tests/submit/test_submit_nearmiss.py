@@ -32,13 +32,15 @@ def ask(shim: Shim, chooser: Chooser, comment: str | None, gres: str = "gres/mig
         ("project=ABC,migbatch:Model=llama3:8b", "model=llama3:8b"),
     ],
 )
-def test_hints_that_were_meant_for_us_are_refused(shim: Shim, chooser: Chooser, comment: str, shown: str) -> None:
+def test_hints_with_a_wrong_prefix_are_refused_with_the_right_form(
+    shim: Shim, chooser: Chooser, comment: str, shown: str
+) -> None:
     for gres in ("gres/mig:auto", "gres/mig:1g.10gb"):
         answer = ask(shim, chooser, comment, gres)
         assert isinstance(answer, Refuse) and f"write --comment='migbatch: {shown}'" in answer.sentence
 
 
-def test_hints_that_may_have_been_are_told_of(shim: Shim, chooser: Chooser) -> None:
+def test_text_that_may_be_meant_as_a_hint_is_mentioned(shim: Shim, chooser: Chooser) -> None:
     answer = ask(shim, chooser, "run 7 of model=resnet50")
     assert isinstance(answer, Accept) and "'model=resnet50' in the comment is not read" in answer.message
     answer = ask(shim, chooser, None, extra="migbatch: model=resnet50")
@@ -46,7 +48,7 @@ def test_hints_that_may_have_been_are_told_of(shim: Shim, chooser: Chooser) -> N
     for comment in ("run 7", "made with migbatch", "colour=red", "model=", "a=b=c"):
         answer = ask(shim, chooser, comment)
         assert isinstance(answer, Accept) and "read" not in answer.message
-    assert ask(shim, chooser, "model=resnet50", "gres/mig:1g.10gb").message == ""  # it steers nothing
+    assert ask(shim, chooser, "model=resnet50", "gres/mig:1g.10gb").message == ""  # the profile is named
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_hints_that_may_have_been_are_told_of(shim: Shim, chooser: Chooser) -> N
         ("x" * 400, ""),
     ],
 )
-def test_did_you_mean(shim: Shim, chooser: Chooser, key: str, meant: str) -> None:
+def test_refusal_suggests_the_nearest_hint_key(shim: Shim, chooser: Chooser, key: str, meant: str) -> None:
     assert nearest(key, FORMS) == meant
     answer = ask(shim, chooser, f"migbatch: {key}=1")
     assert isinstance(answer, Refuse)
@@ -87,5 +89,7 @@ comments = st.lists(
 
 @settings(max_examples=examples(600), deadline=None)
 @given(parts=comments, between=st.sampled_from([" ", "; ", ","]), ours=st.booleans())
-def test_service_and_shim_agree(shim: Shim, chooser: Chooser, parts: list[str], between: str, ours: bool) -> None:
+def test_service_and_shim_agree_on_nearly_right_hints(
+    shim: Shim, chooser: Chooser, parts: list[str], between: str, ours: bool
+) -> None:
     ask(shim, chooser, ("migbatch: " if ours else "") + between.join(parts))

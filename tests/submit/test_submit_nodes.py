@@ -1,4 +1,4 @@
-"""Jobs that name nodes, leave some out or ask for features; and slices that no node of theirs can ever hold."""
+"""Jobs that name nodes, exclude some or ask for features; and slices that none of their nodes can ever hold."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory, chooser: Chooser) -> Iterator
 
 @pytest.fixture
 def ask(shim: Shim, chooser: Chooser):
-    """The answer of service and shim, which is one."""
+    """The answer of service and shim, which must be the same."""
 
     def answer(**fields) -> Answer:
         return both(JobRequest(USER, **{"partition": "gpu", **fields}), shim, chooser)
@@ -113,7 +113,7 @@ def test_a_node_list_becomes_features(ask, fields: dict, changes: dict) -> None:
         ({"exc_nodes": "n[1-3],new"}, "no node with MIG GPUs of partition gpu meets --constraint and --exclude"),
     ],
 )
-def test_what_no_node_meets_is_refused(ask, fields: dict, sentence: str) -> None:
+def test_request_that_no_node_meets_is_refused(ask, fields: dict, sentence: str) -> None:
     answer = ask(tres_per_node="gres/mig:1g.10gb:1", **fields)
     assert isinstance(answer, Refuse) and answer.sentence.startswith(sentence)
 
@@ -128,7 +128,7 @@ def test_what_no_node_meets_is_refused(ask, fields: dict, sentence: str) -> None
         {"req_nodes": "n[1-2]x"},
     ],
 )
-def test_a_list_that_must_stay_is_told_of(ask, fields: dict) -> None:
+def test_user_is_told_of_a_node_list_that_cannot_become_features(ask, fields: dict) -> None:
     answer = ask(tres_per_node="gres/mig:1g.10gb:1", **fields)
     assert isinstance(answer, Accept) and not {"req_nodes", "features"} & set(answer.changes)
     assert answer.message.startswith("migbatch: --nodelist is left to Slurm, which refuses the job unless")
@@ -150,7 +150,7 @@ MARK = "[mig:1g.10gb:1]"
         ({"exc_nodes": "", "comment": "mine"}, f"mine {MARK}"),
     ],
 )
-def test_excluded_nodes_are_told_in_the_comment(ask, fields: dict, comment: str) -> None:
+def test_excluded_nodes_are_written_into_the_comment(ask, fields: dict, comment: str) -> None:
     answer = ask(tres_per_node="gres/mig:1g.10gb:1", **fields)
     assert isinstance(answer, Accept) and answer.changes["comment"] == comment
 
@@ -173,7 +173,9 @@ TOLD = f"mine [mig-exclude:n1] {MARK}"
     ],
 )
 @pytest.mark.parametrize("pending", [True, False])
-def test_a_change_of_excluded_nodes_is_told(ask, now: str, fields: dict, comment: str | None, pending: bool) -> None:
+def test_update_of_excluded_nodes_is_written_into_the_comment(
+    ask, now: str, fields: dict, comment: str | None, pending: bool
+) -> None:
     present = Present(pending, "gpu", "gres/mig:1g.10gb:1" if "[mig:" in now else None, comment=now)
     answer = ask(partition=None, now=present, **fields)
     if pending:
@@ -188,7 +190,7 @@ def test_a_change_that_leaves_no_node_is_refused(ask) -> None:
     assert isinstance(answer, Refuse) and "meets --constraint and --exclude" in answer.sentence
 
 
-def test_a_reservation_without_the_catalog_is_told_of(ask) -> None:
+def test_user_is_told_of_a_reservation_without_the_catalog_node(ask) -> None:
     answer = ask(tres_per_node="gres/mig:1g.10gb:1", uncatalogued=1)
     assert isinstance(answer, Accept) and "no catalog node (migcatalog...)" in answer.message
 
@@ -200,11 +202,11 @@ def test_a_reservation_without_the_catalog_is_told_of(ask) -> None:
 def test_a_constraint_chooses_the_kind_of_gpu(ask, constraint: str | None, granted: str) -> None:
     answer = ask(partition="both", tres_per_node="gres/gpu:1", features=constraint)
     assert isinstance(answer, Accept) and answer.changes["tres_per_node"] == f"gres/mig:{granted}:1"
-    told = "of its kinds (a100-40gb, h100-80gb) the first is taken, ask for another by gpu:<kind>" in answer.message
-    assert told == (constraint in (None, "[h100*1]"))
+    warned = "of its kinds (a100-40gb, h100-80gb) the first is taken, ask for another by gpu:<kind>" in answer.message
+    assert warned == (constraint in (None, "[h100*1]"))
 
 
-def test_auto_takes_what_the_nodes_have(ask) -> None:
+def test_auto_chooses_among_the_profiles_of_the_allowed_nodes(ask) -> None:
     answer = ask(partition="both", tres_per_node="gres/mig:auto", comment="migbatch: mem=60gib", features="h100")
     assert isinstance(answer, Accept) and "mig:7g.80gb:1" in answer.changes["tres_per_node"]
     answer = ask(partition="both", tres_per_node="gres/mig:auto", comment="migbatch: mem=60gib", req_nodes="a1")
@@ -229,7 +231,7 @@ def test_auto_takes_what_the_nodes_have(ask) -> None:
         ("gpu:2", {"req_nodes": "n2"}, False),
     ],
 )
-def test_what_no_node_can_ever_hold_is_refused(ask, asked: str, fields: dict, ok: bool) -> None:
+def test_request_that_no_node_can_ever_hold_is_refused(ask, asked: str, fields: dict, ok: bool) -> None:
     entries = ",".join(f"gres/{entry}" for entry in asked.split(","))
     answer = ask(tres_per_node=entries, **fields)
     assert isinstance(answer, Accept) == ok
@@ -237,7 +239,7 @@ def test_what_no_node_can_ever_hold_is_refused(ask, asked: str, fields: dict, ok
         assert answer.sentence.startswith("no node available to the job can ever hold mig:")
 
 
-def test_enough_nodes_must_hold_it(ask) -> None:
+def test_request_is_refused_if_too_few_nodes_can_hold_it(ask) -> None:
     assert isinstance(ask(tres_per_node="gres/mig:7g.80gb:1", min_nodes=4), Accept)
     answer = ask(tres_per_node="gres/mig:7g.80gb:2", min_nodes=2)
     assert isinstance(answer, Refuse)
@@ -246,13 +248,13 @@ def test_enough_nodes_must_hold_it(ask) -> None:
     )
 
 
-def test_a_waiting_job_gets_no_other_node_list(ask) -> None:
+def test_node_list_of_a_pending_job_cannot_be_changed(ask) -> None:
     now = Present(tres_per_node="gres/mig:1g.10gb:1", comment="x [mig:1g.10gb:1]", partition="gpu")
     answer = ask(job_id=7, partition=None, req_nodes="n2", now=now)
     assert isinstance(answer, Refuse) and "scontrol update JobId=... Features=mig_node_..." in answer.sentence
 
 
-def test_a_change_minds_the_features_of_the_job(ask) -> None:
+def test_update_respects_the_features_of_the_job(ask) -> None:
     now = Present(
         tres_per_node="gres/mig:1g.10gb:1", comment="[mig:1g.10gb:1]", partition="both", features="mig_node_a1"
     )
@@ -290,7 +292,7 @@ requests = st.builds(
 
 @settings(max_examples=examples(1500), deadline=None)
 @given(asked=requests)
-def test_service_and_shim_agree(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
+def test_service_and_shim_agree_on_submissions(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
     both(asked, shim, chooser)
 
 
@@ -332,13 +334,15 @@ counts = st.dictionaries(
 
 @settings(max_examples=examples(400), deadline=None)
 @given(asked=counts, wide=st.booleans())
-def test_both_search_alike(shim: Shim, chooser: Chooser, asked: dict[str, int], wide: bool) -> None:
+def test_service_and_shim_agree_on_what_a_node_can_hold(
+    shim: Shim, chooser: Chooser, asked: dict[str, int], wide: bool
+) -> None:
     tres = ",".join(f"gres/mig:{kind}:{count}" for kind, count in asked.items())
     both(JobRequest(USER, partition="gpu", tres_per_node=tres, req_nodes="n3" if wide else None), shim, chooser)
 
 
-def test_one_gpu_holds_what_can_be_placed_on_it() -> None:
-    """The search knows of one GPU exactly what its placements allow."""
+def test_search_agrees_with_the_placements_of_one_gpu() -> None:
+    """The search allows on one GPU exactly what its placements allow."""
     room = room_of(H100.geometry)
     plain = [info for info in H100.geometry.profiles if not info.profile.suffix]
 
@@ -358,7 +362,7 @@ def test_one_gpu_holds_what_can_be_placed_on_it() -> None:
 
 @settings(max_examples=examples(400), deadline=None)
 @given(asked=counts, gpus=st.integers(1, 16))
-def test_a_search_ends(asked: dict[str, int], gpus: int) -> None:
+def test_search_stops_near_its_step_limit(asked: dict[str, int], gpus: int) -> None:
     search = _Search([room_of(H100.geometry)] * gpus)
     search.holds(0, tuple(asked.items()))
     assert search._steps <= STEPS + 30 * gpus
@@ -378,11 +382,11 @@ def test_a_search_ends(asked: dict[str, int], gpus: int) -> None:
         ("", None),
     ],
 )
-def test_short_lists(text: str, names: tuple[str, ...] | None) -> None:
+def test_short_node_lists_are_expanded(text: str, names: tuple[str, ...] | None) -> None:
     assert listed(text) == names
 
 
-def test_a_request_at_every_limit_fits_a_packet() -> None:
+def test_request_with_every_field_at_its_limit_fits_in_a_packet() -> None:
     text, short = "\xff" * SLURM_LIMIT, "\xff" * READ
     now = Present(True, *[text] * 7, short)
     more = {"req_nodes": short, "exc_nodes": short, "features": short}
@@ -402,7 +406,9 @@ LONG = {
 
 
 @pytest.mark.parametrize("name", ["req_nodes", "exc_nodes", "features"])
-def test_steps_grow_with_the_length_of_a_list(tmp_path: Path, shim: Shim, chooser: Chooser, name: str) -> None:
+def test_steps_grow_at_most_linearly_with_the_length_of_a_list(
+    tmp_path: Path, shim: Shim, chooser: Chooser, name: str
+) -> None:
     write_table(tmp_path / "table.lua", compile_table(CATALOG, chooser))
     with Shim(tmp_path, table=str(tmp_path / "table.lua"), catalog=CATALOG, count_steps=True) as counting:
 
@@ -418,7 +424,7 @@ def test_steps_grow_with_the_length_of_a_list(tmp_path: Path, shim: Shim, choose
             assert steps(text(60_000)) <= large + 4000, what
 
 
-def test_a_search_is_short(tmp_path: Path, chooser: Chooser) -> None:
+def test_heaviest_search_takes_a_limited_number_of_steps(tmp_path: Path, chooser: Chooser) -> None:
     """The heaviest of many requests of slices takes slurmctld no longer than a few milliseconds."""
     wide = node("wide", " ".join(["h100-80gb"] * 16), "gpu", "")
     catalog = SiteCatalog({"gpu": CATALOG.partitions["gpu"]}, {"wide": wide}, "migcatalog")
@@ -433,5 +439,5 @@ def test_a_search_is_short(tmp_path: Path, chooser: Chooser) -> None:
     assert heavy < 2_000_000, heavy
 
 
-def test_the_catalog_keeps_its_nodes(tmp_path: Path) -> None:
+def test_site_catalog_keeps_its_nodes_when_serialized(tmp_path: Path) -> None:
     assert SiteCatalog.from_dict(CATALOG.to_dict()) == CATALOG

@@ -1,4 +1,4 @@
-"""The submit filter knows a job again, from slurmctld's description of it to the answer."""
+"""The submit filter recognizes a recurring job, from slurmctld's description of it to the answer."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +59,7 @@ def key_of(service: SubmitService, decisions: list[SubmitDecision]) -> str:
     return decisions[-1].recurring
 
 
-def test_a_job_is_known_by_what_slurm_says_of_it(
+def test_recurring_job_is_recognized_from_its_description_in_slurm(
     shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
 ) -> None:
     assert "after 3 completed runs of train.sh (0 so far)" in submitted(shim).message
@@ -72,10 +72,12 @@ def test_a_job_is_known_by_what_slurm_says_of_it(
     assert "1g.20gb" in answer.changes["tres_per_node"]
     assert key_of(service, decisions) == key
     assert "(0 so far)" in submitted(shim, script="#!/bin/sh\npython infer.py\n").message
-    assert "(0 so far)" in submitted(shim, argv="--big").message  # arguments are a part of what it does
+    assert "(0 so far)" in submitted(shim, argv="--big").message  # a job with other arguments is another job
 
 
-def test_hints_come_before_runs(shim: Shim, service: SubmitService, decisions: list[SubmitDecision]) -> None:
+def test_hints_take_precedence_over_past_runs(
+    shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
+) -> None:
     submitted(shim)
     remember(service, key_of(service, decisions), 14, 14, 14)
     job = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", name="train.sh", account="acc", batch=1)
@@ -84,7 +86,7 @@ def test_hints_come_before_runs(shim: Shim, service: SubmitService, decisions: l
         assert isinstance(answer, Accept) and profile in answer.changes["tres_per_node"], hint
 
 
-def test_answers_follow_what_is_learned_though_requests_are_the_same(
+def test_same_request_gets_a_new_answer_after_new_runs(
     shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
 ) -> None:
     submitted(shim)
@@ -94,8 +96,8 @@ def test_answers_follow_what_is_learned_though_requests_are_the_same(
         assert profile in submitted(shim).changes["tres_per_node"]
 
 
-def test_a_job_keeps_its_runs_while_newer_ones_are_learned(service: SubmitService) -> None:
-    """Runs are learned in one thread while another one answers."""
+def test_past_runs_stay_known_while_newer_ones_are_learned(service: SubmitService) -> None:
+    """One thread learns runs while another one answers."""
     job = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", name="a", batch=1, digest="d1")
     key, request = recurring_key(USER, "", "gpu", "a", "d1"), protocol.encode(job.to_fields())
     given = []
@@ -110,7 +112,7 @@ def test_a_job_keeps_its_runs_while_newer_ones_are_learned(service: SubmitServic
     assert given and b"mig:3g.40gb:1" in given[0]
 
 
-def test_a_job_without_a_script_is_not_known_again(
+def test_job_without_a_script_is_not_recognized(
     shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
 ) -> None:
     answer = shim(JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", name="bash"))
@@ -118,7 +120,7 @@ def test_a_job_without_a_script_is_not_known_again(
     assert key_of(service, decisions) == ""
 
 
-def test_advice_on_a_whole_gpu_beside_a_choice_counts_runs_that_came_in_between(
+def test_whole_gpu_advice_beside_an_auto_slice_uses_the_newest_runs(
     shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
 ) -> None:
     hints = "migbatch: model=bert-large"
@@ -130,7 +132,7 @@ def test_advice_on_a_whole_gpu_beside_a_choice_counts_runs_that_came_in_between(
 
 
 @pytest.mark.parametrize("gres", ["gres/mig:auto,gres/gpu:1", "gres/gpu:1,gres/mig:auto"])
-def test_a_choice_beside_a_whole_gpu_counts_runs_that_came_in_between(
+def test_auto_slice_beside_a_whole_gpu_uses_the_newest_runs(
     shim: Shim, service: SubmitService, decisions: list[SubmitDecision], gres: str
 ) -> None:
     """Also on a site that gives no advice on whole GPUs."""
@@ -140,8 +142,8 @@ def test_a_choice_beside_a_whole_gpu_counts_runs_that_came_in_between(
     assert "mig:3g.40gb:1" in submitted(shim, gres=gres).changes["tres_per_node"]
 
 
-def test_a_refusal_counts_runs_that_came_in_between(service: SubmitService) -> None:
-    """Whether there is room for a request depends on the slice that runs need."""
+def test_refused_request_is_decided_again_with_the_newest_runs(service: SubmitService) -> None:
+    """Whether there is room for a request depends on the slice that past runs needed."""
     job = JobRequest(
         USER, partition="gpu", tres_per_node="gres/mig:auto:40,gres/mig:1g.10gb:40", name="a", batch=1, digest="d1"
     )
@@ -152,13 +154,13 @@ def test_a_refusal_counts_runs_that_came_in_between(service: SubmitService) -> N
 
 
 @pytest.mark.parametrize("script", ["\xff\x00%%\n=" * 4000, "\n" * 100_000, "script=1\n\nverdict=refuse\n" * 3000])
-def test_no_script_confuses_the_filter(shim: Shim, script: str) -> None:
+def test_filter_accepts_any_script(shim: Shim, script: str) -> None:
     assert len(script) > MOST_BYTES
     assert "1g.10gb" in submitted(shim, script=script, argv="\n\nkind=modify\n").changes["tres_per_node"]
     assert not shim.errors
 
 
-def test_a_vllm_run_on_3g_and_one_on_7g_leave_the_next_choice_where_it_was(
+def test_vllm_runs_on_larger_profiles_do_not_change_the_next_choice(
     shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
 ) -> None:
     script = "#!/bin/sh\nvllm serve private/model-%d\n"
@@ -173,23 +175,23 @@ def test_a_vllm_run_on_3g_and_one_on_7g_leave_the_next_choice_where_it_was(
         answer = submitted(shim, 3, script=script)
         return answer.changes["tres_per_node"], answer.message
 
-    before, told = chosen("3g.40gb", "3g.40gb", "3g.40gb")
-    assert "3g.40gb" in before and "vllm allocates a fixed share" in told and "unknown" in told
+    before, message = chosen("3g.40gb", "3g.40gb", "3g.40gb")
+    assert "3g.40gb" in before and "vllm allocates a fixed share" in message and "unknown" in message
     assert chosen("3g.40gb", "3g.40gb", "3g.40gb", "3g.40gb", "7g.80gb")[0] == before
     assert chosen("3g.40gb", "7g.80gb", "7g.80gb")[0] == before
 
 
-def test_a_job_that_wants_to_be_retried_may_be_requeued(shim: Shim) -> None:
+def test_job_with_the_retry_hint_may_be_requeued(shim: Shim) -> None:
     job = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:1g.10gb", comment="migbatch: retry=oom", batch=1)
     assert shim(job).changes["requeue"] == "1"
     old = shim(JobRequest(**{**job.__dict__, "tres_per_node": "gres:mig:1g.10gb"}))
     assert "for the next submission only" in old.message
 
 
-def test_whole_gpus_are_granted_and_advised(
+def test_whole_gpu_is_granted_with_advice_of_a_smaller_slice(
     shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
 ) -> None:
-    """One line, where the site wants it; the job gets what it asked for."""
+    """One line of advice, where the site enables it; the job gets what it asked for."""
     assert "would do" not in submitted(shim, gres="gres/gpu").message
     key = key_of(service, decisions)
     remember(service, key, 14, 14, 14)

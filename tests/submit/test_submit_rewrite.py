@@ -1,4 +1,4 @@
-"""The rewrite, by what a user writes and what becomes of it."""
+"""The rewrite: what a user writes and what it becomes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_marker_follows_the_users_own_comment(ask) -> None:
         ({"tres_per_task": "cpu:2,gres/mig:auto", "num_tasks": 1}, "mig:1g.10gb:1"),
     ],
 )
-def test_counts_become_counts_for_each_node(ask, fields: dict[str, object], expected: str) -> None:
+def test_counts_per_job_task_or_socket_become_counts_per_node(ask, fields: dict[str, object], expected: str) -> None:
     answer = ask(None, **fields)
     assert granted(answer) == expected
     (name,) = (key for key in fields if key.startswith("tres"))
@@ -106,7 +106,7 @@ def test_counts_become_counts_for_each_node(ask, fields: dict[str, object], expe
         {"tres_per_socket": "gres:gpu:1"},
     ],
 )
-def test_what_cannot_be_told_for_each_node_is_refused(ask, fields: dict[str, object]) -> None:
+def test_request_without_a_definite_count_per_node_is_refused(ask, fields: dict[str, object]) -> None:
     answer = ask(None, **fields)
     assert isinstance(answer, Refuse) and answer.code == "per_node"
     assert "-N" in answer.sentence
@@ -152,17 +152,17 @@ def test_what_cannot_be_told_for_each_node_is_refused(ask, fields: dict[str, obj
         ("gres:mig:auto,gres:gpu:1000", None, "count"),
     ],
 )
-def test_what_is_refused(ask, gres: str, comment: str | None, code: str) -> None:
+def test_invalid_requests_are_refused_with_their_code(ask, gres: str, comment: str | None, code: str) -> None:
     answer = ask(gres, comment)
     assert isinstance(answer, Refuse) and answer.code == code, answer
     assert "\n" not in answer.sentence and len(answer.sentence) < 300
 
 
-def test_the_hint_for_a_short_profile_names_the_real_ones(ask) -> None:
+def test_refusal_of_a_short_profile_name_lists_the_full_names(ask) -> None:
     assert "1g.10gb, 1g.10gb.me, 1g.20gb, 2g.20gb" in ask("gres:mig:1g").sentence
 
 
-def test_partitions(ask) -> None:
+def test_partition_determines_how_a_request_is_rewritten(ask) -> None:
     assert isinstance(ask("gres:gpu:1", partition="cpu"), Pass)
     assert ask("gres:mig:auto", partition="cpu").code == "no_partition"
     assert ask("gres:gpu:1", partition="gpu,cpu").code == "mixed_partitions"
@@ -171,7 +171,7 @@ def test_partitions(ask) -> None:
     assert granted(ask("gres:gpu:1", partition="old,gpu")) == "mig:7g.40gb:1"
 
 
-def test_others_pass_untouched(ask) -> None:
+def test_requests_without_slices_or_by_root_pass_unchanged(ask) -> None:
     assert ask(None) == Pass("")
     assert ask("gres:fpga:1", "hello") == Pass("")
     assert ask("gres:mig:auto", uid=0) == Pass("")
@@ -180,30 +180,30 @@ def test_others_pass_untouched(ask) -> None:
     assert "add --gres=mig:auto" in ask(None, "migbatch: model=bert-large").message
 
 
-def test_whole_gpu_options_that_slices_do_not_have(ask) -> None:
+def test_options_for_whole_gpus_are_refused_or_removed(ask) -> None:
     assert ask("gres:gpu:1", cpus_per_tres="gres:gpu:4").code == "per_gpu"
     assert ask("gres:gpu:1", mem_per_tres="gres:gpu:4000").code == "per_gpu"
     assert ask("gres:gpu:1", ntasks_per_tres=2).code == "per_gpu"
     assert ask("gres:gpu:1", tres_bind="gres/gpu:per_task:1").changes["tres_bind"] == ""
 
 
-def test_exclusive_jobs_where_they_would_swallow_the_node(ask) -> None:
+def test_exclusive_job_is_refused_where_it_would_take_the_whole_node(ask) -> None:
     assert ask("gres:mig:auto", shared=0).code == "exclusive"
     assert granted(ask("gres/mig:auto", shared=0)) == "mig:1g.10gb:1"
 
 
-def test_bindings_of_slices_to_tasks_are_the_nodes(ask) -> None:
+def test_binding_of_slices_to_tasks_is_removed_and_left_to_the_node(ask) -> None:
     one_node = {"num_tasks": 2, "min_nodes": 1, "max_nodes": 1}
     answer = ask(None, tres_per_task="gres/mig:2g.20gb:1", tres_bind="gres/mig:per_task:1", **one_node)
     assert granted(answer) == "mig:2g.20gb:2"
     assert answer.changes["tres_bind"] == "" and answer.changes["tres_per_task"] == ""
 
 
-def test_two_ways_of_asking(ask) -> None:
+def test_request_by_two_options_is_refused(ask) -> None:
     assert ask("gres:mig:auto", tres_per_job="gres:gpu:1").code == "two_ways"
 
 
-def test_hints_in_extra_only_where_allowed(ask) -> None:
+def test_hints_in_extra_are_read_only_where_allowed(ask) -> None:
     hint = "migbatch: mem=30gib"
     assert granted(ask("gres:mig:auto", extra=hint)) == "mig:1g.10gb:1"
     assert granted(ask("gres:mig:auto", extra=hint, policy=SubmitPolicy(hints_in_extra=True))) == "mig:3g.40gb:1"
@@ -221,7 +221,7 @@ def test_a_slow_model_gets_a_larger_slice_and_a_tight_fit_a_warning(ask) -> None
 
 
 def test_jobs_are_advised_on_batch_and_copies(ask) -> None:
-    """The batch of best efficacy; under a latency limit a smaller one and one process; nothing for training."""
+    """The most effective batch; under a latency limit a smaller one and one process; no advice for training."""
     free = ask("gres:mig:3g.40gb", "migbatch: model=resnet50")
     bound = ask("gres:mig:3g.40gb", "migbatch: model=resnet50 slo=20ms")
     assert free.advice["batch"] >= 1 and free.advice["copies"] >= 1
@@ -264,19 +264,19 @@ def test_a_started_job_keeps_its_marker_and_its_slices(ask) -> None:
     assert ask(None, "", partition=None, now=started).changes == {"comment": "[mig:2g.20gb:1#old]"}
 
 
-def test_changes_that_are_none_of_ours(ask) -> None:
+def test_updates_by_root_or_unrelated_to_slices_pass(ask) -> None:
     assert isinstance(ask(None, None, partition="old", now=JOB), Pass)
     assert isinstance(ask(None, "hello", partition=None, now=Present(True, "cpu")), Pass)
     assert isinstance(ask("gres:mig:auto", "x [mig:7g.80gb:1]", uid=0, partition=None, now=JOB), Pass)
 
 
-def test_a_plain_job_may_become_one_of_ours(ask) -> None:
+def test_job_without_slices_may_get_one_by_an_update(ask) -> None:
     answer = ask("gres/mig:auto", partition=None, now=Present(True, "gpu", comment="hello"))
     assert answer.changes["comment"] == "hello [mig:1g.10gb:1#abc12345]"
 
 
 @given(st.text(alphabet="[mig:1g.0b#]7 a", max_size=60))
-def test_whatever_a_comment_holds_it_splits_into_text_and_marker(comment: str) -> None:
+def test_any_comment_splits_into_text_and_marker(comment: str) -> None:
     text, marker = split_marker(comment)
     assert "[mig:" not in text
     assert not marker or comment.endswith(marker)

@@ -1,4 +1,4 @@
-"""What a batch script tells of a job: a digest without what changes from run to run, and the engine that it names."""
+"""What a batch script says about a job: a digest without what changes from run to run, and the engine that it names."""
 
 import pytest
 
@@ -19,20 +19,20 @@ SCRIPT = b"#!/bin/bash\n#SBATCH --gres=mig:auto\npython train.py --epoch 17 --da
         SCRIPT + b"\n\n# done\n",
     ],
 )
-def test_numbers_dates_options_and_comments_make_no_difference(other):
+def test_digest_ignores_numbers_dates_options_and_comments(other):
     assert digest(other) == digest(SCRIPT)
 
 
-def test_names_of_days_and_months_make_no_difference():
+def test_digest_ignores_names_of_days_and_months():
     assert digest(b"run --until 'Mon Jan 5'") == digest(b"run --until 'Thursday March 12'")
 
 
 @pytest.mark.parametrize("other", [SCRIPT.replace(b"train", b"infer"), SCRIPT.replace(b"--out", b"--in"), b""])
-def test_anything_else_does(other):
+def test_digest_depends_on_all_other_text(other):
     assert digest(other) != digest(SCRIPT)
 
 
-def test_only_the_beginning_is_looked_at():
+def test_digest_covers_only_the_beginning_of_a_script():
     assert digest(b"x" * MOST_BYTES + b"a") == digest(b"x" * MOST_BYTES + b"b")
 
 
@@ -50,11 +50,11 @@ def test_only_the_beginning_is_looked_at():
         (b"python train.py", ""),
     ],
 )
-def test_the_engine_is_known_by_its_name(script, found):
+def test_engine_is_recognized_by_its_name(script, found):
     assert engine(script) == found
 
 
-def test_a_job_is_its_users_accounts_partitions_names_and_scripts():
+def test_recurring_key_depends_on_user_account_partition_name_and_script():
     base = (1000, "acc", "gpu", "train-17", "d1")
     assert recurring_key(*base) == recurring_key(1000, "acc", "gpu", "train-4", "d1")
     for place, other in enumerate((1001, "other", "big", "infer-17", "d2")):
@@ -65,16 +65,16 @@ def test_a_job_is_its_users_accounts_partitions_names_and_scripts():
 
 def test_a_request_carries_the_digest_in_place_of_the_script():
     fields = {"kind": "submit", "uid": "1000", "script": SCRIPT.decode(), "name": "t"}
-    told = protocol.decode(condense(protocol.encode(fields)))
-    assert told == {"kind": "submit", "uid": "1000", "digest": digest(SCRIPT), "name": "t"}
-    told = protocol.decode(condense(protocol.encode({**fields, "script": "vllm serve x"})))
-    assert told["engine"] == "vllm"
+    fields_sent = protocol.decode(condense(protocol.encode(fields)))
+    assert fields_sent == {"kind": "submit", "uid": "1000", "digest": digest(SCRIPT), "name": "t"}
+    fields_sent = protocol.decode(condense(protocol.encode({**fields, "script": "vllm serve x"})))
+    assert fields_sent["engine"] == "vllm"
     bare = protocol.encode({"kind": "submit", "uid": "1000"})
     assert condense(bare) == bare
 
 
-def test_a_shim_of_an_earlier_release_is_answered():
-    """It passes the script among the other lines, escaped."""
+def test_request_of_a_shim_of_an_earlier_release_is_read():
+    """It sends the script among the other lines, escaped."""
     request = b"kind=submit\nuid=1000\nscript=%23!/bin/sh%0Atrue\nname=t\n\n"
     assert JobRequest.from_fields(protocol.decode(condense(request))) == JobRequest(1000, name="t")
 
@@ -83,7 +83,7 @@ def test_a_shim_of_an_earlier_release_is_answered():
     "hostile",
     ["#" * MOST_BYTES, " " * MOST_BYTES, "\t" * MOST_BYTES + "x", "1:" * 5000, "Mon" * 3000, "\xff\x00" * 4000],
 )
-def test_no_script_makes_a_request_long_or_wrong(hostile):
-    told = condense(protocol.encode({"kind": "submit", "uid": "1000", "script": hostile}))
-    assert len(told) < 100
-    assert JobRequest.from_fields(protocol.decode(told)).digest == digest(hostile.encode("latin-1"))
+def test_any_script_gives_a_short_and_valid_request(hostile):
+    condensed = condense(protocol.encode({"kind": "submit", "uid": "1000", "script": hostile}))
+    assert len(condensed) < 100
+    assert JobRequest.from_fields(protocol.decode(condensed)).digest == digest(hostile.encode("latin-1"))

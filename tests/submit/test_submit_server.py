@@ -1,4 +1,4 @@
-"""The submit socket: answers at once, keeps slurmctld's connection, is not held up by the silent, leaves nothing."""
+"""The submit socket: answers at once, keeps slurmctld's connection, is not delayed by silent clients, cleans up."""
 
 import os
 import socket
@@ -42,7 +42,7 @@ def test_requests_are_answered_in_turn(server, path):
     assert [ask(path, b"%d" % n) for n in range(50)] == [b"%d:%d" % (os.getuid(), n) for n in range(50)]
 
 
-def test_the_silent_hold_up_nobody(server, path):
+def test_silent_clients_do_not_delay_others(server, path):
     silent = [connect(path) for _ in range(20)]
     assert ask(path, b"quick") == b"%d:quick" % os.getuid()
     silent[3].send(b"late")
@@ -52,7 +52,7 @@ def test_the_silent_hold_up_nobody(server, path):
     eventually(lambda: not server._clients)
 
 
-def test_the_silent_are_sent_away(server, path, monkeypatch):
+def test_silent_clients_are_disconnected(server, path, monkeypatch):
     monkeypatch.setattr(submit_server, "IDLE_S", 0.05)
     with connect(path) as client:
         assert client.recv(100) == b""
@@ -71,7 +71,7 @@ def test_a_user_cannot_keep_many_connections(server, path, monkeypatch):
         client.close()
 
 
-def test_root_keeps_its_connection(server, path):
+def test_connection_of_root_is_kept_open(server, path):
     with connect(path) as client:
         for n in range(100):
             client.send(b"%d" % n)
@@ -80,7 +80,7 @@ def test_root_keeps_its_connection(server, path):
     eventually(lambda: not server._clients)
 
 
-def test_others_are_answered_once(server, path, monkeypatch):
+def test_connection_of_another_user_is_closed_after_one_answer(server, path, monkeypatch):
     monkeypatch.setattr(submit_server, "peer_uid", lambda client: 1000)
     with connect(path) as client:
         client.send(b"advice")
@@ -88,7 +88,7 @@ def test_others_are_answered_once(server, path, monkeypatch):
         assert client.recv(100) == b""
 
 
-def test_a_kept_connection_may_be_silent_for_long(server, path, monkeypatch):
+def test_kept_connection_may_be_silent_longer_than_the_idle_limit(server, path, monkeypatch):
     with connect(path) as client:
         client.send(b"first")
         assert client.recv(100) == b"0:first"
@@ -99,7 +99,7 @@ def test_a_kept_connection_may_be_silent_for_long(server, path, monkeypatch):
         assert client.recv(100) == b"0:second"
 
 
-def test_not_too_many_connections_are_kept(server, path, monkeypatch):
+def test_number_of_kept_connections_is_limited(server, path, monkeypatch):
     monkeypatch.setattr(submit_server, "KEPT", 2)
     clients = [connect(path) for _ in range(3)]
     for client in clients:
@@ -111,13 +111,13 @@ def test_not_too_many_connections_are_kept(server, path, monkeypatch):
     assert ask(path, b"x") == b"0:x"
 
 
-def test_what_answers_leave_is_done_when_nobody_waits(server, path, echo):
+def test_decisions_are_recorded_when_no_client_waits(server, path, echo):
     for n in range(20):
         ask(path, b"%d" % n)
     eventually(lambda: echo.recorded >= 20)
 
 
-def test_chores_set_their_own_pace(path, echo):
+def test_idle_task_returns_the_delay_until_its_next_call(path, echo):
     calls, done = [], threading.Event()
 
     def idle_task():
@@ -136,7 +136,7 @@ def test_chores_set_their_own_pace(path, echo):
     assert len(calls) == 3 and calls[2] - calls[0] >= 0.1
 
 
-def test_clients_that_leave_early(server, path):
+def test_clients_that_leave_early_do_not_stop_the_server(server, path):
     for _ in range(20):
         client = connect(path)
         client.send(b"never mind")
@@ -156,7 +156,7 @@ def test_stop_leaves_no_socket_and_no_thread(path):
     assert not any(thread.name == "submit-socket" for thread in threading.enumerate())
 
 
-def test_a_dead_socket_is_replaced(path):
+def test_socket_left_behind_by_a_dead_process_is_replaced(path):
     left = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     left.bind(str(path))
     left.close()
@@ -166,7 +166,7 @@ def test_a_dead_socket_is_replaced(path):
     server.stop()
 
 
-def test_many_at_once(server, path):
+def test_many_simultaneous_requests_are_answered(server, path):
     results = []
     threads = [threading.Thread(target=lambda n=n: results.append(ask(path, b"%d" % n))) for n in range(40)]
     for thread in threads:

@@ -66,13 +66,13 @@ def test_a_decision_is_answered_and_recorded(
     assert row["candidates"][0]["ok"] and row["predictor"] == "prior"
 
 
-def test_the_shim_takes_the_services_word(tmp_path: Path, address: Path, decisions: list[SubmitDecision]) -> None:
+def test_shim_uses_the_answer_of_the_service(tmp_path: Path, address: Path, decisions: list[SubmitDecision]) -> None:
     with Shim(tmp_path, socket=str(address)) as shim:
         answer = shim(auto(comment="migbatch: model=bert-large batch=32 slo=200ms"))
         assert isinstance(answer, Accept) and "1g.20gb" in answer.changes["tres_per_node"]
         assert not answer.changes["comment"].endswith(
             "#auto]"
-        )  # a decision's name: the shim alone, without table, knows no model
+        )  # a decision id: the shim alone, without table, knows no model
         odd = shim(auto(comment="ma\xf1ana 100% [x]\n"))
         assert odd.changes["comment"].startswith("ma\xf1ana 100% [x]\n [mig:1g.10gb:1#")
         assert isinstance(shim(JobRequest(USER, tres_per_node="gres/mig:1g")), Refuse)
@@ -80,21 +80,21 @@ def test_the_shim_takes_the_services_word(tmp_path: Path, address: Path, decisio
         assert shim(JobRequest(USER, comment="b", now=now)).changes == {"comment": "b [mig:2g.20gb:1#old]"}
 
 
-def test_without_the_service_the_shim_goes_on(tmp_path: Path, table: Path) -> None:
+def test_shim_answers_from_the_table_without_the_service(tmp_path: Path, table: Path) -> None:
     with Shim(tmp_path, socket=str(tmp_path / "nobody.sock"), table=str(table)) as shim:
         answer = shim(auto(comment="migbatch: model=bert-large batch=32 slo=200ms"))
         assert answer.changes["comment"].endswith("slo=200ms [mig:1g.20gb:1#auto]")
 
 
-def test_without_service_and_table_there_is_the_default(tmp_path: Path) -> None:
+def test_shim_without_service_and_table_grants_the_default_profile(tmp_path: Path) -> None:
     with Shim(tmp_path, socket=str(tmp_path / "nobody.sock")) as shim:
         answer = shim(auto(comment="migbatch: batch=32 slo=200ms"))
         assert answer.changes["comment"].endswith("[mig:1g.10gb:1#auto]")
         assert "the job has no hints" in answer.message
         refused = shim(auto(comment="migbatch: model=bert-large batch=32 slo=200ms"))
         assert isinstance(refused, Refuse) and "add mem=" in refused.sentence
-        told = shim(auto(comment="migbatch: model=bert-large mem=15gb"))
-        assert told.changes["comment"].endswith("[mig:1g.20gb:1#auto]")
+        with_memory = shim(auto(comment="migbatch: model=bert-large mem=15gb"))
+        assert with_memory.changes["comment"].endswith("[mig:1g.20gb:1#auto]")
         assert shim(JobRequest(USER, tres_per_node="gres:gpu:1")).changes["tres_per_node"] == "gres:mig:7g.80gb:1"
         for bad in ("mig:1g", "mig:none", "mig:5g.5gb", "MIG:auto"):
             assert isinstance(shim(JobRequest(USER, tres_per_node=f"gres:{bad}")), Refuse)
@@ -120,7 +120,7 @@ def test_a_hanging_service_delays_one_submission_only(tmp_path: Path, table: Pat
 
 
 @pytest.mark.parametrize("reply", [b"", b"garbage", b"verdict=maybe\n\n", b"verdict=accept\nset_priority=99\n\n"])
-def test_a_service_that_talks_nonsense_is_not_heard(tmp_path: Path, table: Path, reply: bytes) -> None:
+def test_invalid_answer_of_the_service_is_ignored(tmp_path: Path, table: Path, reply: bytes) -> None:
     path = tmp_path / "odd.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as odd:
         odd.bind(str(path))
@@ -183,16 +183,16 @@ def test_a_late_answer_is_not_taken_for_the_next(tmp_path: Path) -> None:
 def test_a_peer_that_hangs_up_does_not_kill_the_shim(tmp_path: Path, table: Path) -> None:
     """No SIGPIPE may reach slurmctld: the shim sends to a peer that has closed already."""
     path = tmp_path / "gone.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as gone:
-        gone.bind(str(path))
-        gone.listen(8)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen(8)
         stop = threading.Event()
 
         def hang_up() -> None:
-            gone.settimeout(0.05)
+            listener.settimeout(0.05)
             while not stop.is_set():
                 try:
-                    gone.accept()[0].close()
+                    listener.accept()[0].close()
                 except TimeoutError:
                     continue
 
@@ -207,7 +207,7 @@ def test_a_peer_that_hangs_up_does_not_kill_the_shim(tmp_path: Path, table: Path
             thread.join(5)
 
 
-def test_only_root_asks_for_others(service: SubmitService, decisions: list[SubmitDecision]) -> None:
+def test_only_root_may_ask_for_another_user(service: SubmitService, decisions: list[SubmitDecision]) -> None:
     def verdict(uid: int, peer: int) -> str:
         return protocol.decode(service.handle(protocol.encode(auto(uid).to_fields()), peer))["verdict"]
 
@@ -253,7 +253,7 @@ def test_any_bytes_are_answered(chooser: Chooser, message: bytes) -> None:
 SERVICES: dict[str, SubmitService] = {}
 
 
-def test_a_broken_chooser_is_an_error_not_an_end(chooser: Chooser, caplog: pytest.LogCaptureFixture) -> None:
+def test_exception_in_the_chooser_is_answered_with_an_error(chooser: Chooser, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Chooser):
         def choose(self, *_: object) -> object:
             raise ZeroDivisionError
@@ -264,7 +264,7 @@ def test_a_broken_chooser_is_an_error_not_an_end(chooser: Chooser, caplog: pytes
     service.close()
 
 
-def test_the_record_comes_after_the_answers(chooser: Chooser, caplog: pytest.LogCaptureFixture) -> None:
+def test_decisions_are_recorded_after_the_answers(chooser: Chooser, caplog: pytest.LogCaptureFixture) -> None:
     seen = []
 
     def record(decision: SubmitDecision) -> None:
@@ -280,7 +280,7 @@ def test_the_record_comes_after_the_answers(chooser: Chooser, caplog: pytest.Log
     assert len(seen) == 20 and "cannot record decision" in caplog.text
 
 
-def test_of_a_record_that_falls_behind_the_oldest_are_given_up(
+def test_oldest_unrecorded_decisions_are_dropped_beyond_the_limit(
     chooser: Chooser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slurm_migbatch.submit.service.MOST_UNRECORDED", 5)
@@ -292,7 +292,7 @@ def test_of_a_record_that_falls_behind_the_oldest_are_given_up(
     assert all(decision.id.encode() in answer for decision, answer in zip(seen, answers[3:], strict=True))
 
 
-def test_idle_and_greedy_clients_do_not_block_others(address: Path) -> None:
+def test_idle_clients_do_not_block_others(address: Path) -> None:
     idle = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(20)]
     try:
         for client in idle:
@@ -351,12 +351,12 @@ texts = st.text(alphabet=st.characters(max_codepoint=255), max_size=40)
 
 
 @given(st.builds(JobRequest, st.integers(0, 2**31), user=texts, comment=texts, extra=texts, tres_per_node=texts))
-def test_requests_survive_the_wire(request_: JobRequest) -> None:
+def test_requests_are_unchanged_by_encoding_and_decoding(request_: JobRequest) -> None:
     assert JobRequest.from_fields(protocol.decode(protocol.encode(request_.to_fields()))) == request_
 
 
 @given(st.builds(Present, st.booleans(), comment=texts, tres_per_node=texts))
-def test_changes_survive_the_wire(now: Present) -> None:
+def test_updates_are_unchanged_by_encoding_and_decoding(now: Present) -> None:
     asked = JobRequest(1, comment="x", now=now)
     assert JobRequest.from_fields(protocol.decode(protocol.encode(asked.to_fields()))) == asked
 
@@ -368,15 +368,15 @@ def test_changes_survive_the_wire(now: Present) -> None:
         st.builds(Accept, st.dictionaries(st.sampled_from(["comment", "tres_per_node"]), texts), texts),
     )
 )
-def test_answers_survive_the_wire(answer: object) -> None:
+def test_answers_are_unchanged_by_encoding_and_decoding(answer: object) -> None:
     assert protocol.decode_answer(protocol.encode_answer(answer)) == answer
 
 
-def test_an_error_is_raised_to_the_client() -> None:
+def test_error_answer_raises_an_exception_in_the_client() -> None:
     with pytest.raises(RequestError, match="uid is missing"):
         protocol.decode_answer(protocol.encode({"verdict": "error", "message": "uid is missing"}))
 
 
-def test_names_of_decisions() -> None:
+def test_decision_ids_are_unique_and_have_eight_lower_case_characters() -> None:
     names = {new_id() for _ in range(1000)}
     assert len(names) == 1000 and all(len(name) == 8 and name.isalnum() and name == name.lower() for name in names)

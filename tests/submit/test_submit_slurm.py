@@ -45,7 +45,7 @@ HINTS = "migbatch: model=bert-large batch=32 slo=200ms"
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """Socket, table and scripts, where slurmctld finds them: a Slurm of --slurm-root has /run in common with us."""
+    """Socket, table and scripts, where slurmctld finds them: a Slurm of --slurm-root shares /run with the tests."""
     with tempfile.TemporaryDirectory(prefix="migbatch-filter-", dir="/run") as made:
         _render(Path(made))
         yield Path(made)
@@ -76,7 +76,7 @@ def bed(folder: Path, slurm_root: str) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def chosen(chooser: Chooser) -> str:
-    """What the predictor has for HINTS: another slice than the default, which a shim that knows nothing would take."""
+    """The predictor's slice for HINTS: another than the default, which a shim that knows nothing would take."""
     profile = chooser.choose(parse(HINTS), SITE.partitions["gpu"]).offer.profile.gres_type
     assert profile != "1g.10gb"
     return profile
@@ -93,15 +93,17 @@ def job_of(bed: Cluster, job: int) -> tuple[str, str]:
     return values.get("TresPerNode", "").replace("gres/", "gres:"), values.get("Comment", "")
 
 
-def test_with_the_service(bed: Cluster, folder: Path, chooser: Chooser, chosen: str) -> None:
+def test_service_answers_slurmctld_and_records_its_decisions(
+    bed: Cluster, folder: Path, chooser: Chooser, chosen: str
+) -> None:
     seen: list[SubmitDecision] = []
     service = SubmitService(SITE, chooser, seen.append)
     with running(folder / "submit.sock", service):
         job = bed.submit("-H", "--gres=mig:auto", f"--comment={HINTS}", wrap="true")
         tres, comment = job_of(bed, job)
         assert tres == f"gres:mig:{chosen}:1" and comment.startswith(f"{HINTS} [mig:{chosen}:1#")
-        told = said(bed, "sbatch", "-H", "--gres=mig:auto", f"--comment={HINTS}", "--wrap=true").stderr
-        assert f"{chosen} for mig:auto: the smallest slice that meets the request" in told
+        messages = said(bed, "sbatch", "-H", "--gres=mig:auto", f"--comment={HINTS}", "--wrap=true").stderr
+        assert f"{chosen} for mig:auto: the smallest slice that meets the request" in messages
     service.close()
     assert [decision.granted for decision in seen] == [f"mig:{chosen}:1"] * 2
     assert seen[0].id in comment
@@ -111,7 +113,7 @@ def test_without_the_service_the_table_answers(bed: Cluster, folder: Path, choos
     write_table(folder / "table.lua", compile_table(SITE, chooser))
     job = bed.submit("-H", "--gres=mig:auto", f"--comment={HINTS}", wrap="true")
     assert job_of(bed, job) == (f"gres:mig:{chosen}:1", f"{HINTS} [mig:{chosen}:1#auto]")
-    (folder / "table.lua").chmod(0o666)  # anybody's table is nobody's: what was read before stays
+    (folder / "table.lua").chmod(0o666)  # a table that anybody can write is not read: the one read before stays in use
     job = bed.submit("-H", "--gres=mig:auto", f"--comment={HINTS}", wrap="true")
     assert job_of(bed, job)[0] == f"gres:mig:{chosen}:1"
 
@@ -139,7 +141,7 @@ def test_a_job_without_slices_is_left_alone(bed: Cluster) -> None:
     assert job_of(bed, job) == ("", "my own")
 
 
-def test_arrays_and_het_jobs(bed: Cluster) -> None:
+def test_arrays_and_heterogeneous_jobs_get_markers(bed: Cluster) -> None:
     array = bed.submit("-H", "-a", "1-2", "--gres=mig:1g.10gb", wrap="true")
     assert job_of(bed, array)[1] == "[mig:1g.10gb:1]"
     both = said(bed, "sbatch", "--parsable", "-H", "--gres=mig:1g.10gb", "--wrap=true", ":", "--gres=mig:2g.20gb")
@@ -156,7 +158,7 @@ def test_steps_run_in_jobs_that_asked_for_gpus(bed: Cluster) -> None:
         assert bed.wait_job(job) == "COMPLETED" and "stepped" in bed.output(job)
 
 
-def test_steps_run_in_jobs_that_asked_for_any_slices_of_each_task(bed: Cluster) -> None:
+def test_steps_run_in_jobs_that_asked_for_any_slices_per_task(bed: Cluster) -> None:
     """Steps read what sbatch leaves of --tres-per-task in the environment."""
     if bed.root.version() < TRES_PER_TASK:
         assert "unrecognized option" in said(bed, "sbatch", "--tres-per-task=gres/mig", "--wrap=true").stderr
@@ -167,7 +169,7 @@ def test_steps_run_in_jobs_that_asked_for_any_slices_of_each_task(bed: Cluster) 
         assert bed.wait_job(job) == "COMPLETED" and "stepped" in bed.output(job)
 
 
-def test_changes_of_a_pending_job(bed: Cluster) -> None:
+def test_updates_of_a_pending_job_rewrite_its_gres_and_marker(bed: Cluster) -> None:
     job = bed.submit("-H", "--gres=mig:2g.20gb", "--comment=mine", wrap="true")
 
     def change(*what: str) -> int:
@@ -199,7 +201,7 @@ def test_a_running_job_keeps_its_marker(bed: Cluster) -> None:
     assert said(bed, "scancel", str(job)).returncode == 0
 
 
-def test_the_users_side(folder: Path, slurm_root: str) -> None:
+def test_cli_filter_makes_steps_match_their_job_and_refuses_bad_requests(folder: Path, slurm_root: str) -> None:
     """With cli_filter, srun's own steps ask for what the job has; bad requests do not reach slurmctld."""
     scripts = {"job_submit": str(folder / JOB_SUBMIT), "cli_filter": str(folder / CLI_FILTER)}
     with Cluster(None, nodes=1, counts=COUNTS, slurm_root=slurm_root, **scripts) as bed:
@@ -223,7 +225,7 @@ def test_the_users_side(folder: Path, slurm_root: str) -> None:
 
 
 def tasks_of(bed: Cluster, array: int) -> dict[str, tuple[str, str]]:
-    """`(TresPerNode, Comment)` of an array's records by their tasks, without the names of decisions."""
+    """`(TresPerNode, Comment)` of an array's records by their tasks, without decision ids."""
     found: dict[str, tuple[str, str]] = {}
     for record in bed.run(["scontrol", "show", "job", str(array)]).stdout.split("\n\n"):
         values = dict(line.strip().partition("=")[::2] for line in record.splitlines())
@@ -248,19 +250,19 @@ def array(bed: Cluster, decided: None) -> Iterator[int]:
     assert said(bed, "scontrol", "release", f"{made}_1").returncode == 0
     bed.wait("a running task", lambda: bed.run(["squeue", "-h", "-t", "R", "-j", str(made)]).stdout, 180)
     assert said(bed, "scontrol", "update", f"JobId={made}_2", "Comment=second").returncode == 0
-    one = "gres:mig:1g.10gb:1"
+    slice_gres = "gres:mig:1g.10gb:1"
     marker = "[mig:1g.10gb:1]"
     assert tasks_of(bed, made) == {
-        "1": (one, f"mine {marker}"),
-        "2": (one, f"second {marker}"),
-        "3-4": (one, f"mine {marker}"),
+        "1": (slice_gres, f"mine {marker}"),
+        "2": (slice_gres, f"second {marker}"),
+        "3-4": (slice_gres, f"mine {marker}"),
     }
     yield made
     said(bed, "scancel", str(made))
 
 
-def test_the_comment_of_a_split_array_is_changed_whole(bed: Cluster, array: int) -> None:
-    """slurmctld shows the filter one description for all records, with what was written for the one before."""
+def test_comment_update_of_a_split_array_changes_all_records(bed: Cluster, array: int) -> None:
+    """slurmctld shows the filter the same description for all records, with what was written for the record before."""
     for text in ("all", "all", ""):
         changed = said(bed, "scontrol", "update", f"JobId={array}", f"Comment={text}")
         assert changed.returncode == 0, changed.stderr
@@ -268,7 +270,7 @@ def test_the_comment_of_a_split_array_is_changed_whole(bed: Cluster, array: int)
         assert tasks_of(bed, array) == {"1": whole, "2": whole, "3-4": whole}
 
 
-def test_the_gres_of_a_split_array_are_changed_where_it_waits(bed: Cluster, array: int) -> None:
+def test_gres_update_of_a_split_array_changes_its_pending_tasks(bed: Cluster, array: int) -> None:
     running = "gres:mig:1g.10gb:1", "mine [mig:1g.10gb:1]"
     for gres, kind in (("mig:2g.20gb:1", "2g.20gb:1"), ("mig:auto", "1g.10gb:1"), ("gpu:1", "7g.80gb:1")):
         changed = said(bed, "scontrol", "update", f"JobId={array}", f"Gres={gres}")
@@ -285,8 +287,8 @@ def test_the_gres_of_a_split_array_are_changed_where_it_waits(bed: Cluster, arra
     assert tasks_of(bed, array) == {"1": running, "2": changed, "3-4": changed}
 
 
-def test_what_the_filter_wrote_is_forged_when_a_user_says_it(bed: Cluster, array: int) -> None:
-    """Also right after it was written, word for word."""
+def test_user_comment_that_repeats_the_marker_of_the_filter_is_refused(bed: Cluster, array: int) -> None:
+    """Also right after the filter has written it, word for word."""
 
     def says(target: int | str, comment: str) -> int:
         return said(bed, "scontrol", "update", f"JobId={target}", f"Comment={comment}").returncode
@@ -306,7 +308,7 @@ def test_what_the_filter_wrote_is_forged_when_a_user_says_it(bed: Cluster, array
     assert says(array, "new") == 0
     assert says(other, "new [mig:1g.10gb:1]") != 0
     assert tasks_of(bed, other) == {"1-2": ("gres:mig:1g.10gb:1", "[mig:1g.10gb:1]")}
-    # Of one array, for another task, in the very next request: it is refused, or taken for `new` itself.
+    # For another task of the same array, in the very next request: it is refused, or read as `new` itself.
     says(f"{array}_2", "new")
     says(f"{array}_1", "new [mig:1g.10gb:1]")
     assert tasks_of(bed, array).items() >= {"1": before["1"], "2": before["2"]}.items()

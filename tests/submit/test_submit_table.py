@@ -1,4 +1,4 @@
-"""The compiled table: its records against the service, its size, and files that are no tables of ours."""
+"""The compiled table: its records against the service, its size, and files that are not valid tables."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Arbitrary(ByCells):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_figures_come_back_as_they_were(tmp_path: Path, seed: int) -> None:
+def test_table_gives_the_answers_of_the_service_for_arbitrary_figures(tmp_path: Path, seed: int) -> None:
     chooser, table = Chooser(Arbitrary(seed)), tmp_path / "table.lua"
     write_table(table, compile_table(SITE, chooser))
     with Shim(tmp_path, table=str(table)) as shim:
@@ -78,7 +78,7 @@ def test_any_figures_come_back_as_they_were(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_slice_and_batch_are_chosen_by_any_figures(tmp_path: Path, seed: int) -> None:
+def test_table_chooses_slice_and_batch_for_arbitrary_figures(tmp_path: Path, seed: int) -> None:
     chooser, table = Chooser(Arbitrary(seed)), tmp_path / "table.lua"
     write_table(table, compile_table(SITE, chooser))
     objectives = (
@@ -102,7 +102,7 @@ def test_slice_and_batch_are_chosen_by_any_figures(tmp_path: Path, seed: int) ->
     assert chosen > 50
 
 
-def test_all_cells_at_once_are_the_cells_one_by_one() -> None:
+def test_table_compiled_at_once_equals_table_compiled_cell_by_cell() -> None:
     class Plain(ByCells):
         def __init__(self) -> None:
             self._inner = LearnedPredictor()
@@ -114,7 +114,7 @@ def test_all_cells_at_once_are_the_cells_one_by_one() -> None:
     assert at_once == compile_table(SITE, Chooser(Plain()), models=models)
 
 
-def test_what_slurmctld_loads_does_not_grow_with_the_grid() -> None:
+def test_table_header_that_slurmctld_loads_does_not_grow_with_the_grid() -> None:
     site = SiteCatalog({"gpu": Partition("gpu", (H100,))})
     facts = [
         replace(model, name=f"{model.name}-{number}", aliases=(), gflops=model.gflops * (1 + number / 7))
@@ -142,7 +142,7 @@ def test_what_slurmctld_loads_does_not_grow_with_the_grid() -> None:
         lambda text: text[: int(text.split("\n", 1)[0].split()[-1]) + 40],
     ],
 )
-def test_a_damaged_table_is_no_obstacle(tmp_path: Path, chooser: Chooser, damage: object) -> None:
+def test_submission_is_accepted_with_a_damaged_table(tmp_path: Path, chooser: Chooser, damage: object) -> None:
     table = tmp_path / "table.lua"
     write_table(table, damage(compile_table(SITE, chooser, models=["bert-large", "resnet50"])))  # type: ignore[operator]
     with Shim(tmp_path, table=str(table)) as shim:
@@ -150,7 +150,7 @@ def test_a_damaged_table_is_no_obstacle(tmp_path: Path, chooser: Chooser, damage
         assert isinstance(shim(asked), Accept) and shim.errors == []
 
 
-def test_a_new_table_is_taken_up_and_a_lost_one_is_kept(tmp_path: Path, chooser: Chooser) -> None:
+def test_new_table_is_loaded_and_a_deleted_one_stays_in_use(tmp_path: Path, chooser: Chooser) -> None:
     table, larger = tmp_path / "table.lua", Partition("gpu", (H100,), Profile.parse("3g.40gb"))
     asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto")
 

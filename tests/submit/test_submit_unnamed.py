@@ -1,4 +1,4 @@
-"""Where the compiled table decides there is no record; the marker then says whether the user named the profile."""
+"""Decisions of the compiled table are not recorded; the marker then says whether the user named the profile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HINTS = "migbatch: model=bert-large batch=32"
         ("gres/gpu:1", ":1]"),
     ],
 )
-def test_a_profile_that_nobody_named_is_marked(asked: str, named: str, chooser: Chooser) -> None:
+def test_marker_says_whether_the_user_named_the_profile(asked: str, named: str, chooser: Chooser) -> None:
     request = JobRequest(uid=1001, partition="gpu", tres_per_node=asked, comment=HINTS)
     answer = rewrite(request, SITE, chooser, SubmitPolicy())
     assert isinstance(answer, Accept)

@@ -1,4 +1,4 @@
-"""What the answering process does between answers: nothing of it can block, and nothing is lost at the end."""
+"""What the answering process does between answers: none of it can block, and nothing is lost at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.gpu_kinds import SITE
 
 
 class Pipe:
-    """The pipe to migbatchd, which reads when it likes."""
+    """The pipe to migbatchd, whose reads the test controls."""
 
     def __init__(self) -> None:
         self.reading, self.writing = os.pipe()
@@ -63,7 +63,7 @@ def decide(chooser: Chooser) -> Callable[..., SubmitDecision]:
     return make
 
 
-def test_a_migbatchd_that_does_not_read_blocks_nobody(pipe: Pipe) -> None:
+def test_output_does_not_block_while_migbatchd_does_not_read(pipe: Pipe) -> None:
     for number in range(2000):
         pipe.output.send({"line": {"number": number, "text": "x" * 200}})
     assert pipe.output.flush() > 100_000
@@ -71,7 +71,7 @@ def test_a_migbatchd_that_does_not_read_blocks_nobody(pipe: Pipe) -> None:
     assert pipe.output.flush() == 0
 
 
-def test_what_waits_is_written_at_the_end(pipe: Pipe) -> None:
+def test_waiting_output_is_written_at_close(pipe: Pipe) -> None:
     for number in range(2000):
         pipe.output.send({"line": {"number": number, "text": "x" * 200}})
     closing = threading.Thread(target=pipe.output.close)
@@ -81,7 +81,7 @@ def test_what_waits_is_written_at_the_end(pipe: Pipe) -> None:
     assert not closing.is_alive()
 
 
-def test_a_migbatchd_that_is_gone_is_no_error() -> None:
+def test_output_to_a_closed_pipe_is_no_error() -> None:
     reading, writing = os.pipe()
     output = Output(writing)
     os.close(reading)
@@ -90,7 +90,7 @@ def test_a_migbatchd_that_is_gone_is_no_error() -> None:
     os.close(writing)
 
 
-def test_users_get_their_names(pipe: Pipe, decide: Callable[..., SubmitDecision]) -> None:
+def test_decisions_are_recorded_with_user_names(pipe: Pipe, decide: Callable[..., SubmitDecision]) -> None:
     recorder = DecisionRecorder(pipe.output)
     for decision in (decide(1001, "ann"), replace(decide(1001), uid=0), replace(decide(1001), uid=4_000_000_000)):
         recorder.take(decision)
@@ -98,7 +98,7 @@ def test_users_get_their_names(pipe: Pipe, decide: Callable[..., SubmitDecision]
     assert {row["user"] for row in pipe.lines("decision", 3)} == {"ann", "root", "4000000000"}
 
 
-def test_a_slow_directory_service_delays_only_whom_it_names(
+def test_slow_directory_service_delays_only_users_that_it_looks_up(
     pipe: Pipe, decide: Callable[..., SubmitDecision], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release, asked = threading.Event(), []
@@ -120,7 +120,7 @@ def test_a_slow_directory_service_delays_only_whom_it_names(
     assert asked == [1001]
 
 
-def test_chores_hand_over_decisions_and_figures(pipe: Pipe, chooser: Chooser) -> None:
+def test_idle_tasks_send_decisions_and_return_the_next_delay(pipe: Pipe, chooser: Chooser) -> None:
     recorder = DecisionRecorder(pipe.output)
     service = SubmitService(SITE, chooser, recorder.take)
     idle_tasks = IdleTasks(service, pipe.output)
@@ -131,7 +131,7 @@ def test_chores_hand_over_decisions_and_figures(pipe: Pipe, chooser: Chooser) ->
         pass
     assert len(pipe.lines("decision", 5)) == 5
     service.handle(message)
-    assert 0 < (idle_tasks() or 0) <= 1.0  # the next figures come a second after the last
+    assert 0 < (idle_tasks() or 0) <= 1.0  # the next statistics come a second after the last
     recorder.close(120)
 
 
