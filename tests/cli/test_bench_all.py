@@ -1,4 +1,4 @@
-"""All experiments in one run: a failing one is told and the others go on; headlines follow from results alone."""
+"""All experiments in one run: a failure is reported and the others still run; headlines follow from results alone."""
 
 import functools
 import json
@@ -75,7 +75,7 @@ LENDING = {
 }
 
 
-def test_headlines_are_judged_by_figures():
+def test_headline_verdicts_follow_from_the_results():
     instances = headlines.instances(INSTANCES)
     assert instances.beaten
     assert "saved in all 50 (theirs 50)" in instances.ours
@@ -111,7 +111,7 @@ PLOTTED = {
 
 
 @pytest.mark.parametrize(("name", "result"), PLOTTED.items())
-def test_plots_are_documents(tmp_path, name, result):
+def test_plots_are_written_as_valid_svg(tmp_path, name, result):
     written = plots.write(name, result, tmp_path / "new")
     assert written
     for path in written:
@@ -119,7 +119,7 @@ def test_plots_are_documents(tmp_path, name, result):
         assert ElementTree.fromstring(path.read_text(encoding="utf-8")).tag.endswith("svg")
 
 
-def test_what_fails_is_told_and_the_others_go_on(tmp_path):
+def test_failed_experiment_is_reported_and_the_others_still_run(tmp_path):
     def run(words):
         if words[1] == "lending":
             raise RuntimeError("no Pollux data")
@@ -145,14 +145,14 @@ def test_what_fails_is_told_and_the_others_go_on(tmp_path):
     assert [(bar["experiment"], bar["name"]) for bar in found["bars"]] == [("scale", "x: gain")]
 
 
-def test_draws_and_options_reach_the_commands(tmp_path):
+def test_seeds_and_options_are_passed_to_the_commands(tmp_path):
     asked = []
 
     def run(words):
         asked.append(words)
         return {"bars": []}
 
-    kinds = {each.name: each for each in EXPERIMENTS}
+    kinds = {experiment.name: experiment for experiment in EXPERIMENTS}
     assert set(kinds) == set(SHOWN) >= set(HEADLINES)
     for seeds, quick in ((None, False), (None, True), (12, True)):
         chosen = (kinds["dstack"], kinds["simulator"])
@@ -164,7 +164,7 @@ def test_draws_and_options_reach_the_commands(tmp_path):
     assert kinds["dstack"].default >= 10
 
 
-def test_a_child_returns_its_json_or_says_what_is_wrong(tmp_path):
+def test_child_process_returns_its_json_or_raises_its_error(tmp_path):
     assert len(child([*SCALE.options(tmp_path, None, quick=False)])["bars"]) == 2
     with pytest.raises(RuntimeError, match="openb_pod_list_default"):
         child(["bench", "fragmentation", "--data", str(tmp_path), "--json"])
@@ -176,7 +176,7 @@ def small(monkeypatch):
     monkeypatch.setattr(every, "measure", functools.partial(every.measure, experiments=chosen))
 
 
-def test_the_command_prints_one_table_and_fails_where_something_did(small, tmp_path):
+def test_command_prints_one_table_and_fails_if_an_experiment_failed(small, tmp_path):
     done = CliRunner().invoke(cli, ["bench", "all", "--studies", "--data", str(tmp_path)])
     assert done.exit_code == 1
     lines = [line.split() for line in done.stdout.splitlines()]
@@ -187,7 +187,7 @@ def test_the_command_prints_one_table_and_fails_where_something_did(small, tmp_p
     assert "minutes in all" in done.stdout
 
 
-def test_the_command_prints_one_object(monkeypatch, tmp_path):
+def test_command_prints_one_json_object(monkeypatch, tmp_path):
     monkeypatch.setattr(every, "measure", functools.partial(every.measure, experiments=(SCALE,)))
     done = CliRunner().invoke(cli, ["bench", "all", "--data", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output

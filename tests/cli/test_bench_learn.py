@@ -1,4 +1,4 @@
-"""`migbatch bench learn` learns from what it makes up, and measures what it says. Nothing is held against the clock."""
+"""`migbatch bench learn` learns from generated runs and measures what it reports. No time is compared with a limit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from slurm_migbatch.lab.bench.learn import measure
 
 @pytest.fixture
 def own_priority() -> Iterator[None]:
-    """The benchmark raises this process above the Slurm daemons of other tests; afterwards it is what it was."""
+    """The benchmark raises this process above the Slurm daemons of other tests; afterwards it is restored."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     yield
     os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 @pytest.mark.usefixtures("own_priority")
-def test_a_small_one() -> None:
+def test_learning_benchmark_refits_and_reports_its_bars() -> None:
     found = measure(runs=150, models=40)
     assert [refit["outcome"] for refit in found["refit"].values()] == ["taken", "taken"]
     first = found["refit"]["first"]["check"]

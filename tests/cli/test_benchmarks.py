@@ -1,4 +1,4 @@
-"""The benchmarks measure what they say, and their statistics are right. No figure is held against the clock here."""
+"""The benchmarks measure what they report, and their statistics are right. No time is compared with a limit here."""
 
 import json
 import math
@@ -66,7 +66,7 @@ def test_hooks_are_measured_with_and_without_the_agent():
     }
 
 
-def test_the_shims_own_answers_are_timed_in_lua(tmp_path):
+def test_answers_that_the_shim_finds_in_its_table_are_timed_in_lua(tmp_path):
     catalog = SiteCatalog({"gpu": Partition("gpu", (GpuKind("h100-80gb", GEOMETRY, 989, 3352),))})
     script, table = tmp_path / "job_submit.lua", tmp_path / "table.lua"
     script.write_text(shim.render(shim.JOB_SUBMIT, socket="", table=str(table), catalog=catalog, policy=SubmitPolicy()))
@@ -76,13 +76,13 @@ def test_the_shims_own_answers_are_timed_in_lua(tmp_path):
     assert figures["whole_answer_us"]["median"] > figures["lookup_us"]["median"]
 
 
-def test_bars():
+def test_bar_is_met_up_to_its_target():
     assert Bar("x", 1.05, 1.05).ok
     assert not Bar("x", 1.06, 1.05).ok
     assert Bar("x", 1.06, 1.05).line().startswith("MISSED  x: 1.06 (target <= 1.05)")
 
 
-def test_bars_that_more_is_better_for_say_so():
+def test_bar_with_at_least_is_met_from_its_target_upwards():
     met, missed = Bar("x", 1.2, 1.2, at_least=True), Bar("x", 1.19, 1.2, at_least=True)
     assert met.ok
     assert not missed.ok
@@ -93,7 +93,7 @@ def test_bars_that_more_is_better_for_say_so():
         assert Bar.from_dict(bar.to_dict()) == bar
 
 
-def test_bars_below_which_nothing_of_ours_can_come_say_so():
+def test_bar_with_a_floor_states_the_value_without_migbatch():
     bar = Bar("x", 1.4, 1.15, floor=1.3666)
     assert bar.line() == "MISSED  x: 1.4 (target <= 1.15; 1.367 without migbatch)"
     assert bar.to_dict()["floor"] == 1.3666
@@ -101,19 +101,19 @@ def test_bars_below_which_nothing_of_ours_can_come_say_so():
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0.01, 1.0))
-def test_quantile_is_the_smallest_that_enough_values_do_not_exceed(values, share):
+def test_quantile_is_the_smallest_value_that_covers_the_share(values, share):
     q = quantile(values, share)
     assert q in values
     assert sum(v <= q for v in values) >= share * len(values) - 1e-9
     assert all(sum(v <= w for v in values) < share * len(values) + 1e-9 for w in values if w < q)
 
 
-def test_times():
+def test_times_report_median_p99_and_minimum_in_milliseconds():
     assert Times.of([0.001, 0.003, 0.002]).to_dict() == {"median_ms": 2.0, "p99_ms": 3.0, "min_ms": 1.0, "n": 3}
 
 
 @pytest.mark.parametrize(("n", "t"), [(5, 2.776), (10, 2.262), (40, 2.023)])
-def test_intervals_are_students(n, t):
+def test_confidence_interval_is_students_t(n, t):
     values = [1 + (i % 3) * 0.1 for i in range(n)]
     mean, low, high = mean_with_interval(values)
     half = t * statistics.stdev(values) / math.sqrt(n)

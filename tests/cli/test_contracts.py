@@ -1,4 +1,4 @@
-"""The contracts on imports catch what they forbid."""
+"""The import contracts catch the imports that they forbid."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ FORBIDDEN = {
 """Contract -> a module, and what it must not import."""
 
 
-def test_one_forbidden_import_breaks_each_contract(tmp_path: Path) -> None:
+def test_a_forbidden_import_breaks_each_contract(tmp_path: Path) -> None:
     copy = tmp_path / "slurm_migbatch"
     shutil.copytree(ROOT, copy, ignore=lambda folder, names: [n for n in names if n.endswith((".c", ".h", ".pyc"))])
     pyproject = (ROOT.parent / "pyproject.toml").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`migbatch db`, and what commands say of a database that is read-only, full, damaged, older or newer."""
+"""`migbatch db`, and the messages of commands about a database that is read-only, full, damaged, older or newer."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Site:
     def __call__(self, *words: str) -> tuple[int, str, str]:
         """Exit code, output and errors of a command."""
         code = run(cli, "migbatch", [*words, "-c", str(self.config)])
-        told = self._capsys.readouterr()
-        return code, told.out, told.err
+        captured = self._capsys.readouterr()
+        return code, captured.out, captured.err
 
     def levels(self, *words: str) -> tuple[int, dict[str, str]]:
         """Exit code and the level of each finding of `db check`."""
@@ -59,7 +59,7 @@ def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Site:
     return Site(tmp_path, capsys)
 
 
-def test_there_and_back(site: Site) -> None:
+def test_backup_and_restore_bring_back_the_record(site: Site) -> None:
     with open_store(site.url) as store:
         node = Node(store)
         node.send(node.start(100, 7))
@@ -81,8 +81,8 @@ def test_there_and_back(site: Site) -> None:
     assert "no such backup" in site("db", "restore", str(site.directory / "nope.db"))[2]
 
 
-def test_what_root_locks_it_leaves_as_it_was(site: Site) -> None:
-    """migbatchd runs as SlurmUser perhaps, and could not use what root has made."""
+def test_db_commands_run_as_root_leave_the_run_directory_unchanged(site: Site) -> None:
+    """migbatchd may run as SlurmUser, and could not use files that root has created."""
     back = site.directory / "b.db"
     open_store(site.url).close()
     back_up(site.url, back, HISTORY)
@@ -96,7 +96,7 @@ def test_what_root_locks_it_leaves_as_it_was(site: Site) -> None:
     assert [path.name for path in site.run_dir.iterdir()] == ["migbatchd.pid"]
 
 
-def test_check_of_what_is_in_order(site: Site) -> None:
+def test_db_check_of_an_intact_database(site: Site) -> None:
     make_old(site.url, len(HISTORY))
     code, found = site.levels()
     assert code == 0
@@ -108,7 +108,7 @@ def test_check_of_what_is_in_order(site: Site) -> None:
     assert code == 0 and "age: goes back" in out and "integrity" not in out
 
 
-def test_check_of_schemas_that_are_not_todays(site: Site) -> None:
+def test_db_check_of_older_newer_and_changed_schemas(site: Site) -> None:
     assert site.levels() == (1, {"database": "FAIL"})
     make_old(site.url, 4)
     assert site.levels() == (0, {"integrity": "ok", "schema": "warn", "room": "ok"})
@@ -129,7 +129,7 @@ def test_check_of_schemas_that_are_not_todays(site: Site) -> None:
         assert code == 1 and err.count("\n") == 1 and "'0999 tomorrow'" in err, words
 
 
-def test_check_of_what_is_damaged(site: Site) -> None:
+def test_db_check_of_a_damaged_database(site: Site) -> None:
     make_old(site.url, len(HISTORY))
     with closing(sqlite3.connect(site.file)) as raw, raw:
         raw.execute("DELETE FROM runs WHERE id = 5")
@@ -145,8 +145,8 @@ def test_check_of_what_is_damaged(site: Site) -> None:
     assert code == 1 and err.count("\n") == 1 and "malformed" in err
 
 
-def test_servers_are_checked_too(site: Site, tmp_path: Path) -> None:
-    """Left to tests/store for what differs; here, that a server that is not there is one finding."""
+def test_unreachable_database_server_is_one_finding(site: Site, tmp_path: Path) -> None:
+    """Only that an unreachable server is one finding; tests/store tests what else differs with servers."""
     site.config.write_text("[store]\nurl = 'mariadb://x@127.0.0.1:1/x'\n")
     assert site.levels() == (1, {"database": "FAIL"})
     code, _, err = site("db", "backup", str(tmp_path / "b.db"))
@@ -174,8 +174,8 @@ READING = (("show", "41"), ("loans",), ("db", "check"), ("model", "show"))
 
 
 @pytest.mark.slurm
-def test_a_full_and_a_read_only_disk_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Reading goes on where the record is whole on the disk; what has to write says what is wrong, in one line."""
+def test_full_or_read_only_disk_is_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reads still work if the database on disk is complete; commands that must write report the error in one line."""
     with small_disk() as disk:
         site = Site(disk, capsys, tmp_path / "run")
         make_old(site.url, len(HISTORY))
@@ -204,10 +204,10 @@ def test_a_full_and_a_read_only_disk_are_one_sentence(tmp_path: Path, capsys: py
 
 
 @pytest.mark.slurm
-def test_a_log_that_a_killed_migbatchd_left_on_a_read_only_disk(
+def test_log_left_by_a_killed_migbatchd_on_a_read_only_disk_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its rows are not in the file yet, and a reader that may not write cannot bring them there."""
+    """The rows of the log are not in the file yet, and a reader that may not write cannot copy them there."""
     with small_disk() as disk:
         site = Site(disk, capsys, tmp_path / "run")
         with open_store(site.url) as store:

@@ -1,4 +1,4 @@
-"""What is imported is declared, by the extra that its room is installed with; what is declared is imported."""
+"""Imported packages are declared by the extra that installs the importing package; declared packages are imported."""
 
 import ast
 import sys
@@ -27,9 +27,9 @@ ON_NODES = (
     *(f"cli/{name}.py" for name in ("__main__", "main", "common", "ending", "node", "progress", "doctor")),
 )
 OWNERS = packages_distributions()
-#: a job's own Python brings it, where it does
+#: provided by the job's own Python, if at all
 USERS_OWN = {"torch"}
-#: what mypy alone imports, which brings it
+#: imported by mypy only, which installs it
 FOR_MYPY = {"typing_extensions"}
 
 
@@ -43,7 +43,7 @@ def declared(*extras):
 
 @cache
 def modules_of(path):
-    """Modules that a file imports, wherever in it, by their whole names."""
+    """Full names of the modules that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -60,7 +60,7 @@ def imported(path):
 
 
 def distributions(module):
-    """Names of the distributions that bring a module, as pip writes them; one that is not here is called alike."""
+    """Names of the distributions that provide a module, as pip writes them; if not installed, the module's name."""
     return {canonicalize_name(name) for name in OWNERS.get(module, [module])}
 
 
@@ -95,7 +95,7 @@ def test_imports_of_the_tests_are_declared():
 
 
 def test_no_test_module_imports_another():
-    """What several of them need is in tests/support."""
+    """Code that several of them need is in tests/support."""
     shared = ("tests.support",)
     others = {
         str(path.relative_to(ROOT)): {
@@ -111,7 +111,7 @@ EXTRAS = ("", "node", "controller", "plot", "report", "lab", "mysql", "postgres"
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_declared_packages_are_used(extra):
-    """The drivers of databases are not imported by name: SQLAlchemy is told theirs."""
+    """Database drivers are not imported by name: SQLAlchemy is given their names."""
     files = [
         path for path in PACKAGE.rglob("*.py") if extra != "node" or str(path.relative_to(PACKAGE)).startswith(ON_NODES)
     ]
@@ -122,7 +122,7 @@ def test_declared_packages_are_used(extra):
     assert wanted - used == set()
 
 
-def test_doctor_asks_for_what_the_controller_is_installed_with():
+def test_doctor_requires_the_packages_of_the_controller_extra():
     later = {
         Requirement(line).name for line in PROJECT["optional-dependencies"]["controller"] if "python_version" in line
     }

@@ -23,28 +23,28 @@ def described(*arguments: str) -> Result:
     return CliRunner().invoke(describe, arguments, standalone_mode=False)
 
 
-def test_a_folder(tmp_path: Path) -> None:
+def test_model_folder_or_its_config_file_gives_the_hints(tmp_path: Path) -> None:
     folder = tmp_path / "Our_Model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    for what in (str(folder), str(folder / "config.json")):
-        found = json.loads(described(what, "--json").output)
+    for path in (str(folder), str(folder / "config.json")):
+        found = json.loads(described(path, "--json").output)
         assert found["model"] == "our_model" and found["parameters"] == pytest.approx(494_032_768, rel=1e-4)
         asked = workload_of(parse("migbatch: " + found["hints"]))
         assert asked is not None and asked.architecture.parameters == found["parameters"]
 
 
-def test_a_public_name() -> None:
+def test_public_model_name_gives_the_hints() -> None:
     found = json.loads(described("Qwen/Qwen2.5-7B-Instruct-AWQ", "--json").output)
     assert found["parameters"] == 7_615_616_512 and found["kv_cache_bytes_a_token"] == 57344
     assert found["hints"] == "model=qwen2.5-7b quantization=awq"
     assert "params=7700m" in described("acme-7b").output
 
 
-def test_what_is_neither() -> None:
+def test_unknown_model_name_is_an_error_with_a_suggestion() -> None:
     assert "did you mean mixtral" in str(described("mixtrall").exception)
     assert "neither a directory" in str(described("something-else-entirely").exception)
 
 
-def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
+def test_folder_without_config_json_is_an_error(tmp_path: Path) -> None:
     assert "config.json" in str(described(str(tmp_path)).exception)

@@ -1,4 +1,4 @@
-"""What is installed: templates and examples come along, and are the same from a checkout, a wheel and an sdist."""
+"""What is installed: templates and examples are included, and are the same from a checkout, a wheel and an sdist."""
 
 import json
 import shutil
@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[2]
 TEMPLATES = sorted(path.name for path in (ROOT / "gres_templates").glob("*.j2"))
 #: read by other templates only
 INCLUDED = {"migbatch_core.lua.j2"}
-#: of a test bed's Slurm alone
+#: used by a test bed's Slurm only
 STOCK = {"cgroup.conf.j2", "testbed.conf.j2"}
 
-#: prints where the package and its data lie, the text of each template, and the names of the examples
+#: prints where the package and its data are, the text of each template, and the names of the examples
 PROGRAM = """
 import json
 from importlib.resources import files
@@ -77,7 +77,7 @@ def build(source, kind, folder):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """The repository without what was built in it: builds write beside their sources."""
+    """A copy of the repository without build outputs: builds write beside their sources."""
     folder = tmp_path_factory.mktemp("checkout") / "slurm_migbatch"
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__"))
     return folder
@@ -124,7 +124,7 @@ def test_an_installed_wheel_renders_every_template(installed):
     assert all("migbatch" in text or template in STOCK for template, text in found["texts"].items())
 
 
-def test_a_checkout_and_a_wheel_render_alike(installed):
+def test_a_checkout_and_a_wheel_render_the_same_templates(installed):
     assert told_by(sys.executable)["texts"] == told_by(str(installed))["texts"]
 
 
@@ -151,7 +151,7 @@ def test_a_wheel_has_one_top_level_name_and_all_files_of_the_package(wheel):
     assert app and {f"slurm_migbatch/{name}" for name in app} <= names
 
 
-def test_an_sdist_has_what_a_site_copies_from(unpacked):
+def test_an_sdist_has_the_folders_that_a_site_copies_from(unpacked):
     for folder in ("prolog", "epilog", "gres_templates", "sbatch_examples", "tests"):
         assert {path.name for path in (unpacked / folder).iterdir()} >= {
             path.name for path in (ROOT / folder).iterdir() if path.name != "__pycache__"

@@ -1,4 +1,4 @@
-"""What the pages for people name is in the code: commands, options, columns, keys, hints, messages, files, figures."""
+"""What the documentation names is in the code: commands, options, columns, keys, hints, messages, files, figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROGRAMS: dict[str, click.Command] = {"migbatch": cli, "migacct": migacct}
 
 
 def fault(program: str, words: list[str], *, loose: bool) -> str:
-    """What is wrong with a call, empty where nothing is; a loose one may end with an option without its value."""
+    """What is wrong with a call, empty if nothing is; a loose call may end with an option without its value."""
     return _fault(PROGRAMS[program], program, list(words), loose)
 
 
@@ -61,7 +61,7 @@ def test_commands_of_a_page_exist_with_their_options(page: Path) -> None:
     assert [line for line in wrong if line] == []
 
 
-def test_what_does_not_exist_is_seen() -> None:
+def test_call_check_finds_documented_calls_and_reports_wrong_ones() -> None:
     assert sum(len(list(calls(line))) for page in PAGES for line in shell(page)) >= 40
     assert sum(len(list(told(code))) for page in PAGES for code in inline(page)) > 80
     assert [
@@ -79,7 +79,7 @@ def test_what_does_not_exist_is_seen() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_command_stands_where_it_is_not_looked_at(page: Path) -> None:
+def test_no_command_is_in_a_block_that_is_not_checked(page: Path) -> None:
     for language, block in FENCE.findall(text_of(page)):
         if language != "sh" and "$ " not in block:
             assert not re.findall(
@@ -88,7 +88,7 @@ def test_no_command_stands_where_it_is_not_looked_at(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_targets_of_make_exist(page: Path) -> None:
+def test_documented_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z][a-z -]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     known = {name for names in targets for name in names.split()}
     for line in [*shell(page), *inline(page)]:
@@ -103,25 +103,25 @@ def slug(heading: str) -> str:
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_existing_targets(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text_of(page))):
         if target.startswith("https://"):
             continue
         name, _, anchor = target.partition("#")
-        there = page.parent / name if name else page
-        assert there.exists(), target
-        headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text_of(there)), re.MULTILINE) if anchor else []
+        linked = page.parent / name if name else page
+        assert linked.exists(), target
+        headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text_of(linked)), re.MULTILINE) if anchor else []
         assert not anchor or anchor in map(slug, headings), target
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_named_files_are_there(page: Path) -> None:
+def test_named_files_exist(page: Path) -> None:
     for code in " ".join(inline(page)).split():
         if re.match(r"(?:slurm_migbatch|tests|docs|sbatch_examples|gres_templates)/[\w./-]*$", code):
             assert (ROOT / code).exists(), code
 
 
-def test_every_page_is_reached_from_the_readme() -> None:
+def test_readme_links_to_every_page() -> None:
     linked = set(re.findall(r"\]\(([\w./]+\.md)", text_of(ROOT / "README.md")))
     assert {str(page.relative_to(ROOT)) for page in PAGES} - {"README.md"} <= linked
 
@@ -134,14 +134,14 @@ SECTIONS = {
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_keys_of_the_configuration_exist(page: Path) -> None:
+def test_named_configuration_keys_exist(page: Path) -> None:
     for code in inline(page):
         if found := re.match(r"\[(\w+)\](?: (\w+))?", code):
             assert found[1] in SECTIONS, code
             assert found[2] is None or found[2] in SECTIONS[found[1]], code
 
 
-def test_the_page_for_administrators_has_every_section_with_keys_of_its_own() -> None:
+def test_admin_page_lists_every_section_with_its_own_keys() -> None:
     rows = re.findall(
         r"^\| `\[(\w+)\]` \|[^|]*\|([^|]*)\|$", section(ROOT / "docs/admin.md", "Configure"), re.MULTILINE
     )
@@ -151,7 +151,7 @@ def test_the_page_for_administrators_has_every_section_with_keys_of_its_own() ->
     assert fields(GpuConfig) and fields(ModelConfig)
 
 
-def test_every_hint_has_a_row_and_stands_in_the_readme() -> None:
+def test_every_hint_has_a_row_and_is_in_the_readme() -> None:
     page = ROOT / "docs/users.md"
     rows = re.findall(r"^\| (`\w.*?) \|", section(page, "Hints") + section(page, "Language models"), re.MULTILINE)
     assert {hint for row in rows for hint in CODE.findall(row)} == set(FORMS)
@@ -161,7 +161,7 @@ def test_every_hint_has_a_row_and_stands_in_the_readme() -> None:
 
 @cache
 def texts() -> tuple[str, ...]:
-    """Every text of the code, with `...` where it names something."""
+    """Every string of the code, with `...` for each inserted value."""
     found = []
     for path in (ROOT / "slurm_migbatch").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -174,14 +174,14 @@ def texts() -> tuple[str, ...]:
     return tuple(found)
 
 
-def test_messages_of_the_table_are_said() -> None:
+def test_messages_of_the_troubleshooting_table_are_in_the_code() -> None:
     table = section(ROOT / "docs/users.md", "Troubleshooting by message")
     messages = re.findall(r"^\| `(.+?)` \| ", table, re.MULTILINE)
     assert len(messages) > 20
     assert [message for message in messages if not any(message in text for text in texts())] == []
 
 
-def test_figures_of_the_readme_are_those_of_the_measurements() -> None:
+def test_readme_figures_are_in_the_measurements_page() -> None:
     number = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\d)")
     measured = set(number.findall(text_of(ROOT / "docs/measurements.md")))
     rows = [line for line in section(ROOT / "README.md", "Measured").splitlines() if line.startswith("|")]
@@ -189,6 +189,6 @@ def test_figures_of_the_readme_are_those_of_the_measurements() -> None:
     assert set(number.findall(" ".join(row.split("|")[2] for row in rows[2:]))) <= measured
 
 
-def test_the_picture_is_small() -> None:
+def test_readme_picture_is_a_small_png() -> None:
     picture = (ROOT / "docs/report.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) <= 150_000

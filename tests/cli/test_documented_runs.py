@@ -1,4 +1,4 @@
-"""The measuring commands that the pages name are run as they stand there, with small inputs."""
+"""The measuring commands of the documentation run as they are written there, with small inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurm_migbatch.cli.main import cli
 from tests.support.laboratory_tables import served, write_table
 from tests.support.shown_calls import PAGES, calls, inline, shell, told
 
-#: what is added to the words of the page
+#: options added to the documented command
 SMALL: Final[dict[str, list[str]]] = {
     "bench hooks": ["--rounds", "10"],
     "bench learn": ["--runs", "100", "--models", "100"],
@@ -24,7 +24,7 @@ SMALL: Final[dict[str, list[str]]] = {
     "eval predictor": ["--data", "{sliced}", "--quick"],
     "eval profiling": ["--data", "{sliced}"],
 }
-#: what takes minutes, and where it is tested with less to do, or its parts are
+#: commands that take minutes, and where they, or their parts, are tested with less work
 LONG: Final = {
     "bench all": "tests/cli/test_bench_all.py",
     "bench dispatch": "tests/lab/test_bench_dispatch.py",
@@ -48,7 +48,7 @@ LONG: Final = {
 
 
 def named() -> dict[str, list[list[str]]]:
-    """The measuring commands of the pages, each with the options that it is named with."""
+    """The measuring commands of the pages, each with the options of every mention."""
     lines = (words for page in PAGES for line in shell(page) for _, words in calls(line))
     codes = (words for page in PAGES for code in inline(page) for _, words in told(code))
     found: dict[str, list[list[str]]] = {}
@@ -67,7 +67,7 @@ MODELS: Final = [("resnet50", 0.007, 5e-4), ("resnet101", 0.013, 8e-4), ("vgg16"
 NAMED: Final = named()
 
 
-def test_every_one_is_run_or_is_known_to_take_long() -> None:
+def test_every_documented_command_is_run_or_listed_as_long() -> None:
     assert len(NAMED) > 12
     assert sorted(NAMED.keys() - SMALL.keys() - LONG.keys()) == []
     root = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def test_every_one_is_run_or_is_known_to_take_long() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(NAMED.keys() & SMALL.keys()))
-def test_it_ends_and_tells_something(name: str, tmp_path: Path) -> None:
+def test_documented_command_succeeds_and_prints_output(name: str, tmp_path: Path) -> None:
     folders = {"sliced": write_table(tmp_path / "sliced", MODELS), "served": served(tmp_path / "served")}
     small = [word.format(**folders) for word in SMALL[name]]
     for options in {tuple(options) for options in NAMED[name]}:

@@ -1,4 +1,4 @@
-"""The exit codes of docs/operate.md are those that commands end with."""
+"""Commands exit with the codes that docs/operate.md lists."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CHECKS: dict[tuple[str, int], Callable[[Path], int]] = {
 
 
 @pytest.mark.parametrize("row", CHECKS, ids=str)
-def test_a_command_ends_with_the_code_that_the_page_says(
+def test_command_exits_with_the_documented_code(
     row: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "migbatch.toml").write_text("")
@@ -62,7 +62,9 @@ def test_a_command_ends_with_the_code_that_the_page_says(
 
 
 @pytest.mark.parametrize(("levels", "code"), [((GOOD,), 0), ((GOOD, UNKNOWN), 2), ((BAD, UNKNOWN), 1)])
-def test_the_doctor_ends_as_it_found(levels: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_exit_code_follows_from_its_findings(
+    levels: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "_examine", lambda *_: [Finding(level, "it", "is", "") for level in levels])
     assert run(cli, "migbatch", ["doctor", "--role", "login"]) == code
     assert code == 0 or ("migbatch doctor", code) in DOCUMENTED
@@ -74,13 +76,13 @@ def names() -> None:
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
-def test_characters_that_the_locale_lacks_are_no_error(errors: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_that_the_locale_lacks_are_replaced(errors: str, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, "latin-1", errors))
     assert run(names, "migbatch", []) == 0
     assert out.getvalue() == b"n\xe4me ?\n"
 
 
-def test_the_help_says_the_general_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_general_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     run(cli, "migbatch", ["--help"])
     assert "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted" in " ".join(capsys.readouterr().out.split())

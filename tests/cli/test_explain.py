@@ -26,7 +26,7 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_a_choice_with_its_candidates(shown) -> None:
+def test_explain_shows_the_choice_and_its_candidates(shown) -> None:
     result = shown("--gres=mig:auto", "--comment", "migbatch: model=bert-large batch=32 slo=200ms")
     assert result.return_value == 0
     assert "bert-large/infer/b32/128tok/slo200000us/any" in result.output
@@ -36,41 +36,41 @@ def test_a_choice_with_its_candidates(shown) -> None:
     assert table[1].startswith("1g.20gb") and "over 200 ms" in table[-1]
 
 
-def test_a_refusal(shown) -> None:
+def test_refusal_exits_with_3_and_names_matching_profiles(shown) -> None:
     result = shown("--gres=mig:1g")
     assert result.return_value == 3
     assert "refused:" in result.output and "1g.10gb, 1g.10gb.me" in result.output
 
 
-def test_what_the_pages_show(shown) -> None:
+def test_explain_prints_what_the_documentation_shows(shown) -> None:
     """README's first request, and the language model of docs/users.md that fits no slice."""
     hints = "migbatch: model=bert-large batch=32 slo=200ms"
-    told = transcript("README.md", f'sbatch --gres=mig:auto --comment="{hints}" infer.sh').splitlines()[0]
-    assert shows(told.removeprefix("sbatch: "), shown("--gres=mig:auto", f"--comment={hints}").output)
+    documented = transcript("README.md", f'sbatch --gres=mig:auto --comment="{hints}" infer.sh').splitlines()[0]
+    assert shows(documented.removeprefix("sbatch: "), shown("--gres=mig:auto", f"--comment={hints}").output)
     hints = "migbatch: model=mixtral-8x7b max_model_len=4096 max_num_seqs=8"
-    told = transcript("docs/users.md", f'migbatch explain --gres=mig:auto --comment="{hints}"')
-    assert shows(told, shown("--gres=mig:auto", f"--comment={hints}").output)
+    documented = transcript("docs/users.md", f'migbatch explain --gres=mig:auto --comment="{hints}"')
+    assert shows(documented, shown("--gres=mig:auto", f"--comment={hints}").output)
     assert not shows("refused: ... 104 GiB", "refused: it needs 103 GiB")
 
 
-def test_whole_gpus_and_json(shown) -> None:
+def test_request_for_whole_gpus_is_explained_as_json(shown) -> None:
     found = json.loads(shown("--gpus=2", "--nodes=1", "--json").output)
     assert found["verdict"] == "accept" and found["asked"] == {"--gpus": "2"}
     assert found["changes"] == {"tres_per_node": "mig:7g.80gb:2", "tres_per_job": "", "comment": "[mig:7g.80gb:2]"}
     assert found["decision"]["reason"] == "whole_gpu"
 
 
-def test_a_job_without_slices_passes(shown) -> None:
+def test_job_without_slices_is_unchanged(shown) -> None:
     result = shown("--comment", "hello")
     assert result.return_value == 0 and "unchanged" in result.output
 
 
-def test_words_that_are_not_ascii(shown) -> None:
+def test_non_ascii_comment_is_kept(shown) -> None:
     result = shown("--gres=mig:auto", "--comment", "größe")
     assert "größe [mig:1g.10gb:1#auto]" in result.output
 
 
-def test_missing_partition_and_catalog(shown, tmp_path: Path) -> None:
+def test_missing_partition_or_catalog_is_an_error(shown, tmp_path: Path) -> None:
     (tmp_path / "migbatch.toml").write_text(f"[cluster]\nslurm_bin = '{tmp_path}'\n")  # no Slurm there
     unnamed = shown("--gres=mig:auto", partition="")
     assert "gpu, old, mixed" in str(unnamed.exception)
@@ -78,7 +78,7 @@ def test_missing_partition_and_catalog(shown, tmp_path: Path) -> None:
     assert "migbatchd" in str(lost.exception)
 
 
-def test_the_partition_is_the_one_that_sbatch_would_take(shown, tmp_path: Path) -> None:
+def test_default_partition_is_the_one_that_sbatch_uses(shown, tmp_path: Path) -> None:
     sinfo = tmp_path / "sinfo"
     sinfo.write_text("#!/bin/sh\necho old; echo gpu*; echo mixed\n")
     sinfo.chmod(0o755)
@@ -88,11 +88,11 @@ def test_the_partition_is_the_one_that_sbatch_would_take(shown, tmp_path: Path) 
     assert found.output == shown("--gres=mig:auto", "--json", partition="gpu").output
 
 
-def test_the_service_that_is_not_there(shown) -> None:
+def test_unreachable_service_is_an_error(shown) -> None:
     assert "is migbatchd running" in str(shown("--gres=mig:auto", "--service", "/nonexistent").exception)
 
 
-def test_a_language_model_shows_its_tokens(shown) -> None:
+def test_language_model_shows_token_times_and_rate(shown) -> None:
     text = shown(
         "--gres=mig:auto", "--comment", "migbatch: model=llama-3.1-8b max_model_len=4096 max_num_seqs=8"
     ).output

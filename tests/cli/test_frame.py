@@ -1,4 +1,4 @@
-"""The frame of `migbatch`: lazy commands, help, exit codes, and errors that are one sentence."""
+"""The frame of `migbatch`: lazy commands, help, exit codes, and one-line errors."""
 
 import importlib
 import json
@@ -31,9 +31,9 @@ def test_every_command_exists_and_its_help_is_complete(name):
     command = getattr(importlib.import_module(module), attribute)
     assert command.name == name
     assert line.endswith(".")
-    for path, one in walk(command, name):
-        assert one.help, f"{path} has no help text"
-        for parameter in one.params:
+    for path, subcommand in walk(command, name):
+        assert subcommand.help, f"{path} has no help text"
+        for parameter in subcommand.params:
             if isinstance(parameter, click.Option) and name not in ("testbed", "node", "explain"):
                 assert parameter.help or parameter.hidden, f"{path} {parameter.opts[0]} has no help text"
 
@@ -59,7 +59,7 @@ def test_help_lists_all_commands_without_importing_them():
     )
 
 
-def test_node_commands_need_nothing_of_the_controller():
+def test_node_commands_import_no_controller_packages():
     code = (
         "import sys; from slurm_migbatch.cli.main import cli; cli(['node', '-h'], standalone_mode=False)\n"
         "heavy = [m for m in sys.modules if m.split('.')[0] in ('sqlalchemy', 'jinja2', 'starlette', 'pandas')]\n"
@@ -68,7 +68,7 @@ def test_node_commands_need_nothing_of_the_controller():
     subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
 
-def test_version():
+def test_version_option_prints_name_and_version():
     assert migbatch("--version").stdout.startswith("migbatch 0.")
 
 
@@ -83,7 +83,7 @@ def test_wrong_usage_is_one_line_and_exit_2(arguments):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_wrong_configuration_names_its_line(tmp_path):
+def test_configuration_error_names_its_line(tmp_path):
     path = tmp_path / "m.toml"
     path.write_text("[store]\nulr = 'x'\n")
     done = migbatch("nodes", "-c", str(path))
@@ -91,7 +91,7 @@ def test_a_wrong_configuration_names_its_line(tmp_path):
     assert done.stderr == f"migbatch: error: {path}:2: unknown key 'ulr', did you mean 'url'? in [store]\n"
 
 
-def test_no_database_is_one_sentence(tmp_path):
+def test_missing_database_is_an_error_without_a_traceback(tmp_path):
     path = tmp_path / "m.toml"
     path.write_text(f"[store]\nurl = 'sqlite:///{tmp_path}/none.db'\n")
     done = migbatch("show", "12", "-c", str(path))
@@ -100,7 +100,7 @@ def test_no_database_is_one_sentence(tmp_path):
     assert done.stderr.startswith("migbatch: error: ")
 
 
-def test_a_reader_that_goes_away_is_no_error():
+def test_closed_output_pipe_prints_no_error():
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
@@ -129,14 +129,14 @@ class Ours(RuntimeError):
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_expected_failures(error, code, text, capsys):
+def test_expected_failure_is_one_line_with_its_exit_code(error, code, text, capsys):
     @click.command()
     def command():
         raise error
 
     assert run(command, "prog", []) == code
-    said = capsys.readouterr().err.strip()
-    assert said == (f"prog: error: {text}" if text else "")
+    message = capsys.readouterr().err.strip()
+    assert message == (f"prog: error: {text}" if text else "")
 
 
 def test_bugs_keep_their_traceback():
@@ -150,12 +150,12 @@ def test_bugs_keep_their_traceback():
     assert describe(OSError("odd")) == "odd"
 
 
-def test_a_missing_package_names_the_extra(capsys):
+def test_missing_package_error_names_the_extra(capsys):
     group = LazyGroup("migbatch", lazy={"x": ("no_such_package.x:x", "X.")})
     assert run(group, "migbatch", ["x"]) == 1
-    said = capsys.readouterr().err
-    assert "pip install 'slurm-migbatch[controller]'" in said
-    assert "needs the Python package no_such_package" in said
+    message = capsys.readouterr().err
+    assert "pip install 'slurm-migbatch[controller]'" in message
+    assert "needs the Python package no_such_package" in message
 
 
 def groups(command, path=()):
@@ -168,14 +168,14 @@ def groups(command, path=()):
 
 
 @pytest.mark.parametrize("path", list(groups(cli)), ids=lambda path: " ".join(path) or "migbatch")
-def test_a_group_alone_prints_its_help(path, capsys):
+def test_command_group_alone_prints_its_help(path, capsys):
     assert run(cli, "migbatch", [*path]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"Usage: {' '.join(('migbatch', *path))} [OPTIONS] COMMAND [ARGS]...\n")
-    assert "error" not in said.err.splitlines()[0]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"Usage: {' '.join(('migbatch', *path))} [OPTIONS] COMMAND [ARGS]...\n")
+    assert "error" not in captured.err.splitlines()[0]
     assert run(cli, "migbatch", [*path, "-h"]) == 0
-    assert capsys.readouterr().out == said.err
+    assert capsys.readouterr().out == captured.err
 
 
 @pytest.mark.parametrize(
@@ -186,23 +186,23 @@ def test_a_group_alone_prints_its_help(path, capsys):
         ("migbatch.cli.main:cli config render", 2, "Choose from: migbatch, prometheus, grafana"),
     ],
 )
-def test_wrong_words_are_told_in_one_line(command, code, text, capsys):
-    """sacct ends with 1, and so does what stands beside it."""
+def test_wrong_arguments_are_a_one_line_error(command, code, text, capsys):
+    """sacct exits with 1, and so does migacct."""
     where, *arguments = command.split()
     assert run(f"slurm_{where}", "prog", arguments) == code
-    said = capsys.readouterr().err
-    assert said.startswith("prog: error: ")
-    assert text in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("prog: error: ")
+    assert text in message
+    assert message.count("\n") == 1
 
 
-def test_rendered_defaults(tmp_path):
+def test_rendered_default_configuration_passes_the_check(tmp_path):
     path = tmp_path / "etc/migbatch/migbatch.toml"
     assert migbatch("config", "render", "migbatch", "-o", str(path)).returncode == 0  # which makes the directory
     assert migbatch("config", "check", "-c", str(path)).stdout == f"{path}: ok\n"
 
 
-def test_a_file_of_the_site_is_not_overwritten_unless_that_is_meant(tmp_path, monkeypatch):
+def test_existing_file_is_not_overwritten_without_force(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "migbatch.toml"
     path.write_text("[lending]\nenabled = true\n")
@@ -225,7 +225,7 @@ def test_a_file_of_the_site_is_not_overwritten_unless_that_is_meant(tmp_path, mo
     assert sorted(os.listdir()) == ["link", "migbatch.toml"]
 
 
-def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+def test_rendering_writes_into_a_pipe_and_refuses_a_dangling_link(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE, text=True) as reader:
         done = CliRunner().invoke(config, ["render", "prometheus", "-o", str(tmp_path / "pipe")], standalone_mode=False)
@@ -237,7 +237,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
     assert "link to a file that does not exist" in str(done.exception)
 
 
-def test_json_is_one_object(tmp_path):
+def test_doctor_json_is_one_object_of_findings(tmp_path):
     path = tmp_path / "m.toml"
     path.write_text(f"[store]\nurl = 'sqlite:///{tmp_path}/none.db'\n[cluster]\nslurm_bin = '{tmp_path}'\n")
     done = migbatch("doctor", "--json", "-c", str(path))

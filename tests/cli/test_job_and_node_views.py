@@ -1,4 +1,4 @@
-"""show, why and nodes over a real record; Slurm's commands are small scripts that print what Slurm printed."""
+"""show, why and nodes with a real record; Slurm's commands are small scripts that print what Slurm printed."""
 
 import json
 import time
@@ -87,13 +87,13 @@ def record(tmp_path):
     now = time.time()
     with open_store(url) as store:
         store.record_decisions([DECISION])
-        piece = {"gpu": "GPU-a", "profile": "3g.40gb", "start": 0, "size": 4, "gi": 1, "ci": 0, "mig_uuid": "MIG-1"}
+        held = {"gpu": "GPU-a", "profile": "3g.40gb", "start": 0, "size": 4, "gi": 1, "ci": 0, "mig_uuid": "MIG-1"}
         run = {"restart": 0, "uid": 1000, "user": "ann", "decision": "7fq3k", "warm": True, "elapsed_ms": 4.2}
         events = [
             {"kind": "inventory", "gpus": [GPU]},
-            {"kind": "start", "job": 7, **run, "slices": [piece]},
-            {"kind": "stop", "job": 7, "restart": 0, "exit_code": 0, "slices": [piece]},
-            {"kind": "start", "job": 8, **run, "decision": "", "slices": [piece]},
+            {"kind": "start", "job": 7, **run, "slices": [held]},
+            {"kind": "stop", "job": 7, "restart": 0, "exit_code": 0, "slices": [held]},
+            {"kind": "start", "job": 8, **run, "decision": "", "slices": [held]},
             {
                 "kind": "zombie",
                 "gpu": "GPU-a",
@@ -120,19 +120,19 @@ def pairs(text):
     return dict(line.split(":", 1) for line in text.splitlines() if not line.startswith(" "))
 
 
-def test_show_tells_the_whole_story(record):
-    told = {key: value.strip() for key, value in pairs(migbatch(record, "show", "7")).items()}
-    assert told["Job"] == "7"
-    assert told["Requested"] == "--gres=mig:auto --comment='migbatch: model=bert-large'"
-    assert told["Bucket"] == "bert-large/infer/b8/128tok"
-    assert told["Allocated"] == "3g.40gb, warm (from an earlier job) in 4 ms"
-    assert told["Predicted"] == "30 ms per batch, 266 items/s, 2 GiB"
-    assert told["Measured"] == "nothing"
-    assert told["Why"] == "3g.40gb for mig:auto: the smallest that does it"
-    assert told["Candidates"].startswith("1g.10gb")
+def test_show_prints_request_prediction_and_allocation_of_a_job(record):
+    values = {key: value.strip() for key, value in pairs(migbatch(record, "show", "7")).items()}
+    assert values["Job"] == "7"
+    assert values["Requested"] == "--gres=mig:auto --comment='migbatch: model=bert-large'"
+    assert values["Bucket"] == "bert-large/infer/b8/128tok"
+    assert values["Allocated"] == "3g.40gb, warm (from an earlier job) in 4 ms"
+    assert values["Predicted"] == "30 ms per batch, 266 items/s, 2 GiB"
+    assert values["Measured"] == "nothing"
+    assert values["Why"] == "3g.40gb for mig:auto: the smallest that does it"
+    assert values["Candidates"].startswith("1g.10gb")
 
 
-def test_show_of_nobody_knows_and_json(record):
+def test_show_fails_for_an_unknown_job_and_prints_json(record):
     with pytest.raises(Exception, match="job 99_3 is not in the record"):
         migbatch(record, "show", "99_3")
     data = json.loads(migbatch(record, "show", "7", "--json"))
@@ -152,7 +152,7 @@ def test_show_finds_tasks_that_have_not_started(record):
             migbatch(record, "show", missing)
 
 
-def test_text_of_users_cannot_act_on_the_terminal(record):
+def test_control_characters_in_job_names_are_not_printed(record):
     with open_store(f"sqlite:///{record.parent}/db") as store:
         store.upsert_jobs([{"job_id": 7, "name": "evil\x1b[2J\nName: good", "user": "ann", "state": "RUNNING"}])
     shown = migbatch(record, "show", "7")
@@ -160,7 +160,7 @@ def test_text_of_users_cannot_act_on_the_terminal(record):
     assert "\nName: good" not in shown
 
 
-def test_nodes_without_slurm(record):
+def test_nodes_command_works_without_slurm(record):
     shown = migbatch(record, "nodes")
     assert "|3g.40gb 8              |!1g  |.....|.....|.....|" in shown
     assert "mixed" in shown
@@ -173,7 +173,7 @@ def test_nodes_without_slurm(record):
         migbatch(record, "nodes", "-n", "n[1,7]")
 
 
-def test_bars():
+def test_gpu_bar_shows_occupied_slots():
     assert bar(GpuView(0, "g", "x", 0, ())) == "MIG is off"
     assert bar(GpuView(0, "g", "x", 2, ())) == "|.....|.....|"
     assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("1g.10gb", 1, 1, 123456),))) == "|.....|1g 12|"
@@ -185,7 +185,7 @@ def queue_row(job, **more):
     return JobRow(job, user="ann", partition="gpu", gres="gres/mig:3g.40gb:1", **more)
 
 
-def test_why_puts_queue_record_and_supply_together():
+def test_why_combines_queue_record_and_supply():
     nodes = [
         NodeRow("n1", frozenset({"IDLE"}), {"3g.40gb": 2, "none": 1}, {"3g.40gb": 1}, ("gpu",)),
         NodeRow("n2", frozenset({"IDLE", "DRAIN"}), {"3g.40gb": 2}, {}, ("gpu",)),
@@ -208,8 +208,8 @@ class PlayedSite(QuerySite):
 
     def slurm(self):
         row = JobRow(5, user="ann", partition="train", gres="gres/mig:loan:1", comment=LOAN_COMMENT, reason="Resources")
-        told = {"jobs": lambda _: [row], "nodes": lambda _: []}
-        return type("Played", (), told)()
+        methods = {"jobs": lambda _: [row], "nodes": lambda _: []}
+        return type("Played", (), methods)()
 
     def daemon(self, path):
         assert path == "/v1/why/5"
@@ -217,23 +217,23 @@ class PlayedSite(QuerySite):
 
 
 @pytest.mark.parametrize("partitions", [("train",), ()], ids=["lending", "not lending"])
-def test_why_tells_a_training_job_what_it_waits_for_and_how_that_was_decided(record, partitions):
+def test_why_shows_the_loan_decision_and_wait_reason_of_a_training_job(record, partitions):
     config = load(str(record))
     with open_store(config.store.url) as store:
         message = "migbatch: waits for an idle slice, 1g.10gb to 7g.80gb"
         store.record_decisions([{**DECISION, "id": "loan7fq3k", "message": message, "candidates": []}])
     lending = replace(config.lending, enabled=True, partitions=partitions)
     site = PlayedSite(replace(config, lending=lending), quiet=True)
-    told = pairs("\n".join(answer(WhyQuestion(job="5"), Rights(0, everything=True), site).lines))
-    told = {key: value.strip() for key, value in told.items()}
-    assert told["Requested"] == DECISION["asked"] and told["Bucket"] == DECISION["bucket"]
-    assert told["Decision"] == "waits for an idle slice, 1g.10gb to 7g.80gb"
-    assert told["Needs"] == "a loan of a slice"
-    assert told["Lending"] == "slices that are idle are kept for inference"
-    assert "Supply" not in told and "Expected" not in told
+    values = pairs("\n".join(answer(WhyQuestion(job="5"), Rights(0, everything=True), site).lines))
+    values = {key: value.strip() for key, value in values.items()}
+    assert values["Requested"] == DECISION["asked"] and values["Bucket"] == DECISION["bucket"]
+    assert values["Decision"] == "waits for an idle slice, 1g.10gb to 7g.80gb"
+    assert values["Needs"] == "a loan of a slice"
+    assert values["Lending"] == "slices that are idle are kept for inference"
+    assert "Supply" not in values and "Expected" not in values
 
 
-def test_why_says_how_many_tasks_of_an_elastic_array_run_at_once():
+def test_why_shows_the_throttle_of_an_elastic_array():
     hints = "migbatch: model=x role=serve rate=90 [mig:3g.40gb:1#abc]"
     row = queue_row(30, array_job=30, array_task="4-9%5", tasks=6, throttle=5, comment=hints)
     done = {"kind": "throttle", "after": "5", "dry_run": False, "outcome": None, "why": "90 items/s: 5 at once"}
@@ -247,7 +247,7 @@ def test_why_says_how_many_tasks_of_an_elastic_array_run_at_once():
     assert "At once" not in dict(describe(row, [row], None, None, ""))
 
 
-def test_why_finds_array_tasks_and_components():
+def test_why_finds_array_tasks_and_het_job_components():
     waiting = queue_row(30, array_job=30, array_task="4-9", tasks=6)
     task = queue_row(31, array_job=30, array_task="3", state="RUNNING")
     part = queue_row(41, het_job=40)
@@ -262,7 +262,7 @@ def test_why_finds_array_tasks_and_components():
     assert find(queue, JobId(99)) is None
 
 
-def test_doctor_reads_slurms_configuration():
+def test_doctor_checks_slurms_configuration():
     good = {
         "grestypes": "gpu,mig",
         "jobsubmitplugins": "lua",
@@ -291,7 +291,7 @@ def test_doctor_reads_slurms_configuration():
     assert parse_settings(text) == {"prologflags": "Alloc", "grestypes": "", "slurm_conf": "/x"}
 
 
-def test_doctor_looks_at_nodes():
+def test_doctor_checks_nodes():
     idle, down = frozenset({"IDLE"}), frozenset({"DOWN"})
     catalog = NodeRow("no-mig-slice-free", down, {"1g.10gb": 14, "none": 0}, {}, ("gpu",))
     rows = [
@@ -302,17 +302,17 @@ def test_doctor_looks_at_nodes():
         catalog,
     ]
     found = list(check_nodes(rows, {"n1": []}, {"n1": 1000.0}, 1010.0, Config()))
-    said = {(f.level, f.subject): f.text for f in found}
-    assert ("ok", "n1") in said
+    texts = {(f.level, f.subject): f.text for f in found}
+    assert ("ok", "n1") in texts
     assert "refuses its registration: gres/mig count changed" in next(f.text for f in found if f.subject == "n2")
-    assert "has reported no GPUs" in said["FAIL", "n2"] or any("reported no GPUs" in f.text for f in found)
+    assert "has reported no GPUs" in texts["FAIL", "n2"] or any("reported no GPUs" in f.text for f in found)
     assert any("does not list 2g.20gb" in f.text for f in found)
     assert any("not in partition big" in f.text for f in found)
     assert all(f.advice for f in found if f.level != "ok")
-    assert "n[1-2] or the catalog node lacks the feature mig_node_<name>" in said["warn", "node features"]
+    assert "n[1-2] or the catalog node lacks the feature mig_node_<name>" in texts["warn", "node features"]
 
 
-def test_doctor_finds_profiles_that_slurm_takes_for_the_same():
+def test_doctor_finds_profiles_that_slurm_cannot_tell_apart():
     def said(partition):
         nodes = [
             NodeRow("a100", frozenset({"IDLE"}), {"4g.20gb": 1, "1g.5gb": 3}, {}, ("gpu",)),
@@ -326,7 +326,7 @@ def test_doctor_finds_profiles_that_slurm_takes_for_the_same():
     ]
 
 
-def test_doctor_looks_at_the_features_of_nodes():
+def test_doctor_checks_node_features():
     def said(own, listed):
         node = NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7}, {}, ("gpu",), features=frozenset(own))
         catalog = NodeRow("no-mig-slice-free", frozenset({"DOWN"}), {}, features=frozenset(listed))
@@ -358,7 +358,7 @@ def lending_said(shown=SHOWN, conf=None, catalog=None, node=None, version=(24, 1
     return [(f.level, f.text) for f in found if f.level != "ok"]
 
 
-def test_doctor_looks_at_lending():
+def test_doctor_checks_lending():
     assert lending_said() == []
     (requeue,) = lending_said(conf={"jobrequeue": "0"})
     assert requeue[0] == "FAIL" and "JobRequeue" in requeue[1]
@@ -376,7 +376,7 @@ def test_doctor_looks_at_lending():
     assert missing[0] == "FAIL" and "no such partition" in missing[1]
 
 
-def test_doctor_knows_which_slurm_does_not_forget():
+def test_doctor_requires_the_loan_gres_on_nodes_of_slurm_22_05():
     old = lending_said(version=(22, 5))
     assert [level for level, _ in old] == ["warn", "FAIL"] and "n1: Slurm 22.05 needs mig:loan:1" in old[1][1]
     assert [level for level, _ in lending_said(version=(22, 5), node={"loan": 1})] == ["warn"]
@@ -393,7 +393,7 @@ def test_slurm_conf_of_a_site_that_lends():
         assert ("NodeName=n1 Name=mig Type=loan" in render_site("gres.conf.j2", site=site)) == bool(spare)
     site = describe_site(gpus, (22, 5), "no-mig-slice-free")
     assert "Preempt" not in render_site("slurm.conf.j2", site=site) and "loan" not in site.nodes[0].counts
-    assert "mig:loan:2,mig:guest:1" in render_site("slurm.conf.j2", site=site)  # ready for the day on which it lends
+    assert "mig:loan:2,mig:guest:1" in render_site("slurm.conf.j2", site=site)  # ready for when lending is enabled
 
 
 def test_slurm_conf_is_built_from_what_nodes_report():

@@ -1,4 +1,4 @@
-"""`migbatch loans` over a real record; Slurm's queue and the running service are played to it."""
+"""`migbatch loans` with a real record; Slurm's queue and the running service are fakes."""
 
 from __future__ import annotations
 
@@ -71,34 +71,34 @@ ROWS = [
 ]
 
 
-def test_loans_and_who_waits(call: Call) -> None:
+def test_loans_lists_loans_and_waiting_jobs(call: Call) -> None:
     found = json.loads(call(QUEUE, ROWS, "--json").output)["loans"]
-    assert [(one["job"], one["state"], one["profile"], one["since"], one["why"]) for one in found] == [
+    assert [(entry["job"], entry["state"], entry["profile"], entry["since"], entry["why"]) for entry in found] == [
         (1, "running", "1g.10gb", 101.0, "idle on n1"),
         (2, "signalled", "1g.10gb", 150.0, "job 9 needs 3g.40gb"),
         (3, "waiting", "", 50.0, "no GPU has room"),
     ]
 
 
-def test_those_that_are_over_with_all(call: Call) -> None:
+def test_ended_loans_are_listed_with_all(call: Call) -> None:
     lines = call(QUEUE, ROWS, "--all", "-P", "-n").output.splitlines()
     assert [line.split("|")[0] for line in lines] == ["5", "1", "2", "3"]
     assert lines[0].split("|")[7:] == ["ended", "0", "the job is no longer in Slurm"]
     assert call(QUEUE, ROWS, "-p").output.splitlines()[0] == "|".join(command.COLUMNS) + "|"
 
 
-def test_only_the_jobs_that_were_asked_for(call: Call) -> None:
+def test_only_the_requested_jobs_are_listed(call: Call) -> None:
     assert [line.split("|")[0] for line in call(QUEUE, ROWS, "-j", "2,3", "-P", "-n").output.splitlines()] == ["2", "3"]
     for wrong in ("x", "²"):
         assert call(QUEUE, ROWS, "-j", wrong).exit_code == 1
 
 
-def test_slurm_is_believed_where_the_record_is_older(call: Call) -> None:
-    """migbatchd has died: one job has started since, one was requeued, one is gone."""
+def test_slurms_queue_overrides_an_older_record(call: Call) -> None:
+    """migbatchd has died: since then one job has started, one was requeued, one has left the queue."""
     queue = [elastic(1, "1g.10gb", "RUNNING", start=101.0, nodes=("n1",)), elastic(2, restarts=1, reason="BeginTime")]
     rows = [loan(1, "released"), loan(2, started=102.0), loan(3, started=103.0)]
     found = json.loads(call(queue, rows, "--json").output)["loans"]
-    assert [(one["job"], one["state"], one["restarts"]) for one in found] == [
+    assert [(entry["job"], entry["state"], entry["restarts"]) for entry in found] == [
         (2, "ended", 0),
         (3, "ended", 0),
         (1, "running", 0),
@@ -106,7 +106,7 @@ def test_slurm_is_believed_where_the_record_is_older(call: Call) -> None:
     ]
 
 
-def test_others_are_shown_as_squeue_shows_them(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_users_loans_are_hidden_by_private_data(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def private(words: str) -> None:
         rights = Rights(1002, private=frozenset(filter(None, words.split(","))))
         monkeypatch.setattr(asking, "_rights", lambda site, named: rights)
@@ -115,7 +115,7 @@ def test_others_are_shown_as_squeue_shows_them(call: Call, monkeypatch: pytest.M
     assert "5|" in call(QUEUE, ROWS, "--all", "-P").output
     private("usage,accounts")
     found = json.loads(call(QUEUE, ROWS, "--all", "--json").output)["loans"]
-    assert [(one["job"], one["account"]) for one in found] == [(1, ""), (2, ""), (3, "")], "those in the queue"
+    assert [(entry["job"], entry["account"]) for entry in found] == [(1, ""), (2, ""), (3, "")], "those in the queue"
     private("jobs")
     mine = [*QUEUE, elastic(6, user="bob", uid=1002)]
     lines = call(mine, [*ROWS, loan(7, "ended", uid=1002, why_ended="job 1 needs it")], "--all", "-P", "-n").output
@@ -125,7 +125,7 @@ def test_others_are_shown_as_squeue_shows_them(call: Call, monkeypatch: pytest.M
     ]
 
 
-def test_a_dry_run_says_what_it_would_do(call: Call) -> None:
+def test_dry_run_shows_what_it_would_do(call: Call) -> None:
     action = {
         "ts": 100.0, "job_id": 3, "restart": 0, "kind": "release", "before": "gres:mig:loan:1",
         "after": "mig:2g.20gb:1", "why": "2g.20gb is idle on n1", "dry_run": True,
@@ -134,12 +134,12 @@ def test_a_dry_run_says_what_it_would_do(call: Call) -> None:
     assert "dry run: would release, gres:mig:loan:1 -> mig:2g.20gb:1 (2g.20gb is idle on n1)" in out
 
 
-def test_what_a_user_wrote_cannot_act_on_a_terminal(call: Call) -> None:
+def test_control_characters_of_users_are_not_printed(call: Call) -> None:
     out = call([], [loan(1, "ended", ended=120.0, user="al\x1bice", why_ended="\x1b[2J")], "--all").output
     assert "\x1b" not in out
 
 
-def test_why_speaks_of_lending() -> None:
+def test_why_shows_the_loan_a_job_needs_and_the_lending_state() -> None:
     row = elastic(3, reason="ReqNodeNotAvail")
     hints = loan_hints(row.comment, row.partition, row.gres, ["train"])
     pairs = dict(describe(row, [row], [], None, "no idle slices", hints))

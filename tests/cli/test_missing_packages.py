@@ -1,4 +1,4 @@
-"""Every program and subcommand where only the node's packages are installed, or none: one line that says what to do."""
+"""Every program and subcommand with only the node's packages installed, or none: one line that says what to do."""
 
 import shutil
 import subprocess
@@ -77,7 +77,7 @@ LAB = ("bench", "eval", "simulate")
 
 
 def one_line(done, program, extra, *packages):
-    """The program has ended with one line that names a missing package and the extra that brings it."""
+    """The program has ended with one line that names a missing package and the extra that installs it."""
     assert done.stdout == ""
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
@@ -87,7 +87,7 @@ def one_line(done, program, extra, *packages):
 
 
 @pytest.mark.parametrize("extras", [(), ("node",)], ids=["bare", "node"])
-def test_programs_of_the_controller(extras):
+def test_controller_program_names_its_missing_packages(extras):
     one_line(start(extras, "migbatchd"), "migbatchd", "controller", "sqlalchemy", "numpy", "starlette")
 
 
@@ -100,8 +100,8 @@ QUESTIONS = [
 
 
 @pytest.mark.parametrize("asked", QUESTIONS, ids=" ".join)
-def test_users_on_login_nodes_need_no_package(asked):
-    """Nobody answers here; a question is refused where it is not known whom to ask, and by nothing before."""
+def test_user_commands_on_login_nodes_need_no_packages(asked):
+    """No service runs here: a command fails only when it does not know which service to ask, and not before."""
     done = start(("login",), *asked)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"{asked[0]}: error: no /etc/migbatch/login.conf, and `scontrol show")
@@ -109,11 +109,11 @@ def test_users_on_login_nodes_need_no_package(asked):
     assert start(("login",), *asked[: 2 if asked[0] == "migbatch" else 1], "-h").returncode == 0
 
 
-def test_a_record_on_a_server_needs_what_reads_it(tmp_path):
+def test_database_on_a_server_needs_the_controller_packages(tmp_path):
     one_line(start(("login",), "migacct", "--db", "postgresql:///x"), "migacct", "controller", "sqlalchemy")
 
 
-def test_a_file_is_read_without_any_package(tmp_path):
+def test_sqlite_file_is_read_without_any_package(tmp_path):
     url = f"sqlite:///{tmp_path}/x.db"
     open_store(url).close()
     done = start(("login",), "migacct", "-P", "-o", "jobid,gpuhours,smactive", "--db", url)
@@ -122,7 +122,7 @@ def test_a_file_is_read_without_any_package(tmp_path):
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_no_subcommand_ends_in_a_traceback(path):
-    """Those of a node show their help; the others do, or say what to install."""
+    """Node subcommands show their help; the others show it or say what to install."""
     done = start(("node",), "migbatch", *path, "-h")
     if done.returncode == 0 or path[0] in ("node", "progress"):
         assert (done.returncode, done.stderr) == (0, "")
@@ -132,7 +132,7 @@ def test_no_subcommand_ends_in_a_traceback(path):
         one_line(done, "migbatch", extra, "sqlalchemy", "numpy", "jinja2", "scipy")
 
 
-def test_a_node_needs_pynvml(tmp_path):
+def test_node_commands_need_pynvml(tmp_path):
     etc = tmp_path / "etc"
     etc.mkdir()
     (etc / "node.conf").write_text(f"StateDir={tmp_path}/state\nRunDir={tmp_path}/run\n")
@@ -140,8 +140,8 @@ def test_a_node_needs_pynvml(tmp_path):
         one_line(start((), "migbatch", "node", verb, "--etc", str(etc), "--node", "n1"), "migbatch", "node", "pynvml")
 
 
-def test_a_package_missed_late_is_told_alike(tmp_path):
-    """`simulate` looks at its arguments before it imports what it needs for them."""
+def test_package_missing_at_a_later_import_gives_the_same_error(tmp_path):
+    """`simulate` checks its arguments before it imports the packages that they need."""
     scenario = tmp_path / "scenario.toml"
     (tmp_path / "trace.csv").write_text("")
     scenario.write_text('[workload]\ntrace = "sacct"\npath = "trace.csv"\n[policy]\nname = "fifo"\n')
@@ -149,7 +149,7 @@ def test_a_package_missed_late_is_told_alike(tmp_path):
     one_line(done, "migbatch", "lab", "numpy")
 
 
-def test_a_page_of_pictures_is_refused_before_anything_is_read(tmp_path):
+def test_html_report_is_refused_before_anything_is_read(tmp_path):
     words = ("report", "--db", f"sqlite:///{tmp_path}/x.db", "--html", str(tmp_path / "page.html"))
     one_line(start(("controller",), "migbatch", *words), "migbatch", "report", "plotly", "markupsafe")
     assert list(tmp_path.iterdir()) == []
@@ -181,7 +181,7 @@ main()
     ],
 )
 def test_a_site_may_leave_out_the_lab_and_the_test_bed(tmp_path, name, part):
-    """As a site's package does that installs the product alone."""
+    """As a site's package that installs only the product does."""
     shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=shutil.ignore_patterns("lab", "testbed", "__pycache__"))
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_CHECKOUT, name, "-h"],
@@ -195,7 +195,7 @@ def test_a_site_may_leave_out_the_lab_and_the_test_bed(tmp_path, name, part):
     assert (done.returncode, done.stdout, done.stderr) == (1, "", text)
 
 
-def test_a_module_of_our_own_that_is_missing_is_a_bug():
+def test_missing_module_of_the_product_keeps_its_traceback():
     @click.command()
     def command():
         raise ModuleNotFoundError("No module named 'slurm_migbatch.gone'", name="slurm_migbatch.gone")

@@ -1,4 +1,4 @@
-"""The app for Open OnDemand: what its form offers, and which arguments of sbatch come of what a user chose."""
+"""The app for Open OnDemand: what its form offers, and which sbatch arguments a user's choices become."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.erb import render
 
 APP = Path(__file__).resolve().parents[2] / "sbatch_examples/ondemand"
 PROFILES = ["1g.10gb", "1g.20gb", "7g.80gb"]
-#: what a session has, as Open OnDemand gives it to submit.yml.erb: text
+#: the values of a session as Open OnDemand passes them to submit.yml.erb: text
 CHOSEN = {"bc_num_slots": "4", "gpu_memory": "18"}
 CONTEXT = {"portal": "https://portal.example.org", "environment": "module load jupyter"}
 
@@ -29,7 +29,7 @@ def native(gres: str) -> list[str]:
     return submit["script"]["native"]
 
 
-def test_the_form_offers_the_profiles_of_the_site_and_the_choice_by_memory() -> None:
+def test_form_offers_the_profiles_of_the_site_and_the_choice_by_memory() -> None:
     form = yaml.safe_load(render(read("form.yml.erb"), profiles=PROFILES, partition="gpu"))
     values = [value for _, value, *_ in form["attributes"]["auto_gres"]["options"]]
     assert values == ["mig:auto", "mig:1g.10gb", "mig:1g.20gb", "mig:7g.80gb"]
@@ -38,17 +38,17 @@ def test_the_form_offers_the_profiles_of_the_site_and_the_choice_by_memory() -> 
     assert set(form["attributes"]) <= set(form["form"]) and form["attributes"]["bc_queue"] == "gpu"
 
 
-def test_without_an_answer_of_sinfo_the_choice_by_memory_remains() -> None:
+def test_form_offers_the_choice_by_memory_if_sinfo_fails() -> None:
     form = yaml.safe_load(render(read("form.yml.erb"), profiles=[], partition="gpu"))
     assert [value for _, value in form["attributes"]["auto_gres"]["options"]] == ["mig:auto"]
 
 
-def test_a_profile_by_its_name_has_no_hints() -> None:
-    """`mem=` above what the slice has would be refused, though the form does not show it then."""
+def test_request_for_a_named_profile_has_no_hints() -> None:
+    """`mem=` above the slice's memory would be refused, although the form does not show it then."""
     assert native("mig:1g.10gb") == ["--nodes=1", "--ntasks=1", "--cpus-per-task=4", "--gres=mig:1g.10gb"]
 
 
-def test_memory_becomes_a_hint_that_is_read() -> None:
+def test_memory_choice_becomes_a_valid_hint() -> None:
     *others, comment = native("mig:auto")
     assert others == ["--nodes=1", "--ntasks=1", "--cpus-per-task=4", "--gres=mig:auto"]
     assert " " not in comment, "arguments that pass through ssh are split at spaces"
@@ -60,7 +60,7 @@ def test_the_manifest_is_that_of_a_batch_connect_app() -> None:
 
 
 @pytest.mark.parametrize("script", ["before.sh.erb", "script.sh.erb", "after.sh.erb"])
-def test_the_scripts_are_bash(script: str) -> None:
+def test_rendered_scripts_are_valid_bash(script: str) -> None:
     text = render(read(f"template/{script}"), **CONTEXT)
     assert "<%" not in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
@@ -78,8 +78,8 @@ def test_the_scripts_are_bash(script: str) -> None:
         ("form.yml.erb", {"profiles": PROFILES, "partition": "gpu"}),
     ],
 )
-def test_ruby_renders_the_same(name: str, values: dict[str, object], tmp_path: Path) -> None:
-    """Ruby runs the statements of the form too: on what a `sinfo` writes that is put first on PATH."""
+def test_ruby_renders_the_same_text(name: str, values: dict[str, object], tmp_path: Path) -> None:
+    """Ruby also runs the statements of the form, on the output of a fake `sinfo` that is first on PATH."""
     gres = "gpu:0(S:0),mig:7g.80gb:1,mig:none:9,mig:1g.20gb:4\nmig:1g.20gb:4,mig:1g.10gb:7\n"
     (tmp_path / "sinfo").write_text(f"#!/bin/sh\ncat <<'END'\n{gres}END\n")
     (tmp_path / "sinfo").chmod(0o755)

@@ -1,4 +1,4 @@
-"""Command lines of migacct that are read without click mean what click says that they mean."""
+"""Command lines that migacct parses without click have the meaning that click gives them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORDS = st.one_of(
 @example(["--jobs="])
 @example(["-a", "--"])
 @example(["--allusers=1"])
-def test_what_is_read_is_what_click_reads(arguments: list[str]) -> None:
+def test_parsing_without_click_agrees_with_click(arguments: list[str]) -> None:
     ours = parse(OPTIONS, arguments)
     try:
         with command.make_context("migacct", list(arguments)) as context:
@@ -44,7 +44,7 @@ def test_what_is_read_is_what_click_reads(arguments: list[str]) -> None:
     assert ours is None or ours == theirs
 
 
-def test_every_plain_command_line_is_read_without_click() -> None:
+def test_every_single_option_is_parsed_without_click() -> None:
     for option in OPTIONS:
         for flag in option.flags:
             found = parse(OPTIONS, [flag, "12"] if option.metavar else [flag])

@@ -1,4 +1,4 @@
-"""profile import, export and list over a real record."""
+"""profile import, export and list with a real record."""
 
 import gzip
 import json
@@ -45,7 +45,7 @@ def table(tmp_path):
     return path
 
 
-def test_import_says_what_it_did(migbatch, table, url):
+def test_import_reports_points_added_replaced_and_unchanged(migbatch, table, url):
     assert migbatch("import", table) == (
         0,
         "4 points of 2 models (1 did not run): 4 added, 0 replaced, 0 unchanged\n",
@@ -64,7 +64,7 @@ def test_a_dry_run_writes_nothing(migbatch, table, url):
         assert store.measurements() == []
 
 
-def test_one_bad_file_keeps_all_out(migbatch, table, tmp_path, url):
+def test_one_bad_file_prevents_the_whole_import(migbatch, table, tmp_path, url):
     bad = tmp_path / "bad.csv"
     bad.write_text("gpu,model,batch,latency_s\na100,net,1,0.1\na100,net,x,0.1\n")
     code, out, err = migbatch("import", table, bad)
@@ -75,7 +75,7 @@ def test_one_bad_file_keeps_all_out(migbatch, table, tmp_path, url):
         assert store.measurements() == []
 
 
-def test_source_renames_and_makes_points_of_two_tables_one(migbatch, table, tmp_path, url):
+def test_source_option_sets_the_source_and_merges_points_of_two_tables(migbatch, table, tmp_path, url):
     again = tmp_path / "again.csv"
     again.write_text("gpu,model,profile,batch,latency_s,source\na100,resnet50,7g.80gb,8,0.04,there\n")
     code, out, _ = migbatch("import", "--source", "site A", table, again)
@@ -86,7 +86,7 @@ def test_source_renames_and_makes_points_of_two_tables_one(migbatch, table, tmp_
     assert rows[0].latency_s == pytest.approx(0.023)
 
 
-def test_json(migbatch, table):
+def test_import_json_reports_counts_and_notices(migbatch, table):
     code, out, err = migbatch("import", "--json", table)
     found = json.loads(out)
     assert (code, err) == (0, "")
@@ -95,7 +95,7 @@ def test_json(migbatch, table):
     assert "colour" in found["notices"][0]
 
 
-def test_servers_on_a_gpu_of_unknown_speed_are_kept_and_named(migbatch, tmp_path, url):
+def test_serving_points_on_a_gpu_of_unknown_speed_are_kept_with_a_notice(migbatch, tmp_path, url):
     path = tmp_path / "served.csv"
     head = "gpu,model,kind,batch,input_size,output,latency_s,ttft_s,tpot_s\n"
     path.write_text(f"{head}x900-96gb,llama-3.1-8b,serve,4,512,128,2,0.1,0.015\n")
@@ -106,7 +106,7 @@ def test_servers_on_a_gpu_of_unknown_speed_are_kept_and_named(migbatch, tmp_path
     assert "unknown to migbatch" not in migbatch("import", path)[2]
 
 
-def test_trainings_on_a_gpu_of_unknown_speed_are_kept_and_named(migbatch, tmp_path, url):
+def test_training_points_on_a_gpu_of_unknown_speed_are_kept_with_a_notice(migbatch, tmp_path, url):
     path = tmp_path / "trained.csv"
     head = "gpu,model,kind,tuning,batch,input_size,latency_s,memory_mib\n"
     path.write_text(f"{head}x900-96gb,qwen2.5-0.5b,train,lora,2,512,0.4,9000\n")
@@ -120,7 +120,7 @@ def test_trainings_on_a_gpu_of_unknown_speed_are_kept_and_named(migbatch, tmp_pa
         assert "unknown to migbatch" not in migbatch("import", path)[2]
 
 
-def test_export_and_import_is_the_identity(migbatch, table, tmp_path, url):
+def test_exported_points_are_unchanged_by_import(migbatch, table, tmp_path, url):
     migbatch("import", table)
     for name in ("o.csv", "o.csv.gz"):
         code, out, err = migbatch("export", tmp_path / name)
@@ -141,7 +141,7 @@ def test_export_of_nothing_writes_no_file(migbatch, tmp_path):
     assert not (tmp_path / "o.csv").exists()
 
 
-def test_list(migbatch, table):
+def test_list_shows_models_with_their_points(migbatch, table):
     migbatch("import", table)
     code, out, _ = migbatch("list", "-P")
     assert code == 0
@@ -151,8 +151,8 @@ def test_list(migbatch, table):
         "resnet50|infer|a100|1g.10gb,7g.80gb|8,512|-|3|2|here",
     ]
     assert len(migbatch("list", "-n", "--kind", "train")[1].splitlines()) == 1
-    (one,) = json.loads(migbatch("list", "--json", "--model", "BERT")[1])["models"]
-    assert (one["batches"], one["points"], one["with_memory"]) == ([8], 1, 0)
+    (model,) = json.loads(migbatch("list", "--json", "--model", "BERT")[1])["models"]
+    assert (model["batches"], model["points"], model["with_memory"]) == ([8], 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ def test_list(migbatch, table):
         (("list", "--kind", "think"), 2, "serve"),
     ],
 )
-def test_wrong_usage(migbatch, arguments, code, said):
+def test_wrong_usage_is_a_one_line_error_and_exit_2(migbatch, arguments, code, said):
     got, out, err = migbatch(*arguments)
     assert (got, out) == (code, "")
     assert said in err and err.count("\n") == 1
 
 
-def test_the_record_is_made_by_migbatchd_alone(migbatch, table, tmp_path):
-    """A file that root made would not be the daemon's to write."""
+def test_import_does_not_create_the_database(migbatch, table, tmp_path):
+    """The daemon could not write to a file that root created."""
     (tmp_path / "db").unlink()
     code, _, err = migbatch("import", table)
     assert code == 1 and "migbatchd creates it at its first start" in err
@@ -183,7 +183,7 @@ HEAD = "gpu,model,kind,profile,compute_slices,memory_slices,batch,input_size,lat
 ROW = "NVIDIA A100-SXM4-80GB,resnet50,infer,2g.20gb,2,2,32,224,%s,%s,here\n"
 
 
-def test_what_no_gpu_can_do_is_refused_by_its_line(migbatch, tmp_path, url):
+def test_impossible_measurement_is_refused_with_its_line_number(migbatch, tmp_path, url):
     path = tmp_path / "wrong.csv"
     rows = ROW % (0.02, 3000), ROW.replace("32", "64") % (0.00002, 3000), ROW.replace("32", "8") % (0.01, 1)
     path.write_text(HEAD + "".join(rows))
@@ -195,7 +195,7 @@ def test_what_no_gpu_can_do_is_refused_by_its_line(migbatch, tmp_path, url):
         assert store.measurements() == []
 
 
-def test_what_is_far_from_everything_known_is_imported_and_named(migbatch, tmp_path):
+def test_unusual_measurement_is_imported_with_a_notice(migbatch, tmp_path):
     path = tmp_path / "slow.csv"
     path.write_text(HEAD + "".join(ROW.replace("32", str(batch)) % (0.6 * batch, 3000) for batch in (1, 8, 32)))
     code, out, err = migbatch("import", path)

@@ -1,4 +1,4 @@
-"""`migbatch progress`: what it writes is what the node understands, and it never harms a job."""
+"""`migbatch progress`: the node can parse what it writes, and it never harms a job."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from slurm_migbatch.query.show import training
 def report(path: Path | None, *arguments: str, **environ: str) -> tuple[int, str]:
     """Exit code and stderr, in the environment of a job."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "MIGBATCH_"))}
-    told = {} if path is None else {"MIGBATCH_PROGRESS": str(path)}
+    location = {} if path is None else {"MIGBATCH_PROGRESS": str(path)}
     line = [sys.executable, "-m", "slurm_migbatch.cli", "progress", *arguments]
-    done = subprocess.run(line, env={**kept, **told, **environ}, capture_output=True, text=True, check=False)
+    done = subprocess.run(line, env={**kept, **location, **environ}, capture_output=True, text=True, check=False)
     assert done.stdout == ""
     return done.returncode, done.stderr
 
@@ -35,8 +35,8 @@ def understood(file: Path) -> list[progress.ProgressLine | None]:
     return [progress.parse(line) for line in file.read_bytes().splitlines()]
 
 
-def test_the_node_understands_what_it_writes(file: Path) -> None:
-    told = (
+def test_node_parses_the_reported_progress(file: Path) -> None:
+    arguments = (
         "--items",
         "5e3",
         "--seconds",
@@ -49,7 +49,7 @@ def test_the_node_understands_what_it_writes(file: Path) -> None:
         "31",
         "--done",
     )
-    assert report(file, *told) == (0, "")
+    assert report(file, *arguments) == (0, "")
     assert report(file, "--items", "6000") == (0, "")
     first, second = understood(file)
     assert first is not None and second is not None
@@ -58,7 +58,7 @@ def test_the_node_understands_what_it_writes(file: Path) -> None:
     assert second.items == 6000
 
 
-def test_a_training_says_what_is_safe(file: Path) -> None:
+def test_training_job_reports_steps_and_checkpoints(file: Path) -> None:
     begun = time.time()
     assert report(file, "--restored", "800") == (0, "")
     assert report(file, "--steps", "1200", "--checkpoint", "--ckpt-seconds", "2.5") == (0, "")
@@ -82,17 +82,17 @@ def test_a_training_says_what_is_safe(file: Path) -> None:
         ({"SLURM_PROCID": "0"}, None),
     ],
 )
-def test_tasks_of_a_step_tell_who_they_are(file: Path, environ: dict[str, str], task: int | None) -> None:
+def test_progress_names_the_task_of_a_step(file: Path, environ: dict[str, str], task: int | None) -> None:
     assert report(file, "--items", "1", **environ)[0] == 0
     (line,) = understood(file)
     assert line is not None and line.task == task
 
 
-def test_without_a_slice_or_a_file_the_job_goes_on(tmp_path: Path) -> None:
-    code, said = report(None, "--items", "1")
-    assert (code, "nothing reported" in said) == (0, True)
-    code, said = report(tmp_path / "gone", "--items", "1")
-    assert (code, "No such file" in said) == (0, True)
+def test_progress_without_a_slice_or_a_file_exits_with_0(tmp_path: Path) -> None:
+    code, errors = report(None, "--items", "1")
+    assert (code, "nothing reported" in errors) == (0, True)
+    code, errors = report(tmp_path / "gone", "--items", "1")
+    assert (code, "No such file" in errors) == (0, True)
     (tmp_path / "link").symlink_to("/etc/passwd")
     assert report(tmp_path / "link", "--items", "1")[0] == 0
 
@@ -103,13 +103,13 @@ def test_without_a_slice_or_a_file_the_job_goes_on(tmp_path: Path) -> None:
      ["--items", "1", "--seconds", "0"], ["--items", "1", "--latency-ms", "x"], ["--steps", "1.5"],
      ["--checkpoint", "soon"], ["--checkpoint", "-5"], ["--checkpoint", "nan"], ["--ckpt-seconds", "3"]],
 )  # fmt: skip
-def test_nonsense_is_wrong_usage(file: Path, arguments: list[str]) -> None:
-    code, said = report(file, *arguments)
-    assert (code, said.count("\n")) == (2, 1)
+def test_invalid_values_are_wrong_usage(file: Path, arguments: list[str]) -> None:
+    code, errors = report(file, *arguments)
+    assert (code, errors.count("\n")) == (2, 1)
     assert file.read_text() == ""
 
 
-def test_show_tells_how_far_a_training_is() -> None:
+def test_show_prints_the_progress_of_a_training_job() -> None:
     safe = {"steps": 70, "checkpoint": 1790000000.5, "ckpt_s": 0.5, "restored": 30}
     (line,) = training({"measured_facts": {"safe": safe}})
     assert line.startswith("70 steps done, continued from step 30, last checkpoint ")
@@ -118,9 +118,9 @@ def test_show_tells_how_far_a_training_is() -> None:
     assert list(training({"measured_facts": {"by": {}}})) == list(training({"measured_facts": None})) == []
 
 
-def test_a_job_says_that_memory_ran_out(file: Path) -> None:
+def test_job_reports_that_memory_ran_out(file: Path) -> None:
     assert report(file, "--oom") == (0, "")
     assert [line is not None and line.oom for line in understood(file)] == [1]
     content = progress.Content(b"", file.read_bytes(), file.stat().st_size, time.time())
-    said = progress.understand(content, time.time() - 60)
-    assert said is not None and (said.oom, said.items) == (True, None)
+    summary = progress.understand(content, time.time() - 60)
+    assert summary is not None and (summary.oom, summary.items) == (True, None)

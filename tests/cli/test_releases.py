@@ -1,4 +1,4 @@
-"""Slurm releases with faults: which are named, when, and that `migbatch doctor` asks for the real one."""
+"""Slurm releases with faults: which are reported, when, and that `migbatch doctor` checks the running one."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ BACKUP = {"slurmctldhost[0]": "a", "slurmctldhost[1]": "b"}
         ((25, 5, 1), SiteTraits(BACKUP, ("gpu:4",)), ["ok"]),
     ],
 )
-def test_which_releases_have_a_fault_that_matters(release: Release, site: SiteTraits, levels: list[str]) -> None:
+def test_release_with_a_relevant_fault_is_reported(release: Release, site: SiteTraits, levels: list[str]) -> None:
     found = list(check_release(release, site))
-    assert [each.level for each in found] == levels
-    assert all("{}.{:02d}.{}".format(*release) in each.text and "{" not in each.text for each in found)
-    assert all(each.advice for each in found if each.level != "ok")
-    assert all("gpu:4" in each.text for each in found if each.level == "warn" and site.untyped)
+    assert [finding.level for finding in found] == levels
+    assert all("{}.{:02d}.{}".format(*release) in finding.text and "{" not in finding.text for finding in found)
+    assert all(finding.advice for finding in found if finding.level != "ok")
+    assert all("gpu:4" in finding.text for finding in found if finding.level == "warn" and site.untyped)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +60,16 @@ def test_which_releases_have_a_fault_that_matters(release: Release, site: SiteTr
         ("slurm 26.05", (26, 5, 0)),
     ],
 )
-def test_the_whole_release_is_read(text: str, release: Release) -> None:
+def test_release_is_parsed_into_three_numbers(text: str, release: Release) -> None:
     assert parse_release(text) == release
 
 
-def test_what_names_no_release_is_an_error() -> None:
+def test_text_without_a_release_is_an_error() -> None:
     with pytest.raises(SlurmError, match="not a Slurm release"):
         parse_release("scontrol: error: no slurm.conf")
 
 
-def test_gres_without_a_type_is_found_in_slurm_conf_and_what_it_includes(tmp_path: Path) -> None:
+def test_untyped_gres_is_found_in_slurm_conf_and_included_files(tmp_path: Path) -> None:
     (tmp_path / "slurm.conf").write_text(
         "GresTypes=gpu,mig\n#NodeName=old Gres=gpu:9\n"
         "NodeName=n1 CPUs=4 \\\n  Gres=mig:1g.10gb:7,gpu:h100:1\n"
@@ -84,7 +84,7 @@ def test_gres_without_a_type_is_found_in_slurm_conf_and_what_it_includes(tmp_pat
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A migbatch.toml whose Slurm is scripts that print the files beside it."""
+    """A migbatch.toml whose Slurm commands are scripts that print the files beside it."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("squeue", "scontrol"):
@@ -115,18 +115,18 @@ def site(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_doctor_judges_the_release_of_slurmctld(site: Path, config: str, level: str, said: str) -> None:
+def test_doctor_checks_the_release_of_slurmctld(site: Path, config: str, level: str, said: str) -> None:
     (site.parent / "slurm.conf").write_text("NodeName=n1 Gres=gpu:4\n")
     (site.parent / "config").write_text(config.replace("WHERE", str(site.parent)))
     done = CliRunner().invoke(doctor, ["-c", str(site), "--json"])
-    findings = {each["subject"]: each for each in json.loads(done.output)["findings"]}
+    findings = {finding["subject"]: finding for finding in json.loads(done.output)["findings"]}
     assert findings["Slurm release"]["level"] == level
     assert said in findings["Slurm release"]["text"]
 
 
-def test_which_jobs_stand_in_the_way_of_leaving() -> None:
+def test_running_pending_and_unreadable_mig_jobs_block_leaving() -> None:
     plain = JobRow(1, gres="gres:gpu:2")
-    assert [each.level for each in check_leaving([plain])] == ["ok"]
+    assert [finding.level for finding in check_leaving([plain])] == ["ok"]
     rows = [
         plain,
         JobRow(2, state="RUNNING", gres="gres/mig:1g.10gb:1"),
@@ -135,7 +135,7 @@ def test_which_jobs_stand_in_the_way_of_leaving() -> None:
         JobRow(5, state=UNREAD),
     ]
     held, waiting, odd = check_leaving(rows)
-    assert {each.level for each in (held, waiting, odd)} == {"FAIL"}
+    assert {finding.level for finding in (held, waiting, odd)} == {"FAIL"}
     assert "2 (running), 4 (completing)" in held.text
     assert "3_[1-9] (pending)" in waiting.text
     assert "5" in odd.text

@@ -1,4 +1,4 @@
-"""Commands that take long say on stderr how far they are, where stderr is a terminal, and nothing where it is none."""
+"""Long commands show their progress on stderr if it is a terminal, and print nothing there otherwise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurm_migbatch.lab.cli.simulate import progress_bar
 
 
 class Screen(io.StringIO):
-    """A terminal that keeps what is written on it."""
+    """A terminal that keeps what is written to it."""
 
     def isatty(self) -> bool:
         return True
@@ -34,7 +34,7 @@ def bar() -> None:
                 show(done, 4)
 
 
-def test_stages_and_bars_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_and_progress_bars_are_shown_only_on_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on(Screen(), monkeypatch, lambda: tell_stage("reading")) == "reading ...\n"
     assert on(io.StringIO(), monkeypatch, lambda: tell_stage("reading")) == ""
     shown = on(Screen(), monkeypatch, bar)
@@ -50,7 +50,7 @@ def counted() -> None:
         say("writing", 2)
 
 
-def test_steps_are_a_bar_where_their_number_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_shown_as_a_bar_if_their_number_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = on(Screen(), monkeypatch, counted)
     assert shown.startswith("reading ...\n")
     first, second = shown.removeprefix("reading ...\n").split("3/3", 1)
@@ -59,7 +59,7 @@ def test_steps_are_a_bar_where_their_number_is_known(monkeypatch: pytest.MonkeyP
     assert on(io.StringIO(), monkeypatch, counted) == ""
 
 
-def test_a_work_that_fails_ends_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_work_ends_the_line_of_its_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         with pytest.raises(OSError), steps() as say:
             say("reading", 2)
@@ -68,7 +68,7 @@ def test_a_work_that_fails_ends_its_bar(monkeypatch: pytest.MonkeyPatch) -> None
     assert on(Screen(), monkeypatch, fails).endswith("\n")
 
 
-def test_a_check_of_a_backup_says_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backup_check_shows_its_stage_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "migbatch.toml").write_text("")
     (tmp_path / "backup.db").write_bytes(b"no database" * 99)
     words = ["db", "check", str(tmp_path / "backup.db"), "-c", str(tmp_path / "migbatch.toml")]

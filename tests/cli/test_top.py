@@ -1,4 +1,4 @@
-"""`migbatch top` and `nodes --watch`: keys, pages for a pipe, a service that goes away, and a real pseudo-terminal."""
+"""`migbatch top` and `nodes --watch`: keys, pages for a pipe, an unavailable service, and a real pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from tests.support.waiting import PATIENCE_S, eventually
         (b"\xff\xfe\xfd\xfcq", ["q"]),
     ],
 )
-def test_bytes_to_keys(data: bytes, keys: list[str]) -> None:
+def test_terminal_bytes_are_decoded_to_keys(data: bytes, keys: list[str]) -> None:
     assert decode(data) == (keys, b"")
     found, rest = [], b""
     for at in range(len(data)):
@@ -58,7 +58,7 @@ def test_bytes_to_keys(data: bytes, keys: list[str]) -> None:
     assert (found, rest) == (keys, b""), "in pieces"
 
 
-def test_what_may_become_a_key_waits() -> None:
+def test_incomplete_key_sequence_waits_for_more_bytes() -> None:
     for begun in (b"\x1b", b"\x1b[", b"\x1b[1;", b"\x1bO", b"\xc3"):
         assert decode(b"a" + begun) == (["a"], begun)
     assert decode(b"\x1b", ended=True) == (["esc"], b"")
@@ -75,8 +75,8 @@ def config(tmp_path: Path) -> Path:
     path.write_text(f"[store]\nurl = '{url}'\n[cluster]\nslurm_bin = '{tmp_path}'\n[daemon]\nrun_dir = '{tmp_path}'\n")
     with open_store(url) as store:
         for node in ("n1", "n2"):
-            piece = {"gpu": f"GPU-{node}", "profile": "3g.40gb", "start": 0, "size": 4, "mig_uuid": "MIG-1"}
-            run = {"job": int(node[1]) + 700, "restart": 0, "uid": 0, "user": "root", "slices": [piece]}
+            held = {"gpu": f"GPU-{node}", "profile": "3g.40gb", "start": 0, "size": 4, "mig_uuid": "MIG-1"}
+            run = {"job": int(node[1]) + 700, "restart": 0, "uid": 0, "user": "root", "slices": [held]}
             events: list[dict[str, Any]] = [
                 {"kind": "inventory", "gpus": [gpu(0, uuid=f"GPU-{node}")]},
                 {"kind": "start", **run},
@@ -101,7 +101,7 @@ def test_batch_prints_one_page_without_escape_codes(config: Path) -> None:
     assert 100 < max(map(len, wide.splitlines())) <= 150
 
 
-def test_a_pipe_gets_pages_without_being_asked_for_batch_mode(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_to_a_pipe_is_in_batch_mode(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)
     done = migbatch(config, "top", "-n", "2", "-d", "1", "-u", "root")
     assert done.exit_code == 0
@@ -109,7 +109,7 @@ def test_a_pipe_gets_pages_without_being_asked_for_batch_mode(config: Path, monk
     assert "user=root" in done.stdout
 
 
-def test_nodes_are_watched_without_the_rest(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_watch_shows_only_the_requested_nodes(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "batch", lambda ask, state, names, count: print(*frames(ask, state, names, 1, print)))
     done = migbatch(config, "nodes", "--watch", "-n", "n2")
     assert "n2    0 |=3g.40gb 702" in done.stdout
@@ -123,38 +123,38 @@ def test_wrong_options_are_refused(config: Path, arguments: tuple[str, ...]) -> 
     assert migbatch(config, "top", "-b", *arguments).exit_code == 2
 
 
-# -- a service that goes away ------------------------------------------------------------------------------------
+# -- an unavailable service --------------------------------------------------------------------------------------
 
 
 class Service:
-    """Answers, or does not."""
+    """Gives its prepared replies, or raises its prepared errors."""
 
     def __init__(self, *said: Reply | Exception) -> None:
         self.said, self.asked = list(said), []
 
     def __call__(self, question: Any) -> Reply:
         self.asked.append(question)
-        said = self.said.pop(0)
-        if isinstance(said, Exception):
-            raise said
-        return said
+        reply = self.said.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
 
 GOOD = Reply((page().write(),))
 
 
-def test_pages_go_on_after_a_service_was_away(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pages_continue_after_the_service_was_unavailable(capsys: pytest.CaptureFixture[str]) -> None:
     service = Service(GOOD, NoAnswer("nobody answers"), Failure("Slurm is away"), GOOD)
     pages = list(frames(service, PageState(user="alice"), None, 4, lambda _: None))
     assert len(pages) == 2
-    assert all(one.startswith("migbatch - hpc") for one in pages)
+    assert all(text.startswith("migbatch - hpc") for text in pages)
     assert capsys.readouterr().err == "migbatch: nobody answers\nmigbatch: Slurm is away\n"
     assert service.asked == [TopQuestion(None, "alice", "")] * 4
     with pytest.raises(Failure, match="nobody answers"):
         list(frames(Service(NoAnswer("nobody answers")), PageState(), None, 1, lambda _: None))
 
 
-def test_what_goes_wrong_is_a_sentence_and_a_bug_is_not() -> None:
+def test_expected_error_becomes_a_message_and_a_bug_is_raised() -> None:
     for error in (NoAnswer("away"), OSError(5, "away"), Failure("away"), ValueError("is not a page")):
         if isinstance(error, ValueError):
             assert "not a page" in look(Service(Reply(("{}",))), TopQuestion()).trouble
@@ -165,7 +165,7 @@ def test_what_goes_wrong_is_a_sentence_and_a_bug_is_not() -> None:
 
 
 class PlayedTerminal:
-    """Types one key after the other, each once there is a page, and keeps what was drawn."""
+    """Types its keys one by one, each when a page is shown, and keeps what was drawn."""
 
     def __init__(self, *keys: str) -> None:
         self.keys, self.drawn = list(keys), []
@@ -177,14 +177,14 @@ class PlayedTerminal:
         self.drawn.append(("\n".join(line.plain for line in lines), colour))
 
     def wake(self) -> None:
-        """Nobody waits here."""
+        """Nothing waits here."""
 
     def wait(self, seconds: float) -> list[str]:
-        time.sleep(0.001)  # lets the thread that looks have its turn
+        time.sleep(0.001)  # lets the polling thread run
         return [self.keys.pop(0)] if self.keys and "MEMORY" in self.drawn[-1][0] else []
 
 
-def test_keys_reach_the_page_and_ask_again() -> None:
+def test_keys_change_the_page_and_repeat_the_question() -> None:
     terminal = PlayedTerminal("u", "b", "enter", "z", "q")
     service = Service(*[GOOD] * 9)
     live.watch(service, PageState(), None, None, terminal)  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ def test_keys_reach_the_page_and_ask_again() -> None:
     assert [question.user for question in service.asked] in (["", "b"], [""]), "a look ends later than its key"
 
 
-def test_a_page_stays_while_the_service_is_away() -> None:
+def test_page_stays_on_screen_while_the_service_is_unavailable() -> None:
     terminal = PlayedTerminal()
     service = Service(GOOD, NoAnswer("nobody answers"), GOOD)
     live.watch(service, PageState(interval=0.0), None, 2, terminal)  # type: ignore[arg-type]
@@ -236,7 +236,7 @@ class Pty:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def press(self, keys: bytes) -> None:
-        """Type; what comes from now on is the answer."""
+        """Type keys; the output from now on is the answer."""
         self.said = b""
         os.write(self.master, keys)
 
@@ -279,11 +279,11 @@ def pty_of() -> Iterator[Any]:
         return opened[-1]
 
     yield start
-    for each in opened:
-        each.close()
+    for terminal in opened:
+        terminal.close()
 
 
-def test_on_a_terminal(config: Path, pty_of: Any) -> None:
+def test_top_on_a_terminal_handles_keys_resizing_and_stale_data(config: Path, pty_of: Any) -> None:
     shown = pty_of("top", "-c", str(config), "-d", "1")
     shown.shows("|=3g.40gb 702===================|.......|")
     assert not shown.restored(), "keys come one by one"
@@ -319,7 +319,7 @@ def test_on_a_terminal(config: Path, pty_of: Any) -> None:
 @pytest.mark.parametrize(
     ("how", "code"), [("key", 130), (signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["Ctrl-C", "SIGTERM", "SIGINT"]
 )
-def test_the_terminal_is_as_before_however_it_ends(config: Path, pty_of: Any, how: Any, code: int) -> None:
+def test_terminal_is_restored_after_ctrl_c_and_signals(config: Path, pty_of: Any, how: Any, code: int) -> None:
     shown = pty_of("nodes", "--watch", "-c", str(config), NO_COLOR="1")
     shown.shows("MEMORY SLICES")
     assert b";5;" not in shown.said and b"\x1b[3" not in shown.said, "no colours"
@@ -330,14 +330,14 @@ def test_the_terminal_is_as_before_however_it_ends(config: Path, pty_of: Any, ho
     assert shown.restored() and LEAVE in shown.said and b"Traceback" not in shown.said
 
 
-def test_the_terminal_is_as_before_after_an_error(pty_of: Any) -> None:
+def test_terminal_is_restored_after_an_error(pty_of: Any) -> None:
     shown = pty_of(code=_RAISES)
     assert shown.ends() == 1
     assert shown.restored()
     assert LEAVE in shown.said and shown.said.index(LEAVE) < shown.said.index(b"ZeroDivisionError")
 
 
-def test_a_shell_may_stop_it_and_go_on(config: Path, pty_of: Any) -> None:
+def test_top_can_be_suspended_and_continued(config: Path, pty_of: Any) -> None:
     shown = pty_of("top", "-c", str(config))
     shown.shows("MEMORY SLICES")
     stat = Path(f"/proc/{shown.process.pid}/stat")
@@ -352,7 +352,7 @@ def test_a_shell_may_stop_it_and_go_on(config: Path, pty_of: Any) -> None:
     assert shown.ends() == 0 and shown.restored()
 
 
-def test_a_terminal_that_can_do_nothing_gets_plain_pages(config: Path, pty_of: Any) -> None:
+def test_dumb_terminal_gets_plain_pages(config: Path, pty_of: Any) -> None:
     shown = pty_of("top", "-n", "1", "-c", str(config), TERM="dumb")
     assert shown.ends() == 0
     assert b"MEMORY SLICES" in shown.said and b"\x1b" not in shown.said

@@ -1,4 +1,4 @@
-"""What is said to a word that is nearly right, and to a file that cannot be written."""
+"""Error messages for a misspelt word and for a file that cannot be written."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ from slurm_migbatch.report.format import find
         (["frobnicate"], "migbatch: error: No such command 'frobnicate' (try 'migbatch -h')\n"),
     ],
 )
-def test_an_unknown_command(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_error_suggests_the_nearest_command(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(cli, "migbatch", words) == 2
     assert capsys.readouterr().err.endswith(said)
 
 
-def test_a_misspelt_column() -> None:
+def test_misspelt_column_error_suggests_the_nearest_column() -> None:
     with pytest.raises(ReportError, match=r'Invalid field requested: "Profle"; did you mean Profile\? -e lists them'):
         find("Profle")
     with pytest.raises(ReportError, match='Invalid field requested: "zz"; -e lists them'):
         find("zz")
 
 
-def test_pictures_for_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_html_report_into_a_missing_directory_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(cli, "migbatch", ["report", "--html", str(tmp_path / "no" / "use.html")]) == 1
     assert f"no such directory: {tmp_path / 'no'}" in capsys.readouterr().err
 
 
-def test_an_empty_variable_names_no_configuration(
+def test_empty_migbatch_config_variable_is_ignored(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Job scripts and service files set variables to nothing in order to leave them out."""
+    """Job scripts and service files set a variable to an empty value in order to omit it."""
     monkeypatch.setenv("MIGBATCH_CONFIG", "")
     run(cli, "migbatch", ["model", "list"])
     assert "Is a directory" not in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What `migbatch why` says of when a job can start, and of the jobs that it waits for."""
+"""What `migbatch why` says about when a job can start, and about the jobs that it waits for."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def said(row: JobRow, *running: JobRow, nodes=NODES) -> str:
         (waits("7g.80gb:2"), [], ""),
     ],
 )
-def test_when_and_behind_whom(row: JobRow, running: list[JobRow], words: str) -> None:
-    told = said(row, *running)
-    assert words in told if words else told == ""
+def test_expected_start_and_the_jobs_waited_for_are_stated(row: JobRow, running: list[JobRow], words: str) -> None:
+    text = said(row, *running)
+    assert words in text if words else text == ""
 
 
-def test_closed_nodes_and_held_jobs() -> None:
+def test_closed_nodes_are_ignored_and_held_jobs_have_no_expected_start() -> None:
     closed = [NodeRow("n1", frozenset({"DOWN"}), partitions=("gpu",)), NODES[1]]
     assert "job 2 (1g.10gb:1 on n2)" in said(waits("7g.80gb:1"), runs(2, "1g.10gb:1", "n2", 9), nodes=closed)
     held = JobRow(100, partition="gpu", gres="gres/mig:7g.80gb:1", reason="JobHeldUser")

@@ -1,4 +1,4 @@
-"""The page of pictures for browsers: off by default, on loopback, PrivateData kept, the token for everything."""
+"""The report page for browsers: off by default, on loopback, obeys PrivateData, the token shows everything."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HERE = ("127.0.0.1", "localhost:6832")
 
 
 class Service:
-    """The page with an answerer that notes who asks what."""
+    """The page with an answerer that records who asks what."""
 
     def __init__(self, config: Config, answer: Answer | None = None) -> None:
         self.asked: list[tuple[int, dict[str, object]]] = []
@@ -74,12 +74,12 @@ def basic(token: str) -> str:
     return "Basic " + base64.b64encode(f"me:{token}".encode()).decode()
 
 
-def test_it_is_off_and_on_loopback_by_default():
+def test_page_is_off_and_on_loopback_by_default():
     assert Config().report.page is False
     assert Config().report.listen == "127.0.0.1"
 
 
-def test_on_this_host_it_is_shown_as_to_nobody_in_particular(config):
+def test_local_request_without_a_token_is_answered_as_user_nobody(config):
     service = Service(config)
     status, headers, text = service.get("/?account=chemistry&start=2026-10-01&end=2026-11-01")
     assert (status, text) == (200, "<!doctype html>\n")
@@ -91,7 +91,7 @@ def test_on_this_host_it_is_shown_as_to_nobody_in_particular(config):
 
 @pytest.mark.parametrize("given", [f"Bearer {TOKEN}", basic(TOKEN)], ids=["bearer", "password"])
 @pytest.mark.parametrize("place", [HERE, ("10.0.0.7", "ctl:6832")], ids=["here", "elsewhere"])
-def test_the_token_shows_everything(config, place, given):
+def test_request_with_the_token_is_answered_as_root(config, place, given):
     service = Service(config)
     assert service.get("/all", place, given)[0] == 200
     assert service.asked[0][0] == 0
@@ -110,7 +110,7 @@ def test_the_token_shows_everything(config, place, given):
         ("/elsewhere", HERE, "", 404),
     ],
 )
-def test_who_and_what_is_refused(config, target, place, given, status):
+def test_invalid_and_unauthorized_requests_are_refused(config, target, place, given, status):
     service = Service(config)
     found, headers, _ = service.get(target, place, given)
     assert found == status
@@ -118,26 +118,26 @@ def test_who_and_what_is_refused(config, target, place, given, status):
     assert service.asked == []
 
 
-def test_it_is_read_only(config):
+def test_page_is_read_only(config):
     service = Service(config)
     assert service.get(method="POST")[0] == 405
     assert service.asked == []
 
 
-def test_without_a_token_nothing_is_shown_elsewhere():
+def test_without_a_token_file_only_local_requests_are_answered():
     service = Service(loads("[report]\npage = true\n"))
     assert service.get("/", ("10.0.0.7", "ctl:6832"), "Bearer ")[0] == 403
     assert service.get("/all")[0] == 401
     assert service.get()[0] == 200
 
 
-def test_an_answer_that_is_none_is_a_sentence(config):
+def test_failed_answer_is_an_http_error_with_its_message(config):
     assert Service(config, Answer(2, error="the window ends before it begins")).get()[0] == 400
     status, _, text = Service(config, Answer(1, error="cannot read the record")).get()
     assert (status, text) == (500, "cannot read the record\n")
 
 
-def test_a_token_that_others_can_read_is_not_taken(tmp_path):
+def test_token_file_that_others_can_read_is_refused(tmp_path):
     path = tmp_path / "token"
     path.write_text(TOKEN)
     path.chmod(0o644)
@@ -170,7 +170,7 @@ def fetched(port: int, path: str, **headers: str) -> str:
         return answer.read().decode()
 
 
-def test_private_jobs_are_counted_for_the_token_only(service):
+def test_private_jobs_are_counted_only_with_the_token(service):
     _, port = service
     assert "The record has no matching data." in fetched(port, "/")
     shown = fetched(port, "/all", Authorization=f"Bearer {TOKEN}")
@@ -179,7 +179,7 @@ def test_private_jobs_are_counted_for_the_token_only(service):
     assert not any(secret in shown for secret in SECRETS)
 
 
-def test_a_user_anywhere_gets_the_page_of_his_own_runs(service):
+def test_remote_user_gets_a_page_of_their_own_runs(service):
     running, _ = service
     question = PageQuestion(start="now-1days", end="now")
     mine = as_user(ALICE, lambda: ask(question, running.servers, MungeSigner(running.munge, frozenset({0}))))
@@ -190,10 +190,10 @@ def test_a_user_anywhere_gets_the_page_of_his_own_runs(service):
 
 
 @pytest.mark.browser
-def test_a_browser_draws_it(service, tmp_path):
+def test_browser_draws_the_page(service, tmp_path):
     with browser(tmp_path) as chromium:
         page = chromium.page()
         page.send("Network.setExtraHTTPHeaders", headers={"Authorization": f"Bearer {TOKEN}"})
         page.show(f"http://127.0.0.1:{service[1]}/all")
         assert page.run("document.querySelectorAll('.chart .main-svg').length") > 0
-        assert [text for text in page.complaints if "404" not in text] == []  # it looks for an icon
+        assert [text for text in page.complaints if "404" not in text] == []  # the browser requests an icon

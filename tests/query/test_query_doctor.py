@@ -1,4 +1,4 @@
-"""`migbatch doctor` on the query service: off, silent, another program, and in order."""
+"""`migbatch doctor` on the query service: off, not answering, another program, and working."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def said(**query: object) -> tuple[str, str]:
 
 @pytest.fixture
 def stranger() -> Iterator[int]:
-    """The port of a program that speaks HTTP and is not ours."""
+    """The port of a program that speaks HTTP and is not the query service."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
 
         def serve() -> None:
@@ -40,7 +40,7 @@ def stranger() -> Iterator[int]:
         thread.join()
 
 
-def test_what_is_wrong_is_named(stranger: int) -> None:
+def test_doctor_names_what_is_wrong_with_the_query_service(stranger: int) -> None:
     assert said(enabled=False)[0] == "warn"
     level, text = said(port=1)
     assert level == "FAIL" and "no answer from 127.0.0.1 port 1" in text
@@ -48,7 +48,7 @@ def test_what_is_wrong_is_named(stranger: int) -> None:
     assert level == "FAIL" and "another program" in text
 
 
-def test_what_is_in_order_is_not(tmp_path: Path) -> None:
+def test_doctor_reports_a_working_query_service_as_ok(tmp_path: Path) -> None:
     with query_process(tmp_path) as service:
         before = service.log
         assert said(port=service.port) == ("ok", f"127.0.0.1 port {service.port}")

@@ -1,4 +1,4 @@
-"""The query service as a process: what users ask over the network, and what strangers try."""
+"""The query service as a process: what users ask over the network, and what attackers try."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.support.query_site import ALICE, BOB, SECRETS, QueryProcess, as_user,
 from tests.support.waiting import PATIENCE_S, eventually
 
 MIB = 1 << 20
-#: no account of this machine has it
+#: a uid that no account of this machine has
 NOBODY_AT_ALL = 3_000_000_123
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QueryProcess]:
-    """A service on a site without PrivateData, for tests that leave it as it was."""
+    """A service on a site without PrivateData, for tests that do not change it."""
     with query_process(tmp_path_factory.mktemp("query")) as running:
         yield running
 
@@ -64,10 +64,10 @@ def post(service: QueryProcess, body: bytes, fields: dict[str, str], path: str =
     return 0, "closed"
 
 
-# -- what is told to whom ----------------------------------------------------------------------------------------
+# -- which user sees what ----------------------------------------------------------------------------------------
 
 
-def test_a_user_is_told_of_all_jobs_but_not_what_others_wrote(service: QueryProcess) -> None:
+def test_user_sees_all_jobs_but_not_the_texts_of_other_users(service: QueryProcess) -> None:
     out = told(service, ALICE, RunsQuestion(jobs="7,8", delimiter="|", header=False, long=True)).out
     own, other = out.splitlines()
     assert own.startswith("7|") and other.startswith("8|")
@@ -80,12 +80,12 @@ def test_a_user_is_told_of_all_jobs_but_not_what_others_wrote(service: QueryProc
     assert "secretname8" in told(service, 0, ShowQuestion("8")).out, "root"
 
 
-def test_without_options_a_user_sees_his_own(service: QueryProcess) -> None:
+def test_without_options_a_user_sees_only_their_own_jobs(service: QueryProcess) -> None:
     out = told(service, BOB, RunsQuestion(columns="jobid", header=False)).out
     assert out.split() == ["8"]
 
 
-def test_private_jobs_are_as_none(tmp_path: Path) -> None:
+def test_private_jobs_look_like_missing_jobs(tmp_path: Path) -> None:
     with query_process(tmp_path, "jobs") as service:
         for question in (
             RunsQuestion(jobs="7", header=False),
@@ -96,14 +96,14 @@ def test_private_jobs_are_as_none(tmp_path: Path) -> None:
             assert (answer.code, answer.out, answer.err, answer.error) == (0, "", (), "")
         for account in ("a7", "nosuch"):
             answer = told(service, BOB, RunsQuestion(accounts=(account,), allusers=True, header=False))
-            said = f"migacct: warning: no run visible to you has the account '{account}'"
-            assert (answer.code, answer.out, answer.err, answer.error) == (0, "", (said,), "")
+            warning = f"migacct: warning: no run visible to you has the account '{account}'"
+            assert (answer.code, answer.out, answer.err, answer.error) == (0, "", (warning,), "")
         hidden, missing = (told(service, BOB, ShowQuestion(job)) for job in ("7", "77"))
         assert hidden == Answer(missing.code, error=missing.error.replace("77", "7"))
         assert "secretname7" in told(service, ALICE, ShowQuestion("7")).out
 
 
-def test_usage_is_added_up_beside_the_database(service: QueryProcess) -> None:
+def test_usage_is_summed_by_the_service(service: QueryProcess) -> None:
     asked = UsageQuestion(by="user", start="now-1hour", delimiter="|", header=False)
     assert [line.split("|")[:2] for line in told(service, BOB, asked).out.splitlines()] == [
         ["daemon", "2"],
@@ -112,18 +112,18 @@ def test_usage_is_added_up_beside_the_database(service: QueryProcess) -> None:
     assert told(service, BOB, UsageQuestion(by="colour")).code == 1
 
 
-def test_waste_is_told_of_own_jobs(service: QueryProcess) -> None:
+def test_waste_is_shown_only_for_own_jobs(service: QueryProcess) -> None:
     assert told(service, ALICE, WasteQuestion("7")).out.startswith("Job:          7\n")
     assert "or it is not yours" in told(service, BOB, WasteQuestion("7")).error
 
 
-def test_where_slurm_does_not_say_what_is_private_all_is(tmp_path: Path) -> None:
+def test_everything_is_private_if_slurm_does_not_report_privatedata(tmp_path: Path) -> None:
     with query_process(tmp_path) as service:
         (tmp_path / "config").unlink()
         assert told(service, BOB, RunsQuestion(allusers=True, columns="jobid", header=False)).out.split() == ["8"]
 
 
-def test_a_record_that_cannot_be_read_is_told_without_its_path(tmp_path: Path) -> None:
+def test_unreadable_record_is_reported_without_its_path(tmp_path: Path) -> None:
     with query_process(tmp_path) as service:
         (tmp_path / "migbatch.db").unlink()
         answer = told(service, ALICE, RunsQuestion())
@@ -135,7 +135,7 @@ def test_a_record_that_cannot_be_read_is_told_without_its_path(tmp_path: Path) -
 # -- credentials -------------------------------------------------------------------------------------------------
 
 
-def test_a_question_needs_a_credential_of_its_own(service: QueryProcess) -> None:
+def test_each_question_needs_its_own_credential(service: QueryProcess) -> None:
     body = write(RunsQuestion())
     assert post(service, body, {})[0] == 401
     fields, _ = service.proof(body, ALICE)
@@ -158,8 +158,8 @@ def test_a_question_needs_a_credential_of_its_own(service: QueryProcess) -> None
         assert post(service, body, fields)[0] in (400, 401)
 
 
-def test_an_answer_fits_no_question_for_a_node(service: QueryProcess) -> None:
-    """The controller's signature under an answer is none under a plan, nor under another answer."""
+def test_signature_of_an_answer_is_not_valid_for_another_message(service: QueryProcess) -> None:
+    """The controller's signature of an answer is not valid for a plan, nor for another answer."""
     body = write(RunsQuestion())
     fields, _ = service.proof(body, ALICE)
     link = http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_S)
@@ -173,16 +173,16 @@ def test_an_answer_fits_no_question_for_a_node(service: QueryProcess) -> None:
         MungeSigner(service.munge).verify(signature, payload, "login")
 
 
-def test_who_has_no_account_has_no_answer(service: QueryProcess) -> None:
-    """A user namespace gives a user 65,536 uids, to each of which the bounds would allow as much."""
+def test_uid_without_an_account_is_refused(service: QueryProcess) -> None:
+    """A user namespace gives a user 65,536 uids, and the limits would apply to each of them separately."""
     body = write(RunsQuestion())
     fields, _ = service.proof(body, NOBODY_AT_ALL)
     status, text = post(service, body, fields)
     assert (status, "no account" in text) == (403, True)
 
 
-def test_an_answer_that_the_controller_did_not_sign_is_not_shown(service: QueryProcess) -> None:
-    """Somebody listens on the controller's port while the service is away."""
+def test_answer_that_the_controller_did_not_sign_is_refused(service: QueryProcess) -> None:
+    """Another program listens on the controller's port while the service is down."""
     forged = Answer(0, "all is well\n").write()
     made: list[str] = [""]
 
@@ -208,7 +208,7 @@ def test_an_answer_that_the_controller_did_not_sign_is_not_shown(service: QueryP
 # -- bounds ------------------------------------------------------------------------------------------------------
 
 
-def test_questions_that_are_none_are_refused(service: QueryProcess) -> None:
+def test_malformed_questions_are_refused(service: QueryProcess) -> None:
     for body in (b"", b"[]", b"{}", b'{"ask":"runs","db":"sqlite:////etc/passwd"}', b'{"ask":"runs","jobs":["7"]}',
                  b'{"ask":"show","job":"' + b"7" * 65 + b'"}', b"[" * 60000, b'{"ask":"runs","jobs":"\\ud800"}',
                  b"9" * 50000, b"\xff\xfe", b'{"ask":"runs","time_style":"%1000000000d"}',
@@ -219,7 +219,7 @@ def test_questions_that_are_none_are_refused(service: QueryProcess) -> None:
     assert "has died" not in service.log, "no process of queries was ended for them"
 
 
-def test_a_body_that_is_too_large_or_of_no_length_is_not_read(service: QueryProcess) -> None:
+def test_body_that_is_too_large_or_has_no_length_is_refused(service: QueryProcess) -> None:
     body = b" " * (65536 + 1)
     fields, _ = service.proof(body, ALICE)
     assert post(service, body, fields)[0] == 413
@@ -229,7 +229,7 @@ def test_a_body_that_is_too_large_or_of_no_length_is_not_read(service: QueryProc
     assert post(service, b"", fields, "/metrics")[0] == 404
 
 
-def test_a_slow_sender_is_answered_and_holds_nobody_up(service: QueryProcess) -> None:
+def test_slow_sender_times_out_and_does_not_block_others(service: QueryProcess) -> None:
     body = write(RunsQuestion())
     fields, _ = service.proof(body, BOB)
     lines = [f"{name}: {value}" for name, value in {**fields, "Host": "x", "Content-Length": str(len(body))}.items()]
@@ -240,7 +240,7 @@ def test_a_slow_sender_is_answered_and_holds_nobody_up(service: QueryProcess) ->
     assert b"408" in answer.splitlines()[0]
 
 
-def test_silent_connections_are_closed_and_keep_nobody_out(service: QueryProcess) -> None:
+def test_silent_connections_are_closed_and_do_not_block_others(service: QueryProcess) -> None:
     with ExitStack() as stack:
         silent = []
         for number in range(300):
@@ -260,7 +260,7 @@ def test_silent_connections_are_closed_and_keep_nobody_out(service: QueryProcess
     assert "Traceback" not in service.log
 
 
-def test_bodies_of_strangers_take_no_memory(service: QueryProcess) -> None:
+def test_unauthenticated_bodies_use_little_memory(service: QueryProcess) -> None:
     def peak_mib() -> int:
         text = Path(f"/proc/{service.process.pid}/status").read_text()
         found = re.search(r"VmHWM:\s+(\d+) kB", text)
@@ -284,7 +284,7 @@ SLOW_SQUEUE = "#!/bin/sh\nexec sleep {seconds}\n"
 
 @pytest.fixture
 def stuck(tmp_path: Path) -> Iterator[QueryProcess]:
-    """A site whose queue and nodes are never listed, with one worker and little patience."""
+    """A site whose queue and nodes are never listed, with one worker and a short time limit."""
     with query_process(tmp_path, workers=1, question_s=3.0) as service:
         squeue, scontrol = tmp_path / "bin" / "squeue", tmp_path / "bin" / "scontrol"
         squeue.write_text(SLOW_SQUEUE.format(seconds=_seconds(service)))
@@ -295,7 +295,7 @@ def stuck(tmp_path: Path) -> Iterator[QueryProcess]:
         yield service
 
 
-def test_a_question_that_takes_too_long_is_given_up_with_its_commands(stuck: QueryProcess) -> None:
+def test_question_that_takes_too_long_is_ended_with_its_commands(stuck: QueryProcess) -> None:
     body = b'{"ask":"why","job":"7"}'
     fields, _ = stuck.proof(body, ALICE)
     status, text = post(stuck, body, fields)
@@ -313,7 +313,7 @@ def test_a_question_that_takes_too_long_is_given_up_with_its_commands(stuck: Que
 
 
 def _seconds(service: QueryProcess) -> str:
-    """A time to sleep that tells this service's commands from those of others."""
+    """A time to sleep that distinguishes this service's commands from others."""
     return f"3000{service.port}"
 
 
@@ -323,7 +323,7 @@ def _command(entry: Path) -> list[str]:
     return []
 
 
-def test_answers_have_an_end(tmp_path: Path) -> None:
+def test_size_of_an_answer_is_limited(tmp_path: Path) -> None:
     with query_process(tmp_path, answer_mb=1) as service:
         wide = ",".join(["jobid%9999"] * 300)
         answer = told(service, ALICE, RunsQuestion(allusers=True, jobs="7,8,9", columns=wide))
@@ -331,7 +331,7 @@ def test_answers_have_an_end(tmp_path: Path) -> None:
         assert told(service, ALICE, ShowQuestion("7")).code == 0
 
 
-def test_an_answer_that_is_not_read_counts_against_its_user(tmp_path: Path) -> None:
+def test_unread_answers_count_towards_the_limit_of_their_user(tmp_path: Path) -> None:
     with query_process(tmp_path) as service:
         wide = write(RunsQuestion(allusers=True, jobs="7,8,9", columns=",".join(["jobid%9999"] * 300)))
         links = []
@@ -367,7 +367,7 @@ def migacct(uid: int, conf: Path, *arguments: str, module: str = "migacct") -> s
     )  # fmt: skip
 
 
-def test_a_login_node_needs_no_configuration_but_where_to_ask(service: QueryProcess) -> None:
+def test_login_node_needs_only_login_conf(service: QueryProcess) -> None:
     conf = service.home / "login.conf"
     conf.write_text(f"Servers=http://127.0.0.1:1, http://127.0.0.1:{service.port}\nMungeSocket={service.munge}\n")
     conf.chmod(0o644)

@@ -1,4 +1,4 @@
-"""Questions as they come over the wire, from people who mean ill: each field, and the whole."""
+"""Questions as received over the network, from malicious users: each field, and the whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-#: what might mean something to a part behind the wire: SQL, Slurm's grammars, paths, formats, terminals
+#: text that might have a meaning to a part of the service: SQL, Slurm's grammars, paths, formats, terminals
 NASTY = st.sampled_from(
     [
         "7", "7_1", "7_[1-9999]", "8+1", "1" * 18, "n[1-65536]", "n[1-3,07],m3", "[", "]", "n1,,", "x' OR '1'='1", "%",
@@ -56,7 +56,7 @@ SENSIBLE = {
 
 
 def valued(kind: type[Question]) -> st.SearchStrategy[dict[str, Any]]:
-    """A question that means something but for a few fields, whose values have the right type."""
+    """A meaningful question except for a few fields, whose values have the right type."""
     by_type: dict[str, st.SearchStrategy[Any]] = {
         "bool": st.booleans(),
         "str": NASTY | st.text(max_size=40),
@@ -71,7 +71,7 @@ def valued(kind: type[Question]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 class PlayedSite(QuerySite):
-    """A site with one job of somebody else in the queue."""
+    """A site with one job of another user in the queue."""
 
     def slurm(self) -> Any:
         waits = JobRow(8, uid=BOB, user="bin", partition="gpu", gres="gres:mig:1g.10gb:1", comment="secretcomment8")
@@ -89,7 +89,7 @@ ASKED = st.one_of([valued(kind) for kind in KINDS.values()])
 @example(b"[" * 65536)
 @example(b'{"ask":' + b"9" * 60000 + b"}")
 @example(b'{"ask":"runs","ask":"show"}')
-def test_what_is_no_question_is_refused(body: bytes) -> None:
+def test_body_that_is_not_a_question_is_refused(body: bytes) -> None:
     with pytest.raises(QuestionError):
         read(body)
         raise QuestionError("the smallest questions are accepted")
@@ -141,7 +141,7 @@ def answerer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answerer]:
 @given(given=ASKED)
 @example({"ask": "page", "start": "now-999999999weeks"})
 @example({"ask": "runs", "start": "0001-01-01", "end": "9999-12-30"})
-def test_every_question_has_an_answer_and_none_is_an_internal_error(answerer: Answerer, given: dict[str, Any]) -> None:
+def test_every_question_is_answered_without_an_internal_error(answerer: Answerer, given: dict[str, Any]) -> None:
     answer = answerer.answer(ALICE, json.dumps(given).encode())
     assert "internal error" not in answer.error, answer.error
     assert Answer.read(answer.write()) == answer
@@ -150,7 +150,7 @@ def test_every_question_has_an_answer_and_none_is_an_internal_error(answerer: An
     assert not any("\x1b" in line for line in answer.out.splitlines()) or any("\x1b" in text for text in texts)
 
 
-def test_answers_that_are_none() -> None:
+def test_malformed_answers_are_refused() -> None:
     fields = ("", '"code":"0"', '"code":999', '"code":true', '"code":0,"out":7', '"code":0,"err":[7]')
     bodies = [b"", b"[]", b"{}", b'{"version":2,"code":0}', b"[" * 99999]
     bodies += [f'{{"version":1,{text}}}'.encode() for text in fields]
@@ -160,16 +160,16 @@ def test_answers_that_are_none() -> None:
     assert Answer.read(Answer(3, "ü\n", ("a", "b")).write()) == Answer(3, "ü\n", ("a", "b"))
 
 
-def test_times_are_those_of_the_zone_of_who_asks(answerer: Answerer) -> None:
+def test_times_are_in_the_time_zone_of_the_user(answerer: Answerer) -> None:
     def said(**given: Any) -> Answer:
         return answerer.answer(ALICE, write(RunsQuestion(jobs="7", columns="submit", header=False, **given)))
 
     here = said().out.strip()
     moment = datetime.fromisoformat(here).timestamp()
     for zone in ("Asia/Tokyo", "America/St_Johns", "UTC"):
-        there = datetime.fromtimestamp(moment, ZoneInfo(zone)).replace(tzinfo=None).isoformat()
-        assert said(zone=zone).out.strip() == there
-        assert said(zone=zone, start=there).out.strip() == there
+        expected = datetime.fromtimestamp(moment, ZoneInfo(zone)).replace(tzinfo=None).isoformat()
+        assert said(zone=zone).out.strip() == expected
+        assert said(zone=zone, start=expected).out.strip() == expected
     rule = datetime.fromtimestamp(moment, timezone(timedelta(hours=3))).replace(tzinfo=None).isoformat()
     assert said(zone="<+03>-3").out.strip() == said(zone="EAT-3EAT-3,M3.5.0,M10.5.0/3").out.strip() == rule
     assert said().out.strip() == here
@@ -180,7 +180,7 @@ def test_times_are_those_of_the_zone_of_who_asks(answerer: Answerer) -> None:
 
 
 @pytest.mark.parametrize("delimiter", ["\t", "\x1f", ";;", ""])
-def test_columns_may_be_separated_as_programs_like_it(answerer: Answerer, delimiter: str) -> None:
+def test_column_delimiters_that_programs_use_are_accepted(answerer: Answerer, delimiter: str) -> None:
     asked = RunsQuestion(jobs="7", columns="jobid,user", header=False, delimiter=delimiter)
     assert answerer.answer(ALICE, write(asked)).out == f"7{delimiter}daemon\n"
     for wrong in ("\n", "\x1b[2J", "\0"):
@@ -188,7 +188,7 @@ def test_columns_may_be_separated_as_programs_like_it(answerer: Answerer, delimi
             write(RunsQuestion(delimiter=wrong))
 
 
-def test_formats_of_times_have_flags_but_no_widths() -> None:
+def test_time_formats_may_have_flags_but_no_widths() -> None:
     for style in ("%-d.%-m. %H:%M", "%_H%%", "%s", "relative", ""):
         assert read(write(RunsQuestion(time_style=style))) == RunsQuestion(time_style=style)
     for style in ("%10d", "%-10d", "%"):
@@ -196,11 +196,11 @@ def test_formats_of_times_have_flags_but_no_widths() -> None:
             write(RunsQuestion(time_style=style))
 
 
-def test_what_is_not_asked_for_is_not_sent_so_that_another_release_may_answer() -> None:
+def test_unset_fields_are_not_sent_so_that_other_releases_can_answer() -> None:
     assert json.loads(write(RunsQuestion(jobs="7"))) == {"ask": "runs", "jobs": "7"}
 
 
-def test_job_ids() -> None:
+def test_valid_job_ids_are_accepted_and_others_refused() -> None:
     assert all(map(is_job, ("7", "7_1", "7+1", "7.0", "7_1.batch")))
     assert not any(map(is_job, ("", "x", "7_", "7_[1-2]", "-7", "\u0667", "7 ", "7\n", "1" * 19)))
     with pytest.raises(QuestionError):
@@ -210,7 +210,7 @@ def test_job_ids() -> None:
 # -- where to ask ------------------------------------------------------------------------------------------------
 
 
-def test_login_conf() -> None:
+def test_login_conf_is_parsed_and_its_errors_are_reported() -> None:
     text = "# ours\nServers = http://ctl1, https://ctl2:7000,http://[::1]  # two\nSlurmUser=root\nMungeSocket=/m\n"
     found = read_conf(text.splitlines(), "login.conf")
     assert found.urls == ("http://ctl1:6831", "https://ctl2:7000", "http://[::1]:6831")
@@ -220,7 +220,7 @@ def test_login_conf() -> None:
             read_conf(wrong.splitlines(), "login.conf")
 
 
-def test_without_login_conf_slurmctlds_hosts_are_asked() -> None:
+def test_without_login_conf_the_slurmctld_hosts_are_asked() -> None:
     config = """Configuration data as of 2026-01-01
 AuthInfo                = cred_expire=9,socket=/run/m
 SlurmUser               = slurm(64030)
@@ -234,7 +234,7 @@ SlurmctldHost[1]        = ctl2
         of_slurm("nothing")
 
 
-def test_what_the_login_node_takes_for_granted_is_what_the_configuration_says() -> None:
+def test_login_node_defaults_match_the_configuration_defaults() -> None:
     from slurm_migbatch.config import DEFAULT_PATH
 
     base = Config()

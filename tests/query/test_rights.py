@@ -1,4 +1,4 @@
-"""Whatever is asked and whatever Slurm's PrivateData says: nobody is told what others wrote, or of hidden jobs."""
+"""Whatever is asked and whatever Slurm's PrivateData is: nobody sees other users' texts, or hidden jobs."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from slurm_migbatch.values import replace
 from tests.support.daemon_fakes import gpu
 from tests.support.examples import examples
 
-#: user -> uid and the first of his three jobs: one has ended, one runs, one waits
+#: user -> uid and the first of the user's three jobs: one has ended, one runs, one is pending
 USERS = {"ann": (1001, 41100), "bob": (1002, 42200)}
 GPU = gpu(0, uuid="GPU-a")
 
 
 def words(user: str) -> list[str]:
-    """What this user wrote into his jobs."""
+    """The texts that this user wrote into the jobs."""
     return [f"{user}sjobname", f"{user}scomment", f"{user}smodel", f"{user}swckey"]
 
 
@@ -63,12 +63,12 @@ def queue() -> list[JobRow]:
 
 
 class PlayedSite(QuerySite):
-    """A site whose Slurm and migbatchd say what the test wants, each word about everybody."""
+    """A site whose Slurm and migbatchd give fixed answers, each about all users."""
 
     def slurm(self) -> Any:
         node = NodeRow("n1", frozenset({"MIXED"}), {"1g.10gb": 7}, {"1g.10gb": 2}, ("gpu",))
-        told = {"jobs": lambda self: queue(), "nodes": lambda self: [node], "settings": lambda self: {}}
-        return type("Played", (), told)()
+        methods = {"jobs": lambda self: queue(), "nodes": lambda self: [node], "settings": lambda self: {}}
+        return type("Played", (), methods)()
 
     def daemon(self, path: str) -> bytes:
         others = ", ".join(f"job {row.job_id}" for row in queue())
@@ -94,8 +94,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuerySite]:
                     "candidates": [{"profile": "1g.10gb", "ok": False, "why": f"{user}smodel"}], "source": "service",
                 }])  # fmt: skip
             for job, ends in ((first, True), (first + 1, False)):
-                piece = {"gpu": "GPU-a", "profile": "1g.10gb", "start": number, "size": 1, "mig_uuid": f"MIG-{job}"}
-                run = {"job": job, "restart": 0, "uid": uid, "user": user, "decision": f"{user}d", "slices": [piece]}
+                held = {"gpu": "GPU-a", "profile": "1g.10gb", "start": number, "size": 1, "mig_uuid": f"MIG-{job}"}
+                run = {"job": job, "restart": 0, "uid": uid, "user": user, "decision": f"{user}d", "slices": [held]}
                 seq += 1
                 events: list[dict[str, Any]] = [{"seq": seq, "ts": now, "kind": "start", **run}]
                 if ends:
@@ -158,8 +158,10 @@ PRIVATE = st.sets(st.sampled_from(sorted(ALL_PRIVATE))).map(frozenset)
 
 @settings(max_examples=examples(300))
 @given(question=QUESTIONS, private=PRIVATE)
-def test_nobody_is_told_what_others_wrote(site: QuerySite, question: Question, private: frozenset[str]) -> None:
-    """Ann asks; Bob's words never come, his jobs' ids and his account only where they are not private."""
+def test_answers_never_contain_other_users_texts_or_private_data(
+    site: QuerySite, question: Question, private: frozenset[str]
+) -> None:
+    """Ann asks; Bob's texts are never shown, his job ids and his account only where they are not private."""
     text = told(site, Rights(1001, private=private), question)
     assert not [word for word in words("bob") if word in text]
     asked = json.dumps(vars(question))
@@ -170,7 +172,7 @@ def test_nobody_is_told_what_others_wrote(site: QuerySite, question: Question, p
         assert f"MIG-{first}" not in text
         assert '"user": "bob"' not in text and "bob/" not in text
     if "accounts" in private:
-        # what was asked for may be said again
+        # the account that was asked for may be repeated
         assert "bobsacct" not in text.replace("has the account 'bobsacct'", "")
     if isinstance(question, WasteQuestion):
         assert "bob" not in text.replace("Invalid user id: bob", "")
@@ -179,8 +181,8 @@ def test_nobody_is_told_what_others_wrote(site: QuerySite, question: Question, p
 
 
 @pytest.mark.parametrize("found", [{"names": ("bobsjobname",)}, {"wckeys": ("bobswckey",)}], ids=["name", "wckey"])
-def test_what_others_wrote_finds_no_job_of_theirs(site: QuerySite, found: dict[str, Any]) -> None:
-    """Ann may see Bob's runs; whether one has this name she could find out by asking for it."""
+def test_filter_by_another_users_text_finds_no_job(site: QuerySite, found: dict[str, Any]) -> None:
+    """Ann may see Bob's runs; by asking for a name, she could find out whether one of them has it."""
     question = RunsQuestion(allusers=True, start="now-1hour", end="now+1hour", columns="user", header=False, **found)
     assert "bob\n" not in told(site, Rights(1001, private=frozenset()), question).replace(" ", "") + "\n"
     assert told(site, Rights(0, everything=True), question).split() == ["bob", "bob"]
@@ -188,11 +190,11 @@ def test_what_others_wrote_finds_no_job_of_theirs(site: QuerySite, found: dict[s
 
 @settings(max_examples=examples(60))
 @given(question=QUESTIONS)
-def test_a_hidden_job_is_answered_for_as_one_that_does_not_exist(site: QuerySite, question: Question) -> None:
+def test_hidden_job_is_answered_like_a_missing_job(site: QuerySite, question: Question) -> None:
     if isinstance(question, ShowQuestion | WhyQuestion) and int(question.job) >= USERS["bob"][1]:
-        none = replace(question, job="99999")
+        missing = replace(question, job="99999")
         rights = Rights(1001, private=ALL_PRIVATE)
-        assert told(site, rights, question).replace(question.job, "99999") == told(site, rights, none)
+        assert told(site, rights, question).replace(question.job, "99999") == told(site, rights, missing)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def test_a_hidden_job_is_answered_for_as_one_that_does_not_exist(site: QuerySite
     ],
     ids=["root", "owner", "coordinator"],
 )
-def test_who_may_see_a_job_is_told_all_of_it(site: QuerySite, rights: Rights) -> None:
+def test_user_with_rights_to_a_job_sees_all_of_it(site: QuerySite, rights: Rights) -> None:
     first = USERS["bob"][1]
     runs = told(site, rights, RunsQuestion(jobs=str(first), columns="jobname%20,request%80,bucket%40,account,wckey%20"))
     assert all(word in runs for word in words("bob")) and "bobsacct" in runs
@@ -220,8 +222,8 @@ def test_who_may_see_a_job_is_told_all_of_it(site: QuerySite, rights: Rights) ->
 
 
 @pytest.mark.parametrize("user", ["bob", "DOM\\bob", "pc$bob", "b@bob.org"])
-def test_whom_a_node_names_is_hidden_as_squeue_hides_him(tmp_path: Path, user: str) -> None:
-    """Why a slice could not be made says who has the others; of a job's own user too, nobody else is told."""
+def test_other_users_named_in_node_messages_are_hidden_if_private(tmp_path: Path, user: str) -> None:
+    """The reason of a misfit names the users of other slices; not even the job's own user may see them."""
     url, now = f"sqlite:///{tmp_path}/db", time.time()
     full = f"no place beside what is in use. Taken: GPU 0 (GPU-a): 1g.10gb@0:1 by job 42201 of {user}"
     kept = (
@@ -253,8 +255,8 @@ def test_whom_a_node_names_is_hidden_as_squeue_hides_him(tmp_path: Path, user: s
         assert "another user" in text and (("of " in whole and "bob" in whole) or "of uid 910020001" in whole), question
 
 
-def test_no_answer_acts_on_the_terminal_of_who_asks(tmp_path: Path) -> None:
-    """Root of a node names its GPUs and its faults, and whoever asks for the nodes reads it."""
+def test_answers_contain_no_control_characters(tmp_path: Path) -> None:
+    """Root on a node names its GPUs and its faults, and every user who asks for the nodes reads that."""
     url, now, odd = f"sqlite:///{tmp_path}/db", time.time(), "\x1b[2J\x9b\u202e\nn2"
     place = {"gpu": "GPU-a", "profile": "1g.10gb", "start": 0, "size": 1}
     run = {"job": 41103, "restart": 0, "uid": 1001, "user": f"ann{odd}", "account": odd, "partition": odd}
@@ -287,8 +289,8 @@ def test_no_answer_acts_on_the_terminal_of_who_asks(tmp_path: Path) -> None:
         assert all(line.isprintable() for line in (*reply.lines, *reply.remarks)), question
 
 
-def test_no_field_of_an_event_keeps_everybody_from_an_answer(tmp_path: Path) -> None:
-    """Root of a node adds fields of other kinds to its events."""
+def test_malformed_event_fields_do_not_prevent_answers(tmp_path: Path) -> None:
+    """Root on a node adds fields of other kinds and types to its events."""
     url, now = f"sqlite:///{tmp_path}/db", time.time()
     odd = {"start": "x", "size": [7], "slices": 7, "zombies": 7, "exit_code": "x", "profile": {}}
     sent: list[dict[str, Any]] = [
@@ -308,8 +310,8 @@ def test_no_field_of_an_event_keeps_everybody_from_an_answer(tmp_path: Path) -> 
         assert list(answer(question, Rights(0, everything=True), site).lines), question
 
 
-def test_usage_of_others_is_told_where_it_is_not_private(site: QuerySite) -> None:
-    """Ann asks what was used."""
+def test_usage_of_other_users_is_shown_unless_private(site: QuerySite) -> None:
+    """Ann asks for the usage."""
     by_user = UsageQuestion(by="user", start="now-1hour", delimiter="|", header=False)
 
     def users(*private: str) -> set[str]:
@@ -319,11 +321,11 @@ def test_usage_of_others_is_told_where_it_is_not_private(site: QuerySite) -> Non
     assert users() == {"ann", "bob"}
     assert users("usage") == users("jobs") == {"ann"}
     by_account = replace(by_user, by="account")
-    told_of = told(site, Rights(1001, private=frozenset({"accounts"})), by_account)
-    assert told_of.startswith("annsacct|") and "bobsacct" not in told_of
+    text = told(site, Rights(1001, private=frozenset({"accounts"})), by_account)
+    assert text.startswith("annsacct|") and "bobsacct" not in text
 
 
-def test_waste_is_told_to_who_wasted_it_and_to_operators(site: QuerySite) -> None:
+def test_waste_is_shown_to_its_user_and_to_operators(site: QuerySite) -> None:
     bobs = str(USERS["bob"][1])
     nobody = Rights(1001, private=frozenset())
     assert "with slices, or it is not yours" in told(site, nobody, WasteQuestion(bobs))
@@ -332,18 +334,18 @@ def test_waste_is_told_to_who_wasted_it_and_to_operators(site: QuerySite) -> Non
     assert json.loads(told(site, Rights(0, everything=True), table))["total"]["runs"] == 2
 
 
-def test_rights_are_asked_of_nobody_for_a_database_that_was_named(tmp_path: Path) -> None:
-    """--db keeps its meaning: the file's own permissions are what counts."""
+def test_named_database_is_read_without_asking_for_rights(tmp_path: Path) -> None:
+    """With --db, only the permissions of the file itself count."""
     from slurm_migbatch.cli.asking import _rights
 
     assert _rights(QuerySite(Config()), named=True).everything
 
 
 @pytest.mark.parametrize(("uid", "itself"), [(0, True), (1001, False)])
-def test_a_record_on_a_server_is_read_by_root_alone(
+def test_only_root_reads_a_database_on_a_server_directly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, itself: bool
 ) -> None:
-    """Everybody else asks migbatchd, whether or not he may read the configuration."""
+    """All other users ask migbatchd, whether or not they may read the configuration."""
     from slurm_migbatch.cli.asking import _source
 
     conf = tmp_path / "migbatch.toml"

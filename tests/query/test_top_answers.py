@@ -1,4 +1,4 @@
-"""What `migbatch top` is told: the page over a real record; Slurm and migbatchd are played."""
+"""The answer to `migbatch top`: the page from a real record; Slurm and migbatchd are fakes."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ NODES = [
 
 
 class PlayedSite(QuerySite):
-    """A site whose Slurm and migbatchd say what the tests want."""
+    """A site whose Slurm and migbatchd give fixed answers."""
 
     def slurm(self) -> Any:
-        told = {"jobs": lambda _: QUEUE, "nodes": lambda _: NODES, "settings": lambda _: {"clustername": "hpc"}}
-        return type("Played", (), told)()
+        methods = {"jobs": lambda _: QUEUE, "nodes": lambda _: NODES, "settings": lambda _: {"clustername": "hpc"}}
+        return type("Played", (), methods)()
 
     def daemon(self, path: str) -> bytes:
         if path == "/v1/plans":
@@ -75,9 +75,9 @@ def site(tmp_path: Path) -> PlayedSite:
         for node, first in (("n1", 11), ("n2", 0)):
             events: list[dict[str, Any]] = [{"kind": "inventory", "gpus": [gpu(0, uuid=f"GPU-{node}")]}]
             for number, row in enumerate(QUEUE[:2] if first else ()):
-                piece = {"gpu": "GPU-n1", "profile": "1g.10gb" if not number else "2g.20gb", "start": 2 * number,
+                held = {"gpu": "GPU-n1", "profile": "1g.10gb" if not number else "2g.20gb", "start": 2 * number,
                          "size": 1 + number, "mig_uuid": f"MIG-{number}"}  # fmt: skip
-                run = {"job": row.job_id, "restart": 0, "uid": row.uid, "user": row.user, "slices": [piece]}
+                run = {"job": row.job_id, "restart": 0, "uid": row.uid, "user": row.user, "slices": [held]}
                 events.append({"kind": "start", **run})
                 events.append({"kind": "progress", "job": row.job_id, "restart": 0, "steps": 40, "items": 250})
             place = {"gpu": f"GPU-{node}", "profile": "1g.10gb", "start": 7, "size": 1}
@@ -107,7 +107,7 @@ def ask(site: PlayedSite) -> Ask:
     return told
 
 
-def test_gpus_are_told_slot_by_slot(ask: Ask) -> None:
+def test_page_lists_gpus_slot_by_slot(ask: Ask) -> None:
     page = ask()
     assert (page.cluster, page.totals) == ("hpc", (2, 1, 2, 16, 3))
     assert [tuple(row) for row in page.profiles] == [("1g.10gb", 1, 2), ("2g.20gb", 1, 1)]
@@ -122,7 +122,7 @@ def test_gpus_are_told_slot_by_slot(ask: Ask) -> None:
     assert "fell off the bus" in first.trouble and "broken" in second.trouble
 
 
-def test_the_queue_is_told_by_what_it_asks_for(ask: Ask) -> None:
+def test_queue_is_grouped_by_requested_slices(ask: Ask) -> None:
     page = ask()
     assert [(row.wants, row.jobs, row.reason, row.why, row.start, row.expected) for row in page.queue] == [
         ("1g.10gb", 10, "Resources", "reserved behind job 11", "now", 0.0),
@@ -131,14 +131,14 @@ def test_the_queue_is_told_by_what_it_asks_for(ask: Ask) -> None:
     assert page.waiting == 12
 
 
-def test_loans_come_with_their_progress(ask: Ask) -> None:
+def test_loans_are_shown_with_their_progress(ask: Ask) -> None:
     running, waiting = ask().loans
     assert (running.job, running.state, running.gpu, running.steps, running.goal) == (12, "running", "0", 40, 1000)
     assert running.items == 250
     assert (waiting.job, waiting.state, waiting.why) == (24, "waiting", "no GPU has room")
 
 
-def test_events_come_in_their_order_without_what_was_only_tried(ask: Ask) -> None:
+def test_events_are_in_order_and_without_dry_runs(ask: Ask) -> None:
     page = ask()
     assert [row.kind for row in page.events if row.job] == ["start", "start", "release"]
     assert [row.at for row in page.events] == sorted(row.at for row in page.events)
@@ -146,14 +146,14 @@ def test_events_come_in_their_order_without_what_was_only_tried(ask: Ask) -> Non
     assert "1g.10gb cannot be destroyed: in use" in {row.text for row in page.events}
 
 
-def test_a_clock_that_is_ahead_hides_no_events_of_others(ask: Ask, site: PlayedSite) -> None:
+def test_node_with_a_clock_ahead_does_not_hide_events_of_others(ask: Ask, site: PlayedSite) -> None:
     boots = [{"seq": n, "ts": NOW + 1e9 + n, "kind": "boot", "boot_id": f"b{n}"} for n in range(1, 100)]
     with open_store(site.url) as store:
         store.ingest("n3", "j3", "b", boots)
     assert {row.kind for row in ask().events} == {"start", "release", "zombie", "fault"}
 
 
-def test_a_page_of_one_user_one_profile_some_nodes(ask: Ask) -> None:
+def test_page_can_be_limited_to_a_user_profile_partition_or_nodes(ask: Ask) -> None:
     ann = ask(user="ann")
     assert [gpu.node for gpu in ann.gpus] == ["n1"]
     assert ([row.jobs for row in ann.queue], ann.loans, ann.waiting) == ([1], (), 1)
@@ -179,7 +179,7 @@ def test_private_jobs_and_nodes_stay_private(ask: Ask) -> None:
     assert nowhere.queue[0].why == ""
 
 
-def test_slurm_and_migbatchd_may_be_away(site: PlayedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_answered_without_slurm_and_migbatchd(site: PlayedSite, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise SlurmError("slurmctld is away")
 
@@ -197,7 +197,7 @@ def test_slurm_and_migbatchd_may_be_away(site: PlayedSite, monkeypatch: pytest.M
     assert any("no answer from migbatchd" in remark for remark in reply.remarks)
 
 
-def test_many_who_watch_are_one_look(site: PlayedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_viewers_share_one_query_of_slurm(site: PlayedSite, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     played = PlayedSite.slurm
     monkeypatch.setattr(PlayedSite, "slurm", lambda self: looks.append(1) or played(self))

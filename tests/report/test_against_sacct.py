@@ -1,4 +1,4 @@
-"""migacct beside this Slurm's own sacct: which times and values they take, what they mean, and how they end."""
+"""migacct compared with this Slurm's sacct: accepted times and values, their meaning, and exit codes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FORMS = (
     "2026-01-02 03:04", "2026-01-02T", "2026-02-30", "0230", "today", "tomorrow", "midnight", "noon", "fika", "teatime",
     "tomorrow-noon", "noon tomorrow", "now", "now-2days", "now+1hour", "now - 30 minutes", "now-45", "now-1week",
     "uts1700000000", "12:00-13:00", "today midnight",
-    # and what is none
+    # and text that is not a time
     "foo", "13:00pm", "25:00", "24:00", "12:60", "12:00:60", "12:61:00", "12:30p", "12", "1332", "31/31", "0010",
     "12345", "2026-1-2", "2026-01", "01/02/2026", "2025-01-02T03:04:05Z", "now-", "now2days", "now-2fortnights",
     "now-1w", "now-1min", "now-5h", "now+1month", "today+1", "uts5",
 )  # fmt: skip
-#: as sacct's without jobs
+#: options that sacct refuses (BAD) and accepts (GOOD) without any jobs
 BAD = (
     ["-S", "foo"], ["-u", "nosuch"], ["--uid", "4000000"], ["-g", "nosuch"], ["-s", "SLEEPING"], ["-o", "jobid,color"],
     ["-j", "abc"], ["--units", "X"], ["-k", "foo"], ["-c"], ["--bogus"], ["-S"], ["stray"],
@@ -39,7 +39,7 @@ GOOD = (
     ["-K", "10"],
     ["-k", "5", "-K", "10"], ["-k", "0-1"], ["-g", "root"], ["-j", "999"], ["-a"], ["--allusers", "-D", "-X"],
 )  # fmt: skip
-#: the words that both have, where sacct says something of a value
+#: the words that both print where sacct reports an error in a value
 WORDS = re.compile(
     r"Invalid time specification \(pos=\d+\): \S+|Invalid (?:user|group) id: \w+|unrecognized job state value '\w+'|"
     r'Invalid field requested: "\w+"|Bad job/step specified: \w+|Invalid unit type \'\w\'|'
@@ -71,41 +71,43 @@ def migacct(tmp_path: Path) -> Run:
 
 
 @pytest.mark.slurm
-def test_times_mean_what_they_mean_to_sacct(accounting: Cluster) -> None:
-    """It says what it made of the beginning where the end is earlier."""
+def test_times_have_the_same_meaning_as_in_sacct(accounting: Cluster) -> None:
+    """sacct prints how it understood the start time if the end time is earlier."""
     wrong = []
     for form in FORMS:
-        said = accounting.run(["sacct", "-S", form, "-E", "uts1000000"], check=False).stderr
-        found = re.search(r"Start time \((\S+)\) requested is after end time", said)
-        assert found or "Invalid time specification" in said, (form, said)
+        errors = accounting.run(["sacct", "-S", form, "-E", "uts1000000"], check=False).stderr
+        found = re.search(r"Start time \((\S+)\) requested is after end time", errors)
+        assert found or "Invalid time specification" in errors, (form, errors)
         try:
             ours = parse_time(form)
         except TimeFormError:
             ours = None
         theirs = datetime.fromisoformat(found[1]).timestamp() if found else None
         if (ours is None) != (theirs is None) or abs((ours or 0) - (theirs or 0)) > 120:
-            wrong.append((form, ours, said))
+            wrong.append((form, ours, errors))
     assert wrong == []
 
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("options", BAD, ids=" ".join)
-def test_what_sacct_refuses_is_refused_in_its_words(accounting: Cluster, migacct: Run, options: list[str]) -> None:
+def test_options_that_sacct_refuses_are_refused_with_its_message(
+    accounting: Cluster, migacct: Run, options: list[str]
+) -> None:
     theirs, ours = accounting.run(["sacct", *options], check=False), migacct(*options)
     assert (ours.returncode, theirs.returncode, ours.stdout) == (1, 1, "")
-    said = WORDS.search(theirs.stderr)
-    assert said is None or said[0] in ours.stderr
+    message = WORDS.search(theirs.stderr)
+    assert message is None or message[0] in ours.stderr
 
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("options", GOOD, ids=" ".join)
-def test_what_sacct_takes_is_taken(accounting: Cluster, migacct: Run, options: list[str]) -> None:
+def test_options_that_sacct_accepts_are_accepted(accounting: Cluster, migacct: Run, options: list[str]) -> None:
     assert (accounting.run(["sacct", *options], check=False).returncode, migacct(*options).returncode) == (0, 0)
 
 
 @pytest.mark.slurm
-def test_truncated_times_of_a_job_that_waits(accounting: Cluster) -> None:
-    """sacct shows the window's end, for no time at all; test_report_migacct has the same of migacct."""
+def test_sacct_truncates_the_times_of_a_pending_job_to_the_windows_end(accounting: Cluster) -> None:
+    """sacct shows the window's end and no elapsed time; test_report_migacct tests the same for migacct."""
     job = accounting.submit("--gres=mig:7g.80gb:1", wrap="true")
     shown = ["-T", "-n", "-P", "-X", "-S", "now-1hour", "-E", "now+1hour", "-o", "start,end,elapsed"]
 

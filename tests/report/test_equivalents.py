@@ -1,4 +1,4 @@
-"""How much of a GPU a slice is."""
+"""The GPU equivalent: the part of a GPU that a slice is."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from slurm_migbatch.report.equivalents import gpu_equivalent
         ("no profile", None, 0.0),
     ],
 )
-def test_the_larger_share_counts(profile: str, memory_slices: int | None, share: float) -> None:
+def test_gpu_equivalent_is_the_larger_share(profile: str, memory_slices: int | None, share: float) -> None:
     assert gpu_equivalent(profile, memory_slices) == pytest.approx(share)
 
 
-def test_gpus_of_four_slices() -> None:
+def test_gpu_equivalent_on_gpus_of_four_compute_slices() -> None:
     assert gpu_equivalent("2g.12gb", 2, (4, 4)) == 0.5
     assert gpu_equivalent("4g.24gb", 4, (4, 4)) == 1.0
     assert gpu_equivalent("1g.24gb", 3, (4, 12)) == 0.25

@@ -1,4 +1,4 @@
-"""A page of `migbatch top`: over the wire, drawn at any width and height, and what each key changes."""
+"""A page of `migbatch top`: sent over the network, drawn at any width and height, and what each key changes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REALS = st.floats() | st.just(NOW)
 KEYS = st.sampled_from(
     [*"qhzuPpMTNRds? 1a.", "up", "down", "pgup", "pgdn", "home", "end", "tab", "backtab", "enter", "esc", "backspace"]
 )
-#: without what leaves the page
+#: without the key that leaves the page
 STAYS = KEYS.filter(lambda key: key != "q")
 
 
@@ -67,7 +67,7 @@ PAGES = st.none() | st.just(page()) | ODD
     shown=PAGES, width=st.integers(40, 200), height=st.none() | st.integers(1, 70), keys=st.lists(STAYS, max_size=12),
     trouble=TEXTS,
 )  # fmt: skip
-def test_no_line_is_wider_than_the_terminal_whatever_the_page_says(shown, width, height, keys, trouble):
+def test_no_line_of_any_page_is_wider_than_the_terminal(shown, width, height, keys, trouble):
     state, extents = PageState(), {}
     for key in keys:
         state = press(state, key, extents)
@@ -81,7 +81,7 @@ def test_no_line_is_wider_than_the_terminal_whatever_the_page_says(shown, width,
 
 @settings(max_examples=examples(100))
 @given(shown=ODD)
-def test_a_page_comes_over_the_wire_as_it_was(shown):
+def test_page_is_unchanged_by_writing_and_reading(shown):
     assert Page.read(shown.write()).write() == shown.write()
 
 
@@ -89,7 +89,7 @@ def test_a_page_comes_over_the_wire_as_it_was(shown):
 @given(
     value=st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5), data=st.data()
 )
-def test_what_is_no_page_is_refused(value, data):
+def test_text_that_is_not_a_page_is_refused(value, data):
     fields = json.loads(page().write())
     name = data.draw(st.sampled_from(sorted(fields)))
     for body in (
@@ -112,7 +112,7 @@ def text(shown=None, width=80, height=24, state=None, **more):
     return "\n".join(line.plain.rstrip() for line in drawn.lines)
 
 
-def test_each_kind_of_slot_has_a_pattern_of_its_own():
+def test_each_kind_of_slot_has_its_own_pattern():
     drawn = text()
     assert "gpu1  0 |=3g.40gb 4711 alice============|=4712==|:1g::::|.......|.......|" in drawn
     assert "      1 |~4g.40gb 4690 carol~~~~~~~~~~~~|:2g.20gb:::::::|!1g!!!!|.......|" in drawn
@@ -121,7 +121,7 @@ def test_each_kind_of_slot_has_a_pattern_of_its_own():
     assert len({style for style in styles if " on " in str(style)}) == 4
 
 
-def test_the_page_tells_of_queue_loans_and_events():
+def test_page_shows_queue_loans_and_events():
     drawn = text(width=120)
     assert "Nodes 3, 1 closed   GPUs 4   Slices 17/32 in use   Waiting 14   Loans 1" in drawn
     assert "1g.10gb 1+1  2g.20gb 0+1  3g.40gb 1+0  4g.40gb 1+0" in drawn
@@ -131,7 +131,7 @@ def test_the_page_tells_of_queue_loans_and_events():
     assert "service is away" in text(trouble="the service is away")
 
 
-def test_a_shared_slice_and_a_job_that_may_not_be_named():
+def test_shared_slice_shows_both_jobs_and_a_hidden_job_is_not_named():
     shared = slot(LOAN, 0, 4, "4g.40gb", 12)._replace(guest=13)
     drawn = text(replace(page(), gpus=(gpu("n1", 0, shared, slot(USED, 4, 2, "2g.20gb")),)))
     assert "|~4g.40gb 12+13~" in drawn
@@ -139,7 +139,7 @@ def test_a_shared_slice_and_a_job_that_may_not_be_named():
     assert "MIG is off" in text(replace(page(), gpus=(gpu("n1", 0)._replace(slices=0),)))
 
 
-def test_the_readme_shows_a_page(monkeypatch):
+def test_readme_shows_the_page_as_it_is_drawn(monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     try:
@@ -166,7 +166,7 @@ def test_thousands_of_gpus_are_scrolled():
     assert text(shown, height=None).count("\nn") == 8000
 
 
-def test_every_part_keeps_its_place_on_a_short_terminal_and_the_one_in_focus_gets_the_rest():
+def test_short_terminal_keeps_every_pane_and_the_focused_one_gets_the_rest():
     state = PageState()
     for pane in PANES:
         extents = frame(many(500), 80, 16, state).extents
@@ -180,7 +180,7 @@ def test_every_part_keeps_its_place_on_a_short_terminal_and_the_one_in_focus_get
 @pytest.mark.parametrize(
     ("key", "order"), [("N", "gpu1"), ("M", "gpu2"), ("P", "gpu2"), ("T", "gpu1")], ids=["node", "memory", "g", "time"]
 )
-def test_gpus_are_sorted(key, order):
+def test_keys_sort_the_gpus(key, order):
     state = press(PageState(), key, {})
     assert state.sort == SORTS[key]
     found = text(state=state).splitlines()[4]
@@ -195,7 +195,7 @@ def typed(state, *keys):
     return state
 
 
-def test_keys_of_a_page():
+def test_keys_change_the_state_of_the_page():
     assert typed(PageState(), "q").over
     assert typed(PageState(), "h").help
     assert not typed(PageState(), "h", "x").help
@@ -205,7 +205,7 @@ def test_keys_of_a_page():
     assert typed(PageState(), "left", "1", "f5") == PageState()
 
 
-def test_settings_are_typed():
+def test_typed_settings_are_applied_or_refused():
     state = typed(PageState(), "u", *"alicf", "backspace", "e")
     assert state.prompt == Prompt("user", "User (empty: all)", "alice")
     assert "User (empty: all): alice_" in text(state=state)
@@ -222,7 +222,7 @@ def test_settings_are_typed():
         assert refused.message in text(state=refused)
 
 
-def test_the_arrows_stop_at_both_ends():
+def test_scrolling_stops_at_both_ends():
     state = PageState()
     extents = {GPUS: Extent(10, 4)}
     assert press(state, "up", extents).offsets[GPUS] == 0

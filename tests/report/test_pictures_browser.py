@@ -1,4 +1,4 @@
-"""The page of pictures in a real Chromium: it is drawn, loads nothing, obeys keys, and fits screens of every width."""
+"""The report page in a real Chromium: it is drawn, loads nothing, obeys keys, and fits screens of every width."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280, 2560])
-def test_it_is_drawn_without_loading_anything_and_fits(chromium, url, width, dark):
+def test_page_is_drawn_without_loading_anything_and_fits_the_screen(chromium, url, width, dark):
     page = chromium.page()
     page.show(url, width, dark=dark)
     drawn = page.run("[...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('.main-svg').length > 0)")
@@ -41,8 +41,8 @@ def test_it_is_drawn_without_loading_anything_and_fits(chromium, url, width, dar
     assert (background == "rgb(255, 255, 255)") is not dark
 
 
-def test_texts_have_contrast_in_both_schemes(chromium, url):
-    """WCAG AA: 4.5 to 1, also for the smaller words beside."""
+def test_text_has_enough_contrast_in_both_colour_schemes(chromium, url):
+    """WCAG AA: 4.5 to 1, also for the less prominent text."""
     for dark in (False, True):
         page = chromium.page()
         page.show(url, dark=dark)
@@ -62,7 +62,7 @@ def _luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_everything_is_reached_and_done_by_keys(chromium, url):
+def test_everything_can_be_reached_and_operated_by_keys(chromium, url):
     page = chromium.page()
     page.show(url)
     wanted = page.run("document.querySelectorAll('a, .legend button, .chart, summary').length")
@@ -100,7 +100,7 @@ def test_keys_zoom_and_move_a_chart(chromium, url):
     assert page.run(ends) == [low, high]
 
 
-def test_a_change_of_the_scheme_is_followed(chromium, url):
+def test_page_follows_a_change_of_the_colour_scheme(chromium, url):
     page = chromium.page()
     page.show(url)
     fill = "getComputedStyle(document.querySelector('#chart-layout .ytick text')).fill"
@@ -112,7 +112,7 @@ def test_a_change_of_the_scheme_is_followed(chromium, url):
     assert page.run(fill) == page.run("getComputedStyle(document.body).color")
 
 
-def test_a_cell_of_the_layout_says_what_lay_there(chromium, url):
+def test_layout_cell_states_what_the_memory_slice_held(chromium, url):
     page = chromium.page()
     page.show(url)
     texts = page.run("[...new Set(document.getElementById('chart-layout').data[0].text.flat())]")

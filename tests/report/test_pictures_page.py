@@ -1,4 +1,4 @@
-"""`migbatch report --html`: what the file holds, who sees what, and what is refused. No browser is needed."""
+"""`migbatch report --html`: what the file contains, who sees what, and what is refused. No browser is needed."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def document(text):
     return Document(text)
 
 
-def test_every_picture_is_there(document):
+def test_page_has_every_chart(document):
     assert list(document.charts) == [
         "accounts", "activity", "profiles", "waits", "layout", "predicted-throughput", "predicted-latency",
         "predicted-memory", "loans",
     ]  # fmt: skip
 
 
-def test_plotly_knows_all_that_charts_say(document):
+def test_plotly_accepts_every_chart(document):
     for chart in document.charts.values():
         go.Figure(data=chart["data"], layout=chart["layout"])  # raises ValueError for what it does not know
 
@@ -89,30 +89,30 @@ def test_the_page_loads_nothing_and_runs_its_own_scripts_only(document):
     assert policies[0].startswith("default-src 'none'; script-src 'sha256-")
 
 
-def test_names_of_the_record_are_texts_everywhere(document):
+def test_names_from_the_record_are_escaped_everywhere(document):
     assert [tag for tag, _ in document.elements].count("script") == 3
     assert HOSTILE in document.words  # in the table of accounts
     assert "<script>" not in json.dumps(document.charts["accounts"])
 
 
-def test_each_chart_has_its_figures_as_a_table_and_a_name(document):
+def test_each_chart_has_a_table_of_its_figures_and_a_label(document):
     tags = [tag for tag, _ in document.elements]
     charts = [a for tag, a in document.elements if a.get("class") == "chart"]
     assert len(charts) == tags.count("table") == len(document.charts)
     assert all(a["tabindex"] == "0" and a["aria-label"] for a in charts)
 
 
-def test_what_one_account_used_and_how_much_of_it_was_idle(url, tmp_path):
+def test_page_of_one_account_shows_its_gpu_hours_and_idle_share(url, tmp_path):
     document = Document(page_of(url, tmp_path / "chem.html", "--account", "chemistry"))
     assert "GPU slices: account chemistry" in document.words
-    (said,) = [words for words in document.words if words.startswith("chemistry: ")]
-    assert re.fullmatch(r"chemistry: \d{2,3} GPU hours, \d\d % of the \d{2,3} sampled idle", said)
+    (summary,) = [words for words in document.words if words.startswith("chemistry: ")]
+    assert re.fullmatch(r"chemistry: \d{2,3} GPU hours, \d\d % of the \d{2,3} sampled idle", summary)
     busy, idle, unknown = (trace["x"][0] for trace in document.charts["accounts"]["data"])
-    assert said.startswith(f"chemistry: {amount(busy + idle + unknown)} GPU hours, {percent(idle / (busy + idle))}")
+    assert summary.startswith(f"chemistry: {amount(busy + idle + unknown)} GPU hours, {percent(idle / (busy + idle))}")
     assert HOSTILE not in document.words
 
 
-def test_parts_of_the_use_over_time_are_those_of_the_accounts(document):
+def test_use_over_time_adds_up_to_the_use_by_account(document):
     for by_account, over_time in zip(
         document.charts["accounts"]["data"], document.charts["activity"]["data"], strict=True
     ):
@@ -145,7 +145,7 @@ def test_private_accounts_and_nodes_are_not_named(url):
     assert "n1 GPU 0" not in found.words
 
 
-def test_a_record_that_holds_nothing_is_said_so(tmp_path):
+def test_empty_record_is_stated_on_the_page(tmp_path):
     url = f"sqlite:///{tmp_path}/empty.db"
     open_store(url).close()
     document = Document(page_of(url, tmp_path / "page.html"))
@@ -161,7 +161,7 @@ def test_a_record_that_holds_nothing_is_said_so(tmp_path):
         (("-S", "tomorrow", "-E", "now+3days"), 2, "is in the future"),
     ],
 )
-def test_what_is_refused(url, tmp_path, capsys, options, code, words):
+def test_invalid_time_windows_are_refused(url, tmp_path, capsys, options, code, words):
     file = tmp_path / "page.html"
     assert run(report, "migbatch report", ["--db", url, "--html", str(file), *options]) == code
     assert words in capsys.readouterr().err
@@ -175,6 +175,6 @@ def test_numbers_have_no_false_precision():
     assert [percent(share) for share in (0, 0.001, 0.5, 0.999, 1)] == ["0 %", "under 1 %", "50 %", "over 99 %", "100 %"]
 
 
-def test_texts_in_charts_are_not_markup_nor_templates():
+def test_texts_in_charts_are_escaped_as_markup_and_as_templates():
     assert in_chart("<b>%{x}\n&") == "&lt;b&gt;% {x}?&amp;"
     assert len(in_chart("x" * 100)) == 48

@@ -1,4 +1,4 @@
-"""What the pictures show, on small records whose sums are known."""
+"""What the charts show, on small records whose sums are known."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ intervals = st.tuples(st.floats(-100, 500), st.floats(0, 300), st.floats(0, 3), 
 
 @given(st.lists(intervals, max_size=12), st.floats(0.5, 90))
 @settings(max_examples=examples(200))
-def test_what_is_held_in_bins_is_what_is_held_in_each_of_them(things, width):
+def test_held_time_in_bins_equals_the_overlap_with_each_bin(things, width):
     bins = TimeBins(10.0, 400.0, width, 10.0 - width / 3)
     columns = [np.array(column, float) for column in zip(*things, strict=True)] or [np.zeros(0)] * 4
     since, length, weight, group = columns
     found = bins.held(since, since + length, weight, group.astype(np.int64), 3)
     wanted = np.zeros((3, bins.count))
-    for begin, lasts, much, which in things:
+    for begin, lasts, amount, which in things:
         for number in range(bins.count):
             both = min(begin + lasts, bins.edges[number + 1]) - max(begin, bins.edges[number])
-            wanted[which, number] += much * max(0.0, both)
+            wanted[which, number] += amount * max(0.0, both)
     assert found == pytest.approx(wanted, abs=1e-6)
 
 
-def test_use_of_an_account_is_busy_idle_and_what_was_not_sampled():
+def test_use_of_an_account_is_divided_into_busy_idle_and_not_sampled():
     rows = [
         row(sm=0.25, until=2 * HOUR),
         row(profile="1g.10gb", size=1, until=7 * HOUR),  # the window ends after 4 hours
@@ -101,23 +101,23 @@ def test_a_slice_counts_as_the_share_of_its_own_gpu():
     assert loans_over_time([lent], hours(), {"GPU-a": (4, 4)}).hours == 1.0
 
 
-def test_a_slice_with_much_memory_counts_as_its_memory_also_on_loan():
+def test_slice_with_a_larger_memory_share_counts_by_it_also_on_loan():
     assert Held.of([row(profile="1g.20gb", size=2)], HOUR).weight.tolist() == [0.25]
     assert loans_over_time([("1g.20gb", 0.0, None, None, HOUR, "", "GPU-a", 2)], hours()).hours == 0.25
 
 
-def test_accounts_that_may_not_be_told_are_one():
+def test_hidden_accounts_are_shown_as_one():
     held = Held.of([row("chem"), row("bio")], HOUR, named=False)
     assert held.accounts == ["all accounts"]
 
 
-def test_nothing_held_is_no_use():
+def test_record_without_held_slices_has_no_use():
     held = Held.of([], HOUR)
     assert use_by_account(held, hours()) == []
     assert layout_over_time(held, hours(), [("n1", 0, "GPU-a")], 4).gpus == ["n1 GPU 0"]
 
 
-def test_profiles_come_by_size_as_gpus():
+def test_profiles_are_ordered_by_size_and_counted_in_gpu_equivalents():
     held = Held.of([row(until=30 * 60), row(profile="1g.10gb", size=1)], 4 * HOUR)
     assert held.profiles == ["1g.10gb", "7g.80gb"]
     found = profiles_over_time(held, hours())
@@ -142,13 +142,13 @@ def test_a_memory_slice_shows_the_profile_that_held_it_for_most_of_the_bin():
     assert (found.profile[8:] == -1).all()
 
 
-def test_waits_of_rare_profiles_are_told_together():
+def test_waits_of_rare_profiles_are_shown_together():
     found = waits_by_profile([("7g.80gb", 0, 5), ("1g.10gb", 6, 9), ("2g.20gb:3", 1, 1), ("3g.40gb", 1, 2)], 2)
-    assert [(each.profile, each.total) for each in found] == [("1g.10gb", 9), ("7g.80gb", 5), ("others", 3)]
+    assert [(waits.profile, waits.total) for waits in found] == [("1g.10gb", 9), ("7g.80gb", 5), ("others", 3)]
     assert found[2].runs[1] == 3
 
 
-def test_predictions_are_held_against_what_was_measured():
+def test_predictions_are_compared_with_measurements():
     found = agreement(np.array([100.0, 95.0, 200.0, np.nan, 5.0]), np.array([100.0, 100.0, 100.0, 1.0, 0.0]))
     assert (found.runs, found.within) == (3, pytest.approx((2 / 3, 2 / 3, 2 / 3)))
     assert found.middle == 1.0
@@ -156,7 +156,7 @@ def test_predictions_are_held_against_what_was_measured():
     assert agreement(np.array([np.nan]), np.array([1.0])) is None
 
 
-def test_loans_by_what_ended_them():
+def test_loans_are_counted_by_what_ended_them():
     rows = [
         ("7g.80gb", 0.0, 1.5 * HOUR, 1.5 * HOUR + 8, 1.5 * HOUR + 8, "reclaim", "GPU-a", 8),
         ("7g.80gb", 3 * HOUR, None, None, None, None, None, None),

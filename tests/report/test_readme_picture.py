@@ -12,7 +12,7 @@ from tests.support.report_picture import HEIGHT, WIDTH, draw
 pytestmark = pytest.mark.browser
 
 
-def test_the_picture_is_drawn(tmp_path: Path) -> None:
+def test_readme_picture_is_drawn_at_its_size(tmp_path: Path) -> None:
     draw(tmp_path / "report.png", days=3)
     picture = (tmp_path / "report.png").read_bytes()
     assert struct.unpack(">II", picture[16:24]) == (WIDTH, HEIGHT)

@@ -1,4 +1,4 @@
-"""migacct as a user meets it: exact output, windows, who sees what, exit codes."""
+"""migacct as a user sees it: exact output, windows, who sees what, exit codes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def piece(start: int, size: int, profile: str, gpu: str = "GPU-a") -> dict[str, 
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The day of a small cluster: see TABLE."""
+    """One day of a small cluster: see TABLE."""
     url = f"sqlite:///{tmp_path_factory.mktemp('migacct')}/x.db"
     at = lambda text: MIDNIGHT + sum(int(p) * f for p, f in zip(text.split(":"), (3600, 60, 1), strict=False))  # noqa: E731
     with open_store(url) as store:
@@ -58,7 +58,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
              "bucket": BUCKET, "chosen": "mig:2g.20gb:1", "source": "service", "message": "because",
              "candidates": [{"profile": "2g.20gb", "latency_ms": 12.34, "throughput_per_s": 2593.2,
                              "memory_mib": 6144}]}])  # fmt: skip
-        # 1: yesterday; 2: the ordinary one; 3: three slices, running; 4: waits; 5: requeued, failed; 6: array; 9: het
+        # 1: yesterday; 2: ordinary job; 3: three slices, running; 4: pending; 5: requeued, failed; 6: array; 9: het job
         job(1, "PENDING", "alice", 1001, submit=at("-10:00"))
         send("start", at("-9:00"), job=1, restart=0, slices=[piece(0, 1, "1g.10gb")], warm=True, elapsed_ms=2.0)
         send("stop", at("-5:00"), job=1, restart=0, slices=[], exit_code=0)
@@ -96,7 +96,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def cli(database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    """Runs migacct as root at noon; `uid` makes it somebody else."""
+    """Runs migacct as root at noon; `uid` makes it another user."""
     monkeypatch.setenv("MIGBATCH_DB", database)
     for name in ("MIGACCT_FORMAT", "SLURM_TIME_FORMAT", "MIGBATCH_CONFIG"):
         monkeypatch.delenv(name, raising=False)
@@ -132,7 +132,7 @@ JobID            User Partition         Asked             Bucket   Profile      
 """
 
 
-def test_the_default_table(cli: Cli) -> None:
+def test_default_output_is_the_table(cli: Cli) -> None:
     assert cli() == (0, TABLE, "")
 
 
@@ -140,7 +140,7 @@ def test_every_line_of_the_default_table_fits_120_columns(cli: Cli) -> None:
     assert max(map(len, cli()[1].splitlines())) <= 120
 
 
-def test_allocations_only(cli: Cli) -> None:
+def test_allocations_option_leaves_out_the_slices(cli: Cli) -> None:
     assert ids(cli("-X", "-n", "-o", "jobid")[1]) == ["2", "3", "4", "5", "6_[2-9%4]", "6_1", "9+1"]
 
 
@@ -194,11 +194,11 @@ def test_allocations_only(cli: Cli) -> None:
         (["-j", "999"], ""),
     ],
 )  # fmt: skip
-def test_output_forms(cli: Cli, options: list[str], out: str) -> None:
+def test_output_has_the_requested_form(cli: Cli, options: list[str], out: str) -> None:
     assert cli("-n", *options) == (0, out, "")
 
 
-def test_an_empty_result_still_has_its_header(cli: Cli) -> None:
+def test_empty_result_still_has_its_header(cli: Cli) -> None:
     code, out, _ = cli("-j", "999", "-o", "jobid,state")
     assert (code, out) == (0, "JobID             State\n------------ ----------\n")
     assert cli("-j", "999", "-o", "jobid,state", "-P")[1] == "JobID|State\n"
@@ -251,18 +251,18 @@ def test_an_empty_result_still_has_its_header(cli: Cli) -> None:
         (["-s", "R", "-S", "08:15", "-E", "09:10"], "2 5"),
     ],
 )
-def test_what_is_selected(cli: Cli, options: list[str], found: str) -> None:
+def test_options_select_the_matching_jobs(cli: Cli, options: list[str], found: str) -> None:
     code, out, _ = cli("-n", "-X", "-o", "jobid", *options)
     assert (code, ids(out)) == (0, found.split())
 
 
-def test_requeued_runs_are_told_apart(cli: Cli) -> None:
+def test_requeued_runs_are_listed_separately(cli: Cli) -> None:
     assert cli("-n", "-D", "-j", "5", "-P", "-o", "jobid,restarts,state,elapsed")[1] == (
         "5|0|REQUEUED|00:10:00\n5|1|FAILED|00:01:00\n"
     )
 
 
-def test_others_see_their_own_jobs_as_in_sacct(cli: Cli) -> None:
+def test_ordinary_users_see_their_own_jobs_as_in_sacct(cli: Cli) -> None:
     def seen(*options: str) -> list[str]:
         return ids(cli("-n", "-X", "-o", "jobid", *options, uid=1002)[1])
 
@@ -274,7 +274,7 @@ def test_others_see_their_own_jobs_as_in_sacct(cli: Cli) -> None:
     assert seen("-N", "n1") == ["2", "3"]
 
 
-def test_the_state_alone_warns_that_it_means_now(cli: Cli) -> None:
+def test_state_option_alone_warns_that_it_means_the_current_moment(cli: Cli) -> None:
     code, out, err = cli("-s", "CD", "-n")
     assert (code, out) == (0, "")
     assert (
@@ -326,7 +326,7 @@ def test_the_state_alone_warns_that_it_means_now(cli: Cli) -> None:
         (["stray"], 1, "unexpected extra argument"),
     ],
 )
-def test_errors_speak_and_have_their_exit_codes(cli: Cli, options: list[str], code: int, says: str) -> None:
+def test_errors_are_one_line_and_have_their_exit_codes(cli: Cli, options: list[str], code: int, says: str) -> None:
     found, out, err = cli(*options)
     assert (found, out) == (code, "")
     assert err.startswith("migacct: error: ")
@@ -334,7 +334,7 @@ def test_errors_speak_and_have_their_exit_codes(cli: Cli, options: list[str], co
     assert err.count("\n") == 1
 
 
-def test_columns_from_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_are_read_from_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MIGACCT_FORMAT", "jobid%3,user%5")
     assert cli("-n", "-j", "2")[1] == "  2 alice\n"
     assert cli("-n", "-j", "2", "-o", "+state%9,+warm")[1] == "  2 alice COMPLETED   no\n"
@@ -352,12 +352,12 @@ def test_columns_from_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch)
         ("x", "2026-03-14T09:01:30"),
     ],
 )
-def test_slurm_time_format(cli: Cli, monkeypatch: pytest.MonkeyPatch, style: str, shown: str) -> None:
+def test_times_follow_slurm_time_format(cli: Cli, monkeypatch: pytest.MonkeyPatch, style: str, shown: str) -> None:
     monkeypatch.setenv("SLURM_TIME_FORMAT", style)
     assert cli("-n", "-P", "-j", "2", "-o", "start")[1] == f"{shown}\n"
 
 
-def test_json(cli: Cli) -> None:
+def test_json_has_the_jobs_with_their_slices(cli: Cli) -> None:
     code, out, _ = cli("--json", "-j", "2,3")
     document = json.loads(out)
     assert code == 0
@@ -379,15 +379,15 @@ def test_json(cli: Cli) -> None:
     assert json.loads(cli("--json", "-j", "999")[1])["jobs"] == []
 
 
-def test_yaml_is_the_same_document(cli: Cli) -> None:
-    """Read by a parser of its own for what is written: block style, texts in double quotes."""
+def test_yaml_is_the_same_document_as_json(cli: Cli) -> None:
+    """Read by an independent parser; the output is block style, with texts in double quotes."""
     for wanted in (["-j", "2,3,10"], ["-j", "999"]):
         code, out, _ = cli("--yaml", *wanted)
         assert code == 0
         assert yaml.safe_load(out) == json.loads(cli("--json", *wanted)[1])
 
 
-def test_the_first_lines_of_yaml(cli: Cli) -> None:
+def test_yaml_is_in_block_style_with_quoted_texts(cli: Cli) -> None:
     lines = cli("--yaml", "-j", "3")[1].splitlines()
     assert lines[:6] == [
         "schema_version: 1", f"generated_unix_s: {NOW.timestamp()}", "window:", "  start_unix_s: 0.0",
@@ -398,7 +398,7 @@ def test_the_first_lines_of_yaml(cli: Cli) -> None:
     assert cli("--yaml", "-j", "999")[1].splitlines()[-1] == "jobs: []"
 
 
-def test_what_nothing_has_is_said(cli: Cli) -> None:
+def test_value_that_no_run_has_is_a_warning(cli: Cli) -> None:
     for options, said in (
         (["-A", "ml,nosuch", "-u", "alice", "-r", "cpu"], "no run visible to you has the account 'nosuch'"),
         (["-q", "nosuch"], "no run visible to you has the QOS 'nosuch'"),
@@ -410,18 +410,18 @@ def test_what_nothing_has_is_said(cli: Cli) -> None:
 
 @pytest.fixture
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm says that the cluster is called `one`."""
+    """Slurm reports that the cluster's name is `one`."""
     program = tmp_path / "scontrol"
     program.write_text("#!/bin/sh\necho 'ClusterName             = one'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
 
-def test_clusters(cli: Cli, named: None) -> None:
+def test_cluster_column_and_option_use_the_name_that_slurm_reports(cli: Cli, named: None) -> None:
     assert cli("-n", "-X", "-j", "2", "-P", "-o", "jobid,cluster") == (0, "2|one\n", "")
     assert cli("-n", "-X", "-j", "2", "-P", "-o", "jobid", "-M", "two,one") == (0, "2\n", "")
-    said = "migacct: warning: this record only has runs of the cluster one\n"
-    assert cli("-n", "-j", "2", "-M", "two") == (0, "", said)
+    warning = "migacct: warning: this record only has runs of the cluster one\n"
+    assert cli("-n", "-j", "2", "-M", "two") == (0, "", warning)
 
 
 ASSOCIATIONS = """#!/bin/sh
@@ -430,8 +430,8 @@ printf '%s\\n' '1|root||' '2|root|root|' '3|ml|alice|' '4|ml|bob|gpu' '5|ml|bob|
 """
 
 
-def test_associations(cli: Cli, named: None, tmp_path: Path) -> None:
-    """What they stand for is as slurmdbd says; one that is for a partition takes its runs from that for all others."""
+def test_associations_select_runs_by_user_account_and_partition(cli: Cli, named: None, tmp_path: Path) -> None:
+    """slurmdbd says what they stand for; runs of one for a partition do not count for the one for all others."""
     (tmp_path / "sacctmgr").write_text(ASSOCIATIONS)
     (tmp_path / "sacctmgr").chmod(0o755)
 
@@ -448,7 +448,7 @@ def test_associations(cli: Cli, named: None, tmp_path: Path) -> None:
     assert found("-x", "4", "-q", "high") == []
 
 
-def test_associations_without_slurmdbd(cli: Cli, named: None, tmp_path: Path) -> None:
+def test_associations_without_slurmdbd_are_an_error(cli: Cli, named: None, tmp_path: Path) -> None:
     (tmp_path / "sacctmgr").write_text(
         "#!/bin/sh\necho 'You are not running a supported accounting_storage plugin' >&2; exit 1\n"
     )
@@ -458,8 +458,8 @@ def test_associations_without_slurmdbd(cli: Cli, named: None, tmp_path: Path) ->
     assert "not running a supported accounting_storage plugin" in err
 
 
-def test_names_in_json_keep_their_meaning(cli: Cli) -> None:
-    """A name may be added; one that goes or changes its meaning needs a new schema_version."""
+def test_json_has_exactly_the_names_of_its_schema_version(cli: Cli) -> None:
+    """A name may be added; removing one or changing its meaning needs a new schema_version."""
     document = json.loads(cli("--json", "-j", "2")[1])
     assert set(document) == {"schema_version", "generated_unix_s", "window", "jobs"}
     assert set(document["jobs"][0]) == {
@@ -477,14 +477,14 @@ def test_names_in_json_keep_their_meaning(cli: Cli) -> None:
     }  # fmt: skip
 
 
-def test_helpformat(cli: Cli) -> None:
+def test_helpformat_lists_all_columns(cli: Cli) -> None:
     code, out, _ = cli("-e")
     assert code == 0
     assert out.splitlines()[0] == "JobID               JobIDRaw            JobName             User"
     assert out.split() == [column.name for column in COLUMNS]
 
 
-def test_help_names_everything(cli: Cli) -> None:
+def test_help_names_all_columns_states_options_and_variables(cli: Cli) -> None:
     code, out, _ = cli("-h")
     assert code == 0
     assert cli("--help")[1] == out
@@ -500,19 +500,21 @@ def test_help_names_everything(cli: Cli) -> None:
         assert name in out
 
 
-def test_version_and_usage(cli: Cli) -> None:
+def test_version_and_usage_are_printed(cli: Cli) -> None:
     assert cli("-V")[1].startswith("migacct 0.")
     assert cli("--usage") == (0, "Usage: migacct [OPTIONS]\n", "")
 
 
-def test_all_and_long_columns(cli: Cli) -> None:
+def test_all_and_long_formats_have_their_columns(cli: Cli) -> None:
     header = cli("-j", "999", "-P", "-o", "all")[1]
     assert header == "|".join(column.name for column in COLUMNS) + "\n"
     assert cli("-j", "3", "-P", "-o", "all")[0] == 0
     assert "MigUUID" in cli("-j", "2", "-l")[1]
 
 
-def test_where_the_database_is_named(cli: Cli, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_is_named_by_option_variable_or_configuration(
+    cli: Cli, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tmp_path / "migbatch.toml"
     config.write_text(f'[store]\nurl = "{database}"\n')
     monkeypatch.delenv("MIGBATCH_DB")
@@ -528,7 +530,7 @@ def test_where_the_database_is_named(cli: Cli, database: str, tmp_path: Path, mo
     assert f"{config}:2:" in err
 
 
-def test_a_database_that_fails_is_an_error_and_no_traceback(cli: Cli, tmp_path: Path) -> None:
+def test_database_failure_is_an_error_without_a_traceback(cli: Cli, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/x.db"
     with open_store(url) as store, store.engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE runs RENAME TO elsewhere")
@@ -538,7 +540,7 @@ def test_a_database_that_fails_is_an_error_and_no_traceback(cli: Cli, tmp_path: 
 START = "from slurm_migbatch.cli.migacct import main; main()"
 
 
-def test_a_reader_that_goes_away_is_no_error_to_speak_of(database: str) -> None:
+def test_closed_output_pipe_prints_no_error(database: str) -> None:
     """`migacct | head -1`, with more lines than the pipe holds."""
     wide = ",".join(["jobid%3000"] * 20)
     command = [sys.executable, "-c", START, "--db", database, "-a", "-S", "2020-01-01", "-o", wide]
@@ -552,7 +554,7 @@ def test_a_reader_that_goes_away_is_no_error_to_speak_of(database: str) -> None:
     process.stderr.close()
 
 
-def test_it_imports_nothing_that_is_slow(database: str) -> None:
+def test_migacct_imports_no_slow_modules(database: str) -> None:
     check = (
         "import sys\n"
         "from slurm_migbatch.cli.migacct import called\n"

@@ -1,4 +1,4 @@
-"""The parts of reports that have rules of their own: formats, sizes, job ids, windows, time on a large store."""
+"""Parts of reports with their own rules: formats, sizes, job ids, windows, time on a large store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOW = datetime(2026, 3, 14, 12).timestamp()
 MIDNIGHT = datetime(2026, 3, 14).timestamp()
 
 
-def test_the_fields_are_the_columns_of_the_tables() -> None:
+def test_query_fields_match_the_columns_of_the_tables() -> None:
     assert set(RUN_FIELDS) == set(Run.__table__.columns.keys())
     assert set(SLICE_FIELDS) == set(Lease.__table__.columns.keys())
 
@@ -41,7 +41,7 @@ def test_columns_declare_fields_that_exist() -> None:
 
 
 @pytest.mark.parametrize("text", [BRIEF, DEFAULT, LONG])
-def test_the_ready_made_formats_exist(text: str) -> None:
+def test_predefined_formats_name_existing_columns(text: str) -> None:
     assert len(parse_format(text, "")) == text.count(",") + 1
 
 
@@ -59,7 +59,7 @@ def test_energy_is_written_as_sacct_does(value: float | None, shown: str) -> Non
     assert joules(value) == shown
 
 
-def test_formats() -> None:
+def test_format_strings_are_parsed_or_refused() -> None:
     def parsed(text: str, default: str = "jobid,state") -> list[tuple[str, int]]:
         return [(column.name, column.width) for column in parse_format(text, default)]
 
@@ -80,23 +80,25 @@ def test_formats() -> None:
         (6144, "T", False, "0.01T"),
     ],
 )  # fmt: skip
-def test_sizes(mib: float | None, unit: str | None, convert: bool, shown: str) -> None:
+def test_sizes_are_written_in_the_requested_unit(
+    mib: float | None, unit: str | None, convert: bool, shown: str
+) -> None:
     assert size_formatter(unit=unit, convert=convert)(mib) == shown
 
 
-def test_figures() -> None:
+def test_figures_are_rounded_and_have_their_unit() -> None:
     shown = [figure(value, "ms") for value in (None, 0, 0.01234, 3.14159, 99.99, 12345.6)]
     assert shown == ["", "0ms", "0.0123ms", "3.14ms", "100ms", "12346ms"]
 
 
-def test_states() -> None:
+def test_states_are_parsed_or_refused() -> None:
     assert parse_states("cd, Failed,TO,F") == ("COMPLETED", "FAILED", "TIMEOUT")
     assert parse_states("") == ()
     with pytest.raises(ReportError):
         parse_states("C")
 
 
-def test_job_ids() -> None:
+def test_job_ids_are_parsed_or_refused() -> None:
     assert parse_jobs("12,12, 34_5,7+1,8.s0,9.batch,10_[1-2,4]") == (
         JobId(12), JobId(34, task="5"), JobId(7, offset=1), JobId(8), JobId(9), JobId(10, task="1"),
         JobId(10, task="2"), JobId(10, task="4"),
@@ -107,14 +109,14 @@ def test_job_ids() -> None:
 
 
 @pytest.mark.parametrize("job", ["{}_[1-10000]", "7_[1-10000]"])
-def test_a_query_does_not_name_array_tasks_without_end(job: str) -> None:
+def test_number_of_array_tasks_in_a_query_is_limited(job: str) -> None:
     assert parse_jobs(",".join(job.format(number) for number in range(1, 6)))
     with pytest.raises(ReportError, match="more than 50000 tasks"):
         parse_jobs(",".join(job.format(number) for number in range(1, 2000)))
 
 
 @given(st.text(alphabet="0123456789_[],-+.sx ", max_size=20))
-def test_no_text_breaks_the_job_ids(text: str) -> None:
+def test_any_text_is_parsed_as_job_ids_or_refused(text: str) -> None:
     try:
         parse_jobs(text)
     except ReportError as error:
@@ -136,13 +138,15 @@ def test_no_text_breaks_the_job_ids(text: str) -> None:
         (False, False, "", "09:00", (MIDNIGHT, MIDNIGHT + 9 * 3600)),
     ],
 )
-def test_windows_are_sacct_s(jobs: bool, states: bool, start: str, end: str, expected: tuple[float, float]) -> None:
+def test_time_windows_are_those_of_sacct(
+    jobs: bool, states: bool, start: str, end: str, expected: tuple[float, float]
+) -> None:
     since, until, _ = window(NOW, jobs, states, start, end)
     assert (since, until) == expected
 
 
-def test_the_measure_of_time_measures(tmp_path: Path) -> None:
-    """By the command, as the pages name it (`tests/cli/test_documented_runs.py`)."""
+def test_reports_benchmark_measures_a_filled_store(tmp_path: Path) -> None:
+    """Run by the command that the documentation names (`tests/cli/test_documented_runs.py`)."""
     url = f"sqlite:///{tmp_path}/x.db"
     with open_store(url) as store:
         bench.fill(store, 300, 10.0, NOW)

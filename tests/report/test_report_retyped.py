@@ -1,4 +1,4 @@
-"""What migacct tells of jobs that were given another profile while they waited."""
+"""What migacct shows of jobs that were given another profile while they were pending."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def retype(job: int, before: str, after: str, **changes: Any) -> dict[str, Any]:
 
 
 def started(store: Store, job: int, profile: str, slices: int = 1, **fields: Any) -> None:
-    piece = {"gpu": "GPU-a", "profile": profile, "size": 1, "gi": 1, "ci": 0, "mig_uuid": f"MIG-{job}"}
-    pieces = [{**piece, "start": 10 * job + i} for i in range(slices)]
+    held = {"gpu": "GPU-a", "profile": profile, "size": 1, "gi": 1, "ci": 0, "mig_uuid": f"MIG-{job}"}
+    pieces = [{**held, "start": 10 * job + i} for i in range(slices)]
     comment = "migbatch: model=resnet-50 [mig:3g.40gb:1#abc12345]"
     base = {
         "job_id": job,
@@ -71,7 +71,7 @@ def told(url: str, capsys: pytest.CaptureFixture[str], *options: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_column_tells_from_what_to_what_and_why(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_retyped_columns_show_both_profiles_and_the_reason(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = told(url, capsys, "-X", "-n", "-P", "-o", "jobid,profile,retyped,retypedwhy")
     assert out.splitlines() == [
         f"1|3g.40gb|1g.10gb>3g.40gb|{WHY}",
@@ -83,7 +83,7 @@ def test_the_column_tells_from_what_to_what_and_why(url: str, capsys: pytest.Cap
     ]
 
 
-def test_json_has_it_too(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_shows_both_profiles_and_the_reason(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {row["job"]: row["retyped"] for row in json.loads(told(url, capsys, "--json"))["jobs"]}
     moved = {"from": "1g.10gb", "to": "3g.40gb", "why": WHY}
     assert rows == {"1": moved, "2": None, "30_1": moved, "30_2": None, "5": None, "4": {
@@ -91,6 +91,6 @@ def test_json_has_it_too(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     }}  # fmt: skip
 
 
-def test_what_was_predicted_is_of_the_profile_that_it_got(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prediction_is_that_of_the_profile_after_retyping(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {row["job"]: row["predicted_throughput_per_s"] for row in json.loads(told(url, capsys, "--json"))["jobs"]}
     assert (rows["1"], rows["2"], rows["4"]) == (50.0, 20.0, 50.0)

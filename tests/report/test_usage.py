@@ -1,4 +1,4 @@
-"""`migbatch usage` as a manager meets it: who held what, how much of it idle, of how much; against a straight query."""
+"""`migbatch usage` as a manager sees it: who held what, how much of it idle, of which total; against plain SQL."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
         n2.send(
             n2.start(at("10-20T00:00"), 3, piece(gpu="GPU-n2-0")), n2.stop(at("10-20T07:00"), 3, piece(gpu="GPU-n2-0"))
         )
-        # another account, and one that goes on
+        # another account, and a run that has not ended
         run(store, n2, 4, at("10-21T00:00"), at("10-21T01:00"), account="biology", user="carol", uid=1003)
         run(store, n2, 5, at("10-31T23:00"), None, account="biology", user="carol", uid=1003)
         n1.send(n1.event("hello", at("11-14")))
@@ -90,26 +90,26 @@ total                5        35.00      12.29        0.4         75.0        41
 """
 
 
-def test_what_accounts_used_in_october(usage: Cli) -> None:
+def test_default_table_shows_the_usage_of_a_month(usage: Cli) -> None:
     code, out, err = usage(*OCTOBER)
     assert (code, err) == (0, "")
     assert out == TABLE
 
 
-def test_what_the_page_for_users_shows(usage: Cli) -> None:
+def test_output_is_what_the_documentation_for_users_shows(usage: Cli) -> None:
     assert usage("-A", "chemistry", *OCTOBER)[1] == transcript(
         "docs/users.md", f"migbatch usage -A chemistry {' '.join(OCTOBER)}"
     )
 
 
-def test_what_did_chemistry_use_in_october_and_how_much_of_it_idle(usage: Cli) -> None:
+def test_usage_of_one_account_is_one_line_with_its_idle_share(usage: Cli) -> None:
     out = usage(*OCTOBER, "-A", "chemistry", "--by", "account", "-n")[1]
     assert out.split() == ["chemistry", "3", "33.00", "12.00", "0.4", "75.0", "42"]
 
 
 @pytest.mark.parametrize("user", ["nosuch", "4000000", "9" * 30, "²"])
 @pytest.mark.parametrize("command", [["usage"], ["waste"], ["report", "--html", "x.html"]])
-def test_an_unknown_user_is_an_error(
+def test_unknown_user_is_an_error(
     usage: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     command: list[str], user: str,
 ) -> None:  # fmt: skip
@@ -131,7 +131,7 @@ def rows(usage: Cli, *arguments: str) -> dict[tuple[str, ...], dict[str, Any]]:
     return {tuple(row[name] for name in found["by"]): row for row in found["rows"]}
 
 
-def test_by_node_and_profile(usage: Cli) -> None:
+def test_usage_can_be_grouped_by_node_and_profile(usage: Cli) -> None:
     found = rows(usage, *OCTOBER, "--by", "node,profile")
     hours = {keys: (row["jobs"], round(row["slice_hours"], 6)) for keys, row in found.items()}
     assert hours == {
@@ -140,10 +140,10 @@ def test_by_node_and_profile(usage: Cli) -> None:
     }  # fmt: skip
 
 
-def test_by_month_a_run_counts_where_it_ran(usage: Cli) -> None:
+def test_run_counts_in_each_month_in_which_it_ran(usage: Cli) -> None:
     found = rows(usage, "-S", "2026-09-01", "-E", "2026-11-10", "--by", "month", "-u", "alice,carol")
     hours = {month: (row["jobs"], round(row["slice_hours"], 6)) for (month,), row in found.items()}
-    # job 5 goes on: one hour of October, nine days of November
+    # job 5 has not ended: one hour of October, nine days of November
     assert hours == {"2026-09": (1, 2.0), "2026-10": (4, 14.0), "2026-11": (1, 9 * 24.0)}
 
 
@@ -153,7 +153,7 @@ def test_a_total_counts_a_run_of_two_months_once(usage: Cli) -> None:
     assert found["total"]["jobs"] == 3
 
 
-def test_percent_is_of_the_nodes_that_are_asked_for(usage: Cli) -> None:
+def test_percentage_is_of_the_capacity_of_the_requested_nodes(usage: Cli) -> None:
     found = json.loads(usage(*OCTOBER, "-N", "n2", "--by", "node", "--json")[1])
     assert found["percent_of"] == "capacity"
     # four GPUs since the 16th; October has 25 hours more than 30 days where clocks are put back
@@ -162,9 +162,7 @@ def test_percent_is_of_the_nodes_that_are_asked_for(usage: Cli) -> None:
     assert found["rows"][0]["slice_hours"] == pytest.approx(9), "slices on other nodes are left out"
 
 
-def test_without_descriptions_of_the_gpus_percent_is_of_what_was_used(
-    usage: Cli, database: str, tmp_path: Path
-) -> None:
+def test_without_gpu_inventory_the_percentage_is_of_the_used_time(usage: Cli, database: str, tmp_path: Path) -> None:
     copy = tmp_path / "old.db"
     copy.write_bytes(Path(database.removeprefix("sqlite:///")).read_bytes())
     with closing(sqlite3.connect(copy)) as record, record:
@@ -177,7 +175,7 @@ def test_without_descriptions_of_the_gpus_percent_is_of_what_was_used(
     assert [line.split()[4] for line in out.splitlines()[2:]] == ["97.7", "2.3", "100.0"]
 
 
-def test_a_gpu_that_did_not_change_since_is_known_though_its_description_was_removed(
+def test_capacity_is_known_if_an_unchanged_gpus_inventory_was_removed(
     usage: Cli, database: str, tmp_path: Path
 ) -> None:
     copy = tmp_path / "old.db"
@@ -201,7 +199,7 @@ def test_csv_and_parsable_hold_the_same_rows_without_a_total(usage: Cli) -> None
     assert parted[0] == "chemistry|alice|2|12.00|7.00|0.2|75.0|71" and len(parted) == 3
 
 
-def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path: Path, usage: Cli) -> None:
+def test_names_in_csv_cannot_be_spreadsheet_formulas(tmp_path: Path, usage: Cli) -> None:
     url = f"sqlite:///{tmp_path}/x.db"
     with open_store(url) as store:
         node = Node(store)
@@ -215,11 +213,11 @@ def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path: Path, usage: Cli) -> No
     assert {"@sum(1)", "+1"} <= {line.partition("|")[0] for line in parted}
 
 
-def test_numbers_of_a_csv_line_and_a_lone_sign_stay_as_they_are() -> None:
+def test_numbers_and_a_lone_sign_in_csv_are_unchanged() -> None:
     assert csv_line([-1, -0.5, "-", "", "-5x", "\t=1"]) == "-1,-0.5,-,,'-5x,'\t=1"
 
 
-def test_nothing_held_is_no_error(usage: Cli) -> None:
+def test_window_without_held_slices_is_no_error(usage: Cli) -> None:
     code, out, _ = usage("-S", "2020-01-01", "-E", "2020-02-01", "-n")
     assert (code, out.split()) == (0, ["total", "0", "0.00", "0.00", "not", "sampled", "0"])
     assert json.loads(usage("-S", "2020-01-01", "-E", "2020-02-01", "--json")[1])["rows"] == []
@@ -235,15 +233,15 @@ def test_nothing_held_is_no_error(usage: Cli) -> None:
         (("-N", "n[1"), "-N: "),
     ],
 )
-def test_bad_values_are_exit_1_and_a_sentence(usage: Cli, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_values_exit_with_1_and_a_message(usage: Cli, arguments: tuple[str, ...], said: str) -> None:
     code, out, err = usage(*arguments)
     assert (code, out) == (1, "")
     assert said in err
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_it_agrees_with_a_straight_query(usage: Cli, tmp_path: Path, seed: int) -> None:
-    """Random runs, and an SQL statement over leases and runs that clips in Python."""
+def test_usage_agrees_with_a_plain_sql_query(usage: Cli, tmp_path: Path, seed: int) -> None:
+    """Random runs, and an SQL statement over leases and runs, clipped in Python."""
     chance = random.Random(seed)
     path = tmp_path / "x.db"
     start, end = at("10-01"), at("11-01")
@@ -281,7 +279,7 @@ def test_it_agrees_with_a_straight_query(usage: Cli, tmp_path: Path, seed: int) 
 
 
 @pytest.mark.parametrize("accounts", [(), ("chemistry",)])
-def test_the_page_of_pictures_shows_the_same_hours(usage: Cli, database: str, accounts: tuple[str, ...]) -> None:
+def test_report_page_shows_the_same_hours(usage: Cli, database: str, accounts: tuple[str, ...]) -> None:
     start, end = at("10-01"), at("11-01")
     wanted = RunFilter(start=start, end=end, accounts=accounts, duplicates=True)
     with closing(open_reader(database)) as record:
@@ -295,7 +293,7 @@ def test_the_page_of_pictures_shows_the_same_hours(usage: Cli, database: str, ac
         assert use.idle_share == (None if row["idle_percent"] is None else pytest.approx(row["idle_percent"] / 100))
 
 
-def test_pandas_is_imported_for_it_alone(database: str) -> None:
+def test_only_the_usage_command_imports_pandas(database: str) -> None:
     check = (
         "import sys\n"
         "from slurm_migbatch.cli.common import run\n"

@@ -1,4 +1,4 @@
-"""What is said of runs that hold more than they use: pure findings, then `migbatch waste` over a record."""
+"""Runs that hold more than they use: the findings alone, then `migbatch waste` with a record."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def kinds(verdict: Verdict) -> list[str]:
     return [finding.kind for finding in verdict.findings]
 
 
-def test_a_whole_gpu_where_a_slice_would_do() -> None:
+def test_whole_gpu_is_reported_if_a_slice_is_enough() -> None:
     verdict = used(peak=4096.0, sm=0.12)
     assert kinds(verdict) == ["whole"]
     # 0.84 of 7 compute slices were busy, and one and a half times 4 GiB fit
@@ -56,19 +56,19 @@ def test_a_whole_gpu_where_a_slice_would_do() -> None:
     assert "0.84 of 7 compute slices were busy, and 1g.10gb has 1" in sentence
 
 
-def test_where_sms_were_not_sampled_it_says_so() -> None:
+def test_finding_states_that_sms_were_not_sampled() -> None:
     verdict = used(sm=None)
     assert verdict.profile == "1g.10gb"
     assert "its SMs were not sampled, so its speed there is unknown" in verdict.findings[0].sentence
 
 
-def test_busy_sms_keep_a_slice_though_its_memory_is_empty() -> None:
+def test_slice_with_busy_sms_and_little_used_memory_is_not_wasted() -> None:
     verdict = used("3g.40gb", 1024.0, 0.95)
     assert (kinds(verdict), verdict.sbatch, verdict.wasted_gpu_hours) == ([], "", 0.0)
     assert verdict.note == "no smaller slice would have been enough"
 
 
-def test_memory_and_sms_are_named_apart() -> None:
+def test_unused_memory_and_unused_sms_are_separate_findings() -> None:
     verdict = used("3g.40gb", 8 * 1024.0, 0.4)
     # 1.2 of 3 compute slices: 1g.20gb would be slower by a fifth
     assert (kinds(verdict), verdict.profile) == (["memory", "sms"], "2g.20gb")
@@ -77,7 +77,7 @@ def test_memory_and_sms_are_named_apart() -> None:
     assert kinds(used("1g.20gb", 4 * 1024.0, 0.9)) == ["memory"]
 
 
-def test_held_but_idle() -> None:
+def test_idle_slice_is_reported() -> None:
     verdict = used("1g.10gb", 100.0, 0.02, hours=14.0)
     assert kinds(verdict) == ["idle"] and verdict.sbatch == ""
     assert verdict.wasted_gpu_hours == pytest.approx(2 * 0.98)
@@ -85,7 +85,7 @@ def test_held_but_idle() -> None:
     assert kinds(used(sm=0.02)) == ["idle", "whole"], "and what to ask for if it did something"
 
 
-def test_several_slices_and_nodes() -> None:
+def test_suggested_request_counts_slices_on_each_node() -> None:
     verdict = used("3g.40gb", 4096.0, None, count=4, nodes=2)
     assert verdict.sbatch == "sbatch --gres=mig:1g.10gb:2", "--gres counts on each node"
     assert verdict.gpu_hours == 20
@@ -103,12 +103,12 @@ def test_several_slices_and_nodes() -> None:
         ({"live": True}, "it is running"),
     ],
 )
-def test_what_is_not_known_is_not_guessed(use: dict[str, Any], note: str) -> None:
+def test_run_without_sufficient_data_has_a_note_and_no_findings(use: dict[str, Any], note: str) -> None:
     verdict = used(**use)
     assert note in verdict.note and verdict.sbatch == "" and not verdict.findings
 
 
-def test_after_memory_ran_out_the_next_larger_slice_is_named() -> None:
+def test_next_larger_slice_is_suggested_after_out_of_memory() -> None:
     verdict = used("1g.10gb", None, ended=OUT_OF_MEMORY)
     assert verdict.sbatch == "sbatch --gres=mig:1g.20gb" and not verdict.findings and not verdict.judged
     assert verdict.note == "it reported out of memory: request 1g.20gb next time"
@@ -117,27 +117,27 @@ def test_after_memory_ran_out_the_next_larger_slice_is_named() -> None:
     assert whole.sbatch == "" and "on the largest slice" in whole.note
 
 
-def test_a_run_that_its_user_ended_counts() -> None:
+def test_run_that_its_user_ended_is_judged() -> None:
     assert used(ended=CUT).profile == "1g.10gb"
 
 
-def test_slices_that_are_not_alike() -> None:
+def test_run_with_slices_of_different_profiles_is_not_judged() -> None:
     use = SliceUse((("1g.10gb", 2), ("3g.40gb", 1)), 1, 10.0, PastRun(1, "", DONE, 100.0))
     verdict = judge(use, (), H100.geometry, POLICY)
     assert verdict.gpu_hours == pytest.approx(10 * (2 / 7 + 0.5)) and not verdict.judged
 
 
-def test_other_runs_of_the_same_job_count() -> None:
+def test_other_runs_of_the_same_recurring_job_count() -> None:
     past = tuple(PastRun(n, "7g.80gb", DONE, 30 * 1024.0) for n in range(9))
     assert used(peak=4096.0, past=past).profile == "3g.40gb"
 
 
-def test_waits() -> None:
+def test_wait_figures_need_enough_runs() -> None:
     assert waited([1, 2, 3, 4]) is None
     assert waited([float(n) for n in range(10, 0, -1)]) == WaitFigures(5.5, 9.0, 10)
 
 
-# -- over a record ---------------------------------------------------------------------------------------------------
+# -- with a record ---------------------------------------------------------------------------------------------------
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -191,22 +191,22 @@ Would wait:   00:00:22 median, 00:00:25 for nine of ten (6 runs with 1g.10gb sub
 """
 
 
-def test_should_this_job_have_been_on_a_slice(waste: Cli) -> None:
+def test_report_of_a_job_on_a_whole_gpu_suggests_a_slice(waste: Cli) -> None:
     assert waste("7") == (0, BLOCK, "")
 
 
-def test_where_too_few_waited_it_is_unknown(waste: Cli) -> None:
+def test_expected_wait_is_unknown_if_too_few_runs_waited(waste: Cli) -> None:
     out = waste("9")[1]
     assert "Next time:    sbatch --gres=mig:1g.10gb\n" in out
     assert "Would wait:   unknown: fewer than 5 runs with 1g.10gb were submitted around that time" in out
     assert "SMs:          not sampled" in out
 
 
-def test_a_job_that_goes_on(waste: Cli) -> None:
+def test_running_job_is_noted_as_running(waste: Cli) -> None:
     assert "Note:         it is running; memory and SMs are reported at its end" in waste("30")[1]
 
 
-def test_the_worst_of_the_site_come_first(waste: Cli) -> None:
+def test_table_lists_the_worst_runs_first(waste: Cli) -> None:
     code, out, err = waste("-S", "2026-10-01", "-E", "2026-11-01")
     lines = out.splitlines()
     assert (code, err) == (0, "")
@@ -220,7 +220,7 @@ def test_the_worst_of_the_site_come_first(waste: Cli) -> None:
     ]
 
 
-def test_json_and_csv_hold_the_same(waste: Cli) -> None:
+def test_json_and_csv_hold_the_same_runs(waste: Cli) -> None:
     window = ("-S", "2026-10-01", "-E", "2026-11-01", "-u", "alice")
     found = json.loads(waste(*window, "--json")[1])
     assert [row["job"] for row in found["runs"]] == ["9", "7"] and found["total"]["runs"] == 8
@@ -232,7 +232,7 @@ def test_json_and_csv_hold_the_same(waste: Cli) -> None:
     ]  # fmt: skip
 
 
-def test_nothing_is_no_error(waste: Cli) -> None:
+def test_window_without_runs_is_no_error(waste: Cli) -> None:
     window = ("-S", "2020-01-01", "-E", "2020-01-02")
     assert waste(*window) == (0, "no runs with slices ended in this window\n", "")
     header = waste("-S", "2026-10-01", "-E", "2026-11-01", "--csv")[1].splitlines()[0]
@@ -249,6 +249,6 @@ def test_nothing_is_no_error(waste: Cli) -> None:
         (("-S", "never"), 1, "Invalid time specification (pos=0): never"),
     ],
 )
-def test_exit_codes(waste: Cli, arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_wrong_arguments_have_their_exit_codes(waste: Cli, arguments: tuple[str, ...], code: int, said: str) -> None:
     done = waste(*arguments)
     assert done[:2] == (code, "") and said in done[2]

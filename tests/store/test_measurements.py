@@ -1,4 +1,4 @@
-"""Measured points in the store: each once, the last import counts, and they come back as they went in."""
+"""Measured points in the store: each is kept once, the last import counts, and they are read as written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OOM = replace(SLOW, batch=512, throughput_per_s=None, latency_s=None, memory_mib
 TRAIN = replace(FAST, kind="train", model="other")
 
 
-def test_points_come_back_as_they_went_in(store: Store) -> None:
+def test_points_are_read_as_they_were_written(store: Store) -> None:
     assert store.add_measurements([FAST, SLOW, OOM, TRAIN]) == (4, 0, 0)
     assert store.measurements() == [FAST, SLOW, OOM, TRAIN]
     assert store.measurements(model="net") == [FAST, SLOW, OOM]
@@ -30,7 +30,7 @@ def test_points_come_back_as_they_went_in(store: Store) -> None:
     assert store.measurements("net", "train") == []
 
 
-def test_points_of_servers_come_back_and_differ_by_engine_precision_and_length(store: Store) -> None:
+def test_serving_points_are_distinct_by_engine_precision_and_length(store: Store) -> None:
     served = replace(FAST, kind="serve", engine="vllm", precision="awq", output=128, ttft_s=0.2, tpot_s=0.01)
     others = [replace(served, engine="sglang"), replace(served, precision=""), replace(served, output=256)]
     assert store.add_measurements([FAST, served, *others]) == (5, 0, 0)
@@ -38,14 +38,14 @@ def test_points_of_servers_come_back_and_differ_by_engine_precision_and_length(s
     assert store.add_measurements([replace(served, tpot_s=0.02)]) == (0, 1, 0)
 
 
-def test_points_of_trainings_come_back_and_differ_by_how_the_model_was_trained(store: Store) -> None:
+def test_training_points_are_distinct_by_tuning(store: Store) -> None:
     adapters = replace(TRAIN, tuning="lora/adamw")
     assert store.add_measurements([TRAIN, adapters]) == (2, 0, 0)
     assert store.measurements(kind="train") == [TRAIN, adapters]
     assert store.add_measurements([replace(adapters, latency_s=0.01)]) == (0, 1, 0)
 
 
-def test_the_same_import_again_changes_nothing(store: Store) -> None:
+def test_repeated_import_changes_nothing(store: Store) -> None:
     store.add_measurements([FAST, SLOW])
     with store.reading() as connection:
         before = connection.execute(select(MeasuredPoint.batch_id, MeasuredPoint.imported)).all()
@@ -54,8 +54,8 @@ def test_the_same_import_again_changes_nothing(store: Store) -> None:
         assert connection.execute(select(MeasuredPoint.batch_id, MeasuredPoint.imported)).all() == before
 
 
-def test_a_later_import_replaces_the_point_and_marks_it(store: Store) -> None:
-    """Points without an input size are the same point too, though NULL equals nothing in SQL."""
+def test_later_import_replaces_a_point_and_marks_it(store: Store) -> None:
+    """Two points without an input size are the same point too, although NULL equals nothing in SQL."""
     store.add_measurements([FAST, SLOW])
     better = replace(FAST, throughput_per_s=410.0, params=1e6)
     assert store.add_measurements([better, SLOW, OOM]) == (1, 1, 1)
@@ -68,31 +68,31 @@ def test_a_later_import_replaces_the_point_and_marks_it(store: Store) -> None:
     assert store.measurements()[0] == nothing
 
 
-def test_twice_in_one_import_the_last_counts(store: Store) -> None:
+def test_last_of_duplicate_points_in_one_import_counts(store: Store) -> None:
     assert store.add_measurements([FAST, replace(FAST, latency_s=0.03)]) == (1, 0, 0)
     assert store.measurements() == [replace(FAST, latency_s=0.03)]
 
 
-def test_more_points_than_one_statement_takes(store: Store) -> None:
+def test_more_points_than_one_statement_holds_are_imported(store: Store) -> None:
     rows = [replace(FAST, batch=batch) for batch in range(1, 1502)]
     assert store.add_measurements(rows) == (1501, 0, 0)
     assert store.add_measurements(rows) == (0, 0, 1501)
     assert store.add_measurements([]) == (0, 0, 0)
 
 
-def test_names_are_exact(store: Store) -> None:
-    """On no database may two points be one for their case or for an accent."""
+def test_model_names_are_compared_exactly(store: Store) -> None:
+    """On no database may names that differ only in case or in an accent be one point."""
     rows = [replace(FAST, model=name) for name in ("net", "Net", "nét")]
     assert store.add_measurements(rows) == (3, 0, 0)
     assert store.measurements(model="net") == [rows[0]]
 
 
-def test_the_digest_stays_what_it_is() -> None:
-    """It is in databases."""
+def test_digest_of_a_point_does_not_change() -> None:
+    """Existing databases contain it."""
     assert digest(FAST) == "877f7df5b720387f722a4d94a3afa918fad5bd0b8267e75ad8acf79e09539395"
 
 
-def test_readers_read_and_do_not_write(store: Store, url: str) -> None:
+def test_read_only_store_reads_and_refuses_to_write(store: Store, url: str) -> None:
     store.add_measurements([FAST])
     with open_store(url, readonly=True) as reader:
         assert reader.measurements() == [FAST]
@@ -113,7 +113,7 @@ points = st.builds(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(points, max_size=5), max_size=4))
-def test_the_store_is_a_map_from_points_to_their_last_values(tmp_path: Path, imports: list[list[Measurement]]) -> None:
+def test_store_keeps_the_last_values_of_every_point(tmp_path: Path, imports: list[list[Measurement]]) -> None:
     path = tmp_path / "map.db"
     path.unlink(missing_ok=True)
     expected: dict[tuple[object, ...], Measurement] = {}

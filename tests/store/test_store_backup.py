@@ -1,4 +1,4 @@
-"""Backups under load and back, between all kinds of databases; nothing half-made, nothing overwritten."""
+"""Backup under load and restore, between all kinds of databases; nothing is left incomplete or overwritten."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def identity(url: str) -> str:
 
 
 @pytest.mark.parametrize("steps", [1, 4, len(HISTORY)])
-def test_a_backup_holds_every_row_to_the_letter(database: str, tmp_path: Path, steps: int) -> None:
-    """Of an older schema, too: that is what is wanted before an upgrade."""
+def test_backup_holds_every_row_unchanged(database: str, tmp_path: Path, steps: int) -> None:
+    """Also of an older schema: that is what is needed before an upgrade."""
     before = make_old(database, steps)
     made = back_up(database, tmp_path / "b.db", HISTORY)
     assert made.schema == HISTORY[steps - 1].name and made.size == made.path.stat().st_size
@@ -52,7 +52,7 @@ def test_a_backup_holds_every_row_to_the_letter(database: str, tmp_path: Path, s
 
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("steps", [2, len(HISTORY)])
-def test_a_backup_fits_every_kind_of_database(
+def test_backup_can_be_restored_to_every_kind_of_database(
     tmp_path: Path, server_of: Callable[[str], str], kind: str, steps: int
 ) -> None:
     """From SQLite, of an older release or of this one, to each kind, and from there back to SQLite."""
@@ -62,14 +62,14 @@ def test_a_backup_fits_every_kind_of_database(
     target = f"sqlite:///{tmp_path}/second/migbatch.db" if kind == "sqlite" else server_of(kind)
     restore(tmp_path / "one.db", target, HISTORY, replace=False)
     own = {"identity", "terms", "schema_migrations", "nodes"}
-    there = all_rows(target)
+    restored = all_rows(target)
     for name in set(before) - own:
-        assert [{key: new[key] for key in old} for old, new in zip(before[name], there[name], strict=True)] == before[
-            name
-        ], name
-    assert there["nodes"][0]["told"] is None
+        assert [
+            {key: new[key] for key in old} for old, new in zip(before[name], restored[name], strict=True)
+        ] == before[name], name
+    assert restored["nodes"][0]["told"] is None
     back_up(target, tmp_path / "two.db", HISTORY)
-    assert {**all_rows(file_url(tmp_path / "two.db")), "schema_migrations": []} == {**there, "schema_migrations": []}
+    assert {**all_rows(file_url(tmp_path / "two.db")), "schema_migrations": []} == {**restored, "schema_migrations": []}
     with open_store(target) as store:
         node = Node(store, journal="aa")
         node.seq = 3
@@ -77,7 +77,7 @@ def test_a_backup_fits_every_kind_of_database(
         assert run_of(store, 43).run["id"] > 9
 
 
-def test_a_restored_database_is_another_one_to_which_nodes_tell_everything(database: str, tmp_path: Path) -> None:
+def test_restored_database_has_a_new_identity_and_asks_nodes_for_all_state(database: str, tmp_path: Path) -> None:
     with open_store(database) as store:
         node = Node(store)
         first = store.ingest("n1", "aa", "b", [node.event("state", 50.0, gpus=[], runs=[]), node.start(100, 7)])
@@ -89,12 +89,12 @@ def test_a_restored_database_is_another_one_to_which_nodes_tell_everything(datab
     assert identity(database) != first.database
     with open_store(database) as store:
         assert [id for id, _, _ in states(store)] == [7]
-        # what was written since the backup the node has forgotten; it is asked for all that it holds
+        # the node has dropped what was written since the backup; it is asked for all that it holds
         later = store.ingest("n1", "aa", "b", [], NodeReceipt(first.database, 3))
         assert not later.complete and later.database == identity(database)
 
 
-def test_what_is_not_empty_is_replaced_only_when_told(database: str, tmp_path: Path) -> None:
+def test_non_empty_database_is_replaced_only_on_request(database: str, tmp_path: Path) -> None:
     make_old(database, len(HISTORY))
     back_up(database, tmp_path / "b.db", HISTORY)
     before = all_rows(database)
@@ -108,7 +108,7 @@ def test_what_is_not_empty_is_replaced_only_when_told(database: str, tmp_path: P
 
 
 @pytest.mark.slurm
-def test_an_active_migbatchd_on_another_host_is_not_restored_under(
+def test_restore_is_refused_while_migbatchd_is_active_on_another_host(
     server_of: Callable[[str], str], tmp_path: Path, store: Store, url: str
 ) -> None:
     back_up(url, tmp_path / "b.db", HISTORY)
@@ -125,8 +125,8 @@ def test_an_active_migbatchd_on_another_host_is_not_restored_under(
             assert shared.take_term("ctl1", 60.0).number > term.number, "who had a term before may never write again"
 
 
-def test_a_backup_under_load_is_one_moment(database: str, tmp_path: Path) -> None:
-    """Each start is one transaction of several tables: whatever moment it was, they agree."""
+def test_backup_under_load_is_consistent(database: str, tmp_path: Path) -> None:
+    """Each start is one transaction on several tables: whenever the backup was taken, they agree."""
     stop = threading.Event()
     with open_store(database) as store:
         node = Node(store)
@@ -157,7 +157,7 @@ def test_a_backup_under_load_is_one_moment(database: str, tmp_path: Path) -> Non
     assert seen == sorted(seen)
 
 
-def test_a_backup_overwrites_nothing(store: Store, url: str, tmp_path: Path) -> None:
+def test_backup_does_not_overwrite_a_file_or_link(store: Store, url: str, tmp_path: Path) -> None:
     (tmp_path / "b.db").write_text("precious")
     (tmp_path / "link.db").symlink_to(tmp_path / "nowhere")
     for name in ("b.db", "link.db"):
@@ -168,8 +168,10 @@ def test_a_backup_overwrites_nothing(store: Store, url: str, tmp_path: Path) -> 
 
 
 @pytest.mark.sqlite
-def test_two_backups_to_one_name(store: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second comes while the first is being written: one of them has the name, whole."""
+def test_one_of_two_concurrent_backups_to_one_name_fails(
+    store: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second runs while the first is being written: one of them gets the name, complete."""
     inner = backups.schema_of
 
     def slow(file: Path) -> str:
@@ -196,7 +198,7 @@ backup.back_up(sys.argv[1], Path(sys.argv[2]), HISTORY)
 
 
 @pytest.mark.parametrize("where", ["schema_of", "sync", "_name"])
-def test_a_killed_backup_has_no_name(store: Store, url: str, tmp_path: Path, where: str) -> None:
+def test_killed_backup_leaves_no_file_with_its_name(store: Store, url: str, tmp_path: Path, where: str) -> None:
     target = tmp_path / "b.db"
     subprocess.run([sys.executable, "-c", KILLED, url, str(target), where], check=False)
     assert not target.exists()
@@ -226,7 +228,7 @@ def test_damage_is_found_by_backup_and_restore(tmp_path: Path) -> None:
     assert len(all_rows(url)["runs"]) == 2
 
 
-def test_what_is_no_backup_is_refused(store: Store, url: str, tmp_path: Path) -> None:
+def test_file_that_is_not_a_backup_is_refused(store: Store, url: str, tmp_path: Path) -> None:
     (tmp_path / "letter").write_text("My dear aunt, " * 400)
     with closing(sqlite3.connect(tmp_path / "other.db")) as other:
         other.execute("CREATE TABLE aunts (name TEXT)")
@@ -240,8 +242,8 @@ def test_what_is_no_backup_is_refused(store: Store, url: str, tmp_path: Path) ->
 
 
 @pytest.mark.sqlite
-def test_the_rights_of_the_file_stay(url: str, tmp_path: Path) -> None:
-    """SlurmUser's file stays SlurmUser's, whoever restores it."""
+def test_restore_keeps_the_owner_and_mode_of_the_file(url: str, tmp_path: Path) -> None:
+    """A file owned by SlurmUser stays owned by SlurmUser, whoever restores it."""
     make_old(url, len(HISTORY))
     file = Path(url.removeprefix("sqlite:///"))
     back_up(url, tmp_path / "b.db", HISTORY)
@@ -255,10 +257,10 @@ def test_the_rights_of_the_file_stay(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_root_works_in_another_users_directory_with_that_users_rights(
+def test_root_restores_in_another_users_directory_as_that_user(
     open_tmp_path: Path, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who may change the directory could put a link to any file where root is about to write."""
+    """A user who may change the directory could put a link to any file where root is about to write."""
     state = open_tmp_path / "state"
     state.mkdir()
     url = f"sqlite:///{state}/migbatch.db"
@@ -285,8 +287,8 @@ def test_root_works_in_another_users_directory_with_that_users_rights(
 
 
 @pytest.mark.sqlite
-def test_the_log_of_the_old_file_is_not_taken_for_the_new_ones(url: str, tmp_path: Path) -> None:
-    """A killed migbatchd leaves a log beside its file: replayed onto another file it would be garbage there."""
+def test_log_of_the_old_file_is_not_applied_to_the_restored_file(url: str, tmp_path: Path) -> None:
+    """A killed migbatchd leaves a log beside its file: replayed onto another file, it would corrupt that file."""
     with open_store(url) as store:
         back_up(url, tmp_path / "b.db", HISTORY)
         node = Node(store)

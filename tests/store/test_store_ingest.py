@@ -1,4 +1,4 @@
-"""Node events: kept once, applied in order, and never an obstacle."""
+"""Node events: kept once, applied in order, and none blocks the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def kept(store: Store) -> list[tuple[int, str]]:
         return [tuple(row) for row in connection.execute(text("SELECT seq, kind FROM node_events ORDER BY seq"))]
 
 
-def test_a_job_from_start_to_stop(store: Store) -> None:
+def test_run_is_recorded_from_start_to_stop(store: Store) -> None:
     node = Node(store)
     assert node.send(node.start(100, 7, piece(0), piece(4, 2, "2g.20gb"), decision="abc", warm=True)) == 1
     run = run_of(store, 7)
@@ -55,7 +55,7 @@ def test_a_job_from_start_to_stop(store: Store) -> None:
         (0, 3600, "COMPLETED", (0, 0)),
     ],
 )
-def test_end_states_where_slurm_has_not_told(
+def test_end_state_unknown_to_slurm_follows_from_exit_code_and_limit(
     store: Store, exit_code: int | None, limit: int | None, state: str, shown: tuple[int, int]
 ) -> None:
     node = Node(store)
@@ -66,7 +66,7 @@ def test_end_states_where_slurm_has_not_told(
     assert (run["state"], (run["exit_code"], run["signal"])) == (state, shown)
 
 
-def test_what_comes_twice_counts_once(store: Store) -> None:
+def test_repeated_events_count_once(store: Store) -> None:
     node = Node(store)
     events = [node.start(100, 7), node.stop(160, 7), node.start(170, 8)]
     assert node.send(*events[:2]) == 2
@@ -76,7 +76,7 @@ def test_what_comes_twice_counts_once(store: Store) -> None:
     assert len(kept(store)) == 3
 
 
-def test_the_first_of_two_events_of_one_number_stands(store: Store) -> None:
+def test_first_of_two_events_with_the_same_number_is_kept(store: Store) -> None:
     node = Node(store)
     event = node.start(100, 7)
     assert node.send(event, {**event, "job": 8}) == 1
@@ -84,7 +84,7 @@ def test_the_first_of_two_events_of_one_number_stands(store: Store) -> None:
     assert states(store) == [(7, 0, "RUNNING")]
 
 
-def test_events_that_come_too_early_wait_for_those_before_them(store: Store) -> None:
+def test_early_events_wait_for_the_events_before_them(store: Store) -> None:
     node = Node(store)
     first, second, third = node.start(100, 7), node.stop(160, 7), node.start(170, 8)
     assert node.send(third) == 0
@@ -94,8 +94,8 @@ def test_events_that_come_too_early_wait_for_those_before_them(store: Store) -> 
     assert states(store) == [(7, 0, "COMPLETED"), (8, 0, "RUNNING")]
 
 
-def test_many_events_that_came_too_early_are_applied_some_with_each_message(store: Store) -> None:
-    """One message must not keep what all other nodes tell waiting for whatever a node has stored before."""
+def test_many_early_events_are_applied_in_parts_with_each_message(store: Store) -> None:
+    """One message must not make all other nodes' messages wait for everything that a node has stored before."""
     node = Node(store)
     first = node.event("cleared", 100)
     early = [node.event("cleared", 101) for _ in range(2000)]
@@ -107,21 +107,21 @@ def test_many_events_that_came_too_early_are_applied_some_with_each_message(stor
     assert reached[0] <= 1000 and reached[-1] == node.seq
 
 
-def test_a_gap_that_the_node_leaves_twice_is_stepped_over(store: Store) -> None:
-    """The database was set back behind what it had acknowledged; the node cannot send that again."""
+def test_gap_that_the_node_leaves_twice_is_skipped(store: Store) -> None:
+    """The database was set back to before what it had acknowledged; the node cannot send that again."""
     node = Node(store)
     lost = [node.start(100, 7), node.stop(160, 7)]
     event = node.start(170, 8)
     assert node.send(event) == 0
-    # it goes on working meanwhile
+    # the node goes on working meanwhile
     assert node.send(event, node.event("zombie", 171)) == 4
     assert states(store) == [(8, 0, "RUNNING")]
-    # and if they come after all, nothing is lost and nothing of the present is undone
+    # if the lost events come after all, nothing is lost and no current state is undone
     assert node.send(*lost) == 4
     assert states(store) == [(7, 0, "COMPLETED"), (8, 0, "RUNNING")]
 
 
-def test_events_of_later_versions_and_nonsense_are_kept_and_stop_nothing(store: Store) -> None:
+def test_unknown_and_malformed_events_are_kept_and_block_nothing(store: Store) -> None:
     node = Node(store)
     odd = [
         node.event("teleport", 100, where={"to": ["mars"]}),
@@ -147,21 +147,21 @@ def test_events_of_later_versions_and_nonsense_are_kept_and_stop_nothing(store: 
 
 
 @pytest.mark.parametrize("event", [{}, {"seq": None}, {"seq": 0}, {"seq": -3}, {"seq": "x"}, {"seq": 2**63}, 5, None])
-def test_an_event_without_a_number_cannot_be_kept(store: Store, event: object) -> None:
+def test_event_without_a_valid_number_is_not_kept(store: Store, event: object) -> None:
     node = Node(store)
     good = node.start(100, 7)
     assert store.ingest("n1", "aa", "boot-1", [event, good]).acked == 1  # type: ignore[list-item]
     assert len(kept(store)) == 1
 
 
-def test_events_that_cannot_be_used_are_one_line_of_the_log(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_unusable_events_of_a_message_are_one_log_line(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     node = Node(store)
     node.send(*(node.event("progress", 100, job=job, restart=0, items=1) for job in range(1, 101)))
-    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "event 1 (progress) cannot be used: job 1 has no run 0 (and 99 more)" in said
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "event 1 (progress) cannot be used: job 1 has no run 0 (and 99 more)" in warning
 
 
-def test_hostile_sizes_are_cut(store: Store) -> None:
+def test_oversized_fields_are_truncated(store: Store) -> None:
     node = Node(store)
     deep: dict[str, object] = {}
     for _ in range(60):
@@ -178,7 +178,7 @@ def test_hostile_sizes_are_cut(store: Store) -> None:
     assert len(run_of(store, 7).run["user"]) == 128
 
 
-def test_a_stop_without_a_start_still_tells_what_was_held(store: Store) -> None:
+def test_stop_without_a_start_records_the_slices_that_were_held(store: Store) -> None:
     node = Node(store)
     node.send(node.stop(160, 7, piece(4, 2, "2g.20gb"), exit_code=1))
     run = run_of(store, 7)
@@ -186,7 +186,7 @@ def test_a_stop_without_a_start_still_tells_what_was_held(store: Store) -> None:
     assert [(s["slot_start"], s["outcome"], s["since"], s["until"]) for s in run.slices] == [(4, "released", None, 160)]
 
 
-def test_a_start_that_is_told_twice_moves_the_slices(store: Store) -> None:
+def test_repeated_start_replaces_the_slices_of_the_run(store: Store) -> None:
     """The hook was killed after its start was written, and ran again with another placement."""
     node = Node(store)
     node.send(node.start(100, 7, piece(0), piece(1)), node.start(101, 7, piece(1), piece(2)))
@@ -195,7 +195,7 @@ def test_a_start_that_is_told_twice_moves_the_slices(store: Store) -> None:
     assert (run.run["started"], run.run["slice_count"], run.run["profile"]) == (100, 2, "1g.10gb:2")
 
 
-def test_a_slot_given_away_again_was_free(store: Store) -> None:
+def test_start_in_an_occupied_slot_ends_the_earlier_lease(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 7, piece(0, 4, "3g.40gb")), node.start(200, 8, piece(2, 2, "2g.20gb")))
     assert [(lease.job, lease.start) for lease in store.leases()] == [(8, 2)]
@@ -203,7 +203,7 @@ def test_a_slot_given_away_again_was_free(store: Store) -> None:
 
 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
-def test_two_jobs_may_have_one_slot_and_leave_it_in_any_order(store: Store, order: tuple[int, int]) -> None:
+def test_two_jobs_can_share_a_slot_and_end_in_any_order(store: Store, order: tuple[int, int]) -> None:
     node = Node(store)
     node.send(node.start(10, 1), node.start(20, 2, beside=[1, 0]))
     assert [(lease.job, lease.since, lease.until) for lease in store.leases()] == [(1, 10.0, None), (2, 20.0, None)]
@@ -220,25 +220,25 @@ def test_two_jobs_may_have_one_slot_and_leave_it_in_any_order(store: Store, orde
 
 
 @pytest.mark.parametrize("beside", [[7, 0], [1, 1], [1], "1.0", None, [True, 0], [1, 0, 0], {"job": 1}])
-def test_whoever_shares_with_somebody_else_or_nobody_has_the_slot_alone(store: Store, beside: object) -> None:
+def test_start_beside_an_unknown_or_invalid_run_takes_the_slot_alone(store: Store, beside: object) -> None:
     node = Node(store)
     node.send(node.start(10, 1), node.start(20, 2, beside=beside))
     assert [lease.job for lease in store.leases()] == [2]
 
 
-def test_figures_of_a_run_that_had_company_teach_nothing(store: Store) -> None:
+def test_figures_of_a_run_on_a_shared_slice_are_no_lesson(store: Store) -> None:
     node = Node(store)
-    said = {"items": 1000.0, "throughput_per_s": 10.0, "tasks": 1}
+    figures = {"items": 1000.0, "throughput_per_s": 10.0, "tasks": 1}
     for job, ts in ((1, 10), (2, 1000)):
-        node.send(node.start(ts, job), node.event("progress", ts + 100, job=job, restart=0, **said))
+        node.send(node.start(ts, job), node.event("progress", ts + 100, job=job, restart=0, **figures))
         node.send(node.stop(ts + 100, job, **({"shared": True} if job == 1 else {})))
     lessons = {lesson.job: lesson for lesson in store.lessons(0, 10)}
     assert [lessons[job].throughput_per_s for job in (1, 2)] == [None, 10.0]
     assert run_of(store, 1).run["measured_throughput_per_s"] == 10.0
 
 
-def test_a_start_is_compared_with_what_is_held_on_its_gpus_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root of a node may tell of a thousand runs at once, and the record answers nobody else meanwhile."""
+def test_start_is_compared_only_with_leases_on_its_own_gpus(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root on a node may report a thousand runs at once, and the record answers nobody else meanwhile."""
     compared: list[Any] = []
     overlaps = lifecycle._overlaps
 
@@ -255,8 +255,8 @@ def test_a_start_is_compared_with_what_is_held_on_its_gpus_alone(store: Store, m
     assert len(compared) < 10
 
 
-def test_a_node_holds_so_many_slices_and_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When it boots, the record ends all of them at once."""
+def test_number_of_open_leases_of_a_node_is_limited(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the node boots, the record ends all of them at once."""
     monkeypatch.setattr(lifecycle, "_MOST_OPEN", 3)
     node, other = Node(store), Node(store, "n2", "bb")
     node.send(*(node.start(100, number, piece(gpu=f"GPU-{number}")) for number in range(1, 9)))
@@ -266,7 +266,7 @@ def test_a_node_holds_so_many_slices_and_no_more(store: Store, monkeypatch: pyte
     assert [lease.job for lease in store.leases()] == [2, 3, 9, 20]
 
 
-def test_a_run_has_had_so_many_slices_on_a_node_and_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_leases_of_a_run_on_a_node_is_limited(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "_MOST_OF_RUN", 3)
     node = Node(store)
     node.send(*(node.start(100 + number, 7, piece(gpu=f"GPU-{number}")) for number in range(9)))
@@ -281,7 +281,7 @@ def test_a_requeued_job_is_a_new_run(store: Store) -> None:
     assert run_of(store, 7, 1).run["user"] == "alice"
 
 
-def test_runs_that_a_node_invents_for_a_job_do_not_slow_down_what_is_told_of_it(store: Store) -> None:
+def test_many_invented_runs_of_a_job_do_not_slow_down_its_events(store: Store) -> None:
     node = Node(store)
     node.send(*(node.start(100 + number, 7, restart=number) for number in range(50)))
     loaded: list[object] = []
@@ -296,7 +296,9 @@ def test_runs_that_a_node_invents_for_a_job_do_not_slow_down_what_is_told_of_it(
     assert [run["restart"] for run in (row.run for row in store.runs()) if run["latest"]] == [49]
 
 
-def test_a_node_can_invent_so_many_runs_of_a_job_and_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_runs_that_a_node_can_invent_for_a_job_is_limited(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lifecycle, "_MOST_RUNS", 3)
     monkeypatch.setattr(lifecycle, "_MOST_REUSES", 1)
     node = Node(store)
@@ -310,8 +312,8 @@ def test_a_node_can_invent_so_many_runs_of_a_job_and_no_more(store: Store, monke
     assert len([row for row in store.runs() if row.run["job_id"] == 8]) == 2
 
 
-def test_a_misfit_ends_no_run_that_has_a_slice_on_another_node(store: Store) -> None:
-    """Root of a node may tell of any job."""
+def test_misfit_does_not_end_a_run_with_a_slice_on_another_node(store: Store) -> None:
+    """Root on a node may report events of any job."""
     here, other = Node(store), Node(store, "n2", "bb")
     here.send(here.start(100, 7))
     other.send(other.event("misfit", 101, job=7, restart=0, reason="x"))
@@ -329,7 +331,7 @@ def test_a_misfit_is_requeued_with_its_reason(store: Store) -> None:
     assert states(store) == [(7, 0, "REQUEUED"), (7, 1, "RUNNING")]
 
 
-def test_a_reboot_ends_what_ran_on_that_node(store: Store) -> None:
+def test_reboot_ends_the_runs_of_that_node(store: Store) -> None:
     node, other = Node(store), Node(store, "n2", "bb")
     node.send(node.event("boot", 50, boot_id="b1"), node.start(100, 7))
     other.send(other.event("boot", 50, boot_id="c1"), other.start(100, 8))
@@ -342,7 +344,7 @@ def test_a_reboot_ends_what_ran_on_that_node(store: Store) -> None:
     assert run_of(store, 7).run["ended"] == 200
 
 
-def test_ends_that_a_node_tells_at_its_boot_are_failures_of_the_node(store: Store) -> None:
+def test_runs_whose_end_is_reported_at_boot_end_as_node_fail(store: Store) -> None:
     node = Node(store)
     node.send(
         node.event("boot", 50, boot_id="b1"),
@@ -362,13 +364,13 @@ def test_ends_that_a_node_tells_at_its_boot_are_failures_of_the_node(store: Stor
     assert [run_of(store, job).slices[0]["outcome"] for job in (7, 8, 9)] == ["lost", "lost", "released"]
 
 
-def test_the_first_boot_that_is_told_of_is_no_reboot(store: Store) -> None:
+def test_first_reported_boot_is_not_a_reboot(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 7), node.event("boot", 110, boot_id="boot-1"))
     assert [lease.job for lease in store.leases()] == [7]
 
 
-def test_a_lost_journal_loses_its_leases_but_not_its_jobs(store: Store) -> None:
+def test_loss_of_the_journal_ends_its_leases_but_not_its_runs(store: Store) -> None:
     old = Node(store)
     old.send(old.start(100, 7), old.start(101, 8, piece(1)))
     new = Node(store, journal="bb")
@@ -379,23 +381,23 @@ def test_a_lost_journal_loses_its_leases_but_not_its_jobs(store: Store) -> None:
     new.send(new.stop(300, 7, exit_code=0), new.start(301, 8, piece(1)))
     assert states(store) == [(7, 0, "COMPLETED"), (8, 0, "RUNNING")]
     assert [(lease.job, lease.since) for lease in store.leases()] == [(8, 101)]
-    # what the old journal still had under way opens nothing
+    # events of the old journal that arrive late open no lease
     assert old.send(old.start(150, 9, piece(2))) == 3
     assert [lease.job for lease in store.leases()] == [8]
 
 
-def test_a_job_on_two_nodes_ends_with_its_last(store: Store) -> None:
-    one, two = Node(store), Node(store, "n2", "bb")
-    one.send(one.start(100, 7))
-    two.send(two.start(101, 7, piece(gpu="GPU-b")))
-    one.send(one.stop(150, 7, exit_code=0))
+def test_job_on_two_nodes_ends_when_its_last_node_stops(store: Store) -> None:
+    first, second = Node(store), Node(store, "n2", "bb")
+    first.send(first.start(100, 7))
+    second.send(second.start(101, 7, piece(gpu="GPU-b")))
+    first.send(first.stop(150, 7, exit_code=0))
     assert run_of(store, 7).run["state"] == "RUNNING"
-    two.send(two.stop(151, 7, piece(gpu="GPU-b"), exit_code=0))
+    second.send(second.stop(151, 7, piece(gpu="GPU-b"), exit_code=0))
     run = run_of(store, 7).run
     assert (run["state"], run["ended"], run["nodes"], run["profile"]) == ("COMPLETED", 151, "n1,n2", "1g.10gb:2")
 
 
-def test_a_job_id_that_slurm_uses_again_is_another_job(store: Store) -> None:
+def test_job_id_that_slurm_reuses_is_another_job(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 7), node.stop(110, 7), node.start(5000, 7, user="bob"))
     assert [(row.run["reuse"], row.run["user"], row.run["state"], row.run["latest"]) for row in store.runs()] == [
@@ -404,8 +406,8 @@ def test_a_job_id_that_slurm_uses_again_is_another_job(store: Store) -> None:
     ]
 
 
-def test_what_a_node_tells_late_of_an_earlier_run_makes_no_new_job(store: Store) -> None:
-    """migbatchd has seen the next run of the job before the node tells how the first one was refused."""
+def test_late_event_of_an_earlier_run_makes_no_new_job(store: Store) -> None:
+    """migbatchd has seen the next run of the job before the node reports that the first one was refused."""
     node = Node(store)
     seen = {"job_id": 7, "user": "alice", "submit": 90.0, "partition": "gpu"}
     store.upsert_jobs([{**seen, "state": "RUNNING", "start": 100.0, "restarts": 0}], live=[7], now=100.2)
@@ -420,8 +422,8 @@ def test_what_a_node_tells_late_of_an_earlier_run_makes_no_new_job(store: Store)
     assert {row.run["user"] for row in store.runs()} == {"alice"}
 
 
-def test_a_refusal_within_the_second_of_its_runs_end_belongs_to_it(store: Store) -> None:
-    """Slurm's moments are whole seconds: a run that it says ended at 101 may have ended at 101.9."""
+def test_misfit_within_the_second_of_its_runs_end_belongs_to_that_run(store: Store) -> None:
+    """Slurm's times are whole seconds: a run that it says ended at 101 may have ended at 101.9."""
     node = Node(store)
     row = {"job_id": 7, "submit": 90.0, "start": 100.0, "end": 101.0, "restarts": 0, "state": "CANCELLED"}
     store.upsert_jobs([row], live=[], now=103.0)
@@ -429,7 +431,7 @@ def test_a_refusal_within_the_second_of_its_runs_end_belongs_to_it(store: Store)
     assert states(store) == [(7, 0, "CANCELLED")]
 
 
-def test_slurm_that_began_its_numbers_anew_has_another_job_under_a_requeued_ones_number(store: Store) -> None:
+def test_requeued_jobs_id_reused_after_a_reset_of_slurms_ids_is_another_job(store: Store) -> None:
     node = Node(store)
     row = {"job_id": 7, "submit": 90.0, "start": 100.0, "restarts": 0, "state": "RUNNING"}
     store.upsert_jobs([row], live=[7], now=100.5)
@@ -442,7 +444,7 @@ def test_slurm_that_began_its_numbers_anew_has_another_job_under_a_requeued_ones
     ]
 
 
-def test_inventories_replace_each_other(store: Store) -> None:
+def test_newer_inventory_replaces_the_older_one(store: Store) -> None:
     node = Node(store)
     gpu = {
         "uuid": "GPU-a",
@@ -464,7 +466,7 @@ def test_inventories_replace_each_other(store: Store) -> None:
     assert store.inventory() == {"n1": [gpu]}, "an older one, of a journal that was lost, changes nothing"
 
 
-def test_gpus_that_were_replaced_last_are_remembered(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_recently_replaced_gpus_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest, "_MOST_GPUS", 3)
     node = Node(store)
     for moment in range(100, 120):
@@ -474,8 +476,8 @@ def test_gpus_that_were_replaced_last_are_remembered(store: Store, monkeypatch: 
     assert len(known) == 3 and known[1:] == ["GPU-119-0", "GPU-119-1"] and known[0].startswith("GPU-118")
 
 
-def test_a_clock_that_was_ahead_when_the_node_booted_loses_nothing(store: Store) -> None:
-    """The order of a node's events is that of their numbers, whatever its clock showed."""
+def test_clock_that_was_ahead_at_boot_loses_no_events(store: Store) -> None:
+    """A node's events are ordered by their numbers, whatever its clock showed."""
     node, gpu = Node(store), {"uuid": "GPU-a", "minor": 0, "index": 0, "name": "H100", "mig": False, "geometry": None}
     node.send(node.event("boot", 50, boot_id="b1"), node.start(60, 6))
     node.send(node.event("boot", 90_000, boot_id="b2"), node.event("inventory", 90_001, gpus=[gpu]))
@@ -487,12 +489,12 @@ def test_a_clock_that_was_ahead_when_the_node_booted_loses_nothing(store: Store)
     assert (run_of(store, 7).run["state"], run_of(store, 7).slices[0]["outcome"]) == ("COMPLETED", "released")
 
 
-def test_names_are_needed(store: Store) -> None:
+def test_node_name_is_required(store: Store) -> None:
     with pytest.raises(ValueError, match="names"):
         store.ingest("", "aa", "b", [])
 
 
-# -- all that a node holds, told at once -------------------------------------------------------------------------
+# -- state events: all that a node holds -------------------------------------------------------------------------
 
 
 def told(node: Node, ts: float, *runs: tuple[int, dict[str, Any]], **fields: Any) -> dict[str, Any]:
@@ -511,7 +513,7 @@ def receipt(node: Node, *events: dict[str, Any], claim: NodeReceipt | None = Non
     return node.store.ingest(node.name, node.journal, node.boot_id, list(events), known)
 
 
-def test_a_node_that_has_told_nothing_is_not_known(store: Store) -> None:
+def test_node_is_incomplete_until_it_reports_its_whole_state(store: Store) -> None:
     node = Node(store)
     first = receipt(node, node.event("inventory", 100, gpus=[{"uuid": "GPU-a", "mig": True}]), node.start(101, 7))
     assert first == (2, first.database, False), "an inventory and what happens from now on are not all"
@@ -519,8 +521,8 @@ def test_a_node_that_has_told_nothing_is_not_known(store: Store) -> None:
     assert receipt(node, node.stop(103, 7)) == (4, first.database, True)
 
 
-def test_of_a_gpu_that_did_not_answer_everything_is_told_again(store: Store) -> None:
-    """Whoever follows the events has dropped the GPU, with what is held on it."""
+def test_gpu_that_answers_again_requires_a_new_state_report(store: Store) -> None:
+    """Readers of the events have dropped the GPU and what is held on it."""
     node, gpu = Node(store), {"uuid": "GPU-a", "mig": True}
     assert receipt(node, told(node, 100, (7, piece()), gpus=[gpu])).complete
     assert receipt(node, node.event("inventory", 110, gpus=[{"uuid": "GPU-a", "mig": False}])).complete
@@ -529,7 +531,9 @@ def test_of_a_gpu_that_did_not_answer_everything_is_told_again(store: Store) -> 
     assert receipt(node, node.event("inventory", 140, gpus=[gpu])).complete
 
 
-def test_another_database_is_another_and_its_name_stays(store: Store, url: str, tmp_path: Path) -> None:
+def test_database_keeps_its_identity_and_another_one_needs_a_state_report(
+    store: Store, url: str, tmp_path: Path
+) -> None:
     node = Node(store)
     mine = receipt(node).database
     with open_store(url) as again:
@@ -543,7 +547,7 @@ def test_another_database_is_another_and_its_name_stays(store: Store, url: str, 
 
 
 @pytest.mark.sqlite
-def test_an_older_backup_asks_for_everything_and_the_node_is_right(store: Store, url: str, tmp_path: Path) -> None:
+def test_older_backup_asks_for_all_state_and_the_nodes_report_counts(store: Store, url: str, tmp_path: Path) -> None:
     node = Node(store)
     receipt(node, told(node, 100, (7, piece()), (8, piece(1))))
     backup = tmp_path / "backup.db"
@@ -564,7 +568,7 @@ def test_an_older_backup_asks_for_everything_and_the_node_is_right(store: Store,
         assert run_of(old, 11).run["started"] == 110.0
 
 
-def test_what_was_lost_on_the_way_has_to_be_told_again(store: Store) -> None:
+def test_lost_events_require_a_new_state_report(store: Store) -> None:
     node = Node(store)
     receipt(node, told(node, 100))
     node.seq += 3
@@ -575,7 +579,7 @@ def test_what_was_lost_on_the_way_has_to_be_told_again(store: Store) -> None:
     assert not receipt(node, claim=NodeReceipt(identity(store), 0, incomplete=True)).complete, "or it could not be read"
 
 
-def test_a_state_ends_what_it_does_not_name_and_begins_what_it_does(store: Store) -> None:
+def test_state_report_ends_leases_it_omits_and_opens_those_it_names(store: Store) -> None:
     node, other = Node(store), Node(store, "n2", "bb")
     other.send(other.start(90, 7, piece(gpu="GPU-b")))
     node.send(node.start(100, 7), node.start(101, 8, piece(1)))
@@ -589,7 +593,7 @@ def test_a_state_ends_what_it_does_not_name_and_begins_what_it_does(store: Store
     assert [lease.node for lease in store.leases()] == ["n2"]
 
 
-def test_a_journal_that_came_back_is_the_present_one_again(store: Store) -> None:
+def test_journal_that_came_back_is_the_current_one_again(store: Store) -> None:
     node, newer = Node(store), Node(store, journal="bb")
     receipt(node, told(node, 100, (7, piece())))
     receipt(newer, told(newer, 110, (7, piece())))

@@ -1,4 +1,4 @@
-"""Whatever happens to batches on their way, the same events leave the same record."""
+"""Whatever happens to batches in transit, the same events leave the same record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = {1: "1g.10gb", 2: "2g.20gb", 4: "3g.40gb"}
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Events of one node with a right history: what is given is free, what is taken back was given."""
+    """Events of one node with a valid history: allocated slots were free, released slots were allocated."""
     events: list[dict[str, Any]] = []
     held: dict[tuple[int, int], list[tuple[int, int]]] = {}
     restarts: dict[int, int] = {}
@@ -85,12 +85,12 @@ def ship(batches: Sequence[Sequence[dict[str, Any]]]) -> tuple[list[Any], list[i
 
 @settings(max_examples=20, deadline=None)
 @given(histories(), st.randoms(use_true_random=False))
-def test_lost_doubled_and_swapped_batches_change_nothing(events: list[dict[str, Any]], chance: Any) -> None:
+def test_lost_repeated_and_reordered_batches_change_nothing(events: list[dict[str, Any]], chance: Any) -> None:
     straight, (acked,) = ship([events])
     assert acked == len(events)
     shuffled = [[event] for event in events]
     chance.shuffle(shuffled)
-    # as a node does: whatever was not acknowledged comes again, from the first missing one on
+    # as a node does: whatever was not acknowledged is sent again, from the first missing event on
     found, acks = ship([*shuffled, events])
     assert (found, acks[-1]) == (straight, len(events))
     cut = chance.randint(0, len(events))

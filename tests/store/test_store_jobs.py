@@ -1,4 +1,4 @@
-"""What Slurm says of jobs, and decisions: both join the runs that nodes tell of."""
+"""What Slurm reports about jobs, and decisions: both are joined to the runs that nodes report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DECISION: dict[str, Any] = {
 MARKED = "migbatch: model=bert-large [mig:1g.10gb.me:1#7fq3k]"
 
 
-def test_a_job_from_queue_to_end(store: Store) -> None:
+def test_job_is_recorded_from_queue_to_end(store: Store) -> None:
     node = Node(store)
     store.upsert_jobs([job(7, reason="Priority", submit=50.0, start=999.0, time_limit_s=3600)])
     run = run_of(store, 7).run
@@ -49,7 +49,7 @@ def test_a_job_from_queue_to_end(store: Store) -> None:
     assert run["name"] == "train"
 
 
-def test_slurms_word_on_the_end_stands(store: Store) -> None:
+def test_slurms_end_state_overrides_the_nodes_report(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 7))
     store.upsert_jobs([job(7, "TIMEOUT", start=99.0, end=158.0, exit_code="0:0")])
@@ -59,8 +59,8 @@ def test_slurms_word_on_the_end_stands(store: Store) -> None:
     assert run.slices[0]["until"] == 160
 
 
-def test_slurms_exit_code_stands_too(store: Store) -> None:
-    """Whatever a node tells later, also one that never had the job."""
+def test_slurms_exit_code_overrides_the_nodes_report(store: Store) -> None:
+    """Whatever a node reports later, even one that never had the job."""
     here, other = Node(store), Node(store, "n2", "bb")
     here.send(here.start(100, 7))
     store.upsert_jobs([job(7, "FAILED", start=99.0, end=110.0, exit_code="3:0", nodes=("n1",))])
@@ -74,13 +74,15 @@ def test_slurms_exit_code_stands_too(store: Store) -> None:
     ("told", "shown"),
     [("0:0", (0, 0)), ("1:0", (1, 0)), ("0:9", (0, 9)), (256, (1, 0)), ("9", (0, 9)), ("x", (None, None))],
 )
-def test_exit_codes_as_slurm_writes_them(store: Store, told: object, shown: tuple[int | None, int | None]) -> None:
+def test_exit_codes_are_parsed_as_slurm_writes_them(
+    store: Store, told: object, shown: tuple[int | None, int | None]
+) -> None:
     store.upsert_jobs([job(7, "FAILED by something", exit_code=told)])
     run = run_of(store, 7).run
     assert (run["state"], (run["exit_code"], run["signal"])) == ("FAILED", shown)
 
 
-def test_jobs_that_leave_the_queue_unseen_are_over(store: Store) -> None:
+def test_jobs_that_leave_the_queue_unseen_are_ended(store: Store) -> None:
     node = Node(store)
     store.upsert_jobs([job(1), job(2, "RUNNING", start=60.0), job(3, "RUNNING", start=60.0), job(4)], live={1, 2, 3, 4})
     node.send(node.start(61, 3))
@@ -96,14 +98,14 @@ def test_jobs_that_leave_the_queue_unseen_are_over(store: Store) -> None:
     assert states(store) == [(1, 0, "RUNNING"), (2, 0, "FAILED"), (3, 0, "COMPLETED"), (4, 0, "PENDING")]
 
 
-def test_a_job_that_was_cancelled_before_its_start_never_started(store: Store) -> None:
+def test_job_cancelled_before_its_start_has_no_start_time(store: Store) -> None:
     store.upsert_jobs([job(1)])
     store.upsert_jobs([job(1, "CANCELLED", start=80.0, end=80.0, exit_code="0:0")])
     run = run_of(store, 1).run
     assert (run["state"], run["started"], run["ended"]) == ("CANCELLED", None, 80)
 
 
-def test_a_start_brings_back_a_job_that_seemed_gone(store: Store) -> None:
+def test_start_event_reopens_a_job_that_seemed_ended(store: Store) -> None:
     node = Node(store)
     store.upsert_jobs([job(7)], live={7})
     store.upsert_jobs([], live=set(), now=90.0)
@@ -112,7 +114,7 @@ def test_a_start_brings_back_a_job_that_seemed_gone(store: Store) -> None:
     assert (run["state"], run["ended"]) == ("RUNNING", None)
 
 
-def test_requeues_are_runs_of_their_own(store: Store) -> None:
+def test_each_requeue_is_a_separate_run(store: Store) -> None:
     node = Node(store)
     store.upsert_jobs([job(7, "RUNNING", start=60.0)])
     node.send(node.start(61, 7), node.stop(80, 7, exit_code=143))
@@ -122,7 +124,7 @@ def test_requeues_are_runs_of_their_own(store: Store) -> None:
     assert states(store, RunFilter(duplicates=False)) == [(7, 1, "RUNNING")]
 
 
-def test_array_and_het_ids(store: Store) -> None:
+def test_array_and_het_job_ids_are_recorded(store: Store) -> None:
     store.upsert_jobs(
         [
             job(10, array_job=10, array_task="2-5%2"),
@@ -141,7 +143,7 @@ def test_array_and_het_ids(store: Store) -> None:
 @pytest.mark.parametrize(
     "order", [("decision", "job", "start"), ("start", "job", "decision"), ("job", "start", "decision")]
 )
-def test_decisions_find_their_runs_in_any_order(store: Store, order: tuple[str, ...]) -> None:
+def test_decision_is_joined_to_its_run_in_any_order(store: Store, order: tuple[str, ...]) -> None:
     node = Node(store)
     for step in order:
         if step == "decision":
@@ -157,7 +159,7 @@ def test_decisions_find_their_runs_in_any_order(store: Store, order: tuple[str, 
     assert [run[name] for name in figures] == [50, 20.5, 9000]
 
 
-def test_the_request_is_that_of_the_last_change_before_the_start(store: Store) -> None:
+def test_recorded_request_is_that_of_the_last_change_before_the_start(store: Store) -> None:
     store.record_decisions([DECISION, {"id": "new1", "asked": "--gres=mig:7g.80gb"}, {"id": "new2", "asked": "other"}])
     store.upsert_jobs([job(7, comment=MARKED)])
     store.upsert_jobs([job(7, comment="[mig:7g.80gb:1#chgnew1]")])
@@ -186,7 +188,7 @@ def test_a_decision_can_be_read_in_full(store: Store) -> None:
         store.record_decisions([{"message": "no id"}])
 
 
-def test_odd_decisions_are_kept(store: Store) -> None:
+def test_malformed_decisions_are_kept(store: Store) -> None:
     store.record_decisions(
         [{"id": "a", "candidates": [None, {"profile": None}], "chosen": "mig:2g.20gb:1", "ts": "soon"}]
     )
@@ -194,12 +196,12 @@ def test_odd_decisions_are_kept(store: Store) -> None:
     assert store.decision("b") is not None
 
 
-def test_odd_jobs_do_not_stop_the_others(store: Store) -> None:
+def test_malformed_jobs_do_not_block_the_others(store: Store) -> None:
     store.upsert_jobs([{}, {"job_id": "x"}, {"job_id": -1}, {"job_id": 3, "state": None, "submit": "x"}, job(4)])
     assert states(store) == [(3, 0, "PENDING"), (4, 0, "PENDING")]
 
 
-def test_what_accounting_asks_for_is_kept(store: Store) -> None:
+def test_accounting_fields_of_a_job_are_kept(store: Store) -> None:
     store.upsert_jobs([job(7, gid=1001, qos="high", wckey="*paper", comment=MARKED)])
     run = run_of(store, 7).run
     assert (run["gid"], run["qos"], run["wckey"], run["comment"]) == (

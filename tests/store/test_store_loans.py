@@ -1,4 +1,4 @@
-"""The record of loans and actions, and what forecasts are read from."""
+"""The record of loans and actions, and the data for forecasts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.support.store_events import Node, piece
 
 
 def loan(job: int, decided: float = 100.0, restart: int = 0, state: str = "released", **fields: Any) -> dict[str, Any]:
-    """A loan as the ledger hands it over."""
+    """A loan as the ledger passes it to the store."""
     who = {"uid": 1001, "user": "alice", "account": "ml", "partition": "train"}
     own = {"job_id": job, "restart": restart, "decided": decided, "profile": "1g.10gb", "state": state, "why": "idle"}
     return {**who, **own, **fields}
 
 
-def test_a_loan_is_kept_once_under_its_identity(store: Store) -> None:
+def test_saving_a_loan_again_updates_it(store: Store) -> None:
     store.save_loans([loan(7)])
     store.save_loans([loan(7, state="running", released=101.0, started=102.0, node="n1", gpu="GPU-a"), loan(8, 103.0)])
     found = store.loans()
@@ -53,14 +53,14 @@ def test_actions_are_kept_in_their_order(store: Store) -> None:
     assert [(row["dry_run"], row["outcome"]) for row in store.actions(limit=1)] == [(True, "Slurm rejected")]
 
 
-def test_text_from_outside_is_made_fit(store: Store) -> None:
+def test_foreign_text_is_cleaned_and_truncated(store: Store) -> None:
     store.save_loans([loan(7, user="a\0" + "b" * 200, why="w" * 10_000)], [])
     (found,) = store.loans()
     assert found["user"] == "a" + "b" * 127
     assert len(found["why"]) == 8192
 
 
-def test_a_loan_in_a_window_comes_with_the_memory_slices_of_its_slice(store: Store, url: str) -> None:
+def test_loan_in_a_window_includes_the_memory_slices_of_its_slice(store: Store, url: str) -> None:
     node = Node(store)
     node.send(node.start(100, 7, piece(0, 2, "1g.20gb")))
     lent = {"state": "running", "profile": "1g.20gb", "started": 100.0, "node": "n1"}
@@ -70,7 +70,7 @@ def test_a_loan_in_a_window_comes_with_the_memory_slices_of_its_slice(store: Sto
     assert [row[-1] for row in found] == [2, None, None]
 
 
-def test_uses_leave_loans_out(store: Store) -> None:
+def test_past_uses_exclude_loans(store: Store) -> None:
     node = Node(store)
     node.send(
         node.start(100, 1, piece(0)),

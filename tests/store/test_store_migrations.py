@@ -1,4 +1,4 @@
-"""Migrations: in order, once, recorded, by one of many starters, and never backwards."""
+"""Migrations: in order, once, recorded, by one of many starting processes, and never backwards."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_step_that_fails_leaves_neither_tables_nor_record(url: str) -> None:
 
 
 @pytest.mark.parametrize("done", range(len(HISTORY) + 1))
-def test_every_earlier_version_is_brought_up_to_date(url: str, done: int) -> None:
+def test_every_earlier_schema_is_upgraded(url: str, done: int) -> None:
     engine = make_engine(url, readonly=False)
     migrate(engine, HISTORY[:done])
     engine.dispose()
@@ -66,8 +66,8 @@ def test_every_earlier_version_is_brought_up_to_date(url: str, done: int) -> Non
 
 
 @pytest.mark.parametrize("step", HISTORY, ids=lambda step: step.name)
-def test_every_step_bears_a_second_run(url: str, step: Migration) -> None:
-    """MariaDB cannot take DDL back, so a step that was cut short starts again from its beginning."""
+def test_every_step_can_be_run_twice(url: str, step: Migration) -> None:
+    """MariaDB cannot roll back DDL, so an interrupted step starts again from its beginning."""
     engine = make_engine(url, readonly=False)
     migrate(engine, HISTORY)
     with engine.begin() as connection:
@@ -76,7 +76,7 @@ def test_every_step_bears_a_second_run(url: str, step: Migration) -> None:
 
 
 @pytest.mark.sqlite
-def test_migrated_tables_are_those_of_the_models(store: Store) -> None:
+def test_migrated_tables_match_the_models(store: Store) -> None:
     found = MetaData()
     found.reflect(store.engine)
     expected = Base.metadata.tables
@@ -108,7 +108,7 @@ def test_a_reader_does_not_migrate(url: str) -> None:
         open_store(url, readonly=True)
 
 
-def test_many_starters_at_once(url: str, tmp_path: Path) -> None:
+def test_concurrent_starts_run_each_step_once(url: str, tmp_path: Path) -> None:
     """Eight processes open an empty database; all succeed and each step was done once."""
     (tmp_path / "store").mkdir()
     at_once(8, "from slurm_migbatch.store.db import open_store\ndef work(n, url): open_store(url).close()\n", url)

@@ -1,4 +1,4 @@
-"""Opening: where the file may lie, who may read it, and with whom at the same time."""
+"""Opening the store: where the file may be, who may read it, and who may use it at the same time."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ broken line
         ("/over/db", "cifs", True),
     ],
 )
-def test_the_filesystem_of_a_path(path: str, kind: str, network: bool) -> None:
+def test_filesystem_of_a_path_is_found_in_the_mount_table(path: str, kind: str, network: bool) -> None:
     assert filesystem_type(Path(path), MOUNTS) == kind
     assert is_network(kind) == network
 
 
-def test_the_filesystem_of_this_machine_is_known(tmp_path: Path) -> None:
+def test_filesystem_of_a_path_on_this_machine_is_found(tmp_path: Path) -> None:
     assert filesystem_type(tmp_path / "not" / "there") not in ("", "proc", "sysfs")
 
 
 @pytest.mark.sqlite
-def test_a_shared_filesystem_is_refused_with_what_to_do(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_filesystem_is_refused_with_advice(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlitefile, "filesystem_type", lambda path: "lustre")
     for readonly in (False, True):
         with pytest.raises(NetworkFilesystemError, match=r"lustre.*local disk of the controller.*MariaDB"):
@@ -74,18 +74,18 @@ def test_a_shared_filesystem_is_refused_with_what_to_do(url: str, monkeypatch: p
         ("frobnicate://x", "use sqlite, mariadb or postgresql"),
     ],
 )
-def test_what_cannot_be_opened_is_said(url: str, says: str) -> None:
+def test_url_that_cannot_be_opened_is_an_error_with_its_reason(url: str, says: str) -> None:
     with pytest.raises(StoreError, match=says):
         open_store(url)
 
 
-def test_passwords_are_not_shown() -> None:
+def test_error_does_not_show_the_password() -> None:
     with pytest.raises(StoreError, match="cannot use the database") as raised:
         open_store("mariadb://migbatch:s3cret@127.0.0.1:1/x")
     assert "s3cret" not in str(raised.value)
 
 
-def test_what_is_no_database_is_said(tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "x.db"
     file.write_text("This is a letter to my aunt, of some length, and no database. " * 50)
     for readonly in (False, True):
@@ -96,7 +96,7 @@ def test_what_is_no_database_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.sqlite
-def test_file_and_directory_are_not_for_everyone(url: str) -> None:
+def test_file_and_directory_are_closed_to_other_users(url: str) -> None:
     open_store(url).close()
     file = Path(url.removeprefix("sqlite:///"))
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
@@ -104,7 +104,7 @@ def test_file_and_directory_are_not_for_everyone(url: str) -> None:
 
 
 @pytest.mark.sqlite
-def test_permissions_do_not_hang_on_the_umask(url: str) -> None:
+def test_permissions_do_not_depend_on_the_umask(url: str) -> None:
     code = f"import os; os.umask(0o077); from slurm_migbatch.store.db import open_store; open_store({url!r}).close()"
     subprocess.run([sys.executable, "-c", code], check=True)
     file = Path(url.removeprefix("sqlite:///"))
@@ -112,20 +112,20 @@ def test_permissions_do_not_hang_on_the_umask(url: str) -> None:
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o750
 
 
-def test_an_existing_directory_is_left_as_it_is(tmp_path: Path) -> None:
+def test_existing_directory_keeps_its_permissions(tmp_path: Path) -> None:
     tmp_path.chmod(0o711)
     open_store(f"sqlite:///{tmp_path}/x.db").close()
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o711
 
 
 @pytest.mark.sqlite
-def test_settings_of_sqlite(store: Store) -> None:
+def test_sqlite_settings_are_applied(store: Store) -> None:
     with store.engine.connect() as connection:
-        told = {
+        settings = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "foreign_keys", "synchronous", "busy_timeout")
         }
-    assert told == {"journal_mode": "wal", "foreign_keys": 1, "synchronous": 2, "busy_timeout": 30000}
+    assert settings == {"journal_mode": "wal", "foreign_keys": 1, "synchronous": 2, "busy_timeout": 30000}
 
 
 def test_a_reader_cannot_write(store: Store, url: str) -> None:
@@ -138,7 +138,7 @@ def test_a_reader_cannot_write(store: Store, url: str) -> None:
             connection.exec_driver_sql("DELETE FROM runs")
 
 
-def test_a_reader_follows_a_living_writer(store: Store, url: str) -> None:
+def test_reader_sees_new_rows_of_a_running_writer(store: Store, url: str) -> None:
     node = Node(store)
     with open_store(url, readonly=True) as reader:
         for number in range(1, 4):
@@ -147,7 +147,7 @@ def test_a_reader_follows_a_living_writer(store: Store, url: str) -> None:
 
 
 @pytest.mark.sqlite
-def test_a_reader_needs_a_database(url: str) -> None:
+def test_reader_does_not_create_a_missing_database(url: str) -> None:
     with pytest.raises(StoreError, match=r"no database at .*migbatchd creates it"):
         open_store(url, readonly=True)
     assert not Path(url.removeprefix("sqlite:///")).exists()
@@ -162,7 +162,7 @@ print("ready", flush=True)
 sys.stdin.read(1)
 store.close()
 """
-# everything is imported before the rights are given up: the interpreter may be root's own
+# everything is imported before privileges are dropped: the interpreter may be root's own
 READER = """
 import os, sys, tempfile
 from slurm_migbatch.store.db import open_store
@@ -183,8 +183,8 @@ def read_as_somebody(url: str, group: int) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("writer", ["runs", "stopped", "killed"])
-def test_a_user_who_may_only_read_can(writer: str) -> None:
-    """With migbatchd running, stopped (its log folded into the file) and killed (log and shared memory left behind)."""
+def test_user_with_read_permission_only_can_read(writer: str) -> None:
+    """With migbatchd running, stopped (its log merged into the file) and killed (log and shared memory left behind)."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o711)
         file = Path(directory, "store", "migbatch.db")
@@ -213,40 +213,40 @@ def test_a_user_who_may_only_read_can(writer: str) -> None:
             process.communicate()
 
 
-def test_two_writers_take_turns(url: str) -> None:
-    with open_store(url) as one, open_store(url) as two:
+def test_two_concurrent_writers_lose_no_events(url: str) -> None:
+    with open_store(url) as first, open_store(url) as second:
 
         def send(store: Store, name: str) -> None:
             node = Node(store, name, "aa")
             for number in range(25):
                 node.send(node.start(100 + number, number + (1000 if name == "n2" else 1), piece(number % 7)))
 
-        threads = [threading.Thread(target=send, args=pair) for pair in ((one, "n1"), (two, "n2"))]
+        threads = [threading.Thread(target=send, args=pair) for pair in ((first, "n1"), (second, "n2"))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(one.runs()) == 50
+        assert len(first.runs()) == 50
 
 
 def test_the_same_event_from_two_controllers_counts_once(url: str) -> None:
-    with open_store(url) as one, open_store(url) as two:
-        node = Node(one)
+    with open_store(url) as first, open_store(url) as second:
+        node = Node(first)
         event = node.start(100, 7)
         results: list[int] = []
         threads = [
             threading.Thread(target=lambda s=store: results.append(s.ingest("n1", "aa", "b", [event]).acked))
-            for store in (one, two) * 4
+            for store in (first, second) * 4
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert results == [1] * 8
-        assert states(two) == [(7, 0, "RUNNING")]
+        assert states(second) == [(7, 0, "RUNNING")]
 
 
-def test_a_failed_write_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_is_rolled_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from slurm_migbatch.store import slurmjobs
 
     monkeypatch.setattr(slurmjobs, "_left", lambda *_: 1 / 0)
@@ -257,8 +257,8 @@ def test_a_failed_write_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.sqlite
-def test_the_file_is_whole_after_a_kill(url: str) -> None:
-    """Whatever was acknowledged is there; SQLite itself finds nothing wrong."""
+def test_file_is_intact_after_a_kill(url: str) -> None:
+    """Everything that was acknowledged is in it; SQLite's own check finds nothing wrong."""
     code = (
         "import sys, os; from slurm_migbatch.store.db import open_store; s = open_store(sys.argv[1])\n"
         "for n in range(1, 10**6):\n"

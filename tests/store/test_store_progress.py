@@ -1,4 +1,4 @@
-"""What jobs report and the driver saw, in the record; and ended runs as lessons."""
+"""Reports of jobs and figures of the driver in the record; and ended runs as lessons."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ DECISION = {
 
 
 def report(node: Node, ts: float, job: int = 7, restart: int = 0, **fields: Any) -> dict[str, Any]:
-    told = {"tasks": 1, "whole": True, "done": False, "refused": 0, "final": False, **fields}
-    return node.event("progress", ts, job=job, restart=restart, **told)
+    values = {"tasks": 1, "whole": True, "done": False, "refused": 0, "final": False, **fields}
+    return node.event("progress", ts, job=job, restart=restart, **values)
 
 
 def stop(node: Node, ts: float, job: int = 7, memory: float | None = None, **fields: Any) -> dict[str, Any]:
@@ -53,9 +53,9 @@ def test_the_last_report_counts(store: Store) -> None:
     assert facts(store)["by"] == {"items": "job", "throughput_per_s": "job", "memory_mib": "driver"}
 
 
-def test_nodes_add_up_and_the_fullest_slice_counts(store: Store) -> None:
-    one, two = Node(store, "n1"), Node(store, "n2")
-    for node, items, rate, memory in ((one, 100, 5.0, 900), (two, 50, 2.5, 1100)):
+def test_figures_of_nodes_are_added_and_memory_is_that_of_the_fullest_slice(store: Store) -> None:
+    first, second = Node(store, "n1"), Node(store, "n2")
+    for node, items, rate, memory in ((first, 100, 5.0, 900), (second, 50, 2.5, 1100)):
         node.send(
             node.start(100, 7),
             report(node, 120, items=items, throughput_per_s=rate, tasks=2, whole=False),
@@ -65,15 +65,15 @@ def test_nodes_add_up_and_the_fullest_slice_counts(store: Store) -> None:
     assert facts(store)["tasks"] == 4
 
 
-def test_the_batch_scripts_word_is_not_added_to_those_of_the_tasks(store: Store) -> None:
-    one, two = Node(store, "n1"), Node(store, "n2")
-    one.send(one.start(100, 7), report(one, 130, items=160, throughput_per_s=8.0, done=True))
-    two.send(two.start(100, 7), report(two, 120, items=50, throughput_per_s=2.5, whole=False))
+def test_report_of_the_batch_script_is_not_added_to_those_of_the_tasks(store: Store) -> None:
+    first, second = Node(store, "n1"), Node(store, "n2")
+    first.send(first.start(100, 7), report(first, 130, items=160, throughput_per_s=8.0, done=True))
+    second.send(second.start(100, 7), report(second, 120, items=50, throughput_per_s=2.5, whole=False))
     assert measured(store)[:2] == (160, 8)
 
 
-def test_reports_after_a_clock_was_set_back_count(store: Store) -> None:
-    """The order of a node's events is that of their numbers, whatever its clock showed."""
+def test_reports_after_the_clock_was_set_back_count(store: Store) -> None:
+    """A node's events are ordered by their numbers, whatever its clock showed."""
     node = Node(store)
     node.send(node.start(100, 7), report(node, 90_000, items=50, throughput_per_s=5.0, steps=5))
     node.send(report(node, 130, items=200, throughput_per_s=7.0, steps=20))
@@ -85,7 +85,7 @@ def test_reports_after_a_clock_was_set_back_count(store: Store) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
 @given(st.permutations(range(5)), st.lists(st.integers(0, 4), max_size=4))
-def test_however_they_come_they_count_once_and_in_their_order(
+def test_events_received_in_any_order_count_once_and_in_sequence(
     tmp_path: Any, order: list[int], again: list[int]
 ) -> None:
     from sqlalchemy import text
@@ -117,7 +117,7 @@ def test_however_they_come_they_count_once_and_in_their_order(
         ("throughput_per_s", float("inf")), ("latency_ms", -1.0), ("latency_ms", [1]), ("batch", 1e9),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_and_said(
+def test_impossible_figure_is_refused_and_logged(
     store: Store, caplog: pytest.LogCaptureFixture, field: str, value: Any
 ) -> None:
     node = Node(store)
@@ -134,14 +134,14 @@ def test_what_cannot_be_is_refused_and_said(
     assert field in facts(store)["doubts"][0]
 
 
-def test_a_speed_that_the_run_was_too_short_for_is_refused(store: Store) -> None:
+def test_throughput_that_contradicts_the_run_time_is_refused(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 7), report(node, 160, items=1e6, throughput_per_s=10.0))
     assert measured(store)[:2] == (1e6, None)
     assert "take longer than its run time of 60 s" in facts(store)["doubts"][0]
 
 
-def test_figures_that_are_withdrawn_go(store: Store) -> None:
+def test_figure_missing_from_a_later_report_is_removed(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 7), report(node, 110, items=50, throughput_per_s=5.0))
     node.send(report(node, 120, items=60))
@@ -150,36 +150,36 @@ def test_figures_that_are_withdrawn_go(store: Store) -> None:
 
 
 @pytest.mark.parametrize("memory", [-1, 0, 20000, float("nan"), "much"])
-def test_more_memory_than_the_slice_has_is_refused(store: Store, memory: Any) -> None:
+def test_impossible_memory_figure_is_refused(store: Store, memory: Any) -> None:
     node = Node(store)
     node.send(node.start(100, 7), stop(node, 130, memory=memory))
     assert measured(store)[3] is None
 
 
-def test_reports_of_unknown_runs_stop_nothing(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_reports_of_unknown_runs_block_nothing(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     node = Node(store)
     assert node.send(report(node, 110, items=5), node.event("progress", 111), node.start(112, 8)) == 3
     assert [row.run["job_id"] for row in store.runs()] == [8]
     assert "has no run" in caplog.text
 
 
-def test_each_run_has_its_own(store: Store) -> None:
+def test_each_run_has_its_own_figures(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 7), report(node, 110, items=50), stop(node, 111))
     node.send(node.start(120, 7, restart=1), report(node, 130, restart=1, items=70))
     assert (measured(store, 7, 0)[0], measured(store, 7, 1)[0]) == (50, 70)
 
 
-# -- what is safe
+# -- saved progress: steps and checkpoints
 
 
-def test_figures_from_a_node_on_which_slurm_does_not_have_the_job_do_not_count(store: Store) -> None:
-    """Root of a node may tell of any job, also that it holds a slice there."""
+def test_figures_from_a_node_that_the_job_is_not_on_do_not_count(store: Store) -> None:
+    """Root on a node may report any job, even that it holds a slice there."""
     here, other = Node(store, "n1"), Node(store, "n2", "bb")
     here.send(here.start(100, 7))
     store.upsert_jobs([job(7, "RUNNING", nodes=("n1",), start=99.0)])
-    told = {"items": 9, "throughput_per_s": 1.0, "steps": 9, "checkpoint": 105.0, "oom": True}
-    other.send(other.start(101, 7), report(other, 110, **told), stop(other, 111, memory=9000, shared=True))
+    figures = {"items": 9, "throughput_per_s": 1.0, "steps": 9, "checkpoint": 105.0, "oom": True}
+    other.send(other.start(101, 7), report(other, 110, **figures), stop(other, 111, memory=9000, shared=True))
     assert measured(store) == (None, None, None, None)
     assert run_of(store, 7).run["measured_facts"] is None
     assert store.job_progress([7])[0].checkpoint is None
@@ -189,7 +189,7 @@ def test_figures_from_a_node_on_which_slurm_does_not_have_the_job_do_not_count(s
     assert measured(store) == (310, 10, None, 5120), "Slurm was faster than the end of the run"
 
 
-def test_figures_from_elsewhere_that_came_before_slurm_told_the_nodes_are_dropped(store: Store) -> None:
+def test_figures_of_other_nodes_are_dropped_once_slurm_reports_the_nodes(store: Store) -> None:
     here, other = Node(store, "n1"), Node(store, "n2", "bb")
     store.upsert_jobs([job(7)])
     other.send(other.start(60, 7), report(other, 70, items=9, checkpoint=70.0, oom=True))
@@ -202,39 +202,45 @@ def test_figures_from_elsewhere_that_came_before_slurm_told_the_nodes_are_droppe
     assert "oom" not in facts(store) and set(facts(store)["nodes"]) == {"n1"}
 
 
-def test_a_job_that_is_completing_keeps_its_nodes_and_their_figures(store: Store) -> None:
+def test_completing_job_keeps_its_nodes_and_their_figures(store: Store) -> None:
     """Slurm then lists only the nodes that it still waits for."""
-    one, two = Node(store, "n1"), Node(store, "n2", "bb")
-    for node in (one, two):
+    first, second = Node(store, "n1"), Node(store, "n2", "bb")
+    for node in (first, second):
         node.send(node.start(100, 7))
     store.upsert_jobs([job(7, "RUNNING", nodes=("n1", "n2"), start=99.0)])
-    two.send(report(two, 110, items=50), stop(two, 120, memory=900))
+    second.send(report(second, 110, items=50), stop(second, 120, memory=900))
     store.upsert_jobs([job(7, "COMPLETING", nodes=("n1",), start=99.0)])
-    two.send(report(two, 121, items=60, final=True))
+    second.send(report(second, 121, items=60, final=True))
     store.upsert_jobs([job(7, "COMPLETING", nodes=(), start=99.0, reason="x")])
-    one.send(report(one, 121, items=40, final=True), stop(one, 122, memory=800))
+    first.send(report(first, 121, items=40, final=True), stop(first, 122, memory=800))
     store.upsert_jobs([{"job_id": 7, "restarts": 0, "state": "COMPLETED", "end": 122.0}])
     assert measured(store) == (100, None, None, 900)
     assert run_of(store, 7).run["nodes"] == "n1,n2"
 
 
-def test_what_a_training_has_safe_is_kept(store: Store) -> None:
-    """A report that leaves it out changes nothing: files are read at their ends only."""
+def test_saved_progress_of_a_training_job_is_kept(store: Store) -> None:
+    """A report without it changes nothing: files are read only at their ends."""
     node = Node(store)
     node.send(node.start(100, 7), report(node, 110, steps=40, restored=30))
     node.send(report(node, 130, items=320, throughput_per_s=16.0, batch=8, steps=70, checkpoint=129.5, ckpt_s=0.5))
-    (told,) = store.job_progress([7])
-    assert told == RunProgressRow(
+    (progress,) = store.job_progress([7])
+    assert progress == RunProgressRow(
         job=7, restart=0, profile="1g.10gb", started=100, ended=None, reported=130, items=320, items_per_s=16, batch=8,
         steps=70, checkpoint=129.5, ckpt_s=0.5, restored=30,
     )  # fmt: skip
     node.send(report(node, 150, items=400, throughput_per_s=16.0), stop(node, 151))
-    (told,) = store.job_progress([7])
-    assert (told.items, told.steps, told.checkpoint, told.restored, told.ended) == (400, 70, 129.5, 30, 151)
+    (progress,) = store.job_progress([7])
+    assert (progress.items, progress.steps, progress.checkpoint, progress.restored, progress.ended) == (
+        400,
+        70,
+        129.5,
+        30,
+        151,
+    )
     assert store.job_progress([8]) == [] == store.job_progress([])
 
 
-def test_each_run_of_a_job_has_its_own_and_the_ids_next_job_another(store: Store) -> None:
+def test_each_run_of_a_job_has_its_own_saved_progress(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 7), report(node, 130, steps=50, checkpoint=130.0), stop(node, 131))
     node.send(
@@ -246,12 +252,12 @@ def test_each_run_of_a_job_has_its_own_and_the_ids_next_job_another(store: Store
     ]  # fmt: skip
 
 
-def test_nodes_have_safe_what_all_of_them_have(store: Store) -> None:
-    one, two = Node(store, "n1"), Node(store, "n2")
-    for node, steps, checkpoint, seconds in ((one, 80, 125.0, 3.0), (two, 75, 128.0, 1.0)):
+def test_saved_progress_of_several_nodes_is_what_all_have_saved(store: Store) -> None:
+    first, second = Node(store, "n1"), Node(store, "n2")
+    for node, steps, checkpoint, seconds in ((first, 80, 125.0, 3.0), (second, 75, 128.0, 1.0)):
         node.send(node.start(100, 7), report(node, 130, steps=steps, checkpoint=checkpoint, ckpt_s=seconds))
-    (told,) = store.job_progress([7])
-    assert (told.steps, told.checkpoint, told.ckpt_s) == (75, 125, 3)
+    (progress,) = store.job_progress([7])
+    assert (progress.steps, progress.checkpoint, progress.ckpt_s) == (75, 125, 3)
 
 
 @pytest.mark.parametrize(
@@ -259,12 +265,12 @@ def test_nodes_have_safe_what_all_of_them_have(store: Store) -> None:
     [("steps", -1), ("steps", 1e16), ("steps", "many"), ("checkpoint", 39.0), ("checkpoint", 191.0),
      ("checkpoint", float("nan")), ("checkpoint", [1]), ("ckpt_s", -0.1), ("ckpt_s", 1e7), ("restored", "x")],
 )  # fmt: skip
-def test_what_cannot_be_safe_is_refused_and_said(store: Store, field: str, value: Any) -> None:
+def test_impossible_saved_progress_is_refused_with_a_doubt(store: Store, field: str, value: Any) -> None:
     good = {"steps": 70, "checkpoint": 120.0, "ckpt_s": 0.5, "restored": 30}
     node = Node(store)
     node.send(node.start(100, 7), report(node, 130, **{**good, field: value}))
-    (told,) = store.job_progress([7])
-    assert {name: getattr(told, name) for name in good} == {**good, field: None}
+    (progress,) = store.job_progress([7])
+    assert {name: getattr(progress, name) for name in good} == {**good, field: None}
     assert field in facts(store)["doubts"][0]
 
 
@@ -275,7 +281,7 @@ def taught(store: Store, since: int = 0) -> list[Lesson]:
     return store.lessons(since)
 
 
-def test_a_lesson_says_all_that_is_known(store: Store) -> None:
+def test_lesson_contains_all_that_is_known_of_its_run(store: Store) -> None:
     store.record_decisions([DECISION])
     node = Node(store)
     node.send(node.event("inventory", 50, gpus=[GPU]))
@@ -291,7 +297,7 @@ def test_a_lesson_says_all_that_is_known(store: Store) -> None:
     assert taught(store, lesson.number) == []
 
 
-def test_silent_runs_and_explicit_profiles_still_teach_what_they_can(store: Store) -> None:
+def test_runs_without_reports_or_decision_give_partial_lessons(store: Store) -> None:
     node = Node(store)
     held = [piece(0), piece(1), piece(4, 4, "3g.40gb")]
     node.send(node.start(100, 7, *held), {**node.stop(160, 7, *held), "memory_mib": 800})
@@ -300,7 +306,7 @@ def test_silent_runs_and_explicit_profiles_still_teach_what_they_can(store: Stor
     assert (lesson.elapsed_s, lesson.memory_mib, lesson.throughput_per_s) == (60, 800, None)
 
 
-def test_what_is_learned_later_comes_once_more(store: Store) -> None:
+def test_lesson_is_repeated_when_its_run_changes_later(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 7, decision="abc"), node.start(101, 8), node.stop(150, 8), node.stop(160, 7))
     first = taught(store)
@@ -313,13 +319,13 @@ def test_what_is_learned_later_comes_once_more(store: Store) -> None:
     assert [(lesson.job, lesson.state) for lesson in taught(store, 3)] == [(8, "OUT_OF_MEMORY")]
 
 
-def test_a_reader_that_goes_on_misses_nothing(store: Store) -> None:
-    """Runs end in another order than they began, several in one message, and pages are short."""
+def test_reader_that_continues_by_number_misses_no_lesson(store: Store) -> None:
+    """Runs end in a different order than they began, several in one message, and pages are short."""
     node = Node(store)
     jobs = list(range(1, 30))
     node.send(*[node.start(100 + n, n, piece(n % 7)) for n in jobs])
-    for some in itertools.batched(reversed(jobs), 4) if hasattr(itertools, "batched") else [tuple(jobs)]:
-        node.send(*[node.stop(500 + n, n, piece(n % 7)) for n in some])
+    for batch in itertools.batched(reversed(jobs), 4) if hasattr(itertools, "batched") else [tuple(jobs)]:
+        node.send(*[node.stop(500 + n, n, piece(n % 7)) for n in batch])
     seen: list[Lesson] = []
     while page := store.lessons(seen[-1].number if seen else 0, limit=3):
         seen += page
@@ -327,7 +333,7 @@ def test_a_reader_that_goes_on_misses_nothing(store: Store) -> None:
     assert [lesson.number for lesson in seen] == sorted({lesson.number for lesson in seen})
 
 
-def test_runs_of_earlier_versions_are_lessons_too(url: str) -> None:
+def test_runs_of_earlier_schemas_are_lessons_too(url: str) -> None:
     from slurm_migbatch.store.engines import make_engine
     from slurm_migbatch.store.history import HISTORY
     from slurm_migbatch.store.migrations import migrate

@@ -1,4 +1,4 @@
-"""Filters, above all the window of time: the quick way must find what the plain one does."""
+"""Filters, above all the time window: the indexed query must find what a plain one does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ moments = st.floats(min_value=0, max_value=5e8) | st.sampled_from([0.0, 1.0, 4.0
 
 
 @given(moments, moments)
-def test_a_span_class_bounds_the_length(began: float, length: float) -> None:
+def test_span_class_bounds_the_length_of_a_run(began: float, length: float) -> None:
     ended = began + length
     c = span_class(began, ended)
     assert 1 <= c <= LAST_SPAN_CLASS
@@ -33,7 +33,7 @@ def test_a_span_class_bounds_the_length(began: float, length: float) -> None:
 @given(
     st.lists(st.tuples(moments, st.none() | moments), max_size=25), st.lists(st.tuples(moments, moments), max_size=6)
 )
-def test_windows_find_exactly_what_overlaps_them(
+def test_window_finds_exactly_the_runs_that_overlap_it(
     spans: list[tuple[float, float | None]], windows: list[tuple[float, float]]
 ) -> None:
     with tempfile.TemporaryDirectory() as directory, open_store(prepared(f"sqlite:///{directory}/s.db")) as store:
@@ -45,8 +45,8 @@ def test_windows_find_exactly_what_overlaps_them(
                         slice_count=0, submitted=began, ended=None if length is None else began + length,
                     )
                 )  # fmt: skip
-        for one, other in windows:
-            low, high = sorted((one, other))
+        for first, second in windows:
+            low, high = sorted((first, second))
             expected = [
                 number
                 for number, (began, length) in enumerate(spans, 1)
@@ -57,8 +57,8 @@ def test_windows_find_exactly_what_overlaps_them(
 
 
 @pytest.mark.sqlite
-def test_the_window_is_answered_by_its_index(store: Store) -> None:
-    """Without it a day in the middle of a million runs would read half of them."""
+def test_window_query_uses_its_index(store: Store) -> None:
+    """Without the index, a query for a day in the middle of a million runs would read half of them."""
     from sqlalchemy import select
 
     from slurm_migbatch.store.queries import overlapping
@@ -75,8 +75,8 @@ def test_the_window_is_answered_by_its_index(store: Store) -> None:
 @pytest.mark.parametrize(
     ("chosen", "index"), [({"users": ("alice",)}, "ix_runs_user"), ({"uids": (7,)}, "ix_runs_uid")]
 )
-def test_runs_of_one_user_are_answered_by_the_index_of_users(store: Store, chosen: dict[str, Any], index: str) -> None:
-    """Without it a month of his would read the month of everybody."""
+def test_query_for_one_user_uses_the_user_index(store: Store, chosen: dict[str, Any], index: str) -> None:
+    """Without the index, a query for a month of one user would read that month of all users."""
     wanted = RunFilter(start=1e9, end=1e9 + 86400, **chosen)
     found = statement_of(wanted, ("state",))
     with store.reading() as connection:
@@ -91,14 +91,14 @@ def filled(store: Store) -> Store:
     """Ended: 1 (alice, n1, 100-200, completed), 2 (bob, n2, 150-300, failed); running: 3 (alice, n1, from 400);
     pending: 4 (bob, from 450), array 10 with tasks 11 and 12; het job 20 with 21.
     """
-    one, two = Node(store), Node(store, "n2", "bb")
+    first, second = Node(store), Node(store, "n2", "bb")
     store.upsert_jobs(
         [job(1, submit=90.0), job(2, submit=120.0, user="bob", uid=1002, account="bio", partition="long")]
     )
-    one.send(one.start(100, 1), one.stop(200, 1, exit_code=0))
-    two.send(two.start(150, 2, user="bob", uid=1002), two.stop(300, 2, exit_code=1))
+    first.send(first.start(100, 1), first.stop(200, 1, exit_code=0))
+    second.send(second.start(150, 2, user="bob", uid=1002), second.stop(300, 2, exit_code=1))
     store.upsert_jobs([job(3, submit=390.0), job(4, submit=450.0, user="bob", uid=1002)])
-    one.send(one.start(400, 3, piece(2)))
+    first.send(first.start(400, 3, piece(2)))
     store.upsert_jobs(
         [
             job(11, "RUNNING", submit=900.0, start=901.0, array_job=10, array_task="1"),
@@ -142,16 +142,16 @@ def filled(store: Store) -> Store:
         (RunFilter(states=("SUSPENDED",), start=0, end=500), []),
     ],
 )
-def test_filters(filled: Store, wanted: RunFilter, jobs: list[int]) -> None:
+def test_filter_selects_the_matching_runs(filled: Store, wanted: RunFilter, jobs: list[int]) -> None:
     assert [id for id, _, _ in states(filled, wanted)] == jobs
 
 
-def test_a_window_and_a_node_with_slices(filled: Store) -> None:
+def test_filter_by_window_and_node_returns_the_slices(filled: Store) -> None:
     (row,) = filled.runs(RunFilter(nodes=("n1",), start=390, end=410))
     assert [(s["node"], s["slot_start"]) for s in row.slices] == [("n1", 2)]
 
 
-def test_leases_are_listed_by_place(store: Store) -> None:
+def test_leases_are_listed_by_gpu_and_placement(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 1, piece(4, 2, "2g.20gb"), piece(0), piece(0, gpu="GPU-0")))
     assert [(lease.gpu, lease.start, lease.profile) for lease in store.leases()] == [
@@ -171,7 +171,7 @@ def test_supply_changes_are_kept(store: Store) -> None:
     ]
 
 
-def test_reading_sees_one_moment(store: Store) -> None:
+def test_reading_sees_one_moment_of_the_database(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 1))
     with store.reading() as connection:

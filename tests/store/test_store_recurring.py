@@ -1,4 +1,4 @@
-"""Ended runs of recurring jobs, as the submit filter's histories are made of them."""
+"""Ended runs of recurring jobs, from which the submit filter's histories are made."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def facts_of(store: Store) -> Any:
     return run_of(store, 1).run["measured_facts"] or {}
 
 
-def test_a_run_comes_with_what_it_showed(store: Store) -> None:
+def test_recurring_run_has_its_figures_and_its_decision(store: Store) -> None:
     node = Node(store)
     decided(store, "d1", hints={"retry": "oom", "max": "3g.40gb"}, engine="vllm")
     activity = {"seconds": 90.0, "sm": 0.5, "tensor": 0.25, "dram": 0.125}
@@ -47,19 +47,19 @@ def test_a_run_comes_with_what_it_showed(store: Store) -> None:
     assert (row.partition, row.restart) == ("gpu", 0)
 
 
-def test_how_it_ended(store: Store) -> None:
+def test_end_of_a_recurring_run_is_classified(store: Store) -> None:
     node = Node(store)
     decided(store, "d1")
     assert ran(store, 1, node, exit_code=1).ended == "failed"
     assert ran(store, 2, node, exit_code=143).ended == "cut"
-    for job, exit_code, ended in ((3, 0, "done"), (4, 1, "oom")):  # its own word, where it failed
+    for job, exit_code, ended in ((3, 0, "done"), (4, 1, "oom")):  # the job's own report counts if it failed
         node.send(node.start(300, job, decision="d1"))
-        said = node.event("progress", 350, job=job, restart=0, tasks=0, oom=True, final=True)
-        node.send(said, node.stop(400, job, exit_code=exit_code))
+        report = node.event("progress", 350, job=job, restart=0, tasks=0, oom=True, final=True)
+        node.send(report, node.stop(400, job, exit_code=exit_code))
         assert store.read(recurring_runs, store.read(newest_lesson) - 1, 10)[0].ended == ended
 
 
-def test_what_is_told_later_brings_the_run_once_more(store: Store) -> None:
+def test_later_end_state_returns_the_run_again(store: Store) -> None:
     node = Node(store)
     decided(store, "d1")
     first = ran(store, 1, node, exit_code=1)
@@ -68,21 +68,21 @@ def test_what_is_told_later_brings_the_run_once_more(store: Store) -> None:
     assert (again.run, again.ended) == (first.run, "done")
 
 
-def test_shared_and_absurd_figures_do_not_count(store: Store) -> None:
+def test_figures_of_shared_slices_and_impossible_figures_do_not_count(store: Store) -> None:
     node = Node(store)
     decided(store, "d1")
     busy = {"seconds": 90.0, "sm": 0.5, "tensor": 0.0, "dram": 0.1}
     assert ran(store, 1, node, memory_mib=5000, activity=busy, shared=True).peak_mib is None
     for number, wrong in enumerate(({"sm": 7}, {"dram": -1}, {"sm": None}, {"seconds": "x"}, [1], "x"), 2):
-        told = {**busy, **wrong} if isinstance(wrong, dict) else wrong
-        assert ran(store, number, node, activity=told).sm is None
+        figures = {**busy, **wrong} if isinstance(wrong, dict) else wrong
+        assert ran(store, number, node, activity=figures).sm is None
 
 
-def test_runs_that_the_filter_cannot_know_again_have_no_key(store: Store) -> None:
+def test_runs_that_the_filter_cannot_recognize_have_no_key(store: Store) -> None:
     node = Node(store)
     decided(store, "d1", None)
     assert ran(store, 1, node).recurring == ""
-    node.send(node.start(100, 2), node.stop(200, 2))  # nobody decided
+    node.send(node.start(100, 2), node.stop(200, 2))  # without a decision
     assert store.read(recurring_runs, store.read(newest_lesson) - 1, 10) == []
     decided(store, "d2")
     unlike = [piece(), piece(4, 4, "3g.40gb")]
@@ -90,32 +90,32 @@ def test_runs_that_the_filter_cannot_know_again_have_no_key(store: Store) -> Non
     assert store.read(recurring_runs, store.read(newest_lesson) - 1, 10)[0].profile is None
 
 
-def test_energy_is_known_when_every_node_of_the_run_has_told_it(store: Store) -> None:
+def test_energy_is_known_when_every_node_of_the_run_has_reported_it(store: Store) -> None:
     def energy() -> Any:
         return facts_of(store).get("energy_j")
 
-    one, two = Node(store), Node(store, "n2", "bb")
-    for node in (one, two):
+    first, second = Node(store), Node(store, "n2", "bb")
+    for node in (first, second):
         node.send(node.start(100, 1))
-    one.send(one.stop(200, 1, energy_j=57750))
+    first.send(first.stop(200, 1, energy_j=57750))
     assert energy() is None
-    two.send(two.stop(200, 1, energy_j=42250))
+    second.send(second.stop(200, 1, energy_j=42250))
     assert energy() == 100000
 
 
 @pytest.mark.parametrize("told", [None, "a", -1, 2e12, float("nan"), [5], True])
-def test_an_energy_that_cannot_be_is_none(store: Store, told: Any) -> None:
+def test_invalid_energy_is_not_recorded(store: Store, told: Any) -> None:
     node = Node(store)
     node.send(node.start(100, 1), node.stop(200, 1, energy_j=told))
     assert "energy_j" not in facts_of(store)
 
 
-def test_the_activity_of_several_nodes_is_their_average(store: Store) -> None:
-    one, two = Node(store), Node(store, "n2", "bb")
+def test_activity_of_several_nodes_is_their_weighted_average(store: Store) -> None:
+    first, second = Node(store), Node(store, "n2", "bb")
     decided(store, "d1")
-    for node in (one, two):
+    for node in (first, second):
         node.send(node.start(100, 1, decision="d1"))
-    one.send(one.stop(200, 1, activity={"seconds": 100.0, "sm": 0.9, "tensor": 0.0, "dram": 0.2}))
-    two.send(two.stop(200, 1, activity={"seconds": 50.0, "sm": 0.3, "tensor": 0.0, "dram": 0.2}))
+    first.send(first.stop(200, 1, activity={"seconds": 100.0, "sm": 0.9, "tensor": 0.0, "dram": 0.2}))
+    second.send(second.stop(200, 1, activity={"seconds": 50.0, "sm": 0.3, "tensor": 0.0, "dram": 0.2}))
     (row,) = store.read(recurring_runs, 0, 10)
     assert (row.sm, row.dram) == (pytest.approx(0.7), pytest.approx(0.2))

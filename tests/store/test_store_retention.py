@@ -1,4 +1,4 @@
-"""What is old goes, in small steps; what goes on, is held or is younger stays, and so does what was learned."""
+"""Old rows are removed in small steps; rows that are unfinished, held or younger stay, and so do lessons."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BEFORE = NOW - 400 * DAY
 
 
 def fill(store: Store, seed: int, runs: int = 250) -> None:
-    """Write a record of some years: jobs that ended, arrays, loans, what goes on, what is held."""
+    """Write a record of some years: jobs that ended, arrays, loans, unfinished jobs, held slices."""
     dice = random.Random(seed)
     with Session(store.engine) as session, session.begin():
         session.add_all(Node(node=node, seen=NOW, journal=f"j-{node}") for node in ("n1", "n2"))
@@ -127,7 +127,7 @@ def rows(store: Store) -> dict[str, dict[Any, dict[str, Any]]]:
 
 
 def expected(before: dict[str, dict[Any, dict[str, Any]]]) -> dict[str, set[Any]]:
-    """The keys that have to be left, by the words of the documentation and nothing else."""
+    """The keys that must remain, according to the documentation and nothing else."""
     runs, leases, jobs = (list(before[name].values()) for name in ("runs", "leases", "jobs"))
     going = {id for run in runs if run["ended"] is None for id in (run["job_id"], run["array_job"])} - {None}
     held = {lease["run_id"] for lease in leases if lease["until"] is None or lease["until"] >= BEFORE}
@@ -178,7 +178,7 @@ def expected(before: dict[str, dict[Any, dict[str, Any]]]) -> dict[str, set[Any]
 
 
 def prune(store: Store, lessons: int = 10_000, *, most: int = 10**6) -> int:
-    """Go through the record once; the number of steps."""
+    """Prune the record once; return the number of steps."""
     place: PruneCursor | None = PruneCursor()
     for step in range(most):
         if place is None:
@@ -188,12 +188,12 @@ def prune(store: Store, lessons: int = 10_000, *, most: int = 10**6) -> int:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_old_goes_and_nothing_else(database: str, seed: int) -> None:
+def test_only_old_rows_are_removed(database: str, seed: int) -> None:
     with open_store(database) as store:
         fill(store, seed)
         before = rows(store)
         should = expected(before)
-        prune(store, most=seed * 7)  # cut short, and begun again
+        prune(store, most=seed * 7)  # interrupted, and started again
         prune(store)
         after = rows(store)
         assert {name: set(after[name]) for name in should} == should
@@ -204,7 +204,7 @@ def test_old_goes_and_nothing_else(database: str, seed: int) -> None:
         assert rows(store) == after, "a second pass finds nothing"
 
 
-def test_what_is_learned_from_stays_the_same(database: str) -> None:
+def test_lessons_are_unchanged_by_pruning(database: str) -> None:
     with open_store(database) as store:
         fill(store, 1)
 
@@ -227,7 +227,7 @@ def test_what_is_learned_from_stays_the_same(database: str) -> None:
         assert kept > 5
 
 
-def test_only_as_many_lessons_as_are_learned_from(store: Store, tmp_path: Path) -> None:
+def test_only_the_newest_lessons_are_kept_up_to_the_limit(store: Store, tmp_path: Path) -> None:
     def kept(store: Store, lessons: int) -> list[int]:
         fill(store, 2)
         prune(store, lessons)
@@ -240,8 +240,8 @@ def test_only_as_many_lessons_as_are_learned_from(store: Store, tmp_path: Path) 
     assert kept(store, 5) == everything[-5:]
 
 
-def test_numbers_are_not_given_again(store: Store) -> None:
-    """Of a record in which everything is old, the newest run and lesson stay: readers go on from their numbers."""
+def test_run_and_lesson_numbers_are_not_reused(store: Store) -> None:
+    """If the whole record is old, the newest run and lesson stay: readers continue from their numbers."""
     node = EventNode(store)
     for number in range(1, 6):
         node.send(node.start(1000.0 + number, number), node.stop(2000.0 + number, number))
@@ -253,7 +253,7 @@ def test_numbers_are_not_given_again(store: Store) -> None:
     assert [lesson.number for lesson in store.lessons()] == [5, 6]
 
 
-def test_a_node_that_sends_old_events_again_brings_nothing_back(store: Store) -> None:
+def test_repeated_old_events_do_not_restore_removed_runs(store: Store) -> None:
     node = EventNode(store)
     first = [node.start(1000.0, 1), node.stop(2000.0, 1), node.start(1001.0, 2), node.stop(2001.0, 2)]
     assert node.send(*first) == 4
@@ -266,8 +266,8 @@ def test_a_node_that_sends_old_events_again_brings_nothing_back(store: Store) ->
     assert node.send(node.start(NOW, 3)) == 5
 
 
-def test_a_wrong_clock_of_a_node_removes_nothing_that_is_young(store: Store) -> None:
-    """It tells of 2001; by the controller's clock it was heard a moment ago, and Slurm listed the job today."""
+def test_wrong_clock_of_a_node_does_not_remove_recent_rows(store: Store) -> None:
+    """The node reports 2001; by the controller's clock it reported a moment ago, and Slurm listed the job today."""
     node = EventNode(store)
     store.upsert_jobs([job(7, "RUNNING"), job(8, "RUNNING")], live={7, 8}, now=NOW)
     node.send(*(node.start(1e9, number, piece(number)) for number in (7, 8)))
@@ -290,7 +290,7 @@ while place is not None:
 """
 
 
-def test_a_process_that_is_killed_leaves_the_rest_to_the_next(database: str) -> None:
+def test_pruning_continues_after_a_process_was_killed(database: str) -> None:
     with open_store(database) as store:
         fill(store, 4)
         should = expected(rows(store))
@@ -320,8 +320,8 @@ def statements(store: Store) -> Iterator[list[tuple[str, Any]]]:
 
 
 @pytest.mark.sqlite
-def test_no_statement_goes_through_a_table(store: Store) -> None:
-    """SQLite says so of each statement that a pass makes; nodes, journals and kept lessons are few."""
+def test_no_statement_scans_a_large_table(store: Store) -> None:
+    """According to SQLite's query plan of each statement of a pass; nodes, journals and kept lessons are few."""
     fill(store, 5)
     heard = statements(store)
     found = next(heard)
@@ -337,7 +337,7 @@ def test_no_statement_goes_through_a_table(store: Store) -> None:
     assert {plan for plan, _ in plans if not any(plan.startswith(name) for name in allowed)} == set(), plans
 
 
-def test_a_step_takes_few_rows(store: Store) -> None:
+def test_each_step_removes_few_rows(store: Store) -> None:
     fill(store, 6, runs=900)
     place: PruneCursor | None = PruneCursor()
     while place is not None:
@@ -347,7 +347,7 @@ def test_a_step_takes_few_rows(store: Store) -> None:
 
 
 class Clockwork:
-    """A writer that does at once what it is given."""
+    """A writer that runs at once the work that it is given."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -361,7 +361,7 @@ class Clockwork:
         return future
 
 
-def test_migbatchd_removes_what_the_configuration_says(url: str) -> None:
+def test_migbatchd_prunes_as_configured(url: str) -> None:
     with open_store(url) as store:
         fill(store, 0)
         should = expected(rows(store))

@@ -37,7 +37,7 @@ def store(server: str) -> Iterator[Store]:
         yield opened
 
 
-def test_a_day_on_the_cluster(store: Store, server: str) -> None:
+def test_events_jobs_decisions_and_queries_work_on_a_server(store: Store, server: str) -> None:
     node = Node(store)
     gpu: dict[str, Any] = {
         "uuid": "GPU-a",
@@ -97,7 +97,7 @@ def test_a_day_on_the_cluster(store: Store, server: str) -> None:
         assert windows.loans(runs, during) == [] and len(windows.gpus(runs, during)) == 1
 
 
-def test_the_tables_are_those_of_the_models(store: Store) -> None:
+def test_tables_match_the_models(store: Store) -> None:
     found = MetaData()
     found.reflect(store.engine)
     for name, table in Base.metadata.tables.items():
@@ -115,8 +115,8 @@ def test_a_newer_database_is_refused(store: Store, server: str) -> None:
         open_store(server)
 
 
-def test_starters_at_once_and_writers_of_one_node(store: Store, server: str) -> None:
-    """Four processes find an empty database, and then send the same events: two controllers after a fail-over."""
+def test_concurrent_starts_and_writers_of_one_node_lose_nothing(store: Store, server: str) -> None:
+    """Four processes find an empty database, and then send the same events, as two controllers do after a fail-over."""
     empty(server)
     code = (
         "from slurm_migbatch.store.db import open_store\n"

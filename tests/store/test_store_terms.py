@@ -1,4 +1,4 @@
-"""Which migbatchd is active, on each kind of database: one at a time, and one that was deposed writes nothing."""
+"""Which migbatchd is active, on each kind of database: one at a time, and one whose term was taken writes nothing."""
 
 import threading
 from contextlib import suppress
@@ -34,7 +34,7 @@ def store(url):
         yield opened
 
 
-def test_one_host_has_it_until_it_ends_or_is_given_back(store):
+def test_one_host_has_the_term_until_it_ends_or_is_given_back(store):
     assert store.take_term("ctl1", 600.0) == TermState(1, "ctl1", True)
     assert store.take_term("ctl2", 600.0) == TermState(1, "ctl1", False)
     assert store.take_term("ctl1", 600.0, 1) == TermState(1, "ctl1", True)
@@ -45,12 +45,12 @@ def test_one_host_has_it_until_it_ends_or_is_given_back(store):
     assert store.take_term("ctl2", 600.0) == TermState(3, "ctl1", False), "only the present one can be given back"
 
 
-def test_a_process_that_was_killed_comes_back_at_once(store):
+def test_killed_process_takes_a_new_term_at_once_after_its_restart(store):
     store.take_term("ctl1", 600.0)
     assert store.take_term("ctl1", 600.0) == TermState(2, "ctl1", True)
 
 
-def test_who_was_deposed_writes_nothing(store, url):
+def test_process_whose_term_was_taken_writes_nothing(store, url):
     with open_store(url) as old:
         old.term = old.take_term("ctl1", 0.0).number
         assert old.ingest("n1", "j", "b", [EVENT]).acked == 1, "over, and not taken by another"
@@ -62,8 +62,8 @@ def test_who_was_deposed_writes_nothing(store, url):
         assert store.ingest("n1", "j", "b", [{**EVENT, "seq": 2}]).acked == 2
 
 
-def test_it_is_not_taken_while_its_holder_writes(store, url):
-    """What was begun in a term ends in it: the next one waits for the transaction."""
+def test_term_is_not_taken_while_its_holder_writes(store, url):
+    """A transaction that began in a term ends in it: the next term waits for the transaction."""
     with open_store(url) as old:
         old.term = old.take_term("ctl1", 0.0).number
         order, inside, go = [], threading.Event(), threading.Event()
@@ -84,7 +84,7 @@ def test_it_is_not_taken_while_its_holder_writes(store, url):
         assert order == ["written", "taken"]
 
 
-def test_many_at_once_and_one_gets_it(store, url):
+def test_one_of_many_concurrent_processes_gets_the_term(store, url):
     code = (
         "from slurm_migbatch.store.db import open_store\n"
         "def work(n, url):\n"
@@ -94,9 +94,9 @@ def test_many_at_once_and_one_gets_it(store, url):
 
 
 @pytest.mark.parametrize("server", KINDS, indirect=True)
-def test_who_froze_in_a_transaction_holds_up_nobody(url, monkeypatch):
-    """Its host hangs, or has lost its power and the server still thinks it connected."""
-    open_store(url).close()  # to make the tables takes longer on a busy machine
+def test_process_frozen_in_a_transaction_does_not_block_the_next_term(url, monkeypatch):
+    """Its host hangs, or has lost power while the server still considers it connected."""
+    open_store(url).close()  # creating the tables takes longer on a busy machine
     monkeypatch.setattr("slurm_migbatch.store.engines.IDLE_TRANSACTION_S", 1)
     with open_store(url) as frozen, open_store(url) as store:
         frozen.term = frozen.take_term("ctl1", 0.0).number

@@ -25,7 +25,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 def kept(before: Rows, after: Rows) -> None:
-    """Hold that every row of before is there with every value that it had."""
+    """Check that every earlier row is present with every value that it had."""
     for name, rows in before.items():
         if name == "schema_migrations":
             assert [row["name"] for row in rows] == [row["name"] for row in after[name]][: len(rows)]
@@ -49,7 +49,7 @@ def test_every_earlier_schema_is_upgraded_with_its_rows(database: str, steps: in
         kept(before, all_rows(database))
         with store.reading() as connection:
             assert [*damages(connection), *differences(connection), *strays(connection)] == []
-        # and it goes on from there: the node's next event, a job that is known, a number that is free
+        # and work continues from there: the node's next event, a job that is known, a number that is free
         node = Node(store, journal="aa")
         node.seq = 3
         assert node.send(node.stop(1_700_000_100.0, 42, piece(2, 2, "2g.20gb")), node.start(1_700_000_101.0, 43)) == 5
@@ -65,8 +65,8 @@ def test_every_earlier_schema_is_upgraded_with_its_rows(database: str, steps: in
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("steps", range(1, len(HISTORY)))
-def test_the_way_back_is_the_backup_that_the_upgrade_made(url: str, steps: int) -> None:
-    """The release of before refuses the new schema in a sentence, takes its own backup back, and goes on with it."""
+def test_downgrade_restores_the_backup_that_the_upgrade_made(url: str, steps: int) -> None:
+    """The earlier release refuses the new schema in one line, restores its own backup, and continues with it."""
     before, old = make_old(url, steps), HISTORY[:steps]
     open_store(url).close()
     (copy,) = beside(url)
@@ -74,7 +74,7 @@ def test_the_way_back_is_the_backup_that_the_upgrade_made(url: str, steps: int) 
     with pytest.raises(NewerDatabaseError, match=r"newer migbatch .*upgrade slurm-migbatch on this host, or restore"):
         migrate(engine, old)
     engine.dispose()
-    if steps < 7:  # what `migbatch db restore` of such a release would be; there the file is put back by hand
+    if steps < 7:  # what `migbatch db restore` would do in such a release: there the file is put back by hand
         for path in Path(copy.parent).glob("migbatch.db*"):
             if path != copy:
                 path.unlink()
@@ -89,12 +89,12 @@ def test_the_way_back_is_the_backup_that_the_upgrade_made(url: str, steps: int) 
     engine = make_engine(url, readonly=False)
     assert migrate(engine, old) == []
     engine.dispose()
-    # and forward again: the first backup stays, a second one is made
+    # then upgrade again: the first backup stays, a second one is made
     open_store(url).close()
     assert len(beside(url)) == (1 if steps < 7 else 2)
 
 
-def test_newer_schemas_are_refused_in_a_sentence(database: str) -> None:
+def test_newer_schema_is_refused_in_one_line(database: str) -> None:
     open_store(database).close()
     engine = make_engine(database, readonly=False)
     with engine.begin() as connection:
@@ -122,7 +122,7 @@ def test_an_upgrade_without_room_for_its_backup_changes_nothing(url: str, monkey
         assert pending(connection, HISTORY) == []
 
 
-def test_a_new_database_and_one_of_today_need_no_backup(url: str) -> None:
+def test_new_and_current_databases_need_no_backup(url: str) -> None:
     open_store(url).close()
     open_store(url).close()
     assert beside(url) == []

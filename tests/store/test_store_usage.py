@@ -1,4 +1,4 @@
-"""What was held, added up by each kind of database."""
+"""Held slices, summed on each kind of database."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.store_events import Node, piece
 from tests.support.usage_record import run
 
 
-def test_it_is_added_up_and_clipped(database: str) -> None:
+def test_held_time_is_summed_and_clipped_to_the_window(database: str) -> None:
     with open_store(database) as store:
         node = Node(store)
         half = {"seconds": 9.0, "sm": 0.5, "tensor": 0.0, "dram": 0.0}
@@ -39,7 +39,7 @@ def test_it_is_added_up_and_clipped(database: str) -> None:
 
 
 @pytest.mark.parametrize("group", ["user", "account", "partition", "node"])
-def test_each_group(database: str, group: str) -> None:
+def test_held_time_can_be_grouped_by_each_field(database: str, group: str) -> None:
     with open_store(database) as store:
         node = Node(store)
         run(store, node, 1, 1000, 1100)

@@ -1,4 +1,4 @@
-"""How tasks of arrays went, and what slices were used for."""
+"""Runs of array tasks, and what slices were used for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ran(db: Store, job: int, began: float, ended: float | None, slices: int = 1,
         db.ingest("n1", f"j{job}", "b", [{**start, "seq": 2, "ts": ended, "kind": "stop", "exit_code": 0}])
 
 
-def test_tasks_of_an_array_come_in_the_order_of_their_ends(database: str) -> None:
+def test_array_task_runs_are_in_the_order_of_their_ends(database: str) -> None:
     with open_store(database) as db:
         ran(db, 11, 100, 160, array_job=10, array_task="1")
         ran(db, 12, 100, 130, array_job=10, array_task="2")
@@ -36,7 +36,7 @@ def test_tasks_of_an_array_come_in_the_order_of_their_ends(database: str) -> Non
     ]  # fmt: skip
 
 
-def test_past_work_is_summed_up_by_what_was_asked_for(database: str) -> None:
+def test_past_work_is_summed_by_requested_slices(database: str) -> None:
     with open_store(database) as db:
         ran(db, 1, 100, 160)
         ran(db, 2, 100, 120)
@@ -46,7 +46,7 @@ def test_past_work_is_summed_up_by_what_was_asked_for(database: str) -> None:
         assert db.read(past_work, 50.0) == [PastRuns("", "1g.10gb", 1, 2, 40.0), PastRuns("", "1g.10gb:2", 2, 1, 20.0)]
 
 
-def test_loans_are_no_work_of_users_to_plan_for(database: str) -> None:
+def test_past_work_excludes_loans(database: str) -> None:
     with open_store(database) as db:
         ran(db, 1, 100, 160)
         db.save_loans([{"job_id": 1, "restart": 0, "decided": 99.0, "profile": "1g.10gb", "state": "ended"}])
