@@ -29,7 +29,7 @@ _IDLE_S: Final = 3600.0
 
 
 @dataclass(frozen=True)
-class Look:
+class QueryResult:
     """Result of a query: a page, or an error. `took`: seconds."""
 
     page: Page | None = None
@@ -38,40 +38,40 @@ class Look:
     took: float = 0.0
 
 
-def look(ask: Ask, question: TopQuestion) -> Look:
+def query_once(ask: Ask, question: TopQuestion) -> QueryResult:
     """Query once; expected errors become `trouble`."""
     began = time.monotonic()
     try:
         reply = ask(question)
-        return Look(Page.read("\n".join(reply.lines)), reply.remarks, took=time.monotonic() - began)
+        return QueryResult(Page.read("\n".join(reply.lines)), reply.remarks, took=time.monotonic() - began)
     except Exception as error:
         if not is_expected(error):
             raise
         sentence = describe(error)
-    return Look(trouble=sentence, took=time.monotonic() - began)
+    return QueryResult(trouble=sentence, took=time.monotonic() - began)
 
 
-class Looks:
+class QueryThread:
     """Queries in a thread, one at a time; the end of the process does not wait for it."""
 
     def __init__(self, ask: Ask, changed: Callable[[], None]) -> None:
         self._ask, self._changed = ask, changed
-        self._results: SimpleQueue[Look | BaseException] = SimpleQueue()
+        self._results: SimpleQueue[QueryResult | BaseException] = SimpleQueue()
         self.busy = False
 
     def want(self, question: TopQuestion) -> None:
         """Begin a query; only if none is running."""
         self.busy = True
-        threading.Thread(target=self._look, args=(question,), daemon=True, name="look").start()
+        threading.Thread(target=self._query, args=(question,), daemon=True, name="look").start()
 
-    def _look(self, question: TopQuestion) -> None:
+    def _query(self, question: TopQuestion) -> None:
         try:
-            self._results.put(look(self._ask, question))
+            self._results.put(query_once(self._ask, question))
         except BaseException as error:
             self._results.put(error)
         self._changed()
 
-    def found(self) -> Look | None:
+    def found(self) -> QueryResult | None:
         """Return the result of a query that has ended since the last call; raises unexpected errors."""
         if self._results.empty():
             return None
@@ -85,26 +85,26 @@ def watch(ask: Ask, state: PageState, names: str | None, count: int | None, term
     """Show the page in a terminal, entered already, until its user quits or after `count` refreshes. `names`: only
     these nodes.
     """
-    looks = Looks(ask, terminal.wake)
-    last, due, left = Look(), 0.0, count
+    queries = QueryThread(ask, terminal.wake)
+    last, due, left = QueryResult(), 0.0, count
     drawn = Frame(())
     while not state.over:
-        if time.monotonic() >= due and not looks.busy:
-            looks.want(_question(state, names))
+        if time.monotonic() >= due and not queries.busy:
+            queries.want(_question(state, names))
             due = time.monotonic() + _IDLE_S
         drawn = frame(last.page, *terminal.size(), state, last.trouble, last.remarks)
         terminal.draw(drawn.lines, colour=state.colour)
         before = state
-        for key in terminal.wait(max(0.0, due - time.monotonic()) if not looks.busy else _IDLE_S):
+        for key in terminal.wait(max(0.0, due - time.monotonic()) if not queries.busy else _IDLE_S):
             state = press(state, key, drawn.extents)
-        found = looks.found()
+        found = queries.found()
         if found is not None:
             last = found if found.page is not None else replace(last, trouble=f"stale, retrying: {found.trouble}")
             due = time.monotonic() + max(state.interval, _REST * found.took)
             left = left if left is None or found.page is None else left - 1
             if left == 0:
                 return
-        if state.looks != before.looks:
+        if state.refreshes != before.refreshes:
             due = 0.0
         elif state.interval != before.interval:
             due = min(due, time.monotonic() + state.interval)
@@ -133,7 +133,7 @@ def frames(
     while count is None or done < count:
         if done:
             pause(state.interval)
-        found = look(ask, _question(state, names))
+        found = query_once(ask, _question(state, names))
         done += 1
         if found.page is None and done == count:
             raise Failure(found.trouble)

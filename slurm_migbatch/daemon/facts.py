@@ -165,7 +165,7 @@ class SitePredictions:
                 return {}
             if hints.role == SERVE:
                 return rates_at_limit(self._chooser, hints, place)
-            bucket = self._chooser.told_bucket(hints, place)
+            bucket = self._chooser.stated_bucket(hints, place)
         except Refusal:
             return {}
         if bucket is None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from slurm_migbatch.daemon.nodesview import LiveView, NodesView
 from slurm_migbatch.daemon.plans import Plans
-from slurm_migbatch.daemon.told import Told, hear
+from slurm_migbatch.daemon.run_reports import RunReport, confirm
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.lending.elastic_jobs import report_of
 from slurm_migbatch.decide.snapshot import (
@@ -56,7 +56,7 @@ class Observer:
 
     Args:
         view: leases of the nodes.
-        board: offers of the nodes.
+        node_plans: offers of the nodes.
         total: the constant sum of a node's mig counts, by its row.
         silence_s: a node without a message for so many seconds is not changed.
         predictions: the predictor.
@@ -76,7 +76,7 @@ class Observer:
         self.view, self._node_plans, self._total, self._silence_s = view, node_plans, total, silence_s
         self._predictions, self._blackout = predictions or NoPredictions(), blackout
         self._lock = threading.Lock()
-        self._told: dict[str, dict[tuple[Run, bool], Told]] = {}  # by node
+        self._run_reports: dict[str, dict[tuple[Run, bool], RunReport]] = {}  # by node
         self._past: LendingPast | None = None
         #: by node, its row and its plan; unchanged ones are the same objects from round to round
         self._rows: dict[str, NodeRow] = {}
@@ -95,29 +95,29 @@ class Observer:
         messages = []
         for event in events:
             if event.get("kind") == "progress" and (found := report_of(event, moment)) is not None:
-                messages.append(Told(node, *found, moment))
+                messages.append(RunReport(node, *found, moment))
             elif event.get("kind") == "misfit" and isinstance(event.get("job"), int):
-                messages.append(Told(node, (event["job"], int(event.get("restart") or 0)), None, moment))
+                messages.append(RunReport(node, (event["job"], int(event.get("restart") or 0)), None, moment))
         with self._lock:
             self._add(messages)
 
-    def _add(self, messages: Iterable[Told]) -> None:
+    def _add(self, messages: Iterable[RunReport]) -> None:
         """Keep one report of each run, of a node the latest, however long there is no snapshot; a field that a later
         one omits stays.
         """
-        for word in messages:
-            reports, key = self._told.setdefault(word.node, {}), (word.run, word.report is None)
+        for message in messages:
+            reports, key = self._run_reports.setdefault(message.node, {}), (message.run, message.report is None)
             before = reports.pop(key, None)
-            if before is not None and before.report is not None and word.report is not None:
-                news = {name: value for name, value in vars(word.report).items() if value is not None}
-                word = word._replace(report=replace(before.report, **news))
-            reports[key] = word
+            if before is not None and before.report is not None and message.report is not None:
+                news = {name: value for name, value in vars(message.report).items() if value is not None}
+                message = message._replace(report=replace(before.report, **news))
+            reports[key] = message
             if len(reports) > _REPORTS:
                 del reports[next(iter(reports))]
 
-    def _take(self) -> list[Told]:
-        messages, self._told = self._told, {}
-        return [word for reports in messages.values() for word in reports.values()]
+    def _take(self) -> list[RunReport]:
+        messages, self._run_reports = self._run_reports, {}
+        return [message for reports in messages.values() for message in reports.values()]
 
     def snapshot(
         self, now: float, jobs: Sequence[JobRow], rows: Sequence[NodeRow], answers: Answers, recording: bool
@@ -137,18 +137,18 @@ class Observer:
         with self._lock:
             messages = self._take()
             past, self._past = self._past, None
-        heard = hear(messages, {row.job_id: row for row in jobs} if messages else {}, now)
+        confirmed = confirm(messages, {row.job_id: row for row in jobs} if messages else {}, now)
         with self._lock:
-            self._add([*heard.later, *self._take()])
+            self._add([*confirmed.later, *self._take()])
         return ClusterSnapshot(
             now=now,
             jobs=tuple(jobs),
             nodes=tuple(nodes),
             inventory=inventory,
             plans=self._statuses,
-            sent_back=tuple(sorted(set(heard.sent_back))),
+            sent_back=tuple(sorted(set(confirmed.sent_back))),
             preference=self.preference,
-            reports=tuple(heard.reports),
+            reports=tuple(confirmed.reports),
             past=past,
             answers=answers,
             recording=recording,

@@ -95,7 +95,7 @@ class RecurringWatch:
             self._nudged.clear()
             wait = _EVERY_S
             try:
-                await self._look()
+                await self._update()
             except Exception as error:
                 wait = self._fault.failed(error)
             else:
@@ -106,7 +106,7 @@ class RecurringWatch:
             except asyncio.TimeoutError:
                 continue
 
-    async def _look(self) -> None:
+    async def _update(self) -> None:
         first = self._reached is None
         newest = await asyncio.wrap_future(self._writer.call(lambda store: store.read(newest_lesson), _LABEL))
         reached = max(0, newest - _BEHIND) if self._reached is None else self._reached

@@ -62,7 +62,7 @@ class Rounds:
     Args:
         config: the configuration.
         slurm: Slurm.
-        board: the plans of nodes.
+        node_plans: the plans of nodes.
         writer: the store writer.
         metrics: where figures are kept.
         predictions: the predictor; None: nothing is predicted.

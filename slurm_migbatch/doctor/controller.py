@@ -27,11 +27,11 @@ from slurm_migbatch.doctor import (
 )
 from slurm_migbatch.doctor.catalog import check_catalog
 from slurm_migbatch.doctor.database import check_file, check_server
-from slurm_migbatch.doctor.disks import check_disks, look
+from slurm_migbatch.doctor.disks import check_disks, read_disk
 from slurm_migbatch.doctor.leaving import check_leaving
 from slurm_migbatch.doctor.programs import Reader, reader
 from slurm_migbatch.doctor.releases import SiteTraits, check_release, untyped_gres
-from slurm_migbatch.doctor.reports import HeardReport, causes, check_reports, read_reports, summary
+from slurm_migbatch.doctor.reports import ReceivedReport, causes, check_reports, read_reports, summary
 from slurm_migbatch.doctor.rest import check_rest
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import read
@@ -58,7 +58,7 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
     yield from paths.check_metrics_token(config, _daemon(config))
     yield from check_rest(config, _daemon(config))
     here = health.this_one(config)
-    reports: Mapping[str, HeardReport] | None = None
+    reports: Mapping[str, ReceivedReport] | None = None
     if here.standby:
         yield Finding(GOOD, "migbatchd", f"standby: {here.standby}")
         if everywhere:
@@ -92,7 +92,7 @@ def _disks(config: Config) -> Iterator[Finding]:
             yield from check_file(str(file), _daemon(config))
     else:
         yield from check_server(config.store.url)
-    yield from check_disks(look(place, place, needed) for place, needed in needed_mib.items())
+    yield from check_disks(read_disk(place, place, needed) for place, needed in needed_mib.items())
 
 
 def needed() -> Iterator[str]:
@@ -117,7 +117,7 @@ def _slurm(
     config: Config,
     rendering: lua.Rendering,
     here: health.DaemonState,
-    reports: Mapping[str, HeardReport] | None,
+    reports: Mapping[str, ReceivedReport] | None,
     everywhere: bool,
 ) -> Iterator[Finding]:
     """Check Slurm's state and configuration; `reports`: of the nodes, None if unknown here."""

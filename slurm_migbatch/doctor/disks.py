@@ -34,7 +34,7 @@ class DiskRoom:
     readonly: bool = False
 
 
-def look(what: str, path: str, needed_mib: int) -> DiskRoom:
+def read_disk(what: str, path: str, needed_mib: int) -> DiskRoom:
     """Read the space of a path. Raises OSError."""
     place = next(place for place in (Path(path), *Path(path).parents) if place.exists())
     disk = os.statvfs(place)

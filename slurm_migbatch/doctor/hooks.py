@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.doctor.programs import HostProgram, look, programs_of
+from slurm_migbatch.doctor.programs import HostProgram, programs_of, read_program
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
@@ -53,11 +53,11 @@ def _gather(conf: Conf, key: str, usual: str, several: bool) -> HookFacts:
     values = [token.value for line in conf.lines if not line.record and (token := line.get(key.lower()))]
     several = several and key in scripts.SEVERAL
     values = values if several else values[-1:]
-    programs = [look(path) for value in values for path in programs_of(conf.beside(value))]
+    programs = [read_program(path) for value in values for path in programs_of(conf.beside(value))]
     hook = next((program for program in programs if is_ours(program)), None)
     if hook is None:
         named = [path for program in programs for path in _CALLED.findall(program.text or "")]
-        hook = look(next((path for path in named if Path(path).name == Path(usual).name), usual))
+        hook = read_program(next((path for path in named if Path(path).name == Path(usual).name), usual))
     return HookFacts(key, tuple(values), tuple(programs), hook, _broken(hook), several)
 
 
@@ -91,7 +91,7 @@ def _called(facts: HookFacts) -> Iterator[Finding]:
     present = [program for program in facts.programs if program.text is not None]
     missing = [program.path for program in facts.programs if program.text is None]
     for path in missing:
-        yield _gone(facts.key, path)
+        yield _missing_program(facts.key, path)
     if (missing and not present) or any(Path(path).name == f"migbatch-{Path(ours).name}" for path in missing):
         return
     calling = [program for program in present if program.path == ours or scripts.calls_hook(program.text or "", ours)]
@@ -116,7 +116,7 @@ def _is_only_ours(program: HostProgram, ours: str) -> bool:
     return program.path == ours or program.text == scripts.stub(ours)
 
 
-def _gone(key: str, path: str) -> Finding:
+def _missing_program(key: str, path: str) -> Finding:
     """Name a program of slurm.conf that does not exist on this host."""
     effect = "jobs do not see their slices" if key == "TaskProlog" else "slurmd drains the node at the next job"
     advice = f"install it, or run {_INSTALL}"

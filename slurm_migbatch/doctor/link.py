@@ -49,24 +49,24 @@ def gather(config: NodeConfig, findings: Sequence[Finding]) -> LinkFacts:
     """Send a request to migbatchd as the agent does, with the findings."""
     if not config.controllers:
         return LinkFacts("")
-    looks = [_look(url) for url in config.controllers]
+    looks = [_read_facts(url) for url in config.controllers]
     for facts in looks:
         if facts.stranger:
             return facts
     silent = tuple(facts.url for facts in looks if facts.unreachable)
     if len(silent) == len(looks):
         return looks[0]
-    return replace(_tell(config, findings), silent=silent)
+    return replace(_report_findings(config, findings), silent=silent)
 
 
-def _look(url: str) -> LinkFacts:
+def _read_facts(url: str) -> LinkFacts:
     try:
         return LinkFacts(url, stranger=not _is_migbatchd(url))
     except (OSError, http.client.HTTPException) as error:
         return LinkFacts(url, unreachable=getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
 
-def _tell(config: NodeConfig, findings: Sequence[Finding]) -> LinkFacts:
+def _report_findings(config: NodeConfig, findings: Sequence[Finding]) -> LinkFacts:
     url = ", ".join(config.controllers)
     try:
         signer: Signer = make_signer(

@@ -97,7 +97,7 @@ def _local(places: NodePlaces, config: NodeConfig, driver: Gpus) -> Iterator[Fin
     else:
         yield from _slurm(places, config, conf, whole)
     rooms = (("journal and spool", config.state_dir, _JOURNAL_MIB), ("hand-offs", config.run_dir, _RUN_MIB))
-    yield from disks.check_disks(disks.look(*room) for room in rooms)
+    yield from disks.check_disks(disks.read_disk(*room) for room in rooms)
     yield from _journal(config)
     yield from check_job_maps(config)
 

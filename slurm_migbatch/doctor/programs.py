@@ -33,7 +33,7 @@ class HostProgram:
     insecure: str = ""
 
 
-def look(path: str) -> HostProgram:
+def read_program(path: str) -> HostProgram:
     """Read a program of this host."""
     try:
         text, mode = read(path), Path(path).stat().st_mode

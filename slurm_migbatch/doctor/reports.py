@@ -16,7 +16,7 @@ SILENCE_S: Final = 120.0
 
 
 @dataclass(frozen=True)
-class HeardReport:
+class ReceivedReport:
     """One node's report: its age, how far the node's clock is ahead, in seconds, and its problems."""
 
     age: float
@@ -24,18 +24,18 @@ class HeardReport:
     findings: tuple[Finding, ...]
 
 
-def read_reports(body: bytes) -> dict[str, HeardReport]:
+def read_reports(body: bytes) -> dict[str, ReceivedReport]:
     """Read migbatchd's answer at /v1/findings. Raises ValueError."""
     try:
         return {
-            node: HeardReport(row["age"], row["ahead"], tuple(Finding(**found) for found in row["findings"]))
+            node: ReceivedReport(row["age"], row["ahead"], tuple(Finding(**found) for found in row["findings"]))
             for node, row in json.loads(body)["nodes"].items()
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"cannot parse migbatchd's answer: {error!r}") from None
 
 
-def causes(reports: Mapping[str, HeardReport]) -> dict[str, str]:
+def causes(reports: Mapping[str, ReceivedReport]) -> dict[str, str]:
     """Return the nodes' messages about being drained by a hook."""
     return {
         node: found.text.partition("; error of the hook: ")[2]
@@ -45,7 +45,7 @@ def causes(reports: Mapping[str, HeardReport]) -> dict[str, str]:
     }
 
 
-def summary(reports: Mapping[str, HeardReport], nodes: Collection[str]) -> Iterator[Finding]:
+def summary(reports: Mapping[str, ReceivedReport], nodes: Collection[str]) -> Iterator[Finding]:
     """Yield the number of problems of each of these nodes."""
     for node in sorted(nodes):
         report = reports.get(node)
@@ -60,7 +60,7 @@ def summary(reports: Mapping[str, HeardReport], nodes: Collection[str]) -> Itera
             yield from (found._replace(subject=node) for found in check_clock("its clock", report.ahead))
 
 
-def check_reports(reports: Mapping[str, HeardReport], nodes: Collection[str]) -> Iterator[Finding]:
+def check_reports(reports: Mapping[str, ReceivedReport], nodes: Collection[str]) -> Iterator[Finding]:
     """Yield all findings of nodes by their latest reports, and those of the MIG nodes in Slurm that have none."""
     for node in sorted({*nodes, *reports}):
         report = reports.get(node)

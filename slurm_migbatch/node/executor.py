@@ -136,7 +136,7 @@ class Executor:
                 why = f"{type(error).__name__}: {error}"
                 if env.hook == "epilog":
                     return exits.OK, f"{env.run}: {why}; the agent or the next hook completes the release"
-                return self._trouble(env, why, deadline, owner_id)
+                return self._unexpected(env, why, deadline, owner_id)
 
     def _prolog(self, env: HookEnv, owner_id: str, deadline: Deadline) -> Outcome:
         try:
@@ -160,7 +160,7 @@ class Executor:
             return self._unsafe(env, str(error), deadline, owner_id)
         except (DriverError, CapsError) as error:
             self.gpus.reset()
-            return self._trouble(env, str(error), deadline, owner_id)
+            return self._unexpected(env, str(error), deadline, owner_id)
         self._clear_errors()
         self._release_earlier(env, owner_id)
         for restart in given:
@@ -318,7 +318,7 @@ class Executor:
             return exits.UNSAFE, f"{env.run}: {why}; {error}"
         return self._send_back(env, why, deadline, owner_id)
 
-    def _trouble(self, env: HookEnv, why: str, deadline: Deadline, owner_id: str) -> Outcome:
+    def _unexpected(self, env: HookEnv, why: str, deadline: Deadline, owner_id: str) -> Outcome:
         """Count an unexpected failure and requeue the job; drain the node after several in a row."""
         count = int(self.journal.meta("errors") or 0) + 1
         drain = self.config.on_error == "drain" or count >= self.config.errors_before_drain > 0

@@ -284,7 +284,7 @@ class Chooser:
         self._choices[key] = partition, choice
         return choice
 
-    def told_bucket(self, hints: Hints, partition: Partition) -> Bucket | None:
+    def stated_bucket(self, hints: Hints, partition: Partition) -> Bucket | None:
         """Return the bucket of a batch job: with the batch that was chosen for it if the hints leave it open.
 
         None if no known model is named. Raises Refusal as `choose` does.

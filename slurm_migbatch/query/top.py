@@ -301,13 +301,13 @@ def _node_events(asked: _Selection) -> Iterator[EventRow]:
             continue
         if not isinstance(job, int):
             if rights.nodes and not (asked.user or asked.only):
-                text = asked.sentence(_said(event.kind, event.payload))
+                text = asked.sentence(_event_details(event.kind, event.payload))
                 yield EventRow(event.ts, event.kind, event.node, 0, "", text)
             continue
         slices = event.payload.get("slices") or () if event.kind in ("start", "stop") else ()
         profiles = [str(entry.get("profile")) for entry in slices]
         if _may_see(asked, job) and asked.of_job(job, profiles[0] if profiles else ""):
-            text = asked.sentence(_said(event.kind, event.payload)) or ",".join(profiles)
+            text = asked.sentence(_event_details(event.kind, event.payload)) or ",".join(profiles)
             node = event.node if rights.nodes else ""
             yield EventRow(event.ts, event.kind, node, job, _user(asked, job), text[:_WORDS])
 
@@ -333,7 +333,7 @@ def _user(asked: _Selection, job: int) -> str:
     return row.user if row is not None else str(asked.seen.owners.get(job, (None, None, None))[2] or "")
 
 
-def _said(kind: str, payload: Mapping[str, Any]) -> str:
+def _event_details(kind: str, payload: Mapping[str, Any]) -> str:
     """Return the details of an event."""
     if kind == "fault":
         return fault_sentence(payload)

@@ -53,7 +53,7 @@ class PageState:
         sort: one of the values of SORTS; `reverse`: reverse the order.
         user, only: as in a query, whose jobs, which profile or partition.
         prompt: the line being typed.
-        looks: incremented by each key that requests an immediate refresh.
+        refreshes: incremented by each key that requests an immediate refresh.
     """
 
     panes: tuple[str, ...] = PANES
@@ -68,7 +68,7 @@ class PageState:
     help: bool = False
     prompt: Prompt | None = None
     message: str = ""
-    looks: int = 0
+    refreshes: int = 0
     over: bool = False
 
 
@@ -91,7 +91,7 @@ def press(state: PageState, key: str, extents: Mapping[str, Extent]) -> PageStat
     if key in ("h", "?", "f1"):
         return replace(state, help=True)
     if key in (" ", "enter"):
-        return replace(state, looks=state.looks + 1)
+        return replace(state, refreshes=state.refreshes + 1)
     if key in _PROMPTS:
         return replace(state, prompt=Prompt(*_PROMPTS[key]))
     if key in SORTS:
@@ -109,7 +109,7 @@ def _arrange(state: PageState, key: str, extents: Mapping[str, Extent]) -> PageS
         return replace(state, pane=state.panes[(position + (1 if key == "tab" else -1)) % len(state.panes)])
     if key == "esc":
         changed = bool(state.user or state.only)
-        return replace(state, user="", only="", looks=state.looks + changed)
+        return replace(state, user="", only="", refreshes=state.refreshes + changed)
     return _scroll(state, key, extents.get(state.pane, Extent(0, 0)))
 
 
@@ -139,9 +139,9 @@ def _type(state: PageState, prompt: Prompt, key: str) -> PageState:
 def _set(state: PageState, prompt: Prompt) -> PageState:
     typed = prompt.typed.strip()
     if prompt.setting == "user":
-        return replace(state, user=typed, looks=state.looks + 1, offsets={})
+        return replace(state, user=typed, refreshes=state.refreshes + 1, offsets={})
     if prompt.setting == "only":
-        return replace(state, only=typed, looks=state.looks + 1, offsets={})
+        return replace(state, only=typed, refreshes=state.refreshes + 1, offsets={})
     try:
         seconds = float(typed)
     except ValueError:

@@ -206,7 +206,7 @@ def as_csv(usage: Usage, *, header: bool) -> Iterator[str]:
 def document(usage: Usage, start: float, end: float, now: float) -> str:
     """Return the result as JSON, with plain numbers and units in the names."""
 
-    def told(row: UsageRow) -> dict[str, Any]:
+    def as_fields(row: UsageRow) -> dict[str, Any]:
         figures = asdict(row)
         return {**dict(zip(usage.by, figures.pop("keys"), strict=False)), **figures}
 
@@ -217,8 +217,8 @@ def document(usage: Usage, start: float, end: float, now: float) -> str:
             "window": {"start_unix_s": start, "end_unix_s": end},
             "by": usage.by,
             "percent_of": usage.percent_of,
-            "rows": [told(row) for row in usage.rows],
-            "total": told(usage.total),
+            "rows": [as_fields(row) for row in usage.rows],
+            "total": as_fields(usage.total),
         }
     )
 

@@ -75,9 +75,9 @@ class Rights(Value):
         if self.everything or "jobs" not in self.private:
             return text
 
-        def told(found: re.Match[str]) -> str:
+        def shown_limit(found: re.Match[str]) -> str:
             if found[4]:
                 return found[0] if int(found[4]) == self.uid else "of another user"
             return found[0] if int(found[2]) in shown else f"another user's {found[1]}{found[3] or ''}"
 
-        return _NAMED.made.sub(told, text)
+        return _NAMED.made.sub(shown_limit, text)

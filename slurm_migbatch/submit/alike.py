@@ -46,7 +46,7 @@ class Question(NamedTuple):
             if name in request and "gpu" in request[name].lower():
                 return None  # whole GPUs: a note on the use of earlier runs of the same job is added to the answer
         try:
-            hints, of_llm = hinting.told(comment)
+            hints, of_llm = hinting.given_fields(comment)
         except Refusal:
             return None
         model = hints.get("model")

@@ -77,7 +77,7 @@ _PROFILE = re.compile(r"[0-9]{1,2}g\.[0-9]{1,4}gb[a-z.-]{0,8}")
 NO_LLM: Final = LlmHints()
 _ORDER: Final = {key: place for place, key in enumerate(FORMS)}
 
-Told = Mapping[str, str | int]
+GivenFields = Mapping[str, str | int]
 """Values by the field that they are for."""
 
 
@@ -138,7 +138,7 @@ def unread(*texts: str) -> str:
 
 def parse(*texts: str) -> Hints:
     """Read the hints of all texts that begin with the prefix (comment first, then extra); raises Refusal."""
-    given, of_llm = told(*texts)
+    given, of_llm = given_fields(*texts)
     # each field has its own type
     hints = Hints(**given, llm=LlmHints(**of_llm) if of_llm else NO_LLM)  # type: ignore[arg-type]
     if hints.deadline_s is not None and hints.items is None and hints.pipeline is None:
@@ -146,7 +146,7 @@ def parse(*texts: str) -> Hints:
     return hints
 
 
-def told(*texts: str) -> tuple[Told, Told]:
+def given_fields(*texts: str) -> tuple[GivenFields, GivenFields]:
     """Return what `parse` reads: the fields of Hints and those of LlmHints that are told; raises Refusal."""
     values: dict[str, str] = {}
     for text in texts:

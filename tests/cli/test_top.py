@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from slurm_migbatch.cli import live
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.cli.keys import decode
-from slurm_migbatch.cli.live import Look, frames, look
+from slurm_migbatch.cli.live import QueryResult, frames, query_once
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.query.client import NoAnswer
 from slurm_migbatch.query.questions import TopQuestion
@@ -157,11 +157,11 @@ def test_pages_continue_after_the_service_was_unavailable(capsys: pytest.Capture
 def test_expected_error_becomes_a_message_and_a_bug_is_raised() -> None:
     for error in (NoAnswer("away"), OSError(5, "away"), Failure("away"), ValueError("is not a page")):
         if isinstance(error, ValueError):
-            assert "not a page" in look(Service(Reply(("{}",))), TopQuestion()).trouble
+            assert "not a page" in query_once(Service(Reply(("{}",))), TopQuestion()).trouble
         else:
-            assert look(Service(error), TopQuestion()).trouble == "away"
+            assert query_once(Service(error), TopQuestion()).trouble == "away"
     with pytest.raises(ZeroDivisionError):
-        look(Service(ZeroDivisionError()), TopQuestion())
+        query_once(Service(ZeroDivisionError()), TopQuestion())
 
 
 class PlayedTerminal:
@@ -200,7 +200,7 @@ def test_page_stays_on_screen_while_the_service_is_unavailable() -> None:
     troubled = [text for text, _ in terminal.drawn if "stale, retrying: nobody answers" in text]
     assert troubled and all("gpu2  0 |=7g.80gb 4700 alice" in text for text in troubled)
     assert len(service.asked) == 3
-    assert Look().page is None
+    assert QueryResult().page is None
 
 
 # -- a pseudo-terminal -------------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ def pair(slowdowns, host_rate, guest_rate, at=1000.0):
     """The host reports while alone, then both while they share the slice: 100 s each."""
     host, guest = (1, 0), (2, 0)
     for second in (0.0, 100.0):
-        slowdowns.hear(host, told(BERT, 10 * second, at + second))
+        slowdowns.add_report(host, told(BERT, 10 * second, at + second))
     for second in (0.0, 100.0):
-        slowdowns.hear(host, told(BERT, 1000 + host_rate * second, at + 200 + second), guest, "gpt")
-        slowdowns.hear(guest, told(GPT, guest_rate * second, at + 200 + second), host, "bert")
+        slowdowns.add_report(host, told(BERT, 1000 + host_rate * second, at + 200 + second), guest, "gpt")
+        slowdowns.add_report(guest, told(GPT, guest_rate * second, at + 200 + second), host, "bert")
 
 
 def test_slowdown_is_known_for_a_host_that_ran_alone_but_not_for_its_guest():
@@ -34,7 +34,7 @@ def test_slowdown_is_known_for_a_host_that_ran_alone_but_not_for_its_guest():
 def test_guest_slowdown_is_relative_to_other_runs_of_its_kind_alone():
     slowdowns = PairSlowdowns({}, 1.5)
     for second in (0.0, 100.0):
-        slowdowns.hear((9, 0), told(GPT, 6 * second, second))
+        slowdowns.add_report((9, 0), told(GPT, 6 * second, second))
     pair(slowdowns, 8.0, 4.0)
     assert slowdowns.known["gpt", "bert"] == pytest.approx(1.5)
 
@@ -49,12 +49,12 @@ def test_table_of_slowdowns_takes_precedence_over_measured_ones():
 def test_no_rate_from_a_short_interval_or_across_a_change_of_partner():
     slowdowns = PairSlowdowns({}, 1.5)
     for second in (0.0, 100.0):
-        slowdowns.hear((1, 0), told(BERT, 10 * second, second))
-    slowdowns.hear((1, 0), told(BERT, 1000.0, 200.0), (2, 0), "gpt")
-    slowdowns.hear((1, 0), told(BERT, 1100.0, 230.0), (2, 0), "gpt")
+        slowdowns.add_report((1, 0), told(BERT, 10 * second, second))
+    slowdowns.add_report((1, 0), told(BERT, 1000.0, 200.0), (2, 0), "gpt")
+    slowdowns.add_report((1, 0), told(BERT, 1100.0, 230.0), (2, 0), "gpt")
     assert not slowdowns.known
-    slowdowns.hear((1, 0), told(BERT, 1200.0, 300.0), (3, 0), "gpt")
-    slowdowns.hear((1, 0), told(BERT, 1300.0, 400.0), (3, 0), "gpt")
+    slowdowns.add_report((1, 0), told(BERT, 1200.0, 300.0), (3, 0), "gpt")
+    slowdowns.add_report((1, 0), told(BERT, 1300.0, 400.0), (3, 0), "gpt")
     assert slowdowns.known == {("bert", "gpt"): pytest.approx(10.0)}
     assert slowdowns.measured((1, 0), (2, 0)) is None
     slowdowns.forget([(2, 0)])

@@ -194,7 +194,7 @@ def test_throttle_is_at_least_one_and_at_most_what_the_user_allows(
 
 def heard(loads: LoadHistory, job_id: int, *points: tuple[float, float], latency_ms: float | None = None) -> None:
     for at, items in points:
-        loads.hear((job_id, 0), NOW, Report(items=items, latency_ms=latency_ms, at=at), at + 0.5)
+        loads.add_report((job_id, 0), NOW, Report(items=items, latency_ms=latency_ms, at=at), at + 0.5)
 
 
 def test_load_is_measured_over_the_last_minutes() -> None:
@@ -235,7 +235,7 @@ def test_load_is_a_number_whatever_a_job_reports(said: list[tuple[float, float |
     loads, now = LoadHistory(), NOW
     for after, items, latency in said:
         now = max(now, NOW + after)
-        loads.hear((1, 0), NOW, Report(items=items, latency_ms=latency, at=NOW + after), now)
+        loads.add_report((1, 0), NOW, Report(items=items, latency_ms=latency, at=NOW + after), now)
     found = loads.load(9, [(1, 0)], 50.0, now)
     assert found is None or (found.each >= 0 and found.most >= 0)
     assert RESERVE > 0

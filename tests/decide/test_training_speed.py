@@ -6,26 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.training_speed import LEAST_S, TRUST, Heard, rates, speeds
+from slurm_migbatch.decide.lending.training_speed import LEAST_S, TRUST, SpeedReport, rates, speeds
 
 PREDICTED = {"1g.10gb": 0.2, "2g.20gb": 0.4, "3g.40gb": 0.6, "7g.80gb": 1.0}
 
 
 def test_without_reports_the_predicted_speeds_are_used():
     assert speeds(PREDICTED) == PREDICTED
-    assert speeds(PREDICTED, [Heard("4g.40gb", 1000, 100)]) == PREDICTED
+    assert speeds(PREDICTED, [SpeedReport("4g.40gb", 1000, 100)]) == PREDICTED
 
 
 def test_runs_are_weighted_by_their_length():
-    heard = [Heard("1g.10gb", 100, 10), Heard("1g.10gb", 3000, 100), Heard("2g.20gb", 500, 10)]
+    heard = [SpeedReport("1g.10gb", 100, 10), SpeedReport("1g.10gb", 3000, 100), SpeedReport("2g.20gb", 500, 10)]
     assert rates(heard) == {"1g.10gb": 3100 / 110, "2g.20gb": 50}
 
 
 @pytest.mark.parametrize(
     "nothing",
-    [Heard("1g.10gb", 0, 100), Heard("1g.10gb", 10, LEAST_S / 2), Heard("1g.10gb", math.inf, 100), Heard("", 10, 100),
-     Heard("1g.10gb", 10, math.nan), Heard("1g.10gb", 10, 100, micro=-1), Heard("1g.10gb", math.nan, 100)],
-)  # fmt: skip
+    [
+        SpeedReport("1g.10gb", 0, 100),
+        SpeedReport("1g.10gb", 10, LEAST_S / 2),
+        SpeedReport("1g.10gb", math.inf, 100),
+        SpeedReport("", 10, 100),
+        SpeedReport("1g.10gb", 10, math.nan),
+        SpeedReport("1g.10gb", 10, 100, micro=-1),
+        SpeedReport("1g.10gb", math.nan, 100),
+    ],
+)
 def test_report_without_a_usable_speed_is_ignored(nothing):
     assert rates([nothing]) == {}
     assert speeds(PREDICTED, [nothing]) == PREDICTED
@@ -34,12 +41,12 @@ def test_report_without_a_usable_speed_is_ignored(nothing):
 def test_one_measured_profile_does_not_change_the_ratios():
     """Its items may be of any size; only measurements on two profiles show how these compare."""
     for items in (1, 1e9):
-        assert speeds(PREDICTED, [Heard("1g.10gb", items, 100)]) == pytest.approx(PREDICTED)
+        assert speeds(PREDICTED, [SpeedReport("1g.10gb", items, 100)]) == pytest.approx(PREDICTED)
 
 
 def test_two_measured_profiles_have_their_measured_ratio():
     """This job gains little from more than a 1g; the profile between the two cannot be faster than the 3g."""
-    found = speeds(PREDICTED, [Heard("1g.10gb", 1000, 100), Heard("3g.40gb", 1500, 100)])
+    found = speeds(PREDICTED, [SpeedReport("1g.10gb", 1000, 100), SpeedReport("3g.40gb", 1500, 100)])
     assert found["3g.40gb"] / found["1g.10gb"] == pytest.approx(1.5)
     assert found["1g.10gb"] <= found["2g.20gb"] <= found["3g.40gb"] <= found["7g.80gb"]
     assert found["7g.80gb"] == 1.0
@@ -50,7 +57,7 @@ def test_two_measured_profiles_have_their_measured_ratio():
     st.floats(1e-6, 1e6),
 )
 def test_unit_of_items_does_not_matter_and_false_reports_are_bounded(told, unit):
-    heard = [Heard(profile, items, seconds) for profile, (items, seconds) in told.items()]
+    heard = [SpeedReport(profile, items, seconds) for profile, (items, seconds) in told.items()]
     found = speeds(PREDICTED, heard)
     assert found == pytest.approx(speeds(PREDICTED, [one._replace(items=one.items * unit) for one in heard]), rel=1e-6)
     assert set(found) == set(PREDICTED)
@@ -65,7 +72,12 @@ def test_unit_of_items_does_not_matter_and_false_reports_are_bounded(told, unit)
 
 @given(st.permutations(range(4)))
 def test_the_order_of_reports_does_not_matter(order):
-    heard = [Heard("1g.10gb", 900, 90), Heard("1g.10gb", 10, 6), Heard("7g.80gb", 70, 7), Heard("2g.20gb", 90, 9)]
+    heard = [
+        SpeedReport("1g.10gb", 900, 90),
+        SpeedReport("1g.10gb", 10, 6),
+        SpeedReport("7g.80gb", 70, 7),
+        SpeedReport("2g.20gb", 90, 9),
+    ]
     assert speeds(PREDICTED, [heard[i] for i in order]) == pytest.approx(speeds(PREDICTED, heard))
 
 

@@ -398,9 +398,9 @@ def a_disk(place: Path, options: str) -> Iterator[Path]:
 )
 def test_full_or_read_only_disk_is_reported(tmp_path: Path, options: str, said: str) -> None:
     with a_disk(tmp_path / "disk", options) as place:
-        assert said in one(disks.check_disks([disks.look("journal and spool", str(place / "n1/state"), 16)]))
+        assert said in one(disks.check_disks([disks.read_disk("journal and spool", str(place / "n1/state"), 16)]))
     with a_disk(tmp_path / "other", "size=64m") as place:
-        assert wrong(disks.check_disks([disks.look("journal and spool", str(place), 16)])) == []
+        assert wrong(disks.check_disks([disks.read_disk("journal and spool", str(place), 16)])) == []
 
 
 # --- drained, clock, reports

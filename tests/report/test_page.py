@@ -200,7 +200,7 @@ def test_keys_change_the_state_of_the_page():
     assert typed(PageState(), "h").help
     assert not typed(PageState(), "h", "x").help
     assert "time in use" in text(state=typed(PageState(), "?"), height=30)
-    assert typed(PageState(), " ").looks == 1
+    assert typed(PageState(), " ").refreshes == 1
     assert not typed(PageState(), "z").colour
     assert typed(PageState(), "left", "1", "f5") == PageState()
 
@@ -211,7 +211,7 @@ def test_typed_settings_are_applied_or_refused():
     assert "User (empty: all): alice_" in text(state=state)
     assert typed(state, "esc").user == ""
     state = typed(state, "enter")
-    assert (state.user, state.looks, state.prompt) == ("alice", 1, None)
+    assert (state.user, state.refreshes, state.prompt) == ("alice", 1, None)
     assert "user=alice" in text(state=state)
     assert typed(state, "p", *"1g.10gb", "enter").only == "1g.10gb"
     assert typed(state, "esc").user == ""

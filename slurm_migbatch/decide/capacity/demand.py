@@ -62,10 +62,10 @@ def could_run(row: JobRow, now: float) -> bool:
 
 def waits_for_begin(row: JobRow, now: float) -> bool:
     """Return whether a pending job waits for its begin time, even if Slurm does not show it yet."""
-    return row.reason.partition(",")[0].strip() == "BeginTime" or unsaid(row, now)
+    return row.reason.partition(",")[0].strip() == "BeginTime" or begin_not_shown(row, now)
 
 
-def unsaid(row: JobRow, now: float) -> bool:
+def begin_not_shown(row: JobRow, now: float) -> bool:
     """Return whether a job waits for its begin time and Slurm does not show it yet, as just after a requeue."""
     return row.reason in ("", "None") and row.eligible is not None and row.eligible > now
 
@@ -233,7 +233,7 @@ class DemandBook:
                 self._entries += before[start:end]
                 self._entries += self._noted_all(queue, new)
         else:
-            self._site, self._loan = _Site(*_told(nodes, supply)), loan
+            self._site, self._loan = _Site(*_node_facts(nodes, supply)), loan
             self._throttled, self._components = {}, {}
             self._entries = self._noted_all(queue, queue.jobs)
         self._nodes, self._supply, self._version = nodes, supply, queue.version
@@ -244,7 +244,9 @@ class DemandBook:
             return False
         others = [pair for pair in zip(self._nodes, nodes, strict=True) if pair[0] is not pair[1]]
         was, now = ([pair[i] for pair in others] for i in (0, 1))
-        return [row.name for row in was] == [row.name for row in now] and _told(was, supply) == _told(now, supply)
+        return [row.name for row in was] == [row.name for row in now] and _node_facts(was, supply) == _node_facts(
+            now, supply
+        )
 
     def _noted_all(self, queue: JobQueue, rows: Iterable[JobRow]) -> list[Demand | JobRow | None]:
         """Return what is kept of each row."""
@@ -359,7 +361,7 @@ class _Site:
         return frozenset(name for name in names if _has_features(row.features, self._facts[name][2]))
 
 
-def _told(nodes: Iterable[NodeRow], supply: Collection[str]) -> tuple[list[_NodeFacts], frozenset[str]]:
+def _node_facts(nodes: Iterable[NodeRow], supply: Collection[str]) -> tuple[list[_NodeFacts], frozenset[str]]:
     """Return the properties of jobs that determine their pools; see `_Site`."""
     facts: list[_NodeFacts] = []
     mixed: set[str] = set()

@@ -17,7 +17,7 @@ def by_size(profile: Profile) -> tuple[int, int, str]:
 
 
 def ordered(profiles: Iterable[Profile]) -> tuple[Profile, ...]:
-    """Return the wishes sorted, so that equal ones have the same key."""
+    """Return the profiles sorted, so that equal ones have the same key."""
     return tuple(sorted(profiles, reverse=True))
 
 
@@ -28,25 +28,25 @@ def without(profiles: tuple[Profile, ...], profile: Profile) -> tuple[Profile, .
 
 
 @lru_cache(maxsize=1 << 17)
-def fits(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...]) -> bool:
-    """Return whether the wishes (`ordered`) have legal places all together next to the used slots."""
-    return len(plan_free(geometry, used, wishes)) == len(wishes)
+def fits(geometry: Geometry, used: Layout, profiles: tuple[Profile, ...]) -> bool:
+    """Return whether the profiles (`ordered`) have legal places all together next to the used slots."""
+    return len(plan_free(geometry, used, profiles)) == len(profiles)
 
 
 @lru_cache(maxsize=1 << 17)
-def loss(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...], profile: Profile) -> tuple[int, int] | None:
+def loss(geometry: Geometry, used: Layout, profiles: tuple[Profile, ...], profile: Profile) -> tuple[int, int] | None:
     """Return the loss of a GPU by one more slice (see `left`), and its free space; None if it does not fit."""
-    more = ordered((*wishes, profile))
+    more = ordered((*profiles, profile))
     if not fits(geometry, used, more):
         return None
-    before, free = left(geometry, used, wishes)
+    before, free = left(geometry, used, profiles)
     return before - left(geometry, used, more)[0], free
 
 
 @lru_cache(maxsize=1 << 17)
-def left(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...]) -> tuple[int, int]:
+def left(geometry: Geometry, used: Layout, profiles: tuple[Profile, ...]) -> tuple[int, int]:
     """Return the memory slices that each profile alone could still get, summed over profiles, and the free ones."""
-    full = used.union(plan_free(geometry, used, wishes))
+    full = used.union(plan_free(geometry, used, profiles))
     left = sum(
         info.memory_slices * capacity(geometry, full, info.profile)
         for info in geometry.profiles

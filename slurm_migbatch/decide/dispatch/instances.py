@@ -98,7 +98,7 @@ class LoadHistory:
         self.most: dict[int, float] = {}
         self.needs: dict[int, tuple[tuple[float, int], ...]] = {}
 
-    def hear(self, run: Run, started: float, report: Report, now: float) -> None:
+    def add_report(self, run: Run, started: float, report: Report, now: float) -> None:
         """Add a report of an instance's run, which began at `started` (unix seconds)."""
         if report.latency_ms is not None:
             self.latency[run] = report.latency_ms

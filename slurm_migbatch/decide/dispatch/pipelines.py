@@ -169,7 +169,7 @@ def plan_pipelines(
         known[key] = _noted(known.get(key), rows)
     round_ = _Round(now, promises, rates, turns, equivalent)
     for key in sorted(found, key=lambda key: (known[key].at, key)):
-        known[key] = round_.look(known[key], found[key])
+        known[key] = round_.examine(known[key], found[key])
     return Plan(tuple(round_.changes), round_.limits)
 
 
@@ -195,7 +195,7 @@ class _Round:
         self.changes: list[Retype] = []
         self.limits: dict[int, float] = {}
 
-    def look(self, known: KnownPipeline, rows: Sequence[JobRow]) -> KnownPipeline:
+    def examine(self, known: KnownPipeline, rows: Sequence[JobRow]) -> KnownPipeline:
         """Examine one pipeline; returns the new state of it."""
         if known.deadline_s is None:
             return replace(known, jobs=(), why_not="none of its jobs has a deadline")

@@ -204,7 +204,7 @@ def plan_dispatch(
     due = _is_due(snapshot, memory, settings)
     _learn(snapshot.answers, memory, snapshot.now)
     if settings.arrays:
-        _hear(snapshot, memory)
+        _add_reports(snapshot, memory)
     if snapshot.predictions.version != memory.predicted_by:
         memory.predicted_by = snapshot.predictions.version
         memory.promises = OrderedDict((k, v) for k, v in memory.promises.items() if "@" not in k)
@@ -426,7 +426,7 @@ def _placeable(
     return arrays
 
 
-def _hear(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
+def _add_reports(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
     """Process reports of services' instances since the last snapshot."""
     if not snapshot.reports:
         return
@@ -435,7 +435,7 @@ def _hear(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
     starts = {run: begun for runs in running.values() for run, begun in runs.items()}
     for run, report in snapshot.reports:
         if run in starts:
-            memory.loads.hear(run, starts[run], report, snapshot.now)
+            memory.loads.add_report(run, starts[run], report, snapshot.now)
 
 
 def _count_served(view: _View, arrays: Sequence[ElasticArray], memory: DispatchMemory) -> None:

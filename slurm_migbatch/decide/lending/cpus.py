@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from slurm_migbatch.decide.capacity.demand import unsaid
+from slurm_migbatch.decide.capacity.demand import begin_not_shown
 from slurm_migbatch.decide.lending.ledger import JobView, Ledger
 from slurm_migbatch.decide.lending.model import CpuShortage
 from slurm_migbatch.decide.lending.view import LendingInputs
@@ -30,7 +30,7 @@ def shortages(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: L
         (row, placed)
         for row in inputs.rows
         if row.pending
-        and (row.reason == "Resources" or (row.reason == "None" and not unsaid(row, inputs.now)))
+        and (row.reason == "Resources" or (row.reason == "None" and not begin_not_shown(row, inputs.now)))
         and row.job_id not in job_views
         and (placed := plan.placed.get(row.job_id)) is not None
         and placed.standing

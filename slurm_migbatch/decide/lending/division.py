@@ -55,7 +55,7 @@ def divide(
 
     Args:
         spaces: GPUs that may lend.
-        elastic_jobs: all jobs; running ones may be stopped if `calm` allows.
+        elastic_jobs: all jobs; running ones may be stopped if `hysteresis` allows.
         waiting: jobs that do not fit, in Slurm's order.
         most: maximum number of jobs to stop.
     """

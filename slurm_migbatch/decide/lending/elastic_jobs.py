@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from slurm_migbatch.decide.lending.ledger import JobView
-from slurm_migbatch.decide.lending.training_speed import Heard, speeds, usable
+from slurm_migbatch.decide.lending.training_speed import SpeedReport, speeds, usable
 from slurm_migbatch.decide.lending.values import usual_speed, within
 from slurm_migbatch.decide.lending.view import Run, RunCosts
 from slurm_migbatch.decide.snapshot import Predictions, Report
@@ -50,7 +50,7 @@ class ElasticJobs:
         self._version: str | None = None
         self._restart_s, self._checkpoint_s = restart_s, checkpoint_s
         self._reports: dict[Run, Report] = {}
-        self._heard: dict[int, dict[int, Heard]] = {}
+        self._heard: dict[int, dict[int, SpeedReport]] = {}
         self._geometries: tuple[Geometry, ...] = ()
         self._usual: dict[LoanHints, Mapping[Profile, float]] = {}
         self._predicted: dict[tuple[LoanHints, str], Mapping[Profile, float]] = {}
@@ -83,7 +83,7 @@ class ElasticJobs:
     def recall(self, run: Run, profile: Profile, report: Report) -> None:
         """Add the record's data of a run, on a slice of this profile."""
         self._reports.setdefault(run, report)
-        self._hear(run, profile, report)
+        self._add_reports(run, profile, report)
 
     def update(self, job_views: Mapping[int, JobView], held: Mapping[Run, Profile]) -> None:
         """Set Slurm's current list and the profile of each run; drop jobs that are no longer listed."""
@@ -92,7 +92,7 @@ class ElasticJobs:
             if job_view is None or job_view.row.restarts > run[1]:
                 del self._reports[run]
             elif run in held:
-                self._hear(run, held[run], report)
+                self._add_reports(run, held[run], report)
         for job in [job for job in self._heard if job not in job_views]:
             del self._heard[job]
         for job in self._speeds.keys() - job_views.keys():
@@ -105,9 +105,9 @@ class ElasticJobs:
         self._predicted.clear()
         self._speeds.clear()
 
-    def _hear(self, run: Run, profile: Profile, report: Report) -> None:
+    def _add_reports(self, run: Run, profile: Profile, report: Report) -> None:
         if report.items and report.rate:
-            heard = Heard(profile.name, report.items, report.items / report.rate)
+            heard = SpeedReport(profile.name, report.items, report.items / report.rate)
             heard_of = self._heard.setdefault(run[0], {})
             if heard_of.get(run[1]) != heard:
                 heard_of[run[1]] = heard

@@ -61,7 +61,7 @@ def lend(
         elastic_jobs: training jobs in Slurm's order, running ones anywhere among them.
         reserve: slices that inference is expected to need.
         now: unix seconds.
-        calm: when a job may be changed and a slice lent.
+        hysteresis: when a job may be changed and a slice lent.
         releases: maximum number of jobs to release or grow; None: unlimited.
     """
     cluster = LendingCapacity(spaces, elastic_jobs, now, hysteresis)

@@ -365,7 +365,7 @@ def _turn(task: QueuedTraining) -> int:
 
 
 def rollout(sharing: SharingQueue, rule: SharingRule, max_total: float = math.inf, *, hold: bool = False) -> float:
-    """Sum of finishes, counted from now, of all on the board if nobody comes and the rule is kept to; plays it through.
+    """Return the sum of finishes, from now, of all jobs of `sharing` if no job comes and the rule is kept, by simulation.
 
     Stops early with infinity where it would exceed `max_total`, or the budget is spent. With `hold` nothing starts
     before the first has ended.
@@ -435,7 +435,7 @@ def _total(
 def plan(
     sharing: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64, tries: int = 8
 ) -> list[TrainingStart]:
-    """Return what to start now for the lowest mean finish of the current queue; changes the board.
+    """Return what to start now for the lowest mean finish of the current queue; changes `sharing`.
 
     First, like the best of the rules. Then up to `tries` single changes, each kept if the rest, simulated by that
     rule, ends earlier on average: omitting a start that shares, or starting a job that would wait where it is fastest.
@@ -490,7 +490,7 @@ def _better(
 
 
 def begin(sharing: SharingQueue, rule: SharingRule) -> list[TrainingStart]:
-    """Return what one rule starts now; changes the board."""
+    """Return what one rule starts now; changes `sharing`."""
     return [
         TrainingStart(task.key, empty, tuple((other.key, count) for other, count in partners))
         for task, empty, partners in sharing.start(rule)

@@ -83,7 +83,7 @@ class PairSlowdowns:
         variance = math.fsum((log - mean) ** 2 for log in logs) / count
         return math.exp(max(0.0, mean - _LOWER * math.sqrt(variance)))
 
-    def hear(self, run: Run, report: Reported, beside: Run | None = None, other: str = "") -> None:
+    def add_report(self, run: Run, report: Reported, beside: Run | None = None, other: str = "") -> None:
         """Add a report; `beside`: the run that shares the slice, None: none; `other`: its application."""
         stretch = self._stretches.get(run)
         if stretch is None or stretch.beside != beside or report.items < stretch.items:

@@ -51,10 +51,10 @@ class SharedRuns:
                 continue
             other = beside.get(run)
             reported = Reported(_kind(job_view, profile), _app(job_view), report.items, report.at)
-            self.slowdowns.hear(run, reported, other, _app(job_views.get(other[0])) if other is not None else "")
+            self.slowdowns.add_report(run, reported, other, _app(job_views.get(other[0])) if other is not None else "")
         self.slowdowns.forget(held.keys())
 
-    def told(self, sharer: Sharer, job_view: JobView) -> Sharer:
+    def with_length(self, sharer: Sharer, job_view: JobView) -> Sharer:
         """Return a job with the data on its length."""
         row = job_view.row
         worked, errors = self._worked.get(row.job_id, 0.0), self.lengths.errors(row.uid)

@@ -258,7 +258,7 @@ class SliceSharing:
         sharer = Sharer(
             job, row.uid, hints.model or "", needs_s, limit, hints.mem_mib, resumes=hints.signal is not None
         )
-        return self.runs.told(sharer, job_view)
+        return self.runs.with_length(sharer, job_view)
 
     @staticmethod
     def _speeds(view: LendingView, hosts: Iterable[Host]) -> dict[int, Mapping[Profile, float]]:

@@ -21,7 +21,7 @@ TRUST: Final = 3.0
 """Largest accepted factor between a measured ratio of two profiles and the predicted one."""
 
 
-class Heard(NamedTuple):
+class SpeedReport(NamedTuple):
     """A run's latest report: its work on slices of one profile since it began there.
 
     `seconds` are those of training (if a record has items and items a second, their quotient). `micro` is the batch
@@ -35,7 +35,7 @@ class Heard(NamedTuple):
     steps: int | None = None
 
 
-def usable(reports: Iterable[Heard]) -> list[Heard]:
+def usable(reports: Iterable[SpeedReport]) -> list[SpeedReport]:
     """Return the reports that give a speed: something was done, for long enough, in finite numbers."""
     return [
         report
@@ -47,7 +47,7 @@ def usable(reports: Iterable[Heard]) -> list[Heard]:
     ]
 
 
-def rates(reports: Iterable[Heard]) -> dict[str, float]:
+def rates(reports: Iterable[SpeedReport]) -> dict[str, float]:
     """Return items a second on each profile that the job ran on; runs count by their length."""
     items: dict[str, float] = {}
     seconds: dict[str, float] = {}
@@ -57,7 +57,7 @@ def rates(reports: Iterable[Heard]) -> dict[str, float]:
     return {profile: items[profile] / seconds[profile] for profile in items}
 
 
-def speeds(predicted: Mapping[str, float], reports: Sequence[Heard] = ()) -> dict[str, float]:
+def speeds(predicted: Mapping[str, float], reports: Sequence[SpeedReport] = ()) -> dict[str, float]:
     """Return the speed on every profile of `predicted`, in the predictor's unit (usually of the whole GPU).
 
     Args:

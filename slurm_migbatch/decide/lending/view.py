@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import inf
 from typing import Final
 
-from slurm_migbatch.decide.capacity.demand import DemandBook, unlocated, unsaid, waits_for_begin
+from slurm_migbatch.decide.capacity.demand import DemandBook, begin_not_shown, unlocated, waits_for_begin
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
 from slurm_migbatch.decide.capacity.queue import JobQueue, holds_slices
@@ -395,7 +395,7 @@ def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Le
             if delayed(row, ledger.past.get(row.job_id), inputs.now):
                 early.add(row.job_id)
                 reason = "None"
-            elif unsaid(row, inputs.now):
+            elif begin_not_shown(row, inputs.now):
                 reason = "BeginTime"
             alike.append(_for_any_slice(row, reason))
         elif row.active and row.array_job is not None:

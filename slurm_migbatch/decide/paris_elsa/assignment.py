@@ -209,8 +209,8 @@ def assign(
     Args:
         now: the time.
         waiting: jobs in any order, each with a unique name.
-        idle: idle slices of each kind; the stock of the board counts the busy ones too.
-        board: costs and homes.
+        idle: idle slices of each kind; the stock of `stock_costs` counts the busy ones too.
+        stock_costs: costs and homes.
     """
     central = Central(stock_costs, idle)
     for job in sorted(waiting):

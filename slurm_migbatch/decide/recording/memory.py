@@ -27,7 +27,7 @@ from slurm_migbatch.decide.lending.run_lengths import LengthHistory
 from slurm_migbatch.decide.lending.shared_runs import SharedRuns
 from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
 from slurm_migbatch.decide.lending.stage import LendingMemory, Refusals
-from slurm_migbatch.decide.lending.training_speed import Heard
+from slurm_migbatch.decide.lending.training_speed import SpeedReport
 from slurm_migbatch.decide.lending.values import Target
 from slurm_migbatch.decide.lending.view import Idleness
 from slurm_migbatch.decide.recording.codec import Codec, CodecError, Json
@@ -87,7 +87,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     ElasticJobs: {
         "_version": str | None,
         "_reports": dict[Run, Report],
-        "_heard": dict[int, dict[int, Heard]],
+        "_heard": dict[int, dict[int, SpeedReport]],
         "_geometries": tuple[Geometry, ...],
         "_usual": dict[LoanHints, dict[Profile, float]],
         "_predicted": dict[tuple[LoanHints, str], dict[Profile, float]],

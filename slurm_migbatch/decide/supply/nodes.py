@@ -96,7 +96,7 @@ class KnownNodes:
                     shared = sharers.sharing(name, facts, pairs, queue.rows, started, used, places)
                     if shared != sharers.ALONE:
                         sharing[name] = shared
-                known = _look(name, facts, row, status, queue, shared, snapshot.now, known)
+                known = _examined(name, facts, row, status, queue, shared, snapshot.now, known)
             self._known[name] = known
             if known.notes:
                 notes.extend(known.notes)
@@ -113,7 +113,7 @@ def _touched(queue: JobQueue) -> frozenset[str]:
     return frozenset([name for row in rows if row.nodes and GRES in row.gres for name in row.nodes])
 
 
-def _look(
+def _examined(
     name: str,
     facts: NodeFacts,
     row: NodeRow,

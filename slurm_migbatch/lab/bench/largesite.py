@@ -192,11 +192,11 @@ class LargeSite:
     def start(self) -> int:
         """Start jobs in Slurm's order if their slices are offered; return how many."""
         for node in self._renewed:
-            self._look(node)
+            self._refresh(node)
         self._renewed.clear()
         return sum(row.reason == "Priority" and self._begun(row) for row in list(self._waiting.values()))
 
-    def _look(self, node: str) -> None:
+    def _refresh(self, node: str) -> None:
         """Read a node's current offer."""
         for nodes in self._free.values():
             nodes.pop(node, None)

@@ -245,7 +245,7 @@ def evaluate(data: Path, say: Say = silent) -> dict[str, Any]:
         "services": sum(len(loads) for loads in bench.loads.values()),
         "points": POINTS,
         "confidence": CONFIDENCE,
-        "notes": [*bench.notes, *_told(_odd(bench))],
+        "notes": [*bench.notes, *_odd_cells(_odd(bench))],
         "rows": rows,
         "placed": placed,
         "wrong": wrong,
@@ -291,7 +291,7 @@ def _hindsight(bench: InstanceBench) -> dict[str, Any]:
     return _row(f"points with hindsight, at most {most} a model", counts)
 
 
-def _told(odd: Mapping[str, frozenset[InstanceSetting]]) -> list[str]:
+def _odd_cells(odd: Mapping[str, frozenset[InstanceSetting]]) -> list[str]:
     cells = [
         f"{model} {s.profile} batch {s.batch} of {s.procs} processes"
         for model, settings in odd.items()

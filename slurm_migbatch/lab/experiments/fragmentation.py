@@ -142,12 +142,12 @@ def at_once(found: Draw, place: Place, queued: bool) -> Outcome:
     return outcome
 
 
-def config_of(kinds: Sequence[PodKind], told: Mapping[Profile, float] | None = None) -> Config:
+def config_of(kinds: Sequence[PodKind], given_shares: Mapping[Profile, float] | None = None) -> Config:
     """Default settings, on a site that has received these jobs for a while.
 
     `told`: by profile, the run time that the site has learned over the true one; 1 if not named.
     """
-    off = told or {}
+    off = given_shares or {}
     counts: Counter[Profile] = Counter(kind.profile for kind in kinds)
     seconds = {p: statistics.fmean(kind.seconds for kind in kinds if kind.profile == p) for p in counts}
     work = sum(profile.compute * seconds[profile] * count for profile, count in counts.items())

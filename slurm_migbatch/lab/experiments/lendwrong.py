@@ -71,7 +71,7 @@ class Wrong:
     checkpoints: float = 1.0
     limits: tuple[float, float] | None = None
 
-    def told(self, case: PlayedLoad, found: lendslices.Miso, seed: int) -> PlayedLoad:
+    def with_errors(self, case: PlayedLoad, found: lendslices.Miso, seed: int) -> PlayedLoad:
         """Return the load with this record, these limits and these costs."""
         end = lending.HISTORY_DAYS * DAY_S + case.begin_s
         uses = _scaled(_shifted(case.uses, self.later_s, end), self.height)
@@ -236,7 +236,9 @@ def _case(inputs: lendruns.Inputs, load: Load, seed: int, window_s: float, wrong
     case = PlayedLoad.of(load, moments, found, seed, window_s)
     if way == "half":
         return lendruns.play(wrong.truth(case), found, lendruns.WAYS[way])
-    return lendruns.play(wrong.told(case, found, seed), found, lendruns.WAYS[way], wrong.predictions(found, seed))
+    return lendruns.play(
+        wrong.with_errors(case, found, seed), found, lendruns.WAYS[way], wrong.predictions(found, seed)
+    )
 
 
 def _row(runs: Sequence[Mapping[str, float]], halves: Sequence[Mapping[str, float]]) -> dict[str, Any]:

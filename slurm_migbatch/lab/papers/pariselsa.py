@@ -159,10 +159,10 @@ def split(works: Sequence[WorkClass], stock: Sequence[float]) -> list[list[float
     return fractions
 
 
-def first_idle(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
+def first_idle(stock_costs: StockCosts, stream: Stream, rate: float) -> list[float] | None:
     """Serve on the first idle partition: one queue, whose head goes to the partition that has been idle longest."""
-    works, ledger = board.works, Latencies(stream)
-    free = [(0.0, number, kind) for number, kind in enumerate(_kinds_of(board.stock))]
+    works, ledger = stock_costs.works, Latencies(stream)
+    free = [(0.0, number, kind) for number, kind in enumerate(_kinds_of(stock_costs.stock))]
     for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
         since, which, kind = free[0]
         seconds = works[number].seconds[kind]
@@ -176,10 +176,10 @@ def first_idle(board: StockCosts, stream: Stream, rate: float) -> list[float] | 
     return ledger.result()
 
 
-def early(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
+def early(stock_costs: StockCosts, stream: Stream, rate: float) -> list[float] | None:
     """Serve by `elsa`: assign each query to a partition on arrival."""
-    works, ledger = board.works, Latencies(stream)
-    free_at = [[0.0] * count for count in board.stock]
+    works, ledger = stock_costs.works, Latencies(stream)
+    free_at = [[0.0] * count for count in stock_costs.stock]
     for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
         chosen = elsa(now, works[number], free_at)
         if chosen is None:

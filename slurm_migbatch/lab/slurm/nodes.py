@@ -329,15 +329,15 @@ class SimulatedNodes:
             return 0.0
         if is_guest(row.gres):
             return self._join(row, name, node)
-        wishes = [profile for profile, count in slices(row.gres).items() for _ in range(count)]
-        if not wishes:
+        requested = [profile for profile, count in slices(row.gres).items() for _ in range(count)]
+        if not requested:
             return 0.0
         views = self._views(node)
-        if len(wishes) == 1:  # a planned slot comes before any other, so only GPUs that have one are examined
-            planned = [view for view in views if _free_planned(view, wishes[0])]
+        if len(requested) == 1:  # a planned slot comes before any other, so only GPUs that have one are examined
+            planned = [view for view in views if _free_planned(view, requested[0])]
             views = planned or views
-        barred = self._barred(views, wishes) if self._strict else ()
-        claims = None if barred is None else placement.choose_slots(views, wishes, row.uid, _REUSE, barred)
+        barred = self._barred(views, requested) if self._strict else ()
+        claims = None if barred is None else placement.choose_slots(views, requested, row.uid, _REUSE, barred)
         if claims is None:
             return None
         if not all(claim.planned for claim in claims):
@@ -354,11 +354,11 @@ class SimulatedNodes:
         return views
 
     def _barred(
-        self, views: Sequence[placement.GpuOccupancy], wishes: Sequence[Profile]
+        self, views: Sequence[placement.GpuOccupancy], requested: Sequence[Profile]
     ) -> set[placement.GpuSlot] | None:
         """Return all places except random planned ones; None if there are too few."""
         allowed: set[placement.GpuSlot] = set()
-        for profile, count in Counter(wishes).items():
+        for profile, count in Counter(requested).items():
             free = [
                 (view.uuid, slot)
                 for view in views
@@ -368,7 +368,7 @@ class SimulatedNodes:
             if len(free) < count:
                 return None
             allowed.update(self.random.sample(free, count))
-        every = {(v.uuid, s) for v in views for p in wishes if p in v.geometry for s in v.geometry.info(p).slots}
+        every = {(v.uuid, s) for v in views for p in requested if p in v.geometry for s in v.geometry.info(p).slots}
         return every - allowed
 
     def _make_slices(

@@ -125,10 +125,10 @@ class _Case:
 
     def rates(self, cut: Cut, trial: Trial, guess: float, streams: Sequence[Stream] | None = None) -> list[float]:
         """The latency-bounded rate on each stream."""
-        board = StockCosts(self.works, self.prices, cut.stock)
+        stock_costs = StockCosts(self.works, self.prices, cut.stock)
         rates: list[float] = []
         for drawn in self.streams if streams is None else streams:
-            rate = bounded_rate(trial, board, drawn, guess)
+            rate = bounded_rate(trial, stock_costs, drawn, guess)
             guess = rate or guess
             rates.append(rate)
         return rates
@@ -241,8 +241,8 @@ _SERVED: Final[Mapping[Trial, str]] = {first_idle: "first idle", early: "ELSA"}
 
 def _tails(case: _Case, cut: Cut, rates: Sequence[float]) -> dict[str, float]:
     """Latency over limit at the found rates: 95th and 99th percentile (means over seeds), and the longest of all."""
-    board = StockCosts(case.works, case.prices, cut.stock)
-    runs = [central(board, drawn, rate) or [] for drawn, rate in zip(case.streams, rates, strict=True) if rate]
+    stock_costs = StockCosts(case.works, case.prices, cut.stock)
+    runs = [central(stock_costs, drawn, rate) or [] for drawn, rate in zip(case.streams, rates, strict=True) if rate]
     if not runs:
         return {}
     p95, p99 = (statistics.fmean(float(np.quantile(run, share)) for run in runs) for share in (0.95, 0.99))

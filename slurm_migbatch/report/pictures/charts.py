@@ -99,7 +99,7 @@ def use_by_account(uses: Sequence[Use], limit: int) -> Chart:
         }
         for (name, colour, hatch), part in zip(_ACTIVITY, ("busy", "idle", "unknown"), strict=True)
     ]  # fmt: skip
-    labels = [f"<b>{in_chart(use.name)}</b><br>{_said(use)}" for use in shown]
+    labels = [f"<b>{in_chart(use.name)}</b><br>{_use_text(use)}" for use in shown]
     layout = {
         "barmode": "stack", "annotations": _above(labels), "yaxis": _rows_axis(len(shown)),
         "xaxis": {"title": {"text": "GPU hours"}, "rangemode": "tozero", "showgrid": False},
@@ -116,9 +116,9 @@ def use_by_account(uses: Sequence[Use], limit: int) -> Chart:
         "the node samples it."
     )
     answer = (
-        f"{plural(len(uses), 'account')}: {_said(everything)}"
+        f"{plural(len(uses), 'account')}: {_use_text(everything)}"
         if len(uses) != 1
-        else f"{uses[0].name}: {_said(uses[0])}"
+        else f"{uses[0].name}: {_use_text(uses[0])}"
     )
     return Chart(
         "accounts", "Use by account: busy and idle", about, answer, data, layout, _AROUND + _ROW * len(shown), table,
@@ -126,7 +126,7 @@ def use_by_account(uses: Sequence[Use], limit: int) -> Chart:
     )  # fmt: skip
 
 
-def _said(use: Use) -> str:
+def _use_text(use: Use) -> str:
     text = amount(use.total, "GPU hours")
     if use.idle_share is None:
         return f"{text}, activity not sampled"

@@ -67,7 +67,7 @@ class Way:
 
     Attributes:
         lend: whether at all. `servers`: only whole nodes (like Lyra). `forecast`: only into gaps that last.
-        calm: hysteresis; None: DeepBoot's own, a value that falls with restarts.
+        hysteresis: when slices may change; None: DeepBoot's own rule, a value that falls with restarts.
         sure: required probability that the gap lasts. `horizon_s`: its required length, and the time for which
             recent needs are expected again.
         protect: how long idle replicas are protected, in DeepBoot's times.

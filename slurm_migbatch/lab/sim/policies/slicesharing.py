@@ -208,7 +208,7 @@ class LivePairs(SliceQueue):
             kind = Kind(_uid(run), run.job.app, str(self.profile))
             report = Reported(kind, run.job.app, run.job.work - run.remaining(sim.now), sim.now)
             beside = (None, "") if other is None else (_key(other), other.job.app)
-            self.slowdowns.hear(_key(run), report, *beside)
+            self.slowdowns.add_report(_key(run), report, *beside)
 
     def _renew(self, sim: Simulation) -> None:
         shared = [self._sharer(self.running[job], sim.now) for job in sorted(self.shared & self.running.keys())]

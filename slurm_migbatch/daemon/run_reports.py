@@ -16,7 +16,7 @@ PATIENCE_S = 60.0
 """Seconds for which reports are kept that Slurm's list, which may be older, does not confirm yet."""
 
 
-class Told(NamedTuple):
+class RunReport(NamedTuple):
     """A node's report of a run at a time (unix s): its progress, or None if the node requeued it."""
 
     node: str
@@ -25,28 +25,28 @@ class Told(NamedTuple):
     at: float
 
 
-class Heard(NamedTuple):
+class ConfirmedReports(NamedTuple):
     """Accepted reports and requeued jobs; `later`: those that wait for another list."""
 
     reports: list[tuple[Run, Report]]
     sent_back: list[int]
-    later: list[Told]
+    later: list[RunReport]
 
 
-def hear(told: Iterable[Told], listed: Mapping[int, JobRow], now: float) -> Heard:
+def confirm(messages: Iterable[RunReport], listed: Mapping[int, JobRow], now: float) -> ConfirmedReports:
     """Return the reports that Slurm's list of jobs confirms."""
-    heard = Heard([], [], [])
-    for word in told:
-        job, restart = word.run
+    confirmed = ConfirmedReports([], [], [])
+    for message in messages:
+        job, restart = message.run
         row = listed.get(job)
-        if row is None or (row.nodes and word.node not in row.nodes):
+        if row is None or (row.nodes and message.node not in row.nodes):
             continue
         requeued = row.pending and row.restarts == restart + 1
-        if row.nodes or (requeued and word.report is None):
-            if word.report is None:
-                heard.sent_back.append(job)
+        if row.nodes or (requeued and message.report is None):
+            if message.report is None:
+                confirmed.sent_back.append(job)
             else:
-                heard.reports.append((word.run, word.report))
-        elif row.restarts <= restart and now - word.at < PATIENCE_S:
-            heard.later.append(word)
-    return heard
+                confirmed.reports.append((message.run, message.report))
+        elif row.restarts <= restart and now - message.at < PATIENCE_S:
+            confirmed.later.append(message)
+    return confirmed

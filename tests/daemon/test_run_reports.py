@@ -8,8 +8,8 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.plans import NodePlans
+from slurm_migbatch.daemon.run_reports import PATIENCE_S, RunReport, confirm
 from slurm_migbatch.daemon.service import Service
-from slurm_migbatch.daemon.told import PATIENCE_S, Told, hear
 from slurm_migbatch.decide.snapshot import Answers, Report
 from slurm_migbatch.slurm.client import JobRow
 from tests.support.daemon_fakes import FakeSigner, FakeSlurm, FakeStore
@@ -21,8 +21,8 @@ WAITS = JobRow(7, state="PENDING", reason="BeginTime", restarts=1)
 
 
 def heard(row: JobRow | None, report: Report | None, *, node: str = HERE, restart: int = 1, at: float = NOW) -> str:
-    word = Told(node, (7, restart), report, at)
-    found = hear([word], {} if row is None else {7: row}, NOW)
+    word = RunReport(node, (7, restart), report, at)
+    found = confirm([word], {} if row is None else {7: row}, NOW)
     assert sum(map(len, found)) <= 1
     if found.later:
         assert found.later == [word]
@@ -64,7 +64,7 @@ def test_reports_made_while_slurm_is_away_are_kept_once_for_each_run() -> None:
         event = {"kind": "progress", "job": 7, "restart": 1, "ts": NOW + number, "items": number, **safe}
         observer.ingested(HERE, [event, misfit], NOW + number)
         observer.ingested("n2", [event], NOW + number)
-    assert sum(map(len, observer._told.values())) == 3
+    assert sum(map(len, observer._run_reports.values())) == 3
     found = observer.snapshot(NOW + 1000, [RUNS], [], Answers(), recording=True)
     assert found.reports == (((7, 1), Report(checkpoint=NOW, items=1000, at=NOW + 1000)),) * 2
     assert observer.snapshot(NOW + 1000, [RUNS], [], Answers(), recording=True).reports == ()
@@ -75,7 +75,7 @@ def test_invented_runs_of_one_node_do_not_displace_reports_of_others() -> None:
     observer.ingested("n2", [{"kind": "progress", "job": 7, "restart": 1, "ts": NOW, "items": 5}], NOW)
     for job in range(10_000):
         observer.ingested(HERE, [{"kind": "progress", "job": job, "restart": 1, "ts": NOW, "items": 1}], NOW)
-    assert sum(map(len, observer._told.values())) <= 1001
+    assert sum(map(len, observer._run_reports.values())) <= 1001
     found = observer.snapshot(NOW, [RUNS], [], Answers(), recording=True)
     assert found.reports == (((7, 1), Report(items=5, at=NOW)),)
 
