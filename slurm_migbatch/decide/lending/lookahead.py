@@ -365,7 +365,7 @@ def _turn(task: QueuedTraining) -> int:
 
 
 def rollout(sharing: SharingQueue, rule: SharingRule, max_total: float = math.inf, *, hold: bool = False) -> float:
-    """Return the sum of finishes, from now, of all jobs of `sharing` if no job comes and the rule is kept, by simulation.
+    """Return the sum of finishes, from now, of all jobs of `sharing` if none comes and the rule is kept, by simulation.
 
     Stops early with infinity where it would exceed `max_total`, or the budget is spent. With `hold` nothing starts
     before the first has ended.
