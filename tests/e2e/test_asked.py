@@ -1,4 +1,4 @@
-"""Every command of docs/asked.md, in its order, as a user of a test bed."""
+"""Every command of docs/asked.md, in the page's order, as a user of a test bed."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def bed(slurm_root: str) -> Iterator[Cluster]:
         cancel(made)
 
 
-def test_fifteen_questions_have_a_section_and_a_command() -> None:
+def test_each_of_the_fifteen_questions_has_a_section_with_commands() -> None:
     assert len(SECTIONS) == 15 and all(commands for _, commands in SECTIONS)
 
 
 def test_the_commands_do_what_the_page_says(bed: Cluster) -> None:
-    """One after the other, as later ones look at what earlier ones did."""
+    """One after the other, because later ones look at what earlier ones did."""
     home = bed.home("mbalice")
     for name, commands in SECTIONS:
         before = set(home.glob("slurm-*.out"))
         done = bed.run(["sh", "-e", "-c", f'PATH="$HOME/bin:$PATH"\n{commands}'], "mbalice", check=False)
         assert done.returncode == 0, (name, done)
         new = sorted(set(home.glob("slurm-*.out")) - before, key=lambda path: path.stat().st_mtime)
-        said = done.stdout + done.stderr + "".join(path.read_text() for path in new)
+        output = done.stdout + done.stderr + "".join(path.read_text() for path in new)
         wanted = next((answer for start, answer in ANSWERS.items() if name.startswith(start)), "")
-        assert re.search(wanted, said), (name, said)
+        assert re.search(wanted, output), (name, output)

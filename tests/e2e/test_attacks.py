@@ -1,4 +1,4 @@
-"""What users try: another's slice, a larger slice, a command run by root. None of it works, and no node suffers."""
+"""Attacks by users: another user's slice, a larger slice, a command run by root. None works, and no node is harmed."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ for path in sys.argv[2:]:
 
 
 def python(bed: Cluster, user: str, code: str, *arguments: object) -> list[str]:
-    """Lines that a Python program of a user prints."""
+    """Words that a Python program of a user prints."""
     return bed.run([PYTHON, "-c", code, *map(str, arguments)], user).stdout.split()
 
 
 def attempts(bed: Cluster, user: str, how: str, paths: list[Path]) -> set[str]:
-    """How opening each of the files ends for a user."""
+    """The results of opening each of the files as a user."""
     return set(python(bed, user, TRY, how, *paths))
 
 
@@ -76,8 +76,8 @@ def caps_of(bed: Cluster, user: str) -> list[Path]:
 
 def running(bed: Cluster, *options: str, user: str = "mbalice", wrap: str = f"{SHOW}; sleep 600") -> int:
     """A job that has run its first step."""
-    job, said = sbatch(bed, *options, user=user, wrap=wrap)
-    assert job, said
+    job, message = sbatch(bed, *options, user=user, wrap=wrap)
+    assert job, message
     bed.wait_job(job, "RUNNING")
     first_step(bed, job, user)
     return job
@@ -90,7 +90,7 @@ def cancel(bed: Cluster, *jobs: int) -> None:
 
 @pytest.fixture(autouse=True)
 def no_jobs_left(stack: Cluster) -> Iterator[None]:
-    """What a test left running is no matter of the next."""
+    """Cancel what a test left running, so that it does not affect the next one."""
     yield
     for user in stack.users:
         stack.run(["scancel", "-u", user.name])
@@ -99,7 +99,7 @@ def no_jobs_left(stack: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def canary(stack: Cluster) -> Iterator[Path]:
-    """A place where only root can make a file; none may be there after the test, and no node in trouble."""
+    """A path where only root can create a file; after the test there must be none, and no node in trouble."""
     path = stack.directory / f"canary{time.monotonic_ns()}"
     yield path
     assert not path.exists()
@@ -109,7 +109,7 @@ def canary(stack: Cluster) -> Iterator[Path]:
 # -- devices ------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_opens_the_devices_of_another(stack: Cluster) -> None:
+def test_user_cannot_open_the_devices_of_another_user(stack: Cluster) -> None:
     job = running(stack, "--gres=mig:2g.20gb:1")
     own = caps_of(stack, "mbalice")
     assert len(own) == 2
@@ -150,7 +150,7 @@ for path in sys.argv[1:]:
         assert attempts(stack, user, "O_RDONLY", own) == {"EACCES"}
 
 
-def test_what_a_job_keeps_of_its_devices_is_worth_nothing_later(stack: Cluster) -> None:
+def test_links_and_handles_to_devices_are_useless_after_the_job(stack: Cluster) -> None:
     """Hard links where the file systems allow them, and handles that survive the job."""
     job = running(stack, "--gres=mig:2g.20gb:1")
     own = caps_of(stack, "mbalice")
@@ -181,8 +181,8 @@ for handle in range(3, 3 + len(sys.argv) - 1):
         assert all(path.exists() for path in kept)
         cancel(stack, job)
         assert attempts(stack, "mbalice", "O_RDONLY", kept) == {"EACCES"}
-        said, _ = holder.communicate("go\n", timeout=PATIENCE_S)
-        assert said.split() == ["13", "13"]
+        message, _ = holder.communicate("go\n", timeout=PATIENCE_S)
+        assert message.split() == ["13", "13"]
     other = running(stack, "--gres=mig:2g.20gb:1", user="mbbob")
     assert attempts(stack, "mbalice", "O_RDONLY", [*kept, *caps_of(stack, "mbbob")]) == {"EACCES"}
     cancel(stack, other)
@@ -199,8 +199,8 @@ def test_a_job_sees_its_own_slice_whatever_it_exports(stack: Cluster) -> None:
     job = exporting(stack, export, "--gres=mig:1g.10gb:1", wrap=wrap)
     assert stack.wait_job(job) == "COMPLETED"
     text = stack.output(job)
-    (piece,) = account(stack, job)["slices"]
-    assert sights(text)["batch"] == sights(text)["task 0"] == [piece["mig_uuid"]] != [foreign["mig_uuid"]]
+    (slice_row,) = account(stack, job)["slices"]
+    assert sights(text)["batch"] == sights(text)["task 0"] == [slice_row["mig_uuid"]] != [foreign["mig_uuid"]]
     assert text.split()[-2:] == ["EACCES", "EACCES"]
     cancel(stack, other)
 
@@ -209,7 +209,7 @@ def test_a_job_sees_its_own_slice_whatever_it_exports(stack: Cluster) -> None:
 
 
 def no_client_filter(bed: Cluster, user: str) -> dict[str, str]:
-    """An environment in which the user's commands do not load the cli_filter: his own slurm.conf."""
+    """An environment in which the user's commands do not load the cli_filter, by a slurm.conf of the user's own."""
     mine = bed.home(user) / "slurm.conf"
     text = bed.conf_text()
     mine.write_text("\n".join(line for line in text.splitlines() if not line.startswith("CliFilterPlugins")))
@@ -253,13 +253,13 @@ CHANGES = (
 
 
 def update(bed: Cluster, job: int, change: str) -> None:
-    """The owner changes his job, without the client's help against it."""
+    """Update a job as its owner, with a client that does not prevent it."""
     argv = [bed.root.locate("scontrol"), "update", f"JobId={job}", *re.split(r" (?=Comment=)", change)]
     bed.run(argv, "mbalice", check=False, env=no_client_filter(bed, "mbalice"))
 
 
-def test_a_pending_job_never_has_more_than_slurm_gave(stack: Cluster) -> None:
-    """Whatever is tried, the marker that the node goes by says what slurmctld has."""
+def test_marker_of_a_pending_job_always_equals_its_gres_in_slurm(stack: Cluster) -> None:
+    """Whatever is tried, the marker, which the node reads, says what slurmctld has."""
     job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", "--hold")
     for change in (*CHANGES, *reversed(CHANGES)):
         update(stack, job, change)
@@ -275,13 +275,13 @@ def test_a_pending_job_never_has_more_than_slurm_gave(stack: Cluster) -> None:
             update(stack, job, change)
     stack.run(["scontrol", "release", str(job)], "mbalice")
     assert stack.wait_job(job) == "COMPLETED"
-    assert [piece["profile"] for piece in account(stack, job)["slices"]] == ["1g.20gb"]
+    assert [slice_row["profile"] for slice_row in account(stack, job)["slices"]] == ["1g.20gb"]
     settled(stack)
 
 
 @pytest.mark.parametrize("refused", ["Nice=-100", "Deadline=2001-01-01", "CoreSpec=1"])
-def test_a_change_that_slurm_refuses_makes_no_slice_larger(stack: Cluster, refused: str) -> None:
-    """slurmctld keeps the comment of a change that it refuses later, and with it the marker, but not the GRES."""
+def test_update_that_slurm_refuses_makes_no_slice_larger(stack: Cluster, refused: str) -> None:
+    """slurmctld keeps the comment of an update that it refuses later, and with it the marker, but not the GRES."""
     job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", "--hold")
     argv = [stack.root.locate("scontrol"), "update", f"JobId={job}", "Gres=mig:7g.80gb:1", refused]
     done = stack.run(argv, "mbalice", check=False, env=no_client_filter(stack, "mbalice"))
@@ -290,7 +290,7 @@ def test_a_change_that_slurm_refuses_makes_no_slice_larger(stack: Cluster, refus
     stack.run(argv, "mbalice", check=False, env=no_client_filter(stack, "mbalice"))
     stack.run(["scontrol", "release", str(job)], "mbalice")
     assert stack.wait_job(job) == "COMPLETED"
-    assert [piece["profile"] for piece in account(stack, job)["slices"]] == ["1g.10gb"]
+    assert [slice_row["profile"] for slice_row in account(stack, job)["slices"]] == ["1g.10gb"]
     settled(stack)
 
 
@@ -303,19 +303,19 @@ def given_in_first_run(stack: Cluster, job: int) -> set[str]:
     stack.run(["scancel", str(job)])
     settled(stack)
     found = accounts(stack).get(str(job), {"slices": []})["slices"]
-    return {piece["profile"] for piece in found}
+    return {slice_row["profile"] for slice_row in found}
 
 
-def test_lines_in_a_gres_make_no_slice_larger(stack: Cluster) -> None:
-    """The node asks slurmctld for the GRES of a changed job; from 23.11 on an entry for none may hold any bytes."""
+def test_line_breaks_in_a_gres_make_no_slice_larger(stack: Cluster) -> None:
+    """The node asks slurmctld for the GRES of a changed job; from 23.11 on an entry with count 0 may have any bytes."""
     job, _ = sbatch(stack, "--gres=mig:1g.20gb:1", "--hold")
     gres = f"mig:1g.10gb:1,gpu:a b\n{job} mig:7g.80gb:1\nx:0"
     update(stack, job, f"Gres={gres}")
     assert given_in_first_run(stack, job) <= {"1g.10gb", "1g.20gb"}
 
 
-def test_a_changed_job_has_its_slice_in_every_run(stack: Cluster) -> None:
-    """Its nodes ask slurmctld for its GRES and its restart count, each time."""
+def test_updated_job_gets_its_slice_in_every_run(stack: Cluster) -> None:
+    """Its nodes ask slurmctld for its GRES and its restart count in each run."""
     wrap = f"{SHOW}; sleep $((600-600*SLURM_RESTART_COUNT))"
     job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", "--hold", "--requeue", wrap=wrap)
     update(stack, job, "Gres=mig:1g.20gb:1")
@@ -325,24 +325,24 @@ def test_a_changed_job_has_its_slice_in_every_run(stack: Cluster) -> None:
     stack.run(["scontrol", "requeue", str(job)], "mbalice")
     hasten(stack, job)
     found = account(stack, job)
-    assert {piece["profile"] for piece in found["slices"]} == {"1g.20gb"}
+    assert {slice_row["profile"] for slice_row in found["slices"]} == {"1g.20gb"}
 
 
 NOT_READ = ["gres/gpu:0,mig:7g.80gb:1", "mig:7g.80gb:1", "mig:7g.80gb:1,xgres/mig:1g.10gb:1"]
 
 
 @pytest.mark.parametrize("gres", NOT_READ)
-def test_a_gres_that_slurm_does_not_read_makes_no_slice_larger(stack: Cluster, gres: str) -> None:
+def test_gres_entry_that_slurm_ignores_makes_no_slice_larger(stack: Cluster, gres: str) -> None:
     """slurmctld keeps the text of TresPerNode= as it came; Slurm up to 23.11 skips entries without its prefix."""
     job, _ = sbatch(stack, "--gres=mig:1g.20gb:1", "--hold")
     done = stack.run(["scontrol", "update", f"JobId={job}", f"TresPerNode={gres}"], "mbalice", check=False)
     assert done.returncode
     stack.run(["scontrol", "release", str(job)], "mbalice")
-    assert {piece["profile"] for piece in account(stack, job)["slices"]} == {"1g.20gb"}
+    assert {slice_row["profile"] for slice_row in account(stack, job)["slices"]} == {"1g.20gb"}
 
 
-def test_a_gres_of_another_release_makes_no_slice(stack: Cluster) -> None:
-    """Slurm 22.05 looks for gres: and skips gres/; of a job that had no GRES the filter cannot know which."""
+def test_gres_with_a_prefix_of_another_release_gives_only_allocated_slices(stack: Cluster) -> None:
+    """Slurm 22.05 reads gres: and skips gres/; for a job that had no GRES the filter cannot know which one is read."""
     job, _ = sbatch(stack, "--hold")
     stack.run(["scontrol", "update", f"JobId={job}", "TresPerNode=gres/mig:2g.20gb:1"], "mbalice", check=False)
     found = given_in_first_run(stack, job)
@@ -350,7 +350,7 @@ def test_a_gres_of_another_release_makes_no_slice(stack: Cluster) -> None:
     assert found == ({"2g.20gb"} if allocated else set())
 
 
-def test_a_running_job_keeps_what_it_has_also_when_it_is_requeued(stack: Cluster) -> None:
+def test_updates_do_not_change_the_slice_of_a_running_or_requeued_job(stack: Cluster) -> None:
     wrap = f"{SHOW}; sleep $((600-600*SLURM_RESTART_COUNT))"
     job = running(stack, "--gres=mig:1g.20gb:1", "--open-mode=append", wrap=wrap)
     before = held(stack)
@@ -366,7 +366,7 @@ def test_a_running_job_keeps_what_it_has_also_when_it_is_requeued(stack: Cluster
             update(stack, job, change)
     assert marked(stack, job)[0] == marked(stack, job)[1]
     assert hasten(stack, job) == "COMPLETED"
-    assert {piece["profile"] for piece in account(stack, job)["slices"]} == {"1g.20gb"}
+    assert {slice_row["profile"] for slice_row in account(stack, job)["slices"]} == {"1g.20gb"}
     settled(stack)
 
 
@@ -374,7 +374,7 @@ def test_a_running_job_keeps_what_it_has_also_when_it_is_requeued(stack: Cluster
 
 
 def commands(canary: Path) -> list[str]:
-    """Texts that run a command where somebody hands them to a shell, or break something else."""
+    """Texts that run a command if they are passed to a shell, or that may break something else."""
     touch = f"touch {canary}"
     return [
         f"$({touch})",
@@ -398,27 +398,27 @@ def commands(canary: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("option", ["--job-name", "--comment", "--account", "--extra", "--output", "--wckey"])
-def test_texts_of_users_are_never_commands(stack: Cluster, canary: Path, option: str) -> None:
+def test_texts_of_users_are_never_run_as_commands(stack: Cluster, canary: Path, option: str) -> None:
     jobs = []
     for text in commands(canary):
-        job, said = sbatch(stack, "--gres=mig:1g.10gb:1", f"{option}={text}", "--time=10")
-        if option == "--extra" and "first arg of -B" in said:
+        job, message = sbatch(stack, "--gres=mig:1g.10gb:1", f"{option}={text}", "--time=10")
+        if option == "--extra" and "first arg of -B" in message:
             return
         if job:
             jobs.append(job)
     assert jobs
     for job in jobs:
         state = stack.wait_job(job, timeout=600.0)
-        # An output file that cannot be made is the user's own failure.
+        # An output file that cannot be created is the user's own failure.
         assert state == "COMPLETED" or option == "--output", (option, state)
     settled(stack)
 
 
-def test_a_comment_as_long_as_slurm_takes_it(stack: Cluster) -> None:
+def test_jobs_with_comments_up_to_slurms_limit_get_their_slice(stack: Cluster) -> None:
     for length in (1023, 1024, 2000, 60_000):
-        job, said = sbatch(stack, "--gres=mig:1g.10gb:1", "--comment=" + "y" * length)
+        job, message = sbatch(stack, "--gres=mig:1g.10gb:1", "--comment=" + "y" * length)
         if not job:
-            assert "character" in said or "long" in said, said
+            assert "character" in message or "long" in message, message
             continue
         assert marked(stack, job) == ("1g.10gb:1", "1g.10gb:1")
         assert stack.wait_job(job) == "COMPLETED"
@@ -426,14 +426,16 @@ def test_a_comment_as_long_as_slurm_takes_it(stack: Cluster) -> None:
     settled(stack)
 
 
-def test_work_directories_with_strange_names(stack: Cluster, canary: Path) -> None:
+def test_jobs_run_in_work_directories_with_odd_names(stack: Cluster, canary: Path) -> None:
     names = ["dirs/" + text.replace("/", "_") for text in commands(canary) if len(text) < 200]
     made = "import os, sys\nfor name in sys.argv[1:]: os.makedirs(name, exist_ok=True)"
     python(stack, "mbalice", made, *names)
     jobs = []
     for name in names:
-        job, said = sbatch(stack, "--gres=mig:1g.10gb:1", f"--chdir={stack.home('mbalice')}/{name}", "-o", "/dev/null")
-        assert job, said
+        job, message = sbatch(
+            stack, "--gres=mig:1g.10gb:1", f"--chdir={stack.home('mbalice')}/{name}", "-o", "/dev/null"
+        )
+        assert job, message
         jobs.append(job)
     for job in jobs:
         assert stack.wait_job(job, timeout=600.0) == "COMPLETED"
@@ -488,7 +490,7 @@ def test_exported_variables_do_not_reach_roots_hooks(stack: Cluster, tmp_path: P
     assert stack.wait_job(job) in ("COMPLETED", "FAILED")
     until("its lease", lambda: [end is not None for _, _, end in leases(stack, job)] == [True])
     row = account(stack, job, "")
-    assert [piece["profile"] for piece in row["slices"]] == ["1g.20gb"] and row["user"] == "mbalice"
+    assert [slice_row["profile"] for slice_row in row["slices"]] == ["1g.20gb"] and row["user"] == "mbalice"
     settled(stack)
     uid = str(stack.user("mbalice").uid)
     assert place.read_text().split(), "the library was loaded nowhere, so this test shows nothing"
@@ -499,12 +501,12 @@ def test_exported_variables_do_not_reach_roots_hooks(stack: Cluster, tmp_path: P
 
 
 def layout(bed: Cluster, node: str) -> tuple[object, ...]:
-    """What a node's journal and driver have; reports and plans come and go by themselves."""
+    """The state of a node's journal and driver, without reports and plans, which change by themselves."""
     seen = status(bed, node)
     return seen["gpus"], seen["runs"], seen["driver"], seen["zombies"]
 
 
-def test_hooks_run_by_hand_do_nothing(stack: Cluster) -> None:
+def test_hooks_run_by_a_user_do_nothing(stack: Cluster) -> None:
     settled(stack)
     before = [layout(stack, node) for node in stack.spec.node_names]
     env = {
@@ -524,7 +526,7 @@ def test_hooks_run_by_hand_do_nothing(stack: Cluster) -> None:
 # -- what belongs to root -----------------------------------------------------------------------------------------
 
 
-def test_agent_journal_and_hand_offs_are_roots(stack: Cluster) -> None:
+def test_users_cannot_open_agent_socket_journal_plan_or_hand_offs(stack: Cluster) -> None:
     job = running(stack, "--gres=mig:1g.10gb:1")
     connect = """
 import errno, socket, sys
@@ -551,13 +553,13 @@ except OSError as error:
     cancel(stack, job)
 
 
-def test_task_prolog_believes_only_root(stack: Cluster) -> None:
+def test_task_prolog_uses_only_hand_offs_written_by_root(stack: Cluster) -> None:
     job = running(stack, "--gres=mig:1g.10gb:1")
     node = next(name for name, holder, _ in held(stack) if holder == job)
     hook = str(stack.directory / "hooks/task_prolog")
     env = {"SLURM_JOB_ID": str(job), "SLURMD_NODENAME": node}
     assert "CUDA_VISIBLE_DEVICES" in stack.run([hook], "mbalice", env=env).stdout
-    # another user's job, and a hand-off of one's own making behind a node name that is none
+    # another user's job, and a forged hand-off reached through a node name that is no node's
     assert "MIG-" not in stack.run([hook], "mbbob", check=False, env=env).stdout
     fake = stack.home("mbbob") / "fake/run/job"
     text = (stack.node_directory(node) / f"run/job/{job}.0").read_text()
@@ -589,7 +591,7 @@ except urllib.error.HTTPError as error:
 
 
 @pytest.mark.parametrize("path", ["/node/v1/plan", "/node/v1/events"])
-def test_the_node_api_wants_a_credential_of_roots(stack: Cluster, path: str) -> None:
+def test_node_api_requires_a_credential_of_root(stack: Cluster, path: str) -> None:
     url = f"http://127.0.0.1:{stack.ports['migbatchd']}"
     lie = {"seq": 10**6, "ts": time.time(), "kind": "fault", "gpu": None, "what": "x", "action": "x", "drain": True}
     body = json.dumps({"node": "n1", "have": 0, "wait": 0, "journal": "ab", "boot_id": "ab", "events": [lie]})
@@ -614,7 +616,7 @@ print(link.recv(65536).decode().replace("\\n", " "))
 """
 
 
-def test_the_submit_service_advises_users_about_themselves_only(stack: Cluster) -> None:
+def test_submit_service_answers_users_only_about_themselves(stack: Cluster) -> None:
     door = str(stack.product.state / "submit.sock")
     alice, bob = stack.user("mbalice").uid, stack.user("mbbob").uid
     assert "verdict=accept" in python(stack, "mbbob", ASK, door, bob)

@@ -1,4 +1,4 @@
-"""Lending while parts die: nothing leaks, inference starts, every state converges, and `migbatch loans` is right."""
+"""Lending while components die: nothing leaks, inference starts, all state converges, `migbatch loans` is right."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def in_slurm(bed: Cluster) -> dict[int, str]:
 
 
 def truth(bed: Cluster) -> None:
-    """`migbatch loans` comes to say what squeue says, and stays with it for a while."""
+    """Wait until `migbatch loans` says what squeue says both before and after it."""
     seen: list[object] = []
 
     def agree() -> bool:
@@ -37,14 +37,14 @@ def truth(bed: Cluster) -> None:
 
 
 def whole(bed: Cluster, job: int) -> None:
-    """Each run went on from what the one before had saved, or from the step itself where it was told in time."""
+    """Each run continued from what the run before had saved, or from its last step if it was signalled in time."""
     text = (bed.home("mbalice") / f"train-{job}.out").read_text()
     steps = begun(bed, job)
     assert steps == sorted(steps), text
     assert steps[0] == 0, text
 
 
-def test_training_and_inference_while_everything_is_killed(bed: Cluster) -> None:
+def test_training_and_inference_complete_while_components_are_killed(bed: Cluster) -> None:
     dice = random.Random(7)
     jobs = [train(bed, "signal=usr1 max=2g.20gb", steps=250) for _ in range(5)]
     until("some loans", lambda: len(running(bed)) >= 2)
@@ -52,18 +52,18 @@ def test_training_and_inference_while_everything_is_killed(bed: Cluster) -> None
     disasters = ["migbatchd", "slurmctld", "node", "migbatchd", "agent"]
     dice.shuffle(disasters)
     for disaster in disasters:
-        job, said = sbatch(
+        job, message = sbatch(
             bed, "-p", "gpu", f"--gres=mig:{dice.choice(['1g.10gb', '3g.40gb', '7g.80gb'])}", wrap="sleep 2",
             user="mbbob",
         )  # fmt: skip
-        assert job, said
+        assert job, message
         inference.append(job)
         time.sleep(dice.uniform(0.0, 3.0))
         if disaster == "node":
             bed.run(["scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=chaos"])
             time.sleep(dice.uniform(1.0, 3.0))
             bed.run(["scontrol", "update", "NodeName=n2", "State=RESUME"], check=False)  # it may be back by itself
-        elif disaster == "slurmctld":  # killed, Slurm itself would believe in jobs of which it had not saved the end
+        elif disaster == "slurmctld":  # if killed, it would still list jobs whose end it had not saved
             bed.restart(disaster)
             bed.wait(disaster, lambda: "UP" in bed.run(["scontrol", "ping"], check=False).stdout)
         else:
@@ -81,19 +81,19 @@ def test_training_and_inference_while_everything_is_killed(bed: Cluster) -> None
     settled(bed)
 
 
-def test_a_job_that_is_deaf_and_one_without_a_disk(bed: Cluster) -> None:
-    """Neither keeps inference from its slice, and the one with an old checkpoint goes on from that."""
-    deaf, said = sbatch(
+def test_loans_that_ignore_the_signal_or_cannot_save_are_reclaimed(bed: Cluster) -> None:
+    """Neither keeps inference from its slice, and the one with an old checkpoint continues from that."""
+    deaf, message = sbatch(
         bed, "-p", "train", "--gres=mig:auto", "--comment=migbatch: role=train signal=usr1 min=7g.80gb",
         wrap="trap '' USR1 TERM; while :; do sleep 1; done",
     )  # fmt: skip
-    assert deaf, said
+    assert deaf, message
     full = train(bed, "signal=usr1 min=7g.80gb", steps=5000)
     until("both loans", lambda: set(running(bed)) == {deaf, full})
     until("a first checkpoint", lambda: saved(bed, full) > 0)
     fresh = bed.home("mbalice") / f"elastic-{full}.state.new"
     bed.run(["ln", "-s", "/dev/full", str(fresh)], "mbalice")
-    time.sleep(1.0)  # a checkpoint that had been begun
+    time.sleep(1.0)  # for a checkpoint that had begun before
     old = saved(bed, full)
     inference = [sbatch(bed, "-p", "gpu", "--gres=mig:7g.80gb", wrap="sleep 3", user="mbbob")[0] for _ in range(2)]
     assert all(inference)

@@ -1,6 +1,6 @@
-"""The example trainings on a real Slurm: told by USR1 they save and stand still; requeued, they go on where they were.
+"""The example training jobs on a real Slurm: on USR1 they save and pause; when requeued, they continue where they were.
 
-A state is known by the job's own arithmetic: what it prints at its end is that of a run that nobody interrupted.
+Their state is checked by their own arithmetic: what they print at the end is that of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPEED = {"STEPS": str(STEPS), "STEP_SECONDS": "0.1", "PYTHON": "/usr/bin/python3
 
 @pytest.fixture
 def training(stack: Cluster) -> Iterator[Path]:
-    """The examples and the library in a user's home, where he may read them."""
+    """The examples and the library in a user's home, readable by the user."""
     home = stack.home("mbalice") / f"training{time.monotonic_ns()}"
     library = home / "slurm_migbatch"
     shutil.copytree(PACKAGE / "elastic", library / "elastic", ignore=shutil.ignore_patterns("__pycache__"))
@@ -41,8 +41,8 @@ def training(stack: Cluster) -> Iterator[Path]:
     for path in (home, *home.rglob("*")):
         os.chown(path, user.uid, user.gid)
     yield home
-    for one in stack.users:
-        stack.run(["scancel", "-u", one.name])
+    for owner in stack.users:
+        stack.run(["scancel", "-u", owner.name])
     until("the end of all jobs", lambda: stack.run(["squeue", "-h"]).stdout == "")
 
 
@@ -54,13 +54,13 @@ def submit(bed: Cluster, home: Path, script: str) -> int:
 def undisturbed(home: Path, script: str, tmp_path: Path) -> str:
     """The last line that the example prints, run here."""
     environ = {**SPEED, "STEP_SECONDS": "0", "PYTHON": sys.executable, "PYTHONPATH": str(PACKAGE.parent)}
-    told = {
+    job_environ = {
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "TRAINING": str(home / "elastic_training.py"),
         "PATH": os.environ["PATH"],
     }
     done = subprocess.run(
-        ["bash", str(home / script)], env={**environ, **told}, capture_output=True, text=True, check=True
+        ["bash", str(home / script)], env={**environ, **job_environ}, capture_output=True, text=True, check=True
     )
     return results(done.stdout)[-1]
 
@@ -70,13 +70,15 @@ def results(text: str) -> list[str]:
 
 
 def said(bed: Cluster, job: int) -> list[RunProgressRow]:
-    """What the record has of each run of a job."""
+    """The record's rows of each run of a job."""
     with open_store(bed.product.record, readonly=True) as store:
         return store.job_progress([job])
 
 
 @pytest.mark.parametrize("script", ["elastic_training.sh", "elastic_bash.sh"])
-def test_a_training_is_called_back_and_goes_on(stack: Cluster, training: Path, script: str, tmp_path: Path) -> None:
+def test_training_job_saves_on_signal_and_continues_after_its_requeue(
+    stack: Cluster, training: Path, script: str, tmp_path: Path
+) -> None:
     expected = undisturbed(training, script, tmp_path)
     job = submit(stack, training, script)
     stack.wait_job(job, "RUNNING")
@@ -96,7 +98,7 @@ def test_a_training_is_called_back_and_goes_on(stack: Cluster, training: Path, s
     until("the job's return to the queue", lambda: stack.job_state(job) in ("PENDING", "RUNNING"))
     assert hasten(stack, job) == "COMPLETED", out.read_text()
     assert results(out.read_text())[-1] == expected
-    assert f"from step {first.steps}" in out.read_text()  # nothing was done twice
+    assert f"from step {first.steps}" in out.read_text()  # no step was done twice
     account(stack, job)
     until("the last report", lambda: said(stack, job)[-1].steps == STEPS)
     runs = said(stack, job)
@@ -105,7 +107,7 @@ def test_a_training_is_called_back_and_goes_on(stack: Cluster, training: Path, s
     settled(stack)
 
 
-def test_a_training_that_is_requeued_without_a_word_before_saves_when_slurm_ends_it(
+def test_training_job_requeued_without_a_signal_saves_on_sigterm(
     stack: Cluster, training: Path, tmp_path: Path
 ) -> None:
     expected = undisturbed(training, "elastic_training.sh", tmp_path)

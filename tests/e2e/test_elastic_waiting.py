@@ -1,6 +1,6 @@
-"""A training job without a profile on a real Slurm: how it waits, is released, comes back, and what its user may do.
+"""A training job without a profile on a real Slurm: how it waits, is released, is requeued, and what its user may do.
 
-migbatchd only watches here (dry run); the hand that releases is the test's.
+migbatchd only watches here (dry run); the test itself releases jobs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def hints(client: CliClient, job: int) -> LoanHints | None:
 
 
 def retype(client: CliClient, job: int, kind: str, **more: str) -> None:
-    """What lending does to release a job, and to put it back."""
+    """Re-type a job as lending does to release it, and to put it back."""
     found = row(client, job)
     if first := emptied(found.gres):
         client.update_jobs({str(job): first})
@@ -62,17 +62,17 @@ def retype(client: CliClient, job: int, kind: str, **more: str) -> None:
 
 
 def wanted(bed: Cluster, profile: str) -> None:
-    """Have supply offer a profile by asking for it, and taking that back."""
+    """Make supply offer a profile by a job that requests it and ends."""
     job, _ = sbatch(bed, "-p", "gpu", f"--gres=mig:{profile}:1", wrap="true")
     bed.wait_job(job)
     until(f"an offer of {profile}", lambda: offer(bed).get(profile, 0) > 0)
 
 
-def test_it_waits_with_its_priority_and_holds_nobody_up(bed: Cluster, client: CliClient) -> None:
+def test_waiting_training_job_keeps_its_priority_and_delays_no_other_job(bed: Cluster, client: CliClient) -> None:
     waiting = []
     for _ in range(5):
-        job, said = sbatch(bed, *TRAIN, wrap=LASTS)
-        assert "waits for an idle slice between 1g.10gb and 4g.40gb" in said and "--gres=mig:1g.10gb" in said
+        job, message = sbatch(bed, *TRAIN, wrap=LASTS)
+        assert "waits for an idle slice between 1g.10gb and 4g.40gb" in message and "--gres=mig:1g.10gb" in message
         waiting.append(job)
     behind = [
         sbatch(bed, "-p", "train", "--gres=mig:1g.10gb:1", wrap=LASTS)[0],
@@ -84,15 +84,15 @@ def test_it_waits_with_its_priority_and_holds_nobody_up(bed: Cluster, client: Cl
     backfilled(bed)
     for job in waiting:
         found = row(client, job)
-        # 23.11 takes the reason of a job back that its backfill scheduler has looked at
+        # 23.11 clears the reason of a job that its backfill scheduler has looked at
         assert found.state == "PENDING" and found.reason.partition(",")[0] in ("ReqNodeNotAvail", "None")
-        assert found.priority >= row(client, behind[1]).priority > 0  # a job that is held has none
+        assert found.priority >= row(client, behind[1]).priority > 0  # a held job has none
         assert "Requeue=1" in shown(bed, job)
-        told = hints(client, job)
-        assert told is not None and told.waiting and told.signal == "usr1" and told.max == Profile(4, 40)
+        loan = hints(client, job)
+        assert loan is not None and loan.waiting and loan.signal == "usr1" and loan.max == Profile(4, 40)
 
 
-def test_a_release_starts_it_and_a_requeue_brings_it_back(bed: Cluster, client: CliClient) -> None:
+def test_training_job_starts_on_release_and_waits_again_after_a_requeue(bed: Cluster, client: CliClient) -> None:
     job, _ = sbatch(bed, *TRAIN, "--open-mode=append", wrap=LASTS)
     other, _ = sbatch(bed, *TRAIN, wrap=LASTS)
     wanted(bed, "2g.20gb")
@@ -100,28 +100,28 @@ def test_a_release_starts_it_and_a_requeue_brings_it_back(bed: Cluster, client: 
     bed.wait_job(job, "RUNNING")
     first_step(bed, job)
     assert len(sights(bed.output(job))["task 0"]) == 1
-    told = hints(client, job)
-    assert told is not None and told.slice == Profile(2, 20)
+    loan = hints(client, job)
+    assert loan is not None and loan.slice == Profile(2, 20)
     lasting = forgets(row(client, job).gres)
-    assert told.max == (Profile(4, 40) if lasting else Profile(2, 20))
+    assert loan.max == (Profile(4, 40) if lasting else Profile(2, 20))
 
     client.requeue_all([job])
     until("the job back in the queue", lambda: row(client, job).pending)
     retype(client, job, LOAN, StartTime="now+2")
     until("the end of the delay", lambda: row(client, job).reason != "BeginTime")
     backfilled(bed)
-    told = hints(client, job)
-    assert told is not None and told.waiting and row(client, job).restarts == 1
-    assert bed.job_state(other) == "PENDING" and (told.min == Profile(2, 20)) == (not lasting)
+    loan = hints(client, job)
+    assert loan is not None and loan.waiting and row(client, job).restarts == 1
+    assert bed.job_state(other) == "PENDING" and (loan.min == Profile(2, 20)) == (not lasting)
 
-    if lasting:  # where a job keeps its first profile slurmd may want its two minutes; `test_way_of_a_loan` has that
+    if lasting:  # where a job keeps its first profile slurmd may need its two minutes; `test_way_of_a_loan` tests that
         wanted(bed, "1g.10gb")
         retype(client, job, "1g.10gb")
         bed.wait_job(job, "RUNNING")
         until("a slice in its second run", lambda: bed.output(job).count("task 0 MIG-") == 2)
 
 
-def test_one_that_was_released_in_vain_is_put_back(bed: Cluster, client: CliClient) -> None:
+def test_training_job_released_without_a_free_slice_waits_again(bed: Cluster, client: CliClient) -> None:
     first, _ = sbatch(bed, "-p", "gpu", "--gres=mig:7g.80gb:1", wrap=LASTS)
     bed.wait_job(first, "RUNNING")
     job, _ = sbatch(bed, *TRAIN, wrap=LASTS)
@@ -132,11 +132,11 @@ def test_one_that_was_released_in_vain_is_put_back(bed: Cluster, client: CliClie
     bed.run(["scancel", str(first)])
     until("supply for small jobs", lambda: bool(offer(bed)))
     backfilled(bed)
-    told = hints(client, job)
-    assert bed.job_state(job) == "PENDING" and told is not None and told.waiting
+    loan = hints(client, job)
+    assert bed.job_state(job) == "PENDING" and loan is not None and loan.waiting
 
 
-def test_what_its_user_may_change(bed: Cluster, client: CliClient) -> None:
+def test_user_may_make_only_valid_changes_to_a_waiting_training_job(bed: Cluster, client: CliClient) -> None:
     job, _ = sbatch(bed, *TRAIN, wrap=LASTS)
 
     def change(*words: str) -> str:
@@ -144,8 +144,8 @@ def test_what_its_user_may_change(bed: Cluster, client: CliClient) -> None:
         return "" if done.returncode == 0 else done.stderr or "refused"
 
     assert change("Comment=migbatch: role=train min=2g.20gb max=3g.40gb") == ""
-    told = hints(client, job)
-    assert told is not None and told.waiting and (told.min, told.max) == (Profile(2, 20), Profile(3, 40))
+    loan = hints(client, job)
+    assert loan is not None and loan.waiting and (loan.min, loan.max) == (Profile(2, 20), Profile(3, 40))
     for words in (
         ["Gres=mig:loan:1"],
         ["Comment=migbatch: role=train min=4g.40gb max=1g.10gb"],
@@ -153,13 +153,13 @@ def test_what_its_user_may_change(bed: Cluster, client: CliClient) -> None:
         ["Requeue=0"],
     ):
         assert change(*words), words
-    said = change("Gres=mig:3g.40gb:1")
+    message = change("Gres=mig:3g.40gb:1")
     if forgets(row(client, job).gres):
-        assert said == ""
+        assert message == ""
         bed.wait_job(job, "RUNNING")
-        assert hints(client, job) is None  # his own from here on, and nobody calls it back
+        assert hints(client, job) is None  # the user's own from here on, never reclaimed
     else:
-        assert said and bed.job_state(job) == "PENDING"
+        assert message and bed.job_state(job) == "PENDING"
 
 
 def test_bad_requests_are_refused_with_advice(bed: Cluster) -> None:
@@ -170,11 +170,11 @@ def test_bad_requests_are_refused_with_advice(bed: Cluster) -> None:
         ("mig:auto", " signal=kill", "usr1 or usr2"),
         ("mig:auto", " max=9g.90gb", "1g.10gb"),
     ):
-        said = refused(bed, "-p", "train", f"--gres={gres}", f"--comment=migbatch: role=train{more}")
-        assert words in said, said
+        message = refused(bed, "-p", "train", f"--gres={gres}", f"--comment=migbatch: role=train{more}")
+        assert words in message, message
 
 
-def test_an_array_waits_task_by_task(bed: Cluster, client: CliClient) -> None:
+def test_tasks_of_a_training_array_are_released_one_by_one(bed: Cluster, client: CliClient) -> None:
     job, _ = sbatch(bed, *TRAIN, "--array=1-3", wrap=LASTS)
     until("the array", lambda: any(found.job_id == job for found in client.jobs()))
     assert row(client, job).tasks == 3 and bed.job_state(job) == "PENDING"
@@ -192,7 +192,7 @@ def test_an_array_waits_task_by_task(bed: Cluster, client: CliClient) -> None:
     assert states() == {"1": "PENDING", "2": "RUNNING", "3": "PENDING"}
 
 
-def test_slurm_itself_takes_it_back_for_inference(bed: Cluster, client: CliClient) -> None:
+def test_slurm_preempts_a_loan_for_inference(bed: Cluster, client: CliClient) -> None:
     job, _ = sbatch(bed, "-p", "train", "--gres=mig:auto", "--comment=migbatch: role=train", wrap=LASTS)
     wanted(bed, "7g.80gb")
     retype(client, job, "7g.80gb")
@@ -203,7 +203,7 @@ def test_slurm_itself_takes_it_back_for_inference(bed: Cluster, client: CliClien
     assert row(client, job).restarts == 1
 
 
-def test_without_the_service_the_answer_is_the_same(bed: Cluster, client: CliClient) -> None:
+def test_training_submission_is_handled_the_same_without_migbatchd(bed: Cluster, client: CliClient) -> None:
     with_service, before = sbatch(bed, *TRAIN, wrap=LASTS)
     bed.kill("migbatchd")
     try:
@@ -211,14 +211,14 @@ def test_without_the_service_the_answer_is_the_same(bed: Cluster, client: CliCli
         assert re.sub(r"\d{2,}", "", after) == re.sub(r"\d{2,}", "", before) or "waits for idle slices" in after
         assert row(client, alone).gres == row(client, with_service).gres
         assert row(client, alone).comment.endswith("[mig:loan:1#loan]") and "Requeue=1" in shown(bed, alone)
-        told, same = hints(client, alone), hints(client, with_service)
-        assert told == same and told is not None and told.waiting
+        hints_alone, hints_before = hints(client, alone), hints(client, with_service)
+        assert hints_alone == hints_before and hints_alone is not None and hints_alone.waiting
     finally:
         bed.product.start_daemon()
 
 
-def test_half_way_between_two_types_it_starts_nowhere(slurm_root: str) -> None:
-    """Where Slurm needs two requests for a new type: two nodes with a `loan` each are not what it waits for."""
+def test_job_between_the_two_updates_of_a_retype_does_not_start(slurm_root: str) -> None:
+    """Where Slurm needs two updates for a new type: two nodes with a `loan` each do not meet its request."""
     config = {"lending": {"enabled": True, "partitions": ["train"], "dry_run": True}}
     with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=2, gpus=1, config=config) as bed:
         client = CliClient(bed.bin, bed.slurm_conf)
@@ -227,7 +227,7 @@ def test_half_way_between_two_types_it_starts_nowhere(slurm_root: str) -> None:
         if first := emptied(row(client, job).gres):
             client.update_jobs({str(job): first})
         for _ in range(4):
-            other, _ = sbatch(bed, "-p", "gpu", "--gres=mig:1g.10gb:1", wrap="true")  # Slurm's scheduler goes round
+            other, _ = sbatch(bed, "-p", "gpu", "--gres=mig:1g.10gb:1", wrap="true")  # lets Slurm's scheduler run
             bed.wait_job(other)
         assert row(client, job).pending
         assert row(client, job).restarts == 0

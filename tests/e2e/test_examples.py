@@ -1,8 +1,8 @@
-"""The examples and the app for Open OnDemand as they are shipped, on a real Slurm.
+"""The examples and the app for Open OnDemand, as shipped, on a real Slurm.
 
-Jupyter, vLLM, TRL and lm_eval are not on a test bed. One small program stands in for each, under its name: it writes
-down what it was given, and reads CUDA_VISIBLE_DEVICES as the real one would. So this says what the scripts ask
-for, get and call, and nothing of those programs. The figures beside each test are worked out by hand.
+Jupyter, vLLM, TRL and lm_eval are not on a test bed. A small program stands in for each, under its name: it
+records what it was given, and reads CUDA_VISIBLE_DEVICES as the real one would. So these tests check what the scripts
+request, get and call, but not those programs. The figures in the tests' docstrings are calculated by hand.
 """
 
 from __future__ import annotations
@@ -88,22 +88,22 @@ def options(arguments: list[str]) -> dict[str, str]:
     return dict(pairs)
 
 
-def test_jupyter(bed: Cluster) -> None:
+def test_jupyter_example_gets_its_slice_and_a_private_token(bed: Cluster) -> None:
     """9 GB are 8583 MiB; 1g.10gb has 9.75 GiB or so, which is the smallest that has them."""
     job = submit(bed, "jupyter.sh")
     given = call(bed, "jupyter", job)
     assert given["profile"] == "1g.10gb" and UUID.fullmatch(given["devices"])
     assert given["arguments"][:2] == ["lab", "--no-browser"]
     assert options(given["arguments"])["ip"] == "127.0.0.1"
-    said = (bed.home(USER) / f"jupyter-{job}.out").read_text()
-    assert options(given["arguments"])["port"] in said
+    output = (bed.home(USER) / f"jupyter-{job}.out").read_text()
+    assert options(given["arguments"])["port"] in output
     token = given["token"]
     assert re.fullmatch("[0-9a-f]{48}", token) and given["mode"] == 0o600
-    assert token not in said and token not in " ".join(given["arguments"])
+    assert token not in output and token not in " ".join(given["arguments"])
     assert not (bed.home(USER) / f"jupyter-{job}.token").exists()
 
 
-def test_vllm(bed: Cluster) -> None:
+def test_vllm_example_gets_a_slice_for_weights_and_kv_cache(bed: Cluster) -> None:
     """7.62e9 parameters of 2 bytes are 14.2 GiB; 4 x 8192 tokens of 56 KiB 1.75 GiB; some 1 GiB for the engine itself.
 
     That is 17 of the 19.6 GiB of 1g.20gb, of which vLLM takes 0.9 at most: 17.6. 1g.10gb does not hold the weights.
@@ -118,11 +118,11 @@ def test_vllm(bed: Cluster) -> None:
     key = bed.home(USER) / f"vllm-{job}.key"
     assert len(given["key"]) == 32 and key.read_text().strip() == given["key"]
     assert key.stat().st_mode & 0o777 == 0o600
-    said = (bed.home(USER) / f"vllm-{job}.out").read_text()
-    assert given["key"] not in said + " ".join(given["arguments"]) and f"port {asked['port']}" in said
+    output = (bed.home(USER) / f"vllm-{job}.out").read_text()
+    assert given["key"] not in output + " ".join(given["arguments"]) and f"port {asked['port']}" in output
 
 
-def test_lora(bed: Cluster) -> None:
+def test_lora_example_gets_a_slice_for_its_training_memory(bed: Cluster) -> None:
     """Weights of 14.2 GiB; logits of 2048 tokens x 152064 words, in 16 bits and with gradients in 32, are 2.9 GiB.
 
     With one recomputed layer, the inputs of 28 (0.4 GiB), adapters and CUDA's own GiB it is more than the 19.6 GiB of
@@ -142,14 +142,14 @@ def test_lora(bed: Cluster) -> None:
     assert "resume_from_checkpoint" not in asked
 
 
-def test_a_requeued_tuning_goes_on_from_its_checkpoint(bed: Cluster) -> None:
+def test_lora_example_resumes_from_its_checkpoint(bed: Cluster) -> None:
     home = bed.home(USER)
     (home / "made/checkpoint-100").mkdir(parents=True)
     job = int(run(bed, "env", f"OUTPUT={home}/made", bed.root.locate("sbatch"), "--parsable", "examples/lora.sh"))
     assert options(call(bed, "trl", job)["arguments"])["resume_from_checkpoint"] == "True"
 
 
-def test_hyperparameters(bed: Cluster) -> None:
+def test_hyperparameters_example_runs_each_combination_in_a_task(bed: Cluster) -> None:
     """8 GB are 7630 MiB: 1g.10gb for each of nine tasks, and each task has a combination of its own."""
     array = submit(bed, "hyperparameters.sh")
     bed.wait("the end of the array", lambda: not run(bed, "squeue", "-h", "-j", str(array)).strip(), PATIENCE_S)
@@ -158,17 +158,17 @@ def test_hyperparameters(bed: Cluster) -> None:
     asked = [options(given["arguments"]) for given in calls if given["arguments"][0] == f"{home}/train.py"]
     assert {given["profile"] for given in calls} == {"1g.10gb"}
     grid = {(rate, decay) for rate in ("1e-4", "3e-4", "1e-3") for decay in ("0", "0.01", "0.1")}
-    assert len(asked) == 9 and {(one["learning-rate"], one["weight-decay"]) for one in asked} == grid
-    assert {one["output"] for one in asked} == {f"{home}/grid-{array}-{task}.json" for task in range(9)}
+    assert len(asked) == 9 and {(settings["learning-rate"], settings["weight-decay"]) for settings in asked} == grid
+    assert {settings["output"] for settings in asked} == {f"{home}/grid-{array}-{task}.json" for task in range(9)}
 
 
 def pipeline(bed: Cluster, name: str, *variables: str) -> list[int]:
     path = bed.home(USER) / name
-    said = run(bed, "env", f"RUN={path}", *variables, "bash", "examples/pipeline.sh")
-    return [int(job) for job in re.findall(r"(\d+) \(", said)]
+    output = run(bed, "env", f"RUN={path}", *variables, "bash", "examples/pipeline.sh")
+    return [int(job) for job in re.findall(r"(\d+) \(", output)]
 
 
-def test_pipeline(bed: Cluster) -> None:
+def test_pipeline_example_gets_a_profile_for_each_stage(bed: Cluster) -> None:
     """Training 1.54e9 parameters: 2.9 GiB of weights and 5.8 GiB of logits of 2 x 2048 tokens: no longer 1g.10gb.
 
     Evaluation keeps 4 x 2048 tokens of 28 KiB (0.2 GiB) beside the weights: 1g.10gb again.
@@ -181,8 +181,8 @@ def test_pipeline(bed: Cluster) -> None:
     assert [marked(bed, job)[1] for job in (prepare, train, evaluate)] == ["1g.10gb:1", "1g.20gb:1", "1g.10gb:1"]
 
 
-def test_a_pipeline_with_a_deadline(bed: Cluster) -> None:
-    """All jobs name the same pipeline; the first two count with 30 minutes and two hours, which leaves the last 1.5."""
+def test_pipeline_example_gives_its_deadline_to_all_jobs(bed: Cluster) -> None:
+    """All jobs name the same pipeline; the first two take 30 minutes and two hours, which leaves the last 1.5."""
     jobs = pipeline(bed, "due_today", "DEADLINE=4h")
     shown = run(bed, "squeue", "-h", "-j", ",".join(map(str, jobs)), "-o", "%i %k").splitlines()
     assert len(shown) == 3 and all(" pipeline=run-due_today deadline=4h" in line for line in shown)
@@ -190,7 +190,7 @@ def test_a_pipeline_with_a_deadline(bed: Cluster) -> None:
     assert [marked(bed, job)[1] for job in jobs] == ["1g.10gb:1", "1g.20gb:1", f"{last}:1"]
 
 
-def test_a_stage_that_fails_ends_the_pipeline(bed: Cluster) -> None:
+def test_failed_stage_cancels_the_rest_of_the_pipeline(bed: Cluster) -> None:
     failing = bed.home(USER) / "fail-python3"
     failing.touch()
     prepare, train, evaluate = pipeline(bed, "failing")
@@ -212,10 +212,12 @@ source ./before.sh
 
 @pytest.mark.parametrize(
     ("gres", "memory", "profile"),
-    # 18 GB are 17167 MiB: 1g.20gb has them, 1g.10gb does not. A profile by its name is what the job gets.
+    # 18 GB are 17167 MiB: 1g.20gb has them, 1g.10gb does not. A profile that is named is what the job gets.
     [("mig:auto", "18", "1g.20gb"), ("mig:1g.10gb", "18", "1g.10gb")],
 )
-def test_ondemand(bed: Cluster, gres: str, memory: str, profile: str) -> None:
+def test_ondemand_app_gets_its_slice_and_keeps_its_password_secret(
+    bed: Cluster, gres: str, memory: str, profile: str
+) -> None:
     app, work = EXAMPLES / "ondemand", bed.home(USER) / f"session-{profile}"
     work.mkdir(mode=0o777)
     work.chmod(0o777)

@@ -1,6 +1,6 @@
-"""Two controllers: the primary is killed, and slurmctld and migbatchd of the other go on where it was.
+"""Two controllers: the primary is killed, and slurmctld and migbatchd of the other continue where it was.
 
-Two real slurmctlds with one StateSaveLocation, each with a host name and an address of its own; the record in MariaDB.
+Two real slurmctlds share a StateSaveLocation, each with its own host name and address; the record is in MariaDB.
 """
 
 import json
@@ -40,12 +40,12 @@ def bed(new_cluster):
 
 
 def standby(bed, controller):
-    """What a migbatchd that stands by says; empty where it is the active one."""
+    """The message of a migbatchd on standby; empty for the active one."""
     return (bed.product.health(controller) or {}).get("standby", "")
 
 
 def refusal(bed, controller):
-    """Status and sentence with which a node is answered."""
+    """Status and message of the answer to a node."""
     request = urllib.request.Request(f"{bed.product.url(controller)}/node/v1/plan", data=b"{}")
     with pytest.raises(urllib.error.HTTPError) as refused, urllib.request.urlopen(request):
         pass
@@ -58,7 +58,7 @@ def answers(bed):
 
 
 def sound(bed, *processes):
-    """No process of these has written a traceback."""
+    """Check that none of these processes has written a traceback."""
     for name in processes:
         assert "Traceback" not in bed.daemons.log(name).read_text(), bed.daemons.tail(name, 40)
 
@@ -69,7 +69,7 @@ def terms(bed):
     return [[int(number) for number in re.findall(r"term (\d+) begins", log)] for log in logs]
 
 
-def test_the_primary_is_killed_while_a_slice_is_made(bed, record_property):
+def test_backup_controller_takes_over_when_the_primary_dies_creating_a_slice(bed, record_property):
     assert standby(bed, 1) == ""
     until("the migbatchd that stands by", lambda: standby(bed, 2))
     assert refusal(bed, 2) == (503, "this migbatchd is on standby: slurmctld's primary is mbctl1")
@@ -91,11 +91,11 @@ def test_the_primary_is_killed_while_a_slice_is_made(bed, record_property):
 
     until("a slurmctld that answers", lambda: answers(bed))
     taken = time.monotonic()
-    # of a size that was not on offer, decided on, made and started by the other controller
-    job, said = sbatch(bed, "--partition=gpu", "--gres=mig:7g.80gb:1", wrap="echo $CUDA_VISIBLE_DEVICES")
-    assert job, said
-    auto, said = sbatch(bed, "--gres=mig:auto", "--comment=migbatch: mem=15gb", wrap="echo $CUDA_VISIBLE_DEVICES")
-    assert auto, said
+    # of a size that was not on offer: decided, created and started by the other controller
+    job, message = sbatch(bed, "--partition=gpu", "--gres=mig:7g.80gb:1", wrap="echo $CUDA_VISIBLE_DEVICES")
+    assert job, message
+    auto, message = sbatch(bed, "--gres=mig:auto", "--comment=migbatch: mem=15gb", wrap="echo $CUDA_VISIBLE_DEVICES")
+    assert auto, message
     until("the second migbatchd", lambda: bed.product.health(2) is not None and not standby(bed, 2))
     until("a round of it", lambda: re.search(r"_round_seconds_count [1-9]", bed.product.metrics(2)) is not None)
     supplied = time.monotonic()
@@ -106,8 +106,8 @@ def test_the_primary_is_killed_while_a_slice_is_made(bed, record_property):
     for each in (running, job, auto):
         until(f"the end of job {each}", lambda each=each: bed.job_state(each) == "COMPLETED")
     print(f"started and ended {time.monotonic() - taken:.1f} s after the takeover")
-    # What slurmctld had not yet sent when it was killed it forgets, here the batch script that waited for the Prolog
-    # (DeferBatch). It puts the job back when the node registers and the job has been there for BatchStartTimeout and
+    # A killed slurmctld forgets what it had not yet sent, here the batch script that waited for the Prolog
+    # (DeferBatch). It requeues the job when the node registers and the job has been there for BatchStartTimeout and
     # ten seconds; by itself that takes minutes.
     assert [state for _, each, state in held(bed) if each == making] == ["held"]
     until("BatchStartTimeout", lambda: re.search(r"RunTime=00:00:[3-5]|RunTime=00:0[1-9]", shown(bed, making)))
@@ -123,26 +123,26 @@ def test_the_primary_is_killed_while_a_slice_is_made(bed, record_property):
     until("the first migbatchd", lambda: bed.product.health(1) is not None and not standby(bed, 1))
     until("a second one that stands by", lambda: "mbctl1" in standby(bed, 2))
     for each, profile in ((running, "1g.10gb"), (making, "2g.20gb"), (job, "7g.80gb")):
-        assert [piece["profile"] for piece in account(bed, each)["slices"]] == [profile]
+        assert [slice_row["profile"] for slice_row in account(bed, each)["slices"]] == [profile]
     last = bed.submit("--gres=mig:3g.40gb:1", wrap="echo $CUDA_VISIBLE_DEVICES")
     assert bed.wait_job(last) == "COMPLETED"
     settled(bed)
     first, second = terms(bed)
     assert len(first) == 2 and len(second) == 1 and first[0] < second[0] < first[1], (first, second)
     sound(bed, "migbatchd", "migbatchd-2", "agent-n1")
-    # slurmctld's own program (SlurmctldPrimaryOnProg) has told it
+    # slurmctld's own program (SlurmctldPrimaryOnProg) has notified it
     assert "slurmctld of this host has become the primary" in bed.daemons.log("migbatchd-2").read_text()
 
 
-def test_who_was_stopped_and_wakes_up_in_the_term_of_another_does_nothing(bed):
-    """The first migbatchd is frozen in the middle of its work, and slurmctld moves on without it."""
+def test_migbatchd_that_resumes_in_the_term_of_another_does_nothing(bed):
+    """The first migbatchd is stopped in the middle of its work, and slurmctld fails over without it."""
     first = bed.daemons.get("migbatchd").pid
     signal_all(first, signal.SIGSTOP)
     with suppress(TestbedError):  # scontrol may say that it got no answer
         bed.run(["scontrol", "takeover", "1"])
     until("the second migbatchd", lambda: bed.product.health(2) is not None and not standby(bed, 2))
-    job, said = sbatch(bed, "--partition=gpu", "--gres=mig:7g.80gb:1", wrap="echo $CUDA_VISIBLE_DEVICES")
-    assert job, said
+    job, message = sbatch(bed, "--partition=gpu", "--gres=mig:7g.80gb:1", wrap="echo $CUDA_VISIBLE_DEVICES")
+    assert job, message
     until("its start", lambda: bed.job_state(job) in ("RUNNING", "COMPLETED"))
     signal_all(first, signal.SIGCONT)
     until("a first one that stands by", lambda: standby(bed, 1) != "")
@@ -150,8 +150,8 @@ def test_who_was_stopped_and_wakes_up_in_the_term_of_another_does_nothing(bed):
     assert refusal(bed, 1)[0] == 503
     log = bed.daemons.log("migbatchd").read_text()
     assert "Slurm's counts" not in log
-    one, two = terms(bed)
-    assert len(two) == 1 and max(one) < two[0]
+    first_terms, second_terms = terms(bed)
+    assert len(second_terms) == 1 and max(first_terms) < second_terms[0]
     sound(bed, "migbatchd", "migbatchd-2")
 
 
@@ -160,5 +160,5 @@ def signal_all(pid, number):
     import os
 
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    for each in (pid, *map(int, children)):
-        os.kill(each, number)
+    for process in (pid, *map(int, children)):
+        os.kill(process, number)

@@ -1,4 +1,4 @@
-"""What happens when a part dies under load: the jobs go on, nothing is lost, nothing is shared, nothing is drained."""
+"""When a component dies under load, jobs continue, nothing is lost, no slice is shared and no node is drained."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def shared_pair(slurm_root: str) -> Iterator[Cluster]:
 
 @pytest.fixture
 def pair(shared_pair: Cluster) -> Iterator[Cluster]:
-    """Two nodes of two GPUs, on which a test may restart what it leaves in order."""
+    """Two nodes of two GPUs; a test may restart their daemons if it leaves them in order."""
     yield shared_pair
     cancel(shared_pair)
 
@@ -73,7 +73,7 @@ def shared_single(slurm_root: str) -> Iterator[Cluster]:
 
 @pytest.fixture
 def single(shared_single: Cluster) -> Iterator[Cluster]:
-    """One node of one GPU, on which a test may harm the driver for a while."""
+    """One node of one GPU; a test may make its driver fail for a while."""
     yield shared_single
     shared_single.machine("n1").reset_faults()
     cancel(shared_single)
@@ -87,7 +87,7 @@ def slices_seen(bed: Cluster, job: int, user: str = "mbalice") -> list[str]:
 
 
 def right_again(bed: Cluster) -> None:
-    """Wait for an offer that stands on the plan, on every node: no slot too few or too many."""
+    """Wait until the offer of every node equals its plan: no slot too few or too many."""
 
     def right() -> bool:
         return all(on_offer(bed, node) == planned(bed, node) for node in bed.spec.node_names)
@@ -100,22 +100,22 @@ def right_again(bed: Cluster) -> None:
 
 
 def complete_once(bed: Cluster, job: int, seen: list[str]) -> None:
-    """The record knows the run with the slices that it saw, ended, and holds nothing twice."""
+    """Wait until the record has the ended run with the slices that it saw, each once."""
 
     def told() -> bool:
         return [uuid for _, uuid, end in leases(bed, job) if end is not None] == seen
 
     until(f"the end of job {job} in the record", told)
     assert [uuid for _, uuid, _ in leases(bed, job)] == seen
-    assert [piece["mig_uuid"] for piece in account(bed, job)["slices"]] == seen
+    assert [slice_row["mig_uuid"] for slice_row in account(bed, job)["slices"]] == seen
 
 
 # -- migbatchd ----------------------------------------------------------------------------------------------------
 
 
-def test_without_migbatchd_everything_goes_on_and_is_told_later(new_cluster: NewCluster) -> None:
+def test_jobs_run_without_migbatchd_and_are_recorded_later(new_cluster: NewCluster) -> None:
     bed = new_cluster(migbatch="all")
-    reference, said = sbatch(bed, "--gres=mig:auto", HINTS)
+    reference, message = sbatch(bed, "--gres=mig:auto", HINTS)
     assert bed.wait_job(reference) == "COMPLETED"
     opened, waiting = gate(bed)
     across, _ = sbatch(bed, "--gres=mig:1g.10gb:1", wrap=f"{SHOW}; {waiting}")
@@ -127,7 +127,7 @@ def test_without_migbatchd_everything_goes_on_and_is_told_later(new_cluster: New
     opened.touch()
 
     alone, said_alone = sbatch(bed, "--gres=mig:auto", HINTS)
-    assert said_alone.splitlines()[1:] == said.splitlines()[1:] != []
+    assert said_alone.splitlines()[1:] == message.splitlines()[1:] != []
     gres, marker = marked(bed, alone)
     assert gres == marker == marked(bed, reference)[0]
     explicit, _ = sbatch(bed, "-N1", "--gres=mig:1g.10gb:2", user="mbbob")
@@ -152,8 +152,8 @@ def test_without_migbatchd_everything_goes_on_and_is_told_later(new_cluster: New
 
 
 @pytest.mark.sqlite
-def test_migbatchd_back_with_an_older_record(new_cluster: NewCluster) -> None:
-    """Restored from yesterday's copy, it knows less than the nodes do; they go on, and so does it."""
+def test_migbatchd_works_after_its_record_was_restored_from_a_copy(new_cluster: NewCluster) -> None:
+    """Restored from yesterday's copy, the record has less than the nodes' journals; nodes and migbatchd continue."""
     bed = new_cluster(migbatch="all")
     first, _ = sbatch(bed, "--gres=mig:2g.20gb:1")
     assert bed.wait_job(first) == "COMPLETED"
@@ -186,12 +186,12 @@ def test_migbatchd_back_with_an_older_record(new_cluster: NewCluster) -> None:
 # -- node agent ---------------------------------------------------------------------------------------------------
 
 
-def test_without_agents_the_hooks_do_it_themselves(new_cluster: NewCluster) -> None:
+def test_hooks_make_slices_themselves_without_agents(new_cluster: NewCluster) -> None:
     bed = new_cluster(migbatch="all")
     opened, waiting = gate(bed)
     across, _ = sbatch(bed, "--gres=mig:1g.20gb:1", wrap=f"{SHOW}; {waiting}")
     bed.wait_job(across, "RUNNING")
-    right_again(bed)  # without agents nothing is offered anew
+    right_again(bed)  # without agents the offer does not change
     for node in bed.spec.node_names:
         bed.kill(f"agent-{node}")
     alone, _ = sbatch(bed, "--gres=mig:auto", "--comment=migbatch: min=1g.20gb max=1g.20gb")
@@ -208,8 +208,8 @@ def test_without_agents_the_hooks_do_it_themselves(new_cluster: NewCluster) -> N
 
 
 @pytest.mark.parametrize("moment", ["creating", "live"])
-def test_agent_killed_while_it_makes_a_slice(new_cluster: NewCluster, moment: str) -> None:
-    """At `creating` the driver is at work on the GPU instance; at `live` that is there and its compute instance not."""
+def test_job_completes_when_the_agent_is_killed_while_creating_its_slice(new_cluster: NewCluster, moment: str) -> None:
+    """At `creating` the driver creates the GPU instance; at `live` that exists, but not its compute instance."""
     bed = new_cluster(nodes=1, gpus=1, migbatch="all", latency=1.5)
     with HandoffWatch(bed) as watch:
         job, _ = sbatch(bed, "--gres=mig:2g.20gb:1")
@@ -227,8 +227,8 @@ def test_agent_killed_while_it_makes_a_slice(new_cluster: NewCluster, moment: st
 
 
 @pytest.mark.parametrize("how", ["restart", "kill", "slurmd", "slurmd killed", "reconfigure"])
-def test_slurm_restarted_under_running_jobs(pair: Cluster, how: str) -> None:
-    """slurm.conf's counts come back at each of these; the offer must become right again."""
+def test_running_jobs_survive_restarts_and_reconfiguration_of_slurm(pair: Cluster, how: str) -> None:
+    """Each of these resets the counts to those of slurm.conf; the offer must become right again."""
     bed = pair
     opened, waiting = gate(bed)
     wrap = f"{SHOW}; {waiting}; srun sh -c 'echo late $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
@@ -239,8 +239,8 @@ def test_slurm_restarted_under_running_jobs(pair: Cluster, how: str) -> None:
         first_step(bed, job)
     right_again(bed)
     if how == "kill":
-        # What slurmctld has not saved yet, some seconds old at most, it forgets; that is no matter of ours.
-        # It saves after a change alone: one more job is one.
+        # slurmctld forgets what it has not saved yet, some seconds old at most; that is not tested here.
+        # It saves only after a change, such as one more job.
         since, saved = time.time(), bed.directory / "state/job_state"
         bed.run(["sbatch", "--job-name=saved", "--hold", "--wrap", "true"])
         until("a saved state", lambda: saved.exists() and saved.stat().st_mtime > since)
@@ -275,7 +275,7 @@ def test_slurm_restarted_under_running_jobs(pair: Cluster, how: str) -> None:
 
 
 def end_processes(bed: Cluster, job: int) -> None:
-    """SIGKILL everything of a job, slurmstepd first so that it cannot report, as a reset of its node would."""
+    """SIGKILL all processes of a job as a reset of its node would, slurmstepd first so that it cannot report."""
     managers, tasks = set(), set()
     for pid in proc.pids():
         try:
@@ -284,7 +284,7 @@ def end_processes(bed: Cluster, job: int) -> None:
             continue
         if b"SLURM_JOB_ID=%d" % job in environ and f"SLURM_CONF={bed.slurm_conf}".encode() in environ:
             tasks.add(pid)
-            # slurmstepd writes over its environment, so it is found as what it is to its tasks.
+            # slurmstepd overwrites its environment, so it is found as the parent of its tasks.
             above = proc.parent(pid)
             if above and Path(f"/proc/{above}/cmdline").read_bytes().startswith(b"slurmstepd"):
                 managers.add(above)
@@ -309,31 +309,31 @@ def reboot(bed: Cluster, node: str, jobs: list[int]) -> None:
     bed.daemons.restart(f"slurmd-{node}")
 
 
-def test_a_node_that_was_reset(new_cluster: NewCluster) -> None:
+def test_jobs_of_a_node_that_was_reset_fail_or_run_again(new_cluster: NewCluster) -> None:
     bed = new_cluster(nodes=1, migbatch="all")
-    once, _ = sbatch(bed, "--gres=mig:3g.40gb:1", "--no-requeue", wrap=f"{SHOW}; sleep 600")
+    not_requeued, _ = sbatch(bed, "--gres=mig:3g.40gb:1", "--no-requeue", wrap=f"{SHOW}; sleep 600")
     rest = f"{SHOW}; sleep $((600-600*SLURM_RESTART_COUNT))"
-    again, _ = sbatch(bed, "--gres=mig:2g.20gb:1", "--open-mode=append", wrap=rest)
-    for job in (once, again):
+    requeued, _ = sbatch(bed, "--gres=mig:2g.20gb:1", "--open-mode=append", wrap=rest)
+    for job in (not_requeued, requeued):
         bed.wait_job(job, "RUNNING")
         account(bed, job, "RUNNING")
         first_step(bed, job)
     before = status(bed, "n1")["boot_id"]
     with HandoffWatch(bed) as watch:
-        reboot(bed, "n1", [once, again])
+        reboot(bed, "n1", [not_requeued, requeued])
         assert status(bed, "n1")["boot_id"] != before
-        assert bed.wait_job(once) == "NODE_FAIL"
-        assert hasten(bed, again) == "COMPLETED"
+        assert bed.wait_job(not_requeued) == "NODE_FAIL"
+        assert hasten(bed, requeued) == "COMPLETED"
         later, _ = sbatch(bed, "--gres=mig:3g.40gb:1")
         assert bed.wait_job(later) == "COMPLETED"
     assert [problem for problem in watch.problems if "does not exist" not in problem] == []
-    row = account(bed, once, "NODE_FAIL")
+    row = account(bed, not_requeued, "NODE_FAIL")
     assert row["ended_unix_s"] and len(row["slices"]) == 1 and all(s["until_unix_s"] for s in row["slices"])
-    # slurmd may bring it back without a Prolog; then it goes back to the queue, and never runs without a slice.
-    until("both runs", lambda: [end is not None for _, _, end in leases(bed, again)] == [True, True])
-    (first, old, _), (last, new, _) = leases(bed, again)
-    assert (first, last) == (0, account(bed, again)["restarts"])
-    ran = re.findall(r"^(?:batch|task 0) ?(.*)$", bed.output(again), re.MULTILINE)
+    # slurmd may start it again without a Prolog; then it is requeued, and never runs without a slice.
+    until("both runs", lambda: [end is not None for _, _, end in leases(bed, requeued)] == [True, True])
+    (first, old, _), (last, new, _) = leases(bed, requeued)
+    assert (first, last) == (0, account(bed, requeued)["restarts"])
+    ran = re.findall(r"^(?:batch|task 0) ?(.*)$", bed.output(requeued), re.MULTILINE)
     assert ran == [old, old, new, new]
     complete_once(bed, later, slices_seen(bed, later))
     settled(bed)
@@ -343,12 +343,12 @@ def test_a_node_that_was_reset(new_cluster: NewCluster) -> None:
 
 
 def zombies(bed: Cluster, node: str) -> int:
-    """How many slots the node has parked."""
+    """The number of slots that zombies occupy on the node."""
     return int(status(bed, node)["zombies"])
 
 
-def test_a_leaked_process_costs_its_slot_only(single: Cluster) -> None:
-    """A context that outlives its job: the instance cannot be destroyed, everything else goes on."""
+def test_leaked_process_blocks_only_its_own_slot(single: Cluster) -> None:
+    """A context that outlives its job: the instance cannot be destroyed, everything else works."""
     bed = single
     machine = bed.machine("n1")
     small, _ = sbatch(bed, "-N1", "--gres=mig:1g.10gb:7", wrap="true")
@@ -375,7 +375,7 @@ def test_a_leaked_process_costs_its_slot_only(single: Cluster) -> None:
     settled(bed)
 
 
-def test_instances_that_cannot_be_destroyed_for_a_while(single: Cluster) -> None:
+def test_job_gets_its_slice_once_old_instances_can_be_destroyed_again(single: Cluster) -> None:
     bed = single
     small, _ = sbatch(bed, "-N1", "--gres=mig:1g.10gb:7", wrap="true")
     assert bed.wait_job(small) == "COMPLETED"
@@ -400,7 +400,7 @@ def test_instances_that_cannot_be_destroyed_for_a_while(single: Cluster) -> None
         ("nvmlGpuInstanceGetInfo", UNKNOWN),
     ],
 )
-def test_a_call_that_fails_once(new_cluster: NewCluster, call: str, code: int) -> None:
+def test_job_completes_after_a_driver_call_failed_once(new_cluster: NewCluster, call: str, code: int) -> None:
     bed = new_cluster(nodes=1, gpus=1, migbatch="all", users=1)
     bed.machine("n1").fail(call, code, times=1)
     job, _ = sbatch(bed, "--gres=mig:2g.20gb:1", "--open-mode=append")
@@ -421,7 +421,7 @@ print(gpu.create(Slot.of("7g.80gb", 0, 8)).mig_uuid)
 
 
 def make_by_hand(bed: Cluster, node: str) -> str:
-    """Root makes a whole-GPU instance past migbatch, and runs something on it."""
+    """As root, create a whole-GPU instance without migbatch, and run something on it."""
     library = str(bed.machine(node).library)
     uuid = bed.run_here([sys.executable, "-c", textwrap.dedent(BY_HAND), library]).strip()
     bed.machine(node).start_process(uuid, 4_000_001, sticky=True)
@@ -429,8 +429,8 @@ def make_by_hand(bed: Cluster, node: str) -> str:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_a_slot_that_was_taken_by_hand(new_cluster: NewCluster, nodes: int) -> None:
-    """A misfit: the job goes elsewhere, or waits for the end of what is in its way; it never runs without a slice."""
+def test_job_is_requeued_if_its_slot_was_taken_by_hand(new_cluster: NewCluster, nodes: int) -> None:
+    """A misfit: the job runs elsewhere, or waits until the slot is free; it never runs without a slice."""
     bed = new_cluster(nodes=nodes, gpus=1, migbatch="all", node_conf={"ReconcileEvery": "2"})
     for node in bed.spec.node_names:
         assert instances(bed, node) == []
@@ -438,7 +438,7 @@ def test_a_slot_that_was_taken_by_hand(new_cluster: NewCluster, nodes: int) -> N
     until("the offer", lambda: all(on_offer(bed, node)[kind] for node in bed.spec.node_names))
     daemon = bed.daemons.get("migbatchd")
     assert daemon is not None
-    daemon.id.signal(signal.SIGSTOP)  # it would be told, and withdraw the offer, before or after the job came
+    daemon.id.signal(signal.SIGSTOP)  # it would be notified, and withdraw the offer, before or after the job came
     uuid = make_by_hand(bed, "n1")
     job, _ = sbatch(bed, f"--gres=mig:{kind}:1", "--open-mode=append")
     until("the misfit", lambda: re.search(r"\bRestarts=[1-9]", shown(bed, job)) is not None)

@@ -1,4 +1,4 @@
-"""Requests made to be slow: one user's never keep others from submitting, and slurmctld is answered first."""
+"""Requests designed to be slow: those of one user never block others, and slurmctld is answered first."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.end_to_end import marked, sbatch, until, untroubled
 LONG = 1_500_000
 #: for Slurm 23.11, whose slurmctld itself takes time that grows with the square of the number of prefixes `gres:`
 SHORTER = 200_000
-#: Stands between sbatch or scontrol and their library: past every check of theirs it puts another text in the place of
-#: one of the request's, in whatever structure this release has.
+#: Preloaded between sbatch or scontrol and their library: after all their checks it replaces one of the request's texts
+#: by another, in whatever structure this release has.
 CLIENT = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -69,7 +69,7 @@ Send = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def send(stack: Cluster) -> Send:
-    """Runs a client of a user's, with `old`, one of its texts, replaced by `unit` again and again and `tail`."""
+    """Runs a client of a user, with its text `old` replaced by many times `unit` and then `tail`."""
     library = stack.directory / "client.so"
     source = library.with_suffix(".c")
     source.write_text(CLIENT)
@@ -92,7 +92,7 @@ def send(stack: Cluster) -> Send:
 
 @pytest.fixture(autouse=True)
 def no_jobs_left(stack: Cluster) -> Iterator[None]:
-    """What a test left is no matter of the next; no node suffered, and every process still runs."""
+    """Cancel what a test left; no node may be in trouble, and every process must still run."""
     yield
     stack.daemons.check()
     for user in stack.users:
@@ -101,7 +101,7 @@ def no_jobs_left(stack: Cluster) -> Iterator[None]:
     untroubled(stack)
 
 
-#: a text of the request, what takes its place, and the options that put it there
+#: a text of the request, what replaces it (unit and tail), and the options that put it there
 READ = [
     ("mig:1g.10gb:1", "gres:", "mig:auto", ["--gres=mig:1g.10gb:1"]),
     ("mig:1g.10gb:1", "gres/", "mig:auto", ["--gres=mig:1g.10gb:1"]),
@@ -116,31 +116,31 @@ READ = [
     ("swap", "x", "", ["--comment=swap"]),
     ("swap", "gpu,", "gpu", ["--partition=swap", "--gres=mig:1g.10gb:1"]),
 ]
-#: what the filter does not read, of a job with slices
+#: options that the filter does not read, for a job with slices
 UNREAD = ["--job-name=swap", "--account=swap", "--wckey=swap", "--constraint=swap", "--licenses=swap", "--chdir=/swap"]
 
 
-def test_texts_past_the_clients_checks_are_refused_unread(stack: Cluster, send: Send) -> None:
+def test_overlong_texts_of_a_submission_are_refused_unread(stack: Cluster, send: Send) -> None:
     for old, unit, tail, options in READ:
         done = send(old, unit, tail, "sbatch", "--hold", *options, "--wrap=true")
         assert done.returncode != 0 and "bytes long, Slurm's limit is 1024" in done.stderr, (options, done.stderr)
     for option in UNREAD:
         send(option.partition("=")[2], "gres:", "", "sbatch", "--hold", "--gres=mig:1g.10gb:1", option, "--wrap=true")
-        job, said = sbatch(stack, "--hold", "--gres=mig:1g.10gb:1", user="mbalice")
-        assert job, said
+        job, message = sbatch(stack, "--hold", "--gres=mig:1g.10gb:1", user="mbalice")
+        assert job, message
 
 
-def test_texts_as_long_as_slurm_takes_them_are_answered(stack: Cluster, send: Send) -> None:
+def test_texts_within_slurms_limit_are_answered(stack: Cluster, send: Send) -> None:
     for old, unit, tail, options in READ:
         send(old, unit, tail, "sbatch", "--hold", *options, "--wrap=true", size=1000)
-    job, said = sbatch(stack, "--hold", "--gres=mig:auto", user="mbalice")
-    assert job, said
+    job, message = sbatch(stack, "--hold", "--gres=mig:auto", user="mbalice")
+    assert job, message
     assert marked(stack, job)[0] == marked(stack, job)[1]
 
 
-def test_long_changes_are_refused_unread(stack: Cluster, send: Send) -> None:
-    job, said = sbatch(stack, "--hold", "--gres=mig:1g.10gb:1", "--comment=mine", user="mbbob")
-    assert job, said
+def test_overlong_texts_of_an_update_are_refused_unread(stack: Cluster, send: Send) -> None:
+    job, message = sbatch(stack, "--hold", "--gres=mig:1g.10gb:1", "--comment=mine", user="mbbob")
+    assert job, message
     for old, unit, change in (
         ("mig:1g.20gb:1", "gres:", "Gres=mig:1g.20gb:1"),
         ("swap", "[mig", "Comment=swap"),
@@ -151,7 +151,7 @@ def test_long_changes_are_refused_unread(stack: Cluster, send: Send) -> None:
         assert marked(stack, job) == ("1g.10gb:1", "1g.10gb:1")
 
 
-def test_others_submit_meanwhile(stack: Cluster, send: Send) -> None:
+def test_other_users_can_submit_during_heavy_submissions_of_one_user(stack: Cluster, send: Send) -> None:
     """Four clients of one user send heavy submissions without a pause while another submits ten jobs."""
     stop = []
 
@@ -167,8 +167,8 @@ def test_others_submit_meanwhile(stack: Cluster, send: Send) -> None:
         floods = [pool.submit(flood, number) for number in range(4)]
         try:
             for _ in range(10):
-                job, said = sbatch(stack, "--hold", "--gres=mig:auto", user="mbalice")
-                assert job, said
+                job, message = sbatch(stack, "--hold", "--gres=mig:auto", user="mbalice")
+                assert job, message
                 assert marked(stack, job) == ("1g.10gb:1", "1g.10gb:1")
         finally:
             stop.append(True)
@@ -194,7 +194,7 @@ while True:
 """
 
 
-def test_a_flood_at_the_submit_sockets_leaves_slurmctld_its_answers(stack: Cluster) -> None:
+def test_flood_at_the_submit_sockets_does_not_block_answers_to_slurmctld(stack: Cluster) -> None:
     """Decisions of the service have names; the compiled table's would end with #auto."""
     doors = [str(reserved(stack.product.state / "submit.sock")), str(stack.product.state / "submit.sock")]
     argv = stack.command(["/usr/bin/python3", "-c", FLOOD, *doors], "mbbob")
@@ -206,7 +206,7 @@ def test_a_flood_at_the_submit_sockets_leaves_slurmctld_its_answers(stack: Clust
             floods.callback(child.kill)
             assert child.stdout is not None and [child.stdout.readline().strip() for _ in doors] == doors
         for _ in range(20):
-            job, said = sbatch(stack, "--hold", "--gres=mig:auto", user="mbalice")
-            assert job, said
+            job, message = sbatch(stack, "--hold", "--gres=mig:auto", user="mbalice")
+            assert job, message
             comment = stack.run(["squeue", "-h", "-j", str(job), "-o", "%k"]).stdout.strip()
             assert re.fullmatch(r"\[mig:1g\.10gb:1#[0-9a-z]{8}]", comment), comment

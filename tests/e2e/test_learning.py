@@ -1,4 +1,4 @@
-"""A wrong guess is put right by the runs that it led to: the slice that is chosen, and what migacct shows."""
+"""A wrong prediction is corrected by the runs that followed it: the slice that is chosen, and what migacct shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.commands import migbatch
 from tests.support.end_to_end import PATIENCE_S, account, sbatch, until
 
-#: what the site says of its models; each is right in truth with 22 gflops (`TRUTH`)
+#: the site's facts of its models; each would be right with 22 gflops (`TRUTH`)
 FACTS = {
     "family": "encoder",
     "params_m": 110,
@@ -24,10 +24,10 @@ FACTS = {
 }
 MODELS = {"heavier": {**FACTS, "gflops": 440.0}, "lighter": {**FACTS, "gflops": 1.1, "activation_mib": 2.0}}
 LEARNING = {"every_s": 2.0, "min_new": 1, "keep": 50}
-#: milliseconds of a batch of 32 by profile: 3 of the host, 6 of all the 132 SMs
+#: milliseconds of a batch of 32 by profile: 3 on the host, and 6 on all 132 SMs
 TRUTH = {"1g.10gb": 52.5, "1g.20gb": 33.5, "2g.20gb": 27.75, "3g.40gb": 16.2, "4g.40gb": 15.4, "7g.80gb": 9.0}
 SLO_MS = {"heavier": 80, "lighter": 40}
-#: slices that keep the limit in truth, of which none has more than two slices of the GPU
+#: profiles that really keep the limit, none with more than two slices of the GPU
 RIGHT = {"heavier": ("1g.10gb", "1g.20gb", "2g.20gb"), "lighter": ("1g.20gb", "2g.20gb")}
 CASES = "".join(f"{profile}) l={ms};;" for profile, ms in TRUTH.items())
 WORK = f"""case $MIGBATCH_PROFILE in {CASES} *) exit 9;; esac
@@ -54,14 +54,14 @@ def asking(name: str) -> str:
 
 
 def explained(bed: Cluster, name: str) -> dict:
-    """What `migbatch explain` says, with the answer of the running service beside it."""
+    """What `migbatch explain` says, including the answer of the running service."""
     socket = str(bed.product.state / "submit.sock")
     options = ("-c", str(bed.product.config), "--service", socket, "--json", "-p", "gpu", "--gres=mig:auto")
     return json.loads(migbatch(bed, "explain", *options, f"--comment={asking(name)}"))
 
 
 def answered_with(bed: Cluster, version: int | None, name: str) -> None:
-    """Wait until the service answers as a version (0: physics; None: whichever is current) does by its file."""
+    """Wait until the service answers as the file of a version (0: physics; None: the current one) predicts."""
 
     def agrees() -> bool:
         found = explained(bed, name)
@@ -74,9 +74,9 @@ def answered_with(bed: Cluster, version: int | None, name: str) -> None:
 
 
 def one(bed: Cluster, name: str, user: str) -> tuple[str, float]:
-    """Run a job of the model; its profile, and measured over predicted latency as migacct shows them."""
-    job, said = sbatch(bed, "--gres=mig:auto", f"--comment={asking(name)}", wrap=WORK, user=user)
-    assert job, said
+    """Run a job of the model; return its profile, and measured over predicted latency as migacct shows them."""
+    job, message = sbatch(bed, "--gres=mig:auto", f"--comment={asking(name)}", wrap=WORK, user=user)
+    assert job, message
     assert bed.wait_job(job) == "COMPLETED", bed.output(job)
     row = account(bed, job, decided=True)
 
@@ -91,19 +91,19 @@ def one(bed: Cluster, name: str, user: str) -> tuple[str, float]:
 
 
 def learned(bed: Cluster, name: str) -> None:
-    """Wait until every run has been learned from, and the service answers with that."""
+    """Wait until every run has been learned from, and the service answers by the result."""
     until("the refit", lambda: not json.loads(model(bed, "show", "--json"))["waiting"]["runs"])
     answered_with(bed, None, name)
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-def test_the_choice_moves_to_the_right_slice(bed: Cluster, name: str) -> None:
+def test_choice_of_the_slice_is_corrected_by_learning_from_runs(bed: Cluster, name: str) -> None:
     profiles, ratios = [], []
     for _ in range(4):
         runs = []
         for user in ("mbalice", "mbbob"):
             runs.append(one(bed, name, user))
-        profile, ratio = runs[0]  # the next one's may rest on what this one taught already
+        profile, ratio = runs[0]  # the next run may already use what this one taught
         profiles.append(profile)
         ratios.append(ratio)
         learned(bed, name)
@@ -117,7 +117,7 @@ def test_the_choice_moves_to_the_right_slice(bed: Cluster, name: str) -> None:
     assert f"{name}/infer/h100-80gb" in bed.product.migbatch("model", "show", "-c", str(bed.product.config))
 
 
-def test_going_back_at_run_time_and_restarts(bed: Cluster) -> None:
+def test_rollback_of_the_model_acts_at_once_and_survives_restarts(bed: Cluster) -> None:
     """After a rollback to physics the wrong slice is chosen again; a restart of migbatchd changes nothing."""
     current = listed(bed)["current"]
     assert current > 0
@@ -140,7 +140,7 @@ def restart(bed: Cluster) -> None:
     bed.wait("the submit service", (bed.product.state / "submit.sock").exists, PATIENCE_S)
 
 
-def test_a_broken_file_means_the_version_before(bed: Cluster) -> None:
+def test_broken_model_file_falls_back_to_the_version_before(bed: Cluster) -> None:
     current = listed(bed)["current"]
     path = bed.product.state / "models" / f"model-{current}.json.gz"
     content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""migbatchd's database is lost, set back or replaced under running jobs: the nodes tell it again what it must know."""
+"""migbatchd's database is lost, set back or replaced under running jobs: the nodes report again what it must know."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def record(bed: Cluster) -> Iterator[Store]:
 
 
 def plans(bed: Cluster) -> dict[str, dict[str, Any]]:
-    """The plan that lies on each node's disk."""
+    """The plan on each node's disk."""
     found = {}
     for node in bed.spec.node_names:
         path = bed.node_directory(node) / "state/plan.json"
@@ -44,18 +44,18 @@ def plans(bed: Cluster) -> dict[str, dict[str, Any]]:
 def places(bed: Cluster) -> set[tuple[str, int, str, int, int]]:
     """Node, job and place of every slice that a node's journal says is held."""
     return {
-        (node, piece["job"], gpu["uuid"], piece["start"], piece["size"])
+        (node, slice_row["job"], gpu["uuid"], slice_row["start"], slice_row["size"])
         for node in bed.spec.node_names
         for gpu in status(bed, node)["gpus"]
-        for piece in gpu["slices"]
-        if piece["state"] == "held"
+        for slice_row in gpu["slices"]
+        if slice_row["state"] == "held"
     }
 
 
 def supply_is_right(bed: Cluster, before: dict[str, dict[str, Any]]) -> None:
-    """Wait until migbatchd has made new plans, knows every held slice, and offers what its plans hold: no held place.
+    """Wait until migbatchd has made new plans, knows every held slice, and offers what its plans have: no held place.
 
-    `before` are the plans of the migbatchd of before.
+    `before` has the plans of the previous migbatchd.
     """
     wrong: list[object] = []
 
@@ -112,7 +112,7 @@ def set_back(bed: Cluster, copy: Path) -> None:
 
 @pytest.fixture(params=["removed", "set back", "empty PostgreSQL"])
 def replace(request: pytest.FixtureRequest) -> Iterator[Callable[[Cluster, Path], None]]:
-    """What becomes of the database while migbatchd is dead; migbatchd serves again afterwards."""
+    """What happens to the database while migbatchd is dead; afterwards migbatchd serves again."""
     if request.param != "empty PostgreSQL":
         yield {"removed": removed, "set back": set_back}[request.param]
         return
@@ -121,7 +121,7 @@ def replace(request: pytest.FixtureRequest) -> Iterator[Callable[[Cluster, Path]
 
 
 @pytest.mark.sqlite
-def test_the_database_is_replaced_under_running_jobs(
+def test_jobs_and_supply_survive_the_loss_of_the_database(
     new_cluster: NewCluster, replace: Callable[[Cluster, Path], None]
 ) -> None:
     bed = new_cluster(migbatch="all", nodes=2, gpus=1)
@@ -164,6 +164,6 @@ def test_the_database_is_replaced_under_running_jobs(
 
 
 def leases_of(bed: Cluster) -> list[int]:
-    """Jobs that hold a slice by the record."""
+    """Jobs that hold a slice according to the record."""
     with record(bed) as store:
         return [row.job for row in store.leases()]

@@ -1,4 +1,4 @@
-"""Jobs that name nodes, features or a reservation wait for what is not on offer there, and then start."""
+"""Jobs that name nodes, features or a reservation wait for a profile that is not on offer there, and then start."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def nodes_of(bed: Cluster, job: int) -> str:
 
 
 def started(bed: Cluster, *options: str, wrap: str = "true") -> str:
-    """The nodes on which a job ran that was accepted with these options."""
-    job, said = sbatch(bed, *options, wrap=wrap)
-    assert job, said
+    """Run a job with these options; return its nodes."""
+    job, message = sbatch(bed, *options, wrap=wrap)
+    assert job, message
     bed.wait_job(job, "COMPLETED")
     return nodes_of(bed, job)
 
@@ -46,8 +46,8 @@ def taken(bed: Cluster, profile: str, *nodes: str) -> list[int]:
     """Jobs that hold a slice of this profile on each of the nodes: only the rest of their GPUs can be offered."""
     jobs = []
     for node in nodes:
-        job, said = sbatch(bed, f"--gres=mig:{profile}", "-w", node, wrap="sleep 600")
-        assert job, said
+        job, message = sbatch(bed, f"--gres=mig:{profile}", "-w", node, wrap="sleep 600")
+        assert job, message
         bed.wait_job(job, "RUNNING")
         assert nodes_of(bed, job) == node
         jobs.append(job)
@@ -63,11 +63,11 @@ def test_a_job_waits_for_the_node_that_it_names(bed: Cluster, node: str) -> None
     assert started(bed, "--gpus=1", f"--nodelist={node}") == node
 
 
-def test_a_job_waits_while_its_node_is_taken(bed: Cluster) -> None:
+def test_job_waits_while_the_node_that_it_names_is_in_use(bed: Cluster) -> None:
     (holder,) = taken(bed, "1g.10gb", "n2")
     until("a whole GPU taken from n2's offer", lambda: on_offer(bed, "n2")["7g.80gb"] == 0)
-    job, said = sbatch(bed, "--gres=mig:7g.80gb", "-w", "n2", wrap="true")
-    assert job, said
+    job, message = sbatch(bed, "--gres=mig:7g.80gb", "-w", "n2", wrap="true")
+    assert job, message
     backfilled(bed)
     assert bed.job_state(job) == "PENDING"
     bed.run(["scancel", str(holder)])
@@ -75,12 +75,12 @@ def test_a_job_waits_while_its_node_is_taken(bed: Cluster) -> None:
     assert nodes_of(bed, job) == "n2"
 
 
-def test_several_named_nodes_are_all_given(bed: Cluster) -> None:
+def test_job_gets_all_the_nodes_that_it_names(bed: Cluster) -> None:
     assert started(bed, "--gres=mig:7g.80gb", "-w", "n[1,3]") == "n[1,3]"
     assert started(bed, "--gres=mig:3g.40gb:2", "-w", "n1,n2", "-N2") == "n[1-2]"
 
 
-def test_nodes_left_out_and_features(bed: Cluster) -> None:
+def test_excluded_nodes_and_features_are_respected(bed: Cluster) -> None:
     assert started(bed, "--gres=mig:7g.80gb", "-x", "n1,n2") == "n3"
     assert started(bed, "--gres=mig:1g.10gb:7", "-x", "n[2-3]") == "n1"
     assert started(bed, "--gres=mig:7g.80gb", "-C", "fast&big") == "n2"
@@ -88,12 +88,12 @@ def test_nodes_left_out_and_features(bed: Cluster) -> None:
     assert started(bed, "--gres=mig:7g.80gb", "-C", "[fast|big]") in NODES
 
 
-def test_an_excluded_node_is_offered_nothing_for_its_job(bed: Cluster) -> None:
-    """The whole GPU of n1 is idle; it is cut for the job only once its user excludes n1 no longer."""
+def test_nothing_is_offered_for_a_job_on_a_node_that_it_excludes(bed: Cluster) -> None:
+    """The whole GPU of n1 is idle; it is offered for the job only once its user no longer excludes n1."""
     assert started(bed, "--gres=mig:1g.10gb:7", "-w", "n1") == "n1", "whatever it offered before, it is cut small now"
     taken(bed, "7g.80gb", "n2", "n3")
-    job, said = sbatch(bed, "--gres=mig:7g.80gb", "-x", "n1", wrap="true")
-    assert job, said
+    job, message = sbatch(bed, "--gres=mig:7g.80gb", "-x", "n1", wrap="true")
+    assert job, message
     assert re.search(r" Comment=\[mig-exclude:n1\] \[mig:7g\.80gb:1", shown(bed, job))
     more_rounds(bed, "supply", 4)
     assert bed.job_state(job) == "PENDING" and on_offer(bed, "n1")["7g.80gb"] == 0
@@ -102,9 +102,9 @@ def test_an_excluded_node_is_offered_nothing_for_its_job(bed: Cluster) -> None:
     assert nodes_of(bed, job) == "n1" and "mig-exclude" not in shown(bed, job)
 
 
-def test_a_node_that_is_excluded_later_is_told_too(bed: Cluster) -> None:
-    job, said = sbatch(bed, "-H", "--gres=mig:7g.80gb", "--comment=mine", wrap="true")
-    assert job, said
+def test_node_excluded_by_an_update_is_added_to_the_comment(bed: Cluster) -> None:
+    job, message = sbatch(bed, "-H", "--gres=mig:7g.80gb", "--comment=mine", wrap="true")
+    assert job, message
     bed.run(["scontrol", "update", f"JobId={job}", "ExcNodeList=n[1-2]"], "mbalice")
     assert re.search(r" Comment=mine \[mig-exclude:n\[1-2\]\] \[mig:7g\.80gb:1", shown(bed, job))
     bed.run(["scontrol", "release", str(job)])
@@ -112,7 +112,7 @@ def test_a_node_that_is_excluded_later_is_told_too(bed: Cluster) -> None:
     assert nodes_of(bed, job) == "n3"
 
 
-def test_one_users_node_and_one_switch(bed: Cluster) -> None:
+def test_jobs_with_exclusive_user_or_switches_get_their_slices(bed: Cluster) -> None:
     assert started(bed, "--gres=mig:7g.80gb", "--exclusive=user") in NODES
     assert started(bed, "--gres=mig:1g.10gb:7", "--exclusive=user", "-w", "n2") == "n2"
     assert started(bed, "--gres=mig:7g.80gb", "-N2", "--switches=1") in ("n[1-2]", "n[2-3]", "n[1,3]")
@@ -123,7 +123,7 @@ def reserve(bed: Cluster, name: str, nodes: str, user: str = "mbalice") -> None:
     bed.run(["scontrol", "create", "reservation", *what, "StartTime=now", "Duration=60", "Flags=IGNORE_JOBS"])
 
 
-def test_a_reservation_with_the_catalog_node_lets_its_jobs_wait(bed: Cluster) -> None:
+def test_jobs_wait_in_a_reservation_that_has_the_catalog_node(bed: Cluster) -> None:
     for node in NODES:
         reserve(bed, f"r{node}", f"{node},no-mig-slice-free1")
         assert started(bed, "--gres=mig:7g.80gb", f"--reservation=r{node}") == node
@@ -131,19 +131,19 @@ def test_a_reservation_with_the_catalog_node_lets_its_jobs_wait(bed: Cluster) ->
         bed.run(["scontrol", "delete", f"ReservationName=r{node}"])
 
 
-def test_others_are_served_where_nothing_is_reserved(bed: Cluster) -> None:
+def test_jobs_without_a_reservation_run_on_unreserved_nodes(bed: Cluster) -> None:
     reserve(bed, "most", "n[1-2],no-mig-slice-free1", "mbbob")
     for profile in ("7g.80gb", "3g.40gb:2", "1g.10gb:7"):
         assert started(bed, f"--gres=mig:{profile}") == "n3"
 
 
-def test_a_reservation_without_it_is_told_of(bed: Cluster) -> None:
+def test_refusal_names_a_reservation_without_the_catalog_node(bed: Cluster) -> None:
     reserve(bed, "bare", "n1")
-    said = refused(bed, "--gres=mig:1g.20gb:4", "--reservation=bare")
-    assert "the reservation has no catalog node (no-mig-slice-free...)" in said
+    message = refused(bed, "--gres=mig:1g.20gb:4", "--reservation=bare")
+    assert "the reservation has no catalog node (no-mig-slice-free...)" in message
 
 
-def test_what_can_never_be_is_refused(bed: Cluster) -> None:
+def test_request_that_no_node_can_ever_meet_is_refused(bed: Cluster) -> None:
     for options, sentence in (
         (
             ["--gres=mig:7g.80gb:1,mig:1g.10gb:1"],
@@ -158,14 +158,14 @@ def test_what_can_never_be_is_refused(bed: Cluster) -> None:
         assert sentence in refused(bed, *options)
 
 
-def test_interactive_jobs_name_nodes_too(bed: Cluster) -> None:
+def test_interactive_job_runs_on_the_node_that_it_names(bed: Cluster) -> None:
     done = bed.run(["srun", "--gres=mig:7g.80gb", "-w", "n2", "sh", "-c", "echo $SLURMD_NODENAME"], "mbalice")
     assert done.stdout.strip() == "n2"
 
 
-def test_a_waiting_job_is_moved_by_features(bed: Cluster) -> None:
-    job, said = sbatch(bed, "-H", "--gres=mig:7g.80gb", "-w", "n1", wrap="true")
-    assert job, said
+def test_pending_job_is_moved_to_another_node_by_its_features(bed: Cluster) -> None:
+    job, message = sbatch(bed, "-H", "--gres=mig:7g.80gb", "-w", "n1", wrap="true")
+    assert job, message
     done = bed.run(["scontrol", "update", f"JobId={job}", "ReqNodeList=n2"], "mbalice", check=False)
     assert done.returncode != 0
     bed.run(["scontrol", "update", f"JobId={job}", "Features=mig_node_n2"], "mbalice")

@@ -1,4 +1,4 @@
-"""A user's jobs hold odd bytes wherever Slurm takes them; supply, dispatch, lending and audit go on for others."""
+"""A user's jobs have odd bytes wherever Slurm accepts them; supply, dispatch, lending and audit work for others."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def bed(slurm_root: str) -> Iterator[Cluster]:
         yield running
 
 
-def test_odd_bytes_of_one_user_stop_nothing_of_others(bed: Cluster) -> None:
+def test_odd_bytes_in_jobs_of_one_user_do_not_affect_other_users(bed: Cluster) -> None:
     taken = [sbatch(bed, "--hold", *options, user="mbbob") for options in WAITING]
     assert sum(job > 0 for job, _ in taken) >= 8, taken
     assert all(job for job, _ in taken[:4]), "those that once stopped everything"
     # audit: only root gets such a marker past the filter
-    forged, said = sbatch(bed, "--gres=mig:1g.10gb:1", "--hold", wrap="sleep 600")
-    assert forged, said
+    forged, message = sbatch(bed, "--gres=mig:1g.10gb:1", "--hold", wrap="sleep 600")
+    assert forged, message
     bed.run(["scontrol", "update", f"JobId={forged}", "Comment=[mig:2g.20gb:1]"])
     bed.run(["scontrol", "release", str(forged)])
     until("its end", lambda: bed.job_state(forged) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"))
@@ -57,9 +57,9 @@ def test_odd_bytes_of_one_user_stop_nothing_of_others(bed: Cluster) -> None:
     started = [sbatch(bed, *options, user="mbbob", wrap="sleep 600")[0] for options in STARTING]
     assert any(started)
 
-    # supply: nobody offers it yet
-    large, said = sbatch(bed, "--gres=mig:4g.40gb:1", wrap="sleep 600")
-    assert large, said
+    # supply: no node offers it yet
+    large, message = sbatch(bed, "--gres=mig:4g.40gb:1", wrap="sleep 600")
+    assert large, message
     bed.wait_job(large, "RUNNING", timeout=PATIENCE_S)
 
     # lending
@@ -67,11 +67,11 @@ def test_odd_bytes_of_one_user_stop_nothing_of_others(bed: Cluster) -> None:
     assert bed.wait_job(trained, timeout=PATIENCE_S) == "COMPLETED"
 
     # dispatch: an elastic array is told how many tasks may run at once
-    array, said = sbatch(bed, "--gres=mig:auto", "--array=0-9", f"--comment={HINTS}", wrap="sleep 600")
-    assert array, said
+    array, message = sbatch(bed, "--gres=mig:auto", "--array=0-9", f"--comment={HINTS}", wrap="sleep 600")
+    assert array, message
     until("a throttle", lambda: re.search(r"ArrayTaskThrottle=[1-9]", shown(bed, array)) is not None)
 
-    # what holds odd bytes itself runs as any other, and is in the record
+    # jobs that have odd bytes run as any other, and are in the record
     for job in filter(None, started):
         assert bed.wait_job(job, "RUNNING", timeout=PATIENCE_S) == "RUNNING"
         assert account(bed, job, "RUNNING")["profile"] == "1g.10gb"
@@ -86,7 +86,7 @@ def test_odd_bytes_of_one_user_stop_nothing_of_others(bed: Cluster) -> None:
     untroubled(bed)
 
 
-def test_texts_of_nodes_stop_no_other_node(bed: Cluster) -> None:
+def test_odd_comment_of_a_node_does_not_affect_other_nodes(bed: Cluster) -> None:
     """A comment of n1 that looks like a row of n2, and one that looks like no row."""
     row_of_n2 = "NodeName=n2 CPUAlloc=0 CPUTot=8 Gres=mig:none:1 GresUsed=mig:none:0 State=DOWN"
     forged = f"x\n{row_of_n2}\nNodeName=n3 Gres=x State=IDLE"
@@ -94,12 +94,12 @@ def test_texts_of_nodes_stop_no_other_node(bed: Cluster) -> None:
     log = bed.daemons.log("migbatchd")
     said_of_n2 = re.compile(r"cannot parse.*node n2: scontrol shows it 2 times")
     until("a word in the log", lambda: said_of_n2.search(log.read_text(errors="replace")) is not None)
-    job, said = sbatch(bed, "--gres=mig:4g.40gb:1", "--nodelist=n1", wrap="true")
-    assert job, said
+    job, message = sbatch(bed, "--gres=mig:4g.40gb:1", "--nodelist=n1", wrap="true")
+    assert job, message
     assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
     bed.run(["scontrol", "update", "NodeName=n1", "Comment="])
     assert len(said_of_n2.findall(log.read_text(errors="replace"))) == 1
-    job, said = sbatch(bed, "--gres=mig:7g.80gb:1", "--nodes=2", wrap="true")
-    assert job, said
+    job, message = sbatch(bed, "--gres=mig:7g.80gb:1", "--nodes=2", wrap="true")
+    assert job, message
     assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
     settled(bed)

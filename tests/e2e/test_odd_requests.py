@@ -1,4 +1,4 @@
-"""Odd requests past the clients' checks: what a node reads as a job's grant is never more than Slurm allocates."""
+"""Odd requests that bypass clients' checks: what a node reads as a job's grant is never more than Slurm allocates."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.slurm
 SITE = SiteCatalog({"gpu": Partition("gpu", (H100,))})
 TYPES = ("1g.10gb", "1g.10gb.me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")
 SUBMITTED, CHANGED = 400, 100
-#: Stands between sbatch or scontrol and their library: tells at which places of a request a text is, or sends the
-#: request again and again, each time with other texts, `place=text in hexadecimal`, of a line of a file.
+#: Preloaded between sbatch or scontrol and their library: prints at which places of a request a text is, or sends the
+#: request once for each line of a file, with that line's texts, `place=text in hexadecimal`.
 CLIENT = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -140,7 +140,7 @@ def bed(slurm_root: str) -> Iterator[Cluster]:
 
 
 class Sender:
-    """Sends requests of mbalice's with texts that his commands refuse."""
+    """Sends requests of mbalice with texts that the commands refuse."""
 
     def __init__(self, bed: Cluster) -> None:
         self._bed, self._file = bed, bed.directory / "requests"
@@ -160,7 +160,7 @@ class Sender:
         self._run(*argv, REQUESTS=str(self._file))
 
     def _place(self, end: str, *argv: str) -> int:
-        """Find where a request has a text that ends so; `@` stands for any of the separators."""
+        """Find where a request has a text with this end; `@` stands for any of the separators."""
         for separator in ":/=":
             wanted = end.replace("@", separator)
             found = re.findall(r"(?m)^(\d+) ((?:gres[:/])?[\w:=.]+)$", self._run(*argv, PLACE_OF=wanted, REQUESTS="/"))
@@ -175,7 +175,7 @@ class Sender:
 
 
 def read_by_node(comment: str, gres: str, prefix: str) -> Counter[str]:
-    """The slices that a node makes for a job, by its comment or, if an update wrote that, by squeue's word."""
+    """The slices that a node makes for a job, by its comment or, if an update wrote that, by what squeue shows."""
     try:
         grant = parse_comment("" if comment == "(null)" else comment)
         if grant is not None and grant.changed:

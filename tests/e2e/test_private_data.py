@@ -1,4 +1,4 @@
-"""PrivateData=jobs: migbatchd tells of a waiting job whom slurmctld would tell of it, and nobody else."""
+"""PrivateData=jobs: migbatchd shows a pending job to the users to whom slurmctld shows it, and to nobody else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ print(link.getresponse().read().decode())
 """
 
 
-def test_private_jobs_are_told_of_as_slurm_does(new_cluster: Callable[..., Cluster]) -> None:
+def test_private_jobs_are_shown_to_the_users_to_whom_slurm_shows_them(new_cluster: Callable[..., Cluster]) -> None:
     bed = new_cluster(migbatch="all", nodes=1, gpus=1, users=4, dbd=True, options={"PrivateData": "jobs"})
     bed.run(["sacctmgr", "-i", "modify", "user", "mbcarol", "set", "adminlevel=operator"])
     bed.run(["sacctmgr", "-i", "add", "account", "other", "Cluster=migbatch"])

@@ -1,4 +1,4 @@
-"""A job that says nothing gets what its own runs used, follows when it needs more, and is sent on when it ran out."""
+"""A job without hints gets what its own runs used, more when it needs more, and a retry when it ran out of memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bed(slurm_root: str) -> Iterator[Cluster]:
 
 
 class Recurring:
-    """One job of a user that comes again and again; `need_gib` is what it needs in truth."""
+    """A job that a user submits repeatedly; `need_gib` is what it really needs."""
 
     def __init__(self, bed: Cluster, name: str, user: str = "mbalice") -> None:
         self.bed, self.name, self.user = bed, name, user
@@ -54,7 +54,7 @@ class Recurring:
         return SCRIPT.format(number=self.runs + 1)
 
     def submit(self, *options: str) -> tuple[int, str]:
-        """The job, and what its user was told."""
+        """Submit the job; return its id and the message to its user."""
         path = self.bed.home(self.user) / self.name
         path.write_text(self.script)
         done = self.bed.run(["sbatch", *options, str(path)], self.user, check=False)
@@ -63,9 +63,9 @@ class Recurring:
         return int(found[1]), done.stdout + done.stderr
 
     def live(self, job: int, need_gib: float, restart: int = 0, task: str = "") -> tuple[str, bool]:
-        """Let a job that runs hold what it needs, and end as it would: its profile, and whether it ran out.
+        """Let a running job use the memory it needs, and end as it would; return its profile and whether it ran out.
 
-        `task`: as users name it, of a task of an array, whose own id `job` is.
+        `task`: the name of an array's task, as users write it; `job` is the task's own id.
         """
         seen = time.time()
         node, uuid = holding(self.bed, job)
@@ -79,7 +79,7 @@ class Recurring:
         path = self.bed.node_directory(node) / "run" / "peaks"
 
         def watched() -> bool:
-            """Whether it was looked at for most of the time, as is asked at its end."""
+            """Whether it was sampled for most of the time, as is required at its end."""
             rows = json.loads(path.read_text())["runs"] if path.exists() else {}
             row = rows.get(f"{job}.{restart}", {"watched_s": 0, "mib": {}})
             return uuid in row["mib"] and row["watched_s"] > 0.6 * (time.time() - seen + 4.0)
@@ -91,8 +91,8 @@ class Recurring:
         return profile, died
 
     def run(self, need_gib: float) -> str:
-        """One run to its end, until the service knows of it: what the user was told."""
-        job, said = self.submit()
+        """Run once, until the service knows of the run; return the message to the user."""
+        job, message = self.submit()
         self.bed.wait_job(job, "RUNNING")
         profile, died = self.live(job, need_gib)
         account(self.bed, job, "FAILED" if died else "COMPLETED")
@@ -101,10 +101,10 @@ class Recurring:
         self.failed.append(died)
         self.profiles.append(profile)
         self.known()
-        return said
+        return message
 
     def known(self) -> None:
-        """Wait until the service has heard of all runs."""
+        """Wait until the service knows of all runs."""
         wanted = re.compile(rf"\({self.runs} so far\)|last {self.runs} runs|filled its slice")
         until(f"an answer that knows {self.runs} runs", lambda: wanted.search(self.told()) is not None)
 
@@ -117,12 +117,12 @@ class Recurring:
         return answer.message
 
 
-def test_it_settles_after_three_runs_and_follows_when_the_need_grows(bed: Cluster) -> None:
+def test_profile_settles_after_three_runs_and_grows_with_the_need(bed: Cluster) -> None:
     job = Recurring(bed, "train.sh")
-    said = [job.run(4.0) for _ in range(3)]
+    messages = [job.run(4.0) for _ in range(3)]
     assert job.profiles == ["1g.10gb"] * 3
-    assert "after 3 completed runs of train.sh (0 so far)" in said[0]
-    assert "(2 so far)" in said[2]
+    assert "after 3 completed runs of train.sh (0 so far)" in messages[0]
+    assert "(2 so far)" in messages[2]
     assert "your last 3 runs of train.sh used at most 4 GiB" in job.run(4.0)
     for gib in (6.0, 9.0, 12.0, 18.0, 24.0, 24.0):
         job.run(gib)
@@ -130,7 +130,7 @@ def test_it_settles_after_three_runs_and_follows_when_the_need_grows(bed: Cluste
     assert not job.failed[-1] and job.profiles[-1] in ("3g.40gb", "4g.40gb"), (job.failed, job.profiles)
 
 
-def test_of_a_large_slice_that_was_named_only_what_was_used_counts(bed: Cluster) -> None:
+def test_profile_follows_the_memory_used_and_not_the_slice_requested_before(bed: Cluster) -> None:
     job = Recurring(bed, "big.sh")
     for _ in range(3):
         number, _ = job.submit("--gres=mig:3g.40gb")
@@ -143,8 +143,8 @@ def test_of_a_large_slice_that_was_named_only_what_was_used_counts(bed: Cluster)
     assert job.profiles == ["1g.20gb"]
 
 
-def test_a_slice_that_was_used_is_not_made_slower(bed: Cluster) -> None:
-    """What fits one seventh by its memory keeps most of the SMs of three busy."""
+def test_busy_job_is_not_given_a_slower_slice(bed: Cluster) -> None:
+    """A job whose memory fits one seventh keeps most of the SMs of three sevenths busy."""
     job = Recurring(bed, "busy.sh")
     job.busy = {"sm": 60, "dram": 10}
     for _ in range(3):
@@ -160,10 +160,10 @@ def test_a_slice_that_was_used_is_not_made_slower(bed: Cluster) -> None:
     assert (
         50 <= int(shares[0].rstrip("%")) <= 60 and 8 <= int(shares[1].rstrip("%")) <= 10 and shares[2].strip() == "4G"
     )
-    assert "2g.20gb" in (said := job.told()) and "on 1g.10gb they would take longer" in said
+    assert "2g.20gb" in (message := job.told()) and "on 1g.10gb they would take longer" in message
 
 
-def test_the_energy_of_a_whole_gpu_is_told(bed: Cluster) -> None:
+def test_migacct_shows_the_energy_of_whole_gpu_jobs_only(bed: Cluster) -> None:
     whole, part = (
         int(bed.run(["sbatch", "--parsable", f"--gres=mig:{name}", "--wrap", "sleep 5"], "mbalice").stdout)
         for name in ("7g.80gb", "1g.10gb")
@@ -171,18 +171,18 @@ def test_the_energy_of_a_whole_gpu_is_told(bed: Cluster) -> None:
     for job in (whole, part):
         account(bed, job)
     shown = [str(Path(sys.executable).with_name("migacct")), "-a", "-S", "now-2hours", "-n", "-X", "-P"]
-    told = bed.run_here([*shown, "-j", f"{whole},{part}", "-o", "jobid,consumedenergyraw"]).split()
-    joules = dict(line.split("|") for line in told)
+    rows = bed.run_here([*shown, "-j", f"{whole},{part}", "-o", "jobid,consumedenergyraw"]).split()
+    joules = dict(line.split("|") for line in rows)
     assert int(joules[str(whole)]) > 0 and joules[str(part)] == ""
 
 
-def test_a_job_that_ran_out_runs_once_more_on_a_larger_slice(bed: Cluster) -> None:
-    """By the hint retry=oom, with its own word or by what the driver saw; a second time it stays as it ended."""
+def test_job_that_ran_out_of_memory_is_retried_once_on_a_larger_slice(bed: Cluster) -> None:
+    """By the hint retry=oom, and its own report or what the driver saw; after the second run its state is final."""
     job = Recurring(bed, "retry.sh")
-    number, said = job.submit("--comment=migbatch: retry=oom")
+    number, message = job.submit("--comment=migbatch: retry=oom")
     bed.wait_job(number, "RUNNING")
     assert job.live(number, 15.0) == ("1g.10gb", True)
-    if "for the next submission only" in said:
+    if "for the next submission only" in message:
         account(bed, number, "FAILED")
         until("the largest slice for the next one", lambda: "the largest slice once" in job.told())
         return
@@ -192,11 +192,11 @@ def test_a_job_that_ran_out_runs_once_more_on_a_larger_slice(bed: Cluster) -> No
     assert row["retyped"] == {"from": "1g.10gb", "to": "7g.80gb", "why": RETRIED}
 
 
-def test_tasks_of_an_array_run_once_more_on_a_larger_slice_one_by_one(bed: Cluster) -> None:
-    """The first task has an id of its own, the last one that of its array; the one between ends as it should."""
+def test_array_tasks_that_ran_out_of_memory_are_retried_one_by_one(bed: Cluster) -> None:
+    """The first task has an id of its own, the last one has that of its array; the one between completes."""
     job = Recurring(bed, "tasks.sh")
     options = ("--array=1-3", "--gres=mig:1g.10gb", "--comment=migbatch: retry=oom max=1g.20gb")
-    array, said = job.submit(*options)
+    array, message = job.submit(*options)
     ids: dict[str, int] = {}
 
     def started() -> bool:
@@ -212,7 +212,7 @@ def test_tasks_of_an_array_run_once_more_on_a_larger_slice_one_by_one(bed: Clust
     for task, need_gib in (("2", 4.0), ("1", 15.0), ("3", 15.0)):
         assert job.live(ids[task], need_gib, task=f"{array}_{task}") == ("1g.10gb", need_gib > 10)
     account(bed, f"{array}_2")
-    if "for the next submission only" in said:
+    if "for the next submission only" in message:
         assert all(account(bed, f"{array}_{task}", "FAILED")["retyped"] is None for task in ("1", "3"))
         return
     for task in ("1", "3"):
@@ -225,6 +225,6 @@ def test_tasks_of_an_array_run_once_more_on_a_larger_slice_one_by_one(bed: Clust
     assert "Restarts=0" in shown(bed, f"{array}_2"), "what completed is not run again"
 
 
-def test_others_with_the_same_script_begin_anew(bed: Cluster) -> None:
+def test_runs_of_another_user_with_the_same_script_do_not_count(bed: Cluster) -> None:
     job = Recurring(bed, "train.sh", "mbbob")
     assert "(0 so far)" in job.told()

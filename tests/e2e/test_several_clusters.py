@@ -1,4 +1,4 @@
-"""Two clusters on one slurmdbd: jobs sent to the other one, and those of a federation with their large ids.
+"""Two clusters on one slurmdbd: jobs sent to the other cluster, and jobs of a federation with their large ids.
 
 The tests build on each other. Each cluster has its own record.
 """
@@ -22,7 +22,7 @@ USER = "mbalice"
 #: bits of a federated job id that number it within its cluster
 OWN_BITS = 26
 SEEN = "echo $SLURM_CLUSTER_NAME $MIGBATCH_PROFILE $CUDA_VISIBLE_DEVICES"
-#: what 23.11 tells jobs instead of their cluster's name
+#: what jobs get from 23.11 instead of their cluster's name
 UNNAMED = "(null)"
 ODD = "neither on the node nor in its plan"
 Pair = tuple[Cluster, Cluster]
@@ -35,7 +35,7 @@ def pair(slurm_root: str) -> Iterator[Pair]:
 
 
 def submitted(bed: Cluster, *options: str, wrap: str = SEEN) -> int:
-    """The job id that sbatch printed, with the cluster's name behind it or without."""
+    """The job id that sbatch printed, with or without the cluster's name after it."""
     line = ["sbatch", "--parsable", *options, "-o", "out-%A", "--wrap", wrap]
     return int(bed.run(line, USER).stdout.split(";")[0])
 
@@ -45,7 +45,7 @@ def shown(bed: Cluster, job: int) -> str:
 
 
 def wrote(bed: Cluster, job: int) -> list[str]:
-    """What a SEEN job that was submitted there wrote."""
+    """The output of a SEEN job that was submitted there."""
     return (bed.home(USER) / f"out-{job}").read_text().split()
 
 
@@ -59,18 +59,18 @@ def test_a_job_sent_to_the_other_cluster_waits_and_gets_its_slice(pair: Pair) ->
         job = submitted(one, "-M", "two", f"--gres={gres}", *filter(None, [comment]))
         row = account(two, job)
         assert [each["profile"] for each in row["slices"]] == [profile]
-        name, said, uuid = wrote(one, job)
-        assert name in ("two", UNNAMED) and said == profile and UUID.fullmatch(uuid)
+        name, shown_profile, uuid = wrote(one, job)
+        assert name in ("two", UNNAMED) and shown_profile == profile and UUID.fullmatch(uuid)
     assert accounts(one) == {}
 
 
-def test_migacct_says_of_which_cluster_its_record_is(pair: Pair) -> None:
+def test_migacct_names_the_cluster_of_its_record(pair: Pair) -> None:
     _, two = pair
     asked = ("-a", "-n", "-X", "-P", "-S", "now-2hours", "-o", "jobid,cluster", "-M")
     rows = migacct(two, *asked, "two")[0].split()
     assert rows and all(row.endswith("|two") for row in rows)
-    said = "migacct: warning: this record only has runs of the cluster two\n"
-    assert migacct(two, *asked, "one") == ("", said)
+    warning = "migacct: warning: this record only has runs of the cluster two\n"
+    assert migacct(two, *asked, "one") == ("", warning)
 
 
 def migacct(bed: Cluster, *words: str) -> tuple[str, str]:
@@ -81,8 +81,8 @@ def migacct(bed: Cluster, *words: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_jobs_of_a_federation_keep_their_slices_where_they_were_submitted(pair: Pair) -> None:
-    """Only there job_submit.lua was run for them. Other jobs may run on either; nodes of one name are told apart."""
+def test_federated_jobs_with_slices_run_where_they_were_submitted(pair: Pair) -> None:
+    """Only there job_submit.lua has run for them. Other jobs may run on either; nodes of one name are distinguished."""
     one, two = pair
     one.run(["sacctmgr", "-i", "add", "federation", "fed", "clusters=one,two"])
     until("the federation", lambda: all("PersistConnSend/Recv:Yes/Yes" in federation(bed) for bed in pair))
@@ -106,7 +106,7 @@ def federation(bed: Cluster) -> str:
     return bed.run(["scontrol", "show", "federation"]).stdout
 
 
-def test_why_a_job_with_a_large_id_waits(pair: Pair) -> None:
+def test_why_explains_a_waiting_job_with_a_federated_id(pair: Pair) -> None:
     for bed in pair:
         holder = submitted(bed, "--gres=mig:7g.80gb", wrap="sleep 600")
         until("a full GPU", lambda bed=bed, holder=holder: "JobState=RUNNING" in shown(bed, holder))  # type: ignore[misc]
@@ -122,7 +122,7 @@ def why(bed: Cluster, job: int) -> str:
     return invoke(bed, "why", str(job)).stdout
 
 
-def test_nothing_is_to_correct_on_either(pair: Pair) -> None:
+def test_doctor_finds_nothing_to_correct_on_either_cluster(pair: Pair) -> None:
     for bed in pair:
         until("0 failed", lambda bed=bed: wrong(bed) == [])  # type: ignore[misc]
         assert ODD not in bed.daemons.log("migbatchd").read_text(), "for longer than a moment"

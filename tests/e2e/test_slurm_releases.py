@@ -1,4 +1,4 @@
-"""What depends on Slurm's release: its own metrics while supply changes, requests that 26.05 refuses, and leaving."""
+"""What depends on Slurm's release: its metrics while supply changes, requests that 26.05 refuses, and uninstalling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROFILES = ("7g.80gb", "4g.40gb", "3g.40gb", "2g.20gb", "1g.20gb", "1g.10gb")
 
 
 def findings(bed: Cluster, *options: str) -> list[dict[str, str]]:
-    """What doctor says, whatever its exit code."""
+    """The findings of doctor, whatever its exit code."""
     program = str(Path(sys.executable).with_name("migbatch"))
     line = bed.daemons.group.enter([program, "doctor", "-c", str(bed.product.config), "--json", *options])
     env = bed.client_env(inside=False)
@@ -31,13 +31,13 @@ def findings(bed: Cluster, *options: str) -> list[dict[str, str]]:
 
 
 def level(bed: Cluster, subject: str, *options: str) -> str:
-    """Of the one finding about a subject."""
+    """The level of the one finding about a subject."""
     (found,) = [each["level"] for each in findings(bed, *options) if each["subject"] == subject]
     return found
 
 
 class Scraper(threading.Thread):
-    """Asks slurmctld for each of its metrics, again and again."""
+    """Asks slurmctld for each of its metrics repeatedly."""
 
     PATHS = ("/metrics/jobs", "/metrics/nodes", "/metrics/partitions", "/metrics/scheduler")
 
@@ -67,8 +67,10 @@ class Scraper(threading.Thread):
         self.join(120)
 
 
-def test_slurmctld_tells_its_metrics_while_supply_changes(new_cluster: Callable[..., Cluster], slurm_root: str) -> None:
-    """Where slurmctld has no metrics of its own, the option is unknown to it, and supply changes all the same."""
+def test_slurmctld_serves_its_metrics_while_supply_changes(
+    new_cluster: Callable[..., Cluster], slurm_root: str
+) -> None:
+    """A slurmctld without metrics does not know the option; there supply changes without it."""
     has = SlurmRoot(Path(slurm_root) if slurm_root else None).version() >= OPENMETRICS
     options = {"MetricsType": "metrics/openmetrics"} if has else {}
     bed = new_cluster(migbatch="all", nodes=2, gpus=1, options=options)
@@ -96,31 +98,31 @@ def test_slurmctld_tells_its_metrics_while_supply_changes(new_cluster: Callable[
     untroubled(bed)
 
 
-def test_only_the_user_himself_can_ask_for_gpus_in_two_ways(stack: Cluster) -> None:
-    """26.05 refuses --gres=gpu with --gpus-per-node; what the filters make of one of them never has both."""
-    both, said = sbatch(stack, "--gres=gpu:1", "--gpus-per-node=1", wrap="true")
-    assert both == 0 and "mutually exclusive" in said if stack.root.version() >= (26, 5) else both, said
+def test_filters_do_not_add_a_second_request_for_gpus(stack: Cluster) -> None:
+    """26.05 refuses --gres=gpu with --gpus-per-node; what the filters make of one never has both."""
+    both, message = sbatch(stack, "--gres=gpu:1", "--gpus-per-node=1", wrap="true")
+    assert both == 0 and "mutually exclusive" in message if stack.root.version() >= (26, 5) else both, message
     for options in (["--gpus-per-node=1"], ["--gres=gpu:1"], ["--gpus=1"], ["--gpus-per-task=1", "-n1", "-N1"]):
         for command in (["srun", *options, "true"], ["salloc", *options, "srun", "true"]):
             done = stack.run(command, "mbbob", check=False)
             assert done.returncode == 0 and "mutually exclusive" not in done.stderr, (command, done.stderr)
-        job, said = sbatch(stack, *options, wrap="srun true && echo stepped")
-        assert job, said
+        job, message = sbatch(stack, *options, wrap="srun true && echo stepped")
+        assert job, message
         assert stack.wait_job(job, timeout=PATIENCE_S) == "COMPLETED", stack.output(job)
         assert stack.output(job).strip() == "stepped"
     settled(stack)
 
 
-def test_jobs_that_still_ask_for_slices_stand_in_the_way_of_leaving(new_cluster: Callable[..., Cluster]) -> None:
-    """And once doctor names none, slurmctld starts without mig and no job suffers."""
+def test_doctor_names_jobs_with_slices_that_prevent_uninstalling(new_cluster: Callable[..., Cluster]) -> None:
+    """Once doctor names none, slurmctld starts without mig and no job is affected."""
     bed = new_cluster(migbatch="all", nodes=1, gpus=1)
     assert level(bed, "leaving", "--leaving") == "ok"
     held, _ = sbatch(bed, "--gres=mig:1g.10gb:1", "--hold", wrap="true")
     running, _ = sbatch(bed, "--gres=mig:1g.10gb:1", wrap="sleep 600")
     other, _ = sbatch(bed, "--hold", wrap="true")
     bed.wait_job(running, "RUNNING", timeout=PATIENCE_S)
-    said = " ".join(each["text"] for each in findings(bed, "--leaving") if each["level"] == "FAIL")
-    assert f"{held} (pending)" in said and f"{running} (running)" in said and f"{other} (" not in said
+    message = " ".join(each["text"] for each in findings(bed, "--leaving") if each["level"] == "FAIL")
+    assert f"{held} (pending)" in message and f"{running} (running)" in message and f"{other} (" not in message
     bed.run(["scancel", str(held), str(running)])
     until("nothing in the way", lambda: [each["level"] for each in findings(bed, "--leaving")] == ["ok"])
     settled(bed)

@@ -1,4 +1,4 @@
-"""A cluster whose slurm.conf names switches or blocks: requests for what is not on offer wait there, too."""
+"""A cluster whose slurm.conf names switches or blocks: requests for profiles not on offer wait there, too."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ YAML = """\
       - switch: s2
         nodes: n3
 {own}"""
-#: which release can have what
+#: the first releases with blocks and with topology.yaml
 HAS_BLOCKS = (24, 11)
 HAS_YAML = (25, 5)
 
@@ -54,9 +54,9 @@ def nodes_of(bed: Cluster, job: int) -> str:
 
 
 def started(bed: Cluster, *options: str) -> str:
-    """The nodes on which a job ran that was accepted with these options."""
-    job, said = sbatch(bed, *options, wrap="true")
-    assert job, said
+    """Run a job with these options; return its nodes."""
+    job, message = sbatch(bed, *options, wrap="true")
+    assert job, message
     bed.wait_job(job, "COMPLETED")
     return nodes_of(bed, job)
 
@@ -70,11 +70,11 @@ def doctor(bed: Cluster) -> list[str]:
 def is_refused(bed: Cluster, node: str) -> bool:
     """Whether a job is refused for a profile that a node does not offer at that moment."""
     profile = "1g.10gb:7" if "7g.80gb" in on_offer(bed, node) else "7g.80gb"
-    job, said = sbatch(bed, f"--gres=mig:{profile}", "-w", node, wrap="true")
+    job, message = sbatch(bed, f"--gres=mig:{profile}", "-w", node, wrap="true")
     if job:  # a slurmctld that was restarted has other offers for a moment
         cancel(bed)
         return False
-    return "configuration is not available" in said
+    return "configuration is not available" in message
 
 
 def replace_topology(bed: Cluster, text: str) -> None:
@@ -84,7 +84,7 @@ def replace_topology(bed: Cluster, text: str) -> None:
     until("the nodes", lambda: set(bed.node_states().values()) == {"idle"})
 
 
-def test_the_catalog_has_a_switch_below_the_top_one(bed: Cluster) -> None:
+def test_catalog_node_has_its_own_switch_below_the_top_one(bed: Cluster) -> None:
     text = bed.slurm_conf.with_name("topology.conf").read_text()
     own = f"SwitchName={SWITCH} Nodes=no-mig-slice-free[1-2]\n"
     assert text == TREE.replace("Switches=s[1-2]", f"Switches=s[1-2],{SWITCH}") + own
@@ -92,7 +92,7 @@ def test_the_catalog_has_a_switch_below_the_top_one(bed: Cluster) -> None:
 
 
 @pytest.mark.parametrize("switches", [(), ("--switches=1",)])
-def test_jobs_wait_for_what_is_not_on_offer(bed: Cluster, switches: tuple[str, ...]) -> None:
+def test_jobs_wait_for_profiles_that_are_not_on_offer(bed: Cluster, switches: tuple[str, ...]) -> None:
     assert started(bed, "--gres=mig:7g.80gb", *switches)
     assert started(bed, "--gres=mig:1g.10gb:7", *switches)
     assert started(bed, "--gres=mig:7g.80gb", "-w", "n3", *switches) == "n3"
@@ -103,7 +103,7 @@ def test_a_job_spans_switches(bed: Cluster) -> None:
     assert started(bed, "--gres=mig:7g.80gb", "-w", "n1,n3", "-N2") == "n[1,3]"
 
 
-def test_doctor_finds_the_catalog_in_no_switch(bed: Cluster) -> None:
+def test_doctor_reports_a_catalog_node_that_is_in_no_switch(bed: Cluster) -> None:
     present = bed.slurm_conf.with_name("topology.conf").read_text()
     replace_topology(bed, TREE)
     (line,) = doctor(bed)
@@ -113,8 +113,8 @@ def test_doctor_finds_the_catalog_in_no_switch(bed: Cluster) -> None:
     assert doctor(bed)[0].startswith("ok")
 
 
-def test_blocks(slurm_root: str) -> None:
-    """A release that takes no small block lets jobs over one node wait all the same."""
+def test_jobs_wait_in_a_topology_of_blocks(slurm_root: str) -> None:
+    """A release that accepts no small block still lets jobs on one node wait."""
     version = SlurmRoot(Path(slurm_root) if slurm_root else None).version()
     if version < HAS_BLOCKS:
         return
@@ -131,8 +131,8 @@ def test_blocks(slurm_root: str) -> None:
                 assert started(bed, "--gres=mig:7g.80gb", "-N2") and started(bed, "--gres=mig:3g.40gb:2", "-N2")
 
 
-def test_topology_yaml(slurm_root: str) -> None:
-    """The administrator changes it as `migbatch install` says: doctor finds it else. Older ones do not read it."""
+def test_jobs_wait_with_topology_yaml(slurm_root: str) -> None:
+    """The administrator changes it as `migbatch install` says, else doctor reports it. Older releases ignore it."""
     reads = SlurmRoot(Path(slurm_root) if slurm_root else None).version() >= HAS_YAML
     with Cluster(nodes=3, gpus=1, migbatch="all", slurm_root=slurm_root) as bed:
         path = bed.slurm_conf.with_name("topology.yaml")

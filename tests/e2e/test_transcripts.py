@@ -1,7 +1,7 @@
-"""What a new user asks and types wrong, as a user of a test bed: `transcript.txt` is what he reads, word for word.
+"""A new user's questions and typing errors, as a user of a test bed: `transcript.txt` is the output, word for word.
 
-Every line of the document that begins with `$` is run, in its order. Where what is said has changed, the test names the
-file that has it now; take that for the document where it is what should be said.
+Every line of the document that begins with `$` is run, in its order. If the output has changed, the test names the file
+that has it now; replace the document by that file if the new output is right.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.login_node import LoginNode
 
 pytestmark = pytest.mark.slurm
 DOCUMENT = Path(__file__).with_name("transcript.txt")
-#: what differs from one run to the next, and what stands for it in the document
+#: what differs from one run to the next, and what replaces it in the document
 VOLATILE = (
     (r"MIG-[0-9a-f-]{36}", "MIG-UUID"),
     (r"GPU-[0-9a-f-]{36}", "GPU-UUID"),
@@ -33,9 +33,9 @@ VOLATILE = (
     (r"(?<=\|)\d+\.\d+(?=\|)", "N"),
     # the forecast depends on how long the slices before were idle
     (r"inference may need it soon", "no inference is expected to need it"),
-    # 23.11 takes the reason of a job back that its backfill scheduler has looked at
+    # 23.11 clears the reason of a job that its backfill scheduler has looked at
     (r"(?<=Slurm:     )None;", "Resources;"),
-    # releases of Slurm differ in whether a node that is kept for a job says so, and in what follows a refusal
+    # releases of Slurm differ in whether a node planned for a job says so, and in what follows a refusal
     (r"\+planned", ""),
     (r"(?<=STATE) +(?=GPU  MODEL)", "  "),
     (r"(?<=mixed) +(?=\d    H100)", "  "),
@@ -99,7 +99,7 @@ def _run(bed: Cluster, command: str) -> str:
     return text + (f"[exit code {done.returncode}]\n" if done.returncode else "")
 
 
-def test_the_document_is_what_a_user_reads(bed: Cluster, tmp_path: Path) -> None:
+def test_commands_print_what_the_document_shows(bed: Cluster, tmp_path: Path) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     commands = re.findall(r"^\$ (.+)$", text, re.MULTILINE)
     assert len(commands) >= 20

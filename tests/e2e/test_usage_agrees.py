@@ -1,7 +1,7 @@
 """`migbatch usage` against sreport, on a real slurmdbd.
 
-sreport knows whole hours that are over. So the jobs are put back by some hours, in slurmdbd's database and in a copy of
-the record alike, such that a job lies across the border of two hours; slurmdbd then rolls them up.
+sreport covers only whole hours that are over. So the jobs are moved back by some hours, in slurmdbd's database and in a
+copy of the record alike, so that one job crosses the border of two hours; slurmdbd then rolls them up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RUN_TIMES = ("submitted", "started", "ended", "began")
 
 
 @pytest.mark.sqlite  # a copy of the record is put back in time
-def test_slices_held_agree_with_sreport(new_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+def test_usage_of_slices_agrees_with_sreport(new_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     bed = new_cluster(migbatch="all", nodes=2, gpus=1, dbd=True)
     bed.run(["sacctmgr", "-i", "add", "account", "chemistry", "Cluster=migbatch"])
     bed.run(["sacctmgr", "-i", "add", "user", "mbalice", "Account=chemistry"])
@@ -66,8 +66,8 @@ def test_slices_held_agree_with_sreport(new_cluster: Callable[..., Cluster], tmp
 
 
 def users_associations(bed: Cluster) -> list[str]:
-    said = bed.run(["sacctmgr", "-n", "-P", "show", "associations", "format=id,user"]).stdout
-    return [id for id, _, user in (line.partition("|") for line in said.splitlines()) if user]
+    output = bed.run(["sacctmgr", "-n", "-P", "show", "associations", "format=id,user"]).stdout
+    return [id for id, _, user in (line.partition("|") for line in output.splitlines()) if user]
 
 
 def of_association(bed: Cluster, id: str) -> tuple[list[str], list[str]]:
@@ -84,14 +84,14 @@ def moment(ts: float) -> str:
 
 
 def submit(bed: Cluster, user: str, charged: str, *options: str, seconds: int) -> int:
-    said = bed.run(["sbatch", "--parsable", "-A", charged, *options, "--wrap", f"sleep {seconds}"], user).stdout
-    return int(said)
+    output = bed.run(["sbatch", "--parsable", "-A", charged, *options, "--wrap", f"sleep {seconds}"], user).stdout
+    return int(output)
 
 
 def put_back(bed: Cluster, record: Path, seconds: int) -> None:
     earlier = ", ".join(f"{name} = {name} - {seconds}" for name in JOB_TIMES)
     statements = [f"update migbatch_job_table set {earlier}"]
-    # sreport leaves out what came about after its window, the cluster with its TRES too
+    # sreport leaves out what was created after its window, also the cluster and its TRES
     statements += [f"update {name} set creation_time = creation_time - {seconds + HOUR}" for name in MADE]
     statements += [f"update migbatch_event_table set time_start = time_start - {seconds + HOUR}"]
     socket = f"--socket={bed.directory}/db/mysql.sock"

@@ -1,4 +1,4 @@
-"""The way of a job on a real Slurm: what it asks for, what it gets, what it sees, what is remembered."""
+"""A job on a real Slurm from start to end: what it requests, what it gets, what it sees, what is recorded."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from tests.support.end_to_end import (
 )
 
 
-def test_auto_becomes_a_slice_and_everything_is_remembered(stack: Cluster) -> None:
-    job, said = sbatch(stack, "--gres=mig:auto", "--comment=migbatch: model=bert-large batch=32 slo=200ms")
-    assert re.search(r"migbatch: \S+g\.\d+gb for mig:auto", said), said
+def test_auto_request_gets_a_slice_and_is_recorded(stack: Cluster) -> None:
+    job, message = sbatch(stack, "--gres=mig:auto", "--comment=migbatch: model=bert-large batch=32 slo=200ms")
+    assert re.search(r"migbatch: \S+g\.\d+gb for mig:auto", message), message
     assert stack.wait_job(job) == "COMPLETED"
     row = account(stack, job, decided=True)
-    (piece,) = row["slices"]
-    assert sights(stack.output(job)) == {"batch": [piece["mig_uuid"]], "task 0": [piece["mig_uuid"]]}
+    (slice_row,) = row["slices"]
+    assert sights(stack.output(job)) == {"batch": [slice_row["mig_uuid"]], "task 0": [slice_row["mig_uuid"]]}
     assert (
         row["asked"].startswith("--gres=mig:auto ")
         and row["bucket"].startswith("bert-large/")
-        and row["profile"] in said
+        and row["profile"] in message
     )
     assert row["predicted_latency_ms"] and row["user"] == "mbalice" and row["exit_code"] == 0
     settled(stack)
 
 
-def test_batch_jobs_find_advice_in_their_environment(stack: Cluster) -> None:
-    """Batch and copies for the slice, which a script may follow; what the user sets himself stays."""
+def test_batch_size_and_copies_are_set_in_the_environment_of_batch_jobs(stack: Cluster) -> None:
+    """Batch size and copies for the slice, which a script may follow; a value that the user sets is kept."""
     wrap = "echo $MIGBATCH_BATCH $MIGBATCH_COPIES"
     hints = ("--gres=mig:auto", "--comment=migbatch: model=resnet50")
     free, _ = sbatch(stack, *hints, wrap=wrap)
@@ -54,16 +54,16 @@ def test_batch_jobs_find_advice_in_their_environment(stack: Cluster) -> None:
     settled(stack)
 
 
-def test_a_batch_chosen_with_the_slice_is_told_to_user_and_job(stack: Cluster) -> None:
-    job, said = sbatch(
+def test_batch_size_chosen_with_the_slice_is_shown_to_user_and_job(stack: Cluster) -> None:
+    job, message = sbatch(
         stack, "--gres=mig:auto", "--comment=migbatch: model=resnet50 slo=9ms", wrap="echo $MIGBATCH_BATCH"
     )
     assert stack.wait_job(job) == "COMPLETED"
-    assert f"run batches of {stack.output(job).strip()} (MIGBATCH_BATCH)" in said
+    assert f"run batches of {stack.output(job).strip()} (MIGBATCH_BATCH)" in message
     settled(stack)
 
 
-def test_three_slices_three_tasks(stack: Cluster) -> None:
+def test_three_tasks_get_one_of_three_slices_each(stack: Cluster) -> None:
     job, _ = sbatch(stack, "-N1", "-n3", "--gres=mig:1g.10gb:3")
     assert stack.wait_job(job) == "COMPLETED"
     seen = sights(stack.output(job))
@@ -71,7 +71,7 @@ def test_three_slices_three_tasks(stack: Cluster) -> None:
     assert len(set(seen["batch"])) == 3
 
 
-def test_array_tasks_never_share(stack: Cluster) -> None:
+def test_array_tasks_never_share_a_slice(stack: Cluster) -> None:
     job, _ = sbatch(stack, "--array=0-3", "--gres=mig:1g.20gb:1", "-o", "array-%a.out", wrap=f"{SHOW}; sleep 2")
     rows = [account(stack, f"{job}_{i}") for i in range(4)]
     for i, row in enumerate(rows):
@@ -84,8 +84,8 @@ def test_array_tasks_never_share(stack: Cluster) -> None:
 
 
 def test_a_script_for_whole_gpus_runs_unchanged(stack: Cluster) -> None:
-    job, said = sbatch(stack, "--gpus=1")
-    assert "7g.80gb" in said
+    job, message = sbatch(stack, "--gpus=1")
+    assert "7g.80gb" in message
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)
     assert account(stack, job)["profile"] == "7g.80gb"
     assert len(sights(stack.output(job))["task 0"]) == 1
@@ -95,10 +95,10 @@ def test_a_script_for_whole_gpus_runs_unchanged(stack: Cluster) -> None:
 def test_two_whole_gpus_are_two_slices_of_one_node(stack: Cluster, options: list[str]) -> None:
     job, _ = sbatch(stack, *options)
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)
-    assert [piece["profile"] for piece in account(stack, job)["slices"]] == ["7g.80gb"] * 2
+    assert [slice_row["profile"] for slice_row in account(stack, job)["slices"]] == ["7g.80gb"] * 2
 
 
-def test_srun_alone(stack: Cluster) -> None:
+def test_srun_without_an_allocation_gets_a_slice(stack: Cluster) -> None:
     done = stack.run(["srun", "--gres=mig:2g.20gb:1", "sh", "-c", "echo task 0 $CUDA_VISIBLE_DEVICES"], "mbbob")
     assert len(sights(done.stdout)["task 0"]) == 1
     done = stack.run(["srun", "--gpus=1", "sh", "-c", "echo task 0 $CUDA_VISIBLE_DEVICES"], "mbbob")
@@ -106,51 +106,51 @@ def test_srun_alone(stack: Cluster) -> None:
 
 
 @pytest.mark.parametrize("request_", ["--gres=mig:2g.20gb:1", "--gpus=1"])
-def test_salloc_and_steps_in_it(stack: Cluster, request_: str) -> None:
+def test_steps_in_salloc_see_the_same_slice(stack: Cluster, request_: str) -> None:
     inner = "srun sh -c 'echo task $SLURM_STEP_ID $CUDA_VISIBLE_DEVICES'"
     done = stack.run(["salloc", request_, "sh", "-c", f"{inner}; {inner}"], "mbbob")
     seen = sights(done.stdout)
     assert set(seen) == {"task 0", "task 1"} and seen["task 0"] == seen["task 1"]
 
 
-def test_components_of_a_heterogeneous_job(stack: Cluster) -> None:
+def test_components_of_a_heterogeneous_job_get_different_slices(stack: Cluster) -> None:
     show = "srun --het-group=0 sh -c 'echo task 0 $CUDA_VISIBLE_DEVICES'"
     show += "; srun --het-group=1 sh -c 'echo task 1 $CUDA_VISIBLE_DEVICES'"
-    job, said = sbatch(stack, "-n1", "--gres=mig:1g.10gb:1", ":", "-n1", "--gres=mig:auto", wrap=show)
-    assert job, said
+    job, message = sbatch(stack, "-n1", "--gres=mig:1g.10gb:1", ":", "-n1", "--gres=mig:auto", wrap=show)
+    assert job, message
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)
     seen = sights(stack.output(job))
     assert len(seen["task 0"]) == len(seen["task 1"]) == 1 and seen["task 0"] != seen["task 1"]
 
 
-def test_tasks_of_a_step_over_components_on_nodes_in_any_order(stack: Cluster) -> None:
+def test_tasks_of_a_step_over_two_components_get_different_slices(stack: Cluster) -> None:
     show = "srun --het-group=0,1 sh -c 'echo task $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
     first, second = ("-n1", "--gres=mig:1g.10gb:1", "-w", "n2"), ("-n2", "--gres=mig:1g.10gb:2", "-w", "n1")
-    job, said = sbatch(stack, *first, ":", *second, wrap=show)
-    assert job, said
+    job, message = sbatch(stack, *first, ":", *second, wrap=show)
+    assert job, message
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)
     seen = sights(stack.output(job))
     assert len({tuple(seen[f"task {task}"]) for task in range(3)}) == 3, seen
     assert {len(uuids) for uuids in seen.values()} == {1}, seen
 
 
-def test_one_job_on_two_nodes(stack: Cluster) -> None:
+def test_job_on_two_nodes_gets_a_slice_of_each(stack: Cluster) -> None:
     job, _ = sbatch(stack, "-N2", "-n2", "--ntasks-per-node=1", "--gres=mig:3g.40gb:1")
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)
     seen = sights(stack.output(job))
     assert len({seen["task 0"][0], seen["task 1"][0]}) == 2
 
 
-def test_a_profile_that_is_not_on_offer_is_made_so(stack: Cluster) -> None:
+def test_profile_that_is_not_on_offer_is_created_for_a_job(stack: Cluster) -> None:
     settled(stack)
-    there = offer(stack)
-    missing = [p for p in ("1g.10gb.me", "2g.20gb", "4g.40gb", "3g.40gb", "1g.20gb", "7g.80gb") if p not in there]
+    offered = offer(stack)
+    missing = [p for p in ("1g.10gb.me", "2g.20gb", "4g.40gb", "3g.40gb", "1g.20gb", "7g.80gb") if p not in offered]
     assert missing, "everything is on offer at once"
     job, _ = sbatch(stack, f"--gres=mig:{missing[0]}:1")
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)
 
 
-def test_a_whole_gpu_is_kept_free_although_small_jobs_keep_coming(stack: Cluster) -> None:
+def test_job_for_a_whole_gpu_is_not_starved_by_small_jobs(stack: Cluster) -> None:
     """Starvation: all four GPUs have small jobs on them, and more small ones arrive all the time."""
     opened, waiting = gate(stack)
     first = [sbatch(stack, "--gres=mig:4g.40gb:1", "--time=5", wrap=f"{waiting}; sleep 3")[0] for _ in range(4)]
@@ -169,7 +169,7 @@ def test_a_whole_gpu_is_kept_free_although_small_jobs_keep_coming(stack: Cluster
     settled(stack)
 
 
-def test_a_cancelled_job_gives_back_at_once(stack: Cluster) -> None:
+def test_cancelled_job_releases_its_slice(stack: Cluster) -> None:
     job, _ = sbatch(stack, "--gres=mig:3g.40gb:1", wrap="sleep 600")
     stack.wait_job(job, "RUNNING")
     stack.wait("the lease", lambda: any(held_job == job for _, held_job, _ in held(stack)))
@@ -186,12 +186,12 @@ def test_a_requeued_job_is_a_new_run(stack: Cluster) -> None:
     stack.run(["scontrol", "requeue", str(job)])
     assert hasten(stack, job) == "COMPLETED"
     row = account(stack, job)
-    # 22.05 may skip the Prolog of one that comes back at once; then it goes back once more
+    # 22.05 may skip the Prolog of a job that restarts at once; then it is requeued once more
     assert row["restarts"] >= 1 and len(row["slices"]) == 1
     settled(stack)
 
 
-def test_a_pending_job_can_be_changed(stack: Cluster) -> None:
+def test_pending_job_can_be_changed_to_another_profile(stack: Cluster) -> None:
     job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", "--hold")
     stack.run(["scontrol", "update", f"JobId={job}", "Gres=mig:2g.20gb:1"], "mbalice")
     stack.run(["scontrol", "release", str(job)], "mbalice")
@@ -203,7 +203,9 @@ def test_a_pending_job_can_be_changed(stack: Cluster) -> None:
 @pytest.mark.parametrize(
     ("change", "profile"), [("Gres=mig:1g.10gb:1", "1g.10gb"), ("Comment=looked at", "2g.20gb"), ("Gres=", "")]
 )
-def test_a_pending_job_that_root_changes_gets_what_slurm_has_of_it(stack: Cluster, change: str, profile: str) -> None:
+def test_pending_job_that_root_changes_gets_the_slices_slurm_allocates(
+    stack: Cluster, change: str, profile: str
+) -> None:
     """No more and no less: it is not ended by the audit, and does not run without its slice."""
     seen = f"{SHOW}; sleep 3"  # longer than the audit takes
     job, _ = sbatch(stack, "--gres=mig:2g.20gb:1", "--hold", wrap=seen)
@@ -211,15 +213,15 @@ def test_a_pending_job_that_root_changes_gets_what_slurm_has_of_it(stack: Cluste
     stack.run(["scontrol", "release", str(job)])
     assert stack.wait_job(job) == "COMPLETED"
     if profile:
-        (piece,) = account(stack, job)["slices"]
-        assert piece["profile"] == profile and sights(stack.output(job))["batch"] == [piece["mig_uuid"]]
+        (slice_row,) = account(stack, job)["slices"]
+        assert slice_row["profile"] == profile and sights(stack.output(job))["batch"] == [slice_row["mig_uuid"]]
     else:
         assert "MIG-" not in stack.output(job)
     settled(stack)
 
 
-def test_a_change_that_slurm_refuses_leaves_a_job_without_slices_runnable(stack: Cluster) -> None:
-    """slurmctld keeps the comment of the change, and with it the marker."""
+def test_job_without_slices_runs_after_an_update_that_slurm_refused(stack: Cluster) -> None:
+    """slurmctld keeps the comment of the update, and with it the marker."""
     job, _ = sbatch(stack, "--hold")
     update = ["scontrol", "update", f"JobId={job}", "Gres=mig:1g.10gb:1", "Nice=-100"]
     assert stack.run(update, "mbalice", check=False).returncode
@@ -256,19 +258,19 @@ def test_a_job_that_root_submits_for_a_user_gets_its_slice(stack: Cluster) -> No
     ],
 )
 def test_bad_requests_are_refused_with_advice(stack: Cluster, options: list[str], advice: str) -> None:
-    said = refused(stack, *options)
-    assert advice.lower() in said.lower(), said
+    message = refused(stack, *options)
+    assert advice.lower() in message.lower(), message
 
 
-def test_jobs_without_mig_pass_untouched(stack: Cluster) -> None:
-    job, said = sbatch(stack, "--comment=mine", wrap="echo ${CUDA_VISIBLE_DEVICES-none}")
-    assert "migbatch" not in said
+def test_jobs_without_mig_are_not_changed(stack: Cluster) -> None:
+    job, message = sbatch(stack, "--comment=mine", wrap="echo ${CUDA_VISIBLE_DEVICES-none}")
+    assert "migbatch" not in message
     assert stack.wait_job(job) == "COMPLETED"
     assert stack.output(job).strip() == "none"
     assert " Comment=mine " in stack.run(["scontrol", "-o", "show", "job", str(job)]).stdout
 
 
-def test_root_passes_untouched_and_still_gets_its_slice(stack: Cluster) -> None:
+def test_job_of_root_is_not_changed_and_still_gets_its_slice(stack: Cluster) -> None:
     opened, waiting = gate(stack)
     done = stack.run(["sbatch", "--parsable", "--gres=mig:2g.20gb:1", "-o", "/dev/null", "--wrap", waiting])
     job = int(done.stdout)
@@ -279,7 +281,7 @@ def test_root_passes_untouched_and_still_gets_its_slice(stack: Cluster) -> None:
     settled(stack)
 
 
-def test_a_step_that_asks_for_no_slice_sees_none(stack: Cluster) -> None:
+def test_step_that_requests_no_slice_sees_none(stack: Cluster) -> None:
     """However its environment is exported; steps after it, and its own, see what they would without it."""
     look = (
         "/bin/sh -c 'echo NAME=${CUDA_VISIBLE_DEVICES-unset} $MIGBATCH_SLICES. $FOO. $BAR. ${MIGBATCH_STEP_GRES-unset}'"
@@ -295,18 +297,18 @@ def test_a_step_that_asks_for_no_slice_sees_none(stack: Cluster) -> None:
     ):
         lines.append(f"srun {options} {look.replace('NAME', name)}")
     lines.append(f"SLURM_GRES=none srun {look.replace('NAME', 'variable')}")
-    job, said = sbatch(stack, "--gres=mig:1g.10gb:1", wrap="\n".join(lines))
-    assert job, said
+    job, message = sbatch(stack, "--gres=mig:1g.10gb:1", wrap="\n".join(lines))
+    assert job, message
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)
-    (piece,) = account(stack, job)["slices"]
+    (slice_row,) = account(stack, job)["slices"]
     lines = [line for line in stack.output(job).splitlines() if "=" in line and not line.startswith("srun: ")]
     assert dict(line.split("=", 1) for line in lines) == {
-        "before": f"{piece['mig_uuid']} 1. mine. . unset",
+        "before": f"{slice_row['mig_uuid']} 1. mine. . unset",
         "none": " . mine. . unset",
         "all": " . mine. other. unset",
         "one": " . mine. . unset",
         "nothing": " . . . unset",
-        "asked": f"{piece['mig_uuid']} 1. mine. . unset",
+        "asked": f"{slice_row['mig_uuid']} 1. mine. . unset",
         "variable": " . mine. . unset",
     }
     settled(stack)

@@ -1,4 +1,4 @@
-"""Training on slices that inference does not need: lent, called back, lent again, by a service that may die meanwhile.
+"""Training on slices that inference does not need: lent, reclaimed, lent again, by a service that may die meanwhile.
 
 The training jobs are `sbatch_examples/elastic_bash.sh` as it is shipped.
 """
@@ -39,10 +39,10 @@ def bed(site: Cluster) -> Iterator[Cluster]:
 
 def ended(bed: Cluster) -> list[dict[str, Any]]:
     """The loans that the record has as ended."""
-    return [one for one in loans(bed, "--all") if one["state"] == "ended"]
+    return [loan for loan in loans(bed, "--all") if loan["state"] == "ended"]
 
 
-def test_training_is_lent_what_is_idle(bed: Cluster) -> None:
+def test_idle_slices_are_lent_to_training_jobs(bed: Cluster) -> None:
     jobs = [
         train(bed, "signal=usr1 max=2g.20gb", steps=50),
         train(bed, "signal=usr1 min=3g.40gb max=4g.40gb", steps=50),
@@ -51,83 +51,83 @@ def test_training_is_lent_what_is_idle(bed: Cluster) -> None:
     for job in jobs:
         assert bed.wait_job(job) == "COMPLETED", bed.home("mbalice").joinpath(f"train-{job}.out").read_text()
     until("the end of the loans", lambda: not loans(bed))
-    over = {one["job"]: one for one in loans(bed, "--all")}
+    over = {loan["job"]: loan for loan in loans(bed, "--all")}
     assert over[jobs[0]]["profile"] in ("1g.10gb", "1g.20gb", "2g.20gb")
     assert over[jobs[1]]["profile"] in ("3g.40gb", "4g.40gb")
     assert all((over[job]["node"], over[job]["gpu"], over[job]["user"]) == ("n1", "0", "mbalice") for job in jobs)
     assert [row["kind"] for row in actions(bed, jobs[0])] == ["release"]
-    said = bed.product.migbatch("loans", "-c", str(bed.product.config), "--json", "--all")  # the program
-    assert set(jobs) <= {one["job"] for one in json.loads(said)["loans"]}
+    output = bed.product.migbatch("loans", "-c", str(bed.product.config), "--json", "--all")  # the program
+    assert set(jobs) <= {loan["job"] for loan in json.loads(output)["loans"]}
     assert marked(bed, jobs[0])[1] == over[jobs[0]]["profile"] + ":1"
 
 
-def test_three_loans_end_for_one_large_slice_and_lose_nothing(bed: Cluster) -> None:
-    """A 4g beside them stays, so that the three are all that can be called back."""
-    held, said = sbatch(bed, "-p", "gpu", "--gres=mig:4g.40gb", wrap="sleep 3600", user="mbbob")
-    assert held, said
+def test_three_loans_are_reclaimed_for_one_large_slice_without_loss(bed: Cluster) -> None:
+    """A 4g job beside them keeps its slice, so that only the three can be reclaimed."""
+    held, message = sbatch(bed, "-p", "gpu", "--gres=mig:4g.40gb", wrap="sleep 3600", user="mbbob")
+    assert held, message
     assert bed.wait_job(held, "RUNNING") == "RUNNING"
     jobs = [train(bed, "signal=usr1 max=1g.10gb") for _ in range(3)]
     until("three loans", lambda: set(running(bed)) == set(jobs))
     until("some steps of each", lambda: all(begun(bed, job) == [0] for job in jobs))
-    until("their first seconds", lambda: all(time.time() - one["since"] > GRACE_S for one in loans(bed)))
-    inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:3g.40gb", wrap="sleep 5", user="mbbob")
-    assert inference, said
+    until("their first seconds", lambda: all(time.time() - loan["since"] > GRACE_S for loan in loans(bed)))
+    inference, message = sbatch(bed, "-p", "gpu", "--gres=mig:3g.40gb", wrap="sleep 5", user="mbbob")
+    assert inference, message
     assert bed.wait_job(inference, "RUNNING", "COMPLETED", timeout=PATIENCE_S) in ("RUNNING", "COMPLETED")
     why = f"inference job {inference} needs 3g.40gb"
     until(
         "the end of the three in the record",
-        lambda: sorted(one["job"] for one in ended(bed) if why in one["why"]) == jobs,
+        lambda: sorted(loan["job"] for loan in ended(bed) if why in loan["why"]) == jobs,
     )
     steps = {job: saved(bed, job) for job in jobs}
     assert all(steps.values()), "each wrote a checkpoint when it was told"
     assert bed.wait_job(inference) == "COMPLETED"
     until("the return of the three", lambda: all(len(begun(bed, job)) == 2 for job in jobs))
     assert {job: begun(bed, job)[1] for job in jobs} == steps
-    way = ["signal", "requeue", "retype", "release"]
-    until("all of it in the record", lambda: [row["kind"] for row in actions(bed, jobs[0])][-4:] == way)
+    expected = ["signal", "requeue", "retype", "release"]
+    until("all of it in the record", lambda: [row["kind"] for row in actions(bed, jobs[0])][-4:] == expected)
     assert bed.job_state(held) == "RUNNING"
 
 
-def test_a_loan_ends_for_inference_that_lacks_only_cpus(bed: Cluster) -> None:
+def test_loan_is_reclaimed_for_inference_that_lacks_only_cpus(bed: Cluster) -> None:
     """Slurm itself would preempt it only after half an hour."""
     job = train(bed, "signal=usr1 max=1g.10gb", f"--cpus-per-task={bed.spec.cpus - 2}")
     until("the loan", lambda: running(bed) == {job: "1g.10gb"})
     until("some steps", lambda: begun(bed, job) == [0])
-    inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:2g.20gb", "-c", "8", wrap="sleep 5", user="mbbob")
-    assert inference, said
+    inference, message = sbatch(bed, "-p", "gpu", "--gres=mig:2g.20gb", "-c", "8", wrap="sleep 5", user="mbbob")
+    assert inference, message
     assert bed.wait_job(inference, timeout=PATIENCE_S) == "COMPLETED"
     why = f"inference job {inference} needs its CPUs"
-    until("its end in the record", lambda: [one["job"] for one in ended(bed) if why in one["why"]] == [job])
+    until("its end in the record", lambda: [loan["job"] for loan in ended(bed) if why in loan["why"]] == [job])
     until("the return of the job", lambda: len(begun(bed, job)) == 2)
     assert begun(bed, job)[1] == saved(bed, job) > 0
 
 
-def test_a_service_that_dies_between_signal_and_requeue_goes_on(bed: Cluster) -> None:
-    """The job does not heed the signal; its grace goes on while migbatchd is dead."""
-    deaf, said = sbatch(
+def test_reclaim_continues_if_migbatchd_dies_between_signal_and_requeue(bed: Cluster) -> None:
+    """The job ignores the signal; its grace period continues while migbatchd is dead."""
+    deaf, message = sbatch(
         bed, "-p", "train", "--gres=mig:auto", "--comment=migbatch: role=train signal=usr1 min=7g.80gb",
         wrap="trap '' USR1; sleep 3600 & wait", user="mbbob",
     )  # fmt: skip
-    assert deaf, said
+    assert deaf, message
     until("the loan", lambda: running(bed) == {deaf: "7g.80gb"})
-    until("their first seconds", lambda: all(time.time() - one["since"] > GRACE_S for one in loans(bed)))
-    inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:1g.10gb", wrap="sleep 5")
-    assert inference, said
-    until("the signal", lambda: any(one["state"] == "signalled" for one in loans(bed)))
+    until("their first seconds", lambda: all(time.time() - loan["since"] > GRACE_S for loan in loans(bed)))
+    inference, message = sbatch(bed, "-p", "gpu", "--gres=mig:1g.10gb", wrap="sleep 5")
+    assert inference, message
+    until("the signal", lambda: any(loan["state"] == "signalled" for loan in loans(bed)))
     bed.kill("migbatchd")
-    assert [one["state"] for one in loans(bed)] == ["signalled"], "the record knows it without the service"
+    assert [loan["state"] for loan in loans(bed)] == ["signalled"], "the record knows it without the service"
     bed.restart("migbatchd")
     assert bed.wait_job(inference, timeout=PATIENCE_S) == "COMPLETED"
     until("the requeue in the record", lambda: "retype" in [row["kind"] for row in actions(bed, deaf)])
     assert [row["kind"] for row in actions(bed, deaf)][:4] == ["release", "signal", "requeue", "retype"]
-    until("its end in the record", lambda: [one["restarts"] for one in ended(bed) if one["job"] == deaf] == [0])
+    until("its end in the record", lambda: [loan["restarts"] for loan in ended(bed) if loan["job"] == deaf] == [0])
     until("the return of the job", lambda: running(bed) == {deaf: "7g.80gb"})
 
 
-def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
+def test_slurm_preempts_a_loan_of_the_requested_profile_without_migbatchd(
     new_cluster: Callable[..., Cluster],
 ) -> None:
-    """By partition priority, also where migbatchd is dead; the record follows, and the job loses nothing."""
+    """By partition priority, even while migbatchd is dead; the record follows, and the job loses no work."""
     exempt = {"PreemptExemptTime": "00:00:01"}
     bed = new_cluster(migbatch="all", nodes=1, gpus=1, config={"lending": LENDING}, options=exempt)
     job = train(bed, "signal=usr1 min=7g.80gb")
@@ -135,14 +135,14 @@ def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
     until("some steps", lambda: begun(bed, job) == [0])
     time.sleep(2.0)
     bed.kill("migbatchd")
-    inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:7g.80gb", wrap="sleep 5", user="mbbob")
-    assert inference, said
+    inference, message = sbatch(bed, "-p", "gpu", "--gres=mig:7g.80gb", wrap="sleep 5", user="mbbob")
+    assert inference, message
     assert bed.wait_job(inference, timeout=PATIENCE_S) == "COMPLETED"
     step = saved(bed, job)
     bed.restart("migbatchd")
     until("the return of the job", lambda: running(bed) == {job: "7g.80gb"} and len(begun(bed, job)) == 2)
-    over = [one["why"] for one in ended(bed)]
-    late = [why for why in over if "has not started within" in why]  # a return that a busy machine held up
+    over = [loan["why"] for loan in ended(bed)]
+    late = [why for why in over if "has not started within" in why]  # a return that a busy machine delayed
     assert len(over) - len(late) == 1 and any("preemption" in why for why in over), over
     assert begun(bed, job)[1] == step > 0
     again = ["withdraw", "release"] * len(late)
@@ -151,7 +151,7 @@ def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
     settled(bed)
 
 
-def test_two_trainings_divide_a_gpu_and_the_one_that_stays_gets_all_of_it_back(
+def test_two_training_jobs_divide_a_gpu_and_the_last_one_gets_all_of_it(
     new_cluster: Callable[..., Cluster],
 ) -> None:
     """Up to Slurm 23.02 a job cannot come back at once to the node where it ran, so the second one waits there."""
@@ -176,11 +176,11 @@ def test_two_trainings_divide_a_gpu_and_the_one_that_stays_gets_all_of_it_back(
     until("its third run", lambda: len(begun(bed, first)) == 3)
 
 
-def test_nothing_is_lent_on_nodes_that_a_training_excludes(new_cluster: Callable[..., Cluster]) -> None:
+def test_training_job_gets_no_loan_on_nodes_that_it_excludes(new_cluster: Callable[..., Cluster]) -> None:
     """What it excludes may change while it waits."""
     bed = new_cluster(migbatch="all", nodes=3, gpus=1, config={"lending": LENDING})
-    held, said = sbatch(bed, "-p", "gpu", "-w", "n3", "--gres=mig:7g.80gb", wrap="sleep 3600", user="mbbob")
-    assert held, said
+    held, message = sbatch(bed, "-p", "gpu", "-w", "n3", "--gres=mig:7g.80gb", wrap="sleep 3600", user="mbbob")
+    assert held, message
     assert bed.wait_job(held, "RUNNING") == "RUNNING"
     first = train(bed, "signal=usr1 min=7g.80gb", "-x", "n1")
     second = train(bed, "signal=usr1 min=7g.80gb", "--exclude=n[1-2]")
@@ -195,10 +195,10 @@ def test_nothing_is_lent_on_nodes_that_a_training_excludes(new_cluster: Callable
 
 def nodes_of(bed: Cluster) -> dict[int, str]:
     """Node of each loan that runs, by job."""
-    return {one["job"]: one["node"] for one in loans(bed) if one["state"] == "running"}
+    return {loan["job"]: loan["node"] for loan in loans(bed) if loan["state"] == "running"}
 
 
-def test_a_dry_run_touches_nothing_and_decides_the_same(bed: Cluster) -> None:
+def test_dry_run_changes_nothing_and_records_the_same_decision(bed: Cluster) -> None:
     bed.product.reconfigure(lending={"dry_run": True})
     job = train(bed, "signal=usr1 max=2g.20gb", steps=20)
     before = bed.run(["squeue", "-h", "-j", str(job), "-o", "%T %b %k"]).stdout
@@ -208,25 +208,25 @@ def test_a_dry_run_touches_nothing_and_decides_the_same(bed: Cluster) -> None:
     assert actions(bed, job) == [would], "it is said once"
     assert would["dry_run"]
     assert bed.run(["squeue", "-h", "-j", str(job), "-o", "%T %b %k"]).stdout == before
-    assert "would release" in next(one["why"] for one in loans(bed) if one["job"] == job)
+    assert "would release" in next(loan["why"] for loan in loans(bed) if loan["job"] == job)
     bed.product.reconfigure(lending={"dry_run": False})
     assert bed.wait_job(job) == "COMPLETED"
-    did = actions(bed, job)[1]
+    acted = actions(bed, job)[1]
     same = ("kind", "job_id", "restart", "before", "after", "why")
-    assert {name: did[name] for name in same} == {name: would[name] for name in same}
+    assert {name: acted[name] for name in same} == {name: would[name] for name in same}
 
 
 def placed(bed: Cluster) -> dict[str, Any]:
-    """The only loan, once it is told where it is: its state comes from slurmctld, its slice from the node."""
-    until("its node", lambda: all(one["node"] for one in loans(bed)))
+    """The only loan, once its node is known: its state comes from slurmctld, its slice from the node."""
+    until("its node", lambda: all(loan["node"] for loan in loans(bed)))
     (found,) = loans(bed)
     return found
 
 
-def test_a_job_that_comes_back_is_started_where_slurmd_does_not_take_it_for_its_last_run(
+def test_requeued_loan_starts_on_a_node_where_slurmd_runs_its_prolog(
     new_cluster: Callable[..., Cluster],
 ) -> None:
-    """Up to 23.02 slurmd often starts no Prolog where it ran: it goes to another node, and Slurm is told to."""
+    """Up to 23.02 slurmd often starts no Prolog where the job ran: it then excludes that node and goes to another."""
     bed = new_cluster(migbatch="all", nodes=2, gpus=1, config={"lending": LENDING})
     job = train(bed, "signal=usr1 min=3g.40gb max=3g.40gb")
     until("the loan", lambda: job in running(bed))

@@ -1,6 +1,6 @@
-"""A training that makes way for a whole GPU and goes on elsewhere, also where migbatchd dies meanwhile.
+"""A training job is moved to free a whole GPU and continues elsewhere, even if migbatchd dies meanwhile.
 
-The training is `sbatch_examples/elastic_bash.sh` as it is shipped, with a slice of its own.
+The training job is `sbatch_examples/elastic_bash.sh` as it is shipped, with a slice of its own.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def bed(site: Cluster) -> Iterator[Cluster]:
 
 
 def asleep(bed: Cluster, gres: str) -> int:
-    job, said = sbatch(bed, "-p", "gpu", f"--gres=mig:{gres}", "--time=1-0", wrap="sleep 3600", user="mbbob")
-    assert job, said
+    job, message = sbatch(bed, "-p", "gpu", f"--gres=mig:{gres}", "--time=1-0", wrap="sleep 3600", user="mbbob")
+    assert job, message
     return job
 
 
@@ -44,7 +44,7 @@ def gpu_of(bed: Cluster, job: int) -> int:
 
 
 def halves(bed: Cluster, steps: int) -> int:
-    """Leave a training on a half of one GPU and a job on a half of the other; return the training."""
+    """Leave a training job on a half of one GPU and a job on a half of the other; return the training job."""
     first = asleep(bed, "4g.40gb")
     assert bed.wait_job(first, "RUNNING") == "RUNNING"
     training = train(bed, steps=steps, own="3g.40gb")
@@ -58,12 +58,12 @@ def halves(bed: Cluster, steps: int) -> int:
     return training
 
 
-def test_a_whole_gpu_is_had_by_moving_a_training(bed: Cluster) -> None:
+def test_training_job_is_moved_to_free_a_whole_gpu(bed: Cluster) -> None:
     training = halves(bed, steps=150)
-    whole, said = sbatch(bed, "-p", "gpu", "--gres=mig:7g.80gb", wrap="sleep 5", user="mbbob")
-    assert whole, said
+    whole, message = sbatch(bed, "-p", "gpu", "--gres=mig:7g.80gb", wrap="sleep 5", user="mbbob")
+    assert whole, message
     assert bed.wait_job(whole, "RUNNING", "COMPLETED", timeout=PATIENCE_S) in ("RUNNING", "COMPLETED")
-    # up to Slurm 23.02 only after the two minutes by which Slurm puts off a job that was requeued
+    # up to Slurm 23.02 only after the two minutes by which Slurm delays a requeued job
     until("the training to go on", lambda: len(begun(bed, training)) == 2, PATIENCE_S + 120)
     assert begun(bed, training)[1] > 0, "from its checkpoint"
     assert bed.wait_job(training, timeout=PATIENCE_S) == "COMPLETED"
@@ -77,10 +77,10 @@ def test_a_whole_gpu_is_had_by_moving_a_training(bed: Cluster) -> None:
     assert all(f"job {whole} needs a larger slice" in row["why"] for row in done)
 
 
-def test_a_move_goes_on_where_migbatchd_dies(bed: Cluster) -> None:
+def test_move_continues_if_migbatchd_dies(bed: Cluster) -> None:
     training = halves(bed, steps=2000)
-    whole, said = sbatch(bed, "-p", "gpu", "--gres=mig:7g.80gb", wrap="sleep 5", user="mbbob")
-    assert whole, said
+    whole, message = sbatch(bed, "-p", "gpu", "--gres=mig:7g.80gb", wrap="sleep 5", user="mbbob")
+    assert whole, message
     until("the signal", lambda: bool(actions(bed, training)))
     bed.kill("migbatchd")
     bed.restart("migbatchd")
@@ -90,7 +90,7 @@ def test_a_move_goes_on_where_migbatchd_dies(bed: Cluster) -> None:
     assert marked(bed, training)[0] == "3g.40gb:1"
 
 
-def test_nothing_moves_without_signal(bed: Cluster) -> None:
+def test_training_job_without_signal_hint_is_not_moved(bed: Cluster) -> None:
     first = asleep(bed, "4g.40gb")
     assert bed.wait_job(first, "RUNNING") == "RUNNING"
     training = train(bed, "", steps=3000, own="3g.40gb")

@@ -1,4 +1,4 @@
-"""What a plain user asks on a login node: by the query service, with click and rich, without a database."""
+"""What a plain user can query on a login node: by the query service, with click and rich, without a database."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.support.end_to_end import account, gate, sbatch
 from tests.support.login_node import LoginNode
 
 HINTS = "migbatch: model=bert-large batch=32 slo=200ms"
-# 23.11 takes the reason of a job back that its backfill scheduler has looked at
+# 23.11 clears the reason of a job that its backfill scheduler has looked at
 REASONS = ("Resources", "ReqNodeNotAvail", "Priority", "None")
 SECRETS = ("bert-large", "secretname", "slo=")
 
 
-def test_a_user_without_rights_gets_what_the_readme_shows(new_cluster: Callable[..., Cluster]) -> None:
+def test_unprivileged_user_sees_own_jobs_but_not_those_of_others(new_cluster: Callable[..., Cluster]) -> None:
     bed = new_cluster(migbatch="all", nodes=1, gpus=1, users=2, options={"PrivateData": "jobs"})
     login = LoginNode(bed)
     record = bed.product.state / "migbatch.db"
@@ -72,5 +72,5 @@ def test_a_user_without_rights_gets_what_the_readme_shows(new_cluster: Callable[
         assert bed.wait_job(each) == "COMPLETED"
     assert account(bed, job, decided=True)["profile"] == "1g.20gb"
     found = json.loads(login.out("mbalice", "migacct", "--json", "-j", str(job)))["jobs"]
-    assert [one["state"] for one in found] == ["COMPLETED"]
+    assert [row_found["state"] for row_found in found] == ["COMPLETED"]
     assert "Traceback" not in bed.daemons.log("migbatchd").read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""What a job achieves reaches the record: by its own words and by what the node saw; others' words do not."""
+"""What a job achieves reaches the record, by its own reports and by what the node saw; reports of others do not."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ for call in (
 
 @pytest.fixture(autouse=True)
 def no_jobs_left(stack: Cluster) -> Iterator[None]:
-    """What a test left running is no matter of the next."""
+    """Cancel what a test left running, so that it does not affect the next one."""
     yield
     for user in stack.users:
         stack.run(["scancel", "-u", user.name])
@@ -70,7 +70,7 @@ def python(bed: Cluster, user: str, code: str, *arguments: object) -> set[str]:
     return set(bed.run(["/usr/bin/python3", "-c", code, *map(str, arguments)], user).stdout.split())
 
 
-def test_what_a_job_reports_and_what_the_driver_saw_are_in_the_record(stack: Cluster) -> None:
+def test_reports_of_a_job_and_measurements_of_the_driver_are_recorded(stack: Cluster) -> None:
     go, wait = gate(stack)
     job, _ = sbatch(
         stack,
@@ -102,7 +102,7 @@ def test_what_a_job_reports_and_what_the_driver_saw_are_in_the_record(stack: Clu
     settled(stack)
 
 
-def test_nobody_speaks_for_another(stack: Cluster) -> None:
+def test_user_cannot_report_for_the_job_of_another_user(stack: Cluster) -> None:
     go, wait = gate(stack)
     job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", wrap=f'echo "items=5 seconds=1" >> $MIGBATCH_PROGRESS\n{wait}')
     stack.wait_job(job, "RUNNING")
@@ -120,7 +120,7 @@ def test_nobody_speaks_for_another(stack: Cluster) -> None:
     settled(stack)
 
 
-def test_lies_that_cannot_be_are_refused_and_told(stack: Cluster) -> None:
+def test_impossible_reports_are_refused_and_shown_as_doubts(stack: Cluster) -> None:
     lines = ["items=-5", "items=nan", "items=5; touch /tmp/x", "$(id)", "items=1e15 seconds=0.000001", "\\0\\0\\0"]
     wrap = "\n".join(f"printf '%b\\n' '{line}' >> $MIGBATCH_PROGRESS" for line in lines)
     job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", wrap=wrap)
@@ -166,18 +166,18 @@ for _ in range(2000):
 
 
 @pytest.mark.parametrize("migbatch", ["hooks", "all"])
-def test_who_reports_without_end_neither_keeps_his_slice_nor_drains_the_node(
+def test_endless_reports_neither_keep_the_slice_nor_drain_the_node(
     new_cluster: Callable[..., Cluster], small_disk: Path, migbatch: str
 ) -> None:
-    """Journal and reports were on one disk once."""
+    """Journal and reports were once on the same disk."""
     bed = new_cluster(nodes=1, migbatch=migbatch, node_conf={"StateDir": f"{small_disk}/%n"})
     code = bed.home("mbalice") / "flood.py"
     bed.run(["sh", "-c", f"cat > {code} << 'END'\n{FLOOD}\nEND"], "mbalice")
     marker = [] if migbatch == "all" else ["--comment=[mig:1g.10gb:1]"]
     for turn in range(2):
         wrap = f"/usr/bin/python3 {code} {small_disk}/link{turn}; sleep 1"
-        job, said = sbatch(bed, "--gres=mig:1g.10gb:1", *marker, wrap=wrap)
-        assert job, said
+        job, message = sbatch(bed, "--gres=mig:1g.10gb:1", *marker, wrap=wrap)
+        assert job, message
         assert bed.wait_job(job) == "COMPLETED", bed.output(job)
         settled(bed)
     job, _ = sbatch(bed, "--gres=mig:1g.10gb:1", *marker, user="mbbob", wrap=APPEND)

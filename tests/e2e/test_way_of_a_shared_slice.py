@@ -1,7 +1,7 @@
-"""Two trainings of one user on one slice, decided by migbatchd and carried through Slurm to the node, and back.
+"""Two training jobs of one user on one slice, decided by migbatchd and carried out by Slurm and the node, and ended.
 
-The training jobs are `sbatch_examples/elastic_bash.sh` as it is shipped. The whole GPU is the slice, so that there is
-room for nobody else. Slurm up to 23.02 remembers former types of a job, so there it stays alone, which is tested too.
+The training jobs are `sbatch_examples/elastic_bash.sh` as it is shipped. The whole GPU is the slice, so that no other
+job fits. Slurm up to 23.02 remembers former types of a job, so there the job stays alone, which is tested too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _clean(bed: Cluster) -> Iterator[None]:
 
 
 def train(bed: Cluster, minutes: int, steps: int, user: str = "mbalice") -> int:
-    """A training job of so many steps of a tenth of a second, that says it may take so many minutes."""
+    """Submit a training job of so many steps of a tenth of a second, with a time limit of so many minutes."""
     script = bed.home(user) / "elastic_bash.sh"
     if not script.exists():
         script.write_bytes(EXAMPLE.read_bytes())
@@ -85,7 +85,7 @@ def misfits(bed: Cluster) -> list[str]:
 
 
 def pair(bed: Cluster, guest_steps: int = 150) -> tuple[int, int] | None:
-    """A long job on the whole GPU, and a short one that came to share it; None where it may not, and did not."""
+    """A long job on the whole GPU, and a short one that shares it; None where it may not share, and does not."""
     host = train(bed, 600, 6000)
     bed.wait("the host's slice", lambda: holders(bed) == [host], PATIENCE_S)
     guest = train(bed, 10, guest_steps)
@@ -94,7 +94,7 @@ def pair(bed: Cluster, guest_steps: int = 150) -> tuple[int, int] | None:
         assert holders(bed) == [host] and bed.job_state(guest) == "PENDING" and not actions(bed, guest)
         return None
     bed.wait("both on it", lambda: holders(bed) == [host, guest], PATIENCE_S)
-    # one that has not is requeued without being asked to save first
+    # a job that has not reported is requeued without being asked to save first
     bed.wait("reports of both", lambda: reported(bed, [host, guest]) == {host, guest}, PATIENCE_S)
     more_rounds(bed, "lending", 2)
     return host, guest
@@ -112,7 +112,7 @@ def uid_of(bed: Cluster, name: str) -> int:
     return next(user.uid for user in bed.users if user.name == name)
 
 
-def test_a_short_job_comes_and_goes_and_the_long_one_does_not_notice(bed: Cluster) -> None:
+def test_guest_starts_and_ends_without_affecting_the_host(bed: Cluster) -> None:
     found = pair(bed)
     if found is None:
         return
@@ -127,15 +127,15 @@ def test_a_short_job_comes_and_goes_and_the_long_one_does_not_notice(bed: Cluste
     assert devices(bed) == {(uid_of(bed, "mbalice"), 0o400)}
     assert bed.job_state(host) == "RUNNING" and [restart for restart, *_ in leases(bed, host)] == [0]
     assert bed.job_state(other) == "PENDING", "another user's shares with nobody"
-    (told,) = actions(bed, guest)
-    assert told["kind"] == "share" and f"beside job {host}" in told["why"]
+    (share,) = actions(bed, guest)
+    assert share["kind"] == "share" and f"beside job {host}" in share["why"]
     bed.wait("its lease over", lambda: all(end is not None for *_, end in leases(bed, guest)))
     bed.wait("no offer for a guest", lambda: not on_offer(bed, node)["guest"], PATIENCE_S)
     untroubled(bed)
     assert not misfits(bed)
 
 
-def test_the_long_one_leaves_first_and_inference_gets_the_slice_from_who_is_left(bed: Cluster) -> None:
+def test_guest_keeps_the_slice_when_the_host_ends_and_inference_reclaims_it(bed: Cluster) -> None:
     both = pair(bed, guest_steps=6000)
     if both is None:
         return
@@ -143,8 +143,8 @@ def test_the_long_one_leaves_first_and_inference_gets_the_slice_from_who_is_left
     bed.run(["scancel", str(host)])
     bed.wait("the guest alone", lambda: holders(bed) == [guest], PATIENCE_S)
     assert devices(bed) == {(uid_of(bed, "mbalice"), 0o400)} and bed.job_state(guest) == "RUNNING"
-    job, said = sbatch(bed, "--gres=mig:7g.80gb:1", wrap="sleep 2; echo $CUDA_VISIBLE_DEVICES", user="mbbob")
-    assert job, said
+    job, message = sbatch(bed, "--gres=mig:7g.80gb:1", wrap="sleep 2; echo $CUDA_VISIBLE_DEVICES", user="mbbob")
+    assert job, message
     until("the inference job", lambda: bed.job_state(job) == "COMPLETED")
     kinds = [row["kind"] for row in actions(bed, guest)]
     assert kinds[:3] == ["share", "signal", "requeue"], kinds
@@ -154,16 +154,16 @@ def test_the_long_one_leaves_first_and_inference_gets_the_slice_from_who_is_left
     assert not misfits(bed)
 
 
-def test_inference_calls_both_back(bed: Cluster) -> None:
+def test_inference_reclaims_the_slice_from_host_and_guest(bed: Cluster) -> None:
     both = pair(bed, guest_steps=6000)
     if both is None:
         return
     host, guest = both
-    job, said = sbatch(bed, "--gres=mig:3g.40gb:1", wrap="sleep 2", user="mbbob")
-    assert job, said
+    job, message = sbatch(bed, "--gres=mig:3g.40gb:1", wrap="sleep 2", user="mbbob")
+    assert job, message
     until("the inference job", lambda: bed.job_state(job) == "COMPLETED")
-    for one in (host, guest):
-        assert [row["kind"] for row in actions(bed, one)][1:3] == ["signal", "requeue"]
+    for training in (host, guest):
+        assert [row["kind"] for row in actions(bed, training)][1:3] == ["signal", "requeue"]
     until("both on one slice again", lambda: sorted(holders(bed), key=str) == [host, guest])
     untroubled(bed)
     assert not misfits(bed)

@@ -1,7 +1,7 @@
-"""Dispatch on a real Slurm: pending jobs flow to idle slices, arrays run as wide as their deadline needs.
+"""Dispatch on a real Slurm: pending jobs are re-typed to idle slices, arrays run as many tasks as their deadline needs.
 
-Slices are cut for good here ([supply] enabled = false): what is scarce stays so, and what is idle cannot be cut anew.
-Jobs take as long as the prediction that was counted on says for the slice that they got. Slurm up to 23.02 lets no
+Slices are fixed here ([supply] enabled = false): what is scarce stays so, and what is idle cannot be divided anew.
+Jobs take as long as the prediction that dispatch uses says for the slice that they got. Slurm up to 23.02 lets no
 pending job change its type; there jobs stay as they are.
 """
 
@@ -25,7 +25,7 @@ from tests.support.end_to_end import PATIENCE_S, account, accounts, gate, sbatch
 
 HINTS = "migbatch: model=mobilenet-v2 batch=1"
 DISPATCH = {"every_s": 0.5, "hold_s": 5.0}
-#: the small ones have room on one GPU, so that no order of starts leaves none for the large ones
+#: the small ones fit on one GPU, so that no order of starts leaves no room for the large ones
 COUNTS = {"3g.40gb": 2, "2g.20gb": 2, "1g.10gb": 2}
 
 
@@ -40,9 +40,9 @@ class Site:
         self.table.write_text("".join(f"{name} {rate}\n" for name, rate in self.rates.items()))
 
     def _rates(self) -> dict[str, float]:
-        """Items a second that are counted on, by profile."""
-        job, said = sbatch(self.bed, "--gres=mig:auto", "--hold", f"--comment={self.hints} items=1", wrap="true")
-        assert job, said
+        """Items a second that decisions count on, by profile."""
+        job, message = sbatch(self.bed, "--gres=mig:auto", "--hold", f"--comment={self.hints} items=1", wrap="true")
+        assert job, message
         gres, comment = self.bed.run(["squeue", "-h", "-j", str(job), "-o", "%b %k"]).stdout.strip().split(" ", 1)
         self.forgets = forgets(gres)
         name = comment.rpartition("#")[2].removesuffix("]")
@@ -60,25 +60,25 @@ class Site:
         return {profile: preferred(int(low * 1000), ceiling=False) / 1000 for profile, low in lows.items()}
 
     def items(self, seconds: float, profile: str = "1g.10gb") -> int:
-        """So many take that long on a profile."""
+        """How many items take that long on a profile."""
         return int(self.rates[profile] * seconds)
 
     def submit(self, items: int, *options: str, hints: str = "", gres: str = "mig:auto", user: str = "mbalice") -> int:
         """A job that works through its items at the speed of its slice."""
         read = f"awk -v p=$MIGBATCH_PROFILE '$1 == p {{ print {items} / $2 }}' {shlex.quote(str(self.table))}"
         comment = f"--comment={self.hints} items={items} {hints}"
-        job, said = sbatch(self.bed, f"--gres={gres}", comment, *options, wrap=f"sleep $({read})", user=user)
-        assert job, said
+        job, message = sbatch(self.bed, f"--gres={gres}", comment, *options, wrap=f"sleep $({read})", user=user)
+        assert job, message
         return job
 
     def tasks(self, array: int, count: int) -> list[dict[str, Any]]:
-        """The records of an array's tasks, when all have come to their end."""
+        """The records of an array's tasks, once all have ended."""
         found: list[dict[str, Any]] = []
 
         def over() -> bool:
             nonlocal found
             found = [row for name, row in accounts(self.bed).items() if name.startswith(f"{array}_") and row["slices"]]
-            ends = [piece["until_unix_s"] for row in found for piece in row["slices"]]
+            ends = [slice_row["until_unix_s"] for row in found for slice_row in row["slices"]]
             return len(found) == count and None not in ends and {row["state"] for row in found} == {"COMPLETED"}
 
         until(f"all tasks of {array}", over)
@@ -93,9 +93,9 @@ def took(rows: list[dict[str, Any]]) -> float:
 def slice_seconds(rows: list[dict[str, Any]]) -> float:
     """Compute slices times seconds that they were held."""
     return sum(
-        Profile.parse(piece["profile"]).compute * (piece["until_unix_s"] - piece["since_unix_s"])
+        Profile.parse(slice_row["profile"]).compute * (slice_row["until_unix_s"] - slice_row["since_unix_s"])
         for row in rows
-        for piece in row["slices"]
+        for slice_row in row["slices"]
     )
 
 
@@ -110,13 +110,13 @@ def site(new_cluster: Callable[..., Cluster]) -> Iterator[Callable[..., Site]]:
 
 
 def scarce(bed: Cluster, wait: str) -> None:
-    """All small slices are in use until `wait` is over."""
+    """Keep all small slices in use until `wait` is over."""
     kinds = ("1g.10gb", "1g.10gb", "2g.20gb", "2g.20gb")
     busy = [sbatch(bed, f"--gres=mig:{profile}:1", wrap=wait, user="mbbob")[0] for profile in kinds]
     until("the scarce slices in use", lambda: {bed.job_state(job) for job in busy} == {"RUNNING"})
 
 
-def test_with_two_profiles_scarce_auto_jobs_flow_to_the_idle_one(site: Callable[..., Site]) -> None:
+def test_auto_jobs_are_retyped_to_an_idle_profile_when_theirs_are_scarce(site: Callable[..., Site]) -> None:
     here = site()
     bed = here.bed
     path, wait = gate(bed)
@@ -132,7 +132,7 @@ def test_with_two_profiles_scarce_auto_jobs_flow_to_the_idle_one(site: Callable[
             assert row["profile"] == row["retyped"]["to"] == "3g.40gb" and row["retyped"]["from"] == before
             assert f"no room for {before}, and 3g.40gb is idle on n1" in row["retyped"]["why"]
             assert row["elapsed_s"] <= 30
-    # what may not be anything else, and what its user named, waits
+    # a job that may have no other profile, and one whose user named a profile, wait
     waiting = [bound, named] if here.forgets else [small, middle, bound, named]
     assert {bed.job_state(job) for job in waiting} == {"PENDING"}
     path.touch()
@@ -142,7 +142,7 @@ def test_with_two_profiles_scarce_auto_jobs_flow_to_the_idle_one(site: Callable[
         assert row["retyped"] is None and row["profile"] in ("1g.10gb", "2g.20gb") and row["elapsed_s"] <= 30
 
 
-def test_a_pipeline_has_larger_slices_where_its_deadline_needs_them(site: Callable[..., Site]) -> None:
+def test_pipeline_gets_larger_slices_if_its_deadline_needs_them(site: Callable[..., Site]) -> None:
     """Two jobs of twenty seconds on the slices granted, one after the other from the fifteenth second on, due in 60."""
     here = site(hints="migbatch: model=densenet121 batch=32")  # which is faster on larger slices
     bed = here.bed
@@ -159,7 +159,7 @@ def test_a_pipeline_has_larger_slices_where_its_deadline_needs_them(site: Callab
 
 
 def test_an_elastic_array_meets_its_deadline_with_the_cheapest_slices(site: Callable[..., Site]) -> None:
-    """Twelve tasks of eight seconds, due in 60: one at a time is too slow, all at once spreads to dear slices."""
+    """Twelve tasks of eight seconds, due in 60: one at a time is too slow, all at once also use expensive slices."""
     here = site(counts={"3g.40gb": 2, "1g.10gb": 6})
     bed, items, tasks = here.bed, here.items(8), 12
     elastic = here.submit(items, f"--array=1-{tasks}", hints="deadline=60s")
@@ -174,7 +174,7 @@ def test_an_elastic_array_meets_its_deadline_with_the_cheapest_slices(site: Call
         assert dear and all(row["retyped"]["to"] == "3g.40gb" for row in dear)
         assert slice_seconds(narrow) < slice_seconds(spread)
 
-    fixed = here.submit(items, f"--array=1-{tasks}%1", hints="deadline=60s")  # its user's own word is never exceeded
+    fixed = here.submit(items, f"--array=1-{tasks}%1", hints="deadline=60s")  # a user's own throttle is never exceeded
 
     def late() -> bool:
         rows = [row for name, row in accounts(bed).items() if name.startswith(f"{fixed}_") and row["started_unix_s"]]
@@ -187,25 +187,25 @@ def test_an_elastic_array_meets_its_deadline_with_the_cheapest_slices(site: Call
 
     until("the deadline of the array with a fixed throttle", late)
     assert bed.job_state(fixed) in ("PENDING", "RUNNING")
-    one = ["squeue", "-h", "-j", str(fixed), "-t", "RUNNING", "-o", "%i"]
-    until("the task that runs, or the next", lambda: len(bed.run(one).stdout.split()) == 1)
+    list_running = ["squeue", "-h", "-j", str(fixed), "-t", "RUNNING", "-o", "%i"]
+    until("the task that runs, or the next", lambda: len(bed.run(list_running).stdout.split()) == 1)
     with open_store(bed.product.record, readonly=True) as store:
-        told = [(row["job_id"], row["before"]) for row in store.actions() if row["kind"] == "throttle"]
-    assert (elastic, "none") in told and fixed not in {job for job, _ in told}
+        throttled = [(row["job_id"], row["before"]) for row in store.actions() if row["kind"] == "throttle"]
+    assert (elastic, "none") in throttled and fixed not in {job for job, _ in throttled}
     bed.run(["scancel", str(fixed)])
 
 
-def test_a_service_has_as_many_instances_as_its_load_needs(site: Callable[..., Site]) -> None:
-    """Three carry the rate of its hints; once all of them do as much as they can, more run."""
+def test_service_array_runs_as_many_instances_as_its_load_needs(site: Callable[..., Site]) -> None:
+    """Three can handle the rate of its hints; once all of them do as much as they can, more run."""
     here = site(counts={"3g.40gb": 2, "1g.10gb": 6}, node_conf={"SampleEvery": "0.5", "ProgressEvery": "1"})
-    bed, each = here.bed, here.rates["1g.10gb"]
+    bed, rate = here.bed, here.rates["1g.10gb"]
     speed, stop = bed.home("mbalice") / "speed", bed.home("mbalice") / "stop"
-    speed.write_text(f"{int(each / 2)}\n")
+    speed.write_text(f"{int(rate / 2)}\n")
     work = f"n=$((n + $(cat {speed}))); echo items=$n >> $MIGBATCH_PROGRESS; sleep 1"
-    hints = f"--comment={HINTS} role=serve rate={2.5 * each:.3f}"
+    hints = f"--comment={HINTS} role=serve rate={2.5 * rate:.3f}"
     options = ("--gres=mig:1g.10gb", "--array=1-30", "--hold", hints)
-    array, said = sbatch(bed, *options, wrap=f"n=0; until test -e {stop}; do {work}; done")
-    assert array, said
+    array, message = sbatch(bed, *options, wrap=f"n=0; until test -e {stop}; do {work}; done")
+    assert array, message
 
     def throttles() -> list[int]:
         with open_store(bed.product.record, readonly=True) as store:
@@ -217,16 +217,16 @@ def test_a_service_has_as_many_instances_as_its_load_needs(site: Callable[..., S
     until("the number of instances for the rate", lambda: throttles() == [3])
     bed.run(["scontrol", "release", str(array)])
     until("three instances", lambda: running() == 3)
-    said = bed.run_here([str(Path(sys.executable).with_name("migbatch")), "why", str(array)])
-    assert "At once" in said and f"{each:.3g} items/s of each instance: 3 at once" in said
-    speed.write_text(f"{int(3 * each)}\n")
+    message = bed.run_here([str(Path(sys.executable).with_name("migbatch")), "why", str(array)])
+    assert "At once" in message and f"{rate:.3g} items/s of each instance: 3 at once" in message
+    speed.write_text(f"{int(3 * rate)}\n")
     until("more instances", lambda: running() > 3)
     assert throttles()[1] > 3
     stop.touch()
     bed.run(["scancel", str(array)])
 
 
-def test_where_slices_are_scarce_the_earlier_deadline_comes_first_and_the_later_one_is_kept_too(
+def test_scarce_slices_go_to_the_earlier_deadline_and_the_later_one_is_met(
     site: Callable[..., Site],
 ) -> None:
     """Six slices; within 60 s Alice needs four at once, and Bob, who has 200 s, would take three from now on."""
@@ -244,8 +244,8 @@ def test_where_slices_are_scarce_the_earlier_deadline_comes_first_and_the_later_
     bed.run(["scancel", str(alice), str(bob)])
 
 
-def test_a_limit_of_the_user_is_found_out_and_kept(site: Callable[..., Site]) -> None:
-    """Slurm takes the update and then holds the job for its limit: it gets its own profile back and keeps that."""
+def test_job_blocked_by_a_user_limit_gets_its_own_profile_back(site: Callable[..., Site]) -> None:
+    """Slurm accepts the update, then does not start the job for its limit: it gets its own profile back for good."""
     here = site(dbd=True, options={"AccountingStorageEnforce": "limits,qos"})
     bed = here.bed
     bed.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", "MaxTRESPerUser=gres/mig:3g.40gb=0"])

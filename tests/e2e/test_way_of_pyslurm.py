@@ -1,4 +1,4 @@
-"""migbatchd over pyslurm: jobs get their slices, and when pyslurm's process dies the next round has another.
+"""migbatchd with pyslurm: jobs get their slices, and when pyslurm's process dies the next round starts another.
 
 It needs a Slurm that pyslurm was built for: `make pyslurm`, then `pytest --slurm-root=...` of 25.11.
 """
@@ -35,15 +35,15 @@ def workers(bed: Cluster) -> set[int]:
     return found
 
 
-def test_a_job_gets_its_slice_and_a_crash_of_pyslurm_costs_nothing(new_cluster: Callable[..., Cluster]) -> None:
+def test_jobs_get_their_slices_before_and_after_a_crash_of_pyslurm(new_cluster: Callable[..., Cluster]) -> None:
     bed = new_cluster(nodes=1, gpus=1, migbatch="all")
     bed.product.reconfigure(cluster={"backend": "pyslurm", "pyslurm_python": str(pyslurmroot.python(bed))})
     log = bed.daemons.log("migbatchd")
     until("pyslurm's use", lambda: "using pyslurm to list the queue" in log.read_text())
 
     opened, until_then = gate(bed)
-    first, told = sbatch(bed, "--gres=mig:3g.40gb:1", wrap=f"{SHOW}; {until_then}")
-    assert first, told
+    first, message = sbatch(bed, "--gres=mig:3g.40gb:1", wrap=f"{SHOW}; {until_then}")
+    assert first, message
     bed.wait_job(first, "RUNNING")
     node, uuid = holding(bed, first)
     assert sights(bed.output(first)) == {"batch": [uuid]}
@@ -53,11 +53,13 @@ def test_a_job_gets_its_slice_and_a_crash_of_pyslurm_costs_nothing(new_cluster: 
     for process in before:
         os.kill(process, signal.SIGKILL)
     until("another process", lambda: workers(bed) and not workers(bed) & before)
-    second, told = sbatch(bed, "--gres=mig:auto", "--comment=migbatch: mem=30gb", wrap=SHOW)
-    assert second, told
+    second, message = sbatch(bed, "--gres=mig:auto", "--comment=migbatch: mem=30gb", wrap=SHOW)
+    assert second, message
     bed.wait_job(second, "COMPLETED")
     assert holding(bed, first) == (node, uuid)
     opened.touch()
     bed.wait_job(first, "COMPLETED")
-    assert [piece["profile"] for job in (first, second) for piece in account(bed, job)["slices"]] == ["3g.40gb"] * 2
+    assert [slice_row["profile"] for job in (first, second) for slice_row in account(bed, job)["slices"]] == [
+        "3g.40gb"
+    ] * 2
     untroubled(bed)

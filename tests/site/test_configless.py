@@ -35,7 +35,7 @@ def reported(site: ConfiglessSite) -> bool:
     return re.search(r"(?m)^h1\b", site.on("ctl", f"{MIGBATCH} nodes", codes=(0, 1))) is not None
 
 
-def test_the_first_slice(site: ConfiglessSite) -> None:
+def test_first_job_gets_its_slice(site: ConfiglessSite) -> None:
     assert "slurm.conf" not in site.on("h1", "ls /etc/slurm").split()
     line = ["sbatch", "--parsable", "-p", "gpu", "-t", "5", "-J", "work", "--gres=mig:2g.20gb", "--wrap", "env"]
     job = site.on("login", line, USER).split()[-1]
@@ -44,30 +44,30 @@ def test_the_first_slice(site: ConfiglessSite) -> None:
     assert re.search(r"(?m)^CUDA_VISIBLE_DEVICES=MIG-", found) and "MIGBATCH_PROFILE=2g.20gb\n" in found
 
 
-def test_nothing_is_to_correct(site: ConfiglessSite) -> None:
+def test_doctor_finds_nothing_to_correct(site: ConfiglessSite) -> None:
     in_order(site)
-    said = site.on("h1", f"{MIGBATCH} doctor --role node", codes=(0, 1, 2))
-    assert "0 failed" in said, said
+    output = site.on("h1", f"{MIGBATCH} doctor --role node", codes=(0, 1, 2))
+    assert "0 failed" in output, output
 
 
 def wrong(site: ConfiglessSite, host: str, options: str) -> list[str]:
-    """What doctor says there that is to correct, with its advice in the line below."""
-    said = site.on(host, f"{MIGBATCH} doctor {options}", codes=(0, 1, 2))
-    return re.findall(r"(?m)^FAIL .*\n.*", said)
+    """What doctor reports there as failed, each with its advice in the line below."""
+    output = site.on(host, f"{MIGBATCH} doctor {options}", codes=(0, 1, 2))
+    return re.findall(r"(?m)^FAIL .*\n.*", output)
 
 
 @pytest.mark.parametrize("key", ["Prolog", "TaskProlog", "Epilog"])
-def test_a_program_that_was_not_brought(site: ConfiglessSite, key: str) -> None:
-    """Found on the node and told on the controller before any job comes; before 24.11 the Epilog is the site's own."""
+def test_doctor_reports_a_missing_hook_program_on_node_and_controller(site: ConfiglessSite, key: str) -> None:
+    """Found on the node and shown on the controller before any job; before 24.11 the Epilog is the site's own."""
     shown = site.on("ctl", "scontrol show config")
     found = re.search(rf"(?m)^{key}(?:\[\d\])? .*?(/etc/slurm/migbatch-\w+)", shown)
     path = found[1] if found else "/etc/slurm/epilog.sh"
     site.on("h1", f"mv {path} {path}.away")
     try:
         effect = "jobs do not see their slices" if key == "TaskProlog" else "slurmd drains the node at the next job"
-        said = wrong(site, "h1", "--role node")
-        assert len(said) == 1 and f"{key}: {path} is not on this host: {effect}" in said[0], said
-        assert f"copy the controller's {path} here" in said[0] or not found
+        failures = wrong(site, "h1", "--role node")
+        assert len(failures) == 1 and f"{key}: {path} is not on this host: {effect}" in failures[0], failures
+        assert f"copy the controller's {path} here" in failures[0] or not found
         site.wait("the node's report", lambda: any(f"h1: {key}: {path} is" in each for each in told(site)))
     finally:
         site.on("h1", f"mv {path}.away {path}")
@@ -76,7 +76,7 @@ def test_a_program_that_was_not_brought(site: ConfiglessSite, key: str) -> None:
 
 
 def in_order(site: ConfiglessSite) -> None:
-    """Wait until nothing is to correct, by what the node tells, too."""
+    """Wait until doctor finds nothing to correct, by the node's report, too."""
     found: list[str] = []
 
     def nothing() -> bool:

@@ -1,6 +1,6 @@
-"""docs/install.md on a site that was set up by hand: only its commands change anything, up to the first slice.
+"""docs/install.md on a site that was set up by hand: only the page's commands change anything, up to the first slice.
 
-The tests build on each other, in the order of the document. The site's own prolog, rules and limits act throughout.
+The tests build on each other, in the order of the document. The site's own prolog, rules and limits stay active.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOOKS = ("Prolog", "Epilog", "TaskProlog")
 
 @pytest.fixture(scope="module")
 def untouched() -> dict[str, tuple[bytes, int, int]]:
-    """What the site's files were before anything was installed; filled by the fixture `site`."""
+    """The site's files before anything was installed; filled by the fixture `site`."""
     return {}
 
 
@@ -45,13 +45,13 @@ def site(untouched: dict[str, tuple[bytes, int, int]], slurm_root: str) -> Itera
 
 
 def offers(site: StockSite) -> bool:
-    """Return whether every GPU node has the counts of a plan: what it could have more of is `mig:none` then."""
+    """Return whether every GPU node has the counts of a plan: the rest of its counts is `mig:none` then."""
     gres = site.on("ctl", f"sinfo -h -N -p gpu -n {','.join(GPU_NODES)} -o %G", codes=(0, 1)).splitlines()
     return len(gres) == len(GPU_NODES) and all(re.search(r"mig:none:[1-9]", each) for each in gres)
 
 
 def state_of(site: StockSite) -> dict[str, tuple[bytes, int, int]]:
-    """What stands in /etc/slurm: name -> bytes, mode and owner."""
+    """The contents of /etc/slurm: name -> bytes, mode and owner."""
     folder = site.directory / "slurm"
     found = {}
     for path in sorted(folder.rglob("*")):
@@ -79,14 +79,14 @@ def state(site: StockSite, job: int) -> str:
 
 
 def ended(site: StockSite, job: int) -> dict[str, str]:
-    """Wait for a job's end; the variables that its script had."""
+    """Wait for a job's end; return its script's environment variables."""
     site.wait(f"job {job}", lambda: state(site, job) in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"))
     assert state(site, job) == "COMPLETED", site.on("login", f"scontrol show job {job}")
     lines = (site.home(USER) / f"slurm-{job}.out").read_text().splitlines()
     return dict(line.partition("=")[::2] for line in lines)
 
 
-def test_the_document_is_followed_to_its_end():
+def test_document_has_no_sections_but_those_that_tests_follow():
     assert headings() == [
         "Packages",  # instead of venv and pip: tests/packages
         "On the controller",
@@ -102,14 +102,14 @@ def test_the_document_is_followed_to_its_end():
     ]
 
 
-def test_the_first_slice(site: StockSite):
+def test_first_job_gets_its_slice(site: StockSite):
     job = int(site.follow("On a login node, as a user", "login", user=USER).split()[-1])
     site.wait("its end", lambda: state(site, job) == "COMPLETED")
     assert (site.home(USER) / f"slurm-{job}.out").read_text().startswith("MIG-")
 
 
 @pytest.mark.parametrize("profile", ["1g.6gb", "1g.5gb", "2g.20gb"])
-def test_slices_of_every_kind_of_gpu_and_the_sites_own_scripts(site: StockSite, profile: str):
+def test_jobs_get_slices_of_every_gpu_model_and_the_sites_scripts_run(site: StockSite, profile: str):
     found = ended(site, submit(site, f"--gres=mig:{profile}", wrap='env; test -d "$SCRATCH" && echo scratch=there'))
     assert found["CUDA_VISIBLE_DEVICES"].startswith("MIG-") and found["MIGBATCH_PROFILE"] == profile
     assert found["SLURM_JOB_NODELIST"] == ("m1" if profile in ("1g.6gb", "1g.5gb") else found["SLURM_JOB_NODELIST"])
@@ -117,7 +117,7 @@ def test_slices_of_every_kind_of_gpu_and_the_sites_own_scripts(site: StockSite, 
     site.wait("the site's epilog", lambda: "scratch-" not in site.on("m1", "ls /var/tmp"))
 
 
-def test_a_profile_that_is_not_on_offer_waits_whatever_else_is_asked_for(site: StockSite):
+def test_job_waits_for_a_profile_not_on_offer_whatever_else_it_requests(site: StockSite):
     """The first such jobs are submitted while nothing offers the profile, and are served by a new layout."""
     offered = site.on("ctl", "sinfo -h -N -p gpu -o '%N %G'")
     assert not re.search(r"mig:7g\.80gb:[1-9]", re.sub(r"^no-mig-slice-free.*$", "", offered, flags=re.MULTILINE))
@@ -128,7 +128,7 @@ def test_a_profile_that_is_not_on_offer_waits_whatever_else_is_asked_for(site: S
         submit(site, "--gres=mig:7g.80gb", "--mem=300G")
 
 
-def test_the_rules_of_the_house_go_on(site: StockSite):
+def test_submit_rules_of_the_site_still_apply(site: StockSite):
     with pytest.raises(AssertionError, match="jobs need a project"):
         submit(site, "--gres=mig:1g.10gb", name="noproject")
     job = submit(site, "--gres=mig:1g.10gb")
@@ -136,36 +136,36 @@ def test_the_rules_of_the_house_go_on(site: StockSite):
     with pytest.raises(AssertionError, match="limit"):
         site.on("login", "sbatch -p gpu --wrap true", USER)  # require_timelimit is the site's too
     with pytest.raises(AssertionError, match="mig:1g"):
-        submit(site, "--gres=mig:1g")  # ours, behind theirs
+        submit(site, "--gres=mig:1g")  # migbatch's rule, after the site's
     ended(site, job)
     plain = site.on("login", ["sbatch", "--parsable", "-p", "cpu", "-t", "5", "--wrap", "env"], USER)
     assert "CUDA_VISIBLE_DEVICES" not in ended(site, int(plain.split()[-1]))
 
 
-def test_whole_gpus_become_slices_of_their_size(site: StockSite):
+def test_request_for_a_whole_gpu_becomes_a_slice(site: StockSite):
     found = ended(site, submit(site, "--gpus=h100:1"))
     assert found["CUDA_VISIBLE_DEVICES"].startswith("MIG-")
 
 
-def test_whole_gpus_of_the_kind_that_a_constraint_or_a_node_has(site: StockSite):
-    """The partition's first kind is another one."""
+def test_whole_gpu_is_of_the_model_of_the_constraint_or_node(site: StockSite):
+    """The partition's first GPU model is another one."""
     assert ended(site, submit(site, "--gpus=1", "-C", "h100"))["MIGBATCH_PROFILE"] == "7g.80gb"
     found = ended(site, submit(site, "--gpus=1", "-w", "m1"))
     assert (found["MIGBATCH_PROFILE"], found["SLURM_JOB_NODELIST"]) == ("7g.40gb", "m1")
-    said = site.on("login", "sbatch -p gpu -t 5 -J work --gpus=1 --wrap true 2>&1", USER)
-    assert "of its kinds (a100-40gb, a30-24gb, h100-80gb) the first is taken" in said
+    message = site.on("login", "sbatch -p gpu -t 5 -J work --gpus=1 --wrap true 2>&1", USER)
+    assert "of its kinds (a100-40gb, a30-24gb, h100-80gb) the first is taken" in message
 
 
-def test_everything_is_installed_and_nothing_more_is_to_do(site: StockSite):
+def test_install_has_nothing_more_to_do_and_doctor_reports_no_failure(site: StockSite):
     for host, role in (("ctl", "controller"), ("h1", "node"), ("h2", "node"), ("m1", "node"), ("login", "login")):
         assert site.on(host, f"{DRY} {role} --edit").endswith("nothing to do\n")
         assert site.on(host, f"{DRY} {role} --edit --apply").endswith("0 files and directories changed\n")
-    # where hooks are called since slurm.conf names them, nodes say so within a minute
+    # where slurm.conf now names the hooks, nodes report within a minute that they are called
     site.wait("0 failed", lambda: "0 failed" in site.on("ctl", f"{MIGBATCH} doctor", codes=(0, 1)))
 
 
-def test_our_hooks_are_run_once(site: StockSite):
-    """Where slurm.conf may have several values the controller adds ours, else it is put beside the site's."""
+def test_migbatch_hooks_are_installed_once(site: StockSite):
+    """Where slurm.conf may have several values the controller adds migbatch's hook, else it is added to the site's."""
     several = site.root.version() >= SEVERAL["Prolog"]
     beside = [path.name for path in (site.directory / "slurm/prolog.d").iterdir() if "migbatch" in path.name]
     assert bool(beside) is not several
@@ -173,36 +173,36 @@ def test_our_hooks_are_run_once(site: StockSite):
     shown = site.on("ctl", "scontrol show config")
     assert ("/etc/slurm/migbatch-prolog" in shown and "/etc/slurm/migbatch-epilog" in shown) is several
     assert "migbatch" in (site.directory / "slurm/task_prolog.sh").read_text()
-    said = site.on("h1", f"{MIGBATCH} doctor --role node", codes=(0, 1, 2))
-    assert all(re.search(rf"^ok +{key}: runs /etc/migbatch/hooks/", said, re.MULTILINE) for key in HOOKS), said
+    output = site.on("h1", f"{MIGBATCH} doctor --role node", codes=(0, 1, 2))
+    assert all(re.search(rf"^ok +{key}: runs /etc/migbatch/hooks/", output, re.MULTILINE) for key in HOOKS), output
 
 
-def test_a_file_that_was_edited_is_never_overwritten(site: StockSite):
+def test_edited_file_is_not_overwritten(site: StockSite):
     path = site.directory / "slurm/migbatch.conf"
     ours = path.read_text()
     path.write_text(ours.replace("TmpDisk=1000", "TmpDisk=2000"))
-    said = site.on("ctl", f"{DRY} controller --edit --apply", codes=(1,))
-    assert "/etc/slurm/migbatch.conf was edited since migbatch wrote it" in said
+    output = site.on("ctl", f"{DRY} controller --edit --apply", codes=(1,))
+    assert "/etc/slurm/migbatch.conf was edited since migbatch wrote it" in output
     assert "TmpDisk=2000" in path.read_text()
     path.write_text(ours)
 
 
-def test_cli_filter_only_where_it_was_asked_for(site: StockSite):
+def test_cli_filter_is_installed_only_on_request(site: StockSite):
     assert re.search(r"CliFilterPlugins\s+= \(null\)", site.on("ctl", "scontrol show config"))
-    said = site.on("ctl", f"{DRY} controller --edit --cli-filter", codes=(1,))
-    assert "+CliFilterPlugins=cli_filter/lua" in said and (site.directory / "slurm/cli_filter.lua").exists()
+    output = site.on("ctl", f"{DRY} controller --edit --cli-filter", codes=(1,))
+    assert "+CliFilterPlugins=cli_filter/lua" in output and (site.directory / "slurm/cli_filter.lua").exists()
 
 
-def test_leaving_is_refused_while_a_job_asks_for_a_slice(site: StockSite):
+def test_uninstall_is_refused_while_a_job_requests_a_slice(site: StockSite):
     job = submit(site, "--gres=mig:1g.10gb", "-H")
     before = state_of(site)
-    said = site.on("ctl", f"{DRY} controller --uninstall --apply", codes=(1,))
-    assert f"{job} (pending)" in said and "scancel" in said
+    output = site.on("ctl", f"{DRY} controller --uninstall --apply", codes=(1,))
+    assert f"{job} (pending)" in output and "scancel" in output
     assert state_of(site) == before
     site.on("login", f"scancel {job}", USER)
 
 
-def test_what_the_site_changed_meanwhile_stays_and_the_rest_comes_back_to_the_byte(
+def test_uninstall_keeps_changes_of_the_site_and_restores_all_other_bytes(
     site: StockSite, untouched: dict[str, tuple[bytes, int, int]]
 ):
     partitions = site.directory / "slurm/partitions.conf"

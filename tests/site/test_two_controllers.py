@@ -1,6 +1,6 @@
 """docs/install.md on a site with two controllers: both installed by its commands, and one of them killed.
 
-The tests build on each other. tests/e2e/test_failover.py has the same with creations in flight.
+The tests build on each other. tests/e2e/test_failover.py tests the same while slices are being created.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def until(what: str, ready: Callable[[], object]) -> None:
 
 
 def slice_of(site: PairedSite, profile: str) -> str:
-    """Run a job to its end; the slice that it had."""
+    """Run a job to its end; return its slice."""
     options = ("-p", "gpu", "-t", "5", "-J", "work", f"--gres=mig:{profile}")
     line = ["sbatch", "--parsable", *options, "--wrap", "echo $CUDA_VISIBLE_DEVICES"]
     job = site.on("login", line, USER).split()[-1]
@@ -56,41 +56,41 @@ def slice_of(site: PairedSite, profile: str) -> str:
 
 
 def wrong(site: PairedSite, host: str) -> list[str]:
-    """What doctor says there that is to correct, or could not be found out.
+    """What doctor reports there as a failure or a warning, or could not find out.
 
     The hosts of this site have no cgroups, so that processes may outlive their jobs.
     """
-    said = site.on(host, f"{MIGBATCH} doctor", codes=(0, 1, 2))
-    found = [line for line in said.splitlines() if re.match("FAIL|unknown|warn", line)]
+    output = site.on(host, f"{MIGBATCH} doctor", codes=(0, 1, 2))
+    found = [line for line in output.splitlines() if re.match("FAIL|unknown|warn", line)]
     return [line for line in found if "outlives the job" not in line]
 
 
-def test_a_slice_of_the_first(site: PairedSite):
+def test_job_gets_its_slice_from_the_first_controller(site: PairedSite):
     assert slice_of(site, "1g.10gb").startswith("MIG-")
 
 
-def test_nothing_more_is_to_do_on_either(site: PairedSite):
+def test_install_has_nothing_more_to_do_on_either_controller(site: PairedSite):
     for host in site.controllers:
         assert site.on(host, f"{MIGBATCH} install --role controller --edit").endswith("nothing to do\n")
 
 
-def test_doctor_knows_which_of_the_two_it_is(site: PairedSite):
+def test_doctor_knows_which_controller_is_active_and_which_is_standby(site: PairedSite):
     until("the node's report since its hooks are called", lambda: wrong(site, "ctl") == [])
     assert wrong(site, "ctl2") == []
-    said = site.on("ctl2", f"{MIGBATCH} doctor")
-    assert "migbatchd: standby: slurmctld's primary is ctl" in said
-    assert "fail-over with ctl is configured" in said
+    output = site.on("ctl2", f"{MIGBATCH} doctor")
+    assert "migbatchd: standby: slurmctld's primary is ctl" in output
+    assert "fail-over with ctl is configured" in output
     assert "ctl2" in site.on("ctl", f"{MIGBATCH} doctor | grep 'fail-over with'")
-    said = site.on("login", f"{MIGBATCH} doctor --role login")
-    assert "query service: 10.7.1.8 port 6831: that migbatchd is on standby" in said
-    said = site.on("ctl2", f"{MIGBATCH} doctor --nodes", codes=(2,))
-    found = re.findall("^(?:FAIL|unknown|warn).*", said, re.MULTILINE)
+    output = site.on("login", f"{MIGBATCH} doctor --role login")
+    assert "query service: 10.7.1.8 port 6831: that migbatchd is on standby" in output
+    output = site.on("ctl2", f"{MIGBATCH} doctor --nodes", codes=(2,))
+    found = re.findall("^(?:FAIL|unknown|warn).*", output, re.MULTILINE)
     assert [line for line in found if "outlives the job" not in line] == [
         "unknown nodes: nodes report to the active migbatchd"
     ]
 
 
-def test_doctor_says_what_differs_between_the_two(site: PairedSite):
+def test_doctor_reports_different_settings_of_the_two_controllers(site: PairedSite):
     edit = "sed -i 's/^#{}/{}/' /etc/migbatch/migbatch.toml"
     site.on("ctl2", edit.format("retry = true", "retry = false"))
     site.restart("migbatchd-ctl2")
@@ -103,7 +103,7 @@ def test_doctor_says_what_differs_between_the_two(site: PairedSite):
     until("the same settings", lambda: wrong(site, "ctl2") == [])
 
 
-def test_the_second_takes_over(site: PairedSite):
+def test_second_controller_takes_over(site: PairedSite):
     """The profile is one that was not on offer when the first was killed."""
     site.crash("ctl", "slurmctld", "migbatchd")
     until("slurmctld's takeover", lambda: "at ctl2 is UP" in site.on("login", "scontrol ping", codes=(0, 1)))

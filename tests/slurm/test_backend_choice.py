@@ -1,4 +1,4 @@
-"""Which backend the service takes, and that the choice changes nothing that it sees."""
+"""Which backend the service chooses, and that the choice does not change the rows that it gets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def here(cluster: Cluster) -> Iterator[ClusterConfig]:
 
 
 def python(tmp_path: Path, command: str) -> str:
-    """Write a program that stands for the Python that has pyslurm."""
+    """Write a program in place of the Python that has pyslurm."""
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\n{command}\n")
     program.chmod(0o755)
@@ -35,12 +35,12 @@ def chosen(config: ClusterConfig, backend: str, program: str) -> HistoryClient:
     return client_of(replace(config, backend=backend, pyslurm_python=program))
 
 
-def test_commands_are_the_default(here: ClusterConfig) -> None:
+def test_slurm_commands_are_the_default_backend(here: ClusterConfig) -> None:
     assert type(client_of(here)) is HistoryClient
 
 
 @pytest.mark.parametrize(("name", "level"), [("auto", logging.INFO), ("pyslurm", logging.WARNING)])
-def test_without_pyslurm_the_service_goes_by_commands_and_says_why(
+def test_service_falls_back_to_commands_without_pyslurm_and_logs_why(
     here: ClusterConfig, name: str, level: int, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     program = python(tmp_path, "echo no module named pyslurm >&2; exit 1")
@@ -53,7 +53,9 @@ def test_without_pyslurm_the_service_goes_by_commands_and_says_why(
 
 
 @pytest.mark.parametrize("name", ["auto", "pyslurm"])
-def test_with_pyslurm_it_sees_the_same(here: ClusterConfig, name: str, tmp_path: Path, cluster: Cluster) -> None:
+def test_pyslurm_backend_returns_the_same_rows_as_the_commands(
+    here: ClusterConfig, name: str, tmp_path: Path, cluster: Cluster
+) -> None:
     program = python(tmp_path, f'PYTHONPATH={STANDIN} STANDIN_BIN={cluster.bin} exec {sys.executable} "$@"')
     job = cluster.submit("--gres=mig:3g.40gb:1", "-H", wrap="true")
     ended = cluster.submit("--output=/dev/null", wrap="exit 3")

@@ -34,11 +34,11 @@ def until(client: CliClient, job: int, state: str) -> JobRow:
     raise AssertionError(f"job {job} is {found}, not {state}")
 
 
-def test_the_version_is_that_of_the_cluster(cluster: Cluster, client: CliClient) -> None:
+def test_client_reports_the_version_of_the_cluster(cluster: Cluster, client: CliClient) -> None:
     assert client.version() == cluster.root.version()
 
 
-def test_a_job_from_hold_to_its_end(cluster: Cluster, client: CliClient) -> None:
+def test_job_is_held_updated_requeued_hastened_and_cancelled(cluster: Cluster, client: CliClient) -> None:
     text = "x\x1f\x1e\n|%é'\"$(id)"
     job = cluster.submit("--gres=mig:1g.10gb:1", "-H", f"--comment={text}", "-J", "a\nb", wrap="sleep 600")
     held = row(client, job)
@@ -54,7 +54,7 @@ def test_a_job_from_hold_to_its_end(cluster: Cluster, client: CliClient) -> None
     for restarts in (1, 2, 3):
         client.requeue_all([job])
         assert until(client, job, "PENDING").restarts == restarts
-        client.hasten(job)  # Slurm itself would let it wait for two minutes
+        client.hasten(job)  # Slurm itself would delay it for two minutes
         assert until(client, job, "RUNNING").restarts == restarts
     client.cancel(job)
     cluster.wait_job(job)
@@ -66,12 +66,12 @@ def test_a_job_from_hold_to_its_end(cluster: Cluster, client: CliClient) -> None
 def test_a_requeued_run_keeps_its_restart_count_until_it_has_ended(
     cluster: Cluster, client: CliClient, limit: str
 ) -> None:
-    """It takes three seconds for it, in which Slurm already shows the next run's count."""
+    """The run takes three seconds to end; meanwhile Slurm already shows the next run's count."""
     trap = "trap 'sleep 3; exit 0' TERM; touch trap-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"
     job = cluster.submit("--requeue", limit, wrap=f"{trap}; while :; do sleep 0.1; done")
     ending: list[JobRow] = []
     runs = 0
-    while not ending and runs < 5:  # a busy machine may look too seldom to see a run's end
+    while not ending and runs < 5:  # on a busy machine the polls may miss a run's end
         submitted = until(client, job, "RUNNING").submit
         cluster.wait("the trap", (cluster.home("mbalice") / f"trap-{job}-{runs}").exists)
         client.requeue_all([job])
@@ -89,7 +89,7 @@ def test_a_requeued_run_keeps_its_restart_count_until_it_has_ended(
     cluster.wait_job(job)
 
 
-def test_jobs_that_wait_in_a_state_of_their_own_are_listed(new_cluster: Callable[..., Cluster]) -> None:
+def test_jobs_in_special_pending_states_are_listed(new_cluster: Callable[..., Cluster]) -> None:
     """A job of `--requeue=expedite` waits as EXPEDITING (25.11); earlier releases refuse that option."""
     cluster = new_cluster(nodes=1, options={"SlurmctldParameters": "enable_expedited_requeue"})
     client = CliClient(cluster.bin, cluster.slurm_conf)
@@ -108,14 +108,14 @@ def test_jobs_that_wait_in_a_state_of_their_own_are_listed(new_cluster: Callable
     assert shown == ("EXPEDITING" if expedites else "PENDING")
 
 
-def test_what_slurm_refuses_is_an_error_with_its_words(client: CliClient) -> None:
+def test_refusal_by_slurm_is_an_error_with_its_message(client: CliClient) -> None:
     with pytest.raises(SlurmError, match="Invalid job id"):
         client.requeue_all([10**8])
     with pytest.raises(SlurmError, match="Invalid node name"):
         client.set_gres({"nosuchnode": "mig:none:1"})
 
 
-def test_counts_can_be_set_on_many_nodes_at_once(cluster: Cluster, client: CliClient) -> None:
+def test_gres_counts_are_set_on_many_nodes_in_one_call(cluster: Cluster, client: CliClient) -> None:
     before = {node.name: node for node in client.nodes()}
     names = list(cluster.spec.node_names)
     total = sum(before[names[0]].gres.values())
@@ -130,7 +130,7 @@ def test_counts_can_be_set_on_many_nodes_at_once(cluster: Cluster, client: CliCl
         client.set_gres({n: ",".join(f"mig:{k}:{v}" for k, v in before[n].gres.items() if v) for n in names})
 
 
-def test_a_slurm_that_is_not_there_is_an_error_and_not_an_empty_queue(cluster: Cluster) -> None:
+def test_missing_slurm_is_an_error_and_not_an_empty_queue(cluster: Cluster) -> None:
     stranger = CliClient(cluster.bin.parent / "nowhere", timeout=5)
     with pytest.raises(SlurmError):
         stranger.jobs()

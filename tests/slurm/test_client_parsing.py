@@ -1,4 +1,4 @@
-"""Rows from what Slurm's commands printed, for every release that was recorded."""
+"""Rows parsed from the recorded output of Slurm's commands, for every recorded release."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def nodes(release: str) -> dict[str, NodeRow]:
     return {row.name: row for row in parse_nodes(recorded(release, "nodes"))}
 
 
-def test_the_release_is_read(release: str) -> None:
+def test_version_is_parsed_for_every_recorded_release(release: str) -> None:
     assert "{}.{:02d}".format(*parse_version(recorded(release, "version"))) == release
 
 
@@ -53,12 +53,12 @@ def test_the_newest_release_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "slurm twenty", "slurm 21.08.8", "slurm-wlm 20.11.4"])
-def test_other_releases_are_refused(text: str) -> None:
+def test_unsupported_or_malformed_versions_are_refused(text: str) -> None:
     with pytest.raises(SlurmError, match=r"not a Slurm release|too old"):
         parse_version(text)
 
 
-def test_free_text_stays_in_its_row(jobs: dict[int, JobRow]) -> None:
+def test_free_text_does_not_break_its_row(jobs: dict[int, JobRow]) -> None:
     assert (jobs[1].name, jobs[1].comment) == ("two\nlines", "a\x1fb\x1e|%\nNodeName=x Gres=y é")
     assert (jobs[1].state, jobs[1].nodes, jobs[1].time_limit_s) == ("RUNNING", ("n1",), 600)
     assert jobs[1].end is not None
@@ -66,7 +66,7 @@ def test_free_text_stays_in_its_row(jobs: dict[int, JobRow]) -> None:
     assert jobs[1].end - jobs[1].start == 600
 
 
-def test_what_a_pending_job_wants(jobs: dict[int, JobRow]) -> None:
+def test_requests_of_jobs_are_parsed(jobs: dict[int, JobRow]) -> None:
     assert re.fullmatch(r"gres[:/]mig:7g.80gb:1", jobs[4].gres)
     assert jobs[4].pending
     assert not jobs[4].active
@@ -79,7 +79,7 @@ def test_what_a_pending_job_wants(jobs: dict[int, JobRow]) -> None:
     assert jobs[2].time_limit_s is None
 
 
-def test_reasons_and_begin_times(jobs: dict[int, JobRow]) -> None:
+def test_reasons_begin_times_and_dependencies_are_parsed(jobs: dict[int, JobRow]) -> None:
     assert jobs[5].reason == "BeginTime"
     assert jobs[5].eligible is not None
     assert jobs[5].eligible - jobs[5].submit == pytest.approx(3600, abs=2)
@@ -88,25 +88,25 @@ def test_reasons_and_begin_times(jobs: dict[int, JobRow]) -> None:
     assert not jobs[8].after
 
 
-def test_arrays_and_heterogeneous_jobs(jobs: dict[int, JobRow]) -> None:
+def test_arrays_and_heterogeneous_jobs_are_parsed(jobs: dict[int, JobRow]) -> None:
     assert (jobs[7].array_job, jobs[7].array_task, jobs[7].tasks, jobs[7].throttle) == (7, "0-400:2%4", 201, 4)
     assert (jobs[8].tasks, jobs[8].throttle) == (7, None)
     assert (jobs[12].het_job, jobs[13].het_job) == (12, 12)
     assert (jobs[12].user, jobs[12].uid) == ("mbbob", 1002)
 
 
-def test_group_qos_and_wckey(jobs: dict[int, JobRow]) -> None:
+def test_group_qos_and_wckey_are_parsed(jobs: dict[int, JobRow]) -> None:
     """A cluster without accounting has neither QOS nor wckeys."""
     assert {(row.gid, row.qos, row.wckey) for row in jobs.values() if row.user == "mbbob"} == {(1002, "", "")}
 
 
-def test_pending_jobs_come_in_slurms_order(release: str) -> None:
+def test_pending_jobs_are_returned_in_slurms_order(release: str) -> None:
     rows = merge_partitions(parse_jobs(recorded(release, "jobs"), MARK))
     in_gpu = [row.job_id for row in rows if row.pending and row.priority and "gpu" in row.partition]
     assert in_gpu == sorted(in_gpu)
 
 
-def test_nodes(nodes: dict[str, NodeRow]) -> None:
+def test_nodes_are_parsed(nodes: dict[str, NodeRow]) -> None:
     assert set(nodes) == {"n1", "n2", "migcatalog"}
     n1, catalog = nodes["n1"], nodes["migcatalog"]
     assert n1.open
@@ -121,7 +121,7 @@ def test_nodes(nodes: dict[str, NodeRow]) -> None:
     assert catalog.reason
 
 
-def test_a_listing_that_breaks_off_is_an_error_and_not_a_short_queue(release: str) -> None:
+def test_truncated_listing_is_an_error_and_not_a_short_queue(release: str) -> None:
     text = recorded(release, "jobs")
     for end in range(len(text) - 3, 0, -97):
         cut = text[:end]
@@ -135,19 +135,19 @@ def test_a_listing_that_breaks_off_is_an_error_and_not_a_short_queue(release: st
     "text",
     ["", "garbage", "NodeName=n1 State=IDLE", "NodeName=n1 CPUAlloc=0 CPUTot=1 Gres=mig:1:2:3:4 GresUsed= State=IDLE"],
 )
-def test_an_odd_node_listing_is_an_error(text: str) -> None:
+def test_malformed_node_listing_is_an_error(text: str) -> None:
     with pytest.raises(SlurmError):
         parse_nodes(text)
 
 
-def test_an_empty_queue_is_fine() -> None:
+def test_empty_queue_has_no_rows() -> None:
     assert parse_jobs("", MARK) == []
 
 
-#: what users write as they like, or where a later release may print more than today's
+#: fields that users fill freely, or in which a later release may print more than today's
 FREE = ("Name", "Comment", "Account", "tres-per-node", "Feature", "ReqNodes", "Reason", "UserName", "Partition")
 PLAIN = dict.fromkeys(SQUEUE_FIELDS, "1") | {"State": "PENDING", "ArrayTaskID": "N/A", "TimeLimit": "1:00"}
-#: any text; and text of what squeue, Slurm and we ourselves separate things with
+#: any text, and text made of the separators that squeue, Slurm and migbatch use
 texts = st.one_of(
     st.text(st.characters(blacklist_categories=["Cs"])),
     st.text("\x1f\x1e\x0b\x0c\x85|\n,:/NA%()=0123456789abcdef"),
@@ -161,7 +161,7 @@ def squeue_row(job: int, mark: str = MARK, **fields: str) -> str:
 
 
 @given(st.lists(st.fixed_dictionaries({name.replace("-", "_"): texts for name in FREE}), min_size=1, max_size=4))
-def test_no_text_can_forge_or_spoil_a_row(jobs: list[dict[str, str]]) -> None:
+def test_no_field_text_can_forge_or_corrupt_a_row(jobs: list[dict[str, str]]) -> None:
     found = parse_jobs("".join(squeue_row(number, **job) for number, job in enumerate(jobs, 1)), MARK)
     nothing = ("", "(null)", "N/A", "NONE", "n/a")
     assert [(row.job_id, row.state, row.name) for row in found] == [
@@ -175,7 +175,7 @@ def test_no_text_can_forge_or_spoil_a_row(jobs: list[dict[str, str]]) -> None:
 
 
 @given(st.dictionaries(st.sampled_from([name for name in SQUEUE_FIELDS if name != "JobID"]), texts, max_size=6))
-def test_a_row_that_cannot_be_read_is_there_all_the_same_and_spoils_no_other(odd: dict[str, str]) -> None:
+def test_unreadable_row_is_still_listed_and_does_not_affect_other_rows(odd: dict[str, str]) -> None:
     fields = {name.replace("-", "_"): value for name, value in odd.items()}
     first, second, third = parse_jobs(squeue_row(1) + squeue_row(2, **fields) + squeue_row(3), MARK)
     assert (first.job_id, second.job_id, third.job_id) == (1, 2, 3)
@@ -185,12 +185,12 @@ def test_a_row_that_cannot_be_read_is_there_all_the_same_and_spoils_no_other(odd
         assert (second.name, second.gres, second.comment) == ("", "", "")
 
 
-#: what a field of each job holds, listing after listing; the marks of others may be known to a user
+#: the text of a field for each job, in successive listings; users may know the marks of other listings
 listings = st.lists(st.dictionaries(st.integers(1, 4), st.one_of(texts, st.just(MARK), st.just("n[1")), max_size=4))
 
 
 @given(listings, st.sampled_from([name for name in SQUEUE_FIELDS if name != "JobID"]))
-def test_listing_after_listing_is_read_as_each_alone(queue: list[dict[int, str]], field: str) -> None:
+def test_successive_listings_are_parsed_like_single_listings(queue: list[dict[int, str]], field: str) -> None:
     reader = JobReader()
     for number, jobs in enumerate(queue):
         mark = f"\x1fcall {number}\x1f"
@@ -198,7 +198,7 @@ def test_listing_after_listing_is_read_as_each_alone(queue: list[dict[int, str]]
         assert reader.read(output, mark) == parse_jobs(output, mark)
 
 
-def test_a_row_that_is_printed_as_before_is_the_same_object() -> None:
+def test_row_printed_as_before_is_the_same_object() -> None:
     reader = JobReader()
     first = reader.read(squeue_row(9) + squeue_row(1) + squeue_row(2, Name="a") + squeue_row(3, Name="n"), MARK)
     rows = squeue_row(9, NEXT) + squeue_row(2, NEXT, Name="b") + squeue_row(3, NEXT, Name=f"n{MARK}")
@@ -214,12 +214,12 @@ def test_a_job_that_waits_for_an_expedited_requeue_is_pending() -> None:
 
 
 @pytest.mark.parametrize(("account", "reason"), [("(null)", "None"), ("physics", "InvalidAccount")])
-def test_a_job_without_an_account_has_no_invalid_one(account: str, reason: str) -> None:
+def test_invalid_account_reason_is_ignored_for_a_job_without_account(account: str, reason: str) -> None:
     (row,) = parse_jobs(squeue_row(1, State="PENDING", Reason="InvalidAccount", Account=account), MARK)
     assert row.reason == reason
 
 
-def test_jobs_of_one_kind_share_what_is_alike() -> None:
+def test_rows_of_similar_jobs_share_equal_values() -> None:
     kind = {"NodeList": "node7", "tres_per_node": "gres/mig:1g.10gb:1", "State": "RUNNING", "Account": "physics"}
     first, second = parse_jobs(squeue_row(1, **kind) + squeue_row(2, **kind), MARK)
     shared = ("user", "account", "partition", "state", "reason", "nodes", "gres", "qos")
@@ -227,7 +227,7 @@ def test_jobs_of_one_kind_share_what_is_alike() -> None:
     assert all(getattr(first, name) is getattr(second, name) for name in shared)
 
 
-def test_a_row_that_was_filled_at_once_is_as_any_other() -> None:
+def test_row_of_builds_the_same_row_as_the_constructor() -> None:
     values = {field.name: object() for field in dataclasses.fields(JobRow)}
     row = row_of(*values.values())
     assert row == JobRow(**values)
@@ -238,7 +238,7 @@ def test_a_row_that_was_filled_at_once_is_as_any_other() -> None:
         row_of(1)
 
 
-def test_a_listing_that_breaks_off_leaves_what_was_read_before() -> None:
+def test_truncated_listing_keeps_the_rows_read_before() -> None:
     reader = JobReader()
     (row,) = reader.read(squeue_row(1), MARK)
     with pytest.raises(SlurmError):
@@ -247,19 +247,19 @@ def test_a_listing_that_breaks_off_leaves_what_was_read_before() -> None:
 
 
 @pytest.mark.parametrize("field", ["UserID", "TimeLimit", "NodeList", "ArrayTaskID"])
-def test_what_cannot_be_read_is_said(field: str) -> None:
+def test_reason_of_an_unread_row_names_the_unreadable_text(field: str) -> None:
     (row,) = parse_jobs(squeue_row(7, **{field: "n[1"}), MARK)
     assert (row.job_id, row.unread) == (7, True)
     assert "n[1" in row.reason
 
 
-def test_a_job_in_a_state_of_a_later_release_has_neither_ended_nor_waits() -> None:
+def test_job_in_a_state_of_a_later_release_is_unread() -> None:
     (row,) = parse_jobs(squeue_row(7, State="THAWING", NodeList="n1"), MARK)
     assert (row.job_id, row.unread) == (7, True)
     assert "THAWING" in row.reason
 
 
-def test_where_no_job_id_stands_nothing_is_concluded() -> None:
+def test_invalid_job_id_is_an_error_but_a_leading_warning_is_skipped() -> None:
     with pytest.raises(SlurmError, match="instead of a job id"):
         parse_jobs(squeue_row(1) + squeue_row(2, JobID="x"), MARK)
     (row,) = parse_jobs("slurmctld: a warning\n" + squeue_row(1), MARK)
@@ -267,7 +267,7 @@ def test_where_no_job_id_stands_nothing_is_concluded() -> None:
 
 
 @given(st.lists(texts, max_size=5))
-def test_the_gres_of_each_job_whatever_stands_in_it(listed: list[str]) -> None:
+def test_gres_of_each_job_is_parsed_whatever_its_text(listed: list[str]) -> None:
     output = "".join(f"{number}{MARK}{text}{MARK}\n" for number, text in enumerate(listed))
     found = parse_gres(output, MARK)
     assert list(found) == list(range(len(listed)))
@@ -281,19 +281,19 @@ CPUS = "CPUAlloc=0 CPUTot=64"
 
 
 def node_row(name: str, **more: str) -> str:
-    told = "".join(f" {key}={value}" for key, value in more.items())
-    return f"NodeName={name} {CPUS} Gres=mig:none:1 GresUsed=mig:none:0 State=IDLE Partitions=gpu{told}\n"
+    extra = "".join(f" {key}={value}" for key, value in more.items())
+    return f"NodeName={name} {CPUS} Gres=mig:none:1 GresUsed=mig:none:0 State=IDLE Partitions=gpu{extra}\n"
 
 
 @given(text=texts, key=st.sampled_from(["Reason", "Comment", "Extra"]))
-def test_no_text_of_a_node_spoils_or_forges_another(text: str, key: str) -> None:
+def test_no_text_of_a_node_can_forge_or_corrupt_another_node(text: str, key: str) -> None:
     rows = {row.name: row for row in parse_nodes(node_row("n1", **{key: text}) + node_row("n2"))}
     assert rows["n1"].states == rows["n2"].states == {"IDLE"}
     assert rows["n2"].gres == {"none": 1}
 
 
 @pytest.mark.parametrize("key", ["Reason", "Comment", "Extra"])
-def test_a_node_that_another_pretends_to_be_is_not_believed(key: str) -> None:
+def test_node_forged_in_another_nodes_text_is_left_out_and_named(key: str) -> None:
     odd: dict[str, str] = {}
     forged = f"x\nNodeName=n2 {CPUS} Gres=mig:7g.80gb:1 GresUsed=mig:7g.80gb:0 State=IDLE"
     rows = parse_nodes(node_row("n1", **{key: forged}) + node_row("n2") + node_row("n3"), odd.__setitem__)
@@ -301,7 +301,7 @@ def test_a_node_that_another_pretends_to_be_is_not_believed(key: str) -> None:
     assert "2 times" in odd["n2"]
 
 
-def test_a_node_without_gres_which_from_24_11_has_no_use_of_it_either() -> None:
+def test_node_without_gres_is_parsed_as_printed_from_24_11() -> None:
     (row,) = parse_nodes(f"NodeName=c1 {CPUS} Gres=(null) GresDrain=N/A State=IDLE Partitions=cpu\n")
     assert (row.name, row.gres, row.used, row.other_gres, row.cpus) == ("c1", {}, {}, "", 64)
 
@@ -316,18 +316,18 @@ def test_a_node_without_gres_which_from_24_11_has_no_use_of_it_either() -> None:
         "NodeName=",
     ],
 )
-def test_a_node_that_cannot_be_read_is_left_out_and_named(odd: str) -> None:
-    told: dict[str, str] = {}
-    rows = parse_nodes(node_row("n1") + odd + "\n" + node_row("n3"), told.__setitem__)
+def test_unreadable_node_is_left_out_and_named(odd: str) -> None:
+    unreadable: dict[str, str] = {}
+    rows = parse_nodes(node_row("n1") + odd + "\n" + node_row("n3"), unreadable.__setitem__)
     assert [row.name for row in rows] == ["n1", "n3"]
-    assert list(told) == ["n2" if "n2" in odd else ""]
+    assert list(unreadable) == ["n2" if "n2" in odd else ""]
 
 
 @pytest.mark.parametrize(
     ("expression", "count"),
     [("0-400:2%4", 201), ("1,3,5-9", 7), ("7", 1), ("[4-7]", 4), ("0-0", 1), ("1-10:4", 3), ("5,9%1", 2)],
 )
-def test_array_expressions(expression: str, count: int) -> None:
+def test_tasks_of_an_array_expression_are_counted(expression: str, count: int) -> None:
     assert count_tasks(expression) == count
 
 
@@ -344,7 +344,7 @@ def test_array_expressions(expression: str, count: int) -> None:
         ("MIXED+MAINTENANCE+RESERVED", False),
     ],
 )
-def test_which_nodes_are_open(state: str, is_open: bool) -> None:
+def test_node_is_open_depending_on_its_state(state: str, is_open: bool) -> None:
     (row,) = parse_nodes(f"NodeName=n1 {CPUS} Gres=(null) State={state} Partitions=a,b Reason=x [root@2026]")
     assert row.open is is_open
     assert (row.partitions, row.reason) == (("a", "b"), "x")
@@ -360,8 +360,8 @@ def test_other_gres_of_a_node_are_kept_for_the_next_update() -> None:
     assert row.used == {"1g.10gb": 1}
 
 
-def test_a_node_with_gres_that_jobs_do_not_use_up() -> None:
-    """As 26.05 shows it; an update without the flag leaves it as it is, and 22.05 does not show it."""
+def test_no_consume_gres_of_a_node_is_parsed() -> None:
+    """As 26.05 shows it; an update without the flag does not change it, and 22.05 does not show it."""
     (row,) = parse_nodes(
         f"NodeName=n {CPUS} Gres=mig:1g.10gb:7,bandwidth:lustre:no_consume:4G,seats:no_consume:3 "
         "GresUsed=mig:1g.10gb:1,bandwidth:lustre:0,seats:0 State=IDLE"
@@ -385,7 +385,7 @@ def tool(directory: Path, name: str, script: str, timeout: float = 120.0) -> Cli
     return CliClient(directory, timeout=timeout)
 
 
-def test_a_command_that_fails_says_what_and_why(tools: Path) -> None:
+def test_error_of_a_failed_command_has_its_message_and_exit_code(tools: Path) -> None:
     client = tool(tools, "squeue", "echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1")
     with pytest.raises(SlurmError, match="Unable to contact slurm controller") as caught:
         client.jobs()
@@ -393,13 +393,13 @@ def test_a_command_that_fails_says_what_and_why(tools: Path) -> None:
     assert caught.value.command[0].endswith("squeue")
 
 
-def test_a_command_that_hangs_is_given_up(tools: Path) -> None:
+def test_hanging_command_times_out(tools: Path) -> None:
     client = tool(tools, "scontrol", "exec sleep 600", timeout=0.5)
     with pytest.raises(SlurmError, match=r"did not answer within 0\.5 s"):
         client.nodes()
 
 
-def test_a_missing_command_names_the_way_out(tools: Path) -> None:
+def test_error_for_a_missing_command_names_the_remedy(tools: Path) -> None:
     with pytest.raises(SlurmError, match="install slurm-client or set slurm_bin"):
         CliClient(tools / "none").jobs()
 
@@ -411,8 +411,8 @@ def test_the_callers_environment_does_not_reach_slurm(tools: Path, monkeypatch: 
     assert client.version() == (24, 11)
 
 
-#: a scontrol that knows its own language: refuses what names "bad", answers what it does not know as Slurm's does; the
-#: random digits of a separator may spell "bad"
+#: a stand-in for scontrol: refuses requests that contain "bad" and answers unknown keywords as Slurm's does; the random
+#: digits of a separator may spell "bad"
 SCONTROL = """
 request() {
     case "$*" in
@@ -444,7 +444,7 @@ def heard(tools: Path) -> list[str]:
     return [line for line in (tools / "log").read_text().splitlines() if not line.startswith("--")]
 
 
-def test_many_updates_are_one_process_and_refusals_are_named(tools: Path, scontrol: CliClient) -> None:
+def test_node_updates_use_one_process_and_refused_nodes_are_named(tools: Path, scontrol: CliClient) -> None:
     with pytest.raises(SlurmRefused, match="rejected 1 of 3 changes: bad: Invalid node name") as caught:
         scontrol.set_gres({"n1": "mig:none:1", "n2": "mig:none:1", "bad": "mig:none:2"})
     assert caught.value.refused == {"bad": "Invalid node name specified"}
@@ -452,14 +452,14 @@ def test_many_updates_are_one_process_and_refusals_are_named(tools: Path, scontr
     assert scontrol.calls == 1
 
 
-def test_a_node_that_is_refused_does_not_keep_others_from_their_update(tools: Path, scontrol: CliClient) -> None:
+def test_refused_node_does_not_block_updates_of_other_nodes(tools: Path, scontrol: CliClient) -> None:
     with pytest.raises(SlurmRefused) as caught:
         scontrol.set_gres({"n1": "mig:none:1", "bad": "mig:none:1", "n2": "mig:none:1"})
     assert caught.value.refused == {"bad": "Invalid node name specified"}
     assert heard(tools) == ["update NodeName=n1 Gres=mig:none:1", "update NodeName=n2 Gres=mig:none:1"]
 
 
-def test_many_jobs_are_one_process_and_the_refused_are_named(tools: Path, scontrol: CliClient) -> None:
+def test_job_updates_use_one_process_and_refused_jobs_are_named(tools: Path, scontrol: CliClient) -> None:
     updates = {str(job): {"Gres": "mig:2g.20gb:1"} for job in range(1, 200)}
     updates["7"] = {"Gres": "mig:bad:1"}
     updates["150_4"] = {"Comment": "bad luck", "StartTime": "now+2"}
@@ -470,7 +470,7 @@ def test_many_jobs_are_one_process_and_the_refused_are_named(tools: Path, scontr
     assert scontrol.calls == 1
 
 
-def test_a_text_of_a_user_goes_as_one_argument_beside_the_others(tools: Path, scontrol: CliClient) -> None:
+def test_user_text_is_passed_as_one_argument_of_a_separate_command(tools: Path, scontrol: CliClient) -> None:
     hostile = 'x" NodeName=n1\tState=DOWN\nupdate NodeName=n1 State=DOWN'
     scontrol.update_jobs({"1": {"Gres": "mig:none:1"}, "2": {"Comment": hostile}, "3": {"Gres": "mig:none:1"}})
     log = (tools / "log").read_text()
@@ -481,7 +481,7 @@ def test_a_text_of_a_user_goes_as_one_argument_beside_the_others(tools: Path, sc
 
 
 @given(value=st.text(max_size=40))
-def test_what_goes_into_the_dialog_is_one_line_of_plain_words(value: str) -> None:
+def test_dialog_lines_are_single_lines_of_plain_words(value: str) -> None:
     text = line(("update", "JobId=1", f"Comment={value}"))
     if text is not None:
         assert text.isascii() and text.isprintable()
@@ -489,7 +489,7 @@ def test_what_goes_into_the_dialog_is_one_line_of_plain_words(value: str) -> Non
         assert shlex.split(text) == ["update", "JobId=1", f"Comment={value}"]
 
 
-def test_what_scontrol_did_not_tell_about_is_asked_again(tools: Path) -> None:
+def test_updates_without_an_answer_from_scontrol_are_sent_again(tools: Path) -> None:
     client = tool(
         tools,
         "scontrol",
@@ -499,7 +499,7 @@ def test_what_scontrol_did_not_tell_about_is_asked_again(tools: Path) -> None:
     assert heard(tools) == [f"update JobId={job} Gres=mig:none:1" for job in (1, 2, 3)]
 
 
-def test_a_slurmctld_that_is_away_has_refused_nothing(tools: Path) -> None:
+def test_unreachable_slurmctld_is_an_error_but_no_refusal(tools: Path) -> None:
     script = """
 say() { case "$1" in after*) echo "invalid keyword: $1" >&2;; *) echo "Unable to contact slurm controller" >&2;; esac; }
 [ $# -gt 0 ] && say "$@"
@@ -514,7 +514,7 @@ exit 1
 
 
 @pytest.mark.parametrize("job", ["", "1 2", "1\nshutdown", "1,2", "x", "-1", "1_", "1_[", "1_[1]x", "1;2", "\u0661"])
-def test_no_job_id_reaches_slurm_that_is_none(tools: Path, scontrol: CliClient, job: str) -> None:
+def test_invalid_job_ids_are_not_passed_to_slurm(tools: Path, scontrol: CliClient, job: str) -> None:
     for ask in (
         lambda: scontrol.update_jobs({job: {"Gres": "mig:none:1"}}),
         lambda: scontrol.requeue_all([job]),
@@ -525,7 +525,7 @@ def test_no_job_id_reaches_slurm_that_is_none(tools: Path, scontrol: CliClient, 
     assert scontrol.calls == 0
 
 
-def test_signals_of_gone_jobs_are_no_error_and_refused_ones_are_named(tools: Path) -> None:
+def test_signals_to_ended_jobs_are_no_error_and_refused_ones_are_named(tools: Path) -> None:
     script = """
 echo "$*" > LOG
 echo "scancel: error: Kill job error on job id 5: Invalid job id specified" >&2
@@ -542,28 +542,28 @@ exit 1
     assert (tools / "log").read_text() == "--state=RUNNING --signal=USR2 7_1\n"
 
 
-def test_a_scancel_that_fails_otherwise_is_an_error(tools: Path) -> None:
+def test_other_failures_of_scancel_are_errors(tools: Path) -> None:
     client = tool(tools, "scancel", "echo scancel: error: no slurm.conf >&2; exit 1")
     with pytest.raises(SlurmError, match=r"no slurm\.conf"):
         client.signal_all([5], "USR1")
 
 
 @pytest.mark.parametrize("name", ["", "usr1", "USR1 7", "-9"])
-def test_only_names_of_signals_are_signals(tools: Path, name: str) -> None:
+def test_invalid_signal_names_are_rejected(tools: Path, name: str) -> None:
     with pytest.raises(ValueError, match="is not a signal"):
         CliClient(tools).signal_all([5], name)
 
 
 @pytest.mark.parametrize("updates", [{"n1": "mig:none:1\nshutdown"}, {"n1 Foo=1": "mig:none:1"}, {"n1": ""}])
-def test_nothing_but_names_and_gres_reaches_scontrol(tools: Path, updates: dict[str, str]) -> None:
+def test_malformed_node_updates_are_not_passed_to_scontrol(tools: Path, updates: dict[str, str]) -> None:
     client = tool(tools, "scontrol", "exit 0")
     with pytest.raises(SlurmRefused, match="cannot be passed to scontrol"):
         client.set_gres(updates)
     assert client.calls == 0
 
 
-def test_a_node_with_more_than_scontrol_takes_keeps_no_other_from_its_update(tools: Path, scontrol: CliClient) -> None:
-    """Root of a node may report hundreds of profiles."""
+def test_oversized_update_of_a_node_does_not_block_other_nodes(tools: Path, scontrol: CliClient) -> None:
+    """Root on a node may report hundreds of profiles."""
     long = ",".join(f"mig:{n % 99 + 1}g.{n}gb.me.all:1" for n in range(1000))
     with pytest.raises(SlurmRefused) as caught:
         scontrol.set_gres({"n1": "mig:none:1", "odd": long, "n2": "mig:none:2"})
@@ -571,15 +571,15 @@ def test_a_node_with_more_than_scontrol_takes_keeps_no_other_from_its_update(too
     assert heard(tools) == ["update NodeName=n1 Gres=mig:none:1", "update NodeName=n2 Gres=mig:none:2"]
 
 
-def test_what_cannot_be_read_is_named_in_the_log_once(tools: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_rows_are_logged_once(tools: Path, caplog: pytest.LogCaptureFixture) -> None:
     mark = r'mark=$(printf %s "$*" | sed "s/.*JobID:0//; s/,.*//")'
     values = (PLAIN | {"JobID": "5", "UserID": "?"}).values()
     fields = " ".join(f"'{value}'" for value in values)
     client = tool(tools, "squeue", f'{mark}\nfor value in {fields}; do printf "%s%s" "$value" "$mark"; done; echo')
     for _ in range(3):
         assert [(row.job_id, row.unread) for row in client._listed()] == [(5, True)]
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "job 5" in said and "'?'" in said
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "job 5" in message and "'?'" in message
     odd = Unread("job")
     odd.name({str(job): "why" for job in range(50_000)})
     odd.name({str(job): "why" for job in range(50_000)})
@@ -587,7 +587,7 @@ def test_what_cannot_be_read_is_named_in_the_log_once(tools: Path, caplog: pytes
     assert len(caplog.records[1].getMessage()) < 500
 
 
-def test_no_updates_are_no_call(tools: Path) -> None:
+def test_empty_updates_make_no_call(tools: Path) -> None:
     client = CliClient(tools)
     client.set_gres({})
     client.update_jobs({})
@@ -597,7 +597,7 @@ def test_no_updates_are_no_call(tools: Path) -> None:
     assert client.calls == 0
 
 
-def test_a_jobs_text_is_one_argument(tools: Path) -> None:
+def test_text_of_a_single_job_is_passed_as_one_argument(tools: Path) -> None:
     client = tool(tools, "scontrol", f'for a in "$@"; do printf "%s\\n--\\n" "$a"; done > {tools}/log')
     client.update_jobs({"7": {"Comment": "a b; rm -rf /\n$HOME `id`", "Gres": "mig:3g.40gb:1"}})
     assert (tools / "log").read_text() == (
@@ -608,7 +608,7 @@ def test_a_jobs_text_is_one_argument(tools: Path) -> None:
 @pytest.mark.parametrize(
     ("end", "restarts"), [(None, 1), (1_300.0, 1), (999.0, 2)], ids=["no limit", "expected", "ended"]
 )
-def test_a_row_is_about_the_run_that_ends(end: float | None, restarts: int) -> None:
+def test_completing_row_has_the_restart_count_of_the_ending_run(end: float | None, restarts: int) -> None:
     row = JobRow(7, state="COMPLETING", restarts=2, start=1_000.0, end=end)
     assert row.of_its_run(1_000.0).restarts == restarts
     for other in (replace(row, state="RUNNING"), replace(row, state="PENDING"), replace(row, restarts=0)):

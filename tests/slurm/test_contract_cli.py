@@ -1,4 +1,4 @@
-"""Slurm's own commands keep the contract, on a real Slurm."""
+"""Slurm's own commands fulfil the contract, on a real Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated Slurm, which tests and simulator share, keeps the contract that real Slurm keeps."""
+"""The simulated Slurm, which tests and simulator share, fulfils the same contract as real Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pyslurm keeps the contract and shows the rows of Slurm's commands: a stand-in everywhere, the real one where it is.
+"""pyslurm fulfils the contract and shows the rows of Slurm's commands: a stand-in always, the real one if installed.
 
 `make pyslurm` builds the real one in a --slurm-root with Slurm 25.11.
 """
@@ -43,11 +43,11 @@ class TestPyslurm(Looking, Changing, Arrays, Order, Control):
     pass
 
 
-def test_rows_are_those_of_the_commands(world: PyslurmWorld) -> None:
+def test_rows_equal_those_of_the_commands(world: PyslurmWorld) -> None:
     rows_are_those_of_the_commands(world)
 
 
-def test_a_queue_that_is_known_costs_no_command(world: PyslurmWorld) -> None:
+def test_listing_a_known_queue_runs_no_command(world: PyslurmWorld) -> None:
     jobs = [world.submit("mig:1g.10gb:1", hold=True) for _ in range(3)]
     world.client.jobs()
     world.client.calls = world.client.asked = 0
@@ -57,7 +57,7 @@ def test_a_queue_that_is_known_costs_no_command(world: PyslurmWorld) -> None:
     assert {row.gres.partition("mig")[2] for row in world.client.jobs()} == {":1g.10gb:1", ":2g.20gb:1"}
 
 
-def test_a_job_that_pyslurm_fails_over_hides_no_other(world: PyslurmWorld) -> None:
+def test_job_that_pyslurm_cannot_read_hides_no_other_job(world: PyslurmWorld) -> None:
     odd = world.submit("mig:1g.10gb:1", hold=True, comment=b"\xff\xfe".decode("utf-8", "surrogateescape"))
     plain = world.submit("mig:1g.10gb:1", hold=True)
     rows = {row.job_id: row for row in world.same_rows()}
@@ -65,7 +65,7 @@ def test_a_job_that_pyslurm_fails_over_hides_no_other(world: PyslurmWorld) -> No
     assert plain in rows
 
 
-def test_a_slurm_that_is_not_there_is_an_error_and_not_an_empty_queue(tmp_path: Path) -> None:
+def test_missing_slurm_is_an_error_and_not_an_empty_queue(tmp_path: Path) -> None:
     client = PyslurmClient(tmp_path, tmp_path / "nowhere", 60.0, python=STANDIN)
     assert "Unable to process configuration file" in client.probe()
     with pytest.raises(SlurmError, match="ended with exit code 1"):

@@ -1,6 +1,6 @@
-"""slurmrestd keeps the contract and shows the rows of Slurm's commands, whatever version of its API is spoken.
+"""slurmrestd fulfils the contract and shows the rows of Slurm's commands, with every version of its API.
 
-It needs a Slurm that has it: `pytest --slurm-root=...` of 24.11 or 26.05.
+It needs a Slurm that has slurmrestd: `pytest --slurm-root=...` of 24.11 or 26.05.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class TestSlurmrestd(Looking, Changing, Arrays, Order, Control):
     pass
 
 
-def test_rows_are_those_of_the_commands(world: ComparedWorld) -> None:
+def test_rows_equal_those_of_the_commands(world: ComparedWorld) -> None:
     rows_are_those_of_the_commands(world)
 
 
-def test_every_version_of_the_api_does_the_same(world: ComparedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_api_version_behaves_the_same(world: ComparedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     running = world.submit("mig:1g.10gb:2", comment="a\x1fb|%\u00e9")
     world.array("mig:1g.10gb:9", "0-3%2")
     until(world, running, "RUNNING")
@@ -72,7 +72,7 @@ def test_every_version_of_the_api_does_the_same(world: ComparedWorld, monkeypatc
     assert len(spoken) >= 3, spoken
 
 
-def test_a_reservation_is_told_as_by_the_commands(world: ComparedWorld) -> None:
+def test_reservations_are_shown_as_by_the_commands(world: ComparedWorld) -> None:
     words = ["scontrol", "create", "reservation", "ReservationName=kept", "StartTime=now", "Duration=60", "Users=root"]
     world.cluster.run([*words, "Nodes=n2"])
     try:
@@ -92,7 +92,7 @@ def test_a_reservation_is_told_as_by_the_commands(world: ComparedWorld) -> None:
 
 
 @pytest.mark.parametrize("whose", ["mbalice", "", "forged"])
-def test_who_may_not_see_every_job_is_told_and_sees_no_empty_queue(
+def test_token_without_access_to_every_job_is_an_error_not_an_empty_queue(
     world: ComparedWorld, tmp_path: Path, whose: str
 ) -> None:
     world.submit("mig:3g.40gb:1", hold=True)

@@ -1,4 +1,4 @@
-"""The one GRES parser, on what the releases really print."""
+"""The GRES parser, on what Slurm's releases print."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from slurm_migbatch.slurm.gres import Gres, GresError, counts, parse, parse_entr
         (None, []),
     ],
 )
-def test_what_slurm_prints(text: str | None, expected: list[tuple[str, str | None, int]]) -> None:
+def test_gres_as_slurm_prints_it_is_parsed(text: str | None, expected: list[tuple[str, str | None, int]]) -> None:
     assert [(gres.name, gres.type, gres.count) for gres in parse(text)][: len(expected)] == expected
     assert bool(parse(text)) == bool(expected)
 
 
 @pytest.mark.parametrize("text", ["mig:", ":1", "mig:a:b:1", "mig:1g.10gb:-1", "mig=x", "mig:a b", "mig,,gpu", "a\nb"])
-def test_what_is_no_gres(text: str) -> None:
+def test_malformed_gres_is_rejected(text: str) -> None:
     with pytest.raises(GresError, match="not a GRES entry"):
         parse(text)
 
@@ -51,12 +51,12 @@ def test_details_and_prefix_are_kept() -> None:
     assert parse_entry("gres/gpu:h100:2(IDX:0,3)") == Gres("gpu", "h100", 2, "2", "gres/", "IDX:0,3")
 
 
-def test_counts_add_up_typed_entries() -> None:
+def test_counts_adds_up_typed_entries() -> None:
     assert counts("mig:1g.10gb:3,gpu:4,mig:2g.20gb:1(S:0),mig:1g.10gb:2,mig=6", "mig") == {"1g.10gb": 5, "2g.20gb": 1}
     assert counts("(null)", "mig") == {}
 
 
-def test_what_can_be_read_of_a_jobs_gres() -> None:
+def test_readable_counts_skips_unreadable_entries() -> None:
     assert readable_counts("gres/mig:1g.10gb:2,gres/gpu:a\x1fb:0,mig:2g.20gb,mig:1g.10gb:x:1", "mig") == {
         "1g.10gb": 2,
         "2g.20gb": 1,
@@ -65,7 +65,7 @@ def test_what_can_be_read_of_a_jobs_gres() -> None:
 
 
 @given(st.lists(st.text(st.characters(blacklist_characters=",()[]"), max_size=20)))
-def test_nothing_beside_it_hides_or_adds_to_an_entry(others: list[str]) -> None:
+def test_other_entries_neither_hide_an_entry_nor_add_a_type(others: list[str]) -> None:
     found = readable_counts(",".join([*others, "gres/mig:1g.10gb:2", *others]), "mig")
     assert found["1g.10gb"] >= 2
     assert found.keys() == {"1g.10gb"} or any("mig" in other for other in others)
@@ -75,7 +75,7 @@ names = st.text(alphabet="abgimpu0123._-", min_size=1, max_size=8).filter(lambda
 
 
 @given(st.lists(st.tuples(names, st.one_of(st.none(), names), st.integers(0, 10**6)), min_size=1, max_size=5))
-def test_a_written_list_reads_back(entries: list[tuple[str, str | None, int]]) -> None:
+def test_formatted_gres_list_parses_back(entries: list[tuple[str, str | None, int]]) -> None:
     text = ",".join(str(Gres(name, kind, count)) for name, kind, count in entries)
     if text.lower() in ("none", "n/a"):
         return

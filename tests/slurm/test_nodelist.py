@@ -29,7 +29,7 @@ def test_expand(text: str, names: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "text", ["n[", "n]", "n[]", "n[1-]", "n[3-1]", "n[a-b]", "n[1,]", "n[[1]]", "a,,b", "a,", "n[1]]", "a b"]
 )
-def test_what_is_no_host_list_is_refused(text: str) -> None:
+def test_malformed_host_list_is_refused(text: str) -> None:
     with pytest.raises(NodeListError):
         expand(text)
 
@@ -37,7 +37,7 @@ def test_what_is_no_host_list_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", [f"n[0-{MAX_HOSTS}]", "n[1-999999999999999999]", "a[1-300]b[1-300]c[1-300]", "a[1-65000],b[1-65000]"]
 )
-def test_lists_that_name_absurdly_many_hosts_are_refused_quickly(text: str) -> None:
+def test_lists_of_too_many_hosts_are_refused_quickly(text: str) -> None:
     with pytest.raises(NodeListError, match="more than"):
         expand(text)
 
@@ -68,7 +68,7 @@ names = st.builds(
 
 
 @given(st.sets(names, max_size=40))
-def test_folding_loses_and_adds_nothing(some: set[str]) -> None:
+def test_folding_neither_loses_nor_adds_hosts(some: set[str]) -> None:
     assert set(expand(fold(some))) == some
     assert fold(expand(fold(some))) == fold(some)
 

@@ -1,4 +1,4 @@
-"""Every byte in every field that a user can set, on a real Slurm: each look still sees all jobs, and each as it is."""
+"""Every byte in every field that a user can set, on a real Slurm: each query still shows all jobs, each unchanged."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.support.real_world import RealWorld
 pytestmark = pytest.mark.slurm
 
 ALL = bytes(range(1, 256))
-#: what separates fields, lines or words somewhere, or is no UTF-8
+#: bytes that separate fields, lines or words somewhere, or are not UTF-8
 SEPARATORS = b"\t\n\r\x1f \"%',:;=[\\]|\x80\xff"
-#: runs commands, one argument list each, and tells how each ended
+#: runs commands, one argument list each, and prints how each ended
 RUN = """
 import json, os, subprocess, sys
 for argv in json.load(sys.stdin):
@@ -73,7 +73,7 @@ BY_ROOT = ("AdminComment",)
 
 
 def text(raw: bytes) -> str:
-    """As Python shows bytes that come from or go to the system."""
+    """The bytes as Python shows those that it exchanges with the system."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -83,12 +83,12 @@ def filled(pattern: str, raw: bytes) -> str:
 
 
 def each(pattern: str, turn: int) -> list[str]:
-    """A value for each separator and for each other byte, of which a turn may have a third."""
+    """A value for each separator and for each other byte; a turn may have only a third of the others."""
     return [filled(pattern, bytes([value])) for value in sorted({*SEPARATORS, *thinned(ALL, turn)})]
 
 
 class Bench(RealWorld):
-    """A cluster to which a user submits whatever Slurm takes."""
+    """A cluster to which a user submits whatever Slurm accepts."""
 
     client: HistoryClient
 
@@ -97,7 +97,7 @@ class Bench(RealWorld):
         return [tuple(json.loads(line)) for line in done.stdout.splitlines()]  # type: ignore[misc]
 
     def held(self, options: Sequence[str]) -> list[int]:
-        """Ids of the jobs that Slurm took, one tried for each option."""
+        """Submit a job with each option; ids of those that Slurm accepted."""
         words = ["sbatch", "--hold", "--parsable", "--output=/dev/null", "--wrap=true"]
         found = [int(out) for code, out in self.commands([[*words, option] for option in options]) if code == 0]
         self._jobs.extend(found)
@@ -107,7 +107,7 @@ class Bench(RealWorld):
         return set(self.cluster.run(["squeue", "-h", "-a", "-r", "-o", "%A"]).stdout.split())
 
     def looked_at(self) -> dict[str, str]:
-        """Comments by job, after every kind of look; no job is missing, and none is unread."""
+        """Comments by job, after every kind of query; no job is missing, and none is unread."""
         rows = self.client.jobs()
         assert {str(row.job_id) for row in rows} == self.listed()
         assert [row for row in rows if row.unread] == []
@@ -134,18 +134,18 @@ def bench(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize("option", ["--gres=gpu:a\x1fb:0", "--account=a\x1fb", "--gres=gpu:a\nb:0", "--gres=gpu:a|b:0"])
-def test_one_job_hides_no_other(bench: Bench, option: str) -> None:
+def test_job_with_odd_bytes_hides_no_other_job(bench: Bench, option: str) -> None:
     plain = bench.submit("mig:1g.10gb:1", hold=True, comment="plain")
     (odd,) = bench.held([option])
     assert bench.looked_at() == {str(plain): "plain", str(odd): ""}
 
 
 @pytest.mark.parametrize("option", SUBMITTED)
-def test_every_byte_in_what_is_submitted(bench: Bench, option: str) -> None:
+def test_queries_still_work_with_any_byte_in_a_submit_option(bench: Bench, option: str) -> None:
     plain = bench.submit("mig:1g.10gb:1", hold=True, comment="plain")
     pattern = SUBMITTED[option]
     taken = bench.held([f"{option}={filled(pattern, ALL)}"])
-    if not taken:  # at least one of them is refused
+    if not taken:  # at least one of the bytes is refused
         taken = bench.held([f"{option}={value}" for value in each(pattern, list(SUBMITTED).index(option))])
     shown = bench.looked_at()
     assert shown[str(plain)] == "plain"
@@ -154,7 +154,7 @@ def test_every_byte_in_what_is_submitted(bench: Bench, option: str) -> None:
         assert shown[str(taken[0])] == filled(pattern, ALL)
 
 
-def test_every_byte_in_what_is_changed_later(bench: Bench) -> None:
+def test_queries_still_work_with_any_byte_in_an_update(bench: Bench) -> None:
     plain = bench.submit("mig:1g.10gb:1", hold=True, comment="plain")
     taken = 0
     for turn, (key, pattern) in enumerate(UPDATED.items()):
@@ -174,7 +174,7 @@ def test_every_byte_in_what_is_changed_later(bench: Bench) -> None:
     assert taken > len(UPDATED) / 2
 
 
-def test_what_is_written_back_stays_as_it_is(bench: Bench) -> None:
+def test_comment_written_back_keeps_its_bytes(bench: Bench) -> None:
     """Dispatch and lending write a job's own comment back to Slurm, beside changes of other jobs."""
     comment = filled("a{}b", ALL)
     odd, plain = bench.held(["--comment=" + comment, "--comment=plain"])
@@ -187,7 +187,7 @@ def test_what_is_written_back_stays_as_it_is(bench: Bench) -> None:
     assert (shown[str(odd)], shown[str(plain)]) == (comment + "c", "changed")
 
 
-def test_arrays_of_which_tasks_were_changed_alone_cost_no_command_each(bench: Bench) -> None:
+def test_arrays_with_separately_changed_tasks_need_no_command_each(bench: Bench) -> None:
     name = "--job-name=a\nJobId=9 ArrayJobId=9 ArrayTaskId=1 ArrayTaskThrottle=7 \nb"
     answers = bench.commands([["sbatch", "--hold", "--parsable", "--array=1-3%2", name, "--wrap=true"]] * 20)
     arrays = [int(out) for _, out in answers]

@@ -1,4 +1,4 @@
-"""The child process in which pyslurm runs: whatever it does, there is an answer, or an error in time."""
+"""The child process in which pyslurm runs: whatever it does, requests get an answer, or an error in time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def pid(client: PyslurmClient) -> int:
     return process.pid
 
 
-def test_one_process_answers_many_questions(make: Make) -> None:
+def test_one_process_answers_many_requests(make: Make) -> None:
     client = make()
     assert client.probe() == ""
     first = pid(client)
@@ -66,7 +66,7 @@ def test_one_process_answers_many_questions(make: Make) -> None:
     assert pid(client) == first
 
 
-def test_it_is_replaced_after_many(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_is_replaced_after_many_requests(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "ASKED_OFTEN", 2)
     client = make()
     seen = []
@@ -85,9 +85,7 @@ def test_it_is_replaced_after_many(make: Make, monkeypatch: pytest.MonkeyPatch) 
         ("def jobs(): raise RPCError('Unable to contact slurm controller')", "Unable to contact slurm controller"),
     ],
 )
-def test_a_question_without_an_answer_is_an_error_and_the_next_is_asked_anew(
-    make: Make, more: str, said: str, tmp_path: Path
-) -> None:
+def test_failed_request_is_an_error_and_the_next_one_succeeds(make: Make, more: str, said: str, tmp_path: Path) -> None:
     client = make(more, timeout=60.0)
     assert client.probe() == ""
     if "sleep" in more:
@@ -102,7 +100,7 @@ def test_a_question_without_an_answer_is_an_error_and_the_next_is_asked_anew(
     assert client.jobs() == []
 
 
-def test_what_hangs_is_ended(make: Make) -> None:
+def test_hanging_process_is_killed(make: Make) -> None:
     client = make("def jobs(): time.sleep(600)")
     assert client.probe() == ""
     child = pid(client)
@@ -122,24 +120,24 @@ def test_what_hangs_is_ended(make: Make) -> None:
         ("class Partitions:\n    def load(): raise RPCError('Protocol version has an unexpected size')", "Protocol"),
     ],
 )
-def test_the_probe_says_why_it_cannot_be_used(make: Make, more: str, said: str) -> None:
+def test_probe_says_why_pyslurm_cannot_be_used(make: Make, more: str, said: str) -> None:
     assert said in make(more).probe()
 
 
-def test_without_pyslurm_the_probe_says_so(tmp_path: Path) -> None:
+def test_probe_reports_missing_pyslurm_or_python(tmp_path: Path) -> None:
     client = PyslurmClient(tmp_path, None, 60.0, python=("env", "PYTHONSAFEPATH=1", sys.executable, "-S"))
     assert "No module named" in client.probe()
     assert "cannot be started" in PyslurmClient(tmp_path, None, 60.0, python=(str(tmp_path / "none"),)).probe()
 
 
-def test_what_it_prints_itself_is_no_answer(make: Make) -> None:
+def test_output_that_pyslurm_prints_is_not_taken_for_an_answer(make: Make) -> None:
     client = make(
         "def jobs():\n    print('{\"ok\": 5}', flush=True)\n    os.write(1, b'gres mig\\n')\n    return Found()"
     )
     assert client.jobs() == []
 
 
-def test_the_order_is_that_of_squeue() -> None:
+def test_jobs_are_in_the_order_of_squeue() -> None:
     rows = [
         JobRow(1, partition="train", priority=90),
         JobRow(2, partition="gpu", priority=10),

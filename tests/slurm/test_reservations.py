@@ -1,4 +1,4 @@
-"""What `scontrol show reservation` says, and which nodes it closes to whom."""
+"""The output of `scontrol show reservation`, and which nodes it closes to which jobs."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def job(number: int, reservation: str = "") -> JobRow:
         line("r", "(null)"),
     ],
 )
-def test_what_is_no_active_reservation_of_nodes(output: str) -> None:
+def test_output_without_an_active_reservation_of_nodes_gives_none(output: str) -> None:
     unread: dict[str, str] = {}
     assert (parse(output, unread.__setitem__), unread) == ([], {})
 
 
-def test_an_active_reservation_of_unreadable_nodes_is_named() -> None:
+def test_active_reservation_with_an_unreadable_node_list_is_named() -> None:
     unread: dict[str, str] = {}
     text = line("odd", "n[1", 64) + line("r", "n1", 64) + line("old", "n[1", 64, state="INACTIVE")
     assert [held.name for held in parse(text, unread.__setitem__)] == ["r"]
     assert list(unread) == ["odd"]
 
 
-def test_jobs_get_the_nodes_of_their_reservation_and_others_the_rest() -> None:
+def test_jobs_get_the_nodes_of_their_reservation_and_other_jobs_the_rest() -> None:
     text = line("a", "n1,cat") + line("b", "n2", 64)
     assert pools(text, job(1), job(2, "a"), job(3, "b")) == [{"n3"}, {"n1"}, {"n2"}]
 
@@ -67,9 +67,9 @@ def test_a_reservation_of_some_cores_leaves_the_node_open() -> None:
     assert pools(line("a", "n1", 8), job(1), job(2, "a")) == [{"n1", "n2", "n3"}, {"n1"}]
 
 
-def test_a_magnetic_one_takes_in_others() -> None:
+def test_magnetic_reservation_is_open_to_other_jobs() -> None:
     assert pools(line("a", "n1", 64, "MAGNETIC,SPEC_NODES"), job(1), job(2, "a")) == [{"n1", "n2", "n3"}, {"n1"}]
 
 
-def test_jobs_are_told_apart_by_their_ids() -> None:
+def test_reservations_are_assigned_to_jobs_by_id() -> None:
     assert [row.reservation for row in of_jobs([job(1), job(2)], {2: "a"})] == ["", "a"]

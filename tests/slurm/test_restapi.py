@@ -1,4 +1,4 @@
-"""What becomes of answers that a slurmrestd should not give, and of tokens and addresses that cannot be used."""
+"""Handling of answers that slurmrestd should not give, and of tokens and addresses that cannot be used."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ NODE = {
     "cpus": 64,
     "alloc_cpus": 1,
 }
-#: what a later release may put where another form stood
+#: values that a later release may put in place of today's form
 GONE = object()
 SHAPES = (GONE, None, "", "x", "RUNNING", 7, 1.5, True, [], ["x"], [["x"]], {}, NONE, NUMBER, {**NUMBER, "number": "x"})
 
@@ -120,19 +120,21 @@ def test_the_token_and_its_user_are_sent(serve: Serve) -> None:
         ((500, {"jobs": []}), "with 500"),
     ],
 )
-def test_what_is_no_list_of_jobs_is_no_empty_queue(serve: Serve, answer: tuple[int, Any], said: str) -> None:
+def test_answer_without_a_job_list_is_an_error_and_not_an_empty_queue(
+    serve: Serve, answer: tuple[int, Any], said: str
+) -> None:
     client, _ = serve({"jobs/": answer})
     with pytest.raises(SlurmError, match=said):
         client.jobs()
 
 
-def test_the_default_partition_is_found_beside_one_with_invalid_flags(serve: Serve) -> None:
+def test_default_partition_is_found_despite_another_with_invalid_flags(serve: Serve) -> None:
     odd, default = {"name": "odd", "flags": 3}, {"name": "gpu", "flags": ["DEFAULT"]}
     client, _ = serve({"partitions/": (200, {"partitions": [odd, default]})})
     assert client.default_partition() == "gpu"
 
 
-def test_a_record_that_is_not_understood_is_a_job_all_the_same(serve: Serve) -> None:
+def test_malformed_job_record_is_still_listed_as_unread(serve: Serve) -> None:
     array = {**JOB, "job_id": 8, "array_job_id": NUMBER, "array_task_string": "1,3,5,..."}
     client, _ = serve({"jobs/": (200, {"jobs": [JOB, {"job_id": 9, "job_state": ["RUNNING"]}, array]})})
     rows = {row.job_id: row for row in client.jobs()}
@@ -140,14 +142,14 @@ def test_a_record_that_is_not_understood_is_a_job_all_the_same(serve: Serve) -> 
     assert "SLURM_BITSTR_LEN=0" in rows[8].reason
 
 
-def test_what_has_ended_is_left_out_and_what_is_ending_is_not() -> None:
+def test_ended_jobs_are_left_out_and_completing_jobs_are_not() -> None:
     states = (["COMPLETED"], ["CANCELLED", "COMPLETING"], ["PENDING", "REQUEUED"], ["NODE_FAIL"], ["RUNNING"])
     jobs = [{**JOB, "job_id": number, "job_state": state} for number, state in enumerate(states)]
     found = restrows.jobs({"jobs": jobs}, 0.0, reserved=False)
     assert {row.job_id: row.state for row in found} == {1: "COMPLETING", 2: "REQUEUED", 4: "RUNNING"}
 
 
-def test_a_job_in_a_state_of_a_later_release_has_neither_ended_nor_waits() -> None:
+def test_job_in_a_state_of_a_later_release_is_unread() -> None:
     states = (["THAWING"], ["THAWING", "FROZEN"], "RUNNING", ["FROZEN", "RUNNING"], ["COMPLETED", "FROZEN"])
     jobs = [{**JOB, "job_id": number, "job_state": state} for number, state in enumerate(states)]
     found = {row.job_id: row for row in restrows.jobs({"jobs": jobs}, 0.0, reserved=False)}
@@ -161,7 +163,7 @@ def changed(record: dict[str, Any], shapes: dict[str, Any]) -> dict[str, Any]:
 
 
 def sound(row: JobRow | NodeRow, texts: tuple[str, ...], numbers: tuple[str, ...], lists: tuple[str, ...]) -> bool:
-    """Whether all that the rest of migbatch takes for texts, numbers and lists of texts are such."""
+    """Whether the fields that migbatch uses as texts, numbers and lists of texts have these types."""
     return (
         all(isinstance(getattr(row, name), str) for name in texts)
         and all(type(getattr(row, name)) is int for name in numbers)
@@ -169,7 +171,7 @@ def sound(row: JobRow | NodeRow, texts: tuple[str, ...], numbers: tuple[str, ...
     )
 
 
-def test_a_text_that_is_null_is_an_empty_one() -> None:
+def test_null_text_is_read_as_empty() -> None:
     (row,) = restrows.jobs({"jobs": [{**JOB, "account": None, "wckey": None}]}, 0.0, reserved=False)
     assert (row.account, row.wckey, row.unread) == ("", "", False)
 
@@ -179,7 +181,7 @@ JOB_TEXTS += ("features", "reservation", "qos", "wckey")
 
 
 @given(st.dictionaries(st.sampled_from(sorted(JOB)), st.sampled_from(SHAPES), min_size=1, max_size=3))
-def test_a_job_of_another_shape_costs_no_other(shapes: dict[str, Any]) -> None:
+def test_malformed_job_does_not_affect_other_jobs(shapes: dict[str, Any]) -> None:
     odd = {**changed(JOB, shapes), "job_id": 8}
     rows = restrows.jobs({"jobs": [JOB, odd, {**JOB, "job_id": 9}]}, 0.0, reserved=True)
     assert [row.job_id for row in rows] == [7, 8, 9]
@@ -188,18 +190,20 @@ def test_a_job_of_another_shape_costs_no_other(shapes: dict[str, Any]) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(sorted(NODE)), st.sampled_from(SHAPES), min_size=1, max_size=3))
-def test_a_node_of_another_shape_costs_no_other(shapes: dict[str, Any]) -> None:
-    told: dict[str, str] = {}
+def test_malformed_node_does_not_affect_other_nodes(shapes: dict[str, Any]) -> None:
+    unreadable: dict[str, str] = {}
     nodes = [{**NODE, "name": "n0"}, changed(NODE, shapes), {**NODE, "name": "n2"}]
-    rows = {row.name: row for row in restrows.nodes({"nodes": nodes}, told.__setitem__)}
-    assert len(rows) + len(told) == 3
+    rows = {row.name: row for row in restrows.nodes({"nodes": nodes}, unreadable.__setitem__)}
+    assert len(rows) + len(unreadable) == 3
     assert rows["n0"].used == rows["n2"].used == {"1g.10gb": 1}
     lists = ("partitions", "states", "features")
     assert all(sound(row, ("name", "reason", "other_gres"), ("cpus", "cpus_used"), lists) for row in rows.values())
     assert all(row.states <= {"IDLE", "RESERVED", "x"} for row in rows.values())
 
 
-def test_a_partition_that_is_not_understood_costs_no_other(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_partition_is_logged_and_does_not_affect_others(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
     better = {"name": "best", "priority": {"tier": 5, "job_factor": 1}}
     answers = {"partitions": [{"name": "gpu", "priority": None}, better]}
     jobs = [{**JOB, "job_id": 8}, {**JOB, "partition": "best"}]
@@ -208,7 +212,9 @@ def test_a_partition_that_is_not_understood_costs_no_other(serve: Serve, caplog:
     assert [record.getMessage().count("partition gpu: TypeError") for record in caplog.records] == [1]
 
 
-def test_a_reservation_that_is_not_understood_costs_no_other(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_reservation_is_logged_and_does_not_affect_others(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
     sound = {"name": "a", "node_list": "n1", "start_time": 1, "end_time": 2**40, "tres": "cpu=64", "flags": []}
     listed = [{"name": "odd"}, sound]
     client, _ = serve({"nodes/": (200, {"nodes": [NODE]}), "reservations/": (200, {"reservations": listed})})
@@ -217,13 +223,13 @@ def test_a_reservation_that_is_not_understood_costs_no_other(serve: Serve, caplo
     assert [record.getMessage().count("reservation odd: KeyError") for record in caplog.records] == [1]
 
 
-def test_bytes_of_a_user_stay_what_they_are(serve: Serve) -> None:
+def test_non_utf8_bytes_of_a_user_are_kept(serve: Serve) -> None:
     text = json.dumps({"jobs": [{**JOB, "comment": "?"}]}).replace("?", "\udcff\t")
     client, _ = serve({"jobs/": (200, text)})
     assert client.jobs()[0].comment == "\udcff\t"
 
 
-def test_what_slurm_refuses_is_told_apart_from_nobody_there(serve: Serve) -> None:
+def test_refusal_is_distinguished_from_an_unreachable_slurmctld(serve: Serve) -> None:
     client, _ = serve({"job/7": (422, error(2073, "Job is no longer pending execution"))})
     with pytest.raises(SlurmRefused) as caught:
         client.update_jobs({"7": {"Comment": "x"}})
@@ -234,7 +240,7 @@ def test_what_slurm_refuses_is_told_apart_from_nobody_there(serve: Serve) -> Non
     assert not isinstance(nobody.value, SlurmRefused)
 
 
-def test_a_slurmrestd_that_is_silent_or_away_is_an_error(serve: Serve, tmp_path: Path) -> None:
+def test_silent_or_unreachable_slurmrestd_is_an_error(serve: Serve, tmp_path: Path) -> None:
     client, _ = serve({"jobs/": (200, lambda: time.sleep(1.0) or {"jobs": []})}, timeout=0.2)
     with pytest.raises(SlurmError, match="did not answer within"):
         client.jobs()
@@ -242,7 +248,7 @@ def test_a_slurmrestd_that_is_silent_or_away_is_an_error(serve: Serve, tmp_path:
     assert "cannot be reached" in away.probe()
 
 
-def test_another_release_behind_the_same_socket_is_found(serve: Serve) -> None:
+def test_api_version_is_determined_again_after_slurmrestd_changed(serve: Serve) -> None:
     client, server = serve({"jobs/": (200, {"jobs": [JOB]})})
     client.jobs()
     server.answers["partitions/"] = (404, "Unable to find requested URL")
@@ -258,7 +264,7 @@ def test_another_release_behind_the_same_socket_is_found(serve: Serve) -> None:
     ("text", "mode", "said"),
     [("a.b.c", 0o644, "readable by no other"), ("", 0o600, "has no token"), ("a b\nX-Evil: 1", 0o600, "no token")],
 )
-def test_a_token_that_is_no_secret_or_no_token_is_not_sent(
+def test_token_that_is_invalid_or_readable_by_others_is_not_sent(
     serve: Serve, tmp_path: Path, text: str, mode: int, said: str
 ) -> None:
     client, server = serve({})
@@ -272,12 +278,12 @@ def test_a_token_that_is_no_secret_or_no_token_is_not_sent(
 @pytest.mark.parametrize(
     "text", ["", "unix:relative", "ftp://host:1", "http://host", "http://host:70000", "http://a/b:1"]
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not an address"):
         RestAddress.parse(text)
 
 
-def test_over_http() -> None:
+def test_jobs_are_listed_over_http() -> None:
     class Server(socketserver.ThreadingTCPServer):
         answers: Answers = {
             "ping/": (200, {"errors": []}),
@@ -293,7 +299,7 @@ def test_over_http() -> None:
         server.shutdown()
 
 
-def test_addresses() -> None:
+def test_addresses_are_parsed() -> None:
     assert RestAddress.parse("unix:/run/a b").path == "/run/a b"
     assert RestAddress.parse("http://[::1]:6820/") == RestAddress("", "http", "::1", 6820)
     assert RestAddress.parse("https://host.example:443") == RestAddress("", "https", "host.example", 443)

@@ -1,4 +1,4 @@
-"""Array tasks told apart, from what squeue and scontrol print, and statistics from sdiag."""
+"""Separate rows for array tasks, from what squeue and scontrol print, and statistics from sdiag."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAIN = JobRow(40, partition="gpu", priority=5)
 
 
 class Commands:
-    """squeue and scontrol about the array 32, of which task 4 is a record of its own."""
+    """squeue and scontrol for the array 32, whose task 4 has a record of its own."""
 
     def __init__(self, narrow: str) -> None:
         self.narrow = narrow
@@ -44,7 +44,7 @@ class Commands:
 NARROW = "".join(f"{35 if task == 4 else 32}|32|{task}\n" for task in range(1, 10))
 
 
-def test_a_task_of_its_own_record_has_its_own_row_before_the_rest() -> None:
+def test_task_with_its_own_record_gets_a_row_before_the_rest() -> None:
     commands = Commands(NARROW)
     rows = split_arrays(
         [replace(META, reason="Resources,BeginTime"), PLAIN], commands.run, commands.show, commands.listed
@@ -53,8 +53,8 @@ def test_a_task_of_its_own_record_has_its_own_row_before_the_rest() -> None:
     assert rows == [SPLIT, rest, PLAIN]
 
 
-def test_a_task_that_has_a_row_already_gets_no_second_one() -> None:
-    """squeue shows records apart where the array's own has one task left (24.11)."""
+def test_task_that_already_has_a_row_gets_no_second_one() -> None:
+    """squeue lists records separately where the array's own record has one task left (24.11)."""
     commands = Commands("35|32|4\n32|32|1\n")
     rows = split_arrays(
         [replace(META, array_task="1", tasks=1), SPLIT, PLAIN], commands.run, commands.show, commands.listed
@@ -62,7 +62,7 @@ def test_a_task_that_has_a_row_already_gets_no_second_one() -> None:
     assert [(row.job_id, row.array_task) for row in rows] == [(32, "1%3"), (35, "4"), (40, None)]
 
 
-def test_without_arrays_nothing_is_asked_and_without_such_tasks_nothing_more() -> None:
+def test_no_command_runs_without_arrays_and_one_without_separate_tasks() -> None:
     commands = Commands(NARROW.replace("35|", "32|"))
     assert split_arrays([PLAIN], commands.run, commands.show, commands.listed) == [PLAIN]
     assert commands.asked == []
@@ -70,7 +70,7 @@ def test_without_arrays_nothing_is_asked_and_without_such_tasks_nothing_more() -
     assert commands.asked == ["squeue"]
 
 
-def test_more_arrays_than_one_argument_can_hold() -> None:
+def test_array_ids_are_split_over_several_commands() -> None:
     arrays = [JobRow(10**9 + n, array_job=10**9 + n, array_task="1-9", tasks=9) for n in range(20_000)]
     longest = 0
 
@@ -90,7 +90,7 @@ def test_more_arrays_than_one_argument_can_hold() -> None:
     assert longest < 1 << 17
 
 
-def test_a_requeued_task_stands_where_its_priority_puts_it() -> None:
+def test_requeued_task_is_placed_by_its_priority() -> None:
     commands = Commands(NARROW)
     high = JobRow(20, partition="gpu", priority=9)
     other = JobRow(21, partition="train", priority=1)
@@ -98,18 +98,18 @@ def test_a_requeued_task_stands_where_its_priority_puts_it() -> None:
     assert [row.job_id for row in rows] == [21, 20, 35, 32, 40]
 
 
-def test_a_name_cannot_pretend_a_throttle() -> None:
-    said = "JobId=3 ArrayJobId=3 ArrayTaskId=1-4 JobName=x\nJobId=3 ArrayJobId=3 ArrayTaskId=1 ArrayTaskThrottle=7 \n"
-    assert throttle(said) is None
+def test_job_name_cannot_forge_a_throttle() -> None:
+    shown = "JobId=3 ArrayJobId=3 ArrayTaskId=1-4 JobName=x\nJobId=3 ArrayJobId=3 ArrayTaskId=1 ArrayTaskThrottle=7 \n"
+    assert throttle(shown) is None
 
 
-def test_a_throttle_beside_what_a_later_release_shows() -> None:
-    said = "JobId=3 SLUID=s1 ArrayJobId=3 ArrayTaskId=1-4 ArrayFlags=(null) ArrayTaskThrottle=7 JobName=x \n"
-    assert throttle(said) == 7
+def test_throttle_is_read_beside_fields_of_a_later_release() -> None:
+    shown = "JobId=3 SLUID=s1 ArrayJobId=3 ArrayTaskId=1-4 ArrayFlags=(null) ArrayTaskThrottle=7 JobName=x \n"
+    assert throttle(shown) == 7
 
 
 @given(st.lists(st.one_of(st.none(), st.text(), st.text("scontrl: JobId=7 ArayThe\n")), max_size=5), st.booleans())
-def test_what_scontrol_shows_of_each_job(names: list[str | None], echo: bool) -> None:
+def test_scontrol_output_is_split_by_job(names: list[str | None], echo: bool) -> None:
     records = Records([f"{number}_1" for number in range(len(names))])
     shown = {
         f"{number}_1": f"JobId={number} JobName={name} x\n" for number, name in enumerate(names) if name is not None
@@ -127,7 +127,7 @@ def test_what_scontrol_shows_of_each_job(names: list[str | None], echo: bool) ->
 
 
 @given(st.sets(st.integers(0, 2000), min_size=1))
-def test_folded_tasks_are_as_many(tasks: set[int]) -> None:
+def test_folded_tasks_are_the_same_tasks(tasks: set[int]) -> None:
     text = fold_tasks(tasks)
     assert count_tasks(text) == len(tasks)
     spans = [part.split("-") for part in text.split(",")]
@@ -135,7 +135,7 @@ def test_folded_tasks_are_as_many(tasks: set[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["x|1|2", "1|2", "1|1|2-4"])
-def test_an_odd_list_of_tasks_is_an_error(text: str) -> None:
+def test_malformed_task_list_is_an_error(text: str) -> None:
     with pytest.raises(SlurmError):
         parse_tasks(text)
 
@@ -153,7 +153,7 @@ Pending RPC statistics
 """
 
 
-def test_statistics_of_slurmctld() -> None:
+def test_sdiag_statistics_are_parsed_and_subtracted() -> None:
     seen = parse_sdiag(SDIAG)
     assert seen.types == {"REQUEST_UPDATE_JOB": RpcCount(6, 0.001617), "REQUEST_JOB_INFO": RpcCount(2, 0.000432)}
     assert seen.users == {"root": RpcCount(8, 0.002049)}
@@ -168,6 +168,6 @@ def test_statistics_of_slurmctld() -> None:
 @pytest.mark.parametrize(
     "text", ["", "sdiag: error: nothing", SDIAG.partition("Remote Procedure Call statistics by u")[0]]
 )
-def test_no_statistics_are_an_error(text: str) -> None:
+def test_output_without_statistics_is_an_error(text: str) -> None:
     with pytest.raises(SlurmError, match="no statistics"):
         parse_sdiag(text)

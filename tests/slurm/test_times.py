@@ -1,4 +1,4 @@
-"""Slurm's forms of moments and durations."""
+"""Slurm's formats of times and durations."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ NOW = datetime(2026, 3, 14, 15, 9, 26)
 
 @pytest.fixture(autouse=True)
 def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A zone with daylight saving, whatever the machine's is."""
+    """A time zone with daylight saving time, whatever the machine's is."""
     monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
     time.tzset()
     yield
@@ -84,21 +84,21 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("now-45", datetime(2026, 3, 14, 15, 8, 41)),
         ("now-5seconds", datetime(2026, 3, 14, 15, 9, 21)),
         ("uts1700000000", datetime(2023, 11, 14, 23, 13, 20)),
-        # across the change to summer time: a day is 24 hours, a date its midnight
+        # across the change to summer time: a day is 24 hours, a date is its midnight
         ("2026-03-29T12:00", datetime(2026, 3, 29, 12)),
         ("2026-03-29", datetime(2026, 3, 29)),
     ],
 )
-def test_every_form_of_sacct(text: str, meaning: datetime) -> None:
+def test_every_time_format_of_sacct_is_parsed(text: str, meaning: datetime) -> None:
     assert parse_time(text, NOW.timestamp()) == meaning.timestamp()
 
 
 @pytest.mark.parametrize("text", ["now-999999999weeks", "1960-01-01"])
-def test_what_lies_before_1970_is_its_first_second(text: str) -> None:
+def test_times_before_1970_are_clamped_to_zero(text: str) -> None:
     assert parse_time(text, NOW.timestamp()) == 0
 
 
-def test_days_are_of_24_hours_across_the_change_to_summer_time() -> None:
+def test_days_have_24_hours_across_the_change_to_summer_time() -> None:
     monday = datetime(2026, 3, 30, 12).timestamp()
     assert parse_time("now-2days", monday) == monday - 2 * 86400
 
@@ -113,15 +113,15 @@ def test_days_are_of_24_hours_across_the_change_to_summer_time() -> None:
         "now+1month", "now+999999999weeks", "9999-12-32",
     ],
 )  # fmt: skip
-def test_what_has_no_form_is_refused_with_the_forms(text: str) -> None:
+def test_malformed_time_is_refused(text: str) -> None:
     with pytest.raises(TimeFormError):
         parse_time(text, NOW.timestamp())
 
 
 @given(st.integers(min_value=86400, max_value=4_000_000_000))
-def test_what_is_shown_can_be_read_back(moment: int) -> None:
+def test_formatted_time_parses_back(moment: int) -> None:
     shown = time_formatter("standard")(float(moment))
-    # the hour that is there twice in autumn is read as its first
+    # the hour that occurs twice in autumn is read as the first one
     assert parse_time(shown) in (moment, moment - 3600)
 
 
@@ -141,22 +141,22 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         ("1:02:03.5", 3723.5),
     ],
 )  # fmt: skip
-def test_durations(text: str, seconds: float | None) -> None:
+def test_durations_are_parsed(text: str, seconds: float | None) -> None:
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "a", "1:2:3:4", "1-", "-", "1--2", "2h", "1-2-3", "1.5"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_malformed_duration_is_refused(text: str) -> None:
     with pytest.raises(TimeFormError):
         parse_duration(text)
 
 
 @given(st.integers(min_value=0, max_value=10**9))
-def test_durations_come_back(seconds: int) -> None:
+def test_formatted_duration_parses_back(seconds: int) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
 
 
-def test_durations_as_slurm_writes_them() -> None:
+def test_durations_are_formatted_as_by_slurm() -> None:
     assert [format_duration(s) for s in (None, -1, 0, 59.9, 86399, 86400, 10 * 86400 + 3661)] == [
         "UNLIMITED", "INVALID", "00:00:00", "00:00:59", "23:59:59", "1-00:00:00", "10-01:01:01",
     ]  # fmt: skip
@@ -175,11 +175,11 @@ def test_durations_as_slurm_writes_them() -> None:
         (datetime(2024, 2, 1, 1, 2, 3), "1 Feb 2024"),
     ],
 )
-def test_relative_times(moment: datetime, shown: str) -> None:
+def test_relative_times_are_formatted_as_by_slurm(moment: datetime, shown: str) -> None:
     assert time_formatter("relative", NOW.timestamp())(moment.timestamp()) == shown
 
 
-def test_time_styles() -> None:
+def test_time_is_formatted_in_the_requested_style() -> None:
     moment = datetime(2026, 3, 14, 1, 2, 3).timestamp()
     assert time_formatter(None)(moment) == time_formatter("")(moment) == "2026-03-14T01:02:03"
     assert time_formatter("%d.%m. %H:%M")(moment) == "14.03. 01:02"

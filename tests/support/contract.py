@@ -1,13 +1,13 @@
-"""What every SlurmClient does, whatever is behind it: real Slurm by its commands or by pyslurm, or a fake.
+"""The contract of every SlurmClient, whatever is behind it: real Slurm by its commands or by pyslurm, or a fake.
 
-A test module makes a `World` and takes over the classes of behaviours that its client has:
+A test module makes a `World` and inherits the classes of behaviours that its client has:
 
     class TestFake(Looking):
         @pytest.fixture
         def world(self): ...
 
-`Looking`, `Changing`, `Arrays` and `Order` ask nothing of a world but what `World` says; `real_slurm.Control` has more
-of what only a real Slurm can do. Worlds have the nodes n1 and n2, each with 14 of `1g.10gb` offered and nothing else,
+`Looking`, `Changing`, `Arrays` and `Order` require nothing of a world but `World`; `real_slurm.Control` adds what only
+a real Slurm can do. Worlds have the nodes n1 and n2, each with 14 of `1g.10gb` offered and nothing else,
 DOWN nodes that list every profile, and the partitions `gpu` (tier 10) and `train` (tier 1) over all of them.
 """
 
@@ -28,13 +28,13 @@ NOBODY = 10**8
 
 
 class World(Protocol):
-    """A cluster to look at and to change; every test leaves it without jobs and with the offers it found."""
+    """A cluster that tests read and change; every test leaves it without jobs and with its initial offers."""
 
     client: SlurmClient
     nodes: tuple[str, ...]
 
     def submit(self, want: str, *, partition: str = "gpu", hold: bool = False, comment: str = "") -> int:
-        """A batch job that asks for `want` ("mig:1g.10gb:1"), does not end by itself and may be requeued; its id."""
+        """Submit a job that requests `want` ("mig:1g.10gb:1"), does not end by itself and may be requeued; its id."""
 
     def array(self, want: str, tasks: str) -> int:
         """The same as a job array with these tasks ("0-9%3")."""
@@ -46,16 +46,16 @@ class World(Protocol):
         """The same with a time limit."""
 
     def dependent(self, want: str, after: int) -> int:
-        """The same, to start when another has completed (afterok)."""
+        """The same, to start after another has completed (afterok)."""
 
     def release(self, job: int) -> None:
         """Release a job that was submitted with `hold`."""
 
     def refusal(self, want: str) -> str:
-        """What Slurm says to a submission that it refuses; empty, and the job is there, where it does not."""
+        """Slurm's message for a submission that it refuses; empty if it accepts the job."""
 
     def passes(self) -> Iterator[None]:
-        """Time, in steps in which Slurm schedules; ends when it has had time enough for anything."""
+        """Steps of time in which Slurm schedules; ends when Slurm has had enough time for anything."""
 
 
 def row(world: World, job: int) -> JobRow | None:
@@ -63,7 +63,7 @@ def row(world: World, job: int) -> JobRow | None:
 
 
 def until(world: World, job: int, *states: str) -> JobRow:
-    """The row as soon as the job is in one of the states."""
+    """Wait until the job is in one of the states; return its row."""
     found = None
     for _ in world.passes():
         found = row(world, job)
@@ -85,14 +85,14 @@ def node(world: World, name: str) -> NodeRow:
 
 
 def offer(world: World, name: str, **counts: int) -> str:
-    """A GRES string of so many slices, 1g_10gb=2, with as much filler as keeps the sum."""
+    """A GRES string with these counts (1g_10gb=2) and as much filler as keeps the sum constant."""
     wanted = {kind.replace("_", "."): count for kind, count in counts.items()}
     rest = sum(node(world, name).gres.values()) - sum(wanted.values())
     return ",".join(f"mig:{kind}:{count}" for kind, count in {**wanted, "none": rest}.items())
 
 
 def refused(call: Any, *names: str) -> dict[str, str]:
-    """What the call was refused for these names, and for no other."""
+    """Slurm's reason for each of these names; the call must be refused for them and for no other."""
     with pytest.raises(SlurmRefused) as caught:
         call()
     assert isinstance(caught.value, SlurmError)
@@ -102,9 +102,9 @@ def refused(call: Any, *names: str) -> dict[str, str]:
 
 
 class Looking:
-    """Jobs and nodes as they are, and what nodes offer."""
+    """Reading jobs and nodes, and setting what nodes offer."""
 
-    def test_a_job_that_runs_is_seen_with_what_it_holds(self, world: World) -> None:
+    def test_running_job_is_listed_with_its_node_and_slices(self, world: World) -> None:
         job = world.submit("mig:1g.10gb:2", comment="a comment, with: everything")
         running = until(world, job, "RUNNING")
         assert running.active and not running.pending
@@ -115,7 +115,7 @@ class Looking:
         assert running.start is not None and running.submit <= running.start
         assert node(world, running.nodes[0]).used["1g.10gb"] == 2
 
-    def test_a_job_that_waits_holds_nothing(self, world: World) -> None:
+    def test_pending_job_holds_no_slices(self, world: World) -> None:
         job = world.submit("mig:3g.40gb:1")
         waiting = until(world, job, "PENDING")
         assert waiting.pending and not waiting.active
@@ -123,14 +123,14 @@ class Looking:
         assert gres.counts(waiting.gres, "mig") == {"3g.40gb": 1}
         assert all(not n.used.get("3g.40gb") for n in world.client.nodes())
 
-    def test_what_is_offered_starts_what_waits(self, world: World) -> None:
+    def test_pending_job_starts_when_its_profile_is_offered(self, world: World) -> None:
         job = world.submit("mig:3g.40gb:1")
         until(world, job, "PENDING")
         world.client.set_gres({world.nodes[0]: offer(world, world.nodes[0], **{"3g_40gb": 1, "1g_10gb": 2})})
         assert node(world, world.nodes[0]).gres["3g.40gb"] == 1
         assert until(world, job, "RUNNING").nodes == world.nodes[:1]
 
-    def test_an_unknown_node_is_named_and_the_others_have_their_offer(self, world: World) -> None:
+    def test_set_gres_names_unknown_nodes_and_updates_the_others(self, world: World) -> None:
         first, second = world.nodes
         wanted = {
             first: offer(world, first, **{"2g_20gb": 1}),
@@ -138,11 +138,11 @@ class Looking:
             second: offer(world, second, **{"2g_20gb": 1}),
             "another": offer(world, second, **{"2g_20gb": 1}),
         }
-        said = refused(lambda: world.client.set_gres(wanted), "nosuchnode", "another")
-        assert set(said.values()) == {"Invalid node name specified"}
+        refusals = refused(lambda: world.client.set_gres(wanted), "nosuchnode", "another")
+        assert set(refusals.values()) == {"Invalid node name specified"}
         assert [node(world, name).gres["2g.20gb"] for name in world.nodes] == [1, 1]
 
-    def test_less_than_is_in_use_may_be_offered(self, world: World) -> None:
+    def test_offer_may_be_smaller_than_what_is_in_use(self, world: World) -> None:
         job = world.submit("mig:1g.10gb:2")
         name = until(world, job, "RUNNING").nodes[0]
         world.client.set_gres({name: offer(world, name, **{"1g_10gb": 1})})
@@ -150,7 +150,7 @@ class Looking:
         assert node(world, name).used["1g.10gb"] == 2
         assert until(world, job, "RUNNING").nodes == (name,)
 
-    def test_the_jobs_on_a_node_are_those_that_are_listed_there(self, world: World) -> None:
+    def test_jobs_on_returns_the_jobs_listed_on_those_nodes(self, world: World) -> None:
         jobs = [world.submit("mig:1g.10gb:1") for _ in range(4)]
         places = {job: until(world, job, "RUNNING").nodes for job in jobs}
         for name in world.nodes:
@@ -159,16 +159,16 @@ class Looking:
             assert found == [row for row in world.client.jobs() if row.nodes == (name,)]
         assert world.client.jobs_on(frozenset(world.nodes)) == [row for row in world.client.jobs() if row.active]
 
-    def test_jobs_that_wait_come_in_the_order_of_slurm(self, world: World) -> None:
+    def test_pending_jobs_are_listed_in_slurms_order(self, world: World) -> None:
         jobs = [world.submit("mig:3g.40gb:1") for _ in range(3)]
         listed = [r.job_id for r in world.client.jobs() if r.pending]
         assert listed == jobs
 
 
 class Changing:
-    """Many jobs changed, requeued and signalled at once; what is refused is named and keeps nothing else from it."""
+    """Many jobs updated, requeued and signalled in one call; refused ones are named and do not block the others."""
 
-    def test_a_job_that_waits_is_typed_anew_and_keeps_its_place(self, world: World) -> None:
+    def test_retyped_pending_job_keeps_its_place_in_the_queue(self, world: World) -> None:
         jobs = [world.submit("mig:3g.40gb:1", comment=f"c{number}") for number in range(3)]
         before = {r.job_id: r for r in world.client.jobs()}
         fields = {"Gres": "mig:2g.20gb:1", "Comment": "c1"}
@@ -181,7 +181,7 @@ class Changing:
             assert (after[job].eligible, after[job].comment) == (before[job].eligible, before[job].comment)
         assert [r.job_id for r in world.client.jobs() if r.pending] == jobs
 
-    def test_a_job_that_waits_for_another_tells_so_and_is_typed_anew_meanwhile(self, world: World) -> None:
+    def test_dependent_job_shows_its_dependency_and_can_be_retyped(self, world: World) -> None:
         first = world.submit("mig:1g.10gb:1")
         second = world.dependent("mig:1g.10gb:1", first)
         until(world, first, "RUNNING")
@@ -199,18 +199,18 @@ class Changing:
         )
         assert never is not None and (never.reason, never.after) == ("DependencyNeverSatisfied", (first,))
 
-    def test_jobs_that_run_or_are_not_there_are_named_and_the_others_changed(self, world: World) -> None:
+    def test_update_jobs_names_running_and_unknown_jobs_and_updates_the_others(self, world: World) -> None:
         running, waiting = world.submit("mig:1g.10gb:1"), world.submit("mig:3g.40gb:1")
         until(world, running, "RUNNING")
         fields = {"Gres": "mig:2g.20gb:1", "Comment": ""}
         updates = {str(running): fields, str(NOBODY): fields, str(waiting): fields}
-        said = refused(lambda: world.client.update_jobs(updates), str(running), str(NOBODY))
-        assert said[str(running)] == "Job is no longer pending execution"
-        assert said[str(NOBODY)] == "Invalid job id specified"
+        refusals = refused(lambda: world.client.update_jobs(updates), str(running), str(NOBODY))
+        assert refusals[str(running)] == "Job is no longer pending execution"
+        assert refusals[str(NOBODY)] == "Invalid job id specified"
         found = {r.job_id: gres.counts(r.gres, "mig") for r in world.client.jobs()}
         assert found == {running: {"1g.10gb": 1}, waiting: {"2g.20gb": 1}}
 
-    def test_a_requeued_job_is_the_same_job_once_more_and_waits_first(self, world: World) -> None:
+    def test_requeued_job_keeps_its_id_and_comment_and_is_delayed(self, world: World) -> None:
         job = world.submit("mig:1g.10gb:1", comment="kept")
         first = until(world, job, "RUNNING")
         world.client.requeue_all([job])
@@ -220,7 +220,7 @@ class Changing:
         assert again.reason in ("BeginTime", "None")
         assert all(not n.used.get("1g.10gb") for n in world.client.nodes())
 
-    def test_a_requeued_job_may_be_typed_anew_at_once(self, world: World) -> None:
+    def test_requeued_job_can_be_retyped_at_once(self, world: World) -> None:
         job = world.submit("mig:1g.10gb:1")
         until(world, job, "RUNNING")
         world.client.requeue_all([job])
@@ -240,18 +240,18 @@ class Changing:
         world.client.set_gres({name: offer(world, name, **{"3g_40gb": 1}) for name in world.nodes})
         assert [until(world, job, "RUNNING").nodes for job in jobs] == [(second,), (first,)]
 
-    def test_what_waits_or_is_not_there_is_not_requeued(self, world: World) -> None:
+    def test_requeue_all_leaves_pending_jobs_and_names_unknown_ones(self, world: World) -> None:
         running, waiting = world.submit("mig:1g.10gb:1"), world.submit("mig:3g.40gb:1")
         until(world, running, "RUNNING")
         before = row(world, waiting)
-        said = refused(lambda: world.client.requeue_all([waiting, NOBODY, running]), str(NOBODY))
-        assert said == {str(NOBODY): "Invalid job id specified"}
+        refusals = refused(lambda: world.client.requeue_all([waiting, NOBODY, running]), str(NOBODY))
+        assert refusals == {str(NOBODY): "Invalid job id specified"}
         assert until(world, running, "PENDING").restarts == 1
         after = row(world, waiting)
         assert before is not None and after is not None
         assert (after.restarts, after.submit, after.priority) == (0, before.submit, before.priority)
 
-    def test_a_signal_to_what_does_not_run_is_no_error(self, world: World) -> None:
+    def test_signalling_a_job_that_is_not_running_is_no_error(self, world: World) -> None:
         running, waiting = world.submit("mig:1g.10gb:1"), world.submit("mig:3g.40gb:1")
         until(world, running, "RUNNING")
         world.client.signal_all([waiting, NOBODY, running], "USR1")
@@ -259,7 +259,7 @@ class Changing:
         assert found is not None
         assert (found.state, found.restarts) == ("PENDING", 0)
 
-    def test_nothing_to_do_is_nothing(self, world: World) -> None:
+    def test_empty_requests_are_accepted(self, world: World) -> None:
         world.client.update_jobs({})
         world.client.requeue_all([])
         world.client.signal_all([], "USR1")
@@ -267,9 +267,9 @@ class Changing:
 
 
 class Arrays:
-    """Tasks that wait share a row until they are told apart."""
+    """Pending tasks share a row until one of them gets a record of its own."""
 
-    def test_waiting_tasks_share_a_row_and_running_ones_have_their_own(self, world: World) -> None:
+    def test_pending_tasks_share_a_row_and_running_tasks_have_their_own(self, world: World) -> None:
         array = world.array("mig:1g.10gb:8", "0-9%3")
         for _ in world.passes():
             found = tasks(world, array)
@@ -281,7 +281,7 @@ class Arrays:
         assert [found[t].throttle for t in ("0", "1", "2-9%3")] == [None, None, 3]
         assert found["2-9%3"].job_id == array
 
-    def test_the_arrays_id_types_all_waiting_tasks_anew_and_a_tasks_id_this_one(self, world: World) -> None:
+    def test_array_id_retypes_all_pending_tasks_and_task_id_only_that_task(self, world: World) -> None:
         array = world.array("mig:1g.10gb:8", "0-5")
         for _ in world.passes():
             if len(tasks(world, array)) == 3:
@@ -296,16 +296,16 @@ class Arrays:
         world.client.update_jobs({str(array): {"Gres": "mig:2g.20gb:1"}})
         found = kinds(tasks(world, array))
         assert (found["2-3,5"], found["4"], found["0"]) == ({"2g.20gb": 1}, {"3g.40gb": 1}, {"1g.10gb": 8})
-        said = refused(lambda: world.client.update_jobs({f"{array}_0": {"Gres": "mig:2g.20gb:1"}}), f"{array}_0")
-        assert set(said.values()) == {"Job is no longer pending execution"}
+        refusals = refused(lambda: world.client.update_jobs({f"{array}_0": {"Gres": "mig:2g.20gb:1"}}), f"{array}_0")
+        assert set(refusals.values()) == {"Job is no longer pending execution"}
 
-    def test_the_throttle_of_an_array_can_be_changed_and_lifted(self, world: World) -> None:
+    def test_array_throttle_can_be_changed_and_removed(self, world: World) -> None:
         array = world.array("mig:3g.40gb:1", "1-8%2")
         for value, throttle, task in (("5", 5, "1-8%5"), ("0", None, "1-8"), ("1", 1, "1-8%1")):
             world.client.update_jobs({str(array): {"ArrayTaskThrottle": value}})
             assert {t: r.throttle for t, r in tasks(world, array).items()} == {task: throttle}
 
-    def test_a_requeued_task_has_a_row_of_its_own(self, world: World) -> None:
+    def test_requeued_array_task_has_its_own_row(self, world: World) -> None:
         array = world.array("mig:1g.10gb:14", "0-5%4")
         for _ in world.passes():
             if len(tasks(world, array)) == 3:
@@ -323,8 +323,8 @@ class Arrays:
         assert all(r.restarts == 0 for task, r in found.items() if task != "0")
         assert [r.throttle for r in found.values() if r.job_id == array] == [4]
 
-    def test_a_task_is_cancelled_by_its_name_where_the_arrays_id_means_all(self, world: World) -> None:
-        """The record of the task that starts last has the array's own id."""
+    def test_task_with_the_arrays_own_id_is_cancelled_alone_by_its_task_name(self, world: World) -> None:
+        """The record of the task that starts last has the array's own id, which as a job id means all tasks."""
         array = world.array("mig:1g.10gb:1", "0-2")
         for _ in world.passes():
             if [r.state for r in tasks(world, array).values()] == ["RUNNING"] * 3:
@@ -349,7 +349,7 @@ class Arrays:
             "2-5%2": "PENDING",
         }
         other = world.submit("mig:1g.10gb:1")
-        until(world, other, "RUNNING")  # there is room, and Slurm has looked
+        until(world, other, "RUNNING")  # there is room, and Slurm has scheduled since
         assert len(tasks(world, array)) == 3
         world.client.update_jobs({str(array): {"ArrayTaskThrottle": "4"}})
         for _ in world.passes():
@@ -358,7 +358,7 @@ class Arrays:
         assert {t for t, r in tasks(world, array).items() if r.state == "RUNNING"} == {"0", "1", "2", "3"}
         world.client.requeue_all([f"{array}_1"])
         states: dict[str, str] = {}
-        for _ in world.passes():  # the row of the last task alone is written "5" or "5%4", by release
+        for _ in world.passes():  # the row of the last task alone is written "5" or "5%4", depending on the release
             states = {task.partition("%")[0]: row.state for task, row in tasks(world, array).items()}
             if states.get("4") == "RUNNING":
                 break
@@ -369,9 +369,9 @@ class Arrays:
 
 
 class Order:
-    """What starts first, what waits for what, and what Slurm refuses."""
+    """Which jobs start first, what jobs wait for, and what Slurm refuses."""
 
-    def test_the_higher_tier_comes_first(self, world: World) -> None:
+    def test_jobs_in_a_higher_tier_partition_are_listed_first(self, world: World) -> None:
         low = world.submit("mig:3g.40gb:1", partition="train")
         high = world.submit("mig:3g.40gb:1")
         both = world.submit("mig:3g.40gb:1", partition="train,gpu")
@@ -379,7 +379,7 @@ class Order:
         assert [r.job_id for r in rows] == [high, both, low]
         assert set(rows[1].partition.split(",")) == {"gpu", "train"}
 
-    def test_a_job_that_is_held_released_and_cancelled(self, world: World) -> None:
+    def test_job_can_be_held_released_and_cancelled(self, world: World) -> None:
         job = world.submit("mig:1g.10gb:1", hold=True)
         held = row(world, job)
         assert held is not None
@@ -395,7 +395,7 @@ class Order:
         with pytest.raises(SlurmRefused, match="Invalid job id"):
             world.client.update_jobs({str(NOBODY): {"Comment": "x"}})
 
-    def test_a_requeued_job_can_be_hastened(self, world: World) -> None:
+    def test_hasten_starts_a_requeued_job(self, world: World) -> None:
         job = world.submit("mig:1g.10gb:1")
         until(world, job, "RUNNING")
         world.client.requeue_all([job])
@@ -403,17 +403,17 @@ class Order:
         world.client.hasten(job)
         assert until(world, job, "RUNNING").restarts == 1
 
-    def test_a_shrinking_offer_and_a_growing_one_in_one_call(self, world: World) -> None:
+    def test_offers_shrink_and_grow_in_one_call(self, world: World) -> None:
         first, second = world.nodes
         world.client.set_gres({first: offer(world, first, **{"7g_80gb": 1}), second: offer(world, second)})
         found = {node.name: {k: v for k, v in node.gres.items() if v} for node in world.client.nodes()}
         total = sum(found[second].values())
         assert (found[first], found[second]) == ({"7g.80gb": 1, "none": total - 1}, {"none": total})
 
-    def test_the_partition_of_those_who_name_none(self, world: World) -> None:
+    def test_default_partition_is_read(self, world: World) -> None:
         assert world.client.default_partition() == "gpu"
 
-    def test_counts_of_a_type_are_of_one_node(self, world: World) -> None:
+    def test_requested_slices_must_fit_on_one_node(self, world: World) -> None:
         first, second = world.submit("mig:1g.10gb:9"), world.submit("mig:1g.10gb:9")
         names = {until(world, job, "RUNNING").nodes for job in (first, second)}
         assert names == {("n1",), ("n2",)}
@@ -423,7 +423,7 @@ class Order:
         waiting = row(world, third)
         assert waiting is not None and (waiting.state, waiting.nodes) == ("PENDING", ())
 
-    def test_who_waits_for_what_no_node_offers_holds_up_nobody(self, world: World) -> None:
+    def test_job_whose_profile_no_node_offers_delays_no_other_job(self, world: World) -> None:
         waiting = world.timed("mig:3g.40gb:1", 60)
         until(world, waiting, "PENDING")
         for job in (world.timed("mig:1g.10gb:14", 60), world.timed("mig:1g.10gb:14", 60)):
@@ -435,8 +435,8 @@ class Order:
                 break
         assert found is not None and found.pending
 
-    def test_a_job_that_would_delay_one_before_it_does_not_start_and_a_shorter_one_does(self, world: World) -> None:
-        """Backfill keeps whole nodes: also slices of a type that the one before does not ask for."""
+    def test_backfill_starts_only_jobs_short_enough_to_delay_no_earlier_job(self, world: World) -> None:
+        """Backfill reserves whole nodes, including slices of types that the earlier job does not request."""
         first, second = world.nodes
         world.client.set_gres(
             {first: offer(world, first, **{"1g_10gb": 2, "2g_20gb": 1}), second: offer(world, second)}
@@ -457,12 +457,12 @@ class Order:
             long: "PENDING",
         }
 
-    def test_what_no_node_lists_is_refused(self, world: World) -> None:
+    def test_submission_is_refused_when_no_node_lists_its_gres(self, world: World) -> None:
         assert "Requested node configuration is not available" in world.refusal("mig:5g.60gb:1")
         assert "Requested node configuration is not available" in world.refusal("mig:1g.10gb:999")
         assert not [r for r in world.client.jobs() if "5g.60gb" in r.gres]
 
-    def test_what_no_node_lists_any_more_holds_the_job(self, world: World) -> None:
+    def test_job_is_held_when_no_node_lists_its_profile(self, world: World) -> None:
         job = world.submit("mig:3g.40gb:1")
         until(world, job, "PENDING")
         world.client.update_jobs({str(job): {"Gres": "mig:5g.60gb:1"}})
@@ -470,17 +470,17 @@ class Order:
             found = row(world, job)
             if found is not None and found.reason == "BadConstraints":
                 break
-        # the backfill scheduler of 23.11 takes the reason back before the main one has held the job for it
+        # the backfill scheduler of 23.11 clears the reason before the main scheduler has held the job for it
         assert found is not None and (found.priority == 0 or found.reason == "None")
 
-    def test_components_of_a_heterogeneous_job_know_each_other(self, world: World) -> None:
+    def test_components_of_a_heterogeneous_job_share_its_id(self, world: World) -> None:
         job = world.het("mig:3g.40gb:1", "mig:2g.20gb:1")
         rows = world.client.jobs()
         assert {r.het_job for r in rows} == {job}
         assert [kinds({"": r})[""] for r in sorted(rows, key=lambda r: r.job_id)] == [{"3g.40gb": 1}, {"2g.20gb": 1}]
         assert replace(rows[0], job_id=0).user == "mbalice"
 
-    def test_components_start_together_and_each_on_a_node_of_its_own(self, world: World) -> None:
+    def test_heterogeneous_components_start_together_on_different_nodes(self, world: World) -> None:
         job = world.het("mig:1g.10gb:1", "mig:1g.10gb:1")
         for _ in world.passes():
             found = world.client.jobs()

@@ -39,9 +39,9 @@ def test_slurmd_lists_the_instances_that_the_driver_holds(cluster: Cluster) -> N
     }
     seen = slurmd_sees(cluster, "n2")
     assert len(seen) == len(held) == 4
-    for piece in seen:
-        profile, gi_id, ci_id = held[piece.uuid]
-        assert piece.type.endswith(f"_{profile}")
-        assert (piece.gi_id, piece.ci_id) == (gi_id, ci_id)
-        assert len(piece.files) == 3
+    for device in seen:
+        profile, gi_id, ci_id = held[device.uuid]
+        assert device.type.endswith(f"_{profile}")
+        assert (device.gi_id, device.ci_id) == (gi_id, ci_id)
+        assert len(device.files) == 3
     machine.reboot()

@@ -17,15 +17,15 @@ pytestmark = pytest.mark.slurm
 
 
 def commands(directory: Path, slurm_root: str) -> str:
-    """The page's block, for a test bed in that directory: the page's own is one for all of the machine."""
+    """The page's commands, for a test bed in that directory: the page's own is one for the whole machine."""
     page = (ROOT / "docs/developers.md").read_text(encoding="utf-8")
     block = re.search(r"^## The test bed\n.*?^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert block
-    here = re.sub(r"migbatch testbed (\w+)", rf"migbatch testbed \1 --dir {directory}", block[1])
-    return here.replace("testbed up", f"testbed up --slurm-root {slurm_root}") if slurm_root else here
+    text = re.sub(r"migbatch testbed (\w+)", rf"migbatch testbed \1 --dir {directory}", block[1])
+    return text.replace("testbed up", f"testbed up --slurm-root {slurm_root}") if slurm_root else text
 
 
-def test_a_cluster_by_hand(slurm_root: str) -> None:
+def test_documented_commands_start_and_remove_a_test_bed(slurm_root: str) -> None:
     directory = registry.new_directory()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     try:

@@ -1,4 +1,4 @@
-"""A private cluster does what a cluster does and leaves nothing behind."""
+"""A private cluster works like any cluster and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurm_migbatch.testbed.process_group import CgroupProcessGroup
 
 pytestmark = pytest.mark.slurm
 
-# Slurm may show a node as allocated that has free CPUs (its own cache), so the two mean the same here.
+# Slurm may show a node that has free CPUs as allocated (its own cache), so the two mean the same here.
 BUSY = ({"n1": "mixed"}, {"n1": "allocated"})
 
 
@@ -63,7 +63,7 @@ def test_down_finds_all_processes_without_control_groups_too(
 
 
 def told(pids: set[int], what: str) -> set[str]:
-    """What /proc says of those processes that live."""
+    """What this file in /proc says for each of the processes that is alive."""
     found = set()
     for pid in pids:
         with suppress(OSError):
@@ -77,20 +77,20 @@ def test_wrappers_work_from_any_directory(cluster: Cluster, tmp_path: Path) -> N
         assert "n1" in done.stdout, done.stderr
 
 
-def test_two_clusters_at_once_do_not_meet(new_cluster: Callable[..., Cluster]) -> None:
-    one, two = new_cluster(nodes=1), new_cluster(nodes=1)
-    assert not set(one.ports.values()) & set(two.ports.values())
-    job = one.submit("--gres=mig:1g.10gb:1", wrap="sleep 600")
-    one.wait_job(job, "RUNNING")
-    assert two.run(["squeue", "-h"]).stdout == ""
-    assert one.machine("n1").dump()["boot_id"] != two.machine("n1").dump()["boot_id"]
-    two.down()
+def test_two_clusters_at_once_are_independent(new_cluster: Callable[..., Cluster]) -> None:
+    first, second = new_cluster(nodes=1), new_cluster(nodes=1)
+    assert not set(first.ports.values()) & set(second.ports.values())
+    job = first.submit("--gres=mig:1g.10gb:1", wrap="sleep 600")
+    first.wait_job(job, "RUNNING")
+    assert second.run(["squeue", "-h"]).stdout == ""
+    assert first.machine("n1").dump()["boot_id"] != second.machine("n1").dump()["boot_id"]
+    second.down()
     # The users are shared: they stay as long as a cluster needs them.
-    assert one.run(["id", "-un"], "mbalice").stdout.strip() == "mbalice"
-    assert one.job_state(job) == "RUNNING"
+    assert first.run(["id", "-un"], "mbalice").stdout.strip() == "mbalice"
+    assert first.job_state(job) == "RUNNING"
 
 
-def test_a_running_job_survives_restarts_and_nothing_is_drained(new_cluster: Callable[..., Cluster]) -> None:
+def test_running_job_survives_daemon_restarts_and_no_node_is_drained(new_cluster: Callable[..., Cluster]) -> None:
     bed = new_cluster(nodes=1)
     job = bed.submit("--gres=mig:1g.10gb:2", wrap="sleep 600")
     bed.wait_job(job, "RUNNING")
@@ -105,7 +105,7 @@ def test_a_running_job_survives_restarts_and_nothing_is_drained(new_cluster: Cal
     assert bed.job_state(job) == "RUNNING"
 
 
-def test_supply_is_shaped_under_a_running_job(new_cluster: Callable[..., Cluster]) -> None:
+def test_gres_counts_can_change_under_a_running_job(new_cluster: Callable[..., Cluster]) -> None:
     bed = new_cluster(nodes=1)
     bed.wait_job(bed.submit("--gres=mig:1g.10gb:1", wrap="sleep 600"), "RUNNING")
     waiting = bed.submit("--gres=mig:7g.80gb:1", wrap="true")
@@ -115,7 +115,7 @@ def test_supply_is_shaped_under_a_running_job(new_cluster: Callable[..., Cluster
     bed.wait("the node", lambda: bed.node_states() in BUSY)
 
 
-def test_accounting_knows_users_and_slices(new_cluster: Callable[..., Cluster]) -> None:
+def test_accounting_records_users_and_slices(new_cluster: Callable[..., Cluster]) -> None:
     bed = new_cluster(nodes=1, dbd=True)
     job = bed.submit("--gres=mig:1g.10gb:3", wrap="true", user="mbcarol")
     assert bed.wait_job(job) == "COMPLETED"
@@ -126,7 +126,7 @@ def test_accounting_knows_users_and_slices(new_cluster: Callable[..., Cluster]) 
     assert "gres/mig:1g.10gb=3" in tres.split(",")
 
 
-def test_a_process_that_dies_is_named_with_its_last_words(new_cluster: Callable[..., Cluster]) -> None:
+def test_error_for_an_ended_process_has_its_name_and_last_output(new_cluster: Callable[..., Cluster]) -> None:
     bed = new_cluster(nodes=1)
     bed.spawn("short", ["sh", "-c", "sleep 2; echo the reason >&2; exit 3"])
     with pytest.raises(TestbedError, match="short has ended: the reason"):
@@ -142,7 +142,7 @@ def test_a_process_that_dies_is_named_with_its_last_words(new_cluster: Callable[
         ({"options": {"NoSuchKey": "1"}}, "NoSuchKey"),
     ],
 )
-def test_what_cannot_work_is_said_and_leaves_nothing(spec: dict[str, Any], why: str) -> None:
+def test_impossible_test_bed_is_an_error_and_leaves_nothing(spec: dict[str, Any], why: str) -> None:
     bed = Cluster(nodes=1, **spec)
     with pytest.raises(Exception, match=why):
         bed.up()

@@ -1,4 +1,4 @@
-"""Whatever ends the starter of a test bed, nothing of it stays behind."""
+"""However the starter of a test bed ends, nothing of the test bed stays behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slurm_migbatch.testbed.proc import pids, start_time, wait_until
 
 pytestmark = pytest.mark.slurm
 
-PATIENCE_S = 180.0  # machines that do much else at the same time are slow
+PATIENCE_S = 180.0  # busy machines are slow
 CLI = [sys.executable, "-c", "from slurm_migbatch.cli.main import main; main()", "testbed"]
 
 
@@ -56,7 +56,7 @@ def leftovers(directory: Path, record: registry.TestbedRecord | None) -> list[st
 
 
 def clean(directory: Path, record: registry.TestbedRecord | None) -> None:
-    """Wait until nothing is left; what was forked at an interrupt takes a moment to find its group gone, and ends."""
+    """Wait until nothing is left; a process forked at an interrupt takes a moment to find its group gone, and ends."""
     with suppress(TestbedError):
         wait_until(lambda: not leftovers(directory, record), PATIENCE_S, "all taken away")
     assert leftovers(directory, record) == []
@@ -100,7 +100,7 @@ def test_an_interrupted_up_leaves_nothing(directory: Path, stage: str, number: i
 
 
 @pytest.mark.parametrize("stage", ["registered", "munged", "slurmctld", "slurmd", "migbatchd"])
-def test_the_next_one_clears_away_after_a_kill(directory: Path, stage: str) -> None:
+def test_down_removes_what_a_killed_starter_left(directory: Path, stage: str) -> None:
     with start(directory, stage) as starter:
         wait_until(lambda: reached(directory, stage) or starter.poll() is not None, PATIENCE_S, stage, every=0.001)
         starter.kill()
@@ -110,12 +110,12 @@ def test_the_next_one_clears_away_after_a_kill(directory: Path, stage: str) -> N
     assert leftovers(directory, record) == []
 
 
-def test_interrupts_at_any_moment_leave_nothing_and_no_lock_held(directory: Path) -> None:
+def test_interrupts_at_any_moment_leave_nothing_and_no_held_lock(directory: Path) -> None:
     for step in range(12):
         with start(directory, "slurmd") as starter:
             wait_until(lambda: reached(directory, "registered"), PATIENCE_S, "registered", every=0.001)
             time.sleep(0.01 * step)
-            for _ in range(100):  # one of them comes between the first and the clearing away
+            for _ in range(100):  # one of them comes between the first one and the cleanup
                 starter.send_signal(signal.SIGINT)
                 time.sleep(0.0002)
         kept = registry.find(directory)
@@ -124,7 +124,7 @@ def test_interrupts_at_any_moment_leave_nothing_and_no_lock_held(directory: Path
         clean(directory, kept)
 
 
-def test_up_sweeps_what_a_killed_one_left(directory: Path) -> None:
+def test_up_removes_what_a_killed_starter_left(directory: Path) -> None:
     with start(directory, "slurmctld") as starter:
         wait_until(lambda: reached(directory, "slurmctld"), PATIENCE_S, "slurmctld", every=0.001)
         starter.kill()
@@ -139,7 +139,7 @@ def test_up_sweeps_what_a_killed_one_left(directory: Path) -> None:
         migbatch("down", "--dir", str(other))
 
 
-def test_a_second_up_in_the_same_place_is_refused_and_harms_nothing(directory: Path) -> None:
+def test_second_up_in_the_same_directory_is_refused_and_harmless(directory: Path) -> None:
     assert migbatch("up", "--plain", "--nodes", "1", "--dir", str(directory)).returncode == 0
     again = migbatch("up", "--plain", "--nodes", "1", "--dir", str(directory))
     assert again.returncode == 1
@@ -165,8 +165,8 @@ def test_processes_are_found_without_control_groups(directory: Path) -> None:
     assert not [pid for pid in found if start_time(pid) is not None]
 
 
-def test_who_comes_into_the_control_group_while_it_is_cleared_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an interrupted starter had just forked may join a moment later."""
+def test_process_that_joins_a_control_group_during_its_removal_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that an interrupted starter has just forked may join a moment later."""
     hierarchy = process_group.CgroupProcessGroup.hierarchy()
     if hierarchy is None:
         return  # processes are found in another way here, see above

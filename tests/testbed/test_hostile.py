@@ -1,4 +1,4 @@
-"""What the hostile users of the soak do ends by itself and on SIGTERM, does something, and is judged by bars."""
+"""The hostile users' parts of the soak end by themselves and on SIGTERM, have an effect, and are judged by bars."""
 
 import json
 import os
@@ -51,11 +51,11 @@ def start(places, part, seconds, cwd):
 
 
 @pytest.mark.parametrize("part", sorted(hostile.PARTS))
-def test_a_part_ends_by_itself_and_tells_what_it_did(places, part, tmp_path):
+def test_part_ends_by_itself_and_prints_its_counts(places, part, tmp_path):
     process = start(places, part, 2, tmp_path)
-    said, trouble = process.communicate(timeout=120)
-    assert (process.returncode, trouble) == (0, "")
-    counts = json.loads(said)
+    output, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (0, "")
+    counts = json.loads(output)
     assert counts and all(counts.values())
     assert not list(tmp_path.glob("**/linked.*"))
 
@@ -66,22 +66,22 @@ def catches_sigterm(pid):
 
 
 @pytest.mark.parametrize("part", sorted(hostile.PARTS))
-def test_a_part_ends_when_told(places, part, tmp_path):
+def test_part_ends_on_sigterm(places, part, tmp_path):
     process = start(places, part, 3600, tmp_path)
     try:
         wait_until(lambda: catches_sigterm(process.pid), 60.0, "a handler for SIGTERM")
         process.send_signal(signal.SIGTERM)
-        said, trouble = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert (process.returncode, trouble) == (0, "")
-    counts = json.loads(said)
+    assert (process.returncode, errors) == (0, "")
+    counts = json.loads(output)
     if part == "descriptors":
         assert counts == {"processes": 3, "descriptors": 150}
 
 
-def test_progress_is_filled_up_to_a_bound_through_every_name(places, tmp_path, monkeypatch):
-    """Under the limit, so that a machine with room for everything survives it."""
+def test_report_part_fills_the_progress_file_up_to_its_bound_by_every_link(places, tmp_path, monkeypatch):
+    """The bound is below the limit, so that a machine with room for everything survives it."""
     text = Path(PROGRAM).read_text().replace("128 << 20", "1 << 20")
     (tmp_path / "less.py").write_text(text)
     _, env = places
@@ -124,6 +124,6 @@ GOOD = {
     ],
     ids=lambda fault: next(iter(fault)),
 )
-def test_every_fault_misses_its_bar(fault):
+def test_every_fault_fails_exactly_one_bar(fault):
     assert all(bar.ok for bar in soak.bars_of(GOOD))
     assert sum(not bar.ok for bar in soak.bars_of({**GOOD, **fault})) == 1

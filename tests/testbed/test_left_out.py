@@ -1,4 +1,4 @@
-"""What a Slurm release lacks is told before the tests that are left out for it."""
+"""The header of a test run says what a Slurm release lacks and which tests are left out for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = Path(__file__).parents[2]
     ("file", "marker"),
     [("tests/slurm/test_contract_slurmrestd.py", "slurmrestd"), ("tests/testbed/test_autodetect.py", "nvml_plugin")],
 )
-def test_the_header_names_what_is_left_out(tmp_path: Path, file: str, marker: str) -> None:
+def test_header_names_the_markers_left_out_for_this_slurm(tmp_path: Path, file: str, marker: str) -> None:
     options = ["--collect-only", "-p", "no:cacheprovider", f"--slurm-root={tmp_path}", f"--basetemp={tmp_path}/base"]
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(

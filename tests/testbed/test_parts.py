@@ -41,7 +41,9 @@ SITE = site.Site(
 
 @pytest.mark.parametrize("lending", [{}, {"enabled": True, "partitions": ["train"]}])
 @pytest.mark.parametrize("version", [(22, 5), (24, 11)])
-def test_a_test_bed_has_what_install_would_write(version: tuple[int, int], lending: dict[str, object]) -> None:
+def test_configuration_of_a_test_bed_is_what_install_would_write(
+    version: tuple[int, int], lending: dict[str, object]
+) -> None:
     spec = Spec(nodes=2, dbd=True, config={"lending": lending}, job_submit="/j.lua", options={"PrologFlags": "Contain"})
     stock = (
         "PrologFlags=Contain\nNodeName=n1 CPUs=4 RealMemory=9\nNodeName=n2 CPUs=4\nPartitionName=train Nodes=n[1-2]\n"
@@ -59,7 +61,7 @@ def test_a_test_bed_has_what_install_would_write(version: tuple[int, int], lendi
     assert ("mig:loan:1" in nodes["n1"]["gres"]) == (bool(lending) and version == (22, 5))
 
 
-def test_options_with_which_migbatch_cannot_live_are_named() -> None:
+def test_slurm_options_incompatible_with_migbatch_are_named() -> None:
     with pytest.raises(TestbedError, match="RunInJob"):
         installed(Spec(), geometry("h100-80gb"), (24, 11), Path("/e"), "PrologFlags=RunInJob\nNodeName=n[1-2]\n")
 
@@ -71,12 +73,12 @@ def test_gres_conf_counts_every_type_of_every_node(version: tuple[int, int], fla
     assert text.count("NodeName=") == 7
 
 
-def test_units_name_programs_and_configuration() -> None:
+def test_systemd_unit_names_program_and_configuration() -> None:
     text = unit("/opt/migbatch/bin/migbatch", "/etc/migbatch")
     assert "ExecStart=/opt/migbatch/bin/migbatch node agent --etc /etc/migbatch" in text.splitlines()
 
 
-def test_a_forgotten_name_is_an_error() -> None:
+def test_missing_template_variable_is_an_error() -> None:
     with pytest.raises(UndefinedError):
         site.render("gres.conf.j2")
 
@@ -98,28 +100,28 @@ def test_a_missing_template_is_named() -> None:
         ),
     ],
 )
-def test_the_mirror_is_the_one_of_apt(tmp_path: Path, name: str, text: str) -> None:
+def test_mirror_is_read_from_the_sources_of_apt(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
     assert mirror(tmp_path) == "http://mirror.example/debian"
 
 
-def test_without_a_debian_archive_one_is_asked_for(tmp_path: Path) -> None:
+def test_error_without_a_debian_archive_names_the_mirror_option(tmp_path: Path) -> None:
     with pytest.raises(TestbedError, match="--mirror"):
         mirror(tmp_path)
 
 
-def test_ports_are_reserved_among_starters() -> None:
-    one, two = PortBook(), PortBook()
+def test_no_port_is_given_to_two_starters() -> None:
+    first, second = PortBook(), PortBook()
     try:
-        ports = [book.take() for book in (one, two) for _ in range(50)]
+        ports = [book.take() for book in (first, second) for _ in range(50)]
     finally:
-        one.release()
-        two.release()
+        first.release()
+        second.release()
     assert len(set(ports)) == 100
 
 
-def test_listening_is_asked_of_the_kernel() -> None:
+def test_listening_is_read_from_the_kernel() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
@@ -128,7 +130,7 @@ def test_listening_is_asked_of_the_kernel() -> None:
         assert listening(port)
 
 
-def test_a_pid_alone_is_not_a_process() -> None:
+def test_recycled_pid_is_not_taken_for_the_process() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         known = ProcessId.of(child.pid)
         recycled = ProcessId(child.pid, known.start + 1)
@@ -143,22 +145,22 @@ def test_a_pid_alone_is_not_a_process() -> None:
     assert ProcessId.mine().pid == os.getpid()
 
 
-def test_children_of_a_session_are_found_and_those_that_left_it_are_not() -> None:
+def test_children_in_a_session_are_found_and_those_that_left_it_are_not() -> None:
     line = "sleep 60 & exec sleep 60"
     with subprocess.Popen(["sh", "-c", line], start_new_session=True) as process:
-        one = ProcessId.of(process.pid)
-        away = subprocess.Popen(["sleep", "60"], start_new_session=True)
-        wait_until(one.children_of_session, 30.0, "a child")
-        (child,) = one.children_of_session()
-        assert child not in (one, ProcessId.of(away.pid))
-        assert ProcessId.of(away.pid) not in ProcessId.mine().children_of_session()
-        for killed in (one, child, ProcessId.of(away.pid)):
+        leader = ProcessId.of(process.pid)
+        outside = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        wait_until(leader.children_of_session, 30.0, "a child")
+        (child,) = leader.children_of_session()
+        assert child not in (leader, ProcessId.of(outside.pid))
+        assert ProcessId.of(outside.pid) not in ProcessId.mine().children_of_session()
+        for killed in (leader, child, ProcessId.of(outside.pid)):
             killed.signal(signal.SIGKILL)
-        away.wait()
-    assert one.children_of_session() == []
+        outside.wait()
+    assert leader.children_of_session() == []
 
 
-def test_an_interrupt_waits_for_the_end_of_the_work_also_where_another_thread_gets_it() -> None:
+def test_interrupt_is_delayed_until_the_work_ends_with_other_threads_too() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
@@ -176,7 +178,7 @@ def test_an_interrupt_waits_for_the_end_of_the_work_also_where_another_thread_ge
     assert done == ["work"]
 
 
-def test_one_interrupt_raises_and_those_after_it_leave_the_clearing_away_alone() -> None:
+def test_first_interrupt_raises_and_later_ones_do_not_stop_the_cleanup() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     cleared = []
     try:
@@ -193,7 +195,7 @@ def test_one_interrupt_raises_and_those_after_it_leave_the_clearing_away_alone()
     assert cleared == ["all"]
 
 
-def test_a_removal_that_was_stopped_can_begin_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_removal_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "bed"
     for name in ("etc", "log", "run/procs"):
         (directory / name).mkdir(parents=True)

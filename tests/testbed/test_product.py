@@ -34,7 +34,7 @@ def test_tasks_see_their_own_slices(stack: Cluster) -> None:
     stack.wait_job(job)
 
 
-def test_the_filter_answers_users(stack: Cluster) -> None:
+def test_submit_filter_refuses_and_rewrites_requests_of_users(stack: Cluster) -> None:
     refused = stack.run(["sbatch", "--gres=mig:1g", "--wrap", "true"], "mbbob", check=False)
     assert refused.returncode != 0
     assert "1g.10gb" in refused.stderr
@@ -52,7 +52,7 @@ def test_hooks_work_without_agents_and_controller(new_cluster: Callable[..., Clu
 
 
 @pytest.mark.parametrize("auth", ["munge", "token"])
-def test_agents_and_controller_believe_each_other(new_cluster: Callable[..., Cluster], auth: str) -> None:
+def test_agents_and_controller_authenticate_each_other(new_cluster: Callable[..., Cluster], auth: str) -> None:
     bed = new_cluster(nodes=1, gpus=1, migbatch="all", auth=auth)
     bed.restart("agent-n1")
     bed.restart("migbatchd")

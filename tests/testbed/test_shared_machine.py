@@ -1,4 +1,4 @@
-"""The order in which a run of the tests hands out its files, and runs beside each other."""
+"""The order in which a test run distributes its files, and test runs beside each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support.order import LONG_S, give_way, interleaved
 
 
-def test_each_kind_is_spread_over_the_whole_the_largest_first() -> None:
+def test_slow_and_quick_files_are_spread_over_the_run_largest_first() -> None:
     slow = {"failures": 40, "loan": 10, "asked": 30}
     quick = {"parsing": 500, "hints": 300, "paths": 200}
     assert interleaved(slow, quick) == ["failures", "parsing", "asked", "hints", "paths", "loan"]
@@ -18,12 +18,12 @@ def test_each_kind_is_spread_over_the_whole_the_largest_first() -> None:
     assert interleaved({}, {}) == []
 
 
-def test_the_files_that_take_longest_exist() -> None:
+def test_files_listed_as_slowest_exist() -> None:
     tests = Path(__file__).parents[1]
     assert [name for name in LONG_S if not (tests / name).is_file()] == []
 
 
-def test_what_gives_way_comes_first_again_where_that_is_allowed() -> None:
+def test_lowered_process_priority_is_restored_where_that_is_allowed() -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0)
     give_way(before, to_clusters=True)
     lower = os.getpriority(os.PRIO_PROCESS, 0)
@@ -32,7 +32,7 @@ def test_what_gives_way_comes_first_again_where_that_is_allowed() -> None:
     assert os.getpriority(os.PRIO_PROCESS, 0) in (before, lower)
 
 
-def test_another_run_closes_no_directory_of_this_one(open_tmp_path: Path) -> None:
+def test_another_test_run_does_not_close_directories_of_this_one(open_tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "spread", __file__]
