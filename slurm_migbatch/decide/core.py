@@ -54,7 +54,7 @@ class Settings:
 
 
 class DecisionMemory:
-    """Memory from one decision to the next."""
+    """State of all stages between decisions."""
 
     def __init__(self, settings: Settings) -> None:
         self.supply = SupplyMemory()
@@ -131,18 +131,18 @@ def decide(
             seconds[name] = clock() - begun
 
     supply, dispatch, lending = None, None, None
-    if (how := settings.supply) is not None:
+    if (supply_settings := settings.supply) is not None:
         ending = ends_of(memory.lending.ledger, settings.lending, snapshot.now)
-        supply = stage("supply", lambda: plan_supply(snapshot, memory.supply, how, ending))
-    if (may := settings.dispatch) is not None and "supply" not in failed:
-        dispatch = stage("dispatch", lambda: plan_dispatch(snapshot, supply, memory.dispatch, may))
-    if (rules := settings.lending) is not None:
-        if supply is None or (dispatch and may is not None and not may.dry_run):
+        supply = stage("supply", lambda: plan_supply(snapshot, memory.supply, supply_settings, ending))
+    if (dispatch_settings := settings.dispatch) is not None and "supply" not in failed:
+        dispatch = stage("dispatch", lambda: plan_dispatch(snapshot, supply, memory.dispatch, dispatch_settings))
+    if (lending_settings := settings.lending) is not None:
+        if supply is None or (dispatch and dispatch_settings is not None and not dispatch_settings.dry_run):
             absorb(snapshot, memory.lending)
         else:
             planned = supply
-            lending = stage("lending", lambda: plan_lending(snapshot, planned, memory.lending, rules))
-            memory.supply.pairs = {} if rules.dry_run else memory.lending.slice_sharing.wanted
+            lending = stage("lending", lambda: plan_lending(snapshot, planned, memory.lending, lending_settings))
+            memory.supply.pairs = {} if lending_settings.dry_run else memory.lending.slice_sharing.wanted
     questions = Questions(decisions=dispatch.unknown if dispatch is not None else ())
     return Decision(memory, supply, dispatch, lending, questions, failed, seconds)
 

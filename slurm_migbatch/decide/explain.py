@@ -22,7 +22,7 @@ def why_not_started(
     now: float,
     lending: Collection[str] | None = None,
 ) -> str:
-    """Return one sentence why a job has not started, as far as supply is concerned.
+    """Return one sentence that says why a job has not started, as far as supply is concerned.
 
     Args:
         job: its id.
@@ -62,10 +62,10 @@ def _by_plan(job: int, row: JobRow, decided: SupplyDecision, now: float) -> str:
     plan = decided.plan
     placed = plan.placed.get(job)
     if placed is not None:
-        where = ", ".join(placed.nodes[:4])
+        node_names = ", ".join(placed.nodes[:4])
         if placed.standing:
-            return f"its slices are offered on {where}; Slurm should start it in its next cycle"
-        return f"{where} is being updated to offer its slices"
+            return f"its slices are offered on {node_names}; Slurm should start it in its next cycle"
+        return f"{node_names} is being updated to offer its slices"
     if job in plan.cramped:
         return (
             f"it is part of the heterogeneous job {row.het_job}, which needs separate nodes for each component, and "

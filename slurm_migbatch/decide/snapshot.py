@@ -115,7 +115,7 @@ class LendingPast:
 
     Attributes:
         loans: rows of loans, those of the last day and current ones.
-        uses: profile, start and end of inference's use, as far back as the forecast needs.
+        uses: profile, start and end of each use of a slice by inference, as far back as the forecast needs.
         freed: when a slice of a GPU (by UUID) was last released.
         runs: progress of current loans.
         actions: actions on jobs, and those of a dry run, oldest first.
@@ -185,7 +185,7 @@ class Predictions(Protocol):
 
 
 class NoPredictions:
-    """Predictions of a site about which nothing is known."""
+    """Predictions of a site without data: every answer is unknown."""
 
     version = ""
 

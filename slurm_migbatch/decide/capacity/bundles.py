@@ -20,27 +20,27 @@ def holds(geometry: Geometry, profiles: Sequence[Profile], used: Layout = EMPTY)
 def bundles(geometry: Geometry, profiles: tuple[Profile, ...], used: Layout = EMPTY) -> tuple[tuple[int, ...], ...]:
     """Return every way to fill one GPU with slices of these profiles.
 
-    A way is counts in the order of `profiles`, to none of which one more slice could be added. Any set of slices that
-    the GPU can hold next to `used` is part of one of them.
+    A way is a tuple of counts in the order of `profiles`, none of which could be increased by one. Any set of slices
+    that the GPU can hold next to `used` is part of one of them.
     """
 
     def listed(counts: Sequence[int]) -> list[Profile]:
         return [profile for profile, count in zip(profiles, counts, strict=True) for _ in range(count)]
 
-    found: set[tuple[int, ...]] = set()
+    fitting: set[tuple[int, ...]] = set()
     maximal: set[tuple[int, ...]] = set()
     frontier = [(0,) * len(profiles)]
     while frontier:
         counts = frontier.pop()
-        more = False
+        can_grow = False
         for i in range(len(profiles)):
             grown = (*counts[:i], counts[i] + 1, *counts[i + 1 :])
-            if grown in found:
-                more = True
+            if grown in fitting:
+                can_grow = True
             elif holds(geometry, listed(grown), used):
-                found.add(grown)
+                fitting.add(grown)
                 frontier.append(grown)
-                more = True
-        if not more:
+                can_grow = True
+        if not can_grow:
             maximal.add(counts)
     return tuple(sorted(maximal, reverse=True))

@@ -27,7 +27,7 @@ FILLER = "none"
 #: slurm.conf gives every node one, which is never used and never changed.
 LOAN = "loan"
 
-#: A job that waits for its begin time counts once that is this near: its supply should be ready by then.
+#: A job that waits for its begin time is planned for this long before it, so that its supply is ready by then.
 BEGIN_LEAD_S = 5.0
 
 #: Pending reasons with which a job would start if its nodes offered its request. With every other reason it could not
@@ -80,8 +80,8 @@ def _runnable(reason: str) -> bool | None:
     """Return whether a job with this pending reason waits only for resources; None: its begin time decides."""
     if reason.replace("_", " ").strip("()").startswith(_RUNNABLE_PROSE):
         return True
-    word = reason.partition(",")[0].strip()
-    return None if word == "BeginTime" else word in RUNNABLE
+    first_reason = reason.partition(",")[0].strip()
+    return None if first_reason == "BeginTime" else first_reason in RUNNABLE
 
 
 @lru_cache(maxsize=4096)
@@ -98,10 +98,10 @@ def unlocated(holders: Iterable[JobRow], leased: Collection[tuple[int, int]]) ->
         leased: the runs with a lease there.
     """
     missing = [row for row in holders if (row.job_id, row.restarts) not in leased]
-    found: Counter[Profile] = Counter()
+    counts: Counter[Profile] = Counter()
     for row in sorted(missing, key=lambda row: row.job_id):
-        found.update(slices(row.gres))
-    return found
+        counts.update(slices(row.gres))
+    return counts
 
 
 def waits_for_loan(text: str) -> bool:
@@ -111,12 +111,12 @@ def waits_for_loan(text: str) -> bool:
 
 def profiles(counts: Mapping[str, int]) -> Mapping[Profile, int]:
     """Map GRES types to profiles, without zeros, the filler and types that are not profiles."""
-    found: Counter[Profile] = Counter()
-    for kind, count in counts.items():
-        profile = _profile(kind)
+    by_profile: Counter[Profile] = Counter()
+    for gres_type, count in counts.items():
+        profile = _profile(gres_type)
         if profile is not None and count > 0:
-            found[profile] += count
-    return MappingProxyType(found)
+            by_profile[profile] += count
+    return MappingProxyType(by_profile)
 
 
 @lru_cache(maxsize=4096)
@@ -135,7 +135,7 @@ def demands(
     avoid: Mapping[int, Collection[str]] | None = None,
     loan: Callable[[JobRow], bool] | None = None,
 ) -> list[Demand]:
-    """Return the pending work of one queue by itself; see `DemandBook.of`."""
+    """Return the pending work of a single queue; see `DemandBook.of`."""
     return DemandBook().of(JobQueue.of(jobs), nodes, supply, now, avoid, loan)
 
 
@@ -148,7 +148,7 @@ class DemandBook:
         self._site = _Site((), frozenset())
         self._nodes: Sequence[NodeRow] = ()
         self._supply: frozenset[str] = frozenset()
-        #: for each row of the queue its demand, or the row if that depends on more, or None for nothing
+        #: for each row of the queue its demand; the row itself if that depends on more than the row; None for nothing
         self._entries: list[Demand | JobRow | None] = []
         #: by the identity of rows whose array has a throttle, their last demand
         self._throttled: dict[int, Demand] = {}
@@ -164,13 +164,13 @@ class DemandBook:
         avoid: Mapping[int, Collection[str]] | None = None,
         loan: Callable[[JobRow], bool] | None = None,
     ) -> list[Demand]:
-        """Return the pending work that supply could help, in the order of the queue (Slurm's own).
+        """Return the pending work that supply could help, in the order of the queue, which is Slurm's.
 
-        The components of a heterogeneous job come together, at the position of the last one, and only if Slurm would
+        The components of a heterogeneous job are adjacent, at the position of the last one, and only if Slurm would
         start all of them.
 
         Args:
-            queue: the whole of it, including running jobs, which count towards the limits of their arrays.
+            queue: the whole queue, including running jobs, which count towards the limits of their arrays.
             nodes: every node, for partitions and features.
             supply: names of the nodes that have MIG GPUs.
             now: unix seconds.
@@ -184,13 +184,13 @@ class DemandBook:
         avoided, site = avoid or {}, self._site
         missing = Counter(self._components.values())
         components: dict[int, list[Demand | None]] = {}
-        found: list[Demand] = []
+        pending: list[Demand] = []
         row: JobRow
         entries: Iterable[Demand | JobRow] = filter(None, self._entries)
         for entry in entries:
             if isinstance(entry, Demand):
                 if entry.job not in avoided:
-                    found.append(entry)
+                    pending.append(entry)
                     continue
                 row = queue.rows[entry.job]
             else:
@@ -201,17 +201,17 @@ class DemandBook:
                     group.append(self._demand(queue, row, avoided, row.het_job) if could_run(row, now) else None)
                 missing[row.het_job] -= 1
                 if not missing[row.het_job]:
-                    whole = [demand for demand in group if demand is not None]
-                    if len(whole) == len(group) and any(demand.parts for demand in whole):
-                        found.extend(sorted(whole, key=lambda demand: demand.job))
+                    group_demands = [demand for demand in group if demand is not None]
+                    if len(group_demands) == len(group) and any(demand.parts for demand in group_demands):
+                        pending.extend(sorted(group_demands, key=lambda demand: demand.job))
             elif could_run(row, now):
                 demand = self._now(queue, row, avoided)
                 if demand is not None and demand.parts:
-                    found.append(demand)
-        return found
+                    pending.append(demand)
+        return pending
 
     def of_running(self, queue: JobQueue, row: JobRow) -> Demand | None:
-        """Return the demand of a running job if it has to start again; `of` was called for its queue before."""
+        """Return the demand of a running job after a restart; call it only after `of` for the same queue."""
         return self._demand(queue, row if row.throttle is None else replace(row, throttle=None), {})
 
     def _learn(
@@ -228,9 +228,9 @@ class DemandBook:
             for row in queue.gone:
                 self._throttled.pop(id(row), None)
                 self._components.pop(id(row), None)
-            before, self._entries = self._entries, []
+            old_entries, self._entries = self._entries, []
             for start, end, new in queue.edits:
-                self._entries += before[start:end]
+                self._entries += old_entries[start:end]
                 self._entries += self._noted_all(queue, new)
         else:
             self._site, self._loan = _Site(*_node_facts(nodes, supply)), loan
@@ -242,18 +242,18 @@ class DemandBook:
         """Return whether the nodes are the same for pools; compares only rows that have changed."""
         if len(nodes) != len(self._nodes) or self._supply != supply:
             return False
-        others = [pair for pair in zip(self._nodes, nodes, strict=True) if pair[0] is not pair[1]]
-        was, now = ([pair[i] for pair in others] for i in (0, 1))
-        return [row.name for row in was] == [row.name for row in now] and _node_facts(was, supply) == _node_facts(
-            now, supply
+        changed = [pair for pair in zip(self._nodes, nodes, strict=True) if pair[0] is not pair[1]]
+        old, new = ([pair[i] for pair in changed] for i in (0, 1))
+        return [row.name for row in old] == [row.name for row in new] and _node_facts(old, supply) == _node_facts(
+            new, supply
         )
 
     def _noted_all(self, queue: JobQueue, rows: Iterable[JobRow]) -> list[Demand | JobRow | None]:
-        """Return what is kept of each row."""
+        """Return the entry of each row; see `_entries`."""
         return [self._noted(queue, row) if row.pending else None for row in rows]
 
     def _noted(self, queue: JobQueue, row: JobRow) -> Demand | JobRow | None:
-        """Return what is kept of a pending row."""
+        """Return the entry of a pending row; see `_entries`."""
         if row.het_job is not None:
             self._components[id(row)] = row.het_job
             return row
@@ -269,9 +269,9 @@ class DemandBook:
         """Return the current demand of a row; the same object while it is unchanged."""
         if row.throttle is None or row.job_id in avoid:
             return self._demand(queue, row, avoid)
-        known = self._throttled.get(id(row))
-        if known is not None and known.copies == _copies(queue, row):
-            return known
+        last = self._throttled.get(id(row))
+        if last is not None and last.copies == _copies(queue, row):
+            return last
         demand = self._demand(queue, row, avoid)
         if demand is not None:
             self._throttled[id(row)] = demand
@@ -315,7 +315,7 @@ class _Site:
                 self._in_partition.setdefault(partition, set()).add(name)
         #: by the request and the nodes to exclude
         self._pools: dict[tuple[_Asked, frozenset[str]], frozenset[str]] = {}
-        #: equal pools are one object, for fast comparison
+        #: one object for all equal pools, for fast comparison
         self._interned: dict[frozenset[str], frozenset[str]] = {}
 
     @property
@@ -335,13 +335,13 @@ class _Site:
         if avoid:
             apart = apart.union(avoid)
         others = _others(row.gres) if "," in row.gres or GRES not in row.gres else ()
-        asked = (row.partition, row.features, row.requested_nodes, row.reservation, row.num_nodes, others)
-        pool = self._pools.get((asked, apart))
+        request = (row.partition, row.features, row.requested_nodes, row.reservation, row.num_nodes, others)
+        pool = self._pools.get((request, apart))
         if pool is None:
             pool = self._found(row).difference(apart)
             if others:
                 pool = frozenset([name for name in pool if _has_others(others, self._facts[name][5])])
-            pool = self._pools[asked, apart] = self._interned.setdefault(pool, pool)
+            pool = self._pools[request, apart] = self._interned.setdefault(pool, pool)
         return pool
 
     def _found(self, row: JobRow) -> frozenset[str]:
@@ -382,29 +382,29 @@ def _parts(text: str) -> tuple[tuple[Profile, int], ...]:
 def _has_features(expression: str, features: frozenset[str]) -> bool:
     """Return whether a node may satisfy --constraint; True for all but plain `a&b` and `a|b`, which Slurm evaluates."""
     words = _WORDS.findall(expression)
-    rest = _WORDS.sub("", expression)
+    operators = _WORDS.sub("", expression)
     if not words:
         return True
-    if set(rest) <= {"&", ","}:
+    if set(operators) <= {"&", ","}:
         return features.issuperset(words)
-    if set(rest) <= {"|"}:
+    if set(operators) <= {"|"}:
         return not features.isdisjoint(words)
     return True
 
 
 @lru_cache(maxsize=4096)
 def _others(text: str) -> tuple[gres.Gres, ...]:
-    """Return the readable entries of a job's GRES that are not of MIG, without those of a count of 0."""
+    """Return the readable entries of a job's GRES other than MIG, without those with a count of 0."""
     return tuple([entry for entry in gres.readable(text) if entry.name != GRES and entry.count > 0])
 
 
 @lru_cache(maxsize=4096)
 def _has_others(asked: tuple[gres.Gres, ...], text: str) -> bool:
     """Return whether a node has these other GRES, in use or not. `text`: the node's, as Slurm shows them."""
-    held = gres.readable(text)
+    node_entries = gres.readable(text)
     for entry in asked:
-        alike = [other for other in held if other.name == entry.name and entry.type in (None, other.type)]
-        wanted = [other for other in asked if other.name == entry.name and entry.type in (None, other.type)]
-        if sum(other.count for other in alike) < sum(other.count for other in wanted):
+        matching = [item for item in node_entries if item.name == entry.name and entry.type in (None, item.type)]
+        wanted = [item for item in asked if item.name == entry.name and entry.type in (None, item.type)]
+        if sum(item.count for item in matching) < sum(item.count for item in wanted):
             return False
     return True

@@ -1,4 +1,4 @@
-"""Compute how one sequence became the next: which stretches remain, and what came between them.
+"""Compute the edits from one sequence to the next: which stretches remain, and what was inserted between them.
 
 Of a queue of some hundred thousand rows a few hundred change between two listings. Unchanged rows are compared by
 identity only.
@@ -32,37 +32,37 @@ def edits(before: tuple[T, ...], now: tuple[T, ...]) -> list[Edit[T]]:
     """
     if not before:
         return [Edit(0, 0, now)] if now else []
-    found: list[Edit[T]] = []
+    result: list[Edit[T]] = []
     i = j = 0
     while i < len(before) or j < len(now):
-        start, alike = i, _alike(before, i, now, j)
-        i, j = i + alike, j + alike
-        left_out, came = _gap(before, i, now, j)
-        found.append(Edit(start, i, now[j : j + came]))
-        i, j = i + left_out, j + came
-    return found
+        start, length = i, _alike(before, i, now, j)
+        i, j = i + length, j + length
+        removed, inserted = _gap(before, i, now, j)
+        result.append(Edit(start, i, now[j : j + inserted]))
+        i, j = i + removed, j + inserted
+    return result
 
 
 def _alike(before: tuple[T, ...], i: int, now: tuple[T, ...], j: int) -> int:
     """Return how many objects are the same from `i` and `j` on."""
-    most, alike = min(len(before) - i, len(now) - j), 0
-    while alike < most:
-        size = min(_STRETCH, most - alike)
-        earlier, later = before[i + alike : i + alike + size], now[j + alike : j + alike + size]
+    max_length, length = min(len(before) - i, len(now) - j), 0
+    while length < max_length:
+        size = min(_STRETCH, max_length - length)
+        earlier, later = before[i + length : i + length + size], now[j + length : j + length + size]
         if not all(map(is_, earlier, later)):
-            return alike + indexOf(map(is_, earlier, later), False)
-        alike += size
-    return alike
+            return length + indexOf(map(is_, earlier, later), False)
+        length += size
+    return length
 
 
 def _gap(before: tuple[T, ...], i: int, now: tuple[T, ...], j: int) -> tuple[int, int]:
     """Return how many of the next objects were removed, and how many added, before one that remains."""
-    near = _NEAR
+    distance = _NEAR
     while True:
-        places = {id(row): place for place, row in enumerate(before[i : i + near])}
-        for came, row in enumerate(now[j : j + near]):
-            if (place_before := places.get(id(row))) is not None:
-                return place_before, came
-        if near >= max(len(before) - i, len(now) - j):
+        positions = {id(row): position for position, row in enumerate(before[i : i + distance])}
+        for inserted, row in enumerate(now[j : j + distance]):
+            if (removed := positions.get(id(row))) is not None:
+                return removed, inserted
+        if distance >= max(len(before) - i, len(now) - j):
             return len(before) - i, len(now) - j
-        near *= 4
+        distance *= 4

@@ -77,12 +77,12 @@ class FreeCapacity:
 
     def count(self, pool: Collection[str], profile: Profile, slice_count: int = 1, enough: int = 1 << 30) -> int:
         """Return how many jobs of `slice_count` slices of this profile fit, at most `enough`."""
-        found = 0
+        total = 0
         for name in self._in(pool):
-            found += self._rooms[name].count(profile) // slice_count
-            if found >= enough:
+            total += self._rooms[name].count(profile) // slice_count
+            if total >= enough:
                 return enough
-        return found
+        return total
 
     def take(self, pool: Collection[str], profile: Profile, slice_count: int = 1) -> str | None:
         """Take space for one job; return the node, or None if it fits nowhere."""
@@ -102,7 +102,7 @@ class FreeCapacity:
 
 
 def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, jobs: Mapping[int, JobRow]) -> FreeCapacity:
-    """Return what a plan of supply leaves.
+    """Return the space that a plan of supply leaves.
 
     Args:
         nodes: the planner's input.
@@ -113,12 +113,12 @@ def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, jobs: Mapping[int, Job
     reserved = {(node, gpu) for reservation in plan.reservations for node, gpu, _ in reservation.places}
     rooms: dict[str, NodeCapacity] = {}
     kinds: dict[str, frozenset[Profile]] = {}
-    for name, made in plan.nodes.items():
+    for name, node_plan in plan.nodes.items():
         node = nodes.get(name)
-        if node is None or not made.open or node.mode in (Mode.CLOSED, Mode.WITHDRAWN):
+        if node is None or not node_plan.open or node.mode in (Mode.CLOSED, Mode.WITHDRAWN):
             continue
         kinds[name] = _kinds(tuple(gpu.geometry for gpu in node.gpus))
-        room = _left(node, made, meant.get(name, Counter()), reserved)
+        room = _left(node, node_plan, meant.get(name, Counter()), reserved)
         if room.gpus or room.fixed:
             rooms[name] = room
     return FreeCapacity(rooms, kinds)
@@ -129,31 +129,31 @@ def _meant(plan: ClusterPlan, jobs: Mapping[int, JobRow]) -> dict[str, Counter[P
 
     The plan does not say on how many of its nodes each task is.
     """
-    found: dict[str, Counter[Profile]] = {}
+    counts: dict[str, Counter[Profile]] = {}
     for job, placed in plan.placed.items():
         row = jobs.get(job)
         for profile, count in () if row is None else slices(row.gres).items():
             for name in placed.nodes:
-                found.setdefault(name, Counter())[profile] += count * placed.copies
-    return found
+                counts.setdefault(name, Counter())[profile] += count * placed.copies
+    return counts
 
 
 def _left(node: Node, made: NodePlan, meant: Counter[Profile], reserved: Collection[tuple[str, str]]) -> NodeCapacity:
-    taken = meant + node.unmatched()
+    unplaced = meant + node.unmatched()
     room = NodeCapacity()
     frozen = made.fixed or node.mode is not Mode.OPEN
     for gpu in node.gpus:
-        used, given = gpu.occupied, list[Slot]()
+        used, planned = gpu.occupied, list[Slot]()
         for slot in made.layouts.get(gpu.uuid, gpu.free).slots:
             if slot.placement.mask & used.mask:
                 continue
-            if taken[slot.profile] > 0:
-                taken[slot.profile] -= 1
-                given.append(slot)
+            if unplaced[slot.profile] > 0:
+                unplaced[slot.profile] -= 1
+                planned.append(slot)
             elif frozen:
                 room.fixed[slot.profile] += 1
-        if given:
-            used = layout_of((*used.slots, *given))
+        if planned:
+            used = layout_of((*used.slots, *planned))
         if not frozen and (node.name, gpu.uuid) not in reserved and _any(gpu.geometry, used):
             room.gpus.append((gpu.geometry, used))
     return room
@@ -170,7 +170,7 @@ def _kinds(geometries: tuple[Geometry, ...]) -> frozenset[Profile]:
 
 
 def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[FreeCapacity, dict[int, int]]:
-    """Return what Slurm's own counts leave if supply is not managed.
+    """Return the space that Slurm's own counts leave if supply is not managed.
 
     Args:
         rows: the nodes.

@@ -45,9 +45,10 @@ class KnownGpu(NamedTuple):
         contradiction = _contradiction(geometry, (*leased, *zombies) if zombies else leased)
         if contradiction:
             return cls(facts, rows, until, guests, None, contradiction)
-        alone = guests or (False,) * len(until)
+        as_guest = guests or (False,) * len(until)
         leases = [
-            Lease(slot, run[0], end, guest) for (slot, run), end, guest in zip(facts.leases, until, alone, strict=True)
+            Lease(slot, run[0], end, guest)
+            for (slot, run), end, guest in zip(facts.leases, until, as_guest, strict=True)
         ]
         if zombies:
             leases += [Lease(slot) for slot in zombies]

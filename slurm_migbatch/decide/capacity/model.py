@@ -22,7 +22,7 @@ class Lease(NamedTuple):
     """A slot that is taken: by a run of a job, or by a zombie (an instance that could not be destroyed; job None).
 
     `until` is when it should be free by the job's time limit; None without a limit. With `guest` Slurm does not
-    count it under its profile: the job came to share it, and is alone there now.
+    count it under its profile: the job started as a guest of another, which has ended.
     """
 
     slot: Slot
@@ -99,16 +99,16 @@ class Node:
     def unmatched(self) -> Counter[Profile]:
         """Return slices that are in use on unknown free slots.
 
-        Slurm's counts beyond the leases are one bound, and jobs without a lease are another: in the counts an
-        unreported end hides an unreported start.
+        The larger of two bounds: Slurm's counts beyond the leases, and jobs without a lease. The first alone is too
+        low if a node has reported neither the end of one job nor the start of another.
         """
         return self._unmatched
 
     @lazy
     def _unmatched(self) -> Counter[Profile]:
         leased = self.leased
-        held = Counter({p: n - leased[p] for p, n in self.used.items() if n > leased[p]})
-        return held | Counter(self.unlocated) if self.unlocated else held
+        beyond_leases = Counter({p: n - leased[p] for p, n in self.used.items() if n > leased[p]})
+        return beyond_leases | Counter(self.unlocated) if self.unlocated else beyond_leases
 
     @lazy
     def leased(self) -> Counter[Profile]:
@@ -118,7 +118,7 @@ class Node:
 
 
 class Kind:
-    """Pool, slices of a node, and nodes; hashed once.
+    """Pool, slices on each node and number of nodes of a demand; the hash is computed once.
 
     `slices`: one profile for each slice on a node, the largest first. `single`: whether this is one slice in total.
     """
@@ -163,7 +163,7 @@ class Demand:
 
     @lazy
     def kind(self) -> Kind:
-        """Properties of demands that matter for finding room."""
+        """The properties of the demand that determine where it fits."""
         return _kind(self.pool, self.parts, self.nodes)
 
     @property
@@ -257,7 +257,7 @@ class ClusterPlan:
     moves: tuple[PlannedMove, ...] = ()
 
     def offers(self) -> Counter[Profile]:
-        """Free slots by profile over all nodes on which Slurm starts jobs."""
+        """Return the number of free slots by profile, over all nodes on which Slurm starts jobs."""
         total: Counter[Profile] = Counter()
         for node in self.nodes.values():
             if node.open:

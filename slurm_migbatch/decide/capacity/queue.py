@@ -1,4 +1,4 @@
-"""Track Slurm's queue between snapshots: which rows are new, and the planner's data of unchanged ones.
+"""Track Slurm's queue between snapshots: which rows are new or removed, and indexes of the rows.
 
 A row that is the same object as in the previous snapshot is not processed again, so a caller that keeps the objects of
 unchanged rows saves work. A different object counts as new whatever its content, so correctness does not depend on it.
@@ -53,7 +53,7 @@ class JobQueue:
 
     @classmethod
     def of(cls, jobs: Sequence[JobRow]) -> JobQueue:
-        """Return one queue by itself."""
+        """Return a single queue, without edits from an earlier one."""
         queue = cls()
         queue.update(jobs)
         return queue
@@ -63,26 +63,26 @@ class JobQueue:
         if not self._whole:  # the last update was incomplete, or a job had two rows
             self._forget()
         self._whole = False
-        now = tuple(jobs)
-        self._follow(now, edits(self.jobs, now))
-        if len(self.rows) == len(now):
+        rows = tuple(jobs)
+        self._follow(rows, edits(self.jobs, rows))
+        if len(self.rows) == len(rows):
             self._whole = True
         else:  # a job has two rows, and the last one counts
             self._forget()
-            self._follow(now, [Edit(0, 0, now)])
+            self._follow(rows, [Edit(0, 0, rows)])
 
     def _forget(self) -> None:
-        """Start from nothing; users of `edits` must do so too."""
+        """Clear all state; users of `edits` see a gap in `version` and must do so too."""
         self.version += 1
         self.jobs, self.rows, self._holders, self._signalled = (), {}, {}, {}
         self.running, self.guests = Counter(), frozenset()
 
     def _follow(self, now: tuple[JobRow, ...], found: Sequence[Edit[JobRow]]) -> None:
-        removed, at = list[JobRow](), 0
+        removed, position = list[JobRow](), 0
         for start, end, _ in found:
-            removed += self.jobs[at:start]
-            at = end
-        removed += self.jobs[at:]
+            removed += self.jobs[position:start]
+            position = end
+        removed += self.jobs[position:]
         self.version += 1
         self.edits, self.jobs, self.gone = found, now, removed
         fresh = list(chain.from_iterable([edit.new for edit in found]))
@@ -107,7 +107,7 @@ class JobQueue:
         return [row for row in self.jobs if id(row) in self._signalled] if self._signalled else []
 
     def any_signalled(self, holds: Callable[[JobRow], bool]) -> bool:
-        """Return whether this holds for any active job with the hint `signal=`; without a look at the whole queue."""
+        """Return whether `holds` is true for any active job with the hint `signal=`; does not search the queue."""
         return any(map(holds, self._signalled.values()))
 
     def holders(self, node: str) -> Collection[JobRow]:
@@ -115,7 +115,7 @@ class JobQueue:
         return self._holders.get(node, {}).values()
 
     def _add(self, row: JobRow, started: set[int]) -> None:
-        """Take in an active job."""
+        """Add an active job to the indexes."""
         if row.array_job is not None:
             self.running[row.array_job] += 1
         if _SIGNAL in row.comment:
@@ -128,7 +128,7 @@ class JobQueue:
                 started.add(row.job_id)
 
     def _drop(self, row: JobRow, started: set[int]) -> None:
-        """Forget a job that was active."""
+        """Remove a job that was active from the indexes."""
         if row.array_job is not None:
             self.running[row.array_job] -= 1
             if not self.running[row.array_job]:
@@ -136,9 +136,9 @@ class JobQueue:
         self._signalled.pop(id(row), None)
         if GRES in row.gres:
             for node in row.nodes:
-                held = self._holders.get(node, {})
-                held.pop(id(row), None)
-                if not held:
+                holders = self._holders.get(node, {})
+                holders.pop(id(row), None)
+                if not holders:
                     self._holders.pop(node, None)
             started.discard(row.job_id)
 

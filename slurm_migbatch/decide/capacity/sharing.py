@@ -6,9 +6,9 @@ the second job should be pinned to the first one's node.
 
 The first job may end before the second. Slurm then assumes that a slice of the profile is free, but it is not. So for
 every shared slice one less of its profile is configured; that is below the count in use as long as nothing of the
-profile is free on that node. Free slices of the profile there are hidden behind that, one for each pair, until a
-pending job has been given one of them: then the count is raised for it, and only in these seconds can a job start that
-finds no slot (it is requeued and started again elsewhere).
+profile is free on that node. This hides free slices of the profile there, one for each pair, until the plan gives one
+of them to a pending job: then the count is raised for it, and only in these seconds can a job start that finds no slot
+(it is requeued and started again elsewhere).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Sharing:
 
     def shown(self, profile: Profile, used: int, free: int) -> int:
         """Return the count to configure of a profile with so many in use and so many on offer."""
-        kept = max(free - self.held_back.get(profile, 0), min(free, self.due.get(profile, 0)) or -used)
-        return max(0, used + kept)
+        shown_free = max(free - self.held_back.get(profile, 0), min(free, self.due.get(profile, 0)) or -used)
+        return max(0, used + shown_free)
 
 
 ALONE = Sharing()
@@ -88,16 +88,16 @@ def sharing(
         used: how many guests Slurm counts as in use there.
         present: the places in the node's current plan.
     """
-    first = {run[0]: (gpu.uuid, slot, run) for gpu in facts.gpus for slot, run in gpu.leases}
-    slices = Counter(run[0] for gpu in facts.gpus for _, run in gpu.leases)
-    shared = {(gpu.uuid, slot): run[0] for gpu in facts.gpus for slot, run in gpu.guests}
-    located = {*first, *shared.values()}
+    first_holders = {run[0]: (gpu.uuid, slot, run) for gpu in facts.gpus for slot, run in gpu.leases}
+    slice_counts = Counter(run[0] for gpu in facts.gpus for _, run in gpu.leases)
+    guest_of = {(gpu.uuid, slot): run[0] for gpu in facts.gpus for slot, run in gpu.guests}
+    located = {*first_holders, *guest_of.values()}
     held_back = Counter(
         slot.profile
-        for uuid, slot in shared
-        if any(s == slot and u == uuid and job not in started for job, (u, s, _) in first.items())
+        for uuid, slot in guest_of
+        if any(s == slot and u == uuid and job not in started for job, (u, s, _) in first_holders.items())
     )
-    # Their Prologs may be looking up their places in the plan now.
+    # Guests that have started without a lease yet: their Prologs may be looking up their places in the plan.
     starting = {
         guest: place
         for guest, place in present.items()
@@ -105,20 +105,20 @@ def sharing(
     }
     places = dict(starting)
     unlocated: Counter[Profile] = Counter()
-    taken = set(shared)
+    taken = set(guest_of)
     for uuid, slot in filter(None, map(_slot, starting.values())):
         taken.add((uuid, slot))
-        holder = next((job for job, (u, s, _) in first.items() if u == uuid and s == slot), None)
+        holder = next((job for job, (u, s, _) in first_holders.items() if u == uuid and s == slot), None)
         if holder is None:
             unlocated[slot.profile] += 1
         elif holder not in started:
             held_back[slot.profile] += 1
     waiting = 0
     for guest, host in sorted(pairs.items()):
-        row, found = jobs.get(guest), first.get(host)
-        if row is None or guest in located or not row.pending or found is None or slices[host] > 1:
+        row, host_lease = jobs.get(guest), first_holders.get(host)
+        if row is None or guest in located or not row.pending or host_lease is None or slice_counts[host] > 1:
             continue
-        uuid, slot, run = found
+        uuid, slot, run = host_lease
         if (uuid, slot) in taken or not _alike(row, jobs.get(host)):
             continue
         taken.add((uuid, slot))
@@ -143,16 +143,16 @@ def without_strays(found: dict[str, Sharing], jobs: Iterable[JobRow]) -> dict[st
 def due(plan: ClusterPlan, demands: Iterable[Demand]) -> dict[str, Counter[Profile]]:
     """Return by node how many free slices pending jobs have been given there at most, by profile."""
     parts = {demand.job: demand.parts for demand in demands}
-    found: dict[str, Counter[Profile]] = {}
+    counts: dict[str, Counter[Profile]] = {}
     for job, placed in plan.placed.items():
         for profile, count in parts.get(job, ()):
             for node in placed.nodes:
-                found.setdefault(node, Counter())[profile] += count * placed.copies
-    return found
+                counts.setdefault(node, Counter())[profile] += count * placed.copies
+    return counts
 
 
 def ends(gpu: GpuFacts, until: Mapping[int, float | None], unlisted_end: float) -> tuple[float | None, ...]:
-    """Return when each leased slot should be free: when its last holder is to end; None: unknown.
+    """Return when each leased slot should be free, at the end of its last holder; None: unknown.
 
     Args:
         gpu: the node's report of it.
@@ -161,13 +161,15 @@ def ends(gpu: GpuFacts, until: Mapping[int, float | None], unlisted_end: float) 
     """
     if not gpu.guests:
         return tuple([until.get(run[0], unlisted_end) for _, run in gpu.leases])
-    second = dict(gpu.guests)
-    found: list[float | None] = []
+    guest_of = dict(gpu.guests)
+    slot_ends: list[float | None] = []
     for slot, run in gpu.leases:
-        moments = [until.get(job, unlisted_end) for job, _ in (run, *([second[slot]] if slot in second else []))]
-        known = [moment for moment in moments if moment is not None]
-        found.append(max(known) if len(known) == len(moments) else None)
-    return tuple(found)
+        holder_ends = [
+            until.get(job, unlisted_end) for job, _ in (run, *([guest_of[slot]] if slot in guest_of else []))
+        ]
+        known_ends = [moment for moment in holder_ends if moment is not None]
+        slot_ends.append(max(known_ends) if len(known_ends) == len(holder_ends) else None)
+    return tuple(slot_ends)
 
 
 def whose(gpu: GpuFacts, started: Collection[int]) -> tuple[bool, ...]:

@@ -1,4 +1,4 @@
-"""Compute what fits on one GPU next to its used slots, and the loss by it: `mig.planning`, cached."""
+"""Compute what fits on one GPU next to its used slots, and the free space lost by it; caches `mig.planning`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def by_size(profile: Profile) -> tuple[int, int, str]:
 
 
 def ordered(profiles: Iterable[Profile]) -> tuple[Profile, ...]:
-    """Return the profiles sorted, so that equal ones have the same key."""
+    """Return the profiles sorted, so that the same profiles in any order are one cache key."""
     return tuple(sorted(profiles, reverse=True))
 
 
 def without(profiles: tuple[Profile, ...], profile: Profile) -> tuple[Profile, ...]:
-    """Return the profiles without one of this kind."""
-    at = profiles.index(profile)
-    return profiles[:at] + profiles[at + 1 :]
+    """Return the profiles without one slice of this profile."""
+    index = profiles.index(profile)
+    return profiles[:index] + profiles[index + 1 :]
 
 
 @lru_cache(maxsize=1 << 17)
@@ -36,20 +36,20 @@ def fits(geometry: Geometry, used: Layout, profiles: tuple[Profile, ...]) -> boo
 @lru_cache(maxsize=1 << 17)
 def loss(geometry: Geometry, used: Layout, profiles: tuple[Profile, ...], profile: Profile) -> tuple[int, int] | None:
     """Return the loss of a GPU by one more slice (see `left`), and its free space; None if it does not fit."""
-    more = ordered((*profiles, profile))
-    if not fits(geometry, used, more):
+    grown = ordered((*profiles, profile))
+    if not fits(geometry, used, grown):
         return None
-    before, free = left(geometry, used, profiles)
-    return before - left(geometry, used, more)[0], free
+    left_before, free = left(geometry, used, profiles)
+    return left_before - left(geometry, used, grown)[0], free
 
 
 @lru_cache(maxsize=1 << 17)
 def left(geometry: Geometry, used: Layout, profiles: tuple[Profile, ...]) -> tuple[int, int]:
     """Return the memory slices that each profile alone could still get, summed over profiles, and the free ones."""
     full = used.union(plan_free(geometry, used, profiles))
-    left = sum(
+    remaining = sum(
         info.memory_slices * capacity(geometry, full, info.profile)
         for info in geometry.profiles
         if not info.profile.suffix
     )
-    return left, geometry.memory_slices - full.mask.bit_count()
+    return remaining, geometry.memory_slices - full.mask.bit_count()

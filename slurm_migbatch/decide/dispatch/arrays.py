@@ -1,9 +1,9 @@
-"""How many tasks of an elastic array may run at once: its need, and the available capacity.
+"""Compute how many tasks of an elastic array may run at once, from its need and the available capacity.
 
 An array is elastic by its hints. With `items=` and `deadline=` each task does `items`, and all of them must be done
 `deadline` after the first of them started, unless they are a job of a pipeline, which then has the deadline. With
 `role=serve` and `rate=` each task is an instance of a service, and all of them get `rate` items or requests a second.
-Slurm starts the tasks; this module sets the ArrayTaskThrottle. It is the lowest with which the array meets its deadline
+Slurm starts the tasks; this module sets the ArrayTaskThrottle: the lowest with which the array meets its deadline
 (`decide.dispatch.elasticity.at_once`), or serves the load (`decide.dispatch.instances`), after ElasticBatch: as few
 instances as the load needs, more as soon as it grows. While no other job waits for capacity the number for a deadline
 is lowered only with a reserve, so that it does not oscillate; while others wait it is lowered immediately. No task is
@@ -62,7 +62,7 @@ class ElasticArray:
     Attributes:
         array: its job id; `user` its owner.
         comment: of its tasks, with the marker.
-        profile, each: request of a task.
+        profile, each: requested profile, and number of slices of it for each task.
         pending: tasks that have not started; `running`: start of the others, unix seconds.
         throttle: Slurm's current one (None: none); for an array with one pending task Slurm does not show it, and
             `shown` is false.
@@ -104,9 +104,9 @@ class ElasticArray:
     @property
     def task_s(self) -> float | None:
         """Duration of a task including its start; measured if tasks have ended."""
-        lasted = [run.ended - run.started for run in self.runs if run.done and run.ended is not None][-MEASURED:]
-        known = fmean(lasted) if lasted else self.predicted_s
-        return None if known is None else known + START_S
+        durations = [run.ended - run.started for run in self.runs if run.done and run.ended is not None][-MEASURED:]
+        mean_s = fmean(durations) if durations else self.predicted_s
+        return None if mean_s is None else mean_s + START_S
 
     @property
     def units(self) -> int:
@@ -131,10 +131,10 @@ def elastic_arrays(jobs: Iterable[JobRow]) -> list[ElasticArray]:
         hints = elastic_hints(waiting[0].comment) if waiting else None
         if hints is None:
             continue
-        asked = slices(waiting[0].gres)
-        if len(asked) != 1 or waiting[0].num_nodes != 1:
+        requested = slices(waiting[0].gres)
+        if len(requested) != 1 or waiting[0].num_nodes != 1:
             continue
-        ((profile, slices_per_task),) = asked.items()
+        ((profile, slices_per_task),) = requested.items()
         arrays.append(
             ElasticArray(
                 array=array,
@@ -183,7 +183,7 @@ def elastic_hints(comment: str) -> ElasticHints | None:
 
 @dataclass
 class Bounds:
-    """The throttle that each array's user has set (None: none), distinguished from ours.
+    """The throttle that each array's user has set (None: none), as distinct from those set here.
 
     A value shown by Slurm that is not the last one set here was set by others. To survive a restart, a new throttle is
     recorded before Slurm is changed.
@@ -210,15 +210,15 @@ class Bounds:
         return self.asked[array]
 
     def set(self, array: int, after: int) -> None:
-        """Note the throttle that is about to be set."""
+        """Record the throttle that is about to be set."""
         self.ours[array] = after
 
     def forget_but(self, arrays: Iterable[int]) -> None:
         """Remove all arrays but these."""
         current = set(arrays)
-        for known in (self.asked, self.ours):
-            for array in [array for array in known if array not in current]:
-                del known[array]
+        for by_array in (self.asked, self.ours):
+            for array in [array for array in by_array if array not in current]:
+                del by_array[array]
 
 
 def shown_throttle(throttle: int | None) -> str:
@@ -279,32 +279,32 @@ def throttles(
         space: unassigned capacity.
         scarce: whether others wait for capacity where this array's tasks could run.
     """
-    wanted: list[_Wanted] = []
+    requirements: list[_Wanted] = []
     for array in arrays:
         if not array.shown:
             if array.array not in history.bounds.asked:
                 continue
             bounds = history.bounds
             array = replace(array, throttle=bounds.ours.get(array.array, bounds.asked[array.array]))
-        asked = history.bounds.of(array.array, array.throttle)
+        user_limit = history.bounds.of(array.array, array.throttle)
         if not array.pending:
             continue
         if array.rate is None:
-            need = _of_deadline(now, array, asked, None if scarce(array) else array.throttle)
+            new_requirement = _of_deadline(now, array, user_limit, None if scarce(array) else array.throttle)
         else:
-            need = _of_service(now, array, array.rate, asked, history)
-        if need is not None:
-            wanted.append(need)
-    given = _shares(now, wanted, space, history.served.spent)
+            new_requirement = _of_service(now, array, array.rate, user_limit, history)
+        if new_requirement is not None:
+            requirements.append(new_requirement)
+    shares_of = _shares(now, requirements, space, history.served.spent)
     changed = []
-    for requirement in wanted:
+    for requirement in requirements:
         array, why = requirement.array, requirement.why
-        share = given.get(array.array, Share(requirement.claim.need))
+        share = shares_of.get(array.array, Share(requirement.claim.need))
         if share.why:
             why += f"; {share.tasks} is the share of {array.user}, as users need more than there is: "
             why += share.why
-        every = array.pending + len(array.running)
-        if min(share.tasks, every) != min(array.throttle or every, every):
+        task_count = array.pending + len(array.running)
+        if min(share.tasks, task_count) != min(array.throttle or task_count, task_count):
             changed.append(Throttle(array, share.tasks, why))
     return changed
 
@@ -315,11 +315,11 @@ def _of_deadline(now: float, array: ElasticArray, asked: int | None, current: in
     if task_s is None or array.deadline_s is None:
         return None
     due = (now if array.first is None else array.first) + array.deadline_s
-    rests = tuple([max(task_s - (now - start), OVERDUE * task_s) for start in array.running])
-    remaining, max_tasks = Array(array.pending, rests, task_s, due), _most(array, asked)
+    remaining_s = tuple([max(task_s - (now - start), OVERDUE * task_s) for start in array.running])
+    remaining, max_tasks = Array(array.pending, remaining_s, task_s, due), _most(array, asked)
     need = at_once(remaining, now, max_tasks, current=current)
-    kind = "measured" if array.measured else "predicted"
-    why = f"{array.pending} tasks to start, {task_s:.3g} s each ({kind}), {max(due - now, 0):.0f} s to the deadline: "
+    basis = "measured" if array.measured else "predicted"
+    why = f"{array.pending} tasks to start, {task_s:.3g} s each ({basis}), {max(due - now, 0):.0f} s to the deadline: "
     in_time = ends_in_time(remaining, now, max_tasks)
     claim = Claim(
         array.array,
@@ -357,8 +357,8 @@ def _of_service(
 
 def _most(array: ElasticArray, asked: int | None) -> int:
     """Return how many tasks may run at once: all there are, but no more than the user allows."""
-    every = array.pending + len(array.running)
-    return every if asked is None else min(every, asked)
+    task_count = array.pending + len(array.running)
+    return task_count if asked is None else min(task_count, asked)
 
 
 def _at_once(need: int, asked: int | None) -> str:
@@ -369,7 +369,7 @@ def _at_once(need: int, asked: int | None) -> str:
 def _shares(
     now: float, wanted: Sequence[_Wanted], space: FreeCapacity, served: Mapping[str, float]
 ) -> dict[int, Share]:
-    """Return the concurrent tasks of the arrays that compete, by array; others are omitted."""
+    """Return the concurrent tasks of the arrays that compete for capacity, by array; others are omitted."""
     pools: dict[frozenset[str], list[_Wanted]] = {}
     for requirement in wanted:
         pools.setdefault(requirement.array.pool, []).append(requirement)
@@ -377,16 +377,16 @@ def _shares(
     for pool, members in pools.items():
         if len({requirement.array.user for requirement in members}) < 2:
             continue
-        asked = sum(requirement.claim.need * requirement.array.units for requirement in members)
+        needed_units = sum(requirement.claim.need * requirement.array.units for requirement in members)
         idle = max(
-            space.count(pool, requirement.array.profile, requirement.array.each, asked) * requirement.array.units
+            space.count(pool, requirement.array.profile, requirement.array.each, needed_units) * requirement.array.units
             for requirement in members
         )
         total = idle + sum(
             (len(requirement.array.running) + requirement.array.placed) * requirement.array.units
             for requirement in members
         )
-        if asked > total:
+        if needed_units > total:
             share_of.update(shares(now, [requirement.claim for requirement in members], total, served))
     return share_of
 
@@ -431,6 +431,6 @@ def session_s(arrays: Iterable[ElasticArray]) -> float:
 
 
 def had(array: ElasticArray, since: float, now: float) -> float:
-    """Return the compute-slice seconds that an array had since that time, from the record of its runs."""
+    """Return the compute-slice seconds that an array used since that time, by the record of its runs."""
     ends = ((run.started, now if run.ended is None else run.ended) for run in array.runs)
     return sum(max(end - max(start, since), 0.0) for start, end in ends) * array.units

@@ -1,4 +1,4 @@
-"""Number of concurrent tasks with which a job array meets its deadline on the fewest slices.
+"""Compute the fewest concurrent tasks with which a job array meets its deadline.
 
 ElasticBatch (Xiao et al., IEEE TPDS 35(10), 2024) makes the instances of batch inference elastic. Only its abstract is
 public, so this is a reconstruction. Slurm starts the tasks of an array; only their number can be chosen.
@@ -51,7 +51,7 @@ def ends_in_time(array: Array, now: float, max_tasks: int, *, spare: float = 0.1
 
 
 def work_s(array: Array, *, spare: float = 0.1) -> float:
-    """Return the remaining seconds of tasks, in sequence; see `at_once`."""
+    """Return the sum of the remaining seconds of all tasks; see `at_once`."""
     return (array.pending * array.task_s + sum(array.running)) * (1 + spare)
 
 
@@ -59,11 +59,11 @@ def _fewest(array: Array, now: float, max_tasks: int, spare: float) -> int | Non
     left_s = array.deadline - now
     task_s = array.task_s * (1 + spare)
     fresh = _tasks(left_s, task_s)
-    busy = sorted(_tasks(left_s - rest * (1 + spare), task_s) for rest in array.running)
-    done = 0
+    busy = sorted(_tasks(left_s - rest_s * (1 + spare), task_s) for rest_s in array.running)
+    tasks_in_time = 0
     for count in range(1, max_tasks + 1):
-        done += busy[count - 1] if count <= len(busy) else fresh
-        if done >= array.pending:
+        tasks_in_time += busy[count - 1] if count <= len(busy) else fresh
+        if tasks_in_time >= array.pending:
             return count
         if count >= len(busy) and not fresh:
             break

@@ -1,4 +1,4 @@
-"""Number of concurrent instances of a service: the fewest that serve its load within its latency limit.
+"""Compute the fewest concurrent instances of a service that serve its load within its latency limit.
 
 A service is a job array with the hints `role=serve` and `rate=` (items or requests a second of all tasks together), and
 optionally a latency limit; each task is one instance on one slice. Its number follows the load, as in ElasticBatch
@@ -119,8 +119,8 @@ class LoadHistory:
         rates = [rate for run in runs if (rate := self._rate(run, now)) is not None]
         if not rates:
             return None
-        took = [self.latency[run] for run in runs if run in self.latency]
-        slow = limit_ms is not None and bool(took) and fmean(took) > limit_ms
+        batch_ms = [self.latency[run] for run in runs if run in self.latency]
+        slow = limit_ms is not None and bool(batch_ms) and fmean(batch_ms) > limit_ms
         if not slow:
             self.most[array] = max(self.most.get(array, 0.0), *rates)
         return InstanceLoad(fmean(rates), self.most.get(array, 0.0), slow)
@@ -137,15 +137,15 @@ class LoadHistory:
 
         `throttle`: the previous one; after a restart nothing else is known of the past.
         """
-        known = self.needs.get(array, () if throttle is None else ((now, throttle),))
-        lately = [(at, number) for at, number in known if at > now - HOLD_S and number > need]
-        self.needs[array] = (*lately, (now, need))
+        needs = self.needs.get(array, () if throttle is None else ((now, throttle),))
+        recent = [(at, number) for at, number in needs if at > now - HOLD_S and number > need]
+        self.needs[array] = (*recent, (now, need))
         return self.needs[array][0][1]
 
     def forget_but(self, starts: Mapping[int, Mapping[Run, float]]) -> None:
         """Remove all but these arrays and their running instances."""
         runs = {run for of_array in starts.values() for run in of_array}
         self.counts = {run: counts for run, counts in self.counts.items() if run in runs}
-        self.latency = {run: took for run, took in self.latency.items() if run in runs}
+        self.latency = {run: latency for run, latency in self.latency.items() if run in runs}
         self.most = {array: count for array, count in self.most.items() if array in starts}
         self.needs = {array: needs for array, needs in self.needs.items() if array in starts}

@@ -1,10 +1,10 @@
-"""Pipelines, jobs connected by --dependency with one deadline: profiles that meet it at the lowest cost.
+"""Choose profiles with which a pipeline (jobs connected by --dependency) meets its deadline at the lowest cost.
 
 The jobs of a pipeline belong to one user and name it in their hints (`pipeline=`), pending or running, in the order of
 Slurm's dependencies. Its deadline counts from the submission of its first job. The submit filter sees one job at a time
 and grants each the smallest slice that alone meets the whole deadline; here, once the others are in the queue,
 `decide.dispatch.split` divides the remaining time over the jobs that have not started, by predicted seconds and cost in
-GPU equivalents times seconds (ESG: Hui et al., HPDC 2024; a job here is a stage of a workflow there). It is divided
+GPU equivalents times seconds (ESG: Hui et al., HPDC 2024; its stages of a workflow are jobs here). It is divided
 again whenever a job starts, ends or is added, and when the predictions no longer fit; so a job's actual duration counts
 once it has ended.
 
@@ -151,30 +151,30 @@ def plan_pipelines(
 
     Args:
         now: unix seconds.
-        queue: all of it.
+        queue: all rows of the queue.
         promises: the alternatives of each job; None for nothing, or unknown.
         rates: conservative items a second, by profile.
         turns: previous re-types.
         known: memory about each pipeline; updated from the queue.
         equivalent: GPU equivalent of a slice.
     """
-    found: dict[PipelineKey, list[JobRow]] = {}
+    rows_of: dict[PipelineKey, list[JobRow]] = {}
     for row in queue:
         key = pipeline_of(row)
         if key is not None:
-            found.setdefault(key, []).append(row)
-    for key in [key for key in known if key not in found]:
+            rows_of.setdefault(key, []).append(row)
+    for key in [key for key in known if key not in rows_of]:
         del known[key]
-    for key, rows in found.items():
+    for key, rows in rows_of.items():
         known[key] = _noted(known.get(key), rows)
     round_ = _Round(now, promises, rates, turns, equivalent)
-    for key in sorted(found, key=lambda key: (known[key].at, key)):
-        known[key] = round_.examine(known[key], found[key])
+    for key in sorted(rows_of, key=lambda key: (known[key].at, key)):
+        known[key] = round_.examine(known[key], rows_of[key])
     return Plan(tuple(round_.changes), round_.limits)
 
 
 def _noted(before: KnownPipeline | None, rows: Sequence[JobRow]) -> KnownPipeline:
-    """Return what is known of a pipeline including its current jobs."""
+    """Return the state of a pipeline, updated by its current jobs."""
     begin = min(row.submit for row in rows)
     deadlines = [hints.deadline_s for row in rows if (hints := hints_of(row.comment)) and hints.deadline_s is not None]
     if before is None:
@@ -196,7 +196,7 @@ class _Round:
         self.limits: dict[int, float] = {}
 
     def examine(self, known: KnownPipeline, rows: Sequence[JobRow]) -> KnownPipeline:
-        """Examine one pipeline; returns the new state of it."""
+        """Examine one pipeline and return its new state."""
         if known.deadline_s is None:
             return replace(known, jobs=(), why_not="none of its jobs has a deadline")
         by_job: dict[int, list[JobRow]] = {}
@@ -208,21 +208,21 @@ class _Round:
         if self._weighed + len(by_job) > MOST_WEIGHED:
             return known
         self._weighed += len(by_job)
-        jobs, after = [], _order(by_job)
-        for number in after:
+        jobs, predecessors = [], _order(by_job)
+        for number in predecessors:
             job = self._job(number, by_job[number])
             if job is None:
                 why = f"the duration of job {number} is unknown: add items= or --time"
                 return replace(known, at=self._now, jobs=(), why_not=why)
             jobs.append(job)
-        return self._weigh(known, jobs, list(after.values()))
+        return self._weigh(known, jobs, list(predecessors.values()))
 
     def _weigh(self, known: KnownPipeline, jobs: Sequence[_Job], after: Sequence[tuple[int, ...]]) -> KnownPipeline:
         assert known.deadline_s is not None
         left_s = known.begin + known.deadline_s - self._now
         stages = [Stage(job.choices, before) for job, before in zip(jobs, after, strict=True)]
-        has = [job.now for job in jobs]
-        current = Split.of(stages, has, left_s)
+        current_choices = [job.now for job in jobs]
+        current = Split.of(stages, current_choices, left_s)
         split_for = tuple((job.job, job.started, job.open) for job in jobs)
         chosen = current
         if split_for != known.split_for or not current.kept:
@@ -240,16 +240,16 @@ class _Round:
                 takes_s = job.choices[number].seconds - job.start_s
                 self.limits[row.job_id] = takes_s * (1.0 if chosen.kept else LATE) + spare_s
         numbers = tuple(job.job for job in jobs)
-        found = replace(known, at=self._now, jobs=numbers, why_not="")
-        return replace(found, seconds=chosen.seconds, left_s=left_s)
+        examined = replace(known, at=self._now, jobs=numbers, why_not="")
+        return replace(examined, seconds=chosen.seconds, left_s=left_s)
 
     def _retype(self, known: KnownPipeline, jobs: Sequence[_Job], best: Split, left_s: float) -> None:
-        kept = "meets" if best.kept else "comes closest to"
+        outcome = "meets" if best.kept else "comes closest to"
         for job, number in zip(jobs, best.chosen, strict=True):
             if job.pending is not None and number != job.now:
                 why = (
                     f"this job's share is {job.choices[number].seconds:.3g} s of the {left_s:.0f} s left to its "
-                    f"pipeline; {best.seconds:.0f} s in total {kept} deadline={known.deadline_s}s"
+                    f"pipeline; {best.seconds:.0f} s in total {outcome} deadline={known.deadline_s}s"
                 )
                 self.changes.append(Retype(job.pending, (), job.profiles[number], why))
 
@@ -259,38 +259,40 @@ class _Round:
         """Return a job with its possible profiles; None if its duration is unknown."""
         waiting = [row for row in rows if row.pending]
         if not waiting:
-            left = [self._rest_s(row) for row in rows]
-            known = [seconds for seconds in left if seconds is not None]
-            return _Job(number, tuple(rows), (Choice(max(known), 0.0),)) if len(known) == len(left) else None
+            remaining_s = [self._rest_s(row) for row in rows]
+            known_s = [seconds for seconds in remaining_s if seconds is not None]
+            return _Job(number, tuple(rows), (Choice(max(known_s), 0.0),)) if len(known_s) == len(remaining_s) else None
         start_s = max(START_S if row.after else (row.eligible or 0.0) - self._now for row in waiting)
         start_s = max(0.0, start_s)
         movable = self._movable(waiting[0]) if len(waiting) == 1 else None
         if movable is not None:
             return self._with_choices(number, rows, movable, start_s)
         fixed = [self._whole_s(row) for row in waiting]
-        known = [seconds for seconds in fixed if seconds is not None]
-        if len(known) < len(fixed):
+        known_s = [seconds for seconds in fixed if seconds is not None]
+        if len(known_s) < len(fixed):
             return None
-        return _Job(number, tuple(rows), (Choice(start_s + max(known), 0.0),))
+        return _Job(number, tuple(rows), (Choice(start_s + max(known_s), 0.0),))
 
     def _with_choices(
         self, number: int, rows: Sequence[JobRow], movable: tuple[Pending, tuple[Option, ...], int], start_s: float
     ) -> _Job | None:
         pending, options, items = movable
         row = pending.row
-        lasts = {option.profile: items / (option.rate * pending.slice_count) for option in options if option.rate}
-        if pending.profile not in lasts:
+        seconds_of = {option.profile: items / (option.rate * pending.slice_count) for option in options if option.rate}
+        if pending.profile not in seconds_of:
             return None
         limit_s = math.inf if row.time_limit_s is None else row.time_limit_s
-        profiles = tuple(sorted(p for p, s in lasts.items() if s <= limit_s or p == pending.profile))
-        opened = len(profiles)
+        profiles = tuple(sorted(p for p, s in seconds_of.items() if s <= limit_s or p == pending.profile))
+        option_count = len(profiles)
         if not self._turns.free(row, self._now):
             profiles = (pending.profile,)
         waves = 1 if row.throttle is None else math.ceil(row.tasks / max(1, row.throttle))
         count = pending.slice_count * row.tasks
-        prices = {p: self._equivalent(p) * count * lasts[p] for p in profiles}
-        choices = tuple(Choice(start_s + waves * lasts[p], prices[p]) for p in profiles)
-        return _Job(number, tuple(rows), choices, pending, profiles, profiles.index(pending.profile), start_s, opened)
+        prices = {p: self._equivalent(p) * count * seconds_of[p] for p in profiles}
+        choices = tuple(Choice(start_s + waves * seconds_of[p], prices[p]) for p in profiles)
+        return _Job(
+            number, tuple(rows), choices, pending, profiles, profiles.index(pending.profile), start_s, option_count
+        )
 
     def _movable(self, row: JobRow) -> tuple[Pending, tuple[Option, ...], int] | None:
         """Return what can be re-typed of a job, and its possible profiles; None for nothing."""
@@ -307,15 +309,15 @@ class _Round:
             return None
         barred = self._turns.barred.get(name_of(row), frozenset())
         # a job retried because its slice was too small requests one that holds it
-        least = pending.profile.memory_gb if promise.retry and row.restarts else 0
-        options = tuple(o for o in promise.options if o.profile not in barred and o.profile.memory_gb >= least)
+        min_memory_gb = pending.profile.memory_gb if promise.retry and row.restarts else 0
+        options = tuple(o for o in promise.options if o.profile not in barred and o.profile.memory_gb >= min_memory_gb)
         return (pending, options, promise.items) if pending.profile in {o.profile for o in options} else None
 
     def _whole_s(self, row: JobRow) -> float | None:
         """Return the maximum duration of a job on its profile: predicted, else its time limit; None: unknown."""
-        hints, has = hints_of(row.comment), slices(row.gres)
-        if hints is not None and hints.items is not None and len(has) == 1:
-            ((profile, count),) = has.items()
+        hints, requested = hints_of(row.comment), slices(row.gres)
+        if hints is not None and hints.items is not None and len(requested) == 1:
+            ((profile, count),) = requested.items()
             # the name of the pipeline does not change the answer
             rate = self._rates(replace(hints, pipeline=None), row.partition).get(profile)
             if rate:
@@ -329,7 +331,7 @@ class _Round:
         whole_s = self._whole_s(row)
         if whole_s is None:
             return None
-        # a late one is assumed to be late by as much again
+        # a job that is late already is assumed to need as much time again as it is late
         return abs(whole_s - (self._now - (row.start or self._now)))
 
 
@@ -352,14 +354,14 @@ def _order(by_job: Mapping[int, Sequence[JobRow]]) -> dict[int, tuple[int, ...]]
     }
     places: dict[int, int] = {}
     ordered: dict[int, tuple[int, ...]] = {}
-    left = sorted(waits)
-    while left:
-        ready = [job for job in left if waits[job] <= places.keys()] or left[:1]
+    remaining = sorted(waits)
+    while remaining:
+        ready = [job for job in remaining if waits[job] <= places.keys()] or remaining[:1]
         for job in ready:
             ordered[job] = tuple(sorted(places[before] for before in waits[job] if before in places))
         for job in ready:
             places[job] = len(places)
-        left = [job for job in left if job not in places]
+        remaining = [job for job in remaining if job not in places]
     return ordered
 
 
@@ -378,7 +380,7 @@ def why_pipeline(row: JobRow, known: Mapping[PipelineKey, KnownPipeline]) -> str
     takes = f"{len(pipeline.jobs)} unfinished jobs are predicted to take {seconds} at most"
     if pipeline.left_s <= 0:
         return f"the deadline of {head} has passed by {format_clock(round(-pipeline.left_s))}: {takes}"
-    until = f"with {format_clock(round(pipeline.left_s))} left until its deadline"
+    time_left = f"with {format_clock(round(pipeline.left_s))} left until its deadline"
     if pipeline.seconds <= pipeline.left_s:
-        return f"{head}: {takes}, {until}"
-    return f"the deadline of {head} cannot be met on any slices, so fast ones were chosen: {takes}, {until}"
+        return f"{head}: {takes}, {time_left}"
+    return f"the deadline of {head} cannot be met on any slices, so fast ones were chosen: {takes}, {time_left}"

@@ -131,8 +131,8 @@ def promise_from_record(row: Mapping[str, Any]) -> ServiceGuarantee | None:
             )
         except (KeyError, TypeError, ValueError, IndexError):  # an old record, or created by hand
             return None
-    made = promise_of(next(iter(counts)), candidates, hints.get("items"), hints.get("deadline_s"), _terms(hints))
-    return made and replace(made, retry=hints.get("retry") == "oom")
+    promise = promise_of(next(iter(counts)), candidates, hints.get("items"), hints.get("deadline_s"), _terms(hints))
+    return promise and replace(promise, retry=hints.get("retry") == "oom")
 
 
 def _terms(hints: Mapping[str, Any]) -> str:
@@ -145,7 +145,7 @@ def _terms(hints: Mapping[str, Any]) -> str:
         terms.append(f"pipeline={hints['pipeline']}")
     if hints.get("mem_mib"):
         terms.append(f"mem={hints['mem_mib']}MiB")
-    terms += [f"{end}={hints[end]}" for end in ("min", "max") if hints.get(end)]
+    terms += [f"{bound}={hints[bound]}" for bound in ("min", "max") if hints.get(bound)]
     return " ".join(terms)
 
 
@@ -171,12 +171,12 @@ class Pending:
 
     @property
     def slice_count(self) -> int:
-        """Return how many slices of it a task requests."""
+        """Number of slices of the profile that a task requests."""
         return self.grant.parts[0][1]
 
     @property
     def arrived(self) -> float:
-        """Since when it has been eligible, unix seconds."""
+        """Time since which it has been eligible, unix seconds."""
         return max(self.row.submit, self.row.eligible or 0.0)
 
 
@@ -257,7 +257,7 @@ class Retype:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names by `name_of` of the rows from now on: a task split from an array has its own."""
+        """Names (`name_of`) of the rows after the update: a task split from an array has its own row."""
         row = self.pending.row
         if self.tasks:
             return tuple(f"{row.array_job}_{task}" for task in self.tasks)
@@ -286,25 +286,25 @@ class RetypeHistory:
 
     def free(self, row: JobRow, now: float) -> bool:
         """Return whether the job may be re-typed again."""
-        known = self.last.get(name_of(row))
-        return known is None or now - known[0] >= self.hold_s
+        last = self.last.get(name_of(row))
+        return last is None or now - last[0] >= self.hold_s
 
     def note(self, change: Retype, now: float) -> None:
-        """Note that a job was re-typed."""
+        """Record that a job was re-typed."""
         for name in change.names:
             self.last[name] = (now, change.pending.profile)
 
     def bar(self, change: Retype) -> None:
-        """Note that the job must not get this profile again."""
+        """Record that the job must not get this profile again."""
         for name in change.names:
             self.barred[name] = self.barred.get(name, frozenset()) | {change.after}
 
     def forget_but(self, jobs: Iterable[JobRow]) -> None:
         """Remove all jobs but these."""
         present = {name_of(row) for row in jobs}
-        for known in (self.last, self.barred):
-            for name in [name for name in known if name not in present]:
-                del known[name]
+        for by_name in (self.last, self.barred):
+            for name in [name for name in by_name if name not in present]:
+                del by_name[name]
 
 
 def name_of(row: JobRow) -> str:
@@ -324,7 +324,7 @@ def retypes(
     space: FreeCapacity,
     turns: RetypeHistory,
 ) -> list[Retype]:
-    """Return which jobs get another profile now; takes what they will need from `space`.
+    """Return which jobs get another profile now; take the capacity for them from `space`.
 
     At most MOST jobs with alternatives are considered.
 
@@ -337,9 +337,9 @@ def retypes(
     """
     groups: dict[tuple[frozenset[str], int], list[tuple[Pending, ServiceGuarantee]]] = {}
     idle: dict[tuple[frozenset[str], int], frozenset[Profile]] = {}
-    weighed = 0
+    considered = 0
     for pending in waiting:
-        if weighed == MOST:
+        if considered == MOST:
             break
         key = (pending.pool, pending.slice_count)
         if key not in idle:
@@ -352,12 +352,12 @@ def retypes(
             continue
         barred = turns.barred.get(name_of(pending.row), frozenset())
         # a job retried because its slice was too small requests one that holds it
-        least = pending.profile.memory_gb if promise.retry and pending.row.restarts else 0
-        options = (o for o in promise.options if o.profile not in barred and o.profile.memory_gb >= least)
+        min_memory_gb = pending.profile.memory_gb if promise.retry and pending.row.restarts else 0
+        options = (o for o in promise.options if o.profile not in barred and o.profile.memory_gb >= min_memory_gb)
         promise = replace(promise, options=tuple(options))
         if any(o.profile in idle[key] and o.profile != pending.profile for o in promise.options):
             groups.setdefault(key, []).append((pending, promise))
-            weighed += 1
+            considered += 1
     changes: list[Retype] = []
     for (pool, slice_count), members in groups.items():
         changes += _of_pool(now, pool, slice_count, members, space)
@@ -406,23 +406,23 @@ def _of_pool(
 def _work(pending: Pending, promise: ServiceGuarantee, kinds: Sequence[Profile]) -> WorkClass:
     """Return a job as the policy sees it; infinite duration on profiles on which it may not run."""
     granted_rate = next((option.rate for option in promise.options if option.profile == promise.granted), None)
-    known = promise.seconds(promise.granted, pending.slice_count)
-    usual = known or float(pending.row.time_limit_s or USUAL_S)
+    granted_s = promise.seconds(promise.granted, pending.slice_count)
+    usual_s = granted_s or float(pending.row.time_limit_s or USUAL_S)
     rates = {option.profile: option.rate for option in promise.options}
     times = [
         math.inf
         if kind not in rates
-        else usual * (granted_rate / rate if granted_rate and (rate := rates[kind]) else 1.0)
+        else usual_s * (granted_rate / rate if granted_rate and (rate := rates[kind]) else 1.0)
         for kind in kinds
     ]
-    limit = float(promise.deadline_s) if promise.deadline_s is not None else PATIENCE * usual
-    # profiles that meet the promise count as in time, despite rounding
-    return WorkClass(1.0, limit, tuple(min(t, limit) if t < math.inf else t for t in times))
+    limit_s = float(promise.deadline_s) if promise.deadline_s is not None else PATIENCE * usual_s
+    # profiles that meet the promise count as in time, whatever the rounding
+    return WorkClass(1.0, limit_s, tuple(min(t, limit_s) if t < math.inf else t for t in times))
 
 
 def _why(pending: Pending, promise: ServiceGuarantee, profile: Profile, nodes: Sequence[str]) -> str:
-    where = ", ".join(list(dict.fromkeys(nodes))[:3])
-    text = f"no room for {pending.profile}, and {profile} is idle on {where}"
+    node_names = ", ".join(list(dict.fromkeys(nodes))[:3])
+    text = f"no room for {pending.profile}, and {profile} is idle on {node_names}"
     seconds = promise.seconds(profile, pending.slice_count)
     if seconds is not None and promise.deadline_s is not None:
         return f"{text}; {seconds:.3g} s at most of deadline={promise.deadline_s}s"
@@ -430,21 +430,21 @@ def _why(pending: Pending, promise: ServiceGuarantee, profile: Profile, nodes: S
 
 
 def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
-    """Return the re-types to undo: of jobs that a limit of their user prevents from starting since.
+    """Return the changes that undo re-types of jobs that a limit of their user has prevented from starting since.
 
-    None gets the same profile again. (Slurm does not refuse the update because of such a limit; the job gets
-    QOSMaxGRESPerUser.)
+    These jobs do not get the same profile again. (Slurm does not refuse the update because of such a limit; the job
+    gets the pending reason QOSMaxGRESPerUser.)
     """
     changes = []
     for row in jobs:
-        known = turns.last.get(name_of(row))
-        if known is None or not row.pending or not row.reason.startswith(("QOS", "Assoc")) or not can_be_named(row):
+        last = turns.last.get(name_of(row))
+        if last is None or not row.pending or not row.reason.startswith(("QOS", "Assoc")) or not can_be_named(row):
             continue
         grant = marked(row.comment)
-        if grant is not None and grant.parts[0][0] != known[1] and dict(grant.parts) == dict(slices(row.gres)):
+        if grant is not None and grant.parts[0][0] != last[1] and dict(grant.parts) == dict(slices(row.gres)):
             pending = Pending(row, grant, frozenset(), row.tasks)
             turns.bar(Retype(pending, (), grant.parts[0][0], ""))
-            changes.append(Retype(pending, (), known[1], f"a limit prevents it from starting ({row.reason})"))
+            changes.append(Retype(pending, (), last[1], f"a limit prevents it from starting ({row.reason})"))
     return changes
 
 
@@ -452,17 +452,17 @@ def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[st
     """Return the updates for tasks of these arrays whose marker differs from their GRES.
 
     A task that starts while its array is re-typed keeps its GRES but gets the array's new comment; after a requeue it
-    would be given slices that Slurm did not allocate to it. Its user may change the GRES of a pending task until Slurm
-    gets the new comment, so that states that slurmctld must be asked.
+    would be given slices that Slurm did not allocate to it. Its user may change the GRES of a pending task before Slurm
+    gets the new comment, so the marker's decision begins with `CHANGED`: its readers ask slurmctld for the GRES.
     """
     fields_of = {}
     for row in jobs:
         if row.array_job in arrays and row.array_task and (row.pending or row.active) and can_be_named(row):
-            grant, has = marked(row.comment), dict(slices(row.gres))
-            if grant is not None and len(has) == 1 and dict(grant.parts) != has:
-                right = Grant(has.items(), (CHANGED + grant.decided)[:_LONGEST_NAME]).attach(strip(row.comment))
+            grant, counts = marked(row.comment), dict(slices(row.gres))
+            if grant is not None and len(counts) == 1 and dict(grant.parts) != counts:
+                comment = Grant(counts.items(), (CHANGED + grant.decided)[:_LONGEST_NAME]).attach(strip(row.comment))
                 task = row.array_task if row.array_task.isdigit() else f"[{ranges(tasks_of(row.array_task))}]"
-                fields_of[f"{row.array_job}_{task}"] = {"Comment": right}
+                fields_of[f"{row.array_job}_{task}"] = {"Comment": comment}
     return fields_of
 
 
@@ -480,7 +480,7 @@ def tasks_of(expression: str) -> tuple[int, ...]:
 
 
 def can_be_named(row: JobRow) -> bool:
-    """Return whether one command can name all waiting tasks of a row. Steps (`0-9998:2`) are written out for that."""
+    """Return whether one command can name all pending tasks of a row; steps (`0-9998:2`) have to be expanded."""
     text = "" if row.array_task is None else row.array_task.partition("%")[0]
     return len(text) <= LONGEST_LIST and (":" not in text or len(ranges(tasks_of(text))) <= LONGEST_LIST)
 

@@ -1,4 +1,4 @@
-"""Shares of concurrent tasks when the elastic arrays of several users need more than there is.
+"""Divide concurrent tasks among the elastic arrays of several users that need more slices than there are.
 
 D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) places earliest deadlines first and gives gaps to the user who was
 served least over the last sessions. Only its abstracts are public; this is a reconstruction for job arrays:
@@ -17,8 +17,8 @@ A shorter deadline reduces that lead, and no new array restores it, only time, a
 caught up, step 3 is all that he gets besides one task.
 
 Service means compute slices times seconds, by elastic arrays. Past service decays (`ServedTime`), as in Slurm's own
-fairshare, over about ten sessions (D-STACK's number); a session is the longest deadline here, a day at most, so that
-nobody makes others' past count forever.
+fairshare, over about ten sessions (D-STACK's number); a session is the longest deadline here, but a day at most, so
+that no user can make the past service of others count forever.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ def shares(now: float, claims: Sequence[Claim], total: int, served: Mapping[str,
     used = sum(claim.units for claim in claims)
     spent = {claim.user: served.get(claim.user, 0.0) for claim in claims}
     for claim in protected:
-        more = min(claim.need - 1, max(total - used, 0) // claim.units)
-        counts[claim.array] += more
-        used += more * claim.units
-        spent[claim.user] += more * claim.task_s * claim.units
-    short = next((claim for claim in protected if counts[claim.array] < claim.need), None)
-    if short is not None:
-        counts[short.array] += short is protected[0]
+        extra = min(claim.need - 1, max(total - used, 0) // claim.units)
+        counts[claim.array] += extra
+        used += extra * claim.units
+        spent[claim.user] += extra * claim.task_s * claim.units
+    first_short = next((claim for claim in protected if counts[claim.array] < claim.need), None)
+    if first_short is not None:
+        counts[first_short.array] += first_short is protected[0]
     else:
         others = [claim for claim in claims if claim.array in lost]
         _to_least_served(others, counts, spent, total - used, strict=bool(protected))
@@ -108,7 +108,7 @@ def shares(now: float, claims: Sequence[Claim], total: int, served: Mapping[str,
 def _to_least_served(
     claims: Sequence[Claim], counts: dict[int, int], spent: dict[str, float], units_left: int, *, strict: bool
 ) -> None:
-    """Give the rest, task by task; `strict`: nothing beyond it."""
+    """Give the remaining slices task by task to the user served least; `strict`: no more than these."""
     while units_left >= 0:
         open_claims = [c for c in claims if counts[c.array] < c.need and (not strict or c.units <= units_left)]
         if not open_claims:
@@ -146,9 +146,9 @@ def _due(claim: Claim) -> tuple[float, int]:
 
 
 def _fits(now: float, chosen: Sequence[Claim], room: int) -> bool:
-    """Return whether these can all be met, with one task for each other claim.
+    """Return whether these claims can all be met, with one task for each other claim.
 
-    By every deadline, the work that is due has capacity.
+    They can if by every deadline there is capacity for the work that is due by then.
 
     Work is assumed to be divisible, so this is necessary; tasks that are long for their deadlines may still be late.
     `room`: compute slices besides those of the others.
@@ -182,7 +182,7 @@ class ServedTime:
         self.seen: set[int] = set()
 
     def count(self, now: float, running: Mapping[int, tuple[str, int]], fade_s: float) -> None:
-        """Add what arrays had since the last time.
+        """Add the service that arrays got since the last time.
 
         Args:
             now: unix seconds.
@@ -200,7 +200,7 @@ class ServedTime:
                 self.spent[user] = self.spent.get(user, 0.0) + passed * units
 
     def learn(self, array: int, user: str, spent: float) -> None:
-        """Add what an array had before it was first seen here, once."""
+        """Add the service that an array got before it was first seen here, once."""
         if array not in self.seen:
             self.seen.add(array)
             self.spent[user] = self.spent.get(user, 0.0) + spent

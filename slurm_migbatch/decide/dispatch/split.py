@@ -68,7 +68,7 @@ class Split:
 
 
 class _Point(NamedTuple):
-    """A point of a front; `of` leads back to its origin."""
+    """A point of a front; `of` is the point of the levels before, and the choices of the last level."""
 
     seconds: float
     price: float
@@ -145,7 +145,7 @@ def _by_fronts(stages: Sequence[Stage], levels: Sequence[Sequence[int]], left_s:
 
 
 def _added(front: Sequence[_Point], level: Sequence[_Point], most_s: float) -> list[_Point]:
-    # a path that exactly fits must not be lost through the order of summation
+    # a path that fits exactly must not be lost to rounding
     most_s += 1e-9 * max(1.0, abs(most_s))
     ends = [point.seconds for point in front]
     added = []
@@ -168,12 +168,12 @@ def _front_of_level(members: Sequence[Sequence[Choice]]) -> list[_Point]:
     least_s = max(front[0].seconds for front in fronts)
     moments = sorted({least_s, *(point.seconds for front in fronts for point in front if point.seconds > least_s)})
     ends = [[point.seconds for point in front] for front in fronts]
-    found = []
+    points = []
     for moment in _spread(moments, MOST_OF_LEVEL):
         picked = [front[bisect_right(end, moment) - 1] for front, end in zip(fronts, ends, strict=True)]
         numbers = tuple(point.of[1][0] for point in picked)
-        found.append(_Point(moment, sum(point.price for point in picked), (None, numbers)))
-    return _undercut(found)
+        points.append(_Point(moment, sum(point.price for point in picked), (None, numbers)))
+    return _undercut(points)
 
 
 def _undercut(points: Iterable[_Point]) -> list[_Point]:
@@ -186,27 +186,27 @@ def _undercut(points: Iterable[_Point]) -> list[_Point]:
 
 
 def _spread(ordered: Sequence[T], most: int) -> list[T]:
-    """Return at most so many of them, including the first and the last."""
+    """Return at most `most` of the items, evenly spaced, including the first and the last."""
     if len(ordered) <= most:
         return list(ordered)
     return [ordered[round(number * (len(ordered) - 1) / (most - 1))] for number in range(most)]
 
 
 def _relaxed(stages: Sequence[Stage], chosen: tuple[int, ...], left_s: float) -> tuple[int, ...]:
-    """Return the choices with those made cheaper that the remaining time allows, the greatest saving first."""
-    found = list(chosen)
+    """Return cheaper choices as far as the remaining time allows, made in the order of their savings."""
+    relaxed = list(chosen)
     savings = sorted(
         (
-            (stage.choices[now].price - choice.price, number, other)
+            (stage.choices[now].price - choice.price, number, choice_number)
             for number, (stage, now) in enumerate(zip(stages, chosen, strict=True))
-            for other, choice in enumerate(stage.choices)
+            for choice_number, choice in enumerate(stage.choices)
             if choice.price < stage.choices[now].price
         ),
         reverse=True,
     )
-    for _, number, other in savings:
-        if stages[number].choices[other].price < stages[number].choices[found[number]].price:
-            trial = [*found[:number], other, *found[number + 1 :]]
+    for _, number, choice_number in savings:
+        if stages[number].choices[choice_number].price < stages[number].choices[relaxed[number]].price:
+            trial = [*relaxed[:number], choice_number, *relaxed[number + 1 :]]
             if path_s(stages, trial) <= left_s:
-                found = trial
-    return tuple(found)
+                relaxed = trial
+    return tuple(relaxed)

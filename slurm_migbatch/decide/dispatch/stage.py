@@ -185,7 +185,7 @@ class _View:
 
 
 def needed_arrays(snapshot: ClusterSnapshot, memory: DispatchMemory, settings: DispatchSettings) -> frozenset[int]:
-    """Return the elastic arrays whose task runs have to be known."""
+    """Return the elastic arrays whose task runs are needed from the record."""
     if not settings.arrays or not _is_due(snapshot, memory, settings):
         return frozenset()
     return frozenset(array.array for array in elastic_arrays(snapshot.jobs))
@@ -223,7 +223,7 @@ def plan_dispatch(
     limits = throttles(view.now, placeable, history, view.space, _crowd(view))
     memory.refused = {array: until for array, until in memory.refused.items() if until > view.now}
     limits = [limit for limit in limits if limit.array.array not in memory.refused]
-    # how many tasks of these arrays run is decided here: those without a place may not need one
+    # throttles decide how many tasks of these arrays run: those without a place may not need one
     unsettled = {limit.array.array for limit in limits} | unknown_arrays
     waiting = (
         pending
@@ -247,15 +247,15 @@ def _retypes(
     queue = (row for row in view.jobs.values() if row.job_id not in settled)
     rates = view.snapshot.predictions.rates
     shares = _shares(view.snapshot)
-    tied = plan_pipelines(view.now, queue, promises.of, rates, memory.turns, memory.pipelines, shares)
-    settled.update(change.pending.row.job_id for change in tied.changes)
+    pipeline_plan = plan_pipelines(view.now, queue, promises.of, rates, memory.turns, memory.pipelines, shares)
+    settled.update(change.pending.row.job_id for change in pipeline_plan.changes)
 
     def allowed(pending: Pending) -> ServiceGuarantee | None:
-        promise, limit_s = promises.of(pending), tied.limits.get(pending.row.job_id)
+        promise, limit_s = promises.of(pending), pipeline_plan.limits.get(pending.row.job_id)
         return promise if promise is None or limit_s is None else promise.within(limit_s, pending.slice_count)
 
     rest = (pending for pending in waiting if pending.row.job_id not in settled)
-    return [*tied.changes, *retypes(view.now, rest, allowed, view.space, memory.turns)]
+    return [*pipeline_plan.changes, *retypes(view.now, rest, allowed, view.space, memory.turns)]
 
 
 def _shares(snapshot: ClusterSnapshot) -> Callable[[Profile], float]:
@@ -263,12 +263,12 @@ def _shares(snapshot: ClusterSnapshot) -> Callable[[Profile], float]:
 
     The larger of its shares of compute and of memory slices.
     """
-    found = {id(gpu.geometry): gpu.geometry for facts in snapshot.inventory.values() for gpu in facts.gpus}
+    geometries = {id(gpu.geometry): gpu.geometry for facts in snapshot.inventory.values() for gpu in facts.gpus}
 
     def share(profile: Profile) -> float:
         shares = [
             max(info.compute_slices / geometry.compute_slices, info.memory_slices / geometry.memory_slices)
-            for geometry in found.values()
+            for geometry in geometries.values()
             if profile in geometry and (info := geometry.info(profile))
         ]
         return max(shares, default=profile.compute / _COMPUTE_SLICES)
@@ -277,7 +277,7 @@ def _shares(snapshot: ClusterSnapshot) -> Callable[[Profile], float]:
 
 
 def _note(change: Retype, memory: DispatchMemory, now: float) -> bool:
-    """Note that a job is about to be re-typed; false if its comment has no space for the marker."""
+    """Record that a job is about to be re-typed; return False if its comment has no space for the marker."""
     if change.fields() is None:
         memory.turns.bar(change)
         return False
@@ -307,9 +307,9 @@ def _view(snapshot: ClusterSnapshot, supply: SupplyDecision | None) -> _View:
         view = _View(now, jobs, supply.demands, placed, space, snapshot, supply.nodes.keys())
     else:
         names = {row.name for row in snapshot.nodes if row.open and row.gres}
-        wanted = demands(snapshot.jobs, snapshot.nodes, names, now)
-        space, placed = of_counts(snapshot.nodes, wanted)
-        view = _View(now, jobs, wanted, placed, space, snapshot, names)
+        demand_list = demands(snapshot.jobs, snapshot.nodes, names, now)
+        space, placed = of_counts(snapshot.nodes, demand_list)
+        view = _View(now, jobs, demand_list, placed, space, snapshot, names)
     for demand in view.demands:
         if demand.parts and view.placed.get(demand.job, 0) < demand.copies:
             view.crowded.setdefault(demand.pool, set()).add(demand.job)
@@ -355,8 +355,8 @@ class _Promises:
         """Return the alternatives to the compiled table's choice; the table answers as the service does."""
         hints = hints_of(row.comment)
         # the name of a pipeline does not change the answer
-        asked = None if hints is None else replace(hints, pipeline=None)
-        choice = None if asked is None else self._predictions.candidates(asked, row.partition)
+        query = None if hints is None else replace(hints, pipeline=None)
+        choice = None if query is None else self._predictions.candidates(query, row.partition)
         if hints is None or choice is None:
             return None
         return promise_of(choice[0], choice[1], hints.items, hints.deadline_s)
@@ -373,8 +373,8 @@ def _learn(answers: Answers, memory: DispatchMemory, now: float) -> None:
     """Process queried decisions and runs of arrays."""
     for name, row in answers.decisions.items():
         if row is None:
-            wait = min(2 * memory.absent[name][1], _ABSENT_S[1]) if name in memory.absent else _ABSENT_S[0]
-            memory.absent[name] = now + wait, wait
+            delay_s = min(2 * memory.absent[name][1], _ABSENT_S[1]) if name in memory.absent else _ABSENT_S[0]
+            memory.absent[name] = now + delay_s, delay_s
         else:
             memory.absent.pop(name, None)
             _keep(memory, name, promise_from_record(row))
@@ -439,7 +439,7 @@ def _add_reports(snapshot: ClusterSnapshot, memory: DispatchMemory) -> None:
 
 
 def _count_served(view: _View, arrays: Sequence[ElasticArray], memory: DispatchMemory) -> None:
-    """Add what users had since the last decision, and for new arrays what they had before."""
+    """Add the service that users got since the last decision, and for new arrays the service before it."""
     running, now = in_use(view.jobs.values()), view.now
     window_s = HISTORY * session_s(arrays)
     memory.served.count(now, running, window_s)
@@ -456,8 +456,8 @@ def _count_served(view: _View, arrays: Sequence[ElasticArray], memory: DispatchM
 def settle_dispatch(
     outcomes: Iterable[DispatchOutcome], memory: DispatchMemory, settings: DispatchSettings
 ) -> tuple[DispatchOutcome, ...]:
-    """Process what Slurm did or refused; returns the confirmed results."""
-    certain = []
+    """Process the results of applied changes; return those that Slurm confirmed or refused."""
+    confirmed = []
     for outcome in outcomes:
         change = outcome.change
         if not outcome.applied:
@@ -466,12 +466,12 @@ def settle_dispatch(
             memory.bounds.set(change.array.array, change.after)
         if outcome.unsure:
             memory.unsure.append((change, outcome.error))
-            memory.last = None  # the next snapshot shows
+            memory.last = None  # decide on the next snapshot, which shows the result
             continue
-        certain.append(outcome)
+        confirmed.append(outcome)
         if outcome.error:
             _refused(change, outcome.at, memory, settings.hold_s)
-    return tuple(certain)
+    return tuple(confirmed)
 
 
 def _refused(change: Retype | Throttle, at: float, memory: DispatchMemory, hold_s: float) -> None:

@@ -162,10 +162,10 @@ class Central:
             latest, home_latest, loss, limit = cell
             place, waited = 0, now - queue[0].arrived
             if waited > latest + _GRAIN_S:  # too late here, but perhaps not for later arrivals
-                behind = next((i for i, p in enumerate(queue) if now - p.arrived <= latest + _GRAIN_S), None)
-                if behind is None:
+                in_time = next((i for i, p in enumerate(queue) if now - p.arrived <= latest + _GRAIN_S), None)
+                if in_time is None:
                     continue
-                place, waited = behind, now - queue[behind].arrived
+                place, waited = in_time, now - queue[in_time].arrived
             slack = home_latest - waited
             rank = slack / limit if loss == 0.0 else _URGENT * loss if slack < 0 else 1.0 + loss
             if rank < best_rank or (rank == best_rank and work < best):

@@ -133,10 +133,10 @@ def flow(
     timely, tardy = [], []
     for c, work in enumerate(works):
         fits = [k for k in kinds if work.seconds[k] < math.inf]
-        keeps = [k for k in fits if work.seconds[k] <= work.limit_s]
-        timely += [(c, k) for k in keeps or fits]
-        if late and keeps:
-            tardy += [(c, k) for k in fits if k not in keeps]
+        in_time = [k for k in fits if work.seconds[k] <= work.limit_s]
+        timely += [(c, k) for k in in_time or fits]
+        if late and in_time:
+            tardy += [(c, k) for k in fits if k not in in_time]
     cells = [*timely, *tardy]
     if {c for c, _ in timely} != set(range(len(works))):
         return Flow(0.0, (0.0,) * len(ways))
@@ -152,20 +152,20 @@ def flow(
     rows += [(c, n, -work.share / total_share) for c, work in enumerate(works)]
     for w, way in enumerate(ways):
         rows += [(len(works) + k, n + 1 + w, -float(way[k])) for k in kinds if way[k]]
-    first = len(works) + len(kinds)
-    rows += [(first, n + 1 + w, 1.0) for w in range(len(ways))]
+    gpus_row = len(works) + len(kinds)
+    rows += [(gpus_row, n + 1 + w, 1.0) for w in range(len(ways))]
     for j, (c, _) in enumerate(tardy, len(timely)):
-        rows.append((first + 1 + works[c].group, j, 1.0))
-    rows += [(first + 1 + g, n, -late * share[g]) for g in range(groups)]
-    down, across, values = zip(*rows, strict=True)
-    matrix = sparse.csc_array((values, (down, across)), shape=(first + 1 + groups, size))
-    upper = np.zeros(first + 1 + groups)
-    upper[first] = gpus
-    lower = np.full(first + 1 + groups, -np.inf)
+        rows.append((gpus_row + 1 + works[c].group, j, 1.0))
+    rows += [(gpus_row + 1 + g, n, -late * share[g]) for g in range(groups)]
+    row_indices, column_indices, values = zip(*rows, strict=True)
+    matrix = sparse.csc_array((values, (row_indices, column_indices)), shape=(gpus_row + 1 + groups, size))
+    upper = np.zeros(gpus_row + 1 + groups)
+    upper[gpus_row] = gpus
+    lower = np.full(gpus_row + 1 + groups, -np.inf)
     lower[: len(works)] = 0.0
     cost = np.zeros(size)
     cost[n] = -1.0
-    found = milp(
+    solution = milp(
         cost,
         constraints=LinearConstraint(matrix, lower, upper),
         bounds=Bounds(np.zeros(size), np.full(size, np.inf)),
@@ -176,10 +176,10 @@ def flow(
             **({} if node_limit is None else {"node_limit": node_limit}),
         },
     )
-    if found.x is None:
+    if solution.x is None:
         return Flow(0.0, (0.0,) * len(ways))
-    chosen = found.x[n + 1 :]
-    return Flow(float(found.x[n]) / unit, tuple((np.rint(chosen) if whole else chosen).tolist()))
+    chosen = solution.x[n + 1 :]
+    return Flow(float(solution.x[n]) / unit, tuple((np.rint(chosen) if whole else chosen).tolist()))
 
 
 def partition(
@@ -205,18 +205,18 @@ def partition(
         neighbours: maximum number of neighbours tried.
         node_limit: see `flow`.
     """
-    possible = ways(geometry, kinds)
+    gpu_ways = ways(geometry, kinds)
     prices = [float(kind.compute) for kind in kinds]
-    chance = np.random.Generator(np.random.PCG64(seed))
-    arrivals = stream(works, job_count, chance, allowed=MARGIN * ALLOWED, exact=True)
+    generator = np.random.Generator(np.random.PCG64(seed))
+    arrivals = stream(works, job_count, generator, allowed=MARGIN * ALLOWED, exact=True)
     judge = _Judge(works, prices, arrivals)
     candidates = [*homogeneous(geometry, kinds, gpus)]
     for late, origin in ((0.0, "flow"), (MARGIN * ALLOWED, "flow with late work")):
-        best = flow(works, possible, gpus, whole=True, late=late, node_limit=node_limit)
+        best = flow(works, gpu_ways, gpus, whole=True, late=late, node_limit=node_limit)
         if best.rate:
-            chosen = [way for way, n in zip(possible, best.ways, strict=True) for _ in range(round(n))]
+            chosen = [way for way, n in zip(gpu_ways, best.ways, strict=True) for _ in range(round(n))]
             candidates.append(Cut(tuple(kinds), tuple(chosen), origin=origin))
-    bound = flow(works, possible, gpus, whole=False, late=ALLOWED).rate
+    bound = flow(works, gpu_ways, gpus, whole=False, late=ALLOWED).rate
     tried: dict[Counts, float] = {}
     best_cut = Cut(tuple(kinds), candidates[0].gpus, 0.0, "no partition serves this work within its limits")
     for cut in reversed(candidates):
@@ -226,7 +226,7 @@ def partition(
             best_cut = Cut(cut.kinds, cut.gpus, rate, cut.origin)
     if not best_cut.rate:
         return best_cut
-    return _climb(best_cut, possible, judge, tried, neighbours)
+    return _climb(best_cut, gpu_ways, judge, tried, neighbours)
 
 
 class _Judge:
@@ -242,22 +242,22 @@ class _Judge:
 
 
 def _climb(cut: Cut, possible: Sequence[Counts], judge: _Judge, tried: dict[Counts, float], most: int) -> Cut:
-    """Change one GPU at a time as long as that helps, starting with the changes of the last success."""
+    """Change one GPU at a time as long as that helps, beginning with the change that helped last."""
     steps = _moves(possible)
-    left, position = most, 0
+    trials_left, position = most, 0
     since = 0
-    while left and since < len(steps):
-        away, to = steps[position % len(steps)]
+    while trials_left and since < len(steps):
+        old_way, new_way = steps[position % len(steps)]
         position += 1
         since += 1
-        if away not in cut.gpus:
+        if old_way not in cut.gpus:
             continue
         gpus = list(cut.gpus)
-        gpus[gpus.index(away)] = to
+        gpus[gpus.index(old_way)] = new_way
         stock = total(gpus, len(cut.kinds))
         if stock in tried:
             continue
-        left -= 1
+        trials_left -= 1
         tried[stock] = rate = judge.rate(stock, cut.rate * GAIN, must_beat=cut.rate)
         if rate > cut.rate:
             cut = Cut(cut.kinds, tuple(sorted(gpus, reverse=True)), rate, f"{cut.origin.split(',')[0]}, then improved")

@@ -1,4 +1,4 @@
-"""How to offer free space, from recent requests and pending jobs: PARIS for a live site.
+"""Compute how to offer free space, from recent requests and pending jobs: PARIS for a live site.
 
 PARIS gives every size of slice the batches that fill it, and partitions GPUs by the load of each (Kim et al., DAC 2022;
 `decide.paris_elsa.partition` describes what is ours). Here the submit filter assigns a slice to a job's bucket, and the
@@ -67,8 +67,8 @@ def preference(gpus: Mapping[Geometry, int], classes: Sequence[Class], *, seed: 
     """
     types = sorted(((geometry, n) for geometry, n in gpus.items() if n), key=lambda t: (-t[1], t[0].name))
     orders = [
-        (geometry.name, _order(geometry, min(n, GPUS), classes, seed, search=place < MOST_TYPES))
-        for place, (geometry, n) in enumerate(types)
+        (geometry.name, _order(geometry, min(n, GPUS), classes, seed, search=position < MOST_TYPES))
+        for position, (geometry, n) in enumerate(types)
     ]
     return tuple(profile for _, order in sorted(orders, key=lambda o: o[0]) for profile in order)
 
@@ -118,7 +118,7 @@ def _kinds(classes: Sequence[Class]) -> list[Profile]:
 
 
 def _candidates(cut: Cut, works: Sequence[WorkClass]) -> list[tuple[Profile, ...]]:
-    """Return orders that follow the mix of all GPUs, of one (the most frequent first), and of the load itself."""
+    """Return orders that follow the mix of all GPUs, of one GPU (the most frequent first), or the load itself."""
     frequent = sorted(set(cut.gpus), key=lambda way: (-cut.gpus.count(way), way))
     mixes: list[Sequence[float]] = [cut.stock, *frequent]
     orders = [*(_sequence(cut.kinds, mix) for mix in mixes), _by_load(cut.kinds, works)]
@@ -135,12 +135,12 @@ def _sequence(kinds: Sequence[Profile], mix: Sequence[float]) -> tuple[Profile, 
 
     By the method of highest averages; of equals the larger first.
     """
-    least = min((n for n in mix if n > 0), default=0.0)
-    length = min(LONGEST, sum(round(n / least) for n in mix)) if least else 0
-    given = [0] * len(mix)
+    smallest = min((n for n in mix if n > 0), default=0.0)
+    length = min(LONGEST, sum(round(n / smallest) for n in mix)) if smallest else 0
+    counts = [0] * len(mix)
     order = []
     for _ in range(length):
-        k = max(range(len(mix)), key=lambda k: (mix[k] / (2 * given[k] + 1), kinds[k]))
-        given[k] += 1
+        k = max(range(len(mix)), key=lambda k: (mix[k] / (2 * counts[k] + 1), kinds[k]))
+        counts[k] += 1
         order.append(kinds[k])
     return tuple(order)

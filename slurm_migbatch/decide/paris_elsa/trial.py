@@ -1,4 +1,4 @@
-"""Short trials of a stream of work on a stock of slices: used to evaluate partitionings and by the experiment.
+"""Run short trials of a stream of work on a stock of slices, to evaluate partitionings and for the experiment.
 
 A stream is drawn once, with gaps of mean 1, and scaled to any rate, so that every stock and every rate gets the same
 jobs. The **latency-bounded rate** is the highest at which no group of work has more than its allowed share of late jobs
@@ -84,7 +84,7 @@ class Latencies:
         self.lost = False
 
     def note(self, index: int, work: WorkClass, latency: float) -> None:
-        """Note that a job is done, so many seconds after its arrival."""
+        """Record that a job is done, `latency` seconds after its arrival."""
         relative = latency / work.limit_s
         self.latencies[index] = relative
         if relative > 1 + 1e-9:
@@ -99,35 +99,35 @@ class Latencies:
 
 def central(stock_costs: StockCosts, stream: Stream, rate: float) -> list[float] | None:
     """Run the arrivals with `assignment.Central`; see `Trial`."""
-    works, ledger, queue = stock_costs.works, Latencies(stream), Central(stock_costs)
+    works, latencies, queue = stock_costs.works, Latencies(stream), Central(stock_costs)
     busy: list[tuple[float, int]] = []
 
     def start(job: Waiting, kind: int, now: float) -> None:
         work = works[job.work]
         finish = now + work.seconds[kind]
-        ledger.note(job.name, work, finish - job.arrived)
+        latencies.note(job.name, work, finish - job.arrived)
         heapq.heappush(busy, (finish, kind))
 
     def advance(until: float) -> None:
-        while busy and busy[0][0] <= until and not ledger.lost:
+        while busy and busy[0][0] <= until and not latencies.lost:
             now, kind = heapq.heappop(busy)
             job = queue.release(now, kind)
             if job is not None:
                 start(job, kind, now)
             elif queue.late:
-                for job, other in queue.start_idle(now):
-                    start(job, other, now)
+                for job, idle_kind in queue.start_idle(now):
+                    start(job, idle_kind, now)
 
     for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
         advance(now)
-        if ledger.lost:
+        if latencies.lost:
             return None
         job = Waiting(now, number, index)
         kind = queue.arrive(job)
         if kind is not None:
             start(job, kind, now)
     advance(math.inf)
-    return ledger.result()
+    return latencies.result()
 
 
 def bounded_rate(

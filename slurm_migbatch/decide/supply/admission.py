@@ -1,6 +1,6 @@
 """Prepare a node for planning: the states of its GPUs, its fixed slots, and everything that depends only on these.
 
-A plan changes few nodes. For all others the results hold from round to round, as long as the node is the same
+A plan changes few nodes. For all others the results remain valid from round to round, as long as the node is the same
 object.
 """
 
@@ -20,7 +20,7 @@ from slurm_migbatch.mig.profile import Profile
 
 #: Slots in use or claimed, and when each should be free (None: unknown).
 Busy: TypeAlias = Sequence[tuple[Slot, float | None]]
-#: 1 if something without a limit blocks it, when it is free, memory slices in the way.
+#: When a slot should be free: 1 if a slot without a known end overlaps it (else 0), the time, overlapped memory slices.
 When: TypeAlias = tuple[int, float, int]
 
 
@@ -38,7 +38,7 @@ class Admission:
         open: whether its slots may be changed.
         plan: the node's plan if nothing is claimed on it, and the preference for empty space in it.
         soonest: by profile, when each GPU should have room for it as it is; None: never (see `reserve`).
-        first: by profile, the first of these and the number of the GPU; None: none of them ever.
+        first: by profile, the soonest of these and the number of the GPU; None: never on any GPU.
         next_end: the first time at which these change by themselves.
     """
 
@@ -66,27 +66,27 @@ class Admission:
             before: the node's last admission with the same book: its results for GPUs that are the same objects remain
                 valid.
         """
-        known = {} if before is None else before.unpinned()
+        reusable = {} if before is None else before.unpinned()
         self.node = node
         held = node.unmatched()
         self.short = _short(node, held) if held else Counter[Profile]()
-        still = node.mode is Mode.FROZEN or bool(self.short)
-        self.open = node.mode is Mode.OPEN and not still
+        unchangeable = node.mode is Mode.FROZEN or bool(self.short)
+        self.open = node.mode is Mode.OPEN and not unchangeable
         fixed: Counter[Profile] = Counter()
         shapes: list[GpuState] = []
         until: list[Busy] = []
         soonest: list[dict[Profile, When | None]] = []
         hides = node.mode in (Mode.WITHDRAWN, Mode.CLOSED)
         for gpu in node.gpus:
-            if not (still or held or hides) and id(gpu) in known:
-                shape, some = known[id(gpu)]
+            if not (unchangeable or held or hides) and id(gpu) in reusable:
+                shape, known_soonest = reusable[id(gpu)]
                 shapes.append(shape)
                 until.append(gpu.busy)
-                soonest.append(some)
+                soonest.append(known_soonest)
                 continue
             soonest.append({})
-            present = EMPTY if hides else gpu.free
-            pinned = present if still else _only(present, held)
+            offers = EMPTY if hides else gpu.free
+            pinned = offers if unchangeable else _only(offers, held)
             if pinned:
                 fixed.update(slot.profile for slot in pinned.slots)
             shapes.append(
@@ -94,7 +94,7 @@ class Admission:
                     Condition(
                         gpu.geometry,
                         gpu.occupied.union(pinned) if pinned else gpu.occupied,
-                        present.minus(pinned) if pinned else present,
+                        offers.minus(pinned) if pinned else offers,
                         gpu.warm,
                     )
                 )
@@ -114,20 +114,20 @@ class Admission:
         """Return the results that depend only on the GPUs, by their identity."""
         if not self.open or self.node.unmatched():
             return {}
-        found = zip(self.node.gpus, self.shapes, self.soonest, strict=True)
-        return {id(gpu): (shape, soonest) for gpu, shape, soonest in found}
+        results = zip(self.node.gpus, self.shapes, self.soonest, strict=True)
+        return {id(gpu): (shape, soonest) for gpu, shape, soonest in results}
 
     def clearing(self, uuids: Collection[str], book: GpuStates) -> Admission:
-        """Return the same with GPUs that are being cleared for another job: new slots are placed there last."""
-        other = copy(self)
-        other.shapes = tuple(
+        """Return a copy with these GPUs marked as being cleared for another job: new slots are placed there last."""
+        copied = copy(self)
+        copied.shapes = tuple(
             book.start(Condition(shape.geometry, shape.used, shape.keep, shape.warm, last_choice=True))
             if gpu.uuid in uuids
             else shape
             for gpu, shape in zip(self.node.gpus, self.shapes, strict=True)
         )
-        other.plan = None
-        return other
+        copied.plan = None
+        return copied
 
     @property
     def idle(self) -> int:
@@ -145,13 +145,13 @@ class Admission:
 
 
 def in_order(busy: Busy) -> Busy:
-    """Return them by slot, in the order of a layout."""
+    """Return the busy slots sorted, in the order of a layout."""
     return tuple(sorted(busy, key=itemgetter(0)))
 
 
 def _short(node: Node, held: Counter[Profile]) -> Counter[Profile]:
-    have = Counter(slot.profile for gpu in node.gpus for slot in gpu.free.slots)
-    short = held - have
+    free_counts = Counter(slot.profile for gpu in node.gpus for slot in gpu.free.slots)
+    short = held - free_counts
     # A lease that overlaps planned slots may have ended without a report yet, and one of these may be in use.
     for gpu in node.gpus:
         if gpu.offered is not gpu.free:

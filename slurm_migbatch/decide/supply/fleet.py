@@ -2,8 +2,8 @@
 
 GPUs in the same condition are one bucket of their class (nodes that belong to the same pools), and each class keeps one
 heap per profile of the costs of adding it, so a claim is found in logarithmic time for any number of GPUs. The
-state of a node at the beginning of a plan is kept from round to round (`Admission`); a GPU becomes an object of its own
-(`GpuClaims`) once the plan looks at it.
+state of a node at the beginning of a plan is kept from round to round (`Admission`); the object of a single GPU
+(`GpuClaims`) is created when the plan examines it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class GpuClaims:
 
 
 class FleetMemory:
-    """State that fleets share from round to round: it saves work and changes no result.
+    """Caches that fleets share from round to round; they change no result.
 
     Attributes:
         book: conditions of GPUs.
@@ -67,7 +67,7 @@ class FleetMemory:
         self.book = GpuStates()
         self.classes = NodeClasses((), ())
         self._admissions: dict[str, Admission] = {}
-        #: by slices, the nodes that may have room for them as they are: all except those where it failed
+        #: by slices, the nodes that may have room for them as they are: all except those where a search failed
         self._roomy: dict[tuple[Profile, ...], set[str]] = {}
 
     def trim(self) -> None:
@@ -79,22 +79,27 @@ class FleetMemory:
 
     def admit(self, nodes: Sequence[Node], clearing: Mapping[str, Collection[str]]) -> list[Admission]:
         """Return all nodes prepared for planning; see `Fleet` for `clearing`."""
-        before, now = self._admissions, dict[str, Admission]()
+        before, admissions = self._admissions, dict[str, Admission]()
         for node in nodes:
-            known = before.get(node.name)
-            now[node.name] = known if known is not None and known.node is node else Admission(node, self.book, known)
-        fresh = [name for name, known in now.items() if before.get(name) is not known]
+            admission = before.get(node.name)
+            admissions[node.name] = (
+                admission if admission is not None and admission.node is node else Admission(node, self.book, admission)
+            )
+        fresh = [name for name, admission in admissions.items() if before.get(name) is not admission]
         for names in self._roomy.values():
             names.update(fresh)
-        self._admissions = now
-        return [known.clearing(clearing[name], self.book) if name in clearing else known for name, known in now.items()]
+        self._admissions = admissions
+        return [
+            admission.clearing(clearing[name], self.book) if name in clearing else admission
+            for name, admission in admissions.items()
+        ]
 
     def roomy(self, slices: tuple[Profile, ...]) -> set[str]:
-        """Return the nodes that may have room for these slices as they are; the caller removes those that have not."""
-        found = self._roomy.get(slices)
-        if found is None:
-            found = self._roomy[slices] = set(self._admissions)
-        return found
+        """Return the nodes that may have room for these slices as they are; the caller removes those without."""
+        names = self._roomy.get(slices)
+        if names is None:
+            names = self._roomy[slices] = set(self._admissions)
+        return names
 
 
 class NodeClasses:
@@ -121,8 +126,8 @@ class NodeClasses:
         self.of_node = [numbers[membership] for membership in memberships]
         self.of_pool: dict[frozenset[str], list[int]] = {pool: [] for pool in self._pools}
         for membership, number in numbers.items():
-            for place in membership:
-                self.of_pool[self._pools[place]].append(number)
+            for pool_number in membership:
+                self.of_pool[self._pools[pool_number]].append(number)
         self.count = len(numbers)
 
 
@@ -171,8 +176,9 @@ class Fleet:
         #: nodes whose slots may be changed, with the index of their first GPU
         self._open: list[list[tuple[Admission, int]]] = [[] for _ in range(classes.count)]
         self._tick = 0
-        #: claims on fixed slots, and how to undo the steps since the last commit
+        #: claims on fixed slots
         self.on_fixed: list[tuple[str, Claim]] = []
+        #: how to undo the steps since the last commit
         self._trail: list[Callable[[], None]] = []
         #: GPUs that were examined individually, by index and by node, and of them those with claims
         self._gpus: dict[int, GpuClaims] = {}
@@ -183,23 +189,23 @@ class Fleet:
         self._firsts: list[int] = []
         self._first: dict[str, int] = {}
         index = 0
-        for known, number in zip(admitted, classes.of_node, strict=True):
-            name = known.node.name
+        for admission, number in zip(admitted, classes.of_node, strict=True):
+            name = admission.node.name
             self._firsts.append(index)
             self._first[name] = index
-            if known.short:
-                self.unexplained[name] = known.short
-            if known.fixed:
-                self._fixed[name] = Counter(known.fixed)
-                for profile in known.fixed:
+            if admission.short:
+                self.unexplained[name] = admission.short
+            if admission.fixed:
+                self._fixed[name] = Counter(admission.fixed)
+                for profile in admission.fixed:
                     self._fixed_at[number][profile].append(name)
-            if known.open:
+            if admission.open:
                 buckets = self._buckets[number]
-                for i, shape in enumerate(known.shapes, index):
+                for i, shape in enumerate(admission.shapes, index):
                     buckets[shape].append(i)
-                self._gpu_counts[number] += len(known.shapes)
-                self._open[number].append((known, index))
-            index += len(known.shapes)
+                self._gpu_counts[number] += len(admission.shapes)
+                self._open[number].append((admission, index))
+            index += len(admission.shapes)
 
     def plannable(self, node: str) -> bool:
         """Return whether slots of the node may be changed."""
@@ -219,17 +225,17 @@ class Fleet:
 
     def on(self, node: str) -> list[GpuClaims]:
         """Return the GPUs of a node."""
-        found = self._by_node.get(node)
-        if found is None:
-            known, first = self.admissions[node], self._first[node]
-            found = self._by_node[node] = [
+        all_claims = self._by_node.get(node)
+        if all_claims is None:
+            admission, first = self.admissions[node], self._first[node]
+            all_claims = self._by_node[node] = [
                 GpuClaims(i, node, gpu, shape, until)
                 for i, (gpu, shape, until) in enumerate(
-                    zip(known.node.gpus, known.shapes, known.until, strict=True), first
+                    zip(admission.node.gpus, admission.shapes, admission.until, strict=True), first
                 )
             ]
-            self._gpus.update((gpu_claims.index, gpu_claims) for gpu_claims in found)
-        return found
+            self._gpus.update((gpu_claims.index, gpu_claims) for gpu_claims in all_claims)
+        return all_claims
 
     def gpu(self, index: int) -> GpuClaims:
         """Return the GPU with this index."""
@@ -247,8 +253,8 @@ class Fleet:
 
     def as_admitted(self, node: str) -> bool:
         """Return whether the node's GPUs are unchanged since the beginning of the plan."""
-        found = self._by_node.get(node)
-        return found is None or all(map(_is_untouched, found, self.admissions[node].shapes))
+        all_claims = self._by_node.get(node)
+        return all_claims is None or all(map(_is_untouched, all_claims, self.admissions[node].shapes))
 
     def fixed(self, node: str) -> Counter[Profile]:
         """Return how many pinned slots of the node can be claimed as they are, by profile; the caller may change it."""
@@ -259,19 +265,19 @@ class Fleet:
     def find(self, pool: frozenset[str], profile: Profile) -> str | GpuClaims | None:
         """Return the cheapest place for one more slice: a node with a fixed slot for it, or a GPU; None: nowhere."""
         best: tuple[Cost, int, GpuState] | None = None
-        where = -1
-        for kind in self._classes_of[pool]:
-            names = self._fixed_at[kind].get(profile)
+        best_class = -1
+        for node_class in self._classes_of[pool]:
+            names = self._fixed_at[node_class].get(profile)
             while names:
                 if self._fixed[names[-1]][profile] > 0:
                     return names[-1]
                 names.pop()
-            top = self._top(kind, profile)
+            top = self._top(node_class, profile)
             if top is not None and (best is None or top[:2] < best[:2]):
-                best, where = top, kind
+                best, best_class = top, node_class
         if best is None:
             return None
-        bucket = self._buckets[where][best[2]]
+        bucket = self._buckets[best_class][best[2]]
         return self.gpu(bucket[0])
 
     def claim(self, at: str | GpuClaims, claim: Claim) -> None:
@@ -296,8 +302,8 @@ class Fleet:
             spare = {slot for slot in shape.rest.slots if slot.profile in gpu_claims.hidden}
             if spare:
                 keep = Layout(slot for slot in shape.keep.slots if slot not in spare)
-                less = self.book.start(shape.condition._replace(keep=keep))
-                self.change(gpu_claims, less, gpu_claims.claims)
+                reduced = self.book.start(shape.condition._replace(keep=keep))
+                self.change(gpu_claims, reduced, gpu_claims.claims)
 
     def change(self, gpu_claims: GpuClaims, shape: GpuState, claims: Sequence[Claim]) -> None:
         """Change a GPU's condition and its claims, and update the index."""
@@ -324,13 +330,13 @@ class Fleet:
         self._fixed_at[self._class[node]][claim[2]].append(node)
 
     def _set(self, gpu_claims: GpuClaims, shape: GpuState, claims: Sequence[Claim]) -> None:
-        kind = self._class[gpu_claims.node]
+        node_class = self._class[gpu_claims.node]
         gpu_claims.shape, gpu_claims.claims = shape, claims
         (self._claimed.add if claims or gpu_claims.settled else self._claimed.discard)(gpu_claims.index)
-        bucket = self._buckets[kind][shape]
+        bucket = self._buckets[node_class][shape]
         if not bucket:  # otherwise the shape is in every heap: it leaves one only when its bucket is found empty
-            for profile in self._heaps[kind]:
-                self._enter(kind, profile, shape)
+            for profile in self._heaps[node_class]:
+                self._enter(node_class, profile, shape)
         heapq.heappush(bucket, gpu_claims.index)
 
     def _top(self, kind: int, profile: Profile) -> tuple[Cost, int, GpuState] | None:
@@ -343,7 +349,7 @@ class Fleet:
         while heap:
             shape = heap[0][2]
             bucket = self._buckets[kind].get(shape, [])
-            while bucket and (looked := self._gpus.get(bucket[0])) is not None and looked.shape is not shape:
+            while bucket and (examined := self._gpus.get(bucket[0])) is not None and examined.shape is not shape:
                 heapq.heappop(bucket)
             if bucket:
                 return heap[0]
@@ -365,18 +371,18 @@ class Fleet:
     # -- several slices on one node ----------------------------------------------------------------------------
 
     def roomy(self, pool: frozenset[str], slices: tuple[Profile, ...]) -> set[str]:
-        """Return the nodes of the pool that may have room for these slices: further claims never make any."""
+        """Return the nodes of the pool that may have room for these slices; claims never add nodes to them."""
         return {name for name in self._memory.roomy(slices) & pool if name in self.nodes}
 
     def spare(self, node: str) -> Mapping[Profile, int]:
         """Return by profile the unclaimed offers of the node."""
         if self._is_fresh(node):
             return self.admissions[node].spare
-        found = self.fixed(node)
+        counts = self.fixed(node)
         for gpu_claims in self.on(node):
             for slot in gpu_claims.shape.rest.slots:
-                found[slot.profile] += 1
-        return found
+                counts[slot.profile] += 1
+        return counts
 
     def _is_fresh(self, node: str) -> bool:
         return node not in self._fixed and self.as_admitted(node)
@@ -385,18 +391,18 @@ class Fleet:
         """Return places for all of `slices` (largest first) on one node; None if they do not all fit."""
         search = _Search(self._shapes(node), dict(self._fixed.get(node, ())), slices)
         if search.run():
-            first = self._first[node]
-            return [(profile, node if i is None else self.gpu(first + i)) for profile, i in search.chosen]
+            first_index = self._first[node]
+            return [(profile, node if i is None else self.gpu(first_index + i)) for profile, i in search.chosen]
         if not search.cut_short and self._is_fresh(node):
             self._memory.roomy(slices).discard(node)
         return None
 
     def _shapes(self, node: str) -> list[GpuState]:
         """Return the states of the GPUs whose slots may be changed."""
-        known, looked = self.admissions[node], self._by_node.get(node)
-        if not known.open:
+        admission, examined = self.admissions[node], self._by_node.get(node)
+        if not admission.open:
             return []
-        return list(known.shapes) if looked is None else [gpu_claims.shape for gpu_claims in looked]
+        return list(admission.shapes) if examined is None else [gpu_claims.shape for gpu_claims in examined]
 
 
 class _Search:
@@ -413,11 +419,11 @@ class _Search:
 
     @property
     def cut_short(self) -> bool:
-        """Whether there were more ways than could be tried."""
+        """Whether the search ended at its limit of steps."""
         return self._steps > _MAX_STEPS
 
     def run(self) -> bool:
-        """Return whether all of them fit."""
+        """Return whether all slices fit; `chosen` then has their places."""
         if len(self.chosen) == len(self._slices):
             return True
         self._steps += 1
@@ -446,7 +452,7 @@ class _Search:
 
 
 def _cheapest_first(shapes: Sequence[GpuState], profile: Profile) -> list[int]:
-    """Return positions of the shapes with space for one more slice, cheapest first, of equal ones the first."""
+    """Return positions of GPU states with space for one more slice, cheapest first; of equal states the first."""
     options: dict[GpuState, tuple[Cost, int]] = {}
     for i, shape in enumerate(shapes):
         if shape not in options:

@@ -1,8 +1,8 @@
 """Represent one GPU's condition while a plan is being made.
 
 Thousands of GPUs are in few different conditions, so each condition is one shared `GpuState` object, and the result
-of adding a claim to it is computed once. A claim is a slice for a pending job; its slot is
-chosen again after every claim, so that claims never block each other.
+of adding a claim to it is computed once. A claim is a slice for a pending job; its slot is chosen again after every
+claim, so that claims never block each other.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Condition(NamedTuple):
 
     Attributes:
         geometry: of the GPU.
-        used: its used slots.
+        used: slots in use.
         keep: the slots offered so far.
-        warm: slots of which there are instances.
+        warm: slots with an existing instance.
         future: set if slots are reserved: the layout that the GPU will have when they are free. New slots must then fit
             next to the used ones now and into the future layout.
         claims: sorted.
-        last_choice: it is being cleared for another job.
+        last_choice: whether it is being cleared for another job.
     """
 
     geometry: Geometry
@@ -76,7 +76,7 @@ class GpuState:
         self.taken = used.union(slots)
         #: memory slices that are neither used nor claimed
         self.idle = geometry.memory_slices - self.taken.mask.bit_count()
-        #: offers of before that no claim uses and that can stay
+        #: previous offers that no claim uses and that can stay
         self.rest = book.legal(geometry, self.taken, keep.clear_of(self.taken.mask))
         self.value = book.value(geometry, self.taken)
         self._room: frozenset[Profile] | None = None
@@ -85,7 +85,7 @@ class GpuState:
 
     @property
     def room(self) -> frozenset[Profile]:
-        """Profiles that may fit as well; all others do not."""
+        """Profiles of which one more slice may fit; of all others none fits."""
         if self._room is None:
             self._room = self.book.room(self.geometry, self.used, self.claims)
         return self._room
@@ -95,17 +95,17 @@ class GpuState:
         try:
             return self._next[profile]
         except KeyError:
-            found = self._next[profile] = self._add(profile)
-            return found
+            step = self._next[profile] = self._add(profile)
+            return step
 
     def instead(self, slot: Slot, profile: Profile) -> GpuState | None:
         """Return the condition with one more claim and without a used slot; None if the claim does not fit."""
         try:
             return self._instead[slot, profile]
         except KeyError:
-            other = self.condition._replace(used=self.used.remove(slot))
-            found = self._instead[slot, profile] = self.book.claimed(other, (*self.claims, profile))
-            return found
+            condition = self.condition._replace(used=self.used.remove(slot))
+            state = self._instead[slot, profile] = self.book.claimed(condition, (*self.claims, profile))
+            return state
 
     def _add(self, profile: Profile) -> tuple[Cost, GpuState] | None:
         if profile not in self.room:
@@ -115,11 +115,11 @@ class GpuState:
             return None
         new = [s for s in after.slots.slots if s.profile == profile and s not in self.slots]
         if any(s in self.keep for s in new):
-            kind = 0 if any(s in self.keep and s in self.warm for s in new) else 1
+            rank = 0 if any(s in self.keep and s in self.warm for s in new) else 1
         else:
-            kind = 3 if self.last_choice else 2
-        lost = len(self.rest) + len(self.slots) + 1 - len(after.rest) - len(after.slots)
-        return (kind, self.value - after.value, lost), after
+            rank = 3 if self.last_choice else 2
+        lost_offers = len(self.rest) + len(self.slots) + 1 - len(after.rest) - len(after.slots)
+        return (rank, self.value - after.value, lost_offers), after
 
 
 class Final(NamedTuple):
@@ -134,7 +134,7 @@ class Final(NamedTuple):
 
 
 class GpuStates:
-    """All conditions so far; keep one for as long as the planner lives, so that rounds share results."""
+    """All GPU states so far; the planner keeps one instance, so that rounds share results."""
 
     def __init__(self) -> None:
         self._shapes: dict[Condition, GpuState | None] = {}
@@ -143,7 +143,7 @@ class GpuStates:
         self._rooms: dict[tuple[Geometry, int, tuple[Profile, ...], tuple[Profile, ...]], frozenset[Profile]] = {}
 
     def trim(self) -> bool:
-        """Clear it once it has grown large, and return whether it was; to be called between plans."""
+        """Clear the cache if it is large, and return whether it was cleared; to be called between plans."""
         if len(self._shapes) + len(self._finals) <= _MAX_SHAPES:
             return False
         self._shapes.clear()
@@ -153,17 +153,17 @@ class GpuStates:
         return True
 
     def start(self, condition: Condition) -> GpuState:
-        """Return the shape of a condition whose claims fit together."""
+        """Return the state of a GPU in a condition whose claims fit together."""
         shape = self.shape(condition)
         assert shape is not None
         return shape
 
     def claimed(self, condition: Condition, claims: Iterable[Profile]) -> GpuState | None:
-        """Return the shape with these claims instead; None if they do not fit together."""
+        """Return the state of a GPU with these claims instead; None if they do not fit together."""
         return self.shape(condition._replace(claims=tuple(sorted(claims))))
 
     def shape(self, condition: Condition) -> GpuState | None:
-        """Return the shape of a condition; None if its claims do not fit together."""
+        """Return the state of a GPU in a condition; None if its claims do not fit together."""
         try:
             return self._shapes[condition]
         except KeyError:
@@ -175,12 +175,12 @@ class GpuStates:
     def value(self, geometry: Geometry, layout: Layout) -> int:
         """Return how useful the free space is: slots that could be added, by the square of their memory slices."""
         key = (geometry, layout)
-        known = self._values.get(key)
-        if known is None:
-            known = self._values[key] = sum(
+        value = self._values.get(key)
+        if value is None:
+            value = self._values[key] = sum(
                 info.memory_slices**2 * capacity(geometry, layout, info.profile) for info in geometry.profiles
             )
-        return known
+        return value
 
     def room(self, geometry: Geometry, used: Layout, claims: tuple[Profile, ...]) -> frozenset[Profile]:
         """Return the profiles that fit next to used slots and claims, wherever the claims may be placed.
@@ -188,19 +188,19 @@ class GpuStates:
         That depends only on the memory slices in use and the profiles, so many GPUs share a result.
         """
         key = (geometry, used.mask, used.profiles, claims)
-        known = self._rooms.get(key)
-        if known is None:
+        fitting = self._rooms.get(key)
+        if fitting is None:
             if claims:
-                known = frozenset(
+                fitting = frozenset(
                     profile
                     for profile in self.room(geometry, used, claims[1:])
                     if len(plan_free(geometry, used, sorted((*claims, profile), reverse=True))) > len(claims)
                 )
             else:
                 profiles = [info.profile for info in geometry.profiles]
-                known = frozenset(profile for profile in profiles if capacity(geometry, used, profile))
-            self._rooms[key] = known
-        return known
+                fitting = frozenset(profile for profile in profiles if capacity(geometry, used, profile))
+            self._rooms[key] = fitting
+        return fitting
 
     def final(
         self,
@@ -219,22 +219,22 @@ class GpuStates:
         """
         anew = anew and not shape.taken and shape.future is None
         key = (shape, occupied, leased, offered, preference, hidden, anew)
-        known = self._finals.get(key)
-        if known is None:
+        result = self._finals.get(key)
+        if result is None:
             cycle = preference or default_preference(shape.geometry)
             rest = EMPTY if anew else shape.rest
             optional = rest.union(_leftover(shape, rest, tuple(p for p in cycle if p not in hidden)))
             available = shape.taken.minus(occupied).union(optional)
-            known = self._finals[key] = _final(leased, offered, available, optional)
-        return known
+            result = self._finals[key] = _final(leased, offered, available, optional)
+        return result
 
     def unchanged(self, leased: Layout, offered: Layout, keep: bool) -> Final:
         """Return the plan of a GPU that keeps its offers, or no longer offers anything."""
         key = (leased, offered, keep)
-        known = self._finals.get(key)
-        if known is None:
-            known = self._finals[key] = _final(leased, offered, offered if keep else EMPTY, EMPTY)
-        return known
+        result = self._finals.get(key)
+        if result is None:
+            result = self._finals[key] = _final(leased, offered, offered if keep else EMPTY, EMPTY)
+        return result
 
     @staticmethod
     def legal(geometry: Geometry, taken: Layout, wanted: Layout) -> Layout:
@@ -269,7 +269,7 @@ def _final(leased: Layout, offered: Layout, available: Layout, optional: Layout)
 
 
 def default_preference(geometry: Geometry) -> tuple[Profile, ...]:
-    """Return the offers without known demand: one slice of each size, the halves first.
+    """Return the offers for empty space if demand is unknown: one slice of each size, the halves first.
 
     Plain profiles below the whole GPU, of each size the one with most compute: an H100 becomes 4g + 2g + 1g.
     """
@@ -316,19 +316,19 @@ def _arrange(condition: Condition) -> Layout | None:
         return fixed
     hints = offers.union(warm.clear_of(offers.mask))
     if len(fixed) == len(matched):
-        left = tuple(sorted(wanted.elements(), reverse=True))
+        unmatched = tuple(sorted(wanted.elements(), reverse=True))
         rest = Layout(s for s in offers.slots if s not in fixed)
         rest = GpuStates.legal(geometry, base.union(fixed), rest)
-        for besides in (rest, EMPTY):
-            more = plan_free(geometry, base.union(fixed).union(besides), left, keep=hints)
-            if len(more) == len(left):
-                found = fixed.union(more)
-                if future is None or _fit_beside(geometry, used, found):
-                    return found
+        for kept_offers in (rest, EMPTY):
+            added = plan_free(geometry, base.union(fixed).union(kept_offers), unmatched, keep=hints)
+            if len(added) == len(unmatched):
+                slots = fixed.union(added)
+                if future is None or _fit_beside(geometry, used, slots):
+                    return slots
     ordered = tuple(sorted(claims, reverse=True))
-    found = plan_free(geometry, base, ordered, keep=hints)
-    if len(found) == len(ordered) and (future is None or _fit_beside(geometry, used, found)):
-        return found
+    slots = plan_free(geometry, base, ordered, keep=hints)
+    if len(slots) == len(ordered) and (future is None or _fit_beside(geometry, used, slots)):
+        return slots
     return None
 
 

@@ -29,10 +29,10 @@ def assign(wants: Sequence[tuple[int, Sequence[str]]]) -> list[list[str]] | None
         for _ in range(count):
             if not _find(component, wants, owner, set()):
                 return None
-    found: list[list[str]] = [[] for _ in wants]
+    nodes_of: list[list[str]] = [[] for _ in wants]
     for node, component in owner.items():
-        found[component].append(node)
-    return [sorted(nodes, key=list(candidates).index) for nodes, (_, candidates) in zip(found, wants, strict=True)]
+        nodes_of[component].append(node)
+    return [sorted(nodes, key=list(candidates).index) for nodes, (_, candidates) in zip(nodes_of, wants, strict=True)]
 
 
 def _find(component: int, wants: Sequence[tuple[int, Sequence[str]]], owner: dict[str, int], seen: set[str]) -> bool:

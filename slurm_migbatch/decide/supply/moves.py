@@ -124,16 +124,16 @@ class MoveMemory:
                 continue
             if report.checkpoint >= move.signalled - _CLOCKS_S:
                 self.moves[move.job] = replace(move, checkpoint=True)
-        found = []
+        start_now = []
         for job, move in list(self.moves.items()):
             row = queue.rows.get(job)
             if row is not None and row.active and not _is_next(row, move):
                 continue
             del self.moves[job]
             if row is not None and row.pending and forgets(row.gres) and waits_for_begin(row, snapshot.now):
-                found.append(StartNow(job))
+                start_now.append(StartNow(job))
         self.fixed &= queue.rows.keys()
-        return tuple(found)
+        return tuple(start_now)
 
     def note(self, reservations: Iterable[Reservation], now: float) -> None:
         """Record which jobs have a reservation now."""
@@ -166,7 +166,7 @@ class MoveMemory:
         return MoveOrder(MoveStep.REQUEUE, move.job, move.restart, move.why)
 
     def begin(self, planned: Sequence[PlannedMove], queue: JobQueue) -> None:
-        """Begin the moves that the planner has found."""
+        """Begin the moves that the planner has chosen."""
         for move in planned:
             why = f"job {move.waiting} needs a larger slice that fits in its place; it restarts elsewhere"
             self.moves[move.job] = Move(move.job, queue.rows[move.job].restarts, move.waiting, why)
@@ -202,12 +202,12 @@ def restartable(
         memory: active moves.
         snapshot: the cluster; `queue`: of the snapshot.
         nodes: the planner's input.
-        demand: needs of a running job after a restart; None if it could not restart.
+        demand: returns the needs of a running job after a restart; None if it could not restart.
         rules: when a training job may be moved.
     """
     now, rows = snapshot.now, queue.signalled()
     cpus = {row.name: row.cpus_free for row in snapshot.nodes} if rows else {}
-    found = []
+    candidates = []
     for row in rows:
         if not _may_move(row, now, rules) or row.job_id in memory.moves or row.job_id in memory.fixed:
             continue
@@ -215,24 +215,26 @@ def restartable(
         needed = demand(row)
         if node is None or needed is None:
             continue
-        held = [(gpu.uuid, lease) for gpu in node.gpus for lease in gpu.leases if lease.job == row.job_id]
-        if len(held) == 1 and not held[0][1].guest and needed.slices == (held[0][1].slot.profile,):
+        leases = [(gpu.uuid, lease) for gpu in node.gpus for lease in gpu.leases if lease.job == row.job_id]
+        if len(leases) == 1 and not leases[0][1].guest and needed.slices == (leases[0][1].slot.profile,):
             elsewhere = frozenset(name for name in needed.pool if cpus.get(name, 0) >= row.cpus)
-            found.append(Restartable(needed, node.name, held[0][0], held[0][1].slot, row.end, elsewhere))
-    return tuple(sorted(found, key=lambda run: (run.slot.profile.compute, run.slot.placement.size, -_end(run.until))))
+            candidates.append(Restartable(needed, node.name, leases[0][0], leases[0][1].slot, row.end, elsewhere))
+    return tuple(
+        sorted(candidates, key=lambda run: (run.slot.profile.compute, run.slot.placement.size, -_end(run.until)))
+    )
 
 
 def leaving(nodes: dict[str, Node], ends: Mapping[int, float], queue: JobQueue) -> dict[str, Node]:
-    """Return the nodes with the slices of training jobs that are being stopped as free at these times."""
-    found = dict(nodes) if ends else nodes
+    """Return the nodes; on them the slices of jobs that are being stopped become free at the times `ends`."""
+    changed = dict(nodes) if ends else nodes
     for job, end in ends.items():
         row = queue.rows.get(job)
         for name in row.nodes if row is not None else ():
-            node = found.get(name)
+            node = changed.get(name)
             if node is not None:
                 gpus = [_until(gpu, job, end) for gpu in node.gpus]
-                found[name] = replace(node, gpus=tuple(gpus))
-    return found
+                changed[name] = replace(node, gpus=tuple(gpus))
+    return changed
 
 
 def _until(gpu: Gpu, job: int, end: float) -> Gpu:
@@ -271,5 +273,5 @@ def _end(until: float | None) -> float:
 
 def why_moved(job: int, memory: MoveMemory) -> str:
     """Return which training job is moved for a pending job; empty for none."""
-    found = next((move.job for move in memory.moves.values() if move.waiting == job), None)
-    return "" if found is None else f"job {found}, a restartable training job, is moved for it"
+    moved_job = next((move.job for move in memory.moves.values() if move.waiting == job), None)
+    return "" if moved_job is None else f"job {moved_job}, a restartable training job, is moved for it"

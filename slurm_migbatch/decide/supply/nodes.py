@@ -29,7 +29,7 @@ class _KnownNode:
         node: None if nothing can be planned for it.
         notes: sentences about it that need attention.
         jobs: those that have slices of it.
-        passing: whether the result depends on the time: a job of it has ended, as far as Slurm knows.
+        passing: whether the result depends on the current time, because a job with a lease has ended in Slurm.
         gpus: by UUID.
     """
 
@@ -66,13 +66,13 @@ class KnownNodes:
         started = queue.guests
         shares = bool(pairs or started)
         # Sharing depends on much more than a node, so then every node is processed.
-        stays = queue.version == self._version + 1 and not shares and not self._sharing
+        incremental = queue.version == self._version + 1 and not shares and not self._sharing
         self._version, self._sharing = queue.version, shares
-        moved = _touched(queue) if stays else frozenset[str]()
+        touched = _touched(queue) if incremental else frozenset[str]()
         changed, plans = queue.changed, snapshot.plans
         before, self._known = self._known, {}
         sharing: dict[str, sharers.Sharing] = {}
-        found: dict[str, Node] = {}
+        plannable: dict[str, Node] = {}
         for name, facts in snapshot.inventory.items():
             row = rows.get(name)
             if row is None:
@@ -80,13 +80,13 @@ class KnownNodes:
             status = plans.get(name, _UNTOLD)
             known = before.get(name)
             if not (
-                stays
+                incremental
                 and known is not None
                 and known.facts is facts
                 and known.row is row
                 and (known.status is status or known.status == status)
                 and not known.passing
-                and name not in moved
+                and name not in touched
                 and changed.isdisjoint(known.jobs)
             ):
                 shared = sharers.ALONE
@@ -101,10 +101,10 @@ class KnownNodes:
             if known.notes:
                 notes.extend(known.notes)
             if known.node is not None:
-                found[name] = known.node
+                plannable[name] = known.node
         if sharing:
             sharing = sharers.without_strays(sharing, queue.jobs)
-        return found, sharing
+        return plannable, sharing
 
 
 def _touched(queue: JobQueue) -> frozenset[str]:
@@ -125,8 +125,8 @@ def _examined(
 ) -> _KnownNode:
     """Build a node for the planner."""
     if not sum(row.gres.values()):
-        idle = f"{name} has MIG GPUs but no gres mig in slurm.conf, so nothing can be offered"
-        return _KnownNode(facts, row, status, None, (idle,) if facts.gpus else ())
+        note = f"{name} has MIG GPUs but no gres mig in slurm.conf, so nothing can be offered"
+        return _KnownNode(facts, row, status, None, (note,) if facts.gpus else ())
     notes = []
     if row.invalid:
         notes.append(
@@ -140,11 +140,11 @@ def _examined(
     passing = False
     rows = queue.rows
     for job, _ in runs:
-        held = rows.get(job)
-        if held is not None and held.state in _HOLDING:
-            ends[job] = held.end
+        job_row = rows.get(job)
+        if job_row is not None and job_row.state in _HOLDING:
+            ends[job] = job_row.end
         else:
-            passing = True  # it should be over by now, whenever that is
+            passing = True  # it should have ended by now, so its end is the current time
     known_gpus = _gpus(facts, status, ends, queue.guests, now, before.gpus if before is not None else {})
     problems = [
         f"{name}: its report of GPU {uuid} is inconsistent ({known.contradiction}); the node is left unchanged"
@@ -163,7 +163,7 @@ def _examined(
         mode=Mode.FROZEN if problems and mode is Mode.OPEN else mode,
     )
     if before is not None and before.node == node:
-        node = before.node  # what was found for it holds
+        node = before.node  # results cached for this object remain valid
     jobs = frozenset([job for job, _ in runs]) if passing else frozenset(ends)
     return _KnownNode(facts, row, status, node, (*notes, *problems), jobs, passing, known_gpus)
 
@@ -177,15 +177,19 @@ def _gpus(
     before: Mapping[str, KnownGpu],
 ) -> dict[str, KnownGpu]:
     """Return the GPUs of a node by UUID."""
-    found: dict[str, KnownGpu] = {}
+    gpus: dict[str, KnownGpu] = {}
     for gpu in facts.gpus:
         known = before.get(gpu.uuid)
         rows = () if status.plan is None else tuple(status.plan.gpus.get(gpu.uuid, ()))
-        until, alone = sharers.ends(gpu, ends, now), sharers.whose(gpu, guests)
-        if known is None or known.facts is not gpu or (known.until, known.guests, known.rows) != (until, alone, rows):
-            known = KnownGpu.of(gpu, rows, until, alone)
-        found[gpu.uuid] = known
-    return found
+        until, as_guest = sharers.ends(gpu, ends, now), sharers.whose(gpu, guests)
+        if (
+            known is None
+            or known.facts is not gpu
+            or (known.until, known.guests, known.rows) != (until, as_guest, rows)
+        ):
+            known = KnownGpu.of(gpu, rows, until, as_guest)
+        gpus[gpu.uuid] = known
+    return gpus
 
 
 def _mode(row: NodeRow, facts: NodeFacts, status: PlanStatus) -> Mode:

@@ -1,7 +1,7 @@
 """Plan which free slots to offer where: pure, deterministic, and the same for the simulator and migbatchd.
 
 Demands are taken in Slurm's own order. Each gets the cheapest place: a slot that is offered already, else the
-GPU on which a new one destroys the least useful space. Used slots remain. If a demand fits nowhere, claims of
+GPU on which a new one destroys the least useful space. Used slots are not changed. If a demand fits nowhere, claims of
 more important demands are moved if that makes room (they have not started, so nothing is lost); otherwise
 it gets a reservation: the slots that should be free soonest by the time limits of the jobs in them. Free space
 inside a reservation is offered to no other job, so a stream of small jobs cannot starve a large one. For
@@ -9,20 +9,20 @@ a demand with a long expected wait, one training job that can be restarted elsew
 (`decide.supply.moves`).
 
 A reservation is kept from round to round until its demand starts or disappears, unless another place would be free
-considerably sooner. Their number is limited to an eighth of a pool's GPUs, at least one: as in EASY backfilling the
-first in line is safe, and the space that is idle meanwhile stays small. Time limits are often many times the run times,
-so most reservations last longer than is necessary. While training jobs run that can be moved for a reservation it is a
-quarter of the GPUs, because they end it soon.
+considerably sooner. The number of reservations is limited to an eighth of a pool's GPUs, at least one: as in EASY
+backfilling the first demand in the order is never starved, and little space is idle meanwhile. Time limits are often
+many times the run times, so most reservations last longer than is necessary. While training jobs run that can be moved
+for a reservation, the limit is a quarter of the GPUs, because a move ends a reservation soon.
 
-Reserved space is not used before its time, although jobs that end earlier would not delay it: Slurm decides which job
-gets an offered slot, and it may be a longer job than the one it was meant for.
+Reserved space is not used before the reservation's start, although jobs that end earlier would not delay it: Slurm
+decides which job gets an offered slot, and it may be a longer job than the one for which the slot was planned.
 
 The components of a heterogeneous job are served all together or not at all, each on nodes of its own (see `apart`);
 so are their reservations.
 
 Loans come last, whatever their priority, and get only what is left then: nothing is moved or reserved for them.
 
-The rest keeps its current offers; empty space is filled by preference.
+Unclaimed slots that are offered now stay offered; empty space is filled by preference.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ NOTHING_MOVES = Moving()
 
 
 class Planner:
-    """Make plans; keeps only caches between them: conditions of GPUs, and plans of unchanged nodes."""
+    """Makes plans. Keeps only caches between them: conditions of GPUs, and plans of unchanged nodes."""
 
     def __init__(self) -> None:
         self._memory = FleetMemory()
@@ -110,9 +110,9 @@ class Planner:
             demands: pending work that could start if there were supply, in Slurm's order.
             now: unix seconds.
             previous: the reservations of the last plan.
-            preference: offers for empty space: tried in this order, repeatedly, until nothing fits; none:
-                one slice of each size.
-            anew: the preference has changed: idle GPUs get new offers by it.
+            preference: offers for empty space, tried in this order, repeatedly, until nothing fits; empty: one slice
+                of each size.
+            anew: whether the preference has changed, so that idle GPUs get new offers by it.
             moving: training jobs that are being moved or may be.
         """
         self._memory.trim()
@@ -134,10 +134,10 @@ class _PlanRound:
         previous: Sequence[Reservation],
         moving: Moving,
     ) -> None:
-        #: pending ones, followed by the demands of training jobs that are being moved
+        #: pending demands, followed by the demands of training jobs that are being moved
         self.demands = [*demands, *moving.leaving, *(run.demand for run in moving.candidates)]
         self.now, self._moving = now, moving
-        #: number of pending ones
+        #: number of pending demands
         self._queued = len(demands)
         self._moves: list[PlannedMove] = []
         self.fleet = Fleet(
@@ -154,11 +154,11 @@ class _PlanRound:
         self._components: dict[int, list[int]] = {}
         for number, apart in [(i, demand.apart) for i, demand in enumerate(demands) if demand.apart is not None]:
             self._components.setdefault(apart, []).append(number)
-        #: failed demands fail for the rest of the round, because space only shrinks
+        #: kinds of demands that fitted nowhere; not tried again in this round, because space only shrinks
         self._hopeless: set[Kind | tuple[Kind, ...]] = set()
-        #: of these, for which there may be no reservation either
+        #: those of them whose pool has reached its limit of reservations
         self._done: set[Kind] = set()
-        #: nodes to try for several slices, without those that have failed
+        #: by pool and slices, the nodes to try for demands of several slices; those without room are removed
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
         self._tries = 0
 
@@ -168,11 +168,11 @@ class _PlanRound:
         """Make the plan; a node's plan that equals the one in `before` is the same object."""
         loans: list[int] = []
         waiting = self.waiting
-        over: set[int] = set()  # finished kinds, by identity, for the long rest of the queue
+        done_ids: set[int] = set()  # ids of kinds in `_done`: faster to compare than the kinds, for long queues
         for number in range(self._queued, self._queued + len(self._moving.leaving)):
             demand = self.demands[number]
-            if (at := self.fleet.find(demand.pool, demand.slices[0])) is not None:
-                self._claim(at, (number, 0, demand.slices[0]))
+            if (place := self.fleet.find(demand.pool, demand.slices[0])) is not None:
+                self._claim(place, (number, 0, demand.slices[0]))
                 self.fleet.commit()
         for number, demand in enumerate(islice(self.demands, self._queued)):
             if demand.apart is not None:
@@ -180,11 +180,11 @@ class _PlanRound:
                     self._serve_apart(self._components[demand.apart])
             elif demand.loan:
                 loans.append(number)
-            elif id(demand.kind) in over:
+            elif id(demand.kind) in done_ids:
                 waiting[demand.job] = None
             elif demand.kind in self._done:
                 waiting[demand.job] = None
-                over.add(id(demand.kind))
+                done_ids.add(id(demand.kind))
             else:
                 self._serve_copies(number, demand)
         for number in loans:
@@ -201,22 +201,24 @@ class _PlanRound:
 
     def _placed(self) -> dict[int, Placed]:
         copies, nodes = self.copies, defaultdict[int, list[str]](list)
-        moving: set[int] = set()
+        not_offered: set[int] = set()
         for name, claim in self.fleet.on_fixed:
             nodes[claim[0]].append(name)
-        known: dict[tuple[int, int, int], frozenset[Profile]] = {}  # by the ids of the three layouts
+        new_by_layouts: dict[tuple[int, int, int], frozenset[Profile]] = {}  # by the ids of the three layouts
         for gpu_claims in self.fleet.claimed():
             taken, free, occupied = gpu_claims.shape.taken, gpu_claims.gpu.free, gpu_claims.gpu.occupied
             key = (id(taken), id(free), id(occupied))
-            new = known.get(key)
+            new = new_by_layouts.get(key)
             if new is None:
-                new = known[key] = _new(taken, free, occupied)
+                new = new_by_layouts[key] = _new(taken, free, occupied)
             for claim in (*gpu_claims.settled, *gpu_claims.claims):
                 nodes[claim[0]].append(gpu_claims.node)
                 if claim[2] in new:
-                    moving.add(claim[0])
+                    not_offered.add(claim[0])
         return {
-            self.demands[number].job: Placed(tuple(dict.fromkeys(nodes[number])), copies[number], number not in moving)
+            self.demands[number].job: Placed(
+                tuple(dict.fromkeys(nodes[number])), copies[number], number not in not_offered
+            )
             for number in sorted(nodes)
             if number < self._queued
         }
@@ -252,21 +254,21 @@ class _PlanRound:
             return False
         if key.single:
             profile = key.slices[0]
-            at = self.fleet.find(demand.pool, profile)
-            if at is None:
+            place = self.fleet.find(demand.pool, profile)
+            if place is None:
                 self._tries = 0
                 if demand.loan or not self._make_room(demand.pool, profile, frozenset(), _REPAIR_DEPTH):
                     self._hopeless.add(key)
                     return False
-                at = self.fleet.find(demand.pool, profile)
-                assert at is not None
-            self._claim(at, (number, copy, profile))
+                place = self.fleet.find(demand.pool, profile)
+                assert place is not None
+            self._claim(place, (number, copy, profile))
             return True
-        found = self._candidates(demand, demand.nodes)
-        if len(found) < demand.nodes:
+        places_by_node = self._candidates(demand, demand.nodes)
+        if len(places_by_node) < demand.nodes:
             self._hopeless.add(key)
             return False
-        self._take(number, copy, found.values())
+        self._take(number, copy, places_by_node.values())
         return True
 
     def _serve_apart(self, numbers: Sequence[int]) -> None:
@@ -274,11 +276,11 @@ class _PlanRound:
         demands = [self.demands[number] for number in numbers]
         key = tuple(demand.kind for demand in demands)
         if key not in self._hopeless:
-            most = sum(demand.nodes for demand in demands)
-            found = [self._candidates(demand, most) for demand in demands]
-            chosen = assign([(demand.nodes, list(places)) for demand, places in zip(demands, found, strict=True)])
+            most_nodes = sum(demand.nodes for demand in demands)
+            options = [self._candidates(demand, most_nodes) for demand in demands]
+            chosen = assign([(demand.nodes, list(places)) for demand, places in zip(demands, options, strict=True)])
             if chosen is not None:
-                for number, places, names in zip(numbers, found, chosen, strict=True):
+                for number, places, names in zip(numbers, options, chosen, strict=True):
                     self._take(number, 0, [places[name] for name in names])
                     self.copies[number] += 1
                 self._keep_clear(demands, chosen)
@@ -304,8 +306,8 @@ class _PlanRound:
 
     def _take(self, number: int, copy: int, nodes: Iterable[_Places]) -> None:
         for places in nodes:
-            for profile, where in places:
-                self._claim(where, (number, copy, profile))
+            for profile, place in places:
+                self._claim(place, (number, copy, profile))
 
     def _claim(self, at: str | GpuClaims, claim: Claim) -> None:
         """Place the claim of a demand."""
@@ -319,25 +321,25 @@ class _PlanRound:
         names = self._order.get((demand.pool, demand.parts))
         if names is None:
             names = self._order[demand.pool, demand.parts] = self._by_missing(demand.pool, demand.slices)
-        found: dict[str, _Places] = {}
+        places_by_node: dict[str, _Places] = {}
         looked_at = 0
         for name in names:
             looked_at += 1
             places = self.fleet.place_on(name, demand.slices)
             if places is not None:
-                found[name] = places
-                if len(found) == most:
+                places_by_node[name] = places
+                if len(places_by_node) == most:
                     break
-        names[:looked_at] = found  # nodes without room now have none later in this plan
-        return found
+        names[:looked_at] = places_by_node  # nodes without room now have none later in this plan
+        return places_by_node
 
     def _by_missing(self, pool: frozenset[str], slices: tuple[Profile, ...]) -> list[str]:
         """Return the pool's nodes, those first that lack the fewest of `slices` among unclaimed offers."""
-        need = Counter(slices)
+        needed = Counter(slices)
         ranked = []
         for name in self.fleet.roomy(pool, slices):
-            have = self.fleet.spare(name)
-            ranked.append((sum([max(0, n - have[profile]) for profile, n in need.items()]), name))
+            unclaimed = self.fleet.spare(name)
+            ranked.append((sum([max(0, n - unclaimed[profile]) for profile, n in needed.items()]), name))
         return [name for _, name in sorted(ranked)]
 
     # -- moving claims ---------------------------------------------------------------------------------------------
@@ -349,7 +351,7 @@ class _PlanRound:
             pool: nodes on which the room is needed.
             profile: what should fit.
             spared: GPUs that are being cleared already.
-            depth: how many GPUs may be cleared for one another.
+            depth: maximum number of GPUs cleared in a chain, each for claims that leave the one before.
         """
         tried: set[tuple[object, ...]] = set()
         for gpu_claims in self.fleet.claimed():
@@ -373,26 +375,26 @@ class _PlanRound:
     # -- moving training jobs --------------------------------------------------------------------------------------
 
     def _move_for(self, demand: Demand) -> None:
-        """Name a training without which a slice fits, and that fits elsewhere then; a place is kept for it there."""
+        """Choose a training job to move: the demand fits in its place, and it fits elsewhere. Claim its new place."""
         if not demand.kind.single:
             return
         profile = demand.slices[0]
-        first = self._queued + len(self._moving.leaving)
-        for number, run in enumerate(self._moving.candidates, first):
+        first_number = self._queued + len(self._moving.leaving)
+        for number, run in enumerate(self._moving.candidates, first_number):
             if run.node not in demand.pool or run.node not in self.fleet.nodes or not self.fleet.plannable(run.node):
                 continue
-            gpu_claims = next(some for some in self.fleet.on(run.node) if some.gpu.uuid == run.gpu)
-            without = self._without(gpu_claims, run.slot, profile)
-            if without is None:
+            gpu_claims = next(candidate for candidate in self.fleet.on(run.node) if candidate.gpu.uuid == run.gpu)
+            changed_state = self._without(gpu_claims, run.slot, profile)
+            if changed_state is None:
                 continue
             mark = self.fleet.mark()
-            self.fleet.change(gpu_claims, without, gpu_claims.claims)
-            at = self.fleet.find(run.demand.pool, run.slot.profile)
+            self.fleet.change(gpu_claims, changed_state, gpu_claims.claims)
+            place = self.fleet.find(run.demand.pool, run.slot.profile)
             self.fleet.roll_back(mark)
-            if at is None or (at if isinstance(at, str) else at.node) not in {run.node, *run.elsewhere}:
+            if place is None or (place if isinstance(place, str) else place.node) not in {run.node, *run.elsewhere}:
                 continue
-            if at is not gpu_claims:
-                self._claim(at, (number, 0, run.slot.profile))
+            if place is not gpu_claims:
+                self._claim(place, (number, 0, run.slot.profile))
             self.fleet.commit()
             self._moves.append(PlannedMove(run.demand.job, demand.job))
             return
@@ -424,17 +426,17 @@ class _PlanRound:
             else:
                 trial = step[1]
                 staying.append(claim)
-        # While the others look for a new place this GPU counts as holding the newcomer, so none of them returns.
+        # While the leaving claims look for a place, this GPU counts as holding `profile`, so none of them returns.
         self.fleet.change(gpu_claims, trial, ())
         for claim in leaving:
             pool = self.demands[claim[0]].pool
-            at = self.fleet.find(pool, claim[2])
-            if at is None and depth > 1 and self._make_room(pool, claim[2], spared, depth - 1):
-                at = self.fleet.find(pool, claim[2])
-            if at is None:
+            place = self.fleet.find(pool, claim[2])
+            if place is None and depth > 1 and self._make_room(pool, claim[2], spared, depth - 1):
+                place = self.fleet.find(pool, claim[2])
+            if place is None:
                 return False
-            self.fleet.claim(at, claim)
-        staying.extend(gpu_claims.claims)  # claims that were placed here meanwhile fit next to the newcomer
+            self.fleet.claim(place, claim)
+        staying.extend(gpu_claims.claims)  # claims placed here meanwhile fit next to `profile`
         settled = self.fleet.book.claimed(gpu_claims.shape.condition, [c[2] for c in staying])
         assert settled is not None
         self.fleet.change(gpu_claims, settled, staying)
@@ -450,21 +452,21 @@ class _PlanRound:
     def _node_plans(
         self, preference: tuple[Profile, ...], before: Mapping[str, NodePlan], *, anew: bool
     ) -> dict[str, NodePlan]:
-        found: dict[str, NodePlan] = {}
+        node_plans: dict[str, NodePlan] = {}
         touched = self.fleet.touched()
-        for name, known in self.fleet.admissions.items():
-            kept = known.plan
+        for name, admission in self.fleet.admissions.items():
+            cached = admission.plan
             if anew or name in touched:
-                plan = self._node_plan(known.node, preference, anew=anew)
-            elif kept is not None and kept[0] == preference:
-                found[name] = kept[1]
+                plan = self._node_plan(admission.node, preference, anew=anew)
+            elif cached is not None and cached[0] == preference:
+                node_plans[name] = cached[1]
                 continue
             else:
-                plan = self._node_plan(known.node, preference, anew=False)
-                known.plan = preference, plan
-            old = before.get(name)
-            found[name] = old if old == plan and old is not None else plan
-        return found
+                plan = self._node_plan(admission.node, preference, anew=False)
+                admission.plan = preference, plan
+            previous = before.get(name)
+            node_plans[name] = previous if previous == plan and previous is not None else plan
+        return node_plans
 
     def _node_plan(self, node: Node, preference: tuple[Profile, ...], *, anew: bool) -> NodePlan:
         layouts: dict[str, Layout] = {}
@@ -472,12 +474,12 @@ class _PlanRound:
         free: Counter[Profile] = Counter()
         optional: list[tuple[Layout, str]] = []
         anew = anew and not node.unmatched()  # a job that is just starting may be on any slot
-        book, keeps = self.fleet.book, node.mode is not Mode.WITHDRAWN
-        still = keeps and not self.fleet.plannable(node.name)
+        book, keeps_offers = self.fleet.book, node.mode is not Mode.WITHDRAWN
+        fixed = keeps_offers and not self.fleet.plannable(node.name)
         for gpu_claims in self.fleet.on(node.name):
             gpu = gpu_claims.gpu
-            if still or not keeps:
-                final = book.unchanged(gpu.leased, gpu.free, keeps)
+            if fixed or not keeps_offers:
+                final = book.unchanged(gpu.leased, gpu.free, keeps_offers)
             else:
                 final = book.final(
                     gpu_claims.shape, gpu.occupied, gpu.leased, gpu.free, preference, gpu_claims.hidden, anew=anew
@@ -491,23 +493,23 @@ class _PlanRound:
             if gpu.offered is not gpu.free:  # slots that overlap something, or did by the last report
                 withdrawn.update(slot.profile for slot in gpu.offered.slots if slot not in final.layout)
         self._keep_total(node, layouts, free, optional)
-        held = node.unmatched()
-        offers = {p: n - held[p] for p, n in free.items() if n > held[p]}
-        return NodePlan(node.name, layouts, offers, frozenset(withdrawn), still, node.mode is not Mode.CLOSED)
+        unmatched = node.unmatched()
+        offers = {p: n - unmatched[p] for p, n in free.items() if n > unmatched[p]}
+        return NodePlan(node.name, layouts, offers, frozenset(withdrawn), fixed, node.mode is not Mode.CLOSED)
 
     @staticmethod
     def _keep_total(
         node: Node, layouts: dict[str, Layout], free: Counter[Profile], optional: list[tuple[Layout, str]]
     ) -> None:
         """Drop unclaimed slots that Slurm's constant sum leaves no room to offer."""
-        over = free.total() + sum(n for n in node.used.values() if n > 0) - node.total
+        excess = free.total() + sum(n for n in node.used.values() if n > 0) - node.total
         for extra, uuid in optional:
             for slot in extra.slots:
-                if over <= 0:
+                if excess <= 0:
                     return
                 layouts[uuid] = layouts[uuid].remove(slot)
                 free[slot.profile] -= 1
-                over -= 1
+                excess -= 1
 
 
 def _new(taken: Layout, free: Layout, occupied: Layout) -> frozenset[Profile]:
@@ -516,15 +518,15 @@ def _new(taken: Layout, free: Layout, occupied: Layout) -> frozenset[Profile]:
 
 
 def _by_node(reservations: Iterable[Reservation]) -> dict[str, set[str]]:
-    """Return the GPUs with reserved slots."""
-    found: dict[str, set[str]] = {}
+    """Return by node the UUIDs of the GPUs with reserved slots."""
+    gpus_of_node: dict[str, set[str]] = {}
     for reservation in reservations:
         for node, uuid, _ in reservation.places:
-            found.setdefault(node, set()).add(uuid)
-    return found
+            gpus_of_node.setdefault(node, set()).add(uuid)
+    return gpus_of_node
 
 
 def can_be_apart(components: Sequence[Demand]) -> bool:
     """Return whether the pools have enough nodes for each component to have its own."""
-    most = sum(demand.nodes for demand in components)
-    return assign([(demand.nodes, list(islice(demand.pool, most))) for demand in components]) is not None
+    node_count = sum(demand.nodes for demand in components)
+    return assign([(demand.nodes, list(islice(demand.pool, node_count))) for demand in components]) is not None

@@ -25,10 +25,10 @@ _MAX_NODES = 64
 _Held = tuple[Slot, float | None]
 #: Lower bound of the time, index of the GPU, and ""; for all GPUs of a node: index of its first GPU, and its name.
 _Ranked = tuple[When, int, str]
-#: Before every moment that matters.
+#: Earlier than any time that is compared.
 _BEFORE = -math.inf
 _Places = list[tuple[GpuClaims, Slot]]
-#: what of each GPU of a node determines when slices fit there; never changed in place
+#: for each GPU of a node, the objects that determine when slices fit there; they are never changed in place
 _Stamp = list[tuple[object, ...]]
 
 
@@ -47,9 +47,9 @@ class Reserver:
         self._soonest_on: dict[tuple[str, tuple[Profile, ...]], tuple[_Stamp, tuple[When, _Places] | None]] = {}
         #: nodes with reservations
         self._blocked: set[str] = set()
-        #: by GPU with claims: what decides which of its slots are busy until when, and that
+        #: by index of a GPU with claims: stamp and result of `_busy`
         self._busy_at: dict[int, tuple[tuple[object, ...], Busy]] = {}
-        #: by GPU: stamp of `_by_end`, and its result
+        #: by index of a GPU: stamp and result of `_by_end`
         self._ends_at: dict[int, tuple[tuple[object, ...], Sequence[tuple[float, int]]]] = {}
         self.made: list[Reservation] = []
         #: minimum time limit of the claims made so far
@@ -70,14 +70,14 @@ class Reserver:
         first = demands[0]
         if len(demands) == 1 and first.kind.single:
             single = self._single(first, copy, first.slices[0], ends)
-            found = None if single is None else (single[0], [single[1]])
+            soonest = None if single is None else (single[0], [single[1]])
         else:
-            found = self._several(demands, copy, ends)
-        if found is None:
+            soonest = self._several(demands, copy, ends)
+        if soonest is None:
             return False
-        when, places = found
+        when, places = soonest
         by_gpu: dict[int, list[Slot]] = {}
-        for gpu_claims, slot in (place for some in places for place in some):
+        for gpu_claims, slot in (place for demand_places in places for place in demand_places):
             by_gpu.setdefault(gpu_claims.index, []).append(slot)
         for index in by_gpu:
             self._freeze(self._fleet.gpu(index), ends)
@@ -85,22 +85,25 @@ class Reserver:
             self._block(self._fleet.gpu(index), slots)
         for pool in pools:
             self._count[pool] = self._count.get(pool, 0) + 1
-        at = None if when[0] else when[1]
+        free_at = None if when[0] else when[1]
         self.made.extend(
             Reservation(
-                demand.job, copy, tuple((gpu_claims.node, gpu_claims.gpu.uuid, slot) for gpu_claims, slot in some), at
+                demand.job,
+                copy,
+                tuple((gpu_claims.node, gpu_claims.gpu.uuid, slot) for gpu_claims, slot in demand_places),
+                free_at,
             )
-            for demand, some in zip(demands, places, strict=True)
-            if some
+            for demand, demand_places in zip(demands, places, strict=True)
+            if demand_places
         )
         return True
 
     def _limit(self, pool: frozenset[str]) -> int:
-        known = self._bound.get(pool)
-        if known is None:
+        limit = self._bound.get(pool)
+        if limit is None:
             gpus = self._fleet.plannable_gpus(pool)
-            known = self._bound[pool] = max(1, int(gpus * self._share)) if gpus else 0
-        return known
+            limit = self._bound[pool] = max(1, int(gpus * self._share)) if gpus else 0
+        return limit
 
     # -- one slice ---------------------------------------------------------------------------------------------
 
@@ -110,9 +113,9 @@ class Reserver:
         best = self._first(demand.pool, profile, ends)
         if best is None:
             return None
-        old = self._previous.get((demand.job, copy))
-        if old is not None and len(old.places) == 1:
-            kept = self._again(old.places[0], demand.pool, profile, ends)
+        previous = self._previous.get((demand.job, copy))
+        if previous is not None and len(previous.places) == 1:
+            kept = self._again(previous.places[0], demand.pool, profile, ends)
             if kept is not None and not self._better(best[0], kept[0]):
                 return kept[0], [(kept[1], kept[2])]
         return best[0], [(best[1], best[2])]
@@ -123,39 +126,39 @@ class Reserver:
         """Return the GPU that could hold the profile soonest.
 
         GPUs are ranked once per pool and profile. Later claims and reservations only make a GPU worse, so it is
-        sufficient to check the first one again. A node represents its unchanged GPUs until it comes first: then they
-        replace it.
+        sufficient to check the first one again. Unchanged GPUs of a node share one entry until that comes first; then
+        entries of the single GPUs replace it.
         """
         ranked = self._ranked.get((pool, profile))
         if ranked is None:
             ranked = self._ranked[pool, profile] = self._rank(pool, profile, ends)
             heapq.heapify(ranked)
         while ranked:
-            when, index, node = ranked[0]
+            bound, index, node = ranked[0]
             if node:
                 heapq.heappop(ranked)
-                for closer in self._closer(node, profile, ends):
-                    heapq.heappush(ranked, closer)
+                for entry in self._closer(node, profile, ends):
+                    heapq.heappush(ranked, entry)
                 continue
             gpu_claims = self._fleet.gpu(index)
-            found = self._soonest(gpu_claims, profile, ends)
-            if found is None:
+            soonest = self._soonest(gpu_claims, profile, ends)
+            if soonest is None:
                 heapq.heappop(ranked)
-            elif (at := self._rank_of(found[0])) > when:
-                heapq.heapreplace(ranked, (at, index, ""))
+            elif (rank := self._rank_of(soonest[0])) > bound:
+                heapq.heapreplace(ranked, (rank, index, ""))
             else:
-                return found[0], gpu_claims, found[1]
+                return soonest[0], gpu_claims, soonest[1]
         return None
 
     def _closer(self, node: str, profile: Profile, ends: Callable[[Claim], float | None]) -> Iterator[_Ranked]:
-        """Yield the ranks of the GPUs of a node, or a closer rank of the node."""
-        known, first = self._fleet.admissions[node], self._fleet.first_index(node)
-        if profile in known.first:
-            for i, some in enumerate(known.soonest, first):
-                if (at := some[profile]) is not None:
-                    yield at, i, ""
+        """Yield the ranks of the GPUs of a node, or a tighter lower bound for the whole node."""
+        admission, first = self._fleet.admissions[node], self._fleet.first_index(node)
+        if profile in admission.first:
+            for i, when_of in enumerate(admission.soonest, first):
+                if (when := when_of[profile]) is not None:
+                    yield when, i, ""
         elif self._fleet.as_admitted(node):
-            if (soonest := _first_of(known, profile)) is not None:
+            if (soonest := _first_of(admission, profile)) is not None:
                 yield soonest[0], first + soonest[1], node
         else:
             for gpu_claims in self._fleet.on(node):
@@ -166,18 +169,20 @@ class Reserver:
         fleet, ranked = self._fleet, list[_Ranked]()
         # If no GPU has room now, at least one slot or claim has to end first.
         full = fleet.find(pool, profile) is None
-        for known, first in fleet.open_nodes(pool):
-            name, next_end = known.node.name, known.next_end
+        for admission, first in fleet.open_nodes(pool):
+            name, next_end = admission.node.name, admission.next_end
             if next_end <= self._now:
-                ranked += [(self._at_best(some, profile, ends), some.index, "") for some in fleet.on(name)]
-            elif profile in known.first:
-                if (soonest := known.first[profile]) is not None:
+                ranked += [
+                    (self._at_best(gpu_claims, profile, ends), gpu_claims.index, "") for gpu_claims in fleet.on(name)
+                ]
+            elif profile in admission.first:
+                if (soonest := admission.first[profile]) is not None:
                     ranked.append((soonest[0], first + soonest[1], name))
             elif not full or name in self._blocked:
                 ranked.append(((0, _BEFORE, 0), first, name))
             else:
-                soon = next_end if fleet.as_admitted(name) else min(next_end, self._now + self.least_limit_s)
-                ranked.append((self._rank_of((0, soon, 0)), first, name))
+                earliest = next_end if fleet.as_admitted(name) else min(next_end, self._now + self.least_limit_s)
+                ranked.append((self._rank_of((0, earliest, 0)), first, name))
         return ranked
 
     def _at_best(self, gpu_claims: GpuClaims, profile: Profile, ends: Callable[[Claim], float | None]) -> When:
@@ -197,17 +202,17 @@ class Reserver:
     def _by_end(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> Sequence[tuple[float, int]]:
         """Return the end and the memory slices of each slot and claim on a GPU, the soonest end first."""
         stamp = (gpu_claims.claims, gpu_claims.until)
-        known = self._ends_at.get(gpu_claims.index)
-        if known is not None and _same(known[0], stamp):
-            return known[1]
+        cached = self._ends_at.get(gpu_claims.index)
+        if cached is not None and _same(cached[0], stamp):
+            return cached[1]
         info = gpu_claims.shape.geometry.info
-        found = [(math.inf if end is None else end, slot.placement.size) for slot, end in gpu_claims.until]
+        sizes_by_end = [(math.inf if end is None else end, slot.placement.size) for slot, end in gpu_claims.until]
         for claim in gpu_claims.claims:
             end = ends(claim)
-            found.append((math.inf if end is None else end, info(claim[2]).memory_slices))
-        found.sort()
-        self._ends_at[gpu_claims.index] = stamp, found
-        return found
+            sizes_by_end.append((math.inf if end is None else end, info(claim[2]).memory_slices))
+        sizes_by_end.sort()
+        self._ends_at[gpu_claims.index] = stamp, sizes_by_end
+        return sizes_by_end
 
     def _rank_of(self, when: When) -> When:
         """Return `when` in a form comparable with results of earlier rounds: all that is free now is `_BEFORE`."""
@@ -221,15 +226,15 @@ class Reserver:
             return None
         busy = self._busy(gpu_claims, ends)
         if gpu_claims.reserved:
-            found = [
+            options = [
                 (when, slot)
                 for slot in geometry.info(profile).slots
                 if (when := _when(geometry, gpu_claims.reserved, busy, slot, self._now)) is not None
             ]
         else:
             openings = _openings(geometry, gpu_claims.shape.taken, profile)
-            found = [(_latest(busy, inside, blocked, self._now), slot) for slot, inside, blocked in openings]
-        return min(found, default=None)
+            options = [(_latest(busy, inside, blocked, self._now), slot) for slot, inside, blocked in openings]
+        return min(options, default=None)
 
     def _when(self, gpu_claims: GpuClaims, slot: Slot, ends: Callable[[Claim], float | None]) -> When | None:
         """Return when the slot should be free; None if a reservation or the rest of the GPU forbids it."""
@@ -243,7 +248,7 @@ class Reserver:
         profile: Profile,
         ends: Callable[[Claim], float | None],
     ) -> tuple[When, GpuClaims, Slot] | None:
-        """Return the previous round's place, if it is still available."""
+        """Return the previous round's place and when it should be free; None if it is no longer available."""
         name, uuid, slot = place
         if name not in pool or name not in self._fleet.nodes or not self._fleet.plannable(name):
             return None
@@ -276,19 +281,20 @@ class Reserver:
         if kept is not None and not self._better(latest, kept[0]):
             return kept
         return latest, [
-            [place for name in names for place in some[name][1]] for some, names in zip(options, chosen, strict=True)
+            [place for name in names for place in by_node[name][1]]
+            for by_node, names in zip(options, chosen, strict=True)
         ]
 
     def _node_options(
         self, demand: Demand, most: int, ends: Callable[[Claim], float | None]
     ) -> dict[str, tuple[When, _Places]]:
         """Return when and where nodes could hold the slices, the soonest first; of those with most idle space only."""
-        found: dict[str, tuple[When, _Places]] = {}
+        options: dict[str, tuple[When, _Places]] = {}
         for name in self._most_idle(demand.pool, _MAX_NODES + most):
-            got = self._node_soonest(name, demand.slices, ends)
-            if got is not None:
-                found[name] = got
-        return dict(sorted(found.items(), key=lambda item: (item[1][0], item[0])))
+            soonest = self._node_soonest(name, demand.slices, ends)
+            if soonest is not None:
+                options[name] = soonest
+        return dict(sorted(options.items(), key=lambda item: (item[1][0], item[0])))
 
     def _most_idle(self, pool: frozenset[str], most: int) -> list[str]:
         """Return nodes of the pool, those with most idle space first."""
@@ -298,9 +304,9 @@ class Reserver:
             members = [name for name in pool if name in fleet.admissions and fleet.plannable(name)]
             ranked = self._emptiest[pool] = sorted([(-fleet.admissions[name].idle, name) for name in members])
         touched = {name for name in fleet.touched() if name in pool and fleet.plannable(name)}
-        now = sorted([(-self._idle(name), name) for name in touched])
+        touched_ranked = sorted([(-self._idle(name), name) for name in touched])
         untouched = (entry for entry in ranked if entry[1] not in touched)
-        return [name for _, name in islice(heapq.merge(now, untouched), most)]
+        return [name for _, name in islice(heapq.merge(touched_ranked, untouched), most)]
 
     def _all_again(
         self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
@@ -314,22 +320,24 @@ class Reserver:
             if not demand.parts:
                 kept.append([])
                 continue
-            old = self._previous.get((demand.job, copy))
-            if old is None:
+            previous = self._previous.get((demand.job, copy))
+            if previous is None:
                 return None
             by_node: dict[str, list[Profile]] = {}
             places = []
-            for place in old.places:
-                again = self._again(place, demand.pool, place[2].profile, ends)
-                if again is None:
+            for place in previous.places:
+                same_place = self._again(place, demand.pool, place[2].profile, ends)
+                if same_place is None:
                     return None
-                when, gpu_claims, slot = again
+                when, gpu_claims, slot = same_place
                 whens.append(when)
                 places.append((gpu_claims, slot))
                 by_node.setdefault(gpu_claims.node, []).append(slot.profile)
                 by_gpu.setdefault(gpu_claims.index, []).append(slot)
             slices = list(demand.slices)
-            if len(by_node) != demand.nodes or any(sorted(got, reverse=True) != slices for got in by_node.values()):
+            if len(by_node) != demand.nodes or any(
+                sorted(profiles_on_node, reverse=True) != slices for profiles_on_node in by_node.values()
+            ):
                 return None
             if not taken.isdisjoint(by_node):
                 return None
@@ -350,20 +358,20 @@ class Reserver:
     def _node_soonest(
         self, name: str, slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
     ) -> tuple[When, _Places] | None:
-        """Return the fewest ends, soonest first, after which all slices fit on the node.
+        """Return when all slices should fit on the node, and where; None: never.
 
-        Cached while its GPUs are unchanged.
+        That is the earliest time at which enough of the slots on it have ended. Cached while its GPUs are unchanged.
         """
         all_claims = self._fleet.on(name)
         stamp: _Stamp = [
             (gpu_claims.shape, gpu_claims.claims, gpu_claims.reserved, gpu_claims.until) for gpu_claims in all_claims
         ]
-        known = self._soonest_on.get((name, slices))
-        if known is not None and all(map(_same, known[0], stamp)):
-            return known[1]
-        found = self._node_first(all_claims, slices, ends)
-        self._soonest_on[name, slices] = stamp, found
-        return found
+        cached = self._soonest_on.get((name, slices))
+        if cached is not None and all(map(_same, cached[0], stamp)):
+            return cached[1]
+        soonest = self._node_first(all_claims, slices, ends)
+        self._soonest_on[name, slices] = stamp, soonest
+        return soonest
 
     def _node_first(
         self, all_claims: Sequence[GpuClaims], slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
@@ -382,8 +390,8 @@ class Reserver:
                 answer, high = (middle, places), middle - 1
         if answer is None:
             return None
-        at = times[answer[0] - 1] if answer[0] else self._now
-        return (int(at == math.inf), max(self._now, at) if at != math.inf else self._now, 0), answer[1]
+        free_at = times[answer[0] - 1] if answer[0] else self._now
+        return (int(free_at == math.inf), max(self._now, free_at) if free_at != math.inf else self._now, 0), answer[1]
 
     def _fit_after(
         self,
@@ -406,21 +414,21 @@ class Reserver:
     def _busy(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> Busy:
         """Return the slots in use or claimed in their order, each with its end.
 
-        Claims of one profile differ by their order only.
+        Claims of one profile are assigned to its slots in their order.
         """
         if not gpu_claims.claims:
             return gpu_claims.until
         stamp = (gpu_claims.shape, gpu_claims.claims, gpu_claims.until)
-        known = self._busy_at.get(gpu_claims.index)
-        if known is not None and _same(known[0], stamp):
-            return known[1]
-        until: dict[Profile, list[float | None]] = {}
+        cached = self._busy_at.get(gpu_claims.index)
+        if cached is not None and _same(cached[0], stamp):
+            return cached[1]
+        ends_of: dict[Profile, list[float | None]] = {}
         for claim in gpu_claims.claims:
-            until.setdefault(claim[2], []).append(ends(claim))
-        claimed = [(slot, until[slot.profile].pop(0)) for slot in gpu_claims.shape.slots.slots]
-        found = in_order([*gpu_claims.until, *claimed])
-        self._busy_at[gpu_claims.index] = stamp, found
-        return found
+            ends_of.setdefault(claim[2], []).append(ends(claim))
+        claimed = [(slot, ends_of[slot.profile].pop(0)) for slot in gpu_claims.shape.slots.slots]
+        busy = in_order([*gpu_claims.until, *claimed])
+        self._busy_at[gpu_claims.index] = stamp, busy
+        return busy
 
     def _freeze(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> None:
         """Fix the claims on this GPU in their slots, because the reserved slots depend on it."""
@@ -448,27 +456,28 @@ class Reserver:
 
 @lru_cache(maxsize=1 << 16)
 def _openings(geometry: Geometry, taken: Layout, profile: Profile) -> tuple[tuple[Slot, tuple[int, ...], int], ...]:
-    """Return each available slot, the taken slots in its way, and their memory slices."""
-    found = []
+    """Return each legal slot of the profile, positions of the taken slots in its way, and their memory slices."""
+    openings = []
     for slot in geometry.info(profile).slots if profile in geometry else ():
-        inside = tuple([i for i, other in enumerate(taken) if other.placement.mask & slot.placement.mask])
-        others = [other.profile for i, other in enumerate(taken) if i not in inside]
+        inside = tuple([i for i, taken_slot in enumerate(taken) if taken_slot.placement.mask & slot.placement.mask])
+        others = [taken_slot.profile for i, taken_slot in enumerate(taken) if i not in inside]
         if geometry.admits((*others, slot.profile)):
-            found.append((slot, inside, sum(taken.slots[i].placement.size for i in inside)))
-    return tuple(found)
+            openings.append((slot, inside, sum(taken.slots[i].placement.size for i in inside)))
+    return tuple(openings)
 
 
 def _first_of(known: Admission, profile: Profile) -> tuple[When, int] | None:
-    """Return when the first GPU of a node should have room in its initial state, and its number; `_BEFORE` if it has.
+    """Return when the first GPU of a node should have room in its initial state, and its number.
 
-    As long as none of its ends has passed, that does not depend on the current time.
+    The time is `_BEFORE` if it has room now. As long as none of its ends has passed, the result does not depend on the
+    current time.
     """
     first: tuple[When, int] | None = None
-    for i, (shape, until, some) in enumerate(zip(known.shapes, known.until, known.soonest, strict=True)):
-        if profile not in some:
+    for i, (shape, until, when_of) in enumerate(zip(known.shapes, known.until, known.soonest, strict=True)):
+        if profile not in when_of:
             openings = _openings(shape.geometry, shape.used, profile)
-            some[profile] = min([_latest(until, *opening[1:], _BEFORE) for opening in openings], default=None)
-        when = some[profile]
+            when_of[profile] = min([_latest(until, *opening[1:], _BEFORE) for opening in openings], default=None)
+        when = when_of[profile]
         if when is not None and (first is None or when < first[0]):
             first = when, i
     known.first[profile] = first
@@ -488,20 +497,20 @@ def _latest(until: Busy, inside: Sequence[int], blocked: int, now: float) -> Whe
 
 def _when(geometry: Geometry, reserved: Sequence[Slot], busy: Busy, slot: Slot, now: float) -> When | None:
     mask = slot.placement.mask
-    for other in reserved:
-        if other.placement.mask & mask:
+    for other_slot in reserved:
+        if other_slot.placement.mask & mask:
             return None
     unlimited, latest, blocked = 0, now, 0
-    others = [other.profile for other in reserved]
-    for other, until in busy:
-        if other.placement.mask & mask:
-            blocked += other.placement.size
+    others = [other_slot.profile for other_slot in reserved]
+    for other_slot, until in busy:
+        if other_slot.placement.mask & mask:
+            blocked += other_slot.placement.size
             if until is None:
                 unlimited = 1
             else:
                 latest = max(latest, until)
         else:
-            others.append(other.profile)
+            others.append(other_slot.profile)
     if not geometry.admits((*others, slot.profile)):
         return None
     return unlimited, latest, blocked
@@ -513,11 +522,11 @@ def _soonest_apart(
     """Return nodes for each demand, no two the same, and when the last is free; None if there are none."""
     most = sum(demand.nodes for demand in demands)
     best: tuple[When, list[list[str]]] | None = None
-    whens = sorted({when for some in options for when, _ in some.values()})
+    whens = sorted({when for by_node in options for when, _ in by_node.values()})
     low, high = 0, len(whens) - 1
     while low <= high:
         middle = (low + high) // 2
-        in_time = [list(islice((n for n, o in some.items() if o[0] <= whens[middle]), most)) for some in options]
+        in_time = [list(islice((n for n, o in by_node.items() if o[0] <= whens[middle]), most)) for by_node in options]
         chosen = assign([(demand.nodes, names) for demand, names in zip(demands, in_time, strict=True)])
         if chosen is None:
             low = middle + 1
@@ -540,13 +549,13 @@ def _first_fit(
 ) -> tuple[tuple[Slot, ...], tuple[Profile, ...]]:
     """Return slots for those of the slices that fit on a GPU, taken in their order, and the other slices.
 
-    None fits while a slot is held that overlaps a reserved one.
+    No slice fits while a slot is held that overlaps a reserved one.
     """
     used, blocked = Layout(held), Layout(reserved)
     if used.mask & blocked.mask:
         return (), slices
     slots = plan_free(geometry, used.union(blocked), slices).slots
-    left = list(slices)
+    unplaced = list(slices)
     for slot in slots:
-        left.remove(slot.profile)
-    return slots, tuple(left)
+        unplaced.remove(slot.profile)
+    return slots, tuple(unplaced)

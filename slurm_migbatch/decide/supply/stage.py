@@ -1,7 +1,7 @@
 """Decide which slots to offer on each node: the supply stage of a decision.
 
 `decide.supply.planner` plans for the queue; this module builds its input from the cluster and turns its result into
-actions. For an offer that a job does not take for a while, another node is found.
+actions. An offer that a job does not take for a while is made on another node.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SupplyMemory:
     preference: tuple[Profile, ...] | None = None
     moves: MoveMemory = field(default_factory=MoveMemory)
     unexplained: dict[str, float] = field(default_factory=dict)
-    #: caches without meaning from round to round
+    #: caches; they change no decision
     planner: Planner = field(default_factory=Planner, repr=False)
     queue: JobQueue = field(default_factory=JobQueue, repr=False)
     nodes: KnownNodes = field(default_factory=KnownNodes, repr=False)
@@ -113,7 +113,7 @@ class SupplyDecision:
     @property
     def shared(self) -> Mapping[int, str]:
         """Second jobs with a place next to another job in a plan, acknowledged or not, and its node."""
-        return {guest: node for node, found in self.sharing.items() for guest in found.places}
+        return {guest: node for node, sharing in self.sharing.items() for guest in sharing.places}
 
 
 def plan_supply(
@@ -124,9 +124,9 @@ def plan_supply(
 ) -> SupplyDecision:
     """Plan the offers of every node for the queue of this snapshot; updates `memory`.
 
-    `ending`: loans that are ending, by job, and when their slices should be free. The job that they end for is to
-    find its reservation there, so that no other gets the part that is free already; and they may make the room that
-    a training job would be moved for.
+    `ending`: loans that are ending, by job, and when their slices should be free. The job for which they end should
+    get its reservation there, so that no other job gets the part that is free already. Meanwhile no move begins,
+    because they may make the room for which a training job would be moved.
     """
     notes: list[str] = []
     queue = memory.queue
@@ -157,7 +157,7 @@ def plan_supply(
         moves = memory.moves.due(snapshot.now, settings.moves, queue)
     _watch_offers(snapshot, plan, memory, settings)
     due = sharers.due(plan, wanted) if sharing else {}
-    sharing = {node: replace(found, due=due.get(node, {})) for node, found in sharing.items()}
+    sharing = {node: replace(shared, due=due.get(node, {})) for node, shared in sharing.items()}
     memory.offers = _offers(plan, nodes, sharing, memory.offers)
     notes.extend(_unexplained(plan, memory, snapshot.now))
     return SupplyDecision(plan, wanted, nodes, sharing, tuple(memory.offers.values()), start_now, moves, tuple(notes))
@@ -173,13 +173,13 @@ def _moving(
         return memory.demands.of_running(queue, row)
 
     needed = tuple(demand for job in moves.moves if (demand := again(queue.rows[job])) is not None and demand.slices)
-    wants = wanting(moves, memory.reservations, now, rules) if may_begin else frozenset()
-    candidates = restartable(moves, snapshot, queue, nodes, again, rules) if wants else ()
-    return Moving(needed, wants, candidates, possible=queue.any_signalled(may_restart))
+    wanting_jobs = wanting(moves, memory.reservations, now, rules) if may_begin else frozenset()
+    candidates = restartable(moves, snapshot, queue, nodes, again, rules) if wanting_jobs else ()
+    return Moving(needed, wanting_jobs, candidates, possible=queue.any_signalled(may_restart))
 
 
 def is_elastic(row: JobRow, lending: Collection[str]) -> bool:
-    """Return whether a pending job is an elastic training job; called for every one, so its hints are not read."""
+    """Return whether a pending job is an elastic training job; hints are not parsed, because the queue may be long."""
     return is_marked(row.comment) and all(name in lending for name in row.partition.split(","))
 
 
@@ -196,14 +196,20 @@ def _offers(
 ) -> dict[str, Offer]:
     """Return the offer of each node; an unchanged one is the same object."""
     reasons = _reasons(plan)
-    found: dict[str, Offer] = {}
+    offers: dict[str, Offer] = {}
     for name, node_plan in plan.nodes.items():
-        old, node = before.get(name), nodes[name]
+        offer, node = before.get(name), nodes[name]
         shared, why = sharing.get(name, sharers.ALONE), reasons.get(name, _FREE)
-        if old is None or old.plan is not node_plan or old.state is not node or old.why != why or old.sharing != shared:
-            old = Offer(node_plan, node, shared, why)
-        found[name] = old
-    return found
+        if (
+            offer is None
+            or offer.plan is not node_plan
+            or offer.state is not node
+            or offer.why != why
+            or offer.sharing != shared
+        ):
+            offer = Offer(node_plan, node, shared, why)
+        offers[name] = offer
+    return offers
 
 
 # -- offers that are not taken -----------------------------------------------------------------------------------------
@@ -220,26 +226,29 @@ def _avoided(memory: SupplyMemory, now: float) -> dict[int, frozenset[str]]:
 
 
 def _watch_offers(snapshot: ClusterSnapshot, plan: ClusterPlan, memory: SupplyMemory, settings: SupplySettings) -> None:
-    """Record offers to a job that are not taken: Slurm has a reason that migbatchd does not know."""
+    """Record offers to a job that are not taken; after `stuck_s` avoid these nodes for it.
+
+    Slurm has a reason then that migbatchd does not know.
+    """
     now = snapshot.now
-    before, memory.standing = memory.standing, {}
+    previous_standing, memory.standing = memory.standing, {}
     rows = memory.queue.rows
     for job, placed in plan.placed.items():
         row = rows.get(job)
         if not placed.standing or row is None or not row.pending:
             continue
-        old = before.get(job)
-        if old is None or old[:2] != (placed.nodes, row.tasks):
+        previous = previous_standing.get(job)
+        if previous is None or previous[:2] != (placed.nodes, row.tasks):
             memory.standing[job] = (placed.nodes, row.tasks, now)
-        elif now - old[2] < settings.stuck_s:
-            memory.standing[job] = old
+        elif now - previous[2] < settings.stuck_s:
+            memory.standing[job] = previous
         else:
             memory.avoided.setdefault(job, {}).update(dict.fromkeys(placed.nodes, now + settings.avoid_s))
     for job in [job for job in memory.avoided if job not in rows or not rows[job].pending]:
         del memory.avoided[job]
 
 
-# -- small things ------------------------------------------------------------------------------------------------------
+# -- requeued jobs, notes and reasons ----------------------------------------------------------------------------------
 
 
 def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNow, ...]:
@@ -250,7 +259,7 @@ def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNo
     memory.sent_back.update(snapshot.sent_back)
     listed, now = memory.queue.rows, snapshot.now
     memory.hurried = {job: times for job, times in memory.hurried.items() if times[-1] > now - HURRIED_S}
-    found = []
+    start_now = []
     for job in sorted(memory.sent_back):
         row = listed.get(job)
         if row is None:
@@ -260,8 +269,8 @@ def _start_now(snapshot: ClusterSnapshot, memory: SupplyMemory) -> tuple[StartNo
             times = tuple(time for time in memory.hurried.get(job, ()) if time > now - HURRIED_S)
             if waits_for_begin(row, now) and len(times) < HURRIES:
                 memory.hurried[job] = (*times, now)
-                found.append(StartNow(job))
-    return tuple(found)
+                start_now.append(StartNow(job))
+    return tuple(start_now)
 
 
 def _unexplained(plan: ClusterPlan, memory: SupplyMemory, now: float) -> list[str]:
@@ -279,7 +288,7 @@ def _unexplained(plan: ClusterPlan, memory: SupplyMemory, now: float) -> list[st
 
 
 def _reasons(plan: ClusterPlan) -> dict[str, str]:
-    """Return why nodes are rearranged if not for free space alone."""
+    """Return why nodes are rearranged, for those that are not rearranged for free space alone."""
     jobs: dict[str, list[int]] = {}
     reserved: dict[str, dict[int, None]] = {}
     for job, placed in plan.placed.items():
@@ -289,11 +298,11 @@ def _reasons(plan: ClusterPlan) -> dict[str, str]:
     for reservation in plan.reservations:
         for node, _, _ in reservation.places:
             reserved.setdefault(node, {})[reservation.job] = None
-    found: dict[str, list[str]] = {}
-    for node, some in jobs.items():
-        listed = ", ".join(str(job) for job in some[:5]) + (" and others" if len(some) > 5 else "")
-        found[node] = ["for job " + listed]
-    for node, kept in reserved.items():
-        listed = ", ".join(str(job) for job in list(kept)[:5])
-        found.setdefault(node, []).append("reserved for job " + listed)
-    return {node: "; ".join(parts) for node, parts in found.items()}
+    reasons: dict[str, list[str]] = {}
+    for node, job_ids in jobs.items():
+        listed = ", ".join(str(job) for job in job_ids[:5]) + (" and others" if len(job_ids) > 5 else "")
+        reasons[node] = ["for job " + listed]
+    for node, reserved_jobs in reserved.items():
+        listed = ", ".join(str(job) for job in list(reserved_jobs)[:5])
+        reasons.setdefault(node, []).append("reserved for job " + listed)
+    return {node: "; ".join(parts) for node, parts in reasons.items()}
