@@ -75,23 +75,27 @@ def _model(row: Measurement, knowledge: ModelKnowledge) -> _Model:
         known = from_facts(facts)
         operations = None if row.input_size is None else known.flops * known.work(row.input_size)
         return _Model(known.params, operations)
-    found = names.resolve(row.model)
-    if found is not None and found.how == "public" and found.architecture.kind != "plain":
-        made = found.architecture
-        passed = row.output if row.kind == SERVE else row.input_size
-        return _Model(float(made.parameters), None if passed is None else made.operations(float(passed)), made)
+    resolved = names.resolve(row.model)
+    if resolved is not None and resolved.how == "public" and resolved.architecture.kind != "plain":
+        architecture = resolved.architecture
+        tokens = row.output if row.kind == SERVE else row.input_size
+        return _Model(
+            float(architecture.parameters),
+            None if tokens is None else architecture.operations(float(tokens)),
+            architecture,
+        )
     return _Model(row.params, row.flops_per_item)
 
 
 def _bits(row: Measurement) -> Precision | None:
     """Return the precision that a row or its model's name states; None: any."""
-    word = "qlora" if row.trained.method == "qlora" else row.precision
-    if not word:
-        found = names.resolve(row.model)
-        if found is None or found.how != "public" or found.architecture.kind in ("plain", "encoder"):
+    stated = "qlora" if row.trained.method == "qlora" else row.precision
+    if not stated:
+        resolved = names.resolve(row.model)
+        if resolved is None or resolved.how != "public" or resolved.architecture.kind in ("plain", "encoder"):
             return None
-        return precision.quantised(OLLAMA) if row.engine == "ollama" else found.precision
-    return precision.plain(word) if word in ("bf16", "fp16", "fp32") else precision.quantised(word)
+        return precision.quantised(OLLAMA) if row.engine == "ollama" else resolved.precision
+    return precision.plain(stated) if stated in ("bf16", "fp16", "fp32") else precision.quantised(stated)
 
 
 def _least_mib(model: _Model, bits: Precision | None) -> float | None:
@@ -105,8 +109,8 @@ def _least_mib(model: _Model, bits: Precision | None) -> float | None:
 def _held(row: Measurement, model: _Model, bits: Precision | None, gpu: GpuSpec, where: str) -> str:
     if row.memory_mib is None:
         return ""
-    most = (Profile.parse(row.profile).memory_gb if row.profile else gpu.memory_gb) * 1024
-    if most and row.memory_mib > ROOM * most:
+    capacity = (Profile.parse(row.profile).memory_gb if row.profile else gpu.memory_gb) * 1024
+    if capacity and row.memory_mib > ROOM * capacity:
         return f"memory_mib {row.memory_mib:.4g} is more than {where} has"
     least = _least_mib(model, bits)
     if least is not None and row.engine not in PARTLY and row.memory_mib < least * row.procs:
@@ -149,8 +153,8 @@ def _read(
     if row.kind == SERVE:
         if row.tpot_s is None or model.architecture is None:
             return ""
-        kept = bits or Precision("", FEWEST_BITS, FEWEST_BITS)
-        read, seconds, what = weights_read_mib(model.architecture, kept, 1.0), AT_ONCE * row.tpot_s, "tpot_s"
+        weights = bits or Precision("", FEWEST_BITS, FEWEST_BITS)
+        read, seconds, what = weights_read_mib(model.architecture, weights, 1.0), AT_ONCE * row.tpot_s, "tpot_s"
         measured_s = row.tpot_s
     else:
         least = _least_mib(model, bits)

@@ -114,11 +114,11 @@ def _between(known: Sequence[float]) -> tuple[float, ...]:
     Between the quantiles it is linear in the logarithms of the multiple and of a normal distribution's multiple, beyond
     the last it continues the last segment, and below the first it follows a normal distribution.
     """
-    at, values = np.log([_normal(level) for level in _QUANTILES]), np.log(known)
+    normals, values = np.log([_normal(level) for level in _QUANTILES]), np.log(known)
     wanted = np.log([_normal(level) for level in LEVELS])
-    inside = np.interp(wanted, at, values)
-    beyond = (values[-1] - values[-2]) / (at[-1] - at[-2])
-    logs = inside + np.maximum(wanted - at[-1], 0.0) * beyond + np.minimum(wanted - at[0], 0.0)
+    inside = np.interp(wanted, normals, values)
+    beyond = (values[-1] - values[-2]) / (normals[-1] - normals[-2])
+    logs = inside + np.maximum(wanted - normals[-1], 0.0) * beyond + np.minimum(wanted - normals[0], 0.0)
     return tuple(np.exp(logs).tolist())
 
 
@@ -126,9 +126,9 @@ def calibrate(scores: Sequence[Score], strangers: Calibration | None = None) -> 
     """Return the calibration from the scores of held-out models, with the strangers' calibration included."""
     factors = dict(strangers.factors) if strangers else {}
     for points in range(MOST_POINTS + 1):
-        here = [score for score in scores if score.points == points]
+        of_points = [score for score in scores if score.points == points]
         for letter, least in _GROUPS.items():
-            group = [score for score in here if letter in _LETTERS[score.pace]]
+            group = [score for score in of_points if letter in _LETTERS[score.pace]]
             by_model: dict[str, list[float]] = {}
             for score in group:
                 by_model.setdefault(score.model, []).append(max(score.value, 1e-3))
@@ -144,14 +144,16 @@ def _factors(models: Sequence[Array]) -> tuple[float, ...]:
     few models, one of which is unlike the rest, the quantile at the level itself would cover more than stated.
     """
     tried = np.concatenate([np.arange(0.02, 0.9, 0.02), np.arange(0.9, 1.0, 0.005), [1.0]])
-    held = np.zeros(len(tried))
+    covered = np.zeros(len(tried))
     for i, model in enumerate(models):
         others = [*models[:i], *models[i + 1 :]]
-        held += [np.searchsorted(model, q, side="right") / len(model) for q in _quantiles(others, tried)]
-    held /= len(models)
-    chosen = [tried[min(int(np.argmax(held >= level)) if held[-1] >= level else -1, len(tried))] for level in LEVELS]
-    found = np.maximum.accumulate(_quantiles(models, np.array(chosen)))
-    return tuple(float(value) for value in found)
+        covered += [np.searchsorted(model, q, side="right") / len(model) for q in _quantiles(others, tried)]
+    covered /= len(models)
+    chosen = [
+        tried[min(int(np.argmax(covered >= level)) if covered[-1] >= level else -1, len(tried))] for level in LEVELS
+    ]
+    scores = np.maximum.accumulate(_quantiles(models, np.array(chosen)))
+    return tuple(float(value) for value in scores)
 
 
 def _quantiles(models: Sequence[Array], shares: Array) -> Array:
@@ -161,8 +163,8 @@ def _quantiles(models: Sequence[Array], shares: Array) -> Array:
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weight[order])
     index = np.minimum(np.searchsorted(reached, shares - 1e-12), len(values) - 1)
-    found: Array = values[order][index]
-    return found
+    quantiles: Array = values[order][index]
+    return quantiles
 
 
 def _normal(level: float) -> float:

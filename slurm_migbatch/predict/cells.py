@@ -55,7 +55,7 @@ class GpuSpec:
         measured = [Profile.parse(row.profile) for row in rows if row.profile]
         full = next((profile.memory_gb for profile in measured if profile.compute == 7), 0)
         facts = facts_of(name)
-        if facts is None:  # what a slice has is a share of the whole GPU, which need not have been measured either
+        if facts is None:  # computed from slices: the whole GPU need not have been measured
             stated = memory_gb_of(name)
             memory = int(named[1]) if named else full or stated or max((_whole_gb(row) for row in rows), default=0)
             facts = guess(max((_whole_sms(row) for row in rows), default=0) or 100, memory or 40)
@@ -69,18 +69,18 @@ _MEMORY_SLICES: Final = {1: 1, 2: 2, 3: 4, 4: 4}
 
 
 def _whole_sms(row: Measurement) -> int:
-    """Return the SMs of the whole GPU that a row's slice has a share of."""
+    """Return the SMs of the whole GPU, computed from a row's slice."""
     sms, compute = row.sm_count or 0, row.compute_slices or (Profile.parse(row.profile).compute if row.profile else 7)
     return sms if compute >= 7 else round(sms * 7 / compute)
 
 
 def _whole_gb(row: Measurement) -> int:
-    """Return the GB of the whole GPU that a row's profile has a share of."""
+    """Return the GB of the whole GPU, computed from a row's profile; 0: no profile."""
     if not row.profile:
         return 0
     profile = Profile.parse(row.profile)
-    held = row.memory_slices or _MEMORY_SLICES.get(profile.compute, 8)
-    return profile.memory_gb if held >= 8 else round(profile.memory_gb * 8 / held)
+    memory_slices = row.memory_slices or _MEMORY_SLICES.get(profile.compute, 8)
+    return profile.memory_gb if memory_slices >= 8 else round(profile.memory_gb * 8 / memory_slices)
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,6 @@ def shares_of(row: Measurement, gpu: GpuSpec) -> tuple[float, float]:
     if total == 4:
         return min(sm, 1.0), min(compute / 4, 1.0)
     # 3g and 4g hold half of the memory of a 7-slice GPU, a 1g with double memory a quarter
-    held = Profile.parse(row.profile).memory_gb if row.profile else 0
-    double = compute == 1 and gpu.memory_gb > 0 and held > 1.5 * gpu.memory_gb / 8
+    memory_gb = Profile.parse(row.profile).memory_gb if row.profile else 0
+    double = compute == 1 and gpu.memory_gb > 0 and memory_gb > 1.5 * gpu.memory_gb / 8
     return min(sm, 1.0), (2 if double else _MEMORY_SLICES.get(compute, 8)) / 8

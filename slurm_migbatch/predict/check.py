@@ -1,4 +1,4 @@
-"""Compare predictions with measurements: is a new model better, is the stated coverage kept, what drifts."""
+"""Compare predictions with measurements: whether a new model is better, whether coverage is as stated, what drifts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def distances(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKno
             groups.setdefault((knowledge.canonical(row.model), row.kind, row.gpu), []).append(row)
     of_servers = served.ServedMeasurements(learned.served).misses(served.points_of(rows))
     of_trainings = trained.TrainedMeasurements(learned.trained).misses(trained.points_of(rows))
-    found: dict[tuple[str, Key], Array] = {
+    logs: dict[tuple[str, Key], Array] = {
         (figure, (model, kind, gpu)): np.array(away)
         for kind, missed in ((SERVE, of_servers), ("train", of_trainings))
         for (figure, model, gpu), away in missed.items()
@@ -83,11 +83,11 @@ def distances(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKno
     for key, group in groups.items():
         known, gpu = knowledge.of(key[0], group), GpuSpec.of_rows(group)
         for figure in SURFACES:
-            here = [row for row in group if _value(figure, row) is not None]
-            if here:
-                values = np.log([_value(figure, row) or 1.0 for row in here])
-                found[figure, key] = values - np.asarray(expect(figure, key, here, known, gpu))
-    return found
+            with_figure = [row for row in group if _value(figure, row) is not None]
+            if with_figure:
+                values = np.log([_value(figure, row) or 1.0 for row in with_figure])
+                logs[figure, key] = values - np.asarray(expect(figure, key, with_figure, known, gpu))
+    return logs
 
 
 def _value(figure: str, row: Measurement) -> float | None:
@@ -96,14 +96,14 @@ def _value(figure: str, row: Measurement) -> float | None:
 
 def misses(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[str, Miss]:
     """Return the error of predictions by figure; figures without rows are missing."""
-    found: dict[str, list[Array]] = {}
+    errors_by_figure: dict[str, list[Array]] = {}
     for (figure, _), away in distances(learned, rows, knowledge).items():
-        found.setdefault(figure, []).append(np.minimum(np.abs(away), LARGEST_MISS))
+        errors_by_figure.setdefault(figure, []).append(np.minimum(np.abs(away), LARGEST_MISS))
     return {
         figure: Miss(
             fmean(float(np.mean(errors)) for errors in arrays), len(arrays), sum(len(errors) for errors in arrays)
         )
-        for figure, arrays in found.items()
+        for figure, arrays in errors_by_figure.items()
     }
 
 
@@ -114,13 +114,13 @@ def worse(candidate: Mapping[str, Miss], current: Mapping[str, Miss], tolerance:
     if not candidate:
         return ""
     points = max(miss.points for miss in candidate.values())
-    nothing = SLACK + CHANCE / math.sqrt(points)
-    mine, theirs = (fmean(miss.error for miss in misses.values()) for misses in (candidate, current))
-    if mine > theirs * (1.0 + tolerance) + nothing:
-        factors = math.exp(mine), math.exp(theirs)
+    insignificant = SLACK + CHANCE / math.sqrt(points)
+    candidate_error, current_error = (fmean(miss.error for miss in misses.values()) for misses in (candidate, current))
+    if candidate_error > current_error * (1.0 + tolerance) + insignificant:
+        factors = math.exp(candidate_error), math.exp(current_error)
         return "its error on the check data is a factor of {:.2f}, that of the current one {:.2f}".format(*factors)
     for figure, miss in candidate.items():
-        if miss.error > current[figure].error * (1.0 + tolerance) + nothing + MUCH:
+        if miss.error > current[figure].error * (1.0 + tolerance) + insignificant + MUCH:
             return (
                 f"its {figure} is off by a factor of {math.exp(miss.error):.2f} where it was checked, that of the "
                 f"current one by {math.exp(current[figure].error):.2f}"
@@ -155,29 +155,29 @@ class Coverage:
 def promises(
     predictor: LearnedPredictor, observations: Iterable[Observation], confidence: float
 ) -> dict[str, Coverage]:
-    """Return whether runs ended within the upper bounds of their time and memory, by figure."""
+    """Return how many runs ended within the upper bounds of their time and memory, by figure."""
     groups: dict[Key, list[Measurement]] = {}
     for observation in observations:
         groups.setdefault(observation.key, []).append(observation.row)
     runs: dict[str, int] = {}
-    kept: dict[str, int] = {}
+    within: dict[str, int] = {}
     for key, group in groups.items():
         known, gpu = predictor.knowledge.of(key[0], group), GpuSpec.of_rows(group)
         for figure in SURFACES:
-            here = [row for row in group if _value(figure, row) is not None]
-            if not here:
+            with_figure = [row for row in group if _value(figure, row) is not None]
+            if not with_figure:
                 continue
-            high = predictor.interval(figure, key[0], known, gpu, key[1], Cells.of_rows(here, gpu, known))[2]
-            values = np.array([_value(figure, row) or 0.0 for row in here])
-            runs[figure] = runs.get(figure, 0) + len(here)
-            kept[figure] = kept.get(figure, 0) + int(np.sum(values <= high))
-    return {figure: Coverage(count, kept[figure], confidence) for figure, count in runs.items()}
+            high = predictor.interval(figure, key[0], known, gpu, key[1], Cells.of_rows(with_figure, gpu, known))[2]
+            values = np.array([_value(figure, row) or 0.0 for row in with_figure])
+            runs[figure] = runs.get(figure, 0) + len(with_figure)
+            within[figure] = within.get(figure, 0) + int(np.sum(values <= high))
+    return {figure: Coverage(count, within[figure], confidence) for figure, count in runs.items()}
 
 
 def ratios(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[str, dict[str, Any]]:
     """Return measured over predicted by `model/kind/gpu` and figure: the median, and the number of rows."""
-    found: dict[str, dict[str, Any]] = {}
+    by_key: dict[str, dict[str, Any]] = {}
     for (figure, key), away in distances(learned, rows, knowledge).items():
         drift = {"ratio": round(math.exp(float(median(away.tolist()))), 4), "runs": len(away)}
-        found.setdefault("/".join(key), {})[figure] = drift
-    return found
+        by_key.setdefault("/".join(key), {})[figure] = drift
+    return by_key

@@ -66,9 +66,9 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
     average = len(cells) == 1 and float(np.max(np.diag(prior.covariance))) < NEAR**2
     if average:
         starts += [*(FAR * own), *(-FAR * own)]
-    ends: list[tuple[float, Array]] = []
+    optima: list[tuple[float, Array]] = []
     for start in starts:
-        found = leastsq(
+        solution = leastsq(
             residual,
             start,
             Dfun=slopes,
@@ -79,21 +79,21 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
             maxfev=200,
             diag=np.ones(len(root)),
         )
-        ends.append((float(np.sum(residual(found[0]) ** 2)), found[0]))
+        optima.append((float(np.sum(residual(solution[0]) ** 2)), solution[0]))
     if average:
-        best, inner = _averaged(ends, slopes)
+        best, inner = _averaged(optima, slopes)
     else:
-        best = min(ends, key=lambda end: end[0])[1]
+        best = min(optima, key=lambda end: end[0])[1]
         inner = _inner(slopes(best))
     covariance = root @ inner @ root.T
     mean = prior.mean + root @ best
-    kept = _even(len(cells), MOST_PLACES)
+    indices = _even(len(cells), MOST_PLACES)
     return Belief(
         mean,
         0.5 * (covariance + covariance.T),
-        places_of(cells)[kept],
-        (logs - surface.value(mean, cells)[0])[kept],
-        np.sqrt(np.maximum(weight**-2.0 - MISFIT**2, NUGGET**2))[kept],
+        places_of(cells)[indices],
+        (logs - surface.value(mean, cells)[0])[indices],
+        np.sqrt(np.maximum(weight**-2.0 - MISFIT**2, NUGGET**2))[indices],
     )
 
 
@@ -103,20 +103,20 @@ def _inner(slopes: Array) -> Array:
 
 def _averaged(ends: Sequence[tuple[float, Array]], slopes: Callable[[Array], Array]) -> tuple[Array, Array]:
     """Return mean and covariance over the distinct optima, weighted by cost and Laplace's evidence."""
-    different: list[tuple[float, Array]] = []
+    distinct: list[tuple[float, Array]] = []
     for cost, end in sorted(ends, key=lambda end: end[0]):
-        if all(float(np.sum((end - other) ** 2)) > APART for _, other in different):
-            different.append((cost, end))
-    spreads = [_inner(slopes(end)) for _, end in different]
+        if all(float(np.sum((end - other) ** 2)) > APART for _, other in distinct):
+            distinct.append((cost, end))
+    spreads = [_inner(slopes(end)) for _, end in distinct]
     evidence = np.array(
-        [np.linalg.slogdet(spread)[1] - cost for spread, (cost, _) in zip(spreads, different, strict=True)]
+        [np.linalg.slogdet(spread)[1] - cost for spread, (cost, _) in zip(spreads, distinct, strict=True)]
     )
-    share = np.exp(0.5 * (evidence - evidence.max()))
-    share = share / share.sum()
-    places = np.array([end for _, end in different])
-    mean = share @ places
-    away = places - mean
-    spread = np.einsum("i,ijk->jk", share, np.array(spreads)) + (away.T * share) @ away
+    weights = np.exp(0.5 * (evidence - evidence.max()))
+    weights = weights / weights.sum()
+    places = np.array([end for _, end in distinct])
+    mean = weights @ places
+    offsets = places - mean
+    spread = np.einsum("i,ijk->jk", weights, np.array(spreads)) + (offsets.T * weights) @ offsets
     return np.asarray(mean), np.asarray(spread)
 
 

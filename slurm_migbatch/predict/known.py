@@ -124,12 +124,12 @@ class ModelKnowledge:
     def canonical(self, name: str) -> str:
         """Return the name under which a model's figures are kept: `org/ResNet_50` is `resnet50`."""
         short = name.rsplit("/", 1)[-1].lower().replace("_", "-")
-        found = self._squeezed.get(_squeeze(short), short)
-        return self.aliases.get(found, found)
+        known_name = self._squeezed.get(_squeeze(short), short)
+        return self.aliases.get(known_name, known_name)
 
     def of(self, name: str, rows: Iterable[Measurement] = ()) -> Known:
-        """Return the specifications of a model; `rows` are measurements of it, used for its parameters and operations
-        only.
+        """Return the specifications of a model; `rows` are measurements of it, used only for what describes the
+        model, not for its speed.
         """
         facts = self.facts.get(self.canonical(name))
         rows = tuple(rows)
@@ -142,8 +142,8 @@ class ModelKnowledge:
         described = [row for row in rows if row.flops_per_item]
         if described:
             row = next((row for row in described if row.input_size == middle), described[0])
-            found = guessed(family, params, row.flops_per_item, row.input_size or middle)
-            return replace(found, quadratic=_quadratic(described, found))
+            estimate = guessed(family, params, row.flops_per_item, row.input_size or middle)
+            return replace(estimate, quadratic=_quadratic(described, estimate))
         return guessed(family, params, None, middle)
 
 

@@ -1,7 +1,7 @@
 """Predict figures of any known model on any slice from the learned state.
 
-Without measurements it is the physical prior, with correspondingly wide intervals. Each measured model, of this site or
-an imported laboratory, improves the first prediction for all others a little, and its own much.
+Without measurements the physical prior predicts, with correspondingly wide intervals. Each measured model, of this site
+or an imported laboratory, improves the first prediction for all other models a little, and that for itself much.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class LearnedPredictor:
         return sheet
 
     def _memory(self, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo], gpu: GpuSpec) -> Array:
-        """Return MiB (3 x cells x profiles) of which a larger batch or input never needs less: each end is at least
-        that of all cells of the model's grid with no larger batch and input.
+        """Return MiB (3 x cells x profiles) that never fall as batch or input grows: each end of an interval is at
+        least that of all cells of the model's grid with no larger batch and input.
         """
         grid, known = self._grids[block.model], self._known[block.model]
         shape = 3, len(block.batches), len(block.inputs), len(infos)
@@ -167,8 +167,8 @@ class LearnedPredictor:
     def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:
         """Return the batch and copies to run on a slice under the bucket's latency limit.
 
-        Any batch if the bucket's is 0, else only the copies at that batch. None if there is no prediction, and for
-        training: its batch is the user's decision.
+        All batches are candidates if the bucket's batch is 0, else only that one. None if there is no prediction, and
+        for training: its batch is the user's decision.
         """
         known, grid = self._known.get(bucket.model), self._grids.get(bucket.model)
         if known is None or grid is None or bucket.role != "infer" or profile not in kind.geometry:
@@ -211,7 +211,7 @@ class LearnedPredictor:
         return self.learned.population(figure, role).prior(model, known, gpu), 0, None
 
     def _grid(self, model: str, known: Known) -> Grid:
-        """Return the bucket edges from the model's own curve, of its inference if both kinds of work are known."""
+        """Return the bucket edges from the model's own curve, that of inference if both kinds of work are known."""
         facts = facts_of(EDGE_GPU)
         assert facts is not None
         gpu = GpuSpec(EDGE_GPU, facts, 80)

@@ -5,16 +5,16 @@ The rule, for a grid of slices and batches:
 1. the largest slice at batch 4 (the host's cost, and for a heavy model the cost of an item);
 2. the middle slice at batch 32 (the cost of an item, far from both ends of the grid);
 3. the smallest slice at batch 8 (how the cost grows as the slice shrinks);
-4. then the point with the highest product of being worth choosing and uncertainty.
+4. then the point with the highest product of its probability of being worth choosing and its uncertainty.
 
 If the grid lacks such a point, the nearest in the logarithms of slice and batch is taken. A point that turns out not
 to fit is dropped and the next best is taken. No figure of the grid is read before its point is chosen.
 
 In the fourth step a point is worth choosing if no faster one gives as much throughput for its SMs; the probability of
 that is the share of parameters drawn from the belief for which it holds, and it is multiplied by the standard
-deviation of the point's prediction. (Ours. The points that reduce the uncertainty of the whole grid most would teach
-the curve, but measure much that nobody would ever choose; the first three are corners because a model that is unlike
-all others is detected only there.)
+deviation of the point's prediction. (Ours. The points that reduce the uncertainty of the whole grid most would
+determine the curve, but many of them nobody would ever choose; the first three are corners because a model that is
+unlike all others is detected only there.)
 
 If the longest time of a batch is given, other points are worth measuring: those that a service under this
 limit would run (`next_within`). By the median prediction so far, this is on each slice the cell with the most
@@ -51,9 +51,9 @@ def next_point(surface: Surface, belief: Belief, cells: Cells, done: Sequence[in
     """
     if not left:
         return None
-    wanted = _corner(cells, len(done))
-    if wanted is not None:
-        sm, batch = wanted
+    corner = _corner(cells, len(done))
+    if corner is not None:
+        sm, batch = corner
         return min(
             left,
             key=lambda i: (
@@ -126,7 +126,7 @@ def expected_seconds(
 def _believed(
     ran: Sequence[Measurement], open_: Sequence[Measurement], knowledge: ModelKnowledge
 ) -> tuple[Cells, Belief]:
-    """Return the cells of all rows, of which `ran` have figures, and what is believed of their model.
+    """Return the cells of all rows, of which `ran` have figures, and the belief about their model.
 
     Its specifications are those of public data and of the rows that ran.
     """
@@ -162,5 +162,5 @@ def worth_choosing(surface: Surface, belief: Belief, cells: Cells) -> Array:
         efficiency = (items - value)[order]
         best = np.concatenate([[-np.inf], np.maximum.accumulate(efficiency)[:-1]])
         share[order] += efficiency > best
-    found: Array = share / len(draws)
-    return found
+    probability: Array = share / len(draws)
+    return probability

@@ -89,8 +89,8 @@ class Effect:
 
 
 class _Level(NamedTuple):
-    """One random effect: its name, its units, and for each parameter its variance, in the physical prior's, and the
-    limit to which the variance grows if the effect is clear.
+    """One random effect: its name, its column of the design matrix (an entry for each unit), and for each parameter its
+    variance and the limit to which it grows if the effect is clear, both relative to the physical prior's variance.
     """
 
     name: str
@@ -103,8 +103,8 @@ class _Level(NamedTuple):
 class Population:
     """The distribution of parameters over models, for one surface and one kind of work (infer or train).
 
-    `levels`: the common effects, by name: a stack and a kind of model in it, a stack, a GPU, and "" anywhere.
-    `own`: by model its own effect, with the share of the variance that remains. `stacks`: the families that were
+    `levels`: the common effects by name: those of a kind of model in a stack, of a stack, of a GPU, and of all models
+    (""). `own`: each model's own effect, with the share of the variance that remains. `stacks`: the families that were
     measured in each stack.
     """
 
@@ -170,13 +170,13 @@ class Population:
         size = len(surface.names)
 
         def effects(value: Any) -> dict[str, Effect]:
-            found = {}
+            by_name = {}
             for name, pair in value.items():
                 array = np.asarray(pair, dtype=np.float64)
                 if array.shape != (2, size) or not np.isfinite(array).all() or (array[1] < 0).any():
                     raise ValueError(f"{size} finite numbers and their variances are needed")
-                found[str(name)] = Effect(array[0], array[1])
-            return found
+                by_name[str(name)] = Effect(array[0], array[1])
+            return by_name
 
         def matrix(value: Any, columns: int) -> Array | None:
             if value is None:
@@ -234,8 +234,8 @@ def pool(surface: Surface, kind: str, units: Sequence[Unit]) -> Population:
 def _trust(surface: Surface, kind: str, unit: Unit) -> float:
     """Return the weight of a unit: from 1 near physics, to 0 at LIMIT (Tukey's biweight)."""
     distance = unit.theta - surface.expected(unit.known, unit.gpu.facts, kind)
-    far = float(np.sum(distance**2 / surface.spread(unit.known.doubt) ** 2)) + (unit.misfit / MISFIT) ** 2
-    return max(0.0, 1.0 - far / LIMIT) ** 2
+    squares = float(np.sum(distance**2 / surface.spread(unit.known.doubt) ** 2)) + (unit.misfit / MISFIT) ** 2
+    return max(0.0, 1.0 - squares / LIMIT) ** 2
 
 
 def _stacks(gpu: GpuSpec, stack: str | None) -> tuple[str, ...]:
@@ -284,14 +284,14 @@ class _Pooled:
             for name in sorted(set(names)):
                 column = np.array([float(other == name) for other in names])
                 models = len({unit.model for unit, other in zip(self.units, names, strict=True) if other == name})
-                # the distance of one model may be its own; that several agree by chance is ever less likely
-                of_each = np.full(len(products), max(variance * (1.0 - 1.0 / models) ** 2, 1e-9))
-                most = 0.0 * of_each
+                # one model's distance may be its own effect; the more models agree, the less likely is chance
+                variances = np.full(len(products), max(variance * (1.0 - 1.0 / models) ** 2, 1e-9))
+                most = 0.0 * variances
                 if name.endswith("/transformers"):
                     most = PRECISION * products
                 elif name in stacks or not name:
                     most = CONTEXT * contexts
-                yield _Level(name, column, of_each, most)
+                yield _Level(name, column, variances, most)
 
     def _slopes(self, design: Array) -> Iterator[_Level]:
         for name, column in zip(FEATURES, design.T, strict=True):
@@ -317,11 +317,11 @@ class _Pooled:
             scaled = columns.T @ (self.distance / noise)
             self.mean = np.einsum("jkl,lj->kj", self.variance, scaled)
             self.left = self.distance - columns @ self.mean
-            far = [
+            squares = [
                 float(left @ np.linalg.solve(residual + np.diag(noise), left))
                 for left, noise in zip(self.left, self.noise, strict=True)
             ]
-            outlier = (TAIL + len(self.physical)) / (TAIL + np.array(far))
+            outlier = (TAIL + len(self.physical)) / (TAIL + np.array(squares))
             self.told = residual.diagonal() / (residual.diagonal() + self.noise)
             known = self.left * np.sqrt(self.told)
             scatter = (known * (outlier * self.weight)[:, None]).T @ known
@@ -339,11 +339,11 @@ class _Pooled:
         return np.asarray(np.maximum(apart**2 - 1.0 / total, 0.0), dtype=np.float64)
 
     def _effect(self, names: Sequence[str]) -> Effect:
-        """Return the sum of some levels, and of those of the same sort that no unit belongs to."""
-        here = np.array([float(level.name in names) for level in self.levels])
-        variance = np.einsum("k,jkl,l->j", here, self.variance, here)
-        unmet = sum((ON_GPU, IN_STACK, OF_KIND)[len(names) - 1 :])
-        return Effect(here @ self.mean, variance + unmet * self.physical)
+        """Return the sum of the named levels. Deeper levels, without units, add only their prior variance."""
+        selected = np.array([float(level.name in names) for level in self.levels])
+        variance = np.einsum("k,jkl,l->j", selected, self.variance, selected)
+        deeper = sum((ON_GPU, IN_STACK, OF_KIND)[len(names) - 1 :])
+        return Effect(selected @ self.mean, variance + deeper * self.physical)
 
     def population(self, count: int) -> Population:
         """Return the fitted population."""
@@ -354,9 +354,9 @@ class _Pooled:
                 levels[path[depth - 1]] = self._effect(path[:depth])
         slopes = np.array([mean for level, mean in zip(self.levels, self.mean, strict=True) if level.name in FEATURES])
         own = {}
-        for name, mine in sorted(self.of_model.items()):
-            share = np.mean(self.trust[mine, None] * self.told[mine], axis=0)
-            carried = SAME_MODEL * np.mean(self.trust[mine, None] * self.told[mine] * self.left[mine], axis=0)
+        for name, indices in sorted(self.of_model.items()):
+            share = np.mean(self.trust[indices, None] * self.told[indices], axis=0)
+            carried = SAME_MODEL * np.mean(self.trust[indices, None] * self.told[indices] * self.left[indices], axis=0)
             own[name] = Effect(carried, 1.0 - SAME_MODEL**2 * share)
         families: dict[str, tuple[str, ...]] = {}
         for unit in self.units:

@@ -37,16 +37,16 @@ def advise(batches: Sequence[int], seconds: Array, memory_mib: Array, capacity_m
     processes, columns to the ascending `batches`.
     """
     fits = memory_mib <= capacity_mib
-    holds = np.flatnonzero(fits[0])
-    if not len(holds):
+    fitting = np.flatnonzero(fits[0])
+    if not len(fitting):
         return None
     efficacy = np.asarray(batches, dtype=np.float64) / seconds[0] ** 2
-    best = int(holds[int(np.argmax(efficacy[holds]))])
+    best = int(fitting[int(np.argmax(efficacy[fitting]))])
     copies = 1
     rate = batches[best] / seconds[0, best]
     for extra in range(1, len(seconds)):
-        more = (extra + 1) * batches[best] / seconds[extra, best]
-        if not fits[extra, best] or more < WORTH * rate:
+        next_rate = (extra + 1) * batches[best] / seconds[extra, best]
+        if not fits[extra, best] or next_rate < WORTH * rate:
             break
-        copies, rate = extra + 1, more
+        copies, rate = extra + 1, next_rate
     return Advice(int(batches[best]), copies)

@@ -122,7 +122,7 @@ class ShownNeed:
     bandwidth_mib: float = 0.0
 
     def slowdown(self, offer: ProfileOffer) -> float:
-        """Return how many times longer a run is expected to take there than on the measured slice."""
+        """Return how many times longer a run is expected to take on a slice than on the measured one."""
         return max(1.0, self.sm_slices / max(offer.compute_slices, 1), self.bandwidth_mib / offer.memory_mib)
 
 
@@ -144,27 +144,27 @@ def ran_out(run: PastRun, capacity_mib: float | None) -> bool:
 
 def reserving(past: Sequence[PastRun], capacities: Mapping[str, float]) -> str:
     """Return what takes a fixed share of its slice: the engine's name, UNNAMED if only the runs show it, else ""."""
-    named = next((run.engine for run in reversed(past) if run.engine), "")
-    if named:
-        return named
-    held = [run for run in past if run.ended in (DONE, CUT)]  # a run that ran out filled its slice whatever it needed
-    alike = fixed_share([(capacities.get(run.profile, 0.0), run.peak_mib or 0.0) for run in held])
-    return UNNAMED if alike else ""
+    engine = next((run.engine for run in reversed(past) if run.engine), "")
+    if engine:
+        return engine
+    ended = [run for run in past if run.ended in (DONE, CUT)]  # a run that ran out filled its slice whatever it needed
+    same_share = fixed_share([(capacities.get(run.profile, 0.0), run.peak_mib or 0.0) for run in ended])
+    return UNNAMED if same_share else ""
 
 
 def fixed_share(seen: Sequence[tuple[float, float]]) -> bool:
     """Return whether runs held the same large share of slices of different sizes, by the capacity and peak (MiB) of
     each run; pairs with a 0 are left out.
     """
-    known = [(capacity, peak) for capacity, peak in seen if capacity > 0 and peak > 0]
-    if not known or max(known)[0] < APART * min(known)[0]:
+    usable = [(capacity, peak) for capacity, peak in seen if capacity > 0 and peak > 0]
+    if not usable or max(usable)[0] < APART * min(usable)[0]:
         return False
-    shares = [peak / capacity for capacity, peak in known]
+    shares = [peak / capacity for capacity, peak in usable]
     return min(shares) >= LEAST_SHARE and max(shares) - min(shares) <= ALIKE * max(shares)
 
 
 def bound(peaks: Sequence[float]) -> float:
-    """Return the MiB that the next run stays below with 90 %, see above; at least one peak.
+    """Return the MiB that the next run stays below with probability 90 % (see above), from at least one peak.
 
     For a single run: its peak and half as much again.
     """
@@ -187,25 +187,25 @@ def need_of(past: Sequence[PastRun], offers: Mapping[str, ProfileOffer], least: 
     """
     past = past[-WINDOW:]
     capacities = {name: float(offer.memory_mib) for name, offer in offers.items()}
-    short = [run for run in past if ran_out(run, capacities.get(run.profile))]
-    if counted(past) < least and not short:
+    exhausted = [run for run in past if ran_out(run, capacities.get(run.profile))]
+    if counted(past) < least and not exhausted:
         return None
     done = [run for run in past if run.ended == DONE]
     engine = reserving(past, capacities)
     named = engine not in ("", UNNAMED)
-    just_now = bool(short) and short[-1] is past[-1]
-    full = math.floor(max((capacities.get(run.profile, 0.0) for run in short), default=0.0))
-    floor = (math.floor(full * GROWTH) if just_now and not named else full + 1) if full else 0
+    last_ran_out = bool(exhausted) and exhausted[-1] is past[-1]
+    full = math.floor(max((capacities.get(run.profile, 0.0) for run in exhausted), default=0.0))
+    floor = (math.floor(full * GROWTH) if last_ran_out and not named else full + 1) if full else 0
     if engine:
-        enough = [capacities[run.profile] for run in done if capacities.get(run.profile, 0.0) >= floor]
-        need = math.floor(min(enough)) if enough else floor
+        sufficient = [capacities[run.profile] for run in done if capacities.get(run.profile, 0.0) >= floor]
+        need = math.floor(min(sufficient)) if sufficient else floor
     else:
-        need = max(_by_peaks(past, short), floor)
+        need = max(_by_peaks(past, exhausted), floor)
     if not need:
         return None
-    unknown = just_now and not done and not named
-    most = max((run.peak_mib for run in past if run.peak_mib), default=0.0)
-    return ShownNeed(len(past), most, need, full if need == floor else 0, unknown, engine, *_busy(done, offers))
+    unknown = last_ran_out and not done and not named
+    largest_peak = max((run.peak_mib for run in past if run.peak_mib), default=0.0)
+    return ShownNeed(len(past), largest_peak, need, full if need == floor else 0, unknown, engine, *_busy(done, offers))
 
 
 def _by_peaks(past: Sequence[PastRun], short: Sequence[PastRun]) -> int:
@@ -216,15 +216,17 @@ def _by_peaks(past: Sequence[PastRun], short: Sequence[PastRun]) -> int:
 
 
 def _busy(done: Sequence[PastRun], offers: Mapping[str, ProfileOffer]) -> tuple[float, float]:
-    """Return the compute slices and the memory-wide bandwidth in use on the smallest slice with completed runs."""
+    """Return what is in use on the smallest slice with completed runs: compute slices, and memory bandwidth as MiB of
+    slice memory.
+    """
     known = [run for run in done if run.profile in offers]
     if not known:
         return 0.0, 0.0
-    least = min(known, key=lambda run: (offers[run.profile].compute_slices, offers[run.profile].memory_mib)).profile
-    here = [run for run in known if run.profile == least]
-    sm = [run.sm for run in here if run.sm is not None]
-    dram = [run.dram for run in here if run.dram is not None]
-    offer = offers[least]
+    smallest = min(known, key=lambda run: (offers[run.profile].compute_slices, offers[run.profile].memory_mib)).profile
+    runs = [run for run in known if run.profile == smallest]
+    sm = [run.sm for run in runs if run.sm is not None]
+    dram = [run.dram for run in runs if run.dram is not None]
+    offer = offers[smallest]
     return (
         median(sm) * offer.compute_slices if sm else 0.0,
         median(dram) * offer.memory_mib if dram else 0.0,
@@ -267,8 +269,8 @@ def pick(
     holding = [offer for offer in allowed if offer.memory_mib >= need.need_mib]
     if not holding:
         offer = max(allowed, key=lambda profile: profile.memory_mib)
-        short = (gib(offer.memory_mib), need.runs, job.name, gib(need.need_mib))
-        return offer, "runs_short", SENTENCES["runs_short"] % short
+        shortage = (gib(offer.memory_mib), need.runs, job.name, gib(need.need_mib))
+        return offer, "runs_short", SENTENCES["runs_short"] % shortage
     if need.unknown:
         offer = max(allowed, key=lambda profile: profile.memory_mib)
         return offer, "runs_unknown", SENTENCES["runs_unknown"] % (gib(offer.memory_mib), job.name)
@@ -280,8 +282,8 @@ def pick(
         return offer, "runs_full", text + slower
     if need.engine:
         return offer, "runs_kept", SENTENCES["runs_kept"] % (need.runs, job.name, need.engine) + slower
-    words = (gib(need.need_mib), gib(offer.memory_mib), need.runs, job.name, gib(need.peak_mib))
-    return offer, "runs", SENTENCES["runs"] % words + slower
+    details = (gib(need.need_mib), gib(offer.memory_mib), need.runs, job.name, gib(need.peak_mib))
+    return offer, "runs", SENTENCES["runs"] % details + slower
 
 
 def advise(job: RecurringJob, whole: ProfileOffer, offers: Mapping[str, ProfileOffer], policy: RunsPolicy) -> str:

@@ -1,9 +1,9 @@
 """Choose slice and batch together for an inference job with a latency limit whose user names no batch.
 
-Chosen is the smallest slice on which some batch keeps all limits, and of those batches the smallest with nearly the
-most throughput (`NEARLY`): a larger one for little more would come closer to the limit, and exceed it if the prediction
-is optimistic. Candidates are the batches of `Grid.ladder`, with the conservative figures of the compiled table:
-`gres_templates/migbatch_core.lua.j2` has the same search, in the same order.
+The choice is the smallest slice on which some batch keeps all limits, and of those batches the smallest with nearly the
+most throughput (`NEARLY`): a larger batch for little more throughput would come closer to the limit, and exceed it if
+the prediction is optimistic. Candidates are the batches of `Grid.ladder`, with the conservative figures of the compiled
+table: `gres_templates/migbatch_core.lua.j2` has the same search, in the same order.
 
 D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) also chooses batch and GPU share together under a latency objective,
 but maximises throughput over latency and share, which buys latency below the limit with larger slices
@@ -65,8 +65,8 @@ def rightsize(offers: Iterable[ProfileOffer], ladder: Ladder, terms: Terms) -> t
     """
     part, whole = NEARLY
     for offer in offers:
-        on_it = ladder.on(offer.profile.gres_type)
-        rates = {batch: known.rate for batch, known in on_it if terms.kept(offer, batch, known)}
+        batches = ladder.on(offer.profile.gres_type)
+        rates = {batch: known.rate for batch, known in batches if terms.kept(offer, batch, known)}
         if rates:
             enough = part * max(rates.values())
             return offer, min(batch for batch, rate in rates.items() if whole * rate >= enough)

@@ -15,8 +15,8 @@ Jobs can report false figures, or count other things than the rest of the site d
 Memory is what the process took, which may be more than it needs (frameworks that take all memory): for a run whose
 script names an engine that takes a fixed share of any slice, no memory is learned. For any other, a completed run
 has shown that its peak is sufficient, so of several slices the smallest peak counts. A run that failed with its slice
-full needs more than that: its peak counts if no run of the same kind completed. Both hold for one user's runs, because
-one's peak says little about another's need: of several users the median counts, of two the larger.
+full needs more than that: its peak counts if no run of the same kind completed. Both rules apply within the runs of one
+user, because one user's peak says little about another's need: over several users the median counts, of two the larger.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Key = tuple[str, str, str]
 class Observation:
     """Observation from one run: a row of the common table under the site's short name of the GPU, with user and time.
 
-    `short`: it failed with its slice full, so its memory is less than it needs.
+    `short`: it failed with its slice full, so it needs more memory than was measured.
     """
 
     number: int
@@ -91,13 +91,13 @@ class Observation:
 
     def value(self, figure: str) -> float | None:
         """Return the logarithm of seconds per batch (`time`) or of MiB (`memory`)."""
-        found = self.row.seconds if figure == "time" else self.row.memory_mib
-        return None if found is None else math.log(found)
+        measured = self.row.seconds if figure == "time" else self.row.memory_mib
+        return None if measured is None else math.log(measured)
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A user's figures of one model that are ignored: how many, and how far away (as a factor) from what."""
+    """A user's ignored figures of one model: how many, and by which factor they differ from what (`why`)."""
 
     key: Key
     user: str
@@ -121,18 +121,18 @@ def observations_of(
     """Extract the observations of runs, one for each that has any. `geometries`: by NVML's name of the GPU."""
     latest: dict[int, Observation] = {}
     for run in runs:
-        found = _observation(run, geometries, knowledge)
+        observation = _observation(run, geometries, knowledge)
         latest.pop(run.run, None)
-        if found is not None:
-            latest[run.run] = found
+        if observation is not None:
+            latest[run.run] = observation
     return list(latest.values())
 
 
 def share_out(observations: Sequence[Observation], most: int, public: Container[str]) -> list[Observation]:
-    """Return the newest observations, `most` at most, and of one user no more than his part while others have some.
+    """Return the newest observations, at most `most`; one user exceeds 1/SHARES of them only if others leave room.
 
-    Of the models that are not `public` the newest `MOST_OWN` of each user count: anybody may invent names, and each
-    costs every later prediction time.
+    Of models that are not `public`, the newest `MOST_OWN` of each user count: anyone can invent names, and each model
+    slows down every later prediction.
     """
     counts: Counter[str] = Counter()
     own: defaultdict[str, set[str]] = defaultdict(set)
@@ -171,7 +171,7 @@ def _observation(run: Lesson, geometries: Mapping[str, Geometry], knowledge: Mod
         return None
     speed, source = _speed(run)
     if run.role == SERVE and "latency_s" not in speed:
-        speed = {}  # it did as much as was requested
+        speed = {}  # its rate is that of its requests, not what it is capable of
     peak = run.memory_mib if run.memory_mib and run.memory_mib > 0 and not run.engine else None
     short = run.state not in _ENDED_WELL
     if short and (peak is None or peak < FULL * info.memory_mib):
@@ -206,12 +206,12 @@ def _speed(run: Lesson) -> tuple[dict[str, Any], str]:
     latency, rate = run.latency_s, run.throughput_per_s
     assert run.batch is not None
     if latency is not None and latency > 0:
-        found: dict[str, Any] = {"latency_s": latency}
+        figures: dict[str, Any] = {"latency_s": latency}
         if rate is not None and 1 / AGREE <= rate * latency / run.batch <= AGREE:
-            found["throughput_per_s"] = rate
+            figures["throughput_per_s"] = rate
         if run.latency_p99_s is not None and run.latency_p99_s >= latency:
-            found["latency_p99_s"] = run.latency_p99_s
-        return found, RUNS
+            figures["latency_p99_s"] = run.latency_p99_s
+        return figures, RUNS
     if rate is not None and rate > 0:
         return {"throughput_per_s": rate}, RUNS
     items = run.items or run.items_hint
@@ -235,7 +235,7 @@ def physics(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gp
 def select_learnable(
     observations: Sequence[Observation], knowledge: ModelKnowledge, expect: Expect = physics
 ) -> LearnableRuns:
-    """Drop implausible observations. `expect`: the current predictor, by whose curves figures are compared."""
+    """Drop implausible observations. `expect`: the current predictor, with whose curves figures are compared."""
     groups: dict[Key, list[Observation]] = {}
     for observation in observations:
         groups.setdefault(observation.key, []).append(observation)
@@ -245,13 +245,13 @@ def select_learnable(
         rows = [observation.row for observation in group]
         known, gpu = knowledge.of(key[0], rows), GpuSpec.of_rows(rows)
         for figure in SURFACES:
-            left = [observation for observation in group if observation.value(figure) is not None]
-            if not left:
+            measured = [observation for observation in group if observation.value(figure) is not None]
+            if not measured:
                 continue
-            here = [observation.row for observation in left]
-            away = dict(zip(map(id, left), physics(figure, key, here, known, gpu), strict=True))
-            against = dict(zip(map(id, left), expect(figure, key, here, known, gpu), strict=True))
-            bad = _implausible(figure, key, left, away, against, left_out)
+            measured_rows = [observation.row for observation in measured]
+            physical = dict(zip(map(id, measured), physics(figure, key, measured_rows, known, gpu), strict=True))
+            present = dict(zip(map(id, measured), expect(figure, key, measured_rows, known, gpu), strict=True))
+            bad = _implausible(figure, key, measured, physical, present, left_out)
             group = [
                 observation if id(observation) not in bad else _without(figure, observation) for observation in group
             ]
@@ -271,40 +271,45 @@ def _implausible(
     present: Mapping[int, float],
     left_out: list[LeftOut],
 ) -> set[int]:
+    """Return the ids of observations whose figure is implausible, and add them to `left_out` by user.
+
+    `physical` and `present`: expected logarithms by id, from physics and from the current predictor.
+    """
+
     def distance(observation: Observation, expected: Mapping[int, float]) -> float:
         value = observation.value(figure)
         assert value is not None
         return value - expected[id(observation)]
 
     bad: set[int] = set()
-    for user, mine in _by_user(observations).items():
-        absurd = [d for observation in mine if abs(d := distance(observation, physical)) > math.log(ABSURD)]
-        bad |= {id(observation) for observation in mine if abs(distance(observation, physical)) > math.log(ABSURD)}
+    for user, own in _by_user(observations).items():
+        absurd = [d for observation in own if abs(d := distance(observation, physical)) > math.log(ABSURD)]
+        bad |= {id(observation) for observation in own if abs(distance(observation, physical)) > math.log(ABSURD)}
         if absurd:
             factor = math.exp(min(abs(median(absurd)), 50.0))
             left_out.append(LeftOut(key, user, figure, len(absurd), factor, "physics"))
     users = _by_user([observation for observation in observations if id(observation) not in bad])
-    middle = {user: median(distance(observation, present) for observation in mine) for user, mine in users.items()}
+    medians = {user: median(distance(observation, present) for observation in own) for user, own in users.items()}
     if len(users) < 2:
         return bad
-    agreed = median(middle.values())
-    if len(users) == 2 and abs(np.diff(list(middle.values()))[0]) > math.log(APART):
-        agreed = middle[
+    agreed = median(medians.values())
+    if len(users) == 2 and abs(np.diff(list(medians.values()))[0]) > math.log(APART):
+        agreed = medians[
             min(users, key=lambda user: abs(median(distance(observation, physical) for observation in users[user])))
         ]
-    for user, mine in users.items():
-        if abs(middle[user] - agreed) > math.log(APART):
-            bad |= {id(observation) for observation in mine}
-            factor = math.exp(min(abs(middle[user] - agreed), 50.0))
-            left_out.append(LeftOut(key, user, figure, len(mine), factor, "others"))
+    for user, own in users.items():
+        if abs(medians[user] - agreed) > math.log(APART):
+            bad |= {id(observation) for observation in own}
+            factor = math.exp(min(abs(medians[user] - agreed), 50.0))
+            left_out.append(LeftOut(key, user, figure, len(own), factor, "others"))
     return bad
 
 
 def _by_user(observations: Iterable[Observation]) -> dict[str, list[Observation]]:
-    found: dict[str, list[Observation]] = {}
+    groups: dict[str, list[Observation]] = {}
     for observation in observations:
-        found.setdefault(observation.user, []).append(observation)
-    return found
+        groups.setdefault(observation.user, []).append(observation)
+    return groups
 
 
 def _without(figure: str, observation: Observation) -> Observation:
@@ -318,13 +323,13 @@ def rows_of(observations: Sequence[Observation]) -> list[Measurement]:
     cells: dict[tuple[Any, ...], list[Observation]] = {}
     for observation in sorted(observations, key=lambda observation: observation.number):
         cells.setdefault(observation.cell, []).append(observation)
-    outspoken = {cell[:-1] for cell, group in cells.items() if cell[-1] == RUNS and _any(group, "time")}
-    memory = _memories(observations)
-    found: dict[Key, list[tuple[int, Measurement]]] = {}
+    reported = {cell[:-1] for cell, group in cells.items() if cell[-1] == RUNS and _any(group, "time")}
+    peaks = _memories(observations)
+    by_key: dict[Key, list[tuple[int, Measurement]]] = {}
     for cell, group in cells.items():
-        seconds = None if cell[-1] == SILENT and cell[:-1] in outspoken else _agreed(group, "time")
+        seconds = None if cell[-1] == SILENT and cell[:-1] in reported else _agreed(group, "time")
         first = group[0].row
-        peak = memory.pop((*group[0].key, first.batch, first.input_size, first.profile), None)
+        peak = peaks.pop((*group[0].key, first.batch, first.input_size, first.profile), None)
         if seconds is None and peak is None:
             continue
         row = replace(
@@ -334,37 +339,39 @@ def rows_of(observations: Sequence[Observation]) -> list[Measurement]:
             latency_p99_s=None,
             memory_mib=peak,
         )
-        found.setdefault(group[0].key, []).append((len(group), row))
-    return [row for _, rows in sorted(found.items()) for _, row in sorted(rows, key=lambda item: -item[0])[:MOST_CELLS]]
+        by_key.setdefault(group[0].key, []).append((len(group), row))
+    return [
+        row for _, rows in sorted(by_key.items()) for _, row in sorted(rows, key=lambda item: -item[0])[:MOST_CELLS]
+    ]
 
 
 def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], float]:
-    """Return the peak by key, batch, input and profile: of each user that of the profile with the smallest peak, and of
-    several users the median, the larger of two.
+    """Return the peak in MiB by key, batch, input size and profile: the median over users, of two the larger. `_peak`
+    selects the peak of each user.
     """
     groups: dict[tuple[Any, ...], list[Observation]] = {}
     for observation in observations:
         if observation.row.memory_mib is not None:
-            of = (*observation.key, observation.row.batch, observation.row.input_size)
-            groups.setdefault(of, []).append(observation)
-    found: dict[tuple[Any, ...], float] = {}
-    for of, group in groups.items():
-        peaks = sorted(_peak(mine) for mine in _by_user(group).values())
+            cell = (*observation.key, observation.row.batch, observation.row.input_size)
+            groups.setdefault(cell, []).append(observation)
+    peaks_by_profile: dict[tuple[Any, ...], float] = {}
+    for cell, group in groups.items():
+        peaks = sorted(_peak(own) for own in _by_user(group).values())
         peak, profile = peaks[len(peaks) // 2]
-        place = (*of, profile)
-        found[place] = peak
-    return found
+        key = (*cell, profile)
+        peaks_by_profile[key] = peak
+    return peaks_by_profile
 
 
 def _peak(mine: Sequence[Observation]) -> tuple[float, str]:
-    """Return the peak of one user's runs of one cell, and its profile."""
-    enough = [observation for observation in mine if not observation.short]
+    """Return the peak in MiB of one user's runs of one cell, and its profile: the smallest that sufficed."""
+    sufficient = [observation for observation in mine if not observation.short]
     profiles: dict[str, list[Observation]] = {}
-    for observation in enough or mine:
+    for observation in sufficient or mine:
         profiles.setdefault(observation.row.profile, []).append(observation)
     peaks = [(peak, name) for name, group in profiles.items() if (peak := _agreed(group, "memory")) is not None]
-    # of runs that all failed the largest peak is closest to the need
-    return min(peaks) if enough else max(peaks)
+    # if all runs failed, the largest peak is closest to the need
+    return min(peaks) if sufficient else max(peaks)
 
 
 def _any(group: Iterable[Observation], figure: str) -> bool:
@@ -376,8 +383,8 @@ def _agreed(group: Sequence[Observation], figure: str) -> float | None:
     users = _by_user(observation for observation in group if observation.value(figure) is not None)
     if not users:
         return None
-    mine = [
+    medians = [
         median([v for observation in newest[-MOST_RUNS:] if (v := observation.value(figure)) is not None])
         for newest in users.values()
     ]
-    return math.exp(median(mine))
+    return math.exp(median(medians))

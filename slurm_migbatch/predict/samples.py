@@ -56,7 +56,7 @@ class Sample:
 
 
 def samples_of(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[Sample]:
-    """Return the samples of a table, in a stable order. Rows that did not run teach no time and are dropped.
+    """Return the samples of a table, in a stable order. Rows that did not run give no time and are dropped.
     Servers of language models are handled in `llm.served`, and training jobs that do not take the whole model's usual
     step in `llm.trained`.
     """
@@ -67,23 +67,23 @@ def samples_of(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[S
             continue
         by_gpu.setdefault(row.gpu, []).append(row)
         by_model.setdefault(knowledge.canonical(row.model), []).append(row)
-    gpus = _joined({name: GpuSpec.of_rows(found) for name, found in by_gpu.items()})
-    known = {name: knowledge.of(name, found) for name, found in by_model.items()}
+    gpus = _joined({name: GpuSpec.of_rows(group) for name, group in by_gpu.items()})
+    known = {name: knowledge.of(name, group) for name, group in by_model.items()}
     groups: dict[tuple[str, str, str, str], list[Measurement]] = {}
-    for name, found in by_model.items():
-        for row in found:
+    for name, group in by_model.items():
+        for row in group:
             gpu = gpus[row.gpu]
             source = RUNS if row.source == SILENT else SITE if row.source.startswith(OWN_TABLES) else row.source
             groups.setdefault((name, row.kind, gpu.name, f"{gpu.name}|{source}"), []).append(row)
     return [
-        _sample(name, kind, gpus[found[0].gpu], stack, known[name], found)
-        for (name, kind, _, stack), found in sorted(groups.items())
+        _sample(name, kind, gpus[group[0].gpu], stack, known[name], group)
+        for (name, kind, _, stack), group in sorted(groups.items())
     ]
 
 
 def _joined(gpus: Mapping[str, GpuSpec]) -> dict[str, GpuSpec]:
-    """Return the GPUs with one value for each that is not listed: the driver's name and slices do not tell its exact
-    memory, the site's short name does.
+    """Return the GPUs, with one description of each unlisted one under all its names: its exact memory follows from the
+    site's short name, but not from the driver's name and slices.
     """
     short = [gpu for name, gpu in gpus.items() if name == gpu.name and facts_of(name) is None]
 

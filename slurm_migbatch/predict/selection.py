@@ -1,7 +1,7 @@
 """Choose a slice: the fewest compute slices that keep memory, latency limit and rate within min and max.
 
-For an inference job with a latency limit and no batch of its own, if the batch can be passed to it, slice and batch are
-chosen together (`rightsize`), on at most the slice for the usual batch.
+For an inference job with a latency limit that names no batch, and to which a batch can be passed, slice and batch are
+chosen together (`rightsize`); the slice is at most the one chosen for the usual batch.
 
 All comparisons of limits are between integers (MiB, microseconds, thousandths of items per second), and the order of
 the steps is that of the Lua shim on the compiled table.
@@ -37,12 +37,12 @@ from slurm_migbatch.workload.refusal import Refusal, show
 if TYPE_CHECKING:
     from slurm_migbatch.predict.learned import LearnedPredictor
 
-#: figures, ladders and advices that are remembered, and choices
+#: largest numbers of cached figures, ladders and advices, and of cached choices
 _MOST_FIGURES: Final = 100_000
 _MOST_CHOICES: Final = 4096
-#: workloads of language models whose figures are remembered: users can name any number of them
+#: largest number of language model workloads with cached figures: users can name any number of them
 _MOST_WORKLOADS: Final = 4096
-#: how many letters longer or shorter a name may be than the known one that is perhaps meant
+#: largest difference in length between an unknown name and the known one that is suggested for it
 _LETTERS_OFF: Final = 3
 
 REASONS: Final = {
@@ -70,7 +70,8 @@ class SliceChoice:
     """The slice chosen for `auto`, why it was chosen, and all candidates for the record.
 
     `reason` is a key of REASONS or `recurring.SENTENCES`. `label` names the workload: the bucket, or a language
-    model's workload. `batch`: the batch chosen with the slice, which the bucket then has; None: none was.
+    model's workload. `batch`: the batch chosen together with the slice, which is also the bucket's; None if none
+    was chosen.
     """
 
     offer: ProfileOffer
@@ -108,12 +109,12 @@ NO_LIMITS: Final = JobLimits(None, None, None)
 
 def limits_of(hints: Hints, partition: Partition) -> JobLimits:
     """Return the hints' limits; raises Refusal if they name unknown profiles or contradict each other."""
-    ends: list[ProfileOffer | None] = []
+    bounds: list[ProfileOffer | None] = []
     for name in (hints.min, hints.max):
         if name is not None and name not in partition.offers:
             raise Refusal("unknown_profile", partition.name, show(name), partition.profile_list)
-        ends.append(None if name is None else partition.offers[name])
-    low, high = ends
+        bounds.append(None if name is None else partition.offers[name])
+    low, high = bounds
     if low and high and (low.compute_slices > high.compute_slices or low.memory_mib > high.memory_mib):
         raise Refusal("min_over_max", low.profile.gres_type, high.profile.gres_type)
     return JobLimits(low, high, hints.mem_mib)
@@ -131,15 +132,14 @@ def canonical(name: str, grids: Mapping[str, Grid], aliases: Mapping[str, str]) 
 
 
 class Chooser:
-    """Ranks and chooses slices. Figures are kept by cell and choices by bucket, so a second request
-    of one costs next to nothing."""
+    """Rank and choose slices. Figures are cached by cell and choices by bucket, so a repeated request is cheap."""
 
     def __init__(self, predictor: LearnedPredictor) -> None:
         self.predictor = predictor
-        #: each with the kinds that it is of: other ones may have their names later, as with another driver
+        #: the keys have the GPU kinds themselves: their names may mean other kinds later, as after a driver update
         self._figures: dict[tuple[Bucket, tuple[GpuKind, ...]], Mapping[str, Figures]] = {}
         self._ladders: dict[tuple[Bucket, tuple[GpuKind, ...]], Ladder] = {}
-        #: each with the partition that it is of: there may be another of its name later
+        #: each with its partition: another one may have the same name later
         self._choices: dict[tuple[str, Bucket, JobLimits, bool, int | None], tuple[Partition, SliceChoice]] = {}
         self._advice: dict[tuple[Bucket, tuple[GpuKind, ...], Profile], Advice | None] = {}
         self._tokens: dict[tuple[Workload, int | None, tuple[GpuKind, ...]], Mapping[str, TokenFigures]] = {}
@@ -175,12 +175,12 @@ class Chooser:
         """Return the figures of each plain profile by GRES type, the worst if several kinds of GPUs have it."""
         cell = Bucket(workload.model, workload.role, workload.batch, workload.input, workload.unit)
         key = (cell, partition.kinds)
-        known = self._figures.get(key)
-        if known is None:
+        cached = self._figures.get(key)
+        if cached is None:
             if len(self._figures) >= _MOST_FIGURES:
                 self._figures.clear()
-            known = self._figures[key] = self._merged(cell, partition)
-        return known
+            cached = self._figures[key] = self._merged(cell, partition)
+        return cached
 
     def _merged(self, cell: Bucket, partition: Partition) -> Mapping[str, Figures]:
         ladder = self._ladders.get(_of_all_batches(cell, partition))
@@ -189,9 +189,9 @@ class Chooser:
         by_kind = [(kind, self.predictor.figures(cell, kind)) for kind in partition.kinds]
         merged: dict[str, Figures] = {}
         for offer in partition.plain:
-            having = [figures.get(offer.profile) for kind, figures in by_kind if offer.profile in kind.geometry]
-            worst: Figures | None = having[0]
-            for other in having[1:]:
+            predictions = [figures.get(offer.profile) for kind, figures in by_kind if offer.profile in kind.geometry]
+            worst: Figures | None = predictions[0]
+            for other in predictions[1:]:
                 worst = None if worst is None or other is None else worst.worst(other)
             if worst is not None:
                 merged[offer.profile.gres_type] = worst
@@ -205,16 +205,16 @@ class Chooser:
         `batch`: the user's batch.
         """
         chosen = workload.batch if batch else 0
-        alike = Bucket(workload.model, workload.role, chosen, workload.input, workload.unit, workload.slo_us)
-        key = (alike, partition.kinds, offer.profile)
+        cell = Bucket(workload.model, workload.role, chosen, workload.input, workload.unit, workload.slo_us)
+        key = (cell, partition.kinds, offer.profile)
         if key not in self._advice:
             if len(self._advice) >= _MOST_FIGURES:
                 self._advice.clear()
             kinds = [kind for kind in partition.kinds if offer.profile in kind.geometry]
-            advices = [self.predictor.advice(alike, kind, offer.profile) for kind in kinds]
+            advices = [self.predictor.advice(cell, kind, offer.profile) for kind in kinds]
             known = [advice for advice in advices if advice is not None]
-            whole = Advice(min(a.batch for a in known), min(a.copies for a in known)) if known else None
-            self._advice[key] = whole if len(known) == len(advices) else None
+            common = Advice(min(a.batch for a in known), min(a.copies for a in known)) if known else None
+            self._advice[key] = common if len(known) == len(advices) else None
         return self._advice[key]
 
     def rank(self, workload: Bucket, partition: Partition, limits: JobLimits = NO_LIMITS) -> tuple[Candidate, ...]:
@@ -237,8 +237,8 @@ class Chooser:
         """Choose the slice for `auto`; raises Refusal if there is none.
 
         Args:
-            job: its own runs, used if the hints name neither model nor memory.
-            policy: number of runs required for that.
+            job: the recurring job with its runs, used if the hints name neither model nor memory.
+            policy: the site's settings for that.
             told: the batch can be passed to the job, so one is chosen if the hints leave it open.
         """
         limits = limits_of(hints, partition)
@@ -261,12 +261,12 @@ class Chooser:
     ) -> SliceChoice | None:
         """Choose by the predictions for a bucket; None if there are none for the slices that the job may have."""
         leaves_batch = told and _leaves_batch(hints)
-        key = partition.name, bucket, limits, leaves_batch, _arrivals(hints)  # nothing else of the hints counts
-        kept = self._choices.get(key)
-        if kept is not None and kept[0] is partition:
-            return kept[1]
+        key = partition.name, bucket, limits, leaves_batch, _arrivals(hints)  # no other hint affects the choice
+        cached = self._choices.get(key)
+        if cached is not None and cached[0] is partition:
+            return cached[1]
         if leaves_batch:
-            self._ladder(bucket, partition)  # of which the next figures are a part
+            self._ladder(bucket, partition)  # cached, so that `figures` reads from it
         figures = self.figures(bucket, partition)
         usable = [offer for offer in partition.plain if limits.within(offer) and offer.profile.gres_type in figures]
         if not usable:
@@ -306,19 +306,19 @@ class Chooser:
         """Choose slice and batch together; None if no batch keeps the limits.
 
         Args:
-            bucket: of the usual batch.
-            offers: the slices up to the one that the usual batch is given.
-            reason: why that is given it.
-            limits: what the job may have.
-            arrivals: requests that a service gets; None: it is none.
+            bucket: the bucket with the usual batch.
+            offers: the slices up to the one chosen for the usual batch, which is the last.
+            reason: why that slice was chosen.
+            limits: the job's limits.
+            arrivals: of a service, thousandths of requests per second (0: unknown); None: the job is no service.
         """
         assert bucket.slo_us is not None
         usual = offers[-1]
         terms = Terms(bucket.slo_us, bucket.rate, arrivals, limits.mem_mib, bucket.batch)
-        found = rightsize(offers, self._ladder(bucket, partition), terms)
-        if found is None:
+        chosen = rightsize(offers, self._ladder(bucket, partition), terms)
+        if chosen is None:
             return None
-        offer, batch = found
+        offer, batch = chosen
         usual_text = ""
         if reason != "fits":
             usual_text = USUAL["nowhere"] % bucket.batch
@@ -333,20 +333,20 @@ class Chooser:
     def _ladder(self, workload: Bucket, partition: Partition) -> Ladder:
         """Return the prediction for each plain profile at each candidate batch, the worst over kinds."""
         key = _of_all_batches(workload, partition)
-        known = self._ladders.get(key)
-        if known is None:
+        cached = self._ladders.get(key)
+        if cached is None:
             if len(self._ladders) >= _MOST_FIGURES:
                 self._ladders.clear()
             cell, batches = key[0], self._grids[workload.model].ladder
             block = Block(cell.model, cell.role, cell.unit, batches, (cell.input,))
-            known = self._ladders[key] = ladder_of(self.predictor, block, partition)
-        return known
+            cached = self._ladders[key] = ladder_of(self.predictor, block, partition)
+        return cached
 
     def workload(self, hints: Hints) -> Workload | None:
-        """Return the language model workload of the hints; None if they are about anything else.
+        """Return the language model workload of the hints; None if they describe anything else.
 
         Raises:
-            Refusal: they name a model of unknown size, or an unknown value; or hints about tokens for another model.
+            Refusal: the hints name a model of unknown size, or an unknown value, or give token hints for another model.
         """
         given = hints.llm.params or hints.llm.arch
         if hints.model is not None and not given and self.has_curve(hints.model) and not llm_names.resolve(hints.model):
@@ -355,35 +355,35 @@ class Chooser:
                 raise Refusal("hint_tokens", show(hints.model), tokens)
             return None
         if hints.model is None or llm_workload.asks(hints) or not self.has_curve(hints.model):
-            found = llm_workload.workload_of(hints)
-            return None if found is None else self.predictor.sized(found)
+            workload = llm_workload.workload_of(hints)
+            return None if workload is None else self.predictor.sized(workload)
         return None
 
     def token_figures(self, workload: Workload, rate: int | None, partition: Partition) -> Mapping[str, TokenFigures]:
         """Return the figures of a language model on each plain profile by GRES type; `rate` in thousandths of requests
         a second."""
         key = (workload, rate, partition.kinds)
-        known = self._tokens.get(key)
-        if known is None:
+        cached = self._tokens.get(key)
+        if cached is None:
             if len(self._tokens) >= _MOST_WORKLOADS:
                 self._tokens.clear()
-            known = self._tokens[key] = llm_choice.figures_by_profile(workload, partition, rate, self.predictor)
-        return known
+            cached = self._tokens[key] = llm_choice.figures_by_profile(workload, partition, rate, self.predictor)
+        return cached
 
     def holding(self, hints: Hints, partition: Partition, allowed: Sequence[ProfileOffer]) -> list[ProfileOffer]:
-        """Return the slices that hold a job; raises Refusal if none does."""
+        """Return the allowed slices with enough memory for a job; raises Refusal if there are none."""
         if hints.mem_mib is not None:
-            found = [offer for offer in allowed if offer.memory_mib >= hints.mem_mib]
-            if not found:
+            holding = [offer for offer in allowed if offer.memory_mib >= hints.mem_mib]
+            if not holding:
                 raise _mem_nowhere(hints.mem_mib, allowed)
-            return found
+            return holding
         workload = self.workload(hints)
         if workload is None:
             return list(allowed)
-        found = [o for o in allowed if need_of(workload, o.memory_mib).slice_mib <= o.memory_mib]
-        if not found:
+        holding = [o for o in allowed if need_of(workload, o.memory_mib).slice_mib <= o.memory_mib]
+        if not holding:
             raise llm_choice.nowhere(workload, allowed, partition, self.predictor)
-        return found
+        return holding
 
     def need(self, hints: Hints, offer: ProfileOffer) -> tuple[str, int] | None:
         """Return a language model's workload in words and the MiB that a slice must have for it; None if the hints
@@ -417,7 +417,8 @@ class Chooser:
         text = llm_choice.explanation(workload, known(offer), offer, reason, mem_mib=hints.mem_mib)
         rows = [(profile, known(profile)) for profile in partition.plain]
         candidates = _ranked(
-            (profile, of, _too_small(profile, limits, of.slice_mib) or targets.missed(of)) for profile, of in rows
+            (profile, predicted, _too_small(profile, limits, predicted.slice_mib) or targets.missed(predicted))
+            for profile, predicted in rows
         )
         return SliceChoice(offer, reason, text, None, candidates, workload.label)
 
@@ -445,8 +446,8 @@ class Chooser:
         if len(name) > llm_names.LONGEST or canonical(name, self._grids, self._aliases) in self._grids:
             return None
         known = {*self._grids, *self._aliases}
-        alike = (model for model in sorted(known) if model[:1] == name[:1])
-        near = [model for model in alike if abs(len(model) - len(name)) <= _LETTERS_OFF]
+        same_initial = (model for model in sorted(known) if model[:1] == name[:1])
+        near = [model for model in same_initial if abs(len(model) - len(name)) <= _LETTERS_OFF]
         return next(iter(difflib.get_close_matches(name, near, 1, llm_names.ALIKE)), None)
 
 
@@ -507,12 +508,12 @@ def _mem_nowhere(mem_mib: int, offers: Iterable[ProfileOffer]) -> Refusal:
 
 
 def _leaves_batch(hints: Hints) -> bool:
-    """Return whether the hints are of inference with a latency limit and leave its batch open."""
+    """Return whether the hints describe inference with a latency limit but without a batch."""
     return hints.batch is None and hints.slo_us is not None and hints.kind == "infer"
 
 
 def _arrivals(hints: Hints) -> int | None:
-    """Return the thousandths of requests a second that a service gets in all; None where the job is none."""
+    """Return the requests that a service gets in all, in thousandths per second (0: unknown); None for other jobs."""
     return (hints.llm.rate or 0) if hints.role == SERVE else None
 
 
@@ -533,7 +534,7 @@ def _ranked_by_memory(partition: Partition, limits: JobLimits) -> tuple[Candidat
 
 
 def _too_small(offer: ProfileOffer, limits: JobLimits, need_mib: int) -> str:
-    """Return why the job may not have a slice or does not fit; `need_mib` is predicted, used if the job has no mem=."""
+    """Return why a slice is outside the limits or too small, else ""; `need_mib` is predicted, used without mem=."""
     if not limits.within(offer):
         return "outside min and max"
     need = limits.mem_mib or need_mib
@@ -541,7 +542,7 @@ def _too_small(offer: ProfileOffer, limits: JobLimits, need_mib: int) -> str:
 
 
 def _missed(offer: ProfileOffer, figures: Figures | None, bucket: Bucket, limits: JobLimits) -> str:
-    """Return why a slice is insufficient for a bucket."""
+    """Return why a slice is insufficient for a bucket, "" if it is sufficient."""
     if figures is None:
         return "no figures" if limits.within(offer) else "outside min and max"
     if too_small := _too_small(offer, limits, figures.need_mib):

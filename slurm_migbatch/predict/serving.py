@@ -25,10 +25,10 @@ def rates_at_limit(chooser: Chooser, hints: Hints, partition: Partition) -> dict
     workload = chooser.workload(hints)
     if workload is not None:
         tokens, targets = chooser.token_figures(workload, None, partition), Targets.of(hints)
-        within = {offer.profile: tokens.get(offer.profile.gres_type) for offer in partition.plain}
+        by_profile = {offer.profile: tokens.get(offer.profile.gres_type) for offer in partition.plain}
         return {
             profile: figures.rate / 1000
-            for profile, figures in within.items()
+            for profile, figures in by_profile.items()
             if figures is not None and figures.has_speeds and figures.rate > 0 and not targets.missed(figures)
         }
     bucket = chooser.bucket(hints)

@@ -89,25 +89,25 @@ class Ladder:
         """Three integers for each batch, by slice; 0 if unknown."""
         numbers = np.where(self._known[:, None, None], self.numbers, 0.0)
         latency, rate = SCALE[latency_codes(numbers[:, 0, 2])], SCALE[rate_codes(numbers[:, 1, 0])]
-        whole = np.stack([latency, rate, needs_mib(numbers[:, 2, 2])], axis=2).astype(np.int64)
-        return dict(zip(self.names, whole.tolist(), strict=True))
+        rounded = np.stack([latency, rate, needs_mib(numbers[:, 2, 2])], axis=2).astype(np.int64)
+        return dict(zip(self.names, rounded.tolist(), strict=True))
 
     def on(self, name: str) -> Iterator[tuple[int, Counted]]:
         """Yield each batch with a prediction on a slice, ascending, with its conservative figures."""
         if name in self.names:
             known = self._known[self.names.index(name)].tolist()
-            for batch, numbers, measured in zip(self.batches, self._counted[name], known, strict=True):
-                if measured:
+            for batch, numbers, is_known in zip(self.batches, self._counted[name], known, strict=True):
+                if is_known:
                     yield batch, Counted(*numbers)
 
     def figures(self, batch: int) -> Mapping[str, Figures]:
         """Return the figures at one batch by GRES type; unknown ones are missing."""
-        place = self.batches.index(batch)
-        rows = self.numbers[..., place].tolist()
+        index = self.batches.index(batch)
+        rows = self.numbers[..., index].tolist()
         return {
             name: Figures(*(Interval(*ends) for ends in row))
-            for name, row, measured in zip(self.names, rows, self._known[:, place].tolist(), strict=True)
-            if measured
+            for name, row, is_known in zip(self.names, rows, self._known[:, index].tolist(), strict=True)
+            if is_known
         }
 
 
@@ -117,14 +117,14 @@ def ladder_of(predictor: LearnedPredictor, block: Block, partition: Partition) -
     If several kinds of GPUs have a profile the worst counts (`Figures.worst`); without predictions for all of them
     it is unknown.
     """
-    found: dict[str, Array] = {}
+    by_profile: dict[str, Array] = {}
     for kind in partition.kinds:
         sheet = predictor.sheet(block, kind)
         plain = [info.profile.gres_type for info in kind.geometry.profiles if not info.profile.suffix]
-        for place, name in enumerate(plain):
-            here = sheet[..., place]
-            found[name] = _worst(found[name], here) if name in found else here
-    return Ladder(tuple(block.batches), tuple(found), np.stack(list(found.values())))
+        for index, name in enumerate(plain):
+            column = sheet[..., index]
+            by_profile[name] = _worst(by_profile[name], column) if name in by_profile else column
+    return Ladder(tuple(block.batches), tuple(by_profile), np.stack(list(by_profile.values())))
 
 
 def _worst(one: Array, other: Array) -> Array:

@@ -67,12 +67,12 @@ class Learned:
 
         The physical prior if none was learned.
         """
-        found = self.populations.get((figure, kind))
-        return pool(SURFACES[figure], kind, ()) if found is None else found
+        learned = self.populations.get((figure, kind))
+        return pool(SURFACES[figure], kind, ()) if learned is None else learned
 
     def as_measured(self, gpu: GpuSpec) -> GpuSpec:
-        """Return a GPU under the name that its measurements have. A GPU that is not listed may have been measured on
-        slices only, which do not tell its exact memory: then its model counts.
+        """Return a GPU under the name that its measurements have. An unlisted GPU may have been measured on slices
+        only, from which its exact memory does not follow: then it is matched by its model.
         """
         if not self._unlisted or gpu.name in self._measured or facts_of(gpu.name) is not None:
             return gpu
@@ -84,7 +84,7 @@ class Learned:
 
     @cached_property
     def _unlisted(self) -> Mapping[str, str]:
-        """The measured name by model of GPUs that are not listed, of several that with most points."""
+        """Measured name of each unlisted GPU, by its model; of several names the one with most points."""
         ordered = sorted(self.fitted.values(), key=lambda fitted: (fitted.points, fitted.gpu))
         return {model_of(fitted.gpu): fitted.gpu for fitted in ordered if facts_of(fitted.gpu) is None}
 

@@ -76,7 +76,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Current:
-    """The state used for predictions, and what was wrong with anything newer."""
+    """The state used for predictions, and why newer versions cannot be used."""
 
     saved: Saved
     troubles: tuple[str, ...] = ()
@@ -192,8 +192,8 @@ class ModelDirectory:
             if index.current > version:
                 rejected[index.current] = now
             outcome = {"ts": now, "outcome": "rolled back", "version": version, "from": index.current}
-            changed = replace(index, current=version, rejected=rejected).tried({**index.seen, **seen}, outcome)
-            self._put(folder, changed)
+            new_index = replace(index, current=version, rejected=rejected).tried({**index.seen, **seen}, outcome)
+            self._put(folder, new_index)
             return index.current, version
 
     @contextlib.contextmanager
@@ -237,7 +237,7 @@ class ModelDirectory:
         except FileExistsError:
             return
         owner = self.path.parent.stat()
-        if os.geteuid() == 0 and owner.st_uid in self._uids:  # migbatchd's, if root is the first to write
+        if os.geteuid() == 0 and owner.st_uid in self._uids:  # root creates it: give it to migbatchd's user
             os.chown(self.path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
     def _index(self, folder: int) -> Index:
@@ -337,8 +337,8 @@ def _versions(folder: int) -> list[int]:
 
 
 def _write(folder: int, name: str, content: bytes) -> None:
-    beside = f".{name}.{secrets.token_hex(4)}"
-    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    temporary = f".{name}.{secrets.token_hex(4)}"
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         with os.fdopen(file, "wb") as stream:
             stream.write(content)
@@ -346,10 +346,10 @@ def _write(folder: int, name: str, content: bytes) -> None:
             os.fchmod(file, 0o644)  # every user may run `migbatch explain`
             _hand_over(file, folder)
             os.fsync(file)
-        os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside, dir_fd=folder)
+            os.unlink(temporary, dir_fd=folder)
         raise
     os.fsync(folder)
 
@@ -362,7 +362,7 @@ def _hand_over(file: int, folder: int) -> None:
 
 
 def _packed(saved: Saved) -> bytes:
-    # a line for each model: reading one holds the interpreter for microseconds, and the submit service goes on
+    # one model a line: parsing a line holds the interpreter for microseconds only, so the submit service is not delayed
     values = saved.learned.to_dict()
     fitted = values.pop("fitted")
     head = {"format": FORMAT, "report": dict(saved.report), "learned": values}
@@ -388,12 +388,12 @@ def _json(text: bytes, where: str) -> Any:
         raise ValueError(f"{word} is no number")
 
     try:
-        found = json.loads(text, parse_constant=refuse)
+        value = json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise StateError(f"{where} cannot be parsed: {str(error)[:200]}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise StateError(f"{where} cannot be parsed: an object is needed")
-    return found
+    return value
 
 
 def _check_numbers(learned: Learned) -> None:

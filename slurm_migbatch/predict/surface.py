@@ -81,11 +81,11 @@ class TimeSurface:
         filled = cells.batch + idle
         roof = mix * logs.sm + (1.0 - mix) * logs.memory
         device = item + np.log(filled) - scale * roof + share * logs.procs + inputs * logs.work
-        both = np.logaddexp(SHARPNESS * host, SHARPNESS * device) / SHARPNESS
+        longer = np.logaddexp(SHARPNESS * host, SHARPNESS * device) / SHARPNESS
         by_device = _sigmoid(SHARPNESS * (device - host))
         added = serial + logs.batch + logs.volume
-        value = np.logaddexp(both, added)
-        overlapped = _sigmoid(both - added)
+        value = np.logaddexp(longer, added)
+        overlapped = _sigmoid(longer - added)
         to_device = overlapped * by_device
         unfilled = to_device * idle / filled
         slopes = np.empty((*value.shape, len(self.names)))
@@ -162,8 +162,8 @@ class MemorySurface:
         """
         training = kind == "train"
         base = 900.0 + known.weight_mib * (4.0 if training else 1.0)
-        kept = KEPT_OF_BLOCKS if known.family in TRANSFORMERS else KEPT
-        return np.array([np.log(base), np.log(known.alive_mib * (kept if training else 1.0)), 0.0])
+        growth = KEPT_OF_BLOCKS if known.family in TRANSFORMERS else KEPT
+        return np.array([np.log(base), np.log(known.alive_mib * (growth if training else 1.0)), 0.0])
 
     def spread(self, doubt: int) -> Array:
         """See `TimeSurface`."""
@@ -224,8 +224,9 @@ def places_of(cells: Cells) -> Array:
 def _near(first: Array, second: Array) -> Array:
     """Return the covariance of the misfit between points."""
     squares = np.zeros((len(first), len(second)))
-    for one, other in zip((first / _REACH).T, (second / _REACH).T, strict=True):  # by coordinate: far less memory
-        squares += np.subtract.outer(one, other) ** 2
+    # one coordinate at a time: far less memory
+    for first_axis, second_axis in zip((first / _REACH).T, (second / _REACH).T, strict=True):
+        squares += np.subtract.outer(first_axis, second_axis) ** 2
     return np.asarray(MISFIT**2 * np.exp(-0.5 * squares))
 
 

@@ -48,14 +48,14 @@ def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge, *, version: in
     calibrations: dict[tuple[str, str], Calibration] = {}
     fitted: dict[tuple[str, str, str], Fitted] = {}
     for kind in KINDS:
-        mine = [sample for sample in samples if sample.kind == kind]
+        of_kind = [sample for sample in samples if sample.kind == kind]
         for figure in SURFACES:
-            units = units_of(figure, mine)
+            units = units_of(figure, of_kind)
             if units:
                 populations[figure, kind] = pool(SURFACES[figure], kind, [unit for unit, _ in units])
                 calibrations[figure, kind] = calibrate(scores_of(figure, kind, units), unmeasured(figure, kind))
-        for key, found in _by_key(mine).items():
-            fitted[key] = _fit(found, populations, kind)
+        for key, group in _by_key(of_kind).items():
+            fitted[key] = _fit(group, populations, kind)
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
     return Learned(version, created, len(rows), populations, calibrations, fitted, unknown, **_of_language_models(rows))
 
@@ -68,9 +68,9 @@ def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowle
     rows = list(rows)
     samples = samples_of(rows, knowledge)
     fitted = {
-        key: _fit(found, learned.populations, kind)
+        key: _fit(group, learned.populations, kind)
         for kind in KINDS
-        for key, found in _by_key([sample for sample in samples if sample.kind == kind]).items()
+        for key, group in _by_key([sample for sample in samples if sample.kind == kind]).items()
     }
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
     return replace(learned, rows=len(rows), fitted=fitted, known=unknown, **_of_language_models(rows))
@@ -90,7 +90,7 @@ def observed(figure: str, sample: Sample) -> tuple[Cells, Array, Array]:
 def units_of(figure: str, samples: Sequence[Sample]) -> list[tuple[Unit, Sample]]:
     """Return the samples with enough points, with parameters fitted under the physical prior alone."""
     surface = SURFACES[figure]
-    found = []
+    units = []
     for sample in samples:
         cells, logs, noise = observed(figure, sample)
         if len(cells) < ENOUGH or (figure == "time" and float(np.std(logs)) < CONSTANT):
@@ -101,8 +101,8 @@ def units_of(figure: str, samples: Sequence[Sample]) -> list[tuple[Unit, Sample]
         unit = Unit(
             sample.model, sample.known, sample.gpu, sample.stack, fit.mean, fit.covariance.diagonal(), misfit
         )  # fmt: skip
-        found.append((unit, sample))
-    return found
+        units.append((unit, sample))
+    return units
 
 
 def scores_of(figure: str, kind: str, units: Sequence[tuple[Unit, Sample]]) -> list[Score]:
@@ -131,8 +131,8 @@ def steps(
     belief = prior
     for points in range(most + 1):
         yield points, list(done), belief, cells, logs
-        left = [i for i in range(len(cells)) if i not in done]
-        chosen = next_point(surface, belief, cells, done, left)
+        remaining = [i for i in range(len(cells)) if i not in done]
+        chosen = next_point(surface, belief, cells, done, remaining)
         if points == most or chosen is None:
             return
         done.append(chosen)
@@ -151,10 +151,10 @@ def _scores(
 
 
 def _by_key(samples: Sequence[Sample]) -> Mapping[tuple[str, str, str], list[Sample]]:
-    found: dict[tuple[str, str, str], list[Sample]] = {}
+    groups: dict[tuple[str, str, str], list[Sample]] = {}
     for sample in samples:
-        found.setdefault(sample.key, []).append(sample)
-    return found
+        groups.setdefault(sample.key, []).append(sample)
+    return groups
 
 
 def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Population], kind: str) -> Fitted:
@@ -169,8 +169,12 @@ def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Popula
     for figure, surface in SURFACES.items():
         cells, logs, noise = observed(figure, main)
         if runs is not None and runs is not main:
-            more = observed(figure, runs)
-            cells, logs, noise = cells.join(more[0]), np.concatenate([logs, more[1]]), np.concatenate([noise, more[2]])
+            from_runs = observed(figure, runs)
+            cells, logs, noise = (
+                cells.join(from_runs[0]),
+                np.concatenate([logs, from_runs[1]]),
+                np.concatenate([noise, from_runs[2]]),
+            )
         if len(cells):
             population = populations.get((figure, kind)) or pool(surface, kind, ())
             beliefs[figure] = _believed(surface, population, main, cells, logs, noise)
@@ -189,25 +193,25 @@ def _believed(
     doubt must improve it by DOUBT.
     """
     prior = population.prior(sample.model, sample.known, sample.gpu, sample.stack)
-    more = np.maximum(surface.spread(NOTHING) ** 2 - surface.spread(sample.known.doubt) ** 2, 0.0)
-    device = np.where([name in HOST for name in surface.names], 0.0, more)
-    found: list[tuple[float, int, Belief]] = []
-    for doubts, spread in enumerate((np.zeros_like(more), device, more)):
+    extra = np.maximum(surface.spread(NOTHING) ** 2 - surface.spread(sample.known.doubt) ** 2, 0.0)
+    device = np.where([name in HOST for name in surface.names], 0.0, extra)
+    candidates: list[tuple[float, int, Belief]] = []
+    for doubts, spread in enumerate((np.zeros_like(extra), device, extra)):
         wider = Belief(prior.mean, prior.covariance + np.diag(spread))
         belief = adapt(surface, wider, cells, logs, noise)
         cost = _cost(surface, wider, belief, cells, logs, noise)
         evidence = cost + _volume(wider) - _volume(belief) + DOUBT * doubts
-        found.append((evidence, doubts, belief))
+        candidates.append((evidence, doubts, belief))
         if cost < len(cells) + SURPRISE:
             break
-    return min(found, key=lambda candidate: candidate[:2])[2]
+    return min(candidates, key=lambda candidate: candidate[:2])[2]
 
 
 def _cost(surface: Surface, prior: Belief, belief: Belief, cells: Cells, logs: Array, noise: Array) -> float:
     """Return the squared distance, in standard deviations, of a fit from its prior and from the measurements."""
-    away = belief.mean - prior.mean
+    from_prior = belief.mean - prior.mean
     missed = (surface.value(belief.mean, cells)[0] - logs) / noise
-    return float(away @ np.linalg.solve(prior.covariance, away) + missed @ missed)
+    return float(from_prior @ np.linalg.solve(prior.covariance, from_prior) + missed @ missed)
 
 
 def _volume(belief: Belief) -> float:

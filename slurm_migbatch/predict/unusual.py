@@ -62,14 +62,14 @@ def unusual(rows: Iterable[Measurement], predictor: LearnedPredictor) -> list[Un
     groups: dict[tuple[str, str, str], list[Measurement]] = {}
     for row in rows:
         groups.setdefault((predictor.knowledge.canonical(row.model), row.kind, row.gpu), []).append(row)
-    found = []
+    reports = []
     for (model, kind, gpu), group in sorted(groups.items()):
-        for figure, away in _distances(model, kind, group, predictor):
-            far = [(row, log) for row, log, room in away if abs(log) > max(FAR, room)]
+        for figure, distances in _distances(model, kind, group, predictor):
+            far = [(row, log) for row, log, tolerance in distances if abs(log) > max(FAR, tolerance)]
             if far:
                 factor = math.exp(median(log for _, log in far))
-                found.append(Unusual(figure, model, kind, gpu, len(far), len(away), factor, far[0][0]))
-    return found
+                reports.append(Unusual(figure, model, kind, gpu, len(far), len(distances), factor, far[0][0]))
+    return reports
 
 
 def _distances(
@@ -88,36 +88,38 @@ def _of_curves(
 ) -> Iterator[tuple[str, list[_Away]]]:
     known, gpu = predictor.knowledge.of(model, rows), GpuSpec.of_rows(rows)
     for figure in ("time", "memory"):
-        here = [row for row in rows if (row.seconds if figure == "time" else row.memory_mib) is not None]
-        if not here:
+        with_figure = [row for row in rows if (row.seconds if figure == "time" else row.memory_mib) is not None]
+        if not with_figure:
             continue
-        low, middle, high = np.log(predictor.interval(figure, model, known, gpu, kind, Cells.of_rows(here, gpu, known)))
-        values: Array = np.log([(row.seconds if figure == "time" else row.memory_mib) or 1.0 for row in here])
-        away = values - middle
-        room = np.where(away > 0, high - middle, middle - low)
-        yield figure, list(zip(here, away.tolist(), room.tolist(), strict=True))
+        low, middle, high = np.log(
+            predictor.interval(figure, model, known, gpu, kind, Cells.of_rows(with_figure, gpu, known))
+        )
+        values: Array = np.log([(row.seconds if figure == "time" else row.memory_mib) or 1.0 for row in with_figure])
+        logs = values - middle
+        tolerance = np.where(logs > 0, high - middle, middle - low)
+        yield figure, list(zip(with_figure, logs.tolist(), tolerance.tolist(), strict=True))
 
 
 def _of_servers(rows: Sequence[Measurement], predictor: LearnedPredictor) -> Iterator[tuple[str, list[_Away]]]:
     store = served.ServedMeasurements(predictor.learned.served)
     points = [(row, point) for row in rows if (point := served.point_of(row)) is not None]
-    for place, figure in enumerate(served.FIGURES):
-        away = []
+    for index, figure in enumerate(served.FIGURES):
+        distances = []
         for row, point in points:
             predicted = store.at(point)
-            shift, spread = ((predicted.ttft, predicted.spread_ttft), (predicted.tpot, predicted.spread_tpot))[place]
-            away.append((row, point.away[place] - shift, SPAN * (spread or point.spread[place])))
-        yield figure, away
+            shift, spread = ((predicted.ttft, predicted.spread_ttft), (predicted.tpot, predicted.spread_tpot))[index]
+            distances.append((row, point.away[index] - shift, SPAN * (spread or point.spread[index])))
+        yield figure, distances
 
 
 def _of_trainings(rows: Sequence[Measurement], predictor: LearnedPredictor) -> Iterator[tuple[str, list[_Away]]]:
     store = trained.TrainedMeasurements(predictor.learned.trained)
     points = [(row, point) for row in rows if (point := trained.point_of(row)) is not None]
-    for place, figure in enumerate(trained.FIGURES):
-        away = []
+    for index, figure in enumerate(trained.FIGURES):
+        distances = []
         for row, point in points:
-            log = point.away[place]
+            log = point.away[index]
             if log is not None:
                 shift, spread = store.at(figure, point)
-                away.append((row, log - shift, SPAN * spread))
-        yield figure, away
+                distances.append((row, log - shift, SPAN * spread))
+        yield figure, distances

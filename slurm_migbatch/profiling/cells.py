@@ -59,8 +59,8 @@ def open_cells(cells: Sequence[MeasurementCell], done: Iterable[Measurement]) ->
     """Return the cells still to try: not measured, and no cell that needs at most as much memory failed to fit."""
     rows = list(done)
     seen = {MeasurementCell.of(row) for row in rows}
-    full = [MeasurementCell.of(row) for row in rows if not row.ran]
-    return [cell for cell in cells if cell not in seen and not any(cell.needs_at_least(f) for f in full)]
+    unfit = [MeasurementCell.of(row) for row in rows if not row.ran]
+    return [cell for cell in cells if cell not in seen and not any(cell.needs_at_least(f) for f in unfit)]
 
 
 def numbers(text: str, *, doubling: bool = False) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ def numbers(text: str, *, doubling: bool = False) -> tuple[int, ...]:
 
     Raises CellError.
     """
-    found: set[int] = set()
+    chosen: set[int] = set()
     for part in text.split(","):
         part = part.strip()
         match = _RANGE.fullmatch(part)
@@ -79,11 +79,11 @@ def numbers(text: str, *, doubling: bool = False) -> tuple[int, ...]:
             if not 1 <= low <= high or (not doubling and high - low >= MAX_CELLS):
                 raise CellError(f"{part!r} is not a range of numbers: write the smaller one first, for example 1-8")
             while low < high:
-                found.add(low)
+                chosen.add(low)
                 low = 2 * low if doubling else low + 1
-            found.add(high)
+            chosen.add(high)
         elif re.fullmatch("[0-9]{1,9}", part) and int(part) > 0:
-            found.add(int(part))
+            chosen.add(int(part))
         else:
             raise CellError(f"{part!r} is not a number above 0: write 1,2,8 or a range such as 1-8")
-    return tuple(sorted(found))
+    return tuple(sorted(chosen))

@@ -107,7 +107,7 @@ class ServerAddress:
 
 
 class ServerConnection:
-    """One connection to a server, reused between requests; for one thread, but any may `cut` it."""
+    """One connection to a server, reused between requests; used by one thread, but any thread may `cut` it."""
 
     def __init__(self, address: ServerAddress, key: str, timeout: float) -> None:
         self._address, self._key, self._timeout = address, key, timeout
@@ -136,7 +136,7 @@ class ServerConnection:
                 yield line
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self._broken(error) from None
-        if self._cut:  # which ends a stream without a final message
+        if self._cut:  # cutting the connection ends the stream without an error
             raise Cancelled
 
     def cut(self) -> None:
@@ -157,7 +157,7 @@ class ServerConnection:
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream, application/json"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
-        kept = self._connection is not None
+        reused = self._connection is not None
         while True:
             if self._cut:
                 raise Cancelled
@@ -168,8 +168,8 @@ class ServerConnection:
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 # a server may close an idle connection; that is not a failure of the request
-                if kept and isinstance(error, (ConnectionError, http.client.BadStatusLine)) and not self._cut:
-                    kept = False
+                if reused and isinstance(error, (ConnectionError, http.client.BadStatusLine)) and not self._cut:
+                    reused = False
                     continue
                 raise self._broken(error) from None
 
@@ -241,14 +241,14 @@ def find(address: ServerAddress, name: str | None, key: str, timeout: float) -> 
     line = ServerConnection(address, key, timeout)
     try:
         model = _model(line, name)
-        found = Served(
+        served = Served(
             address,
             str(model.get("id") or name),
             _OWNERS.get(str(model.get("owned_by") or "").lower(), ""),
             _longest(model),
             key=key,
         )
-        return _asked(found, line)
+        return _asked(served, line)
     finally:
         line.close()
 
@@ -285,10 +285,10 @@ def _asked(served: Served, line: ServerConnection) -> Served:
     last: ServerError | None = None
     for form in FORMS:
         for wishes in WISHES:
-            found = Served(served.address, served.name, served.engine, served.longest, form, wishes, served.key)
+            candidate = Served(served.address, served.name, served.engine, served.longest, form, wishes, served.key)
             try:
-                found.ask(line, "one two three", _PROBE)
-                return found
+                candidate.ask(line, "one two three", _PROBE)
+                return candidate
             except ServerError as error:
                 last = error
                 if error.status in NOT_SO:
@@ -330,12 +330,12 @@ def _timed(stream: Any, sent: float, outputs: int, line: ServerConnection) -> An
         raise ServerError("its stream was interrupted")
     if not chunks:
         raise ServerError("its stream had no token: does it stream (text/event-stream)?")
-    inputs, made = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens"))
-    return Answered(sent, first, last, inputs, made or chunks)
+    inputs, generated = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens"))
+    return Answered(sent, first, last, inputs, generated or chunks)
 
 
 def _is_token(choice: Mapping[str, Any]) -> bool:
-    """Return whether a chunk has a token: some texts are empty, such as a part of a character; a role has none."""
+    """Return whether a chunk has a token. Its text may be empty (part of a character); a chunk with a role has none."""
     delta = choice.get("delta")
     if isinstance(delta, Mapping):
         content = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
@@ -350,8 +350,8 @@ def _excerpt(text: str) -> str:
 
 
 def _count(usage: Any, name: str) -> int | None:
-    found = usage.get(name) if isinstance(usage, Mapping) else None
-    return found if isinstance(found, int) and found > 0 else None
+    count = usage.get(name) if isinstance(usage, Mapping) else None
+    return count if isinstance(count, int) and count > 0 else None
 
 
 def _json(data: bytes) -> Any:

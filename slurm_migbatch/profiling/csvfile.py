@@ -53,7 +53,7 @@ class Problems:
         return len(self._found)
 
     def add(self, path: Path, line: int, problem: object) -> None:
-        """Keep one; `line` 0 is the file as a whole."""
+        """Add a bad line; `line` 0 is the file as a whole."""
         self._found.append(f"{path}:{line}: {problem}" if line else f"{path}: {problem}")
 
     def check(self) -> None:
@@ -76,7 +76,7 @@ def is_csv(path: Path) -> bool:
 def find(root: Path) -> list[Path]:
     """Return the CSV files below a folder, in the order of their names; hidden ones are skipped, links followed.
 
-    A folder with several links is read once.
+    A folder that several links lead to is read once.
 
     Raises OSError if a folder cannot be read.
     """
@@ -84,7 +84,7 @@ def find(root: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise error
 
-    found: list[Path] = []
+    files: list[Path] = []
     seen: set[str] = set()
     for folder, below, names in os.walk(root, onerror=refuse, followlinks=True):
         real = os.path.realpath(folder)
@@ -93,8 +93,8 @@ def find(root: Path) -> list[Path]:
             continue
         seen.add(real)
         below[:] = sorted(name for name in below if not name.startswith("."))
-        found += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted(path for path in found if is_csv(path))
+        files += [Path(folder, name) for name in names if not name.startswith(".")]
+    return sorted(path for path in files if is_csv(path))
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
@@ -148,11 +148,11 @@ def read(path: Path, problems: Problems, make: Callable[[dict[str, str]], T]) ->
                     problems.add(path, number, f"has {len(cells)} cells where the header has {len(names)}")
                     continue
                 try:
-                    made = make(dict(zip(names, cells, strict=True)))
+                    record = make(dict(zip(names, cells, strict=True)))
                 except ValueError as error:
                     problems.add(path, number, error)
                     continue
-                yield number, made
+                yield number, record
     except _UNREADABLE as error:
         problems.add(path, number, f"is not valid CSV from here on: {error}")
 

@@ -38,7 +38,7 @@ def curves(rows: Iterable[Measurement]) -> list[MeasuredCurve]:
     groups: dict[tuple[int, int], dict[int, Measurement]] = {}
     for row in rows:
         groups.setdefault((row.procs, row.input_size or 0), {})[row.batch] = row
-    return [_curve(size or None, procs, sorted(found.items())) for (procs, size), found in sorted(groups.items())]
+    return [_curve(size or None, procs, sorted(by_batch.items())) for (procs, size), by_batch in sorted(groups.items())]
 
 
 def _curve(input_size: int | None, procs: int, found: Sequence[tuple[int, Measurement]]) -> MeasuredCurve:

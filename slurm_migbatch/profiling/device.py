@@ -80,7 +80,7 @@ class Meter(Protocol):
 
 
 class NoMeter:
-    """For the CPU: the processes report their own memory."""
+    """Measure nothing: on the CPU the processes report their own memory."""
 
     @contextmanager
     def watch(self, _sessions: Collection[int]) -> Iterator[MemoryPeak]:
@@ -139,10 +139,10 @@ def find_device(asked: str | None, environ: Mapping[str, str], library: str | No
     """
     if asked == CPU:
         return Device()
-    named = asked if asked is not None else environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        named = named.split(",")[0].strip()
-        if named.lower() in _NO_GPU:
+    name = asked if asked is not None else environ.get("CUDA_VISIBLE_DEVICES")
+    if name is not None:
+        name = name.split(",")[0].strip()
+        if name.lower() in _NO_GPU:
             return Device()
     try:
         from slurm_migbatch.mig.nvml.visible import VisibleDevice
@@ -150,23 +150,23 @@ def find_device(asked: str | None, environ: Mapping[str, str], library: str | No
         text = "cannot query the NVIDIA driver: install nvidia-ml-py, or use --device cpu for a trial without a GPU"
         raise DriverMissing(0, text) from None
     try:
-        with VisibleDevice(named or "0", library) as device:
-            seen = device.seen
+        with VisibleDevice(name or "0", library) as device:
+            description = device.seen
     except (DriverMissing, InvalidRequest):
-        if named is None:  # no driver, or one without a GPU
+        if name is None:  # no driver, or one without a GPU
             return Device()
         raise
-    facts = facts_of(seen.gpu)
+    facts = facts_of(description.gpu)
     units = facts.memory_slices if facts else _DEFAULT_MEMORY_SLICES
     return Device(
-        gpu=seen.gpu,
-        visible=seen.uuid,
-        profile=seen.profile.name if seen.profile else "",
-        compute_slices=seen.compute_slices,
-        memory_slices=max(1, round(seen.memory_share * units)) if seen.profile else None,
-        sm_count=seen.sm_count or (facts.sm_count if facts else 0) or None,
-        memory_mib=seen.memory_mib,
-        driver=seen.driver,
+        gpu=description.gpu,
+        visible=description.uuid,
+        profile=description.profile.name if description.profile else "",
+        compute_slices=description.compute_slices,
+        memory_slices=max(1, round(description.memory_share * units)) if description.profile else None,
+        sm_count=description.sm_count or (facts.sm_count if facts else 0) or None,
+        memory_mib=description.memory_mib,
+        driver=description.driver,
     )
 
 

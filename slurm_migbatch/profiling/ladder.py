@@ -1,4 +1,4 @@
-"""Measure a server under increasing loads: for each pair of lengths more requests at once, until it refuses."""
+"""Measure a server under increasing loads: for each pair of lengths more requests at once, until a load is refused."""
 
 from __future__ import annotations
 
@@ -84,26 +84,26 @@ def climb(
     and its result. No point begins after `end` of the monotonic clock. Exceptions of `measure` except LoadRefused
     propagate.
     """
-    kept = list(earlier)
-    found = LadderFindings([row for row in earlier if subject.owns(row)])
-    seen = {(row.batch, row.input_size, row.output) for row in found.rows}
+    rows = list(earlier)
+    findings = LadderFindings([row for row in earlier if subject.owns(row)])
+    seen = {(row.batch, row.input_size, row.output) for row in findings.rows}
     for point in sorted(points, key=lambda point: (point.inputs, point.outputs, point.concurrency)):
         if tuple(point) in seen:
             continue
-        refused = any(point.tokens >= other.tokens and point[0] >= other.concurrency for other, _ in found.refused)
+        refused = any(point.tokens >= other.tokens and point[0] >= other.concurrency for other, _ in findings.refused)
         if refused or time.monotonic() >= end:
-            found.left.append(point)
+            findings.left.append(point)
             continue
         try:
             result, memory_mib = measure(point)
         except LoadRefused as error:
-            found.refused.append((point, error))
+            findings.refused.append((point, error))
             watch(point, error)
             continue
         row = subject.row(result, memory_mib)
-        found.rows.append(row)
-        found.results.append(result)
-        save([*kept, row])
-        kept.append(row)
+        findings.rows.append(row)
+        findings.results.append(result)
+        save([*rows, row])
+        rows.append(row)
         watch(point, result)
-    return found
+    return findings

@@ -60,7 +60,7 @@ class LoadPoint(NamedTuple):
 @dataclass(frozen=True)
 class LoadEffort:
     """How long a point is measured: at least `warmup` requests before (and one on each connection); at least `repeats`
-    that count and `min_seconds`; none that counts is sent after `max_seconds`; `timeout` ends all.
+    that count and `min_seconds`; none that counts is sent after `max_seconds`; `timeout` ends everything.
     """
 
     warmup: int = 3
@@ -83,12 +83,12 @@ class Percentiles:
         """Summarize at least one time."""
         ordered = sorted(times)
         last = len(ordered) - 1
-        found = {}
+        percentiles = {}
         for share in SHARES:
-            place = share * last
-            low = int(place)
-            found[share] = ordered[low] + (ordered[min(low + 1, last)] - ordered[low]) * (place - low)
-        return cls(len(ordered), fmean(ordered), found)
+            position = share * last
+            low = int(position)
+            percentiles[share] = ordered[low] + (ordered[min(low + 1, last)] - ordered[low]) * (position - low)
+        return cls(len(ordered), fmean(ordered), percentiles)
 
     @property
     def p50(self) -> float:
@@ -151,13 +151,13 @@ class Prompts:
         """Measure on the server how many tokens some words are; if it does not report them, a word is one token."""
         counts: list[tuple[int, int]] = []
         for number, words in enumerate((_FEWEST, max(tokens // 8, 2 * _FEWEST))):
-            found = served.ask(line, cls().make(words, number, f"{salt}/lengths"), 2)
-            if found.inputs is None:
+            answered = served.ask(line, cls().make(words, number, f"{salt}/lengths"), 2)
+            if answered.inputs is None:
                 return cls()
-            counts.append((words, found.inputs))
-        (less, few), (more, many) = counts
-        tokens_per_word = (many - few) / (more - less)
-        return cls(tokens_per_word, few - tokens_per_word * less) if tokens_per_word > 0 else cls()
+            counts.append((words, answered.inputs))
+        (few_words, few_tokens), (many_words, many_tokens) = counts
+        tokens_per_word = (many_tokens - few_tokens) / (many_words - few_words)
+        return cls(tokens_per_word, few_tokens - tokens_per_word * few_words) if tokens_per_word > 0 else cls()
 
 
 class _Loop:
@@ -177,15 +177,15 @@ class _Loop:
         self.counted: list[Answered] = []
         self.errors: Counter[str] = Counter()
         self.early: Counter[str] = Counter()
-        left = max(end - time.monotonic(), 0.0) + _LATER_S  # connections are cut at the end, before their timeout
-        self._lines = [served.line(left) for _ in range(point.concurrency)]
+        timeout = max(end - time.monotonic(), 0.0) + _LATER_S  # connections are cut at the end, before their timeout
+        self._lines = [served.line(timeout) for _ in range(point.concurrency)]
         self._threads = [
             threading.Thread(target=self._place, args=(line,), name=f"request-{i}", daemon=True)
             for i, line in enumerate(self._lines)
         ]
 
     def run(self, end: float) -> float:
-        """Load the server until all that counts has ended, or `end` of the monotonic clock; returns the seconds."""
+        """Load the server until all counted requests have ended, or `end` (monotonic clock); return the seconds."""
         for thread in self._threads:
             thread.start()
         try:
@@ -274,20 +274,20 @@ def measure_load(
         raise LoadRefused(f"{failed} of {failed + len(answered)} requests failed: {worst}", errors)
     if not answered:
         raise LoadRefused(f"no request ended within {effort.timeout:g} s", errors)
-    whole = Percentiles.of([answer.whole for answer in answered])
+    requests = Percentiles.of([answer.whole for answer in answered])
     tpots = [answer.tpot for answer in answered if answer.tpot is not None and answer.tpot > 0]
-    made = [answer.outputs for answer in answered]
-    taken = [answer.inputs for answer in answered if answer.inputs is not None]
-    requests_s = point.concurrency / whole.mean  # Little's law: all connections are always busy
+    outputs = [answer.outputs for answer in answered]
+    inputs = [answer.inputs for answer in answered if answer.inputs is not None]
+    requests_s = point.concurrency / requests.mean  # Little's law: all connections are always busy
     return LoadResult(
         point,
-        _about(point.inputs, median(taken) if taken else point.inputs),
-        _about(point.outputs, median(made)),
+        _about(point.inputs, median(inputs) if inputs else point.inputs),
+        _about(point.outputs, median(outputs)),
         Percentiles.of([answer.ttft for answer in answered]),
         Percentiles.of(tpots) if tpots else None,
-        whole,
+        requests,
         requests_s,
-        requests_s * fmean(made),
+        requests_s * fmean(outputs),
         seconds,
         errors,
     )

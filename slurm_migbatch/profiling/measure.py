@@ -101,10 +101,10 @@ def measure(program: Program, device: Device, meter: Meter, cell: MeasurementCel
             while waiting:
                 number, event = _next(events, children, waiting, deadline, program.timeout, cell)
                 if event is None and expected == "done" and number not in waiting:
-                    continue  # it has sent all its events
-                bad = _bad_end(children[number], cell, event)
-                if bad is not None:
-                    return bad
+                    continue  # the child has already sent all its events
+                failure = _bad_end(children[number], cell, event)
+                if failure is not None:
+                    return failure
                 assert event is not None
                 if event["event"] == expected:
                     waiting.discard(number)
@@ -122,7 +122,7 @@ def _next(
     timeout: float,
     cell: MeasurementCell,
 ) -> tuple[int, dict[str, Any] | None]:
-    """Wait for the next event; None with the number of a child that ended without one."""
+    """Wait for the next event; return the child's number with it, or with None if the child ended without one."""
     while True:
         try:
             return events.get(timeout=_POLL_S)
@@ -136,7 +136,7 @@ def _next(
 
 
 def _bad_end(child: _Child, cell: MeasurementCell, event: dict[str, Any] | None) -> DidNotFit | None:
-    """Return the error of an event that ends the child early; None otherwise. Raises PointFailed."""
+    """Return DidNotFit if an event says that memory ran out, None if the child has not failed. Raises PointFailed."""
     if event is None:
         code = child.wait()
         tail = child.tail()
@@ -238,7 +238,7 @@ class _Child:
         try:
             os.write(self._process.stdin.fileno(), line.encode() + b"\n")
         except BrokenPipeError:
-            return  # its end comes as an event
+            return  # `_read` reports that it has ended
 
     def wait(self) -> int:
         """Wait for the process; return its exit code."""

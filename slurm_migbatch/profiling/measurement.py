@@ -33,14 +33,14 @@ class Tuning(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Tuning:
         """Read `lora/adamw/checkpointing`, parts of it in any order, or nothing; raises MeasurementError."""
-        found: dict[str, str] = {}
+        parts: dict[str, str] = {}
         for word in filter(None, text.split("/")):
             name = next((key for key in ("method", "optimizer") if word in CHOICES[key]), None)
             if name is None and word != "checkpointing":
                 known = ", ".join((*CHOICES["method"], *CHOICES["optimizer"], "checkpointing"))
                 raise MeasurementError(f"tuning must be words of {known} joined by /, not {show(text)}")
-            found[name or "checkpointing"] = word if name else "on"
-        return cls(**found)
+            parts[name or "checkpointing"] = word if name else "on"
+        return cls(**parts)
 
     @property
     def usual(self) -> bool:
@@ -177,11 +177,11 @@ class Measurement:
 
         Values that only some kinds have come last, and only if set: the record keeps digests of points.
         """
-        found = tuple(getattr(self, name) for name in IDENTITY)
+        key = tuple(getattr(self, name) for name in IDENTITY)
         for names in (SERVED_IDENTITY, TRAINED_IDENTITY):
-            more = tuple(getattr(self, name) for name in names)
-            found = (*found, *more) if any(more) else found
-        return found
+            extra = tuple(getattr(self, name) for name in names)
+            key = (*key, *extra) if any(extra) else key
+        return key
 
     def to_dict(self) -> dict[str, Any]:
         """Return the columns by name."""

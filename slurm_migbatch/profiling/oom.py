@@ -22,11 +22,11 @@ def reports_oom(text: str) -> bool:
 def is_oom(error: BaseException) -> bool:
     """Return whether an exception, or one of its causes, means out of memory, on the GPU or the host."""
     seen: set[int] = set()
-    now: BaseException | None = error
-    while now is not None and id(now) not in seen:
-        seen.add(id(now))
-        names = {kind.__name__ for kind in type(now).__mro__}
-        if isinstance(now, MemoryError) or "OutOfMemoryError" in names or reports_oom(str(now)):
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        names = {base.__name__ for base in type(cause).__mro__}
+        if isinstance(cause, MemoryError) or "OutOfMemoryError" in names or reports_oom(str(cause)):
             return True
-        now = now.__cause__ or now.__context__
+        cause = cause.__cause__ or cause.__context__
     return False

@@ -16,12 +16,12 @@ Pairs = dict[tuple[str, str], float]
 
 def read(path: Path) -> Pairs:
     """Return a table. Raises OSError, and TableError naming the bad lines."""
-    found: Pairs = {}
+    pairs: Pairs = {}
     problems = Problems()
     for _, pair in csvfile.read(path, problems, _pair):
-        found |= pair
+        pairs |= pair
     problems.check()
-    return found
+    return pairs
 
 
 def _pair(row: Mapping[str, str]) -> Pairs:

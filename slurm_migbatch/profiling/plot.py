@@ -59,9 +59,9 @@ def document(width: float, height: float, paint: Callable[[Figure], None]) -> st
 
 def draw(rows: Iterable[Measurement], title: str) -> str:
     """Draw rows of one model on one device as SVG. Rings mark the knees, crosses batches that did not fit."""
-    found = [curve for curve in curves(rows) if curve.points or curve.unfit]
-    lines = 2 + len(found) / 2
-    return document(2 * _PANEL_WIDTH, _PANEL_HEIGHT + LINE * lines, partial(_paint, found, title))
+    drawn = [curve for curve in curves(rows) if curve.points or curve.unfit]
+    lines = 2 + len(drawn) / 2
+    return document(2 * _PANEL_WIDTH, _PANEL_HEIGHT + LINE * lines, partial(_paint, drawn, title))
 
 
 def _paint(found: Sequence[MeasuredCurve], title: str, figure: Figure) -> None:

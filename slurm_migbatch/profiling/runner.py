@@ -1,4 +1,4 @@
-"""Measure the points of a model on one device, stop where memory ends, and save the table after each."""
+"""Measure the points of a model on one device, except those that cannot fit, and save the table after each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ device still lacks and that may fit.
 
 
 def first(_done: Sequence[Measurement], remaining: Sequence[MeasurementCell]) -> MeasurementCell:
-    """Choose every cell, in ascending order."""
+    """Choose the first of the remaining cells, so that all are measured in ascending order."""
     return remaining[0]
 
 
@@ -42,8 +42,8 @@ class ProfiledModel:
 
     def is_about(self, row: Measurement) -> bool:
         """Return whether an earlier row is of this model on such a GPU or any slice of one."""
-        mine = (self.device.gpu, self.model, self.kind, self.tuning)
-        return (row.gpu, row.model, row.kind, row.tuning) == mine
+        own = (self.device.gpu, self.model, self.kind, self.tuning)
+        return (row.gpu, row.model, row.kind, row.tuning) == own
 
     def row(self, cell: MeasurementCell, outcome: Ran | DidNotFit, software: str = "") -> Measurement:
         """Return the row of an outcome; one without speed if the cell did not fit."""
@@ -101,22 +101,22 @@ def run(
 
     Exceptions of `measure` propagate; what was measured until then is saved.
     """
-    kept, software = list(earlier), ""
-    found = Findings([row for row in earlier if subject.owns(row)])
-    while remaining := open_cells(cells, found.rows):
-        if len(found.outcomes) == most:
+    rows, software = list(earlier), ""
+    findings = Findings([row for row in earlier if subject.owns(row)])
+    while remaining := open_cells(cells, findings.rows):
+        if len(findings.outcomes) == most:
             break
-        cell = rule([row for row in kept if subject.is_about(row)], remaining)
+        cell = rule([row for row in rows if subject.is_about(row)], remaining)
         if cell is None:
             break
         outcome = measure(cell)
         software = outcome.software or software
         row = subject.row(cell, outcome, software)
-        found.rows.append(row)
-        found.outcomes[cell] = outcome
-        save([*kept, row])
-        kept.append(row)
-        watch(row, outcome, len(open_cells(cells, found.rows)))
-    tried = {MeasurementCell.of(row) for row in found.rows}
-    found.unfit = tuple(cell for cell in cells if cell not in tried and cell not in set(remaining))
-    return found
+        findings.rows.append(row)
+        findings.outcomes[cell] = outcome
+        save([*rows, row])
+        rows.append(row)
+        watch(row, outcome, len(open_cells(cells, findings.rows)))
+    tried = {MeasurementCell.of(row) for row in findings.rows}
+    findings.unfit = tuple(cell for cell in cells if cell not in tried and cell not in set(remaining))
+    return findings

@@ -62,12 +62,12 @@ def merge(rows: Iterable[Measurement]) -> list[Measurement]:
 
 def _merged(group: Sequence[Measurement]) -> Measurement:
     group = [row for row in group if row.ran] or group
-    known: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for name in _FOUND:
         values = [value for row in group if (value := getattr(row, name)) not in (None, "")]
         if values:
-            known[name] = median(values) if name in _MEASURED else values[0]
-    return replace(group[0], **known)
+            merged[name] = median(values) if name in _MEASURED else values[0]
+    return replace(group[0], **merged)
 
 
 def is_table(header: Sequence[str]) -> bool:
@@ -85,10 +85,10 @@ def read_folder(path: Path) -> list[Measurement]:
 
 
 def scan(paths: Iterable[Path], impossible: Callable[[Measurement], str] = lambda row: "") -> MeasurementTable:
-    """Like `read_folder` for several folders and files, with notices of what was ignored.
+    """Return every point of several folders and files, as `read_folder` does, with notices of what was ignored.
 
     Args:
-        paths: of folders and files.
+        paths: folders and files.
         impossible: returns why a row cannot have been measured, "" if it can. Such a row of a common table is a bad
             line: its error probably applies to the others too. Those of laboratories are dropped.
 
@@ -130,8 +130,8 @@ def _folder(path: Path, problems: Problems, impossible: Callable[[Measurement], 
     rows: list[Measurement] = []
     notices: list[str] = []
     by_laboratory: dict[str, list[Path]] = {}
-    passed: list[Path] = []
-    files, before = csvfile.find(path), len(problems)
+    ignored: list[Path] = []
+    files, problems_before = csvfile.find(path), len(problems)
     for file in files:
         header = csvfile.header(file)
         owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
@@ -142,18 +142,20 @@ def _folder(path: Path, problems: Problems, impossible: Callable[[Measurement], 
         elif owner is not None:
             by_laboratory.setdefault(owner.name, []).append(file)
         else:
-            passed.append(file)
+            ignored.append(file)
     for laboratory in LABORATORIES:
         if own := by_laboratory.get(laboratory.name):
             found, new_notices = laboratory.read(path, own, problems)
-            wrong = [why for row in found if (why := impossible(row))]
-            rows += [row for row in found if not impossible(row)] if wrong else found
+            reasons = [why for row in found if (why := impossible(row))]
+            rows += [row for row in found if not impossible(row)] if reasons else found
             notices += new_notices
-            if wrong:
-                notices.append(f"{path}: {len(wrong)} rows of {laboratory.name} are impossible and skipped: {wrong[0]}")
-    if passed:
-        notices.append(f"{path}: {len(passed)} other CSV files are ignored: {_names(passed, path)}")
-    if not rows and len(problems) == before:
+            if reasons:
+                notices.append(
+                    f"{path}: {len(reasons)} rows of {laboratory.name} are impossible and skipped: {reasons[0]}"
+                )
+    if ignored:
+        notices.append(f"{path}: {len(ignored)} other CSV files are ignored: {_names(ignored, path)}")
+    if not rows and len(problems) == problems_before:
         names = ", ".join(laboratory.name for laboratory in LABORATORIES)
         problems.add(
             path,
@@ -174,9 +176,9 @@ def write(rows: Iterable[Measurement], file: TextIO) -> None:
 
 def save(path: Path, rows: Iterable[Measurement]) -> None:
     """Write the rows as a file that is always either the old or the new one; compressed if its name ends in .gz."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        with part.open("wb") as raw:
+        with temporary.open("wb") as raw:
             # without name and time in it, the same points make the same file
             packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.name.lower().endswith(".gz") else None
             text = io.TextIOWrapper(packed or raw, "utf-8", newline="")
@@ -186,9 +188,9 @@ def save(path: Path, rows: Iterable[Measurement]) -> None:
                 packed.close()
             raw.flush()
             os.fsync(raw.fileno())
-        part.replace(path)
+        temporary.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _cell(value: object) -> str:
@@ -203,8 +205,8 @@ def _neutral(
     if not set(header) & set(_SPEED):
         problems.add(path, 1, "has neither throughput_per_s nor latency_s: every row would mean that it did not run")
         return Reading([], [])
-    if twice := sorted({name for name in header if name in COLUMNS and header.count(name) > 1}):
-        problems.add(path, 1, f"has duplicate columns: {', '.join(twice)}")
+    if duplicates := sorted({name for name in header if name in COLUMNS and header.count(name) > 1}):
+        problems.add(path, 1, f"has duplicate columns: {', '.join(duplicates)}")
         return Reading([], [])
     make: Callable[[dict[str, str]], Measurement] = Measurement.from_text
     rows: list[Measurement] = []

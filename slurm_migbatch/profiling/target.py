@@ -90,7 +90,7 @@ def parse_line(line: str) -> dict[str, float] | None:
     match = _LINE.fullmatch(line.rstrip())
     if match is None:
         return None
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for pair in match[1].split():
         key, _, value = pair.partition("=")
         try:
@@ -102,8 +102,8 @@ def parse_line(line: str) -> dict[str, float] | None:
                 f"the command wrote {line.strip()[:80]!r}, where {pair[:40]!r} cannot be parsed: write "
                 "'migbatch: items=<number> seconds=<number>'"
             )
-        found[key] = number
-    return found
+        numbers[key] = number
+    return numbers
 
 
 def load(target: Python) -> Callable[..., Any]:
@@ -121,14 +121,14 @@ def load(target: Python) -> Callable[..., Any]:
     else:
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
         module = importlib.import_module(target.where)
-    found: Any = module
+    value: Any = module
     for part in target.attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise TargetError(f"{target.where} has no '{target.attribute}'")
-        found = getattr(found, part)
-    if not callable(found):
+        value = getattr(value, part)
+    if not callable(value):
         raise TargetError(f"{target.where}:{target.attribute} is not callable")
-    make: Callable[..., Any] = found
+    make: Callable[..., Any] = value
     return make
 
 

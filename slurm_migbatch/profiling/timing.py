@@ -31,9 +31,9 @@ class Effort:
         warmup: batches before anything counts; more follow until half of `min_seconds` is over (clocks rise while a GPU
             works) and their times settle.
         warmup_seconds: the end of warm-up, settled or not; the first batch, which may compile, is not counted.
-        repeats: minimum of timed batches,
-        min_seconds: and minimum of seconds,
-        max_seconds: but no more than these, once LEAST batches are timed.
+        repeats: minimum number of timed batches.
+        min_seconds: minimum of timed seconds.
+        max_seconds: the end of timing, even below these minima, once LEAST batches are timed.
     """
 
     warmup: int = 3

@@ -76,7 +76,7 @@ class Parent:
 
 
 def main(ordered_by: int) -> None:
-    """Measure one point as ordered on standard input by the process `ordered_by`, and exit when it ends."""
+    """Measure one point as ordered on standard input by the parent process `ordered_by`; end when the parent ends."""
     with contextlib.suppress(OSError, AttributeError):  # if the C library has no prctl, the parent's kill must suffice
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != ordered_by:
@@ -165,22 +165,22 @@ def _cuda() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return {}
-    about = torch.cuda.get_device_properties(torch.cuda.current_device())
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
-        "sm_count": int(about.multi_processor_count),
+        "sm_count": int(properties.multi_processor_count),
         "reserved_mib": torch.cuda.max_memory_reserved() / _MIB,
     }
 
 
 def _software() -> str:
     """Return the frameworks that were loaded, `torch 2.6.0 cuda 12.4`."""
-    found = []
+    versions = []
     for name in ("torch", "jax", "cupy", "tensorflow", "onnxruntime"):
         version = getattr(sys.modules.get(name), "__version__", None)
         if version is not None:
-            found.append(f"{name} {version}")
+            versions.append(f"{name} {version}")
     cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
-    return " ".join([*found, *([f"cuda {cuda}"] if cuda else [])])
+    return " ".join([*versions, *([f"cuda {cuda}"] if cuda else [])])
 
 
 def _number(step: object, name: str) -> float | None:
@@ -193,12 +193,12 @@ def _modules(step: Any) -> list[Any]:
     torch = sys.modules.get("torch")
     if torch is None:
         return []
-    held = [getattr(step, "model", None), step, getattr(step, "__self__", None), getattr(step, "func", None)]
+    candidates = [getattr(step, "model", None), step, getattr(step, "__self__", None), getattr(step, "func", None)]
     for cell in getattr(step, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # a name that is not bound yet
-            held.append(cell.cell_contents)
-    found = [module for module in held if isinstance(module, torch.nn.Module)]
-    return found[:1] if isinstance(getattr(step, "model", None), torch.nn.Module) else found
+            candidates.append(cell.cell_contents)
+    modules = [module for module in candidates if isinstance(module, torch.nn.Module)]
+    return modules[:1] if isinstance(getattr(step, "model", None), torch.nn.Module) else modules
 
 
 def _parameters(step: object) -> float | None:
@@ -240,12 +240,12 @@ def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> di
         program = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, errors="replace")
     except OSError as error:
         raise target.TargetError(f"the command cannot be started: {arguments[0]}: {error.strerror}") from None
-    full = False
+    ran_out = False
     with program:
         assert program.stdout is not None
         try:
             for line in program.stdout:
-                full = full or line.strip() == oom.MARK
+                ran_out = ran_out or line.strip() == oom.MARK
                 numbers = None if line.strip() == oom.MARK else target.parse_line(line)
                 if numbers is None:
                     sys.stderr.write(line)
@@ -255,7 +255,7 @@ def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> di
         except target.TargetError:
             program.kill()
             raise
-    if full:
+    if ran_out:
         raise OutOfMemory("reported by the command")
     if program.returncode in _KILLED:
         raise OutOfMemory("the command was killed (SIGKILL), most likely for memory")

@@ -153,10 +153,10 @@ class Architecture:
     @cached_property
     def active(self) -> int:
         """Parameters of the body and of the output that one token is multiplied with."""
-        used = self.body
+        parameters = self.body
         if self.experts is not None:
-            used -= self.routed * (self.experts.count - self.experts.active) // self.experts.count
-        return used + (0 if self.headless else self.vocab * self.width)
+            parameters -= self.routed * (self.experts.count - self.experts.active) // self.experts.count
+        return parameters + (0 if self.headless else self.vocab * self.width)
 
     def cache_values(self, tokens: int) -> int:
         """Return the number of values that one sequence of this many tokens keeps in the key-value cache."""
@@ -173,5 +173,5 @@ class Architecture:
 
     def operations(self, tokens: float, before: float = 0.0) -> float:
         """Return the operations of a pass over `tokens` of a sequence after `before` earlier ones."""
-        seen = tokens * (before + tokens / 2)
-        return 2.0 * self.active * tokens + 4.0 * (self.layers + self.encoder_layers) * self.heads * self.head * seen
+        pairs = tokens * (before + tokens / 2)
+        return 2.0 * self.active * tokens + 4.0 * (self.layers + self.encoder_layers) * self.heads * self.head * pairs

@@ -65,9 +65,9 @@ class Targets:
             ("token", self.tpot_us, figures.tpot_s),
             ("request", self.slo_us, figures.latency_s),
         )
-        for name, limit, found in limits:
-            if limit is not None and found.high * 1e6 > limit:
-                return f"a {name} may take {digits(found.high * 1e3)} ms, over {digits(limit / 1e3)} ms"
+        for name, limit, interval in limits:
+            if limit is not None and interval.high * 1e6 > limit:
+                return f"a {name} may take {digits(interval.high * 1e3)} ms, over {digits(limit / 1e3)} ms"
         if self.rate is not None and figures.throughput_per_s.low * 1e3 < self.rate:
             return f"may serve only {digits(figures.throughput_per_s.low)} requests/s, needs {digits(self.rate / 1e3)}"
         return ""
@@ -75,13 +75,13 @@ class Targets:
     def excess(self, figures: TokenFigures) -> float:
         """Return the factor by which the worst figure misses its limit; at most 1 if all are kept."""
         worst = 0.0
-        for limit, found in (
+        for limit, interval in (
             (self.ttft_us, figures.ttft_s),
             (self.tpot_us, figures.tpot_s),
             (self.slo_us, figures.latency_s),
         ):
             if limit is not None:
-                worst = max(worst, found.high * 1e6 / limit)
+                worst = max(worst, interval.high * 1e6 / limit)
         if self.rate is not None:
             worst = max(worst, self.rate / max(figures.throughput_per_s.low * 1e3, 1e-9))
         return worst
@@ -91,17 +91,19 @@ def figures_by_profile(
     workload: Workload, partition: Partition, rate: int | None, predictor: LearnedPredictor
 ) -> Mapping[str, TokenFigures]:
     """Return the figures of every plain profile by GRES type, the worst if several kinds of GPUs have it."""
-    found: dict[str, TokenFigures] = {}
+    by_type: dict[str, TokenFigures] = {}
     for kind in partition.kinds:
         for info in kind.geometry.profiles:
             if info.profile.suffix:
                 continue
             machine = machine_of(kind, info)
             need = need_of(workload, info.memory_mib)
-            here = figures_of(workload, need, machine, (rate or 0) / 1000, predictor.correction(workload, kind, info))
-            seen = found.get(info.profile.gres_type)
-            found[info.profile.gres_type] = here if seen is None else seen.worst(here)
-    return found
+            figures = figures_of(
+                workload, need, machine, (rate or 0) / 1000, predictor.correction(workload, kind, info)
+            )
+            known = by_type.get(info.profile.gres_type)
+            by_type[info.profile.gres_type] = figures if known is None else known.worst(figures)
+    return by_type
 
 
 def nowhere(
@@ -110,12 +112,17 @@ def nowhere(
     """Return the refusal of a workload that no allowed slice holds."""
     largest = max(allowed, key=lambda offer: offer.memory_mib)
     need = need_of(workload, largest.memory_mib)
-    ways = list(_ways(workload, allowed, partition, predictor))
+    alternatives = list(_ways(workload, allowed, partition, predictor))
     gpus = whole_gpus(need, max(kind.full.memory_mib for kind in partition.kinds))
-    ways.append(f"{gpus} whole GPU{'s' if gpus > 1 else ''} outside MIG (no framework shards over slices)")
+    alternatives.append(f"{gpus} whole GPU{'s' if gpus > 1 else ''} outside MIG (no framework shards over slices)")
     label = workload.label if workload.model.how != "near" else f"{workload.label} (near name)"
     return Refusal(
-        "model_nowhere", show_long(label), gib(need.slice_mib), need.parts, gib(largest.memory_mib), ", or ".join(ways)
+        "model_nowhere",
+        show_long(label),
+        gib(need.slice_mib),
+        need.parts,
+        gib(largest.memory_mib),
+        ", or ".join(alternatives),
     )
 
 
@@ -123,24 +130,25 @@ def whole_gpus(need: Need, gpu_mib: int) -> int:
     """Return how many GPUs of this size hold a model with tensor parallelism: a power of two, because heads are
     divided.
     """
-    least = need.used * OVERHEAD / (gpu_mib * need.share)
-    return 1 << max(math.ceil(math.log2(max(least, 1.0))), 0)
+    gpus = need.used * OVERHEAD / (gpu_mib * need.share)
+    return 1 << max(math.ceil(math.log2(max(gpus, 1.0))), 0)
 
 
 def _ways(
     workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition, predictor: LearnedPredictor
 ) -> Iterator[str]:
+    """Yield changes of the request that would let it fit, each with the slice that it would get."""
     beyond = [offer for offer in partition.plain if offer not in allowed]
     if (larger := _smallest(workload, beyond)) is not None:
         yield f"a larger max= ({larger.profile.gres_type})"
     variants = _of_training(workload) if workload.training is not None else _of_serving(workload)
-    shown = 0
+    yielded = 0
     for words, variant in variants:
         offer = _smallest(predictor.sized(variant), allowed)
         if offer is not None:
             yield f"{words} ({offer.profile.gres_type})"
-            shown += 1
-            if shown == 3:
+            yielded += 1
+            if yielded == 3:
                 return
 
 
@@ -153,15 +161,18 @@ def _of_serving(workload: Workload) -> Iterator[tuple[str, Workload]]:
         shorter = replace(serving, length=length, input=min(serving.input, length), reserve=0)
         yield f"max_model_len={length}", replace(workload, serving=shorter)
     for name in NARROWER:
-        kept = precision.quantised(name)
-        if kept is not None and kept.bits < workload.precision.bits:
-            yield f"quantization={name}", resized(workload, kept)
+        quantised = precision.quantised(name)
+        if quantised is not None and quantised.bits < workload.precision.bits:
+            yield f"quantization={name}", resized(workload, quantised)
     if workload.precision.bits > 5:
-        kept = precision.quantised("awq")
-        assert kept is not None
+        quantised = precision.quantised("awq")
+        assert quantised is not None
         short = min(serving.length, 4096)
         shortest = replace(serving, concurrency=1, length=short, input=min(serving.input, short), reserve=0)
-        yield "quantization=awq max_num_seqs=1 max_model_len=4096", resized(replace(workload, serving=shortest), kept)
+        yield (
+            "quantization=awq max_num_seqs=1 max_model_len=4096",
+            resized(replace(workload, serving=shortest), quantised),
+        )
 
 
 def _of_training(workload: Workload) -> Iterator[tuple[str, Workload]]:
@@ -187,7 +198,7 @@ def _easier(training: Training) -> Iterator[tuple[str, Training]]:
 
 
 def _halves(number: int, least: int = 1) -> Iterator[int]:
-    """Yield a number's half, its half and so on, the largest power of two first."""
+    """Yield the powers of two below a number, the largest first, down to `least`."""
     half = 1 << max(number - 1, 0).bit_length() >> 1
     while half >= least and half < number:
         yield half
@@ -205,8 +216,8 @@ def explanation(
     workload: Workload, figures: TokenFigures, offer: ProfileOffer, reason: str, *, mem_mib: int | None
 ) -> str:
     """Return the sentence that explains a choice."""
-    names = {"fits": FITS if workload.serving is not None else HOLDS, "time_short": SLOW}
-    text = HOW[workload.model.how].replace("%s", workload.model.name) + names[reason] % workload.label
+    sentences = {"fits": FITS if workload.serving is not None else HOLDS, "time_short": SLOW}
+    text = HOW[workload.model.how].replace("%s", workload.model.name) + sentences[reason] % workload.label
     if mem_mib is not None:
         text += f" in {gib(mem_mib)} of {gib(offer.memory_mib)} GiB, from mem="
     else:

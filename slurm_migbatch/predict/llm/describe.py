@@ -134,7 +134,7 @@ def build(numbers: Mapping[str, int]) -> Architecture:
     encoder, encoder_layers = bool(given("encoder", 0)), given("encoder_layers", 0)
     # `params` counts all parts: then only the logits of an unknown vocabulary are missing
     unknown = not encoder and not given("vocab")
-    made = Architecture(
+    architecture = Architecture(
         layers,
         hidden,
         heads,
@@ -156,7 +156,7 @@ def build(numbers: Mapping[str, int]) -> Architecture:
         kind="both" if encoder_layers else "encoder" if encoder else "decoder",
         outputs=VOCAB if unknown else 0,
     )
-    return replace(made, extra=max(given("params", 0) - made.parameters, 0))
+    return replace(architecture, extra=max(given("params", 0) - architecture.parameters, 0))
 
 
 def describe(path: Path) -> Described:
@@ -179,8 +179,8 @@ def describe(path: Path) -> Described:
         raise DescribeError(f"{file} is not JSON: give a model's config.json") from None
     if not isinstance(config, dict):
         raise DescribeError(f"{file} is not a configuration: give a model's config.json")
-    found = of_config(config, _name(file.resolve().parent.name))
-    return _with_files(found, file.parent)
+    described = of_config(config, _name(file.resolve().parent.name))
+    return _with_files(described, file.parent)
 
 
 def of_config(config: Mapping[str, Any], name: str) -> Described:
@@ -190,47 +190,49 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
     for part in ("attn_config", "ffn_config"):  # of DBRX
         if isinstance(config.get(part), dict):
             text = {**config[part], **text}
-    numbers = {word: value for word, keys in KEYS.items() if (value := _number(text, keys)) is not None}
+    numbers = {key: value for key, keys in KEYS.items() if (value := _number(text, keys)) is not None}
     numbers |= _moe(text, numbers) | _windows(text, numbers)
-    kind = str(text.get("model_type", ""))
-    numbers["tied"] = int(text.get("tie_word_embeddings", kind in TIED | TWO_STACKS) is True)
+    model_type = str(text.get("model_type", ""))
+    numbers["tied"] = int(text.get("tie_word_embeddings", model_type in TIED | TWO_STACKS) is True)
     if text.get("is_encoder_decoder") is True:
         numbers["encoder_layers"] = _number(text, ("encoder_layers", "num_layers")) or numbers.get("layers", 0)
     # T5 states whether its feed-forward is gated
-    numbers["plain_ffn"] = int(kind in UNGATED or text.get("feed_forward_proj", "gated").partition("-")[0] != "gated")
-    numbers["bias"] = int(kind in BIASED)
-    numbers["encoder"] = int(kind in ENCODERS)
+    numbers["plain_ffn"] = int(
+        model_type in UNGATED or text.get("feed_forward_proj", "gated").partition("-")[0] != "gated"
+    )
+    numbers["bias"] = int(model_type in BIASED)
+    numbers["encoder"] = int(model_type in ENCODERS)
     if text.get("multi_query") is True and "kv" not in numbers:
         numbers["kv"] = 1
-    found = Described(
+    described = Described(
         name,
-        {word: value for word, value in numbers.items() if value or word in NEEDED},
+        {key: value for key, value in numbers.items() if value or key in NEEDED},
         _dtype(config, text),
         _quantization(config.get("quantization_config")),
     )
     try:
-        build(found.numbers)
+        build(described.numbers)
     except ArchError as error:
         raise DescribeError(
             f"the configuration of {name} does not describe a language model ({error}): add mem="
         ) from None
-    return found
+    return described
 
 
 def _with_files(found: Described, folder: Path) -> Described:
     """Add parameters that the weight files hold beyond the description (a vision tower), by file size alone."""
-    bits = {"fp32": 4, "bf16": 2, "fp16": 2}.get(found.dtype)
-    if bits is None or found.quantization:
+    bytes_each = {"fp32": 4, "bf16": 2, "fp16": 2}.get(found.dtype)
+    if bytes_each is None or found.quantization:
         return found
-    held = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
-    if held // bits <= found.architecture.parameters * 1.001:
+    file_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
+    if file_bytes // bytes_each <= found.architecture.parameters * 1.001:
         return found
-    return replace(found, numbers={**found.numbers, "params": min(held // bits, LIMITS["params"])})
+    return replace(found, numbers={**found.numbers, "params": min(file_bytes // bytes_each, LIMITS["params"])})
 
 
 def _name(text: str) -> str:
-    kept = "".join(char if (char.isalnum() and char.isascii()) or char in "._-" else "-" for char in text.lower())
-    return kept.strip("._-")[:96] or "model"
+    cleaned = "".join(char if (char.isalnum() and char.isascii()) or char in "._-" else "-" for char in text.lower())
+    return cleaned.strip("._-")[:96] or "model"
 
 
 def _number(text: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
@@ -250,11 +252,11 @@ def _moe(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
 
 def _windows(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
     """Return the window if some layers see all tokens (otherwise engines may not use it)."""
-    kinds = text.get("layer_types")
+    layer_types = text.get("layer_types")
     window = _number(text, ("sliding_window",))
-    if not window or not isinstance(kinds, list) or "sliding_attention" not in kinds:
+    if not window or not isinstance(layer_types, list) or "sliding_attention" not in layer_types:
         return {}
-    wide = sum(kind != "sliding_attention" for kind in kinds[: numbers.get("layers", 0)])
+    wide = sum(kind != "sliding_attention" for kind in layer_types[: numbers.get("layers", 0)])
     return {"window": window, "wide_layers": wide}
 
 

@@ -38,14 +38,14 @@ def _decoder(
     **more: Any,
 ) -> Architecture:
     """Return a decoder, with other parts (a vision tower) up to its published number of `parameters`."""
-    found = Architecture(
+    decoder = Architecture(
         width=width,
         heads=heads,
         experts=Experts(*experts) if experts else None,
         latent=Latent(*latent) if latent else None,
         **{"head": width // heads, **more},
     )
-    return replace(found, extra=found.extra + max(parameters - found.parameters, 0)) if parameters else found
+    return replace(decoder, extra=decoder.extra + max(parameters - decoder.parameters, 0)) if parameters else decoder
 
 
 def _t5(*, heads: int, head: int = 64, first: bool = False, **more: Any) -> Architecture:
@@ -68,7 +68,7 @@ def _t5(*, heads: int, head: int = 64, first: bool = False, **more: Any) -> Arch
 def _whisper(layers: int, width: int, heads: int, mels: int = 80, encoder: int = 0) -> Architecture:
     stem = 3 * mels * width + width + 3 * width * width + width
     # keys have no bias: one vector less in each of the attentions
-    fewer = width * (2 * layers + (encoder or layers))
+    missing_biases = width * (2 * layers + (encoder or layers))
     return Architecture(
         layers,
         width,
@@ -84,7 +84,7 @@ def _whisper(layers: int, width: int, heads: int, mels: int = 80, encoder: int =
         positions=448,
         encoder_layers=encoder or layers,
         source=1500,
-        extra=stem + 1500 * width - fewer,
+        extra=stem + 1500 * width - missing_biases,
         kind="both",
     )
 
@@ -125,9 +125,9 @@ def _models() -> Iterator[Model]:
     for section in sections.values():
         common = section.pop("each", {})
         for name, row in section.items():
-            given = {"shape": "decoder", "native": "bf16", "also": "", **common, **row}
-            shape, native, also = _SHAPES[given.pop("shape")], given.pop("native"), given.pop("also")
-            yield Model(name, shape(**given), native, tuple(also.split()))
+            fields = {"shape": "decoder", "native": "bf16", "also": "", **common, **row}
+            shape, native, also = _SHAPES[fields.pop("shape")], fields.pop("native"), fields.pop("also")
+            yield Model(name, shape(**fields), native, tuple(also.split()))
 
 
 ALL: Final = tuple(_models())

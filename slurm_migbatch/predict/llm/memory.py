@@ -124,9 +124,9 @@ def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
     width, inner = architecture.width, architecture.heads * architecture.head
     keys = 2 * architecture.kv_heads * architecture.head
     bytes_each = workload.precision.bits / 8 if workload.precision.bits > 16 else 2.0
-    wide = 2 * _passed(architecture) + 4 * width + inner + keys
+    values_per_token = 2 * _passed(architecture) + 4 * width + inner + keys
     logits = 6 * architecture.logits * serving.concurrency
-    activations = (tokens * wide * bytes_each + logits) / MIB
+    activations = (tokens * values_per_token * bytes_each + logits) / MIB
     if serving.engine == "sglang":
         reserve = sglang_reserve_mib(slice_mib) if serving.share == 1.0 else 0.0
         return Need(weights, cache, 0.0, 0.0, reserve, serving.share)
@@ -137,10 +137,10 @@ def sglang_reserve_mib(slice_mib: int) -> float:
     """Return SGLang's default reserve (without `mem_fraction_static`): metadata, activations of a prompt chunk
     (1.5 MiB per token), CUDA graphs (2 MiB per sequence) and its own process.
     """
-    gib = slice_mib / 1024
-    tokens, graphs = next((row[1:] for row in SGLANG if gib < row[0]), SGLANG[-1][1:])
+    slice_gib = slice_mib / 1024
+    tokens, graphs = next((row[1:] for row in SGLANG if slice_gib < row[0]), SGLANG[-1][1:])
     reserve = 512.0 + 1.5 * tokens + 2.0 * graphs + 128.0
-    return max(reserve, 10240.0) if gib > 60 else reserve
+    return max(reserve, 10240.0) if slice_gib > 60 else reserve
 
 
 def _passed(architecture: Architecture) -> int:
@@ -155,9 +155,9 @@ def _training(workload: Workload, training: Training) -> Need:
     architecture, kept = workload.architecture, workload.precision
     base = weights_mib(architecture, kept)
     # 32-bit weights need no master copy; below that, a 2-byte gradient and a 4-byte master copy are added
-    beside = 4.0 if kept.bits > 16 else 6.0
+    bytes_beside = 4.0 if kept.bits > 16 else 6.0
     if training.method == "full":
-        states = architecture.parameters * (beside + STATES[training.optimizer]) / MIB
+        states = architecture.parameters * (bytes_beside + STATES[training.optimizer]) / MIB
     else:
         states = lora_parameters(architecture) * (8.0 + STATES[training.optimizer]) / MIB
     activations = activations_mib(architecture, training, 4.0 if kept.bits > 16 else 2.0)

@@ -1,7 +1,7 @@
 """Resolve a model's name: every public spelling, the quantisation in it, and a size if nothing else is known.
 
-A name loses its organisation, its letter case and the words without meaning (instruct, chat, dates); the longest
-run of its words that is a public model is that model. `llama-3-70b`, `Meta-Llama-3-70B-Instruct-AWQ` and
+Organisation, letter case and filler words (instruct, chat) are removed from a name; the longest run of the
+remaining words that is a public model's name selects that model. `llama-3-70b`, `Meta-Llama-3-70B-Instruct-AWQ` and
 `hermes-2-theta-llama-3-70b.Q4_K_M.gguf` are one model in three precisions.
 """
 
@@ -124,14 +124,14 @@ def _respelt(word: str) -> str:
 
 
 def _index() -> Mapping[str, Model]:
-    """Return the public models by squeezed name, with and without the words without meaning, and without dots."""
-    found: dict[str, Model] = {}
-    ways = (lambda w: w, lambda w: [x for x in w if x not in FILLERS], lambda w: [x.replace(".", "") for x in w])
-    for way in ways:
+    """Return the public models by squeezed name: of all words, without filler words, and without dots."""
+    models: dict[str, Model] = {}
+    forms = (lambda w: w, lambda w: [x for x in w if x not in FILLERS], lambda w: [x.replace(".", "") for x in w])
+    for form in forms:
         for model in ALL:
             for name in (model.name, *model.aliases):
-                found.setdefault("".join(way(_words(name))), model)
-    return found
+                models.setdefault("".join(form(_words(name))), model)
+    return models
 
 
 def _groups(name: str) -> set[str]:
@@ -141,12 +141,12 @@ def _groups(name: str) -> set[str]:
 
 
 def _by_group() -> Mapping[str, Sequence[str]]:
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for model in ALL:
         for name in (model.name, *model.aliases):
             for group in sorted(_groups(name)):
-                found.setdefault(group, []).append(name)
-    return found
+                names.setdefault(group, []).append(name)
+    return names
 
 
 _BY_NAME: Final = _index()
@@ -160,8 +160,8 @@ def known(name: str) -> Model | None:
 
 def generates(name: str) -> bool:
     """Return whether a name is that of a public generative model, whose memory can be computed."""
-    found = known(name)
-    return found is not None and found.architecture.kind in ("decoder", "both")
+    model = known(name)
+    return model is not None and model.architecture.kind in ("decoder", "both")
 
 
 @lru_cache(maxsize=4096)
@@ -170,14 +170,14 @@ def resolve(name: str) -> Found | None:
     words = _words(name)
     kept, quantisation = _without_quantisation(words)
     stated = quantisation is not None
-    telling = [word for word in kept if word not in FILLERS]
-    model = max(_public(kept), _public(telling), key=lambda found: found[1])[0]
+    significant = [word for word in kept if word not in FILLERS]
+    model = max(_public(kept), _public(significant), key=lambda found: found[1])[0]
     if model is not None:
         return Found(model.name, _with_context(model, kept), quantisation or native(model), stated=stated)
     size = size_of(kept)
     if size is None:
         return None
-    near = _near_of_size("-".join(telling), size)
+    near = _near_of_size("-".join(significant), size)
     if near is not None:
         return Found(near.name, near.architecture, quantisation or native(near), "near", stated)
     upper = size_of(kept, upper=True)
@@ -186,8 +186,8 @@ def resolve(name: str) -> Found | None:
     if any(map(_GENERATOR.fullmatch, kept)):
         architecture = Architecture(0, 0, extra=round(upper.total) + BESIDE, kind="plain", item_mib=CLIP_MIB)
     else:
-        more = TOWER if SENSES.intersection(kept) else 0
-        architecture = of_size(Sized(upper.total + more, upper.active + more))
+        encoder_size = TOWER if SENSES.intersection(kept) else 0
+        architecture = of_size(Sized(upper.total + encoder_size, upper.active + encoder_size))
     return Found(name.rsplit("/", 1)[-1], architecture, quantisation or precision.plain("auto"), "size", stated)
 
 
@@ -195,9 +195,9 @@ def native(model: Model) -> Precision:
     """Return the precision in which a public model is published."""
     if model.native in precision.DTYPES:
         return precision.plain(model.native)
-    found = precision.quantised(model.native)
-    assert found is not None
-    return replace(found, experts_only=model.native == "mxfp4")
+    quantised = precision.quantised(model.native)
+    assert quantised is not None
+    return replace(quantised, experts_only=model.native == "mxfp4")
 
 
 @lru_cache(maxsize=1024)
@@ -216,21 +216,23 @@ def size_of(words: Sequence[str], *, upper: bool = False) -> Sized | None:
     if upper and any(map(_COUNT.fullmatch, words)):
         return None
     total = active = last = 0.0
-    sizes = [(at, word, match) for at, word in enumerate(words) if (match := _SIZE.fullmatch(word.removeprefix("a")))]
+    sizes = [
+        (index, word, match) for index, word in enumerate(words) if (match := _SIZE.fullmatch(word.removeprefix("a")))
+    ]
     tokens = {"t"} if any(match[3] == "b" for _, _, match in sizes) else set()  # 1.1b-3t: the tokens of its training
-    before = -1
-    for at, word, match in sizes:
+    previous = -1
+    for index, word, match in sizes:
         if match[3] in tokens:
             continue
         params = float(match[2]) * _MILLIONS[match[3]] * 1e6
-        most = _rounded_up(match) if upper else params
+        counted = _rounded_up(match) if upper else params
         if word.startswith("a"):
-            active = active or most
+            active = active or counted
             continue
         count = float(match[1] or 1)
-        total = total + most if at == before + 1 and 0 < params <= last else max(total, count * most)
-        active = active or (2 * most if match[1] else 0.0)
-        before, last = at, params
+        total = total + counted if index == previous + 1 and 0 < params <= last else max(total, count * counted)
+        active = active or (2 * counted if match[1] else 0.0)
+        previous, last = index, params
     if not 1e6 <= total <= LARGEST:
         return None
     return Sized(total, min(active, total) or total)
@@ -257,19 +259,21 @@ def of_size(size: Sized) -> Architecture:
     # which is most of a small model's memory (the width before rounding: a larger model has no fewer)
     outputs = min(VOCAB, int(size.total / (128 * (size.active / 12 / 128**2) ** (1 / 3))))
     sparse = size.active < 0.9 * size.total
-    kept = min(width, GROUPED if sparse else max(GROUPED, math.ceil(GROUPED * DEEP / layers)))
+    key_width = min(width, GROUPED if sparse else max(GROUPED, math.ceil(GROUPED * DEEP / layers)))
     vocab = 32_000 if size.total < 1e9 else 128_000
-    base = Architecture(layers, width, width, kept, 1, 4 * width, vocab, 32768, tied=size.total < 4e9, outputs=outputs)
+    base = Architecture(
+        layers, width, width, key_width, 1, 4 * width, vocab, 32768, tied=size.total < 4e9, outputs=outputs
+    )
     experts = None
     if sparse:
         # a count of experts that has the share of active parameters; the remainder is `extra`
         count = max(round(size.total / size.active), 2)
         experts = Experts(count, 1, 1)
-    made = replace(base, ffn=1, experts=experts)
-    rest = size.total - made.parameters
-    if rest < 0:
+    smallest = replace(base, ffn=1, experts=experts)
+    remaining = size.total - smallest.parameters
+    if remaining < 0:
         return replace(base, vocab=0, ffn=1, extra=max(round(size.total) - replace(base, vocab=0, ffn=1).parameters, 0))
-    ffn = int(rest / (3.0 * layers * width * (experts.count if experts else 1)))
+    ffn = int(remaining / (3.0 * layers * width * (experts.count if experts else 1)))
     full = replace(base, ffn=max(ffn, 1), experts=Experts(experts.count, 1, max(ffn, 1)) if experts else None)
     return replace(full, extra=max(round(size.total) - full.parameters, 0))
 
@@ -289,22 +293,22 @@ def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | 
     (`gptq`) counts only if no word states the bits.
     """
     kept: list[str] = []
-    found: list[Precision] = []
-    place = 0
-    flat = [part for word in words for part in _parted(word)]
-    while place < len(flat):
+    quantisations: list[Precision] = []
+    position = 0
+    parts = [part for word in words for part in _parted(word)]
+    while position < len(parts):
         for length in (3, 2, 1):
-            text = "-".join(flat[place : place + length])
-            if place + length <= len(flat) and text != "none":
+            text = "-".join(parts[position : position + length])
+            if position + length <= len(parts) and text != "none":
                 quantised = precision.quantised(text)
                 if quantised is not None:
-                    found.append(quantised)
-                    place += length
+                    quantisations.append(quantised)
+                    position += length
                     break
         else:
-            kept.append(flat[place])
-            place += 1
-    specific = [entry for entry in found if any(map(str.isdigit, entry.name))] or found
+            kept.append(parts[position])
+            position += 1
+    specific = [entry for entry in quantisations if any(map(str.isdigit, entry.name))] or quantisations
     plain = next((word for word in kept if precision.DTYPES.get(word)), None)
     if precision.UNDONE.intersection(kept):
         return kept, precision.plain(plain or "auto")
@@ -323,15 +327,15 @@ def _public(words: Sequence[str]) -> tuple[Model | None, int]:
     names of equally many words that of the largest model.
     """
     for length in range(min(len(words), 8), 0, -1):
-        found = [named for start in range(len(words) - length + 1) if (named := _named(words, start, start + length))]
-        if found:
-            return max(found, key=lambda named: named[0].architecture.parameters)
+        matches = [named for start in range(len(words) - length + 1) if (named := _named(words, start, start + length))]
+        if matches:
+            return max(matches, key=lambda named: named[0].architecture.parameters)
     return None, 0
 
 
 def _named(words: Sequence[str], start: int, end: int) -> tuple[Model, int] | None:
     """Return the public model that a run of the words names, and the length of that name; None if there is none, or if
-    the other words mean another size.
+    the other words state another size.
     """
     name = "".join(words[start:end])
     model = _BY_NAME.get(name) or _BY_NAME.get(name.replace(".", ""))
@@ -396,8 +400,8 @@ def _alike(name: str) -> list[str]:
     if len(name) > LONGEST:
         return []
     shared = Counter(candidate for group in _groups(name) for candidate in _BY_GROUP.get(group, ()))
-    near = [candidate for candidate, _ in shared.most_common(COMPARED)]
-    return difflib.get_close_matches(name, near, 3, ALIKE)
+    candidates = [candidate for candidate, _ in shared.most_common(COMPARED)]
+    return difflib.get_close_matches(name, candidates, 3, ALIKE)
 
 
 def _near_of_size(name: str, size: Sized) -> Model | None:
@@ -415,7 +419,7 @@ def _near_of_size(name: str, size: Sized) -> Model | None:
 
 
 def _distinct(name: str) -> set[str]:
-    """Return what makes a model of a family another one: numbers but its sizes, and words of size."""
+    """Return what distinguishes a model within its family: numbers other than its sizes, and words of size."""
     words = [word for word in name.split("-") if not _SIZE.fullmatch(word.removeprefix("a"))]
     return {part for word in words for part in (*re.findall(r"[0-9][0-9.]*[a-z]*", word), *SIZES.intersection([word]))}
 

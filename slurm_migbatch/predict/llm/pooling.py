@@ -59,9 +59,9 @@ def bounded(points: Sequence[P], order: Callable[[P], Any]) -> list[P]:
         for point in points:
             if point.gpu == gpu:
                 series.setdefault(point.series, []).append(point)
-        most_each = max(MOST_POINTS // len(series), 1)
-        for _, mine in sorted(series.items())[:MOST_POINTS]:
-            mine = sorted(mine, key=order)
-            chosen = sorted({*np.linspace(0, len(mine) - 1, min(most_each, len(mine))).astype(int).tolist()})
-            kept += [mine[i] for i in chosen]
+        limit = max(MOST_POINTS // len(series), 1)
+        for _, members in sorted(series.items())[:MOST_POINTS]:
+            members = sorted(members, key=order)
+            chosen = sorted({*np.linspace(0, len(members) - 1, min(limit, len(members))).astype(int).tolist()})
+            kept += [members[i] for i in chosen]
     return kept

@@ -75,15 +75,15 @@ class ServedPoint:
 
     @property
     def series(self) -> tuple[str, str, str, str]:
-        """The group that it shares most with."""
+        """The group of points that shares most of its error."""
         return (self.source, self.engine, self.model, self.precision)
 
     @property
     def trust(self) -> float:
         """Weight of the point: from 1 near the computed value to 0 far from it."""
         units = [DOUBTED[figure] for figure in FIGURES]
-        far = sum((away / unit) ** 2 for away, unit in zip(self.away, units, strict=True))
-        return trust(far)
+        squares = sum((away / unit) ** 2 for away, unit in zip(self.away, units, strict=True))
+        return trust(squares)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form."""
@@ -109,16 +109,16 @@ class ServedPoint:
 
 
 def _numbers(values: Any, count: int) -> list[float]:
-    found = [float(value) for value in values]
-    if len(found) != count or not all(math.isfinite(value) for value in found):
+    numbers = [float(value) for value in values]
+    if len(numbers) != count or not all(math.isfinite(value) for value in numbers):
         raise ValueError(f"{count} finite numbers are needed")
-    return found
+    return numbers
 
 
 def points_of(rows: Iterable[Measurement]) -> list[ServedPoint]:
     """Return the plausible points of a table's rows of servers, in a stable order, a bounded number per GPU."""
-    found = [point for row in rows if row.kind == SERVE and (point := point_of(row)) is not None and point.trust > 0]
-    return bounded(found, lambda point: (point.load, point.away))
+    points = [point for row in rows if row.kind == SERVE and (point := point_of(row)) is not None and point.trust > 0]
+    return bounded(points, lambda point: (point.load, point.away))
 
 
 def point_of(row: Measurement) -> ServedPoint | None:
@@ -145,7 +145,7 @@ def point_of(row: Measurement) -> ServedPoint | None:
 
 
 def weights_hint(row: Measurement) -> LlmHints:
-    """Return the precision of a row's weights as hints; none if the model's name tells it."""
+    """Return the precision of a row's weights as hints; none if the row leaves it to the model's name."""
     if row.precision in ("bf16", "fp16", "fp32"):
         return LlmHints(dtype=row.precision)
     return LlmHints(quantization=row.precision or None)
@@ -160,7 +160,7 @@ def machine_of(row: Measurement) -> tuple[Machine, float]:
 
 
 def laboratory_of(row: Measurement) -> str:
-    """Return whose measurement a row is."""
+    """Return the laboratory that measured a row: SITE for this site's own tables, else the source."""
     return SITE if row.source.startswith(OWN_TABLES) else row.source
 
 
@@ -192,7 +192,7 @@ class ServedMeasurements:
         by_gpu: dict[str, list[ServedPoint]] = {}
         for point in self.points:
             by_gpu.setdefault(point.gpu, []).append(point)
-        self._by_gpu = {gpu: _Process(mine) for gpu, mine in by_gpu.items()}
+        self._by_gpu = {gpu: _Process(own) for gpu, own in by_gpu.items()}
 
     def correction(self, workload: Workload, gpu: str, machine: Machine, share: float) -> Correction:
         """Return the correction for a workload on a share of a GPU."""
@@ -211,12 +211,12 @@ class ServedMeasurements:
 
     def misses(self, points: Iterable[ServedPoint]) -> dict[tuple[str, str, str], list[float]]:
         """Return the errors of points against their predictions, by figure, model and GPU."""
-        found: dict[tuple[str, str, str], list[float]] = {}
+        errors: dict[tuple[str, str, str], list[float]] = {}
         for point in points:
             predicted = self.at(point)
             for figure, away, shift in zip(FIGURES, point.away, (predicted.ttft, predicted.tpot), strict=True):
-                found.setdefault((figure, point.model, point.gpu), []).append(away - shift)
-        return found
+                errors.setdefault((figure, point.model, point.gpu), []).append(away - shift)
+        return errors
 
 
 class _Process:
@@ -231,22 +231,22 @@ class _Process:
         models: dict[str, set[str]] = {}
         for point in points:
             models.setdefault(point.engine, set()).add(point.model)
-        # the error of one model may be its own; that several agree by chance is ever less likely
+        # one model's error may be its own; the more models agree, the less likely is chance
         self._of_engine = {engine: OF_ENGINE * (1.0 - 1.0 / len(names)) ** 2 for engine, names in models.items()}
 
     def correction(self, asked: ServedPoint) -> Correction:
         alike = self._alike(asked)
         if not alike.any():
             return ASIS
-        of = (asked.model, asked.precision)
-        own = sum((p.model, p.precision) == of and asked.engine in ("", p.engine) for p in self._points)
+        network = (asked.model, asked.precision)
+        own = sum((p.model, p.precision) == network and asked.engine in ("", p.engine) for p in self._points)
         shifts, spreads = [], []
-        for place, figure in enumerate(FIGURES):
-            inverse, weights = self._solved[place]
-            here = alike * self._spread[:, place] * asked.spread[place]
-            shifts.append(float(here @ weights))
-            left = asked.spread[place] ** 2 - float(here @ inverse @ here)
-            spreads.append(math.sqrt(max(left, LEAST[figure] ** 2)))
+        for index, figure in enumerate(FIGURES):
+            inverse, weights = self._solved[index]
+            covariance = alike * self._spread[:, index] * asked.spread[index]
+            shifts.append(float(covariance @ weights))
+            variance = asked.spread[index] ** 2 - float(covariance @ inverse @ covariance)
+            spreads.append(math.sqrt(max(variance, LEAST[figure] ** 2)))
         return Correction(shifts[0], shifts[1], spreads[0], spreads[1], own)
 
     @cached_property
@@ -254,7 +254,7 @@ class _Process:
         """For each figure the inverse of the points' covariance with its noise, and its product with their errors."""
         alike = np.array([self._alike(point) for point in self._points])
         return [
-            solve(alike, self._spread[:, place], self._away[:, place], self._trust) for place in range(len(FIGURES))
+            solve(alike, self._spread[:, index], self._away[:, index], self._trust) for index in range(len(FIGURES))
         ]
 
     def _alike(self, asked: ServedPoint) -> Array:
@@ -269,5 +269,5 @@ class _Process:
         # distant points correct others less than themselves
         shared = (np.array(engine) + OF_MODEL * model) * self._trust * asked.trust
         parts = shared + own * (OF_BOTH + exact * (OF_SERIES + OF_LOAD * near))
-        found: Array = source * parts
-        return found
+        correlation: Array = source * parts
+        return correlation

@@ -176,14 +176,14 @@ def machine_of(kind: GpuKind, info: ProfileInfo) -> Machine:
 
 
 def prefill_s(architecture: Architecture, kept: Precision, tokens: float, machine: Machine, eff: Efficiencies) -> float:
-    """Return the seconds of reading a prompt of this many tokens alone."""
+    """Return the seconds of the prefill of one prompt of this many tokens, without other sequences."""
     rate = machine.flops * eff.compute * (eff.narrow if kept.name in EIGHT_BITS else 1.0)
     floor = weights_mib(architecture, kept) * MIB / (machine.bytes_s * eff.bandwidth)
     return max(architecture.operations(tokens) / rate, floor) + _launches(architecture, eff)
 
 
 def step_s(workload: Workload, sequences: float, tokens: float, machine: Machine, eff: Efficiencies) -> float:
-    """Return the seconds in which each of this many sequences, of this many tokens each, gets one more token."""
+    """Return the seconds of one decode step, in which each of `sequences` of `tokens` each gets one more token."""
     architecture, kept, serving = workload.architecture, workload.precision, workload.serving
     assert serving is not None
     read = weights_read_mib(architecture, kept, sequences) * MIB
@@ -195,15 +195,15 @@ def step_s(workload: Workload, sequences: float, tokens: float, machine: Machine
 
 def weights_read_mib(architecture: Architecture, kept: Precision, sequences: float) -> float:
     """Return the MiB of weights that one step reads: of routed experts, the mean over those that any sequence uses."""
-    whole = weights_mib(architecture, kept)
+    read = weights_mib(architecture, kept)
     lookup = architecture.vocab * architecture.width * kept.embedding_bits / 8 / MIB
     if not architecture.tied and not architecture.headless:
-        whole -= lookup  # the embedding is only indexed, the output is read
+        read -= lookup  # the embedding is only indexed, the output is read
     experts = architecture.experts
     if experts is None:
-        return whole
-    missed = math.pow(1.0 - experts.active / experts.count, sequences)
-    return whole - architecture.routed * kept.bits / 8 / MIB * missed
+        return read
+    unused = math.pow(1.0 - experts.active / experts.count, sequences)
+    return read - architecture.routed * kept.bits / 8 / MIB * unused
 
 
 def _launches(architecture: Architecture, eff: Efficiencies) -> float:
@@ -233,13 +233,13 @@ def pace_of(workload: Workload, need: Need, machine: Machine, eff: Efficiencies 
     step = step_s(workload, at_once, inputs + outputs / 2, machine, eff)
     others = at_once - 1.0
     tpot = step + others * prefill / outputs
-    begin = 1.0 + others / at_once * (eff.first - 1.0) + eff.each * others
-    first = prefill * begin + step
+    prefills = 1.0 + others / at_once * (eff.first - 1.0) + eff.each * others
+    first = prefill * prefills + step
     first += eff.turn * others / at_once * (first + (outputs - 1) * tpot) / at_once
-    whole = first + (outputs - 1) * tpot
-    waits = (serving.concurrency / at_once - 1.0) * whole  # sequences that do not fit wait for those that do
-    request = whole + waits
-    return Pace(first + waits, tpot, request, at_once * outputs / whole, max(int(at_once), 1))
+    served = first + (outputs - 1) * tpot
+    waits = (serving.concurrency / at_once - 1.0) * served  # sequences that do not fit wait for those that do
+    request = served + waits
+    return Pace(first + waits, tpot, request, at_once * outputs / served, max(int(at_once), 1))
 
 
 def figures_of(
@@ -339,8 +339,8 @@ def training_step_s(workload: Workload, need: Need, machine: Machine) -> float:
 def _doubt(workload: Workload, machine: Machine) -> float:
     serving = workload.serving
     measured = serving is not None and serving.engine in ("", "trtllm", "vllm", "sglang")
-    strange = workload.model.how == "size" or not measured or workload.architecture.kind != "decoder"
-    return math.hypot(SLICE_DOUBT if machine.sliced else 0.0, STRANGER_DOUBT if strange else 0.0)
+    unmeasured = workload.model.how == "size" or not measured or workload.architecture.kind != "decoder"
+    return math.hypot(SLICE_DOUBT if machine.sliced else 0.0, STRANGER_DOUBT if unmeasured else 0.0)
 
 
 def _interval(middle: float, spread: float) -> Interval:

@@ -81,7 +81,7 @@ class TrainedPoint:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The group that it shares most with."""
+        """The group of points that shares most of its error."""
         return (self.source, self.model, self.way)
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,13 +111,13 @@ class TrainedPoint:
 
 def points_of(rows: Iterable[Measurement]) -> list[TrainedPoint]:
     """Return the plausible points of a table's rows of training jobs, in a stable order, a bounded number per GPU."""
-    found = []
+    points = []
     for row in rows:
         point = point_of(row) if row.kind == "train" else None
         away = (None, None) if point is None else (_believed(0, point.away[0]), _believed(1, point.away[1]))
         if point is not None and away != (None, None):
-            found.append(replace(point, away=away))
-    return bounded(found, lambda point: (point.load, *(away or 0.0 for away in point.away)))
+            points.append(replace(point, away=away))
+    return bounded(points, lambda point: (point.load, *(away or 0.0 for away in point.away)))
 
 
 def point_of(row: Measurement) -> TrainedPoint | None:
@@ -136,12 +136,12 @@ def point_of(row: Measurement) -> TrainedPoint | None:
     seconds = None if facts_of(row.gpu) is None else row.seconds
     step = None if seconds is None else math.log(seconds / training_step_s(workload, need, machine))
     beside = None if row.memory_mib is None else row.memory_mib - need.weights - need.states
-    held = None if beside is None or beside <= 0 else math.log(beside / (need.activations + need.runtime))
-    if step is None and held is None:
+    memory = None if beside is None or beside <= 0 else math.log(beside / (need.activations + need.runtime))
+    if step is None and memory is None:
         return None
     return TrainedPoint(
         model_of(row.gpu), workload.model.name, way_of(workload), laboratory_of(row), shape_of(workload),
-        load_of(workload, sm), (step, held), training_spread(workload, machine),
+        load_of(workload, sm), (step, memory), training_spread(workload, machine),
     )  # fmt: skip
 
 
@@ -185,9 +185,14 @@ def way_of(workload: Workload) -> str:
 
 def shape_of(workload: Workload) -> Shape:
     """Return logarithms of a model's layers, width, active and all parameters."""
-    made = workload.architecture
-    layers = made.layers + made.encoder_layers
-    return (math.log(layers), math.log(made.width), math.log(made.active), math.log(made.parameters))
+    architecture = workload.architecture
+    layers = architecture.layers + architecture.encoder_layers
+    return (
+        math.log(layers),
+        math.log(architecture.width),
+        math.log(architecture.active),
+        math.log(architecture.parameters),
+    )
 
 
 def load_of(workload: Workload, share: float) -> Load:
@@ -224,12 +229,12 @@ class TrainedMeasurements:
 
     def misses(self, points: Iterable[TrainedPoint]) -> dict[tuple[str, str, str], list[float]]:
         """Return the errors of points against their predictions, by figure, model and GPU."""
-        found: dict[tuple[str, str, str], list[float]] = {}
+        errors: dict[tuple[str, str, str], list[float]] = {}
         for point in points:
             for figure, away in zip(FIGURES, point.away, strict=True):
                 if away is not None:
-                    found.setdefault((figure, point.model, point.gpu), []).append(away - self.at(figure, point)[0])
-        return found
+                    errors.setdefault((figure, point.model, point.gpu), []).append(away - self.at(figure, point)[0])
+        return errors
 
     def at(self, figure: str, asked: TrainedPoint) -> tuple[float, float]:
         """Return the error of a figure at a point's coordinates, and its standard deviation; the point's own error is
@@ -253,16 +258,16 @@ class _Process:
     """The points of which one figure is known."""
 
     def __init__(self, points: Sequence[TrainedPoint], place: int) -> None:
-        found = [(point, away) for point in points if (away := point.away[place]) is not None]
-        self._points = [point for point, _ in found]
+        known = [(point, away) for point in points if (away := point.away[place]) is not None]
+        self._points = [point for point, _ in known]
         self._place = place
         self._reach = np.array(REACH if place == 0 else (*REACH[:2], math.inf))
-        self._away = np.array([away for _, away in found])
-        self._trust = np.array([_trust(place, away) for _, away in found])
+        self._away = np.array([away for _, away in known])
+        self._trust = np.array([_trust(place, away) for _, away in known])
         self._shape = np.array([point.shape for point in self._points]).reshape(-1, 4)
         self._load = np.array([point.load for point in self._points]).reshape(-1, 3)
         networks = len({point.shape for point in self._points})
-        # the error of one network may be its own; that several agree by chance is ever less likely
+        # one network's error may be its own; the more networks agree, the less likely is chance
         self._of_site = OF_SITE * (1.0 - 1.0 / networks) ** 2 if networks else 0.0
 
     def at(self, asked: TrainedPoint) -> tuple[float, float, int]:
@@ -274,10 +279,10 @@ class _Process:
         if not alike.any():
             return 0.0, spread, 0
         inverse, weights = self._solved
-        here = alike * self._spread * spread
-        left = spread**2 - float(here @ inverse @ here)
+        covariance = alike * self._spread * spread
+        variance = spread**2 - float(covariance @ inverse @ covariance)
         own = sum((point.shape, point.way) == (asked.shape, asked.way) for point in self._points)
-        return float(here @ weights), math.sqrt(max(left, LEAST**2)), own
+        return float(covariance @ weights), math.sqrt(max(variance, LEAST**2)), own
 
     def _spread_of(self, point: TrainedPoint) -> float:
         return point.spread if self._place == 0 else BESIDE_SPREAD

@@ -107,28 +107,34 @@ class Workload:
         """A stable name of everything that figures depend on, for messages and the record."""
         head = f"{self.model.name}/{self.precision.name}"
         if self.training is not None:
-            ours = self.training
-            again = "/checkpointing" if ours.checkpointing else ""
-            return f"{head}/{ours.method}/{ours.optimizer}/{ours.micro_batch}x{ours.seq}tok{again}"
-        ours_ = self.serving
-        assert ours_ is not None
+            training = self.training
+            checkpointing = "/checkpointing" if training.checkpointing else ""
+            return (
+                f"{head}/{training.method}/{training.optimizer}/{training.micro_batch}x{training.seq}tok{checkpointing}"
+            )
+        serving = self.serving
+        assert serving is not None
         if self.architecture.kind == "plain":
-            return f"{head}/infer/{ours_.concurrency} at once"
-        return f"{head}/serve/{ours_.concurrency}x{ours_.length}tok"
+            return f"{head}/infer/{serving.concurrency} at once"
+        return f"{head}/serve/{serving.concurrency}x{serving.length}tok"
 
 
 def asks(hints: Hints) -> bool:
-    """Return whether hints are of a language model, whatever its name. Any service may have a rate."""
+    """Return whether hints are for a language model, whatever its name.
+
+    A service's rate does not count: services of any model may have one.
+    """
     if hints.llm is NO_LLM:
         return False
-    hinted = replace(hints.llm, rate=None) if hints.role == SERVE else hints.llm
-    return hinted != NO_LLM
+    counted = replace(hints.llm, rate=None) if hints.role == SERVE else hints.llm
+    return counted != NO_LLM
 
 
 def of_tokens(hints: Hints) -> str:
-    """Return the hints that mean something for language models only; "" for none.
+    """Return the given hints that apply to language models only; "" if there are none.
 
-    Precision, engine and the like are none of them: figures of other models are for 32 bits, and never too small.
+    Precision, engine and the like (ANYWHERE) are not among them: figures of other models are for 32 bits, and never too
+    small.
     """
     given = [field.name.removesuffix("_us") for field in fields(LlmHints) if getattr(hints.llm, field.name) is not None]
     if hints.role == SERVE:
@@ -142,36 +148,38 @@ def workload_of(hints: Hints) -> Workload | None:
     Raises:
         Refusal: its size is unknown, or a hint's value is.
     """
-    found = _model(hints)
-    if found is None:
+    resolved = _model(hints)
+    if resolved is None:
         return None
-    if hints.input_unit == "px" and found.architecture.kind != "plain":
-        raise Refusal("input_unit", found.name, "tok", "input=1024tok")
+    if hints.input_unit == "px" and resolved.architecture.kind != "plain":
+        raise Refusal("input_unit", resolved.name, "tok", "input=1024tok")
     if hints.role == "train" or hints.llm.method is not None or hints.llm.seq is not None:
-        return _training(hints, found)
-    return _serving(hints, found)
+        return _training(hints, resolved)
+    return _serving(hints, resolved)
 
 
 def _model(hints: Hints) -> Found | None:
     llm_hints = hints.llm
-    found = None if hints.model is None else names.resolve(hints.model)
+    resolved = None if hints.model is None else names.resolve(hints.model)
     name = "this model" if hints.model is None else hints.model.rsplit("/", 1)[-1]
-    kept, stated = (precision.plain("auto"), False) if found is None else (found.precision, found.stated)
+    named_precision, stated = (
+        (precision.plain("auto"), False) if resolved is None else (resolved.precision, resolved.stated)
+    )
     if llm_hints.arch is not None:
         try:
             architecture = read_arch(llm_hints.arch)
         except ArchError as error:
             raise Refusal("model_arch", show(str(error))) from None
-        found = Found(name, architecture, kept, stated=stated)
+        resolved = Found(name, architecture, named_precision, stated=stated)
     elif llm_hints.params is not None:
         size = names.Sized(float(llm_hints.params), float(llm_hints.params))
         # the published size of a public model is known better, unless this is another model of that name
-        if found is None or found.how != "public" or names.exceeds(size, found.architecture):
-            found = Found(name, names.of_size(size), kept, "size", stated)
-    if found is None:
+        if resolved is None or resolved.how != "public" or names.exceeds(size, resolved.architecture):
+            resolved = Found(name, names.of_size(size), named_precision, "size", stated)
+    if resolved is None:
         _refuse_unsized(hints)
         return None
-    return replace(found, precision=_precision(llm_hints, found))
+    return replace(resolved, precision=_precision(llm_hints, resolved))
 
 
 def _refuse_unsized(hints: Hints) -> None:
@@ -187,8 +195,8 @@ def _refuse_unsized(hints: Hints) -> None:
     near = names.suggestion(hints.model)
     if near is not None:
         raise Refusal("model_near", show(hints.model), near)
-    # a name with an organisation is one of a public hub, and another size of a language model is one too: too large a
-    # model to be given the site's default unseen
+    # a name with an organisation is one of a public hub, and another size of a language model is a language model too:
+    # such a model may be too large for the site's default
     if asks(hints) or "/" in hints.model or names.mentions_active(hints.model) or names.mentions_public(hints.model):
         raise Refusal("model_size", show(hints.model))
 
@@ -196,10 +204,10 @@ def _refuse_unsized(hints: Hints) -> None:
 def _precision(llm_hints: LlmHints, found: Found) -> Precision:
     if llm_hints.quantization is not None:
         name = llm_hints.quantization.replace("_", "-")
-        given = precision.quantised(name)
-        if given is None:
+        stated = precision.quantised(name)
+        if stated is None:
             raise Refusal("model_quantization", show(llm_hints.quantization))
-        return given
+        return stated
     if found.precision.name not in ("bf16", "fp16", "fp32"):
         return found.precision
     if llm_hints.dtype not in (None, "auto"):
@@ -246,8 +254,8 @@ def _serving(hints: Hints, found: Found) -> Workload:
 
 
 def _usual_length(engine: str, architecture: Architecture, concurrency: int) -> int:
-    """Return the length that is assumed if none is specified: all sequences at once share a cache of as many tokens as
-    the usual number of usual sequences, but each has room for a usual request.
+    """Return the length that is assumed if none is specified: the concurrent sequences share a cache of USUAL_LENGTH *
+    USUAL_CONCURRENCY tokens, but each has room for a usual request.
     """
     if architecture.kind == "encoder":
         return architecture.context
@@ -271,17 +279,17 @@ def _training(hints: Hints, found: Found) -> Workload:
     if micro_batch is None:
         micro_batch = USUAL_MICRO_BATCH
         assumed.append(f"micro_batch={micro_batch}")
-    again = llm_hints.checkpointing
-    if again is None:
-        again = "on" if method == "qlora" else "off"  # peft's prepare_model_for_kbit_training enables it
-        assumed.append(f"checkpointing={again}")
+    checkpointing = llm_hints.checkpointing
+    if checkpointing is None:
+        checkpointing = "on" if method == "qlora" else "off"  # peft's prepare_model_for_kbit_training enables it
+        assumed.append(f"checkpointing={checkpointing}")
     model = found
     if method == "qlora":
-        kept = precision.quantised("qlora")
-        assert kept is not None
-        model = replace(found, precision=kept)
+        quantised = precision.quantised("qlora")
+        assert quantised is not None
+        model = replace(found, precision=quantised)
     elif method == "full" and found.precision.bits < 16:
         model = replace(found, precision=precision.plain("bf16"))
     share = TRAINING_SHARE if llm_hints.gpu_memory_utilization is None else llm_hints.gpu_memory_utilization / 1000
-    training = Training(method, llm_hints.optimizer or "adamw", again == "on", seq, micro_batch, share)
+    training = Training(method, llm_hints.optimizer or "adamw", checkpointing == "on", seq, micro_batch, share)
     return Workload(model, None, training, tuple(assumed))

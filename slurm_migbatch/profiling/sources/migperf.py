@@ -61,7 +61,7 @@ _ENCODERS = {
 
 
 class _Place(NamedTuple):
-    """GPU, kind and slice by the file's path; None if they are not in it."""
+    """GPU, kind of work and slice according to the file's path; `profile` is None if the path names none."""
 
     card: str
     kind: str
@@ -96,7 +96,7 @@ def _read(root: Path, files: Sequence[Path], problems: Problems) -> Reading:
 
 
 def _place(path: Path) -> _Place | str:
-    """Return these values, or why there are none."""
+    """Return the GPU, kind of work and slice of a file, or why it is skipped."""
     parts = [part.lower() for part in path.resolve().parts]
     cards = [i for i, part in enumerate(parts[:-1]) if _FOLDER.fullmatch(part)]
     if not cards:

@@ -1,7 +1,7 @@
 """Import MISO (SoCC 22): training steps on slices of an A100 40GB.
 
-Read are the table of step times (one line for each slice, model and batch), the table of resources next to it, and
-the lists of batches that fit each slice below it (`configs/1g_5gb.json`).
+It reads the table of step times (one line for each slice, model and batch), the table of resources next to it, and the
+lists of batches that fit each slice below it (`configs/1g_5gb.json`).
 
 - The first step includes the warm-up; the mean over all later ones is used. Deep Speech varies much from step to step
   (its batches differ in length): the mean is what a whole job takes.
@@ -81,17 +81,17 @@ def _read(_root: Path, files: Sequence[Path], problems: Problems) -> Reading:
     rows = [_point(step.profile, step.model, step.batch, step, _need(memory, step, ran)) for step in steps]
     notices = []
     unproven = sum((model, batch) in memory for profile, model, batch in ran if profile == WHOLE)
-    if kept := sum(row.memory_mib is not None for row in rows):
-        unproven -= kept
+    if used := sum(row.memory_mib is not None for row in rows):
+        unproven -= used
     if unproven:
         notices.append(f"{unproven} memory figures of MISO are skipped: the same training ran in a smaller slice")
     if not fits:
         notices.append("without MISO's lists of what fits (configs/1g_5gb.json) points that did not run are unknown")
-    offered = {(model, batch) for batches in fits.values() for model, batch in batches}
+    listed = {(model, batch) for batches in fits.values() for model, batch in batches}
     for profile, batches in fits.items():
         rows += [
             _point(profile, model, batch, None, None)
-            for model, batch in sorted(offered - batches)
+            for model, batch in sorted(listed - batches)
             if (profile, model, batch) not in ran
         ]
     return Reading(rows, notices)
@@ -114,7 +114,7 @@ def _use(cells: dict[str, str]) -> _Use:
 
 
 def _need(memory: Mapping[tuple[str, int], float], step: _Step, ran: Iterable[tuple[str, str, int]]) -> float | None:
-    """Return the memory read on the whole GPU, unless the same training ran in a slice that has less."""
+    """Return the memory read on the whole GPU, unless the same training ran in a slice that has less memory."""
     mib = memory.get((step.model, step.batch))
     if step.profile != WHOLE or not mib:
         return None
@@ -124,17 +124,17 @@ def _need(memory: Mapping[tuple[str, int], float], step: _Step, ran: Iterable[tu
 
 def _fits(anchors: Iterable[Path], problems: Problems) -> dict[str, set[tuple[str, int]]]:
     """Return (model, batch) by slice, from the lists below the folders of the step times."""
-    found: dict[str, set[tuple[str, int]]] = {}
+    by_slice: dict[str, set[tuple[str, int]]] = {}
     for path in sorted({path for anchor in anchors for path in anchor.parent.rglob("*g_*gb.json")}):
         match = _CONFIG.fullmatch(path.name)
         if match is None or (profile := f"{match[1]}g.{match[2]}gb") not in A100_40:
             continue
         try:
             lists = json.loads(path.read_text(encoding="utf-8"))
-            found.setdefault(profile, set()).update((name.lower(), batch) for name, batch in _batches(lists))
+            by_slice.setdefault(profile, set()).update((name.lower(), batch) for name, batch in _batches(lists))
         except ValueError as error:
             problems.add(path, 0, f"is not a list of batches: {error}")
-    return found
+    return by_slice
 
 
 def _batches(lists: Any) -> Iterable[tuple[str, int]]:
@@ -147,26 +147,26 @@ def _batches(lists: Any) -> Iterable[tuple[str, int]]:
 
 
 def _point(profile: str, model: str, batch: int, step: _Step | None, mib: float | None) -> Measurement:
-    meant = _MODELS.get(model, _Known(model, "", None))
-    facts = known(meant.name)
+    described = _MODELS.get(model, _Known(model, "", None))
+    facts = known(described.name)
     mig_slice = A100_40[profile]
     return Measurement(
         gpu=GPU,
-        model=meant.name,
-        family=meant.family,
+        model=described.name,
+        family=described.family,
         kind="train",
         profile=profile,
         compute_slices=mig_slice.compute,
         memory_slices=mig_slice.memory,
         sm_count=mig_slice.sms,
         batch=batch,
-        input_size=meant.size,
+        input_size=described.size,
         throughput_per_s=batch / step.mean if step else None,
         latency_s=step.mean if step else None,
         latency_p99_s=(step.p99 or None) if step else None,
         memory_mib=mib,
         params=facts.params_m * 1e6 if facts else None,
-        flops_per_item=facts.operations(meant.size) if facts and meant.size else None,
+        flops_per_item=facts.operations(described.size) if facts and described.size else None,
         source="MISO",
     )
 

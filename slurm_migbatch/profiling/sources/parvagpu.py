@@ -1,6 +1,6 @@
 """Import ParvaGPU (SC24): inference on slices of an A100 80GB, one to five processes in each, from its artifact.
 
-Read are the files of `prof_data/`, one for each model, and the same data in one table with a column `model`.
+It reads the files of `prof_data/`, one for each model, and the same data in one table with a column `model`.
 
 - The throughput is that of one process; here it is multiplied by the processes.
 - The latency is rounded to whole milliseconds, which is up to half of a short one; batch / throughput is the same mean
@@ -33,18 +33,18 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 def _read(_root: Path, files: Sequence[Path], problems: Problems) -> Reading:
     rows: list[Measurement] = []
-    idle: set[tuple[str, str, int, int]] = set()
+    zeros: set[tuple[str, str, int, int]] = set()
     for path in files:
         stacked = "model" in header(path)
         for _, row in read(path, problems, partial(_row, None if stacked else path.name.partition(".")[0])):
             if row.ran:
                 rows.append(row)
             else:
-                idle.add((row.model, row.profile, row.batch, row.procs))
+                zeros.add((row.model, row.profile, row.batch, row.procs))
     notices = []
-    if idle:
+    if zeros:
         notices.append(
-            f"{len(idle)} points of ParvaGPU that did not run are skipped: they ran without no_grad and do not limit "
+            f"{len(zeros)} points of ParvaGPU that did not run are skipped: they ran without no_grad and do not limit "
             "inference"
         )
     return Reading(rows, notices)
