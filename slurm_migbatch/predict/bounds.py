@@ -30,7 +30,7 @@ FEWEST_BITS: Final = 4.0
 NARROW: Final = 4.0
 """Speedup of the narrowest type (4 bits) over the dense 16-bit rate."""
 CACHED_MIB: Final = 160.0
-"""Share of the weights that may stay in the GPU's cache between batches: more than any GPU's L2 holds."""
+"""MiB of the weights that may stay in the GPU's cache between batches: more than any GPU's L2 holds."""
 AT_ONCE: Final = 8.0
 """Tokens of one sequence that a single pass may produce with speculative decoding."""
 TRAINING: Final = 2.0

@@ -149,9 +149,7 @@ def _factors(models: Sequence[Array]) -> tuple[float, ...]:
         others = [*models[:i], *models[i + 1 :]]
         covered += [np.searchsorted(model, q, side="right") / len(model) for q in _quantiles(others, tried)]
     covered /= len(models)
-    chosen = [
-        tried[min(int(np.argmax(covered >= level)) if covered[-1] >= level else -1, len(tried))] for level in LEVELS
-    ]
+    chosen = [tried[int(np.argmax(covered >= level)) if covered[-1] >= level else -1] for level in LEVELS]
     scores = np.maximum.accumulate(_quantiles(models, np.array(chosen)))
     return tuple(float(value) for value in scores)
 

@@ -433,3 +433,11 @@ def test_without_managed_supply_capacity_comes_from_node_counts() -> None:
     assert placed == {1: 1, 2: 1}
     assert room.count(pool, P("1g.10gb")) == 0 and room.count(pool, P("3g.40gb")) == 1
     assert room.take(pool, P("3g.40gb")) == "n1" and room.take(pool, P("3g.40gb")) is None
+
+
+def test_without_managed_supply_a_job_on_several_nodes_is_placed_on_all_or_not_at_all() -> None:
+    counts = {"n1": 3, "n2": 1, "n3": 1}
+    rows = [NodeRow(name, frozenset({"IDLE"}), gres={"1g.10gb": count}) for name, count in counts.items()]
+    two_nodes = [Demand(n, ((P("1g.10gb"), 1),), frozenset(counts), nodes=2) for n in (1, 2, 3)]
+    assert of_counts(rows, two_nodes)[1] == {1: 1, 2: 1}
+    assert of_counts(rows, [Demand(1, ((P("1g.10gb"), 1),), frozenset(counts), nodes=4)])[1] == {}

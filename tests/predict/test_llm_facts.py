@@ -398,6 +398,12 @@ def test_config_json_gives_the_architecture_of_the_model_table(name: str) -> Non
     assert parsed.llm.arch is not None and read_arch(parsed.llm.arch) == found.architecture
 
 
+@pytest.mark.parametrize("unset", [None, ""])
+def test_unset_kind_of_feed_forward_counts_as_gated(unset: str | None) -> None:
+    config = CONFIGS["gemma-2-9b"]
+    assert of_config({**config, "feed_forward_proj": unset}, "g") == of_config(config, "g")
+
+
 def test_model_directory_is_described_from_its_config_and_weight_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"text_config": LLAMA, "torch_dtype": "bfloat16"}))
     assert describe(tmp_path).architecture.parameters == PUBLISHED["llama-3.1-8b"]

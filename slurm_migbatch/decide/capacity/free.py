@@ -177,7 +177,7 @@ def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[FreeC
         demands: pending work in Slurm's order.
 
     Returns:
-        The space that remains when everything that fits has started, and the number of started tasks of each job.
+        The space that remains when everything that fits has started, and the number of started copies of each job.
     """
     rooms: dict[str, NodeCapacity] = {}
     kinds: dict[str, frozenset[Profile]] = {}
@@ -191,15 +191,28 @@ def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[FreeC
                 rooms[row.name] = NodeCapacity(fixed=+free)
     space = FreeCapacity(rooms, kinds)
     placed: dict[int, int] = {}
-    hopeless: set[tuple[frozenset[str], tuple[tuple[Profile, int], ...]]] = set()
+    hopeless: set[tuple[frozenset[str], tuple[tuple[Profile, int], ...], int]] = set()
     for demand in demands:
-        key = (demand.pool, demand.parts)
+        key = (demand.pool, demand.parts, demand.nodes)
         wanted = list(demand.slices)
-        for _ in range(demand.copies * demand.nodes if wanted else 0):
+        for _ in range(demand.copies if wanted else 0):
             if key in hopeless:
                 break
-            if space.take_all(demand.pool, wanted) is None:
-                hopeless.add(key)
-            else:
+            if _take_nodes(space, demand.pool, wanted, demand.nodes):
                 placed[demand.job] = placed.get(demand.job, 0) + 1
+            else:
+                hopeless.add(key)
     return space, placed
+
+
+def _take_nodes(space: FreeCapacity, pool: frozenset[str], wanted: list[Profile], nodes: int) -> bool:
+    """Take the slices of one copy on each of so many nodes; return whether there were enough.
+
+    If not, those taken stay taken: Slurm starts the job there when others have ended.
+    """
+    for _ in range(nodes):
+        node = space.take_all(pool, wanted)
+        if node is None:
+            return False
+        pool -= {node}
+    return True

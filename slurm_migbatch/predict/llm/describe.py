@@ -198,7 +198,7 @@ def of_config(config: Mapping[str, Any], name: str) -> Described:
         numbers["encoder_layers"] = _number(text, ("encoder_layers", "num_layers")) or numbers.get("layers", 0)
     # T5 states whether its feed-forward is gated
     numbers["plain_ffn"] = int(
-        model_type in UNGATED or text.get("feed_forward_proj", "gated").partition("-")[0] != "gated"
+        model_type in UNGATED or str(text.get("feed_forward_proj") or "gated").partition("-")[0] != "gated"
     )
     numbers["bias"] = int(model_type in BIASED)
     numbers["encoder"] = int(model_type in ENCODERS)

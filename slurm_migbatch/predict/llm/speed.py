@@ -2,8 +2,8 @@
 
 Reading a prompt (prefill) is limited by the SMs; generating a token (decode) by reading all weights and every
 sequence's cache, so by the slice's share of memory bandwidth; each layer adds launches. Sequences that are served
-together wait for each other's prefills: while one generates its tokens, each other one begins once
-(`interference`). GenZ (arXiv 2406.01698) and LLM-Viewer (arXiv 2402.16363) use the same kind of roofline with few
+together wait for each other's prefills: while one generates its tokens, each other one begins
+once. GenZ (arXiv 2406.01698) and LLM-Viewer (arXiv 2402.16363) use the same kind of roofline with few
 efficiencies; `migbatch eval llm` shows how the efficiencies are fitted, and their error.
 """
 
