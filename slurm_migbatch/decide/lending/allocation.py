@@ -1,13 +1,13 @@
 """Rules for loans to training jobs: when they may change, what a change costs, and which end when inference needs room.
 
-DeepBoot (Chen et al., IEEE TPDS 2023), by its authors' simulator:
+From DeepBoot (Chen et al., IEEE TPDS 2023), after its authors' simulator:
 
 - `reclaim`: the inference half of adaptive task scaling. Ends the loans with the lowest cost, one start at a time. The
   authors compare sums of speedups; adding the cost of the restart, choosing protected loans last and freeing one large
-  slice by several loans on the same GPU are ours.
+  slice by several loans on the same GPU are additions.
 - `RestartCosts`: restarts with warm containers (AFE) cost less if less changes.
 
-Its weakness is churn (11 restarts per job in the authors' simulator). Ours against it: `paid_worth` (a change must
+Its weakness is churn (11 restarts per job in the authors' simulator). Added against it: `paid_worth` (a change must
 recover the cost of its restart within the forecast time) and `Hysteresis` (the interval between voluntary changes
 grows with their number; loans have a minimum length and slices rest after a reclaim).
 
@@ -24,7 +24,7 @@ Slot = TypeVar("Slot", bound=Hashable)
 
 
 def paid_worth(speedup: float, fair: float, *, restart_s: float, stay_s: float) -> float:
-    """Return the rest of a speedup over its duration after the cost of the restart; at least 0."""
+    """Return a speedup relative to `fair`, less the part of `stay_s` that the restart takes; at least 0."""
     return speedup / fair * max(0.0, 1.0 - restart_s / stay_s) if stay_s > 0 else 0.0
 
 
@@ -50,11 +50,11 @@ class Hysteresis:
     gain: float = 1.25
 
     def may_change(self, now: float, changed: float, restarts: int) -> bool:
-        """Return whether a job that was started or changed at that moment may be changed again."""
+        """Return whether a job that was started or changed at `changed` may be changed again."""
         return now - changed >= min(self.most_s, self.first_s * self.growth ** min(restarts, 60))
 
     def may_lend(self, now: float, idle_since: float, reclaimed: float | None) -> bool:
-        """Return whether a slice that is idle since then, and was last reclaimed at that moment, may be lent."""
+        """Return whether a slice may be lent; `reclaimed`: when it was last reclaimed, None: never."""
         return now - idle_since >= self.idle_s and (reclaimed is None or now - reclaimed >= self.rest_s)
 
 
@@ -66,7 +66,7 @@ class RestartCosts:
     resize: float
 
     def seconds(self, before: int, after: int, kept: bool = True) -> float:
-        """Return the cost of going from `before` slices to `after`; `kept`: those in both are the same."""
+        """Return the cost of a change from `before` to `after` slices; `kept`: whether common slices stay the same."""
         if not before or not kept or before == after:
             return self.full if after else 0.0
         if after < before:
@@ -79,8 +79,8 @@ class ReclaimCandidate(Generic[Slot]):
     """A training job with slices that can be reclaimed.
 
     Attributes:
-        slots: those slices. `count`: all slices, including its own.
-        least: with fewer it must stop.
+        slots: those slices. `count`: number of all its slices, including its own.
+        least: minimum number of slices; with fewer it must stop.
         speedups: speed with 0, 1, ... `count` slices.
         since: when it last started or changed.
         hits: number of reclaims so far.
@@ -108,13 +108,13 @@ class ReclaimCandidate(Generic[Slot]):
         return lost + self.costs.seconds(self.count, after) * self.speedups[after]
 
     def protected(self, now: float, protect: float = 60.0) -> bool:
-        """Return whether it started or was reclaimed so recently and so often that others must come first."""
+        """Return whether it started so recently, for its number of reclaims, that other loans must end first."""
         return now - self.since < protect * (1 + self.hits)
 
 
 @dataclass(frozen=True)
 class Reclaim(Generic[Slot]):
-    """Slots that are reclaimed, in the order of the starts that they serve, and the jobs that must stop for it.
+    """Slots that are reclaimed, in the order of the starts that they serve, and the jobs that must stop for them.
 
     `served`: number of starts that fit.
     """
@@ -131,7 +131,7 @@ def reclaim(
     now: float,
     protect: float = 60.0,
 ) -> Reclaim[Slot]:
-    """Return the loans with the lowest cost to end, so that `starts` instances fit.
+    """Return the loans to end, at the lowest cost, so that `starts` instances fit.
 
     Each of `rooms` is a set of lent slots all of which must end for one start: one slot if the instance has its
     size, three 1g for one 3g. Rooms that include a protected loan come after all others. A slot of a job that must stop
@@ -170,18 +170,18 @@ def _rank(
     now: float,
     protect: float,
 ) -> tuple[bool, float]:
-    """Return whether another protected job would be affected, and the added loss."""
-    more: dict[Hashable, int] = {}
+    """Return whether a further protected job would be affected, and the added loss."""
+    added: dict[Hashable, int] = {}
     loan_of: dict[Hashable, ReclaimCandidate[Slot]] = {}
     for slot in room:
         loan = owner[slot]
-        more[loan.job] = more.get(loan.job, 0) + 1
+        added[loan.job] = added.get(loan.job, 0) + 1
         loan_of[loan.job] = loan
-    shielded, loss = False, 0.0
-    for job, count in more.items():
+    protected, loss = False, 0.0
+    for job, count in added.items():
         if job in stopped:
             continue
-        had = given_back.get(job, 0)
-        loss += loan_of[job].loss(had + count) - loan_of[job].loss(had)
-        shielded = shielded or (not had and loan_of[job].protected(now, protect))
-    return shielded, loss
+        already = given_back.get(job, 0)
+        loss += loan_of[job].loss(already + count) - loan_of[job].loss(already)
+        protected = protected or (not already and loan_of[job].protected(now, protect))
+    return protected, loss

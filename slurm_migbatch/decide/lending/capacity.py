@@ -25,7 +25,7 @@ _PAIRS: Final = 1500
 
 @dataclass
 class Assignment:
-    """A pending job, the value of each useful profile (from small to large), its current choice, and its GPU.
+    """A pending job, the value of each profile that it can use (from small to large), the chosen one, and its GPU.
 
     `reserved`: see `Release`.
     """
@@ -38,7 +38,7 @@ class Assignment:
 
 
 class Grown(NamedTuple):
-    """A running job, its larger slice, on which GPU, and the figures of `Grow`."""
+    """A running job, its larger profile, the GPU that has room for it, and the figures of `Grow`."""
 
     elastic_job: ElasticJob
     profile: Profile
@@ -62,7 +62,10 @@ class _PlannedGpu:
 
 
 class LendingCapacity:
-    """The cluster during one round. For each profile and group of GPUs a heap has the GPU with the lowest loss."""
+    """The GPUs of the cluster during one round.
+
+    A heap for each profile and group of GPUs gives the GPU with the lowest loss.
+    """
 
     def __init__(
         self, spaces: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob], now: float, hysteresis: Hysteresis
@@ -70,13 +73,13 @@ class LendingCapacity:
         self.now, self.hysteresis = now, hysteresis
         self.regions, groups = _groups(spaces, elastic_jobs)
         self.reserve_in = {group for group, space in zip(groups, spaces, strict=True) if not space.own}
-        known: dict[Layout, Layout] = {}  # equal ones as one object: faster lookups
+        layouts: dict[Layout, Layout] = {}  # equal layouts share one object: faster lookups
         self.gpus = []
         for space, group in zip(spaces, groups, strict=True):
             used = space.used
             lendable = hysteresis.may_lend(now, space.idle_since, space.reclaimed)
             lendable = lendable or (space.own and space.reclaimed != math.inf)
-            self.gpus.append(_PlannedGpu(space, known.setdefault(used, used), lendable, group))
+            self.gpus.append(_PlannedGpu(space, layouts.setdefault(used, used), lendable, group))
         self.place_of = {(space.node, space.gpu): index for index, space in enumerate(spaces)}
         self.geometries: dict[int, dict[Geometry, None]] = {}
         for gpu in self.gpus:
@@ -100,18 +103,18 @@ class LendingCapacity:
 
     def place_reserve(self, reserve: Mapping[Profile, int]) -> dict[Profile, int]:
         """Place the reserve into free space, first on GPUs without lending; return the part that does not fit."""
-        short: dict[Profile, int] = {}
+        not_placed: dict[Profile, int] = {}
         for profile in sorted(reserve, key=by_size, reverse=True):
             for count in range(reserve[profile], 0, -1):
                 gpu = self.best(profile, self.reserve_in, False)
                 if gpu is None:
                     gpu = self.best(profile, self.reserve_in, True)
                 if gpu is None:
-                    short[profile] = count
+                    not_placed[profile] = count
                     break
                 self.gpus[gpu].reserve += (profile,)
                 self.put(gpu, profile)
-        return short
+        return not_placed
 
     def release_reserve(self) -> None:
         """Make the space free again that `hold` has taken."""
@@ -124,13 +127,15 @@ class LendingCapacity:
         """Return the profiles that a job can use and that its GPUs have, from small to large."""
         key = id(elastic_job.speeds), elastic_job.nodes
         if key not in self._useful:
-            known = self._profiles.get(elastic_job.nodes)
-            if known is None:
-                models = {geometry for group in self.regions[elastic_job.nodes] for geometry in self.geometries[group]}
-                known = self._profiles[elastic_job.nodes] = {
-                    info.profile for model in models for info in model.profiles
+            available = self._profiles.get(elastic_job.nodes)
+            if available is None:
+                geometries = {
+                    geometry for group in self.regions[elastic_job.nodes] for geometry in self.geometries[group]
                 }
-            profiles = [profile for profile, speed in elastic_job.speeds.items() if speed > 0 and profile in known]
+                available = self._profiles[elastic_job.nodes] = {
+                    info.profile for model in geometries for info in model.profiles
+                }
+            profiles = [profile for profile, speed in elastic_job.speeds.items() if speed > 0 and profile in available]
             self._useful[key] = tuple(sorted(profiles, key=by_size))
         return self._useful[key]
 
@@ -171,7 +176,7 @@ class LendingCapacity:
         return "room"
 
     def best(self, profile: Profile, groups: Iterable[int], lendable: bool) -> int | None:
-        """Return the GPU with the lowest loss from one more such slice; None if it fits nowhere.
+        """Return the GPU that loses the least if a slice of this profile is added; None if it fits nowhere.
 
         GPUs of training-only nodes come first.
         """
@@ -187,11 +192,11 @@ class LendingCapacity:
         self._become(index, ordered((*self.gpus[index].planned, profile)))
 
     def drop(self, index: int, profile: Profile) -> None:
-        """Take one slice from a GPU."""
+        """Remove one slice from a GPU."""
         self._become(index, without(self.gpus[index].planned, profile))
 
     def without_reserve(self, space: GpuCapacity) -> GpuCapacity:
-        """Return a GPU on which what is reserved there is taken."""
+        """Return a GPU on which the slots of its reserve are taken."""
         gpu = self.gpus[self.place_of[space.node, space.gpu]]
         if not gpu.reserve:
             return space
@@ -201,15 +206,15 @@ class LendingCapacity:
     # -- sizes -------------------------------------------------------------------------------------------------------
 
     def fair(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> float:
-        """Return a job's speed on its fair share: the largest of its profiles within an equal division."""
-        fair = useful[0]
+        """Return a job's speed on its fair share: the largest of its profiles within an equal share."""
+        fair_profile = useful[0]
         for profile in useful:
             if profile.compute <= self.share:
-                fair = profile
-        return elastic_job.speeds[fair]
+                fair_profile = profile
+        return elastic_job.speeds[fair_profile]
 
     def give(self, elastic_job: ElasticJob, index: int, profile: Profile, *, reserved: bool = False) -> Assignment:
-        """Give a job a slice of a GPU; the value of a profile is its speed over that on the fair share."""
+        """Assign a slice of a GPU to a job; a profile's value is the job's speed on it over that on the fair share."""
         useful = self.useful(elastic_job)
         fair = self.fair(elastic_job, useful)
         self.put(index, profile)
@@ -217,7 +222,10 @@ class LendingCapacity:
         return Assignment(elastic_job, worths, profile, index, reserved)
 
     def raise_sizes(self, assignments: Sequence[Assignment], move: bool) -> None:
-        """Enlarge slices while there is room, first where one more slice is worth most; `move`: on other GPUs too."""
+        """Enlarge slices while there is room, the largest value gained per added size first.
+
+        `move`: whether slices may also be enlarged on other GPUs.
+        """
         for _ in range(_PASSES):
             heap = [step for number, assignment in enumerate(assignments) for step in _steps(number, assignment)]
             heapify(heap)
@@ -234,35 +242,35 @@ class LendingCapacity:
                 return
 
     def _raised(self, assignment: Assignment, after: Profile, move: bool) -> bool:
-        """Give a job a larger slice, on its GPU or elsewhere, if it fits."""
+        """Give a job a larger slice if it fits, on its GPU or elsewhere; return whether it has one."""
         gpu = self.gpus[assignment.gpu]
         planned: tuple[Profile, ...] | None = None
         if after in gpu.geometry:
-            more = gpu.geometry.info(after).memory_slices - gpu.geometry.info(assignment.profile).memory_slices
-            if more <= left(gpu.geometry, gpu.used, gpu.planned)[1]:
+            added_memory = gpu.geometry.info(after).memory_slices - gpu.geometry.info(assignment.profile).memory_slices
+            if added_memory <= left(gpu.geometry, gpu.used, gpu.planned)[1]:
                 planned = ordered((*without(gpu.planned, assignment.profile), after))
         if planned is not None and fits(gpu.geometry, gpu.used, planned):
             self._become(assignment.gpu, planned)
         else:
-            target = self.best(after, self.regions[assignment.elastic_job.nodes], True) if move else None
-            if target is None:
+            target_gpu = self.best(after, self.regions[assignment.elastic_job.nodes], True) if move else None
+            if target_gpu is None:
                 return False
             self.drop(assignment.gpu, assignment.profile)
-            self.put(target, after)
-            assignment.gpu = target
+            self.put(target_gpu, after)
+            assignment.gpu = target_gpu
         assignment.profile = after
         return True
 
     def exchange(self, assignments: Sequence[Assignment], move: bool) -> None:
-        """Redistribute the space of pairs on one GPU, and swap pairs on two GPUs, if the sum of values rises."""
+        """Redistribute space between two jobs of one GPU, and swap slices across GPUs, if the sum of values rises."""
         for _ in range(_PASSES):
-            on: dict[int, list[Assignment]] = {}
+            by_gpu: dict[int, list[Assignment]] = {}
             for assignment in assignments:
-                on.setdefault(assignment.gpu, []).append(assignment)
-            together = (pair for some in on.values() for pair in combinations(some, 2))
-            gained = [self._divide(a, b) for a, b in islice(together, _PAIRS)]
-            gained += [self._swap(a, b) for a, b in islice(combinations(assignments, 2), _PAIRS)]
-            if not any(gained):
+                by_gpu.setdefault(assignment.gpu, []).append(assignment)
+            same_gpu_pairs = (pair for on_gpu in by_gpu.values() for pair in combinations(on_gpu, 2))
+            changed = [self._divide(a, b) for a, b in islice(same_gpu_pairs, _PAIRS)]
+            changed += [self._swap(a, b) for a, b in islice(combinations(assignments, 2), _PAIRS)]
+            if not any(changed):
                 return
             self.raise_sizes(assignments, move)
 
@@ -270,16 +278,16 @@ class LendingCapacity:
         if a.gpu != b.gpu:
             return False
         of_a, of_b = a.worths, b.worths
-        have = of_a[a.profile] + of_b[b.profile] + _GAIN
+        current_worth = of_a[a.profile] + of_b[b.profile] + _GAIN
         better = sorted(
-            ((of_a[p] + of_b[q], p, q) for p in of_a for q in of_b if of_a[p] + of_b[q] > have), reverse=True
+            ((of_a[p] + of_b[q], p, q) for p in of_a for q in of_b if of_a[p] + of_b[q] > current_worth), reverse=True
         )
         if not better:
             return False
         gpu = self.gpus[a.gpu]
-        rest = without(without(gpu.planned, a.profile), b.profile)
+        others = without(without(gpu.planned, a.profile), b.profile)
         for _, p, q in better:
-            planned = ordered((*rest, p, q))
+            planned = ordered((*others, p, q))
             if fits(gpu.geometry, gpu.used, planned):
                 self._become(a.gpu, planned)
                 a.profile, b.profile = p, q
@@ -310,31 +318,37 @@ class LendingCapacity:
             if not self.hysteresis.may_change(self.now, elastic_job.since, elastic_job.restarts):
                 continue
             useful = self.useful(elastic_job)
-            before, fair = (
+            current_speed, fair = (
                 elastic_job.speeds.get(elastic_job.place.slot.profile, 0.0),
                 self.fair(elastic_job, useful) if useful else 0.0,
             )
             for profile in useful:
                 speed = elastic_job.speeds[profile]
-                if profile.compute <= elastic_job.place.slot.profile.compute or speed < self.hysteresis.gain * before:
+                if (
+                    profile.compute <= elastic_job.place.slot.profile.compute
+                    or speed < self.hysteresis.gain * current_speed
+                ):
                     continue
                 stay = min(self.hysteresis.loan_s, elastic_job.ends_s / speed)
-                pay = paid_worth(speed, fair, restart_s=elastic_job.costs.seconds(1, 1, kept=False), stay_s=stay)
-                if pay > before / fair + _GAIN:
-                    offers.append((before / fair - pay, number, stay, profile, before))
+                worth = paid_worth(speed, fair, restart_s=elastic_job.costs.seconds(1, 1, kept=False), stay_s=stay)
+                if worth > current_speed / fair + _GAIN:
+                    offers.append((current_speed / fair - worth, number, stay, profile, current_speed))
         grown: dict[int, Grown] = {}
-        for less, number, stay, profile, before in sorted(offers):
+        for negated_gain, number, stay, profile, current_speed in sorted(offers):
             if len(grown) >= max_count:
                 break
             elastic_job = elastic_jobs[number]
             gpu = None if number in grown else self._grown(elastic_job, profile)
             if gpu is not None:
-                faster = elastic_job.speeds[profile] / before if before else math.inf
-                grown[number] = Grown(elastic_job, profile, gpu, faster, -less, stay)
+                faster = elastic_job.speeds[profile] / current_speed if current_speed else math.inf
+                grown[number] = Grown(elastic_job, profile, gpu, faster, -negated_gain, stay)
         return list(grown.values())
 
     def _grown(self, elastic_job: ElasticJob, profile: Profile) -> int | None:
-        """Return the GPU with room for the larger slice, which on its own GPU may replace its slice."""
+        """Place a job's larger slice and return the GPU, None if there is none.
+
+        On the job's own GPU it may replace the job's slice.
+        """
         assert elastic_job.place is not None
         own_gpu = self.place_of.get((elastic_job.place.node, elastic_job.place.gpu))
         if own_gpu is not None and elastic_job.place.slot in self.gpus[own_gpu].used:
@@ -416,8 +430,8 @@ class LendingCapacity:
         gpu = self.gpus[index]
         if profile not in gpu.geometry:
             return None
-        lost = loss(gpu.geometry, gpu.used, gpu.planned, profile)
-        return None if lost is None else (not gpu.space.own, *lost, index, gpu.version)
+        losses = loss(gpu.geometry, gpu.used, gpu.planned, profile)
+        return None if losses is None else (not gpu.space.own, *losses, index, gpu.version)
 
 
 _Entry: TypeAlias = tuple[bool, int, int, int, int]
@@ -426,27 +440,29 @@ _Step: TypeAlias = tuple[float, int, int, Profile, Profile]
 
 
 def _steps(number: int, assignment: Assignment) -> Iterable[_Step]:
-    """Yield larger slices than a job has, by the value gained per slice (compute and memory alike)."""
-    have, worths = assignment.profile, assignment.worths
+    """Yield the steps to larger profiles, by the value gained per added size (compute and memory count alike)."""
+    current, worths = assignment.profile, assignment.worths
     for profile, worth in worths.items():
-        gain = worth - worths[have]
-        if gain > _GAIN and by_size(profile) > by_size(have):
-            more = profile.compute - have.compute + (profile.memory_gb - have.memory_gb) / max(1, have.memory_gb)
-            yield -gain / max(more, _GAIN), profile.compute, number, have, profile
+        gain = worth - worths[current]
+        if gain > _GAIN and by_size(profile) > by_size(current):
+            added_size = (
+                profile.compute - current.compute + (profile.memory_gb - current.memory_gb) / max(1, current.memory_gb)
+            )
+            yield -gain / max(added_size, _GAIN), profile.compute, number, current, profile
 
 
 def _groups(
     spaces: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob]
 ) -> tuple[dict[frozenset[str] | None, set[int]], list[int]]:
-    """Group GPUs that the same jobs may use: return the groups of each set of nodes, and that of each GPU."""
+    """Group GPUs that the same jobs may use; return the groups of each set of nodes, and the group of each GPU."""
     regions = list(dict.fromkeys(elastic_job.nodes for elastic_job in elastic_jobs if elastic_job.nodes is not None))
-    inside = {
+    regions_of = {
         node: tuple(number for number, region in enumerate(regions) if node in region)
         for node in dict.fromkeys(space.node for space in spaces)
     }
     numbers: dict[tuple[bool, tuple[int, ...]], int] = {}
-    groups = [numbers.setdefault((space.own, inside[space.node]), len(numbers)) for space in spaces]
+    groups = [numbers.setdefault((space.own, regions_of[space.node]), len(numbers)) for space in spaces]
     members: dict[frozenset[str] | None, set[int]] = {None: set(groups)}
     for number, region in enumerate(regions):
-        members[region] = {group for (_, some), group in numbers.items() if number in some}
+        members[region] = {group for (_, region_numbers), group in numbers.items() if number in region_numbers}
     return members, groups

@@ -19,7 +19,7 @@ LASTING_S: Final = 3.0
 
 
 def shortages(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> list[CpuShortage]:
-    """Return jobs that Slurm could start but for CPUs, which jobs that are about to end will not free.
+    """Return the jobs that lack only CPUs, also after jobs that are about to end have freed theirs.
 
     The backfill scheduler of 23.11 sets the reason of such a job to None.
     """
@@ -38,27 +38,27 @@ def shortages(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: L
     if not waiting:
         return []
     free = _coming_cpus(inputs, ledger)
-    found = []
+    short_jobs = []
     for row, placed in waiting:
         needed = row.cpus_per_node
         lacks = {node: needed - free[node] for node in placed.nodes if needed > free.get(node, needed)}
-        short = len(lacks) == len(placed.nodes) if row.num_nodes == 1 else bool(lacks)
-        if short:
-            found.append(CpuShortage(row.job_id, lacks, every=row.num_nodes > 1))
-    return found
+        lacks_cpus = len(lacks) == len(placed.nodes) if row.num_nodes == 1 else bool(lacks)
+        if lacks_cpus:
+            short_jobs.append(CpuShortage(row.job_id, lacks, every=row.num_nodes > 1))
+    return short_jobs
 
 
 def lasting(found: Iterable[CpuShortage], since: dict[int, float], now: float) -> tuple[CpuShortage, ...]:
-    """Return the shortages that have lasted; `since`, when each was first found, is updated."""
+    """Return the shortages that have lasted for `LASTING_S`; updates `since`, the time when each was first found."""
     found = list(found)
-    first = {shortage.job: since.get(shortage.job, now) for shortage in found}
+    first_found = {shortage.job: since.get(shortage.job, now) for shortage in found}
     since.clear()
-    since.update(first)
-    return tuple(shortage for shortage in found if now - first[shortage.job] >= LASTING_S)
+    since.update(first_found)
+    return tuple(shortage for shortage in found if now - first_found[shortage.job] >= LASTING_S)
 
 
 def cheapest(lacking: int, loans: Collection[tuple[float, int, int]]) -> list[int] | None:
-    """Return loans that free so many CPUs, those with the lowest losses first; None if all are not enough.
+    """Return loans that free `lacking` CPUs, those with the lowest losses first; None if all together do not.
 
     Args:
         loans: loss, CPUs and job of each.
@@ -80,7 +80,7 @@ def cheapest(lacking: int, loans: Collection[tuple[float, int, int]]) -> list[in
 
 
 def _coming_cpus(inputs: LendingInputs, ledger: Ledger) -> Counter[str]:
-    """Return the CPUs of each node that are free, or are about to be."""
+    """Return how many CPUs of each node are free or about to be free."""
     free = Counter({row.name: row.cpus_free for row in inputs.nodes if row.cpus})
     for row in inputs.rows:
         loan = ledger.open.get(row.job_id)

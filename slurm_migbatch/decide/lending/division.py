@@ -1,9 +1,9 @@
-"""Divide GPUs again for training jobs that do not fit, or run on a slice much too small for them.
+"""Divide GPUs again for training jobs that do not fit, or run on a slice that is far too small for them.
 
-Speed grows less than the slice does, so more jobs on a GPU usually get more work done in total: a job on a whole GPU is
-stopped for two on half of it each. A restart costs time, so a division must recover its restarts within `loan_s`, and
-every job is left unchanged for as long as `Hysteresis` says. DeepBoot (section IV) scales jobs down for others in the
-same way, on whole GPUs; the search over slices is ours.
+Speed grows less than in proportion to the slice, so more jobs on a GPU usually get more work done in total: a job on
+a whole GPU is stopped for two on half of it each. A restart costs time, so a division must recover its restarts within
+`loan_s`, and every job is left unchanged for as long as `Hysteresis` says. DeepBoot (section IV) scales jobs down for
+others in the same way, on whole GPUs; the search over slices is an addition.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def divide(
     hysteresis: Hysteresis,
     most: int,
 ) -> list[Division]:
-    """Return the GPUs worth dividing again for jobs that do not fit, or have much too small slices.
+    """Return the GPUs worth dividing again for jobs that do not fit, or have slices that are far too small.
 
     Args:
         spaces: GPUs that may lend.
@@ -66,37 +66,41 @@ def divide(
     gains: dict[int, float] = {}
     stopped = 0
     movable = {job.job for plan in plans for job in plan.jobs}
-    named: set[Hashable] = set()
-    asked: Counter[str] = Counter()
-    poor = sorted((job for job in running.values() if job.job in movable), key=_speed)
-    for job in (*waiting[:_JOBS], *(poor[:_JOBS] if not waiting else ())):
-        if job.job in named:  # another division gives it another slice
+    changed_jobs: set[Hashable] = set()
+    assigned_cpus: Counter[str] = Counter()
+    slow_jobs = sorted((job for job in running.values() if job.job in movable), key=_speed)
+    for job in (*waiting[:_JOBS], *(slow_jobs[:_JOBS] if not waiting else ())):
+        if job.job in changed_jobs:  # another division gives it another slice
             continue
         best: tuple[float, int, _Plan] | None = None
-        before = _speed(job) * hysteresis.loan_s
+        current_work = _speed(job) * hysteresis.loan_s
         for number, plan in enumerate(plans[:_GPUS]):
             plan = divided.get(number, plan)
-            if job.job in plan.profiles or not _may_use(job, plan.space) or not _has_cpus(job, plan.space, asked):
+            if (
+                job.job in plan.profiles
+                or not _may_use(job, plan.space)
+                or not _has_cpus(job, plan.space, assigned_cpus)
+            ):
                 continue
-            if not (named - plan.changed).isdisjoint(plan.profiles):  # one of its jobs leaves for another GPU
+            if not (changed_jobs - plan.changed).isdisjoint(plan.profiles):  # one of its jobs leaves for another GPU
                 continue
-            more = _with(plan, job, hysteresis)
-            if more is None:
+            extended = _with(plan, job, hysteresis)
+            if extended is None:
                 continue
-            gain = more.work - plan.work - before
+            gain = extended.work - plan.work - current_work
             if gain > MARGIN * hysteresis.loan_s and (best is None or gain > best[0]):
-                best = gain, number, more
+                best = gain, number, extended
         if best is None:
             continue
-        gain, number, more = best
-        stops = len(more.changed - divided.get(number, plans[number]).changed)
+        gain, number, extended = best
+        stops = len(extended.changed - divided.get(number, plans[number]).changed)
         if stopped + stops > most:
             break
         stopped += stops
-        divided[number] = more
+        divided[number] = extended
         gains[number] = gains.get(number, 0.0) + gain
-        named |= more.changed
-        asked[more.space.node] += job.cpus
+        changed_jobs |= extended.changed
+        assigned_cpus[extended.space.node] += job.cpus
     return [
         Division(
             plan.space.node,
@@ -124,28 +128,28 @@ def _plan(
 
 
 def _with(plan: _Plan, job: ElasticJob, hysteresis: Hysteresis) -> _Plan | None:
-    """Return the best division of a GPU with one job more; None if it does not fit."""
-    everyone = frozenset(held.job for held in plan.jobs)
-    groups = dict.fromkeys([*(plan.changed | {held.job} for held in plan.jobs), everyone])
-    found = [more for group in groups if (more := _divided(plan, job, group, hysteresis)) is not None]
-    return max(found, key=lambda more: more.work, default=None)
+    """Return the best division of a GPU with one more job; None if it does not fit."""
+    all_jobs = frozenset(held.job for held in plan.jobs)
+    groups = dict.fromkeys([*(plan.changed | {held.job} for held in plan.jobs), all_jobs])
+    candidates = [more for group in groups if (more := _divided(plan, job, group, hysteresis)) is not None]
+    return max(candidates, key=lambda more: more.work, default=None)
 
 
 def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], hysteresis: Hysteresis) -> _Plan | None:
     """Return a GPU on which a group of its jobs and one more divide their slices and the free space."""
     slots = {loan.job: loan.slot for loan in plan.space.lent}
     sharing = [*[held for held in plan.jobs if held.job in group], job]
-    found = _shares(
+    shares = _shares(
         plan.space.geometry,
         (*plan.space.taken, *[slot for name, slot in slots.items() if name not in group]),
         tuple([slots.get(held.job) for held in sharing]),
         tuple([held.speed_items for held in sharing]),
     )
-    if found is None:
+    if shares is None:
         return None
-    profiles = {**plan.profiles, **{held.job: profile for held, (profile, _) in zip(sharing, found, strict=True)}}
+    profiles = {**plan.profiles, **{held.job: profile for held, (profile, _) in zip(sharing, shares, strict=True)}}
     jobs = (*plan.jobs, job)
-    changed = frozenset([held.job for held, (_, keeps) in zip(sharing, found, strict=True) if not keeps])
+    changed = frozenset([held.job for held, (_, keeps) in zip(sharing, shares, strict=True) if not keeps])
     work = math.fsum(
         min(
             held.speeds[profiles[held.job]] * (hysteresis.loan_s - (held.costs.full if held.job in changed else 0.0)),
@@ -165,7 +169,7 @@ def _shares(
 ) -> tuple[tuple[Profile, bool], ...] | None:
     """Return for each of the jobs that divide a GPU its profile, and whether it keeps its slot.
 
-    None if one gets nothing. Cached, because rounds repeat the query until a job comes or ends.
+    None if one of them gets no slice. Cached, because rounds repeat the query until a job comes or ends.
 
     Args:
         fixed: slots of others.
@@ -187,7 +191,7 @@ def _shares(
 def _sizes(
     geometry: Geometry, used: Layout, speeds: tuple[tuple[tuple[Profile, float], ...], ...]
 ) -> tuple[Profile, ...] | None:
-    """Return the profiles of jobs with these speeds on a GPU next to its used slots; None if one gets nothing."""
+    """Return the profiles of jobs with these speeds on a GPU next to its used slots; None if one gets none."""
     jobs = [ElasticJob(number, dict(items)) for number, items in enumerate(speeds)]
     cluster = LendingCapacity([GpuCapacity("", 0, geometry, used.slots)], jobs, 0.0, _AT_ONCE)
     assignments = []
@@ -207,13 +211,13 @@ def _may_use(job: ElasticJob, space: GpuCapacity) -> bool:
 
 
 def _has_cpus(job: ElasticJob, space: GpuCapacity, asked: Mapping[str, int]) -> bool:
-    """Return whether a job finds CPUs beside all others on a node, of which divisions need those that are `asked`."""
+    """Return whether a node has CPUs for one more job; `asked`: CPUs, by node, that other divisions have assigned."""
     runs_there = job.place is not None and job.place.node == space.node
     return space.cpus is None or runs_there or job.cpus <= space.cpus - asked.get(space.node, 0)
 
 
 def _may_change(job: ElasticJob, now: float, hysteresis: Hysteresis) -> bool:
-    """Return whether a running job may be stopped, and keeps its slice for long enough that this can pay off."""
+    """Return whether a running job may be stopped, and still runs for long enough that this can pay off."""
     stays = job.ends_s >= _speed(job) * hysteresis.loan_s
     return stays and not job.shares and hysteresis.may_change(now, job.since, job.restarts)
 

@@ -1,4 +1,4 @@
-"""Estimate training jobs beyond Slurm's data: their speed on each slice, and the cost of stopping them.
+"""Estimate what Slurm does not know of training jobs: their speed on each slice, and the cost of stopping them.
 
 Speeds are relative to the whole GPU. They come from the predictor if the job names a known model, else from
 average training speeds on slices (`decide.lending.values.usual_speed`); the job's own measured speeds on several
@@ -42,7 +42,7 @@ def report_of(event: Mapping[str, Any], now: float) -> tuple[Run, Report] | None
 
 
 class ElasticJobs:
-    """Data of jobs, kept as long as Slurm lists them."""
+    """Speeds, reports and costs of jobs, kept as long as Slurm lists them."""
 
     def __init__(self, restart_s: float, checkpoint_s: float) -> None:
         """`restart_s`, `checkpoint_s`: defaults for a job without reports."""
@@ -61,9 +61,9 @@ class ElasticJobs:
 
     def gpus(self, geometries: Iterable[Geometry]) -> None:
         """Set the kinds of GPUs in the cluster."""
-        now = tuple(dict.fromkeys(geometries))
-        if now != self._geometries:
-            self._geometries = now
+        current = tuple(dict.fromkeys(geometries))
+        if current != self._geometries:
+            self._geometries = current
             self._forget()
 
     def use(self, predictions: Predictions) -> None:
@@ -76,17 +76,17 @@ class ElasticJobs:
 
     def report(self, run: Run, report: Report) -> None:
         """Add a report of a run; a field that it omits keeps its value."""
-        before = self._reports.get(run, Report())
+        earlier = self._reports.get(run, Report())
         values = {name: value for name, value in vars(report).items() if value is not None}
-        self._reports[run] = replace(before, **values)
+        self._reports[run] = replace(earlier, **values)
 
     def recall(self, run: Run, profile: Profile, report: Report) -> None:
-        """Add the record's data of a run, on a slice of this profile."""
+        """Add the record's data on a run that had a slice of this profile."""
         self._reports.setdefault(run, report)
         self._add_reports(run, profile, report)
 
     def update(self, job_views: Mapping[int, JobView], held: Mapping[Run, Profile]) -> None:
-        """Set Slurm's current list and the profile of each run; drop jobs that are no longer listed."""
+        """Update from Slurm's current list and the profile of each run; drop jobs that are no longer listed."""
         for run, report in list(self._reports.items()):
             job_view = job_views.get(run[0])
             if job_view is None or job_view.row.restarts > run[1]:
@@ -107,10 +107,10 @@ class ElasticJobs:
 
     def _add_reports(self, run: Run, profile: Profile, report: Report) -> None:
         if report.items and report.rate:
-            heard = SpeedReport(profile.name, report.items, report.items / report.rate)
-            heard_of = self._heard.setdefault(run[0], {})
-            if heard_of.get(run[1]) != heard:
-                heard_of[run[1]] = heard
+            speed_report = SpeedReport(profile.name, report.items, report.items / report.rate)
+            by_restart = self._heard.setdefault(run[0], {})
+            if by_restart.get(run[1]) != speed_report:
+                by_restart[run[1]] = speed_report
                 self._speeds.pop(run[0], None)
 
     # -- queries ----------------------------------------------------------------------------------------------------
@@ -128,30 +128,30 @@ class ElasticJobs:
     def speeds(self, job_view: JobView) -> Mapping[Profile, float]:
         """Return the speed on each profile that the job may have, relative to the whole GPU."""
         job, hints, partition = job_view.row.job_id, job_view.hints, job_view.row.partition
-        known = self._speeds.get(job)
-        if known is not None and known[0] is hints and known[1] == partition:
-            return known[2]
-        found = self._expected(job_view)
-        heard = self._heard.get(job)
-        if heard:
-            by_name = speeds({profile.name: speed for profile, speed in found.items()}, list(heard.values()))
-            found = {profile: by_name[profile.name] for profile in found}
-        self._speeds[job] = hints, partition, found
-        return found
+        cached = self._speeds.get(job)
+        if cached is not None and cached[0] is hints and cached[1] == partition:
+            return cached[2]
+        by_profile = self._expected(job_view)
+        measured = self._heard.get(job)
+        if measured:
+            by_name = speeds({profile.name: speed for profile, speed in by_profile.items()}, list(measured.values()))
+            by_profile = {profile: by_name[profile.name] for profile in by_profile}
+        self._speeds[job] = hints, partition, by_profile
+        return by_profile
 
     def costs(self, job_view: JobView, now: float) -> RunCosts:
         """Return the current cost of stopping the job."""
         report = self._reports.get((job_view.row.job_id, job_view.row.restarts), Report())
-        took = report.ckpt_s if report.ckpt_s is not None else self._checkpoint_s
-        saved = max(report.checkpoint or 0.0, job_view.row.start or now)
+        checkpoint_s = report.ckpt_s if report.ckpt_s is not None else self._checkpoint_s
+        saved_at = max(report.checkpoint or 0.0, job_view.row.start or now)
         return RunCosts(
-            self._restart_s + (took if job_view.hints.signal else 0.0),
-            max(0.0, now - saved),
+            self._restart_s + (checkpoint_s if job_view.hints.signal else 0.0),
+            max(0.0, now - saved_at),
             reported=(job_view.row.job_id, job_view.row.restarts) in self._reports,
         )
 
     def left_s(self, job_view: JobView, now: float) -> float:
-        """Return the most seconds on the whole GPU that a job's time limit leaves.
+        """Return the maximum remaining seconds on the whole GPU within a job's time limit.
 
         Infinite without a limit.
         """
@@ -173,11 +173,13 @@ class ElasticJobs:
             return None
         job, restart = job_view.row.job_id, job_view.row.restarts
         speed = {profile.name: value for profile, value in self.speeds(job_view).items()}
-        heard = self._heard.get(job, {})
-        measured = [report for report in usable(heard.values()) if report.profile in speed]
-        done = {run: report.items for run, report in heard.items()}
-        done[restart] = max(done.get(restart, 0.0), self._reports.get((job, restart), Report()).items or 0.0)
-        items_left = job_view.hints.items - math.fsum(done.values())
+        speed_reports = self._heard.get(job, {})
+        measured = [report for report in usable(speed_reports.values()) if report.profile in speed]
+        items_done = {run: report.items for run, report in speed_reports.items()}
+        items_done[restart] = max(
+            items_done.get(restart, 0.0), self._reports.get((job, restart), Report()).items or 0.0
+        )
+        items_left = job_view.hints.items - math.fsum(items_done.values())
         if not measured or items_left <= 0:
             return None
         worked_s = math.fsum(report.seconds * speed[report.profile] for report in measured)
@@ -189,8 +191,8 @@ class ElasticJobs:
         if hints.model is not None:
             if key not in self._predicted:
                 predicted = self._predict(hints, job_view.row.partition)
-                may = {p for geometry in self._geometries for p in within(geometry, hints.min, hints.max)}
-                self._predicted[key] = {p: speed for p, speed in predicted.items() if p in may and speed > 0}
+                allowed = {p for geometry in self._geometries for p in within(geometry, hints.min, hints.max)}
+                self._predicted[key] = {p: speed for p, speed in predicted.items() if p in allowed and speed > 0}
             if self._predicted[key]:
                 return self._predicted[key]
         if hints not in self._usual:

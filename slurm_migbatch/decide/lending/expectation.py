@@ -1,8 +1,8 @@
-"""Forecast inference's needs by profile: `decide.lending.forecast.LevelGaps`, fed from the record, then live.
+"""Forecast inference's needs by profile (`decide.lending.forecast.LevelGaps`), from the record and then live data.
 
-Each profile has its own history and its own reserve. A common reserve in compute slices kept less if profiles
-alternate, but the space was of the wrong shape: at high load most reclaims were for lack of a placement, not of
-slices.
+Each profile has its own history and its own reserve. A common reserve in compute slices was smaller if demand
+alternated between profiles, but its space had the wrong shape: at high load most reclaims were for lack of a
+placement, not of slices.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Expectation:
         return LevelGaps(self._days, self._day_s)
 
     def learn(self, uses: Iterable[tuple[str, float, float | None]], now: float) -> None:
-        """Add the past: profile, start and end (None: still running) of each use of a slice."""
-        known: dict[str, Profile | None] = {}
+        """Add past uses of slices: profile, start and end (None: still running) of each."""
+        parsed: dict[str, Profile | None] = {}
         changes: dict[Profile, list[tuple[float, int]]] = {}
         for name, since, until in uses:
-            if name not in known:
-                known[name] = _parsed(name)
-            profile = known[name]
+            if name not in parsed:
+                parsed[name] = _parsed(name)
+            profile = parsed[name]
             if profile is None:
                 continue
             begin, of_profile = min(since, now), changes.setdefault(profile, [])
@@ -53,8 +53,8 @@ class Expectation:
         for profile, of_profile in sorted(changes.items(), key=lambda item: -len(item[1]))[:MOST_PROFILES]:
             of_profile.sort()
             gaps, level = self._gaps.setdefault(profile, self.gaps()), self._level[profile]
-            for at, more in of_profile:
-                level += more
+            for at, change in of_profile:
+                level += change
                 gaps.demand(at, level)
             self._level[profile] = level
 
@@ -68,7 +68,7 @@ class Expectation:
     def reserve(self, now: float, horizon_s: float, sure: float) -> dict[Profile, int]:
         """Return how many slices of each profile to reserve beyond the current demand.
 
-        So many that the remaining ones stay idle for `horizon_s` seconds with probability `sure`, if gaps end at random
+        Enough that the remaining ones stay idle for `horizon_s` seconds with probability `sure`, if gaps end at random
         (with the mean `horizon_s` / -ln `sure`).
         """
         idle_s = horizon_s / -math.log(sure)
@@ -76,7 +76,7 @@ class Expectation:
         return {profile: count for profile, count in counts.items() if count > 0}
 
     def _demand(self, level: Mapping[Profile, int], now: float) -> None:
-        """Record that so many slices of these profiles are needed from now on."""
+        """Record how many slices of each profile are needed from now on."""
         for profile, count in level.items():
             if profile not in self._gaps:
                 self._gaps[profile] = self.gaps()

@@ -1,9 +1,9 @@
 """Predict how long idle slices will stay idle from past gaps, for lending.
 
 Empirical; nothing is fitted. `LevelGaps` records how long demand stays at or below each level before it exceeds it
-again. A slice that was needed a moment ago is usually needed again soon, one that has been idle for a while stays
-idle: the expected rest of a gap is the mean over those gaps, of the last hour and around this time of day, that lasted
-as long as this one has so far.
+again. A slice that was needed a moment ago is usually needed again soon, and one that has been idle for a while stays
+idle: the expected remainder of a gap is the mean remainder of those gaps, of the last hour and around this time of day,
+that lasted at least as long as this one has so far.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Part = dict[int, list[float]]
 
 
 class LevelGaps:
-    """How long demand stays at or below each level before it rises above it, of the last `days` days.
+    """How long demand stays at or below each level before it rises above it, over the last `days` days.
 
     The slice above level n is needed while demand is higher than n; a gap of that level is the time between. `demand`
     may be called at any rate; time must not go backwards.
@@ -45,7 +45,7 @@ class LevelGaps:
         self._relevant: list[Part] = []
 
     def demand(self, now: float, level: int) -> None:
-        """Record that so many are needed at once from now on."""
+        """Record that `level` slices are needed from now on."""
         if self._begin is None:
             self._begin = now
         if level > self._level:
@@ -60,9 +60,9 @@ class LevelGaps:
     def enough(self, now: float, idle_s: float) -> int:
         """Return the current level and how many slices above it are expected to be needed within `idle_s` seconds.
 
-        A slice is not expected to be needed if of the gaps that lasted as long as it has been idle, at its level and
-        the adjacent ones, the rest was `idle_s` on average. One that has been idle for less than `LEAST` of that is;
-        one that has been idle for longer than any known gap is not.
+        A slice is not expected to be needed if those gaps at its level and the adjacent ones that lasted at least as
+        long as it has been idle went on for `idle_s` on average. One that has been idle for less than `LEAST` *
+        `idle_s` is expected to be needed; one that has been idle for longer than any known gap is not.
         """
         number = int(now / self._part + _TINY)
         if self._ages[:2] != (number, idle_s):
@@ -85,9 +85,9 @@ class LevelGaps:
         return [
             seconds
             for part in self._relevant
-            for near in (level - 1, level, level + 1)
-            if near in part
-            for seconds in part[near]
+            for neighbour in (level - 1, level, level + 1)
+            if neighbour in part
+            for seconds in part[neighbour]
         ]
 
     def _open(self, number: int) -> list[Part]:
@@ -108,9 +108,9 @@ class LevelGaps:
 
 
 def age_for(gaps: Iterable[float], idle_s: float) -> float:
-    """Return the least age (s) from which on gaps last `idle_s` more on average; that of the longest if none does.
+    """Return the least age (s) from which gaps last `idle_s` longer on average; the longest gap if there is none.
 
-    The mean rest of a gap falls as it ages and jumps when shorter gaps drop out, so only the lengths of
+    The mean remainder of a gap falls as it ages and jumps when shorter gaps drop out, so only the lengths of
     gaps, and 0, can be that age.
     """
     ordered: Sequence[float] = sorted(gaps)

@@ -1,8 +1,8 @@
 """Lend idle MIG slices to training jobs: which job gets which slice, and which jobs grow.
 
 A training job runs on one slice here; `decide.lending.allocation` has the rules for jobs on several. DeepBoot (Chen et
-al., IEEE TPDS 2023) lends whole GPUs; loans of slices, and all of this module, are ours. It uses its ideas: value
-relative to a fair share, restarts that must pay off, and ending the loans with the lowest loss first.
+al., IEEE TPDS 2023) lends whole GPUs. Loans of slices, and this whole module, are additions that use DeepBoot's ideas:
+value relative to a fair share, restarts that must pay off, and ending the loans with the lowest loss first.
 
 `lend` decides one round:
 
@@ -80,11 +80,11 @@ def lend(
         for assignment in started:
             del lacking[assignment.elastic_job.job]
         short = cluster.place_reserve(reserve)
-    enough = not any(reason in _NO_ROOM for reason in lacking.values())
-    cluster.raise_sizes(assignments, move=enough)  # space that a move leaves free is for jobs that wait for room
-    cluster.exchange(assignments, move=enough)
+    all_have_room = not any(reason in _NO_ROOM for reason in lacking.values())
+    cluster.raise_sizes(assignments, move=all_have_room)  # space that a move leaves free is for jobs that wait for room
+    cluster.exchange(assignments, move=all_have_room)
     grown: list[Grown] = []
-    if enough:
+    if all_have_room:
         grown = cluster.grow(elastic_jobs, int(min(limit - len(assignments), len(elastic_jobs))))
     grants, grows = cluster.placed(assignments, grown)
     divisions: Sequence[Division] = ()
@@ -92,20 +92,22 @@ def lend(
         touched = {(assignment.place.node, assignment.place.gpu) for assignment in grants}
         untouched = [cluster.without_reserve(space) for space in spaces if (space.node, space.gpu) not in touched]
         lacking_room = [job for job in waiting if lacking.get(job.job) in _NO_ROOM and _needs_room(cluster, job)]
-        left = _without_room_soon(spaces, elastic_jobs, lacking_room, now, hysteresis)
-        if left or not lacking_room:
-            divisions = divide(untouched, elastic_jobs, left, now, hysteresis, int(min(limit, len(elastic_jobs))))
+        without_room = _without_room_soon(spaces, elastic_jobs, lacking_room, now, hysteresis)
+        if without_room or not lacking_room:
+            divisions = divide(
+                untouched, elastic_jobs, without_room, now, hysteresis, int(min(limit, len(elastic_jobs)))
+            )
     return Lending(grants, grows, tuple(divisions), lacking, short)
 
 
 def _resume(cluster: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit: float) -> list[Assignment]:
-    """Give jobs their targets if these fit: where they were planned, and only then elsewhere.
+    """Give jobs their target slices if these fit, on the planned GPUs first, then elsewhere.
 
-    This comes before the reserve: nobody is stopped for inference that is only expected, so a job that was stopped
+    This comes before the reserve: no job is stopped for inference that is only expected, so a job that was stopped
     for another reason does not lose its slice to it.
     """
     assignments: list[Assignment] = []
-    late: list[tuple[ElasticJob, Target]] = []
+    unplaced: list[tuple[ElasticJob, Target]] = []
 
     for elastic_job in elastic_jobs:
         target = elastic_job.target
@@ -115,11 +117,11 @@ def _resume(cluster: LendingCapacity, elastic_jobs: Sequence[ElasticJob], limit:
         if gpu is not None:
             assignments.append(cluster.give(elastic_job, gpu, target.profile))
         else:
-            late.append((elastic_job, target))
-    for elastic_job, target in late:
-        found = cluster.smallest(elastic_job, (target.profile,)) if len(assignments) < limit else None
-        if found is not None:
-            assignments.append(cluster.give(elastic_job, *found))
+            unplaced.append((elastic_job, target))
+    for elastic_job, target in unplaced:
+        placement = cluster.smallest(elastic_job, (target.profile,)) if len(assignments) < limit else None
+        if placement is not None:
+            assignments.append(cluster.give(elastic_job, *placement))
     return assignments
 
 
@@ -150,11 +152,11 @@ def _start(
 
 
 def _start_in_reserve(cluster: LendingCapacity, kept_out: Sequence[ElasticJob], most: float) -> list[Assignment]:
-    """Start jobs on the free space, each on the smallest profile that is its fair share or more.
+    """Start jobs in the space of the reserve, each on the smallest profile that is its fair share or more.
 
     Without them the space would be idle, and a job that would be pending loses only its start if inference needs the
-    slice soon. A smaller slice does cost: a job keeps it for as long as `Hysteresis` says, and meanwhile gets no larger
-    one elsewhere.
+    slice soon. A slice below the fair share would cost more: a job keeps it for as long as `Hysteresis` says, and
+    meanwhile gets no larger one elsewhere.
     """
     started: list[Assignment] = []
     for elastic_job in kept_out:
@@ -162,16 +164,18 @@ def _start_in_reserve(cluster: LendingCapacity, kept_out: Sequence[ElasticJob], 
             break
         useful = cluster.useful(elastic_job)
         fair = cluster.fair(elastic_job, useful)
-        found = cluster.smallest(elastic_job, [profile for profile in useful if elastic_job.speeds[profile] >= fair])
-        if found is not None:
-            started.append(cluster.give(elastic_job, *found, reserved=True))
+        placement = cluster.smallest(
+            elastic_job, [profile for profile in useful if elastic_job.speeds[profile] >= fair]
+        )
+        if placement is not None:
+            started.append(cluster.give(elastic_job, *placement, reserved=True))
     return started
 
 
 def _needs_room(cluster: LendingCapacity, elastic_job: ElasticJob) -> bool:
-    """Return whether a GPU may be divided for a job that has no room: none is being, and it is not about to share."""
-    placed = elastic_job.target is not None and cluster.vacated(elastic_job.target)
-    return not placed and not elastic_job.shares
+    """Return whether a GPU may be divided for a job: no GPU is being vacated for it, and it does not share a slice."""
+    is_being_vacated = elastic_job.target is not None and cluster.vacated(elastic_job.target)
+    return not is_being_vacated and not elastic_job.shares
 
 
 def _without_room_soon(
@@ -181,27 +185,27 @@ def _without_room_soon(
     now: float,
     hysteresis: Hysteresis,
 ) -> list[ElasticJob]:
-    """Return the jobs that have no room even when all loans have left that are about to."""
-    soon = [_vacant(space) for space in spaces if space.leaving] if waiting else []
-    if not soon:
+    """Return the jobs that have no room even after all loans that are about to end have left."""
+    vacant_spaces = [_vacant(space) for space in spaces if space.leaving] if waiting else []
+    if not vacant_spaces:
         return list(waiting)
-    cluster = LendingCapacity(soon, elastic_jobs, now, hysteresis)
+    cluster = LendingCapacity(vacant_spaces, elastic_jobs, now, hysteresis)
     for elastic_job in elastic_jobs:
         target = elastic_job.target
         gpu = cluster.gpu_of(elastic_job, target) if elastic_job.place is None and target is not None else None
         if gpu is not None and target is not None:
             cluster.put(gpu, target.profile)
-    left = []
+    without_room = []
     for elastic_job in waiting:
-        found = cluster.smallest(elastic_job, cluster.useful(elastic_job))
-        if found is None:
-            left.append(elastic_job)
+        placement = cluster.smallest(elastic_job, cluster.useful(elastic_job))
+        if placement is None:
+            without_room.append(elastic_job)
         else:
-            cluster.put(*found)
-    return left
+            cluster.put(*placement)
+    return without_room
 
 
 def _vacant(space: GpuCapacity) -> GpuCapacity:
-    """Return a GPU as it is when the loans have left that are about to."""
+    """Return a GPU as it will be after the loans that are about to end have left."""
     lent = tuple(loan for loan in space.lent if loan.slot not in space.leaving)
     return replace(space, lent=lent, leaving=(), reclaimed=None)

@@ -15,8 +15,9 @@ from slurm_migbatch.mig.profile import Profile
 def rooms_for(profile: Profile, spaces: Iterable[GpuCapacity]) -> list[frozenset[SlotReference]]:
     """Return the smallest sets of loans whose end makes room for a slice of this profile; for `allocation.reclaim`.
 
-    One set for each placement that only loans and free space cover, with others if a count limit (compute slices,
-    engines) requires more to end. No set contains another of the same GPU. GPUs that have room already yield none.
+    One set for each placement that is covered by loans and free space only; it includes further loans if a count limit
+    (compute slices, engines) requires more to end. No set contains another of the same GPU. GPUs that have room already
+    yield none.
     """
     return [
         frozenset(SlotReference(space.node, space.gpu, slot) for slot in slots)
@@ -35,16 +36,16 @@ def _rooms(
     for slot in sorted(geometry.info(profile).slots):
         if not used.free_of(slot.placement):
             continue
-        must = [loan for loan in lent if loan.placement.overlaps(slot.placement)]
-        may = sorted(loan for loan in lent if not loan.placement.overlaps(slot.placement))
-        for count in range(len(may) + 1):
-            some = [
-                frozenset([*must, *more])
-                for more in combinations(may, count)
-                if geometry.fits(Layout(held for held in (*taken, *may) if held not in more), slot)
+        overlapping = [loan for loan in lent if loan.placement.overlaps(slot.placement)]
+        optional = sorted(loan for loan in lent if not loan.placement.overlaps(slot.placement))
+        for count in range(len(optional) + 1):
+            fitting = [
+                frozenset([*overlapping, *extra])
+                for extra in combinations(optional, count)
+                if geometry.fits(Layout(held for held in (*taken, *optional) if held not in extra), slot)
             ]
-            rooms += some
-            if some and not count:
+            rooms += fitting
+            if fitting and not count:
                 break
-    least = [room for room in dict.fromkeys(rooms) if not any(other < room for other in rooms)]
-    return () if frozenset() in least else tuple(tuple(sorted(room)) for room in least)
+    minimal = [room for room in dict.fromkeys(rooms) if not any(other < room for other in rooms)]
+    return () if frozenset() in minimal else tuple(tuple(sorted(room)) for room in minimal)

@@ -1,4 +1,4 @@
-"""Track the states of loans by what Slurm shows.
+"""Track the states of loans from what Slurm shows.
 
 A loan is one release of one elastic training job:
 
@@ -6,9 +6,9 @@ A loan is one release of one elastic training job:
         |          |                                  ^
         +-> withdrawn, or it left in any other way ---+
 
-Slurm's list is the truth. Nothing is concluded from having called Slurm: a loan to be released that still shows
-`mig:loan` was not released, a loan to be requeued that still runs still runs. The ledger adds what Slurm does not
-know: the reason, the start, and the grace time of a signalled job.
+Slurm's list is authoritative. A call to Slurm alone changes no state: a loan to be released that still shows
+`mig:loan` was not released, and one to be requeued that still runs was not requeued. The ledger adds what Slurm does
+not know: the reason, the start, and the grace time of a signalled job.
 
 A state is an intention, which is recorded before Slurm is called; its time (`released`, `signalled`, `requeued`)
 is set once Slurm has accepted it. A service that was killed in between finds the intention without its time, checks
@@ -77,7 +77,7 @@ class Cause(str, Enum):
     LIMIT = "limit"
 
 
-#: causes for which a job is stopped for its own or other training's sake, to go on at once
+#: causes with which a job is stopped for the benefit of training, and continues at once
 OTHER_SLICE: Final = frozenset({Cause.GROW, Cause.DIVIDE, Cause.PARTED, Cause.LIMIT})
 
 
@@ -86,12 +86,12 @@ class Loan:
     """One release of one job; times in unix seconds. The fields are those of the record.
 
     Attributes:
-        restart: Slurm's restart count of the run that it is for.
+        restart: Slurm's restart count of the run that the loan is for.
         profile: in NVML spelling.
         node, gpu: where it runs; the UUID of the GPU.
         decided: when it was decided; part of its identity.
         released, signalled, requeued: when Slurm accepted that. `checkpoint`: time of a checkpoint after the signal.
-        why, why_ended: sentences.
+        why, why_ended: reasons of the release and of the end, as sentences.
     """
 
     job_id: int
@@ -116,16 +116,16 @@ class Loan:
     why_ended: str = ""
 
     def row(self) -> dict[str, Any]:
-        """Return the loan as the record takes it."""
+        """Return the loan as a row of the record."""
         return {**asdict(self), "state": self.state.value, "cause": self.cause.value}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Loan | None:
-        """Read a loan as the record gives it; None if it is invalid."""
-        known = {field.name for field in fields(cls)}
-        texts = {"why", "user", "account", "partition", "node", "gpu", "why_ended", "cause"}
+        """Read a loan from a row of the record; None if it is invalid."""
+        names = {field.name for field in fields(cls)}
+        text_fields = {"why", "user", "account", "partition", "node", "gpu", "why_ended", "cause"}
         values: dict[str, Any] = {
-            name: (value or "") if name in texts else value for name, value in row.items() if name in known
+            name: (value or "") if name in text_fields else value for name, value in row.items() if name in names
         }
         try:
             values["state"], values["cause"] = State(row["state"]), Cause(values.get("cause", ""))
@@ -136,7 +136,7 @@ class Loan:
 
     @property
     def slice(self) -> Profile:
-        """Its profile as a value."""
+        """The parsed profile."""
         return Profile.parse(self.profile)
 
     @property
@@ -190,9 +190,9 @@ class Ledger:
         #: when a loan was last reclaimed from a GPU, by its UUID
         self.reclaimed: dict[str, float] = {}
         self._unsaved: dict[tuple[int, int, float], Loan] = {}
-        #: nodes where runs of a job ended recently, and until when they confuse its next run with that one
+        #: by job, nodes where a run ended recently, and until when slurmd there may confuse the next run with that one
         self.ran_on: dict[int, dict[str, float]] = {}
-        #: releases of array tasks that shared a row with others: they have job ids of their own only from then on
+        #: releases of array tasks that shared a row with others; a task has its own job id only after its release
         self._expected: dict[tuple[int, int], Loan] = {}
 
     def load(self, loans: Iterable[Loan]) -> None:
@@ -202,9 +202,9 @@ class Ledger:
             if loan.ended is not None:
                 self._remember(loan)
                 continue
-            before = self.open.get(loan.job_id)
-            if before is not None:
-                self._close(before, loan.decided, Cause.LEFT, "the record has a later release of this job")
+            earlier = self.open.get(loan.job_id)
+            if earlier is not None:
+                self._close(earlier, loan.decided, Cause.LEFT, "the record has a later release of this job")
             self.open[loan.job_id] = loan
 
     def unsaved(self) -> list[Loan]:
@@ -232,7 +232,7 @@ class Ledger:
         now: float,
         unread: Collection[int] = (),
     ) -> list[Loan]:
-        """Update every loan by Slurm's list.
+        """Update every loan from Slurm's list.
 
         Args:
             job_views: every elastic training job that Slurm lists.
@@ -265,9 +265,9 @@ class Ledger:
             del self.past[job]
         self.targets = {job: target for job, target in self.targets.items() if self._due(job, target, job_views, now)}
         self.ran_on = {
-            job: current
+            job: remaining
             for job, nodes in self.ran_on.items()
-            if job in job_views and (current := {node: until for node, until in nodes.items() if until > now})
+            if job in job_views and (remaining := {node: until for node, until in nodes.items() if until > now})
         }
         return ended
 
@@ -276,7 +276,7 @@ class Ledger:
         return job in job_views and now < target.until and (loan is None or loan.leaving)
 
     def taken_for_last(self, job: int) -> frozenset[str]:
-        """Return the nodes that would confuse the next run of a job with its last one, see `decide.lending.view`."""
+        """Return the nodes where slurmd would confuse a job's next run with its last one, see `decide.lending.view`."""
         return frozenset(self.ran_on.get(job, ()))
 
     def _newly_seen(self, job_view: JobView, place: Place | None, now: float) -> None:
@@ -316,14 +316,14 @@ class Ledger:
             changes["node"] = row.nodes[0]
         if place is not None and loan.gpu != place[1]:
             changes["node"], changes["gpu"] = place[0], place[1]
-        asked = loan.signalled is not None and loan.checkpoint is None
-        if asked and checkpoint is not None and checkpoint >= (loan.signalled or 0.0) - SLACK_S:
+        awaits_checkpoint = loan.signalled is not None and loan.checkpoint is None
+        if awaits_checkpoint and checkpoint is not None and checkpoint >= (loan.signalled or 0.0) - SLACK_S:
             changes["checkpoint"] = checkpoint
         if changes:
             self._put(replace(loan, **changes))
 
     def _meet(self, job_view: JobView, now: float) -> bool:
-        """Begin the loan of an array task that was released, under its own job id; return whether it is one."""
+        """Open the loan of a released array task under the task's own job id; return whether the job is such a task."""
         row, task = job_view.row, first_task(job_view.row)
         loan = self._expected.pop((row.array_job or 0, task), None) if task is not None else None
         if loan is None or loan.slice != job_view.hints.slice:
@@ -370,9 +370,9 @@ class Ledger:
     def took(self, job: int, at: float) -> None:
         """Record that Slurm accepted, at that time, the last intention for this job."""
         loan = self.open.get(job)
-        moments = {State.RELEASED: "released", State.SIGNALLED: "signalled", State.REQUEUED: "requeued"}
-        if loan is not None and loan.state in moments:
-            self._put(replace(loan, **{moments[loan.state]: at}))  # type: ignore[arg-type]
+        time_fields = {State.RELEASED: "released", State.SIGNALLED: "signalled", State.REQUEUED: "requeued"}
+        if loan is not None and loan.state in time_fields:
+            self._put(replace(loan, **{time_fields[loan.state]: at}))  # type: ignore[arg-type]
 
     def refused(self, job: int, error: str, now: float) -> None:
         """Record that Slurm refused the last intention; a job that cannot be signalled is requeued."""
@@ -413,16 +413,16 @@ class Ledger:
 
     def _remember(self, loan: Loan) -> None:
         past = self.past.get(loan.job_id, LoanHistory())
-        called = loan.cause in (Cause.RECLAIM, Cause.FORECAST, Cause.SLURM) and loan.started is not None
+        was_taken = loan.cause in (Cause.RECLAIM, Cause.FORECAST, Cause.SLURM) and loan.started is not None
         ended = loan.ended or loan.decided
         node = loan.node if loan.restart > past.restart else loan.node or past.node
         cause = loan.cause if loan.restart >= past.restart else past.cause
         self.past[loan.job_id] = LoanHistory(
-            past.hits + called, max(past.restart, loan.restart), max(past.ended, ended), node, cause
+            past.hits + was_taken, max(past.restart, loan.restart), max(past.ended, ended), node, cause
         )
         if loan.node:
             self.ran_on.setdefault(loan.job_id, {})[loan.node] = ended + REQUEUE_DELAY_S
-        if called and loan.gpu:
+        if was_taken and loan.gpu:
             self.reclaimed[loan.gpu] = max(self.reclaimed.get(loan.gpu, 0.0), ended)
 
 

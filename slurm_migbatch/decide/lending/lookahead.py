@@ -1,9 +1,9 @@
-"""Decide between sharing and waiting: whether a job starts now next to another one, or when that one has ended.
+"""Decide between sharing and waiting: whether a job starts now next to another one, or after that one has ended.
 
-SJF-BSBF of "wise resource sharing" (Lai et al., arXiv 2407.13088), by the authors' code (Lai-JX/Scheduler,
+SJF-BSBF of "wise resource sharing" (Lai et al., arXiv 2407.13088), after the authors' code (Lai-JX/Scheduler,
 `cluster/switch.py` and `scheduler_impl/schedulers.py`): shortest first, at most two jobs on a GPU, and next to another
-only if the mean finish of the pair is earlier than one after the other (`together`, `apart`, `pays`, `PAIR`). FFS is
-the same without the test (`ANY`).
+only if the pair's mean finish is earlier than if they run one after the other (`together`, `apart`, `pays`, `PAIR`).
+FFS is the same without the test (`ANY`).
 
 `plan` is an addition that is not in the paper: the pair test considers two jobs only. It shares too little if a queue
 waits behind them (the rule refuses equal jobs from a slowdown of 1.5, and throughput grows up to 2), and too much for
@@ -90,7 +90,7 @@ class QueuedTraining:
 
 
 class TrainingStart(NamedTuple):
-    """Start this job on so many empty GPUs and next to these, on so many of the unshared GPUs of each."""
+    """The start of a job on `empty` GPUs without jobs, and next to partners: (key, number of its GPUs to share)."""
 
     key: int
     empty: int
@@ -103,8 +103,9 @@ class SharingRule:
 
     Attributes:
         name: for messages.
-        rank: (own, other, slow_own, slow_other) -> the least first, equal ones in order of arrival; None: they must not
-            share, also later, when less of the other one remains. Without a rank no two share.
+        rank: (own, other, slow_own, slow_other) -> sort key of a possible partner: the lowest first, ties in order of
+            arrival; None: the two must not share, nor later, when less of the other one remains. Without a rank no
+            jobs share.
     """
 
     name: str
@@ -163,10 +164,10 @@ class SharingQueue:
     def __init__(
         self, free: int, slowdown: Slowdown, budget: StepBudget | None = None, *, in_turn: bool = False
     ) -> None:
-        """Copies use the same `budget`; None: no limit.
+        """Create a queue for `free` empty GPUs; copies of it use the same `budget`; None: no limit.
 
-        With `in_turn` GPUs of their own are assigned by `QueuedTraining.turn`, not in the order of the queue; each job
-        needs one.
+        With `in_turn` jobs get GPUs of their own in the order of `QueuedTraining.turn`, not in that of the queue, and
+        each job needs one GPU.
         """
         self.size = self.free = free
         self.in_turn = in_turn
@@ -177,7 +178,7 @@ class SharingQueue:
         self.now = 0.0
         self.single: dict[QueuedTraining, None] = {}
         self.lone = 0
-        #: with `in_turn`: those of them that not all of the queue were tested with by `_rule`
+        #: with `in_turn`: the jobs of `single` that `_rule` has not tested with the whole queue
         self._untested: dict[QueuedTraining, None] = {}
         self._rule: SharingRule | None = None
         self.tasks: dict[int, QueuedTraining] = {}
@@ -185,7 +186,7 @@ class SharingQueue:
 
     @property
     def cases(self) -> int:
-        """Number of cases in which lengths differ; 0: they are known."""
+        """Number of simulated cases of unknown lengths; 0: all lengths are known."""
         return max((len(task.cases) for task in (*self.tasks.values(), *self.queue)), default=0)
 
     def copy(self, waiting: int, case: int | None = None) -> SharingQueue:
@@ -209,7 +210,7 @@ class SharingQueue:
     def run(
         self, task: QueuedTraining, empty: int, partners: Sequence[tuple[QueuedTraining, int]]
     ) -> list[QueuedTraining]:
-        """Start it there; return which others are slowed down."""
+        """Start a job on `empty` GPUs of its own and next to partners; return the partners, which slow down."""
         self.tasks[task.key] = task
         self.free -= empty
         task.alone = empty
@@ -226,7 +227,7 @@ class SharingQueue:
         return [other for other, _ in partners]
 
     def end(self, task: QueuedTraining) -> list[QueuedTraining]:
-        """Remove it; return which others speed up."""
+        """Remove a job that has ended; return its partners, which speed up."""
         del self.tasks[task.key]
         if task.alone:
             self.free += task.alone
@@ -240,8 +241,9 @@ class SharingQueue:
         return list(task.partners)
 
     def start(self, rule: SharingRule) -> list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]:
-        """Start all jobs that the rule starts, shortest first, skipping those that do not fit; return where each
-        started.
+        """Start all jobs that the rule starts, shortest first; return the GPUs and partners of each.
+
+        Jobs that do not fit are skipped.
         """
         started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]] = []
         queue = self.queue
@@ -272,10 +274,10 @@ class SharingQueue:
     def _share(self, rank: Rank, started: list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]) -> None:
         """Start the jobs that a rule starts next to others, each on the one GPU that it needs; add them to `started`.
 
-        Not tested are jobs that the whole queue was tested with before; the budget counts them nevertheless.
+        Running jobs with which the whole queue was tested before are not tested again; the budget counts them anyway.
         """
         queue, single, untested, budget = self.queue, self.single, self._untested, self.budget
-        known, now = self._pairs, self.now
+        pair_slowdowns, now = self._pairs, self.now
         position = 0
         while position < len(queue) and single:
             if not untested:
@@ -283,14 +285,14 @@ class SharingQueue:
                 return
             budget.left -= len(single)
             task = queue[position]
-            app, own = task.app, task.left
+            app, own_left = task.app, task.left
             least, chosen = math.inf, None
             for other in untested:
-                slow = known.get((app, other.app)) or self._both(app, other.app)
-                if slow is _APART:
+                slowdowns = pair_slowdowns.get((app, other.app)) or self._both(app, other.app)
+                if slowdowns is _APART:
                     continue
-                left = other.left - other.rate * (now - other.since)  # `remaining`, without a call
-                ranked = rank(own, left if left > 0.0 else 0.0, slow[0], slow[1])
+                other_left = other.left - other.rate * (now - other.since)  # `remaining`, without a call
+                ranked = rank(own_left, other_left if other_left > 0.0 else 0.0, slowdowns[0], slowdowns[1])
                 if ranked is not None and (chosen is None or ranked < least):
                     least, chosen = ranked, other
             if chosen is None:
@@ -308,24 +310,24 @@ class SharingQueue:
         if rank is None or self.free + self.lone < task.need:
             return None
         missing = task.need - self.free
-        willing: list[tuple[float, int, QueuedTraining]] = []
-        have = 0
+        candidates: list[tuple[float, int, QueuedTraining]] = []
+        available = 0
         self.budget.left -= len(self.single)
-        known, now = self._pairs, self.now
-        app, own = task.app, task.left
+        pair_slowdowns, now = self._pairs, self.now
+        app, own_left = task.app, task.left
         for other in self.single:
-            slow = known.get((app, other.app)) or self._both(app, other.app)
-            if slow is _APART:
+            slowdowns = pair_slowdowns.get((app, other.app)) or self._both(app, other.app)
+            if slowdowns is _APART:
                 continue
-            ranked = rank(own, other.remaining(now), *slow)
+            ranked = rank(own_left, other.remaining(now), *slowdowns)
             if ranked is not None:
-                willing.append((ranked, len(willing), other))
-                have += other.alone
-        if have < missing:
+                candidates.append((ranked, len(candidates), other))
+                available += other.alone
+        if available < missing:
             return None
-        willing.sort()
+        candidates.sort()
         chosen: list[tuple[QueuedTraining, int]] = []
-        for _, _, other in willing:
+        for _, _, other in candidates:
             count = min(missing, other.alone)
             chosen.append((other, count))
             missing -= count
@@ -334,8 +336,8 @@ class SharingQueue:
         return self.free, chosen
 
     def _both(self, own: str, other: str) -> tuple[float, float]:
-        slow = self.slowdown(own, other), self.slowdown(other, own)
-        factors = self._pairs[own, other] = _APART if math.inf in slow else slow
+        slowdowns = self.slowdown(own, other), self.slowdown(other, own)
+        factors = self._pairs[own, other] = _APART if math.inf in slowdowns else slowdowns
         return factors
 
     def _alone(self, task: QueuedTraining, change: int) -> None:
@@ -354,8 +356,8 @@ class SharingQueue:
         task.since = now
         slowest = 1.0
         for other in task.partners:
-            slow = self._pairs.get((task.app, other.app)) or self._both(task.app, other.app)
-            slowest = max(slowest, slow[0])
+            slowdowns = self._pairs.get((task.app, other.app)) or self._both(task.app, other.app)
+            slowest = max(slowest, slowdowns[0])
         task.rate = 1 / slowest
         task.version += 1
 
@@ -365,11 +367,11 @@ def _turn(task: QueuedTraining) -> int:
 
 
 def rollout(sharing: SharingQueue, rule: SharingRule, max_total: float = math.inf, *, hold: bool = False) -> float:
-    """Return the sum of finishes, from now, of all jobs of `sharing` if none comes and the rule is kept, by simulation.
+    """Simulate all jobs of `sharing` to their ends; return the sum of their finish times, counted from now.
 
-    Stops early with infinity where it would exceed `max_total`, or the budget is spent. With `hold` nothing starts
-    before the first has ended.
-    All jobs must fit at some time (`SharingQueue.copy` sees to it).
+    No job is submitted meanwhile, and the rule stays the same. Stops early and returns infinity if the sum would exceed
+    `max_total`, or the budget is spent. With `hold` nothing starts before the first job has ended.
+    Each job must be able to fit at some time (`SharingQueue.copy` omits the others).
     """
     begin = sharing.now
     total = 0.0
@@ -397,8 +399,10 @@ def rollout(sharing: SharingQueue, rule: SharingRule, max_total: float = math.in
 
 
 def _start(sharing: SharingQueue, rule: SharingRule) -> list[QueuedTraining]:
-    """Start what a rule starts; return the jobs whose ends are other ones because of it."""
-    return [start for task, _, partners in sharing.start(rule) for start in (task, *[other for other, _ in partners])]
+    """Start the jobs that a rule starts; return all jobs whose end changes: these and their partners."""
+    return [
+        affected for task, _, partners in sharing.start(rule) for affected in (task, *[other for other, _ in partners])
+    ]
 
 
 def choose(sharing: SharingQueue, rules: Sequence[SharingRule] = RULES, depth: int = 64) -> tuple[SharingRule, float]:
@@ -437,9 +441,10 @@ def plan(
 ) -> list[TrainingStart]:
     """Return what to start now for the lowest mean finish of the current queue; changes `sharing`.
 
-    First, like the best of the rules. Then up to `tries` single changes, each kept if the rest, simulated by that
-    rule, ends earlier on average: omitting a start that shares, or starting a job that would wait where it is fastest.
-    Jobs further back than `depth` start on GPUs that would stay empty, and share with no job.
+    Begins with the starts of the best rule. Then tries up to `tries` single changes of each kind: omitting a start that
+    shares, or starting a job that would wait where it is fastest. A change is kept if a simulation under that rule has
+    an earlier mean finish. Jobs further back than `depth` start only on GPUs that would stay empty, and share with no
+    job.
     """
     if len(rules) == 1 or not any(sharing.free + sharing.lone >= task.need for task in sharing.queue):
         return begin(sharing, rules[0])
@@ -452,12 +457,12 @@ def plan(
     for _ in range(tries):
         copied = sharing.copy(depth)
         apply(copied, starts)
-        more = next(iter(begin(copied, FASTEST)), None)
-        if more is None:
+        extra = next(iter(begin(copied, FASTEST)), None)
+        if extra is None:
             break
-        before = starts
-        least, starts = _better(sharing, rule, depth, least, starts, [*starts, more])
-        if starts is before:
+        starts_before = starts
+        least, starts = _better(sharing, rule, depth, least, starts, [*starts, extra])
+        if starts is starts_before:
             break
     apply(sharing, starts)
     if len(sharing.queue) > depth:
@@ -466,7 +471,7 @@ def plan(
 
 
 def _without(starts: Sequence[TrainingStart], dropped: TrainingStart) -> list[TrainingStart]:
-    """Return the starts without one, and without those that would start next to it."""
+    """Return the starts without `dropped`, and without those that would start next to it."""
     keys = {dropped.key}
     remaining = []
     for start in starts:
@@ -498,7 +503,7 @@ def begin(sharing: SharingQueue, rule: SharingRule) -> list[TrainingStart]:
 
 
 def apply(sharing: SharingQueue, starts: Sequence[TrainingStart]) -> None:
-    """Start these."""
+    """Carry out the starts in `sharing`."""
     waiting = {task.key: task for task in sharing.queue}
     for start in starts:
         task = waiting.pop(start.key)

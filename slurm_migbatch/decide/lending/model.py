@@ -15,7 +15,7 @@ from slurm_migbatch.mig.profile import Profile
 
 
 def job_id(name: Hashable) -> int:
-    """Return the Slurm id of a job that `decide.lending.values` name by anything."""
+    """Return the Slurm id of a job; in `decide.lending.values` any hashable names a job."""
     return int(str(name))
 
 
@@ -28,13 +28,14 @@ class LendingRules:
     start_s: float = 60.0
     #: a job that was to be requeued and still runs after this time is requeued again
     again_s: float = 15.0
-    #: interval between starts of jobs that return early (`LendingView.early`), and how long one waits for the other
+    #: interval between starts of jobs that restart early (`LendingView.early`), and how long one that was released but
+    #: has not started delays the next
     apart_s: float = 3.0
     turn_s: float = 15.0
     #: a loan that began more recently is reclaimed only if no other is sufficient
     protect_s: float = 60.0
-    #: one that began more recently and has reported nothing ends without waiting for a checkpoint: that may take longer
-    #: than what it would save
+    #: one that began more recently and has reported nothing ends without a checkpoint: writing it may take longer than
+    #: the work that it would save
     starting_s: float = 60.0
     reclaim: bool = True
     most_releases: int = 8
@@ -70,7 +71,7 @@ class CpuShortage:
 
 @dataclass(frozen=True)
 class PendingLoan:
-    """A loan without a known slot: it was released, has just started, or is to come back.
+    """A loan without a known slot: it was released, has just started, or is to be released again.
 
     `nodes`: where it may be; `gpu`: the only GPU there; None: any.
     """
@@ -88,8 +89,8 @@ class LendingView:
     Attributes:
         spaces: GPUs of nodes that may lend. `taken` has running inference and supply's plan for pending
             inference; `lent` the loans.
-        passing: memory slices (bits) by node and GPU that are taken or lent but about to be free: of jobs that
-            complete.
+        passing: by node and GPU, bit mask of the memory slices that are taken or lent but about to be free, because
+            their jobs are completing.
         starts: inference for which supply found no room, in Slurm's order.
         shortages: inference that lacks only CPUs, in Slurm's order.
         elastic_jobs: elastic training jobs in Slurm's order: pending ones that could be released, and running loans.
@@ -100,7 +101,7 @@ class LendingView:
         reserve: slices that inference is expected to need beyond current and pending ones.
         blackout: whether the administrator allows no lending now.
         away: nodes where released jobs must not start.
-        early: jobs that return early to where slurmd may confuse them with their last run, one after the other.
+        early: jobs that may restart early, one after the other, where slurmd may confuse them with their last run.
     """
 
     now: float
@@ -129,12 +130,12 @@ class LendingView:
         }
 
     def starting(self, job: int, within_s: float) -> bool:
-        """Return whether a loan began at most so many seconds ago and has reported nothing yet."""
+        """Return whether a loan began less than `within_s` ago and has reported nothing yet."""
         began = self.unreported.get(job)
         return began is not None and self.now - began < within_s
 
     def quota_left(self, rules: LendingRules) -> dict[str, int]:
-        """Compute slices that each account with a quota may still have as loans."""
+        """Return the compute slices that each account with a quota may still have as loans."""
         return {account: quota - self.lent.get(account, 0) for account, quota in rules.quota.items()}
 
 
@@ -149,7 +150,7 @@ class Kind(str, Enum):
     SHARE = "share"
 
 
-#: orders that give a job something
+#: orders that give a job a slice, or a share of one
 GIVING: Final = frozenset({Kind.RELEASE, Kind.SHARE})
 
 
@@ -182,7 +183,7 @@ class LoanOrder:
 
 @dataclass(frozen=True)
 class Round:
-    """Decision on a view.
+    """Decision of a lending round.
 
     Attributes:
         lacking: why each pending job is not released (a sentence).

@@ -1,7 +1,7 @@
 """Compute when two jobs that share a slice end, and when they would end one after the other: closed forms. Pure.
 
 From Lai et al., "Scheduling Deep Learning Jobs in Multi-Tenant GPU Clusters via Wise Resource Sharing" (IWQoS 2024,
-arXiv 2407.13088), by the authors' code (Lai-JX/Scheduler, `cluster/switch.py`). Times are seconds; a slowdown says
+arXiv 2407.13088), after the authors' code (Lai-JX/Scheduler, `cluster/switch.py`). Times are seconds; a slowdown says
 how many times longer a job takes next to the other one, at least 1.
 """
 
@@ -11,9 +11,8 @@ from __future__ import annotations
 def finishes(own: float, other: float, slow_own: float, slow_other: float) -> tuple[float, float]:
     """Return when two jobs that start together end.
 
-    `own` and `other` are the times of each alone, `slow_own` and `slow_other` the slowdowns next to the other.
-
-    The remaining job runs alone.
+    `own` and `other` are the times of each alone, `slow_own` and `slow_other` the slowdowns next to the other. After
+    the first end the remaining job runs alone.
     """
     if slow_own * own >= slow_other * other:
         end = slow_other * other
@@ -23,14 +22,14 @@ def finishes(own: float, other: float, slow_own: float, slow_other: float) -> tu
 
 
 def together(own: float, other: float, slow_own: float, slow_other: float) -> float:
-    """Return the mean finish of both together: the closed form of the authors' code."""
+    """Return the mean finish if both run together, in the closed form of the authors' code."""
     if slow_own * own >= slow_other * other:
         return own / 2 + (1 - 1 / (2 * slow_own)) * slow_other * other
     return other / 2 + (1 - 1 / (2 * slow_other)) * slow_own * own
 
 
 def apart(own: float, other: float) -> float:
-    """Return the mean finish of the other first and then the own one."""
+    """Return the mean finish if the other job runs first and the own one after it."""
     return other + own / 2
 
 

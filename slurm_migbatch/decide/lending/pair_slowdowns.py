@@ -1,12 +1,12 @@
 """Learn the slowdown of two training jobs on one slice from their reports. Pure.
 
-A run's items between two of its reports, during which nothing changed on its slice, make a rate: alone, or next to
-another job. The rate of its kind alone over that next to another one is a slowdown of the two applications. For an
+A run's items between two of its reports, during which nothing changed on its slice, give a rate: alone, or next to
+another job. The rate of its kind alone over the rate next to another job is a slowdown of the two applications. For an
 untried pair a low quantile of the measured ones is assumed (`assumed`): if all pairs are similar it is accurate,
 and if they differ much an untried pair is still tried, because a bad one is ended (`costs_s`).
 
-Ours. SJF-BSBF (arXiv 2407.13088) takes slowdowns from a table that was measured beforehand; the values of such a table
-(`[lending] pairs`) are used unchanged. Rates are items per second, slowdowns at least 1.
+This is an addition: SJF-BSBF (arXiv 2407.13088) takes slowdowns from a table that was measured beforehand; the values
+of such a table (`[lending] pairs`) are used unchanged. Rates are items per second, slowdowns at least 1.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PairSlowdowns:
     """Slowdowns of pairs of applications: those of a table, and those that were measured here."""
 
     def __init__(self, table: Mapping[tuple[str, str], float], usual: float) -> None:
-        """`table` is used unchanged; `usual` is assumed before anything was measured."""
+        """`table` is used unchanged; `usual` is assumed as long as nothing has been measured."""
         self._table, self._usual = dict(table), usual
         self._learned: dict[tuple[str, str], float] = {}
         self._alone: dict[Run, float] = {}
@@ -105,11 +105,11 @@ class PairSlowdowns:
                 _put(self._learned, (report.app, other), slowdown)
 
     def measured(self, run: Run, beside: Run) -> float | None:
-        """Return how much longer a run takes next to that one, if measured."""
+        """Return the measured slowdown of a run next to another one; None if there is none."""
         return self._runs.get((run, beside))
 
     def forget(self, listed: Collection[Run]) -> None:
-        """Keep only these runs."""
+        """Drop the data of all runs except these."""
         kept = set(listed)
         for run in [run for run in self._stretches if run not in kept]:
             del self._stretches[run]

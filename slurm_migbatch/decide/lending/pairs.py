@@ -1,16 +1,17 @@
 """Choose which pending training jobs share the slices of which running ones: SJF-BSBF on MIG slices. Pure.
 
-By Lai et al., "Scheduling Deep Learning Jobs in Multi-Tenant GPU Clusters via Wise Resource Sharing" (IWQoS 2024, arXiv
-2407.13088), by the authors' code: the shortest first, at most two jobs on one slice, and only if the pair's
-mean finish is earlier than one after the other (`pair_test`); of several hosts the one with the earliest mean finish.
+After Lai et al., "Scheduling Deep Learning Jobs in Multi-Tenant GPU Clusters via Wise Resource Sharing" (IWQoS 2024,
+arXiv 2407.13088), and the authors' code: the shortest first, at most two jobs on one slice, and only if the pair's mean
+finish is earlier than if they run one after the other (`pair_test`); of several hosts the one with the earliest mean
+finish.
 
-Ours, because a slice is not a whole GPU and its jobs belong to users:
+Additions of this module, because a slice is not a whole GPU and its jobs belong to users:
 
 - both are jobs of one user, and the memory of both together fits the slice with a margin. A job with unknown
   need shares with no job;
 - the shortest first applies among the jobs of one user. Between users the order is Slurm's;
-- neither may reach its time limit because of it. The length of a job follows from its `items` and reports; otherwise
-  it is assumed to need a part of its limit (`SharingRules.of_limit`), with the error of its user's earlier
+- neither may reach its time limit because it shares. The length of a job follows from its `items` and reports;
+  otherwise it is assumed to need a part of its limit (`SharingRules.of_limit`), with the error of its user's earlier
   jobs (`decide.lending.run_lengths`), and without a limit a long time;
 - slowdowns are measured ones of the two applications if there are any, else an assumption (`SharingRules.slowdown`);
   a pair that turns out to do less than one alone is ended (`partings`);
@@ -61,7 +62,7 @@ class Sharer:
         app: the name that slowdowns are stored under; empty if it names no model.
         left_s: remaining time on the whole GPU; None: unknown.
         limit_s: remaining time limit; None: no limit.
-        memory_mib: its need; None: unknown.
+        memory_mib: the memory that it needs; None: unknown.
         solo: it may share with no job, and waits for a slice of its own.
         ran_s: how long it has worked so far, as if alone.
         whole_s: its whole time limit; None: none of it has passed.
@@ -84,7 +85,7 @@ class Sharer:
 
 @dataclass(frozen=True)
 class Host:
-    """A training job on a slice with its memory; `guest` shares it already, or is about to."""
+    """A training job with its slice and the slice's memory; `guest` shares the slice already, or is about to."""
 
     sharer: Sharer
     profile: Profile
@@ -104,13 +105,13 @@ class SharingRules:
         of_limit: the part of its time limit that a job of unknown length is assumed to need.
         gain: by how much the mean finish must be earlier, relatively, if the pair test decides; a margin for
             uncertainty.
-        most: pairs in one round.
-        depth: pending jobs of one user that are simulated, for each profile; 0: the pair test decides alone.
-        steps: of simulation in one round (`lookahead.StepBudget`), divided among users and profiles. The starts of one
-            rule are always simulated to their end, so that a round may take up to 1.75 times as many, and three
+        most: maximum number of pairs in one round.
+        depth: number of pending jobs simulated for each user and profile; 0: the pair test alone decides.
+        steps: simulation steps of one round (`lookahead.StepBudget`), divided among users and profiles. The starts of
+            one rule are always simulated to their end, so that a round may take up to 1.75 times as many, and three
             more for each slice.
-        tries: single changes to the starts of the best rule that are tried.
-        cases: simulated lengths of each job of unknown length, equally probable; 1: the median.
+        tries: number of single changes tried on the starts of the best rule.
+        cases: number of simulated lengths of each job of unknown length, equally probable; 1: the median.
         late: highest probability with which a job of unknown length, which cannot be stopped with a checkpoint, may
             reach its time limit only because it shares.
         renewed_s: minimum time limit for stopping a job before it, if possible, to continue with a new limit
@@ -159,10 +160,10 @@ def pairs(
         running: jobs that have slices.
         waiting: pending jobs without a slice, in Slurm's order.
         speeds: see Speeds.
-        rules: see Rules.
+        rules: see SharingRules.
         resting: (guest, host) that are not to be tried now.
     """
-    slurms = {sharer.job: number for number, sharer in enumerate(waiting)}
+    slurm_order = {sharer.job: number for number, sharer in enumerate(waiting)}
     turns = shortest_first(waiting, speeds, rules)
     groups = _groups(running, turns, speeds)
     pair_of: dict[int, Pair] = {}
@@ -174,7 +175,7 @@ def pairs(
             if sharer.uid == uid and sharer.job not in pair_of and _runs(sharer, profile, speeds)
         ]
         budget = StepBudget(rules.steps // len(groups))
-        group = _Group(profile, hosts, queue, speeds, rules, frozenset(resting), slurms)
+        group = _Group(profile, hosts, queue, speeds, rules, frozenset(resting), slurm_order)
         pair_of.update({pair.guest: pair for pair in group.pairs(budget)})
     return [pair_of[sharer.job] for sharer in turns if sharer.job in pair_of][: rules.most]
 
@@ -193,23 +194,26 @@ def partings(
         measured: slowdown of a job next to another one, by both jobs' reports; None: unknown.
         restart_s: cost of stopping and restarting the guest.
     """
-    found = []
+    parting = []
     for host in running:
-        guest, first = host.guest, host.sharer
+        guest, host_job = host.guest, host.sharer
         if guest is None:
             continue
-        seen = measured(guest.job, first.job), measured(first.job, guest.job)
-        own, other = (_alone(sharer, host.profile, speeds, rules) for sharer in (guest, first))
-        if seen == (None, None) or own is None or other is None:
+        measured_slowdowns = measured(guest.job, host_job.job), measured(host_job.job, guest.job)
+        guest_s, host_s = (_alone(sharer, host.profile, speeds, rules) for sharer in (guest, host_job))
+        if measured_slowdowns == (None, None) or guest_s is None or host_s is None:
             continue
-        slow = seen[0] or rules.slow(guest, first), seen[1] or rules.slow(first, guest)
-        if together_rate(*slow) < rules.worth and costs_s(own, other, *slow) > restart_s:
+        slow = (
+            measured_slowdowns[0] or rules.slow(guest, host_job),
+            measured_slowdowns[1] or rules.slow(host_job, guest),
+        )
+        if together_rate(*slow) < rules.worth and costs_s(guest_s, host_s, *slow) > restart_s:
             why = (
-                f"beside job {first.job} it takes {slow[0]:.2f} times as long, and that one {slow[1]:.2f} times: "
+                f"beside job {host_job.job} it takes {slow[0]:.2f} times as long, and that one {slow[1]:.2f} times: "
                 "together they do less than one alone"
             )
-            found.append(Pair(first.job, guest.job, why))
-    return found
+            parting.append(Pair(host_job.job, guest.job, why))
+    return parting
 
 
 def renewals(running: Iterable[Sharer], rules: SharingRules, lead_s: float) -> list[int]:
@@ -234,18 +238,18 @@ def renewable(sharer: Sharer, rules: SharingRules) -> bool:
 
 
 def shortest_first(waiting: Sequence[Sharer], speeds: Speeds, rules: SharingRules) -> list[Sharer]:
-    """Return the order in which jobs are given a host: of one user first the one expected to end first.
+    """Return the jobs in the order in which they are given a host: each user's shortest first.
 
     Each user keeps the positions that Slurm's order gives to the user's jobs, so no job is overtaken by another user's.
-    Expected are seconds alone on the fastest slice that the job may have; ties keep Slurm's order.
+    A job's length is the expected time alone on the fastest slice that it may have; ties keep Slurm's order.
     """
     by_user: dict[int, list[Sharer]] = {}
     for sharer in waiting:
         by_user.setdefault(sharer.uid, []).append(sharer)
-    shortest = {
+    by_length = {
         uid: iter(sorted(jobs, key=lambda sharer: _shortest_s(sharer, speeds, rules))) for uid, jobs in by_user.items()
     }
-    return [next(shortest[sharer.uid]) for sharer in waiting]
+    return [next(by_length[sharer.uid]) for sharer in waiting]
 
 
 def _groups(
@@ -256,18 +260,18 @@ def _groups(
     for host in running:
         if _runs(host.sharer, host.profile, speeds):
             grouped.setdefault((host.sharer.uid, host.profile), []).append(host)
-    willing = [sharer for sharer in waiting if not sharer.solo and sharer.memory_mib is not None]
+    may_share = [sharer for sharer in waiting if not sharer.solo and sharer.memory_mib is not None]
     return {
         (uid, profile): hosts
         for (uid, profile), hosts in grouped.items()
         if any(host.guest is None and not host.sharer.solo for host in hosts)
-        and any(sharer.uid == uid and _runs(sharer, profile, speeds) for sharer in willing)
+        and any(sharer.uid == uid and _runs(sharer, profile, speeds) for sharer in may_share)
     }
 
 
 @dataclass(frozen=True)
 class _Group:
-    """One user's slices of one profile, and the user's pending jobs for one, the shortest first.
+    """One user's slices of one profile, and the user's pending jobs for such a slice, the shortest first.
 
     `turns`: Slurm's order; `lefts`: remaining times of jobs, as far as computed.
     """
@@ -285,19 +289,19 @@ class _Group:
         """Return the pairs that start now."""
         sharing = SharingQueue(len(self.hosts), self._slowdown(), budget, in_turn=True)
         for host in self.hosts:
-            first = self._queued(host.sharer)
-            sharing.run(first, 1, [])
+            host_task = self._queued(host.sharer)
+            sharing.run(host_task, 1, [])
             if host.guest is not None:
-                sharing.run(self._queued(host.guest), 0, [(first, 1)])
+                sharing.run(self._queued(host.guest), 0, [(host_task, 1)])
         hosts, guests = {host.sharer.job: host for host in self.hosts}, {guest.job: guest for guest in self.queue}
         sharing.queue = [self._queued(guest) for guest in guests.values() if guest.job not in sharing.tasks]
-        test = pair_test(self.rules.gain)
-        rules = (test, *(rule for rule in RULES if rule is not PAIR)) if self.rules.depth else (test,)
+        pair_rule = pair_test(self.rules.gain)
+        rules = (pair_rule, *(rule for rule in RULES if rule is not PAIR)) if self.rules.depth else (pair_rule,)
         # fewer jobs if there are so many slices that the steps would not suffice to simulate all rules
         depth = max(1, min(self.rules.depth, budget.left // (4 * len(self.hosts))))
         starts = plan(sharing, rules, depth, self.rules.tries)
-        named = [(hosts[start.partners[0][0]], guests[start.key]) for start in starts if start.partners]
-        return [Pair(host.sharer.job, guest.job, self._reason(host, guest)) for host, guest in named]
+        host_guests = [(hosts[start.partners[0][0]], guests[start.key]) for start in starts if start.partners]
+        return [Pair(host.sharer.job, guest.job, self._reason(host, guest)) for host, guest in host_guests]
 
     def _queued(self, sharer: Sharer) -> QueuedTraining:
         task = QueuedTraining(sharer.job, str(sharer.job), 1, self._left_s(sharer))
@@ -316,33 +320,35 @@ class _Group:
         return left
 
     def _slowdown(self) -> Slowdown:
-        """Return slowdowns by job; pending jobs may share later if their memory fits."""
+        """Return the function that gives slowdowns by job; pending jobs may share later if their memory fits."""
         rules = self.rules
         by_job = {str(sharer.job): sharer for sharer in self.queue}
-        lone: dict[str, Host] = {}
-        known: dict[tuple[str, str], float] = {}
+        lone_hosts: dict[str, Host] = {}
+        factors: dict[tuple[str, str], float] = {}
         for host in self.hosts:
             first, second = host.sharer, host.guest
             by_job[str(first.job)] = first
             if second is None:
-                lone[str(first.job)] = host
+                lone_hosts[str(first.job)] = host
             else:
                 by_job[str(second.job)] = second
-                known[str(first.job), str(second.job)] = rules.slow(first, second)
-                known[str(second.job), str(first.job)] = rules.slow(second, first)
+                factors[str(first.job), str(second.job)] = rules.slow(first, second)
+                factors[str(second.job), str(first.job)] = rules.slow(second, first)
         memory_mib = min(host.memory_mib for host in self.hosts)
 
         def slowdown(own: str, other: str) -> float:
-            factor = known.get((own, other))
+            factor = factors.get((own, other))
             if factor is None:
                 sharer, partner = by_job[own], by_job[other]
-                host = lone.get(other) or lone.get(own)
-                guest = sharer if other in lone else partner
-                may = _fit(sharer, partner, memory_mib if host is None else host.memory_mib, rules)
-                if may and host is not None:
-                    may = (guest.job, host.sharer.job) not in self.resting and self._in_time(host, guest)
-                slow = rules.slow(sharer, partner), rules.slow(partner, sharer)
-                factor = known[own, other] = slow[0] if may and together_rate(*slow) >= rules.worth else math.inf
+                host = lone_hosts.get(other) or lone_hosts.get(own)
+                guest = sharer if other in lone_hosts else partner
+                may_share = _fit(sharer, partner, memory_mib if host is None else host.memory_mib, rules)
+                if may_share and host is not None:
+                    may_share = (guest.job, host.sharer.job) not in self.resting and self._in_time(host, guest)
+                slowdowns = rules.slow(sharer, partner), rules.slow(partner, sharer)
+                factor = factors[own, other] = (
+                    slowdowns[0] if may_share and together_rate(*slowdowns) >= rules.worth else math.inf
+                )
             return factor
 
         return slowdown
@@ -404,7 +410,7 @@ def _likely_late(sharer: Sharer, end_s: float, beside_s: float, slow: float, rul
         end_s: its expected end. A length that the job stated is taken as exact.
         beside_s: maximum time for which the other one is next to it.
         slow: its slowdown meanwhile.
-        sharer, rules: see there. A job that was allowed to exceed its limit has none.
+        sharer, rules: see there. A job that was allowed to exceed its limit counts as one without a limit.
     """
     limit = sharer.limit_s
     if limit is None or limit <= 0:
@@ -428,7 +434,7 @@ def _expected_s(sharer: Sharer, rules: SharingRules) -> float:
 
 @lru_cache(maxsize=1 << 14)
 def _parts(job: int, cases: int) -> tuple[float, ...]:
-    """Return probabilities at the centres of so many equal parts, in an order that differs from job to job."""
+    """Return the centres of `cases` equal parts of the probabilities, in an order that differs from job to job."""
     order = sorted(range(cases), key=lambda number: crc32(b"%d %d" % (job, number)))
     return tuple((number + 0.5) / cases for number in order)
 

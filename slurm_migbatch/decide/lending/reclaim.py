@@ -1,11 +1,11 @@
 """Decide which loans end so that inference fits, and what is due for those that are already ending. Pure.
 
 Inference without room in supply's plan is handled in Slurm's order. Space that is free, or about to be (of jobs that
-complete, of signalled loans), serves it first. What a loan leaves that ends for one job serves another only if nothing
-else does, so the next round reclaims no further loan for the same job. If free space is not sufficient the loans with
-the lowest loss end (`decide.lending.allocation.reclaim`): one, or all that cover the place of a larger slice. So do
-those whose CPUs inference lacks. None ends for inference that is only expected: in `bench lending` that cost training
-more than it saved inference.
+complete, of signalled loans), serves it first. Space of a loan that ends for one job serves another job only if no
+other space does, so the next round reclaims no further loan for the first. If free space is not sufficient the loans
+with the lowest loss end (`decide.lending.allocation.reclaim`): one, or all that cover the place of a larger slice. So
+do those whose CPUs inference lacks. None ends for inference that is only expected: in `bench lending` that cost
+training more than it saved inference.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ _SPARED_S: Final = 1e6
 
 @dataclass(frozen=True)
 class _Found:
-    """The place of one node's slices of a job: the GPUs after it, and the loans that end for it."""
+    """Room for the slices of a job on one node: the GPUs with these slices, and the loans that end for it."""
 
     spaces: tuple[GpuCapacity, ...]
     ended: tuple[int, ...]
@@ -136,8 +136,8 @@ class _ReclaimPlanner:
         candidates: dict[int, ReclaimCandidate[SlotReference]] = {}
         for elastic_job in view.elastic_jobs:
             job = job_id(elastic_job.job)
-            held = view.loans.get(job)
-            if not rules.reclaim or elastic_job.place is None or held is None or held.state is not State.RUNNING:
+            loan = view.loans.get(job)
+            if not rules.reclaim or elastic_job.place is None or loan is None or loan.state is not State.RUNNING:
                 continue
             candidates[job] = _loan(elastic_job, rules, view.now)
         return candidates
@@ -147,8 +147,8 @@ class _ReclaimPlanner:
         if start.nodes == 1 and len(start.slices) == 1:
             places = [place for place in [self._place(start, self.capacity.within(start.pool))] if place is not None]
         else:
-            tried = (self._place(start, self.capacity.within(frozenset([node]))) for node in sorted(start.pool))
-            places = sorted((place for place in tried if place is not None), key=lambda place: place.loss)[
+            found = (self._place(start, self.capacity.within(frozenset([node]))) for node in sorted(start.pool))
+            places = sorted((place for place in found if place is not None), key=lambda place: place.loss)[
                 : start.nodes
             ]
         if len(places) < start.nodes:
@@ -164,17 +164,21 @@ class _ReclaimPlanner:
 
     def free_cpus(self, shortage: CpuShortage) -> None:
         """End loans so that nodes have the CPUs that a job lacks; none if that is impossible."""
-        found = {node: self._loans_for_cpus(node, lacking) for node, lacking in shortage.lacks.items()}
-        ways = [jobs for jobs in found.values() if jobs is not None]
-        if not ways or (shortage.every and len(ways) < len(found)):
+        loans_of_node = {node: self._loans_for_cpus(node, lacking) for node, lacking in shortage.lacks.items()}
+        feasible = [jobs for jobs in loans_of_node.values() if jobs is not None]
+        if not feasible or (shortage.every and len(feasible) < len(loans_of_node)):
             return
-        ended = ways if shortage.every else [min(ways, key=lambda jobs: sum(self.loans[job].loss(1) for job in jobs))]
+        ended = (
+            feasible
+            if shortage.every
+            else [min(feasible, key=lambda jobs: sum(self.loans[job].loss(1) for job in jobs))]
+        )
         for job in (job for jobs in ended for job in jobs):
             del self.loans[job]
             self.orders.append(self._order(job, shortage.job, f"inference job {shortage.job} needs its CPUs"))
 
     def _loans_for_cpus(self, node: str, lacking: int) -> list[int] | None:
-        """Return the loans on a node that end for so many CPUs, of which those count that end already."""
+        """Return the loans to end on a node for `lacking` CPUs; CPUs of loans that end already count."""
         ending = {order.job for order in self.orders}
         jobs_there = [
             elastic_job
@@ -190,18 +194,18 @@ class _ReclaimPlanner:
         return cheapest(lacking, [(self.loans[job].loss(1), cpus, job) for job, cpus in loans])
 
     def _place(self, start: WaitingInference, spaces: Iterable[GpuCapacity]) -> _Found | None:
-        at = {(space.node, space.gpu): space for space in spaces}
+        space_at = {(space.node, space.gpu): space for space in spaces}
         ended: list[int] = []
         lost = 0.0
         changed: dict[tuple[str, int], GpuCapacity] = {}
-        others = self._kept_for_others(start.job)
+        kept_for_others = self._kept_for_others(start.job)
         for profile in start.slices:
-            free = _free(profile, _beside(at.values(), others)) if others else None
-            free = free or _free(profile, at.values())
+            free = _free(profile, _beside(space_at.values(), kept_for_others)) if kept_for_others else None
+            free = free or _free(profile, space_at.values())
             if free is None:
                 loans = [loan for job, loan in self.loans.items() if job not in ended]
                 reclaimable = {place for loan in loans for place in loan.slots}
-                rooms = [room for room in rooms_for(profile, at.values()) if room <= reclaimable]
+                rooms = [room for room in rooms_for(profile, space_at.values()) if room <= reclaimable]
                 reclaimed = reclaim(loans, rooms, 1, self.view.now, self.rules.protect_s)
                 if not reclaimed.served:
                     return None
@@ -209,18 +213,18 @@ class _ReclaimPlanner:
                 lost += sum(self.loans[job].loss(1) for job in jobs)
                 ended += jobs
                 first = reclaimed.slots[0]
-                space = at[first.node, first.gpu]
+                space = space_at[first.node, first.gpu]
                 slots = {place.slot for place in reclaimed.slots}
                 free = replace(space, lent=tuple(loan for loan in space.lent if loan.slot not in slots))
-                at[free.node, free.gpu] = free
+                space_at[free.node, free.gpu] = free
             placed = plan_free(free.geometry, free.used, (profile,)).slots
-            space = at[free.node, free.gpu]
+            space = space_at[free.node, free.gpu]
             space = replace(space, taken=(*space.taken, *placed))
-            at[space.node, space.gpu] = changed[space.node, space.gpu] = space
+            space_at[space.node, space.gpu] = changed[space.node, space.gpu] = space
         return _Found(tuple(changed.values()), tuple(ended), lost)
 
     def _kept_for_others(self, job: int) -> dict[tuple[str, int], list[Slot]]:
-        """Return by GPU what loans leave that end for other jobs than this one."""
+        """Return, by GPU, the slots of loans that end for other jobs than this one."""
         kept: dict[tuple[str, int], list[Slot]] = {}
         for inference, places in self.kept.items():
             for place in places if inference != job else ():
@@ -265,7 +269,7 @@ def _loan(elastic_job: ElasticJob, rules: LendingRules, now: float) -> ReclaimCa
 
 
 def _free(profile: Profile, spaces: Iterable[GpuCapacity]) -> GpuCapacity | None:
-    """Return the GPU with room for it and the lowest loss."""
+    """Return the GPU that has room for the profile at the lowest loss."""
     best: tuple[tuple[int, int], GpuCapacity] | None = None
     for space in spaces:
         if profile in space.geometry:

@@ -65,7 +65,7 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
 
 
 def _kept_out(view: LendingView, elastic_jobs: Sequence[ElasticJob]) -> dict[int, str]:
-    """Return why pending jobs are not considered: only those that were stopped for another slice are in a blackout."""
+    """Return why pending jobs are not considered: in a blackout only jobs stopped for another slice are."""
     if not view.blackout:
         return {}
     return {job_id(job.job): LACKING["blackout"] for job in elastic_jobs if job.place is None and not job.stopped}
@@ -80,21 +80,21 @@ def _releases(
 ) -> list[LoanOrder]:
     """Return the orders that release jobs; adds to `lacking` why others wait, and takes from `quota_left`."""
     orders = []
-    known = {job_id(elastic_job.job): elastic_job for elastic_job in view.elastic_jobs}
-    later = not _may_return(view, rules)
+    elastic_jobs = {job_id(elastic_job.job): elastic_job for elastic_job in view.elastic_jobs}
+    turn_taken = not _may_return(view, rules)
     for grant in grants:
         job = job_id(grant.job)
         row = view.job_views[job].row
         if job in view.early:
-            if later:
+            if turn_taken:
                 lacking[job] = LACKING["turn"]
                 continue
-            later = True
-        if not _take(quota_left, known, {job: grant.profile}):
+            turn_taken = True
+        if not _take(quota_left, elastic_jobs, {job: grant.profile}):
             lacking[job] = LACKING["quota"]
             continue
-        soon = "inference may need it soon" if grant.reserved else "no inference is expected to need it"
-        why = f"{grant.profile} is idle, and {soon}"
+        expectation = "inference may need it soon" if grant.reserved else "no inference is expected to need it"
+        why = f"{grant.profile} is idle, and {expectation}"
         away = tuple(sorted(view.away.get(job, ())))
         orders.append(LoanOrder(Kind.RELEASE, job, row.restarts, why, profile=grant.profile, away=away))
     return orders
@@ -106,29 +106,29 @@ def _stops(
     """Return the orders that stop jobs for other slices, and the targets; takes from `quota_left`."""
     orders: list[LoanOrder] = []
     targets: dict[int, tuple[Profile, str, int]] = {}
-    known = {job_id(elastic_job.job): elastic_job for elastic_job in view.elastic_jobs}
+    elastic_jobs = {job_id(elastic_job.job): elastic_job for elastic_job in view.elastic_jobs}
     for grow in lending.grows:
         job = job_id(grow.job)
-        if _take(quota_left, known, {job: grow.profile}):
+        if _take(quota_left, elastic_jobs, {job: grow.profile}):
             orders.append(_grow(view, rules, grow))
             targets[job] = grow.profile, grow.place.node, grow.place.gpu
     for division in lending.divisions:
         profiles = {job_id(job): profile for job, profile in division.profiles.items()}
-        if _take(quota_left, known, profiles):
+        if _take(quota_left, elastic_jobs, profiles):
             orders += _divide(view, rules, division)
             targets |= {job: (profile, division.node, division.gpu) for job, profile in profiles.items()}
     return orders, targets
 
 
 def _take(quota_left: dict[str, int], known: Mapping[int, ElasticJob], profiles: Mapping[int, Profile]) -> bool:
-    """Take from the accounts' quota what these jobs get beyond their slices; return whether that is left."""
-    more: Counter[str] = Counter()
+    """Take from the accounts' quotas what these jobs get beyond their slices; False, without changes, if too little."""
+    extra: Counter[str] = Counter()
     for job, profile in profiles.items():
         if known[job].account in quota_left:
-            more[known[job].account] += profile.compute - _counted(known[job])
-    if any(count > max(0, quota_left[account]) for account, count in more.items()):
+            extra[known[job].account] += profile.compute - _counted(known[job])
+    if any(count > max(0, quota_left[account]) for account, count in extra.items()):
         return False
-    for account, count in more.items():
+    for account, count in extra.items():
         quota_left[account] -= max(0, count)
     return True
 
@@ -206,7 +206,7 @@ def _leaving(view: LendingView, lent: Iterable[LentSlot], busy: set[int], passin
 def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> list[ElasticJob]:
     """Return pending jobs with the profiles that their account may have, and running ones.
 
-    Those that are leaving count as new.
+    Those that are leaving, or were stopped too often, count as just started.
     """
     barred, quota_left = _without_quota(view, rules), view.quota_left(rules)
     elastic_jobs = []
@@ -214,14 +214,16 @@ def _elastic_jobs(view: LendingView, rules: LendingRules, busy: set[int]) -> lis
         job = job_id(elastic_job.job)
         if elastic_job.place is None and (job in busy or job in barred):
             continue
-        has = elastic_job.place.slot.profile if elastic_job.place is not None else None
+        current_profile = elastic_job.place.slot.profile if elastic_job.place is not None else None
         if elastic_job.account in quota_left:
             max_compute = quota_left[elastic_job.account] + _counted(elastic_job)
             elastic_job = replace(
                 elastic_job,
-                speeds={p: v for p, v in elastic_job.speeds.items() if p.compute <= max_compute or p == has},
+                speeds={
+                    p: v for p, v in elastic_job.speeds.items() if p.compute <= max_compute or p == current_profile
+                },
             )
-        if has is not None:
+        if current_profile is not None:
             loan = view.loans.get(job)
             stays = job in busy or loan is None or loan.leaving or _stopped_often(elastic_job, rules, view.now)
             elastic_job = replace(elastic_job, since=view.now) if stays else elastic_job

@@ -1,9 +1,9 @@
 """Estimate the remaining time of a training job of which only the expected length is known. Pure.
 
 The ratio of a job's length to its expected length (a part of its time limit) is assumed to be log-normal, with a mean
-and a deviation learned from ended jobs. The remaining time of a running job follows from
-that distribution beyond its run time: a job past its expected end is expected to run for long, not to end at
-once. A reconstruction; the papers of this package know the lengths. Times are seconds.
+and a deviation learned from ended jobs. The remaining time of a running job follows from that distribution beyond its
+run time: a job past its expected end is expected to run for long, not to end at once. This is a reconstruction: the
+papers that this package follows assume known lengths. Times are seconds.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ class LengthErrors:
             expected_s: its whole length, as expected at submission; above 0.
             ran_s: how long it has run.
         """
-        middle = expected_s * math.exp(self.mean)
-        rest = (1 - part) * self._longer(expected_s, ran_s)
-        if rest < _TINY:
+        median_s = expected_s * math.exp(self.mean)
+        tail = (1 - part) * self._longer(expected_s, ran_s)
+        if tail < _TINY:
             return ran_s * self.deviation
-        return max(0.0, middle * math.exp(-self.deviation * _NORMAL.inv_cdf(rest)) - ran_s)
+        return max(0.0, median_s * math.exp(-self.deviation * _NORMAL.inv_cdf(tail)) - ran_s)
 
     def ends_within(self, expected_s: float, ran_s: float, seconds: float) -> float:
-        """Return the probability that a job which has run for `ran_s` ends within so many more seconds."""
+        """Return the probability that a job which has run for `ran_s` ends within `seconds` more."""
         now = self._longer(expected_s, ran_s)
         return 1.0 - self._longer(expected_s, ran_s + seconds) / now if now > _TINY else 1.0
 
     def _longer(self, expected_s: float, seconds: float) -> float:
-        """Return the probability that a job takes longer than that."""
+        """Return the probability that a job takes longer than `seconds`."""
         ratio = seconds / expected_s
         if ratio <= _TINY:
             return 1.0
-        off = math.log(ratio) - self.mean
-        return 0.5 * math.erfc(off / self.deviation / math.sqrt(2))
+        log_error = math.log(ratio) - self.mean
+        return 0.5 * math.erfc(log_error / self.deviation / math.sqrt(2))
 
 
 @dataclass
@@ -74,8 +74,8 @@ class LengthHistory:
 
     def errors(self, uid: int) -> LengthErrors:
         """Return the expected error of a user's next job."""
-        everybody = _pooled(self._all, LengthErrors(), self.weight)
-        return _pooled(self._sums.get(uid, (0, 0.0, 0.0)), everybody, self.weight)
+        of_all_users = _pooled(self._all, LengthErrors(), self.weight)
+        return _pooled(self._sums.get(uid, (0, 0.0, 0.0)), of_all_users, self.weight)
 
 
 _LEAST: Final = 0.1

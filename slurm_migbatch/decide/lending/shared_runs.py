@@ -43,7 +43,7 @@ class SharedRuns:
         beside: Mapping[Run, Run],
         reports: Mapping[Run, Report],
     ) -> None:
-        """Update by a round: the profile of each run that has or shares a slice, and the latest reports."""
+        """Update from a round: the profile of each run that has or shares a slice, and the latest reports."""
         self._work(now, job_views, held, beside)
         for run, profile in held.items():
             job_view, report = job_views.get(run[0]), reports.get(run)
@@ -55,7 +55,7 @@ class SharedRuns:
         self.slowdowns.forget(held.keys())
 
     def with_length(self, sharer: Sharer, job_view: JobView) -> Sharer:
-        """Return a job with the data on its length."""
+        """Return `sharer` with the known data on its length."""
         row = job_view.row
         worked, errors = self._worked.get(row.job_id, 0.0), self.lengths.errors(row.uid)
         return replace(sharer, ran_s=worked, whole_s=row.time_limit_s, errors=errors)
@@ -64,7 +64,7 @@ class SharedRuns:
         self, now: float, job_views: Mapping[int, JobView], held: Collection[Run], beside: Mapping[Run, Run]
     ) -> None:
         """Add the work of runs since the last round, as if alone, and record the lengths of jobs that left."""
-        passed = 0.0 if self._now is None else max(0.0, now - self._now)
+        elapsed_s = 0.0 if self._now is None else max(0.0, now - self._now)
         self._now = now
         for run in held:
             job_view = job_views.get(run[0])
@@ -74,7 +74,7 @@ class SharedRuns:
             self._limits[run[0]] = row.uid, row.time_limit_s
             if run[0] in self._worked:
                 slow = 1.0 if other is None else self._slow(run, other, job_views)
-                self._worked[run[0]] += passed / slow
+                self._worked[run[0]] += elapsed_s / slow
             else:
                 self._worked[run[0]] = 0.0 if row.start is None else max(0.0, now - row.start)
         for job in [job for job in self._worked if job not in job_views]:
@@ -86,8 +86,8 @@ class SharedRuns:
         measured = self.slowdowns.measured(run, other)
         if measured is not None:
             return measured
-        names = _app(job_views.get(run[0])), _app(job_views.get(other[0]))
-        return max(1.0, self.slowdowns.known.get(names, self.slowdowns.assumed))
+        apps = _app(job_views.get(run[0])), _app(job_views.get(other[0]))
+        return max(1.0, self.slowdowns.known.get(apps, self.slowdowns.assumed))
 
 
 def _app(job_view: JobView | None) -> str:

@@ -12,8 +12,8 @@ A guest leaves its host if both do less together than one alone (`pairs.partings
 before its time limit if it reaches it only by sharing (`pairs.renewals`): it continues from its checkpoint with a new
 limit. Learned lengths and slowdowns are in `decide.lending.shared_runs`.
 
-Slurm up to 23.02 does not forget former types of a job (`workload.loans`): a former guest there would wait for a free
-`guest` forever. So there are no guests.
+Slurm up to 23.02 does not forget former GRES types of a job (`workload.loans`): a former guest would wait for a free
+`guest` forever. So with these releases there are no guests.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SliceSharing:
         self._rest: dict[tuple[int, int], float] = {}
         self._beside: dict[Run, Run] = {}
         self._located: set[Run] = set()
-        #: runs whose reports are not those of a slice of their own
+        #: runs that have shared a slice, so that their reports are not those of a slice of their own
         self.shared: set[Run] = set()
 
     @property
@@ -69,17 +69,17 @@ class SliceSharing:
         job_views: Mapping[int, JobView],
         reports: Mapping[Run, Report],
     ) -> None:
-        """Update the current pairs, by the nodes' reports, and the latest reports of runs."""
+        """Update the current pairs from the nodes' reports, and the latest reports of runs."""
         self._beside = dict(_both(facts))
-        held = {
+        profile_of_run = {
             run: slot.profile
             for node in facts.values()
             for gpu in node.gpus
             for slot, run in (*gpu.leases, *gpu.guests)
         }
-        self._located = set(held)
+        self._located = set(profile_of_run)
         self.shared = {run for run in self.shared | self._beside.keys() if run[0] in job_views}
-        self.runs.update(now, job_views, held, self._beside, reports)
+        self.runs.update(now, job_views, profile_of_run, self._beside, reports)
 
     def marked(self, view: LendingView) -> LendingView:
         """Return the view with the jobs marked that share a slice or are about to."""
@@ -108,21 +108,21 @@ class SliceSharing:
         lacking |= {guest: f"it is about to start {pair.why}" for guest, (pair, _) in self._pairs.items()}
         return replace(decided, orders=(*orders, *later), lacking=lacking)
 
-    # -- the end of both -------------------------------------------------------------------------------------------
+    # -- ends of pairs ---------------------------------------------------------------------------------------------
 
     def _together(self, view: LendingView, rules: LendingRules, orders: Sequence[LoanOrder]) -> Iterator[LoanOrder]:
-        """Yield the orders that end the second loan of a slice too, which inference gets when both have left."""
-        named = {order.job for order in orders}
+        """Yield the orders that end the other loan of a slice too: inference gets the slice when both have left."""
+        ordered_jobs = {order.job for order in orders}
         for order in orders:
             other = self._beside.get((order.job, order.restart))
-            called = order.kind in (Kind.SIGNAL, Kind.REQUEUE) and order.cause in (Cause.RECLAIM, Cause.FORECAST)
-            loan = view.loans.get(other[0]) if other is not None and called else None
-            if loan is not None and loan.state is State.RUNNING and loan.job_id not in named:
+            is_reclaim = order.kind in (Kind.SIGNAL, Kind.REQUEUE) and order.cause in (Cause.RECLAIM, Cause.FORECAST)
+            loan = view.loans.get(other[0]) if other is not None and is_reclaim else None
+            if loan is not None and loan.state is State.RUNNING and loan.job_id not in ordered_jobs:
                 why = f"{order.why}; it shares the slice of job {order.job}"
                 yield stop(view, rules, loan.job_id, order.cause, why)
 
     def _ends(self, view: LendingView, rules: LendingRules, busy: set[int]) -> Iterator[LoanOrder]:
-        """Yield the orders that end pairs with a loss, and runs that reach their limit only by sharing."""
+        """Yield the orders that end pairs that lose work, and runs that reach their limit only by sharing."""
         if not (self.shared or self._beside or self._pairs):
             return
         running = {
@@ -165,7 +165,7 @@ class SliceSharing:
         self._rest = {pair: until for pair, until in self._rest.items() if until > view.now}
 
     def _back(self, view: LendingView, busy: set[int]) -> Iterator[LoanOrder]:
-        """Yield the orders with which a guest without a host waits for a slice again."""
+        """Yield the orders that make guests without a host wait for a slice again."""
         for job, job_view in view.job_views.items():
             if not job_view.hints.guest or not job_view.row.pending or job in self._pairs or job in busy:
                 continue
@@ -184,27 +184,27 @@ class SliceSharing:
                 order = LoanOrder(Kind.SHARE, guest, job_view.row.restarts, pair.why)
                 yield replace(order, profile=loan.slice, node=offered[guest])
 
-    # -- new ones --------------------------------------------------------------------------------------------------
+    # -- new pairs -------------------------------------------------------------------------------------------------
 
     def _decide(self, view: LendingView, decided: Round, rules: LendingRules, busy: set[int]) -> None:
         slices = list(self._slices(view, busy))
-        elsewhere = busy | self._pairs.keys()
+        not_available = busy | self._pairs.keys()
         waiting = [
             elastic_job
             for elastic_job in view.elastic_jobs
-            if elastic_job.place is None and job_id(elastic_job.job) not in elsewhere
+            if elastic_job.place is None and job_id(elastic_job.job) not in not_available
         ]
         speeds = self._speeds(view, slices)
         accounts = {job_id(elastic_job.job): elastic_job.account for elastic_job in view.elastic_jobs}
         quota_left = view.quota_left(rules)
-        turns = [
+        sharers = [
             replace(
                 self._sharer(view, job_id(elastic_job.job), elastic_job.needs_s),
                 solo=not self._may_share(view, decided, elastic_job),
             )
             for elastic_job in waiting
         ]
-        for pair in pairs(slices, turns, speeds, self.runs.rules, self._rest.keys()):
+        for pair in pairs(slices, sharers, speeds, self.runs.rules, self._rest.keys()):
             account, compute = accounts[pair.guest], view.loans[pair.host].slice.compute
             if compute > quota_left.get(account, compute):
                 continue
@@ -215,9 +215,9 @@ class SliceSharing:
     def _may_share(self, view: LendingView, decided: Round, elastic_job: ElasticJob) -> bool:
         job = job_id(elastic_job.job)
         row = view.job_views[job].row
-        alone = row.tasks == 1 and row.num_nodes == 1 and not row.requested_nodes and forgets(row.gres)
-        placed = elastic_job.target is not None or job in decided.targets
-        return alone and not placed and decided.lacking.get(job) in _LACKING
+        single = row.tasks == 1 and row.num_nodes == 1 and not row.requested_nodes and forgets(row.gres)
+        has_target = elastic_job.target is not None or job in decided.targets
+        return single and not has_target and decided.lacking.get(job) in _LACKING
 
     def _slices(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
         """Yield the slices with one job, and those with two or about to have two."""
@@ -238,7 +238,7 @@ class SliceSharing:
                 yield host
 
     def _running(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
-        """Yield the first holders of slices that are and remain on loan."""
+        """Yield the first holder of each slice that is and remains on loan."""
         spaces = {(space.node, space.gpu): space for space in view.spaces}
         for elastic_job in view.elastic_jobs:
             job, place = job_id(elastic_job.job), elastic_job.place
@@ -248,8 +248,8 @@ class SliceSharing:
             space = spaces.get((place.node, place.gpu))
             if space is None or view.job_views[job].row.state != "RUNNING":
                 continue
-            memory = space.geometry.info(place.slot.profile).memory_mib
-            yield Host(self._sharer(view, job, elastic_job.needs_s), place.slot.profile, memory)
+            memory_mib = space.geometry.info(place.slot.profile).memory_mib
+            yield Host(self._sharer(view, job, elastic_job.needs_s), place.slot.profile, memory_mib)
 
     def _sharer(self, view: LendingView, job: int, needs_s: float | None = None) -> Sharer:
         job_view = view.job_views[job]
@@ -273,7 +273,7 @@ def _both(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[Run, Run]]:
     for node in facts.values():
         for gpu in node.gpus:
             if gpu.guests:
-                first = dict(gpu.leases)
+                holder_of = dict(gpu.leases)
                 for slot, run in gpu.guests:
-                    yield run, first[slot]
-                    yield first[slot], run
+                    yield run, holder_of[slot]
+                    yield holder_of[slot], run

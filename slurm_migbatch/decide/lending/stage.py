@@ -2,7 +2,7 @@
 
 A round is made of pure parts: `decide.lending.ledger` follows Slurm's state, `decide.lending.round` decides,
 `decide.lending.slice_sharing` adds jobs that share slices. `LendingMemory` is kept between rounds. An
-order is an intention, recorded in the ledger when it is given out and confirmed or withdrawn when `settle` gets its
+order is an intention, recorded in the ledger when it is issued and confirmed or withdrawn when `settle` gets its
 outcome.
 """
 
@@ -50,7 +50,7 @@ class LendingSettings:
         partitions: whose elastic training jobs may be lent slices.
         training_only: those of them that run nothing else.
         rules: when a slice is lent and reclaimed.
-        horizon_s, sure: slices that are not reserved should stay idle for so many seconds, with that probability.
+        horizon_s, sure: slices that are not reserved should stay idle for `horizon_s` with probability `sure`.
         forecast_days, day_s: how much history a forecast uses, and the length of a day.
         restart_s, checkpoint_s: defaults for a job without reports.
         share, slowdowns: whether two training jobs may share a slice, and measured slowdowns of pairs.
@@ -78,20 +78,20 @@ class Refusals:
     until: dict[tuple[Kind, int], tuple[float, float]] = field(default_factory=dict)
 
     def note(self, order: LoanOrder, now: float) -> None:
-        """Record that Slurm has refused it once more."""
+        """Record that Slurm has refused an order; each refusal doubles its wait."""
         wait = min(_LONGEST_S, 2 * self.until.get((order.kind, order.job), (0.0, _FIRST_S / 2))[1])
         self.until[order.kind, order.job] = now + wait, wait
 
     def clear(self, order: LoanOrder) -> None:
-        """Record that Slurm has accepted it."""
+        """Record that Slurm has accepted an order."""
         self.until.pop((order.kind, order.job), None)
 
     def barred(self, kind: Kind, now: float) -> set[int]:
-        """Return the jobs for which this is not tried now."""
-        return {job for (which, job), (until, _) in self.until.items() if which is kind and until > now}
+        """Return the jobs for which an order of this kind is not repeated yet."""
+        return {job for (refused_kind, job), (until, _) in self.until.items() if refused_kind is kind and until > now}
 
     def forget(self, listed: Collection[int]) -> None:
-        """Keep only these jobs."""
+        """Drop the refusals of all jobs except these."""
         self.until = {key: value for key, value in self.until.items() if key[1] in listed}
 
 
@@ -103,7 +103,7 @@ class LendingMemory:
         self.elastic_jobs = ElasticJobs(settings.restart_s, settings.checkpoint_s)
         self.expected = Expectation(settings.forecast_days, settings.day_s)
         self.idle = Idleness()
-        #: a cache
+        #: caches of demands
         self.books = PoolBooks()
         self.refusals = Refusals()
         self.slice_sharing = SliceSharing(SharingRules(measured=settings.slowdowns), enabled=settings.share)
@@ -129,7 +129,7 @@ class LendingMemory:
             report = Report(run.checkpoint, run.ckpt_s, run.items, run.items_per_s)
             try:
                 self.elastic_jobs.recall((run.job, run.restart), Profile.parse(run.profile or ""), report)
-            except ProfileError:  # it had several slices, or none
+            except ProfileError:  # the run had several slices, or none
                 continue
 
 
@@ -179,8 +179,10 @@ def plan_lending(
     places = places_of(inputs.facts)
     memory.elastic_jobs.gpus(gpu.geometry for node in inputs.facts.values() for gpu in node.gpus)
     memory.slice_sharing.update(now, inputs.facts, job_views, memory.elastic_jobs.reports)
-    alone = {run: place[2].profile for run, place in places.items() if run not in memory.slice_sharing.shared}
-    memory.elastic_jobs.update(job_views, alone)
+    unshared_profiles = {
+        run: place[2].profile for run, place in places.items() if run not in memory.slice_sharing.shared
+    }
+    memory.elastic_jobs.update(job_views, unshared_profiles)
     unread = {row.job_id for row in inputs.rows if row.unread}
     ended = memory.ledger.follow(job_views, places, memory.elastic_jobs.checkpoints(), now, unread)
     memory.refusals.forget(job_views)
@@ -189,7 +191,7 @@ def plan_lending(
     orders = [order for order in decided.orders if order.job not in memory.refusals.barred(order.kind, now)]
     targets = decided.targets
     if not settings.dry_run:
-        if not snapshot.recording:  # nothing can be released, so nobody is stopped to be released again
+        if not snapshot.recording:  # nothing can be released, so no job is stopped to be released again
             orders = [order for order in orders if not order.recorded]
             targets = {}
         for order in orders:
@@ -252,15 +254,18 @@ def _decide(
         blackout=snapshot.blackout,
         barred=memory.refusals.barred(Kind.RELEASE, now),
     )
-    short = lasting(shortages(inputs, job_views, memory.ledger), memory.short_of_cpus, now)
-    view = memory.slice_sharing.marked(replace(view, shortages=short))
+    cpu_shortages = lasting(shortages(inputs, job_views, memory.ledger), memory.short_of_cpus, now)
+    view = memory.slice_sharing.marked(replace(view, shortages=cpu_shortages))
     return memory.slice_sharing.add(view, decide(view, settings.rules), settings.rules, supply.shared)
 
 
 def _inference(
     inputs: LendingInputs, job_views: Mapping[int, JobView], places: Mapping[Run, Place], loans: Collection[Run]
 ) -> tuple[dict[Profile, frozenset[Run]], dict[Profile, int]]:
-    """Return by profile the runs and the pending demand of jobs that are not loans; nodes may tell of any profile."""
+    """Return, by profile, the runs and the pending demand of jobs that are not loans.
+
+    A run counts only with a profile of its job's GRES, because a node may report any profile.
+    """
     running: dict[Profile, set[Run]] = {}
     granted = {row.job_id: row.gres for row in inputs.rows if row.active}
     for run, (_, _, slot) in places.items():
@@ -297,7 +302,7 @@ class OrderOutcome:
 
 
 def settle_lending(outcomes: Iterable[OrderOutcome], memory: LendingMemory) -> tuple[Loan, ...]:
-    """Confirm or withdraw intentions; returns the loans that changed and are to be recorded."""
+    """Confirm or withdraw intentions; return the loans that changed and are to be recorded."""
     for outcome in outcomes:
         order = outcome.order
         if outcome.error:
@@ -326,7 +331,7 @@ def _intend(ledger: Ledger, order: LoanOrder, job_view: JobView, now: float) -> 
 
 
 def action_row(outcome: OrderOutcome, *, dry_run: bool = False) -> dict[str, Any]:
-    """Return a change and its outcome in the form of the record."""
+    """Return an order and its outcome as a row of the record."""
     order = outcome.order
     return {
         "ts": outcome.at,

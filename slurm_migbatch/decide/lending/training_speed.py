@@ -1,8 +1,8 @@
-"""Estimate a training job's speed on each profile: by its own measurements, else by the predictor.
+"""Estimate a training job's speed on each profile, from its own measurements, else from the predictor.
 
 A job that ran on a 1g and a 3g slice shows how they compare better than any predictor. Its items are in a unit of its
 own, so one profile alone gives no information; with several, each is scaled by its mean deviation from the prediction,
-and profiles without runs are kept between the measured smaller and larger slices. All of this is ours.
+and profiles without runs are kept between the measured smaller and larger slices. None of this is from a paper.
 
 Reports come from the job itself. A job that overstates its speed on large slices would get them first, so its
 measurements count only up to `TRUST` from the prediction.
@@ -48,7 +48,7 @@ def usable(reports: Iterable[SpeedReport]) -> list[SpeedReport]:
 
 
 def rates(reports: Iterable[SpeedReport]) -> dict[str, float]:
-    """Return items a second on each profile that the job ran on; runs count by their length."""
+    """Return items per second on each profile that the job ran on; runs are weighted by their length."""
     items: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for report in usable(reports):
@@ -77,13 +77,14 @@ def speeds(predicted: Mapping[str, float], reports: Sequence[SpeedReport] = ()) 
         if report.profile in weight:
             weight[report.profile] += report.seconds
     offset = {profile: math.log(rate / predicted[profile]) for profile, rate in measured.items()}
-    middle = math.fsum(offset[p] * weight[p] for p in measured) / math.fsum(weight.values())
-    near = {
-        profile: predicted[profile] * math.exp(max(-_REACH, min(_REACH, offset[profile] - middle)))
+    mean_offset = math.fsum(offset[p] * weight[p] for p in measured) / math.fsum(weight.values())
+    corrected = {
+        profile: predicted[profile] * math.exp(max(-_REACH, min(_REACH, offset[profile] - mean_offset)))
         for profile in measured
     }
     return {
-        profile: near.get(profile, _between(profile, value, predicted, near)) for profile, value in predicted.items()
+        profile: corrected.get(profile, _between(profile, value, predicted, corrected))
+        for profile, value in predicted.items()
     }
 
 

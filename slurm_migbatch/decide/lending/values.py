@@ -46,12 +46,12 @@ class GpuCapacity:
     Attributes:
         taken: slots of inference and of any other holder except loans; promised ones too.
         lent: slots of loans, including those that are about to end (until they have).
-        idle_since: since when its free space has been as large as it is, unix seconds.
+        idle_since: since when all its free space has been free, unix seconds.
         reclaimed: when a loan was last reclaimed here; infinite: nothing may be lent here now.
         own: whether it is training-only: its node is in no other partition. Nothing is reserved for inference there,
-            and no rest is needed.
-        leaving: slots of loans that are about to end and are for training then.
-        cpus: CPUs of its node that are free, also when jobs that were stopped for other slices are back; None: unknown.
+            and no rest after a reclaim is needed.
+        leaving: slots of loans that are about to end, and that training gets then.
+        cpus: free CPUs of its node, without those for stopped jobs that are to start there again; None: unknown.
     """
 
     node: str
@@ -97,7 +97,7 @@ class ElasticJob:
         since: when it started.
         restarts: how often it was stopped so far, for any reason. `hits`: by a reclaim or by Slurm's preemption.
         left_s: remaining seconds on the whole GPU; infinite if unknown.
-        needs_s: the same by its own statement; None: it made none.
+        needs_s: the same, as the job itself states it; None: it does not.
         reported: whether its current run has reported anything.
         target: the slice that it is to get next; None: any.
         cpus: number of CPUs that it requests; 0: unknown.
@@ -124,12 +124,12 @@ class ElasticJob:
 
     @property
     def ends_s(self) -> float:
-        """Return the most seconds on the whole GPU that it still runs, by its time limit and its own statement."""
+        """Maximum remaining seconds on the whole GPU, by its time limit and its own statement."""
         return self.left_s if self.needs_s is None else min(self.left_s, self.needs_s)
 
     @cached_property
     def speed_items(self) -> tuple[tuple[Profile, float], ...]:
-        """The speeds as a key."""
+        """The speeds in a hashable form."""
         return tuple(self.speeds.items())
 
     @property
@@ -171,12 +171,12 @@ class Grow:
 
 @dataclass(frozen=True)
 class Division:
-    """New division of a GPU.
+    """A new division of a GPU.
 
     Attributes:
         profiles: profile of each job there that does not keep its slice.
         jobs: number of jobs on it then.
-        gain: extra work then, in whole GPUs, after the cost of restarts.
+        gain: extra work of the new division, in whole GPUs, after the cost of restarts.
     """
 
     node: str

@@ -42,7 +42,7 @@ Run = tuple[int, int]
 
 
 class PoolBook:
-    """Demands of jobs as if they were pending for any slice; what did not change is kept from round to round."""
+    """Demands of jobs as if they were pending for any slice; those of unchanged jobs are kept from round to round."""
 
     def __init__(self) -> None:
         self._queue, self._demands = JobQueue(), DemandBook()
@@ -63,11 +63,11 @@ class PoolBooks:
 
 @dataclass(frozen=True)
 class LendingInputs:
-    """One snapshot, before it is interpreted.
+    """The parts of a snapshot that a lending round uses.
 
     Attributes:
         plan: supply's plan of this round; None if there is none (then nothing is lent).
-        wanted: the demands that it was made for.
+        wanted: the demands that the plan was made for.
         training_only: partitions that run only elastic training.
         books: caches of earlier snapshots.
     """
@@ -104,7 +104,7 @@ class LendingKnowledge:
         speeds: of each profile that a job may have, its speed relative to the whole GPU; 0 if it does not fit.
         costs: of a job's current run.
         left_s: remaining seconds on the whole GPU; infinite if unknown.
-        needs_s: the same by its own statement; None: it made none.
+        needs_s: the same, as the job itself states it; None: it does not.
     """
 
     speeds: Callable[[JobView], Mapping[Profile, float]]
@@ -115,15 +115,15 @@ class LendingKnowledge:
 
 @dataclass
 class Idleness:
-    """Since when the free space of each GPU (by UUID) has been as large as it is; loans count as free."""
+    """Since when all free space of each GPU (by UUID) has been free; loans count as free."""
 
     since: dict[str, float] = field(default_factory=dict)
     _taken: dict[str, int] = field(default_factory=dict)
 
     def update(self, uuid: str, taken: int, now: float) -> float:
-        """Return since when (unix seconds) a GPU's free space has been as large as it is.
+        """Return since when (unix seconds) all free space of a GPU has been free.
 
-        `taken`: memory slices (bits) that are in use by others than loans.
+        `taken`: bit mask of the memory slices in use by others than loans.
         """
         if self._taken.get(uuid, taken) & ~taken:
             self.since[uuid] = now
@@ -131,7 +131,7 @@ class Idleness:
         return self.since.get(uuid, 0.0)
 
     def keep(self, uuids: Collection[str]) -> None:
-        """Forget other GPUs if there are many: a node may describe new ones each time."""
+        """Forget all other GPUs if many are stored: a node may report new UUIDs each time."""
         if len(self._taken) > 2 * len(uuids) + _MOST_AWAY:
             self.since = {uuid: at for uuid, at in self.since.items() if uuid in uuids}
             self._taken = {uuid: taken for uuid, taken in self._taken.items() if uuid in uuids}
@@ -148,26 +148,27 @@ def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[in
 
 
 def believed(facts: Mapping[str, NodeFacts], job_views: Mapping[int, JobView]) -> Mapping[str, NodeFacts]:
-    """Return the nodes' reports with the runs of training jobs that Slurm has on other nodes as nobody's.
+    """Return the nodes' reports without the runs of training jobs that Slurm has on other nodes.
 
-    Root of a node may claim any run; its job would be stopped for a slice that it does not hold.
+    Their slices count as nobody's. root on a node can report any run; its job would be stopped for a slice that it does
+    not hold.
     """
     rows = [job_view.row for job_view in job_views.values() if job_view.row.nodes]
-    nodes = {(row.job_id, row.restarts): row.nodes for row in rows}
+    nodes_of_run = {(row.job_id, row.restarts): row.nodes for row in rows}
 
     def is_false(name: str, run: Run) -> bool:
-        return name not in nodes.get(run, (name,))
+        return name not in nodes_of_run.get(run, (name,))
 
     def without(name: str, gpu: GpuFacts) -> GpuFacts:
         leases = tuple([(slot, _NOBODY if is_false(name, run) else run) for slot, run in gpu.leases])
         return replace(gpu, leases=leases, guests=tuple([pair for pair in gpu.guests if not is_false(name, pair[1])]))
 
-    wrong = {
+    corrected = {
         name: replace(node, gpus=tuple([without(name, gpu) for gpu in node.gpus]))
         for name, node in facts.items()
         if any(is_false(name, run) for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests))
     }
-    return {**facts, **wrong} if wrong else facts
+    return {**facts, **corrected} if corrected else facts
 
 
 def places_of(facts: Mapping[str, NodeFacts]) -> dict[Run, Place]:
@@ -229,7 +230,7 @@ def view_of(
 def _spaces(
     inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, idle: Idleness
 ) -> tuple[list[GpuCapacity], dict[tuple[str, int], int], dict[int, SlotReference]]:
-    alive = {(row.job_id, row.restarts) for row in inputs.rows if row.active and row.state != "COMPLETING"}
+    active_runs = {(row.job_id, row.restarts) for row in inputs.rows if row.active and row.state != "COMPLETING"}
     unread = {row.job_id for row in inputs.rows if row.unread}
     open_nodes = {row.name for row in inputs.nodes if row.open}
     training_nodes = {
@@ -237,30 +238,34 @@ def _spaces(
     }
     plan = inputs.plan
     promised = _promised(inputs, job_views, _starting(inputs, ledger))
-    shut = {place[1] for reservation in (plan.reservations if plan is not None else ()) for place in reservation.places}
+    reserved_gpus = {
+        place[1] for reservation in (plan.reservations if plan is not None else ()) for place in reservation.places
+    }
     cpus = _free_cpus(inputs, job_views, ledger)
     idle.keep({gpu.uuid for node in inputs.facts.values() for gpu in node.gpus})
     spaces: list[GpuCapacity] = []
     passing: dict[tuple[str, int], int] = {}
     places: dict[int, SlotReference] = {}
     for name, node in inputs.facts.items():
-        held = name not in open_nodes or not node.healthy or plan is None or name not in plan.nodes
+        closed = name not in open_nodes or not node.healthy or plan is None or name not in plan.nodes
         for number, gpu in enumerate(node.gpus):
             taken, lent = _split(gpu, ledger)
-            since = idle.update(gpu.uuid, sum(slot.placement.mask for slot in taken), inputs.now)
-            if held:
+            idle_since = idle.update(gpu.uuid, sum(slot.placement.mask for slot in taken), inputs.now)
+            if closed:
                 continue
             assert plan is not None
-            extra = [slot for slot in promised.get(gpu.uuid, ()) if not any(_touch(slot, used) for used in taken)]
-            still = plan.nodes[name].fixed or gpu.uuid in shut
-            reclaimed = inf if still else ledger.reclaimed.get(gpu.uuid)
+            promised_slots = [
+                slot for slot in promised.get(gpu.uuid, ()) if not any(_touch(slot, used) for used in taken)
+            ]
+            not_lendable = plan.nodes[name].fixed or gpu.uuid in reserved_gpus
+            reclaimed = inf if not_lendable else ledger.reclaimed.get(gpu.uuid)
             space = GpuCapacity(
                 name,
                 number,
                 gpu.geometry,
-                (*taken, *extra),
+                (*taken, *promised_slots),
                 tuple(lent),
-                since,
+                idle_since,
                 reclaimed,
                 own=name in training_nodes,
                 cpus=cpus.get(name),
@@ -273,8 +278,8 @@ def _spaces(
             places.update(
                 {run[0]: SlotReference(name, number, slot) for slot, run in gpu.leases if _is_open(run, ledger)}
             )
-            guest_slots = {slot for slot, run in gpu.guests if run in alive or run[0] in unread}
-            leaving = (slot for slot, run in gpu.leases if run not in alive and run[0] not in unread)
+            guest_slots = {slot for slot, run in gpu.guests if run in active_runs or run[0] in unread}
+            leaving = (slot for slot, run in gpu.leases if run not in active_runs and run[0] not in unread)
             leaving_mask = sum(slot.placement.mask for slot in leaving if slot not in guest_slots)
             if leaving_mask:
                 passing[name, number] = leaving_mask
@@ -290,7 +295,7 @@ def _free_cpus(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: 
 
 
 def _split(gpu: GpuFacts, ledger: Ledger) -> tuple[list[Slot], list[LentSlot]]:
-    """Return the slots of other holders, and those of loans, including ended ones not yet known to the node."""
+    """Return the slots of other holders, and those of loans, including ended loans that the node still reports."""
     taken = [*gpu.zombies, *(slot for slot, run in gpu.leases if run not in ledger.runs)]
     return taken, [LentSlot(slot, run[0]) for slot, run in gpu.leases if run in ledger.runs]
 
@@ -305,7 +310,7 @@ def _touch(slot: Slot, other: Slot) -> bool:
 
 
 def _starting(inputs: LendingInputs, ledger: Ledger) -> dict[str, Counter[Profile]]:
-    """Count by node the slices of jobs that Slurm has started there and the node does not report yet, without loans."""
+    """Count, by node, the slices of jobs other than loans that Slurm has started and the node does not report yet."""
     holders: dict[str, list[JobRow]] = {}
     for row in inputs.rows:
         if holds_slices(row) and row.job_id not in ledger.open:
@@ -332,7 +337,7 @@ def _promised(
         by_profile = Counter(demand.slices)
         count = placed.copies * demand.nodes
         for number, node in enumerate(placed.nodes):
-            # supply names the nodes, not how many on each: distributed evenly
+            # supply names the nodes, not how many copies on each: assume that they are distributed evenly
             share = (count - number + len(placed.nodes) - 1) // len(placed.nodes)
             for profile, per_node in by_profile.items():
                 need.setdefault(node, Counter())[profile] += per_node * share
@@ -341,9 +346,9 @@ def _promised(
         facts, layouts = inputs.facts.get(node), inputs.plan.nodes.get(node)
         for gpu in facts.gpus if facts is not None and layouts is not None else ():
             assert layouts is not None
-            held = [slot for slot, _ in gpu.leases] + list(gpu.zombies)
+            held_slots = [slot for slot, _ in gpu.leases] + list(gpu.zombies)
             for slot in layouts.layouts.get(gpu.uuid, ()):
-                if counts[slot.profile] > 0 and not any(_touch(slot, used) for used in held):
+                if counts[slot.profile] > 0 and not any(_touch(slot, used) for used in held_slots):
                     counts[slot.profile] -= 1
                     promised.setdefault(gpu.uuid, []).append(slot)
     return promised
@@ -371,7 +376,7 @@ class LoanPool:
 
     Attributes:
         away: where Slurm must not start it, see `pools_of`.
-        early: whether it returns, before Slurm's delay is over, to where its last run may still be known.
+        early: whether it starts before Slurm's delay is over, on nodes where slurmd may still know its last run.
     """
 
     nodes: frozenset[str]
@@ -382,12 +387,12 @@ class LoanPool:
 def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, LoanPool]:
     """Return where pending jobs could run after a release, if Slurm lets them run at all.
 
-    Up to 23.02 slurmd often confuses the next run of a job with its last one, until the credentials of that have
-    expired:
-    it starts no Prolog, so there is no slice, and the run ends at once. There a job returns early on other nodes
-    only. If it may use no other node it is still tried, once; later it waits until Slurm's delay is over.
+    Up to 23.02 slurmd often confuses the next run of a job with its last one, until the last run's credentials have
+    expired: it starts no Prolog, so there is no slice, and the run ends at once. With these releases a job starts
+    before Slurm's delay after a requeue is over on other nodes only. A job that may use no other node is tried there
+    nevertheless, but only once; after that it waits until the delay is over.
     """
-    alike, early = [], set()
+    demand_rows, early = [], set()
     for row in inputs.rows:
         job_view = job_views.get(row.job_id)
         if job_view is not None and row.pending and job_view.hints.waiting and row.job_id not in ledger.open:
@@ -397,10 +402,10 @@ def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Le
                 reason = "None"
             elif begin_not_shown(row, inputs.now):
                 reason = "BeginTime"
-            alike.append(_for_any_slice(row, reason))
+            demand_rows.append(_for_any_slice(row, reason))
         elif row.active and row.array_job is not None:
-            alike.append(row)  # it counts towards the limit of its array
-    pool_demands = inputs.books.pending.of(alike, inputs)
+            demand_rows.append(row)  # it counts towards the limit of its array
+    pool_demands = inputs.books.pending.of(demand_rows, inputs)
     pools = {
         demand.job: _pool(job_views[demand.job].row, demand.pool, ledger, early=demand.job in early)
         for demand in pool_demands
@@ -410,20 +415,20 @@ def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Le
 
 
 def _pool(row: JobRow, nodes: frozenset[str], ledger: Ledger, *, early: bool) -> LoanPool | None:
-    """Return those of the nodes for which a job may be released now; None for none."""
+    """Return the nodes for which a job may be released now; None if there are none."""
     if forgets(row.gres) or not row.restarts:
         return LoanPool(nodes)
-    taken = ledger.taken_for_last(row.job_id)
+    confusing_nodes = ledger.taken_for_last(row.job_id)
     known = not early or bool(ledger.past.get(row.job_id, LoanHistory()).node)
-    if known and not taken:
+    if known and not confusing_nodes:
         return LoanPool(nodes)
-    if known and nodes - taken:
-        return LoanPool(nodes - taken, away=taken)
+    if known and nodes - confusing_nodes:
+        return LoanPool(nodes - confusing_nodes, away=confusing_nodes)
     return LoanPool(nodes, early=True) if row.restarts == 1 else None
 
 
 def growth_nodes(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, frozenset[str]]:
-    """Return the nodes where each running loan may continue when stopped to grow; see `pools_of` for its own node."""
+    """Return the nodes where each running loan may continue if stopped to grow; for its current node see `pools_of`."""
     rows = [
         _as_pending(job_views[job].row)
         for job, loan in ledger.open.items()
@@ -439,7 +444,7 @@ def growth_nodes(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger
 
 @lru_cache(maxsize=1 << 14)
 def _for_any_slice(row: JobRow, reason: str) -> JobRow:
-    """Return a pending job as if it asked for any slice, with this reason. Cached, because rounds repeat the query."""
+    """Return a pending job as if it requested any slice, with this reason. Cached, because rounds repeat the query."""
     return replace(row, gres=_ANY, reason=reason)
 
 
@@ -522,17 +527,17 @@ def _held_to_grow(ledger: Ledger, ready: Collection[int]) -> list[PendingLoan]:
 def _held_to_return(
     ledger: Ledger, job_views: Mapping[int, JobView], knowledge: LendingKnowledge, ready: Collection[int], now: float
 ) -> list[PendingLoan]:
-    """Return small slices for stopped jobs whose targets are not known any more, as after a restart of migbatchd."""
-    held = []
+    """Return the smallest useful slice of each stopped job whose target is unknown, as after a restart of migbatchd."""
+    pending_loans = []
     for job, past in ledger.past.items():
         if now - past.ended >= EXPECTED_S or past.cause not in OTHER_SLICE or job not in job_views:
             continue
         job_view = job_views[job]
-        known = job in ledger.open or job in ledger.targets or job in ready
-        if not known and _was_stopped(job_view.row, past):
+        handled = job in ledger.open or job in ledger.targets or job in ready
+        if not handled and _was_stopped(job_view.row, past):
             useful = [profile for profile, speed in knowledge.speeds(job_view).items() if speed > 0]
-            held += [PendingLoan(job, profile, None) for profile in sorted(useful, key=by_size)[:1]]
-    return held
+            pending_loans += [PendingLoan(job, profile, None) for profile in sorted(useful, key=by_size)[:1]]
+    return pending_loans
 
 
 def _was_stopped(row: JobRow, past: LoanHistory) -> bool:
@@ -545,7 +550,7 @@ def _lent(ledger: Ledger, job_views: Mapping[int, JobView]) -> dict[str, int]:
     for loan in ledger.open.values():
         lent[loan.account] += loan.slice.compute
     for job, target in ledger.targets.items():
-        has = ledger.open[job].slice.compute if job in ledger.open else 0
+        current_compute = ledger.open[job].slice.compute if job in ledger.open else 0
         if job in job_views:
-            lent[job_views[job].row.account] += max(0, target.profile.compute - has)
+            lent[job_views[job].row.account] += max(0, target.profile.compute - current_compute)
     return dict(lent)

@@ -1,8 +1,9 @@
 """Encode values of decisions as JSON and decode them, by their type hints.
 
-A recording may come from an untrusted source, so nothing in it names what is built: the hint does. Fields of a
-dataclass at their default are omitted, and missing ones get it: a file of an earlier version stays readable. Mappings
-keep their order; one with keys that are not strings becomes a list of pairs. Sets are sorted.
+A recording may come from an untrusted source, so the type hints, not the data, name the classes that are built. Fields
+of a dataclass that have their default are omitted, and missing fields get the default, so a file of an earlier version
+stays readable. Mappings keep their order; one with keys that are not strings becomes a list of pairs. Sets are
+sorted.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Codec:
     """Encode and decode by type hints.
 
     Args:
-        special: types with an encoding of the caller's own.
+        special: codes of types that the caller encodes in its own way.
         omit: fields of dataclasses that are neither written nor read.
     """
 
@@ -216,7 +217,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def canonical(data: Json) -> str:
-    """Return canonical JSON, so that equal data are equal texts."""
+    """Return canonical JSON: equal data give equal texts."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -254,7 +255,7 @@ def _as_number(data: Json) -> float:
 
 
 def _plain(value: Any) -> Json:
-    """Return a value of the record as JSON's types."""
+    """Return a value of the record converted to the types of JSON."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

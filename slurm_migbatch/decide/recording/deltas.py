@@ -1,8 +1,8 @@
 """Encode changes of an ordered mapping as JSON and apply them: for rows of jobs and nodes from round to round.
 
-A delta is `{"gone": keys, "new": [[key, value]], "changed": [[key, fields]], "at": [[index, key]]}`, each only if
-not empty: the rest of the old order remains, and every other key is placed by `at`, or after them in the
-order of `new`.
+A delta is `{"gone": keys, "new": [[key, value]], "changed": [[key, fields]], "at": [[index, key]]}`; empty parts are
+omitted. Keys in `at` are placed at that index. The others keep their old order, and new ones follow in the order of
+`new`.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ class Delta(Generic[K]):
     def write(self, now: Mapping[K, Any]) -> Json:
         """Return the changes since the last call; empty if there are none."""
         before, self._last = self._last, dict(now)
-        found: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         if removed := [key for key in before if key not in now]:
-            found["gone"] = removed
+            changes["gone"] = removed
         new, changed = [], []
         for key, value in now.items():
-            old = before.get(key)
-            if old is None:
+            previous = before.get(key)
+            if previous is None:
                 new.append([key, self._codes.encode(value)])
-            elif value is not old and value != old:
+            elif value is not previous and value != previous:
                 changed.append([key, self._codes.encode(value)])
         if new:
-            found["new"] = new
+            changes["new"] = new
         if changed:
-            found["changed"] = changed
+            changes["changed"] = changed
         if moved := _moved(list(before), list(now)):
-            found["at"] = moved
-        return found
+            changes["at"] = moved
+        return changes
 
     def read(self, delta: Json) -> Mapping[K, Any]:
         """Return the mapping after a delta.
@@ -78,8 +78,8 @@ class Delta(Generic[K]):
             values[key] = self._changed(values[key], fields)
         values.update({key: self._codes.decode(value) for key, value in delta.get("new", ())})
         moved = delta.get("at", ())
-        away = {key for _, key in moved}
-        order = [key for key in values if key not in away]
+        moved_keys = {key for _, key in moved}
+        order = [key for key in values if key not in moved_keys]
         for index, key in moved:
             order.insert(index, key)
         return {key: values[key] for key in order}
@@ -89,7 +89,7 @@ class Delta(Generic[K]):
 
 
 class RowDelta(Delta[K]):
-    """Write changes of a sequence of rows; unchanged stretches are recognised by object identity.
+    """Write changes of a sequence of rows; unchanged stretches are recognised by the identity of their objects.
 
     Of a changed row only the changed fields are written.
 
@@ -113,22 +113,22 @@ class RowDelta(Delta[K]):
             CodecError: two rows have the same key.
         """
         key, before = self._key, self._rows
-        found: list[Edit[Any]] = edits(before, now)
-        ends = [*[edit.start for edit in found[1:]], len(before)]
-        gaps = [range(edit.end, end) for edit, end in zip(found, ends, strict=False)]
+        row_edits: list[Edit[Any]] = edits(before, now)
+        ends = [*[edit.start for edit in row_edits[1:]], len(before)]
+        gaps = [range(edit.end, end) for edit, end in zip(row_edits, ends, strict=False)]
         old = {key(before[place]): place for gap in gaps for place in gap}
-        fresh = {key(row): row for edit in found for row in edit.new}
+        new_rows = {key(row): row for edit in row_edits for row in edit.new}
         self._rows = now
         self._keys.difference_update(old)
-        self._keys.update(fresh)
+        self._keys.update(new_rows)
         if len(self._keys) != len(now):
             raise CodecError("a job or a node is listed twice")
-        both = [(name, before[old[name]], row) for name, row in fresh.items() if name in old]
+        in_both = [(name, before[old[name]], row) for name, row in new_rows.items() if name in old]
         changes = {
-            "gone": [name for name in old if name not in fresh],
-            "new": [[name, self._codes.encode(row)] for name, row in fresh.items() if name not in old],
-            "changed": [[name, self._change(was, row)] for name, was, row in both if row != was],
-            "at": self._moved_rows(found, gaps, old) if before else [],
+            "gone": [name for name in old if name not in new_rows],
+            "new": [[name, self._codes.encode(row)] for name, row in new_rows.items() if name not in old],
+            "changed": [[name, self._change(was, row)] for name, was, row in in_both if row != was],
+            "at": self._moved_rows(row_edits, gaps, old) if before else [],
         }
         return {name: listed for name, listed in changes.items() if listed}
 
@@ -157,7 +157,7 @@ class RowDelta(Delta[K]):
 
 
 def _moved(before: Sequence[K], now: Sequence[K]) -> list[list[Any]]:
-    """Return the keys that are not where the old order has them, with their new index, ascending."""
+    """Return the keys that moved or are new, with their new index, ascending; empty if there was no old order."""
     if before == now or not before:
         return []
     place = {key: index for index, key in enumerate(before)}
@@ -166,9 +166,9 @@ def _moved(before: Sequence[K], now: Sequence[K]) -> list[list[Any]]:
 
 
 def _longest_rising(numbers: Sequence[int | None]) -> set[int]:
-    """Return indices of a longest rising subsequence; None is no part of any."""
-    ends: list[int] = []  # of the rising subsequences of each length, the least number that one ends in
-    last: list[int] = []  # and its index
+    """Return the indices of a longest rising subsequence, which has no None."""
+    ends: list[int] = []  # for each length the least number in which a rising subsequence of that length ends
+    last: list[int] = []  # and the index of that number
     previous: dict[int, int] = {}
     for index, number in enumerate(numbers):
         if number is None:
@@ -178,9 +178,9 @@ def _longest_rising(numbers: Sequence[int | None]) -> set[int]:
             previous[index] = last[length - 1]
         ends[length : length + 1] = [number]
         last[length : length + 1] = [index]
-    found: set[int] = set()
-    at = last[-1] if last else None
-    while at is not None:
-        found.add(at)
-        at = previous.get(at)
-    return found
+    chosen: set[int] = set()
+    position = last[-1] if last else None
+    while position is not None:
+        chosen.add(position)
+        position = previous.get(position)
+    return chosen

@@ -1,7 +1,7 @@
 """Write and read the state between decisions (`DecisionMemory`) as plain data.
 
-Only state with meaning from round to round is kept. Settings (`RetypeHistory.hold_s`) come from the
-memory that it is loaded into, so that a recording can be replayed with others.
+Only state that later rounds depend on is kept. Settings (`RetypeHistory.hold_s`) come from the memory that the state is
+loaded into, so that a recording can be replayed with other settings.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ State = dict[str, Any]
 
 
 def _fields(kind: type, *derived: str) -> Mapping[str, Any]:
-    """Return the fields of a dataclass with their types, without settings and what is derived."""
+    """Return the fields of a dataclass with their types, except `derived`: settings and derived values."""
     return {name: hint for name, hint in get_type_hints(kind).items() if name not in derived}
 
 
-#: stored attributes of each class: the type, or the class itself if it is one of these
+#: stored attributes of each class, with their types; a class that is itself a key here is stored in the same way
 REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     DecisionMemory: {"supply": SupplyMemory, "dispatch": DispatchMemory, "lending": LendingMemory},
     SupplyMemory: _fields(SupplyMemory, "planner", "queue", "nodes", "demands", "offers"),
@@ -125,14 +125,14 @@ _FORMER: Final = {"trainees": "elastic_jobs", "company": "slice_sharing"}
 
 
 def current(data: Mapping[str, Json]) -> dict[str, Json]:
-    """Return an encoded state with the names that its parts have now."""
+    """Return an encoded state with the current names of its parts."""
     return {_FORMER.get(name, name): part for name, part in data.items()}
 
 
 def take(remembered: Any) -> State:
     """Return the state of a DecisionMemory, or of a part; later changes of it do not affect the state.
 
-    Fast: a round waits for it.
+    It must be fast, because a round waits for it.
     """
     if isinstance(remembered, LevelGaps):
         return _taken_gaps(remembered)
@@ -195,8 +195,8 @@ def restore(data: Json, remembered: Any, codec: Codec) -> None:
 
 
 def _restored_gaps(data: Json, expected: Expectation, codec: Codec) -> dict[Profile, LevelGaps]:
-    found = {}
+    by_profile = {}
     for name, row in codec.decode(data, list[tuple[str, Any]]):
-        gaps = found[codec.decode(name, Profile)] = expected.gaps()
+        gaps = by_profile[codec.decode(name, Profile)] = expected.gaps()
         restore(row, gaps, codec)
-    return found
+    return by_profile

@@ -1,6 +1,6 @@
 """Remove names from a recording: users, accounts, jobs, hosts, and users' text.
 
-Decisions break ties by name, so each name is replaced by one with the same sort order; nothing else is left of it.
+Decisions break ties by name, so each name is replaced by one with the same sort order; nothing else of it remains.
 Hints and markers in comments remain, because decisions depend on them. So do profiles, partitions, features, models and
 GPU UUIDs.
 """
@@ -140,17 +140,17 @@ class _Mask:
         return {self.host(name): value for name, value in mapping.items()}
 
     def comment(self, comment: str) -> str:
-        """Replace a comment: hints and the filter's text remain, of other text the kind of its characters."""
+        """Replace a comment: hints and the filter's text remain; of other text only the kind of each character does."""
         marker = _MARKER.search(comment)
-        text, rest = (comment, "") if marker is None else (comment[: marker.start()], marker[0])
+        text, suffix = (comment, "") if marker is None else (comment[: marker.start()], marker[0])
         text, nodes = excluding.split(text)
         if nodes:
             hosts = fold(self.host(name) for name in excluding.excluded(comment))
-            rest = f"{' ' if text else ''}{excluding.OPEN}{hosts}]{rest}" if hosts else rest
+            suffix = f"{' ' if text else ''}{excluding.OPEN}{hosts}]{suffix}" if hosts else suffix
         if not hints.is_hint(text):
-            return _blank(text) + rest
+            return _blank(text) + suffix
         tokens = text[len(hints.PREFIX) :].split(" ")
-        return hints.PREFIX + " ".join(self._hint(token) for token in tokens) + rest
+        return hints.PREFIX + " ".join(self._hint(token) for token in tokens) + suffix
 
     def _hint(self, token: str) -> str:
         key, _, value = token.partition("=")
@@ -162,15 +162,15 @@ class _Mask:
 
     def round(self, known: RecordedRound) -> RecordedRound:
         """Replace the names in a round."""
-        seen = known.snapshot
+        observed = known.snapshot
         snapshot = replace(
-            seen,
-            jobs=tuple(self.job(row) for row in seen.jobs),
-            nodes=tuple(self.node(row) for row in seen.nodes),
-            inventory=self.hosts(seen.inventory),
-            plans=self.hosts(seen.plans),
-            past=None if seen.past is None else self.past(seen.past),
-            answers=_answers(seen.answers),
+            observed,
+            jobs=tuple(self.job(row) for row in observed.jobs),
+            nodes=tuple(self.node(row) for row in observed.nodes),
+            inventory=self.hosts(observed.inventory),
+            plans=self.hosts(observed.plans),
+            past=None if observed.past is None else self.past(observed.past),
+            answers=_answers(observed.answers),
         )
         actions = dict(known.actions)
         if "orders" in actions:
@@ -248,7 +248,7 @@ class _Mask:
         lending = settings.lending
         if lending is None:
             return settings
-        quota = {self._names.of("account", name): most for name, most in lending.rules.quota.items()}
+        quota = {self._names.of("account", name): limit for name, limit in lending.rules.quota.items()}
         return replace(settings, lending=replace(lending, rules=replace(lending.rules, quota=quota)))
 
     def memory(self, state: State) -> State:
@@ -279,7 +279,10 @@ class _Mask:
                 for name in ("open", "_unsaved", "_expected")
             },
             "past": {job: replace(past, node=self.host(past.node)) for job, past in lending["ledger"]["past"].items()},
-            "targets": {job: replace(to, node=self.host(to.node)) for job, to in lending["ledger"]["targets"].items()},
+            "targets": {
+                job: replace(target, node=self.host(target.node))
+                for job, target in lending["ledger"]["targets"].items()
+            },
             "ran_on": {job: self.hosts(nodes) for job, nodes in lending["ledger"]["ran_on"].items()},
         }
         pairs = lending["slice_sharing"]["_pairs"]
@@ -332,9 +335,9 @@ class _Mask:
 
 
 def _blank(text: str) -> str:
-    """Return text as long as `text`, with as many characters that hints cannot have."""
-    kept = (c if _PLAIN.match(c) else "x" if c.isascii() and c.isalnum() else "?" for c in text)
-    return "".join(kept)
+    """Return `text` with letters and digits replaced by x, and characters that hints cannot have by a question mark."""
+    masked = (c if _PLAIN.match(c) else "x" if c.isascii() and c.isalnum() else "?" for c in text)
+    return "".join(masked)
 
 
 def _settled(done: Done, key: Json) -> Done:
@@ -348,13 +351,13 @@ def _answers(answers: Answers) -> Answers:
 
 
 def _decision(row: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"chosen": row.get("chosen")}
+    kept: dict[str, Any] = {"chosen": row.get("chosen")}
     for part, names in _DECISION.items():
         content = row.get(part)
         if isinstance(content, dict):
-            found[part] = {name: content[name] for name in sorted(names & content.keys())}
+            kept[part] = {name: content[name] for name in sorted(names & content.keys())}
     candidates = [candidate for candidate in row.get("candidates") or () if isinstance(candidate, dict)]
-    found["candidates"] = [
+    kept["candidates"] = [
         {name: candidate[name] for name in sorted(_CANDIDATE & candidate.keys())} for candidate in candidates
     ]
-    return found
+    return kept

@@ -1,7 +1,7 @@
 """Repeat recorded decisions, and report differences.
 
-Every segment begins with the recorded state, so a difference lasts at most to the end of its segment. Within one, the
-recorded cluster continues: the recorded decisions were carried out, the replayed ones were not.
+Every segment begins with the recorded state, so a difference lasts at most to the end of its segment. Within a segment
+the cluster is the recorded one: the recorded decisions were carried out, the replayed ones were not.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class ReplayedRound:
     """One repeated round.
 
     Attributes:
-        number: of the round, from 1; `segment`: of its segment.
+        number: number of the round, from 1; `segment`: number of its segment.
         at: unix seconds.
         differences: empty if the decision is the same.
-        unknown: predictions that were needed and that the recording does not hold.
+        unknown: number of predictions that were needed and that the recording does not have.
     """
 
     number: int
@@ -90,9 +90,11 @@ def replay(
             raise CodecError("not a recording of decisions: it does not begin with a segment")
         else:
             number += 1
-            known = reader.round(entry)
-            memory, differences, unknown = _decided(replace(known, snapshot=see(known.snapshot)), memory, settings)
-            yield ReplayedRound(number, segment, known.snapshot.now, differences, unknown)
+            recorded_round = reader.round(entry)
+            memory, differences, unknown = _decided(
+                replace(recorded_round, snapshot=see(recorded_round.snapshot)), memory, settings
+            )
+            yield ReplayedRound(number, segment, recorded_round.snapshot.now, differences, unknown)
 
 
 def _decided(
@@ -115,7 +117,9 @@ def _decided(
 
 def _unequal(then: Mapping[str, Json], now: Mapping[str, Json]) -> list[tuple[str, Json, Json]]:
     pairs = [(name, then.get(name), now.get(name)) for name in sorted({*then, *now})]
-    return [(name, before, after) for name, before, after in pairs if canonical(before) != canonical(after)]
+    return [
+        (name, recorded, replayed) for name, recorded, replayed in pairs if canonical(recorded) != canonical(replayed)
+    ]
 
 
 def _why(actions: Json, reasons: Mapping[str, str]) -> tuple[str, ...]:

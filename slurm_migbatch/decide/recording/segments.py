@@ -1,4 +1,4 @@
-"""Record rounds as JSON values that `decide` can be run over again: observations, decisions, outcomes.
+"""Record rounds as JSON values, from which `decide` can be repeated: observations, decisions, outcomes.
 
 A recording consists of independent segments. A segment begins with the settings and the state, and its
 first round with all observations; later rounds hold the changes. Predictions are stored as queries
@@ -42,7 +42,7 @@ _QUESTIONS: Final[Mapping[str, tuple[Any, Any]]] = {
 }
 _Written = NewType("_Written", object)
 """A value that is JSON already."""
-#: parts of a snapshot that are written in ways of their own
+#: parts of a snapshot that are written separately from it
 _APART: Final = [(ClusterSnapshot, name) for name in ("jobs", "nodes", "inventory", "plans", "predictions")]
 
 
@@ -115,8 +115,8 @@ class RecordedPredictions:
 
     def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[WeighedProfile]] | None:
         """See `Predictions`."""
-        found: tuple[Profile, Sequence[WeighedProfile]] | None = self._answer("candidates", hints, partition)
-        return found
+        answer: tuple[Profile, Sequence[WeighedProfile]] | None = self._answer("candidates", hints, partition)
+        return answer
 
 
 # -- decisions ---------------------------------------------------------------------------------------------------------
@@ -146,24 +146,26 @@ def change_key(change: Retype | Throttle) -> Json:
 
 def actions_of(decision: Decision) -> dict[str, Json]:
     """Return the content of a decision except offers; empty if there is none."""
-    found: dict[str, Json] = {"failed": {stage: type(error).__name__ for stage, error in decision.failed.items()}}
+    content: dict[str, Json] = {"failed": {stage: type(error).__name__ for stage, error in decision.failed.items()}}
     if decision.supply is not None:
-        found["start_now"] = [action.job for action in decision.supply.start_now]
-        found["moves"] = [[order.step.value, order.job, order.restart, order.signal] for order in decision.supply.moves]
+        content["start_now"] = [action.job for action in decision.supply.start_now]
+        content["moves"] = [
+            [order.step.value, order.job, order.restart, order.signal] for order in decision.supply.moves
+        ]
     if (dispatch := decision.dispatch) is not None:
-        found["retypes"] = [change_key(change) for change in dispatch.retypes]
-        found["throttles"] = [change_key(change) for change in dispatch.throttles]
-        found["repairs"] = sorted(dispatch.repairs)
-        found["unknown"] = list(dispatch.unknown)
+        content["retypes"] = [change_key(change) for change in dispatch.retypes]
+        content["throttles"] = [change_key(change) for change in dispatch.throttles]
+        content["repairs"] = sorted(dispatch.repairs)
+        content["unknown"] = list(dispatch.unknown)
     if decision.lending is not None:
-        found["orders"] = [order_key(order) for order in decision.lending.orders]
-    return {name: value for name, value in found.items() if value}
+        content["orders"] = [order_key(order) for order in decision.lending.orders]
+    return {name: value for name, value in content.items() if value}
 
 
 def offer_of(offer: Offer) -> Json:
     """Return the offer of a node."""
     plan, sharing = offer.plan, offer.sharing
-    found: dict[str, Json] = {
+    content: dict[str, Json] = {
         "layouts": {uuid: [str(slot) for slot in layout.slots] for uuid, layout in plan.layouts.items()},
         "offers": {profile.name: count for profile, count in plan.offers.items()},
         "withdrawn": sorted(profile.name for profile in plan.withdrawn),
@@ -171,7 +173,7 @@ def offer_of(offer: Offer) -> Json:
         "fixed": plan.fixed,
         "closed": not plan.open,
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in content.items() if value}
 
 
 def offers_of(decision: Decision) -> dict[str, Json]:
@@ -181,17 +183,17 @@ def offers_of(decision: Decision) -> dict[str, Json]:
 
 def reasons_of(decision: Decision) -> dict[str, str]:
     """Return why jobs are changed, by job."""
-    found = {}
+    reasons = {}
     if decision.supply is not None:
-        found.update({str(order.job): order.why for order in decision.supply.moves})
+        reasons.update({str(order.job): order.why for order in decision.supply.moves})
     if decision.dispatch is not None:
         for retype in decision.dispatch.retypes:
-            found[str(retype.pending.row.job_id)] = retype.why
+            reasons[str(retype.pending.row.job_id)] = retype.why
         for throttle in decision.dispatch.throttles:
-            found[str(throttle.array.array)] = throttle.why
+            reasons[str(throttle.array.array)] = throttle.why
     if decision.lending is not None:
-        found.update({str(order.job): order.why for order in decision.lending.orders})
-    return found
+        reasons.update({str(order.job): order.why for order in decision.lending.orders})
+    return reasons
 
 
 # -- outcomes ----------------------------------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ class RecordedOutcomes:
         )
 
     def on(self, decision: Decision, settings: Settings, now: float) -> Outcomes:
-        """Return these as outcomes of a decision; actions that were not done then were not called now."""
+        """Return these as outcomes of a decision; actions without a recorded outcome count as not carried out."""
         dispatch: list[DispatchOutcome] = []
         lending: list[OrderOutcome] = []
         changed: Sequence[Loan] = ()
@@ -260,8 +262,8 @@ class Segment:
     """Beginning of a segment.
 
     Attributes:
-        settings: of the decisions.
-        memory: the state, see `memory_state.encode`; None: none, because the service had just started.
+        settings: the settings of the decisions.
+        memory: the state, see `memory_state.encode`; None: no state, because the service had just started.
     """
 
     settings: Settings
@@ -274,7 +276,7 @@ class RecordedRound:
 
     Attributes:
         snapshot: the observations; its predictions are those that were recorded so far.
-        actions, offers: the decision, see `actions_of` and `offers_of`; reasons: why.
+        actions, offers, reasons: the decision, see `actions_of`, `offers_of` and `reasons_of`.
         outcomes: its outcome.
     """
 
@@ -313,7 +315,7 @@ class _Tables:
         return self.geometries[number]
 
     def with_geometries(self, entry: dict[str, Json]) -> dict[str, Json]:
-        """Return the entry with the geometries that it names first."""
+        """Return the entry with the geometries that it is the first to use."""
         new, self.written = self.geometries[self.written :], len(self.geometries)
         return {"geometries": [geometry.to_dict() for geometry in new], **entry} if new else entry
 
@@ -327,7 +329,7 @@ class SegmentWriter:
 
     def __init__(self) -> None:
         self._tables = _Tables()
-        #: by node its offer of the previous round, and its encoding
+        #: by node, its offer of the previous round and the encoded offer
         self._offers: dict[str, tuple[Offer, Json]] = {}
 
     def begin(self, settings: Settings, state: memory_state.State | None) -> Json:
@@ -339,17 +341,19 @@ class SegmentWriter:
 
     def round(self, snapshot: ClusterSnapshot, decision: Decision, outcomes: Outcomes, asked: Iterable[Asked]) -> Json:
         """Return the entry of a round."""
-        kept = RecordedOutcomes.of(outcomes)
+        recorded_outcomes = RecordedOutcomes.of(outcomes)
         offers = self._offers_of(decision)
-        return self.recorded(RecordedRound(snapshot, actions_of(decision), offers, reasons_of(decision), kept), asked)
+        return self.recorded(
+            RecordedRound(snapshot, actions_of(decision), offers, reasons_of(decision), recorded_outcomes), asked
+        )
 
     def _offers_of(self, decision: Decision) -> dict[str, Json]:
         """Return `offers_of`; an offer that is the same object as in the previous round is not encoded again."""
         before, self._offers = self._offers, {}
         for offer in () if decision.supply is None else decision.supply.offers:
-            known = before.get(offer.plan.node)
+            previous = before.get(offer.plan.node)
             self._offers[offer.plan.node] = (
-                known if known is not None and known[0] is offer else (offer, offer_of(offer))
+                previous if previous is not None and previous[0] is offer else (offer, offer_of(offer))
             )
         return {node: written for node, (_, written) in self._offers.items()}
 
@@ -371,10 +375,10 @@ class SegmentWriter:
         return tables.with_geometries({name: value for name, value in entry.items() if value})
 
     def _asked(self, version: str, asked: Iterable[Asked]) -> Json:
-        tables, found = self._tables, {}
+        tables, entry = self._tables, {}
         if version != tables.version:
             tables.version, tables.answers = version, {}
-            found["version"] = version
+            entry["version"] = version
         answers = []
         for question in asked:
             key = question.kind, question.hints, question.partition
@@ -385,7 +389,7 @@ class SegmentWriter:
                 answers.append(
                     [question.kind, tables.codec.encode(question.hints, question_kind), question.partition, encoded]
                 )
-        return {**found, "answers": answers} if answers else found
+        return {**entry, "answers": answers} if answers else entry
 
 
 class SegmentReader:
@@ -395,7 +399,7 @@ class SegmentReader:
         entry: the first one of the segment.
 
     Raises:
-        CodecError: it is not.
+        CodecError: it does not begin a segment of this format.
     """
 
     def __init__(self, entry: Json) -> None:
@@ -421,43 +425,43 @@ class SegmentReader:
         """Read the next entry.
 
         Raises:
-            CodecError: it is not the next one.
+            CodecError: it cannot be read as the next entry.
         """
         tables = self._tables
         if not isinstance(entry, dict) or "seen" not in entry:
             raise CodecError("an entry without a snapshot")
         tables.learn_geometries(entry)
         self._answers(entry.get("asked", {}))
-        seen = tables.codec.decode(entry["seen"], ClusterSnapshot)
+        observed = tables.codec.decode(entry["seen"], ClusterSnapshot)
         snapshot = replace(
-            seen,
+            observed,
             jobs=tuple(tables.jobs.read(entry.get("jobs")).values()),
             nodes=tuple(tables.nodes.read(entry.get("nodes")).values()),
             inventory=tables.inventory.read(entry.get("inventory")),
             plans=tables.plans.read(entry.get("plans")),
             predictions=RecordedPredictions(tables.version or "", tables.answers),
         )
-        parts = tables.codec
+        codec = tables.codec
         return RecordedRound(
             snapshot,
-            parts.decode(entry.get("actions", {}), dict[str, Any]),
+            codec.decode(entry.get("actions", {}), dict[str, Any]),
             tables.offers.read(entry.get("offers")),
-            parts.decode(entry.get("reasons", {}), dict[str, str]),
-            parts.decode(entry.get("outcomes", {}), RecordedOutcomes),
+            codec.decode(entry.get("reasons", {}), dict[str, str]),
+            codec.decode(entry.get("outcomes", {}), RecordedOutcomes),
         )
 
     def asked(self, entry: Json) -> list[Asked]:
-        """Return the queries that a round made first."""
+        """Return the queries that a round was the first to make."""
         return [
             Asked(kind, self._tables.codec.decode(hints, _QUESTIONS[kind][0]), partition, answer)
             for kind, hints, partition, answer in self._decoded(entry.get("asked", {}))
         ]
 
     def _decoded(self, data: Json) -> list[tuple[str, Any, str, Any]]:
-        found = self._tables.codec.decode(data.get("answers", []), list[tuple[str, Any, str, Any]])
-        if any(kind not in _QUESTIONS for kind, _, _, _ in found):
+        answers = self._tables.codec.decode(data.get("answers", []), list[tuple[str, Any, str, Any]])
+        if any(kind not in _QUESTIONS for kind, _, _, _ in answers):
             raise CodecError("an unknown query")
-        return [(k, h, p, self._tables.codec.decode(answer, _QUESTIONS[k][1])) for k, h, p, answer in found]
+        return [(k, h, p, self._tables.codec.decode(answer, _QUESTIONS[k][1])) for k, h, p, answer in answers]
 
     def _answers(self, data: Json) -> None:
         tables = self._tables
