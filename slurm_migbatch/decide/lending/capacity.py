@@ -117,7 +117,7 @@ class LendingCapacity:
         return not_placed
 
     def release_reserve(self) -> None:
-        """Make the space free again that `hold` has taken."""
+        """Make the space free again that `place_reserve` has taken."""
         for index, gpu in enumerate(self.gpus):
             for profile in gpu.reserve:
                 self.drop(index, profile)

@@ -53,7 +53,7 @@ class QueuedTraining:
     """A running or pending job, as the plan sees it.
 
     Attributes:
-        key: its user; `app`: the name that slowdowns are stored under; `need`: GPUs.
+        key: its id, as the caller knows it; `app`: the name that slowdowns are stored under; `need`: GPUs.
         left: seconds of work alone that remain, at the time `since`.
         alone: number of its unshared GPUs. `partners`: number of GPUs shared with each other job.
         rate: seconds of work per second; 0 while it is pending.
@@ -241,7 +241,7 @@ class SharingQueue:
         return list(task.partners)
 
     def start(self, rule: SharingRule) -> list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]:
-        """Start all jobs that the rule starts, shortest first; return the GPUs and partners of each.
+        """Start all jobs that the rule starts, in the order of the queue or of turns; return the GPUs and partners of each.
 
         Jobs that do not fit are skipped.
         """

@@ -261,7 +261,7 @@ def _loan(elastic_job: ElasticJob, rules: LendingRules, now: float) -> ReclaimCa
     stay = min(horizon, elastic_job.left_s / speed) if speed > 0 else horizon
     since, costs = elastic_job.since, elastic_job.costs
     if elastic_job.restarts >= rules.max_restarts:
-        # only if no other is sufficient, and of several such the least often reclaimed
+        # only if no other is sufficient, and of several such the least often restarted
         since, costs = now, RestartCosts(_SPARED_S * (1 + elastic_job.restarts), 0.0)
     return ReclaimCandidate(
         elastic_job.job, frozenset([elastic_job.place]), 1, 1, (0.0, speed), costs, since, elastic_job.hits, stay

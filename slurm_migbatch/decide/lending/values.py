@@ -14,7 +14,7 @@ from slurm_migbatch.mig.layout import Layout, Slot, layout_of
 from slurm_migbatch.mig.profile import Profile
 
 Reason: TypeAlias = Literal["profile", "round", "reserve", "idle", "room"]
-"""Why a job got nothing: no GPU has a useful profile for it; its account has its share; enough was released this round;
+"""Why a job got nothing: no GPU has a useful profile for it; enough was released this round;
 the space is reserved for inference; free space has not been idle, or at rest after a reclaim, for long enough; there
 is no room.
 """
