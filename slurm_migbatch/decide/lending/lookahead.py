@@ -241,7 +241,7 @@ class SharingQueue:
         return list(task.partners)
 
     def start(self, rule: SharingRule) -> list[tuple[QueuedTraining, int, list[tuple[QueuedTraining, int]]]]:
-        """Start all jobs that the rule starts, in the order of the queue or of turns; return the GPUs and partners of each.
+        """Start the jobs that the rule starts, in the order of the queue or of turns; return GPUs and partners of each.
 
         Jobs that do not fit are skipped.
         """
