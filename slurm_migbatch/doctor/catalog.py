@@ -1,4 +1,4 @@
-"""Check that the catalog's lines in slurm.conf allow every request to pend that some node could serve."""
+"""Check that the catalog's lines in slurm.conf allow every request that some node could serve to pend."""
 
 from __future__ import annotations
 

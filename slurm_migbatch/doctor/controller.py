@@ -57,10 +57,10 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
     yield from paths.check_credentials(config, _daemon(config))
     yield from paths.check_metrics_token(config, _daemon(config))
     yield from check_rest(config, _daemon(config))
-    here = health.this_one(config)
+    own = health.this_one(config)
     reports: Mapping[str, ReceivedReport] | None = None
-    if here.standby:
-        yield Finding(GOOD, "migbatchd", f"standby: {here.standby}")
+    if own.standby:
+        yield Finding(GOOD, "migbatchd", f"standby: {own.standby}")
         if everywhere:
             yield Finding(UNKNOWN, "nodes", "nodes report to the active migbatchd", "run migbatch doctor on its host")
     else:
@@ -70,10 +70,10 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
             text = f"cannot query findings of nodes at {config.daemon.api_socket}: {error}"
             advice = "as root, with migbatchd running (systemctl status migbatchd) and of this release"
             yield Finding(UNKNOWN, "nodes", text, advice)
-    yield from _slurm(config, rendering, here, reports, everywhere)
+    yield from _slurm(config, rendering, own, reports, everywhere)
     yield from _disks(config)
-    if not here.standby:
-        yield from service.check_service(config, here)
+    if not own.standby:
+        yield from service.check_service(config, own)
 
 
 def _daemon(config: Config) -> Reader | None:
@@ -92,15 +92,15 @@ def _disks(config: Config) -> Iterator[Finding]:
             yield from check_file(str(file), _daemon(config))
     else:
         yield from check_server(config.store.url)
-    yield from check_disks(read_disk(place, place, needed) for place, needed in needed_mib.items())
+    yield from check_disks(read_disk(directory, directory, needed) for directory, needed in needed_mib.items())
 
 
 def needed() -> Iterator[str]:
     """Yield the packages of the extra `controller`, as this installation's metadata names them."""
     for line in requires("slurm-migbatch") or ():
-        found = re.match(r"[\w.-]+", line)
-        if found and 'extra == "controller"' in line and "python_version" not in line:
-            yield found[0]
+        match = re.match(r"[\w.-]+", line)
+        if match and 'extra == "controller"' in line and "python_version" not in line:
+            yield match[0]
 
 
 def _packages() -> Iterator[Finding]:
@@ -142,14 +142,14 @@ def _slurm(
     held: list[LeaseRow] = []
     try:
         with QuerySite(config).record() as store:
-            known, held, seen = store.inventory(), store.leases(), store.read(last_seen)
+            recorded, held, seen = store.inventory(), store.leases(), store.read(last_seen)
     except StoreError as error:
         advice = "run migbatch doctor as root; start migbatchd once, it creates the database"
         yield Finding(BAD, "database", str(error), advice)
     else:
-        inventory = known
-        yield Finding(GOOD, "record", f"{len(known)} nodes have reported")
-    # a migbatchd that is down hears no node
+        inventory = recorded
+        yield Finding(GOOD, "record", f"{len(recorded)} nodes have reported")
+    # while migbatchd is down it receives no reports, so their age is measured from the newest one
     now = max(seen.values(), default=0.0) if here.silent else time.time()
     yield from nodes.check_nodes(rows, inventory, seen, now, config, causes(reports or {}))
     if reports is not None:
@@ -231,5 +231,5 @@ def _no_slurm(error: SlurmError) -> Finding:
 def _scontrol(config: Config, *arguments: str) -> str:
     program = f"{config.cluster.slurm_bin}/scontrol" if config.cluster.slurm_bin else "scontrol"
     env = {**os.environ, **LOCAL, **({"SLURM_CONF": config.cluster.slurm_conf} if config.cluster.slurm_conf else {})}
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=30, env=env, check=False)
-    return done.stdout
+    result = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=30, env=env, check=False)
+    return result.stdout

@@ -20,8 +20,8 @@ _BEAT_S: Final = 120.0
 
 def others(conf: Mapping[str, str], host: str) -> dict[str, str]:
     """Return the other hosts of slurmctld with their addresses, by `scontrol show config`."""
-    mine = (host, host.partition(".")[0])
-    return {name: address for name, address in controllers(conf).items() if name not in mine}
+    own_names = (host, host.partition(".")[0])
+    return {name: address for name, address in controllers(conf).items() if name not in own_names}
 
 
 def check_controllers(
@@ -40,29 +40,29 @@ def check_controllers(
         advice = "set [store] url on both to one database in MariaDB or PostgreSQL (docs/install.md)"
         yield Finding(ODD, _SUBJECT, text, advice)
         return
-    wrong = [*_state(conf), *_programs(conf)]
+    problems = [*_state(conf), *_programs(conf)]
     for host, state in there.items():
-        wrong += _other(host, here, state)
-    yield from wrong
-    if not wrong:
+        problems += _other(host, here, state)
+    yield from problems
+    if not problems:
         yield Finding(GOOD, _SUBJECT, f"fail-over with {', '.join(there)} is configured")
 
 
 def _state(conf: Mapping[str, str]) -> Iterator[Finding]:
-    beat = Path(conf.get("statesavelocation", "")) / "heartbeat"
+    heartbeat = Path(conf.get("statesavelocation", "")) / "heartbeat"
     age = None
-    for pause_s in (0.0, 0.1, 0.4):  # slurmctld removes the file before it puts a new one there
+    for pause_s in (0.0, 0.1, 0.4):  # slurmctld removes the file before it writes a new one
         time.sleep(pause_s)
         try:
-            age = time.time() - beat.stat().st_mtime
+            age = time.time() - heartbeat.stat().st_mtime
             break
         except PermissionError:
             return
         except OSError:
             continue
     if age is None or age > _BEAT_S:
-        since = "no sign" if age is None else f"no sign for {age:.0f} s"
-        text = f"StateSaveLocation {beat.parent} has {since} of slurmctld's primary here"
+        sign = "no sign" if age is None else f"no sign for {age:.0f} s"
+        text = f"StateSaveLocation {heartbeat.parent} has {sign} of slurmctld's primary here"
         yield Finding(BAD, _SUBJECT, text, "both hosts must share this directory; without it there is no fail-over")
 
 
@@ -79,15 +79,15 @@ def _programs(conf: Mapping[str, str]) -> Iterator[Finding]:
 
 def _other(host: str, here: DaemonState, other: DaemonState) -> Iterator[Finding]:
     if other.silent:
-        lost = "so no slices are supplied" if here.standby else "so it would not take over"
-        text = f"migbatchd on {host} does not answer, {lost}: {other.silent}"
+        effect = "so no slices are supplied" if here.standby else "so it would not take over"
+        text = f"migbatchd on {host} does not answer, {effect}: {other.silent}"
         yield Finding(BAD, _SUBJECT, text, f"on {host}: systemctl status migbatchd; and the firewall between the two")
         return
     if here.silent:
         return  # reported by its own checks
     if bool(here.standby) == bool(other.standby):
-        both = "both are on standby" if here.standby else "both are active"
-        text = f"migbatchd of this host and of {host}: {both}"
+        roles = "both are on standby" if here.standby else "both are active"
+        text = f"migbatchd of this host and of {host}: {roles}"
         advice = "normal for some seconds after a takeover; otherwise [store] url must be the same database on both"
         yield Finding(BAD, _SUBJECT, f"{text}{f': {here.standby}' if here.standby else ''}", advice)
     if not (here.marks and other.marks):

@@ -39,11 +39,11 @@ def check_file(path: str, writer: Reader | None) -> Iterator[Finding]:
         text = f"{path} is read-only: {error.strerror}; events wait on the nodes"
         yield Finding(BAD, _SUBJECT, text, f"mount -o remount,rw its file system, or chattr -i {path}")
         return
-    for place in (path, folder):
-        if closed := closed_to(place, writer, 0o2):
+    for target in (path, folder):
+        if closed := closed_to(target, writer, 0o2):
             name = writer.name if writer else "root"
             text = f"read-only for migbatchd, which runs as {name}: {closed}; events wait on the nodes"
-            yield Finding(BAD, _SUBJECT, text, f"chown -R {name} {folder}; chmod u+rwX {place}")
+            yield Finding(BAD, _SUBJECT, text, f"chown -R {name} {folder}; chmod u+rwX {target}")
             return
     yield Finding(GOOD, _SUBJECT, f"{path} is writable")
 
@@ -85,9 +85,9 @@ def check_server(url: str) -> Iterator[Finding]:
 def _refusal(connection: Connection) -> DBAPIError | None:
     """Return the server's error for statements that would write no row; None if it accepts them."""
     columns = list(Node.__table__.columns)
-    none = select(*columns).where(false())
+    no_rows = select(*columns).where(false())
     statements = (
-        insert(Node).from_select([column.name for column in columns], none),
+        insert(Node).from_select([column.name for column in columns], no_rows),
         update(Node).where(false()).values(seen=Node.seen),
         delete(Node).where(false()),
     )

@@ -36,24 +36,24 @@ class DiskRoom:
 
 def read_disk(what: str, path: str, needed_mib: int) -> DiskRoom:
     """Read the space of a path. Raises OSError."""
-    place = next(place for place in (Path(path), *Path(path).parents) if place.exists())
-    disk = os.statvfs(place)
+    existing = next(existing for existing in (Path(path), *Path(path).parents) if existing.exists())
+    disk = os.statvfs(existing)
     inodes = disk.f_ffree if disk.f_files else None
     readonly = bool(disk.f_flag & os.ST_RDONLY)
-    return DiskRoom(what, str(place), needed_mib * _MIB, disk.f_bfree * disk.f_frsize, inodes, readonly)
+    return DiskRoom(what, str(existing), needed_mib * _MIB, disk.f_bfree * disk.f_frsize, inodes, readonly)
 
 
 def check_disks(disks: Iterable[DiskRoom]) -> Iterator[Finding]:
     """Check that each directory is writable, with enough space."""
     for disk in disks:
-        wrong = ""
+        problem = ""
         if disk.readonly:
-            wrong, advice = "is mounted read-only", "check dmesg for disk errors, then: mount -o remount,rw"
+            problem, advice = "is mounted read-only", "check dmesg for disk errors, then: mount -o remount,rw"
         elif disk.free < disk.needed:
-            wrong, advice = f"has {disk.free // _MIB} MiB left", f"free {disk.needed // _MIB} MiB there"
+            problem, advice = f"has {disk.free // _MIB} MiB left", f"free {disk.needed // _MIB} MiB there"
         elif disk.inodes is not None and disk.inodes < _INODES:
-            wrong, advice = f"has {disk.inodes} inodes left", "delete files there: df -i"
-        if wrong:
-            yield Finding(BAD, disk.what, f"the file system of {disk.path} {wrong}", f"{advice} ({disk.path})")
+            problem, advice = f"has {disk.inodes} inodes left", "delete files there: df -i"
+        if problem:
+            yield Finding(BAD, disk.what, f"the file system of {disk.path} {problem}", f"{advice} ({disk.path})")
         else:
             yield Finding(GOOD, disk.what, f"{disk.path}: {disk.free // _MIB} MiB free")

@@ -28,8 +28,8 @@ def check_drained(node: str, state: str, reason: str, failure: str) -> Iterator[
     """Check that Slurm starts jobs on a node, by its state there (`IDLE+DRAIN`). `failure`: message of the last hook
     that failed there, or empty.
     """
-    words = set(re.findall(r"[A-Z_]+", state.upper()))
-    if not words & {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL"}:
+    states = set(re.findall(r"[A-Z_]+", state.upper()))
+    if not states & {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL"}:
         yield Finding(GOOD, SUBJECT, f"{node} is {state.lower()}")
         return
     resume = f"scontrol update NodeName={node} State=RESUME after correcting the cause"

@@ -1,4 +1,4 @@
-"""Check the GPUs of a node: is MIG on, and if not, which processes prevent it."""
+"""Check whether MIG is on for the GPUs of a node, and if not, which processes prevent it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CheckedGpu:
         managed: whether node.conf's Gpus= includes it.
         capable: whether it supports MIG.
         on, later: MIG now, and after the next reset.
-        problem: the driver's error instead of all this.
+        problem: the driver's error, if it could not report all of these.
     """
 
     uuid: str
@@ -103,16 +103,16 @@ def holders(devices: Iterable[str], names: Sequence[str] = ()) -> Iterator[Devic
             wanted[_identity(os.stat(device))] = device  # noqa: PTH116
         except OSError:
             continue
-    for place in sorted(Path("/proc").iterdir()) if wanted else ():
-        if not place.name.isdigit() or int(place.name) == os.getpid():
+    for process in sorted(Path("/proc").iterdir()) if wanted else ():
+        if not process.name.isdigit() or int(process.name) == os.getpid():
             continue
         try:
-            name, by_root = (place / "comm").read_text(errors="replace").strip(), place.stat().st_uid == 0
-            # by name only root's: any user may name a process slurmd and let it open many files
-            if (names and not (name in names and by_root)) or (by_root and _is_ours(place)):
+            name, by_root = (process / "comm").read_text(errors="replace").strip(), process.stat().st_uid == 0
+            # by name only root's processes: any user can name a process slurmd and make it open many files
+            if (names and not (name in names and by_root)) or (by_root and _is_ours(process)):
                 continue
-            for device in {wanted[key] for key in _opened(place, wanted.values()) if key in wanted}:
-                yield DeviceHolder(int(place.name), name, device)
+            for device in {wanted[key] for key in _opened(process, wanted.values()) if key in wanted}:
+                yield DeviceHolder(int(process.name), name, device)
         except OSError:
             continue  # it has ended
 
@@ -123,14 +123,14 @@ def _identity(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def _opened(place: Path, devices: Iterable[str]) -> Iterator[tuple[int, int, int]]:
-    """Yield the identities of the files with a name of these devices that a process has open.
+    """Yield the identities of the files that a process has open and that are named like one of these devices.
 
-    Others are not looked at: a file system that a process may use, such as a user's, need not answer.
+    Other files are not examined, because their file system, such as a user's, may never answer.
     """
-    called = {Path(device).name for device in devices}
+    names = {Path(device).name for device in devices}
     for entry in islice((place / "fd").iterdir(), MOST):
         try:
-            if entry.readlink().name.removesuffix(" (deleted)") not in called:
+            if entry.readlink().name.removesuffix(" (deleted)") not in names:
                 continue
             status = status_of(int(place.name), entry.name)
         except OSError:
@@ -140,7 +140,7 @@ def _opened(place: Path, devices: Iterable[str]) -> Iterator[tuple[int, int, int
 
 
 def _is_ours(place: Path) -> bool:
-    # for root's processes only: a user's arguments may lie in a file whose file system never answers a reader
+    # for root's processes only: the arguments of a user's process may be in a file whose file system never answers
     words = (place / "cmdline").read_bytes().split(b"\0")
     return any(word in (b"slurm_migbatch.cli", b"node") or word.endswith(b"/migbatch") for word in words[1:4])
 
@@ -182,8 +182,8 @@ def _mode(gpu: CheckedGpu, holding: Sequence[DeviceHolder]) -> Iterator[Finding]
 
 
 def _blocked(holding: Sequence[DeviceHolder]) -> str:
-    named = ", ".join(f"{holder.name} ({holder.pid})" for holder in holding[:8])
-    return f"; in use by {named}" if holding else ""
+    names = ", ".join(f"{holder.name} ({holder.pid})" for holder in holding[:8])
+    return f"; in use by {names}" if holding else ""
 
 
 def _freed(holding: Sequence[DeviceHolder], then: str) -> str:

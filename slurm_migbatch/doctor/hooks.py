@@ -56,8 +56,8 @@ def _gather(conf: Conf, key: str, usual: str, several: bool) -> HookFacts:
     programs = [read_program(path) for value in values for path in programs_of(conf.beside(value))]
     hook = next((program for program in programs if is_ours(program)), None)
     if hook is None:
-        named = [path for program in programs for path in _CALLED.findall(program.text or "")]
-        hook = read_program(next((path for path in named if Path(path).name == Path(usual).name), usual))
+        called_paths = [path for program in programs for path in _CALLED.findall(program.text or "")]
+        hook = read_program(next((path for path in called_paths if Path(path).name == Path(usual).name), usual))
     return HookFacts(key, tuple(values), tuple(programs), hook, _broken(hook), several)
 
 
@@ -67,18 +67,18 @@ def is_ours(program: HostProgram) -> bool:
 
 
 def _broken(hook: HostProgram) -> str:
-    found = _PATHS.search(hook.text or "")
-    if found is None or 'f"' in found[1]:
+    match = _PATHS.search(hook.text or "")
+    if match is None or 'f"' in match[1]:
         return ""
-    missing = [path for path in re.findall(r'"([^"]+)"', found[1]) if not Path(path).is_dir()]
+    missing = [path for path in re.findall(r'"([^"]+)"', match[1]) if not Path(path).is_dir()]
     return ", ".join(missing)
 
 
 def check_hooks(facts: Sequence[HookFacts]) -> Iterator[Finding]:
     """Check that slurmd runs migbatch's hooks, and that they can run."""
     for hook in facts:
-        wrong = [*_called(hook), *_sound(hook)]
-        yield from wrong or [Finding(GOOD, hook.key, f"runs {hook.hook.path}")]
+        problems = [*_called(hook), *_sound(hook)]
+        yield from problems or [Finding(GOOD, hook.key, f"runs {hook.hook.path}")]
 
 
 def _called(facts: HookFacts) -> Iterator[Finding]:
@@ -151,5 +151,5 @@ def _runs(key: str, program: HostProgram) -> Iterator[Finding]:
 
 
 def _secured(program: HostProgram) -> str:
-    place = program.insecure.partition(" ")[0]
-    return f"chown root {place}; chmod go-w {place}"
+    path = program.insecure.partition(" ")[0]
+    return f"chown root {path}; chmod go-w {path}"

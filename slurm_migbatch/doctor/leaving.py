@@ -11,7 +11,7 @@ from slurm_migbatch.slurm.client import JobRow
 
 def check_leaving(jobs: Sequence[JobRow]) -> Iterator[Finding]:
     """Check for jobs that request or hold slices, so that mig cannot be removed from slurm.conf yet."""
-    odd = [str(row.job_id) for row in jobs if row.unread]
+    unread = [str(row.job_id) for row in jobs if row.unread]
     waiting = [_named(row) for row in jobs if row.pending and _needs_mig(row)]
     running = [_named(row) for row in jobs if not row.pending and _needs_mig(row)]
     if running:
@@ -19,9 +19,9 @@ def check_leaving(jobs: Sequence[JobRow]) -> Iterator[Finding]:
     if waiting:
         text = f"jobs wait for slices: {_first(waiting)}; a slurmctld without mig kills them or starts them without any"
         yield Finding(BAD, "leaving", text, "let them run, scancel them, or change their request")
-    if odd:
-        yield Finding(BAD, "leaving", f"cannot determine the requests of jobs {_first(odd)}", "check each in squeue")
-    if not (running or waiting or odd):
+    if unread:
+        yield Finding(BAD, "leaving", f"cannot determine the requests of jobs {_first(unread)}", "check each in squeue")
+    if not (running or waiting or unread):
         yield Finding(GOOD, "leaving", "no job requests slices; mig can be removed from slurm.conf and gres.conf")
 
 

@@ -19,12 +19,12 @@ _WORD = re.compile(r"(\w+)=(\S*)")
 
 def parse_partitions(text: str) -> dict[str, dict[str, str]]:
     """Parse `scontrol -o show partition`: the words of each partition, by its name."""
-    found = {}
+    partitions = {}
     for line in text.splitlines():
         words = dict(_WORD.findall(line))
         if "PartitionName" in words:
-            found[words["PartitionName"]] = words
-    return found
+            partitions[words["PartitionName"]] = words
+    return partitions
 
 
 def check_lending(
@@ -93,15 +93,15 @@ def _partition(name: str, preempt: str, partitions: Mapping[str, Mapping[str, st
         return
     mode = words.get("PreemptMode", "OFF").split(",")
     tier = _number(words.get("PriorityTier"))
-    beside = [other for other in partitions if other != name and _nodes(words) & _nodes(partitions[other])]
-    above = [other for other in beside if _number(partitions[other].get("PriorityTier")) > tier]
+    overlapping = [other for other in partitions if other != name and _nodes(words) & _nodes(partitions[other])]
+    higher = [other for other in overlapping if _number(partitions[other].get("PriorityTier")) > tier]
     if preempt not in _PREEMPTING or "REQUEUE" not in mode:
         text = "Slurm cannot preempt its jobs: loans are not reclaimed while migbatchd is down"
         advice = f"set PreemptType=preempt/partition_prio, and PreemptMode=REQUEUE for partition {name}"
         yield Finding(ODD, subject, text, advice)
-    elif preempt == "preempt/partition_prio" and beside and not above:
+    elif preempt == "preempt/partition_prio" and overlapping and not higher:
         text = "no partition on its nodes has a higher PriorityTier, so Slurm never preempts there"
-        yield Finding(ODD, subject, text, f"give it a lower PriorityTier than {', '.join(beside)}")
+        yield Finding(ODD, subject, text, f"give it a lower PriorityTier than {', '.join(overlapping)}")
     else:
         yield Finding(GOOD, subject, "Slurm can preempt its jobs")
 

@@ -27,8 +27,8 @@ class LinkFacts:
     """Result of a request to migbatchd.
 
     Attributes:
-        url: its URL by node.conf, or several; empty: none is set.
-        silent: of several, those without an answer while another answers.
+        url: its URL in node.conf, or several; empty: none is set.
+        silent: of several URLs, those that do not answer while another does.
         unreachable: why there is no answer.
         stranger: another program answers.
         signer: why no credential could be created.
@@ -49,13 +49,13 @@ def gather(config: NodeConfig, findings: Sequence[Finding]) -> LinkFacts:
     """Send a request to migbatchd as the agent does, with the findings."""
     if not config.controllers:
         return LinkFacts("")
-    looks = [_read_facts(url) for url in config.controllers]
-    for facts in looks:
+    results = [_read_facts(url) for url in config.controllers]
+    for facts in results:
         if facts.stranger:
             return facts
-    silent = tuple(facts.url for facts in looks if facts.unreachable)
-    if len(silent) == len(looks):
-        return looks[0]
+    silent = tuple(facts.url for facts in results if facts.unreachable)
+    if len(silent) == len(results):
+        return results[0]
     return replace(_report_findings(config, findings), silent=silent)
 
 
@@ -88,29 +88,29 @@ def _is_migbatchd(url: str) -> bool:
     link = connection_to(url, _ANSWER_S)
     try:
         link.request("GET", f"{urlsplit(url).path.rstrip('/')}/healthz")
-        found = json.loads(link.getresponse().read(_MOST))
+        health = json.loads(link.getresponse().read(_MOST))
     except ValueError:
         return False
     finally:
         link.close()
-    return isinstance(found, dict) and isinstance(found.get("checks"), dict)
+    return isinstance(health, dict) and isinstance(health.get("checks"), dict)
 
 
 def check_link(config: NodeConfig, facts: LinkFacts) -> Iterator[Finding]:
     """Check that events and plans are transferred."""
     subject = "controller"
-    place = f"{config.etc}/node.conf"
+    conf_path = f"{config.etc}/node.conf"
     if not facts.url:
-        advice = f"set Controller=http://<host of migbatchd>:6830 in {place}, then: systemctl restart migbatch-node"
+        advice = f"set Controller=http://<host of migbatchd>:6830 in {conf_path}, then: systemctl restart migbatch-node"
         yield Finding(BAD, subject, "node.conf has no Controller=: this node does not report to migbatchd", advice)
     elif facts.unreachable:
         advice = (
-            f"check that migbatchd runs there, that its [node_api] port matches Controller= of {place}, and the "
+            f"check that migbatchd runs there, that its [node_api] port matches Controller= of {conf_path}, and the "
             "firewall"
         )
         yield Finding(BAD, subject, f"no answer from {facts.url}: {facts.unreachable}", advice)
     elif facts.stranger:
-        advice = f"set Controller= in {place} to [node_api] port of migbatch.toml (default 6830)"
+        advice = f"set Controller= in {conf_path} to [node_api] port of migbatch.toml (default 6830)"
         yield Finding(BAD, subject, f"the server at {facts.url} is not migbatchd", advice)
     elif facts.signer:
         yield Finding(BAD, "credentials", facts.signer, _mended(config, facts.signer))

@@ -44,7 +44,7 @@ def check_script(
     if text is None:
         yield Finding(BAD, path, "is missing", _INSTALL)
         return
-    places = [path]
+    paths = [path]
     if not text.startswith(scripts.OURS):
         ours = str(Path(path).with_name(BESIDE[name]))
         if not scripts.calls_lua(text, ours):
@@ -53,57 +53,57 @@ def check_script(
                 BAD, path, "belongs to the site and does not load ours", f"{_INSTALL} --edit, or add: {lines}"
             )
             return
-        places.append(ours)
+        paths.append(ours)
         path = ours
-    wrong = [*_access(places, slurm_user, users)]
+    problems = [*_access(paths, slurm_user, users)]
     try:
         if known or read(path) is None:
-            wrong += _differs(path, rendering(name, path != places[0]))
+            problems += _differs(path, rendering(name, path != paths[0]))
     except RenderingError as error:
-        wrong.append(Finding(UNKNOWN, path, f"cannot determine its content: {error}", "see migbatchd's log"))
-    yield from wrong or [Finding(GOOD, path, "up to date" if known else "exists, with safe permissions")]
+        problems.append(Finding(UNKNOWN, path, f"cannot determine its content: {error}", "see migbatchd's log"))
+    yield from problems or [Finding(GOOD, path, "up to date" if known else "exists, with safe permissions")]
 
 
 def _differs(path: str, wanted: str) -> Iterator[Finding]:
     text = read(path)
-    again = f"mv {path} {path}.old, then {_INSTALL}"
+    remedy = f"mv {path} {path}.old, then {_INSTALL}"
     if text is None:
         yield Finding(BAD, path, "is missing: every submission fails", _INSTALL)
     elif _KNOWN.sub("", text) != _KNOWN.sub("", wanted):
         text = "differs from what this release renders: it was edited, or migbatch.toml or migbatch have changed"
-        yield Finding(BAD, path, text, f"migbatch install --role controller shows the difference; {again}")
+        yield Finding(BAD, path, text, f"migbatch install --role controller shows the difference; {remedy}")
     elif text != wanted:
         text = "has outdated profiles, which are used for submissions while migbatchd is down"
         yield Finding(ODD, path, text, _INSTALL)
 
 
 def _access(places: list[str], slurm_user: Reader | None, users: bool) -> Iterator[Finding]:
-    for place in (place for place in places if Path(place).exists()):
+    for script in (script for script in places if Path(script).exists()):
         owner = slurm_user.uid if slurm_user else 0
-        if reason := insecure(place, owner):
-            yield Finding(BAD, place, reason, f"slurmctld runs it: chown root {place}; chmod go-w {place}")
-        who = None if users else slurm_user
-        if (users or slurm_user) and (closed := unreadable(place, who)):
-            name = who.name if who else "users"
-            yield Finding(BAD, place, f"{name} cannot read it: {closed}", f"chmod a+r {place}")
+        if reason := insecure(script, owner):
+            yield Finding(BAD, script, reason, f"slurmctld runs it: chown root {script}; chmod go-w {script}")
+        user = None if users else slurm_user
+        if (users or slurm_user) and (closed := unreadable(script, user)):
+            name = user.name if user else "users"
+            yield Finding(BAD, script, f"{name} cannot read it: {closed}", f"chmod a+r {script}")
 
 
 def check_posix() -> Iterator[Finding]:
     """Check that a Lua of this host can open unix sockets."""
     for lua in ("lua5.1", "lua5.3", "lua5.4", "lua"):
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [lua, "-e", 'require "posix"'], capture_output=True, text=True, timeout=10, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
             continue
-        if done.returncode == 0:
+        if result.returncode == 0:
             yield Finding(GOOD, "lua-posix", f"found by {lua}")
             return
-    # slurmctld installs Lua's library alone, so a host may have no lua program
+    # slurmctld's package needs only Lua's library, so a host may have no lua program
     for folder in ("/usr/share/lua", "/usr/local/share/lua"):
-        for place in sorted(Path(folder).glob("5.*/posix/init.lua")):
-            yield Finding(GOOD, "lua-posix", f"is in {place.parent}")
+        for module in sorted(Path(folder).glob("5.*/posix/init.lua")):
+            yield Finding(GOOD, "lua-posix", f"is in {module.parent}")
             return
     text = "no Lua on this host finds the module posix"
     advice = "install lua-posix for slurmctld's Lua; until then submissions use the compiled table only"

@@ -57,20 +57,20 @@ def examine(places: NodePlaces) -> Iterator[Finding]:
         return
     driver = Gpus(config)
     try:
-        found = [*_settings(config), *_local(places, config, driver), *_agent(config), *_drained(config)]
+        findings = [*_settings(config), *_local(places, config, driver), *_agent(config), *_drained(config)]
     finally:
         driver.reset()
-    yield from found
+    yield from findings
     if os.geteuid() != 0:
         yield Finding(UNKNOWN, "controller", "only root can act for a node", _AS_ROOT)
     else:
-        yield from link.check_link(config, link.gather(config, found))
+        yield from link.check_link(config, link.gather(config, findings))
 
 
 def examine_quietly(places: NodePlaces, config: NodeConfig, driver: Gpus) -> list[Finding]:
     """Return all findings of this node for its agent. Slurm is queried only if a hook has failed."""
-    found = [*_settings(config), *_local(places, config, driver)]
-    return found + (list(_drained(config)) if failure.last(config.run_dir) else [])
+    findings = [*_settings(config), *_local(places, config, driver)]
+    return findings + (list(_drained(config)) if failure.last(config.run_dir) else [])
 
 
 def _settings(config: NodeConfig) -> Iterator[Finding]:
@@ -89,15 +89,15 @@ def _local(places: NodePlaces, config: NodeConfig, driver: Gpus) -> Iterator[Fin
     whole: list[str] = []
     yield from _gpus(config, driver, whole)
     yield from gpus.check_helper(helper_is_setuid())
-    given = places.slurm_conf or config.slurm_conf
-    conf = slurm_conf(given, "" if given else os.environ.get("SLURM_CONF", ""))
+    configured = places.slurm_conf or config.slurm_conf
+    conf = slurm_conf(configured, "" if configured else os.environ.get("SLURM_CONF", ""))
     if conf is None:
         advice = "use --slurm-conf, or SlurmConf= in node.conf"
         yield Finding(UNKNOWN, "slurm.conf", "not found in Slurm's default location", advice)
     else:
         yield from _slurm(places, config, conf, whole)
-    rooms = (("journal and spool", config.state_dir, _JOURNAL_MIB), ("hand-offs", config.run_dir, _RUN_MIB))
-    yield from disks.check_disks(disks.read_disk(*room) for room in rooms)
+    directories = (("journal and spool", config.state_dir, _JOURNAL_MIB), ("hand-offs", config.run_dir, _RUN_MIB))
+    yield from disks.check_disks(disks.read_disk(*room) for room in directories)
     yield from _journal(config)
     yield from check_job_maps(config)
 
@@ -105,7 +105,7 @@ def _local(places: NodePlaces, config: NodeConfig, driver: Gpus) -> Iterator[Fin
 def _gpus(config: NodeConfig, driver: Gpus, whole: list[str]) -> Iterator[Finding]:
     """Check the GPUs; the devices of those that are not in MIG mode are added to `whole`."""
     try:
-        found = gpus.gather(driver.all(), config)
+        checked = gpus.gather(driver.all(), config)
         unidentified = driver.unidentified()
     except DriverError as error:
         text = f"the driver does not answer: {error}"
@@ -113,13 +113,13 @@ def _gpus(config: NodeConfig, driver: Gpus, whole: list[str]) -> Iterator[Findin
         return
     for problem in unidentified.values():
         yield Finding(BAD, "GPUs", problem, "check dmesg and nvidia-smi; drain the node before a reset")
-    whole += [gpu.device for gpu in found if not gpu.cut]
-    idle = [gpu.device for gpu in found if gpu.cut and not (gpu.on and gpu.later)]
+    whole += [gpu.device for gpu in checked if not gpu.cut]
+    idle = [gpu.device for gpu in checked if gpu.cut and not (gpu.on and gpu.later)]
     held = [
         *gpus.holders(idle),
-        *gpus.holders([gpu.device for gpu in found if gpu.cut and gpu.device not in idle], gpus.SLURM),
+        *gpus.holders([gpu.device for gpu in checked if gpu.cut and gpu.device not in idle], gpus.SLURM),
     ]
-    yield from gpus.check_gpus(found, held)
+    yield from gpus.check_gpus(checked, held)
 
 
 def _slurm(places: NodePlaces, config: NodeConfig, conf: Conf, whole: list[str]) -> Iterator[Finding]:
@@ -151,33 +151,33 @@ def _agent(config: NodeConfig) -> Iterator[Finding]:
 def _journal(config: NodeConfig) -> Iterator[Finding]:
     faults = 0
     with suppress(OSError):
-        run = os.open(config.run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(config.run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            faults = unwritable.load(run).hooks
+            faults = unwritable.load(descriptor).hooks
         finally:
-            os.close(run)
+            os.close(descriptor)
     if faults:
         text = f"the last {faults} hooks failed to write the journal in {config.state_dir}"
         yield Finding(BAD, "journal", text, f"check that its disk is writable and not full: df {config.state_dir}")
 
 
 def _drained(config: NodeConfig) -> Iterator[Finding]:
-    failed = failure.last(config.run_dir)
+    message = failure.last(config.run_dir)
     try:
         text = query(config, "scontrol", ["-o", "show", "node", config.node], config.scontrol_timeout)
     except ScontrolError as error:
         yield Finding(UNKNOWN, drained.SUBJECT, str(error), "check ScontrolPath= and SlurmConf= in node.conf")
         return
     state, reason = drained.read(text)
-    yield from drained.check_drained(config.node, state, reason, failed)
+    yield from drained.check_drained(config.node, state, reason, message)
 
 
 def check_job_maps(config: NodeConfig) -> Iterator[Finding]:
     """Check the directories in which GPU exporters look for jobs (JobMapDir, GpustatDir), if any is configured."""
     configured = [path for path in (config.job_map_dir, config.gpustat_dir) if path]
-    found = jobmaps.problems(config)
-    for text in found:
+    problems = jobmaps.problems(config)
+    for text in problems:
         advice = "correct JobMapDir= and GpustatDir= in node.conf, or the directory; jobs are not affected"
         yield Finding(BAD, "job maps", f"exporters cannot map slices to jobs: {text}", advice)
-    if configured and not found:
+    if configured and not problems:
         yield Finding(GOOD, "job maps", ", ".join(configured))

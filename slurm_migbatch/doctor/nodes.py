@@ -56,16 +56,16 @@ def check_nodes(
             yield Finding(BAD, row.name, text, advice)
         elif not row.open:
             state = "+".join(sorted(row.states))
-            for found in check_drained(row.name, state, row.reason, causes.get(row.name, "")):
-                yield found._replace(subject=row.name)
+            for finding in check_drained(row.name, state, row.reason, causes.get(row.name, "")):
+                yield finding._replace(subject=row.name)
         if inventory is None:
             continue
         if row.name not in inventory:
             text = "has reported no GPUs"
             advice = "start `migbatch node agent` there (systemctl status migbatch-node) and check its log"
             yield Finding(BAD, row.name, text, advice)
-        elif (silent := now - seen.get(row.name, 0.0)) > SILENCE_S:
-            text = f"no message from its agent for {silent:.0f} s"
+        elif (silent_s := now - seen.get(row.name, 0.0)) > SILENCE_S:
+            text = f"no message from its agent for {silent_s:.0f} s"
             yield Finding(BAD, row.name, text, f"on {row.name}: systemctl status migbatch-node, and migbatch doctor")
         else:
             yield Finding(GOOD, row.name, f"{sum(row.gres.values())} counts, {len(row.used)} types in use")
@@ -79,18 +79,18 @@ def check_nodes(
 def check_orphans(held: Sequence[LeaseRow], jobs: Sequence[JobRow], now: float) -> Iterator[Finding]:
     """Check for runs that hold slices though Slurm has ended them."""
     old = [row for row in held if row.since is not None and now - row.since > PATIENCE_S]
-    found = sorted(orphans(((row.node, row.job, row.restart) for row in old), jobs))
-    for orphan in found:
+    orphan_runs = sorted(orphans(((row.node, row.job, row.restart) for row in old), jobs))
+    for orphan in orphan_runs:
         text = f"job {orphan.job} run {orphan.restart} holds slices, though Slurm no longer has it there"
         advice = f"if this persists for a minute, run `migbatch node reconcile` on {orphan.node}; is its agent running?"
         yield Finding(ODD, orphan.node, text, advice)
-    if not found:
+    if not orphan_runs:
         yield Finding(GOOD, "leases", f"{len(held)} slices are held, all by jobs in Slurm")
 
 
 def _foreign(known: Collection[str], seen: Mapping[str, float], now: float) -> Iterator[Finding]:
     """Check that all nodes that report belong to this cluster: job ids of two clusters would be mixed up."""
-    foreign = sorted(name for name, at in seen.items() if name not in known and now - at <= SILENCE_S)
+    foreign = sorted(name for name, reported in seen.items() if name not in known and now - reported <= SILENCE_S)
     if foreign:
         text = f"{fold(foreign)} reported within the last {SILENCE_S:.0f} s, but this cluster has no such node"
         advice = "if another cluster's migbatchd uses this database, give each its own ([store] url); "
@@ -122,9 +122,11 @@ def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iter
 
 def _names(rows: Sequence[NodeRow], mig: Sequence[NodeRow], catalog: Collection[str]) -> Iterator[Finding]:
     """Check the features that let a job with a node list pend for its nodes."""
-    known = [row.features for row in rows if row.name in catalog]
+    catalog_features = [row.features for row in rows if row.name in catalog]
     lacking = sorted(
-        row.name for row in mig if not all(NODE_FEATURE + row.name in features for features in (row.features, *known))
+        row.name
+        for row in mig
+        if not all(NODE_FEATURE + row.name in features for features in (row.features, *catalog_features))
     )
     if lacking:
         text = f"{fold(lacking)} or the catalog node lacks the feature {NODE_FEATURE}<name>"
@@ -136,14 +138,14 @@ def _names(rows: Sequence[NodeRow], mig: Sequence[NodeRow], catalog: Collection[
 
 def _alike(mig: Sequence[NodeRow]) -> Iterator[Finding]:
     """Check that no partition has two profiles that Slurm takes for the same GRES type."""
-    kinds: dict[tuple[str, int], set[str]] = {}
+    kinds_by_number: dict[tuple[str, int], set[str]] = {}
     for row in mig:
         for partition in row.partitions:
             for kind in row.gres:
-                kinds.setdefault((partition, type_number(kind)), set()).add(kind)
-    for (partition, _), found in sorted(kinds.items()):
-        if len(found) > 1:
-            names = " and ".join(sorted(found))
+                kinds_by_number.setdefault((partition, type_number(kind)), set()).add(kind)
+    for (partition, _), same in sorted(kinds_by_number.items()):
+        if len(same) > 1:
+            names = " and ".join(sorted(same))
             text = f"Slurm takes {names} in partition {partition} for the same: it compares a sum of their bytes"
             advice = (
                 "jobs would be sent to nodes that cannot create their slice: put these nodes into separate partitions"

@@ -18,9 +18,9 @@ def check_paths(config: Config, slurm_user: Reader | None) -> Iterator[Finding]:
     for path in (config.path, config.submit.table):
         if not path or not Path(path).exists():
             continue
-        wrong = insecure(path, slurm_user.uid if slurm_user else 0)
-        if wrong:
-            yield Finding(BAD, path, wrong, f"slurmctld and root use it: chown root {path}; chmod go-w {path}")
+        reason = insecure(path, slurm_user.uid if slurm_user else 0)
+        if reason:
+            yield Finding(BAD, path, reason, f"slurmctld and root use it: chown root {path}; chmod go-w {path}")
         else:
             yield Finding(GOOD, path, "safe")
     if slurm_user is None:
@@ -44,14 +44,14 @@ def check_metrics_token(config: Config, daemon: Reader | None) -> Iterator[Findi
     if not config.node_api.metrics_token_file:
         return
     name = daemon.name if daemon else "root"
-    mend = f"openssl rand -hex 32 > {path}; chmod 600 {path}; chown {name} {path}; systemctl reload migbatchd"
+    advice = f"openssl rand -hex 32 > {path}; chmod 600 {path}; chown {name} {path}; systemctl reload migbatchd"
     try:
         status = path.stat()
     except OSError as error:
-        yield Finding(BAD, str(path), f"[node_api] metrics_token_file: {error.strerror}", mend)
+        yield Finding(BAD, str(path), f"[node_api] metrics_token_file: {error.strerror}", advice)
         return
     if status.st_mode & 0o077 or (daemon is not None and status.st_uid != daemon.uid):
-        yield Finding(BAD, str(path), f"must be readable by {name} only, or migbatchd rejects it", mend)
+        yield Finding(BAD, str(path), f"must be readable by {name} only, or migbatchd rejects it", advice)
     else:
         yield Finding(GOOD, str(path), "has the metrics token, private")
 
@@ -59,12 +59,12 @@ def check_metrics_token(config: Config, daemon: Reader | None) -> Iterator[Findi
 def check_credentials(config: Config, daemon: Reader | None) -> Iterator[Finding]:
     """Check that migbatchd, run by this user if known, can authenticate itself and nodes."""
     api = config.node_api
-    mend = "systemctl enable --now munge, with the cluster's /etc/munge/munge.key"
+    advice = "systemctl enable --now munge, with the cluster's /etc/munge/munge.key"
     if api.auth == "token":
         path = Path(api.token_file)
-        mend = f"openssl rand -hex 32 > {path}; chmod 600 {path}; then a key for each node: migbatch node key NODE"
+        advice = f"openssl rand -hex 32 > {path}; chmod 600 {path}; then a key for each node: migbatch node key NODE"
         if path.exists() and path.stat().st_mode & 0o077:
-            yield Finding(BAD, str(path), "other users can read the nodes' secret", f"{mend} again")
+            yield Finding(BAD, str(path), "other users can read the nodes' secret", f"{advice} again")
             return
         if path.exists() and daemon is not None and path.stat().st_uid != daemon.uid:
             text = f"does not belong to {daemon.name}, migbatchd's user, so migbatchd rejects it"
@@ -74,6 +74,6 @@ def check_credentials(config: Config, daemon: Reader | None) -> Iterator[Finding
         signer = make_signer(api.auth, munge_socket=api.munge_socket, token_file=api.token_file, uids=(os.geteuid(),))
         signer.verify(signer.sign(b"", "doctor"), b"", "doctor")
     except AuthError as error:
-        yield Finding(BAD, "credentials", str(error), mend)
+        yield Finding(BAD, "credentials", str(error), advice)
     else:
         yield Finding(GOOD, "credentials", f"{api.auth} works")

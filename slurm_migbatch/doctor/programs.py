@@ -67,25 +67,28 @@ def reader(user: str | int) -> Reader | None:
 
 
 def unreadable(path: str, who: Reader | None) -> str:
-    """Return the part of a path that a user cannot read, with its mode; empty if all can be read. Without a user: by
-    the permissions of others alone.
+    """Return the part of a path that a user cannot read, with its mode; empty if all can be read. Without a user,
+    only the permissions of others count.
     """
     return closed_to(path, who, 0o4)
 
 
 def closed_to(path: str, who: Reader | None, wanted: int) -> str:
-    """Return the same for other permissions of the path itself; `wanted`: 4 to read, 2 to write."""
+    """Return the part of a path that denies a user access, as `unreadable` does.
+
+    `wanted`: the permission on the path itself, 4 to read, 2 to write.
+    """
     if who is not None and who.uid == 0:
         return ""
-    for place in [*reversed(Path(path).parents), Path(path)]:
-        last = place == Path(path)
+    for part in [*reversed(Path(path).parents), Path(path)]:
+        last = part == Path(path)
         try:
-            status = place.stat()
+            status = part.stat()
         except OSError as error:
-            return f"{place}: {error.strerror}"
+            return f"{part}: {error.strerror}"
         needed = 0o1 if not last else wanted | 0o1 if stat.S_ISDIR(status.st_mode) else wanted
         if _bits(status, who) & needed != needed:
-            return f"{place} (mode {status.st_mode & 0o7777:04o}, owner {_owner(status.st_uid)})"
+            return f"{part} (mode {status.st_mode & 0o7777:04o}, owner {_owner(status.st_uid)})"
     return ""
 
 

@@ -22,21 +22,21 @@ def check_answers(url: str, advice: str, stranger: str) -> Iterator[Finding]:
     """
     parts = urlsplit(url)
     connection = connection_to(url, 5)
-    place = f"{parts.hostname} port {parts.port}"
+    address = f"{parts.hostname} port {parts.port}"
     try:
         connection.request("GET", PATH)
         response = connection.getresponse()
-        status, body, other = response.status, response.read(_MOST), response.getheader("Allow", "")
+        status, body, allowed = response.status, response.read(_MOST), response.getheader("Allow", "")
     except (OSError, http.client.HTTPException) as error:
-        text = f"no answer from {place}: {getattr(error, 'strerror', None) or error}"
+        text = f"no answer from {address}: {getattr(error, 'strerror', None) or error}"
         yield Finding(BAD, "query service", text, advice)
         return
     finally:
         connection.close()
-    earlier = status == http.HTTPStatus.METHOD_NOT_ALLOWED and other == "POST"  # a release that does not greet
-    if earlier or (status == http.HTTPStatus.OK and body == GREETING):
-        yield Finding(GOOD, "query service", place)
+    older_release = status == http.HTTPStatus.METHOD_NOT_ALLOWED and allowed == "POST"  # a release that does not greet
+    if older_release or (status == http.HTTPStatus.OK and body == GREETING):
+        yield Finding(GOOD, "query service", address)
     elif status == http.HTTPStatus.SERVICE_UNAVAILABLE and body.startswith(STANDBY):
-        yield Finding(GOOD, "query service", f"{place}: that migbatchd is on standby")
+        yield Finding(GOOD, "query service", f"{address}: that migbatchd is on standby")
     else:
-        yield Finding(BAD, "query service", f"another program answers at {place}", stranger)
+        yield Finding(BAD, "query service", f"another program answers at {address}", stranger)

@@ -45,16 +45,16 @@ def check_record(url: str, keep_s: float = math.inf, *, live: bool = True) -> It
 
 
 def _damages(connection: Connection) -> Iterator[Finding]:
-    found = list(soundness.damages(connection))
-    for text in found:
+    errors = list(soundness.damages(connection))
+    for text in errors:
         yield Finding(BAD, "integrity", text, _RESTORE)
-    if not found:
+    if not errors:
         yield Finding(GOOD, "integrity", "no errors found")
 
 
 def _schema(connection: Connection, keep_s: float) -> Iterator[Finding]:
     try:
-        waiting = pending(connection, HISTORY)
+        missing = pending(connection, HISTORY)
     except NewerDatabaseError as error:
         yield Finding(BAD, "schema", str(error), "upgrade, or restore a backup from before")
         return
@@ -62,15 +62,15 @@ def _schema(connection: Connection, keep_s: float) -> Iterator[Finding]:
     if not present:
         yield Finding(BAD, "schema", "is not a migbatch record", "check [store] url; migbatchd creates it at its start")
         return
-    if waiting:
-        text = f"{present[-1]!r}; this release has {waiting[-1]!r}"
+    if missing:
+        text = f"{present[-1]!r}; this release has {missing[-1]!r}"
         yield Finding(ODD, "schema", text, "start migbatchd, or run migbatch db upgrade")
         return
     yield Finding(GOOD, "schema", repr(present[-1]))
-    found = [*soundness.differences(connection), *soundness.strays(connection)]
-    for text in found:
+    errors = [*soundness.differences(connection), *soundness.strays(connection)]
+    for text in errors:
         yield Finding(BAD, "tables", text, "restore a backup (migbatch db restore)")
-    if not found:
+    if not errors:
         yield Finding(GOOD, "tables", "as in this release; no dangling references")
     yield from _age(connection, keep_s)
 

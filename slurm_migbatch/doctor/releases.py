@@ -85,23 +85,23 @@ FAULTS: Final = (
 def check_release(release: Release, site: SiteTraits) -> Iterator[Finding]:
     """Check whether slurmctld's release was tested, and whether it has a bug that matters here."""
     shown = "{}.{:02d}.{}".format(*release)
-    found = [fault for fault in FAULTS if fault.first <= release < fault.fixed and fault.when(site)]
-    for fault in found:
+    faults = [fault for fault in FAULTS if fault.first <= release < fault.fixed and fault.when(site)]
+    for fault in faults:
         text = fault.text.format(untyped=", ".join(site.untyped))
         yield Finding(fault.level, _SUBJECT, f"{shown}: {text}", fault.advice)
     if release[:2] > NEWEST:
         tested = " to ".join("{}.{:02d}".format(*tested) for tested in (OLDEST, NEWEST))
         text = f"{shown} is later than the releases that migbatch was tested with ({tested})"
         yield Finding(ODD, _SUBJECT, text, "look for a later migbatch, and test this one before users depend on it")
-    elif not found:
+    elif not faults:
         yield Finding(GOOD, _SUBJECT, f"{shown} has no known bug that breaks slices here")
 
 
 def untyped_gres(conf: Conf) -> tuple[str, ...]:
     """Return the entries of nodes' Gres= in slurm.conf that name no type, each once."""
-    found: dict[str, None] = {}
+    entries: dict[str, None] = {}
     for _, values in conf.records("nodename"):
         for entry in gres.split(values.get("gres", "")):
             with suppress(gres.GresError):
-                found.update((entry, None) for part in gres.parse(entry) if part.type is None)
-    return tuple(found)
+                entries.update((entry, None) for part in gres.parse(entry) if part.type is None)
+    return tuple(entries)

@@ -28,7 +28,7 @@ def read_reports(body: bytes) -> dict[str, ReceivedReport]:
     """Read migbatchd's answer at /v1/findings. Raises ValueError."""
     try:
         return {
-            node: ReceivedReport(row["age"], row["ahead"], tuple(Finding(**found) for found in row["findings"]))
+            node: ReceivedReport(row["age"], row["ahead"], tuple(Finding(**finding) for finding in row["findings"]))
             for node, row in json.loads(body)["nodes"].items()
         }
     except (KeyError, TypeError, AttributeError) as error:
@@ -38,10 +38,10 @@ def read_reports(body: bytes) -> dict[str, ReceivedReport]:
 def causes(reports: Mapping[str, ReceivedReport]) -> dict[str, str]:
     """Return the nodes' messages about being drained by a hook."""
     return {
-        node: found.text.partition("; error of the hook: ")[2]
+        node: finding.text.partition("; error of the hook: ")[2]
         for node, report in reports.items()
-        for found in report.findings
-        if found.subject == SUBJECT
+        for finding in report.findings
+        if finding.subject == SUBJECT
     }
 
 
@@ -51,13 +51,13 @@ def summary(reports: Mapping[str, ReceivedReport], nodes: Collection[str]) -> It
         report = reports.get(node)
         if report is None or report.age > SILENCE_S:
             continue
-        wrong = [found for found in report.findings if found.level == BAD]
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        if wrong:
-            text = f"its own checks found {wrong[0].subject}: {wrong[0].text}{more}"
+        problems = [finding for finding in report.findings if finding.level == BAD]
+        others = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+        if problems:
+            text = f"its own checks found {problems[0].subject}: {problems[0].text}{others}"
             yield Finding(BAD, node, text, "run migbatch doctor --nodes")
         if abs(report.ahead) > CLOCK_S:
-            yield from (found._replace(subject=node) for found in check_clock("its clock", report.ahead))
+            yield from (finding._replace(subject=node) for finding in check_clock("its clock", report.ahead))
 
 
 def check_reports(reports: Mapping[str, ReceivedReport], nodes: Collection[str]) -> Iterator[Finding]:
@@ -65,13 +65,13 @@ def check_reports(reports: Mapping[str, ReceivedReport], nodes: Collection[str])
     for node in sorted({*nodes, *reports}):
         report = reports.get(node)
         if report is None or report.age > SILENCE_S:
-            since = f"for {report.age:.0f} s" if report else "since migbatchd was started"
+            period = f"for {report.age:.0f} s" if report else "since migbatchd was started"
             advice = f"on {node}: systemctl status migbatch-node, and migbatch doctor"
-            yield Finding(BAD, node, f"its agent has not reported its checks {since}", advice)
+            yield Finding(BAD, node, f"its agent has not reported its checks {period}", advice)
             continue
-        for found in report.findings:
-            text = f"{found.text} ({report.age:.0f} s ago)"
-            yield found._replace(subject=f"{node}: {found.subject}", text=text)
-        yield from (found._replace(subject=f"{node}: clock") for found in check_clock("its clock", report.ahead))
-        if not any(found.level == BAD for found in report.findings):
+        for finding in report.findings:
+            text = f"{finding.text} ({report.age:.0f} s ago)"
+            yield finding._replace(subject=f"{node}: {finding.subject}", text=text)
+        yield from (finding._replace(subject=f"{node}: clock") for finding in check_clock("its clock", report.ahead))
+        if not any(finding.level == BAD for finding in report.findings):
             yield Finding(GOOD, node, f"no problems found {report.age:.0f} s ago")

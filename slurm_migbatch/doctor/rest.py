@@ -30,8 +30,8 @@ def check_rest(config: Config, daemon: Reader | None) -> Iterator[Finding]:
         text = "only root and migbatchd's user can test it"
         yield Finding(UNKNOWN, _SUBJECT, text, "run migbatch doctor as root")
         return
-    wrong = [*_token(cluster, daemon), *_socket(cluster, daemon)]
-    yield from wrong or _answers(cluster, daemon)
+    problems = [*_token(cluster, daemon), *_socket(cluster, daemon)]
+    yield from problems or _answers(cluster, daemon)
 
 
 def _token(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]:
@@ -40,11 +40,11 @@ def _token(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]:
     if not path:
         return
     name = daemon.name if daemon else "migbatchd's user"
-    new = f"scontrol token username={cluster.slurm_user} lifespan=... > {path}"
+    command = f"scontrol token username={cluster.slurm_user} lifespan=... > {path}"
     try:
         status = Path(path).stat()
     except OSError as error:
-        yield Finding(BAD, _SUBJECT, f"[cluster] slurmrestd_token {path}: {error.strerror}", f"umask 077; {new}")
+        yield Finding(BAD, _SUBJECT, f"[cluster] slurmrestd_token {path}: {error.strerror}", f"umask 077; {command}")
         return
     if status.st_mode & 0o077:
         text = (
@@ -86,5 +86,5 @@ def _answers(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]
             BAD, _SUBJECT, refusal, "see docs/install.md, Slurm's REST API; until then migbatchd makes no decisions"
         )
         return
-    asked = "" if token else f", without a token, as user {os.geteuid()}"
-    yield Finding(GOOD, _SUBJECT, f"{address} answers with API version v0.0.{version}{asked}")
+    note = "" if token else f", without a token, as user {os.geteuid()}"
+    yield Finding(GOOD, _SUBJECT, f"{address} answers with API version v0.0.{version}{note}")

@@ -18,14 +18,14 @@ _START: Final = "start migbatchd (systemctl start migbatchd)"
 
 def check_service(config: Config, here: DaemonState) -> Iterator[Finding]:
     """Check that migbatchd answers on all its interfaces; `here` is its health."""
-    everybodys = Path(config.submit.socket)
-    for path in (reserved(everybodys), everybodys):
+    user_socket = Path(config.submit.socket)
+    for path in (reserved(user_socket), user_socket):
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
                 probe.settimeout(2)
                 probe.connect(str(path))
             yield Finding(GOOD, "submit socket", str(path))
-        except PermissionError:  # slurmctld's; another user asks
+        except PermissionError:  # the socket reserved for slurmctld, which this user cannot open
             continue
         except OSError as error:
             text = f"{path}: {error.strerror or error}"

@@ -62,32 +62,32 @@ def _prolog_flags(conf: Mapping[str, str]) -> Iterator[Finding]:
     key = "PrologFlags"
     present = conf.get("prologflags", "")
     flags = {word.strip().lower() for word in present.split(",")}
-    wrong = []
+    problems = []
     if not flags & {"alloc", "contain"}:
-        wrong.append(("has no Alloc, so nodes without a first step get no slices", "add Alloc,DeferBatch to it"))
+        problems.append(("has no Alloc, so nodes without a first step get no slices", "add Alloc,DeferBatch to it"))
     if "deferbatch" not in flags:
-        wrong.append(("has no DeferBatch: batch scripts start before the slices of all their nodes exist", "add it"))
+        problems.append(("has no DeferBatch: batch scripts start before the slices of all their nodes exist", "add it"))
     if "serial" in flags:
-        wrong.append(
+        problems.append(
             ("has Serial: the hooks of a node run one at a time and may exceed their time limit", "remove Serial")
         )
     if "runinjob" in flags:
         text = "has RunInJob: the Prolog runs inside the job's cgroup and cannot create slices"
-        wrong.append((text, "remove RunInJob"))
-    for text, advice in wrong:
+        problems.append((text, "remove RunInJob"))
+    for text, advice in problems:
         change = f"{advice} ({_EDIT}), then restart slurmctld and every slurmd"
         yield Finding(BAD, key, f"{present or 'none'}: {text}", change)
-    if not wrong:
+    if not problems:
         yield Finding(GOOD, key, present)
 
 
 def _timeout(conf: Mapping[str, str]) -> Iterator[Finding]:
     # from 25.05 on each hook may have its own
     separate = ("PrologTimeout", "EpilogTimeout")
-    named = {key if key.lower() in conf else "PrologEpilogTimeout" for key in separate}
-    for key in sorted(named):
-        found = re.match(r"\d+", conf.get(key.lower(), ""))
-        limit = int(found[0]) if found else _NO_LIMIT
+    keys = {key if key.lower() in conf else "PrologEpilogTimeout" for key in separate}
+    for key in sorted(keys):
+        match = re.match(r"\d+", conf.get(key.lower(), ""))
+        limit = int(match[0]) if match else _NO_LIMIT
         if limit <= _HOOK_DEADLINE_S:
             text = f"slurmd kills hooks after {limit} s, before their own deadline"
             yield Finding(BAD, key, text, "set it to at least 60, or lower HookDeadline in node.conf")

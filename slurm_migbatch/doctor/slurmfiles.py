@@ -24,21 +24,21 @@ def beside(conf: Conf, name: str) -> Conf:
 
 def check_autodetect(gres: Conf, nodes: Collection[str]) -> Iterator[Finding]:
     """Check that Slurm does not detect slices itself on MIG nodes."""
-    everywhere = next(
+    default_line = next(
         (line for line in reversed(gres.lines) if line.get("autodetect") and not line.get("nodename")), None
     )
-    own: dict[str, Line] = {}
+    node_lines: dict[str, Line] = {}
     for line in gres.lines:
         names, detect = line.get("nodename"), line.get("autodetect")
         if names and detect:
-            own.update(dict.fromkeys(_expanded(names.value), line))
-    wrong: dict[tuple[str, int, str], list[str]] = {}
+            node_lines.update(dict.fromkeys(_expanded(names.value), line))
+    detecting: dict[tuple[str, int, str], list[str]] = {}
     for node in sorted(nodes):
-        setting = own.get(node, everywhere)
+        setting = node_lines.get(node, default_line)
         detect = setting.get("autodetect") if setting else None
         if setting and detect and detect.value.lower() in _DETECTS:
-            wrong.setdefault((setting.path, setting.number, detect.value), []).append(node)
-    for (path, number, value), members in wrong.items():
+            detecting.setdefault((setting.path, setting.number, detect.value), []).append(node)
+    for (path, number, value), members in detecting.items():
         text = f"{path}:{number}: AutoDetect={value} counts the slices of {fold(members)} when slurmd starts"
         yield Finding(
             BAD,
@@ -46,7 +46,7 @@ def check_autodetect(gres: Conf, nodes: Collection[str]) -> Iterator[Finding]:
             f"{text}, and drains the node when they change",
             f"add to gres.conf: NodeName={fold(members)} AutoDetect=off (migbatch install --role controller does)",
         )
-    if not wrong:
+    if not detecting:
         yield Finding(GOOD, "gres.conf", "AutoDetect is off for MIG nodes")
 
 
@@ -64,8 +64,8 @@ def check_cgroup(conf: Conf, cgroup: Conf, whole: Collection[str]) -> Iterator[F
     plugin = "task/cgroup" in conf.value("TaskPlugin").lower().split(",") or "cgroup" in conf.value(
         "TaskPlugin"
     ).lower().split(",")
-    fenced = plugin and cgroup.value("ConstrainDevices").lower() in ("yes", "true", "1")
-    if fenced:
+    constrained = plugin and cgroup.value("ConstrainDevices").lower() in ("yes", "true", "1")
+    if constrained:
         yield Finding(GOOD, "cgroup.conf", "ConstrainDevices=yes")
         return
     advice = "set TaskPlugin=task/cgroup in slurm.conf and ConstrainDevices=yes in cgroup.conf"
@@ -80,8 +80,8 @@ def check_cgroup(conf: Conf, cgroup: Conf, whole: Collection[str]) -> Iterator[F
 
 def check_cli_filter(conf: Conf) -> Iterator[Finding]:
     """Check that every srun of this host finds the script that slurm.conf makes it load."""
-    words = scripts.cli_filters(conf.value("CliFilterPlugins"))
-    if "lua" not in words:
+    plugins = scripts.cli_filters(conf.value("CliFilterPlugins"))
+    if "lua" not in plugins:
         return
     path = str(Path(conf.main).with_name(CLI_FILTER))
     text = read(path)

@@ -25,17 +25,17 @@ def check_topology(shown: Mapping[str, str], catalog: str) -> Iterator[Finding]:
     it has neither.
     """
     for name, text in shown.items():
-        found = _UNIT.findall(text)
-        if not found:
+        units = _UNIT.findall(text)
+        if not units:
             continue
         subject = f"topology {name}" if name else "topology"
-        kind = found[0][0].lower()
+        kind = units[0][0].lower()
         try:
-            known = {node for _, nodes in found for node in expand(nodes)}
+            listed = {node for _, nodes in units for node in expand(nodes)}
         except NodeListError as error:
             yield Finding(UNKNOWN, subject, f"cannot be read: {error}", "see `scontrol show topology`")
             continue
-        if set(expand(catalog)) <= known:
+        if set(expand(catalog)) <= listed:
             yield Finding(GOOD, subject, f"{catalog} is in a {kind}")
         elif kind == "switch":
             text = f"{catalog} is in no switch: jobs are refused unless a node offers their profile"

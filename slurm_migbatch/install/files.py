@@ -101,10 +101,10 @@ def digest(text: str) -> str:
 
 
 class InstallRecord:
-    """Record of files written to this host, below one directory of root's.
+    """Record of the files written to this host, in a directory owned by root.
 
-    Its parent may belong to SlurmUser, who could replace the directory: only files that root owns are used,
-    and files are written only to a directory that only root can change, without links.
+    The parent directory may belong to SlurmUser, who could replace this one. So only files that root owns are read, and
+    files are written only if the directory is no link and only root can change it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -124,7 +124,7 @@ class InstallRecord:
                 ) from None
 
     def keep(self, name: str, text: str) -> str:
-        """Store a text next to the record; returns its name."""
+        """Store a text next to the record; return the name of its file."""
         file = f"{name.strip('/').replace('/', '%')}.{digest(text)[:12]}"
         if self._read(file) is None:
             self._write(file, text)
@@ -218,12 +218,12 @@ def write(
         text: its content.
         mode, owner: of the file; None: this process's user.
         folder: see `path`.
-        attributes: extended ones, those that its file system supports.
+        attributes: extended attributes; those that the file system does not support are skipped.
     """
-    # a name of its own: hosts that share a directory may write the same file at the same time
-    fresh = str(Path(path).with_name(f".{Path(path).name}.migbatch-{secrets.token_hex(8)}"))
+    # a unique name, because hosts that share a directory may write the same file at the same time
+    temporary = str(Path(path).with_name(f".{Path(path).name}.migbatch-{secrets.token_hex(8)}"))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(fresh, flags, 0o600, dir_fd=folder)
+    handle = os.open(temporary, flags, 0o600, dir_fd=folder)
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(text.encode("utf-8", "surrogateescape"))
@@ -235,10 +235,10 @@ def write(
                 with suppress(OSError):
                     os.setxattr(out.fileno(), name, value)
             os.fsync(out.fileno())
-        os.replace(fresh, path, src_dir_fd=folder, dst_dir_fd=folder)
+        os.replace(temporary, path, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
         with suppress(OSError):
-            os.unlink(fresh, dir_fd=folder)
+            os.unlink(temporary, dir_fd=folder)
         raise
 
 
@@ -246,9 +246,9 @@ def write(
 
 
 def differing(wanted: Iterable[Wanted], record: InstallRecord) -> list[FileChange]:
-    """Return the changes needed for `wanted`, none if all is in place; the site's files come last: they name others."""
-    found = [change for target in wanted if (change := _difference(target, record)) is not None]
-    return sorted(found, key=lambda change: change.kind == "site")
+    """Return the changes needed for `wanted`, none if all is in place, the site's files last: they name others."""
+    changes = [change for target in wanted if (change := _difference(target, record)) is not None]
+    return sorted(changes, key=lambda change: change.kind == "site")
 
 
 def _difference(target: Wanted, record: InstallRecord) -> FileChange | None:
@@ -260,8 +260,8 @@ def _difference(target: Wanted, record: InstallRecord) -> FileChange | None:
     conflict = ""
     entry = record.entries.get(target.path)
     if target.kind == "own" and present is not None and (entry is None or entry.digest != digest(present)):
-        since = "was edited since migbatch wrote it" if entry else "exists and was not written by `migbatch install`"
-        conflict = f"{target.path} {since}, and is left unchanged: move it away and run this again to get ours"
+        reason = "was edited since migbatch wrote it" if entry else "exists and was not written by `migbatch install`"
+        conflict = f"{target.path} {reason}, and is left unchanged: move it away and run this again to get ours"
     return FileChange(target.path, present, target.text, target.kind, target.mode, target.owner, conflict)
 
 
@@ -276,16 +276,16 @@ def _directory(target: Wanted) -> FileChange | None:
 
 
 def leaving(record: InstallRecord) -> list[FileChange]:
-    """Return the changes that remove everything that was written, the site's files first, which name the others.
+    """Return the changes that remove everything that was written, the site's files first: they name the others.
 
-    While one of them must be restored by hand, there are no other changes: slurm.conf may still include our files.
+    If one of them must be restored by hand, there are no other changes: slurm.conf may still include migbatch's files.
     """
     entries = sorted(record.entries.values(), key=lambda entry: entry.kind == "site")[::-1]
-    found = [_back(entry, record) for entry in entries if entry.kind != "directory"]
-    if blocked := [change for change in found if change.kind == "site" and change.conflict]:
+    changes = [_back(entry, record) for entry in entries if entry.kind != "directory"]
+    if blocked := [change for change in changes if change.kind == "site" and change.conflict]:
         return blocked
     folders = sorted((entry for entry in record.entries.values() if entry.kind == "directory"), key=lambda e: e.path)
-    return found + [FileChange(entry.path, "", None, "directory") for entry in reversed(folders)]
+    return changes + [FileChange(entry.path, "", None, "directory") for entry in reversed(folders)]
 
 
 def _back(entry: Entry, record: InstallRecord) -> FileChange:
@@ -298,8 +298,8 @@ def _back(entry: Entry, record: InstallRecord) -> FileChange:
         return FileChange(entry.path, present, None, entry.kind, conflict=text, back=True)
     after = _without(entry, present, record)
     if after is None:
-        was = f"; its previous version is {record.directory / entry.backup}" if entry.backup else ""
-        text = f"{entry.path} was edited in the lines that migbatch wrote: remove them by hand{was}"
+        previous = f"; its previous version is {record.directory / entry.backup}" if entry.backup else ""
+        text = f"{entry.path} was edited in the lines that migbatch wrote: remove them by hand{previous}"
         return FileChange(entry.path, present, present, "site", conflict=text, back=True)
     return FileChange(entry.path, present, after if after or entry.backup else None, "site", back=True)
 
@@ -312,7 +312,7 @@ def _without(entry: Entry, present: str, record: InstallRecord) -> str | None:
 
 
 def diff(changes: Sequence[FileChange], *, full: bool = False) -> Iterator[str]:
-    """Yield the lines of a unified diff; of long new files the head only, unless `full`."""
+    """Yield the lines of a unified diff; only the first ones of long new files, unless `full`."""
     for change in changes:
         if change.conflict:
             continue
@@ -359,29 +359,29 @@ def apply(changes: Iterable[FileChange], record: InstallRecord) -> None:
 
 
 def _apply_directory(change: FileChange, record: InstallRecord) -> None:
-    place = Path(change.path)
+    path = Path(change.path)
     if change.after is None:
-        if place.is_dir() and not any(place.iterdir()):
-            place.rmdir()
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
         record.entries.pop(change.path, None)
         return
-    _make_directories([*reversed(place.parents), place], record)
-    place.chmod(change.mode)
-    os.chown(place, _uid(change.owner), -1)
+    _make_directories([*reversed(path.parents), path], record)
+    path.chmod(change.mode)
+    os.chown(path, _uid(change.owner), -1)
 
 
 def _make_directories(places: Iterable[Path], record: InstallRecord) -> None:
-    for place in places:
-        if not place.exists():
-            place.mkdir()
-            place.chmod(0o755)  # whatever the umask: users run TaskProlog
-            record.entries[str(place)] = Entry(str(place), "directory")
+    for path in places:
+        if not path.exists():
+            path.mkdir()
+            path.chmod(0o755)  # whatever the umask: users run TaskProlog
+            record.entries[str(path)] = Entry(str(path), "directory")
 
 
 def _apply_file(change: FileChange, record: InstallRecord) -> None:
-    place = Path(change.path)
+    path = Path(change.path)
     if change.after is None:
-        place.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         record.entries.pop(change.path, None)
         return
     if change.back:
@@ -394,7 +394,7 @@ def _apply_file(change: FileChange, record: InstallRecord) -> None:
         record.entries[change.path] = _site_entry(change, change.after, record)
     else:
         record.entries[change.path] = Entry(change.path, change.kind, digest(change.after))
-    _make_directories(reversed(place.parents), record)
+    _make_directories(reversed(path.parents), record)
     record.save(replaced)
     _write(change)
 
@@ -417,18 +417,18 @@ def _write(change: FileChange) -> None:
 
 
 def _attributes(place: Path) -> dict[str, bytes]:
-    """Return the extended attributes of a file: access lists and the label of SELinux are among them."""
+    """Return the extended attributes of a file, which include access control lists and the SELinux label."""
     try:
         return {name: os.getxattr(place, name) for name in os.listxattr(place)}
-    except OSError:  # of a file system without them
+    except OSError:  # the file system has none
         return {}
 
 
 def _site_entry(change: FileChange, after: str, record: InstallRecord) -> Entry:
     """Return the record of a site's file: its content without migbatch's edits, and with them.
 
-    If the site edited lines that migbatch had written, the first content stays, without a digest: it must be restored
-    by hand, and what was written serves to recognize that.
+    If the site edited lines that migbatch had written, the original content is kept, without a digest: the file must be
+    restored by hand, and the written texts serve to detect that this has been done.
     """
     name = f"{change.path}.written"
     original = change.before

@@ -30,7 +30,7 @@ class HostPlan:
 
     Attributes:
         wanted: files and directories, in the order in which they are to be written.
-        lines: changes of the site's own scripts, as sentences; they are in `wanted` only if edits are allowed.
+        lines: changes of the site's own scripts, as sentences; if edits are allowed, they are in `wanted` instead.
         notes, problems: sentences.
         next: what to do once it is written.
         python: interpreter with which the hooks' imports are compiled when the plan is applied; empty: none.
@@ -91,8 +91,8 @@ def node(
         Wanted(str(path), text, mode=0o755)
         for path, text in node_install.programs(places.hooks, places.etc, python, task_python)
     ]
-    users = [str(Path(task_python or python).resolve()), *node_install.package_paths()]
-    for reason in filter(None, map(_closed, users)):
+    user_paths = [str(Path(task_python or python).resolve()), *node_install.package_paths()]
+    for reason in filter(None, map(_closed, user_paths)):
         plan.problems.append(f"users run TaskProlog, but {reason}")
     settings = node_install.settings(url, shutil.which("scontrol") or "")
     plan.wanted.append(Wanted(str(places.etc / NAME), settings, "once"))
@@ -109,11 +109,11 @@ def node(
 
 def _closed(path: str) -> str:
     """Return why ordinary users cannot use a program or directory, as the end of a sentence; empty if they can."""
-    for place in (Path(path), *Path(path).parents):
-        needed = 0o001 if place != Path(path) else 0o005
-        if place.stat().st_mode & needed != needed:
+    for part in (Path(path), *Path(path).parents):
+        needed = 0o001 if part != Path(path) else 0o005
+        if part.stat().st_mode & needed != needed:
             return (
-                f"{place} is not accessible to them (mode {place.stat().st_mode & 0o7777:04o}): change its mode, or "
+                f"{part} is not accessible to them (mode {part.stat().st_mode & 0o7777:04o}): change its mode, or "
                 "create the virtual environment elsewhere or with another Python (--prefix, --task-python)"
             )
     return ""
@@ -152,23 +152,23 @@ def slurmctld_hosts(conf: Conf) -> list[str]:
 def slurm_release() -> tuple[int, ...]:
     """Return the release of this host's Slurm; empty if unknown."""
     try:
-        done = subprocess.run(["scontrol", "--version"], capture_output=True, text=True, timeout=30, check=False)
+        result = subprocess.run(["scontrol", "--version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    found = re.search(r"(\d+)\.(\d+)", done.stdout)
-    return (int(found[1]), int(found[2])) if found else ()
+    match = re.search(r"(\d+)\.(\d+)", result.stdout)
+    return (int(match[1]), int(match[2])) if match else ()
 
 
 def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: bool) -> None:
-    """Add a hook to the site's own of that key; nothing if it has none, or if slurm.conf names migbatch's too."""
+    """Add migbatch's hook to the site's hook of a key, unless there is none or slurm.conf names migbatch's too."""
     values = [token.value for line in conf.lines if not line.record and (token := line.get(key.lower()))]
     if not values or hook in values or stub_path(conf, hook) in values:
         return
     site_hook = conf.beside(values[-1])
     if scripts.is_pattern(site_hook):
-        place = scripts.name_in(site_hook)
-        if place:
-            plan.wanted.append(Wanted(place, scripts.stub(hook), mode=0o755))
+        stub_file = scripts.name_in(site_hook)
+        if stub_file:
+            plan.wanted.append(Wanted(stub_file, scripts.stub(hook), mode=0o755))
         else:
             plan.problems.append(f"{key}={site_hook}: create a link to {hook} that matches this pattern")
         return
@@ -190,7 +190,7 @@ def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: boo
 
 
 def _cli_filter(plan: HostPlan, conf: Conf) -> None:
-    """If slurm.conf names cli_filter/lua, add a script that changes nothing instead of none."""
+    """If slurm.conf names cli_filter/lua and the host has no script for it, add one that changes nothing."""
     filters = scripts.cli_filters(conf.value("CliFilterPlugins"))
     path = Path(conf.main).parent / CLI_FILTER
     if "lua" in filters and not path.exists():

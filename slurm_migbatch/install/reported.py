@@ -21,21 +21,21 @@ def describe(
         catalog: host list of the catalog nodes.
         lending: partitions whose training jobs are lent idle slices.
     """
-    every: dict[str, int] = {}
+    largest: dict[str, int] = {}
     most = {name: most_counts(geometries) for name, geometries in gpus.items()}
     for counts in most.values():
         for profile, number in counts.items():
-            every[profile] = max(every.get(profile, 0), number)
-    alike: dict[tuple[tuple[str, int], ...], list[str]] = {}
+            largest[profile] = max(largest.get(profile, 0), number)
+    names_by_counts: dict[tuple[tuple[str, int], ...], list[str]] = {}
     for name, geometries in gpus.items():
         base = base_counts(geometries)
-        own = {kind: base.get(kind, 0) for kind in every if kind in most[name]}
+        own = {kind: base.get(kind, 0) for kind in largest if kind in most[name]}
         row = {**own, FILLER: 0, **(spare(version) if lending else {})}
-        alike.setdefault(tuple(row.items()), []).append(name)
+        names_by_counts.setdefault(tuple(row.items()), []).append(name)
     return Site(
         version=version,
-        nodes=[NodeLine(fold(names), dict(found)) for found, names in alike.items()],
-        catalog=NodeLine(catalog, {**every, FILLER: 0, **WAITING}),
+        nodes=[NodeLine(fold(names), dict(counts_of_line)) for counts_of_line, names in names_by_counts.items()],
+        catalog=NodeLine(catalog, {**largest, FILLER: 0, **WAITING}),
         lends=bool(lending),
         job_submit=True,
         cli_filter=True,
@@ -44,17 +44,17 @@ def describe(
 
 def base_counts(geometries: Iterable[Geometry]) -> dict[str, int]:
     """Return slurm.conf's counts: each GPU full of the profile that fits most often, which can always be placed."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for geometry in geometries:
         info = max(geometry.profiles, key=lambda i: (i.max_instances, not i.profile.suffix, -i.memory_slices))
-        found[info.profile.gres_type] = found.get(info.profile.gres_type, 0) + info.max_instances
-    return found
+        counts[info.profile.gres_type] = counts.get(info.profile.gres_type, 0) + info.max_instances
+    return counts
 
 
 def most_counts(geometries: Iterable[Geometry]) -> Mapping[str, int]:
-    """Return the most of each profile that a node with these GPUs could ever offer."""
-    found: dict[str, int] = {}
+    """Return the maximum number of slices of each profile that a node with these GPUs can offer."""
+    counts: dict[str, int] = {}
     for geometry in geometries:
         for info in geometry.profiles:
-            found[info.profile.gres_type] = found.get(info.profile.gres_type, 0) + info.max_instances
-    return found
+            counts[info.profile.gres_type] = counts.get(info.profile.gres_type, 0) + info.max_instances
+    return counts

@@ -47,7 +47,7 @@ return slurm.SUCCESS
 
 
 def cli_filters(value: str) -> list[str]:
-    """Return the names in CliFilterPlugins=, without the kind's name: "lua"."""
+    """Return the plugins in CliFilterPlugins=, without the prefix `cli_filter/`: "lua"."""
     return [plugin.removeprefix("cli_filter/") for plugin in value.lower().split(",")]
 
 
@@ -69,9 +69,9 @@ def call_lua(text: str, own_file: str) -> str:
     names = ", ".join(_FUNCTIONS[PurePosixPath(own_file).name])
     quoted = own_file.replace("\\", "\\\\").replace('"', '\\"')
     lines = f'local migbatch = dofile("{quoted}") -- by `migbatch install`\n{names} = migbatch.after({names})\n'
-    found = _LAST_RETURN.search(text)
-    if found:
-        return text[: found.start()] + lines + text[found.start() :]
+    last_return = _LAST_RETURN.search(text)
+    if last_return:
+        return text[: last_return.start()] + lines + text[last_return.start() :]
     return text + ("" if not text or text.endswith("\n") else "\n") + lines
 
 
@@ -82,8 +82,8 @@ def is_shell(text: str) -> bool:
 
 def hook_line(hook: str) -> str:
     """Return the line with which a shell script runs one of migbatch's hooks; nodes without GPUs skip it."""
-    lost = f"; {_lost(hook)}" if _lost(hook) else ""
-    return f"[ ! -e {hook} ] || {hook} || exit $?{lost} # by `migbatch install`: the job's MIG slices"
+    check = f"; {_lost(hook)}" if _lost(hook) else ""
+    return f"[ ! -e {hook} ] || {hook} || exit $?{check} # by `migbatch install`: the job's MIG slices"
 
 
 def stub(hook: str) -> str:
@@ -147,12 +147,12 @@ def is_pattern(path: str) -> bool:
 
 
 def name_in(pattern: str) -> str:
-    """Return the path of migbatch's program among those of a pattern; Slurm runs the last of the alphabet first.
+    """Return a path for migbatch's program that a pattern matches; empty if there is none.
 
-    Empty if no name fits.
+    Its name is the last in the alphabet, because Slurm runs the programs of a pattern in descending order.
     """
-    place = PurePosixPath(pattern)
-    if is_pattern(str(place.parent)):
+    path = PurePosixPath(pattern)
+    if is_pattern(str(path.parent)):
         return ""
-    name = re.sub(r"\[[^\]]*\]|\?", "9", place.name).replace("*", "zz-migbatch", 1).replace("*", "")
-    return str(place.parent / name) if fnmatch.fnmatchcase(name, place.name) else ""
+    name = re.sub(r"\[[^\]]*\]|\?", "9", path.name).replace("*", "zz-migbatch", 1).replace("*", "")
+    return str(path.parent / name) if fnmatch.fnmatchcase(name, path.name) else ""

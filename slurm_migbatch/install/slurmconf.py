@@ -99,8 +99,8 @@ class Conf:
 
     def value(self, key: str, without: str = "") -> str:
         """Return the value of a key of the cluster, see `setting`; empty if there is none."""
-        found = self.setting(key, without)
-        return found[1].value if found else ""
+        effective = self.setting(key, without)
+        return effective[1].value if effective else ""
 
     def records(self, kind: str) -> Iterator[tuple[Line, dict[str, str]]]:
         """Yield each record of `kind` ("nodename") with its values, those of the DEFAULT lines above it included."""
@@ -120,8 +120,8 @@ def parse(path: str, text: str) -> Iterator[Line]:
     """Yield the nonempty lines of one file."""
     position, number = 0, 1
     while position < len(text):
-        kept, end, count = _logical(text, position)
-        line = _line(path, number, position, end, kept)
+        characters, end, count = _logical(text, position)
+        line = _line(path, number, position, end, characters)
         if line is not None:
             yield line
         position, number = end + 1, number + count
@@ -129,7 +129,7 @@ def parse(path: str, text: str) -> Iterator[Line]:
 
 def _logical(text: str, start: int) -> tuple[list[tuple[str, int]], int, int]:
     """Return the characters of a logical line with their positions, its end, and its number of lines in the file."""
-    kept: list[tuple[str, int]] = []
+    characters: list[tuple[str, int]] = []
     count = 0
     while True:
         end = text.find("\n", start)
@@ -139,11 +139,11 @@ def _logical(text: str, start: int) -> tuple[list[tuple[str, int]], int, int]:
         body = content.rstrip()
         slashes = len(body) - len(body.rstrip("\\"))
         if slashes % 2 and end < len(text):
-            kept += [(char, start + i) for i, char in enumerate(body[:-1])]
+            characters += [(char, start + i) for i, char in enumerate(body[:-1])]
             start = end + 1
             continue
-        kept += [(char, start + i) for i, char in enumerate(content)]
-        return kept, end, count
+        characters += [(char, start + i) for i, char in enumerate(content)]
+        return characters, end, count
 
 
 def _comment(text: str, start: int, end: int) -> int:
@@ -193,9 +193,9 @@ def load(main: str, read: Callable[[str], str | None]) -> Conf:
             lines.append(line)
             if line.include:
                 cluster = Conf(main, texts, tuple(lines)).value("ClusterName") if "%c" in line.include else ""
-                where = str(Path(main).parent / line.include.replace("%c", cluster))
-                if not descend(where, depth + 1):
-                    missing.append((where, line))
+                included = str(Path(main).parent / line.include.replace("%c", cluster))
+                if not descend(included, depth + 1):
+                    missing.append((included, line))
         return True
 
     descend(main, 0)
@@ -237,8 +237,8 @@ def changed(text: str, line: Line, change: Mapping[str, str], add: Mapping[str, 
     """Return the text of a line with other values; the rest stays as it was written."""
     result = text[line.start : line.end]
     if add:
-        at = line.tokens[-1].end - line.start
-        result = result[:at] + "".join(f" {key}={value}" for key, value in add.items()) + result[at:]
+        position = line.tokens[-1].end - line.start
+        result = result[:position] + "".join(f" {key}={value}" for key, value in add.items()) + result[position:]
     for token in sorted(line.tokens, key=lambda token: -token.start):
         if token.key in change and line.get(token.key) is token:
             old = text[token.start : token.end]
@@ -259,8 +259,8 @@ def added(conf: Conf, text: str) -> LineEdit:
 
 def apply(texts: Mapping[str, str], edits: Iterator[LineEdit] | list[LineEdit]) -> dict[str, str]:
     """Return the texts of the files with the edits made."""
-    found = dict(texts)
+    result = dict(texts)
     for line_edit in sorted(edits, key=lambda line_edit: (line_edit.path, -line_edit.start)):
-        text = found.get(line_edit.path, "")
-        found[line_edit.path] = text[: line_edit.start] + line_edit.new + text[line_edit.end :]
-    return found
+        text = result.get(line_edit.path, "")
+        result[line_edit.path] = text[: line_edit.start] + line_edit.new + text[line_edit.end :]
+    return result

@@ -68,21 +68,21 @@ def plan(
         topology_conf: topology.conf; None if Slurm reads none.
     """
     counts = {name: line.counts for line in site.nodes for name in expand(line.names)}
-    done = SlurmPlan(site)
-    rows = list(_nodes(conf, site.catalog.names, done))
-    known = {name for _, _, names in rows for name in names}
-    if strange := sorted(set(counts) - known):
-        done.problems.append(f"{conf.main} has no NodeName line for {fold(strange)}, which reported MIG GPUs")
-    done.problems += _clashes(rows, counts)
+    result = SlurmPlan(site)
+    rows = list(_nodes(conf, site.catalog.names, result))
+    configured = {name for _, _, names in rows for name in names}
+    if unknown := sorted(set(counts) - configured):
+        result.problems.append(f"{conf.main} has no NodeName line for {fold(unknown)}, which reported MIG GPUs")
+    result.problems += _clashes(rows, counts)
     for line, values, names in rows:
-        done.edits += _node_edit(conf, line, values, names, counts)
-    partitions = _partition_edits(conf, rows, counts, site.catalog.names, lending, done)
-    done.edits += partitions
+        result.edits += _node_edit(conf, line, values, names, counts)
+    partitions = _partition_edits(conf, rows, counts, site.catalog.names, lending, result)
+    result.edits += partitions
     catalog = replace(site.catalog, settings=_catalog_settings(rows, counts), others=_listed(_others(rows, counts)))
     accounting = conf.value("AccountingStorageType").endswith("slurmdbd")
     preempts = _preempts(conf)
     if site.lends and preempts and not conf.value("PreemptExemptTime"):
-        done.notes.append(_PREEMPTS)
+        result.notes.append(_PREEMPTS)
     needed = replace(
         site,
         catalog=catalog,
@@ -91,20 +91,20 @@ def plan(
         preempts=preempts,
         own=(),
     )
-    own = frozenset(_settings(needed, conf, done))
-    done.site = replace(needed, own=own)
-    done.edits += [*_include(conf, INCLUDED), *_include(gres_conf, INCLUDED_GRES)]
-    _select_type(conf, done)
+    own = frozenset(_settings(needed, conf, result))
+    result.site = replace(needed, own=own)
+    result.edits += [*_include(conf, INCLUDED), *_include(gres_conf, INCLUDED_GRES)]
+    _select_type(conf, result)
     if topology_conf is not None:
-        found = topology.plan(topology.plugin_of(conf), topology_conf, site.catalog.names, site.version)
-        done.edits += found.edits
-        done.notes += found.notes
-        done.problems += found.problems
-    _own_gres(gres_conf, counts, done)
-    if not done.problems:
-        devices = list(_devices(gres_conf, rows, counts, done))
-        done.site = replace(done.site, devices=devices)
-    return done
+        topology_plan = topology.plan(topology.plugin_of(conf), topology_conf, site.catalog.names, site.version)
+        result.edits += topology_plan.edits
+        result.notes += topology_plan.notes
+        result.problems += topology_plan.problems
+    _own_gres(gres_conf, counts, result)
+    if not result.problems:
+        devices = list(_devices(gres_conf, rows, counts, result))
+        result.site = replace(result.site, devices=devices)
+    return result
 
 
 # --- settings of the cluster
@@ -115,10 +115,10 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
     own_file = conf.beside(INCLUDED)
     changes: dict[Line, dict[str, str]] = {}
     for setting in site.needed():
-        found = conf.setting(setting.key, without=own_file)
-        if found is None:
+        present = conf.setting(setting.key, without=own_file)
+        if present is None:
             continue
-        line, token = found
+        line, token = present
         if setting.kind == "hook" and token.value != setting.value:
             if setting.key in scripts.SEVERAL and site.version >= scripts.SEVERAL[setting.key]:
                 if any(
@@ -165,11 +165,11 @@ def _holds(line: Line, setting: Setting) -> bool:
 
 
 def _merged(setting: Setting, present: str) -> str:
-    """Return a value that serves the site and migbatch; the current one if it does."""
+    """Return a value that meets the needs of the site and of migbatch; the current one if it does."""
     if setting.kind == "words":
-        known = {_comparable(setting.key, item) for item in present.split(",")}
-        more = [item for item in setting.value.split(",") if _comparable(setting.key, item) not in known]
-        return ",".join([*([present] if present else []), *more])
+        present_words = {_comparable(setting.key, item) for item in present.split(",")}
+        missing = [item for item in setting.value.split(",") if _comparable(setting.key, item) not in present_words]
+        return ",".join([*([present] if present else []), *missing])
     if setting.kind == "default":
         return present
     if setting.kind == "at_least":
@@ -197,9 +197,9 @@ def _include(conf: Conf, name: str) -> Iterator[LineEdit]:
 
 
 def _select_type(conf: Conf, done: SlurmPlan) -> None:
-    found = conf.setting("SelectType")
-    if found and not found[1].value.lower().endswith("cons_tres"):
-        line, token = found
+    setting = conf.setting("SelectType")
+    if setting and not setting[1].value.lower().endswith("cons_tres"):
+        line, token = setting
         done.problems.append(f"{_place(line)}: SelectType={token.value} does not support GRES; use select/cons_tres")
 
 
@@ -236,23 +236,23 @@ def _node_edit(
     """
     key = next((key for key in FEATURES if key in values), "")
     present = values.get("gres", ""), values.get(key, "")
-    alike: dict[tuple[str, str], list[str]] = {}
+    names_by_values: dict[tuple[str, str], list[str]] = {}
     for name in names:
         wanted = _gres(present[0], counts.get(name)), _features(present[1], name if name in counts else "")
-        alike.setdefault(wanted, []).append(name)
-    if list(alike) == [present]:
+        names_by_values.setdefault(wanted, []).append(name)
+    if list(names_by_values) == [present]:
         return
     text = conf.texts[line.path]
     lines = []
-    for (gres_value, features), members in alike.items():
-        change = _subset(line, names, members) if len(alike) > 1 else {}
+    for (gres_value, features), members in names_by_values.items():
+        change = _subset(line, names, members) if len(names_by_values) > 1 else {}
         change["gres"] = gres_value
-        more = {"Gres": gres_value} if gres_value and not line.get("gres") else {}
+        additions = {"Gres": gres_value} if gres_value and not line.get("gres") else {}
         if key and line.get(key):
             change[key] = features
         elif features != present[1]:
-            more["Features"] = features
-        lines.append(changed(text, line, change, more))
+            additions["Features"] = features
+        lines.append(changed(text, line, change, additions))
     yield LineEdit(line.path, line.number, line.start, line.end, text[line.start : line.end], "\n".join(lines))
 
 
@@ -289,7 +289,7 @@ def _clashes(
 
 def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str, str]:
     """Return the names, addresses and ports of some nodes of a line."""
-    found = {}
+    settings = {}
     for key in _PER_NODE:
         token = line.get(key)
         if token is None:
@@ -298,22 +298,22 @@ def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str,
         if len(values) == len(names):
             chosen = [values[names.index(member)] for member in members]
             folded = fold(chosen)
-            found[key] = folded if list(expand(folded)) == chosen else ",".join(chosen)
-    return found
+            settings[key] = folded if list(expand(folded)) == chosen else ",".join(chosen)
+    return settings
 
 
 def _catalog_settings(
     rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]], counts: Mapping[str, Mapping[str, int]]
 ) -> str:
-    """Return the words of the catalog's line but Gres: as large as the largest MIG node, with the features of all."""
+    """Return the settings of the catalog's line except Gres: the largest MIG node's size, and the features of all."""
     mig = [values for _, values, names in rows if any(name in counts for name in names)]
     settings = {"NodeAddr": "127.0.0.1", "Port": "1"}
     largest = max(mig, key=_cpus, default={})
     settings.update({name: largest[key] for key, name in _SHAPE if key in largest})
     for key, name in (("realmemory", "RealMemory"), ("tmpdisk", "TmpDisk")):
-        most = max((_number(values.get(key, "")) for values in mig), default=0)
-        if most:
-            settings[name] = str(most)
+        maximum = max((_number(values.get(key, "")) for values in mig), default=0)
+        if maximum:
+            settings[name] = str(maximum)
     own = [NODE_FEATURE + name for name in counts]
     features: dict[str, None] = {}
     for values in mig:
@@ -327,16 +327,16 @@ def _catalog_settings(
 
 
 def _others(rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]], names: Collection[str]) -> dict[str, int]:
-    """Return the largest count of each GRES on a line of these nodes, beside those of GPUs."""
-    most: dict[str, int] = {}
+    """Return the largest count of each GRES on a line of these nodes, except those of GPUs."""
+    largest: dict[str, int] = {}
     for _, values, members in rows:
         for text in gres.split(values.get("gres", "")) if not set(names).isdisjoint(members) else ():
             with suppress(gres.GresError):
                 entry = gres.parse_entry(text)
                 if entry.name not in _OF_GPUS:
                     kind = str(replace(entry, count=0)).removesuffix(":0")
-                    most[kind] = max(entry.count, most.get(kind, 0))
-    return most
+                    largest[kind] = max(entry.count, largest.get(kind, 0))
+    return largest
 
 
 def _listed(counts: Mapping[str, int]) -> str:
@@ -344,7 +344,7 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def catalog_lacks(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[str]:
-    """Yield the words missing from the catalog's lines; a catalog node without a line lacks all.
+    """Yield the settings missing from the catalog's lines; a catalog node without a line lacks all.
 
     Args:
         conf: slurm.conf.
@@ -376,7 +376,7 @@ def _values(settings: str) -> dict[str, str]:
 
 
 def _less(key: str, values: Mapping[str, str], needed: str) -> bool:
-    """Return whether a line of the catalog has less than it needs of one key."""
+    """Return whether the value of a key on a line of the catalog is less than needed."""
     present = values.get(key.lower(), values.get("feature", "") if key == "Features" else "")
     if key == "Features":
         return not set(needed.split(",")) <= set(present.split(","))
@@ -416,23 +416,23 @@ def _partition_edits(
         except NodeListError as error:
             done.problems.append(f"{_place(line)}: {error}")
             continue
-        everything = any(item.upper() == "ALL" for item in items)
+        all_nodes = any(item.upper() == "ALL" for item in items)
         members = {name for item in items for name in sets.get(item, (item,))}
-        if not (everything or members & set(counts)):
+        if not (all_nodes or members & set(counts)):
             continue
-        change, more = {}, {}
+        change, additions = {}, {}
         token = line.get("nodes")
-        if not everything and not set(expand(catalog)) <= members:
+        if not all_nodes and not set(expand(catalog)) <= members:
             if token:
                 change["nodes"] = f"{token.value},{catalog}"
             else:
-                more["Nodes"] = f"{listed},{catalog}"
+                additions["Nodes"] = f"{listed},{catalog}"
         for setting in preemption(lending, values["partitionname"]).split():
             key, _, value = setting.partition("=")
             if key.lower() not in values:
-                more[key] = value
-        if change or more:
-            yield edit(conf, line, change, more)
+                additions[key] = value
+        if change or additions:
+            yield edit(conf, line, change, additions)
 
 
 def _node_sets(
@@ -469,8 +469,10 @@ def _own_gres(conf: Conf, counts: Mapping[str, Mapping[str, int]], done: SlurmPl
         nodes = line.get("nodename")
         if detect is None or detect.value.lower() == "off" or nodes is None:
             continue
-        if hit := sorted(set(expand(nodes.value)) & set(counts)):
-            text = f"AutoDetect={detect.value} detects the slices of {fold(hit)} and drains the node when they change"
+        if affected := sorted(set(expand(nodes.value)) & set(counts)):
+            text = (
+                f"AutoDetect={detect.value} detects the slices of {fold(affected)} and drains the node when they change"
+            )
             done.problems.append(f"{_place(line)}: {text}; set it to off there, with a File= line for each GPU")
 
 

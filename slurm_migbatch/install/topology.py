@@ -40,7 +40,7 @@ class _Unit:
 
 
 def plugin_of(conf: Conf) -> str:
-    """Return the plugin that slurm.conf names, without the kind's name: "tree"; empty for none."""
+    """Return the plugin that slurm.conf names, without the prefix `topology/`: "tree"; empty for none."""
     return conf.value("TopologyPlugin").lower().removeprefix("topology/")
 
 
@@ -53,25 +53,25 @@ def plan(plugin: str, topology: Conf, catalog: str, version: tuple[int, int]) ->
         catalog: host list of the catalog.
         version: release of Slurm.
     """
-    done = TopologyPlan()
+    result = TopologyPlan()
     if plugin not in ("tree", "block"):
-        return done
+        return result
     try:
         units = list(_units(topology, "switchname" if plugin == "tree" else "blockname"))
         names = expand(catalog)
     except NodeListError as error:
-        done.problems.append(f"{topology.main}: {error}")
-        return done
+        result.problems.append(f"{topology.main}: {error}")
+        return result
     if not units or set(names) <= {node for unit in units for node in unit.nodes}:
-        return done
+        return result
     own = next((unit for unit in units if unit.name == SWITCH), None)
     if own is not None:
-        done.edits.append(edit(topology, own.line, {"nodes": catalog}))
+        result.edits.append(edit(topology, own.line, {"nodes": catalog}))
     elif plugin == "tree":
-        _switch(topology, units, catalog, done)
+        _switch(topology, units, catalog, result)
     else:
-        _block(topology, catalog, len(names), version, done)
-    return done
+        _block(topology, catalog, len(names), version, result)
+    return result
 
 
 def yaml_note(text: str, catalog: str) -> str:

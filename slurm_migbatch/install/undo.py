@@ -16,16 +16,16 @@ def undo(original: str, written: str, present: str) -> str | None:
     """
     if present == written:
         return original
-    before, after, now = (text.splitlines(keepends=True) for text in (original, written, present))
+    before, after, current = (text.splitlines(keepends=True) for text in (original, written, present))
     for tag, i1, i2, j1, j2 in reversed(SequenceMatcher(None, before, after, autojunk=False).get_opcodes()):
         if tag == "equal":
             continue
         block = after[j1:j2]
-        places = [k for k in range(len(now) - len(block) + 1) if now[k : k + len(block)] == block]
-        if not block or len(places) != 1:
+        positions = [k for k in range(len(current) - len(block) + 1) if current[k : k + len(block)] == block]
+        if not block or len(positions) != 1:
             return None
-        now[places[0] : places[0] + len(block)] = before[i1:i2]
-    return "".join(now)
+        current[positions[0] : positions[0] + len(block)] = before[i1:i2]
+    return "".join(current)
 
 
 def undone(original: str, written: str, present: str) -> bool:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def answer(question: Question, rights: Rights, site: QuerySite) -> Reply:
-    """Answer a user's query within his rights.
+    """Answer a query within the rights of its user.
 
     Raises:
         Unanswerable: there is no answer; the message says why.
         StoreError, SlurmError: the record cannot be read, Slurm does not answer.
     """
-    module = question.kind  # which has the kind's name
+    module = question.kind  # named like the kind of query
     if question.kind == "page":
         _require_plotly(site)
         module = "pictures"
@@ -36,5 +36,5 @@ def _require_plotly(site: QuerySite) -> None:
     except ModuleNotFoundError as error:
         if not site.quiet:  # the command says what to install
             raise
-        lacking = "the query service cannot draw: run pip install 'slurm-migbatch[report]' on its host"
-        raise Unanswerable(lacking) from error
+        message = "the query service cannot draw: run pip install 'slurm-migbatch[report]' on its host"
+        raise Unanswerable(message) from error

@@ -48,18 +48,18 @@ def ask(question: Question, servers: Servers, signer: Signer) -> Answer:
         QuestionError: the query is out of bounds.
     """
     body = write(replace(question, zone=_zone()))
-    until = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _PATIENCE_S
     while True:
-        failed = []
+        failures = []
         for url in servers.urls:
             try:
                 return _ask(url, body, signer)
             except (_Unreachable, _Busy) as error:
-                failed.append((url, error))
-        if any(isinstance(error, _Busy) for _, error in failed) and time.monotonic() < until:
+                failures.append((url, error))
+        if any(isinstance(error, _Busy) for _, error in failures) and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
             continue
-        why = "; ".join(f"{url}: {error}" for url, error in failed)
+        why = "; ".join(f"{url}: {error}" for url, error in failures)
         raise NoAnswer(
             f"no answer from migbatch's query service ({why}); ask the administrator whether migbatchd runs there "
             f"with [query] enabled, and whether this host can reach its port (from {servers.source})"
@@ -67,7 +67,7 @@ def ask(question: Question, servers: Servers, signer: Signer) -> Answer:
 
 
 def _zone() -> str:
-    """Return the user's time zone if he has named one; a file's by its name in the database of time zones."""
+    """Return the time zone that the user has set (TZ), else ""; for a file, its name in the time zone database."""
     zone = os.environ.get("TZ", "").removeprefix(":")
     return "" if zone == "/etc/localtime" else zone.removeprefix("/usr/share/zoneinfo/")
 
@@ -115,10 +115,10 @@ def _post(url: str, body: bytes, fields: dict[str, str]) -> tuple[int, bytes, st
 
 
 def connection_to(url: str, timeout: float) -> http.client.HTTPConnection:
-    """Return a connection to the host of a URL, not yet open; seconds for each step."""
+    """Return a connection to the host of a URL, not yet open. `timeout`: seconds for each step."""
     parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname or "", parts.port, timeout=timeout)
+    connection_type = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return connection_type(parts.hostname or "", parts.port, timeout=timeout)
 
 
 def _error_text(text: bytes) -> str:

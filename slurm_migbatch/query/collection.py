@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Disable the cycle collector meanwhile: rows of the record form no cycles, and it would take up to a third of the
-    time.
+    """Disable Python's cycle collector during the block.
+
+    Rows of the record form no cycles, and the collector would take up to a third of the time.
     """
     gc.disable()
     try:

@@ -43,7 +43,7 @@ def expect(
     open_nodes = {node.name for node in nodes if node.open}
     pool = wanted[0].pool & catalog.nodes.keys() & open_nodes
     holders = _holders(queue)
-    to_end: list[list[JobRow]] = []  # among the nodes that are free first
+    to_end: list[list[JobRow]] = []  # for each of the nodes that are free first
     for name in sorted(pool):
         held = holders.get(name, [])
         limit = len(held)
@@ -57,7 +57,7 @@ def expect(
         del to_end[row.num_nodes :]
     if len(to_end) < row.num_nodes:
         return None
-    blockers = {job.job_id: job for some in to_end for job in some}
+    blockers = {job.job_id: job for jobs in to_end for job in jobs}
     ordered = sorted(blockers.values(), key=_end)
     ends = [job.end for job in ordered]
     return Expected(tuple(ordered), None if None in ends else max((end for end in ends if end), default=now))
@@ -75,9 +75,10 @@ def _holders(queue: Sequence[JobRow]) -> dict[str, list[JobRow]]:
 def _on(
     node: MigNode, need: Mapping[str, int], holders: Sequence[JobRow], max_count: int, catalog: SiteCatalog
 ) -> list[list[JobRow]]:
-    """Return the jobs on one node that have to end, by end, each once.
+    """Return a list of the jobs on one node that have to end, in the order of their ends.
 
-    Nothing if `max_count` are not enough. If the end of n jobs makes room, so does the end of more.
+    Return no list if the first `max_count` jobs are not enough. A bisection finds their number: if the end of n jobs
+    makes room, so does the end of more.
     """
     rooms = [catalog.kinds[name].room for name in node.gpus]
 
@@ -102,16 +103,18 @@ def _end(job: JobRow) -> tuple[bool, float]:
 
 
 def describe(expected: Expected, now: float) -> str:
-    """Describe it in one sentence."""
+    """Return a sentence about when a job can start and what it waits for."""
     if not expected.blockers:
         return "as soon as its slices are created, unless jobs of higher priority take the space"
     names = ", ".join(_name(job) for job in expected.blockers[:6])
-    more = f" and {len(expected.blockers) - 6} more" if len(expected.blockers) > 6 else ""
+    others = f" and {len(expected.blockers) - 6} more" if len(expected.blockers) > 6 else ""
     if expected.at is None:
-        return f"after the end of {names}{more}, of which not all have a time limit"
+        return f"after the end of {names}{others}, of which not all have a time limit"
     minutes = max(0, round((expected.at - now) / 60))
-    when = f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
-    return f"in {when} at the latest, unless jobs of higher priority take the space: after the end of {names}{more}"
+    duration = f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
+    return (
+        f"in {duration} at the latest, unless jobs of higher priority take the space: after the end of {names}{others}"
+    )
 
 
 def _name(job: JobRow) -> str:

@@ -137,8 +137,10 @@ def _verdict(answer: Answer) -> dict[str, Any]:
 
 def _asked(request: JobRequest) -> dict[str, str]:
     names = {**OPTIONS, "comment": "--comment", "extra": "--extra"}
-    given = {name: _text(text) for name in names if (text := getattr(request, name))}
-    return {names[name]: text if name == "tres_per_node" else text.removeprefix("gpu:") for name, text in given.items()}
+    options = {name: _text(text) for name in names if (text := getattr(request, name))}
+    return {
+        names[name]: text if name == "tres_per_node" else text.removeprefix("gpu:") for name, text in options.items()
+    }
 
 
 def _text(text: str) -> str:
@@ -191,24 +193,24 @@ def _candidates(candidates: tuple[Candidate, ...]) -> Iterator[str]:
         return f"{digits(interval.mid * scale)} ({digits(interval.low * scale)}-{digits(interval.high * scale)})"
 
     rows = []
-    speeds = _TOKENS if any(candidate.figures and candidate.figures.tokens for candidate in candidates) else ()
+    token_columns = _TOKENS if any(candidate.figures and candidate.figures.tokens for candidate in candidates) else ()
     for candidate in candidates:
-        known = candidate.figures
-        tokens = {} if known is None else known.tokens
-        timed = [(tokens.get(name), scale) for _, name, scale in speeds] or [
-            (known.latency_s if known else None, 1e3),
-            (known.throughput_per_s if known else None, 1.0),
+        figures = candidate.figures
+        tokens = {} if figures is None else figures.tokens
+        timed = [(tokens.get(name), scale) for _, name, scale in token_columns] or [
+            (figures.latency_s if figures else None, 1e3),
+            (figures.throughput_per_s if figures else None, 1.0),
         ]
         rows.append(
             (
                 candidate.profile.name,
                 str(candidate.offer.compute_slices),
                 gib(candidate.offer.memory_mib),
-                shown(known.memory_mib if known else None, 1 / 1024),
+                shown(figures.memory_mib if figures else None, 1 / 1024),
                 *(shown(interval, scale) for interval, scale in timed),
                 "yes" if candidate.ok else "no",
                 candidate.why,
             )
         )
-    columns = [title for title, _, _ in speeds] or ["BATCH_MS", "ITEMS/S"]
+    columns = [title for title, _, _ in token_columns] or ["BATCH_MS", "ITEMS/S"]
     yield from table_lines(("PROFILE", "SLICES", "GIB", "NEEDS_GIB", *columns, "OK", "WHY"), rows)

@@ -46,7 +46,7 @@ class LivePage:
         token = read_private(report.token_file) if report.token_file else b""
         self._rule = Scraping(token, "pictures are", "[report] token_file")
         self._days, self._ask = report.days, ask
-        # each takes seconds and half a gigabyte: one at a time
+        # drawing a page takes seconds and half a gigabyte: one at a time
         self._turn = asyncio.Lock()
 
     def app(self) -> Starlette:
@@ -80,18 +80,18 @@ class LivePage:
         return _NOBODY
 
     def _question(self, request: Request) -> PageQuestion:
-        given = request.query_params
+        parameters = request.query_params
         return PageQuestion(
-            accounts=tuple(given.getlist("account")),
-            partitions=tuple(given.getlist("partition")),
-            nodes=given.get("nodes", ""),
-            start=given.get("start", f"now-{self._days}days"),
-            end=given.get("end", "now"),
+            accounts=tuple(parameters.getlist("account")),
+            partitions=tuple(parameters.getlist("partition")),
+            nodes=parameters.get("nodes", ""),
+            start=parameters.get("start", f"now-{self._days}days"),
+            end=parameters.get("end", "now"),
         )
 
 
 def _text(status: int, sentence: str) -> Response:
-    asking = (
+    challenge = (
         {"WWW-Authenticate": 'Basic realm="migbatch: any user name, the token as password"'} if status == 401 else {}
     )
-    return PlainTextResponse(sentence + "\n", status, {**_HEADERS, **asking})
+    return PlainTextResponse(sentence + "\n", status, {**_HEADERS, **challenge})

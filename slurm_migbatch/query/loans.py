@@ -49,13 +49,15 @@ def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
     job_views = job_views_of(rights.jobs(site.slurm().jobs()), config.lending.partitions)
     with site.record() as store:
         rows = store.loans(wanted, active=not question.over)
-        would = _would(store.actions(wanted)) if config.lending.dry_run else {}
+        dry_run_reasons = _would(store.actions(wanted)) if config.lending.dry_run else {}
         indexes = {
             gpu["uuid"]: gpu["index"] for gpus in store.inventory().values() for gpu in gpus if gpu["index"] is not None
         }
-    known = [loan for row in rows if (loan := Loan.from_row(row)) is not None and may_see(rights, loan, job_views)]
+    visible = [loan for row in rows if (loan := Loan.from_row(row)) is not None and may_see(rights, loan, job_views)]
     reasons, remarks = waiting(site) if any(job_view.row.pending for job_view in job_views.values()) else ({}, ())
-    views = redacted(rights, view(job_views, known, {**reasons, **would}, indexes, wanted), job_views, known)
+    views = redacted(
+        rights, view(job_views, visible, {**reasons, **dry_run_reasons}, indexes, wanted), job_views, visible
+    )
     if question.as_json:
         return Reply([json.dumps({"version": 1, "loans": [asdict(row) for row in views]})], remarks)
     cells = [_cells(row, question.time_style) for row in views]
@@ -67,7 +69,7 @@ def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 
 def may_see(rights: Rights, loan: Loan, job_views: Mapping[int, JobView]) -> bool:
-    """Return whether the user may see a loan: by the rules of the record, or because squeue shows him its job."""
+    """Return whether the user may see a loan: by the rules of the record, or because squeue shows them its job."""
     job_view = job_views.get(loan.job_id)
     return rights.run(loan.uid, loan.account) or (job_view is not None and job_view.row.uid == loan.uid)
 
@@ -104,24 +106,24 @@ def view(
         indexes: of GPUs by UUID.
         wanted: only these jobs (or arrays); () for all.
     """
-    over: list[LoanView] = []
-    going: dict[int, LoanView] = {}
+    ended: list[LoanView] = []
+    current_views: dict[int, LoanView] = {}
     for loan in loans:
         job_view = job_views.get(loan.job_id)
         current = job_view is not None and loan.ended is None and job_view.row.restarts == loan.restart
         gpu = str(indexes.get(loan.gpu, loan.gpu))
         if current and job_view is not None:
-            going[loan.job_id] = _going(loan, job_view, gpu)
+            current_views[loan.job_id] = _going(loan, job_view, gpu)
         else:
             why = loan.why_ended or "it has left the queue"
-            over.append(_line(loan, gpu, loan.ended or loan.decided, "ended", why))
-    loan_views = list(over)
+            ended.append(_line(loan, gpu, loan.ended or loan.decided, "ended", why))
+    loan_views = list(ended)
     for job, job_view in job_views.items():
         row = job_view.row
         if wanted and job not in wanted and row.array_job not in wanted:
             continue
-        if job in going:
-            loan_views.append(going[job])
+        if job in current_views:
+            loan_views.append(current_views[job])
             continue
         held = job_view.hints.slice if row.active else None
         state = "running" if row.active else "waiting"
@@ -150,8 +152,8 @@ def waiting(site: QuerySite) -> tuple[dict[int, str], tuple[str, ...]]:
         reasons = json.loads(site.daemon("/v1/waiting"))["waiting"]
         return {int(job): str(why) for job, why in reasons.items()}, ()
     except (OSError, ValueError, KeyError) as error:
-        where = "" if site.quiet else f" at {site.config.daemon.api_socket}"
-        return {}, (f"migbatch: no answer from migbatchd{where}, reasons are missing{site.detail(error)}",)
+        location = "" if site.quiet else f" at {site.config.daemon.api_socket}"
+        return {}, (f"migbatch: no answer from migbatchd{location}, reasons are missing{site.detail(error)}",)
 
 
 def _would(actions: Sequence[Mapping[str, Any]]) -> dict[int, str]:
@@ -173,6 +175,6 @@ def _ids(text: str | None) -> tuple[int, ...]:
 
 
 def _cells(row: LoanView, time_style: str) -> tuple[str, ...]:
-    moment = time_formatter(time_style)
-    texts = (str(row.job), row.user, row.account, row.profile, row.node, row.gpu, moment(row.since), row.state)
+    format_time = time_formatter(time_style)
+    texts = (str(row.job), row.user, row.account, row.profile, row.node, row.gpu, format_time(row.since), row.state)
     return (*(shown(text) if text else "-" for text in texts), str(row.restarts), shown(row.why or "-"))

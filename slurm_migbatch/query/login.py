@@ -73,9 +73,9 @@ def read_conf(lines: Iterable[str], path: str) -> Servers:
             raise LoginError(f"{path}:{number}: write one of {', '.join(f'{key}=' for key in _KEYS)}")
         values[key] = value
     urls = tuple(url for word in values["Servers"].split(",") if (url := word.strip().rstrip("/")))
-    wrong = next((url for url in urls if not _URL.fullmatch(url)), None)
-    if wrong is not None or not urls:
-        raise LoginError(f"{path}: Servers={wrong or ''} must be URLs such as http://controller:{DEFAULT_PORT}")
+    invalid = next((url for url in urls if not _URL.fullmatch(url)), None)
+    if invalid is not None or not urls:
+        raise LoginError(f"{path}: Servers={invalid or ''} must be URLs such as http://controller:{DEFAULT_PORT}")
     uids = frozenset({0, *uid_of(values["SlurmUser"])})
     return Servers(tuple(map(_with_port, urls)), uids, values["MungeSocket"], path)
 
@@ -101,17 +101,17 @@ def _scontrol() -> str:
     import subprocess
 
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["scontrol", "show", "config"], capture_output=True, text=True, timeout=_SCONTROL_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        done = None
-    if done is None or done.returncode:
+        result = None
+    if result is None or result.returncode:
         raise LoginError(
             f"no {LOGIN_CONF}, and `scontrol show config` does not name slurmctld's host; ask the administrator for "
             f"that file (Servers=http://<controller>:{DEFAULT_PORT})"
         )
-    return done.stdout
+    return result.stdout
 
 
 def _with_port(url: str) -> str:

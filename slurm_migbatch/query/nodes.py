@@ -192,9 +192,9 @@ def _parked(row: Mapping[str, Any]) -> tuple[OccupiedSlot, str]:
 
 def fault_sentence(event: Mapping[str, Any]) -> str:
     """Describe a fault that a node reported."""
-    where = f"GPU {event['gpu']}: " if event.get("gpu") else ""
-    then = f"; {event['action']}" if event.get("action") else ""
-    return f"{where}{event.get('what')}{then}{' (drained)' if event.get('drain') else ''}"
+    gpu = f"GPU {event['gpu']}: " if event.get("gpu") else ""
+    action = f"; {event['action']}" if event.get("action") else ""
+    return f"{gpu}{event.get('what')}{action}{' (drained)' if event.get('drain') else ''}"
 
 
 def bar(gpu: GpuView) -> str:

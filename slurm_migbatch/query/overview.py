@@ -1,4 +1,4 @@
-"""The cluster as `migbatch top` shows it: Slurm, the record and migbatchd at one moment, before access rights.
+"""The cluster as `migbatch top` shows it: Slurm, the record and migbatchd at one moment, without access control.
 
 The process that answers caches it briefly, so that many watching users cost as much as one.
 """
@@ -112,7 +112,7 @@ def _made(site: QuerySite) -> Overview:
         nodes, queue, cluster = None, None, ""
         remarks.append(f"no answer from Slurm, the queue and the offers are missing{site.detail(error)}")
     trainings = job_views_of(queue or (), site.config.lending.partitions)
-    reasons, unsaid = waiting(site) if any(job.row.pending for job in trainings.values()) else ({}, ())
+    reasons, waiting_remarks = waiting(site) if any(job.row.pending for job in trainings.values()) else ({}, ())
     plans = _plans(site)
     if plans is None:
         remarks.append("no answer from migbatchd, the offers of each GPU are missing")
@@ -128,7 +128,7 @@ def _made(site: QuerySite) -> Overview:
         owners = _owners(store, jobs | {int(row["job_id"]) for row in actions})
     return Overview(
         time.time(), cluster, nodes, queue, views, leases, plans or {}, trainings, loans, reasons, progress, events,
-        actions, owners, (*remarks, *unsaid),
+        actions, owners, (*remarks, *waiting_remarks),
     )  # fmt: skip
 
 

@@ -62,32 +62,36 @@ def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:
     end = min(now, wanted.end if wanted.end is not None else now)
     if end <= wanted.start:
         raise Unanswerable(f"the window from {moment(wanted.start)} to {moment(end)} is in the future", 2)
-    mine = allowed(rights, replace(wanted, end=end))
+    permitted = allowed(rights, replace(wanted, end=end))
     try:
         with contextlib.closing(open_reader(site.url)) as record:
             check_users((*wanted.users, *map(str, wanted.uids)), rights, record.has_run)
-            shown = [chart for chart in _charts(record, mine, rights) if chart.table.rows]
+            drawn = [chart for chart in _charts(record, permitted, rights) if chart.table.rows]
     except ReadError as error:
         raise failed(error, site) from None
-    notes = [] if mine.only is None else ["Only your own runs and those of accounts that you coordinate (PrivateData)."]
-    if not shown:
+    notes = (
+        []
+        if permitted.only is None
+        else ["Only your own runs and those of accounts that you coordinate (PrivateData)."]
+    )
+    if not drawn:
         notes.append("The record has no matching data.")
     return render(
         _title(wanted),
         f"From {moment(wanted.start)} to {moment(end)} ({zone(end)}).",
-        shown,
+        drawn,
         f"Created by migbatch report on {moment(now)} from migbatch's record.",
         notes,
     )
 
 
 def _title(wanted: RunFilter) -> str:
-    named = (
+    filters = (
         ("account", wanted.accounts), ("user", (*wanted.users, *map(str, wanted.uids))),
         ("partition", wanted.partitions), ("node", wanted.nodes),
     )  # fmt: skip
-    chosen = [f"{noun} {', '.join(names)}" for noun, names in named if names]
-    return f"GPU slices: {'; '.join(chosen)}" if chosen else "GPU slices"
+    parts = [f"{noun} {', '.join(names)}" for noun, names in filters if names]
+    return f"GPU slices: {'; '.join(parts)}" if parts else "GPU slices"
 
 
 def _charts(record: RunReader, wanted: RunFilter, rights: Rights) -> Iterator[Chart]:
@@ -97,8 +101,8 @@ def _charts(record: RunReader, wanted: RunFilter, rights: Rights) -> Iterator[Ch
     wholes = record.wholes()
     held = sums.Held.of(windows.held_slices(record, wanted), wanted.end, wholes=wholes, named=rights.accounts)
     # idle GPUs belong only to a chart of all runs
-    everything = not (wanted.accounts or wanted.users or wanted.uids or wanted.partitions or wanted.only)
-    rows = windows.gpus(record, wanted) if everything and rights.nodes else ()
+    all_runs = not (wanted.accounts or wanted.users or wanted.uids or wanted.partitions or wanted.only)
+    rows = windows.gpus(record, wanted) if all_runs and rights.nodes else ()
     gpus = [(str(row[0]), row[2], str(row[1])) for row in rows]
     uses = sums.use_by_account(held, coarse)
     if uses:

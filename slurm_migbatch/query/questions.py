@@ -19,7 +19,7 @@ _WORDS = 500
 SEPARATORS = "\t\x1c\x1d\x1e\x1f"
 """Control characters that may separate columns."""
 JOB = Pattern(r"(\d{1,18})(?:_(\d{1,9})|\+(\d{1,9}))?(?:\.\w+)?", "ASCII")
-#: field -> its form, and what sets it. A strftime format has no widths, for which a C library may allocate much.
+#: field -> its form, and the variable that sets it. A strftime format has no widths: a C library may allocate as much.
 _FORMS = {
     "time_style": (Pattern(r"(?:[^%]|%[-_0^#]?[a-zA-Z%])*"), "SLURM_TIME_FORMAT"),
     "zone": (Pattern(r"(?![/:])(?!.*\.\.)[A-Za-z0-9_+,.:/<>-]*"), "TZ"),
@@ -258,8 +258,8 @@ def is_job(written: str) -> bool:
 
 def checked(question: Question) -> Question:
     """Return the query if every field is within its bounds. Raises QuestionError."""
-    for name, facts in fields(question):
-        _check(question, name, facts, getattr(question, name))
+    for name, bounds in fields(question):
+        _check(question, name, bounds, getattr(question, name))
     return question
 
 
@@ -271,8 +271,10 @@ def write(question: Question) -> bytes:
     checked(question)
     import json
 
-    plain = type(question)()
-    given = {name: value for name, _ in fields(plain) if (value := getattr(question, name)) != getattr(plain, name)}
+    defaults = type(question)()
+    given = {
+        name: value for name, _ in fields(defaults) if (value := getattr(question, name)) != getattr(defaults, name)
+    }
     body = json.dumps({"ask": question.kind, **given}, separators=(",", ":")).encode()
     if len(body) > MAX_QUESTION:
         raise QuestionError(f"the query is too large: more than {MAX_QUESTION} bytes")
@@ -295,8 +297,8 @@ def read(body: bytes) -> Question:
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise QuestionError(f"ask must be one of {', '.join(KINDS)}")
-    known = {name for name, _ in fields(kind)}
-    if given.keys() - known:
+    field_names = {name for name, _ in fields(kind)}
+    if given.keys() - field_names:
         raise QuestionError("the query has an unknown field: command and service must be of the same release")
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     return checked(kind(**values))
@@ -305,19 +307,19 @@ def read(body: bytes) -> Question:
 def _check(question: Question, name: str, bounds: Mapping[str, Any], value: Any) -> None:
     kind = bounds["kind"]
     if kind == "bool":
-        right = isinstance(value, bool)
+        valid = isinstance(value, bool)
     elif kind.startswith("int"):
-        right = value is None or (type(value) is int and 1 <= value <= bounds["limit"])
+        valid = value is None or (type(value) is int and 1 <= value <= bounds["limit"])
     elif kind.startswith("tuple"):
-        right = isinstance(value, tuple) and len(value) <= _WORDS and all(_plain(v, bounds["limit"]) for v in value)
+        valid = isinstance(value, tuple) and len(value) <= _WORDS and all(_plain(v, bounds["limit"]) for v in value)
     elif value is None:
-        right = bounds["optional"]
+        valid = bounds["optional"]
     elif question.bytewise:
-        right = isinstance(value, str) and len(value) <= bounds["limit"] and all(char <= "\xff" for char in value)
+        valid = isinstance(value, str) and len(value) <= bounds["limit"] and all(char <= "\xff" for char in value)
     else:
-        right = _plain(value, bounds["limit"], SEPARATORS if name == "delimiter" else "")
+        valid = _plain(value, bounds["limit"], SEPARATORS if name == "delimiter" else "")
     form, setting = _FORMS.get(name, (None, name))
-    if not right or (form is not None and form.fullmatch(value) is None):
+    if not valid or (form is not None and form.fullmatch(value) is None):
         raise QuestionError(f"{setting} has a wrong type, is too long, or has invalid content")
 
 

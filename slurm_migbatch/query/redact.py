@@ -47,15 +47,15 @@ class RedactedRun:
 
 
 def allowed(rights: Rights, wanted: RunFilter, *, accounts: bool = False) -> RunFilter:
-    """Return the filter for what the user may not see.
+    """Return the filter, restricted to what the user may see.
 
     Users who may not know others' accounts, or what they wrote, cannot find out by filtering by account or association,
     nor, with `accounts`, from an answer that names accounts.
     """
-    words = bool(wanted.names or wanted.wckeys) and not rights.everything
+    filters_text = bool(wanted.names or wanted.wckeys) and not rights.everything
     if (
         rights.runs
-        and not words
+        and not filters_text
         and (rights.accounts or not (accounts or wanted.accounts or wanted.associations is not None))
     ):
         return wanted

@@ -54,13 +54,13 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
     try:
         check_users(question.users, rights, reader.has_run)
         wanted = allowed(rights, replace(selection.wanted, associations=associations))
-        elsewhere = bool(question.clusters) and not {"all", cluster} & set(question.clusters)
+        other_cluster = bool(question.clusters) and not {"all", cluster} & set(question.clusters)
         fields = _Fields.of(question, columns)
-        visible_runs = iter(() if elsewhere else _visible_runs(reader, rights, wanted, fields, question.truncate))
-        # the first run says whether there are any, while a remark is still possible
+        visible_runs = iter(() if other_cluster else _visible_runs(reader, rights, wanted, fields, question.truncate))
+        # read the first run now, to know whether there are any while a remark can still be made
         first = next(visible_runs, None)
         remarks = [selection.remark] if selection.remark else []
-        if elsewhere:
+        if other_cluster:
             remarks.append(f"this record only has runs of the cluster {cluster}")
         elif first is None:
             remarks.extend(_unknown(wanted, reader))
@@ -77,9 +77,11 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 
 def _selection(question: RunsQuestion, now: float, uid: int) -> Selection:
-    wrong = next((text for text in question.associations if not is_number(text)), None)
-    if wrong is not None:
-        raise ReportError(f"-x: {wrong!r} is not an association id; `sacctmgr show associations format=id` lists them")
+    invalid = next((text for text in question.associations if not is_number(text)), None)
+    if invalid is not None:
+        raise ReportError(
+            f"-x: {invalid!r} is not an association id; `sacctmgr show associations format=id` lists them"
+        )
     return selection(
         question,
         now,
@@ -111,27 +113,27 @@ def _gids(groups: Iterable[str]) -> tuple[int, ...]:
 
 def _unknown(wanted: RunFilter, reader: RunReader) -> Iterator[str]:
     """Yield the requested names that no run of the record has; only for an empty answer, because it reads all runs."""
-    for what, field, names in (
+    for noun, field, names in (
         ("account", "accounts", wanted.accounts),
         ("QOS", "qos", wanted.qos),
         ("wckey", "wckeys", wanted.wckeys),
     ):
         for name in names:
             if not reader.has_run(RunFilter(**{field: (name,), "only": wanted.only})):  # type: ignore[arg-type]
-                yield f"no run visible to you has the {what} {name!r}"
+                yield f"no run visible to you has the {noun} {name!r}"
 
 
 def _cluster(question: RunsQuestion, columns: Sequence[Column], site: QuerySite) -> str:
     """Return Slurm's name of the cluster if it matters; Slurm is queried for it."""
-    named = any(name != "all" for name in question.clusters) or bool(question.associations)
-    if not named and not any(column.name == "Cluster" for column in columns):
+    required = any(name != "all" for name in question.clusters) or bool(question.associations)
+    if not required and not any(column.name == "Cluster" for column in columns):
         return ""
     from slurm_migbatch.slurm.client import SlurmError
 
     try:
         return site.slurm().settings().get("clustername", "")
     except SlurmError:
-        if named:
+        if required:
             raise
         return ""
 
@@ -140,8 +142,8 @@ def _associations(question: RunsQuestion, cluster: str, site: QuerySite) -> tupl
     """Return the requested associations from slurmdbd; None if none was requested."""
     if not question.associations:
         return None
-    known = site.kept(f"associations of {cluster}", _ASSOCIATIONS_S, lambda: site.slurm().associations(cluster))
-    return tuple(known[id] for id in map(int, question.associations) if id in known)
+    by_id = site.kept(f"associations of {cluster}", _ASSOCIATIONS_S, lambda: site.slurm().associations(cluster))
+    return tuple(by_id[id] for id in map(int, question.associations) if id in by_id)
 
 
 def _columns(question: RunsQuestion) -> tuple[Column, ...]:
@@ -178,7 +180,7 @@ class _Fields:
 
 
 class _Moment:
-    """What lines are built from, besides runs."""
+    """Data from which lines are built, besides runs."""
 
     def __init__(self, now: float, cluster: str, wholes: Wholes) -> None:
         self.now, self.cluster, self.wholes = now, cluster, wholes

@@ -80,8 +80,8 @@ def check_users(users: Iterable[str], rights: Rights, has_run: Callable[[RunFilt
         try:
             pwd.getpwuid(int(user)) if is_number(user) else pwd.getpwnam(user)
         except (KeyError, OverflowError):
-            known = RunFilter(uids=(int(user),)) if is_number(user) and len(user) < 19 else RunFilter(users=(user,))
-            if not has_run(allowed(rights, known)):
+            of_user = RunFilter(uids=(int(user),)) if is_number(user) and len(user) < 19 else RunFilter(users=(user,))
+            if not has_run(allowed(rights, of_user)):
                 raise Unanswerable(f"Invalid user id: {user}") from None
 
 

@@ -88,7 +88,7 @@ class Workers:
             self._room.release()
 
     def close(self) -> None:
-        """Terminate all."""
+        """Terminate all workers."""
         for process in list(self._all):
             self._kill(process)
 
@@ -245,12 +245,12 @@ async def serve(config: Config, start: bytes) -> None:
         if service.page is not None:
             Listening(service.page, config.report.listen, slurm.settings, "browsers", "report").begin()
         _send({"serving": service.api.port})
-        follow = asyncio.create_task(listening.follow())
+        following = asyncio.create_task(listening.follow())
         reporting = asyncio.create_task(_report_answers(service))
         await ended.wait()
-        for task in (follow, reporting):
+        for task in (following, reporting):
             task.cancel()
-        await asyncio.gather(follow, reporting, return_exceptions=True)
+        await asyncio.gather(following, reporting, return_exceptions=True)
     finally:
         await service.stop()
 
@@ -281,10 +281,10 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # migbatchd gets them too, and closes our stdin for an orderly exit
     first = b""
     while not first.endswith(b"\n"):
-        part = os.read(0, 1)
-        if not part:
+        byte = os.read(0, 1)
+        if not byte:
             return
-        first += part
+        first += byte
     start = json.loads(first)
     logs.setup(start["level"])
     with contextlib.suppress(OSError):

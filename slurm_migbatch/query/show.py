@@ -29,11 +29,11 @@ def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
     job = job_id(question.job)
     with site.record() as store:
         wanted = allowed(rights, RunFilter(jobs=(job,), duplicates=question.duplicates))
-        found = store.runs(wanted)
-        if not found and job.task is not None:  # tasks that have not started share one run
+        selected = store.runs(wanted)
+        if not selected and job.task is not None:  # tasks that have not started share one run
             pending = replace(wanted, jobs=(JobId(job.job),), states=("PENDING",), start=time.time())
-            found = [row for row in store.runs(pending) if _has_task(row, job.task)]
-        rows = [_redacted(rights, row) for row in found]
+            selected = [row for row in store.runs(pending) if _has_task(row, job.task)]
+        rows = [_redacted(rights, row) for row in selected]
         if not rows:
             raise Unanswerable(
                 f"job {name_of(job)} is not in the record; jobs are recorded within seconds of their submission; "
@@ -98,12 +98,12 @@ def measured(run: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the run achieved, the source, the prediction error, and rejected figures."""
     facts = run["measured_facts"] if isinstance(run["measured_facts"], dict) else {}
     items = f"{run['measured_items']:.0f} items" if run["measured_items"] is not None else ""
-    known = [part for part in (figures(run, "measured_"), items) if part and (part != "nothing" or not items)]
-    yield ", ".join(known)
+    parts = [part for part in (figures(run, "measured_"), items) if part and (part != "nothing" or not items)]
+    yield ", ".join(parts)
     words = {"job": "reported by the job", "driver": "memory from the driver"}
-    whose = [words.get(who, f"by the {shown(who)}") for who in measured_by(facts)]
-    if whose:
-        yield "; ".join(reversed(whose))
+    sources = [words.get(who, f"by the {shown(who)}") for who in measured_by(facts)]
+    if sources:
+        yield "; ".join(reversed(sources))
     if facts.get("oom") is True:
         yield f"out of memory; `migbatch waste {run_name(run)}` shows what to request next time"
     error = prediction_error(SimpleNamespace(**run))
@@ -176,16 +176,16 @@ def _state(run: Mapping[str, Any]) -> str:
 def _got(run: Mapping[str, Any]) -> str:
     if not run["profile"]:
         return "nothing yet" if run["ended"] is None else "nothing"
-    how = "" if run["warm"] is None else ", warm (from an earlier job)" if run["warm"] else ", created for it"
+    origin = "" if run["warm"] is None else ", warm (from an earlier job)" if run["warm"] else ", created for it"
     setup = "" if run["setup_ms"] is None else f" in {run['setup_ms']:.0f} ms"
-    return f"{run['profile']}{how}{setup}"
+    return f"{run['profile']}{origin}{setup}"
 
 
 def _slices(slices: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for s in slices:
         gpu = s["gpu_index"] if s["gpu_index"] is not None else s["gpu"]
-        place = f"{s['slot_start']}:{s['slot_size']} of GPU {gpu} on {s['node']}"
-        yield f"{s['profile']} at {place}, {shown(s['mig_uuid'])}"
+        placement = f"{s['slot_start']}:{s['slot_size']} of GPU {gpu} on {s['node']}"
+        yield f"{s['profile']} at {placement}, {shown(s['mig_uuid'])}"
 
 
 def shown(value: object) -> str:

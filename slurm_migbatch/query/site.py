@@ -65,8 +65,8 @@ class QuerySite:
         until, value = self._kept.get(name, (0.0, None))
         if now >= until:
             value = find()
-            for old in [key for key, (due, _) in self._kept.items() if now >= due or len(self._kept) >= _KEPT]:
-                del self._kept[old]
+            for expired in [key for key, (due, _) in self._kept.items() if now >= due or len(self._kept) >= _KEPT]:
+                del self._kept[expired]
             end = time.monotonic()
             self._kept[name] = (end + max(seconds, _REST * (end - now)), value)
         return value  # type: ignore[no-any-return]

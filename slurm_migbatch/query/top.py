@@ -88,7 +88,7 @@ class _Selection:
 
     @cached_property
     def rows(self) -> list[JobRow]:
-        """The selected ones."""
+        """The selected jobs of `queue`."""
         return [row for row in self.queue.values() if self.of_user(row.user, row.uid) and self.of_kind(row)]
 
     @cached_property
@@ -106,12 +106,12 @@ class _Selection:
         return not self.only or self.only in kinds or self.only in row.partition.split(",")
 
     def of_job(self, job: int, profile: str = "") -> bool:
-        """Return whether a job is selected that may have left the queue."""
+        """Return whether a job, which may have left the queue, is selected."""
         row = self.queue.get(job)
         uid, _, user = self.seen.owners.get(job, (None, None, None))
-        whose = self.of_user(user, uid) if row is None else self.of_user(row.user, row.uid)
-        if not whose or not self.only:
-            return whose
+        user_selected = self.of_user(user, uid) if row is None else self.of_user(row.user, row.uid)
+        if not user_selected or not self.only:
+            return user_selected
         return self.only == profile.replace("+", ".") or (row is not None and self.of_kind(row))
 
     def names_job(self, job: int) -> bool:
@@ -141,12 +141,12 @@ def _totals(seen: Overview) -> Totals:
 
 
 def _profiles(seen: Overview) -> Iterator[ProfileRow]:
-    places = {(lease.node, lease.gpu, lease.start): lease.profile.replace("+", ".") for lease in seen.leases}
-    used = Counter(places.values())
+    profiles = {(lease.node, lease.gpu, lease.start): lease.profile.replace("+", ".") for lease in seen.leases}
+    used = Counter(profiles.values())
     offered: Counter[str] = Counter()
-    mine = {view.name for view in seen.views}
+    mig_nodes = {view.name for view in seen.views}
     for node in seen.nodes or ():
-        if node.open and node.name in mine:
+        if node.open and node.name in mig_nodes:
             offered.update(free_counts(node))
     for profile in sorted({*used, *offered}, key=_by_size):
         yield ProfileRow(profile, used[profile], offered[profile])
@@ -195,14 +195,14 @@ def _held(asked: _Selection, leases: Iterable[LeaseRow]) -> list[SlotRow]:
     slots: dict[tuple[int, int], SlotRow] = {}
     for lease in leases:
         job = lease.job if asked.names_job(lease.job) else 0
-        place = (lease.start, lease.size)
-        if place in slots:
-            slots[place] = slots[place]._replace(guest=job)
+        slot = (lease.start, lease.size)
+        if slot in slots:
+            slots[slot] = slots[slot]._replace(guest=job)
             continue
         row = asked.queue.get(lease.job)
         kind = LOAN if job and lease.job in asked.seen.trainings else USED
         user = row.user if row is not None else ""
-        slots[place] = SlotRow(kind, lease.start, lease.size, lease.profile, job, 0, user, lease.since or 0.0)
+        slots[slot] = SlotRow(kind, lease.start, lease.size, lease.profile, job, 0, user, lease.since or 0.0)
     return list(slots.values())
 
 
@@ -259,16 +259,16 @@ def _start(asked: _Selection, site: QuerySite, row: JobRow) -> tuple[str, float]
 def _loans(asked: _Selection) -> Iterator[LoanRow]:
     seen, rights = asked.seen, asked.rights
     job_views = {job: view for job, view in seen.trainings.items() if job in asked.queue}
-    known = [loan for loan in seen.loans if lending.may_see(rights, loan, job_views)]
+    visible = [loan for loan in seen.loans if lending.may_see(rights, loan, job_views)]
     indexes = {gpu.uuid: gpu.index for view in seen.views for gpu in view.gpus if gpu.index is not None}
-    views = lending.redacted(rights, lending.view(job_views, known, seen.reasons, indexes), job_views, known)
+    views = lending.redacted(rights, lending.view(job_views, visible, seen.reasons, indexes), job_views, visible)
     for view in views:
         if view.state == "ended" or not asked.of_job(view.job, view.profile):
             continue
         report = seen.progress.get(view.job)
         training = job_views.get(view.job)
-        mine = training is not None and rights.in_full(training.row.uid, training.row.account)
-        goal = training.hints.items if mine and training is not None else None
+        in_full = training is not None and rights.in_full(training.row.uid, training.row.account)
+        goal = training.hints.items if in_full and training is not None else None
         yield LoanRow(
             view.job,
             view.user,

@@ -56,19 +56,19 @@ def _usage(
 ) -> report.Usage:
     groups = [name for name in by if name in GROUPS]
     holdings: list[tuple[report.Span, HeldSlices]] = []
-    rooms: dict[str, dict[str, float] | None] = {}
+    capacities: dict[str, dict[str, float] | None] = {}
     for span in spans:
         slices = held_slices(connection, wanted, groups, span.start, span.end, now)
         holdings += [(span, holding) for holding in slices]
-        rooms[span.month] = gpu_seconds(connection, span.start, span.end, wanted.nodes) if capacity else None
-    known = {month: room for month, room in rooms.items() if room is not None}
-    sure = len(known) == len(rooms) and any(any(room.values()) for room in known.values())
+        capacities[span.month] = gpu_seconds(connection, span.start, span.end, wanted.nodes) if capacity else None
+    known = {month: gpu_s for month, gpu_s in capacities.items() if gpu_s is not None}
+    capacity_known = len(known) == len(capacities) and any(any(gpu_s.values()) for gpu_s in known.values())
     wholes = whole_gpus(connection)
 
     def equivalent(profile: str, size: int) -> float:
         return gpu_equivalent(profile, size, wholes.get((profile, size), WHOLE))
 
-    return report.roll_up(holdings, by, equivalent, known if sure else None)
+    return report.roll_up(holdings, by, equivalent, known if capacity_known else None)
 
 
 def _lines(question: UsageQuestion, usage: report.Usage, window: tuple[float, float], now: float) -> Iterator[str]:
@@ -87,5 +87,5 @@ def _lines(question: UsageQuestion, usage: report.Usage, window: tuple[float, fl
 
 def _title(usage: report.Usage, start: float, end: float, style: str) -> str:
     moment: Any = time_formatter(style or None, end)
-    what = "of the GPUs' time" if usage.percent_of == report.CAPACITY else "of the used time (capacity is unknown)"
-    return f"Slices held from {moment(start)} to {moment(end)}; percent {what}"
+    whole = "of the GPUs' time" if usage.percent_of == report.CAPACITY else "of the used time (capacity is unknown)"
+    return f"Slices held from {moment(start)} to {moment(end)}; percent {whole}"

@@ -1,7 +1,8 @@
 """`migbatch waste`: what was held but not used, what to request next time, and how long that would have waited.
 
-It shows how a user uses what he requested, so it is limited to his own jobs and those of accounts that he coordinates,
-and to operators. The wait of others is given as two figures over several runs, if runs of others may be seen at all.
+It shows how users use what they requested, so users see only their own jobs and those of accounts that they
+coordinate; operators see all. The wait of others is given as two figures over several runs, if runs of others may be
+seen at all.
 """
 
 from __future__ import annotations
@@ -75,13 +76,13 @@ def _wanted(question: WasteQuestion, rights: Rights, now: float) -> RunFilter:
 
 
 def _judged(connection: Connection, wanted: RunFilter, policy: RunsPolicy, now: float) -> Iterator[JudgedRun]:
-    kinds = geometries(connection)
+    geometry_of = geometries(connection)
     runs = list(used_runs(connection, wanted))
     past = _past(connection, runs, alone=bool(wanted.jobs))
     for run in runs:
         this_run = past_run(run.seen)
         use = _use(run, this_run, now)
-        geometry = kinds.get(run.gpu)
+        geometry = geometry_of.get(run.gpu)
         verdict = judge(use, past.get(run.seen.recurring) or (this_run,), geometry, policy)
         yield _shown(run, use, verdict, geometry)
 
@@ -96,7 +97,7 @@ def _past(connection: Connection, runs: Sequence[UsedRun], *, alone: bool) -> Ma
     for run in seen:
         if run.recurring and run.ended and run.profile is not None:
             past_runs.setdefault(run.recurring, []).append(past_run(run))
-    return {key: some[-WINDOW:] for key, some in past_runs.items()}
+    return {key: newest_last[-WINDOW:] for key, newest_last in past_runs.items()}
 
 
 def _use(run: UsedRun, this_run: PastRun, now: float) -> SliceUse:
@@ -126,9 +127,9 @@ def _with_waits(connection: Connection, others: RunFilter, runs: Iterable[Judged
             yield run
             continue
         # the record has NVML's spelling; a recommended profile has no suffix, so it is also the GRES type
-        named = profile if count == 1 else f"{profile}:{count}"
-        around = (row.submitted - AROUND_S, row.submitted + AROUND_S)
-        yield dataclasses.replace(run, would=waited(waits(connection, others, row.partition or "", named, around)))
+        allocation = profile if count == 1 else f"{profile}:{count}"
+        window = (row.submitted - AROUND_S, row.submitted + AROUND_S)
+        yield dataclasses.replace(run, would=waited(waits(connection, others, row.partition or "", allocation, window)))
 
 
 def _lines(

@@ -123,8 +123,8 @@ def describe(
 def _bounds(elastic: LoanHints | None) -> str:
     if elastic is None:
         return ""
-    least = f", at least {elastic.min}" if elastic.min is not None else ""
-    return least + (f", at most {elastic.max}" if elastic.max is not None else "")
+    minimum = f", at least {elastic.min}" if elastic.min is not None else ""
+    return minimum + (f", at most {elastic.max}" if elastic.max is not None else "")
 
 
 def offers(wants: Mapping[Any, int], nodes: Sequence[NodeRow]) -> Iterator[str]:
@@ -136,12 +136,12 @@ def offers(wants: Mapping[Any, int], nodes: Sequence[NodeRow]) -> Iterator[str]:
 
 
 def ask(site: QuerySite, job: int) -> str:
-    """Ask the running supply loop about a job; return a sentence in any case."""
+    """Return why a job waits according to the running supply loop, or a sentence that it does not answer."""
     try:
         return str(json.loads(site.daemon(f"/v1/why/{job}"))["why"])
     except (OSError, ValueError, KeyError) as error:
-        where = "" if site.quiet else f" at {site.config.daemon.api_socket} ({error})"
-        return f"no answer from migbatchd{where}; offers do not change"
+        location = "" if site.quiet else f" at {site.config.daemon.api_socket} ({error})"
+        return f"no answer from migbatchd{location}; offers do not change"
 
 
 def tasks_at_once(row: JobRow, actions: Sequence[Mapping[str, Any]] | None) -> str:
@@ -150,11 +150,11 @@ def tasks_at_once(row: JobRow, actions: Sequence[Mapping[str, Any]] | None) -> s
     """
     if row.array_job is None or elastic_hints(row.comment) is None or actions is None:
         return ""
-    done = [
+    applied = [
         action for action in actions if action["kind"] == "throttle" and not action["dry_run"] and not action["outcome"]
     ]
-    if done and (row.tasks == 1 or read_throttle(done[-1]["after"]) == row.throttle):
-        return f"{done[-1]['after']}: {done[-1]['why']}"
+    if applied and (row.tasks == 1 or read_throttle(applied[-1]["after"]) == row.throttle):
+        return f"{applied[-1]['after']}: {applied[-1]['why']}"
     if row.throttle is not None:
         return f"{row.throttle}, set by its user"
     return "no limit: all of its tasks are needed, or the duration or throughput of a task is unknown"

@@ -45,7 +45,7 @@ _MEMORY_BYTES: Final = 2 << 30
 _NICE: Final = 5
 _PR_SET_PDEATHSIG: Final = 1
 _ZONES: Final = Path("/usr/share/zoneinfo")
-#: a time zone that is no name but a rule of POSIX, "CET-1CEST,M3.5.0,M10.5.0/3"
+#: a time zone given as a POSIX rule instead of a name, "CET-1CEST,M3.5.0,M10.5.0/3"
 _RULE: Final = re.compile(r"(?:[A-Za-z]{3,}|<[A-Za-z0-9+-]{3,}>)[+-]?\d")
 
 
@@ -110,7 +110,7 @@ class Answerer:
 
 @contextlib.contextmanager
 def _times_of(zone: str) -> Iterator[None]:
-    """Read and show times in a zone meanwhile; "" for this host's."""
+    """Parse and format times in a time zone during the block; "" for this host's."""
     if not zone:
         yield
         return
@@ -154,8 +154,8 @@ def _serve(questions: IO[bytes], out: IO[bytes]) -> None:
     logs.setup(start["level"])
     answerer = Answerer(loads(start["config"]))
     for line in questions:
-        asked = json.loads(line)
-        answer = answerer.answer(int(asked["uid"]), asked["question"].encode()).write()
+        request = json.loads(line)
+        answer = answerer.answer(int(request["uid"]), request["question"].encode()).write()
         out.write(b"%08x" % len(answer) + answer)
         out.flush()
 

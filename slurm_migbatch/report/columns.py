@@ -71,7 +71,7 @@ def _slice_text(name: str) -> SliceCell:
 
 
 def _all_slices(cell_of: SliceCell) -> RunCell:
-    """Return the field of every slice, separated by commas, duplicates removed."""
+    """Return a cell with the field of every slice, separated by commas, without duplicates."""
 
     def cell(_run: Fields, slices: Sequence[Fields], context: Context) -> str:
         if len(slices) == 1:
@@ -137,7 +137,7 @@ def elapsed_s(run: Fields, now: float) -> float:
 
 
 def queue_wait_s(run: Fields, now: float) -> float | None:
-    """Return the seconds from submission to start (or to the end of the waiting).
+    """Return the seconds from submission to start, or to the end of a run that never started, or to now.
 
     None if the submission is unknown.
     """
@@ -160,7 +160,7 @@ def slice_hours(mig_slice: Fields, now: float) -> float | None:
 
 
 def gpu_hours(mig_slice: Fields, now: float, wholes: Mapping[str, tuple[int, int]]) -> float | None:
-    """Return the hours in whole GPUs, see `equivalents.gpu_equivalent`."""
+    """Return the hours for which a slice was held, in whole GPUs; see `equivalents.gpu_equivalent`."""
     from slurm_migbatch.report.equivalents import WHOLE, gpu_equivalent
 
     hours = slice_hours(mig_slice, now)
@@ -198,7 +198,7 @@ def asked(run: Fields) -> str:
 
 
 def prediction_error(run: Fields) -> float | None:
-    """Return measured over predicted throughput, less 1; None if one of them is unknown.
+    """Return measured over predicted throughput, minus 1; None if one of them is unknown.
 
     Predicted is per slice, measured for the whole run.
     """
@@ -215,12 +215,12 @@ def percentage(share: float | None) -> str:
 
 def measured_by(facts: Any) -> list[str]:
     """Return the sources of measured figures, from `Run.measured_facts`."""
-    by = facts.get("by") if isinstance(facts, dict) else None
-    return sorted({str(who) for who in by.values()}) if isinstance(by, dict) else []
+    sources = facts.get("by") if isinstance(facts, dict) else None
+    return sorted({str(who) for who in sources.values()}) if isinstance(sources, dict) else []
 
 
 def _limit(run: Fields, text: Callable[[int], str]) -> str:
-    """Return a run's time limit; nothing before its start, when Slurm may not have set it, or if Slurm told nothing."""
+    """Return a run's time limit; empty before its start, when Slurm may not have set it, or if Slurm reported none."""
     if run.time_limit_s is None:
         return "UNLIMITED" if run.submitted is not None and run.started is not None else ""
     return text(run.time_limit_s)

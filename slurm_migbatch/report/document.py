@@ -20,7 +20,7 @@ from slurm_migbatch.report.columns import (
 from slurm_migbatch.report.yamltext import item_lines, mapping_lines
 from slurm_migbatch.store.runquery import RunFilter
 
-#: incremented when a name changes its meaning or is removed; new names can be added without
+#: incremented when a name changes its meaning or is removed, not when a name is added
 SCHEMA_VERSION = 1
 
 RUN_FIELDS = (
@@ -64,26 +64,26 @@ def render(runs: Iterable[tuple[Any, Any]], wanted: RunFilter, now: float, whole
     `wholes`: see `columns.Context`.
     """
     yield json.dumps(_head(wanted, now))[:-1] + ', "jobs": ['
-    before = None
+    previous = None
     for run, slices in runs:
-        if before is not None:
-            yield before + ","
-        before = json.dumps(_job(run, slices, now, wholes))
-    if before is not None:
-        yield before
+        if previous is not None:
+            yield previous + ","
+        previous = json.dumps(_job(run, slices, now, wholes))
+    if previous is not None:
+        yield previous
     yield "]}"
 
 
 def render_yaml(runs: Iterable[tuple[Any, Any]], wanted: RunFilter, now: float, wholes: Wholes) -> Iterator[str]:
     """Yield the lines of the same document in YAML."""
     yield from mapping_lines(_head(wanted, now))
-    some = False
+    has_jobs = False
     for run, slices in runs:
-        if not some:
+        if not has_jobs:
             yield "jobs:"
-            some = True
+            has_jobs = True
         yield from item_lines([_job(run, slices, now, wholes)])
-    if not some:
+    if not has_jobs:
         yield "jobs: []"
 
 
@@ -96,22 +96,22 @@ def _head(wanted: RunFilter, now: float) -> dict[str, Any]:
 
 
 def _job(run: Any, slices: Any, now: float, wholes: Wholes) -> dict[str, Any]:
-    made: dict[str, Any] = {"job": job_id(run)}
-    made.update((_RENAMED.get(name, name), getattr(run, name)) for name in RUN_FIELDS)
-    facts = made.pop("measured_facts")
-    made["measured_by"] = measured_by(facts)
+    job: dict[str, Any] = {"job": job_id(run)}
+    job.update((_RENAMED.get(name, name), getattr(run, name)) for name in RUN_FIELDS)
+    facts = job.pop("measured_facts")
+    job["measured_by"] = measured_by(facts)
     for name in ("sm", "tensor", "dram"):
         share = facts.get(name) if isinstance(facts, dict) else None
-        made[f"{name}_active"] = share if isinstance(share, float) else None
-    made["consumed_energy_j"] = energy_j(run)
-    before, after, why = (made.pop(f"retyped_{name}") for name in ("before", "after", "why"))
-    made["retyped"] = {"from": before, "to": after, "why": why} if before and before != after else None
-    made["prediction_error"] = prediction_error(run)
-    made["elapsed_s"], made["queue_wait_s"] = elapsed_s(run, now), queue_wait_s(run, now)
-    made["slice_hours"] = hours_of(slices, lambda row: slice_hours(row, now))
-    made["gpu_hours"] = hours_of(slices, lambda row: gpu_hours(row, now, wholes))
-    made["nodes"] = run.nodes.split(",") if run.nodes else []
-    made["slices"] = [
+        job[f"{name}_active"] = share if isinstance(share, float) else None
+    job["consumed_energy_j"] = energy_j(run)
+    before, after, why = (job.pop(f"retyped_{name}") for name in ("before", "after", "why"))
+    job["retyped"] = {"from": before, "to": after, "why": why} if before and before != after else None
+    job["prediction_error"] = prediction_error(run)
+    job["elapsed_s"], job["queue_wait_s"] = elapsed_s(run, now), queue_wait_s(run, now)
+    job["slice_hours"] = hours_of(slices, lambda row: slice_hours(row, now))
+    job["gpu_hours"] = hours_of(slices, lambda row: gpu_hours(row, now, wholes))
+    job["nodes"] = run.nodes.split(",") if run.nodes else []
+    job["slices"] = [
         {_RENAMED.get(name, name): getattr(mig_slice, f"slice_{name}") for name in SLICE_FIELDS} for mig_slice in slices
     ]
-    return made
+    return job

@@ -29,6 +29,6 @@ def gpu_equivalent(profile: str, memory_slices: int | None = None, whole: tuple[
     except ProfileError:
         return 0.0
     # memory slices come in powers of two: 1g has 1, 2g has 2, 3g and 4g have 4, 7g has 8
-    least = 1 << (compute - 1).bit_length()
-    memory = least if memory_slices is None else memory_slices
+    minimum = 1 << (compute - 1).bit_length()
+    memory = minimum if memory_slices is None else memory_slices
     return min(1.0, max(compute / whole[0], memory / whole[1]))

@@ -24,21 +24,23 @@ def find(name: str) -> Column:
         ReportError: no column, or several, have this prefix.
     """
     word = name.lower()
-    found = [column for column in COLUMNS if column.name.lower().startswith(word)]
-    exact = [column for column in found if column.name.lower() == word]
-    if exact or len(found) == 1:
-        return (exact or found)[0]
+    matches = [column for column in COLUMNS if column.name.lower().startswith(word)]
+    exact = [column for column in matches if column.name.lower() == word]
+    if exact or len(matches) == 1:
+        return (exact or matches)[0]
     # "elap" means Elapsed and not ElapsedRaw, which only lengthens it
-    shortest = min(found, key=lambda column: len(column.name), default=None)
-    if shortest and all(column.name.lower().startswith(shortest.name.lower()) for column in found):
+    shortest = min(matches, key=lambda column: len(column.name), default=None)
+    if shortest and all(column.name.lower().startswith(shortest.name.lower()) for column in matches):
         return shortest
-    if found:
-        raise ReportError(f"{name!r} is ambiguous: {', '.join(column.name for column in found)}; write a longer prefix")
+    if matches:
+        raise ReportError(
+            f"{name!r} is ambiguous: {', '.join(column.name for column in matches)}; write a longer prefix"
+        )
     import difflib
 
     near = difflib.get_close_matches(word, [column.name.lower() for column in COLUMNS], 1)
-    meant = next((f"did you mean {column.name}? " for column in COLUMNS if [column.name.lower()] == near), "")
-    raise ReportError(f'Invalid field requested: "{name}"; {meant}-e lists them')
+    suggestion = next((f"did you mean {column.name}? " for column in COLUMNS if [column.name.lower()] == near), "")
+    raise ReportError(f'Invalid field requested: "{name}"; {suggestion}-e lists them')
 
 
 def parse_format(text: str, default: str) -> tuple[Column, ...]:
@@ -50,11 +52,11 @@ def parse_format(text: str, default: str) -> tuple[Column, ...]:
     items = [item.strip() for item in text.split(",") if item.strip()]
     if any(item.startswith("+") for item in items):
         items = [*(item for item in default.split(",") if item.strip()), *items]
-    found: list[Column] = []
+    columns: list[Column] = []
     for item in items:
         # a plain name needs no pattern, which takes longer to compile than finding the runs
         if item.isalpha() and item.isascii() and item.lower() != "all":
-            found.append(find(item))
+            columns.append(find(item))
             continue
         match = _ITEM.match(item)
         if not match:
@@ -62,15 +64,15 @@ def parse_format(text: str, default: str) -> tuple[Column, ...]:
                 f'Invalid field requested: "{item}"; write its name, name%20 or name%-20 (left-justified)'
             )
         if match[2].lower() == "all":
-            found.extend(COLUMNS)
+            columns.extend(COLUMNS)
             continue
         column = find(match[2])
         # as in sacct, a width of 0 or none keeps the column's own
         width = int(match[3]) if match[3] not in (None, "", "-") else 0
-        found.append(replace(column, width=width) if width else column)
-    if not found:
+        columns.append(replace(column, width=width) if width else column)
+    if not columns:
         raise ReportError("no columns; list some or omit -o")
-    return tuple(found)
+    return tuple(columns)
 
 
 def name_list() -> str:

@@ -144,7 +144,7 @@ class Page:
 
     @classmethod
     def read(cls, text: str) -> Page:
-        """Read what `write` made. Raises PageError."""
+        """Parse the output of `write`. Raises PageError."""
         try:
             fields = json.loads(text)
             if fields.pop("version") != VERSION:

@@ -115,10 +115,10 @@ def _arrange(state: PageState, key: str, extents: Mapping[str, Extent]) -> PageS
 
 def _scroll(state: PageState, key: str, extent: Extent) -> PageState:
     last = max(0, extent.rows - extent.shown)
-    now = min(state.offsets.get(state.pane, 0), last)
+    offset = min(state.offsets.get(state.pane, 0), last)
     page = max(1, extent.shown - 1)
-    targets = {"home": 0, "end": last, "pgup": now - page, "pgdn": now + page, "g": 0, "G": last}
-    target = now + _STEPS[key] if key in _STEPS else targets.get(key)
+    targets = {"home": 0, "end": last, "pgup": offset - page, "pgdn": offset + page, "g": 0, "G": last}
+    target = offset + _STEPS[key] if key in _STEPS else targets.get(key)
     if target is None:
         return state
     return replace(state, offsets={**state.offsets, state.pane: min(max(0, target), last)})

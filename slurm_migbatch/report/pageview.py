@@ -94,7 +94,7 @@ def frame(
 
     Args:
         page: the last answer; None before the first.
-        height: without it all rows are drawn, and nothing about keys.
+        height: None draws all rows, and no footer.
         trouble: why the page is not newer.
         remarks: about missing parts.
     """
@@ -107,8 +107,8 @@ def frame(
         return Frame(tuple(head[:height]))
     panes = [pane for pane in _panes(page, width, state, height is None) if pane.name in state.panes]
     foot = [] if height is None else [_footer(width, state)]
-    room = None if height is None else max(0, height - len(head) - len(foot))
-    body, extents = _body(panes, state, room, width)
+    body_rows = None if height is None else max(0, height - len(head) - len(foot))
+    body, extents = _body(panes, state, body_rows, width)
     lines = [*head, *body]
     if height is not None:
         lines = lines[: max(0, height - len(foot))]
@@ -151,8 +151,11 @@ def _clock(moment: float, now: float) -> str:
     """Return a time of day, with the date if it is another day."""
     if not math.isfinite(moment) or not 0 < moment < _LATEST:
         return "-"
-    then, here = time.localtime(moment), time.localtime(now if math.isfinite(now) and 0 < now < _LATEST else moment)
-    return time.strftime("%H:%M" if then[:3] == here[:3] else "%m-%d %H:%M", then)
+    local, local_now = (
+        time.localtime(moment),
+        time.localtime(now if math.isfinite(now) and 0 < now < _LATEST else moment),
+    )
+    return time.strftime("%H:%M" if local[:3] == local_now[:3] else "%m-%d %H:%M", local)
 
 
 def _moment(moment: float) -> str:
@@ -179,25 +182,25 @@ def _span(seconds: float) -> str:
 
 
 def _header(page: Page | None, width: int, state: PageState, remarks: Sequence[str]) -> list[Text]:
-    chosen = " ".join(
+    filters = " ".join(
         word
         for word in (f"user={state.user}" if state.user else "", f"only={state.only}" if state.only else "")
         if word
     )
     name = f"migbatch - {page.cluster or 'cluster'} - {_moment(page.at)}" if page is not None else "migbatch - waiting"
-    lines = [_line(f"{name}  every {state.interval:g}s  {chosen}".rstrip(), width, "bold")]
+    lines = [_line(f"{name}  every {state.interval:g}s  {filters}".rstrip(), width, "bold")]
     if page is not None:
-        all_ = page.totals
+        totals = page.totals
         loans = sum(loan.state != "waiting" for loan in page.loans)
         lines.append(
             _line(
-                f"Nodes {all_.nodes}, {all_.closed} closed   GPUs {all_.gpus}   "
-                f"Slices {all_.used}/{all_.slices} in use   Waiting {page.waiting}   Loans {loans}",
+                f"Nodes {totals.nodes}, {totals.closed} closed   GPUs {totals.gpus}   "
+                f"Slices {totals.used}/{totals.slices} in use   Waiting {page.waiting}   Loans {loans}",
                 width,
             )
         )
-        known = [f"{row.profile} {row.used}+{row.offered}" for row in page.profiles]
-        lines.append(_line(_listed("In use + offered:", known or ["nothing"], width), width))
+        profiles = [f"{row.profile} {row.used}+{row.offered}" for row in page.profiles]
+        lines.append(_line(_listed("In use + offered:", profiles or ["nothing"], width), width))
         if page.left_out:
             lines.append(_line(f"{page.left_out} more GPUs; choose some with u, p or --nodes", width, "bold"))
     return lines + [_line(f"! {remark}", width, "bold #d55e00") for remark in remarks[:4]]
@@ -206,9 +209,9 @@ def _header(page: Page | None, width: int, state: PageState, remarks: Sequence[s
 def _listed(title: str, words: Sequence[str], width: int) -> str:
     """Return as many words after a title as fit; dots for the others."""
     line = title
-    for at, word in enumerate(words):
-        longer = f"{line}{'  ' if at else ' '}{word}"
-        if cell_len(longer) + (4 if at + 1 < len(words) else 0) > width:
+    for index, word in enumerate(words):
+        longer = f"{line}{'  ' if index else ' '}{word}"
+        if cell_len(longer) + (4 if index + 1 < len(words) else 0) > width:
             return f"{line} ..."
         line = longer
     return line
@@ -251,9 +254,9 @@ def _body(
         extents[pane.name] = Extent(pane.count, shown)
         title = pane.title
         if shown < pane.count:
-            place = f" {first + 1}-{first + shown}/{pane.count}"
-            title = _filled(title.plain, max(0, width - len(place)), str(title.style))
-            title.append(place[-width:])
+            position = f" {first + 1}-{first + shown}/{pane.count}"
+            title = _filled(title.plain, max(0, width - len(position)), str(title.style))
+            title.append(position[-width:])
         lines += [title, *map(pane.draw, range(first, first + shown))]
     return lines, extents
 
@@ -277,9 +280,9 @@ def _shares(panes: Sequence[_Pane], state: PageState, room: int | None) -> dict[
     spare -= shares[focus.name]
     for pane in panes:
         if pane.name in shares and spare > 0:
-            more = min(spare, pane.count - shares[pane.name])
-            shares[pane.name] += more
-            spare -= more
+            extra = min(spare, pane.count - shares[pane.name])
+            shares[pane.name] += extra
+            spare -= extra
     return shares
 
 
@@ -297,8 +300,8 @@ def _panes(page: Page, width: int, state: PageState, whole: bool) -> list[_Pane]
     grid = _Grid.of(gpus, width)
 
     def gpu(at: int) -> Text:
-        again = at > 0 and state.sort == "node" and gpus[at - 1].node == gpus[at].node
-        return grid.line(gpus[at], again)
+        same_node = at > 0 and state.sort == "node" and gpus[at - 1].node == gpus[at].node
+        return grid.line(gpus[at], same_node)
 
     return [
         pane(GPUS, grid.title, len(gpus), gpu),
@@ -323,11 +326,11 @@ def _queue_cells(row: QueueRow, now: float) -> _Cells:
 
 
 def _loan_cells(row: LoanRow, now: float) -> _Cells:
-    where = f"{row.node}:{row.gpu}" if row.gpu else row.node
-    done = f"{100 * row.items / row.goal:.0f}% done" if row.goal > 0 and math.isfinite(row.items / row.goal) else ""
-    why = "; ".join(text for text in (done if row.items >= 0 else "", row.why) if text)
+    place = f"{row.node}:{row.gpu}" if row.gpu else row.node
+    progress = f"{100 * row.items / row.goal:.0f}% done" if row.goal > 0 and math.isfinite(row.items / row.goal) else ""
+    why = "; ".join(text for text in (progress if row.items >= 0 else "", row.why) if text)
     return (
-        (str(row.job), -8), (row.user, 8), (row.profile or "-", 9), (where or "-", 9), (row.state, 9),
+        (str(row.job), -8), (row.user, 8), (row.profile or "-", 9), (place or "-", 9), (row.state, 9),
         (_span(now - row.since), -6), (str(row.steps) if row.steps >= 0 else "-", -6), (str(row.restarts), -3),
         (why, 0),
     )  # fmt: skip
@@ -383,17 +386,17 @@ def _bar(gpu: GpuRow, slices: int, cell: int) -> Text:
     for slot in gpu.slots:
         if slot.start >= 0 and slot.size > 0 and slot.start + slot.size <= slices:
             owners[slot.start : slot.start + slot.size] = [slot] * slot.size
-    bar, at = Text("|"), 0
-    while at < slices:
-        owner = owners[at]
-        if owner is None or owners[at : at + owner.size] != [owner] * owner.size:  # another may cover it
+    bar, position = Text("|"), 0
+    while position < slices:
+        owner = owners[position]
+        if owner is None or owners[position : position + owner.size] != [owner] * owner.size:  # another may cover it
             size = 1
             bar.append(free * (cell - 1), _STYLE[free])
         else:
             size = owner.size
             bar.append(_label(owner, size * cell - 1), _STYLE.get(owner.kind, ""))
         bar.append("|")
-        at += size
+        position += size
     return bar
 
 

@@ -33,13 +33,13 @@ def parse_jobs(text: str) -> tuple[JobId, ...]:
     Raises:
         ReportError: one of them is not a job id, or they are too many array tasks.
     """
-    found: dict[JobId, None] = {}
-    named = 0
+    jobs: dict[JobId, None] = {}
+    task_count = 0
     # the two plain cases need no pattern, which takes longer to compile than finding the runs
     words = _COMMA.made.split(text) if "[" in text else text.split(",")
     for word in filter(None, map(str.strip, words)):
         if word.isdecimal() and word.isascii() and len(word) <= 18:
-            found[JobId(int(word))] = None
+            jobs[JobId(int(word))] = None
             continue
         match = _JOB.match(word)
         if not match or int(match[1]) > 2**63 - 1:
@@ -49,13 +49,13 @@ def parse_jobs(text: str) -> tuple[JobId, ...]:
         job = int(match[1])
         if match[3]:
             tasks = _tasks(match[3], word)
-            named += len(tasks)
-            if named > _MAX_ALL:
+            task_count += len(tasks)
+            if task_count > _MAX_ALL:
                 raise ReportError(f"Bad array task list: more than {_MAX_ALL} tasks in all; name the jobs alone")
-            found.update((JobId(job, task=task), None) for task in tasks)
+            jobs.update((JobId(job, task=task), None) for task in tasks)
         else:
-            found[JobId(job, task=match[2], offset=None if match[4] is None else int(match[4]))] = None
-    return tuple(found)
+            jobs[JobId(job, task=match[2], offset=None if match[4] is None else int(match[4]))] = None
+    return tuple(jobs)
 
 
 def _tasks(text: str, word: str) -> Sequence[str]:
@@ -76,7 +76,7 @@ def is_number(text: str) -> bool:
 
 
 def limits(least: str, greatest: str) -> tuple[int | None, int | None] | None:
-    """Return the time limits given by -k and -K, in seconds: -k alone is that exact limit, -K alone nothing.
+    """Return the time limits given by -k and -K, in seconds: -k alone is that exact limit, -K alone has no effect.
 
     Raises:
         ReportError: one of them is not a time limit.
@@ -85,13 +85,13 @@ def limits(least: str, greatest: str) -> tuple[int | None, int | None] | None:
         low = parse_duration(least) if least else None
         high = parse_duration(greatest) if greatest else low
     except TimeFormError:
-        wrong = "minutes, hours:minutes:seconds, days-hours or UNLIMITED"
-        raise ReportError(f"Invalid time limit specification: write {wrong} after -k and -K") from None
+        forms = "minutes, hours:minutes:seconds, days-hours or UNLIMITED"
+        raise ReportError(f"Invalid time limit specification: write {forms} after -k and -K") from None
     if not least:
         return None
     # Slurm keeps whole minutes
-    minute = (None if value is None else int(-(-value // 60)) * 60 for value in (low, high))
-    return next(minute), next(minute)
+    minutes = (None if value is None else int(-(-value // 60)) * 60 for value in (low, high))
+    return next(minutes), next(minutes)
 
 
 def window(now: float, with_jobs: bool, with_states: bool, start: str, end: str) -> tuple[float, float, str]:

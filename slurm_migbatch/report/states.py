@@ -35,7 +35,7 @@ def parse_states(text: str) -> tuple[str, ...]:
     for word in filter(None, (part.strip().upper() for part in text.split(","))):
         name = CODES.get(word, word)
         if name not in long_names:
-            known = ", ".join(f"{code}/{name}" for code, name in CODES.items())
-            raise ReportError(f"unrecognized job state value '{word}'; states are {known}")
+            choices = ", ".join(f"{code}/{name}" for code, name in CODES.items())
+            raise ReportError(f"unrecognized job state value '{word}'; states are {choices}")
         states.append(name)
     return tuple(dict.fromkeys(states))

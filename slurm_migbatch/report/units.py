@@ -17,15 +17,15 @@ def size_formatter(*, unit: str | None = None, convert: bool = True) -> Callable
     def show(mib: float | None) -> str:
         if mib is None:
             return ""
-        place = UNITS.index("M")
+        power = UNITS.index("M")
         value = float(mib)
         if unit is not None:
-            value /= 1024.0 ** (UNITS.index(unit) - place)
-            place = UNITS.index(unit)
+            value /= 1024.0 ** (UNITS.index(unit) - power)
+            power = UNITS.index(unit)
         elif convert:
-            while value >= 1024 and place < len(UNITS) - 1:
-                value, place = value / 1024, place + 1
-        return f"{value:.0f}{UNITS[place]}" if value == int(value) else f"{value:.2f}{UNITS[place]}"
+            while value >= 1024 and power < len(UNITS) - 1:
+                value, power = value / 1024, power + 1
+        return f"{value:.0f}{UNITS[power]}" if value == int(value) else f"{value:.2f}{UNITS[power]}"
 
     return show
 
@@ -34,10 +34,10 @@ def joules(value: float | None) -> str:
     """Return an energy as sacct writes ConsumedEnergy: whole joules, or two digits and a letter, by thousands."""
     if value is None:
         return ""
-    place, shown = 0, float(round(value))
-    while shown >= 1000 and place < len(UNITS):
-        shown, place = shown / 1000, place + 1
-    letter = UNITS[place - 1] if place else ""
+    power, shown = 0, float(round(value))
+    while shown >= 1000 and power < len(UNITS):
+        shown, power = shown / 1000, power + 1
+    letter = UNITS[power - 1] if power else ""
     return f"{shown:.0f}{letter}" if shown == int(shown) else f"{shown:.2f}{letter}"
 
 

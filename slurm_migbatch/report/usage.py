@@ -75,7 +75,7 @@ def parse_by(text: str) -> tuple[str, ...]:
     """Return the columns listed in `--by`; unique prefixes are accepted.
 
     Raises:
-        ReportError: a word is none of them.
+        ReportError: a word is not one of the columns.
     """
     words = []
     for word in filter(None, (part.strip().lower() for part in text.split(","))):
@@ -112,7 +112,7 @@ def roll_up(
     equivalent: Callable[[str, int], float],
     capacity: Mapping[str, Mapping[str, float]] | None,
 ) -> Usage:
-    """Add up what was held.
+    """Add up the held slices by the columns of the result.
 
     Args:
         pieces: sums from the database, with `by` without profile and month as groups, and the part of the window in
@@ -161,10 +161,10 @@ def _month(by: Sequence[str], row: UsageRow) -> str:
 
 def _row(keys: tuple[str, ...], part: Any, whole: float) -> UsageRow:
     slice_hours, gpu_hours, sampled, idle = (float(part[name].sum()) for name in _SUMS)
-    together, single = part[part["run"] == 0], part[part["run"] != 0]
+    aggregated, individual = part[part["run"] == 0], part[part["run"] != 0]
     return UsageRow(
         keys=keys,
-        jobs=int(together["runs"].sum()) + int(single["run"].nunique()),
+        jobs=int(aggregated["runs"].sum()) + int(individual["run"].nunique()),
         slice_hours=slice_hours,
         gpu_hours=gpu_hours,
         percent=100 * gpu_hours / whole if whole > 0 else None,

@@ -1,8 +1,8 @@
 """What a run held but did not use, and what it should request next time. Pure: figures in, findings out.
 
 The sufficient slice is determined as for recurring jobs (`predict.recurring`): from the memory that runs held, with its
-margin, and, if sampled, from their use of SMs and memory bandwidth. One run is a history of one here, so one and a half
-times its peak must fit.
+margin, and, if sampled, from their use of SMs and memory bandwidth. Here a single run is enough of a history; then one
+and a half times its peak must fit.
 """
 
 from __future__ import annotations
@@ -182,24 +182,24 @@ def _kind_of(geometry: Geometry) -> _Kind:
 
 
 def slice_mib(geometry: Geometry, profile: str) -> int | None:
-    """Return the memory of a slice; None if the GPU has no such."""
+    """Return the memory of a slice; None if the GPU has no such profile."""
     offer = _kind_of(geometry).offers.get(profile)
     return None if offer is None else offer.memory_mib
 
 
 def _ran_out(use: SliceUse, kind: _Kind | None, gpu_hours: float) -> Verdict:
-    """Return what to request after it ran out of memory: the smallest slice with more of it."""
+    """Return what to request after a run that ran out of memory: the smallest slice with more memory."""
     reason = "it reported out of memory"
     judged = use.own.peak_mib is not None or use.own.sm is not None
     held = kind.offers.get(use.profile) if kind is not None else None
     if kind is None or held is None:
         return Verdict(gpu_hours, note=f"{reason}: request a slice with more memory next time", judged=judged)
-    more = [offer for offer in kind.plain if offer.memory_mib > held.memory_mib]
-    if not more:
+    larger = [offer for offer in kind.plain if offer.memory_mib > held.memory_mib]
+    if not larger:
         return Verdict(
             gpu_hours, note=f"{reason}, on the largest slice: reduce the job, or request several GPUs", judged=judged
         )
-    profile = min(more, key=lambda offer: (offer.memory_mib, kind.share(offer.profile.gres_type))).profile.gres_type
+    profile = min(larger, key=lambda offer: (offer.memory_mib, kind.share(offer.profile.gres_type))).profile.gres_type
     return Verdict(gpu_hours, (), profile, _sbatch(profile, use), f"{reason}: request {profile} next time", judged)
 
 
@@ -257,26 +257,26 @@ def _oversized(use: SliceUse, kind: _Kind, smaller: ProfileOffer, need: ShownNee
         f"at most {gib(use.own.peak_mib or 0)} of {gib(held.memory_mib)} GiB were used, with a margin "
         f"{gib(need.need_mib)}, and {name} has {gib(smaller.memory_mib)}"
     )
-    unseen = "" if sm is not None else "; its SMs were not sampled, so its speed there is unknown"
+    unsampled = "" if sm is not None else "; its SMs were not sampled, so its speed there is unknown"
     busy = None if sm is None else sm * held.compute_slices
     compute = (
         ""
         if busy is None
         else (f"{busy:.2g} of {held.compute_slices} compute slices were busy, and {name} has {smaller.compute_slices}")
     )
-    bytes_ = {
+    memory_figures = {
         "peak_mib": use.own.peak_mib, "held_mib": held.memory_mib, "need_mib": need.need_mib,
         "enough_mib": smaller.memory_mib,
     }  # fmt: skip
-    sms = {"busy_slices": busy, "held_slices": held.compute_slices, "enough_slices": smaller.compute_slices}
+    sm_figures = {"busy_slices": busy, "held_slices": held.compute_slices, "enough_slices": smaller.compute_slices}
     if use.profile == kind.full:
-        sentence = f"a whole GPU where {name} is enough: {memory}{f'; {compute}' if compute else unseen}"
-        return [Finding("whole", sentence, saved, {**bytes_, **sms})]
+        sentence = f"a whole GPU where {name} is enough: {memory}{f'; {compute}' if compute else unsampled}"
+        return [Finding("whole", sentence, saved, {**memory_figures, **sm_figures})]
     findings = []
     if smaller.memory_mib < held.memory_mib:
-        findings.append(Finding("memory", f"more memory than it needs: {memory}{unseen}", saved, bytes_))
+        findings.append(Finding("memory", f"more memory than it needs: {memory}{unsampled}", saved, memory_figures))
     if busy is not None and smaller.compute_slices < held.compute_slices:
-        findings.append(Finding("sms", f"more SMs than it needs: {compute}", saved, sms))
+        findings.append(Finding("sms", f"more SMs than it needs: {compute}", saved, sm_figures))
     return findings
 
 

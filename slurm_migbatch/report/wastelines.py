@@ -98,8 +98,8 @@ def _memory(run: JudgedRun) -> str:
     peak = run.use.own.peak_mib
     if peak is None:
         return "not sampled"
-    of = "" if run.held_mib is None else f" of {gib(run.held_mib)} GiB ({peak / run.held_mib:.0%})"
-    return f"{gib(peak)} GiB{of}"
+    of_held = "" if run.held_mib is None else f" of {gib(run.held_mib)} GiB ({peak / run.held_mib:.0%})"
+    return f"{gib(peak)} GiB{of_held}"
 
 
 def _sms(use: SliceUse) -> str:

@@ -1,9 +1,9 @@
 """Backups: one SQLite file with all data, for any kind of database.
 
-For an SQLite database it is a copy by SQLite's online backup, which stops nothing: in WAL mode writers continue while
-it reads one state. For a server it is one state read through a repeatable-read transaction, table by table. The
-server's own dump programs are faster and include more (users, grants); this backup can be restored to any of the three
-kinds, and needs no program that the controller may lack.
+An SQLite database is copied with SQLite's online backup, which blocks nobody: in WAL mode writers continue while it
+reads one consistent state. A server's database is read table by table in one repeatable-read transaction. The server's
+own dump programs are faster and include more (users, grants); this backup can be restored to any of the three kinds of
+database, and needs no program that the controller may lack.
 
 A backup gets its name only when it is complete, verified and synced; it is readable by its owner only.
 """
@@ -88,7 +88,7 @@ def size_of(file: Path) -> int:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy one state of an SQLite database in use into a new private file.
+    """Copy one consistent state of an SQLite database, which may be in use, to a new private file.
 
     Raises:
         StoreError, sqlite3.Error: it cannot be read, or there is no space.
@@ -113,9 +113,9 @@ def schema_of(file: Path) -> str:
     """
     try:
         with closing(sqlite3.connect(file_uri(file, readable_mode(file)), uri=True)) as connection:
-            found = [row[0] for row in connection.execute("PRAGMA integrity_check(5)")]
-            if found != ["ok"]:
-                raise StoreError(f"{file} is damaged: {found[0]}")
+            results = [row[0] for row in connection.execute("PRAGMA integrity_check(5)")]
+            if results != ["ok"]:
+                raise StoreError(f"{file} is damaged: {results[0]}")
             try:
                 (last,) = connection.execute(f"SELECT max(name) FROM {RECORD.name}").fetchone()  # noqa: S608 - ours
             except sqlite3.OperationalError:
@@ -167,7 +167,7 @@ def _need_room(target: Path, size: int) -> None:
 
 
 def _publish(target: Path, fill: Callable[[Path], None]) -> BackupFacts:
-    """Let `fill` write a new file, verify it, and give it its name; nothing is left if that fails."""
+    """Write a new file with `fill`, verify it and name it `target`; on failure, leave no file."""
     try:
         with _part(target) as part:
             fill(part)
@@ -200,7 +200,7 @@ def _part(target: Path) -> Iterator[Path]:
 
 
 def _name(part: Path, target: Path) -> None:
-    """Give the file its name, unless another file has taken it meanwhile."""
+    """Name the file `target`. Raises FileExistsError if another file has been created there."""
     try:
         os.link(part, target)
     except FileExistsError:

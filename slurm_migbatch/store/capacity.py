@@ -28,29 +28,29 @@ def gpu_seconds(
     Returns:
         None if the descriptions of a node that were valid at `start` were removed because of their age.
     """
-    known = _descriptions(connection, end, nodes)
+    counts_by_node = _descriptions(connection, end, nodes)
     pruned = set(connection.scalars(select(NodeJournal.node).where(NodeJournal.forgotten.is_not(None))))
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for node, seen in connection.execute(select(Node.node, Node.seen)):
         if nodes and node not in nodes:
             continue
-        counts = sorted(known.get(node, {}).items())
+        counts = sorted(counts_by_node.get(node, {}).items())
         if not counts:
             continue
         if counts[0][0] > start and node in pruned:
             return None
         last = min(end, max(seen, counts[-1][0]))
-        found[node] = _counted(counts, start, last)
-    return found
+        seconds[node] = _counted(counts, start, last)
+    return seconds
 
 
 def _descriptions(connection: Connection, end: float, nodes: Collection[str]) -> dict[str, dict[float, int]]:
-    """Return by node the number of its MIG GPUs and since when."""
-    found: dict[str, dict[float, int]] = {}
+    """Return by node the number of its MIG GPUs at each time (unix seconds) at which it described them."""
+    by_node: dict[str, dict[float, int]] = {}
     present = select(Gpu.node, Gpu.seen).where(Gpu.present, Gpu.mig, Gpu.seen <= end)
     for node, moment in connection.execute(present):
-        at = found.setdefault(node, {})
-        at[moment] = at.get(moment, 0) + 1
+        by_time = by_node.setdefault(node, {})
+        by_time[moment] = by_time.get(moment, 0) + 1
     events = select(NodeEvent.node, NodeEvent.ts, NodeEvent.payload)
     events = events.where(NodeEvent.kind.in_(_DESCRIBING), NodeEvent.ts <= end)
     if nodes:
@@ -58,8 +58,8 @@ def _descriptions(connection: Connection, end: float, nodes: Collection[str]) ->
     for node, moment, payload in connection.execute(events):
         count = _mig_gpus(payload)
         if count is not None:
-            found.setdefault(node, {})[moment] = count
-    return found
+            by_node.setdefault(node, {})[moment] = count
+    return by_node
 
 
 def _mig_gpus(payload: Any) -> int | None:

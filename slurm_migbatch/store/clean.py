@@ -59,9 +59,9 @@ def truth(value: Any) -> bool | None:
 
 def document(value: Any) -> Any:
     """Return `value` as JSON that every database accepts; too large a one becomes {"oversize_bytes": n}."""
-    made = _plain(value, 0)
-    size = len(json.dumps(made))
-    return made if size <= MAX_PAYLOAD_BYTES else {"oversize_bytes": size}
+    plain = _plain(value, 0)
+    size = len(json.dumps(plain))
+    return plain if size <= MAX_PAYLOAD_BYTES else {"oversize_bytes": size}
 
 
 def _storable(value: str) -> str:

@@ -1,4 +1,4 @@
-"""The store: opening it, and all operations of the rest of migbatch on it."""
+"""The store: how to open it, and the operations that the rest of migbatch performs on it."""
 
 from __future__ import annotations
 
@@ -78,16 +78,16 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: i
 
 
 def _keep_nothing(_last: str) -> None:
-    """Leave the backup to the administrator of the server."""
+    """Write no backup: it was not wanted, or it is the task of a server's administrator."""
 
 
 def _number(session: Session) -> None:
-    """Number the runs that became lessons in the transaction (its last action), so that a reader can continue after the
-    last one it has seen.
+    """Number the runs that became lessons in this transaction, as its last action.
 
-    The order of `Run.id` would not do (a run that began first may end last), nor that of `ended` (a disconnected node
-    reports ends from long ago). `models._settle` marks them by their previous number n, as -1 - n (0 for none), so that
-    it is not given again.
+    With the numbers a reader can continue after the last lesson that it has seen. The order of `Run.id` is not usable
+    for this (a run that began first may end last), nor that of `ended` (a disconnected node reports ends late).
+    `models._settle` marks such a run with -1 - n, where n is its previous number (0 for none), so that n is not
+    assigned again.
     """
     session.flush()
     fresh = session.execute(select(Run.id, Run.lesson).where(Run.lesson < 0).order_by(Run.ended, Run.id)).all()
@@ -131,7 +131,7 @@ class Store:
             return query(connection, *args, **kwargs)
 
     def _write(self, work: Callable[[Session], _T]) -> _T:
-        """Run `work` in one transaction, from its start again if another writer was faster.
+        """Run `work` in one transaction, and repeat it from the start after a conflict with another writer.
 
         Raises:
             StoreError: the store is read-only.
@@ -182,7 +182,7 @@ class Store:
             journal: random id of the node's journal; its events are numbered from 1.
             boot_id: the node's current boot.
             events: JSON objects with "seq", "ts", "kind" and more; unknown ones are kept as they are.
-            claim: how far the node assumes to be recorded, and in which database.
+            claim: the number up to which the node assumes its events to be recorded, and in which database.
 
         Returns:
             What the node can discard, and whether its whole state is known here.
@@ -206,7 +206,7 @@ class Store:
         Args:
             rows: fields as in slurm.client.JobRow, by name, as far as known; for ended jobs also `exit_code`, either
                 "code:signal" or the wait status that squeue shows (256 for exit code 1).
-            live: ids of all jobs in Slurm; those of ours that are missing have left it. None: unknown.
+            live: ids of all jobs in Slurm; recorded jobs that are not among them have left Slurm. None: unknown.
             now: time of the query, unix seconds.
         """
         from slurm_migbatch.store.slurmjobs import upsert_jobs
@@ -254,7 +254,7 @@ class Store:
             return lessons(connection, since, limit)
 
     def prune(self, before: float, lessons: int, place: PruneCursor | None = None) -> Removed:
-        """Remove some of what ended before a time, in one short transaction.
+        """Remove some of the rows that ended before a time, in one short transaction.
 
         Args:
             before: unix seconds; what is running, held or younger stays.
@@ -269,8 +269,8 @@ class Store:
         """Store measured points in one transaction; an existing point gets the new values."""
         from slurm_migbatch.store.measurements import add_measurements
 
-        found = list(rows)
-        return self._write(lambda session: add_measurements(session, found, time.time()))
+        points = list(rows)
+        return self._write(lambda session: add_measurements(session, points, time.time()))
 
     def measurements(
         self, model: str | None = None, kind: str | None = None, since: float | None = None

@@ -16,13 +16,13 @@ _FIGURES = ("latency_ms", "throughput_per_s", "memory_mib")
 
 
 def record_decisions(session: Session, decisions: Sequence[Mapping[str, Any]], now: float) -> None:
-    """Store decisions (again, if they exist) and update the runs that have their ids.
+    """Store decisions, replacing those with the same ids, and update the runs that have their ids.
 
     Raises:
         ValueError: a decision has no id.
     """
-    for some in portions(decisions):
-        _record(session, some, now)
+    for portion in portions(decisions):
+        _record(session, portion, now)
 
 
 def _record(session: Session, decisions: Sequence[Mapping[str, Any]], now: float) -> None:
@@ -59,11 +59,11 @@ def copy_decision(decision: Decision, run: Run) -> None:
     which may differ from the first choice.
     """
     run.asked, run.bucket, run.source = decision.asked or run.asked, decision.bucket, decision.source
-    got = _profiles(run.profile or decision.chosen or "")
+    profiles = _profiles(run.profile or decision.chosen or "")
     listed = decision.candidates if isinstance(decision.candidates, list) else ()
-    found = next((row for row in listed if isinstance(row, dict) and row.get("profile") in got), {})
+    candidate = next((row for row in listed if isinstance(row, dict) and row.get("profile") in profiles), {})
     for figure in _FIGURES:
-        setattr(run, f"predicted_{figure}", clean.real(found.get(figure)))
+        setattr(run, f"predicted_{figure}", clean.real(candidate.get(figure)))
 
 
 def _profiles(chosen: str) -> set[str]:

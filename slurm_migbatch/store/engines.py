@@ -44,9 +44,7 @@ def make_engine(text: str, *, readonly: bool) -> Engine:
 
 
 def one_state(engine: Engine) -> Engine:
-    """Return an engine on the same connections with transactions that read one state of the data, regardless of
-    writers.
-    """
+    """Return an engine on the same connections whose transactions read one consistent state, regardless of writers."""
     if engine.dialect.name == "sqlite":
         return engine.execution_options(**{READ_OPTION: True})
     return engine.execution_options(isolation_level="REPEATABLE READ")
@@ -68,9 +66,9 @@ def _server(url: URL, readonly: bool) -> Engine:
 
 
 def _refuse_writes(backend: str, connection: Any, _record: Any) -> None:
-    what = "CHARACTERISTICS AS TRANSACTION" if backend == "postgresql" else "TRANSACTION"
+    scope = "CHARACTERISTICS AS TRANSACTION" if backend == "postgresql" else "TRANSACTION"
     with connection.cursor() as cursor:
-        cursor.execute(f"SET SESSION {what} READ ONLY")
+        cursor.execute(f"SET SESSION {scope} READ ONLY")
     connection.commit()
 
 
@@ -133,7 +131,7 @@ def file_url(path: Path) -> str:
 
 
 def private_engine(path: Path) -> Engine:
-    """Return an engine for a file that nobody else opens, without a write-ahead log; its creator syncs it."""
+    """Return an engine for a file that nobody else opens, without a write-ahead log; the caller syncs the file."""
 
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(file_uri(path, "mode=rw"), uri=True, isolation_level=None)

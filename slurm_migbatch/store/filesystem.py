@@ -30,20 +30,20 @@ def filesystem_type(path: str | os.PathLike[str], mountinfo: str | None = None) 
                 mountinfo = file.read()
         except OSError:
             return ""
-    where = os.path.realpath(path)
-    best, kind = -1, ""
+    real_path = os.path.realpath(path)
+    longest, kind = -1, ""
     for line in mountinfo.splitlines():
-        fields, _, after = line.partition(" - ")
+        fields, _, rest = line.partition(" - ")
         columns = fields.split(" ")
-        if len(columns) < 5 or not after:
+        if len(columns) < 5 or not rest:
             continue
         mount = columns[4]
         if "\\" in mount:
             mount = _OCTAL.made.sub(lambda match: chr(int(match[1], 8)), mount)
-        below = f"{mount.rstrip('/')}/"
+        prefix = f"{mount.rstrip('/')}/"
         # of two mounts on one path the later one is on top
-        if len(below) >= best and f"{where}/".startswith(below):
-            best, kind = len(below), after.split(" ", 1)[0]
+        if len(prefix) >= longest and f"{real_path}/".startswith(prefix):
+            longest, kind = len(prefix), rest.split(" ", 1)[0]
     return kind
 
 

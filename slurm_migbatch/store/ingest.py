@@ -34,11 +34,11 @@ from slurm_migbatch.store.receipt import NodeReceipt, Receipt
 
 log = logging.getLogger(__name__)
 
-#: more slices than one node can have GPUs times slots; longer lists are truncated
+#: maximum number of slices in one event, above the slots of all GPUs of any node; longer lists are truncated
 _MAX_SLICES = 256
-#: events that came early which one message applies at most
+#: maximum number of events that arrived early which one message applies
 _MOST_EARLY = 500
-#: GPUs of one node that are remembered, if so many are not there at once; those that were replaced last
+#: number of GPUs remembered for one node, unless more are present: the present and the most recently replaced ones
 _MOST_GPUS = 128
 
 
@@ -57,7 +57,7 @@ def ingest(
         raise ValueError("events need the names of their node and journal")
     machine = session.get(Node, name, with_for_update=True)
     if machine is None:
-        # a node about which nothing is known has not rebooted since it was last seen
+        # an unknown node cannot have rebooted since it was last seen
         machine = Node(node=name, seen=now, boot_id=clean.text(boot_id, 64))
         session.add(machine)
         session.flush()
@@ -75,21 +75,21 @@ def ingest(
         if machine.told is not None:
             log.warning("%s: its events are incomplete here (another or older database); it resends them", name)
         machine.told = None
-    known = _known(session, name, id, list(fresh))
-    new = {seq: row for seq, row in fresh.items() if seq not in known and seq > (journal.forgotten or 0)}
+    stored = _known(session, name, id, list(fresh))
+    new = {seq: row for seq, row in fresh.items() if seq not in stored and seq > (journal.forgotten or 0)}
     if new:
         session.execute(
             insert(NodeEvent), [{"node": name, "journal": id, "received": now, **row} for row in new.values()]
         )
     late = sorted(seq for seq in new if seq <= journal.contiguous)
     _apply(session, machine, journal, late)
-    before, most = journal.contiguous, len(fresh) + _MOST_EARLY
-    reached = _reach(session, journal, most)
-    if reached == before and fresh and min(fresh) > before + 1 and min(fresh) in known:
+    before, limit = journal.contiguous, len(fresh) + _MOST_EARLY
+    reached = _reach(session, journal, limit)
+    if reached == before and fresh and min(fresh) > before + 1 and min(fresh) in stored:
         log.warning("%s: events %d-%d of journal %s are lost", name, before + 1, min(fresh) - 1, id)
         journal.contiguous = min(fresh) - 1
         machine.told = None
-        reached = _reach(session, journal, most)
+        reached = _reach(session, journal, limit)
     _apply(session, machine, journal, _stored_between(session, journal, journal.contiguous, reached))
     journal.contiguous = reached
     if claim.incomplete:
@@ -98,7 +98,7 @@ def ingest(
 
 
 def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[str, Any]]:
-    """Return the rows to store, by number; a repeated row without one cannot be recognized, so it is dropped."""
+    """Return the rows to store, by number. Events without one are dropped: a repeated one could not be recognized."""
     rows: dict[int, dict[str, Any]] = {}
     for event in events:
         seq = clean.whole(event.get("seq"), 1) if isinstance(event, Mapping) else None
@@ -120,15 +120,15 @@ def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[st
 def _known(session: Session, node: str, journal: str, seqs: list[int]) -> set[int]:
     known: set[int] = set()
     stored = select(NodeEvent.seq).where(NodeEvent.node == node, NodeEvent.journal == journal)
-    for some in portions(seqs):
-        known.update(session.scalars(stored.where(NodeEvent.seq.in_(some))))
+    for portion in portions(seqs):
+        known.update(session.scalars(stored.where(NodeEvent.seq.in_(portion))))
     return known
 
 
 def _reach(session: Session, journal: NodeJournal, most: int) -> int:
-    """Return the number up to which all events from `journal.contiguous` on are stored, of the next `most`.
+    """Return the number up to which all events after `journal.contiguous` are stored; consider only the next `most`.
 
-    Any number may have come early, and the writer has other nodes to serve; the next messages apply the rest.
+    Any number of events may have arrived early, and other nodes wait for the writer; later messages apply the rest.
     """
     reached = journal.contiguous
     next_ones = (
@@ -159,7 +159,7 @@ def _stored_between(session: Session, journal: NodeJournal, low: int, high: int)
 
 
 def _supersede(session: Session, machine: Node, moment: float) -> None:
-    """Replace a node's other journals by a new one: nobody will release what they held."""
+    """Mark a node's current journal as superseded and its leases as lost: no event will report their release."""
     for other in session.scalars(
         select(NodeJournal).where(NodeJournal.node == machine.node, NodeJournal.superseded.is_(None))
     ):
@@ -171,17 +171,17 @@ def _supersede(session: Session, machine: Node, moment: float) -> None:
 
 def _held(session: Session, machine: Node, *conditions: ColumnElement[bool]) -> Sequence[Lease]:
     """Return the open leases of a node that meet all conditions."""
-    open_here = select(Lease).where(Lease.node == machine.node, Lease.until.is_(None), *conditions)
-    return session.scalars(open_here).all()
+    open_leases = select(Lease).where(Lease.node == machine.node, Lease.until.is_(None), *conditions)
+    return session.scalars(open_leases).all()
 
 
 def _apply(session: Session, machine: Node, journal: NodeJournal, seqs: Sequence[int]) -> None:
     unusable: list[str] = []
-    for some in portions(seqs):
+    for portion in portions(seqs):
         rows = session.execute(
             select(NodeEvent.seq, NodeEvent.ts, NodeEvent.kind, NodeEvent.payload)
             .where(NodeEvent.node == machine.node, NodeEvent.journal == journal.journal)
-            .where(NodeEvent.seq.in_(some))
+            .where(NodeEvent.seq.in_(portion))
             .order_by(NodeEvent.seq)
         ).all()
         for seq, ts, kind, payload in rows:
@@ -195,8 +195,8 @@ def _apply(session: Session, machine: Node, journal: NodeJournal, seqs: Sequence
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 unusable.append(f"event {seq} ({kind}) cannot be used: {error}")
     if unusable:
-        more = f" (and {len(unusable) - 1} more)" if len(unusable) > 1 else ""
-        log.warning("%s: %s%s", machine.node, unusable[0], more)
+        others = f" (and {len(unusable) - 1} more)" if len(unusable) > 1 else ""
+        log.warning("%s: %s%s", machine.node, unusable[0], others)
 
 
 def _boot(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
@@ -210,7 +210,7 @@ def _boot(session: Session, machine: Node, journal: NodeJournal, ts: float, even
 
 
 def _ended_by_boot(session: Session, journal: NodeJournal, seq: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs that a node ends without exit codes right before a boot: what its journal held then."""
+    """Yield the runs with a `stop` without exit code directly before a boot: those the journal held at the reboot."""
     earlier = (
         select(NodeEvent.kind, NodeEvent.payload)
         .where(NodeEvent.node == journal.node, NodeEvent.journal == journal.journal, NodeEvent.seq < seq)
@@ -225,9 +225,9 @@ def _ended_by_boot(session: Session, journal: NodeJournal, seq: int) -> Iterator
 
 
 def _is_late(journal: NodeJournal, event: Mapping[str, Any]) -> bool:
-    """Return whether later events of the node may be applied already; only then their times show the order.
+    """Return whether later events of the node may already have been applied; only then is their order taken from times.
 
-    A clock may have been ahead.
+    Otherwise times do not matter, because the node's clock may have been ahead.
     """
     return journal.superseded is not None or event["seq"] <= journal.contiguous
 
@@ -236,10 +236,10 @@ def _inventory(session: Session, machine: Node, journal: NodeJournal, ts: float,
     known = {gpu.uuid: gpu for gpu in session.scalars(select(Gpu).where(Gpu.node == machine.node))}
     if _is_late(journal, event) and any(gpu.seen > ts for gpu in known.values()):
         return
-    away = [gpu for gpu in known.values() if not (gpu.present and gpu.mig)]
+    unavailable = [gpu for gpu in known.values() if not (gpu.present and gpu.mig)]
     _describe(session, machine, known, ts, event)
-    if any(gpu.present and gpu.mig for gpu in away):
-        machine.told = None  # what is held there is not known to those who have dropped the GPU
+    if any(gpu.present and gpu.mig for gpu in unavailable):
+        machine.told = None  # a GPU reappeared: what is held on it is not known here
 
 
 def _describe(session: Session, machine: Node, known: dict[str, Gpu], ts: float, event: dict[str, Any]) -> None:
@@ -268,7 +268,7 @@ def _describe(session: Session, machine: Node, known: dict[str, Gpu], ts: float,
 
 
 def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
-    """Store everything that the node holds: leases it lacks ended unreported; new ones are recorded."""
+    """Store everything that the node holds: end the leases that it does not list, and record new ones."""
     if machine.journal != journal.journal:
         _supersede(session, machine, ts)
         machine.journal, journal.superseded = journal.journal, None
@@ -332,8 +332,8 @@ def _progress(session: Session, machine: Node, journal: NodeJournal, ts: float, 
     run = measured.known_run(session, job, restart)
     if run is None:
         raise ValueError(f"job {job} has no run {restart}")
-    here = select(Lease.id).where(Lease.run_id == run.id, Lease.node == machine.node).limit(1)
-    if session.scalar(here) is None or _elsewhere(session, machine, job, restart):
+    held_here = select(Lease.id).where(Lease.run_id == run.id, Lease.node == machine.node).limit(1)
+    if session.scalar(held_here) is None or _elsewhere(session, machine, job, restart):
         raise ValueError(f"job {job} has held nothing on this node")
     measured.keep_report(run, machine.node, ts, event, late=_is_late(journal, event))
 
@@ -342,14 +342,14 @@ def _misfit(session: Session, machine: Node, _journal: NodeJournal, ts: float, e
     job, restart = _identity(event)
     run = run_of(session, job, restart, ts, starts=True)
     run.reason = clean.text(f"misfit on {machine.node}: {event.get('reason') or event.get('grant') or '?'}", 512)
-    # for a job on several nodes the others report their own part; and root of a node can end no other run
+    # for a job on several nodes the others report their own part; and root of this node must not end their runs
     elsewhere = (Lease.run_id == run.id, Lease.node != machine.node, Lease.until.is_(None))
     if run.ended is None and session.scalar(select(Lease.id).where(*elsewhere).limit(1)) is None:
         run.state, run.ended = "REQUEUED", ts
 
 
 def _elsewhere(session: Session, machine: Node, job: int, restart: int) -> bool:
-    """Return whether Slurm has a run on other nodes only, whatever this one tells: its root may tell of any job."""
+    """Return whether, according to Slurm, the run is on other nodes only: root of a node can report any job."""
     known = session.get(Job, job)
     facts = known.facts if known is not None and isinstance(known.facts, dict) else {}
     nodes = facts.get("nodes") or ()
@@ -374,7 +374,7 @@ def _host_run(event: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def _slices(event: dict[str, Any]) -> list[SliceFacts]:
-    found = {}
+    by_slot = {}
     slices = event.get("slices")
     for facts in slices[:_MAX_SLICES] if isinstance(slices, list) else ():
         if not isinstance(facts, dict):
@@ -382,11 +382,11 @@ def _slices(event: dict[str, Any]) -> list[SliceFacts]:
         gpu, profile = clean.text(facts.get("gpu"), 128), clean.text(facts.get("profile"), 32)
         start, size = clean.small(facts.get("start")), clean.small(facts.get("size"))
         if gpu and profile and start is not None and size:
-            found[gpu, start] = SliceFacts(
+            by_slot[gpu, start] = SliceFacts(
                 gpu, profile, start, size, clean.small(facts.get("gi")), clean.small(facts.get("ci")),
                 clean.text(facts.get("mig_uuid"), 128),
             )  # fmt: skip
-    return list(found.values())
+    return list(by_slot.values())
 
 
 _EFFECTS = {

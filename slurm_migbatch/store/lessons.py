@@ -16,14 +16,16 @@ from slurm_migbatch.workload.lesson import Lesson
 
 def lessons(connection: Connection, since: int, limit: int) -> list[Lesson]:
     """See `Store.lessons`; including those of runs that were removed because of their age."""
-    found = _read(connection, _ENDED.where(Run.lesson > max(since, 0)).order_by(Run.lesson).limit(limit))
-    old = select(OldLesson.lesson).where(OldLesson.number > since).order_by(OldLesson.number).limit(limit)
-    kept = [_kept(row) for row in connection.scalars(old)]
-    return sorted([*kept, *found], key=lambda lesson: lesson.number)[:limit] if kept else found
+    of_runs = _read(connection, _ENDED.where(Run.lesson > max(since, 0)).order_by(Run.lesson).limit(limit))
+    statement = select(OldLesson.lesson).where(OldLesson.number > since).order_by(OldLesson.number).limit(limit)
+    of_removed_runs = [_kept(row) for row in connection.scalars(statement)]
+    return (
+        sorted([*of_removed_runs, *of_runs], key=lambda lesson: lesson.number)[:limit] if of_removed_runs else of_runs
+    )
 
 
 def teaching(connection: Connection, runs: Collection[int]) -> Iterator[OldLesson]:
-    """Yield what to keep of ended runs that are removed: figures and user.
+    """Yield the training data to keep of ended runs that are being removed: figures and user.
 
     A run that `predict.runs` cannot use is skipped, whatever becomes known later.
     """
@@ -44,22 +46,22 @@ def _read(connection: Connection, statement: Select[Any]) -> list[Lesson]:
 
 
 def _kept(known: Mapping[str, Any]) -> Lesson:
-    """Return a lesson that an earlier or later release may have written."""
+    """Return a stored lesson; an earlier or later release, with other fields, may have written it."""
     return Lesson(**{field.name: known[field.name] for field in fields(Lesson) if field.name in known})
 
 
 def _held(connection: Connection, runs: Sequence[int]) -> dict[int, list[Any]]:
     """Return the profile and GPU model of every slice, by run."""
-    found: dict[int, list[Any]] = {}
-    for some in portions(runs):
+    by_run: dict[int, list[Any]] = {}
+    for portion in portions(runs):
         statement = (
             select(Lease.run_id, Lease.profile, Gpu.name)
             .outerjoin(Gpu, and_(Gpu.node == Lease.node, Gpu.uuid == Lease.gpu))
-            .where(Lease.run_id.in_(some), COUNTED)
+            .where(Lease.run_id.in_(portion), COUNTED)
         )
         for row in connection.execute(statement):
-            found.setdefault(row.run_id, []).append(row)
-    return found
+            by_run.setdefault(row.run_id, []).append(row)
+    return by_run
 
 
 def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
@@ -97,8 +99,8 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 def _only(values: Any) -> Any:
     """Return the common value; None if they differ or there are none."""
-    found = set(values)
-    return found.pop() if len(found) == 1 else None
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
 
 
 def _seconds(milliseconds: float | None) -> float | None:

@@ -18,15 +18,15 @@ from slurm_migbatch.store.models import Decision, Gpu, Lease, Run
 FINAL_STATES = frozenset({*ENDED, "LAUNCH_FAILED", "RECONFIG_FAIL", "REQUEUED", "UNKNOWN"})
 #: Slurm's times are in whole seconds
 SLURM_TICK_S = 1.0
-#: clocks of a cluster differ by less: munge refuses older credentials
+#: upper bound of the difference between the clocks of a cluster: munge refuses older credentials
 CLOCKS_DIFFER_S = 300.0
 #: Slurm's delay between a job's time limit and its kill, seconds
 _LIMIT_SLACK_S = 1.0
-#: fields of a run that are those of its job
+#: fields that all runs of a job have in common
 _OF_JOB = ("uid", "user", "account", "partition", "name", "array_job", "array_task", "het_job", "asked")
-#: runs of one job id that are created because a node reports them (Slurm may list more), and jobs with one id
+#: maximum number of runs of one job id that nodes' reports create (Slurm may list more), and of jobs with one id
 _MOST_RUNS, _MOST_REUSES = 10_000, 100
-#: slices that one node holds at a time, and that one run has had on one node; no node has as many
+#: maximum number of slices that one node holds at a time, and that one run has had on one node; above any real node's
 _MOST_OPEN, _MOST_OF_RUN = 2048, 512
 
 
@@ -49,7 +49,7 @@ def run_of(
     """Return the run (job, restart), created if unknown.
 
     Slurm may restart its job ids (lost state, wrapped counter). A run that had started and ended before `moment` cannot
-    start again under the same restart count: with `starts` this is a new job of the same number.
+    start again under the same restart count: with `starts` this is a new job with the same id.
 
     Args:
         known: the newest run of that job id, and those with that restart count, if the caller has them; a new one is
@@ -58,17 +58,21 @@ def run_of(
     Raises:
         ValueError: nodes have reported too many runs of the job.
     """
-    of_node = known is None
+    reported_by_node = known is None
     if known is None:
         known = _newest(session, job, restart)
     newest = max(known, key=lambda run: (run.reuse, run.restart), default=None)
-    found = max((run for run in known if run.restart == restart), key=lambda run: run.reuse, default=None)
-    again = starts and found is not None and _is_over(found, moment) and _is_past(newest, moment)
-    if found is not None and (not again or found.reuse >= _MOST_REUSES):
-        return found
-    if of_node and (session.scalar(select(func.count()).where(Run.job_id == job)) or 0) >= _MOST_RUNS:
+    same_restart = max((run for run in known if run.restart == restart), key=lambda run: run.reuse, default=None)
+    is_new_job = starts and same_restart is not None and _is_over(same_restart, moment) and _is_past(newest, moment)
+    if same_restart is not None and (not is_new_job or same_restart.reuse >= _MOST_REUSES):
+        return same_restart
+    if reported_by_node and (session.scalar(select(func.count()).where(Run.job_id == job)) or 0) >= _MOST_RUNS:
         raise ValueError(f"job {job} has {_MOST_RUNS} runs already")
-    reuse = 0 if newest is None else newest.reuse + (1 if found is not None and found.reuse == newest.reuse else 0)
+    reuse = (
+        0
+        if newest is None
+        else newest.reuse + (1 if same_restart is not None and same_restart.reuse == newest.reuse else 0)
+    )
     run = Run(job_id=job, restart=restart, reuse=reuse, latest=True, state="PENDING", state_from="node", slice_count=0)
     if newest is not None:
         run.latest = (newest.reuse, newest.restart) < (reuse, restart)
@@ -102,10 +106,11 @@ def _has_ended(run: Run, moment: float) -> bool:
 
 
 def _is_past(newest: Run | None, moment: float) -> bool:
-    """Return whether a job's newest run is before `moment`, so that what began then does not belong to that job.
+    """Return whether a job's newest run was over before `moment`, so that a run that began then is of another job.
 
-    A node may report an earlier run after Slurm has listed the next one. That one may still be pending, from the time
-    at which Slurm requeued the job; so it is in the past if it was pending for longer than clocks differ.
+    A node may report an earlier run after Slurm has listed the next one, which may still be pending and was submitted
+    when Slurm requeued the job. So a pending run counts as past if `moment` is later than its submission by more than
+    clocks differ.
     """
     if newest is None or _has_ended(newest, moment):
         return True
@@ -130,7 +135,7 @@ def start_run(
     lost_at: float | None = None,
     host_run: tuple[int, int] | None = None,
 ) -> None:
-    """Record that `run` has `slices` on `node`; with `lost_at` they were lost since.
+    """Record that `run` has `slices` on `node`; with `lost_at`, that they were lost at that time.
 
     `host_run` is the run (job, restart) that it shares them with: both have them until one of the two ends.
 
@@ -140,17 +145,17 @@ def start_run(
     _check_room(session, run, node, len(slices))
     run.started = moment if run.started is None else run.started
     if run.state_from == "poll":
-        # it was considered lost, but it exists
+        # it was considered ended, but it exists
         run.state, run.ended, run.state_from = "RUNNING", None, "node"
     if run.ended is None and run.state not in FINAL_STATES:
         run.state = "RUNNING"
-    names = dict.fromkeys((run.nodes or "").split(",")) if run.nodes else {}
-    if node not in names:
-        run.nodes = ",".join(sorted([*names, node]))
+    nodes = dict.fromkeys((run.nodes or "").split(",")) if run.nodes else {}
+    if node not in nodes:
+        run.nodes = ",".join(sorted([*nodes, node]))
     session.flush()
-    # the node allocates a slot only once: of two leases of one slot the end of the earlier one has not arrived yet
-    touched = or_(Lease.run_id == run.id, Lease.gpu.in_({facts.gpu for facts in slices}))
-    held = session.scalars(select(Lease).where(Lease.node == node, Lease.until.is_(None), touched)).all()
+    # a node gives a slot to one run at a time: if two leases overlap, the end of the earlier one has not arrived yet
+    relevant = or_(Lease.run_id == run.id, Lease.gpu.in_({facts.gpu for facts in slices}))
+    held = session.scalars(select(Lease).where(Lease.node == node, Lease.until.is_(None), relevant)).all()
     rivals = [
         lease
         for lease in held
@@ -173,7 +178,7 @@ def start_run(
 
 
 def _check_room(session: Session, run: Run, node: str, more: int) -> None:
-    """Raise ValueError if that many more slices on the node, or of the run there, are more than there can be."""
+    """Raise ValueError if `more` further slices exceed the limit of the node, or that of the run on the node."""
     leases = select(func.count()).where(Lease.node == node)
     if (session.scalar(leases.where(Lease.until.is_(None))) or 0) + more > _MOST_OPEN:
         raise ValueError(f"the node holds more than {_MOST_OPEN} slices")
@@ -240,7 +245,7 @@ def stop_run(
         if lease.until is None or lease.outcome == "lost":
             _close(lease, moment, "released")
     if not leases:
-        # its start was lost with a journal: only the end tells what it held
+        # its start was lost with a journal: only this event says what it held
         _open_slices(session, run, node, journal, moment, slices, moment)
         for lease in session.scalars(select(Lease).where(Lease.run_id == run.id, Lease.node == node)):
             lease.since, lease.outcome = run.started, "released"
@@ -268,7 +273,7 @@ def end_leases(session: Session, leases: Iterable[Lease], moment: float) -> None
 
 
 def lose_run(session: Session, run: Run, node: str) -> None:
-    """End a run whose end the node could only conclude from its own reboot."""
+    """Set NODE_FAIL for a run whose end the node inferred from its own reboot, and mark its leases there as lost."""
     if run.state == "UNKNOWN" and run.state_from == "node":
         run.state = "NODE_FAIL"
     for lease in session.scalars(select(Lease).where(Lease.run_id == run.id, Lease.node == node)):
@@ -288,7 +293,7 @@ def finish_if_free(
 
     Args:
         exit_code: of its script, 128 + n after signal n; None if unknown.
-        reported: the node itself reports the end, which corrects a concluded end.
+        reported: the node itself reports the end, which corrects an inferred end.
         state: final state; derived from exit code and time limit if not given.
     """
     session.flush()
@@ -326,18 +331,18 @@ def _close(lease: Lease, moment: float, outcome: str) -> None:
 def summarise(session: Session, run: Run) -> None:
     """Update `profile` and `slice_count` of a run from its leases."""
     session.flush()
-    got = Counter(
+    counts = Counter(
         session.scalars(select(Lease.profile).where(Lease.run_id == run.id, Lease.outcome.is_distinct_from("moved")))
     )
-    run.slice_count = sum(got.values())
+    run.slice_count = sum(counts.values())
     before = run.profile
-    run.profile = ",".join(name if n == 1 else f"{name}:{n}" for name, n in sorted(got.items()))[:512] or None
+    run.profile = ",".join(name if n == 1 else f"{name}:{n}" for name, n in sorted(counts.items()))[:512] or None
     if run.profile != before:
         _copy_decision(session, run)
 
 
 def link(session: Session, run: Run, decision_id: str | None) -> None:
-    """Link a run with the decision in its marker, the last before its start; the decision may arrive later."""
+    """Link a run to the decision in its marker, the last one before its start; the decision may arrive later."""
     decision_id = (decision_id or "").removeprefix(CHANGED)
     if decision_id and (run.decision is None or (run.started is None and run.decision != decision_id)):
         run.decision = decision_id

@@ -30,9 +30,9 @@ class Use(NamedTuple):
 
 
 def save_loans(session: Session, loans: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Store the current loans, and actions once each."""
-    for some in portions(loans):
-        _save(session, some)
+    """Store the current loans, new or updated, and append the actions."""
+    for portion in portions(loans):
+        _save(session, portion)
     for action in actions:
         session.add(
             Action(

@@ -1,11 +1,11 @@
 """Results of runs: their sources, plausibility, and sums over the nodes of a run.
 
 `Run.measured_facts` is {"by": {figure: source}, "nodes": {node: its last report}, "p99_ms", "batch", "tasks", "doubts",
-"safe", "shared", "oom", "sm", "tensor", "dram", "energy_j"}; `progress.py` describes `safe`, `shared` means that it
-shared a slice with another job, `oom` that it reported out of memory; then the average activity of its slices, and the
-joules of its GPUs if all were whole ones.
-A source is "job" (`migbatch progress`), "driver" (sampled on the node) or another caller of the store. A user can lie
-about his own jobs; learning may take that into account.
+"safe", "shared", "oom", "sm", "tensor", "dram", "energy_j"}. `progress.py` describes `safe`; `shared` means that it
+shared a slice with another job, `oom` that it reported out of memory; `sm`, `tensor` and `dram` are the average
+activity of its slices, and `energy_j` the joules of its GPUs if all were whole ones.
+A source is "job" (`migbatch progress`), "driver" (sampled on the node) or another caller of the store. Users can
+report false figures about their own jobs; learning may take that into account.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def keep(run: Run, figures: Mapping[str, float | None], by: str) -> None:
 
 
 def keep_report(run: Run, node: str, ts: float, event: Mapping[str, Any], *, late: bool = False) -> None:
-    """Store the report of a job on one node; its last report there counts, however often and late it arrives.
+    """Store the report of a job on one node; the node's last report counts, even if it is repeated or late.
 
-    `late`: later ones may have been stored already. Only then the times show the order: a clock may be set back.
+    `late`: later reports may have been stored already. Only then are times compared: a clock may have been set back.
     """
     facts = _facts(run)
     nodes = dict(facts.get("nodes") or {})
@@ -92,26 +92,30 @@ def keep_memory(run: Run, node: str, mib: Any, profiles: Collection[str]) -> Non
     number = clean.real(mib)
     if number is None:
         return
-    room = max((_room_mib(profile) for profile in profiles), default=math.inf)
-    if not 0 < number <= room:
+    limit_mib = max((_room_mib(profile) for profile in profiles), default=math.inf)
+    if not 0 < number <= limit_mib:
         log.warning("%s: job %d run %d: %g MiB in a slice are impossible", node, run.job_id, run.restart, number)
         return
     run.measured_facts, nodes = _sampled(run, node, "memory_mib", number)
-    keep(run, {"memory_mib": max(known.get("memory_mib", 0) for known in nodes.values())}, DRIVER)
+    keep(run, {"memory_mib": max(node_facts.get("memory_mib", 0) for node_facts in nodes.values())}, DRIVER)
 
 
 def keep_activity(run: Run, node: str, activity: Any) -> None:
     """Store the average activity of the run's slices on one node; `sm`, `tensor` and `dram` are those of all nodes."""
     if not isinstance(activity, Mapping):
         return
-    found = {name: clean.real(activity.get(name)) for name in ("seconds", *ACTIVITY)}
-    if any(value is None or value < 0 for value in found.values()) or any((found[name] or 0) > 1 for name in ACTIVITY):
+    values = {name: clean.real(activity.get(name)) for name in ("seconds", *ACTIVITY)}
+    if any(value is None or value < 0 for value in values.values()) or any(
+        (values[name] or 0) > 1 for name in ACTIVITY
+    ):
         return
-    facts, nodes = _sampled(run, node, "activity", found)
-    known = [row["activity"] for row in nodes.values() if "activity" in row]
-    seconds = math.fsum(row["seconds"] for row in known)
+    facts, nodes = _sampled(run, node, "activity", values)
+    activities = [row["activity"] for row in nodes.values() if "activity" in row]
+    seconds = math.fsum(row["seconds"] for row in activities)
     means = (
-        {name: math.fsum(row[name] * row["seconds"] for row in known) / seconds for name in ACTIVITY} if seconds else {}
+        {name: math.fsum(row[name] * row["seconds"] for row in activities) / seconds for name in ACTIVITY}
+        if seconds
+        else {}
     )
     run.measured_facts = {**facts, **means}
 
@@ -122,14 +126,14 @@ def keep_energy(run: Run, node: str, joules: Any) -> None:
     if number is None or not 0 <= number <= _MOST_J:
         return
     facts, nodes = _sampled(run, node, "energy_j", number)
-    known = [row["energy_j"] for row in nodes.values() if "energy_j" in row]
-    if len(known) == len((run.nodes or node).split(",")):
-        facts["energy_j"] = math.fsum(known)
+    energies = [row["energy_j"] for row in nodes.values() if "energy_j" in row]
+    if len(energies) == len((run.nodes or node).split(",")):
+        facts["energy_j"] = math.fsum(energies)
     run.measured_facts = facts
 
 
 def keep_only(run: Run, nodes: Collection[str]) -> None:
-    """Drop all figures of a run if others than its nodes have reported any; its nodes report theirs again."""
+    """Drop all figures of a run if a node other than `nodes` has reported any; its nodes report theirs again."""
     if not set(_facts(run).get("nodes") or ()) <= set(nodes):
         run.measured_facts = None
         for name in FIGURES:
@@ -156,7 +160,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 def _believed(run: Run, ts: float, event: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
     """Return the plausible fields of a `progress` event; the others are listed in `doubts`."""
-    found: dict[str, Any] = {
+    plausible: dict[str, Any] = {
         "tasks": clean.whole(event.get("tasks"), 0, 1 << 20) or 0,
         "whole": event.get("whole") is True,
         "done": event.get("done") is True,
@@ -165,27 +169,27 @@ def _believed(run: Run, ts: float, event: Mapping[str, Any], doubts: list[str]) 
         "items": FIGURES["items"], "throughput_per_s": FIGURES["throughput_per_s"], "batch": 1e7,
         "latency_ms": FIGURES["latency_ms"], "latency_p99_ms": FIGURES["latency_ms"],
     }  # fmt: skip
-    for name, most in limits.items():
+    for name, maximum in limits.items():
         value = event.get(name)
         number = clean.real(value)
-        if number is not None and 0 < number <= most:
-            found[name] = number
+        if number is not None and 0 < number <= maximum:
+            plausible[name] = number
         elif value is not None and number != 0:
             doubts.append(f"{name}={str(value)[:40]} is impossible")
     refused = clean.whole(event.get("refused"), 1, 1 << 30)
     if refused:
         doubts.append(f"{refused} invalid lines in its progress file")
-    rate, items = found.get("throughput_per_s"), found.get("items")
+    rate, items = plausible.get("throughput_per_s"), plausible.get("items")
     if rate and items and run.started is not None and ts > run.started:
-        ran = ts - run.started
-        if items / rate > ran * _SLACK_SHARE + _SLACK_S:
-            doubts.append(f"{items:g} items at {rate:g}/s take longer than its run time of {ran:.0f} s")
-            del found["throughput_per_s"]
-    return found
+        run_time_s = ts - run.started
+        if items / rate > run_time_s * _SLACK_SHARE + _SLACK_S:
+            doubts.append(f"{items:g} items at {rate:g}/s take longer than its run time of {run_time_s:.0f} s")
+            del plausible["throughput_per_s"]
+    return plausible
 
 
 def _together(reports: Collection[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a run's figures from its nodes' reports; those for the whole job before those of tasks."""
+    """Return a run's figures from its nodes' reports; reports for the whole job replace those of tasks."""
     chosen = [report for report in reports if report.get("whole")] or list(reports)
     counting = [report for report in chosen if report.get("items")]
     rates = [report.get("throughput_per_s") for report in counting]
@@ -201,11 +205,11 @@ def _together(reports: Collection[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value]
-    return math.fsum(known) / len(known) if known else None
+    reported = [value for value in values if value]
+    return math.fsum(reported) / len(reported) if reported else None
 
 
 def _room_mib(profile: str) -> float:
     """Return an upper bound of the memory of a slice of this profile, from its name; infinite if the name has none."""
-    named = re.search(r"\.(\d{1,5})gb", profile)
-    return int(named[1]) * 1024 * 1.1 if named else math.inf
+    match = re.search(r"\.(\d{1,5})gb", profile)
+    return int(match[1]) * 1024 * 1.1 if match else math.inf

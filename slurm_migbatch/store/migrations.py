@@ -49,13 +49,13 @@ def pending(connection: Connection, steps: Sequence[Migration]) -> list[str]:
         NewerDatabaseError: the database has steps that this code does not know.
     """
     done = set(applied(connection))
-    known = [step.name for step in steps]
-    if unknown := sorted(done - set(known)):
+    step_names = [step.name for step in steps]
+    if unknown := sorted(done - set(step_names)):
         raise NewerDatabaseError(
             f"the database was created by a newer migbatch (it has {unknown[-1]!r}, unknown to this version): "
             "upgrade slurm-migbatch on this host, or restore a backup from before the upgrade (migbatch db restore)"
         )
-    return [name for name in known if name not in done]
+    return [name for name in step_names if name not in done]
 
 
 def migrate(
@@ -66,7 +66,7 @@ def migrate(
     Several programs may start at once: each step is applied by one of them, and the others wait.
 
     Args:
-        engine, steps: of the database.
+        engine, steps: the database, and all its steps.
         before: called before the first step of a non-empty database, with the name of its last step, while nobody else
             can write; an exception aborts the migration.
 
@@ -84,10 +84,10 @@ def migrate(
         while True:
             with connection.begin():
                 _lock_transaction(connection)
-                waiting = pending(connection, steps)
-                if not waiting:
+                missing = pending(connection, steps)
+                if not missing:
                     return done
-                step = next(step for step in steps if step.name == waiting[0])
+                step = next(step for step in steps if step.name == missing[0])
                 step.apply(connection)
                 connection.execute(RECORD.insert().values(name=step.name, applied=time.time()))
                 done.append(step.name)
@@ -95,13 +95,13 @@ def migrate(
 
 @contextmanager
 def _alone(connection: Connection) -> Iterator[None]:
-    """Hold a named lock of MariaDB's server, because its DDL ends transactions and row locks with them."""
+    """Hold a named lock on a MariaDB or MySQL server, whose DDL ends transactions and so releases row locks."""
     if connection.dialect.name not in ("mysql", "mariadb"):
         yield
         return
     with connection.begin():
-        got = connection.scalar(select(func.get_lock(_LOCK_NAME, _LOCK_WAIT_S)))
-    if got != 1:
+        acquired = connection.scalar(select(func.get_lock(_LOCK_NAME, _LOCK_WAIT_S)))
+    if acquired != 1:
         raise StoreError(f"another migbatch has been migrating the tables for over {_LOCK_WAIT_S} s; try again later")
     try:
         yield
@@ -111,6 +111,6 @@ def _alone(connection: Connection) -> Iterator[None]:
 
 
 def _lock_transaction(connection: Connection) -> None:
-    """Lock PostgreSQL for one migrating transaction; SQLite's are exclusive from their BEGIN IMMEDIATE on."""
+    """Lock PostgreSQL for one transaction of a migration; those of SQLite are exclusive from BEGIN IMMEDIATE on."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})

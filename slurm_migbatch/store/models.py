@@ -75,7 +75,7 @@ class Base(DeclarativeBase):
 
     @classmethod
     def fitting(cls, name: str, value: Any) -> str | None:
-        """Return an external value as text for a column, at most as long as it; None if it is none."""
+        """Return an external value as text, cut to the length of a column; None for empty and non-scalar values."""
         return clean.text(value, getattr(cls.__table__.c[name].type, "length", None) or _LONGEST)
 
 
@@ -403,7 +403,7 @@ class OldLesson(Base):
 
     __tablename__ = "old_lessons"
 
-    #: that of the run, `Run.lesson`
+    #: lesson number of the run, `Run.lesson`
     number: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=False)
     #: the fields of `workload.lesson.Lesson`
     lesson: Mapped[Any] = mapped_column(JSON)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 @contextmanager
 def acting_as_owner(directory: Path, group: int | None = None) -> Iterator[None]:
-    """Take the rights of a directory's owner, if this is root and the owner is not; they apply to the whole process.
+    """Run with the rights of a directory's owner, if this is root and the owner is not; this affects the whole process.
     Created files get `group`, or else the directory's.
     """
     status = directory.stat() if directory.exists() else None

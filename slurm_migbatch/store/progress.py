@@ -35,7 +35,7 @@ _LARGEST = {"steps": 1e15, "checkpoint": 1e11, "ckpt_s": 1e6, "restored": 1e15}
 
 @dataclass(frozen=True)
 class RunProgressRow(RunProgress):
-    """The same with everything else that is known of the run. `steps`: done in all; `restored`: those it began with."""
+    """Progress of a run, with more figures. `steps`: done over all runs of the job; `restored`: those it began with."""
 
     started: float | None = None
     ended: float | None = None
@@ -49,30 +49,30 @@ def safe_of(
     event: Mapping[str, Any], ts: float, started: float | None, before: Any, doubts: list[str]
 ) -> dict[str, float | int]:
     """Return the saved state after `before` and this event of a node; implausible fields go to `doubts`."""
-    found: dict[str, float | int] = dict(before) if isinstance(before, dict) else {}
-    for name, most in _LARGEST.items():
+    safe: dict[str, float | int] = dict(before) if isinstance(before, dict) else {}
+    for name, maximum in _LARGEST.items():
         value = event.get(name)
         number = clean.real(value)
         if value is None:
             continue
         early = name == "checkpoint" and started is not None and number is not None and number < started - CLOCKS_S
         late = name == "checkpoint" and number is not None and number > ts + CLOCKS_S
-        if number is None or not 0 <= number <= most or early or late:
+        if number is None or not 0 <= number <= maximum or early or late:
             doubts.append(f"{name}={str(value)[:40]} is impossible")
         else:
-            found[name] = int(number) if name in ("steps", "restored") else number
-    return found
+            safe[name] = int(number) if name in ("steps", "restored") else number
+    return safe
 
 
 def together(nodes: Iterable[Mapping[str, Any]]) -> dict[str, float | int]:
-    """Merge a run's nodes: saved is what all reporting nodes have saved; the slowest one's time counts."""
+    """Merge the saved states of a run's nodes: the minimum of all that report one, but the maximum of `ckpt_s`."""
     reports = [node["safe"] for node in nodes if isinstance(node.get("safe"), dict)]
-    found: dict[str, float | int] = {}
+    merged: dict[str, float | int] = {}
     for name in _LARGEST:
         values = [safe[name] for safe in reports if name in safe]
         if values:
-            found[name] = max(values) if name == "ckpt_s" else min(values)
-    return found
+            merged[name] = max(values) if name == "ckpt_s" else min(values)
+    return merged
 
 
 def reports(connection: Connection, jobs: Collection[int]) -> list[RunProgressRow]:

@@ -84,16 +84,16 @@ def _clause(condition: str, values: runquery.Values) -> TextClause:
 def runs(connection: Connection, wanted: RunFilter) -> list[RunRow]:
     """Return the selected runs with all their fields."""
     names, slices = list(RUN_FIELDS), list(SLICE_FIELDS)
-    found = []
+    result = []
     for row, lines in select_runs(connection, wanted, names, slices):
         fields = row._asdict()
-        found.append(
+        result.append(
             RunRow(
                 {name: fields[name] for name in names},
-                tuple({name: getattr(line, f"slice_{name}") for name in slices} for line in lines),
+                tuple({name: getattr(slice_row, f"slice_{name}") for name in slices} for slice_row in lines),
             )
         )
-    return found
+    return result
 
 
 def leases(connection: Connection, *, active: bool = True) -> list[LeaseRow]:
@@ -113,34 +113,34 @@ def identity(connection: Connection) -> str:
 
 def inventory(connection: Connection) -> dict[str, list[dict[str, Any]]]:
     """Return the current GPUs by node, as their inventory events described them."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_node: dict[str, list[dict[str, Any]]] = {}
     columns = (Gpu.node, Gpu.uuid, Gpu.minor, Gpu.gpu_index, Gpu.name, Gpu.mig, Gpu.geometry, Gpu.facts)
     statement = select(*columns).where(Gpu.present).order_by(Gpu.node, Gpu.gpu_index, Gpu.uuid)
     for node, uuid, minor, index, name, mig, geometry, facts in connection.execute(statement):
         own = {"uuid": uuid, "minor": minor, "index": index, "name": name, "mig": mig, "geometry": geometry}
-        found.setdefault(node, []).append({**(facts if isinstance(facts, dict) else {}), **own})
-    return found
+        by_node.setdefault(node, []).append({**(facts if isinstance(facts, dict) else {}), **own})
+    return by_node
 
 
 def geometries(connection: Connection) -> dict[str, Geometry]:
     """Return the geometry of each GPU by its UUID, including removed GPUs; invalid ones are skipped."""
-    found: dict[str, Geometry] = {}
+    by_uuid: dict[str, Geometry] = {}
     for uuid, described in connection.execute(select(Gpu.uuid, Gpu.geometry).where(Gpu.mig)):
         try:
-            found[uuid] = Geometry.from_dict(described)
+            by_uuid[uuid] = Geometry.from_dict(described)
         except GeometryError:
             continue
-    return found
+    return by_uuid
 
 
 def whole_gpus(connection: Connection) -> dict[tuple[str, int], tuple[int, int]]:
     """Return compute and memory slices of whole GPUs, by a profile that they have and its memory slices."""
-    found: dict[tuple[str, int], tuple[int, int]] = {}
+    sizes: dict[tuple[str, int], tuple[int, int]] = {}
     for geometry in set(geometries(connection).values()):
         for info in geometry.profiles:
             whole = (geometry.compute_slices, geometry.memory_slices)
-            found.setdefault((info.profile.name, info.memory_slices), whole)
-    return found
+            sizes.setdefault((info.profile.name, info.memory_slices), whole)
+    return sizes
 
 
 def decision(connection: Connection, id: str) -> dict[str, Any] | None:

@@ -86,9 +86,9 @@ def open_reader(url: str) -> RunReader:
         StoreError: it cannot be used; the message says what to do.
     """
     if url.startswith(f"{_SQLITE}/") and "?" not in url:
-        found = _sqlite(url.removeprefix(_SQLITE))
-        if found is not None:
-            return found
+        reader = _sqlite(url.removeprefix(_SQLITE))
+        if reader is not None:
+            return reader
     return _StoreReader(url)
 
 
@@ -124,7 +124,7 @@ class _SqliteReader(RunReader):
 
 
 class _StoreReader(RunReader):
-    """Over SQLAlchemy; its exceptions are known once it is imported."""
+    """Reads through SQLAlchemy, which is only imported here because that takes long (see `runquery`)."""
 
     def __init__(self, url: str) -> None:
         from contextlib import ExitStack

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, func, select
 from slurm_migbatch.store.lifecycle import CLOCKS_DIFFER_S
 from slurm_migbatch.store.models import NodeEvent
 
-#: only the newest creates and destroys matter: they only express a preference for idle instances
+#: number of newest `create` and `destroy` events that are read: they only express a preference for idle instances
 _NEWEST = 20_000
 
 
@@ -29,11 +29,11 @@ class RecentEvent(NamedTuple):
 def recent_events(connection: Connection, kinds: Collection[str], limit: int) -> list[RecentEvent]:
     """Return the newest events of these kinds, oldest first.
 
-    Each kind is queried separately: the index on kind and time answers that whatever else nodes send. Those of a time
-    to come are left out: a node whose clock is ahead would have the newest events for as long.
+    Each kind is queried separately, so that the index on kind and time serves the query whatever else nodes send.
+    Events with a time in the future are left out: those of a node whose clock is ahead would be the newest until then.
     """
     latest = time.time() + CLOCKS_DIFFER_S
-    found: list[RecentEvent] = []
+    events: list[RecentEvent] = []
     for kind in kinds:
         statement = (
             select(NodeEvent.ts, NodeEvent.id, NodeEvent.node, NodeEvent.kind, NodeEvent.payload)
@@ -41,9 +41,9 @@ def recent_events(connection: Connection, kinds: Collection[str], limit: int) ->
             .order_by(NodeEvent.ts.desc())
             .limit(limit)
         )
-        for ts, id, node, of, payload in connection.execute(statement):
-            found.append(RecentEvent(ts, id, node, of, payload if isinstance(payload, dict) else {}))
-    return nlargest(limit, found, key=lambda event: event[:2])[::-1]
+        for ts, id, node, event_kind, payload in connection.execute(statement):
+            events.append(RecentEvent(ts, id, node, event_kind, payload if isinstance(payload, dict) else {}))
+    return nlargest(limit, events, key=lambda event: event[:2])[::-1]
 
 
 def instance_events(connection: Connection, *, changes: bool) -> dict[str, list[dict[str, Any]]]:
@@ -64,11 +64,11 @@ def instance_events(connection: Connection, *, changes: bool) -> dict[str, list[
         .order_by(NodeEvent.id.desc())
     )
     troubles = since.where(NodeEvent.kind.in_(("state", "zombie", "cleared", "fault")))
-    made = since.where(NodeEvent.kind.in_(("create", "destroy"))).limit(_NEWEST)
-    rows = [*connection.execute(troubles), *(connection.execute(made) if changes else ())]
-    found: dict[str, list[dict[str, Any]]] = {}
+    instance_changes = since.where(NodeEvent.kind.in_(("create", "destroy"))).limit(_NEWEST)
+    rows = [*connection.execute(troubles), *(connection.execute(instance_changes) if changes else ())]
+    by_node: dict[str, list[dict[str, Any]]] = {}
     for _, node, kind, payload in sorted(rows, key=lambda row: row.id):
         if isinstance(payload, dict):
             facts = {key: value for key, value in payload.items() if key not in ("gpus", "runs")}
-            found.setdefault(node, []).append({**facts, "kind": kind})
-    return found
+            by_node.setdefault(node, []).append({**facts, "kind": kind})
+    return by_node

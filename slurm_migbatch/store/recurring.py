@@ -76,7 +76,7 @@ class Learnable(NamedTuple):
 
 
 def learnable(connection: Connection) -> Learnable:
-    """Return how far the record goes."""
+    """Return the newest lesson and the newest import in the record."""
     return Learnable(newest_lesson(connection), connection.scalar(select(func.max(MeasuredPoint.imported))) or 0.0)
 
 

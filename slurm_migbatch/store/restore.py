@@ -75,7 +75,7 @@ def restore(source: Path, url: str, history: tuple[Migration, ...], *, replace: 
 
 @contextmanager
 def _connected(engine: Engine) -> Iterator[Connection]:
-    """Open a transaction of an engine that is not needed afterwards."""
+    """Open a transaction on an engine, and dispose of the engine afterwards."""
     try:
         with engine.connect() as connection, connection.begin():
             yield connection
@@ -108,7 +108,7 @@ def _refuse(where: str) -> StoreError:
 
 
 def _renew(connection: Connection) -> None:
-    """Give it a new identity, with no active migbatchd."""
+    """Give the database a new identity, without an active migbatchd."""
     connection.execute(delete(DatabaseIdentity))
     connection.execute(DatabaseIdentity.__table__.insert().values(id=secrets.token_hex(16), made=time.time()))  # type: ignore[attr-defined]
     connection.execute(update(Node).values(told=None))
@@ -126,10 +126,10 @@ def _into_file(source: Path, file: Path, url: str, history: tuple[Migration, ...
         with _connected(engine) as connection:
             _renew(connection)
         schema_of(copy)
-        with copy.open("rb") as made, acting_as_owner(file.parent, file.stat().st_gid if existed else None):
+        with copy.open("rb") as content, acting_as_owner(file.parent, file.stat().st_gid if existed else None):
             if not existed:
                 make_engine(url, readonly=False).dispose()  # with the final access rights
-            return _take_name(made, file, keep=existed)
+            return _take_name(content, file, keep=existed)
 
 
 def _take_name(made: BinaryIO, file: Path, *, keep: bool) -> Path | None:
@@ -140,9 +140,9 @@ def _take_name(made: BinaryIO, file: Path, *, keep: bool) -> Path | None:
         with os.fdopen(handle, "wb") as out:
             shutil.copyfileobj(made, out)
             out.flush()
-            like = file.stat()
-            os.fchown(handle, like.st_uid, like.st_gid)
-            os.fchmod(handle, stat.S_IMODE(like.st_mode))
+            status = file.stat()
+            os.fchown(handle, status.st_uid, status.st_gid)
+            os.fchmod(handle, stat.S_IMODE(status.st_mode))
             os.fsync(handle)
         before = _put_aside(file) if keep else None
         part.replace(file)
@@ -193,7 +193,7 @@ def _into_server(source: Path, url: str, history: tuple[Migration, ...], replace
             target.connect() as connection,
             connection.begin(),
         ):
-            # others who want to become active, or to write as such, wait for the end of this transaction
+            # a migbatchd that wants to become active, or to write as the active one, waits until this transaction ends
             term = connection.execute(select(Term.number, Term.holder, Term.until).with_for_update()).first()
             if term is not None and term.holder and term.until > server_time(connection):
                 raise StoreError(f"migbatchd on {term.holder} is active: stop migbatchd on every controller first")

@@ -77,18 +77,18 @@ class _Found(NamedTuple):
 
 
 def prune(session: Session, before: float, lessons: int, place: PruneCursor | None) -> Removed:
-    """Remove some of what is older than `before` (unix seconds), from `place` on; see `Store.prune`."""
+    """Remove some of the rows that are older than `before` (unix seconds), from `place` on; see `Store.prune`."""
     stage, part, after = place or PruneCursor()
     parts, work = _STAGES[stage]
-    left = [known for known in parts(session) if not part or known >= part]
-    if not left:
+    remaining = [candidate for candidate in parts(session) if not part or candidate >= part]
+    if not remaining:
         return Removed({}, _next_stage(stage))
-    if left[0] != part:
+    if remaining[0] != part:
         after = ()
-    found = work(session, _Limits(before, lessons), left[0], after)
-    if found.after is not None:
-        return Removed(found.rows, PruneCursor(stage, left[0], found.after))
-    return Removed(found.rows, PruneCursor(stage, left[1]) if len(left) > 1 else _next_stage(stage))
+    result = work(session, _Limits(before, lessons), remaining[0], after)
+    if result.after is not None:
+        return Removed(result.rows, PruneCursor(stage, remaining[0], result.after))
+    return Removed(result.rows, PruneCursor(stage, remaining[1]) if len(remaining) > 1 else _next_stage(stage))
 
 
 def _next_stage(stage: int) -> PruneCursor | None:
@@ -96,7 +96,7 @@ def _next_stage(stage: int) -> PruneCursor | None:
 
 
 def _later(moment: Any, id: Any, after: tuple[Any, ...]) -> ColumnElement[bool]:
-    """Return the rows after (time, id) in this order, in a form that lets an index on the time find their start."""
+    """Return the condition for rows that follow `after`, a (time, id), in a form that can use an index on the time."""
     return and_(moment >= after[0], or_(moment > after[0], id > after[1])) if after else and_(True)
 
 
@@ -121,37 +121,37 @@ def _runs(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple
     rows = session.execute(statement).all()
     if not rows:
         return _Found({}, None)
-    going = _going(session, rows)
-    ids = [row.id for row in rows if not going & {row.job_id, row.array_job, row.het_job}]
+    running = _going(session, rows)
+    ids = [row.id for row in rows if not running & {row.job_id, row.array_job, row.het_job}]
     expired = session.execute(_over(ids, limits.before)).all()
-    count: dict[str, int] = {}
+    removed: dict[str, int] = {}
     if expired:
         ids, jobs = [row.id for row in expired], {row.job_id for row in expired}
-        if taught := list(teaching(session.connection(), ids)):
-            for lesson in taught:
+        if old_lessons := list(teaching(session.connection(), ids)):
+            for lesson in old_lessons:
                 session.merge(lesson)
             session.flush()
             _bound_lessons(session, limits.lessons)
-        count["leases"] = _remove(session, delete(Lease).where(Lease.run_id.in_(ids)))
-        count["runs"] = _remove(session, delete(Run).where(Run.id.in_(ids)))
+        removed["leases"] = _remove(session, delete(Lease).where(Lease.run_id.in_(ids)))
+        removed["runs"] = _remove(session, delete(Run).where(Run.id.in_(ids)))
         jobless = ~exists().where(Run.job_id == Job.job_id)
-        count["jobs"] = _remove(session, delete(Job).where(Job.job_id.in_(jobs), Job.live.is_(False), jobless))
+        removed["jobs"] = _remove(session, delete(Job).where(Job.job_id.in_(jobs), Job.live.is_(False), jobless))
     last = rows[-1]
-    return _Found(count, (last.ended, last.id))
+    return _Found(removed, (last.ended, last.id))
 
 
 def _going(session: Session, rows: Sequence[Any]) -> set[int]:
     """Return the jobs, arrays and heterogeneous jobs of these rows that have a running run."""
-    named = {id for row in rows for id in (row.job_id, row.array_job, row.het_job) if id is not None}
+    ids = {id for row in rows for id in (row.job_id, row.array_job, row.het_job) if id is not None}
     columns = (Run.job_id, Run.array_job, Run.het_job)
-    # open runs are few; wrapping the columns keeps databases from scanning all tasks of an array instead
-    of_these = or_(*(func.coalesce(column, 0).in_(named) for column in columns))
-    open_runs = session.execute(select(*columns).where(Run.span_class == OPEN, of_these))
+    # open runs are few; with coalesce() databases search these, instead of scanning all tasks of an array
+    matching = or_(*(func.coalesce(column, 0).in_(ids) for column in columns))
+    open_runs = session.execute(select(*columns).where(Run.span_class == OPEN, matching))
     return {id for row in open_runs for id in row if id is not None}
 
 
 def _over(ids: Sequence[int], before: float) -> Any:
-    """Return id and job of those runs that are completely finished."""
+    """Return the SELECT of id and job of those runs that are completely finished."""
     newest = (select(func.max(Run.id)).scalar_subquery(), select(func.max(Run.lesson)).scalar_subquery())
     return select(Run.id, Run.job_id).where(
         Run.id.in_(ids),
@@ -186,7 +186,7 @@ def _step(
     unneeded: ColumnElement[bool],
     *here: ColumnElement[bool],
 ) -> _Found:
-    """Remove the unneeded ones of the next rows by (time, id), of those `here`."""
+    """Remove the unneeded ones of the next rows, by (time, id), that meet the conditions `here`."""
     table = id.class_
     old = select(id, moment).where(*here, moment < limits.before, _later(moment, id, after))
     rows = session.execute(old.order_by(moment, id).limit(AT_ONCE)).all()
@@ -220,8 +220,8 @@ def _decisions(session: Session, limits: _Limits, _part: tuple[Any, ...], after:
 
 
 def _journals(session: Session) -> Sequence[tuple[Any, ...]]:
-    found = session.execute(select(NodeJournal.node, NodeJournal.journal)).all()
-    return sorted(tuple(row) for row in found)
+    rows = session.execute(select(NodeJournal.node, NodeJournal.journal)).all()
+    return sorted(tuple(row) for row in rows)
 
 
 def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
@@ -245,8 +245,8 @@ def _events(session: Session, limits: _Limits, part: tuple[Any, ...], after: tup
         journal.forgotten = max(journal.forgotten or 0, expired[-1].seq)
         session.flush()
         _remove(session, delete(NodeEvent).where(NodeEvent.id.in_([row.id for row in expired])))
-    more = bool(rows) and len(old) == len(rows)
-    return _Found({"node_events": len(expired)}, (rows[-1].seq,) if more else None)
+    unfinished = bool(rows) and len(old) == len(rows)
+    return _Found({"node_events": len(expired)}, (rows[-1].seq,) if unfinished else None)
 
 
 def _standing(session: Session, node: str) -> int:
@@ -260,9 +260,9 @@ def _supplied(session: Session) -> Sequence[tuple[Any, ...]]:
 
 
 def _supply(session: Session, limits: _Limits, part: tuple[Any, ...], after: tuple[Any, ...]) -> _Found:
-    here = SupplyChange.node == part[0]
-    newest = session.scalar(select(func.max(SupplyChange.id)).where(here))
-    return _step(session, limits, SupplyChange.ts, SupplyChange.id, after, SupplyChange.id != newest, here)
+    of_node = SupplyChange.node == part[0]
+    newest = session.scalar(select(func.max(SupplyChange.id)).where(of_node))
+    return _step(session, limits, SupplyChange.ts, SupplyChange.id, after, SupplyChange.id != newest, of_node)
 
 
 _Parts = Callable[[Session], Sequence[tuple[Any, ...]]]

@@ -141,7 +141,7 @@ def select_runs(
     # the caller chooses the names
     row_type: Any = namedtuple("Row", statement.names)  # type: ignore[misc]
     make = row_type._make
-    read = [(at, reader) for at, name in enumerate(statement.names) if (reader := _READERS.get(name))]
+    read = [(position, reader) for position, name in enumerate(statement.names) if (reader := _READERS.get(name))]
     rows: Iterable[Sequence[Any]] = execute(statement.text, statement.values)
     if read:
         rows = (_read(row, read) for row in rows)
@@ -163,9 +163,9 @@ def any_run(execute: Execute, wanted: RunFilter) -> bool:
 
 def _read(row: Sequence[Any], readers: Iterable[tuple[int, Callable[[Any], Any]]]) -> list[Any]:
     values = list(row)
-    for at, reader in readers:
-        if values[at] is not None:
-            values[at] = reader(values[at])
+    for position, reader in readers:
+        if values[position] is not None:
+            values[position] = reader(values[position])
     return values
 
 
@@ -258,12 +258,12 @@ def _chosen(wanted: RunFilter, values: Values) -> Iterator[str]:
 
 def _associated(association: Association, values: Values) -> str:
     account, user = values.one(association.account), values.one(association.user)
-    whose = f"runs.account = {account} AND runs.user = {user}"
+    of_user = f"runs.account = {account} AND runs.user = {user}"
     if association.partition:
-        return f"({whose} AND runs.partition = {values.one(association.partition)})"
+        return f"({of_user} AND runs.partition = {values.one(association.partition)})"
     if association.except_partitions:
-        return f"({whose} AND runs.partition NOT IN {values.all(association.except_partitions)})"
-    return f"({whose})"
+        return f"({of_user} AND runs.partition NOT IN {values.all(association.except_partitions)})"
+    return f"({of_user})"
 
 
 def _with_default(wckeys: Collection[str]) -> tuple[str, ...]:
@@ -279,21 +279,21 @@ def _limited(least: int | None, greatest: int | None, values: Values) -> str:
 
 
 def _named(jobs: Collection[JobId], values: Values) -> Iterator[str]:
-    """Yield few conditions for many jobs: SQLite accepts up to a thousand."""
+    """Yield the conditions for jobs, few even for many jobs: SQLite accepts up to a thousand."""
     whole = [id.job for id in jobs if id.task is None and id.offset is None]
     if whole:
         among = values.all(whole)
         yield f"runs.job_id IN {among} OR runs.array_job IN {among} OR runs.het_job IN {among}"
     tasks: dict[int, list[str]] = {}
-    parts: dict[int, list[int]] = {}
+    components: dict[int, list[int]] = {}
     for id in jobs:
         if id.task is not None:
             tasks.setdefault(id.job, []).append(id.task)
         elif id.offset is not None:
-            parts.setdefault(id.job, []).append(id.offset)
+            components.setdefault(id.job, []).append(id.offset)
     for job, names in tasks.items():
         yield f"(runs.array_job = {values.one(job)} AND runs.array_task IN {values.all(names)})"
-    for job, offsets in parts.items():
+    for job, offsets in components.items():
         yield f"(runs.het_job = {values.one(job)} AND runs.het_offset IN {values.all(offsets)})"
 
 
@@ -308,12 +308,12 @@ def overlapping(start: float | None, end: float | None, values: Values, *, narro
     low = "runs.ended IS NOT NULL" if start is None else f"runs.ended >= {values.one(start)}"
     if not narrow:
         return f"{begins} AND (runs.ended IS NULL OR {low})"
-    whose = f"{owner} AND " if owner else ""
-    ranges = [f"{whose}runs.span_class = {OPEN}"]
+    prefix = f"{owner} AND " if owner else ""
+    ranges = [f"{prefix}runs.span_class = {OPEN}"]
     for c in range(1, LAST_SPAN_CLASS + 1):
         bounded = end is not None and c < LAST_SPAN_CLASS
         high = f" AND runs.ended <= {values.one((end or 0.0) + 4.0**c)}" if bounded else ""
-        ranges.append(f"({whose}runs.span_class = {c} AND {low}{high})")
+        ranges.append(f"({prefix}runs.span_class = {c} AND {low}{high})")
     return f"{begins} AND ({' OR '.join(ranges)})"
 
 
@@ -343,21 +343,21 @@ def _in_states(wanted: RunFilter, narrow: bool, owner: str, values: Values) -> I
 def _retyped(column: str, *, last: bool) -> str:
     """Return a field of the first or last re-type of a run; null if none.
 
-    A change of an array's tasks is stored under the array (whose id the last task has, too), so for a task it is one
-    that led to its profile.
+    A re-type of an array's tasks is stored under the id of the array, which its last task has, too; so for a task only
+    those to its own profile count.
     """
-    mine = (
+    of_run = (
         "(runs.array_job IS NULL AND actions.job_id = runs.job_id OR "
         "actions.job_id IN (runs.job_id, runs.array_job) AND actions.after = runs.profile)"
     )
-    done = "actions.kind = 'retype' AND actions.restart = runs.restart AND NOT actions.dry_run"
+    applied = "actions.kind = 'retype' AND actions.restart = runs.restart AND NOT actions.dry_run"
     # Slurm may have restarted its job ids; times are from several clocks
-    then = (
+    in_time = (
         f"(runs.submitted IS NULL OR actions.ts >= runs.submitted - {_CLOCKS_S}) AND "
         f"(runs.started IS NULL OR actions.ts <= runs.started + {_CLOCKS_S})"
     )
     order = f"actions.id{' DESC' if last else ''}"
-    where = f"{mine} AND {done} AND actions.outcome IS NULL AND {then}"
+    where = f"{of_run} AND {applied} AND actions.outcome IS NULL AND {in_time}"
     return f"(SELECT actions.{column} FROM actions WHERE {where} ORDER BY {order} LIMIT 1)"  # noqa: S608
 
 

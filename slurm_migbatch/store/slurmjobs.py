@@ -27,9 +27,9 @@ _EXIT = re.compile(r"(\d{1,5}):(\d{1,5})\Z")
 
 def upsert_jobs(session: Session, rows: Sequence[Mapping[str, Any]], live: Collection[int] | None, now: float) -> None:
     """See `Store.upsert_jobs`."""
-    for some in portions(rows):
+    for portion in portions(rows):
         with session.no_autoflush:
-            _upsert(session, some, now)
+            _upsert(session, portion, now)
         session.flush()
     if live is not None:
         _left(session, live, now)
@@ -44,7 +44,7 @@ def _upsert(session: Session, rows: Sequence[Mapping[str, Any]], now: float) -> 
     for run in session.scalars(select(Run).where(Run.job_id.in_(ids), wanted)):
         runs[run.job_id].append(run)
     markers = [marker for row in rows if (marker := _marker(row)) is not None]
-    # kept until the rows are done: the session finds them by id without querying the database again
+    # referenced until all rows are done, so that the session finds them by id without querying the database again
     decisions = session.scalars(select(Decision).where(Decision.id.in_(markers))).all()
     for row in rows:
         job_id = clean.whole(row.get("job_id"), 1)
@@ -56,14 +56,14 @@ def _upsert(session: Session, rows: Sequence[Mapping[str, Any]], now: float) -> 
             session.add(job)
         before = job.facts if isinstance(job.facts, dict) else {}
         state = _state(row)
-        if state == "COMPLETING":  # of its nodes Slurm lists only those that it still waits for
+        if state == "COMPLETING":  # Slurm lists only the nodes that it still waits for
             row = {**row, "nodes": before.get("nodes") or ()}
         facts = clean.document({**before, **row})
         if job.live and facts == before:
             continue
-        news = not job.live or any(facts.get(name) != before.get(name) for name in _USED)
+        changed = not job.live or any(facts.get(name) != before.get(name) for name in _USED)
         job.live, job.state, job.seen, job.facts = state not in FINAL_STATES, state, now, facts
-        if news:
+        if changed:
             _take_in(session, job_id, state, row, now, runs[job_id])
     del decisions
 
@@ -79,14 +79,14 @@ def _state(row: Mapping[str, Any]) -> str:
 
 def _marker(row: Mapping[str, Any]) -> str | None:
     """Return the id of the decision in a row's comment."""
-    found = _DECISION.search(clean.text(row.get("comment"), 65536) or "")
-    return found[1].removeprefix(CHANGED) if found else None
+    match = _DECISION.search(clean.text(row.get("comment"), 65536) or "")
+    return match[1].removeprefix(CHANGED) if match else None
 
 
 def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], now: float, known: list[Run]) -> None:
     restart = _restart(row)
     submitted = clean.moment(row.get("submit"))
-    # a job that was submitted after the end of its namesake is another one
+    # a job that was submitted after the end of the recorded one with this id is another job
     run = run_of(session, job_id, restart, submitted or now, starts=submitted is not None, known=known)
     run.submitted = submitted or run.submitted
     for field in _TEXTS:
@@ -108,7 +108,7 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     if reason and reason != "None" and state == "PENDING":
         run.reason = reason
     started = clean.moment(row.get("start"))
-    # for a pending job it is a forecast, and for one cancelled before its start the time of that
+    # for a pending job `start` is a forecast, and for one cancelled before its start the time of the cancellation
     if started is not None and state != "PENDING" and (run.started is not None or started != row.get("end")):
         run.started = started
     if state in FINAL_STATES:
@@ -132,10 +132,10 @@ def _left(session: Session, live: Collection[int], now: float) -> None:
     """End jobs that Slurm no longer lists."""
     present = live if isinstance(live, (set, frozenset, dict)) else set(live)
     unlisted = [id for id in session.scalars(select(Job.job_id).where(Job.live)) if id not in present]
-    for some in portions(unlisted):
-        for job in session.scalars(select(Job).where(Job.job_id.in_(some))):
+    for portion in portions(unlisted):
+        for job in session.scalars(select(Job).where(Job.job_id.in_(portion))):
             job.live = False
-        for run in session.scalars(select(Run).where(Run.job_id.in_(some), Run.latest, Run.ended.is_(None))).all():
+        for run in session.scalars(select(Run).where(Run.job_id.in_(portion), Run.latest, Run.ended.is_(None))).all():
             if run.started is None:
                 run.state, run.state_from, run.ended = "CANCELLED", "poll", now
             elif session.scalar(select(Lease.id).where(Lease.run_id == run.id, Lease.until.is_(None)).limit(1)) is None:

@@ -15,8 +15,8 @@ _MOST = 20
 def damages(connection: Connection) -> Iterator[str]:
     """Yield the errors that the database finds in its files; for PostgreSQL, the tables that cannot be read."""
     if connection.dialect.name == "sqlite":
-        found = connection.scalars(text(f"PRAGMA integrity_check({_MOST})")).all()
-        yield from (line for line in found if line != "ok")
+        results = connection.scalars(text(f"PRAGMA integrity_check({_MOST})")).all()
+        yield from (line for line in results if line != "ok")
         return
     names = sorted(inspect(connection).get_table_names())
     if connection.dialect.name == "postgresql":
@@ -49,9 +49,9 @@ def differences(connection: Connection) -> Iterator[str]:
 
 def strays(connection: Connection) -> Iterator[str]:
     """Yield dangling references."""
-    lost = connection.scalar(select(func.count()).select_from(Lease).where(~exists().where(Run.id == Lease.run_id)))
-    if lost:
-        yield f"{lost} leases have no run"
+    count = connection.scalar(select(func.count()).select_from(Lease).where(~exists().where(Run.id == Lease.run_id)))
+    if count:
+        yield f"{count} leases have no run"
 
 
 def oldest_end(connection: Connection) -> float | None:

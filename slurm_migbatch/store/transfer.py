@@ -35,9 +35,9 @@ def tables_of(connection: Connection) -> list[Table]:
 
     JSON is handled as text, so that it is copied exactly, and an absent document remains distinct from `null`.
     """
-    found = MetaData()
-    found.reflect(connection)
-    return [table for table in found.sorted_tables if table.name != RECORD.name]
+    metadata = MetaData()
+    metadata.reflect(connection)
+    return [table for table in metadata.sorted_tables if table.name != RECORD.name]
 
 
 def copy_rows(source: Connection, target: Connection) -> None:
@@ -48,25 +48,25 @@ def copy_rows(source: Connection, target: Connection) -> None:
 
 
 def _copy(table: Table, source: Connection, target: Connection) -> None:
-    plain = Table(table.name, MetaData(), *(Column(c.name, _type(c)) for c in table.columns))
-    names = [column.name for column in plain.columns]
+    generic = Table(table.name, MetaData(), *(Column(c.name, _type(c)) for c in table.columns))
+    names = [column.name for column in generic.columns]
     rows = source.execute(
-        select(*(_read(column, source) for column in plain.columns)), execution_options={"yield_per": _AT_ONCE}
+        select(*(_read(column, source) for column in generic.columns)), execution_options={"yield_per": _AT_ONCE}
     )
-    statement = insert(plain).values({column.name: _write(column, target) for column in plain.columns})
+    statement = insert(generic).values({column.name: _write(column, target) for column in generic.columns})
     while chunk := list(islice(rows, _AT_ONCE)):
         target.execute(statement, [dict(zip(names, row, strict=True)) for row in chunk])
 
 
 def _type(column: Column[Any]) -> TypeEngine[Any]:
-    # MariaDB's own would return decimals, with ten decimal places
+    # MariaDB's own type would return decimals, with ten decimal places
     return Double() if isinstance(column.type, Numeric) else column.type.as_generic()
 
 
 def _read(column: Column[Any], source: Connection) -> ColumnElement[Any]:
     if not isinstance(column.type, JSON):
         return column
-    # its driver parses JSON by itself
+    # PostgreSQL's driver parses a JSON column by itself
     return cast(column, Text) if source.dialect.name == "postgresql" else type_coerce(column, Text)
 
 
@@ -78,7 +78,7 @@ def _write(column: Column[Any], target: Connection) -> ColumnElement[Any]:
 
 
 def _go_on_counting(table: Table, target: Connection) -> None:
-    """Let PostgreSQL number new rows after the copied ones; the others do so by themselves."""
+    """Make PostgreSQL number new rows after the copied ones; other databases do so by themselves."""
     if target.dialect.name != "postgresql" or "id" not in table.columns:
         return
     highest = target.scalar(select(func.max(table.columns["id"])))

@@ -38,7 +38,7 @@ class HeldSlices(NamedTuple):
         profile, size: of each slice; `size` in memory slices.
         run: 0 for runs of one slice that are inside the window, which are counted together; else the run's id.
             The latter may be in several groups and windows.
-        runs: how many they are.
+        runs: number of these runs.
         seconds: of all slices together.
         sampled_s: of these, seconds of runs whose SMs were sampled; `idle_s`: the part of them in which SMs were idle.
     """
@@ -95,10 +95,17 @@ def held_slices(
     sampled = case((spans.c.sm.is_not(None), spans.c.seconds), else_=0.0)
     idle = case((spans.c.sm.is_not(None), spans.c.seconds * (1.0 - spans.c.sm)), else_=0.0)
     sums = (func.sum(spans.c.seconds), func.sum(sampled), func.sum(idle))
-    count = len(names)
+    group_count = len(names)
     for row in connection.execute(select(*keys, func.count(), *sums).group_by(*keys)):
-        profile, size, run, runs, seconds, sampled_s, idle_s = row[count:]
-        found = 1 if run else runs
+        profile, size, run, runs, seconds, sampled_s, idle_s = row[group_count:]
+        run_count = 1 if run else runs
         yield HeldSlices(
-            tuple(map(str, row[:count])), profile, size, run, found, float(seconds), float(sampled_s), float(idle_s)
+            tuple(map(str, row[:group_count])),
+            profile,
+            size,
+            run,
+            run_count,
+            float(seconds),
+            float(sampled_s),
+            float(idle_s),
         )

@@ -51,7 +51,7 @@ def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
 
 
 def runs_alike(connection: Connection, keys: Collection[str], before: float, each: int) -> Iterator[RecurringRun]:
-    """Yield the newest runs of recurring jobs that had ended by a time, the newest of each job last."""
+    """Yield the newest runs of recurring jobs that had ended by a time, at most `each` per job, its newest last."""
     for key in sorted(keys):
         newest = (
             select(*recurring.COLUMNS)
@@ -70,10 +70,10 @@ def waits(
     "1g.10gb", "1g.10gb:2") waited, that were submitted between two times.
     """
     start, end = window
-    anybodys = replace(wanted, start=start, end=None, states=(), jobs=(), users=(), uids=(), accounts=())
+    of_all_users = replace(wanted, start=start, end=None, states=(), jobs=(), users=(), uids=(), accounts=())
     statement = (
         select(Run.started - Run.submitted)
-        .where(*conditions_of(anybodys))
+        .where(*conditions_of(of_all_users))
         .where(Run.submitted >= start, Run.submitted <= end, Run.started.is_not(None))
         .where(Run.partition == partition, Run.profile == profile)
         .order_by(Run.id.desc())

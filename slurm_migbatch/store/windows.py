@@ -28,23 +28,23 @@ def held_slices(record: RunReader, wanted: RunFilter) -> Rows:
     are as in `migbatch usage`.
     """
     values, facts = Values(), "runs.measured_facts"
-    known = [
+    clauses = [
         *conditions(wanted, values),
         "runs.started IS NOT NULL",
         "leases.outcome IS NULL OR leases.outcome <> 'moved'",
     ]
     if wanted.end is not None:
-        known.append(f"runs.started < {values.one(wanted.end)}")
+        clauses.append(f"runs.started < {values.one(wanted.end)}")
     if wanted.start is not None:
-        known.append(f"runs.ended IS NULL OR runs.ended > {values.one(wanted.start)}")
+        clauses.append(f"runs.ended IS NULL OR runs.ended > {values.one(wanted.start)}")
     if wanted.nodes:
-        known.append(f"leases.node IN {values.all(wanted.nodes)}")
+        clauses.append(f"leases.node IN {values.all(wanted.nodes)}")
     columns = (
         "leases.node, leases.gpu, leases.gpu_index, leases.profile, leases.slot_start, leases.slot_size, runs.started, "
         f"runs.ended, runs.account, CASE WHEN {record.text_in(facts, 'shared')} IS NULL "
         f"THEN {record.number_in(facts, 'sm')} END"
     )
-    return _select(record, columns, "leases JOIN runs ON leases.run_id = runs.id", known, values)
+    return _select(record, columns, "leases JOIN runs ON leases.run_id = runs.id", clauses, values)
 
 
 def waits(record: RunReader, wanted: RunFilter, bounds: Sequence[float]) -> list[tuple[str, int, int]]:
@@ -59,11 +59,11 @@ def waits(record: RunReader, wanted: RunFilter, bounds: Sequence[float]) -> list
     values = Values()
     wait = "runs.started - runs.submitted"
     classes = "".join(f" WHEN {wait} < {values.one(bound)} THEN {number}" for number, bound in enumerate(bounds))
-    known = [*conditions(wanted, values), *_within("runs.started", wanted, values)]
-    known += ["runs.submitted IS NOT NULL", "runs.profile IS NOT NULL"]
+    clauses = [*conditions(wanted, values), *_within("runs.started", wanted, values)]
+    clauses += ["runs.submitted IS NOT NULL", "runs.profile IS NOT NULL"]
     columns = f"runs.profile, CASE{classes} ELSE {len(bounds)} END, count(*)"
-    found = _select(record, columns, "runs", known, values, " GROUP BY 1, 2")
-    return [(str(profile), int(number), int(count)) for profile, number, count in found]
+    rows = _select(record, columns, "runs", clauses, values, " GROUP BY 1, 2")
+    return [(str(profile), int(number), int(count)) for profile, number, count in rows]
 
 
 def predictions(record: RunReader, wanted: RunFilter) -> Rows:
@@ -71,8 +71,8 @@ def predictions(record: RunReader, wanted: RunFilter) -> Rows:
     values = Values()
     pairs = [(f"runs.predicted_{name}", f"runs.measured_{name}") for name in PREDICTED]
     either = " OR ".join(f"{predicted} > 0 AND {measured} > 0" for predicted, measured in pairs)
-    known = [*conditions(wanted, values), *_within("runs.ended", wanted, values), either]
-    return _select(record, ", ".join(column for pair in pairs for column in pair), "runs", known, values)
+    clauses = [*conditions(wanted, values), *_within("runs.ended", wanted, values), either]
+    return _select(record, ", ".join(column for pair in pairs for column in pair), "runs", clauses, values)
 
 
 def loans(record: RunReader, wanted: RunFilter) -> Rows:
@@ -82,34 +82,34 @@ def loans(record: RunReader, wanted: RunFilter) -> Rows:
     Only the window, users, accounts, partitions, nodes and `only` of the filter are used.
     """
     values = Values()
-    known = ["loans.started IS NOT NULL"]
+    clauses = ["loans.started IS NOT NULL"]
     if wanted.end is not None:
-        known.append(f"loans.started <= {values.one(wanted.end)}")
+        clauses.append(f"loans.started <= {values.one(wanted.end)}")
     if wanted.start is not None:
-        known.append(f"loans.ended IS NULL OR loans.ended >= {values.one(wanted.start)}")
+        clauses.append(f"loans.ended IS NULL OR loans.ended >= {values.one(wanted.start)}")
     if wanted.only is not None:
         uid, accounts = wanted.only
-        known.append(f"loans.uid = {values.one(uid)} OR loans.account IN {values.all(accounts)}")
+        clauses.append(f"loans.uid = {values.one(uid)} OR loans.account IN {values.all(accounts)}")
     if wanted.users or wanted.uids:
-        known.append(f"loans.user IN {values.all(wanted.users)} OR loans.uid IN {values.all(wanted.uids)}")
+        clauses.append(f"loans.user IN {values.all(wanted.users)} OR loans.uid IN {values.all(wanted.uids)}")
     for column, names in (("account", wanted.accounts), ("partition", wanted.partitions), ("node", wanted.nodes)):
         if names:
-            known.append(f"loans.{column} IN {values.all(names)}")
+            clauses.append(f"loans.{column} IN {values.all(names)}")
     columns = (
         "loans.profile, loans.started, loans.signalled, loans.requeued, loans.ended, loans.cause, loans.gpu, "
         "(SELECT max(leases.slot_size) FROM leases JOIN runs ON leases.run_id = runs.id WHERE leases.gpu = loans.gpu "
         "AND runs.job_id = loans.job_id AND runs.restart = loans.restart)"
     )
-    return _select(record, columns, "loans", known, values)
+    return _select(record, columns, "loans", clauses, values)
 
 
 def gpus(record: RunReader, wanted: RunFilter) -> Rows:
     """Return (node, uuid, index) of the GPUs in MIG mode that nodes have now."""
     values = Values()
-    known = ["gpus.present", "gpus.mig"]
+    clauses = ["gpus.present", "gpus.mig"]
     if wanted.nodes:
-        known.append(f"gpus.node IN {values.all(wanted.nodes)}")
-    return _select(record, "gpus.node, gpus.uuid, gpus.gpu_index", "gpus", known, values)
+        clauses.append(f"gpus.node IN {values.all(wanted.nodes)}")
+    return _select(record, "gpus.node, gpus.uuid, gpus.gpu_index", "gpus", clauses, values)
 
 
 def _select(record: RunReader, columns: str, tables: str, known: Iterable[str], values: Values, end: str = "") -> Rows:

@@ -24,15 +24,15 @@ class PastRuns(NamedTuple):
 
 def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, list[TaskRun]]:
     """Return the runs of these arrays' tasks in the order of their ends, running ones last."""
-    found: dict[int, list[TaskRun]] = {array: [] for array in arrays}
+    by_array: dict[int, list[TaskRun]] = {array: [] for array in arrays}
     statement = select(Run.array_job, Run.started, Run.ended, Run.state).where(
         Run.array_job.in_(arrays), Run.started.is_not(None)
     )
     for array, started, ended, state in connection.execute(statement):
-        found[int(array or 0)].append(TaskRun(float(started or 0.0), ended, state))
-    for runs in found.values():
+        by_array[int(array or 0)].append(TaskRun(float(started or 0.0), ended, state))
+    for runs in by_array.values():
         runs.sort(key=lambda run: (run.ended is None, run.ended or run.started))
-    return found
+    return by_array
 
 
 def past_work(connection: Connection, since: float) -> list[PastRuns]:

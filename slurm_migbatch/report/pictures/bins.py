@@ -80,13 +80,13 @@ class TimeBins:
             group: group number of each interval, below `groups`.
         """
         since, until = np.clip(since, self.start, self.end), np.clip(until, self.start, self.end)
-        counts = until > since
-        since, until, weight, group = since[counts], until[counts], weight[counts], group[counts]
+        nonempty = until > since
+        since, until, weight, group = since[nonempty], until[nonempty], weight[nonempty], group[nonempty]
         first, last = self.of(since), self.of(until)
         bins = self.count
         at_first, at_last = group * bins + first, group * bins + last
         size = groups * bins
-        # from begin to the end of the window, minus from its end on
+        # each interval: from its begin to the end of the window, minus from its own end to the end of the window
         edges = self.edges
         part = np.bincount(at_first, weight * (edges[first + 1] - since), size)
         part -= np.bincount(at_last, weight * (edges[last + 1] - until), size)

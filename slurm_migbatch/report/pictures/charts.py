@@ -88,7 +88,7 @@ def use_by_account(uses: Sequence[Use], limit: int) -> Chart:
     if rest := uses[limit:]:
         sums = (sum(getattr(use, part) for use in rest) for part in ("busy", "idle", "unknown"))
         shown.append(Use(f"{plural(len(rest), 'other account')}", *sums))
-    everything = Use("", *(sum(getattr(use, part) for use in uses) for part in ("busy", "idle", "unknown")))
+    total = Use("", *(sum(getattr(use, part) for use in uses) for part in ("busy", "idle", "unknown")))
     rows = range(len(shown))
     data = [
         {
@@ -116,7 +116,7 @@ def use_by_account(uses: Sequence[Use], limit: int) -> Chart:
         "the node samples it."
     )
     answer = (
-        f"{plural(len(uses), 'account')}: {_use_text(everything)}"
+        f"{plural(len(uses), 'account')}: {_use_text(total)}"
         if len(uses) != 1
         else f"{uses[0].name}: {_use_text(uses[0])}"
     )
@@ -190,12 +190,12 @@ def profiles_over_time(gpus: Reals, profiles: Sequence[str], bins: TimeBins, kno
             for profile, mean, row in zip(profiles, means, gpus, strict=True)
         ],
     )
-    of = f" of {known} present now (dashed)" if known else ""
+    of_known = f" of {known} present now (dashed)" if known else ""
     return Chart(
         "profiles", "Utilisation by profile over time",
         "GPUs used by slices of each profile, stacked, weighted by their share of a GPU; means "
         f"of {_width(bins)}.",
-        f"On average slices used {amount(float(means.sum()))} GPUs{of}.", data, layout, 340, table,
+        f"On average slices used {amount(float(means.sum()))} GPUs{of_known}.", data, layout, 340, table,
         [LegendEntry(profile, _colour(number), _hatch(number)) for number, profile in enumerate(profiles)],
     )  # fmt: skip
 
@@ -347,7 +347,7 @@ def loans(summary: Loans, bins: TimeBins) -> Chart:
         "yaxis": {**whole, "domain": [0.55, 1], "title": {"text": "begun"}},
         "yaxis2": {**whole, "domain": [0, 0.45], "title": {"text": "ended"}},
     }  # fmt: skip
-    called = sum(int(summary.ended[cause].sum()) for cause in ("reclaim", "forecast") if cause in summary.ended)
+    reclaimed = sum(int(summary.ended[cause].sum()) for cause in ("reclaim", "forecast") if cause in summary.ended)
     table = Table(
         ("Loans", "count"),
         [
@@ -364,7 +364,7 @@ def loans(summary: Loans, bins: TimeBins) -> Chart:
     return Chart(
         "loans", "Loans of idle slices to training, and their ends", f"Counts per bar of {_width(bins)}.",
         f"{plural(int(summary.started.sum()), 'loan')} started, {amount(summary.hours, 'GPU hours')} on loan; "
-        f"{called:,} reclaimed{quick}.", data, layout, 320, table,
+        f"{reclaimed:,} reclaimed{quick}.", data, layout, 320, table,
         [LegendEntry(name, colour, hatch) for name, _, _, colour, hatch in series],
     )  # fmt: skip
 

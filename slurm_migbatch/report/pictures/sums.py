@@ -106,11 +106,13 @@ class Held:
     @cached_property
     def weight(self) -> Reals:
         """GPU equivalents of each slice."""
-        places = (max(len(self.gpus), 1), max(len(self.profiles), 1), _MOST_SLICES)
-        kinds, kind = np.unique(np.ravel_multi_index((self.gpu, self.profile, self.size), places), return_inverse=True)
-        combinations = zip(*(column.tolist() for column in np.unravel_index(kinds, places)), strict=True)
+        shape = (max(len(self.gpus), 1), max(len(self.profiles), 1), _MOST_SLICES)
+        distinct, inverse = np.unique(
+            np.ravel_multi_index((self.gpu, self.profile, self.size), shape), return_inverse=True
+        )
+        combinations = zip(*(column.tolist() for column in np.unravel_index(distinct, shape)), strict=True)
         shares = [gpu_equivalent(self.profiles[profile], size, self.wholes[gpu]) for gpu, profile, size in combinations]
-        weights: Reals = np.array(shares, np.float64)[kind]
+        weights: Reals = np.array(shares, np.float64)[inverse]
         return weights
 
     @cached_property
@@ -123,12 +125,12 @@ class Held:
 
 def _coded(values: Iterable[Any], order: Any) -> tuple[Codes, list[Any]]:
     """Return the index of each value in the sorted list of distinct values."""
-    found: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
-    as_found = np.fromiter(map(found.__getitem__, values), np.int64)
-    known = sorted(found, key=order)
-    number_of = np.empty(len(known), np.int64)
-    number_of[[found[value] for value in known]] = np.arange(len(known))
-    return number_of[as_found], known
+    code_of: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
+    codes = np.fromiter(map(code_of.__getitem__, values), np.int64)
+    distinct = sorted(code_of, key=order)
+    number_of = np.empty(len(distinct), np.int64)
+    number_of[[code_of[value] for value in distinct]] = np.arange(len(distinct))
+    return number_of[codes], distinct
 
 
 def _gpu_order(gpu: tuple[str, int | None, str]) -> tuple[str, int, str]:
@@ -192,25 +194,25 @@ def layout_over_time(
     """Return the layouts of the first `max_gpus` GPUs by node and index. `known`: (node, index, UUID) of further GPUs,
     which may have held nothing.
     """
-    every = {gpu[2]: gpu for gpu in (*held.gpus, *known)}
-    ordered = sorted(every.values(), key=_gpu_order)
+    by_uuid = {gpu[2]: gpu for gpu in (*held.gpus, *known)}
+    ordered = sorted(by_uuid.values(), key=_gpu_order)
     shown = {gpu[2]: row for row, gpu in enumerate(ordered[:max_gpus])}
     rows = np.array([shown.get(gpu[2], -1) for gpu in held.gpus], np.int64)
     slices = int((held.start + held.size).max()) if len(held.size) else 8
     row = rows[held.gpu] if len(held.gpu) else held.gpu
     shown_rows = np.flatnonzero(row >= 0)
     # one entry for each memory slice of each lease
-    which = np.repeat(shown_rows, held.size[shown_rows])
-    within = np.arange(len(which)) - np.repeat(
+    lease = np.repeat(shown_rows, held.size[shown_rows])
+    within = np.arange(len(lease)) - np.repeat(
         np.cumsum(held.size[shown_rows]) - held.size[shown_rows], held.size[shown_rows]
     )
-    cell = row[which] * slices + held.start[which] + within
+    cell = row[lease] * slices + held.start[lease] + within
     cells, profiles = len(shown) * slices, max(len(held.profiles), 1)
     sums = bins.held(
-        held.since[which],
-        held.until[which],
-        np.ones(len(which)),
-        cell * profiles + held.profile[which],
+        held.since[lease],
+        held.until[lease],
+        np.ones(len(lease)),
+        cell * profiles + held.profile[lease],
         cells * profiles,
     ).reshape(cells, profiles, bins.count)
     lengths = np.where(bins.lengths > 0, bins.lengths, np.inf)
@@ -229,7 +231,7 @@ class Waits:
 
     @property
     def total(self) -> int:
-        """How many runs."""
+        """The number of runs."""
         return sum(self.runs)
 
 
@@ -240,9 +242,9 @@ def waits_by_profile(rows: Iterable[tuple[str, int, int]], max_profiles: int) ->
     counts: dict[str, list[int]] = {}
     for profile, number, runs in rows:
         counts.setdefault(profile, [0] * len(WAITS))[number] += runs
-    often = sorted(counts, key=lambda profile: -sum(counts[profile]))
-    waits = [Waits(profile, tuple(counts[profile])) for profile in sorted(often[:max_profiles], key=profile_order)]
-    if rest := often[max_profiles:]:
+    by_runs = sorted(counts, key=lambda profile: -sum(counts[profile]))
+    waits = [Waits(profile, tuple(counts[profile])) for profile in sorted(by_runs[:max_profiles], key=profile_order)]
+    if rest := by_runs[max_profiles:]:
         waits.append(Waits("others", tuple(map(sum, zip(*(counts[profile] for profile in rest), strict=True)))))
     return waits
 
@@ -252,7 +254,7 @@ class Agreement:
     """One figure of runs, predicted against measured.
 
     Attributes:
-        runs: how many have both.
+        runs: number of runs that have both values.
         counts: runs by bin of the measured and the predicted value, shape (bins, bins); `edges` of both, in log10.
         within: share of runs whose prediction is off by at most 10, 25 and 50 % of the measured value.
         middle: median of predicted over measured.
@@ -268,18 +270,18 @@ class Agreement:
 def agreement(predicted: Reals, measured: Reals) -> Agreement | None:
     """Compare predicted with measured values; pairs with an unknown (nan) or non-positive value are ignored."""
     with np.errstate(invalid="ignore"):
-        both = (predicted > 0) & (measured > 0)
-    predicted, measured = predicted[both], measured[both]
+        usable = (predicted > 0) & (measured > 0)
+    predicted, measured = predicted[usable], measured[usable]
     if not len(measured):
         return None
     ratio = predicted / measured
-    off = np.abs(ratio - 1)
+    deviation = np.abs(ratio - 1)
     logs = np.log10(np.stack([measured, predicted]))
     low, high = float(logs.min()), float(logs.max())
     margin = max(0.05, (high - low) * 0.02)
     edges = np.linspace(low - margin, high + margin, 41)  # 40 bins
     counts = np.histogram2d(logs[0], logs[1], bins=(edges, edges))[0].astype(np.int64)
-    within = tuple(float((off <= bound).mean()) for bound in (0.1, 0.25, 0.5))
+    within = tuple(float((deviation <= bound).mean()) for bound in (0.1, 0.25, 0.5))
     return Agreement(len(measured), counts, edges, (within[0], within[1], within[2]), float(np.median(ratio)))
 
 
