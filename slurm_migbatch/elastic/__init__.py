@@ -1,4 +1,4 @@
-"""Training that may be interrupted at any step and resumed on a slice of another size, with the same result.
+"""Run trainings that may be interrupted at any step and resumed on a slice of another size, with the same result.
 
     from slurm_migbatch import elastic
 
@@ -18,33 +18,33 @@
             optimizer.step()
             optimizer.zero_grad()
 
-What holds, for every effective batch, every slice and any interruptions:
+Guarantees for every effective batch, every slice and any interruptions:
 
 1. Batch. The micro-batches of a step hold the items of that step and no others, each once, none of them empty or
-   larger than fits. A step has `effective_batch` items, or the rest of its epoch.
-2. Gradient. The weights of a step's micro-batches are their shares of its items, a short last one's too. So the sum of
-   weight times the gradient of a micro-batch's mean loss is the gradient of the mean loss over the whole batch. (A loss
-   that is a mean over something else, tokens say, is weighted with shares of that by who computes it.)
-3. Steps. They are numbered 0, 1, 2 ... over the training's whole life, each is done once in the state that goes on,
+   larger than what fits. A step has `effective_batch` items, or the rest of its epoch.
+2. Gradient. The weights of a step's micro-batches are their shares of its items, also for a smaller last one. So the
+   sum of weight times the gradient of a micro-batch's mean loss is the gradient of the mean loss over the whole batch.
+   (If the loss is a mean over something else, for example tokens, the program must weight it with the shares of that.)
+3. Steps. They are numbered 0, 1, 2 ... over the training's whole life, each is done once in the state that is kept,
    and there are as many as in an uninterrupted run.
 4. Order. Step k trains on the same items in the same order in every run: it is a function of seed, items and k.
-5. Rate. `step.number` and `step.seed` are the same, so learning rates and what is drawn at random can be functions of
-   them.
+5. Rate. `step.number` and `step.seed` are the same in every run, so learning rates and random numbers can be functions
+   of them.
 
-Only the order in which floating-point numbers are added up is another where the micro-batch is another, and with it
-the last digits; `micro=` fixes it on every slice. What mixes the items of a micro-batch, like batch normalisation,
-depends on its size in any case: use group or layer normalisation, or `micro=`.
+Only the order of floating-point additions, and with it the last digits, depends on the size of the micro-batches;
+`micro=` fixes it on every slice. Layers that mix the items of a micro-batch, such as batch normalisation, depend on
+its size in any case: use group or layer normalisation, or `micro=`.
 
-Signals. USR1 or USR2: at the next boundary of a step a checkpoint is written, reported as `checkpoint=` in the file
-that MIGBATCH_PROGRESS names, and the run stands still until TERM comes; if it does not, it goes on after `Care.idle_s`.
-TERM: a checkpoint if there is time, then SystemExit. Every program of a job gets these signals (`scancel --full`), so a
-batch script begins with `trap '' USR1 USR2` and ends with `exec python train.py`.
+Signals. USR1 or USR2: at the next step boundary a checkpoint is written, reported as `checkpoint=` in the file
+that MIGBATCH_PROGRESS names, and the run pauses until TERM arrives; if it does not, it continues after `Care.idle_s`.
+TERM: a checkpoint is written if there is time, then SystemExit is raised. Every program of a job gets these signals
+(`scancel --full`), so a batch script begins with `trap '' USR1 USR2` and ends with `exec python train.py`.
 
-Checkpoints are atomic (`checkpoints.py`): whatever happens, a whole one is found, and no work is lost but that since
-the last one. A directory has one run at a time (`lock.py`). One process trains; several that share one model are not
-known here.
+Checkpoints are atomic (`checkpoints.py`): whatever happens, a complete one is found, and only the work since the last
+one is lost. A directory has one run at a time (`lock.py`). One process trains; several processes that share one model
+are not supported.
 
-The package needs the standard library only. torch is used where the state that is handed over holds tensors.
+The package needs only the standard library. torch is used if the state to save holds tensors.
 """
 
 from slurm_migbatch.elastic.errors import ElasticError, Leave, Superseded

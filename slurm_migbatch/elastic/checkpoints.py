@@ -11,7 +11,7 @@ is synced, then renamed, then the directory is synced. Only then older ones are 
 power failure included, the newest complete file holds a complete state, and it is at worst the last but one.
 
 A file is read only if it is a regular file of the user that others may not write, because reading a state can
-run code. Incomplete, foreign or unreadable files are skipped, with a sentence why, and the next older one is tried.
+run code. Incomplete, foreign or unreadable files are skipped and the reason recorded; the next older one is tried.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Checkpoints:
     # -- writing -------------------------------------------------------------------------------------------------
 
     def write(self, steps: int, facts: Mapping[str, Any], state: Any) -> float:
-        """Write a checkpoint; return the seconds that it took. A full disk costs older checkpoints before this one.
+        """Write a checkpoint; return the seconds that it took. On a full disk, delete older ones and retry.
 
         Raises:
             OSError: it could not be written; the existing ones remain, except those older than the newest.
@@ -102,7 +102,7 @@ class Checkpoints:
             if error.errno not in _NO_ROOM or not self._thin(1):
                 raise
             self._write(steps, facts, state)
-        with suppress(OSError):  # the new one is safe; leftovers are deleted next time
+        with suppress(OSError):  # the new one is saved; leftovers are deleted next time
             self._thin(self.keep)
         return time.monotonic() - begun
 
@@ -216,7 +216,7 @@ class Checkpoints:
 
 
 def _all(disk: Disk, handle: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of it; one call may write less (a signal, a disk that is nearly full)."""
+    """Write all of `data`; one call may write less (a signal, a disk that is nearly full)."""
     view = memoryview(data)
     while view:
         count = disk.write(handle, view, offset)
@@ -259,13 +259,13 @@ class _Section(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Read as files do."""
+        """Set the position, as files do."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = max(0, base + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Read as files do."""
+        """Read into `buffer`, as files do."""
         view = memoryview(buffer).cast("B")[: max(0, self._size - self._at)]
         self._file.seek(self._begin + self._at)
         count = self._file.readinto(view)

@@ -12,4 +12,4 @@ class Superseded(ElasticError):
 
 
 class Leave(SystemExit):
-    """The run was told to end (TERM) and has saved what it could. Not caught by `except Exception`."""
+    """The run was requested to end (TERM) and has saved what it could. Not caught by `except Exception`."""

@@ -1,7 +1,7 @@
 """Split the batch of one optimizer step into micro-batches whose gradients are accumulated.
 
 SJF-BSBF (arXiv 2407.13088) lets a job continue in less memory this way: the optimizer's batch stays the same, and so
-does convergence. The rule for the parts is ours.
+does convergence. How the batch is split is our own rule.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Micro:
         indices: the items, in their order.
         weight: share of the step's items. Gradients of the mean loss over this micro-batch, times the weight, add up to
             the gradient of the mean loss over the whole batch.
-        last: the optimizer's step follows.
+        last: whether the optimizer's step follows.
     """
 
     indices: Sequence[int]

@@ -53,9 +53,9 @@ class Sampler:
 
     def position_of(self, step: int) -> StepPosition:
         """Return the position of step number `step` (from 0)."""
-        if self.items is None or (many := self.steps_per_epoch) is None:
+        if self.items is None or (per_epoch := self.steps_per_epoch) is None:
             return StepPosition(0, step * self.batch, self.batch)
-        epoch, within = divmod(step, many)
+        epoch, within = divmod(step, per_epoch)
         position = within * self.batch
         return StepPosition(epoch, position, min(self.batch, self.items - position))
 

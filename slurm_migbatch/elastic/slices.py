@@ -1,6 +1,6 @@
 """Read this process's slice from TaskProlog's environment, and compute the largest micro-batch that fits.
 
-`MIGBATCH_BATCH` is not used: it is advice for the profile at submission, and an elastic job runs on others.
+`MIGBATCH_BATCH` is not used: it is advice for the profile at submission, but an elastic job may run on others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MIB = 1 << 20
 class Slice(NamedTuple):
     """The slice to train on. `profile` is empty and `memory_mib` None outside a job with a slice.
 
-    `profile` is in GRES spelling (`1g.10gb.me`); `memory_mib` is the memory of the slice, of several the smallest.
+    `profile` is in GRES spelling (`1g.10gb.me`); `memory_mib` is the memory of the slice, or of the smallest one.
     """
 
     profile: str = ""
@@ -42,7 +42,7 @@ class Memory:
     Attributes:
         bytes_per_item: activations and inputs of one item.
         fixed_bytes: weights, gradients, optimizer, the CUDA context (some 400 MiB).
-        headroom: share of the slice that is left free, for fragments.
+        headroom: share of the slice that is left free, for fragmentation.
     """
 
     bytes_per_item: float

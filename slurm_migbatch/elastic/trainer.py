@@ -58,7 +58,9 @@ class Care:
 
 
 class Trainer:
-    """See the package. Use it as a context, in the main thread; call `restore`, then loop over `steps`.
+    """One run of a training, as described in the package.
+
+    Use it as a context, in the main thread; call `restore`, then loop over `steps`.
 
     Attributes:
         slice: the slice of this process.
@@ -91,7 +93,7 @@ class Trainer:
             micro: always split into micro-batches of this size, if it fits. Then sums have the same order on
                 every slice, and so does everything that depends on the micro-batch, such as batch normalisation.
             seed, shuffle, drop_last: of the order of the data, see `Sampler`.
-            environ: in place of os.environ.
+            environ: used instead of os.environ.
 
         Raises:
             ElasticError: no step is possible, or it does not fit on this slice.
@@ -140,7 +142,7 @@ class Trainer:
         self._lock.give()
 
     def restore(self) -> Any:
-        """Read the state of the newest complete checkpoint; None if the training begins.
+        """Read the state of the newest complete checkpoint; None if there is none yet.
 
         Raises:
             ElasticError: no checkpoint is usable, or it belongs to a training with another batch or data.
@@ -149,25 +151,25 @@ class Trainer:
         if not self._lock.held:
             raise ElasticError("use the Trainer as a context (`with elastic.Trainer(...) as run:`), and restore in it")
         self._files.tidy()
-        found = self._files.newest()
+        newest = self._files.newest()
         for sentence in self._files.passed_over:
             log.warning("%s", sentence)
         self._restored = True
         self._saved_at = self._tried_at = time.monotonic()
-        if found is None:
+        if newest is None:
             return None
         own = self._facts()
-        other = [key for key in own if found.facts.get(key) != own[key]]
-        if other:
-            differences = ", ".join(f"{key}={found.facts.get(key)} (now {own[key]})" for key in other)
+        differing = [key for key in own if newest.facts.get(key) != own[key]]
+        if differing:
+            differences = ", ".join(f"{key}={newest.facts.get(key)} (now {own[key]})" for key in differing)
             raise ElasticError(
-                f"{found.path} was written by a training run with {differences}. Restore these values, or use another "
+                f"{newest.path} was written by a training run with {differences}. Restore these values, or use another "
                 "directory"
             )
-        self.done = self._saved = found.steps
-        log.info("%s: continuing after step %d, on %s, micro-batch %d", found.path, self.done, self.slice, self.micro)
+        self.done = self._saved = newest.steps
+        log.info("%s: continuing after step %d, on %s, micro-batch %d", newest.path, self.done, self.slice, self.micro)
         self._report(steps=self.done, restored=self.done)
-        return found.state
+        return newest.state
 
     def steps(self, total: int, save: Callable[[], Any]) -> Iterator[Step]:
         """Iterate over the remaining optimizer steps, up to `total` in the training's whole life.
@@ -224,7 +226,7 @@ class Trainer:
     def _due(self) -> bool:
         """Return whether a checkpoint is due.
 
-        The first step is saved at once, which shows that saving works and its cost.
+        The first step is saved immediately, to verify that saving works and to measure its cost.
         """
         if self._saved is None:
             return self.done > 0
@@ -250,10 +252,10 @@ class Trainer:
     def _fail(self, error: OSError) -> None:
         reason = error.strerror or str(error)
         if reason != self._failing:
-            kept = "no checkpoint is saved yet" if self._saved is None else f"step {self._saved} is still saved"
+            saved = "no checkpoint is saved yet" if self._saved is None else f"step {self._saved} is still saved"
             log.error(
                 "no checkpoint of step %d could be written to %s: %s; %s, training continues",
-                self.done, self._directory, reason, kept,
+                self.done, self._directory, reason, saved,
             )  # fmt: skip
         self._failing = reason
 

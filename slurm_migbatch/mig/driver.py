@@ -1,6 +1,6 @@
 """Define the values that a GPU driver exchanges: instances, processes on them, and typed errors.
 
-Without an import of NVML, so that its callers can name them before a GPU is looked at. Driver return codes are never
+It does not import NVML, so that callers can name them before a GPU is accessed. Driver return codes are never
 exposed: each failure is a DriverError, or the subclass that says what the caller can do about it.
 """
 
@@ -32,7 +32,7 @@ class NoRoom(DriverError):
 
 
 class AlreadyThere(NoRoom):
-    """Exactly this slot exists already; `instance` is what holds it."""
+    """Exactly this slot exists already; `instance` is the existing one."""
 
     def __init__(self, code: int, message: str, instance: Instance) -> None:
         super().__init__(code, message)

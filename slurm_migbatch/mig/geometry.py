@@ -213,7 +213,7 @@ class Geometry(Frozen):
     # -- legality ----------------------------------------------------------------------------------------------
 
     def fits(self, layout: Layout, slot: Slot) -> bool:
-        """Return whether `slot` may be added to `layout`, which is legal here."""
+        """Return whether `slot` may be added to `layout`, which must be legal on this GPU."""
         if slot not in self._slots or layout.mask & slot.placement.mask:
             return False
         return self.admits((*layout.profiles, slot.profile))
@@ -276,13 +276,13 @@ class Geometry(Frozen):
             taken = sum(getattr(info, engine) for info in infos)
             if taken > total:
                 return f"{self.name} has {total} {engine}; {_names(profiles)} take {taken}"
-        everything = next((p for p in profiles if p.suffix == "+me.all"), None)
-        if everything is not None:
+        all_engines = next((p for p in profiles if p.suffix == "+me.all"), None)
+        if all_engines is not None:
             rest = list(profiles)
-            rest.remove(everything)
+            rest.remove(all_engines)
             other = next((p for p in rest if p.suffix != "-me"), None)
             if other is not None:
-                return f"{everything} takes all media engines, so only -me profiles fit with it, not {other}"
+                return f"{all_engines} takes all media engines, so only -me profiles fit with it, not {other}"
         return ""
 
     # -- as a value --------------------------------------------------------------------------------------------

@@ -82,13 +82,13 @@ class Grant(Frozen):
     @property
     def marker(self) -> str:
         """`[mig:2g.20gb:1,1g.10gb:2#7fq3k]`."""
-        listed = ",".join(f"{kind}:{count}" for kind, count in self._kinds)
+        listed = ",".join(f"{gres_type}:{count}" for gres_type, count in self._kinds)
         return f"{MARKER_OPEN}{listed}{'#' if self.decision else ''}{self.decision}]"
 
     @property
     def gres(self) -> str:
         """The request in Slurm's form, `mig:2g.20gb:1,mig:1g.10gb:2`."""
-        return ",".join(f"mig:{kind}:{count}" for kind, count in self._kinds)
+        return ",".join(f"mig:{gres_type}:{count}" for gres_type, count in self._kinds)
 
     @property
     def _kinds(self) -> list[tuple[str, int]]:
@@ -132,11 +132,11 @@ def parse_comment(comment: bytes | str) -> Grant | None:
     is not exactly one well-formed marker at the end.
     """
     raw = comment if isinstance(comment, bytes) else comment.encode("utf-8", "surrogatepass")
-    found = raw.count(_OPEN)
-    if not found:
+    markers = raw.count(_OPEN)
+    if not markers:
         return None
     match = _MARKER.match(raw, raw.find(_OPEN))
-    if found > 1 or match is None:
+    if markers > 1 or match is None:
         raise GrantError("the job's comment has a MIG marker that the submit filter did not write")
     decision = (match[2] or b"").decode("ascii")
     if match[1] == _GUEST:

@@ -28,7 +28,7 @@ class Slot(NamedTuple):
 
     @classmethod
     def of(cls, profile: str, start: int, size: int) -> Slot:
-        """Build one from plain values, as the wire form `["2g.20gb", 4, 2]` holds them; raises LayoutError."""
+        """Build a slot from plain values, as the wire form `["2g.20gb", 4, 2]` holds them; raises LayoutError."""
         if not (type(start) is int and type(size) is int and 0 <= start < 1000 and 1 <= size < 1000):
             raise LayoutError(f"{start!r}:{size!r} is not a placement: start must be 0 or more and size 1 or more")
         return _slot(profile, start, size)
@@ -78,17 +78,17 @@ class Layout(Frozen):
         return self._part([s for s in self.slots if s != slot])
 
     def union(self, other: Layout) -> Layout:
-        """Return all slots of both."""
+        """Return the layout with the slots of both."""
         if not other.slots:
             return self
         return Layout((*self.slots, *other.slots)) if self.slots else other
 
     def minus(self, other: Layout) -> Layout:
-        """Return the slots that `other` does not hold."""
+        """Return the layout without the slots of `other`."""
         return self._part([s for s in self.slots if s not in other.slots]) if self.mask & other.mask else self
 
     def clear_of(self, mask: int) -> Layout:
-        """Return the slots that touch none of these memory slices."""
+        """Return the layout of the slots that touch none of these memory slices."""
         return self._part([s for s in self.slots if not s.placement.mask & mask]) if self.mask & mask else self
 
     def _part(self, slots: list[Slot]) -> Layout:

@@ -2,7 +2,7 @@
 
 A GPU has at most 8 (or 12) memory slices, so everything here is an exhaustive search over the bit masks of occupied
 memory slices. What can still be added to a GPU depends only on that mask and on how many slots each profile has, so
-answers are cached under that pair; repeated queries cost microseconds.
+results are cached under that pair; repeated queries cost microseconds.
 
 **Useful free space.** Of two ways to use a GPU the better one has the greater `prospects`: the largest
 footprint (memory slices, then compute slices) that can still be placed, then the largest after the best placement of
@@ -21,7 +21,7 @@ from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 
 Footprint: TypeAlias = tuple[int, int]  # memory slices, compute slices
-Counts: TypeAlias = tuple[int, ...]  # slots of each profile, in the board's order
+Counts: TypeAlias = tuple[int, ...]  # slots of each profile, in the order of `_SlotTable.profiles`
 
 MOST_STEPS = 60_000
 """Most steps of a search for every way to use a GPU; today's GPUs need 9,000 at most."""
@@ -118,22 +118,24 @@ class _SlotTable:
 @lru_cache(maxsize=256)
 def is_searchable(geometry: Geometry) -> bool:
     """Return whether the searches over a GPU are small enough; a node may describe a GPU for which they are not."""
-    kinds = [(info.max_instances, info.compute_slices, [p.mask for p in info.placements]) for info in geometry.profiles]
-    first = (0, (0,) * len(kinds), geometry.compute_slices)
-    seen, left, steps = {first}, [first], 0
-    while left:
-        mask, counts, free = left.pop()
-        steps += len(kinds)
+    profiles = [
+        (info.max_instances, info.compute_slices, [p.mask for p in info.placements]) for info in geometry.profiles
+    ]
+    first = (0, (0,) * len(profiles), geometry.compute_slices)
+    seen, pending, steps = {first}, [first], 0
+    while pending:
+        mask, counts, free = pending.pop()
+        steps += len(profiles)
         if steps > MOST_STEPS:
             return False
-        for i, (most, compute, places) in enumerate(kinds):
-            if compute > free or counts[i] >= most:
+        for i, (max_count, compute, places) in enumerate(profiles):
+            if compute > free or counts[i] >= max_count:
                 continue
             grown = (*counts[:i], counts[i] + 1, *counts[i + 1 :])
-            found = {(mask | bits, grown, free - compute) for bits in places if not mask & bits} - seen
-            seen |= found
-            left += found
-            steps += len(found)
+            new_states = {(mask | bits, grown, free - compute) for bits in places if not mask & bits} - seen
+            seen |= new_states
+            pending += new_states
+            steps += len(new_states)
     return True
 
 
@@ -183,7 +185,7 @@ def capacity(geometry: Geometry, used: Layout, profile: Profile) -> int:
 
 
 def fragmentation(geometry: Geometry, used: Layout) -> float:
-    """Return the share of what could be added that is lost by the places of the used slots, from 0 to 1.
+    """Return the share of possible further slots that is lost by the placements of the used slots, from 0 to 1.
 
     1 - sum(m[p] * n[p]) / sum(m[p] * best[p]) over all profiles p, where m[p] is the memory slices of p, n[p] the most
     slots of p that can be added, and best[p] the same for the best rearrangement of the same used slots. It is 0 for
@@ -194,9 +196,9 @@ def fragmentation(geometry: Geometry, used: Layout) -> float:
     masks = table.arrangements(counts)
     actual = possible = 0
     for i, (memory, _) in enumerate(table.footprints):
-        here = table.capacity(used.mask, counts, i)
-        actual += memory * here
-        possible += memory * max((table.capacity(mask, counts, i) for mask in masks), default=here)
+        current = table.capacity(used.mask, counts, i)
+        actual += memory * current
+        possible += memory * max((table.capacity(mask, counts, i) for mask in masks), default=current)
     return 1 - actual / possible if possible else 0.0
 
 
@@ -204,13 +206,13 @@ def _relevant(geometry: Geometry, used: Layout, wishes: Iterable[Profile]) -> tu
     """Return the wishes without those that no arrangement can meet: unknown profiles and more than `max_instances`."""
 
     def sift() -> Iterator[Profile]:
-        left = {info.profile: info.max_instances for info in geometry.profiles}
+        remaining = {info.profile: info.max_instances for info in geometry.profiles}
         for slot in used.slots:
-            left[slot.profile] = left.get(slot.profile, 0) - 1
+            remaining[slot.profile] = remaining.get(slot.profile, 0) - 1
         for profile in wishes:
-            room = left.get(profile, 0)
-            if room > 0:
-                left[profile] = room - 1
+            count = remaining.get(profile, 0)
+            if count > 0:
+                remaining[profile] = count - 1
                 yield profile
 
     return tuple(sift())
@@ -224,25 +226,25 @@ def _plan_free(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...], ke
     # All arrangements of the wishes met so far have the same counts, so what else fits depends on the mask alone: one
     # arrangement for each mask is enough, the one that keeps the most.
     frontier: dict[int, tuple[int, tuple[Slot, ...]]] = {used.mask: (0, ())}
-    hopeless: set[Profile] = set()  # limits only tighten, so what failed once fails always
+    unplaceable: set[Profile] = set()  # limits only tighten, so a profile that did not fit never fits later
     for profile in wishes:
-        if profile in hopeless:
+        if profile in unplaceable:
             continue
         i = table.index[profile]
         grown = table.more(counts, i)
-        following: dict[int, tuple[int, tuple[Slot, ...]]] = {}
+        next_frontier: dict[int, tuple[int, tuple[Slot, ...]]] = {}
         if grown is not None:
             for mask, (score, slots) in frontier.items():
                 for bits, slot in table.places[i]:
                     if mask & bits:
                         continue
-                    better = score + (slot in kept)
-                    known = following.get(mask | bits)
-                    if known is None or better > known[0]:
-                        following[mask | bits] = (better, (*slots, slot))
-        if grown is None or not following:
-            hopeless.add(profile)
+                    new_score = score + (slot in kept)
+                    known = next_frontier.get(mask | bits)
+                    if known is None or new_score > known[0]:
+                        next_frontier[mask | bits] = (new_score, (*slots, slot))
+        if grown is None or not next_frontier:
+            unplaceable.add(profile)
             continue
-        counts, frontier = grown, following
+        counts, frontier = grown, next_frontier
     mask = max(frontier, key=lambda m: (table.prospects(m, counts), frontier[m][0], table.freedom(m, counts), m))
     return Layout(frontier[mask][1])

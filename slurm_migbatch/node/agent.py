@@ -62,7 +62,7 @@ class Agent:
         self._work: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
 
     def stop(self) -> None:
-        """Finish current work, then end; safe from any thread, and repeatable."""
+        """Let `run` finish its current work and return; may be called from any thread, and repeatedly."""
         with suppress(OSError):
             os.write(self._woken, b"x")
 
@@ -95,7 +95,7 @@ class Agent:
             try:
                 for line in first.repairer.all(Deadline(60.0)):
                     log.info("repaired: %s", line)
-            except (DriverError, TooLate, OSError) as error:  # RunDir is full, for example; it is tried again
+            except (DriverError, TooLate, OSError) as error:  # for example RunDir is full; tried again later
                 log.warning("cannot repair yet: %s", error)
         finally:
             first.close()
@@ -114,7 +114,7 @@ class Agent:
         try:
             self._accept(listener)
         finally:
-            self.stop()  # also if it ends by an error: the watcher waits for the pipe
+            self.stop()  # also after an error: the watcher waits for the pipe
             self._stopping.set()
             notify.notify("STOPPING=1")
             with suppress(FileNotFoundError):
@@ -131,11 +131,11 @@ class Agent:
         with suppress(FileNotFoundError):
             Path(path).unlink()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)
+        old_umask = os.umask(0o177)
         try:
             listener.bind(path)
         finally:
-            os.umask(before)
+            os.umask(old_umask)
         listener.listen(128)
         listener.setblocking(False)
         return listener

@@ -9,10 +9,10 @@ The order makes it safe against SIGKILL at any instant:
 4. The hand-off for TaskProlog is written.
 5. One transaction records that the job holds its slices, and spools the event. The job maps (`jobmaps.py`) follow.
 
-Anything half done belongs to an owner that is dead afterwards, and `repair.py` undoes it.
+Unfinished work belongs to an owner that is dead by then, and `repair.py` undoes it.
 
 A guest (`guest.py`) follows the same steps with a claim next to its host's: nothing is created and no device changes
-its owner. If the host leaves meanwhile, the claim has become one of the whole slice (`Journal.leave`).
+its owner. If the host leaves meanwhile, it has become a claim of the whole slice (`Journal.leave`).
 """
 
 from __future__ import annotations
@@ -216,25 +216,25 @@ class Allocator:
             with self._journal.write():
                 rows = self._journal.slices("gpu=? AND state<>'lost'", (gpu.uuid,))
                 runs = {(run.job, run.restart): run for run in self._journal.runs("state<>'ended'")}
-                found = guest.verdict(place, env.uid, rows, runs, planned)
+                verdict = guest.verdict(place, env.uid, rows, runs, planned)
                 claims: tuple[placement.SlotClaim, ...] | None = None
-                if found.action is guest.GuestAction.JOIN:
-                    claims = (placement.SlotClaim(place.gpu, place.slot, None, (), planned, found.host),)
-                elif found.action is guest.GuestAction.ALONE and place.slot.profile in geometry:
+                if verdict.action is guest.GuestAction.JOIN:
+                    claims = (placement.SlotClaim(place.gpu, place.slot, None, (), planned, verdict.host),)
+                elif verdict.action is guest.GuestAction.ALONE and place.slot.profile in geometry:
                     view = _occupancy(gpu, geometry, rows, (place.slot,))
-                    others = {
+                    other_slots = {
                         (gpu.uuid, slot) for slot in geometry.info(place.slot.profile).slots if slot != place.slot
                     }
                     claims = placement.choose_slots(
-                        [view], [place.slot.profile], env.uid, self._config.warm_reuse, excluded | others
+                        [view], [place.slot.profile], env.uid, self._config.warm_reuse, excluded | other_slots
                     )
                 if claims is not None:
                     self._write_claims(env, grant, owner_id, claims)
                     return claims
-            if found.action is guest.GuestAction.ALONE:
+            if verdict.action is guest.GuestAction.ALONE:
                 raise _NoFreeSlot(self._explain_misfit(grant, node_plan, gpus))
-            if found.action is guest.GuestAction.NO or time.monotonic() > until:
-                raise Misfit(found.why, self._explain_misfit(grant, node_plan, gpus))
+            if verdict.action is guest.GuestAction.NO or time.monotonic() > until:
+                raise Misfit(verdict.why, self._explain_misfit(grant, node_plan, gpus))
             time.sleep(HOST_POLL_S)
 
     def _repair_abandoned(self, job: int, deadline: Deadline) -> None:
@@ -265,7 +265,7 @@ class Allocator:
                     job=env.job,
                     restart=env.restart or 0,
                     ordinal=ordinal,
-                    uid=env.uid,  # also if the start fails: from here on the user may have had it
+                    uid=env.uid,  # kept if the start fails: from here on the user may have had it
                     owner=owner_id,
                     since=time.time(),
                     warm=claim.warm is not None or claim.host is not None,
@@ -323,35 +323,36 @@ class Allocator:
         rows = self._journal.slices("owner=? AND state='intent'", (owner_id,))
         if len(rows) != len(claims):
             raise _Retry(None, "the chosen idle slice no longer exists")
-        made: list[tuple[JournalSlice, Instance | None]] = []
+        prepared: list[tuple[JournalSlice, Instance | None]] = []
         for row in sorted(rows, key=lambda row: row.ordinal or 0):
             deadline.check(f"creating {row.slot}")
             gpu = gpus[row.gpu]
             if row.beside is not None:
-                made.append((self._join(gpu, row, existing[row.gpu]), None))
+                prepared.append((self._join(gpu, row, existing[row.gpu]), None))
             else:
-                made.append((row, self._warm(gpu, row, existing[row.gpu]) if row.warm else self._make(gpu, row)))
-        # after the journal is written: if it cannot be, nothing is open that no hand-off names
-        done = [
-            row if instance is None else self._open_devices(gpus[row.gpu], row, instance, env) for row, instance in made
+                prepared.append((row, self._warm(gpu, row, existing[row.gpu]) if row.warm else self._make(gpu, row)))
+        # after the writes to the journal: if one fails, no device is open that no hand-off names
+        ready = [
+            row if instance is None else self._open_devices(gpus[row.gpu], row, instance, env)
+            for row, instance in prepared
         ]
-        memory = {row.slot.profile: self._memory(gpus[row.gpu], row.slot.profile) for row in done}
-        given = tuple(
-            [handoff.HandoffSlice(r.mig_uuid or "", str(r.slot.profile), memory[r.slot.profile], r.gpu) for r in done]
+        memory = {row.slot.profile: self._memory(gpus[row.gpu], row.slot.profile) for row in ready}
+        handoff_slices = tuple(
+            [handoff.HandoffSlice(r.mig_uuid or "", str(r.slot.profile), memory[r.slot.profile], r.gpu) for r in ready]
         )
-        self._write_handoff(env, given, done)
+        self._write_handoff(env, handoff_slices, ready)
         planned = all(claim.planned for claim in claims)
-        return self._commit(env, owner_id, done, planned, round(deadline.elapsed * 1000))
+        return self._commit(env, owner_id, ready, planned, round(deadline.elapsed * 1000))
 
     def _write_handoff(
         self, env: HookEnv, given: tuple[handoff.HandoffSlice, ...], rows: Sequence[JournalSlice]
     ) -> None:
-        job, restart, shown = env.job, env.restart or 0, f"{self._paths.progress_dir}/{env.job}.{env.restart or 0}"
+        job, restart, path = env.job, env.restart or 0, f"{self._paths.progress_dir}/{env.job}.{env.restart or 0}"
         try:
             progress.make(self._paths.progress, job, restart, env.uid)
         except OSError:
-            shown = ""  # for example a full disk; the job runs, it only cannot report progress
-        new_handoff = handoff.Handoff(job, restart, env.uid, given, progress=shown)
+            path = ""  # for example if the disk is full; the job runs but cannot report progress
+        new_handoff = handoff.Handoff(job, restart, env.uid, given, progress=path)
         if cudaform.wanted(env.comment) == cudaform.INDEX:
             minors = {minor for row in rows for minor in (row.cap_gi, row.cap_ci) if minor is not None}
             new_handoff = new_handoff._replace(caps=tuple(sorted(minors)), whole=self._gpus.whole())
@@ -429,13 +430,13 @@ class Allocator:
         except NoRoom as error:
             raise _Retry((row.gpu, row.slot), f"{row}: {error}") from None
         elapsed = round((time.monotonic() - start) * 1000)
-        self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, 0)  # until all are made
+        self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, 0)  # closed until all are created
         with self._journal.write():
             self._journal.event("create", {**row._replace(gi=instance.gi_id).place, "elapsed_ms": elapsed})
         return instance
 
     def _open_devices(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, env: HookEnv) -> JournalSlice:
-        """Make the user the owner of the capability devices; no job map names another job from then on."""
+        """Make the user the owner of the capability devices; clear the job map first, which may name another job."""
         self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
         ci = instance.ci_id if instance.ci_id is not None else 0
         minors = self._caps.grant(gpu.minor, instance.gi_id, ci, env.uid)
@@ -488,7 +489,7 @@ class Allocator:
     def _sharing_fields(self, held: Sequence[JournalSlice]) -> dict[str, list[int]]:
         """Return the fields of a guest's `start` event that name its host, and mark the host's row as shared.
 
-        It counts as a guest only if its host still exists at the start.
+        A run counts as a guest only if its host still exists when it starts.
         """
         for row in held:
             for host in self._journal.slices("id=?", (row.beside,)) if row.beside is not None else ():
@@ -500,10 +501,10 @@ class Allocator:
 def _occupancy(
     gpu: NvmlGpu, geometry: Geometry, rows: Iterable[JournalSlice], planned: tuple[Slot, ...]
 ) -> placement.GpuOccupancy:
-    """Return one GPU's part of the journal; `rows` without lost ones."""
-    here = [row for row in rows if row.gpu == gpu.uuid]
-    used = tuple({row.slot for row in here if row.state not in guest.FREE})
-    idle = tuple([row for row in here if row.state in guest.FREE])
+    """Return the occupancy of one GPU from the journal's rows, without those in state `lost`."""
+    gpu_rows = [row for row in rows if row.gpu == gpu.uuid]
+    used = tuple({row.slot for row in gpu_rows if row.state not in guest.FREE})
+    idle = tuple([row for row in gpu_rows if row.state in guest.FREE])
     return placement.GpuOccupancy(gpu.uuid, gpu.index, geometry, used, idle, planned)
 
 

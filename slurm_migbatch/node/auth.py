@@ -44,7 +44,7 @@ _MUNGE_ERRORS = {15: "expired", 16: "from the future", 17: "used before"}
 
 
 class AuthError(RuntimeError):
-    """An invalid credential, or none could be made; the message says why."""
+    """A credential is invalid or could not be made; the message says why."""
 
 
 class PeerIdentity(NamedTuple):
@@ -91,12 +91,12 @@ def headers(signer: Signer, method: str, path: str, node: str, body: bytes) -> t
     """Return the headers with a request's node and credential, and the credential. Raises AuthError."""
     digest = digest_of(body)
     credential = signer.sign(request_payload(method, path, node, digest), node)
-    found = {
+    request_headers = {
         "Authorization": f"{SCHEME} {signer.scheme} {credential}",
         NODE_HEADER: node,
         DIGEST_HEADER: digest,
     }
-    return found, credential
+    return request_headers, credential
 
 
 class MungeSigner:
@@ -145,7 +145,7 @@ class MungeSigner:
             self._lib.munge_ctx_destroy(context)
 
     def verify(self, credential: str, payload: bytes, _node: str) -> PeerIdentity:
-        """Ask munged; munged refuses to decode the same credential twice."""
+        """Let munged check the credential; it refuses to decode the same one twice."""
         raw = _bounded(credential)
         digest = hashlib.sha256(payload).hexdigest().encode()
         context = self._context()
@@ -225,9 +225,9 @@ class TokenSigner:
             self._own = _own_key(path, text)
         else:
             self._secret = text
-        self._seen: dict[str, str] = {}  # whose
-        self._due: list[tuple[float, str]] = []  # until when; a heap, because a clock may be set back
-        self._live: Counter[str] = Counter()  # how many of them each node has
+        self._seen: dict[str, str] = {}  # node by nonce
+        self._due: list[tuple[float, str]] = []  # expiry and nonce; a heap, because a clock may be set back
+        self._live: Counter[str] = Counter()  # number of remembered credentials by node
         self._lock = threading.Lock()
 
     def key_line(self, node: str) -> str:
@@ -240,7 +240,7 @@ class TokenSigner:
         return f"{head}:{self._mac(head, payload, node)}"
 
     def verify(self, credential: str, payload: bytes, node: str) -> PeerIdentity:
-        """Check the code first, then the clock, then whether it was used."""
+        """Check the HMAC first, then the time, then whether the credential was used before."""
         head, _, mac = _bounded(credential).decode("ascii").rpartition(":")
         fields = _HEAD.fullmatch(head)
         if fields is None:
@@ -254,13 +254,13 @@ class TokenSigner:
         return PeerIdentity(0, node)
 
     def _use(self, nonce: str, node: str, now: float) -> None:
-        """Remember a credential for as long as it could be used again. Raises AuthError where it was used already."""
+        """Remember a credential for as long as it could be used again. Raises AuthError if it was used already."""
         with self._lock:
             while self._due and self._due[0][0] <= now:
-                whose = self._seen.pop(heapq.heappop(self._due)[1])
-                self._live[whose] -= 1
-                if not self._live[whose]:
-                    del self._live[whose]
+                maker = self._seen.pop(heapq.heappop(self._due)[1])
+                self._live[maker] -= 1
+                if not self._live[maker]:
+                    del self._live[maker]
             if nonce in self._seen:
                 raise AuthError("the credential was used before")
             if self._live[node] >= MOST_CREDENTIALS:

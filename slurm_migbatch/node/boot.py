@@ -37,7 +37,10 @@ class BootStep(NamedTuple):
 def prepare(
     config: NodeConfig, executor: Executor, *, reset: bool = False, nvidia_smi: str = NVIDIA_SMI
 ) -> list[BootStep]:
-    """Do everything; with `reset`, GPUs without processes are reset if the mode requires it. Raises DriverError."""
+    """Prepare the node and return the results. Raises DriverError.
+
+    With `reset`, GPUs without processes are reset if the mode requires it.
+    """
     steps = []
     for gpu in executor.gpus.listed():
         steps.append(_mode(config, gpu, reset, nvidia_smi))
@@ -68,11 +71,11 @@ def prepare(
 
 def _mode(config: NodeConfig, gpu: NvmlGpu, reset: bool, nvidia_smi: str) -> BootStep:
     try:
-        now, later = gpu.mig_mode()
-        if now and later:
+        current, pending = gpu.mig_mode()
+        if current and pending:
             return BootStep(f"{gpu.uuid} ({gpu.name}): MIG is on")
-        done = gpu.set_mig_mode(True)
-        if done is Activation.RESET_REQUIRED and reset:
+        activation = gpu.set_mig_mode(True)
+        if activation is Activation.RESET_REQUIRED and reset:
             problem = _reset(gpu, nvidia_smi)
             if problem:
                 return BootStep(f"{gpu.uuid} ({gpu.name}): {problem}", False)
@@ -81,20 +84,20 @@ def _mode(config: NodeConfig, gpu: NvmlGpu, reset: bool, nvidia_smi: str) -> Boo
         return BootStep(f"{gpu.uuid} ({gpu.name}): not for MIG: {error}", not config.gpus)
     except DriverError as error:
         return BootStep(f"{gpu.uuid} ({gpu.name}): {error}", False)
-    if done is Activation.DONE:
+    if activation is Activation.DONE:
         return BootStep(f"{gpu.uuid} ({gpu.name}): MIG switched on")
     advice = {
         Activation.RESET_REQUIRED: "MIG will be on after a GPU reset: stop its processes, then run "
         f"nvidia-smi --gpu-reset -i {gpu.uuid}, or migbatch node init --reset, or reboot",
         Activation.IN_USE: "MIG mode cannot be changed while the GPU is in use (persistence daemon, DCGM, a display)",
     }
-    return BootStep(f"{gpu.uuid} ({gpu.name}): {advice.get(done, 'the driver refused to switch MIG on')}", False)
+    return BootStep(f"{gpu.uuid} ({gpu.name}): {advice.get(activation, 'the driver refused to switch MIG on')}", False)
 
 
 def _reset(gpu: NvmlGpu, nvidia_smi: str) -> str:
-    """Reset the GPU; return the problem, or nothing. nvidia-smi itself refuses while processes use it."""
+    """Reset the GPU; return an error message, or an empty string. nvidia-smi itself refuses while processes use it."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [nvidia_smi, "--gpu-reset", "-i", gpu.uuid],
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
@@ -104,5 +107,5 @@ def _reset(gpu: NvmlGpu, nvidia_smi: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{nvidia_smi} --gpu-reset: {error}"
-    output = (done.stdout + done.stderr).decode("utf-8", "replace").strip()[-300:]
-    return f"{nvidia_smi} --gpu-reset failed: {output}" if done.returncode else ""
+    output = (result.stdout + result.stderr).decode("utf-8", "replace").strip()[-300:]
+    return f"{nvidia_smi} --gpu-reset failed: {output}" if result.returncode else ""

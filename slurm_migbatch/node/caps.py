@@ -16,7 +16,7 @@ nvidia-modprobe reads any file that its `-f` option names, so if it is setuid a 
 devices anyway. `helper_is_setuid` detects that; `migbatch node init` says what to do about it.
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH101, PTH102, PTH116, PTH123
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Caps:
             status = os.fstat(handle)
             if not stat.S_ISCHR(status.st_mode) or status.st_rdev != device or status.st_nlink != 1:
                 if stat.S_ISCHR(status.st_mode) and status.st_rdev == device:
-                    # It has a second name, which must not keep the device when the name here is removed.
+                    # It has a second hard link, which must not give access once the name here is removed.
                     effects.point("chown")
                     os.chown(f"/proc/self/fd/{handle}", 0, 0)
                     effects.point("chmod")
@@ -176,17 +176,17 @@ class Caps:
                 os.unlink(name, dir_fd=directory)
                 handle = self._make(directory, name, device)
                 status = os.fstat(handle)
-            itself = f"/proc/self/fd/{handle}"
+            proc_path = f"/proc/self/fd/{handle}"
             if status.st_gid != 0 or status.st_uid not in (0, uid):
                 effects.point("chown")
-                os.chown(itself, 0, 0)
-                status = os.fstat(handle)  # until now its owner could change the mode
+                os.chown(proc_path, 0, 0)
+                status = os.fstat(handle)  # read again: until now its owner could change the mode
             if stat.S_IMODE(status.st_mode) != MODE:
                 effects.point("chmod")
-                os.chmod(itself, MODE)
+                os.chmod(proc_path, MODE)
             if uid != 0 and (status.st_uid != uid or status.st_gid != 0):
                 effects.point("chown")
-                os.chown(itself, uid, 0)
+                os.chown(proc_path, uid, 0)
         finally:
             if handle >= 0:
                 os.close(handle)

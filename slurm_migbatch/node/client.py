@@ -109,8 +109,8 @@ def _comment(environ: dict[bytes, bytes]) -> bytes:
 def note_end(directory: str, environ: dict[bytes, bytes]) -> None:
     """Record that the job's runs are over before anything else is tried (`ending.py`).
 
-    If that fails (no directory: no slice was allocated here since boot; RunDir full) the Epilog continues, and if it
-    dies then, Slurm's state ends the run (`liveness.py`).
+    If that fails (no directory: no slice was allocated here since boot; RunDir full) the Epilog continues. If it
+    then dies, the run is ended because Slurm no longer has it (`liveness.py`).
     """
     job, restart = environ.get(b"SLURM_JOB_ID", b""), environ.get(b"SLURM_JOB_RESTART_COUNT", b"65535")
     if not (job.isdigit() and restart.isdigit() and len(job) <= 10 and len(restart) <= 5):
@@ -142,7 +142,7 @@ def decode(reply: bytes) -> tuple[int, str]:
 
 
 def ask(path: str, hook: str, environ: dict[bytes, bytes], wait: float) -> tuple[int, str]:
-    """Let the agent at `path` do it, within `wait` seconds. Raises OSError or ValueError."""
+    """Let the agent at `path` run the hook, within `wait` seconds. Raises OSError or ValueError."""
     import _socket
 
     link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)

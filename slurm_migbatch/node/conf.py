@@ -22,19 +22,19 @@ def insecure(path: str, owner: int = 0) -> str:
     root's entries there.
     """
     first = True
-    here = path
+    current = path
     while True:
         try:
-            status = posix.stat(here)
+            status = posix.stat(current)
         except OSError as error:
-            return f"{here} cannot be examined: {error.strerror}"
+            return f"{current} cannot be examined: {error.strerror}"
         if status.st_uid not in (0, owner):
-            return f"{here} belongs to uid {status.st_uid}; it must belong to root"
+            return f"{current} belongs to uid {status.st_uid}; it must belong to root"
         if status.st_mode & 0o022 and (first or not status.st_mode & 0o1000):
-            return f"{here} is writable by others (mode {status.st_mode & 0o7777:o}); run chmod go-w on it"
-        if here in ("/", ""):
+            return f"{current} is writable by others (mode {status.st_mode & 0o7777:o}); run chmod go-w on it"
+        if current in ("/", ""):
             return ""
-        here = here.rstrip("/").rpartition("/")[0] or "/"
+        current = current.rstrip("/").rpartition("/")[0] or "/"
         first = False
 
 

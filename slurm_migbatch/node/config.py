@@ -4,7 +4,7 @@ Times are in seconds. `%n` in any value stands for the Slurm node's name, so tha
 beds) use different paths.
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH123
 
 from __future__ import annotations

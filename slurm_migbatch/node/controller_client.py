@@ -18,7 +18,7 @@ SAID = 200
 """Most characters of an unauthenticated answer at the controller's port that are passed on."""
 CONNECT_S = 3.0
 """Timeout in seconds for one of several controllers."""
-#: a host that is switched off sends nothing: seconds of silence, then between probes, and their number
+#: to detect a host that is switched off: idle seconds, seconds between probes, number of probes
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 2))
 
 
@@ -31,9 +31,9 @@ class _Elsewhere(ControllerError):
 
 
 class ControllerClient:
-    """The controller's node API at one of `urls` (`http://host:port`) as `node`, the one that answered last first.
+    """Client of the node API for `node`, at one of `urls` (`http://host:port`): first the one that answered last.
 
-    One connection per request; thread-safe. `moved` is called when another one answers than before.
+    One connection per request; thread-safe. `moved` is called when another URL answers than before.
     """
 
     def __init__(
@@ -64,24 +64,24 @@ class ControllerClient:
         """Post a message and return the answer's body; it may take `patience` seconds more. Raises ControllerError."""
         body = json.dumps(message, separators=(",", ":")).encode()
         last = self._last
-        failed = []
+        errors = []
         for url in (last, *(other for other in self._urls if other != last)):
             try:
                 answer = self._post(url, path, body, patience)
             except _Elsewhere as error:
-                failed.append(str(error))
+                errors.append(str(error))
                 continue
             if url != self._last:
                 self._last = url
                 self._moved()
             return answer
-        raise ControllerError("; ".join(failed))
+        raise ControllerError("; ".join(errors))
 
     def _post(self, url: str, path: str, body: bytes, patience: float) -> bytes:
         parts = urlsplit(url)
         path = parts.path.rstrip("/") + path
         try:
-            proof, credential = headers(self._signer, "POST", path, self._node, body)
+            auth_headers, credential = headers(self._signer, "POST", path, self._node, body)
         except AuthError as error:
             raise ControllerError(str(error)) from error
         connection = self._connection(url)
@@ -91,7 +91,7 @@ class ControllerClient:
             self._watch(connection.sock, self._timeout + patience)
             # a controller that refuses does not read the whole body first; its answer says why
             with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request("POST", path, body, {**proof, "Content-Type": "application/json"})
+                connection.request("POST", path, body, {**auth_headers, "Content-Type": "application/json"})
             answer = connection.getresponse()
             text = answer.read(MAX_ANSWER + 1)
             signature = answer.getheader(SIGNATURE_HEADER, "")
@@ -105,8 +105,10 @@ class ControllerClient:
         if len(text) > MAX_ANSWER:
             raise ControllerError(f"controller {parts.hostname}: the answer is too long")
         if status != 200:
-            kind = _Elsewhere if status == http.HTTPStatus.SERVICE_UNAVAILABLE else ControllerError
-            raise kind(f"controller {parts.hostname}: {status} {printable(text[:SAID].decode('utf-8', 'replace'))}")
+            error_class = _Elsewhere if status == http.HTTPStatus.SERVICE_UNAVAILABLE else ControllerError
+            raise error_class(
+                f"controller {parts.hostname}: {status} {printable(text[:SAID].decode('utf-8', 'replace'))}"
+            )
         try:
             self._signer.verify(signature, response_payload(credential, text), self._node)
         except AuthError as error:
@@ -114,7 +116,7 @@ class ControllerClient:
         return text
 
     def _watch(self, link: socket.socket, timeout: float) -> None:
-        """Wait that long for an answer; with several controllers, not for one whose host is down."""
+        """Set the timeout of the answer; with several controllers, detect a host that is down earlier."""
         link.settimeout(timeout)
         if len(self._urls) > 1:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

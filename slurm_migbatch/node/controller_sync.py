@@ -78,33 +78,33 @@ class ControllerSync:
             self._client.interrupt()
 
     def _loop(self, name: str, step: Callable[[], None]) -> None:
-        pause, quiet = 0.5, False
+        pause, failing = 0.5, False
         longest = BACKOFF_SEVERAL_S if len(self._config.controllers) > 1 else BACKOFF_MAX_S
         while not self._stopping.is_set():
             try:
                 step()
-                if quiet:
+                if failing:
                     log.info("%s: the controller answers again", name)
                     self._answered_again.set()
-                pause, quiet = 0.5, False
+                pause, failing = 0.5, False
             except (ControllerError, AuthError, JournalError, plan.PlanError, ValueError, OSError) as error:
                 if self._stopping.is_set():
                     return
-                if not quiet:
+                if not failing:
                     log.warning("%s: %s; will retry", name, error)
-                quiet = True
+                failing = True
             except Exception as error:
-                if not quiet:
+                if not failing:
                     log.exception("%s: %r; will be tried again", name, error)
-                quiet = True
-            if quiet:
+                failing = True
+            if failing:
                 self._stopping.wait(pause * random.uniform(0.7, 1.3))  # noqa: S311
                 pause = min(pause * 2, longest)
         if name == "events":
             self._close_journal()
 
     def _controller(self) -> ControllerClient:
-        with self._lock:  # the threads begin at once, and `stop` has to know the one that they use
+        with self._lock:  # the threads start together, and `stop` must interrupt the client that they share
             if self._client is None:
                 signer = make_signer(
                     self._config.auth,
@@ -120,7 +120,7 @@ class ControllerSync:
     # -- events --------------------------------------------------------------------------------------------------
 
     def _events(self) -> None:
-        """Send waiting events, and regularly an empty message; one message at most."""
+        """Send waiting events, or an empty message if one is due; one message at most."""
         if self._journal is not None and self._journal.replaced:
             self._close_journal()
         journal = self._journal = self._journal or Journal(f"{self._config.state_dir}/{NAME}")
@@ -165,7 +165,7 @@ class ControllerSync:
             raise ControllerError("the controller's answer to events has no number")
         self._hello_due = time.monotonic() + HELLO_EVERY_S
         if any(event["kind"] == "fault" and event.get("drain") for event in events):
-            # a drained node is not used until it describes itself again; by then Slurm has drained it
+            # the node is not used until it sends its inventory again; by then Slurm has drained it
             self._last_inventory, self._inventory_due = None, time.monotonic() + INVENTORY_EVERY_S
         stored, database = answer["acked"], str(answer.get("database", ""))
         if answer.get("told") is False and time.monotonic() >= self._state_due:
@@ -175,13 +175,13 @@ class ControllerSync:
         return bool(events)
 
     def _spool_state(self, journal: Journal, stored: int, database: str) -> None:
-        found = self._list_gpus()
-        if found is None:
+        gpus = self._list_gpus()
+        if gpus is None:
             journal.acknowledge(stored, database)
             return
         log.info("the controller has no state of this node; sending everything")
-        journal.spool_state(lambda: self._state(journal, found), stored, database)
-        self._last_inventory = json.dumps(found, sort_keys=True)
+        journal.spool_state(lambda: self._state(journal, gpus), stored, database)
+        self._last_inventory = json.dumps(gpus, sort_keys=True)
         self._state_due = time.monotonic() + STATE_EVERY_S
 
     @staticmethod
@@ -190,11 +190,11 @@ class ControllerSync:
 
     def _inventory(self, journal: Journal) -> None:
         """Spool the inventory if it differs from what this process spooled last."""
-        found = self._list_gpus()
-        text = json.dumps(found, sort_keys=True)
-        if found is not None and text != self._last_inventory:
+        gpus = self._list_gpus()
+        text = json.dumps(gpus, sort_keys=True)
+        if gpus is not None and text != self._last_inventory:
             with journal.write():
-                journal.event("inventory", {"gpus": found})
+                journal.event("inventory", {"gpus": gpus})
             self._last_inventory = text
 
     def _list_gpus(self) -> list[dict[str, object]] | None:

@@ -1,4 +1,4 @@
-"""Deadlines of hooks, and locks that give up in time."""
+"""Provide deadlines for hooks, and locks that give up in time."""
 
 from __future__ import annotations
 

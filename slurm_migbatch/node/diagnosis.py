@@ -37,7 +37,7 @@ def explain_misfit(
     runs: Iterable[JournalRun],
     note: str = "",
 ) -> str:
-    """Describe plan and use in one paragraph, to follow a colon. `rows` and `runs` are the journal's.
+    """Describe plan and use in one paragraph that can follow a colon. `rows` and `runs` are the journal's.
 
     Idle instances block nothing and are not named.
     """
@@ -50,12 +50,12 @@ def explain_misfit(
         for label in labels
     }
     parts = [_describe_plan(grant, plan, taken)]
-    held = [
-        f"{label}: " + ", ".join(_describe_row(row, users, plan.slots.get(label.uuid, ())) for row in found)
-        for label, found in taken.items()
-        if found
+    descriptions = [
+        f"{label}: " + ", ".join(_describe_row(row, users, plan.slots.get(label.uuid, ())) for row in gpu_rows)
+        for label, gpu_rows in taken.items()
+        if gpu_rows
     ]
-    parts.append("Taken: " + "; ".join(held) if held else "Nothing is taken")
+    parts.append("Taken: " + "; ".join(descriptions) if descriptions else "Nothing is taken")
     if note:
         parts.append(note)
     text = ". ".join(parts)
@@ -68,7 +68,7 @@ def _describe_plan(grant: Grant, plan: CachedPlan, taken: Mapping[GpuLabel, Sequ
     if grant.guest:
         places = [f"job {job} beside job {s.host[0]} on {s.slot} of {s.gpu[:12]}" for job, s in plan.guests.items()]
         return f"plan {plan.version} has these guests: {', '.join(places) if places else 'none'}"
-    found = []
+    offers = []
     for profile in dict.fromkeys(grant.profiles):
         slots = []
         for label, rows in taken.items():
@@ -79,9 +79,9 @@ def _describe_plan(grant: Grant, plan: CachedPlan, taken: Mapping[GpuLabel, Sequ
                         "taken" if any(r.slot == slot for r in overlapping) else "blocked" if overlapping else "free"
                     )
                     slots.append(f"{slot.placement} of GPU {label.number} ({state})")
-        found.append(f"{profile} at {', '.join(slots)}" if slots else f"no {profile}")
-    text = f"plan {plan.version} has {' and '.join(found)}"
-    if any(part.startswith("no ") for part in found):
+        offers.append(f"{profile} at {', '.join(slots)}" if slots else f"no {profile}")
+    text = f"plan {plan.version} has {' and '.join(offers)}"
+    if any(part.startswith("no ") for part in offers):
         text += ", so Slurm had other counts than the controller: after a restart, a reconfigure, or a manual update"
     return text
 

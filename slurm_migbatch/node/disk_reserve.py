@@ -7,7 +7,7 @@ with the first journal that is opened when there is space. Unsupported operation
 preallocate) are skipped.
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH108, PTH120
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _grow(path: str, size: int, flags: int) -> None:
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         disk = os.fstatvfs(handle)
-        roomy = disk.f_bavail * disk.f_frsize >= 2 * size  # SQLite has other files, which need some space too
-        if roomy and os.fstat(handle).st_blocks * 512 < size:
+        has_space = disk.f_bavail * disk.f_frsize >= 2 * size  # SQLite has other files, which need some space too
+        if has_space and os.fstat(handle).st_blocks * 512 < size:
             tmpfs.preallocate(handle, size)
     finally:
         os.close(handle)

@@ -1,16 +1,16 @@
-"""Record that a job is over here: `RunDir/ending/<job>.<restart>`, the first thing that an Epilog writes.
+"""Record that a job is over on this node: `RunDir/ending/<job>.<restart>`, the first thing that an Epilog writes.
 
 `client.py` writes the note before any request, so that an Epilog that is killed, or cannot get a lock or the journal
 in time, is finished by the next hook, the agent or `migbatch node reconcile`. It means that all runs of the job up to
 that restart count are over; its text is the exit code, if slurmd passed one. The Epilog's process holds a lock on it
-while it lives, so that no other process interferes. The note is deleted once the runs have ended in the journal. RunDir
-is the right place: no run and no slice outlives a boot either.
+while it lives, so that no other process interferes. The note is deleted once the runs have ended in the journal. It
+is in RunDir because no run and no slice survives a boot.
 
 The restart count of slurmd's Epilog may already be that of the next run. So a Prolog processes notes of its own job
 before it begins.
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH208
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _held(run: int, note: Note) -> bool:
     try:
         handle = os.open(note.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run)
     except FileNotFoundError:
-        return True  # done meanwhile
+        return True  # deleted meanwhile
     try:
         os.lockf(handle, os.F_TEST, 0)
     except PermissionError:
@@ -92,14 +92,14 @@ def exit_code(run: int, note: Note) -> int | None:
         text = os.read(handle, 16)
     finally:
         os.close(handle)
-    ended, _, by = text.partition(b":")
-    if not ended.isdigit() or not by.isdigit():
+    status, _, signal = text.partition(b":")
+    if not status.isdigit() or not signal.isdigit():
         return None
-    return 128 + int(by) if int(by) else int(ended)
+    return 128 + int(signal) if int(signal) else int(status)
 
 
 def remove(run: int, note: Note) -> None:
-    """Delete the note; harmless if it does not exist."""
+    """Delete the note; do nothing if it does not exist."""
     effects.point("ending unlink")
     with suppress(FileNotFoundError):
         os.unlink(note.path, dir_fd=run)

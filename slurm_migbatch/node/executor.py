@@ -1,8 +1,8 @@
 """Run Prolog and Epilog in one object, which both the agent and the hooks' own processes use.
 
 Every result is an exit code of `exits.py` and one line for slurmd's log. A job that cannot get its slice here is
-requeued (or its tasks fail if it cannot be requeued); the node continues. Only what makes the node unsafe
-drains it.
+requeued (or its tasks fail if it cannot be requeued); the node continues. Only failures that make the
+node unsafe drain it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Executor:
         self.paths.close()
 
     def reconcile(self, deadline: Deadline, *, dry: bool = False) -> tuple[list[str], str]:
-        """Make journal, driver and Slurm agree; return what was (or would be) done, and why Slurm could not be asked.
+        """Make journal, driver and Slurm agree; return what was (or would be) done, and why Slurm could not be queried.
 
         Raises DriverError, JournalError, TooLate.
         """
@@ -98,7 +98,7 @@ class Executor:
     # -- hooks ---------------------------------------------------------------------------------------------------
 
     def run(self, env: HookEnv) -> Outcome:
-        """Run one hook. Never raises for foreseeable errors; the caller turns others into INTERNAL."""
+        """Run one hook. Expected errors are not raised; the caller turns others into INTERNAL."""
         with self.gpus.using():
             try:
                 return self._run(env)
@@ -145,10 +145,10 @@ class Executor:
             return self._send_back(env, str(error), deadline, owner_id)
         if grant is None:
             return exits.OK, ""
-        for note in ending.listed(self.paths.run, env.job):  # its restart count may be this run's, see there
+        for note in ending.listed(self.paths.run, env.job):  # its restart count may be this run's, see `ending.py`
             self.repairer.noted(note)
         self._release_earlier(env, owner_id, ("running", "ending"))
-        given = self._handoffs(env)
+        earlier_handoffs = self._handoffs(env)
         known = self._journal_run(env)
         if known is not None and known.state == "running" and self._whole(known, grant):
             return exits.OK, f"{env.run}: already has its slices{self._map_jobs()}"
@@ -163,7 +163,7 @@ class Executor:
             return self._unexpected(env, str(error), deadline, owner_id)
         self._clear_errors()
         self._release_earlier(env, owner_id)
-        for restart in given:
+        for restart in earlier_handoffs:
             handoff.remove(self.paths.job, env.job, restart)
         places = ", ".join(str(row) for row in allocation.slices)
         made = "warm" if allocation.warm else "made"
@@ -183,11 +183,11 @@ class Executor:
         return runs[0] if runs else None
 
     def _whole(self, run: JournalRun, grant: Grant) -> bool:
-        """Check that a run which the journal shows as running has all that a task needs; release it otherwise.
+        """Return whether a run that the journal shows as running has all that its tasks need; release it otherwise.
 
         If slurmctld has lost its state and reuses ids, the run may be an earlier job's of the same user.
         """
-        same = run.marker in (grant.marker, "")  # a rebuilt journal does not know it
+        same = run.marker in (grant.marker, "")  # a rebuilt journal does not know the marker
         given = handoff.load(self.paths.job, run.job, run.restart)
         slices = self.journal.slices("job=? AND restart=?", (run.job, run.restart))
         held = [row for row in slices if row.state == "held"]
@@ -198,14 +198,15 @@ class Executor:
         return False
 
     def _handoffs(self, env: HookEnv) -> list[int]:
-        """Return the earlier runs of the job that have a hand-off; those of another user's job with this id are
-        removed.
+        """Return the restart counts of the job's earlier runs that have a hand-off.
+
+        Later hand-offs are removed if they belong to another user's job with this id.
         """
-        found = {restart for job, restart in handoff.listed(self.paths.job) if job == env.job}
-        earlier = [restart for restart in found if restart < (env.restart or 0)]
-        for restart in found.difference(earlier):
-            later = handoff.load(self.paths.job, env.job, restart)
-            if later is not None and later.uid != env.uid:
+        restarts = {restart for job, restart in handoff.listed(self.paths.job) if job == env.job}
+        earlier = [restart for restart in restarts if restart < (env.restart or 0)]
+        for restart in restarts.difference(earlier):
+            stale = handoff.load(self.paths.job, env.job, restart)
+            if stale is not None and stale.uid != env.uid:
                 handoff.remove(self.paths.job, env.job, restart)
         return earlier
 
@@ -222,16 +223,18 @@ class Executor:
                 self.repairer.finish(run._replace(state="ending"))
 
     def _begin_release(self, runs: list[JournalRun], exit_code: int | None, owner_id: str) -> list[JournalRun]:
-        ending = [run._replace(state="ending", owner=owner_id, exit_code=exit_code, since=time.time()) for run in runs]
+        ending_runs = [
+            run._replace(state="ending", owner=owner_id, exit_code=exit_code, since=time.time()) for run in runs
+        ]
         with self.journal.write():
-            for run in ending:
+            for run in ending_runs:
                 self.journal.put_run(run)
             self.journal.prune(time.time())
-        return ending
+        return ending_runs
 
     def _epilog(self, env: HookEnv, owner_id: str, deadline: Deadline) -> Outcome:
-        upto = 0xFFFF if env.restart is None else env.restart
-        runs = self.journal.runs("job=? AND restart<=? AND state<>'ended'", (env.job, upto))
+        last_restart = 0xFFFF if env.restart is None else env.restart
+        runs = self.journal.runs("job=? AND restart<=? AND state<>'ended'", (env.job, last_restart))
         interrupted = [run for run in runs if run.state == "starting"]
         if interrupted:
             # Its Prolog was killed (this hook has the run's lock, so it is not running any more): undo its work.
@@ -251,7 +254,7 @@ class Executor:
                 problems += self.repairer.finish(run)
             unwritable.clear(self.paths.run)
         for note in ending.listed(self.paths.run, env.job):
-            if note.restart <= upto:
+            if note.restart <= last_restart:
                 self.repairer.noted(note)
         if not runs and not interrupted:
             return exits.OK, ""
@@ -263,36 +266,36 @@ class Executor:
     def _send_back(self, env: HookEnv, why: str, deadline: Deadline, owner_id: str, diagnosis: str = "") -> Outcome:
         """Requeue the job; until then a hand-off makes each task of the run fail rather than run without a slice.
 
-        `diagnosis` lists what is in use instead; it is logged for administrators, not shown to the job's user.
+        `diagnosis` lists what is in use; it is logged for administrators, not shown to the job's user.
         """
         from slurm_migbatch.node import scontrol
 
         full = f"{why[:500]}: {diagnosis or self._explain_misfit(env)}".removesuffix(": ")
         restart = env.restart or 0
         run = JournalRun(env.job, restart, env.uid, env.user, env.account, env.partition, "", "misfit", owner_id)
-        asked = _gres(env.comment)
-        given_up = self._is_given_up(env, deadline, owner_id)
-        if not given_up:
+        gres = _gres(env.comment)
+        already_refused = self._is_given_up(env, deadline, owner_id)
+        if not already_refused:
             with self.journal.write():
                 self.journal.put_run(run)
-                self.journal.event("misfit", {"job": env.job, "restart": restart, "grant": asked, "reason": full})
+                self.journal.event("misfit", {"job": env.job, "restart": restart, "grant": gres, "reason": full})
         try:
             handoff.write(self.paths.job, handoff.Handoff(env.job, restart, env.uid, (), why[:500]))
-            untold = ""
+            handoff_error = ""
         except OSError as error:
-            untold = str(error)  # RunDir is full; the requeue alone keeps the job from running
-        if given_up:  # a second requeue could end the job's next run
+            handoff_error = str(error)  # RunDir is full; the requeue alone keeps the job from running
+        if already_refused:  # a second requeue could end the job's next run
             return exits.OK, f"{env.run}: another hook has sent it back meanwhile; {full}"
         try:
             scontrol.requeue(self.config, env.job, max(deadline.remaining, 2.0))
         except scontrol.ScontrolError as error:
-            if untold:
-                return exits.INTERNAL, f"{env.run}: would run without a slice: {untold}; {error}; {full}"
+            if handoff_error:
+                return exits.INTERNAL, f"{env.run}: would run without a slice: {handoff_error}; {error}; {full}"
             return exits.OK, f"{env.run}: cannot be requeued ({error}), so its tasks will fail; {full}"
         return exits.OK, f"{env.run}: requeued; {full}"
 
     def _is_given_up(self, env: HookEnv, deadline: Deadline, owner_id: str) -> bool:
-        """Return whether another hook has refused the run since this one began, because it waited in vain for it."""
+        """Return whether another hook has refused the run since this one began, having waited for it in vain."""
         run = self._journal_run(env)
         if run is None or run.state != "misfit" or run.owner == owner_id:
             return False

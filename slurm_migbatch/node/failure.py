@@ -43,5 +43,5 @@ def last(directory: str) -> str:
     code, _, line = rest.partition(" ")
     if not (moment.isdigit() and code.isdigit()):
         return ""
-    shown = time.strftime("%Y-%m-%d %H:%M", time.localtime(int(moment)))
-    return f"{hook} exited with {code} ({shown}): {line}"
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(int(moment)))
+    return f"{hook} exited with {code} ({when}): {line}"

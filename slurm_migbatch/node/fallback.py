@@ -1,6 +1,6 @@
 """Run a hook without the agent: the same executor in the hook's own process."""
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH123
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLURM_QUERY_S = 6.0
 
 
 def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[int, str]:
-    """Return exit code and line. `reason` says why the agent did not do it."""
+    """Return exit code and line. `reason` says why the agent did not run the hook."""
     from slurm_migbatch.mig.driver import DriverError
     from slurm_migbatch.node.conf import ConfError
     from slurm_migbatch.node.config import load

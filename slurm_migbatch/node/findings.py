@@ -33,21 +33,21 @@ class Finding(NamedTuple):
 def rows_to_report(findings: Iterable[Finding]) -> list[dict[str, str]]:
     """Return a node's report to its controller: its problems, the worst first, within limits."""
     order = {BAD: 0, UNKNOWN: 1, ODD: 2}
-    wrong = sorted((found for found in findings if found.level in order), key=lambda found: order[found.level])
-    return [{key: text[:LONGEST] for key, text in found._asdict().items()} for found in wrong[:MOST]]
+    problems = sorted((found for found in findings if found.level in order), key=lambda found: order[found.level])
+    return [{key: text[:LONGEST] for key, text in found._asdict().items()} for found in problems[:MOST]]
 
 
 def tell(client: ControllerClient, node: str, findings: Iterable[Finding]) -> float:
-    """Send findings to the controller; returns how many seconds this host's clock is ahead of its.
+    """Send findings to the controller; return how many seconds this host's clock is ahead of the controller's.
 
     Raises:
         ControllerError: it cannot be reached, refuses, or its answer is invalid.
     """
-    before = time.time()
-    body = client.post(PATH, {"node": node, "sent": before, "findings": rows_to_report(findings)})
-    after = time.time()
+    sent = time.time()
+    body = client.post(PATH, {"node": node, "sent": sent, "findings": rows_to_report(findings)})
+    received = time.time()
     try:
-        now = float(json.loads(body)["now"])
+        controller_time = float(json.loads(body)["now"])
     except (ValueError, KeyError, TypeError):
         raise ControllerError("the controller's answer to findings has no time") from None
-    return (before + after) / 2 - now
+    return (sent + received) / 2 - controller_time

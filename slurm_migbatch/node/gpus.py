@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 class Survey(NamedTuple):
-    """GPUs with MIG on, those without, and the errors of those that do not answer: by UUID, and, of those that do not
-    even tell it, by index.
+    """GPUs with MIG on, GPUs with MIG off, and the errors of those that do not answer.
+
+    `failing` has errors by UUID, `unidentified` by index those of GPUs that do not even report their UUID.
     """
 
     managed: tuple[NvmlGpu, ...]
@@ -80,11 +81,11 @@ class Gpus:
 
     def listed(self) -> tuple[NvmlGpu, ...]:
         """Return the GPUs of the configuration's Gpus=, MIG on or not, in index order. Raises DriverError."""
-        found = [gpu for gpu in self.all() if self._config.manages(gpu.uuid, gpu.minor)]
-        return tuple(sorted(found, key=lambda gpu: gpu.index))
+        selected = [gpu for gpu in self.all() if self._config.manages(gpu.uuid, gpu.minor)]
+        return tuple(sorted(selected, key=lambda gpu: gpu.index))
 
     def unidentified(self) -> Mapping[int, str]:
-        """Return by index the errors of GPUs that do not tell their UUID, unless Gpus= has other GPUs only.
+        """Return by index the errors of GPUs that do not report their UUID, unless Gpus= has other GPUs only.
 
         Raises DriverError.
         """
@@ -92,7 +93,7 @@ class Gpus:
         return self._missing()
 
     def all(self) -> tuple[NvmlGpu, ...]:
-        """Return all GPUs of this machine that tell their UUID, in the driver's order. Raises DriverError."""
+        """Return all GPUs of this machine that report their UUID, in the driver's order. Raises DriverError."""
         with self._lock:
             if self._driver is None:
                 from slurm_migbatch.mig.nvml import NvmlDriver
@@ -117,7 +118,7 @@ class Gpus:
         return known
 
     def reset(self) -> None:
-        """Close the driver, so that the next use opens it again; after errors that a new handle may fix."""
+        """Close the driver, so that the next use opens it again: for errors that a new handle may fix."""
         with self._lock:
             self._stale = self._users > 0
             if self._stale:

@@ -1,6 +1,6 @@
-"""Find a job's grant: in its comment, else in slurmctld's record.
+"""Find a job's grant: in its comment, or in slurmctld's record.
 
-slurmctld is asked for root's jobs, which no submit filter marks, and for jobs that were changed while they waited.
+slurmctld is queried for root's jobs, which no submit filter marks, and for jobs that were changed while they waited.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def find(config: NodeConfig, env: HookEnv, deadline: Deadline) -> Grant | None:
         try:
             return scontrol.granted(config, env.job, env.restart, deadline.remaining)
         except scontrol.ScontrolError:
-            return None  # root's own job without a slice is root's to notice; it must not stop the node
+            return None  # a job of root that gets no slice is root's own concern; it must not stop the node
     return grant
 
 
@@ -31,7 +31,7 @@ def _confirmed(config: NodeConfig, env: HookEnv, grant: Grant, deadline: Deadlin
     from slurm_migbatch.node import scontrol
 
     try:
-        found = scontrol.granted(config, env.job, env.restart, deadline.remaining)
+        allocated = scontrol.granted(config, env.job, env.restart, deadline.remaining)
     except scontrol.ScontrolError as error:
         raise GrantError(f"the job was updated, and its current slices cannot be determined: {error}") from None
-    return None if found is None else Grant(found.parts, grant.decision)
+    return None if allocated is None else Grant(allocated.parts, grant.decision)

@@ -1,8 +1,8 @@
 """Decide whether and how a job may share the slice that its plan names: pure, over the journal's rows.
 
-The controller decides which jobs should share; the node enforces, whatever the controller sends: the slice's
-holder is the expected run, it belongs to the same user as the guest by Slurm, it has one holder so far, and
-that holder's end has not begun.
+The controller decides which jobs should share; the node checks, whatever the controller sends: the slice's
+holder is the expected run, belongs to the guest's user according to Slurm, is the only holder so far, and
+has not begun to end.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Write and read the hand-off from root's Prolog to TaskProlog: `RunDir/job/<job>.<restart>`, readable by the job's
-user.
+"""Write and read hand-offs from root's Prolog to TaskProlog.
+
+    RunDir/job/<job>.<restart>      readable by the job's user
 
     version 1
     job 17
@@ -14,8 +15,8 @@ user.
 
 `progress` names the file for the job's own reports (`progress.py`), if there is one. One `slice` line for each
 slice, in order. `task_prolog.py` reads it with built-in modules only. It is written under a temporary name, synced and
-renamed, so that a reader sees all of it or nothing; the rebuilding of a lost journal reads it too. So root owns it:
-the user may read it by an entry of its access list (acl(5)). If the file system has no such lists, all may.
+renamed, so that a reader sees all of it or nothing; the rebuilding of a lost journal reads it too. So root owns it,
+and an entry of its access list (acl(5)) lets the user read it. If the file system has no such lists, all may.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Handoff(NamedTuple):
 
 
 def write(directory: int, handoff: Handoff) -> None:
-    """Write it atomically, replacing an older one. Raises OSError."""
+    """Write a hand-off atomically, replacing an older one. Raises OSError."""
     name = f"{handoff.job}.{handoff.restart}"
     temporary = f".{name}"
     effects.point("handoff write")
@@ -108,7 +109,7 @@ def _open_to(handle: int, uid: int) -> None:
 
 
 def remove(directory: int, job: int, restart: int) -> None:
-    """Delete it, and leftovers of an interrupted write; harmless if there is nothing."""
+    """Delete a hand-off, and leftovers of an interrupted write; do nothing if there are none."""
     for name in (f".{job}.{restart}", f"{job}.{restart}"):
         effects.point("handoff unlink")
         try:
@@ -126,7 +127,7 @@ def listed(directory: int) -> Iterator[tuple[int, int]]:
 
 
 def load(directory: int, job: int, restart: int) -> Handoff | None:
-    """Read one back; None if it is missing or invalid."""
+    """Read a hand-off; None if it is missing or invalid."""
     try:
         handle = os.open(f"{job}.{restart}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
@@ -138,8 +139,8 @@ def load(directory: int, job: int, restart: int) -> Handoff | None:
     slices = _slices([words[1:] for words in lines if words and words[0] == "slice"])
     if fields.get("version") != "1" or not fields.get("uid", "").isdigit() or slices is None:
         return None
-    shown = next((line[9:] for line in text.splitlines() if line.startswith("progress ")), "")
-    return Handoff(job, restart, int(fields["uid"]), slices, progress=shown)
+    progress = next((line[9:] for line in text.splitlines() if line.startswith("progress ")), "")
+    return Handoff(job, restart, int(fields["uid"]), slices, progress=progress)
 
 
 def _slices(rows: Sequence[Sequence[str]]) -> tuple[HandoffSlice, ...] | None:

@@ -1,4 +1,4 @@
-"""Watch which progress files are written (inotify), so that nothing is done while nobody writes.
+"""Watch which progress files are written (inotify), so that the agent does nothing while no job writes.
 
 The directory is watched, not the files: no user's file is opened for it, and mounts over a file or any other
 tricks of a user have no effect here. Any number of writes is merged into one event until it is read.
@@ -44,22 +44,22 @@ class WriteWatch:
 
     def written(self) -> set[tuple[int, int]] | None:
         """Return job and restart of the files written since the last call; None if events were lost."""
-        found: set[tuple[int, int]] = set()
-        everything = False
+        runs: set[tuple[int, int]] = set()
+        overflowed = False
         while True:
             try:
                 data = os.read(self.handle, 65536)
             except BlockingIOError:
-                return None if everything else found
-            at = 0
-            while at < len(data):
-                _, mask, _, length = _EVENT.unpack_from(data, at)
-                at += _EVENT.size
-                match = _NAME.fullmatch(data[at : at + length])
-                at += length
-                everything = everything or bool(mask & _IN_Q_OVERFLOW)
+                return None if overflowed else runs
+            offset = 0
+            while offset < len(data):
+                _, mask, _, length = _EVENT.unpack_from(data, offset)
+                offset += _EVENT.size
+                match = _NAME.fullmatch(data[offset : offset + length])
+                offset += length
+                overflowed = overflowed or bool(mask & _IN_Q_OVERFLOW)
                 if match is not None:
-                    found.add((int(match[1]), int(match[2])))
+                    runs.add((int(match[1]), int(match[2])))
 
 
 def _error(call: str) -> OSError:

@@ -117,17 +117,17 @@ def check_plain(path: Path) -> None:
 
 def package_paths() -> list[str]:
     """Return the directories that hold this package and pynvml, with links resolved."""
-    here = Path(__file__).resolve().parents[2]
-    found = [str(here)]
+    package_root = Path(__file__).resolve().parents[2]
+    directories = [str(package_root)]
     spec = importlib.util.find_spec("pynvml")
     if spec is None or spec.origin is None:
         raise InstallError("pynvml is missing: pip install 'slurm-migbatch[node]'")
     nvml = str(Path(spec.origin).resolve().parent)
-    return found if nvml in found else [*found, nvml]
+    return directories if nvml in directories else [*directories, nvml]
 
 
 def programs(dest: Path, etc: Path, python: str, task_python: str = "") -> list[tuple[Path, str]]:
-    """Return the three hooks with their places in `dest`. Writes nothing; `compile_imports` is to be called too.
+    """Render the three hooks, each with its path in `dest`. Writes nothing; call `compile_imports` too.
 
     Raises:
         InstallError: the package, an interpreter or one of the directories could be changed by others than root, or
@@ -142,7 +142,8 @@ def programs(dest: Path, etc: Path, python: str, task_python: str = "") -> list[
     checked = [*paths, f"{paths[0]}/slurm_migbatch/node", f"{paths[0]}/slurm_migbatch/mig"]
     checked += [str(_present(dest)), str(_present(etc))]
     for used in (Path(interpreter), Path(task_interpreter)):
-        checked += [str(used.resolve()), str(used.parent)]  # of a virtual environment the former is elsewhere
+        # in a virtual environment, the resolved path is elsewhere
+        checked += [str(used.resolve()), str(used.parent)]
     checked += [str(path) for part in _imported(paths) for path in (part.rglob("*.py") if part.is_dir() else [part])]
     for path in checked:
         reason = conf.insecure(path)
@@ -185,9 +186,9 @@ def _interpreter(python: str) -> str:
 
 
 def _imported(paths: Sequence[str]) -> list[Path]:
-    """Return the modules that hooks import, and the directories of others."""
-    found = [Path(paths[0]) / "slurm_migbatch" / room for room in ("__init__.py", "node", "mig")]
-    return found + [nvml for path in paths if (nvml := Path(path) / "pynvml.py").exists()]
+    """Return the modules and package directories that hooks import from."""
+    sources = [Path(paths[0]) / "slurm_migbatch" / name for name in ("__init__.py", "node", "mig")]
+    return sources + [nvml for path in paths if (nvml := Path(path) / "pynvml.py").exists()]
 
 
 def compile_imports(python: str) -> None:
@@ -195,12 +196,12 @@ def compile_imports(python: str) -> None:
 
     `programs` must have accepted the package and the interpreter. Raises InstallError.
     """
-    interpreter, wanted = _interpreter(python), _imported(package_paths())
-    for room in filter(Path.is_dir, wanted):
-        _discard(room)
+    interpreter, sources = _interpreter(python), _imported(package_paths())
+    for directory in filter(Path.is_dir, sources):
+        _discard(directory)
     try:
-        done = subprocess.run(
-            [interpreter, "-ISm", "compileall", "-q", *map(str, wanted)],
+        result = subprocess.run(
+            [interpreter, "-ISm", "compileall", "-q", *map(str, sources)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=COMPILE_S,
@@ -209,8 +210,8 @@ def compile_imports(python: str) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InstallError(f"{interpreter} cannot compile the package: {error}") from error
-    if done.returncode:
-        output = (done.stdout + done.stderr).decode("utf-8", "replace").strip()[-300:]
+    if result.returncode:
+        output = (result.stdout + result.stderr).decode("utf-8", "replace").strip()[-300:]
         raise InstallError(f"{interpreter} cannot compile the package: {output}")
 
 

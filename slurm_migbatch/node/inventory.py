@@ -24,6 +24,6 @@ def _entry(gpu: NvmlGpu, gpus: Gpus) -> dict[str, object]:
         entry |= {key: value for key, value in gpu.facts().items() if key not in entry}
     except DriverError as error:
         if "geometry" not in entry:
-            entry["mig"] = False  # the controller can use none without
+            entry["mig"] = False  # the controller cannot use a GPU without a geometry
         entry["problem"] = str(error)
     return entry

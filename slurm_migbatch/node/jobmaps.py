@@ -1,18 +1,18 @@
 """Write the files in which the site's GPU exporters look up jobs by slice; off unless configured.
 
 - `JobMapDir`: dcgm-exporter's `--hpc-job-mapping-dir`. A file `<gpu>.<gi>` (NVML's index of the GPU, id of the GPU
-  instance) has one job id a line; two if two training jobs share the slice.
+  instance) has one job id per line; two if two training jobs share the slice.
 - `GpustatDir`: jobstats' `/run/gpustat`. A file `MIG-<uuid>` has `JOBID UID`; of two jobs it can name only the first.
 
 Ids of GPU instances are reused, so a file is deleted before its slice is, and written when the job owns the slice.
-The files follow from the journal alone: every change of holders calls `sync` afterwards, and a hook
-that was killed in between is made up for by the next one or by the agent. Files with other names are not touched.
+The files follow from the journal alone: every change of holders calls `sync` afterwards, and if
+a hook is killed in between, the next one or the agent corrects the files. Files with other names are not touched.
 
 Faults here never affect a job: they are kept in `problem`, for the log. A directory is used only if only root can write
 it and it is on RunDir's file system, so that it cannot block a hook in a new way.
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH116
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class JobMaps:
         return bool(self._slices or self._gpustat)
 
     def sync(self, journal: Journal, indices: Mapping[str, int] | None = None, *, dry: bool = False) -> list[str]:
-        """Write the files by the journal. Returns what was (or would be) done, as sentences; never raises.
+        """Write the files according to the journal. Returns what was (or would be) done, as sentences; never raises.
 
         `indices` has NVML's index of each GPU by UUID. Without it, if the driver is not to be queried, no file
         `<gpu>.<gi>` is created, but the jobs that no longer hold anything here are removed from existing ones.
@@ -107,10 +107,10 @@ class JobMaps:
     def _update(self, path: str, form: re.Pattern[str], wanted: Callable[[Files], Files], dry: bool) -> list[str]:
         with _opened(path, self._device) as handle:
             names = _names(path, handle)
-            now = {name: _read(handle, name) for name in names if form.fullmatch(name)}
-            files = wanted(now)
-            stale = sorted(now.keys() - files.keys())
-            new = sorted(name for name, text in files.items() if now.get(name) != text)
+            current = {name: _read(handle, name) for name in names if form.fullmatch(name)}
+            files = wanted(current)
+            stale = sorted(current.keys() - files.keys())
+            new = sorted(name for name, text in files.items() if current.get(name) != text)
             if not dry:
                 unfinished = [
                     name for name in names if name[0] == "." and name[-1] == "~" and form.fullmatch(name[1:-1])
@@ -124,7 +124,7 @@ class JobMaps:
 
 def problems(config: NodeConfig) -> list[str]:
     """Return which directories cannot be used and why, as sentences; a missing one is created by the next hook."""
-    found = []
+    errors = []
     for path in filter(None, (config.job_map_dir, config.gpustat_dir)):
         try:
             device = os.stat(config.run_dir).st_dev
@@ -134,8 +134,8 @@ def problems(config: NodeConfig) -> list[str]:
             else:
                 _check_above(path)
         except (OSError, PathsError, _JobMapError) as error:
-            found.append(str(error))
-    return found
+            errors.append(str(error))
+    return errors
 
 
 @contextmanager
@@ -152,9 +152,9 @@ def _opened(path: str, device: int) -> Iterator[int]:
 
 
 def _check_above(path: str) -> None:
-    above = conf.insecure(path.rpartition("/")[0] or "/")
-    if above:
-        raise _JobMapError(f"{path} is not used: {above}")
+    reason = conf.insecure(path.rpartition("/")[0] or "/")
+    if reason:
+        raise _JobMapError(f"{path} is not used: {reason}")
 
 
 def _names(path: str, handle: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 SQLite on local disk, WAL, synchronous=FULL: a transaction is on disk before the driver is changed (write-ahead),
 and an event is stored in the same transaction as the change that it reports. No transaction is ever open
-across a driver call. The journal is a record, not the truth: the driver is, and `repair.py` makes the two agree.
+across a driver call. The journal only records; the driver is authoritative, and `repair.py` makes the two agree.
 
 Life of a slice's row:
 
@@ -12,16 +12,16 @@ Life of a slice's row:
 `intent` and `evict` are in flight: they belong to an owner (`owner.py`) and are void once it is dead. Several intents,
 also of several owners, may overlap one `evict`; the first of them that has the GPU's lock destroys the instance.
 
-A slice may have a second holder: a row of its own for the same slot, `beside` the first one's, intent -> held. It makes
-no instance and opens no device. When the first holder leaves, the second takes over its row (`leave`); the slice is
-free when no holder is left. Triggers enforce at most two holders, both of one user, for every writer (an agent of the
-previous release may still have the file open while this one is being installed).
+A slice may have a second holder: a row of its own for the same slot, `beside` the first one's, intent -> held. It
+creates no instance and opens no device. When the first holder leaves, the second takes over its row (`leave`); the
+slice is free when no holder is left. Triggers enforce at most two holders, both of one user, for every writer
+(an agent of the previous release may still have the file open while this one is being installed).
 
 Life of a run:
 starting -> running -> ending -> ended, or misfit -> ended.
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # Conditions in queries are this package's own text; every value is bound.
 # ruff: noqa: PTH101, PTH104, PTH108, PTH110, PTH116, PTH120, S608
 
@@ -307,7 +307,7 @@ class Journal:
         return "" if row is None else str(row[0])
 
     def set_meta(self, key: str, value: str) -> None:
-        """Set one."""
+        """Set a value of the journal itself."""
         with _errors(self.path):
             self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, value))
 
@@ -370,8 +370,8 @@ class Journal:
     def leave(self, row: JournalSlice, state: str = "idle", reason: str = "") -> JournalSlice | None:
         """Remove the holder from `row`; part of the open transaction.
 
-        A remaining holder has the slice from then on, still in flight if it was. Without one the
-        slice goes to `state`. Returns the slice's row; None if that is not changed (a second holder left) or no
+        A remaining holder takes over the slice, still in flight if it was. Without one the
+        slice changes to `state`. Returns the slice's row; None if that is not changed (a second holder left) or no
         longer exists (it was lost).
         """
         if row.beside is not None:
@@ -380,8 +380,8 @@ class Journal:
         guest = self.guest_of(row)
         if guest is not None:
             self.drop(guest)
-            heir = guest._replace(gi=row.gi, ci=row.ci, mig_uuid=row.mig_uuid, cap_gi=row.cap_gi)
-            return self.put(heir._replace(cap_ci=row.cap_ci, beside=None, shared=True, id=row.id))
+            successor = guest._replace(gi=row.gi, ci=row.ci, mig_uuid=row.mig_uuid, cap_gi=row.cap_gi)
+            return self.put(successor._replace(cap_ci=row.cap_ci, beside=None, shared=True, id=row.id))
         if row.state == "lost":
             self.drop(row)
             return None
@@ -437,7 +437,7 @@ class Journal:
         return [{"seq": seq, **json.loads(body)} for seq, body in rows]
 
     def spool_length(self) -> int:
-        """Count the waiting events."""
+        """Count the spooled events."""
         with _errors(self.path):
             return int(self._connection.execute("SELECT count(*) FROM events").fetchone()[0])
 
@@ -452,7 +452,7 @@ class Journal:
             self._drop_acknowledged(seq, database)
 
     def spool_state(self, fields: Callable[[], Mapping[str, object]], seq: int, database: str) -> None:
-        """Spool a `state` for the controller's `database`, which has everything up to `seq` and still lacks something.
+        """Spool a `state` event for the controller's `database`, which has all up to `seq` but still lacks data.
 
         `fields` are read in the transaction that spools them, so that every event after it is later. Does nothing if
         one is waiting already.

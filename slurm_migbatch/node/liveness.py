@@ -1,20 +1,20 @@
-"""Find runs that Slurm no longer has on this node: for a run whose Epilog died early or never came.
+"""Find runs that Slurm no longer has on this node because their Epilog died early or never ran.
 
-A run counts as over only where all of this holds, twice, PAUSE_S apart:
+A run counts as over only if all of this holds, twice, PAUSE_S apart:
 
 - It has had its slices for SETTLED_S; so its Prolog is over and Slurm had time to start its first step.
 - slurmd has no step of the job. Every slurmstepd listens on a socket `<spool directory>/<node>_<job>.<step>` as long as
   it lives, which the kernel lists (seen on 22.05, 24.11 and 26.05).
-- slurmctld says so: it does not know the job, or the job waits or has ended, or it runs elsewhere, or in a later run.
-  A job in COMPLETING is not over on the nodes where its Epilog is still to come; slurmctld names just those.
+- slurmctld confirms it: it does not know the job, or the job waits or has ended, or it runs elsewhere, or in a later
+  run. A job in COMPLETING is not over on the nodes where its Epilog is still to come; slurmctld lists exactly those.
 
-What cannot be observed (slurmctld does not answer, answers oddly or too late) is no observation: the run stays.
+If slurmctld does not answer, or answers too late or in an unknown form, nothing is concluded: the run stays.
 
-squeue is asked for columns that no user can write. An ordinary hook never comes here: only a run that is settled and
-has no step is asked about.
+squeue is queried for columns that no user can write, and only about runs that are settled and have no step: an ordinary
+hook does not query it.
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH119, PTH120
 
 from __future__ import annotations
@@ -65,26 +65,26 @@ class JobRecord(NamedTuple):
 
 
 class Liveness:
-    """Asks slurmd's steps and slurmctld which runs of this node are over."""
+    """Determines from slurmd's steps and slurmctld which runs of this node are over."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
 
     def over(self, runs: Iterable[JournalRun], deadline: Deadline, *, pause: float | None = None) -> list[JournalRun]:
         """Return the `running` runs that are over by two observations. Raises LivenessError."""
-        found = self.once(runs, deadline)
-        if not found:
+        candidates = self.once(runs, deadline)
+        if not candidates:
             return []
         wait = PAUSE_S if pause is None else pause
         if deadline.remaining < wait:
             raise LivenessError("no time left to query Slurm twice")
         time.sleep(wait)
-        return self.once(found, deadline)
+        return self.once(candidates, deadline)
 
     def once(self, runs: Iterable[JournalRun], deadline: Deadline) -> list[JournalRun]:
         """Return the `running` runs that are over by one observation. Raises LivenessError."""
         now = time.time()
-        # a time in the future: the clock was set back since
+        # a start in the future (the clock was set back since) counts as settled
         settled = [run for run in runs if run.state == "running" and not 0 <= now - run.since < SETTLED_S]
         if not settled:
             return []
@@ -95,12 +95,12 @@ class Liveness:
         return is_over(run, self._config.node, self._job(run.job, deadline))
 
     def _job(self, job: int, deadline: Deadline) -> JobRecord | None:
-        """Ask slurmctld about a job; None where it knows no such job."""
+        """Query slurmctld about a job; None if it knows no such job."""
         from slurm_migbatch.node import scontrol
 
-        asked = ["--noheader", "--all", "--local", "--states=all", f"--jobs={job}", f"--Format={COLUMNS}"]
+        arguments = ["--noheader", "--all", "--local", "--states=all", f"--jobs={job}", f"--Format={COLUMNS}"]
         try:
-            text = scontrol.query(self._config, "squeue", asked, deadline.remaining)
+            text = scontrol.query(self._config, "squeue", arguments, deadline.remaining)
         except scontrol.ScontrolError as error:
             if error.stderr.endswith(UNKNOWN):
                 return None
@@ -129,7 +129,7 @@ class Liveness:
 def is_over(run: JournalRun, node: str, job: JobRecord | None) -> bool:
     """Return whether, by slurmctld's record, the run is over on the node with no Epilog still to come.
 
-    A state that is not known here counts as going on. The restart count rises before the Epilog of the run before.
+    An unknown state counts as running. The restart count rises before the Epilog of the previous run.
     """
     if job is None:
         return True
@@ -149,7 +149,7 @@ def steps(node: str, spool: str = "") -> set[int]:
         sockets = unix_sockets.bound()
     except OSError as error:
         raise LivenessError(f"cannot list unix sockets (unix_diag): {error.strerror}") from None
-    found = set()
+    jobs = set()
     of_root: frozenset[int] | None = None
     for path, uid, inode in sockets:
         match = form.fullmatch(os.path.basename(path))
@@ -158,8 +158,8 @@ def steps(node: str, spool: str = "") -> set[int]:
         if uid is None:
             of_root = unix_sockets.of_root() if of_root is None else of_root
         if uid == 0 or (of_root is not None and uid is None and inode in of_root):
-            found.add(int(match[1]))
-    return found
+            jobs.add(int(match[1]))
+    return jobs
 
 
 def sentences(runs: Sequence[JournalRun]) -> list[str]:

@@ -2,16 +2,16 @@
 
 An open descriptor keeps its rights whatever happens to the owner of the device, and NVIDIA's driver compares only its
 minor number (nv_cap_validate_and_dup_fd in kernel-open/nvidia/nv-caps.c), which is reused with the ids of an
-instance. No start waits for this scan or depends on it: descriptors on their way through a socket, or registered with
-io_uring, are not found, and processes with many descriptors make it slow. So it belongs to the agent, has a time limit,
-and continues where it stopped.
+instance. No job start waits for this scan or depends on it: descriptors on their way through a socket, or registered
+with io_uring, are not found, and processes with many descriptors make it slow. So the agent runs it, with a time
+limit, and it continues where it stopped.
 
 Files of any process may be on a file system that does not answer (a server that is down, a user's FUSE mount), and
 a stat of them blocks. So only descriptors with the name of a capability device are checked, and
 of those only ones on a local file system.
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH115, PTH116, PTH123, PTH208
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class OpenDeviceScan:
         """Find processes, root's excepted, that have another user's devices open; `owners`: uid by minor."""
         end = time.monotonic() + seconds
         pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
-        turn = [pid for pid in pids if pid > self._after] + [pid for pid in pids if pid <= self._after]
+        ordered = [pid for pid in pids if pid > self._after] + [pid for pid in pids if pid <= self._after]
         found: list[OpenDevice] = []
-        for pid in turn if owners else ():
+        for pid in ordered if owners else ():
             try:
                 uid = os.stat(f"/proc/{pid}").st_uid
                 if uid:
@@ -71,9 +71,9 @@ class OpenDeviceScan:
 
 
 def _open(pid: int, major: int, end: float) -> Iterator[int]:
-    """Yield the minors of the devices with this major number that a process has open, as far as seen until `end`.
+    """Yield the minors of the devices with this major number that a process has open, as far as found until `end`.
 
-    Its user chooses how many descriptors and mounts it has. Raises OSError.
+    The limit is needed because its user chooses how many descriptors and mounts it has. Raises OSError.
     """
     seen: set[int] = set()
     with os.scandir(f"/proc/{pid}/fd") as entries:
@@ -97,8 +97,8 @@ def _open(pid: int, major: int, end: float) -> Iterator[int]:
 def status_of(pid: int, name: str) -> os.stat_result | None:
     """Return the status of a descriptor's file; None if it is on a file system that may not answer, or gives no access.
 
-    Its user may put another file in its place at any time. So a reference is taken, which asks no file system, and is
-    used only if its mount is the one that was checked. Raises OSError.
+    Its user may put another file in its place at any time. So an O_PATH descriptor is opened, which accesses no file
+    system, and is used only if its mount is the one that was checked. Raises OSError.
     """
     mount = _answering_mount(pid, name)
     if mount is None:
@@ -116,20 +116,20 @@ def _answering_mount(pid: int, name: str) -> str | None:
     Raises OSError.
     """
     with open(f"/proc/{pid}/fdinfo/{name}", "rb") as file:
-        found = facts_of(file.read(_LONGEST))
-    if found is None or found[0] & os.O_PATH:
+        facts = facts_of(file.read(_LONGEST))
+    if facts is None or facts[0] & os.O_PATH:
         return None
     with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         # 36 35 98:0 /root /where options tags - type source options
         rows = (line.partition(" - ") for line in file)
-        kind = next((tail.partition(" ")[0] for head, _, tail in rows if head.partition(" ")[0] == found[1]), "")
-    return found[1] if kind in _ANSWERING else None
+        fs_type = next((tail.partition(" ")[0] for head, _, tail in rows if head.partition(" ")[0] == facts[1]), "")
+    return facts[1] if fs_type in _ANSWERING else None
 
 
 def facts_of(text: bytes) -> tuple[int, str] | None:
-    """Return flags and mount of a descriptor's fdinfo; None where it has another form.
+    """Return flags and mount of a descriptor's fdinfo; None if it has another form.
 
-    The kernel's own lines come first. Behind them may stand what a user chose, as the name of a dma-buf.
+    The kernel's own lines come first. Text that a user chose may follow them, such as the name of a dma-buf.
     """
     match = _FDINFO.match(text)
     return (int(match[1], 8), match[2].decode("ascii")) if match is not None else None

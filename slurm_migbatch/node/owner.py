@@ -4,7 +4,7 @@ An owner is written `<pid>.<start>.<token>`: a process id, its start time in clo
 and a token for one piece of work inside the process (the agent does many at once).
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH123
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def alive(owner: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return the process's start time; empty if it has ended or is a zombie. Always the real /proc.
+    """Return the process's start time; empty if it has ended or is a zombie. Always from the real /proc.
 
     A killed process closes its files, and with them the connection to a hook, before it counts as a zombie.
     """
@@ -55,5 +55,5 @@ def _started(pid: int) -> str:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return ""
-    over = fields[0] in (b"Z", b"X") or int(fields[6]) & PF_EXITING
-    return "" if over else fields[19].decode("ascii")
+    ended = fields[0] in (b"Z", b"X") or int(fields[6]) & PF_EXITING
+    return "" if ended else fields[19].decode("ascii")

@@ -4,7 +4,7 @@ RunDir is 0755 with `job/` (0755, hand-offs, each read by its user) and `lock/` 
 0711, a separate file system with files that users write (`progress.py`). All belong to root.
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH101, PTH102, PTH112, PTH120
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Paths(NamedTuple):
 
     @classmethod
     def open(cls, config: NodeConfig) -> Paths:
-        """Open them, creating missing ones. Raises PathsError."""
+        """Open the directories, creating missing ones. Raises PathsError."""
         run = _directory(config.run_dir, 0o755)
         return cls(
             run=run,
@@ -65,15 +65,15 @@ def limited(path: str) -> int:
     """Open ProgressDir, with a separate file system mounted on it if possible."""
     mode = 0o711
     handle = _directory(path, mode)
-    with suppress(OSError):  # then no progress file is made (`progress.make`)
+    with suppress(OSError):  # on failure no progress file is created (`progress.make`)
         if not tmpfs.is_mounted(handle):
             with tmpfs.alone(handle):  # other processes wait here, and then see it at the same path
-                again = _directory(path, mode)
+                reopened = _directory(path, mode)
                 try:
-                    if not tmpfs.is_mounted(again):
-                        tmpfs.mount(again, mode)
+                    if not tmpfs.is_mounted(reopened):
+                        tmpfs.mount(reopened, mode)
                 finally:
-                    os.close(again)
+                    os.close(reopened)
             os.close(handle)
             handle = _directory(path, mode)
     return handle
@@ -94,15 +94,15 @@ def _directory(path: str, mode: int, parent: int | None = None) -> int:
     except OSError as error:
         raise PathsError(f"directory {path}: {error.strerror}; run `migbatch node install` as root") from error
     status = os.fstat(handle)
-    given = stat.S_IMODE(status.st_mode)
-    if status.st_uid == 0 and given != mode and not given & ~mode:
+    actual = stat.S_IMODE(status.st_mode)
+    if status.st_uid == 0 and actual != mode and not actual & ~mode:
         with suppress(OSError):
-            os.fchmod(handle, mode)  # a hook was killed that had just made it, under a hook's umask
-    if status.st_uid != 0 or given & 0o022 or given & ~mode & 0o077:
+            os.fchmod(handle, mode)  # a hook was killed after creating it under a hook's umask
+    if status.st_uid != 0 or actual & 0o022 or actual & ~mode & 0o077:
         os.close(handle)
         raise PathsError(
             f"directory {path} must belong to root with mode {mode:o}, not uid {status.st_uid} "
-            f"mode {given:o}; correct it by hand"
+            f"mode {actual:o}; correct it by hand"
         )
     return handle
 

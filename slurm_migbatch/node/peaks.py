@@ -41,20 +41,20 @@ class Peak(NamedTuple):
     def with_activity(self, found: Activity) -> Peak:
         """Return the peak with the activity of one slice over some seconds."""
         seconds, *shares = found
-        before = self.busy or (0.0,) * len(found)
+        totals = self.busy or (0.0,) * len(found)
         return self._replace(
-            busy=tuple(a + b for a, b in zip(before, (seconds, *(seconds * s for s in shares)), strict=True))
+            busy=tuple(a + b for a, b in zip(totals, (seconds, *(seconds * s for s in shares)), strict=True))
         )
 
     def with_energy(self, seconds: float, joules: float) -> Peak:
         """Return the peak with the energy of one slice's GPU over some seconds."""
-        before = self.energy or (0.0, 0.0)
-        return self._replace(energy=(before[0] + seconds, before[1] + joules))
+        totals = self.energy or (0.0, 0.0)
+        return self._replace(energy=(totals[0] + seconds, totals[1] + joules))
 
     def energy_j(self, held_s: float) -> float | None:
         """Return the joules of `held_s` seconds of its GPUs by their mean power; None if less than half was sampled.
 
-        They are not less than what was sampled: the clock may have been set back meanwhile.
+        Never less than what was sampled: `held_s` may be too short because the clock was set back.
         """
         if len(self.energy) != 2 or self.energy[0] <= 0 or self.energy[0] < held_s / 2:
             return None
@@ -93,7 +93,7 @@ def load(run_dir: int) -> dict[RunId, Peak]:
 
 
 def store(run_dir: int, peaks: Mapping[RunId, Peak], running: Collection[RunId]) -> None:
-    """Write those of the runs that still exist. Raises OSError."""
+    """Write the peaks of the runs that still exist. Raises OSError."""
     rows = {
         f"{j}.{r}": {"watched_s": p.watched_s, "mib": dict(p.mib), "busy": p.busy, "energy": p.energy}
         for (j, r), p in peaks.items()
@@ -109,7 +109,7 @@ def store(run_dir: int, peaks: Mapping[RunId, Peak], running: Collection[RunId])
             json.dump({"version": 1, "runs": rows}, file, separators=(",", ":"))
         os.rename(temporary, NAME, src_dir_fd=run_dir, dst_dir_fd=run_dir)
     except OSError:
-        os.unlink(temporary, dir_fd=run_dir)  # a part of it, on a full disk
+        os.unlink(temporary, dir_fd=run_dir)  # incomplete, for example on a full disk
         raise
 
 

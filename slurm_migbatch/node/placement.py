@@ -59,15 +59,15 @@ def choose_slots(
     was made manually is unknown) or never. `excluded` slots have just proved unusable.
     """
     order = sorted(range(len(profiles)), key=lambda i: (-_weight(views, profiles[i]), i))
-    found: dict[int, SlotClaim] = {}
-    now = {view.uuid: view for view in views}
+    claims: dict[int, SlotClaim] = {}
+    current = {view.uuid: view for view in views}
     for i in order:
-        best = min(_options(now, profiles[i], uid, reuse, excluded), key=lambda option: option[0], default=None)
+        best = min(_options(current, profiles[i], uid, reuse, excluded), key=lambda option: option[0], default=None)
         if best is None:
             return None
-        found[i] = taken = best[1]
-        now[taken.gpu] = _with_claim(now[taken.gpu], taken)
-    return tuple([found[i] for i in range(len(profiles))])
+        claims[i] = claim = best[1]
+        current[claim.gpu] = _with_claim(current[claim.gpu], claim)
+    return tuple([claims[i] for i in range(len(profiles))])
 
 
 def _weight(views: Sequence[GpuOccupancy], profile: Profile) -> int:
@@ -92,10 +92,10 @@ def _options(
         try:
             used = Layout(view.used)
         except LayoutError:
-            continue  # foreign and migbatch's instances overlap; repair comes before this GPU is used again
+            continue  # a foreign instance overlaps one of migbatch; the GPU is not used until it is repaired
         free_plan = [s for s in view.planned if not used.mask & s.placement.mask]
         preferred = choose(view.geometry, used, profile)
-        room = view.geometry.memory_slices - used.mask.bit_count()
+        free_slices = view.geometry.memory_slices - used.mask.bit_count()
         for slot in view.geometry.info(profile).slots:
             if (view.uuid, slot) in excluded or not view.geometry.fits(used, slot):
                 continue
@@ -105,8 +105,8 @@ def _options(
                 continue
             planned = slot in free_plan
             disturbed = 0 if planned else sum(s.placement.overlaps(slot.placement) for s in free_plan)
-            fresh = sum(row.state == "idle" for row in evict)
-            cost = (not planned, disturbed, warm is None, fresh, room, slot != preferred, view.order)
+            idle_evicted = sum(row.state == "idle" for row in evict)
+            cost = (not planned, disturbed, warm is None, idle_evicted, free_slices, slot != preferred, view.order)
             yield (
                 (*[int(part) for part in cost], slot.placement.start),
                 SlotClaim(view.uuid, slot, warm, evict, planned),
@@ -128,9 +128,9 @@ def _evicted(
         return ()
     evicted = [row for row in view.idle if row.slot.placement.overlaps(slot.placement)]
     kept = [row for row in view.idle if row not in evicted]
-    # Limits that are counted (compute slices, instances of a profile, media engines) may want more to go: those of
-    # the same profile first, since their limit is the likeliest to be the one that is broken; before them those that
-    # go anyway. (These may lie across used slots, for which they have to go, so no layout holds all of `kept`.)
+    # Count limits (compute slices, instances of a profile, media engines) may require that more are destroyed: first
+    # those that another hook is to destroy anyway, then those of the same profile, whose limit is most likely the one
+    # exceeded. (The former may overlap the used slots that replace them, so no layout holds all of `kept`.)
     kept.sort(key=lambda row: (row.state != "idle", *_same_kind(row.slot.profile, slot.profile)))
     while not view.geometry.admits([*used.profiles, *(row.slot.profile for row in kept), slot.profile]):
         if not kept:

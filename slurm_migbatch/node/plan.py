@@ -3,12 +3,12 @@
     {"version": 12, "gpus": {"GPU-...": [["2g.20gb", 0, 2], ...]},
      "guests": {"18": ["GPU-...", "2g.20gb", 0, 2, 17, 0]}}
 
-`guests` may be missing. It says next to which run a job may have a place, and on which slot: here job 18 next to
-job 17's run 0. A plan is advice about places, never about what a job may have: without one, or with a broken one, the
-node chooses for itself; but only places in `guests` are ever shared.
+`guests` may be missing. It says with which run a job may share a slice, and on which slot: here job 18 with run 0
+of job 17. A plan is advice about placements and does not decide what a job gets: without one, or with an invalid one,
+the node chooses for itself; but only slots in `guests` are ever shared.
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH104
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SharedSlot(NamedTuple):
 
 
 class CachedPlan(NamedTuple):
-    """Version 0 means no plan."""
+    """A parsed plan; version 0 means no plan."""
 
     version: int = 0
     slots: Mapping[str, tuple[Slot, ...]] = {}
@@ -75,7 +75,7 @@ def load(state_dir: str) -> CachedPlan:
 
 
 def store(state_dir: str, raw: bytes) -> CachedPlan:
-    """Write the plan that the controller sent atomically. Raises PlanError."""
+    """Store the plan that the controller sent, atomically. Raises PlanError."""
     try:
         plan = parse(json.loads(raw))
     except ValueError as error:

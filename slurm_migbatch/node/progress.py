@@ -31,8 +31,8 @@ Root never opens anything that a user could have put in the file's place:
 
 A user can only use up the file's own space: ROOM bytes, allocated when it is created, in a
 separate tmpfs (`tmpfs.py`). The agent empties files that are half full. If that file system cannot be mounted (in
-a container without the right to) there is no file. Users can report false values about their own runs, so these figures
-are marked as the job's own wherever they are shown.
+a container without the privilege) there is no file. Users can report false values about their own runs, so these
+figures are marked as the job's own wherever they are shown.
 """
 
 from __future__ import annotations
@@ -185,10 +185,10 @@ def make(directory: int, job: int, restart: int, uid: int) -> None:
 
 
 def remove(directory: int, job: int, restart: int) -> None:
-    """Delete it, with its space; harmless if there is none.
+    """Delete a run's file and free its space; do nothing if there is none.
 
-    What its user has mounted over it is detached. While he holds a lease on it this fails: it is retried with the
-    next cleanup. A process that still has it open keeps an empty file that cannot grow.
+    A mount that the user has placed over it is detached. While the user holds a lease on it the deletion fails, and
+    the next cleanup tries again. A process that still has it open keeps an empty file that cannot grow.
     """
     name = f"{job}.{restart}"
     with suppress(OSError):
@@ -240,7 +240,7 @@ def shorten(directory: int, job: int, restart: int, uid: int) -> None:
 
 
 def _empty(handle: int) -> None:
-    """Truncate an open file to nothing; it is no longer append-only then. Raises OSError."""
+    """Truncate an open file to zero bytes; it is no longer append-only afterwards. Raises OSError."""
     effects.point("progress empty")
     with suppress(OSError):
         tmpfs.set_append_only(handle, False)
@@ -249,7 +249,7 @@ def _empty(handle: int) -> None:
 
 @contextmanager
 def _opened(directory: int, name: str, uid: int | None, flags: int) -> Iterator[int]:
-    """Open exactly the file that root created there, of this user or of any. Raises ProgressError, OSError."""
+    """Open a file only if root created it, and for `uid` (None: any user). Raises ProgressError, OSError."""
     path = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         if tmpfs.mount_id(path) != tmpfs.mount_id(directory):
@@ -271,30 +271,32 @@ def _opened(directory: int, name: str, uid: int | None, flags: int) -> Iterator[
 
 
 def understand(content: Content, started: float, *, ended: bool = False) -> ProgressReport | None:
-    """Sum up a file's reports; None if it holds none.
+    """Summarize a file's reports; return None if it holds none.
 
     Args:
         started: when the run got its slices, unix seconds.
-        ended: nobody writes any more, so a last line without its newline is complete.
+        ended: whether all writers have ended, so that a last line without its newline is complete.
     """
     first, _ = _lines(content.head, cut=False, ended=False)
     last, refused = _lines(content.tail, cut=content.size > len(content.tail), ended=ended)
     if not last:
         return None if not refused else ProgressReport(None, None, None, None, None, 0, False, False, refused)
     first, last = ([_timed(line, started, content.changed) for line in lines] for lines in (first, last))
-    _, safe = _by_task([], last, SAFETY)
+    _, checkpoint_lines = _by_task([], last, SAFETY)
     return _speed(first, last, started, content.changed)._replace(
         refused=refused,
-        steps=min((line.steps for line in safe.values() if line.steps is not None), default=None),
-        checkpoint=min((line.checkpoint for line in safe.values() if line.checkpoint is not None), default=None),
-        ckpt_s=max((line.ckpt_s for line in safe.values() if line.ckpt_s is not None), default=None),
-        restored=min((line.restored for line in safe.values() if line.restored is not None), default=None),
+        steps=min((line.steps for line in checkpoint_lines.values() if line.steps is not None), default=None),
+        checkpoint=min(
+            (line.checkpoint for line in checkpoint_lines.values() if line.checkpoint is not None), default=None
+        ),
+        ckpt_s=max((line.ckpt_s for line in checkpoint_lines.values() if line.ckpt_s is not None), default=None),
+        restored=min((line.restored for line in checkpoint_lines.values() if line.restored is not None), default=None),
         oom=any(line.oom for line in last) or None,
     )
 
 
 def _speed(first: list[ProgressLine], last: list[ProgressLine], started: float, changed: float) -> ProgressReport:
-    """Sum up items and speed; `refused` and the checkpoint's fields are left to the caller."""
+    """Summarize items and speed; `refused` and the checkpoint's fields are left to the caller."""
     begins, ends = _by_task(first, last, SPEED)
     rates = [
         _rate(begins[task], line, started, changed if line.at is None else line.at)
@@ -320,17 +322,17 @@ def _by_task(
     first: Iterable[ProgressLine], last: Sequence[ProgressLine], keys: Sequence[str]
 ) -> tuple[dict[int | None, ProgressLine], dict[int | None, ProgressLine]]:
     """Return each task's first and latest reports of `keys`; only the job's own (None) if it reported last."""
-    about = [line for line in last if line.has_any(keys)]
+    matching = [line for line in last if line.has_any(keys)]
     begins: dict[int | None, ProgressLine] = {}
     ends: dict[int | None, ProgressLine] = {}
-    if not about:
+    if not matching:
         return begins, ends
-    together = about[-1].task is not None
-    for line in (*first, *about):
-        if (line.task is not None) == together and line.has_any(keys):
+    per_task = matching[-1].task is not None
+    for line in (*first, *matching):
+        if (line.task is not None) == per_task and line.has_any(keys):
             begins.setdefault(line.task, line)
-    for line in about:
-        if (line.task is not None) == together and (line.task in ends or len(ends) < MAX_TASKS):
+    for line in matching:
+        if (line.task is not None) == per_task and (line.task in ends or len(ends) < MAX_TASKS):
             ends[line.task] = _merged(ends.get(line.task), line)
     return begins, ends
 
@@ -341,7 +343,7 @@ def _timed(line: ProgressLine, started: float, changed: float) -> ProgressLine:
 
 
 def _of_run(moment: float | None, started: float, changed: float) -> float | None:
-    # a clock that was set back shows the file's last change before the start
+    # if the clock was set back, the file's last change appears to be before the start
     within = moment is not None and min(started, changed) - CLOCKS_S <= moment <= changed + CLOCKS_S
     return moment if within else None
 
@@ -355,7 +357,7 @@ def _merged(before: ProgressLine | None, line: ProgressLine) -> ProgressLine:
         for name, value in before._asdict().items()
         if getattr(line, name) is None and name not in ("seconds", "at")
     }
-    if line.items is None:  # then the time of the count is that of the report that had it
+    if line.items is None:  # the times belong to the report with the item count
         kept |= {"seconds": before.seconds, "at": before.at}
     return line._replace(**kept)
 
@@ -383,9 +385,9 @@ def _lines(text: bytes, *, cut: bool, ended: bool) -> tuple[list[ProgressLine], 
         rows = rows[1:]
     if rows and not (ended and rows[-1]):
         rows = rows[:-1]
-    found = [parse(row) for row in rows if row.strip()]
-    good = [line for line in found if line is not None]
-    return good, len(found) - len(good)
+    parsed = [parse(row) for row in rows if row.strip()]
+    valid = [line for line in parsed if line is not None]
+    return valid, len(parsed) - len(valid)
 
 
 def parse(row: bytes) -> ProgressLine | None:

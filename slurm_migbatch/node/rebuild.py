@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) -> None:
     """Fill an empty journal; `aside` names the damaged one. Raises DriverError, JournalError.
 
-    A node's first journal stays empty: without hand-offs no holder could be lost, and the first
+    A node's first journal stays empty: without hand-offs no holder can have been lost, and the first
     repair adopts existing instances.
     """
     loaded = (handoff.load(paths.job, job, restart) for job, restart in sorted(set(handoff.listed(paths.job))))
-    given = [found for found in loaded if found is not None]
-    if not aside and not any(found.slices for found in given):
+    handoffs = [entry for entry in loaded if entry is not None]
+    if not aside and not any(entry.slices for entry in handoffs):
         with journal.write():
             journal.set_meta("built", "1")
         return
-    owners = _owners(given)
+    owners = _owners(handoffs)
     held = [
         _rows(gpu, instance, caps, owners.get(instance.mig_uuid or "", []))
         for gpu in gpus.managed()
@@ -49,9 +49,9 @@ def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) 
         for _, guests in held:
             for guest in guests:
                 journal.put(guest._replace(beside=ids[guest.gpu, guest.slot]))
-        for found in given:
-            state = "running" if found.slices else "misfit"
-            journal.put_run(JournalRun(found.job, found.restart, found.uid, "", "", "", "", state))
+        for entry in handoffs:
+            state = "running" if entry.slices else "misfit"
+            journal.put_run(JournalRun(entry.job, entry.restart, entry.uid, "", "", "", "", state))
         journal.set_meta("built", "1")
         text = f"the journal was damaged; it is kept as {aside}" if aside else "the journal was missing"
         journal.event("fault", {"gpu": None, "what": text, "action": "rebuilt", "drain": False})
@@ -60,9 +60,9 @@ def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) 
 def _owners(given: Sequence[handoff.Handoff]) -> dict[str, list[tuple[handoff.Handoff, int]]]:
     """Return the hand-offs that name an instance, by its MIG UUID, each with the slice's number in it."""
     owners: dict[str, list[tuple[handoff.Handoff, int]]] = {}
-    for found in given:
-        for ordinal, mig_slice in enumerate(found.slices):
-            owners.setdefault(mig_slice.mig_uuid, []).append((found, ordinal))
+    for entry in given:
+        for ordinal, mig_slice in enumerate(entry.slices):
+            owners.setdefault(mig_slice.mig_uuid, []).append((entry, ordinal))
     return owners
 
 
@@ -72,11 +72,11 @@ def _rows(
     """Return an instance's row by the `known` hand-offs, and a second holder's row, whose `beside` is not set yet."""
     minors, uid = _devices(caps, gpu.minor, instance)
     row = JournalSlice(gpu.uuid, instance.slot, "idle", since=time.time()).on(instance, minors)
-    if known and len(known) <= 2 and len({found.uid for found, _ in known}) == 1:
-        two = len(known) > 1
+    if known and len(known) <= 2 and len({entry.uid for entry, _ in known}) == 1:
+        shared = len(known) > 1
         holders = [
-            row._replace(state="held", job=found.job, restart=found.restart, uid=found.uid, ordinal=i, shared=two)
-            for found, i in known
+            row._replace(state="held", job=entry.job, restart=entry.restart, uid=entry.uid, ordinal=i, shared=shared)
+            for entry, i in known
         ]
         return holders[0], holders[1:]
     if known or gpu.processes(instance) or uid != 0:
@@ -93,4 +93,4 @@ def _devices(caps: Caps, gpu_minor: int, instance: Instance) -> tuple[tuple[int 
         owners = [caps.owner(minor) for minor in minors]
     except CapsError:
         return (None, None), 0
-    return minors, max((found[0] for found in owners if found is not None), default=0)
+    return minors, max((owner[0] for owner in owners if owner is not None), default=0)

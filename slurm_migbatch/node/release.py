@@ -37,8 +37,8 @@ class Releaser:
             self._maps.sync(self._journal)  # while no other run can have them
         closed = self._close(slices, {})
         if slices:
-            ended = "it was requeued and restarted before this node was ready for it"
-            handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), ended))
+            reason = "it was requeued and restarted before this node was ready for it"
+            handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), reason))
         else:
             handoff.remove(self._paths.job, run.job, run.restart)
         run_usage = usage.gather(self._paths, run, slices)
@@ -52,18 +52,18 @@ class Releaser:
 
     def _close(self, slices: Iterable[JournalSlice], closed: Mapping[int | None, str]) -> dict[int | None, str]:
         """Close the devices of slices without another holder; return the closed ones by row, and errors."""
-        done = dict(closed)
+        results = dict(closed)
         for row in slices:
-            if row.id in done or not self._is_sole_holder(row):
+            if row.id in results or not self._is_sole_holder(row):
                 continue
             minors = [minor for minor in (row.cap_gi, row.cap_ci) if minor is not None]
-            done[row.id] = ""
+            results[row.id] = ""
             if minors:
                 try:
                     self._caps.assign(minors, 0)
                 except CapsError as error:
-                    done[row.id] = str(error)
-        return done
+                    results[row.id] = str(error)
+        return results
 
     def _is_sole_holder(self, row: JournalSlice) -> bool:
         return row.state == "held" and row.beside is None and self._journal.guest_of(row) is None

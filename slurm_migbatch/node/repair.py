@@ -1,11 +1,11 @@
-"""Make the journal and the driver agree again, whatever happened in between.
+"""Repair differences between the journal and the driver, whatever caused them.
 
 `diagnose` is pure: from a GPU's journal rows and the driver's instances it derives the repairs. `Repairer`
-does them, under the GPU's lock, in steps that can each be interrupted and repeated. The driver is the truth about
-existing instances; the journal is the truth about their holders.
+makes them, under the GPU's lock, in steps that can each be interrupted and repeated. The driver is
+authoritative for which instances exist, the journal for who holds them.
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH123
 
 from __future__ import annotations
@@ -77,21 +77,21 @@ def diagnose(
     """List the repairs that one GPU needs.
 
     `processes` maps instance ids to the processes on them, `exposed` holds the ids whose capability devices have
-    the wrong owner. Rows in flight of a living owner are left alone, and so are the instances that they overlap: an
-    instance that a dead owner was to destroy may block a living one, which then destroys it. A slice's second holder
-    follows the first one's row.
+    the wrong owner. In-flight rows of a living owner are left alone, and so are the instances that they overlap: an
+    instance that a dead owner was to destroy may block a living one, which then destroys it. Repairs of a first
+    holder's row include the row of the second holder.
     """
 
     def working(row: JournalSlice) -> bool:
         return row.state in IN_FLIGHT and alive(row.owner)
 
     joining = [row for row in rows if row.beside is not None and row.state in IN_FLIGHT and not alive(row.owner)]
-    found = [Repair("leave", row, None, "the run to share it has ended") for row in joining]
+    repairs = [Repair("leave", row, None, "the run to share it has ended") for row in joining]
     rows = sorted((row for row in rows if row.beside is None), key=lambda row: (_ORDER[row.state], row.id or 0))
     by_slot = {instance.slot: instance for instance in instances}
     accounted: set[int] = set()
     busy_places = [row.slot.placement for row in rows if working(row)]
-    claimed = [row.slot.placement for row in rows if row.state == "intent" and alive(row.owner)]
+    intended_places = [row.slot.placement for row in rows if row.state == "intent" and alive(row.owner)]
     for row in rows:
         busy = working(row)
         instance = by_slot.get(row.slot)
@@ -103,22 +103,22 @@ def diagnose(
             continue
         if instance is None:
             repair = _missing(row)
-        elif row.state == "evict" and any(place.overlaps(row.slot.placement) for place in claimed):
+        elif row.state == "evict" and any(place.overlaps(row.slot.placement) for place in intended_places):
             continue
         else:
             repair = _present(row, instance, processes.get(instance.gi_id, ()), instance.gi_id in exposed)
         if repair is not None:
-            found.append(repair)
+            repairs.append(repair)
     unclaimed = [
         instance
         for instance in instances
         if instance.gi_id not in accounted and not any(place.overlaps(instance.placement) for place in busy_places)
     ]
-    return found + [_unclaimed(instance, processes.get(instance.gi_id, ())) for instance in unclaimed]
+    return repairs + [_unclaimed(instance, processes.get(instance.gi_id, ())) for instance in unclaimed]
 
 
 def _is_of(row: JournalSlice, instance: Instance, accounted: Collection[int]) -> bool:
-    """Return whether the instance in a row's slot is the row's; `accounted`: ids of other rows' instances."""
+    """Return whether the instance in a row's slot belongs to the row; `accounted`: ids of other rows' instances."""
     if row.state == "held":
         return row.mig_uuid is None or instance.mig_uuid == row.mig_uuid
     if row.state == "lost" and instance.mig_uuid != row.mig_uuid:
@@ -177,7 +177,7 @@ def _living(pids: Sequence[int]) -> str:
 
 
 class Repairer:
-    """Find and do the repairs of one node."""
+    """Find and make the repairs of one node."""
 
     def __init__(
         self, journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, liveness: Liveness, maps: JobMaps
@@ -195,14 +195,15 @@ class Repairer:
     ) -> list[str]:
         """Repair every managed GPU and every run. Returns what was (or would be) done, as sentences.
 
-        With `retry`, zombies without processes are destroyed. A hook names its job, whose runs it has locked.
+        With `retry`, zombies without processes are destroyed. `locked_job`: the job whose runs the
+        calling hook has locked.
         Raises DriverError, JournalError, TooLate.
         """
         done: list[str] = []
         survey = self._gpus.survey()
         for gpu in survey.managed:
             done += [f"{gpu.uuid}: {repair}" for repair in self.gpu(gpu, deadline, dry=dry, retry=retry)]
-        if not survey.unidentified:  # else a missing GPU may be one of them, with its instances
+        if not survey.unidentified:  # else a missing GPU may be one of them and have its instances
             done += self.absent({gpu.uuid for gpu in survey.managed} | set(survey.failing), dry=dry)
         done += self.runs(dry=dry, locked_job=locked_job)
         return done + self.job_maps(dry=dry)
@@ -229,7 +230,7 @@ class Repairer:
                 done += [f"{gpu.uuid}: destroy {row.slot}" for row in rows]
                 if dry:
                     continue
-                with self._journal.write():  # a Prolog that chose one of them meanwhile has it
+                with self._journal.write():  # a Prolog may have taken one of them meanwhile
                     idle = {row.id for row in self._journal.slices("gpu=? AND state='idle'", (gpu.uuid,))}
                     rows = [self._journal.put(r._replace(state="evict", owner=owner_id)) for r in rows if r.id in idle]
                 for row in rows:
@@ -246,8 +247,9 @@ class Repairer:
         dead: Collection[str] = (),
         have_lock: bool = False,
     ) -> list[Repair]:
-        """Repair one GPU. `dead` owners count as dead although their process lives: one that gives up names itself
-        there.
+        """Repair one GPU.
+
+        Owners in `dead` count as dead although their process lives: an owner that gives up passes its own id.
         """
         if have_lock:
             return self._gpu(gpu, dry, retry, dead)
@@ -270,8 +272,8 @@ class Repairer:
         return repairs
 
     def _exposed(self, gpu: NvmlGpu, rows: Sequence[JournalSlice], instances: Sequence[Instance]) -> set[int]:
-        """Return the managed instances whose capability devices others than their owner may open."""
-        found = set()
+        """Return the ids of managed instances whose capability devices have the wrong owner or cannot be read."""
+        exposed = set()
         by_slot = {i.slot: i for i in instances if i.ci_id is not None}
         for row in rows:
             instance = by_slot.get(row.slot)
@@ -280,12 +282,12 @@ class Repairer:
             uid = (row.uid or 0) if row.state == "held" else 0
             try:
                 if self._caps.wrong(gpu.minor, instance.gi_id, instance.ci_id or 0, uid):
-                    found.add(instance.gi_id)
+                    exposed.add(instance.gi_id)
             except CapsError:
-                found.add(instance.gi_id)
-        return found
+                exposed.add(instance.gi_id)
+        return exposed
 
-    # -- one action each -----------------------------------------------------------------------------------------
+    # -- actions, one method for each -------------------------------------------------------------------------------
 
     def _undo(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, _why: str) -> None:
         """Undo unfinished work: an existing instance becomes idle, complete and closed to users."""
@@ -294,8 +296,8 @@ class Repairer:
     def _leave(self, _gpu: NvmlGpu, row: JournalSlice, _instance: None, _why: str) -> None:
         """Drop the claim of a second holder that never started, unless its host's end has changed the row."""
         with self._journal.write():
-            for now in self._journal.slices("id=? AND beside=? AND owner=?", (row.id, row.beside, row.owner)):
-                self._journal.leave(now)
+            for current in self._journal.slices("id=? AND beside=? AND owner=?", (row.id, row.beside, row.owner)):
+                self._journal.leave(current)
 
     def _adopt(self, gpu: NvmlGpu, _row: None, instance: Instance, _why: str) -> None:
         self._settle(gpu, JournalSlice(gpu.uuid, instance.slot, "idle"), instance, event="create")
@@ -320,7 +322,7 @@ class Repairer:
         with self._journal.write():
             for other in self._journal.slices("gpu=? AND id IS NOT ?", (gpu.uuid, row.id)):
                 if other.state == "evict" and other.slot.placement.overlaps(row.slot.placement):
-                    self._journal.drop(other)  # a dead owner's, for the same instance
+                    self._journal.drop(other)  # left by a dead owner, for the same instance
             idle = self._journal.put(idle)
             if event:
                 self._journal.event(event, {**idle.place, "elapsed_ms": 0, "adopted": True})
@@ -366,7 +368,7 @@ class Repairer:
             self._journal.event("fault", {"gpu": row.gpu, "what": text, "action": "noted", "drain": False})
 
     def _close_devices(self, row: JournalSlice) -> None:
-        """Close the devices of an instance that no longer exists, unless a later one of another job has them."""
+        """Close the devices of an instance that no longer exists, unless another job's later instance has them."""
         others = self._journal.slices("gpu=? AND state='held' AND beside IS NULL AND id<>?", (row.gpu, row.id))
         taken = {minor for other in others for minor in (other.cap_gi, other.cap_ci)}
         with suppress(CapsError):
@@ -383,7 +385,7 @@ class Repairer:
     def _respect(self, gpu: NvmlGpu, _row: None, instance: Instance, why: str) -> None:
         with self._journal.write():
             foreign = self._journal.put(JournalSlice(gpu.uuid, instance.slot, "foreign", reason=why).on(instance))
-            # To the controller, which must not offer its place, it counts as a zombie: out of use for now.
+            # Reported to the controller as a zombie (out of use for now), so that its place is not offered.
             self._journal.event("zombie", {**foreign.place, "reason": why})
 
     def _park(self, _gpu: NvmlGpu, row: JournalSlice, _instance: Instance, why: str) -> None:
@@ -396,8 +398,8 @@ class Repairer:
         try:
             minors = self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, (row.uid or 0) if held else 0)
             if held and not self._runs_on(row):
-                # An Epilog, which does not take the GPU's lock, closed them in between. Nobody else can have them yet:
-                # that takes the lock.
+                # An Epilog, which does not take the GPU's lock, closed them in between. No other user can have them
+                # yet: giving them to one requires the lock.
                 self._caps.assign(minors, 0)
         except CapsError as error:
             with self._journal.write():
@@ -406,9 +408,9 @@ class Repairer:
                 )
 
     def _runs_on(self, row: JournalSlice) -> bool:
-        """Return whether the slice is still its user's: held without interruption, and no holder's end has begun.
+        """Return whether the slice still belongs to its user: held without interruption, by a run that is not ending.
 
-        If two share it and one has left, the other counts.
+        If two runs share it, one such run is sufficient.
         """
         values = row.id, row.id, row.mig_uuid, row.uid
         held = self._journal.slices("(id=? OR beside=?) AND state='held' AND mig_uuid IS ? AND uid IS ?", values)
@@ -419,7 +421,7 @@ class Repairer:
     def park(self, row: JournalSlice, why: str) -> None:
         """Take a slot out of use, as a zombie, until no process is on it and it can be destroyed.
 
-        Claims that were to take its space become void; their owners notice under the GPU's lock.
+        Claims on its space are dropped; their owners notice this once they have the GPU's lock.
         """
         new = row.state != "zombie"
         with self._journal.write():
@@ -437,7 +439,7 @@ class Repairer:
         """
         start = time.monotonic()
         self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
-        with suppress(CapsError):  # its devices are a later instance's, too
+        with suppress(CapsError):  # a later instance may get the same devices
             self._caps.assign(self._caps.minors(gpu.minor, instance.gi_id, instance.ci_id or 0), 0)
         while True:
             effects.point("driver destroy")
@@ -453,7 +455,7 @@ class Repairer:
     # -- runs ----------------------------------------------------------------------------------------------------
 
     def runs(self, *, dry: bool = False, locked_job: int | None = None) -> list[str]:
-        """Finish a dead owner's work on a run: an incomplete start, or a release or refusal that was begun.
+        """Finish what dead owners began for runs: undo an incomplete start, complete a release or a refusal.
 
         Runs that another process has locked are left to it. `locked_job`: the job whose runs the caller has locked.
         """
@@ -470,15 +472,15 @@ class Repairer:
 
     def _interrupted(self, locked_job: int | None, *, dry: bool) -> list[str]:
         done: list[str] = []
-        same = "job=? AND restart=? AND owner=?"
-        have = None if locked_job is None else run_lock(locked_job)
-        for found in self._journal.runs("state IN ('starting','ending')"):
-            if owner.alive(found.owner):
+        same_run = "job=? AND restart=? AND owner=?"
+        held_lock = None if locked_job is None else run_lock(locked_job)
+        for interrupted in self._journal.runs("state IN ('starting','ending')"):
+            if owner.alive(interrupted.owner):
                 continue
-            # A release that two processes complete could close the devices of the slices' next user.
-            name = run_lock(found.job)
-            with suppress(TooLate), locked(self._paths.lock, [name] if name != have else [], Deadline(0.0)):
-                for run in self._journal.runs(same, (found.job, found.restart, found.owner)):
+            # If two processes completed one release, the later could close the devices of the slices' next user.
+            name = run_lock(interrupted.job)
+            with suppress(TooLate), locked(self._paths.lock, [name] if name != held_lock else [], Deadline(0.0)):
+                for run in self._journal.runs(same_run, (interrupted.job, interrupted.restart, interrupted.owner)):
                     done += self._complete_run(run, dry=dry)
         return done
 
@@ -501,8 +503,9 @@ class Repairer:
             self._journal.drop_run(run)
 
     def noted(self, note: ending.Note, *, dry: bool = False) -> list[str]:
-        """End the runs that an Epilog has noted as over; the run's lock must be held. The note is deleted with the
-        last.
+        """End the runs that an Epilog has noted as over; the run's lock must be held.
+
+        The note is deleted once none of them is unfinished.
         """
         unfinished = "job=? AND restart<=? AND state IN ('starting','running','ending')"
         runs = [run for run in self._journal.runs(unfinished, note) if run.state == "running"]
@@ -518,9 +521,9 @@ class Repairer:
         return done
 
     def orphans(self, deadline: Deadline, *, dry: bool = False) -> list[str]:
-        """End the runs that Slurm no longer has here though no Epilog has ended them; return sentences.
+        """End the runs that Slurm no longer has on this node although no Epilog has ended them.
 
-        Raises LivenessError if that cannot be determined, JournalError.
+        Returns what was (or would be) done, as sentences. Raises LivenessError if Slurm cannot say, JournalError.
         """
         done = []
         for run in self._liveness.over(self._journal.runs("state='running'"), deadline):
@@ -531,27 +534,30 @@ class Repairer:
         return done
 
     def _end(self, runs: Iterable[JournalRun], exit_code: Callable[[], int | None]) -> None:
-        """End runs that have not changed since then. `exit_code` is called in the transaction that begins it."""
+        """End those of the runs that have not changed since they were read.
+
+        `exit_code` is called in the transaction that marks them as ending.
+        """
         with owner.working() as owner_id:
             with self._journal.write():
                 code, now = exit_code(), time.time()
-                same = "job=? AND restart=? AND state='running' AND since=?"
-                found = [r for r in runs if self._journal.runs(same, (r.job, r.restart, r.since))]
-                found = [r._replace(state="ending", owner=owner_id, exit_code=code, since=now) for r in found]
-                for run in found:
+                unchanged = "job=? AND restart=? AND state='running' AND since=?"
+                to_end = [r for r in runs if self._journal.runs(unchanged, (r.job, r.restart, r.since))]
+                to_end = [r._replace(state="ending", owner=owner_id, exit_code=code, since=now) for r in to_end]
+                for run in to_end:
                     self._journal.put_run(run)
-            for run in found:
+            for run in to_end:
                 self.finish(run)
 
     def refuse_again(self, run: JournalRun) -> None:
-        """Write a refused run's hand-off if the refusing hook did not get that far."""
+        """Write a refused run's hand-off if the hook that refused it was interrupted before."""
         if handoff.load(self._paths.job, run.job, run.restart) is None:
             why = "it was requeued"
             handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
 
     def strays(self, now: float, *, dry: bool = False) -> list[str]:
         """Remove hand-offs of old or unknown runs, and progress files."""
-        # before the runs: a run is in the journal before its files
+        # read before the runs are: a run is in the journal before its files exist
         handoffs, progress_files = set(handoff.listed(self._paths.job)), set(progress.listed(self._paths.progress))
         known = {
             (run.job, run.restart): run.state
@@ -559,32 +565,34 @@ class Repairer:
         }
         old = self._journal.runs("state='misfit' AND since<?", (now - TOMBSTONE_S,))
         unknown = sorted(handoffs - set(known))
-        refused = [found for key in unknown if (found := self._unrecorded(key)) is not None]
-        strays = [key for key in unknown if key not in {(found.job, found.restart) for found in refused}]
-        silent = sorted(progress_files - {run for run, state in known.items() if state not in ("ended", "misfit")})
+        refused = [refusal for key in unknown if (refusal := self._unrecorded(key)) is not None]
+        strays = [key for key in unknown if key not in {(refusal.job, refusal.restart) for refusal in refused}]
+        stale_progress = sorted(
+            progress_files - {run for run, state in known.items() if state not in ("ended", "misfit")}
+        )
         if not dry:
-            for found in refused:
-                self._record(found)
+            for refusal in refused:
+                self._record(refusal)
             for job, restart in strays:
                 handoff.remove(self._paths.job, job, restart)
-            for job, restart in silent:
+            for job, restart in stale_progress:
                 progress.remove(self._paths.progress, job, restart)
             for run in old:
                 self.finish(run)
-            kept = set(progress.listed(self._paths.progress))  # its user may hold a lease
-            silent = [key for key in silent if key not in kept]
+            kept = set(progress.listed(self._paths.progress))  # files on which their user holds a lease
+            stale_progress = [key for key in stale_progress if key not in kept]
         return (
-            [f"job {found.job} run {found.restart}: its misfit is recorded" for found in refused]
+            [f"job {refusal.job} run {refusal.restart}: its misfit is recorded" for refusal in refused]
             + [f"job {job} run {restart}: old hand-off removed" for job, restart in strays]
-            + [f"job {job} run {restart}: old progress file removed" for job, restart in silent]
+            + [f"job {job} run {restart}: old progress file removed" for job, restart in stale_progress]
         )
 
     def _unrecorded(self, key: tuple[int, int]) -> handoff.Handoff | None:
         """Return the hand-off without slices of a run that the journal does not know; see `unwritable.py`."""
-        found = handoff.load(self._paths.job, *key)
-        if found is None or found.slices or self._journal.runs("job=? AND restart=?", key):
+        refusal = handoff.load(self._paths.job, *key)
+        if refusal is None or refusal.slices or self._journal.runs("job=? AND restart=?", key):
             return None
-        return found
+        return refusal
 
     def _record(self, refused: handoff.Handoff) -> None:
         run = JournalRun(refused.job, refused.restart, refused.uid, "", "", "", "", "misfit")
@@ -604,7 +612,7 @@ class Repairer:
             if row.gpu in present or row.state == "lost" or (row.state in IN_FLIGHT and owner.alive(row.owner)):
                 continue
             if row.beside is not None and row.state == "held":
-                continue  # lost with the first holder's
+                continue  # marked lost with the first holder's row
             done.append(f"{row}: its GPU is missing or has MIG off")
             if not dry:
                 (self._lose if row.state == "held" else self._forget)(None, row, None, "its GPU no longer exists")
@@ -645,7 +653,7 @@ def begin_boot(journal: Journal, paths: Paths, boot: str, maps: JobMaps) -> bool
 
 
 def void_all(journal: Journal, paths: Paths) -> None:
-    """Leave hand-offs without slices for the active runs only.
+    """Write hand-offs without slices for the active runs, and remove all other hand-offs and all progress files.
 
     `TOMBSTONE_S` says why; slurmd's state of jobs survives the boot in its spool directory.
     """
@@ -675,5 +683,5 @@ def forget_all(journal: Journal, rows: Iterable[JournalSlice]) -> None:
 
 
 def lock_names(gpus: Iterable[NvmlGpu]) -> list[str]:
-    """Return lock files of these GPUs in the one order in which they may be taken."""
+    """Return the names of these GPUs' lock files, in the only order in which they may be taken."""
     return [gpu_lock(gpu.uuid) for gpu in sorted(gpus, key=lambda gpu: gpu.index)]

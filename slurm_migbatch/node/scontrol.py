@@ -1,9 +1,9 @@
 """Send the few requests of hooks to Slurm, all rare: requeue a job, drain the node, look up a job.
 
-Argument lists, an own environment, a time limit, no shell. The hot path never comes here.
+Commands get an argument list, their own environment and a time limit; no shell. The hot path never calls them.
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH120
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.node import effects
 from slurm_migbatch.node.config import NodeConfig
 
-# not padded: of an array squeue prints all tasks
+# not padded; squeue prints all tasks of an array
 _NAMES = "JobID:0 ,ArrayJobID:0 ,ArrayTaskID:0 ,HetJobID:0"
 _GRES = "JobID:0 ,RestartCnt:0 ,tres-per-node:0"
 _RELEASE = re.compile(r" (\d{2})\.(\d{2})\.")
@@ -44,10 +44,10 @@ def requeue(config: NodeConfig, job: int, timeout: float) -> None:
 
 
 def _name(config: NodeConfig, job: int, timeout: float) -> str:
-    """Ask slurmctld for the id that means only this job to scontrol. Raises ScontrolError.
+    """Query slurmctld for the id by which scontrol addresses only this job. Raises ScontrolError.
 
-    The array task that started last has the array's own id, which means all of its tasks to scontrol, including ended
-    ones. A component of a heterogeneous job is requeued with all others, by the first one's id.
+    The array task that started last has the array's own id, by which scontrol addresses all of its tasks, including
+    ended ones. A component of a heterogeneous job is requeued with all others, by the first one's id.
     """
     array, task, leader = _own_row(config, job, _NAMES, timeout)
     if array == str(job) and task.isdigit():
@@ -63,7 +63,7 @@ def drain(config: NodeConfig, reason: str, timeout: float) -> None:
 
 
 def granted(config: NodeConfig, job: int, restart: int | None, timeout: float) -> Grant | None:
-    """Ask slurmctld for the job's GRES per node, in this run. Raises ScontrolError.
+    """Query slurmctld for the job's GRES per node, in this run. Raises ScontrolError.
 
     A job that is requeued while its Prolog runs waits again, and its user may change its GRES for the next run.
     """
@@ -83,18 +83,18 @@ def _prefix(config: NodeConfig, timeout: float) -> str:
 
 
 def _own_row(config: NodeConfig, job: int, columns: str, timeout: float) -> list[str]:
-    """Ask squeue for columns of a job, its id first; return those after it. Raises ScontrolError.
+    """Query squeue for columns of a job, its id first; return those after it. Raises ScontrolError.
 
-    Of an array all tasks are shown. A user may write blanks and line ends into a GRES (`gpu:a b\n17 mig:7g.80gb:1:0`,
-    from Slurm 23.11 on), and so lines that look like rows. So the id must begin exactly one line, and that must have
+    squeue shows all tasks of an array. A user may write blanks and line ends into a GRES, and so lines that look like
+    rows (`gpu:a b\n17 mig:7g.80gb:1:0`, from Slurm 23.11 on). So the id must begin exactly one line, and that must have
     as many words as there are columns.
     """
-    asked = ["--noheader", "--all", "--local", "--states=all", f"--jobs={job}", f"--Format={columns}"]
-    rows = (line.split() for line in query(config, "squeue", asked, timeout).splitlines())
-    found = [row for row in rows if row[:1] == [str(job)]]
-    if len(found) != 1 or len(found[0]) != columns.count(",") + 1:
+    arguments = ["--noheader", "--all", "--local", "--states=all", f"--jobs={job}", f"--Format={columns}"]
+    rows = (line.split() for line in query(config, "squeue", arguments, timeout).splitlines())
+    own_rows = [row for row in rows if row[:1] == [str(job)]]
+    if len(own_rows) != 1 or len(own_rows[0]) != columns.count(",") + 1:
         raise ScontrolError(f"squeue's answer about job {job} is not one row that can be read")
-    return found[0][1:]
+    return own_rows[0][1:]
 
 
 def grant_of(gres: str, prefix: str) -> Grant | None:
@@ -131,7 +131,7 @@ def query(config: NodeConfig, program: str, arguments: list[str], timeout: float
         environ["SLURM_CONF"] = config.slurm_conf
     path = f"{os.path.dirname(config.scontrol)}/{program}" if program != "scontrol" else config.scontrol
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [path, *arguments],
             env=environ,
             cwd="/",
@@ -142,10 +142,10 @@ def query(config: NodeConfig, program: str, arguments: list[str], timeout: float
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ScontrolError(f"{path} {arguments[0]}: {error}") from error
-    if done.returncode:
-        stderr = done.stderr.decode("utf-8", "replace").strip()[:200]
-        raise ScontrolError(f"{path} {arguments[0]} failed ({done.returncode}): {stderr}", stderr)
-    return done.stdout.decode("utf-8", "replace")
+    if result.returncode:
+        stderr = result.stderr.decode("utf-8", "replace").strip()[:200]
+        raise ScontrolError(f"{path} {arguments[0]} failed ({result.returncode}): {stderr}", stderr)
+    return result.stdout.decode("utf-8", "replace")
 
 
 def _run(config: NodeConfig, arguments: list[str], timeout: float) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def status(config: NodeConfig, executor: Executor) -> dict[str, Any]:
     """Return GPUs with layouts and holders, zombies, the agent, the spool and the plan. Raises JournalError.
 
-    `over` names runs that hold slices though Slurm has ended them, `unknown` says why that cannot be told.
+    `over` names runs that hold slices although Slurm has ended them, `unknown` says why that cannot be determined.
     """
     journal = executor.journal
     rows = journal.slices()

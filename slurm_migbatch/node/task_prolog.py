@@ -1,4 +1,4 @@
-"""Tell a task its slices (TaskProlog). Runs as the job's user, before the batch script and every task.
+"""Pass its slices to a task (TaskProlog). Runs as the job's user, before the batch script and every task.
 
 Reads the hand-off that root's Prolog left (`handoff.py` has the form) and prints the `export` lines that slurmstepd
 puts into the task's environment. This is convenience, not protection: the owner of the capability devices decides what
@@ -56,7 +56,7 @@ class NoSlice(Exception):
 
 
 def main(etc: str) -> None:
-    """Print the task's exports and end the process. A job without a hand-off is not migbatch's: nothing, exit 0."""
+    """Print the task's exports and end the process. For a job without a hand-off, print nothing and exit with 0."""
     code, out, err = exits.OK, "", ""
     environ = dict(posix.environ)
     try:
@@ -86,7 +86,7 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     try:
         fields, slices = parse(load(f"{directory}/{name}"))
     except PermissionError:
-        return inherited(environ)  # another user's, whose job had this number
+        return inherited(environ)  # a hand-off of another user, whose job had this id
     if fields.get("uid") != str(uid):
         return inherited(environ)
     if fields.get("state") != "ready":
@@ -136,7 +136,7 @@ def not_alone(fields: dict[str, str], slices: list[list[str]], dev: str) -> str:
 
 
 def can_open(path: str) -> bool:
-    """Return whether this process may open a device, with or without a driver; a cgroup shows only on open."""
+    """Return whether this process may open a device, with or without a driver; limits by a cgroup only show on open."""
     try:
         posix.close(posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK))
     except (PermissionError, FileNotFoundError):
@@ -157,21 +157,23 @@ def jobs(environ: dict[bytes, bytes]) -> list[str]:
     """Return the job ids under which the task's hand-off may be found, the most likely first.
 
     In steps of a heterogeneous job SLURM_JOB_ID is the leader's on every node (seen on 22.05). A step runs in the
-    component whose nodes are the step's; in a step over several components the ranks count through them.
+    component whose nodes are the step's; in a step over several components the ranks are numbered through all of them.
     """
     size = min(_number(environ, b"SLURM_HET_SIZE", 0), MAX_COMPONENTS)
     ids = [environ.get(b"SLURM_JOB_ID_HET_GROUP_%d" % i, b"") for i in range(size)]
     nodes = [environ.get(b"SLURM_JOB_NODELIST_HET_GROUP_%d" % i) for i in range(size)]
-    found = [job for job, where in zip(ids, nodes, strict=True) if where == environ.get(b"SLURM_JOB_NODELIST")]
-    if size and not found:
+    candidates = [
+        job for job, job_nodes in zip(ids, nodes, strict=True) if job_nodes == environ.get(b"SLURM_JOB_NODELIST")
+    ]
+    if size and not candidates:
         rank = _number(environ, b"SLURM_PROCID", 0)
         for i, job in enumerate(ids):
             rank -= _number(environ, b"SLURM_NTASKS_HET_GROUP_%d" % i, 1)
             if rank < 0:
-                found.append(job)
+                candidates.append(job)
                 break
-        found += ids
-    return [job.decode("ascii") for job in found or [environ.get(b"SLURM_JOB_ID", b"")] if job.isdigit()]
+        candidates += ids
+    return [job.decode("ascii") for job in candidates or [environ.get(b"SLURM_JOB_ID", b"")] if job.isdigit()]
 
 
 def inherited(environ: dict[bytes, bytes]) -> str:
@@ -180,8 +182,8 @@ def inherited(environ: dict[bytes, bytes]) -> str:
     if devices is None:
         return ""
     lines = [f"unset {key}\n" for key in KEYS if key != "CUDA_VISIBLE_DEVICES"]
-    given = b"0" if environ.get(b"MIGBATCH_CUDA") == b"index" else devices
-    if environ.get(b"CUDA_VISIBLE_DEVICES") == given:
+    own_value = b"0" if environ.get(b"MIGBATCH_CUDA") == b"index" else devices
+    if environ.get(b"CUDA_VISIBLE_DEVICES") == own_value:
         lines.append("unset CUDA_VISIBLE_DEVICES\n")
     return "".join(lines)
 
@@ -225,10 +227,10 @@ def is_private(path: str, uid: int) -> bool:
 
 
 def send_back(etc: str, environ: dict[bytes, bytes]) -> str:
-    """Requeue the job whose batch script must not run; as the user, who may do that with a batch job.
+    """Requeue the job whose batch script must not run; as the user, who may requeue a batch job.
 
     The array task that started last has the array's own id, by which all tasks would be requeued. Returns why scontrol
-    could not be run, or that it did not end: then the task fails, which is right too.
+    could not be run, or that it did not end: then the task fails, which is acceptable too.
     """
     if in_step(environ):
         return ""
@@ -240,19 +242,19 @@ def send_back(etc: str, environ: dict[bytes, bytes]) -> str:
     node = conf.node_name(environ)
     settings = conf.read(f"{etc}/{conf.NAME}", node)
     program = settings.get("ScontrolPath") or "/usr/bin/scontrol"
-    kept = {key: value for key, value in environ.items() if key == b"SLURM_CONF"}
+    child_environ = {key: value for key, value in environ.items() if key == b"SLURM_CONF"}
     if settings.get("SlurmConf"):
-        kept[b"SLURM_CONF"] = settings["SlurmConf"].encode()
-    kept[b"PATH"] = b"/usr/bin:/bin"
+        child_environ[b"SLURM_CONF"] = settings["SlurmConf"].encode()
+    child_environ[b"PATH"] = b"/usr/bin:/bin"
     try:
-        child = posix.posix_spawn(program, [program, "requeue", "incomplete", job.decode("ascii")], kept)
+        child = posix.posix_spawn(program, [program, "requeue", "incomplete", job.decode("ascii")], child_environ)
     except OSError as error:
         return f"{program}: {error.strerror}"
     limit = seconds(settings.get("ScontrolTimeout", ""))
     end, pause = time.monotonic() + limit, 0.001
     while not posix.waitpid(child, posix.WNOHANG)[0]:
         if time.monotonic() >= end:
-            posix.kill(child, SIGKILL)  # and is not waited for: init does that
+            posix.kill(child, SIGKILL)  # not waited for: init does that
             return f"{program} requeue did not end within {limit:g} s; is slurmctld running and not overloaded?"
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
@@ -260,7 +262,7 @@ def send_back(etc: str, environ: dict[bytes, bytes]) -> str:
 
 
 def seconds(text: str) -> float:
-    """Return a time of node.conf; SCONTROL_S if it is none, which the agent and the other hooks refuse."""
+    """Parse a time of node.conf; SCONTROL_S if it is invalid, which the agent and the other hooks refuse."""
     try:
         value = float(text)
     except ValueError:
@@ -270,16 +272,16 @@ def seconds(text: str) -> float:
 
 def newest(directory: str, job: str) -> str:
     """Return the path of the hand-off of the job's latest run; a task's own restart count is not reliable."""
-    best, found = -1, ""
+    best_restart, best_name = -1, ""
     try:
         names = posix.listdir(directory)
     except FileNotFoundError:
         return ""
     for name in names:
         head, dot, tail = name.partition(".")
-        if head == job and dot and tail.isdigit() and int(tail) > best:
-            best, found = int(tail), name
-    return found
+        if head == job and dot and tail.isdigit() and int(tail) > best_restart:
+            best_restart, best_name = int(tail), name
+    return best_name
 
 
 def load(path: str) -> str:
@@ -316,7 +318,7 @@ def share(slices: list[list[str]], environ: dict[bytes, bytes]) -> list[list[str
 
     The batch script and an interactive shell see all. Of t tasks of a step on this node and n slices, task i sees its
     equal, contiguous share if t <= n, and slice i modulo n if there are more tasks than slices. The tasks of this node
-    are in SLURM_GTIDS; in a step over several components SLURM_NODEID is no place in SLURM_STEP_TASKS_PER_NODE.
+    are in SLURM_GTIDS; in a step over several components SLURM_NODEID is no index of SLURM_STEP_TASKS_PER_NODE.
     """
     if not in_step(environ):
         return slices

@@ -9,7 +9,7 @@ the whole has grown to MAX_BYTES. (The kernel's own quota for tmpfs would be exa
 The mount must be visible to the jobs: hooks and agent need the mount namespace of slurmd.
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH123
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount_id(handle: int) -> str:
-    """Return the id of the mount that a descriptor is on, without asking its file system. Raises OSError."""
+    """Return the id of the mount that a descriptor is on, without accessing its file system. Raises OSError."""
     with open(f"/proc/self/fdinfo/{handle}", encoding="ascii") as file:
         for line in file:
             if line.startswith("mnt_id:"):
@@ -50,21 +50,21 @@ def mount_id(handle: int) -> str:
 
 def is_mounted(directory: int) -> bool:
     """Return whether the directory is the root of a mount. Raises OSError."""
-    above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    parent = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
-        return mount_id(directory) != mount_id(above)
+        return mount_id(directory) != mount_id(parent)
     finally:
-        os.close(above)
+        os.close(parent)
 
 
 def mount(directory: int, mode: int) -> None:
-    """Mount one over the directory, which then must be opened again. Raises OSError."""
+    """Mount a tmpfs over the directory, which then must be opened again. Raises OSError."""
     effects.point("mount")
     _mount(directory, _FLAGS, f"size={_page()},nr_inodes={INODES},mode={mode:o}")
 
 
 def uncover(directory: int, name: str) -> None:
-    """Detach what users have mounted over a file in the directory; no file system is asked. Raises OSError."""
+    """Detach what users have mounted over a file in the directory, without accessing it. Raises OSError."""
     for _ in range(TRIES):
         handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
         try:
@@ -108,7 +108,7 @@ def fit(directory: int) -> None:
 
 
 def set_append_only(handle: int, on: bool) -> None:
-    """Make a file append-only (no second name, no truncation, no attributes), or end that.
+    """Make a file append-only (no second name, no truncation, no attributes), or undo that.
 
     Raises OSError. Kernels before 6.0 do not support it on a tmpfs.
     """
@@ -136,8 +136,8 @@ def _page() -> int:
 
 
 def _mount(directory: int, flags: int, options: str) -> None:
-    where = f"/proc/self/fd/{directory}".encode()
-    if _libc.mount(b"migbatch", where, b"tmpfs", ctypes.c_ulong(flags), options.encode()):
+    target = f"/proc/self/fd/{directory}".encode()
+    if _libc.mount(b"migbatch", target, b"tmpfs", ctypes.c_ulong(flags), options.encode()):
         raise _error("mount")
 
 

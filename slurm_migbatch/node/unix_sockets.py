@@ -5,7 +5,7 @@ mount, a server that is down), which would block the caller. Kernels before 5.3 
 there a socket counts as root's if a process of root has it open.
 """
 
-# Hooks do without pathlib: importing it takes longer than a warm start.
+# Hooks do not use pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH115, PTH116, PTH208
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ class UnixSocket(NamedTuple):
 
 def bound() -> list[UnixSocket]:
     """Return the sockets that are bound to a path. Raises OSError."""
-    found: list[UnixSocket] = []
+    sockets: list[UnixSocket] = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as link:
         link.settimeout(_ANSWER_S)
         request = _REQUEST.pack(socket.AF_UNIX, 0, 0, _ANY, 0, _SHOW_NAME | _SHOW_UID, _ANY, _ANY)
         link.sendto(_HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + request, (0, 0))
         while True:
-            for kind, body in _messages(link.recv(_BUFFER)):
-                if kind == _DONE:
-                    return found
-                if kind == _ERROR:
+            for message_type, body in _messages(link.recv(_BUFFER)):
+                if message_type == _DONE:
+                    return sockets
+                if message_type == _ERROR:
                     number = -struct.unpack_from("=i", body)[0]
                     raise OSError(number, os.strerror(number))
                 attributes = dict(_attributes(body[_FIXED:]))
                 name = attributes.get(_NAME, b"").rstrip(b"\0")
                 if name[:1] not in (b"", b"\0"):
                     uid = attributes.get(_UID)
-                    made_by = struct.unpack("=I", uid)[0] if uid else None
-                    found.append(UnixSocket(os.fsdecode(name), made_by, *struct.unpack_from("=I", body, _INODE)))
+                    owner_uid = struct.unpack("=I", uid)[0] if uid else None
+                    sockets.append(UnixSocket(os.fsdecode(name), owner_uid, *struct.unpack_from("=I", body, _INODE)))
 
 
 def of_root() -> frozenset[int]:
     """Return the inodes of the sockets that processes of root have open, as /proc names them."""
-    found: set[int] = set()
+    inodes: set[int] = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # it has ended
             if os.stat(f"/proc/{pid}").st_uid == 0:
-                found.update(_sockets_of(pid))
-    return frozenset(found)
+                inodes.update(_sockets_of(pid))
+    return frozenset(inodes)
 
 
 def _sockets_of(pid: str) -> Iterator[int]:
@@ -83,20 +83,20 @@ def _sockets_of(pid: str) -> Iterator[int]:
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield type and body of each netlink message."""
-    at = 0
-    while at + _HEADER.size <= len(data):
-        length, kind, *_ = _HEADER.unpack_from(data, at)
-        yield kind, data[at + _HEADER.size : at + length]
-        at += _padded(max(length, _HEADER.size))
+    offset = 0
+    while offset + _HEADER.size <= len(data):
+        length, message_type, *_ = _HEADER.unpack_from(data, offset)
+        yield message_type, data[offset + _HEADER.size : offset + length]
+        offset += _padded(max(length, _HEADER.size))
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield type and value of each attribute."""
-    at = 0
-    while at + _ATTRIBUTE.size <= len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, at)
-        yield kind, data[at + _ATTRIBUTE.size : at + length]
-        at += _padded(max(length, _ATTRIBUTE.size))
+    offset = 0
+    while offset + _ATTRIBUTE.size <= len(data):
+        length, attribute_type = _ATTRIBUTE.unpack_from(data, offset)
+        yield attribute_type, data[offset + _ATTRIBUTE.size : offset + length]
+        offset += _padded(max(length, _ATTRIBUTE.size))
 
 
 def _padded(length: int) -> int:

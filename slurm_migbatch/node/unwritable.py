@@ -110,33 +110,33 @@ class Unwritable:
         return (exits.OK if drained else exits.JOURNAL), f"{env.run}: requeued; {why}{problem}"
 
     def _epilog(self, env: HookEnv, why: str, deadline: Deadline) -> tuple[int, str]:
-        upto = ending.ALL if env.restart is None else env.restart
+        last_restart = ending.ALL if env.restart is None else env.restart
         with suppress(OSError):
             ending.make(self._paths.run, env.job, env.restart)
-        problem = self._close(env.job, upto, ENDED)
+        problem = self._close(env.job, last_restart, ENDED)
         self._count(why, deadline)
         then = "the agent or a later hook completes the release"
         return exits.OK, f"{env.run}: its devices are revoked, {then}; {why}{problem}"
 
     def _close(self, job: int, upto: int, reason: str) -> str:
         """Close the devices of the job's slices, except those that another job has too; return errors."""
-        given = {key: handoff.load(self._paths.job, *key) for key in set(handoff.listed(self._paths.job))}
-        ready = {key: found for key, found in given.items() if found is not None and found.slices}
-        own_handoffs = [found for key, found in ready.items() if key[0] == job and key[1] <= upto]
-        others = {g.mig_uuid for found in ready.values() if found not in own_handoffs for g in found.slices}
-        wanted = {g.mig_uuid for found in own_handoffs for g in found.slices} - others
+        handoffs = {key: handoff.load(self._paths.job, *key) for key in set(handoff.listed(self._paths.job))}
+        ready = {key: entry for key, entry in handoffs.items() if entry is not None and entry.slices}
+        own_handoffs = [entry for key, entry in ready.items() if key[0] == job and key[1] <= upto]
+        other_uuids = {g.mig_uuid for entry in ready.values() if entry not in own_handoffs for g in entry.slices}
+        own_uuids = {g.mig_uuid for entry in own_handoffs for g in entry.slices} - other_uuids
         problem = ""
         try:
-            for gpu in self._gpus.managed() if wanted else ():
+            for gpu in self._gpus.managed() if own_uuids else ():
                 for instance in gpu.instances():
-                    if instance.mig_uuid in wanted:
+                    if instance.mig_uuid in own_uuids:
                         self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
                         self._caps.assign(self._caps.minors(gpu.minor, instance.gi_id, instance.ci_id or 0), 0)
         except (DriverError, CapsError) as error:
             problem = f"; not all devices are revoked: {error}"
-        for found in own_handoffs:
+        for entry in own_handoffs:
             with suppress(OSError):
-                handoff.write(self._paths.job, found._replace(slices=(), reason=reason, progress=""))
+                handoff.write(self._paths.job, entry._replace(slices=(), reason=reason, progress=""))
         return problem
 
     def _count(self, why: str, deadline: Deadline) -> bool:
@@ -144,12 +144,12 @@ class Unwritable:
         now = time.time()
         try:
             with locked(self._paths.lock, [NAME], deadline):
-                before = load(self._paths.run)
-                faults = Faults(before.hooks + 1, min(before.since or now, now))  # the clock may have been set back
+                previous = load(self._paths.run)
+                faults = Faults(previous.hooks + 1, min(previous.since or now, now))  # the clock may have been set back
                 drain = lasting(faults, self._config, now)
                 clear(self._paths.run) if drain else self._store(faults)
         except (TooLate, OSError):
-            return True  # not counted; the next one is
+            return True  # this fault is not counted; the next one will be
         if not drain:
             return True
         from slurm_migbatch.node import scontrol

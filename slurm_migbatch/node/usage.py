@@ -13,7 +13,9 @@ from slurm_migbatch.node.paths import Paths
 
 
 class RunUsage(NamedTuple):
-    """`memory_mib`: the peak of the slice that held most; None if too little was sampled. `activity`: mean activity of
+    """What a run used.
+
+    `memory_mib`: the peak of the fullest slice; None if too little was sampled. `activity`: mean activity of
     its slices; None if the driver does not report it. `energy_j`: joules of GPUs that were entirely its
     own; None if one was not, or too little was sampled.
     """

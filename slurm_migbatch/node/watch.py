@@ -10,7 +10,7 @@ of another user open (`open_devices.py`).
 A reclaim waits for a new checkpoint. So between two samples the kernel reports which progress files are
 written (`inotify.py`); these are read at once, though at most every READ_EVERY_S seconds, and a checkpoint
 or a last report is sent at once. For a job that reports continuously this is limited by BURST and
-BURST_REFILL_S. On a node whose jobs report nothing, nothing is done.
+BURST_REFILL_S. If no job of the node reports, this costs nothing.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class Watcher:
         self._untold: set[str] = set()  # GPUs without activity data
         self._unmetered: set[str] = set()  # GPUs without energy data
         self._energy: dict[str, tuple[peaks.RunId, float, float]] = {}  # by GPU: run, when it was read, joules
-        self._is_whole: dict[tuple[str, Profile], bool] = {}  # by GPU and profile: no compute slice is left beside it
+        self._is_whole: dict[tuple[str, Profile], bool] = {}  # by GPU and profile: it takes all compute slices
         self._last_sent: dict[peaks.RunId, tuple[float, progress.ProgressReport]] = {}
         self._burst_left: dict[peaks.RunId, tuple[float, float]] = {}
         self._warned: dict[str, float] = {}  # when each was logged
-        self._accused: dict[str, float] = {}  # the same of processes with open devices, which users cannot crowd out
+        self._accused: dict[str, float] = {}  # the same for open devices; apart, so that other warnings cannot fill it
         self._caps = Caps(config.proc_root, config.dev_root)
         self._open_devices = open_devices.OpenDeviceScan()
 
@@ -97,7 +97,7 @@ class Watcher:
             except (JournalError, PathsError, OSError) as error:
                 self._warn_once(f"cannot sample running jobs: {error}")
                 pause = self._config.sample_every
-            except Exception as error:  # of a job's making, perhaps; the others are looked at again
+            except Exception as error:  # perhaps caused by one job; the others are sampled again
                 if self._warn_once(f"running jobs cannot be looked at: {error!r}"):
                     log.exception("this was not foreseen")
                 pause = self._config.sample_every
@@ -110,7 +110,7 @@ class Watcher:
             journal = Journal(f"{self._config.state_dir}/{NAME}")
             opened.callback(journal.close)
             write_watch = self._watch_writes(paths, opened)
-            self._peaks = {**peaks.load(paths.run), **self._peaks}  # those that could not be stored are newer
+            self._peaks = {**peaks.load(paths.run), **self._peaks}  # the ones in memory are newer
             pause = self._config.sample_every
             while True:
                 if write_watch is None:
@@ -136,7 +136,7 @@ class Watcher:
     def _read_until(
         self, write_watch: WriteWatch, journal: Journal, paths: Paths, seconds: float, stop: tuple[threading.Event, int]
     ) -> None:
-        """Read what is written in the meantime, as it arrives."""
+        """Read progress files as they are written, for this many seconds."""
         stopping, wake = stop
         end = time.monotonic() + seconds
         while not stopping.is_set() and not journal.replaced and (left := end - time.monotonic()) > 0:
@@ -146,7 +146,7 @@ class Watcher:
                 stopping.wait(max(READ_EVERY_S, PAUSE_FACTOR * (time.monotonic() - begun)))
 
     def run_round(self, journal: Journal, paths: Paths, now: float) -> None:
-        """Run one round over all running jobs; `now` by a clock that is never set. Raises JournalError, OSError."""
+        """Run one round over all running jobs; `now` is monotonic. Raises JournalError, OSError."""
         runs, held = self._holders(journal)
         self._sample(held, now)
         if held or self._peaks:
@@ -201,20 +201,20 @@ class Watcher:
             self._warn_once(f"cannot read memory in use: {error}")
             return
         for run, slices in held.items():
-            found = {}
+            memory_used = {}
             try:
                 for row in slices:
                     gpu, instance = gpus.get(row.gpu), _instance(row)
                     if gpu is not None and instance is not None and gpu.processes(instance):
-                        found[instance.mig_uuid or ""] = gpu.memory_used(instance)
+                        memory_used[instance.mig_uuid or ""] = gpu.memory_used(instance)
             except DriverError as error:
                 self._warn_once(f"cannot read memory in use: {error}")
                 continue
             known = self._peaks.get(run)
             seconds = since if known else min(since, max(every, time.time() - min(row.since for row in slices)))
-            peak = (known or peaks.Peak(0.0, {})).with_sample(found, seconds)
-            for done in self._activities(gpus, run, slices):
-                peak = peak.with_activity(done)
+            peak = (known or peaks.Peak(0.0, {})).with_sample(memory_used, seconds)
+            for activity in self._activities(gpus, run, slices):
+                peak = peak.with_activity(activity)
             for span_s, joules in self._energy_since(gpus, run, slices, now):
                 peak = peak.with_energy(span_s, joules)
             self._peaks[run] = peak
@@ -225,14 +225,14 @@ class Watcher:
     def _activities(
         self, gpus: Mapping[str, NvmlGpu], run: peaks.RunId, slices: Sequence[JournalSlice]
     ) -> Iterator[Activity]:
-        """Yield the activity of each slice since its last sample; an unsupported GPU is not asked again."""
+        """Yield the activity of each slice since its last sample; an unsupported GPU is not queried again."""
         for row in slices:
             gpu, instance = gpus.get(row.gpu), _instance(row)
             if gpu is None or instance is None or gpu.uuid in self._untold:
                 continue
             try:
-                if done := gpu.activity(instance, run):
-                    yield done
+                if activity := gpu.activity(instance, run):
+                    yield activity
             except (NotMig, DriverMissing):
                 self._untold.add(gpu.uuid)
             except DriverError as error:
@@ -252,11 +252,11 @@ class Watcher:
                 except (NotMig, DriverMissing):
                     self._unmetered.add(gpu.uuid)
                     return
-                before = self._energy.get(gpu.uuid)
+                previous = self._energy.get(gpu.uuid)
                 self._energy[gpu.uuid] = run, now, joules
                 # the counter restarts when the driver is reloaded
-                if before is not None and before[0] == run and joules >= before[2]:
-                    yield now - before[1], joules - before[2]
+                if previous is not None and previous[0] == run and joules >= previous[2]:
+                    yield now - previous[1], joules - previous[2]
         except DriverError as error:
             self._warn_once(f"cannot read the energy of GPUs: {error}")
 
@@ -282,11 +282,11 @@ class Watcher:
         }
         try:
             owners = {minor: row.uid or 0 for minor, row in by_minor.items()}
-            found = self._open_devices.scan(self._caps.major(), owners, OPEN_DEVICES_S)
+            detected = self._open_devices.scan(self._caps.major(), owners, OPEN_DEVICES_S)
         except CapsError as error:
             self._warn_once(f"cannot find processes with open devices: {error}")
             return
-        for open_device in found:
+        for open_device in detected:
             row = by_minor[open_device.minor]
             text = (
                 f"process {open_device.pid} of uid {open_device.uid} has nvidia-cap{open_device.minor} open, "
@@ -312,7 +312,7 @@ class Watcher:
             try:
                 if report is not None:
                     self._send(journal, run, report, now, long=long)
-            finally:  # a user who writes so much may lose a report; the file must not fill up for it
+            finally:  # this may lose a report of a user who writes this much, but the file must not fill up
                 if long:
                     progress.shorten(paths.progress, run.job, run.restart, run.uid)
         except progress.ProgressError as error:
@@ -321,17 +321,19 @@ class Watcher:
     def _send(
         self, journal: Journal, run: JournalRun, report: progress.ProgressReport, now: float, *, long: bool
     ) -> None:
-        """Send it if it is new and due."""
+        """Send the report if it is new and due."""
         id = run.job, run.restart
-        when, before = self._last_sent.get(id, (float("-inf"), None))
-        if report == before:
+        sent_at, previous = self._last_sent.get(id, (float("-inf"), None))
+        if report == previous:
             return
-        safe = report.checkpoint is not None and (before is None or report.checkpoint != before.checkpoint)
-        urgent = (safe or report.done or long) and self._take_burst(id, now)
-        if now - when < self._config.progress_every and not urgent:
+        new_checkpoint = report.checkpoint is not None and (
+            previous is None or report.checkpoint != previous.checkpoint
+        )
+        urgent = (new_checkpoint or report.done or long) and self._take_burst(id, now)
+        if now - sent_at < self._config.progress_every and not urgent:
             return
         with journal.write():
-            # an Epilog that has begun since then sends the rest; this must not come after it
+            # an Epilog that has begun meanwhile sends the last report; this one must not follow it
             if not journal.runs("job=? AND restart=? AND state='running'", id):
                 return
             journal.event("progress", progress_event(run, report, final=False))
@@ -353,7 +355,7 @@ class Watcher:
 
 
 def _is_new(known: dict[str, float], text: str) -> bool:
-    """Return whether a text is to be logged, and note it: once each, and at most `REMEMBERED` within `FORGET_S`."""
+    """Return whether to log a text, and remember it: each text once, and at most `REMEMBERED` within `FORGET_S`."""
     now = time.monotonic()
     if text in known:
         return False

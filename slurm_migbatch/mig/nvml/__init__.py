@@ -3,7 +3,7 @@
 Pitfalls of NVML, and how they are handled:
 
 - The enum that requests a profile's description is not the profile's id. All other calls take the id it returns.
-- Placement is always explicit. The driver's own choice differs between models and fragments.
+- Placement is always explicit. The driver's own choice differs between models and causes fragmentation.
 - INSUFFICIENT_RESOURCES means "blocked" or "exactly this instance exists"; only a listing distinguishes them.
 - Ids of instances are reused, so before an instance is changed its profile and place are compared with the expected
   ones.

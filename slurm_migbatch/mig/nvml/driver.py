@@ -38,11 +38,11 @@ class NvmlDriver(LibraryUser):
         return tuple(gpu for _, gpu in sorted(self._gpus.items()))
 
     def unidentified(self) -> Mapping[int, str]:
-        """Return by NVML's index the errors of the GPUs that do not even tell their UUID; `gpus` asks them again."""
+        """Return by NVML's index the errors of GPUs that do not even report their UUID; `gpus` queries them again."""
         return dict(self._errors)
 
     def _identify(self) -> None:
-        """Ask the GPUs that have not told their UUID. One that fell off the bus must not make the others unusable."""
+        """Query the GPUs whose UUID is not known yet. One that fell off the bus must not make the others unusable."""
         for index in list(self._errors):
             try:
                 self._gpus[index] = NvmlGpu(index)

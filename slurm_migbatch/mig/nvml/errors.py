@@ -40,5 +40,5 @@ _ERRORS: dict[int, tuple[type[DriverError], str]] = {
 def translated(error: pynvml.NVMLError, operation: str) -> DriverError:
     """Translate a failure of NVML while doing `operation` into the error to raise."""
     code = int(error.value)
-    kind, explanation = _ERRORS.get(code, (DriverError, f"the driver failed with {error}"))
-    return kind(code, f"{operation}: {explanation} (NVML code {code})")
+    error_class, explanation = _ERRORS.get(code, (DriverError, f"the driver failed with {error}"))
+    return error_class(code, f"{operation}: {explanation} (NVML code {code})")

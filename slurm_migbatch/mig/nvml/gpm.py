@@ -32,29 +32,30 @@ class GpmSamples:
         self._last: dict[str, tuple[Any, float, tuple[int, int]]] = {}
 
     def measure(self, device: Any, instance: Instance, holder: tuple[int, int]) -> Activity | None:
-        """Return the activity of the instance since the last call for this holder; None at the first. Raises
-        DriverError.
+        """Return the activity of the instance since the last call for this holder; None at the first.
+
+        Raises DriverError.
         """
         uuid = instance.mig_uuid or ""
-        before = self._last.get(uuid)
-        if before is not None and before[2] != holder:
+        previous = self._last.get(uuid)
+        if previous is not None and previous[2] != holder:
             self.forget(uuid)
-            before = None
+            previous = None
         now = time.monotonic()
-        if before is not None and now - before[1] < LEAST_S:
+        if previous is not None and now - previous[1] < LEAST_S:
             return None
         operation = f"the activity of {instance}"
         sample = self._call(operation, pynvml.nvmlGpmSampleAlloc)
         try:
             self._call(operation, pynvml.nvmlGpmMigSampleGet, device, instance.gi_id, sample)
-            found = None if before is None else self._between(operation, before[0], sample, now - before[1])
+            activity = None if previous is None else self._between(operation, previous[0], sample, now - previous[1])
         except DriverError:
             self._free(sample)
             self.forget(uuid)
             raise
         self.forget(uuid)
         self._last[uuid] = sample, now, holder
-        return found
+        return activity
 
     def keep(self, uuids: Collection[str]) -> None:
         """Free the samples of all other instances."""
@@ -72,16 +73,16 @@ class GpmSamples:
             pynvml.nvmlGpmSampleFree(sample)
 
     def _between(self, operation: str, first: Any, second: Any, seconds: float) -> Activity | None:
-        wanted = (_SM, _TENSOR, _DRAM)
-        asked = pynvml.c_nvmlGpmMetricsGet_t(version=pynvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=len(wanted))
-        asked.sample1, asked.sample2 = first, second
-        for place, metric in enumerate(wanted):
-            asked.metrics[place].metricId = metric
-        answer = self._call(operation, pynvml.nvmlGpmMetricsGet, asked)
-        metrics = answer.metrics[: len(wanted)]
+        metric_ids = (_SM, _TENSOR, _DRAM)
+        request = pynvml.c_nvmlGpmMetricsGet_t(version=pynvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=len(metric_ids))
+        request.sample1, request.sample2 = first, second
+        for i, metric in enumerate(metric_ids):
+            request.metrics[i].metricId = metric
+        answer = self._call(operation, pynvml.nvmlGpmMetricsGet, request)
+        metrics = answer.metrics[: len(metric_ids)]
         if any(metric.nvmlReturn != pynvml.NVML_SUCCESS for metric in metrics):
             return None
         shares = [metric.value / 100.0 for metric in metrics]
-        if not all(0.0 <= share <= 1.05 for share in shares):  # NaN is no value either
+        if not all(0.0 <= share <= 1.05 for share in shares):  # NaN is refused too
             return None
         return Activity(seconds, *(min(share, 1.0) for share in shares))

@@ -65,8 +65,9 @@ class NvmlGpu:
 
     @property
     def minor(self) -> int:
-        """The number in /dev/nvidia<minor> and in the capability tree, not the index; a change of the MIG mode
-        may change it.
+        """The number in /dev/nvidia<minor> and in the capability tree, not the index.
+
+        A change of the MIG mode may change it.
         """
         if self._minor is None:
             self._minor = int(self._ask("its device minor", pynvml.nvmlDeviceGetMinorNumber))
@@ -107,7 +108,7 @@ class NvmlGpu:
         return (bool(current), bool(pending))
 
     def set_mig_mode(self, on: bool) -> Activation:
-        """Switch MIG. Raises NotMig, NoPermission or Busy; the result tells if the change is pending."""
+        """Switch MIG. Raises NotMig, NoPermission or Busy; the result says whether the change is pending."""
         operation = f"switching MIG {'on' if on else 'off'}"
         try:
             status = self._ask(operation, pynvml.nvmlDeviceSetMigMode, int(on))
@@ -126,11 +127,11 @@ class NvmlGpu:
         """Return all instances of all profiles, ordered by placement; empty if MIG is off."""
         if not self.mig_mode()[0]:
             return ()
-        found = [self._describe(gi, info) for gi, info in self._gpu_instances()]
-        return tuple(sorted(found, key=lambda instance: instance.placement))
+        described = [self._describe(gi, info) for gi, info in self._gpu_instances()]
+        return tuple(sorted(described, key=lambda instance: instance.placement))
 
     def create(self, slot: Slot) -> Instance:
-        """Create a GPU instance there with its full compute instance; raises NotMig, NoPermission.
+        """Create a GPU instance in `slot` with the compute instance that fills it; raises NotMig, NoPermission.
 
         If the compute instance cannot be created, the GPU instance is destroyed again. Raises NoRoom if the place is
         taken, AlreadyThere (a NoRoom) if exactly this slot exists.
@@ -149,14 +150,15 @@ class NvmlGpu:
             raise
 
     def complete(self, instance: Instance) -> Instance:
-        """Create the full compute instance of a GPU instance that lacks one; an instance that has one is returned as it
-        is. Raises NotFound if the GPU instance no longer exists.
+        """Create the compute instance that fills a GPU instance, unless it has one; return the instance.
+
+        Raises NotFound if the GPU instance no longer exists.
         """
         gi, info = self._find(instance)
         return self._describe(gi, info, create=True)
 
     def destroy(self, instance: Instance) -> None:
-        """Destroy its compute instances, then itself. Instances that no longer exist are no error. Raises Busy.
+        """Destroy the compute instances of an instance, then itself. Raises Busy, but not if one no longer exists.
 
         After Busy the compute instance may already be destroyed; retry, or call `complete`.
         """
@@ -185,8 +187,9 @@ class NvmlGpu:
         return tuple(sorted(pids))
 
     def memory_used(self, instance: Instance) -> int:
-        """Return the MiB in use on the instance, rounded up. Raises NotFound if it does not exist or has no compute
-        instance.
+        """Return the MiB in use on the instance, rounded up.
+
+        Raises NotFound if it does not exist or has no compute instance.
         """
         operation = f"the memory of {instance}"
         if instance.mig_uuid is None:
@@ -312,12 +315,12 @@ class NvmlGpu:
             ci = self._create_compute(gi, full, slot)
         if ci is None:
             return Instance(int(info.id), slot.profile, slot.placement, None, None)
-        about = self._call(f"the compute instance of {slot}", pynvml.nvmlComputeInstanceGetInfo_v2, ci)
-        uuid = self._mig_uuid(about, int(info.id), slot)
-        return Instance(int(info.id), slot.profile, slot.placement, int(about.id), uuid)
+        ci_info = self._call(f"the compute instance of {slot}", pynvml.nvmlComputeInstanceGetInfo_v2, ci)
+        uuid = self._mig_uuid(ci_info, int(info.id), slot)
+        return Instance(int(info.id), slot.profile, slot.placement, int(ci_info.id), uuid)
 
     def _create_compute(self, gi: Any, full: tuple[int, ...], slot: Slot) -> Any:
-        """Create the compute instance that takes the whole GPU instance; a refused profile is followed by the next."""
+        """Create the compute instance that takes the whole GPU instance; if a profile is refused, try the next."""
         operation = f"creating the compute instance of {slot}"
         for profile_id in full[:-1]:
             with suppress(NotMig, InvalidRequest):

@@ -1,4 +1,4 @@
-"""Choose the library file that pynvml loads, and keep it open for those who use it."""
+"""Choose the library file that pynvml loads, and keep it open while it is used."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ LIBRARY = OpenLibrary()
 
 
 class LibraryUser:
-    """One that uses the library until it is closed."""
+    """Base of classes that use the library until they are closed."""
 
     def __init__(self, library: str | None) -> None:
         LIBRARY.open(library or None)
         self._open = True
 
     def close(self) -> None:
-        """Close the library; repeated calls are harmless."""
+        """Close the library; further calls do nothing."""
         if self._open:
             self._open = False
             LIBRARY.close()

@@ -14,7 +14,7 @@ _MAX_INSTANCES = 64
 
 
 class KnownProfile(NamedTuple):
-    """A profile under each id the driver has for it."""
+    """A profile, one of the ids that the driver has for it, and the most instances of it."""
 
     profile_id: int
     profile: Profile
@@ -68,7 +68,7 @@ def compute_profile_info(gi: Any, enum: int) -> Any:
 
 
 def mig_device(handle: Any, gi_id: int, ci_id: int) -> Any:
-    """Return the handle of the MIG device of a compute instance, found by a walk over the GPU; NVML error NOT_FOUND."""
+    """Return the handle of the MIG device of a compute instance, found by a walk over the GPU; may raise NOT_FOUND."""
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)

@@ -126,16 +126,16 @@ class VisibleDevice(LibraryUser):
             total = int(self._ask("its memory", pynvml.nvmlDeviceGetMemoryInfo, handle).total)
             name = str(self._ask("its name", pynvml.nvmlDeviceGetName, handle))
             return Seen(uuid, name, None, None, None, total // _MIB, 1.0, driver)
-        about = self._ask("its attributes", pynvml.nvmlDeviceGetAttributes_v2, handle)
+        attributes = self._ask("its attributes", pynvml.nvmlDeviceGetAttributes_v2, handle)
         parent = self._ask("its GPU", pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
-        compute, memory = int(about.gpuInstanceSliceCount), int(about.memorySizeMB)
+        compute, memory = int(attributes.gpuInstanceSliceCount), int(attributes.memorySizeMB)
         profiles = list(self._profiles(parent))
         return Seen(
             uuid,
             str(self._ask("its GPU's name", pynvml.nvmlDeviceGetName, parent)),
             self._named() or _nearest(profiles, compute, memory),
             compute,
-            int(about.multiprocessorCount),
+            int(attributes.multiprocessorCount),
             memory,
             memory / max((mib for _, mib in profiles), default=memory),
             driver,
