@@ -455,7 +455,7 @@ def _node_sets(
 
 
 def _own_gres(conf: Conf, counts: Mapping[str, Mapping[str, int]], done: SlurmPlan) -> None:
-    """Yield lines of the site's gres.conf that must be removed."""
+    """Add lines of the site's gres.conf that must be removed to the problems of `done`."""
     own_file = conf.beside(INCLUDED_GRES)
     for line in conf.lines:
         if line.path == own_file:

@@ -92,7 +92,7 @@ def _units(topology: Conf, kind: str) -> Iterator[_Unit]:
 
 
 def _switch(topology: Conf, units: list[_Unit], catalog: str, done: TopologyPlan) -> None:
-    """Put the catalog into a switch of its own below the top one."""
+    """Put the catalog into a switch of its own below the top one, or into the top one if that has no others."""
     inner = {name for unit in units for name in unit.below}
     tops = [unit for unit in units if unit.name not in inner]
     line = f"SwitchName={SWITCH} Nodes={catalog}"

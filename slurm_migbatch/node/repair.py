@@ -215,7 +215,7 @@ class Repairer:
         return self._maps.sync(self._journal, {gpu.uuid: gpu.index for gpu in self._gpus.listed()}, dry=dry)
 
     def clear(self, deadline: Deadline, owner_id: str, *, dry: bool = False) -> list[str]:
-        """Destroy every idle instance, for example before maintenance; `who` is the owner that does it.
+        """Destroy every idle instance, for example before maintenance; `owner_id` is the owner that does it.
 
         Slices of jobs remain. Returns what was (or would be) done, as sentences. Raises DriverError, JournalError,
         TooLate.

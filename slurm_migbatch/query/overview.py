@@ -25,8 +25,9 @@ from slurm_migbatch.store.progress import RunProgressRow
 from slurm_migbatch.store.queries import JobId, LeaseRow, RunFilter, select_runs
 from slurm_migbatch.store.recent import RecentEvent, recent_events
 
-#: number of node events shown
+#: kinds of node events shown
 EVENTS: Final = ("start", "stop", "misfit", "fault", "zombie", "cleared", "boot")
+#: number of node events shown
 _EVENTS: Final = 60
 _NAME_S: Final = 600.0
 _CATALOG_S: Final = 60.0

@@ -4,9 +4,9 @@ It is a child of migbatchd, at low priority. stdin delivers one line of JSON,
 `{"config": "<migbatch.toml>", "level": ...}`, and is closed when the process must exit; lines of JSON go out on stdout:
 `{"serving": <port>}` once, `{"answers": {...}}` about every second while there are any.
 
-munge authenticates the user before a byte of the query is read. The resources of a user are limited: one query of his
-runs at a time, and the next waits until he has read the answer. Queries run in separate processes (`worker`), which are
-killed if one takes too long.
+munge authenticates the user before a byte of the query is read. The resources of a user are limited: one query
+runs at a time and few answers may be unread; others are refused (429), and the client tries again. Queries run in
+separate processes (`worker`), which are killed if one takes too long.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _QUEUE: Final = 40
 _LOANS: Final = 200
 _EVENTS: Final = 40
 _WORDS: Final = 200
-#: fields of an action that repeat what a user wrote
+#: kinds of actions whose text repeats what a user wrote
 _OWN: Final = frozenset({"retype", "throttle", "share"})
 
 
