@@ -12,7 +12,7 @@ from .running_cluster import RunningCluster
 
 PLUGIN = "gpu_nvml.so"
 
-# slurmd reads /proc/driver and /dev by their real names: in a mount namespace of its own they are the machine's.
+# slurmd reads /proc/driver and /dev by fixed paths: a private mount namespace shows it those of the simulated machine.
 _AS_MACHINE = """set -e
 mount --bind "$0"/proc/driver /proc/driver
 mount -t tmpfs -o mode=755 dev /dev
@@ -35,7 +35,7 @@ class SeenSlice:
 
 
 def has_plugin(root: Path | None) -> bool:
-    """Return whether the Slurm in `root` (None: the machine's) comes with the NVML plugin."""
+    """Return whether the Slurm in `root` (None: the machine's) has the NVML plugin."""
     return any(Path(f"{root or ''}/usr/lib").glob(f"*/slurm*/{PLUGIN}"))
 
 
@@ -58,11 +58,11 @@ def slurmd_sees(cluster: RunningCluster, node: str) -> list[SeenSlice]:
     )
     (etc / "gres.conf").write_text("AutoDetect=nvml\n")
     (etc / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
-    # Inside a chroot the mounts are private already, and "/" is no mount whose propagation could be changed.
-    apart = ["unshare", "--mount", "--propagation", "private" if cluster.root.path is None else "unchanged"]
+    # In a chroot the mounts are private already, and "/" is not a mount point, so its propagation cannot be changed.
+    unshare = ["unshare", "--mount", "--propagation", "private" if cluster.root.path is None else "unchanged"]
     slurmd = ["slurmd", "-G", "-vvv", "-N", node, "-f", str(etc / "slurm.conf")]
     done = cluster.run(
-        [*apart, "sh", "-c", _AS_MACHINE, str(machine.directory), *slurmd],
+        [*unshare, "sh", "-c", _AS_MACHINE, str(machine.directory), *slurmd],
         env={"LD_LIBRARY_PATH": str(machine.directory), "SLURM_CONF": str(etc / "slurm.conf")},
         check=False,
     )
@@ -72,10 +72,10 @@ def slurmd_sees(cluster: RunningCluster, node: str) -> list[SeenSlice]:
 
 
 def _parse(text: str) -> list[SeenSlice]:
-    found = []
+    slices = []
     for block in re.split(r"_handle_mig: GPU minor \d+, MIG index \d+:", text)[1:]:
         values = dict(re.findall(r"_handle_mig: +([^:]+): (\S+)", block))
-        found.append(
+        slices.append(
             SeenSlice(
                 type=values["MIG Profile"],
                 uuid=values["UniqueID"],
@@ -84,4 +84,4 @@ def _parse(text: str) -> list[SeenSlice]:
                 files=tuple(values["Device Files"].split(",")),
             )
         )
-    return found
+    return slices

@@ -28,7 +28,7 @@ _MUNGED = "/usr/sbin/munged"
 
 
 class Cluster(RunningCluster):
-    """One test bed from its start to its end; `with Cluster(nodes=2) as cluster:` starts and stops it.
+    """One test bed during its lifetime; `with Cluster(nodes=2) as cluster:` starts and stops it.
 
     Everything is below `directory` (chosen if not given); see `registry` for what happens when the process that
     started it is killed. The keywords are those of `Spec`.
@@ -63,7 +63,7 @@ class Cluster(RunningCluster):
     # --- up and down
 
     def up(self) -> Cluster:
-        """Start everything and wait until all nodes are idle; on any error or interrupt nothing is left."""
+        """Start everything and wait until all nodes are idle; after an error or interrupt, remove everything."""
         if os.geteuid() != 0:
             raise TestbedError("a test bed starts Slurm's daemons and makes users, which needs root")
         self.root.check(self.directory)
@@ -75,14 +75,14 @@ class Cluster(RunningCluster):
             raise TestbedError(
                 f"{', '.join(missing)} missing on this machine; `make system` installs Debian's packages"
             )
-        mask = os.umask(0o022)  # ordinary users must be able to read most of it
+        mask = os.umask(0o022)  # ordinary users must be able to read most files
         with registry.interrupted_once():
             try:
                 self._register()
                 self._prepare()
                 self._start()
             except BaseException:
-                if self._registered:  # otherwise it belongs to another process, or nothing was created
+                if self._registered:  # otherwise the test bed belongs to another process, or nothing was created
                     self.down()
                 raise
             finally:
@@ -101,7 +101,7 @@ class Cluster(RunningCluster):
                 self._daemons = None
 
     def _surely_down(self) -> None:
-        """Run `down`, even if Ctrl-C is pressed again before that has begun."""
+        """Run `down`, even if Ctrl-C is pressed again before it has begun."""
         while True:
             try:
                 return self.down()
@@ -132,11 +132,11 @@ class Cluster(RunningCluster):
                 raise TestbedError(f"a test bed already lives in {self.directory}; `migbatch testbed down` removes it")
             registry.check_directory(self.directory)
             name = f"migbatch-{secrets.token_hex(4)}"
-            me = ProcessId.mine()
+            current = ProcessId.mine()
             group, group_text = process_group.plan(self.directory, name)
             names = users.NAMES[: self.spec.users]
             self._registered = True
-            registry.TestbedRecord(name, str(self.directory), (me.pid, me.start), group_text, names).save()
+            registry.TestbedRecord(name, str(self.directory), (current.pid, current.start), group_text, names).save()
             self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
             self.directory.chmod(0o755)
             (self.directory / registry.MARKER).touch()
@@ -240,7 +240,7 @@ class Cluster(RunningCluster):
             self.product.start()
 
     def node_states(self) -> dict[str, str]:
-        """Return the state of each node in sinfo's form, with its marks (`idle`, `mixed`, `idle*`); may be empty."""
+        """Return the state of each node as sinfo prints it, flags included (`idle`, `mixed`, `idle*`); may be empty."""
         names = ",".join(self.spec.node_names)
         done = self.run(["sinfo", "-h", "-N", "-p", "gpu", "-n", names, "-o", "%N %T"], check=False)
         return dict(line.split() for line in done.stdout.splitlines()) if done.returncode == 0 else {}

@@ -1,4 +1,4 @@
-"""Write Slurm's configuration files of a test bed: a small site's own, as changed by `migbatch install`."""
+"""Write the Slurm configuration files of a test bed: those of a small site, as `migbatch install` changes them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write(
         TestbedError: the site's slurm.conf (`spec.options`) is incompatible with migbatch.
     """
     etc = directory / "etc"
-    bed = {
+    values = {
         "name": spec.name,
         "host": socket.gethostname(),
         "hosts": [f"{name}({address})" for name, address in controllers(spec).items()],
@@ -51,7 +51,7 @@ def write(
         "spec": spec,
         "options": {**(restd.options(directory) if spec.rest else {}), **spec.options},
     }
-    texts = installed(spec, geometry, version, etc, site.render("testbed.conf.j2", bed=bed))
+    texts = installed(spec, geometry, version, etc, site.render("testbed.conf.j2", bed=values))
     texts[str(etc / "cgroup.conf")] = site.render("cgroup.conf.j2", version=version)
     for path, text in texts.items():
         fresh = Path(f"{path}.new")
@@ -69,12 +69,12 @@ def installed(spec: Spec, geometry: Geometry, version: tuple[int, int], etc: Pat
     main, gres, switches = (str(etc / name) for name in ("slurm.conf", "gres.conf", "topology.conf"))
     conf, gres_conf = load(main, {main: stock}.get), load(gres, {gres: ""}.get)
     topology = load(switches, {switches: spec.topology}.get) if spec.topology else None
-    found = slurmedit.plan(described(spec, geometry, version), conf, gres_conf, spec.lending, topology)
-    if found.problems:
-        raise TestbedError("; ".join(found.problems))
-    rendered = {str(etc / name): text for name, text in slurmedit.rendered(found).items()}
+    plan = slurmedit.plan(described(spec, geometry, version), conf, gres_conf, spec.lending, topology)
+    if plan.problems:
+        raise TestbedError("; ".join(plan.problems))
+    rendered = {str(etc / name): text for name, text in slurmedit.rendered(plan).items()}
     texts = {**conf.texts, **gres_conf.texts, **(topology.texts if topology else {})}
-    return {**apply(texts, found.edits), **rendered}
+    return {**apply(texts, plan.edits), **rendered}
 
 
 def controllers(spec: Spec) -> dict[str, str]:
@@ -85,15 +85,16 @@ def controllers(spec: Spec) -> dict[str, str]:
 def described(spec: Spec, geometry: Geometry, version: tuple[int, int]) -> site.Site:
     """Return the test bed as its nodes report it."""
     gpus = dict.fromkeys(spec.node_names, (geometry,) * spec.gpus)
-    found = describe(gpus, version, catalog_names(spec), spec.lending)
+    described_site = describe(gpus, version, catalog_names(spec), spec.lending)
     if spec.counts:
         extra = site.spare(version) if spec.lending else {}
         nodes = [
-            replace(node, counts={**dict.fromkeys(node.counts, 0), **spec.counts, **extra}) for node in found.nodes
+            replace(node, counts={**dict.fromkeys(node.counts, 0), **spec.counts, **extra})
+            for node in described_site.nodes
         ]
-        found = replace(found, nodes=nodes)
+        described_site = replace(described_site, nodes=nodes)
     return replace(
-        found,
+        described_site,
         prolog=spec.hooks.prolog,
         epilog=spec.hooks.epilog,
         task_prolog=spec.hooks.task_prolog,

@@ -14,7 +14,7 @@ from .errors import TestbedError
 from .proc import ProcessId
 from .process_group import ProcessGroup
 
-# slurmctld saves its state before it ends, which takes its time on a busy machine.
+# slurmctld saves its state before it ends, which may be slow on a busy machine.
 GRACE_S = 60.0
 _BURIAL_S = 60.0
 _CHILD_S = 5.0
@@ -22,7 +22,7 @@ _CHILD_S = 5.0
 
 @dataclass(frozen=True)
 class Daemon:
-    """How a process was started, and which one it is."""
+    """The command line and the identity of a process."""
 
     name: str
     argv: tuple[str, ...]
@@ -68,9 +68,9 @@ class Daemons:
             raise TestbedError(f"{name} ended at once: {self.tail(name)}") from None
         daemon = Daemon(name, tuple(argv), dict(env), identity.pid, identity.start)
         path = self._record(name)
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(daemon)))
-        fresh.replace(path)
+        new_path = path.with_suffix(".new")
+        new_path.write_text(json.dumps(asdict(daemon)))
+        new_path.replace(path)
         return daemon
 
     def get(self, name: str) -> Daemon | None:
@@ -82,8 +82,8 @@ class Daemons:
 
     def all(self) -> list[Daemon]:
         """Return every recorded process."""
-        found = (self.get(path.stem) for path in sorted(self.records.glob("*.json")))
-        return [daemon for daemon in found if daemon is not None]
+        recorded = (self.get(path.stem) for path in sorted(self.records.glob("*.json")))
+        return [daemon for daemon in recorded if daemon is not None]
 
     def stop(self, name: str, grace: float = GRACE_S) -> None:
         """Stop a process by SIGTERM, then SIGKILL after `grace` seconds; its record stays for `restart`."""
@@ -93,8 +93,8 @@ class Daemons:
     def kill(self, name: str) -> None:
         """Kill a process by SIGKILL, as a crash would.
 
-        Children in its session hold its ports until they notice (slurmscriptd, slurmctld's, at once): they are waited
-        for. Those of jobs have sessions of their own and continue.
+        Its children in the same session keep its ports open until they notice that it has ended (slurmctld's
+        slurmscriptd does at once), so wait for them. Job processes have sessions of their own and continue.
         """
         daemon = self._known(name)
         children = daemon.id.children_of_session()
@@ -105,7 +105,7 @@ class Daemons:
             child.wait(_CHILD_S)
 
     def restart(self, name: str, grace: float = GRACE_S) -> Daemon:
-        """Stop if running, and start again with the same command line and environment."""
+        """Stop the process if it runs, and start it again with the same command line and environment."""
         daemon = self._known(name)
         self.stop(name, grace)
         return self.start(name, daemon.argv, daemon.env)

@@ -24,8 +24,10 @@ def make_data(directory: Path) -> None:
     options = ["--no-defaults", f"--datadir={directory}", "--user=root"]
     options += ["--auth-root-authentication-method=normal", "--skip-test-db"]
     # a starting server, such as this one, removes other servers' files in a common directory
-    own = {**os.environ, "TMPDIR": str(directory.parent)}
-    done = subprocess.run(["mariadb-install-db", *options], env=own, check=False, capture_output=True, text=True)
+    environment = {**os.environ, "TMPDIR": str(directory.parent)}
+    done = subprocess.run(
+        ["mariadb-install-db", *options], env=environment, check=False, capture_output=True, text=True
+    )
     if done.returncode != 0:
         raise TestbedError(f"mariadb-install-db: {(done.stderr or done.stdout).strip()[-500:]}")
 

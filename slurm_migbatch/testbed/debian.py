@@ -15,7 +15,7 @@ PACKAGES = (
     *("slurmctld", "slurmd", "slurm-client", "slurmdbd", "munge", "slurm-wlm-basic-plugins"),
     *("slurmrestd", "slurm-wlm-jwt-plugin", "lua-posix", "python3"),
 )
-# Slurm's own reader of GPUs (contrib) is packaged for some suites only; that of Ubuntu wants a driver.
+# Slurm's NVML plugin (contrib) is packaged for some suites only; Ubuntu's package depends on a driver.
 EXTRA = {"trixie": ("slurm-wlm-nvml-plugin",)}
 #: suites of Ubuntu; every other one is Debian's
 UBUNTU = frozenset({"noble", "resolute"})
@@ -58,10 +58,10 @@ def make_root(suite: str, target: Path, url: str | None = None, log: Path | None
     The root appears at `target` complete or not at all.
 
     Args:
-        suite: of Ubuntu where UBUNTU names it, else of Debian.
-        target: the directory to make.
-        url: of the archive; for Debian that of this machine's apt sources where not given, for Ubuntu debootstrap's.
-        log: where to write what debootstrap said.
+        suite: a suite of Ubuntu if listed in UBUNTU, else of Debian.
+        target: the directory to create.
+        url: the archive; by default the one in this machine's apt sources for Debian, debootstrap's for Ubuntu.
+        log: file for the output of debootstrap.
 
     Raises:
         TestbedError: `target` exists, or debootstrap is missing or failed.
@@ -73,7 +73,7 @@ def make_root(suite: str, target: Path, url: str | None = None, log: Path | None
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    # A mount namespace of its own: debootstrap's mounts disappear with it, also after a kill.
+    # In a private mount namespace, debootstrap's mounts disappear with the process, even if it is killed.
     argv = ["unshare", "--mount", "--propagation", "private", "debootstrap", "--variant=minbase"]
     argv += [f"--components={_components(suite)}", f"--include={','.join([*PACKAGES, *EXTRA.get(suite, ())])}"]
     script = _script(suite)
@@ -94,13 +94,13 @@ def _components(suite: str) -> str:
 
 
 def _script(suite: str) -> Path:
-    usual = _UBUNTU_SCRIPT if suite in UBUNTU else "sid"
-    return next(path for path in (_SCRIPTS / suite, _SCRIPTS / usual) if path.exists())
+    fallback = _UBUNTU_SCRIPT if suite in UBUNTU else "sid"
+    return next(path for path in (_SCRIPTS / suite, _SCRIPTS / fallback) if path.exists())
 
 
 def _default_mirror(script: Path) -> str:
     """Return the archive that debootstrap's own script names for supported suites."""
-    found = re.search(r"\*\)\s+default_mirror\s+(\S+)", script.read_text())
-    if not found:
+    match = re.search(r"\*\)\s+default_mirror\s+(\S+)", script.read_text())
+    if not match:
         raise TestbedError(f"{script} names no archive; give one with --mirror")
-    return found[1]
+    return match[1]

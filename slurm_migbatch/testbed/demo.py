@@ -52,7 +52,7 @@ class DemoJob:
 
 @dataclass
 class Checks:
-    """What was verified, and what failed."""
+    """Checks that print their results and collect the failures."""
 
     failed: list[str] = field(default_factory=list)
 
@@ -71,7 +71,7 @@ class Demo:
         self.cluster = cluster
         self.jobs: list[DemoJob] = []
         self.checks = Checks()
-        # A checkout may be where ordinary users cannot read.
+        # Ordinary users may not be able to read the checkout.
         self.examples = cluster.directory / "examples"
         self.examples.mkdir()
         self.examples.chmod(0o755)
@@ -130,8 +130,10 @@ class Demo:
         if not job.id and job.end != "REFUSED":
             raise TestbedError(f"{job.script} was not accepted: {output.strip()}")
         if job.id:
-            wanted = self._requested(job.id)
-            job.waited_for = ",".join(kind for kind, count in wanted.items() if offered.get(kind, 0) < count)
+            requested = self._requested(job.id)
+            job.waited_for = ",".join(
+                profile for profile, count in requested.items() if offered.get(profile, 0) < count
+            )
 
     def _command(self, user: str, argv: list[str], env: dict[str, str] | None = None) -> _Done:
         shown = " ".join(Path(argument).name if argument.startswith("/") else argument for argument in argv)
@@ -151,16 +153,16 @@ class Demo:
     def _offered(self) -> dict[str, int]:
         """Return the free slices known to Slurm: the most on any one node, by GRES type."""
         nodes = json.loads(self.cluster.product.migbatch("nodes", "--json"))["nodes"]
-        best: dict[str, int] = {}
+        largest: dict[str, int] = {}
         for node in nodes:
-            for kind, count in node["offered"].items():
-                best[kind] = max(best.get(kind, 0), count)
-        return best
+            for profile, count in node["offered"].items():
+                largest[profile] = max(largest.get(profile, 0), count)
+        return largest
 
     def _requested(self, job: int) -> dict[str, int]:
         text = self.cluster.run(["squeue", "-h", "-a", "-r", "-t", "all", "-j", str(job), "-o", "%b"]).stdout
         parts = re.findall(r"mig:([^:,\s]+):(\d+)", text.splitlines()[0] if text else "")
-        return {kind: int(count) for kind, count in parts}
+        return {profile: int(count) for profile, count in parts}
 
     def _until(self, ready: Callable[[], bool], event: str, timeout: float = 300.0) -> None:
         wait_until(ready, timeout, event, every=0.5)
@@ -175,7 +177,7 @@ class Demo:
 
         self._until(over, "the end of all jobs")
         self._until(lambda: not self._leases(), "the end of all leases")
-        # What the record still lacks after that fails a closing check.
+        # What is missing from the record after that fails a closing check.
         with suppress(TestbedError):
             self._until(self._recorded, "the record of all jobs", 60.0)
 
@@ -215,11 +217,11 @@ class Demo:
     # --- checking
 
     def _verify(self, watch: HandoffWatch) -> None:
-        say = self.checks.that
+        check = self.checks.that
         records = self._accounts()
         accepted = [job for job in self.jobs if job.end != "REFUSED"]
         refused = [job for job in self.jobs if job.end == "REFUSED"]
-        say(
+        check(
             "the malformed request was refused with its reason",
             [
                 f"{job.script}: {job.submit_output.strip()}"
@@ -227,7 +229,7 @@ class Demo:
                 if job.id or "1g.10gb" not in job.submit_output
             ],
         )
-        say(
+        check(
             "every other job ended as it should, and migacct knows each",
             [
                 f"{record}: {records[record]['state'] if record in records else 'not in migacct'}, not {job.end}"
@@ -236,20 +238,20 @@ class Demo:
                 if records.get(record, {}).get("state") != job.end
             ],
         )
-        waited = [job for job in accepted if job.waited_for]
-        say(
+        waiting_jobs = [job for job in accepted if job.waited_for]
+        check(
             "a job waited for a re-plan and got its slice: "
-            + ", ".join(f"{job.id} ({job.waited_for})" for job in waited[:3]),
-            [] if waited else ["every profile was on offer when it was asked for"],
+            + ", ".join(f"{job.id} ({job.waited_for})" for job in waiting_jobs[:3]),
+            [] if waiting_jobs else ["every profile was on offer when it was asked for"],
         )
-        say("every task saw exactly its own slices", list(self._wrong_devices(records)))
-        say(
+        check("every task saw exactly its own slices", list(self._wrong_devices(records)))
+        check(
             f"no neighbour was touched (looked {watch.rounds} times, {len(watch.held)} slices)",
             watch.problems or ([] if watch.held else ["nothing was seen"]),
         )
-        say("nothing is held on any GPU, and no device belongs to a user", [*self._leases(), *self._open_devices()])
-        say("idle slices are taken down when the administrator wants the GPUs empty", list(self._cleared()))
-        say(
+        check("nothing is held on any GPU, and no device belongs to a user", [*self._leases(), *self._open_devices()])
+        check("idle slices are taken down when the administrator wants the GPUs empty", list(self._cleared()))
+        check(
             "no node was drained",
             [f"{node}: {state}" for node, state in self.cluster.node_states().items() if state.rstrip("*") != "idle"],
         )
@@ -258,13 +260,13 @@ class Demo:
         return {str(row["job"]): row for row in json.loads(self._migacct("--json"))["jobs"]}
 
     def _wrong_devices(self, records: dict[str, dict[str, Any]]) -> Iterator[str]:
-        leases: dict[str, list[tuple[str, float, float]]] = {}  # the node's own times, which Slurm rounds
+        leases: dict[str, list[tuple[str, float, float]]] = {}  # with the node's own times: Slurm's are rounded
         for job in self.jobs:
             for record in job.records if job.end == "COMPLETED" else ():
                 slices = records.get(record, {}).get("slices", [])
                 own = [str(entry["mig_uuid"]) for entry in slices]
                 text = self._output(job, record)
-                seen_by_task = {who: _DEVICE.findall(uuids) for who, uuids in _UUIDS.findall(text)}
+                seen_by_task = {task: _DEVICE.findall(uuids) for task, uuids in _UUIDS.findall(text)}
                 if seen_by_task.pop("batch script", None) != own or not own:
                     yield f"{record}: the batch script saw something else than {own}"
                 if len(seen_by_task) != job.tasks:
@@ -281,10 +283,10 @@ class Demo:
                     leases[uuid].append((record, since, until))
 
     def _output(self, job: DemoJob, record: str) -> str:
-        found = [
+        texts = [
             path.read_text() for path in self.cluster.home(job.user).glob("*.out") if path.stem.endswith(f"-{record}")
         ]
-        return "\n".join(found)
+        return "\n".join(texts)
 
     def _open_devices(self) -> Iterator[str]:
         for node in self.cluster.spec.node_names:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 
 class TestbedError(Exception):
-    """A test bed could not do the request; the text says what happened and what to do."""
+    """An operation of a test bed failed; the text says what happened and what to do."""
 
     __test__ = False  # not a test class, whatever pytest thinks of its name

@@ -1,4 +1,4 @@
-"""Read the geometry of a simulated GPU from its driver (nothing here is a table)."""
+"""Read the geometry of a simulated GPU from its driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurm_migbatch.mig.geometry import Geometry
 
 from .errors import TestbedError
 
-# In a separate process: a loaded driver library remains, and this process may read machines in other directories.
+# In a separate process: a driver library stays loaded, and this process may read machines in other directories.
 _ASK = """
 import json, sys
 from slurm_migbatch.mig.nvml import NvmlDriver
@@ -22,10 +22,10 @@ driver.close()
 
 
 def ask(library: Path) -> Geometry:
-    """Return the geometry of the first GPU that the NVML library `library` shows.
+    """Return the geometry of the first GPU that the NVML library `library` lists.
 
     Raises:
-        TestbedError: it shows none.
+        TestbedError: it lists none.
     """
     done = subprocess.run([sys.executable, "-c", _ASK, str(library)], check=False, capture_output=True, text=True)
     if done.returncode != 0:

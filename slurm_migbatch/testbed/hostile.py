@@ -1,7 +1,7 @@
-"""Simulate hostile users next to those of the soak test: each part is limited in time and number.
+"""Simulate hostile users during the soak test: each part is limited in time and in its number of operations.
 
 The parts run as a user of the test bed and as one file, `python3 hostile.py PART SECONDS ...`, with the standard
-library only; each ends by itself, or on SIGTERM, and prints how often it did what as one JSON object. They connect to
+library only; each ends by itself, or on SIGTERM, and prints its operation counts as one JSON object. They connect to
 loopback and to sockets of the test bed, and write to the home directory and to the progress files of their jobs.
 """
 
@@ -71,7 +71,7 @@ FORGED = (b"[mig:7g.80gb:1]", b"x [mig:7g.80gb:1#abcdefgh]", b"[mig:", b"x\n[mig
 
 
 class _End:
-    """Whether it is time to stop: after some seconds, or since SIGTERM."""
+    """True after some seconds, or after SIGTERM or SIGINT: the part must stop."""
 
     def __init__(self, seconds: float) -> None:
         self._at = time.monotonic() + seconds
@@ -162,7 +162,7 @@ def _call(line: Sequence[bytes]) -> tuple[int, bytes]:
 
 
 def report(seconds: float) -> Counter[str]:
-    """Fill the progress file of this job as fast as it goes, under a second name too; for a job script."""
+    """Write to the progress file of this job as fast as possible, also by a hard link; for a job script."""
     end, counts = _End(seconds), Counter[str]()
     path = os.environ["MIGBATCH_PROGRESS"]
     folders = (Path(path).parents[1] / "scratch", Path.cwd())
@@ -197,7 +197,7 @@ def report(seconds: float) -> Counter[str]:
 
 
 def descriptors(seconds: float, processes: int, per_process: int) -> Counter[str]:
-    """Keep many processes with many open files."""
+    """Hold many open files in many processes."""
     end, counts = _End(seconds), Counter[str]()
     per_process = _open_files(per_process + 64) - 64
     children = []
@@ -225,40 +225,40 @@ def descriptors(seconds: float, processes: int, per_process: int) -> Counter[str
 
 
 def node_api(seconds: float, port: int) -> Counter[str]:
-    """Connect to migbatchd: silently, with half a header, with an endless body, with garbage, for nothing."""
+    """Connect to migbatchd and send nothing, half a header, an endless body, garbage or a request, or close at once."""
     end, counts = _End(seconds), Counter[str]()
     _open_files(MOST_CONNECTIONS + 256)
     draw = random.Random(os.getpid())  # noqa: S311
     head = b"POST /node/v1/events HTTP/1.1\r\nHost: migbatchd\r\n"
     waiting: deque[socket.socket] = deque()
     while not end:
-        kind = draw.choice(("silent", "silent", "silent", "half", "large", "garbage", "asked", "gone"))
+        action = draw.choice(("silent", "silent", "silent", "half", "large", "garbage", "asked", "gone"))
         try:
             link = socket.create_connection(("127.0.0.1", port), timeout=2)
         except OSError:
             counts["refused"] += 1
             time.sleep(0.05)
             continue
-        counts[kind] += 1
+        counts[action] += 1
         link.settimeout(0.2)
         with contextlib.suppress(OSError):
-            if kind == "half":
+            if action == "half":
                 link.sendall(head + b"Content-Le")
-            elif kind == "large":
+            elif action == "large":
                 link.sendall(head + b"Content-Length: 4000000\r\n\r\n" + bytes(draw.choice((1000, 3_900_000))))
-            elif kind == "garbage":
+            elif action == "garbage":
                 link.sendall(draw.randbytes(draw.choice((10, 1000, 100_000))))
-            elif kind == "asked":
+            elif action == "asked":
                 path = draw.choice((b"/healthz", b"/metrics", b"/v1/why/1", b"/v1/waiting", b"/v1/plan", b"/%00%ff"))
                 link.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: migbatchd\r\n\r\n")
                 link.recv(1000)
-        if kind in ("garbage", "asked", "gone"):
+        if action in ("garbage", "asked", "gone"):
             link.close()
         else:
             waiting.append(link)
         while len(waiting) > MOST_CONNECTIONS:
             waiting.popleft().close()
-        for _ in range(min(5, len(waiting))):  # a byte now and then, as if more were to come
+        for _ in range(min(5, len(waiting))):  # now and then send one byte, as if more would follow
             waiting.rotate()
             with contextlib.suppress(OSError):
                 waiting[0].sendall(b"x")
@@ -267,7 +267,7 @@ def node_api(seconds: float, port: int) -> Counter[str]:
 
 
 def submit_socket(seconds: float, path: str) -> Counter[str]:
-    """Connect to the submit socket: silently, with garbage, with the largest request, and with heavy ones."""
+    """Connect to the submit socket and send nothing, garbage, the largest request or one that is slow to process."""
     end, counts = _End(seconds), Counter[str]()
     _open_files(MOST_CONNECTIONS + 256)
     draw = random.Random(os.getpid())  # noqa: S311
@@ -281,7 +281,7 @@ def submit_socket(seconds: float, path: str) -> Counter[str]:
     )
     waiting: deque[socket.socket] = deque()
     while not end:
-        kind = draw.choice(("silent", "garbage", "largest", "heavy", "heavy"))
+        action = draw.choice(("silent", "garbage", "largest", "heavy", "heavy"))
         link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         link.settimeout(0.5)
         try:
@@ -291,16 +291,16 @@ def submit_socket(seconds: float, path: str) -> Counter[str]:
             link.close()
             time.sleep(0.05)
             continue
-        counts[kind] += 1
+        counts[action] += 1
         with contextlib.suppress(OSError):
-            if kind == "garbage":
+            if action == "garbage":
                 link.send(draw.randbytes(draw.choice((1, 500, 60_000))))
-            elif kind == "largest":
+            elif action == "largest":
                 link.send(b"a=" + b"x" * 65_000 + b"\n\n")
-            elif kind == "heavy":
+            elif action == "heavy":
                 link.send(heavy + b"\n")
                 link.recv(65536)
-        if kind == "silent":
+        if action == "silent":
             waiting.append(link)
             while len(waiting) > MOST_CONNECTIONS:
                 waiting.popleft().close()
@@ -329,17 +329,17 @@ def main(name: str, seconds: str, *arguments: str) -> None:
     sys.stdout.write(json.dumps(counts) + "\n")
 
 
-# --- how the soak test starts them
+# --- started by the soak test
 
 
 class Hostiles:
-    """The parts on a test bed, from `__enter__` to `__exit__`; then `counts` has the numbers by user and part.
+    """Run the parts on a test bed from `__enter__` to `__exit__`; then `counts` has their counts by user and part.
 
     Args:
-        bed: the test bed; it needs at least three users more than the honest ones.
-        users: names of the three.
-        seconds: after which every part ends by itself.
-        parts: those that run; all if none is named.
+        bed: the test bed; it needs three users besides the ordinary ones.
+        users: the names of those three.
+        seconds: time after which every part ends by itself.
+        parts: the parts to run; all if empty.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class PortBook:
         self._held: list[socket.socket] = []
 
     def take(self) -> int:
-        """Choose a port that nobody listens on and no other test bed has chosen."""
+        """Return a port that no process listens on and that no other test bed has chosen."""
         for _ in range(1000):
             port = random.randint(_FIRST, _LAST)  # noqa: S311 - spread, not secrecy
             claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -48,7 +48,7 @@ class PortBook:
 
 
 def listening(port: int) -> bool:
-    """Return whether a process of this machine listens on `port`, as the kernel lists it (a connection gets logged)."""
+    """Return whether a process listens on `port`, by the kernel's table (a daemon would log a connection)."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(FileNotFoundError):
             for line in Path(table).read_text().splitlines()[1:]:

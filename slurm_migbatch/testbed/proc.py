@@ -89,13 +89,13 @@ class ProcessId:
 
     def children_of_session(self) -> list[ProcessId]:
         """Return its children in its session; none if it has ended."""
-        found = []
+        children = []
         with suppress(OSError, ValueError):
             for pid in map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()):
                 with suppress(OSError, TestbedError):
                     if os.getsid(pid) == os.getsid(self.pid):
-                        found.append(ProcessId.of(pid))
-        return found
+                        children.append(ProcessId.of(pid))
+        return children
 
     def end(self, grace: float) -> None:
         """Terminate, and kill after `grace` seconds."""
@@ -123,7 +123,7 @@ def wait_until(ready: object, timeout: float, event: str, every: float = 0.02) -
     """Call `ready()` until it is true; TestbedError naming `event` after `timeout` seconds.
 
     The pause between two calls is `every` seconds, and longer if the call itself is long (for example a command that is
-    started): a waiting test leaves the processors to what it waits for.
+    started), so that a waiting test leaves the processors to the processes that it waits for.
     """
     assert callable(ready)
     deadline = time.monotonic() + timeout

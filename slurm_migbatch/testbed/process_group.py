@@ -27,7 +27,7 @@ class ProcessGroup(Protocol):
     """Holds the processes of one test bed."""
 
     def create(self) -> None:
-        """Make it."""
+        """Create the group."""
 
     def enter(self, argv: Iterable[str]) -> list[str]:
         """Return the command line (for root) that runs `argv` inside the group."""
@@ -52,24 +52,30 @@ def _kill_all(group: ProcessGroup) -> None:
 
 
 class CgroupProcessGroup:
-    """A control group of its own, in the v2 hierarchy or in v1's systemd, pids or freezer hierarchy."""
+    """A control group for the test bed, in the v2 hierarchy or in v1's systemd, pids or freezer hierarchy."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @staticmethod
     def hierarchy() -> Path | None:
-        """Return a writable hierarchy without side effects on its members, None if there is none."""
-        kinds: dict[str, Path] = {}
+        """Return a writable hierarchy that does not affect its members otherwise, None if there is none."""
+        mounts: dict[str, Path] = {}
         for line in Path("/proc/self/mounts").read_text().splitlines():
-            _, where, kind, options, *_ = line.split()
-            if kind == "cgroup2":
-                kinds["v2"] = Path(where)
-            elif kind == "cgroup":
-                kinds.update((name, Path(where)) for name in ("name=systemd", "pids", "freezer") if name in options)
+            _, mount_point, filesystem, options, *_ = line.split()
+            if filesystem == "cgroup2":
+                mounts["v2"] = Path(mount_point)
+            elif filesystem == "cgroup":
+                mounts.update(
+                    (name, Path(mount_point)) for name in ("name=systemd", "pids", "freezer") if name in options
+                )
         for name in ("v2", "name=systemd", "pids", "freezer"):
-            if name in kinds and os.access(kinds[name], os.W_OK) and not os.statvfs(kinds[name]).f_flag & os.ST_RDONLY:
-                return kinds[name]
+            if (
+                name in mounts
+                and os.access(mounts[name], os.W_OK)
+                and not os.statvfs(mounts[name]).f_flag & os.ST_RDONLY
+            ):
+                return mounts[name]
         return None
 
     def create(self) -> None:
@@ -77,11 +83,11 @@ class CgroupProcessGroup:
         self.path.mkdir(exist_ok=True)
 
     def enter(self, argv: Iterable[str]) -> list[str]:
-        """Return a shell command that joins the group and execs the program, which so is never outside."""
+        """Return a shell command that joins the group and execs the program, so that it never runs outside."""
         return ["/bin/sh", "-c", 'echo 0 >"$0" && exec "$@"', str(self.path / "cgroup.procs"), *argv]
 
     def members(self) -> set[int]:
-        """Return the pids in the group and in groups made below it."""
+        """Return the pids in the group and in the groups below it."""
         found: set[int] = set()
         for procs in [self.path / "cgroup.procs", *self.path.glob("**/cgroup.procs")]:
             with suppress(FileNotFoundError, OSError):
@@ -104,8 +110,8 @@ class CgroupProcessGroup:
                     break
                 except FileNotFoundError:
                     break
-                except OSError as error:  # EBUSY while the last member is exiting, or if one has just joined:
-                    # a process started at the moment of an interrupt may still be joining
+                except OSError as error:  # EBUSY while the last member is exiting, or after another has joined:
+                    # a process whose start was interrupted may still join
                     if time.monotonic() > deadline:
                         raise TestbedError(f"control group {group} cannot be removed: {error}") from error
                     _kill_all(self)
@@ -113,7 +119,7 @@ class CgroupProcessGroup:
 
 
 class ScannedProcessGroup:
-    """No group: members are recognised by their environment."""
+    """Without a control group: members are recognised by their environment."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

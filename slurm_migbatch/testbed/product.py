@@ -1,7 +1,7 @@
 """Run migbatch on a test bed, installed as on a site: hooks, agents, migbatchd, shims.
 
 Hooks run from a root-owned copy of the nodes' files (node/, mig/ and pynvml) with /usr/bin/python3, of --slurm-root if
-given: a checkout may be where ordinary users cannot read, and TaskProlog runs as them.
+given: ordinary users may not be able to read the checkout, and TaskProlog runs as them.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class Product:
 
     def _stub(self, hook: Path) -> str:
         """Write the program beside slurm.conf with which Slurm runs a hook; return its path."""
-        place = self.etc / f"migbatch-{hook.name}"
-        place.write_text(stub(str(hook)))
-        place.chmod(0o755)
-        return str(place)
+        path = self.etc / f"migbatch-{hook.name}"
+        path.write_text(stub(str(hook)))
+        path.chmod(0o755)
+        return str(path)
 
     def mount_progress(self, node: str) -> None:
-        """Mount what a node's first hook would, before a --slurm-root has mounts of its own."""
+        """Mount the folder of progress files as a node's first hook would, before --slurm-root makes private mounts."""
         os.close(limited(f"{self.cluster.node_directory(node)}/run/progress"))
 
     def install_filter(self) -> None:
@@ -109,9 +109,9 @@ class Product:
 
         config = load(str(self.config))
         for shim in shims or (_JOB_SUBMIT, _CLI_FILTER):
-            fresh = self.etc / f"{shim}.new"
-            fresh.write_text(lua(config, shim))
-            fresh.replace(self.etc / shim)
+            new_path = self.etc / f"{shim}.new"
+            new_path.write_text(lua(config, shim))
+            new_path.replace(self.etc / shim)
 
     def start_daemon(self) -> None:
         """Start migbatchd, on both controllers if there are two, and wait until it answers."""
@@ -160,8 +160,8 @@ class Product:
                 body = error.read()
         except OSError:
             return None
-        found: Mapping[str, Any] = json.loads(body)
-        return found
+        health: Mapping[str, Any] = json.loads(body)
+        return health
 
     def metrics(self, controller: int = 1) -> str:
         """Read migbatchd's metrics in Prometheus' text form. Raises OSError."""
@@ -187,7 +187,7 @@ class Product:
             self.config_of(controller).write_text(render(self._settings(controller)))
 
     def _install_primary_programs(self) -> None:
-        """Write the programs with which slurmctld reports being the primary, and name them in the specification."""
+        """Write the programs by which slurmctld reports that it is the primary, and name them in the specification."""
         for name, on in PRIMARY.items():
             (self.etc / name).write_text(primary_program(PYTHON, f"{self.state}/api.sock", on=on))
             (self.etc / name).chmod(0o755)
@@ -197,8 +197,8 @@ class Product:
 
     def _get(self, path: str, controller: int) -> bytes:
         with urllib.request.urlopen(f"{self.url(controller)}{path}", timeout=60) as answer:  # noqa: S310 - our own loopback address
-            found: bytes = answer.read()
-        return found
+            body: bytes = answer.read()
+        return body
 
     def _knows_the_nodes(self) -> bool:
         try:
@@ -220,9 +220,9 @@ class Product:
         package.mkdir(mode=0o755, parents=True)
         files = [source / "__init__.py", *source.glob("node/**/*.py"), *source.glob("mig/**/*.py")]
         for file in files:
-            place = package / file.relative_to(source)
-            place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
+            copy = package / file.relative_to(source)
+            copy.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
         shutil.copyfile(spec.origin, target / "pynvml.py")
 
     def _node_conf(self) -> dict[str, str]:

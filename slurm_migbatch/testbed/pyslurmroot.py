@@ -18,7 +18,7 @@ PYTHON: Final = f"{_HOME}/bin/python"
 """The Python of the root that has pyslurm, as seen from inside."""
 VERSION: Final = "25.11.2"
 """The release that is built; it needs Slurm 25.11."""
-# apt's packages write the file of certificates, so the machine's is laid over it afterwards.
+# apt's ca-certificates writes the certificate file, so the machine's is mounted over it afterwards.
 _BUILD: Final = f"""set -e
 export DEBIAN_FRONTEND=noninteractive
 mount -t proc proc "$0"/proc
@@ -57,14 +57,14 @@ def build(root: Path) -> None:
 
 
 def python(cluster: RunningCluster) -> Path:
-    """Write a program that runs the root's Python in a running cluster, and what it needs of migbatch beside it."""
-    place = cluster.directory / "pyslurm"
-    package = place / "slurm_migbatch"
+    """Write a program that runs the root's Python in a running cluster, beside the files of migbatch that it needs."""
+    directory = cluster.directory / "pyslurm"
+    package = directory / "slurm_migbatch"
     for name in _ASKED:
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(Path(slurm_migbatch.__file__).parent / name, package / name)
-    inside = cluster.command(["env", f"PYTHONPATH={place}", PYTHON])
-    program = place / "python"
+    inside = cluster.command(["env", f"PYTHONPATH={directory}", PYTHON])
+    program = directory / "python"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(inside)} "$@"\n')
     program.chmod(0o755)
     return program

@@ -54,11 +54,11 @@ class TestbedRecord:
 
     def save(self) -> None:
         """Write the record atomically."""
-        fresh = self.path.with_suffix(".new")
+        new_path = self.path.with_suffix(".new")
         fields = asdict(self)
         fields["cage"] = fields.pop("group")  # its name in the file
-        fresh.write_text(json.dumps(fields))
-        fresh.replace(self.path)
+        new_path.write_text(json.dumps(fields))
+        new_path.replace(self.path)
 
     def disown(self) -> TestbedRecord:
         """Return the same test bed, now kept until `down`."""
@@ -69,32 +69,34 @@ class TestbedRecord:
 def uninterrupted() -> Iterator[None]:
     """Defer signals that would end this process, so that no Ctrl-C leaves work half done or a lock held.
 
-    A mask belongs to one thread, and programs that are started inherit it; a signal that a library's thread receives
-    instead is noted in the main thread, and delivered when the work is done.
+    A signal mask belongs to one thread and is inherited by programs that it starts. A signal that another thread, of a
+    library, receives is noted by a handler in the main thread and delivered when the work is done.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     handlers = {}
-    came: list[int] = []
+    received: list[int] = []
     try:
-        # Blocking them lets Python deliver one that has just come: before anything was begun.
+        # At this call Python delivers a signal that has just arrived, before any work has begun.
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.signal(number, lambda number, _frame: came.append(number)) for number in _ENDING}
+            handlers = {
+                number: signal.signal(number, lambda number, _frame: received.append(number)) for number in _ENDING
+            }
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for noted in dict.fromkeys(came):
-            signal.raise_signal(noted)
+        for pending in dict.fromkeys(received):
+            signal.raise_signal(pending)
 
 
 @contextmanager
 def interrupted_once() -> Iterator[None]:
     """Let one signal raise inside, and none after it, so that the cleanup after the first is not interrupted.
 
-    Python delivers a signal at the next call, also at the one that begins the cleanup. Signals that end the process
-    without raising, and ignored ones, are unchanged. Nests: one raises in all.
+    Python delivers a signal at the next call, which may be the one that begins the cleanup. Signals that end the
+    process without raising, and ignored ones, are unchanged. May be nested: only one signal raises.
     """
     handlers: dict[int, Handler] = {}
     came = False
@@ -119,10 +121,10 @@ def interrupted_once() -> Iterator[None]:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Hold the registry, uninterrupted; it is removed at the end if it holds nothing.
+    """Hold the registry's lock, uninterrupted; remove the registry at the end if it is empty.
 
     Raises:
-        TestbedError: another process holds it for minutes; the text says which.
+        TestbedError: another process has held it for three minutes; the text says which.
     """
     deadline = time.monotonic() + _LOCK_S
     while True:
@@ -138,7 +140,7 @@ def locked() -> Iterator[None]:
                             (REGISTRY / "lock").unlink()
                             REGISTRY.rmdir()
                     os.close(handle)
-        # Waiting happens outside, so that Ctrl-C ends it.
+        # Wait outside `uninterrupted`, so that Ctrl-C ends the wait.
         if time.monotonic() > deadline:
             holder = (REGISTRY / "lock").read_text().strip()
             raise TestbedError(f"process {holder} has held {REGISTRY}/lock for {_LOCK_S:g} s; end it and try again")
@@ -152,7 +154,7 @@ def _take_lock() -> int | None:
     try:
         handle = os.open(REGISTRY / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The previous holder may have removed the file after it was opened here; then this lock is worthless.
+        # If the previous holder removed the file after it was opened here, this lock excludes nobody.
         if (REGISTRY / "lock").stat().st_ino == os.fstat(handle).st_ino:
             os.pwrite(handle, f"{os.getpid():<20}".encode(), 0)
             return handle
@@ -165,7 +167,7 @@ def _take_lock() -> int | None:
 
 def records() -> list[TestbedRecord]:
     """Return all test beds of the machine, by name."""
-    found = []
+    test_beds = []
     names: list[str] = []
     with suppress(FileNotFoundError):  # the last one removes the directory
         names = sorted(name for name in os.listdir(REGISTRY) if name.endswith(".json"))  # noqa: PTH208 - names
@@ -175,8 +177,8 @@ def records() -> list[TestbedRecord]:
         except FileNotFoundError:
             continue
         owner = tuple(data["owner"]) if data["owner"] else None
-        found.append(TestbedRecord(data["name"], data["directory"], owner, data["cage"], tuple(data["users"])))
-    return found
+        test_beds.append(TestbedRecord(data["name"], data["directory"], owner, data["cage"], tuple(data["users"])))
+    return test_beds
 
 
 def find(directory: Path) -> TestbedRecord | None:
@@ -193,8 +195,8 @@ def destroy(record: TestbedRecord) -> None:
         _remove(directory)
     elif directory.is_dir() and not any(directory.iterdir()):
         directory.rmdir()
-    held = {name for other in records() if other.name != record.name for name in other.users}
-    users.remove(name for name in record.users if name not in held)
+    kept_users = {name for other in records() if other.name != record.name for name in other.users}
+    users.remove(name for name in record.users if name not in kept_users)
     record.path.unlink(missing_ok=True)
 
 
@@ -212,8 +214,8 @@ def _remove(directory: Path) -> None:
 def unmount_below(directory: Path) -> None:
     """Unmount whatever a test mounted below `directory`, so that removing the tree does not reach into it."""
     mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    for where in reversed([m for m in mounts if m.startswith(f"{directory}/")]):
-        subprocess.run(["umount", where], check=True, capture_output=True)
+    for mount_point in reversed([m for m in mounts if m.startswith(f"{directory}/")]):
+        subprocess.run(["umount", mount_point], check=True, capture_output=True)
 
 
 def sweep() -> list[TestbedRecord]:
@@ -244,9 +246,9 @@ def check_directory(directory: Path) -> None:
         raise TestbedError(f"{directory} is not empty and was not made by a test bed; choose another directory")
     if len(str(directory)) > 60:
         raise TestbedError(f"{directory} is too long for unix sockets below it; choose a shorter path")
-    above = next(path for path in [directory, *directory.parents] if path.exists())
-    for path in [above, *above.parents]:
+    existing = next(path for path in [directory, *directory.parents] if path.exists())
+    for path in [existing, *existing.parents]:
         if not path.stat().st_mode & 0o001:
             raise TestbedError(f"ordinary users cannot walk through {path}; choose another directory with --dir")
-    if os.statvfs(above).f_flag & (os.ST_NOEXEC | os.ST_NODEV):
-        raise TestbedError(f"{above} is mounted noexec or nodev; choose another directory with --dir")
+    if os.statvfs(existing).f_flag & (os.ST_NOEXEC | os.ST_NODEV):
+        raise TestbedError(f"{existing} is mounted noexec or nodev; choose another directory with --dir")

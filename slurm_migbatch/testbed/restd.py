@@ -42,22 +42,22 @@ def options(directory: Path) -> dict[str, str]:
 def offered(root: Path | None) -> bool:
     """Return whether the Slurm in `root` (None: the machine's) has slurmrestd, tokens, and a supported API."""
     plugins = ("auth_jwt.so", "data_parser_v0_0_42.so")
-    found = all(any(Path(f"{root or ''}/usr/lib").glob(f"*/slurm*/{plugin}")) for plugin in plugins)
-    return found and Path(f"{root or ''}/usr/sbin/{NAME}").exists()
+    has_plugins = all(any(Path(f"{root or ''}/usr/lib").glob(f"*/slurm*/{plugin}")) for plugin in plugins)
+    return has_plugins and Path(f"{root or ''}/usr/sbin/{NAME}").exists()
 
 
 def start(cluster: RunningCluster) -> None:
-    """Start slurmrestd, wait until it listens, and write root's token; it may have been killed before."""
+    """Start slurmrestd, wait until it listens, and write root's token; also after an earlier one was killed."""
     entry = pwd.getpwnam(_USER)
-    place = Path(address(cluster.directory).removeprefix("unix:"))
-    place.parent.mkdir(mode=0o755, exist_ok=True)
-    place.unlink(missing_ok=True)
-    os.chown(place.parent, entry.pw_uid, entry.pw_gid)
+    sock = Path(address(cluster.directory).removeprefix("unix:"))
+    sock.parent.mkdir(mode=0o755, exist_ok=True)
+    sock.unlink(missing_ok=True)
+    os.chown(sock.parent, entry.pw_uid, entry.pw_gid)
     user = ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups", "--"]
-    program = [cluster.root.locate(NAME), "-s", "openapi/slurmctld", "-a", "rest_auth/jwt", f"unix:{place}"]
-    env = {"SLURM_JWT": "daemon", "SLURM_BITSTR_LEN": "0"}  # tokens, and lists of array tasks in full
+    program = [cluster.root.locate(NAME), "-s", "openapi/slurmctld", "-a", "rest_auth/jwt", f"unix:{sock}"]
+    env = {"SLURM_JWT": "daemon", "SLURM_BITSTR_LEN": "0"}  # require tokens; print lists of array tasks in full
     cluster.spawn(NAME, [*user, *program], env, in_root=True)
-    cluster.wait(NAME, lambda: _listens(place))
+    cluster.wait(NAME, lambda: _listens(sock))
     output = cluster.run(["scontrol", "token", "username=root", f"lifespan={_DAY_S}"]).stdout
     write_private(token_file(cluster.directory), output.partition("=")[2].strip().encode())
 

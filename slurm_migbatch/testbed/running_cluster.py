@@ -18,7 +18,7 @@ from .slurmroot import PATH, SlurmRoot
 from .spec import Spec
 
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE")
-# Generous, for machines that are busy at the same time; what is ready is not waited for.
+# Long enough for a busy machine; a wait ends as soon as its condition is met.
 READY_S = 180.0
 
 
@@ -83,7 +83,7 @@ class RunningCluster:
     def spawn(
         self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None, *, in_root: bool = False
     ) -> Daemon:
-        """Start a long-running process as root; its output is in `log/NAME.out`, `stop(name)` etc. control it.
+        """Start a long-running process as root; its output goes to `log/NAME.out`; control it with `stop(name)` etc.
 
         Args:
             name: unique in the test bed.
@@ -107,7 +107,7 @@ class RunningCluster:
             for folder in ("local", "migbatch"):
                 lines.append(f"mount --bind {self.directory}/second/{folder} {self.directory}/{folder}")
         lines.append('exec "$@"')
-        # a --slurm-root has private mounts already, and "/" in it is no mount
+        # the mounts in a --slurm-root are private already, and its "/" is not a mount point
         propagation = "unchanged" if in_root and self.root.path is not None else "private"
         enter = ["unshare", "--uts", "--mount", "--propagation", propagation, "/bin/sh", "-c", "\n".join(lines), "sh"]
         return self.spawn(name, [*enter, *argv], in_root=in_root)
@@ -125,7 +125,7 @@ class RunningCluster:
         return self.daemons.restart(name)
 
     def wait(self, event: str, ready: Callable[[], bool], timeout: float = READY_S) -> None:
-        """Poll `ready` until it is true; an error at once if a process of the test bed has ended."""
+        """Poll `ready` until it is true; raise TestbedError at once if a process of the test bed has ended."""
 
         def still() -> bool:
             self.daemons.check()
@@ -223,10 +223,10 @@ class RunningCluster:
         return dict(line.split("|") for line in text.splitlines())
 
     def wait_job(self, job: int, *states: str, timeout: float = READY_S) -> str:
-        """Wait until a job is in one of `states` (default: any final one); the state.
+        """Wait until a job is in one of `states` (default: any final one) and return its state.
 
         Raises:
-            TestbedError: it is not in time, or has ended in another state.
+            TestbedError: the time is over, or the job has ended in another state.
         """
         wanted = states or FINAL
         seen = ""
@@ -262,7 +262,7 @@ class RunningCluster:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only root can read, from its first moment on."""
+    """Write a file that only root can read, also while it is written."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as out:
         out.write(data)

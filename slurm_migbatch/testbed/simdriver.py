@@ -57,7 +57,7 @@ Latency = float | Literal["real"] | Mapping[str, float | tuple[float, float]]
 
 
 class SimDriverError(RuntimeError):
-    """The simulated driver could not be built, or a machine could not do the request; ``errno`` says which."""
+    """The simulated driver could not be built, or a machine could not perform an operation; ``errno`` says why."""
 
     def __init__(self, message: str, error: int = 0) -> None:
         super().__init__(message)
@@ -73,7 +73,7 @@ def _default_build_dir() -> Path:
 
 
 def build(dest: Path | None = None) -> Path:
-    """Compile the driver with the system's compiler if its sources are newer; returns the library's path.
+    """Compile the driver with the system's compiler if its sources are newer; return the library's path.
 
     `dest` defaults to ``build/driver`` of a checkout, else a cache directory of the user. Several processes may build
     into the same directory at once.
@@ -98,7 +98,7 @@ def build(dest: Path | None = None) -> Path:
 
 
 def _free_major() -> int:
-    """Return a character device major that nothing on this host serves, so that opening such a node ends in ENXIO."""
+    """Return a character device major that no driver of this host serves, so that opening its devices gives ENXIO."""
     served = {line.split()[0] for line in Path("/proc/devices").read_text().splitlines() if line[:3].strip().isdigit()}
     for major in range(254, 239, -1):  # the range for local and experimental use
         if str(major) not in served:
@@ -182,7 +182,7 @@ class SimulatedMachine:
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory).resolve()
         self._control = _DriverControl(self.directory / CONTROL)
-        self.dump()  # an error here rather than later
+        self.dump()  # raise an error now rather than later
 
     @classmethod
     def create(
@@ -205,25 +205,25 @@ class SimulatedMachine:
         for gpu in gpus:
             if gpu not in GPU_MODELS:
                 raise SimDriverError(f"unknown GPU model {gpu!r}; there are: {', '.join(GPU_MODELS)}", errno.EINVAL)
-        numbers = list(minors) if minors is not None else list(range(len(gpus)))
-        if len(numbers) != len(gpus) or len(set(numbers)) != len(numbers):
+        device_minors = list(minors) if minors is not None else list(range(len(gpus)))
+        if len(device_minors) != len(gpus) or len(set(device_minors)) != len(device_minors):
             raise SimDriverError("minors: one number per GPU, no number twice", errno.EINVAL)
         built = library if library is not None else build()
-        home = Path(directory).resolve()
-        home.mkdir(parents=True, exist_ok=True)
-        home.chmod(0o755)  # users load the library too, whatever the umask
-        if (home / "state").exists():
-            raise SimDriverError(f"simulated machine {home}: {_REASONS[errno.EEXIST]}", errno.EEXIST)
+        path = Path(directory).resolve()
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o755)  # users load the library too, whatever the umask
+        if (path / "state").exists():
+            raise SimDriverError(f"simulated machine {path}: {_REASONS[errno.EEXIST]}", errno.EEXIST)
         for name in (LIBRARY, CONTROL):
-            shutil.copyfile(built.parent / name, home / f"{name}.new")
-            (home / f"{name}.new").chmod(0o755)
-            (home / f"{name}.new").replace(home / name)  # never into a file that a process may have mapped
-        (home / "libnvidia-ml.so").unlink(missing_ok=True)
-        (home / "libnvidia-ml.so").symlink_to(LIBRARY)
-        lines = [f"{gpu} {minor} {uuid.uuid4()}" for gpu, minor in zip(gpus, numbers, strict=True)]
-        control = _DriverControl(home / CONTROL)
-        control("create", home, "\n".join(lines).encode(), int(mig), _free_major(), int(ampere_auto_reset))
-        machine = cls(home)
+            shutil.copyfile(built.parent / name, path / f"{name}.new")
+            (path / f"{name}.new").chmod(0o755)
+            (path / f"{name}.new").replace(path / name)  # never write to a file that a process may have mapped
+        (path / "libnvidia-ml.so").unlink(missing_ok=True)
+        (path / "libnvidia-ml.so").symlink_to(LIBRARY)
+        lines = [f"{gpu} {minor} {uuid.uuid4()}" for gpu, minor in zip(gpus, device_minors, strict=True)]
+        control = _DriverControl(path / CONTROL)
+        control("create", path, "\n".join(lines).encode(), int(mig), _free_major(), int(ampere_auto_reset))
+        machine = cls(path)
         machine.set_latency(latency)
         return machine
 
@@ -278,7 +278,7 @@ class SimulatedMachine:
         self._control("reboot", self.directory)
 
     def reset_gpu(self, index: int) -> None:
-        """Do ``nvidia-smi --gpu-reset``: instances are removed, a pending MIG mode starts, a lost GPU returns."""
+        """Reset a GPU like ``nvidia-smi --gpu-reset``: instances go, a pending MIG mode starts, a lost GPU returns."""
         self._control("reset_gpu", self.directory, index)
 
     def set_lost(self, index: int, lost: bool = True) -> None:
@@ -324,8 +324,8 @@ class SimulatedMachine:
     ) -> None:
         """Put a process (this one by default) on a MIG device, or on a GPU without MIG.
 
-        It holds the device until it ends or `end_process`. A `sticky` one remains even if no such process lives, like a
-        leaked context; by default that is so for numbers that no process has.
+        It holds the device until it ends or `end_process`. A `sticky` one remains even if no such process exists, like
+        a leaked context; by default a pid that no process has is sticky.
         """
         number = os.getpid() if pid is None else pid
         self._control(
@@ -333,7 +333,7 @@ class SimulatedMachine:
         )
 
     def end_process(self, pid: int | None = None) -> int:
-        """Take a process (this one by default) off all devices; returns from how many."""
+        """Take a process (this one by default) off all devices; return the number of devices."""
         return self._control("end_process", self.directory, os.getpid() if pid is None else pid)
 
     def set_load(self, device_uuid: str, **figures: float) -> None:
@@ -366,7 +366,7 @@ class SimulatedMachine:
     def calls(self, *, reset: bool = False) -> Counter[str]:
         """Return how often each NVML function was called on this machine, by exported name.
 
-        `reset` starts from 0 again.
+        With `reset`, the counts start from 0 again.
         """
         counts = (ctypes.c_uint64 * len(self._control.functions))()
         self._control("calls", self.directory, counts, int(reset))
@@ -379,7 +379,7 @@ class SimulatedMachine:
         "lost", "instances": [{"gi_id", "profile", "profile_id", "start", "size", "cap_minor", "state",
         "compute_instances": [{"ci_id", "profile", "profile_id", "start", "size", "cap_minor", "state", "uuid"}]}]}],
         "processes": [{"pid", "gpu", "gi_id", "ci_id", "uuid", "memory_mib", "sticky"}]}``. A ``state`` is ``"live"``,
-        ``"creating"`` or ``"destroying"``; in all three the place is taken.
+        ``"creating"`` or ``"destroying"``; in all three states the placement is occupied.
         """
         size = 1 << 16
         while True:

@@ -1,7 +1,7 @@
 """Select the Slurm programs of a test bed: those of the machine, or those of another Debian by chroot.
 
-The chroot is prepared inside a mount namespace of its own: the kernel removes every bind mount with the last process
-in it, however that ends, and the root itself is never written to.
+The chroot is prepared in a private mount namespace: the kernel removes all bind mounts when the last process in it
+ends, for whatever reason, and nothing writes to the root itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SlurmRoot:
     path: Path | None = None
 
     def locate(self, program: str) -> str:
-        """Return the full path of `program`, as seen from inside."""
+        """Return the full path of `program`, as seen inside the root."""
         for folder in PATH.split(":"):
             candidate = Path(f"{self.path or ''}{folder}/{program}")
             if candidate.exists():
@@ -36,15 +36,15 @@ class SlurmRoot:
         raise TestbedError(f"Slurm's program {program!r} is missing {where}; `make system` installs Debian's packages")
 
     def version(self) -> tuple[int, int]:
-        """Release of Slurm, e.g. (22, 5)."""
+        """Return the release of Slurm, e.g. (22, 5)."""
         argv = [self.locate("slurmctld"), "-V"]
         if self.path:
             argv = ["chroot", str(self.path), *argv]
         text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-        found = re.search(r"(\d+)\.(\d+)", text)
-        if not found:
+        match = re.search(r"(\d+)\.(\d+)", text)
+        if not match:
             raise TestbedError(f"slurmctld -V answered {text!r}, which names no version")
-        return int(found[1]), int(found[2])
+        return int(match[1]), int(match[2])
 
     def check(self, directory: Path) -> None:
         """Refuse a root that cannot serve a test bed living in `directory`."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 class Hooks:
     """Paths of the hook programs, empty for none, and slurmd's limit for them in seconds.
 
-    `primary_on` and `primary_off` are slurmctld's, of two controllers.
+    `primary_on` and `primary_off` are slurmctld's, on a test bed with two controllers.
     """
 
     prolog: str = ""
@@ -24,7 +24,7 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a cluster is made of.
+    """The specification of a test bed.
 
     Attributes:
         nodes, gpus, gpu_type: nodes n1..., simulated GPUs per node and their model.
@@ -33,19 +33,19 @@ class Spec:
         rest: whether slurmrestd runs (of a --slurm-root whose REST API migbatch speaks), see `testbed.restd`.
         slurm_root: a debootstrapped Debian whose Slurm programs are run; empty for the machine's own.
         latency: of the simulated driver: seconds per create or destroy, or "real".
-        cpus: made-up CPUs per node.
-        catalog_nodes: how many nodes list every profile; jobs wider than that cannot pend for one that nobody offers.
+        cpus: configured CPUs per node; they need not exist.
+        catalog_nodes: number of catalog nodes; a job for more nodes than that is refused if no node offers its profile.
         counts: GRES counts per node in slurm.conf (types in GRES spelling); empty for the smallest slices everywhere.
         migbatch: "" for Slurm alone, "hooks" for the hooks without agents and controller, "all" for everything.
-        auth: how nodes and migbatchd know each other.
+        auth: how nodes and migbatchd authenticate each other.
         node_conf, config: values of node.conf and migbatch.toml (section -> key -> value) beside the test bed's own.
         job_submit, cli_filter: Lua scripts to load; empty for none.
         options: further lines of slurm.conf.
         partition_nodes: host list of a partition (gpu, train) that does not have all nodes.
-        features: of nodes, beside the one that each has for its name (node -> names joined by commas).
+        features: further features of nodes, beside each node's own name (node -> names joined by commas).
         name: ClusterName.
         topology: topology.conf of the site (nodes n1, ...; `options` names TopologyPlugin); empty for none.
-        backup: whether there is a second controller, each by a name of its own (`mbctl1`, `mbctl2`; processes
+        backup: whether there is a second controller, each under its own host name (`mbctl1`, `mbctl2`; processes
             `slurmctld` and `slurmctld-2`, `migbatchd` and `migbatchd-2`); `config` must name a database server.
     """
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .errors import TestbedError
 
-# Written in the comment field of the passwd entry: it proves, also after a crash, that the account may be removed.
+# In the comment field of the passwd entry: shows, also after a crash, that the account may be removed.
 GECOS = "migbatch test bed"
 NAMES = ("mbalice", "mbbob", "mbcarol", "mbdave", "mberin", "mbfrank", "mbgrace", "mbheidi")
 
@@ -50,7 +50,7 @@ def ensure(count: int) -> tuple[User, ...]:
 
 
 def remove(names: Iterable[str]) -> None:
-    """Remove those of `names` that test beds created; other accounts remain."""
+    """Remove those of the accounts `names` that test beds created; leave others."""
     for name in names:
         for attempt in range(600):
             try:

@@ -27,8 +27,8 @@ class Held:
 class HandoffWatch:
     """A thread that compares hand-offs with the driver: `with HandoffWatch(cluster) as watch`, then read `problems`.
 
-    Seen from outside the product: for every run with a hand-off, each of its slices must exist, stay where it is and
-    belong to no other run.
+    It does not use migbatch's own journal: for every run with a hand-off, each of its slices must exist, keep its
+    placement and belong to no other run.
     """
 
     def __init__(self, cluster: RunningCluster, every: float = 0.3) -> None:
@@ -60,22 +60,22 @@ class HandoffWatch:
         """Compare one node's hand-offs with its driver."""
         before = handoffs(self._cluster, node)
         devices = self._devices(node)
-        still = handoffs(self._cluster, node)
+        after = handoffs(self._cluster, node)
         owners: dict[str, tuple[int, int]] = {}
-        for run in before.keys() & still.keys():
+        for run in before.keys() & after.keys():
             for mig_uuid in before[run]:
                 key = (*run, mig_uuid)
                 if mig_uuid in owners and owners[mig_uuid] != run:
                     self._say(f"{node}: {mig_uuid} belongs to the jobs {owners[mig_uuid][0]} and {run[0]}")
                 owners[mig_uuid] = run
-                here = devices.get(mig_uuid)
+                current = devices.get(mig_uuid)
                 known = self.held.get(key)
-                if here is None:
+                if current is None:
                     self._say(f"{node}: {mig_uuid} of job {run[0]} does not exist")
-                elif known is not None and known != here:
-                    self._say(f"{node}: {mig_uuid} of job {run[0]} changed from {known} to {here}")
+                elif known is not None and known != current:
+                    self._say(f"{node}: {mig_uuid} of job {run[0]} changed from {known} to {current}")
                 else:
-                    self.held[key] = here
+                    self.held[key] = current
 
     def _devices(self, node: str) -> dict[str, Held]:
         return {
@@ -97,11 +97,11 @@ def handoffs(cluster: RunningCluster, node: str) -> dict[tuple[int, int], tuple[
     except FileNotFoundError:
         return {}
     try:
-        found = {}
+        slices = {}
         for run in handoff.listed(directory):
-            left = handoff.load(directory, *run)
-            if left is not None:
-                found[run] = tuple(given.mig_uuid for given in left.slices)
-        return found
+            content = handoff.load(directory, *run)
+            if content is not None:
+                slices[run] = tuple(entry.mig_uuid for entry in content.slices)
+        return slices
     finally:
         os.close(directory)

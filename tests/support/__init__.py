@@ -1,1 +1,1 @@
-"""What tests of several rooms share."""
+"""Helpers shared by the tests of several packages."""

@@ -1,4 +1,4 @@
-"""A headless Chromium that tests drive by its DevTools protocol, over two pipes."""
+"""A headless Chromium that tests control by the DevTools protocol, over two pipes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _OPTIONS = (
 
 
 class Page:
-    """One tab: what it asked the network for, what it complained about, and what is in it.
+    """One tab: its network requests, its errors and its content.
 
     Attributes:
-        requests: URLs that it asked for. `complaints`: errors, also of its Content-Security-Policy.
+        requests: the URLs requested.
+        complaints: errors and warnings, also those of its Content-Security-Policy.
     """
 
     def __init__(self, browser: Browser, session: str) -> None:
@@ -49,13 +50,13 @@ class Page:
         self.run(f"new Promise(done => {{ const look = () => {drawn} ? done() : setTimeout(look, 20); look() }})")
 
     def run(self, script: str) -> Any:
-        """Return the value of an expression, a promise's once it is kept."""
+        """Return the value of an expression; of a promise, the value that it resolves to."""
         answer = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def press(self, key: str, *, shift: bool = False) -> None:
-        """Press a key where the focus is."""
+        """Press a key in the focused element."""
         codes = {"Tab": 9, "Enter": 13, "ArrowRight": 39, "ArrowLeft": 37, " ": 32}
         text = {"Enter": "\r", " ": " "}.get(key, key if len(key) == 1 else "")
         fields = {"key": key, "windowsVirtualKeyCode": codes.get(key, ord(key[0])), "modifiers": 8 if shift else 0}
@@ -68,7 +69,7 @@ class Page:
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def heard(self, event: dict[str, Any]) -> None:
-        """Take in an event of the tab."""
+        """Record an event of the tab."""
         params = event["params"]
         if event["method"] == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
@@ -87,7 +88,7 @@ class Browser:
         assert PROGRAM is not None
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        # the program reads its descriptor 3 and writes 4
+        # Chromium reads descriptor 3 and writes descriptor 4
         words = ["bash", "-c", f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}', PROGRAM, *_OPTIONS]
         with (directory / "chromium.log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -112,9 +113,9 @@ class Browser:
         answer = self._answers[number] = Queue()
         message = {"id": number, "method": method, "params": params, **({"sessionId": session} if session else {})}
         self._out.write(json.dumps(message).encode() + b"\0")
-        found = answer.get(timeout=_PATIENCE_S)
-        assert "error" not in found, (method, found["error"])
-        return found["result"]
+        response = answer.get(timeout=_PATIENCE_S)
+        assert "error" not in response, (method, response["error"])
+        return response["result"]
 
     def page(self) -> Page:
         """Open a tab."""
@@ -126,7 +127,7 @@ class Browser:
         return page
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the browser."""
         with contextlib.suppress(OSError):
             self._out.close()
         self._process.terminate()
@@ -135,10 +136,10 @@ class Browser:
         self._in.close()
 
     def _listen(self) -> None:
-        left = b""
-        while part := self._in.read1(1 << 16):
-            *whole, left = (left + part).split(b"\0")
-            for text in whole:
+        rest = b""
+        while chunk := self._in.read1(1 << 16):
+            *messages, rest = (rest + chunk).split(b"\0")
+            for text in messages:
                 message = json.loads(text)
                 if "id" in message:
                     self._answers.pop(message["id"]).put(message)
@@ -148,7 +149,7 @@ class Browser:
 
 @contextlib.contextmanager
 def browser(directory: Path) -> Iterator[Browser]:
-    """A Chromium with a new profile in that directory."""
+    """Run a Chromium with a new profile in `directory`."""
     running = Browser(directory)
     try:
         yield running

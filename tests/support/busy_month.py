@@ -1,4 +1,4 @@
-"""A record of a month on two nodes with four GPUs each: what lies on them can lie there, and sums are like a site's."""
+"""A record of a month on two nodes with four GPUs each, with valid layouts and totals like those of a real site."""
 
 from __future__ import annotations
 
@@ -26,21 +26,29 @@ GPUS = [(f"n{node}", index) for node in (1, 2) for index in range(4)]
 def fill(
     store: Store, start: float, days: int = 31, accounts: tuple[str, ...] = ("chemistry", "physics", "ml")
 ) -> None:
-    """Put runs, slices, loans and GPUs of so many days from `start` (unix seconds) on into an empty record."""
+    """Fill an empty record with runs, slices, loans and GPUs of `days` days from `start` (unix seconds)."""
     chance = random.Random(7)
     rows: dict[Any, list[dict[str, Any]]] = {Run: [], Lease: [], Loan: [], Gpu: []}
     for node, index in GPUS:
         uuid = f"GPU-{node}-{index}"
         rows[Gpu].append({"node": node, "uuid": uuid, "gpu_index": index, "mig": True, "present": True, "seen": start,
                           "geometry": {}, "facts": {}})  # fmt: skip
-        at = start
-        while at < start + days * DAY:
-            stays = chance.uniform(1, 16) * HOUR
-            busy = 0.9 if int(at / DAY) % 7 < 5 else 0.45
+        now = start
+        while now < start + days * DAY:
+            duration_s = chance.uniform(1, 16) * HOUR
+            busy = 0.9 if int(now / DAY) % 7 < 5 else 0.45
             for slot in chance.choice(_LAYOUTS):
                 if chance.random() < busy:
-                    _use(rows, (node, index, uuid), slot, at, min(at + stays, start + days * DAY), chance, accounts)
-            at += stays
+                    _use(
+                        rows,
+                        (node, index, uuid),
+                        slot,
+                        now,
+                        min(now + duration_s, start + days * DAY),
+                        chance,
+                        accounts,
+                    )
+            now += duration_s
     with Session(store.engine) as session, session.begin():
         for table, values in rows.items():
             session.execute(insert(table.__table__), values)

@@ -1,4 +1,4 @@
-"""A small site that changes at random between snapshots: what Slurm, the nodes and their plans say, as plain values."""
+"""A small site that changes at random between snapshots: the state of Slurm, nodes and plans, as plain values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NOW = 1_000_000.0
 
 
 class ChangingSite:
-    """Snapshot after snapshot of one site; what does not change is the same object in the next one.
+    """A sequence of snapshots of one site; unchanged parts are the same objects in the next snapshot.
 
     Args:
-        rng: draws what happens.
-        nodes: how many nodes at most.
-        jobs: how many jobs wait at most in the beginning.
+        rng: chooses the events.
+        nodes: the largest number of nodes.
+        jobs: the largest number of initially pending jobs.
     """
 
     def __init__(self, rng: random.Random, nodes: int = 4, jobs: int = 8) -> None:
@@ -46,7 +46,7 @@ class ChangingSite:
             self._submit()
 
     def snapshot(self) -> ClusterSnapshot:
-        """Return the site as it is."""
+        """Return a snapshot of the current state."""
         return ClusterSnapshot(
             now=self.now,
             jobs=tuple(self.queue),
@@ -57,19 +57,19 @@ class ChangingSite:
         )
 
     def step(self, decided: SupplyDecision) -> None:
-        """Let some time go by: plans are published, and a few things happen."""
+        """Let some time pass: publish plans, and let a few random events happen."""
         self.now += self.rng.choice([0.0, 1.0, 1.0, 30.0, 400.0, 4000.0])
         for name, plan in decided.plan.nodes.items():
             if self.rng.random() < 0.7:
                 self._publish(name, plan.layouts)
-        happens: list[Callable[[], None]] = [
+        events: list[Callable[[], None]] = [
             self._submit, self._submit, self._start, self._start, self._start, self._end, self._end, self._hear,
             self._forget, self._node, self._health, self._reorder, self._renew, self._cancel, self._twice, self._drop,
         ]  # fmt: skip
         for _ in range(self.rng.randint(0, 4)):
-            self.rng.choice(happens)()
+            self.rng.choice(events)()
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------
 
     def _publish(self, name: str, layouts: Mapping[str, Layout]) -> None:
         gpus = {
@@ -87,14 +87,14 @@ class ChangingSite:
 
     def _submit(self) -> None:
         self._job += 1
-        kind = self.rng.choice(["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb", "1g.6gb", "4g.24gb"])
+        profile = self.rng.choice(["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb", "1g.6gb", "4g.24gb"])
         count = self.rng.choice([1, 1, 1, 2])
         row = JobRow(
             self._job,
             partition=self.rng.choice(["gpu", "train", "gpu,train"]),
             reason=self.rng.choice(["Priority", "Resources", "Resources", "Dependency", "BeginTime"]),
             num_nodes=self.rng.choice([1, 1, 1, 2]),
-            gres=f"gres/mig:{kind}:{count}",
+            gres=f"gres/mig:{profile}:{count}",
             features=self.rng.choice(["", "", "a", "a&b"]),
             time_limit_s=self.rng.choice([None, 60, 3600]),
             eligible=self.now + self.rng.choice([-10.0, 3.0, 300.0]),
@@ -105,8 +105,8 @@ class ChangingSite:
             row = replace(row, array_job=self._job, array_task="0-3", tasks=4, throttle=self.rng.choice([None, 1, 2]))
         if shape == 1:
             self._job += 1
-            other = replace(row, job_id=self._job, het_job=row.job_id, gres=self.rng.choice([row.gres, ""]))
-            self.queue.append(other)
+            component = replace(row, job_id=self._job, het_job=row.job_id, gres=self.rng.choice([row.gres, ""]))
+            self.queue.append(component)
             row = replace(row, het_job=row.job_id)
         self.queue.insert(self.rng.randint(0, len(self.queue)), row)
 
@@ -142,18 +142,18 @@ class ChangingSite:
             self._hear()
 
     def _hear(self) -> None:
-        """A node tells what it holds: leases of jobs that have left are over, at times."""
+        """Report a node's leases: those of jobs that have ended are removed."""
         name = self.rng.choice(list(self.facts))
-        here = {row.job_id for row in self.queue if row.active}
+        active = {row.job_id for row in self.queue if row.active}
         gpus = []
         for gpu in self.facts[name].gpus:
-            kept = tuple(lease for lease in gpu.leases if lease[1][0] in here)
+            kept = tuple(lease for lease in gpu.leases if lease[1][0] in active)
             gpus.append(gpu if kept == gpu.leases else replace(gpu, leases=kept))
         self.facts[name] = replace(self.facts[name], gpus=tuple(gpus))
         self._count(name)
 
     def _forget(self) -> None:
-        """A zombie or an idle instance comes or goes."""
+        """Add or remove a zombie or an idle instance."""
         name = self.rng.choice(list(self.facts))
         facts = self.facts[name]
         gpu = self.rng.choice(facts.gpus)
@@ -199,7 +199,7 @@ class ChangingSite:
             self.queue.remove(self.rng.choice(self.queue))
 
     def _twice(self) -> None:
-        """A job has two rows for a moment."""
+        """Give a job two rows for a while."""
         if self.queue:
             row = self.rng.choice(self.queue)
             self.queue.append(replace(row, end=self.now + 77.0))
@@ -225,11 +225,11 @@ class ChangingSite:
                 return
 
     def _told(self, name: str, gpu: GpuFacts, new: GpuFacts) -> None:
-        gpus = tuple(new if one is gpu else one for one in self.facts[name].gpus)
+        gpus = tuple(new if listed is gpu else listed for listed in self.facts[name].gpus)
         self.facts[name] = replace(self.facts[name], gpus=gpus)
 
     def _count(self, name: str) -> None:
-        """Slurm counts what is in use; at times it is a moment behind."""
+        """Update Slurm's count of used slices; sometimes it lags behind."""
         if name in self.rows and self.rng.random() < 0.9:
             held = Counter(slot.profile.gres_type for gpu in self.facts[name].gpus for slot, _ in gpu.leases)
             self.rows[name] = replace(self.rows[name], used=dict(held))

@@ -1,4 +1,4 @@
-"""migbatch's commands on a test cluster, without a program for each: a program mostly imports."""
+"""migbatch's commands on a test cluster, run in this process: a new process would spend most of its time on imports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def invoke(bed: Cluster, *words: str) -> CompletedProcess[str]:
 
 
 def migbatch(bed: Cluster, *words: str) -> str:
-    """Return what `migbatch WORDS` writes there; it must not fail. `bed.product.migbatch` starts the program."""
+    """Return the output of `migbatch WORDS`, which must succeed. `bed.product.migbatch` starts a process instead."""
     done = invoke(bed, *words)
     assert done.returncode == 0, f"migbatch {' '.join(words)}: exit {done.returncode}: {done.stderr}"
     return done.stdout

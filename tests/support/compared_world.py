@@ -1,4 +1,4 @@
-"""A real Slurm that is looked at by a client and by Slurm's commands, to compare what they show."""
+"""A real Slurm read by a client and by Slurm's commands, to compare what they show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ComparedWorld(RealWorld):
         self.commands = CliClient(cluster.bin, cluster.slurm_conf)
 
     def same_rows(self) -> list[JobRow]:
-        """The rows, once both have seen the same moment."""
+        """Return the rows, read while the queue does not change; client and commands must agree."""
         for _ in self.passes():
             before, rows, after = self.commands.jobs(), self.client.jobs(), self.commands.jobs()
             if before == after:
@@ -24,7 +24,7 @@ class ComparedWorld(RealWorld):
         raise AssertionError("the queue does not come to rest")
 
 
-#: options of jobs whose rows are hard to tell
+#: options of jobs whose rows are hard to read
 TELLING: tuple[list[str], ...] = (
     ["--gres=mig:1g.10gb:1"],
     ["--gres=mig:1g.10gb:1,mig:none:0", "-n", "3", "-N", "1", "-t", "10"],
@@ -46,7 +46,7 @@ UNCOUNTED = (["--gres=mig:1g.10gb"], ["--gres=mig:7g.80gb,mig:1g.10gb:1"], ["--g
 
 
 def rows_are_those_of_the_commands(world: ComparedWorld) -> None:
-    """Assert it for jobs in many states, before and after changes, and for nodes."""
+    """Assert that client and commands agree on jobs in many states, before and after changes, and on nodes."""
     ended = world.sbatch(wrap="false")
     for _ in world.passes():
         if ended not in {row.job_id for row in world.commands.jobs()}:
@@ -69,8 +69,8 @@ def rows_are_those_of_the_commands(world: ComparedWorld) -> None:
     world.client.requeue_all([running.job_id])
     world.same_rows()
     for _ in world.passes():  # a job may start or end between the two listings
-        ours, theirs = world.client.nodes(), world.commands.nodes()
-        if ours == theirs:
+        from_client, from_commands = world.client.nodes(), world.commands.nodes()
+        if from_client == from_commands:
             break
-    assert ours == theirs
+    assert from_client == from_commands
     assert world.client.version() == world.commands.version()

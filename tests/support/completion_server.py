@@ -1,7 +1,7 @@
-"""A small server of OpenAI's API that streams tokens in real time, as an engine with so many places does.
+"""A small server of OpenAI's API that streams tokens in real time, like an inference engine.
 
-Prompts are read one after the other, each token of a prompt takes its time; then tokens come at their pace, a little
-slower the more are made at once. What it refuses, what it tells and where it breaks off is chosen by whoever starts it.
+Prompts are read one after the other, with a fixed time per token; then tokens follow at a rate that decreases with the
+number of concurrent requests. The test chooses which requests it refuses, what it reports and where streams break off.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 @dataclass
 class CompletionServer:
-    """What the server does, and what it saw.
+    """The server's behaviour, and the requests that it received.
 
-    `forms`: paths that it has. `words`: what of a request beside the first API it takes; any other is refused with 422.
-    `usage`: whether it counts tokens. `most`: requests that it takes at once, others get 503. `broken`: every how many
-    requests the stream breaks off in the middle (0: never).
+    `forms`: its paths. `words`: the accepted request fields beyond those of the first API; others are refused with 422.
+    `usage`: whether it reports token counts. `most`: concurrent requests that it accepts; others get 503. `broken`: the
+    stream of every so many requests breaks off in the middle (0: never).
     """
 
     prompt_token_s: float = 0.0002
@@ -68,7 +68,7 @@ class CompletionServer:
             server.server_close()
 
     def enter(self, order: dict[str, Any]) -> int:
-        """Take a request; returns its number, 0 where there are too many."""
+        """Register a request; return its number, 0 if there are too many."""
         with self._lock:
             self.seen.append(order)
             if self._running >= self.most:
@@ -88,7 +88,7 @@ class CompletionServer:
             time.sleep(tokens * self.prompt_token_s)
 
     def tokens(self, count: int) -> Iterator[int]:
-        """Yield tokens at their pace, a tenth slower for each other request that is served."""
+        """Yield tokens at their rate, a tenth slower for each other request in progress."""
         for number in range(count):
             if number:
                 time.sleep(self.token_s * (1.0 + 0.1 * (self._running - 1)))
@@ -98,7 +98,7 @@ class CompletionServer:
 class _Handler(BaseHTTPRequestHandler):
     server_state: CompletionServer
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else tokens come in bunches
+    disable_nagle_algorithm = True  # otherwise several tokens arrive at once
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._stream(order, number, chat=form != "completions")
         except OSError:
-            self.close_connection = True  # whoever asked has gone
+            self.close_connection = True  # the client has disconnected
         finally:
             state.leave()
 

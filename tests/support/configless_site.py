@@ -1,4 +1,4 @@
-"""The stock site where nodes have no slurm.conf of their own: slurmctld gives it to them (configless)."""
+"""The stock site in configless mode: nodes have no slurm.conf of their own and get it from slurmctld."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tests.support.stock_site import StockSite
 
-#: slurmd's machine keeps the site's own Epilog, which slurmctld does not give to nodes, and nothing else
+#: the only file kept on slurmd's machine is the site's own Epilog, which slurmctld does not send to nodes
 _SLURMD = """set -e
 if mountpoint -q /etc/slurm; then
     mkdir -p /run/kept
@@ -32,7 +32,7 @@ class ConfiglessSite(StockSite):
     }
 
     def bring_programs(self, *hosts: str) -> None:
-        """Copy the programs that slurm.conf names to hosts, as the document says."""
+        """Copy the programs named in slurm.conf to hosts, as docs/install.md says."""
         for host in hosts:
             for name in ("prolog", "epilog", "task_prolog"):
                 if (path := self.directory / f"slurm/migbatch-{name}").exists():

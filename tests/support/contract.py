@@ -1,4 +1,4 @@
-"""The contract of every SlurmClient, whatever is behind it: real Slurm by its commands or by pyslurm, or a fake.
+"""The contract of every SlurmClient: of real Slurm by its commands or by pyslurm, and of a fake.
 
 A test module makes a `World` and inherits the classes of behaviours that its client has:
 
@@ -6,8 +6,8 @@ A test module makes a `World` and inherits the classes of behaviours that its cl
         @pytest.fixture
         def world(self): ...
 
-`Looking`, `Changing`, `Arrays` and `Order` require nothing of a world but `World`; `real_slurm.Control` adds what only
-a real Slurm can do. Worlds have the nodes n1 and n2, each with 14 of `1g.10gb` offered and nothing else,
+`Looking`, `Changing`, `Arrays` and `Order` require only a `World`; `real_slurm.Control` adds tests of what only a real
+Slurm can do. Worlds have the nodes n1 and n2, each with 14 of `1g.10gb` offered and nothing else,
 DOWN nodes that list every profile, and the partitions `gpu` (tier 10) and `train` (tier 1) over all of them.
 """
 
@@ -34,28 +34,28 @@ class World(Protocol):
     nodes: tuple[str, ...]
 
     def submit(self, want: str, *, partition: str = "gpu", hold: bool = False, comment: str = "") -> int:
-        """Submit a job that requests `want` ("mig:1g.10gb:1"), does not end by itself and may be requeued; its id."""
+        """Submit a job that requests `want` ("mig:1g.10gb:1"), never ends and may be requeued; return its id."""
 
     def array(self, want: str, tasks: str) -> int:
-        """The same as a job array with these tasks ("0-9%3")."""
+        """Submit it as a job array with these tasks ("0-9%3")."""
 
     def het(self, *wants: str) -> int:
-        """The same as a heterogeneous job with a component for each of `wants`."""
+        """Submit it as a heterogeneous job with a component for each of `wants`."""
 
     def timed(self, want: str, minutes: int) -> int:
-        """The same with a time limit."""
+        """Submit it with a time limit."""
 
     def dependent(self, want: str, after: int) -> int:
-        """The same, to start after another has completed (afterok)."""
+        """Submit it to start after another job has completed (afterok)."""
 
     def release(self, job: int) -> None:
         """Release a job that was submitted with `hold`."""
 
     def refusal(self, want: str) -> str:
-        """Slurm's message for a submission that it refuses; empty if it accepts the job."""
+        """Return Slurm's message for a submission that it refuses; empty if it accepts the job."""
 
     def passes(self) -> Iterator[None]:
-        """Steps of time in which Slurm schedules; ends when Slurm has had enough time for anything."""
+        """Yield while Slurm schedules; end when it has had enough time for any change."""
 
 
 def row(world: World, job: int) -> JobRow | None:
@@ -64,12 +64,12 @@ def row(world: World, job: int) -> JobRow | None:
 
 def until(world: World, job: int, *states: str) -> JobRow:
     """Wait until the job is in one of the states; return its row."""
-    found = None
+    last_row = None
     for _ in world.passes():
-        found = row(world, job)
-        if found is not None and found.state in states:
-            return found
-    raise AssertionError(f"job {job} is {found}, not {' or '.join(states)}")
+        last_row = row(world, job)
+        if last_row is not None and last_row.state in states:
+            return last_row
+    raise AssertionError(f"job {job} is {last_row}, not {' or '.join(states)}")
 
 
 def tasks(world: World, array: int) -> dict[str, JobRow]:
@@ -85,14 +85,14 @@ def node(world: World, name: str) -> NodeRow:
 
 
 def offer(world: World, name: str, **counts: int) -> str:
-    """A GRES string with these counts (1g_10gb=2) and as much filler as keeps the sum constant."""
-    wanted = {kind.replace("_", "."): count for kind, count in counts.items()}
-    rest = sum(node(world, name).gres.values()) - sum(wanted.values())
-    return ",".join(f"mig:{kind}:{count}" for kind, count in {**wanted, "none": rest}.items())
+    """Return a GRES string with these counts (1g_10gb=2) and the filler that keeps the sum constant."""
+    requested = {profile.replace("_", "."): count for profile, count in counts.items()}
+    filler = sum(node(world, name).gres.values()) - sum(requested.values())
+    return ",".join(f"mig:{profile}:{count}" for profile, count in {**requested, "none": filler}.items())
 
 
 def refused(call: Any, *names: str) -> dict[str, str]:
-    """Slurm's reason for each of these names; the call must be refused for them and for no other."""
+    """Return Slurm's reason for each of these names; the call must be refused for these names only."""
     with pytest.raises(SlurmRefused) as caught:
         call()
     assert isinstance(caught.value, SlurmError)

@@ -1,4 +1,4 @@
-"""A controller over the tests' own Slurm, nodes and clock."""
+"""A controller for the simulated Slurm, nodes and clock of tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurm_migbatch.mig.profile import Profile
 
 
 class KeptSupply(NoRecord):
-    """A record that hands on what nodes are told to offer."""
+    """A record that passes each change of a node's offer to a callback."""
 
     def __init__(self, keep: Callable[[str, dict[str, int], str], object]) -> None:
         self._keep = keep
@@ -25,7 +25,7 @@ class KeptSupply(NoRecord):
 
 
 class SupplyController(Controller):
-    """Decides on supply alone; pairs of jobs that share a slice are set by the test."""
+    """A controller that decides on supply only; the test sets the pairs of jobs that share a slice."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class SupplyController(Controller):
         super().__init__(Settings(settings), slurm, observer, self.advertiser, KeptSupply(keep), clock)
 
     def prefer(self, order: Sequence[Profile]) -> None:
-        """Let the history of requests prefer these profiles."""
+        """Set the profiles preferred by the history of requests."""
         self.observer.preference = tuple(order)
 
     def share(self, pairs: Mapping[int, int]) -> None:
-        """Let these jobs share slices: second job -> first job."""
+        """Set the jobs that share slices: guest -> host."""
         self.memory.supply.pairs = dict(pairs)
 
     @property

@@ -1,4 +1,4 @@
-"""Strict, stateful stand-ins for what migbatchd talks to."""
+"""Strict, stateful fakes of the services that migbatchd communicates with."""
 
 import dataclasses
 import hashlib
@@ -21,7 +21,7 @@ from slurm_migbatch.store.recurring import Learnable, learnable, newest_lesson
 
 
 class FakeSigner:
-    """HMAC credentials that carry a uid; replays are refused, as munge does."""
+    """Signer with HMAC credentials that contain a uid; it refuses replays, as munge does."""
 
     scheme = "test"
 
@@ -52,7 +52,7 @@ class FakeSigner:
 
 
 class FakeStore:
-    """Keeps events once each, by (node, journal, seq); can be locked."""
+    """A store that keeps each event once, by (node, journal, seq); can be locked."""
 
     def __init__(self):
         self.events = {}
@@ -125,7 +125,7 @@ class FakeStore:
 
 
 class FakeSlurm:
-    """A queue that refuses what real Slurm would refuse; can be away."""
+    """A queue that refuses what real Slurm would refuse; can be unreachable."""
 
     def __init__(self):
         self.queue = {}
@@ -199,7 +199,7 @@ class FakeSlurm:
 
 
 class Node:
-    """The client side of the node API over a real socket; `source` is the address that it speaks from."""
+    """A client of the node API over a real socket; `source` is its source address."""
 
     def __init__(self, port, signer, name="n1", source="127.0.0.1"):
         self.port, self.signer, self.name, self.source = port, signer, name, source
@@ -239,7 +239,7 @@ class Node:
             return answer.status, text.decode()
 
     def events(self, *events, journal="ab12", boot="b1", **options):
-        """Send events and adopt the database that answers, as a node does; the answer's number alone."""
+        """Send events and adopt the database that answers, as a node does; return only the acknowledged number."""
         body = {"node": self.name, "journal": journal, "boot_id": boot, "database": self.database}
         status, answer = self.send("/node/v1/events", {**body, "events": list(events)}, **options)
         if status == 200:
@@ -282,17 +282,17 @@ GEOMETRY = {
 
 
 def gpu(number, **changes):
-    """An inventory entry."""
+    """Return an inventory entry."""
     entry = {"uuid": f"GPU-{number}", "minor": number, "index": number, "name": GEOMETRY["name"], "mig": True}
     return {**entry, "geometry": GEOMETRY, **changes}
 
 
 def inventory(*gpus, seq=1):
-    """An inventory event."""
+    """Return an inventory event."""
     return {"seq": seq, "ts": 1.0, "kind": "inventory", "gpus": list(gpus)}
 
 
 def state(*gpus, runs=(), zombies=(), idle=(), seq=1):
-    """All that a node holds."""
-    told = {"gpus": list(gpus), "runs": list(runs), "zombies": list(zombies), "idle": list(idle)}
-    return {"seq": seq, "ts": 1.0, "kind": "state", **told}
+    """Return a state event: everything that a node holds."""
+    fields = {"gpus": list(gpus), "runs": list(runs), "zombies": list(zombies), "idle": list(idle)}
+    return {"seq": seq, "ts": 1.0, "kind": "state", **fields}

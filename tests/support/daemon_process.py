@@ -1,4 +1,4 @@
-"""migbatchd as a process of its own."""
+"""migbatchd in a separate process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE_S, eventually
 
 
 class Daemon:
-    """One configuration and the processes started on it. There is no Slurm: commands are not found."""
+    """A configuration and the processes started with it. There is no Slurm: its commands are not found."""
 
     def __init__(self, home: Path) -> None:
         self.ports = PortBook()

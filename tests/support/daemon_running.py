@@ -1,4 +1,4 @@
-"""A service that runs beside the test."""
+"""A service that runs in a thread of the test's process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.waiting import PATIENCE_S
 
 
 class Running:
-    """One service in its own thread and loop."""
+    """One service in its own thread and event loop."""
 
     def __init__(self, service: Service) -> None:
         self.service = service

@@ -1,7 +1,6 @@
 """The kind of database that test clusters and the tests of the record use: pytest's option --database.
 
-Each process of a run has one server of its own, started when it is first asked for, and each cluster an empty database
-on it.
+Each process of a run has one server of its own, started on first use, and each cluster has an empty database on it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Databases:
     """Empty databases on one server of a kind."""
 
     def __init__(self, kind: str, running: ExitStack) -> None:
-        """Servers that are started end with `running`."""
+        """Set the kind; a started server ends with `running`."""
         self.kind = kind
         self._running = running
         self._server = ""
@@ -34,7 +33,7 @@ class Databases:
         self._of: dict[str, str] = {}
 
     def new(self) -> str:
-        """URL of a database that nothing else uses."""
+        """Return the URL of a new database."""
         if not self._server:
             directory = self._running.enter_context(tempfile.TemporaryDirectory(prefix="migbatch-db-"))
             self._server = self._running.enter_context(START[self.kind](Path(directory)))
@@ -47,7 +46,7 @@ class Databases:
         return url.render_as_string(hide_password=False)
 
     def of(self, owner: str) -> str:
-        """URL of the database of one owner, always the same."""
+        """Return the URL of an owner's database, always the same."""
         if owner not in self._of:
             self._of[owner] = self.new()
         return self._of[owner]

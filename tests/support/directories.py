@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def open_to_users(directory: Path) -> None:
-    """Let others read and enter a directory, and those above it that pytest made for this run alone.
+    """Let others read and enter a directory, and the directories above it that pytest created for this run.
 
-    How many those are depends on how pytest was started: each of several processes has a directory of its own.
+    Their number depends on how pytest was started: with several processes, each has its own directory.
     """
     outer = Path(tempfile.gettempdir())
-    for place in (directory, *directory.parents):
-        if place == outer or place in outer.parents:
+    for folder in (directory, *directory.parents):
+        if folder == outer or folder in outer.parents:
             break
-        place.chmod(place.stat().st_mode & 0o7777 | 0o055)
+        folder.chmod(folder.stat().st_mode & 0o7777 | 0o055)

@@ -1,4 +1,4 @@
-"""Disks on which the process dies, or the power fails, at a chosen effect."""
+"""Disks where the process is killed, or the power fails, at a chosen effect."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from slurm_migbatch.elastic.disk import Disk
 
-#: what was done, and to what: a name or an inode, and what belongs to it
+#: an operation, the name or inode that it changed, and its further arguments
 Effect = tuple[Any, ...]
 
 
 class Deadly(Disk):
-    """Ends the process by SIGKILL right before its k-th effect; in a write, after half of it. Counts them."""
+    """A disk that kills the process right before its k-th effect (a write: after half of it); counts effects."""
 
     def __init__(self, kill_at: int = 0) -> None:
         self.kill_at, self.count = kill_at, 0
@@ -53,7 +53,7 @@ class Deadly(Disk):
 
 
 class Recorded(Disk):
-    """Notes every effect, so that `after_power_cut` can make what a disk may hold when the power fails."""
+    """A disk that records every effect, for `after_power_cut` to compute its possible content after a power failure."""
 
     def __init__(self, *, syncs: bool = True) -> None:
         self.effects: list[Effect] = []
@@ -95,10 +95,10 @@ class Recorded(Disk):
 def after_power_cut(
     effects: Sequence[Effect], survives: Callable[[int], bool], names_kept: Callable[[int], int]
 ) -> dict[str, bytes]:
-    """Files by name after a cut behind `effects`.
+    """Return the files by name after a power failure that follows `effects`.
 
-    What was synced is there. Of later writes to a file those are for which `survives(number)` holds, in any mixture;
-    of later changes of names the first `names_kept(n)` of n.
+    Synced effects are kept. Of later writes to a file, those are kept for which `survives(number)` holds, in any
+    combination; of n later changes of names, the first `names_kept(n)`.
     """
     synced: dict[int, int] = {}
     names_synced = 0
@@ -113,9 +113,9 @@ def after_power_cut(
             content.setdefault(effect[2], bytearray())
         if effect[0] == "write" and (number < synced.get(effect[1], -1) or survives(number)):
             _, inode, offset, data = effect
-            held = content[inode]
-            held.extend(bytes(max(0, offset + len(data) - len(held))))
-            held[offset : offset + len(data)] = data
+            buffer = content[inode]
+            buffer.extend(bytes(max(0, offset + len(data) - len(buffer))))
+            buffer[offset : offset + len(data)] = data
     changes = [(number, effect) for number, effect in enumerate(effects) if effect[0] in ("create", "rename", "unlink")]
     certain = [effect for number, effect in changes if number < names_synced]
     doubtful = [effect for number, effect in changes if number >= names_synced]

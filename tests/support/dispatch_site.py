@@ -1,4 +1,4 @@
-"""A small site for the tests of dispatch: A30s and H100s, promises, pending jobs, and room."""
+"""A small site for the tests of dispatch: A30s and H100s, promises, pending jobs, and free capacity."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def candidates(bad: tuple[str, ...] = (), rates: dict[str, float] | None = None)
 def promise(
     granted: str = "1g.6gb", items: int | None = 600, deadline_s: int | None = 120, bad: tuple[str, ...] = ()
 ) -> ServiceGuarantee:
-    made = promise_of(P(granted), candidates(bad), items, deadline_s)
-    assert made is not None
-    return made
+    guarantee = promise_of(P(granted), candidates(bad), items, deadline_s)
+    assert guarantee is not None
+    return guarantee
 
 
 def job(number: int, profile: str = "1g.6gb", each: int = 1, **changes: object) -> JobRow:
-    """A pending job of the filter's choice."""
+    """Return a pending job to which the filter has granted `profile`."""
     grant = Grant([(P(profile), each)], "abc12345")
     fields: dict[str, object] = {
         "job_id": number,
@@ -59,11 +59,11 @@ def pending(row: JobRow, copies: int = 1, pool: frozenset[str] = EVERYWHERE) -> 
 
 
 def space(**used: Layout | None) -> FreeCapacity:
-    """Room on the GPUs beside what is used; None: all of it."""
-    rooms = {
+    """Return the free capacity of the GPUs beside what is used; None: the whole GPU is used."""
+    capacities = {
         name: NodeCapacity([(gpu, used.get(name) or EMPTY)], Counter())
         for name, gpu in GPUS.items()
         if name not in used or used[name] is not None
     }
-    kinds = {name: frozenset(info.profile for info in gpu.profiles) for name, gpu in GPUS.items()}
-    return FreeCapacity(rooms, kinds)
+    profiles = {name: frozenset(info.profile for info in gpu.profiles) for name, gpu in GPUS.items()}
+    return FreeCapacity(capacities, profiles)

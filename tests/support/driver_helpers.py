@@ -1,4 +1,4 @@
-"""Short forms of NVML's C-style calls, the hardware facts that the tests hold the driver to, and child processes."""
+"""Short forms of NVML's C-style calls, the hardware facts that the driver must match, and child processes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Row = tuple[int, int, int, int, int, int, tuple[int, ...], int]
 
 
 def _mebibytes(gib: float) -> int:
-    """The multiple of 64 MiB that nvidia-smi prints as so many GiB."""
-    (found,) = {
+    """Return the multiple of 64 MiB that nvidia-smi prints as `gib`."""
+    (size,) = {
         mib for mib in range(0, 1 << 18, 64) if abs(mib / 1024 - gib) < 0.05 and f"{mib / 1024:.2f}" == f"{gib:.2f}"
     }
-    return found
+    return size
 
 
 # name: (device id, enum, compute slices, MiB, SMs, max instances, starts, placement size)
@@ -39,7 +39,7 @@ GPUS: dict[str, dict[str, Row]] = {
 
 @contextmanager
 def nvml(machine: SimulatedMachine) -> Iterator[Any]:
-    """Pynvml on `machine`, whatever this process had open before."""
+    """Let pynvml use `machine`, whatever library this process used before."""
     before = pynvml.nvmlLib
     pynvml.nvmlLib = ctypes.CDLL(str(machine.library))
     pynvml._nvmlGetFunctionPointer_cache.clear()
@@ -57,7 +57,7 @@ def gpu(index: int = 0) -> Any:
 
 
 def code(call: Any, *args: Any) -> int:
-    """The return code of a call."""
+    """Return the NVML return code of a call."""
     try:
         call(*args)
     except pynvml.NVMLError as error:
@@ -66,17 +66,17 @@ def code(call: Any, *args: Any) -> int:
 
 
 def create(device: Any, profile_id: int, start: int, size: int) -> Any:
-    place = pynvml.c_nvmlGpuInstancePlacement_t(start, size)
-    return pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, profile_id, ctypes.byref(place))
+    placement = pynvml.c_nvmlGpuInstancePlacement_t(start, size)
+    return pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, profile_id, ctypes.byref(placement))
 
 
 def create_ci(instance: Any, profile_id: int, start: int, size: int) -> Any:
-    place = pynvml.c_nvmlComputeInstancePlacement_t(start, size)
-    return pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement(instance, profile_id, ctypes.byref(place))
+    placement = pynvml.c_nvmlComputeInstancePlacement_t(start, size)
+    return pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement(instance, profile_id, ctypes.byref(placement))
 
 
 def full_ci(instance: Any) -> Any:
-    """The largest compute instance that a GPU instance can have."""
+    """Create the largest compute instance that a GPU instance can have."""
     profiles = []
     for enum in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         try:
@@ -88,7 +88,7 @@ def full_ci(instance: Any) -> Any:
 
 
 def slice_of(device: Any, profile_id: int, start: int, size: int) -> tuple[Any, Any, str]:
-    """A GPU instance with its full compute instance, and the UUID."""
+    """Create a GPU instance with its full compute instance; return both, and the UUID."""
     instance = create(device, profile_id, start, size)
     compute = full_ci(instance)
     return instance, compute, pynvml.nvmlDeviceGetUUID(pynvml.nvmlComputeInstanceGetInfo_v2(compute).device)
@@ -99,7 +99,7 @@ def placements(device: Any, profile_id: int) -> list[tuple[int, int]]:
     pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(device, profile_id, None, ctypes.byref(count))
     array = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
     pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(device, profile_id, array, ctypes.byref(count))
-    return [(place.start, place.size) for place in array[: count.value]]
+    return [(placement.start, placement.size) for placement in array[: count.value]]
 
 
 def instances(device: Any, profile_id: int) -> list[Any]:
@@ -126,7 +126,7 @@ from tests.support.driver_helpers import *
 
 
 def child(machine: SimulatedMachine, script: str, *args: str, **popen: Any) -> subprocess.Popen[str]:
-    """A process that finds the machine's library by its name, as anyone's program does."""
+    """Start a process that finds the machine's library by its soname, like any program."""
     return subprocess.Popen(
         [sys.executable, "-c", PRELUDE + script, *args],
         env={**os.environ, "LD_LIBRARY_PATH": str(machine.directory)},
@@ -138,7 +138,7 @@ def child(machine: SimulatedMachine, script: str, *args: str, **popen: Any) -> s
 
 
 def run(machine: SimulatedMachine, script: str, *args: str, expect: int = 0) -> str:
-    """What a child process printed; `expect` is its return code."""
+    """Return the output of a child process; `expect` is its return code."""
     process = child(machine, script, *args)
     out, err = process.communicate(timeout=300)
     assert process.returncode == expect, err
@@ -146,18 +146,20 @@ def run(machine: SimulatedMachine, script: str, *args: str, expect: int = 0) -> 
 
 
 def check_tree(machine: SimulatedMachine) -> None:
-    """The files say what the state says."""
-    wanted = {}
-    for one in machine.dump()["gpus"]:
-        for i in one["instances"]:
-            base = f"driver/nvidia/capabilities/gpu{one['minor']}/mig/gi{i['gi_id']}"
-            wanted[f"{base}/access"] = 3 + 135 * one["minor"] + 9 * i["gi_id"]
+    """Assert that the capability files in /proc agree with the driver's state."""
+    expected = {}
+    for gpu_state in machine.dump()["gpus"]:
+        for i in gpu_state["instances"]:
+            base = f"driver/nvidia/capabilities/gpu{gpu_state['minor']}/mig/gi{i['gi_id']}"
+            expected[f"{base}/access"] = 3 + 135 * gpu_state["minor"] + 9 * i["gi_id"]
             for c in i["compute_instances"]:
-                wanted[f"{base}/ci{c['ci_id']}/access"] = 3 + 135 * one["minor"] + 9 * i["gi_id"] + 1 + c["ci_id"]
-    found = {
+                expected[f"{base}/ci{c['ci_id']}/access"] = (
+                    3 + 135 * gpu_state["minor"] + 9 * i["gi_id"] + 1 + c["ci_id"]
+                )
+    actual = {
         str(path.relative_to(machine.proc_root)): int(path.read_text().split()[1])
         for path in machine.proc_root.rglob("access")
     }
-    assert found == wanted
-    left = {p for p in machine.proc_root.rglob("[gc]i[0-9]*") if not (p / "access").exists()}
-    assert left == set()
+    assert actual == expected
+    stale = {p for p in machine.proc_root.rglob("[gc]i[0-9]*") if not (p / "access").exists()}
+    assert stale == set()

@@ -24,60 +24,60 @@ from slurm_migbatch.testbed.proc import wait_until
 from slurm_migbatch.testbed.running_cluster import FINAL
 
 UUID = re.compile(r"MIG-[0-9a-f-]{36}")
-PATIENCE_S = 180.0  # machines that do much else at the same time are slow
+PATIENCE_S = 180.0  # long, for busy machines
 PYTHON = "/usr/bin/python3"
 SHOW = "echo batch $CUDA_VISIBLE_DEVICES; srun sh -c 'echo task $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
 
 
 def sbatch(bed: Cluster, *options: str, wrap: str = SHOW, user: str = "mbalice") -> tuple[int, str]:
-    """Submit as a user; the job id (0 where it was refused) and everything that the user was told."""
+    """Submit as a user; return the job id (0 if it was refused) and the output that the user saw."""
     done = bed.run(["sbatch", *options, "--wrap", wrap], user, check=False)
-    found = re.search(r"Submitted batch job (\d+)", done.stdout)
-    return (int(found[1]) if found else 0), done.stdout + done.stderr
+    match = re.search(r"Submitted batch job (\d+)", done.stdout)
+    return (int(match[1]) if match else 0), done.stdout + done.stderr
 
 
 def exporting(bed: Cluster, variables: list[str], *options: str, wrap: str) -> int:
-    """A job whose owner had these variables in his environment (26.05 starts a login shell for `--export=NAME=...`)."""
+    """Submit a job with these variables in the environment (26.05 starts a login shell for `--export=NAME=...`)."""
     argv = ["env", *variables, bed.root.locate("sbatch"), "--parsable", "--export=ALL", *options, "--wrap", wrap]
     return int(bed.run(argv, "mbalice").stdout)
 
 
 def refused(bed: Cluster, *options: str, user: str = "mbalice") -> str:
-    """What the user is told; fails where the job was accepted."""
-    job, said = sbatch(bed, *options, user=user)
+    """Return the output that the user saw; fail if the job was accepted."""
+    job, output = sbatch(bed, *options, user=user)
     assert job == 0, f"accepted as {job}: {options}"
-    return said
+    return output
 
 
 def sights(text: str) -> dict[str, list[str]]:
-    """What the batch script (`batch`) and the tasks (`task 0` ...) of a SHOW job saw."""
+    """Return the devices that the batch script (`batch`) and the tasks (`task 0` ...) of a SHOW job saw."""
     return {
         line[: match.start()].strip(): UUID.findall(line) for line in text.splitlines() if (match := UUID.search(line))
     }
 
 
 def accounts(bed: Cluster) -> dict[str, dict[str, Any]]:
-    """migacct's record of every job of this test bed.
+    """Return migacct's record of every job of this test bed.
 
-    It is called in this process: tests ask until something is there, and a program would mostly import.
+    It is called in this process, because tests poll it and a new process would spend most of its time on imports.
     """
-    where = {"MIGBATCH_CONFIG": str(bed.product.config)}
-    done = CliRunner().invoke(migacct, ["-a", "-S", "now-2hours", "--json"], env=where, catch_exceptions=False)
+    environment = {"MIGBATCH_CONFIG": str(bed.product.config)}
+    done = CliRunner().invoke(migacct, ["-a", "-S", "now-2hours", "--json"], env=environment, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return {row["job"]: row for row in json.loads(done.stdout)["jobs"]}
 
 
 def account(bed: Cluster, job: int | str, state: str = "COMPLETED", *, decided: bool = False) -> dict[str, Any]:
-    """The record of a job with slices, once it is complete, with the filter's decision if it was `decided`.
+    """Wait until the record of a job with slices is complete, with the filter's decision if `decided`; return it.
 
-    States come from Slurm, slices and their ends from the nodes, decisions from the submit filter: in any order.
+    States come from Slurm, slices and their ends from nodes, decisions from the submit filter, in any order.
     """
     row: dict[str, Any] = {}
 
     def told() -> bool:
         nonlocal row
         row = accounts(bed).get(str(job), {"state": "", "slices": []})
-        ends = [piece["until_unix_s"] for piece in row["slices"]]
+        ends = [entry["until_unix_s"] for entry in row["slices"]]
         over = bool(ends) and (state == "RUNNING" or None not in ends)
         return row["state"].startswith(state) and over and (row["bucket"] is not None or not decided)
 
@@ -89,7 +89,7 @@ def account(bed: Cluster, job: int | str, state: str = "COMPLETED", *, decided: 
 
 
 def gate(bed: Cluster) -> tuple[Path, str]:
-    """A file, and a command with which a job waits until it is there."""
+    """Return a path, and a shell command that waits until a file exists there."""
     path = bed.home("mbalice") / f"gate{time.monotonic_ns()}"
     return path, f"until test -e {shlex.quote(str(path))}; do sleep 0.2; done"
 
@@ -101,70 +101,70 @@ def first_step(bed: Cluster, job: int, user: str = "mbalice") -> None:
 
 
 def status(bed: Cluster, node: str) -> dict[str, Any]:
-    """`migbatch node status --json` of one node."""
+    """Return the result of `migbatch node status --json` for one node."""
     etc = str(bed.product.etc)
-    found: dict[str, Any] = json.loads(bed.product.migbatch("node", "status", "--etc", etc, "--node", node, "--json"))
-    return found
+    report: dict[str, Any] = json.loads(bed.product.migbatch("node", "status", "--etc", etc, "--node", node, "--json"))
+    return report
 
 
 def held(bed: Cluster) -> list[tuple[str, int | None, str]]:
-    """Node, job and state of every slice that is not idle, in the nodes' own journals."""
+    """Return node, job and state of every slice that is not idle, by the nodes' own journals."""
     return [
-        (node, piece["job"], piece["state"])
+        (node, entry["job"], entry["state"])
         for node in bed.spec.node_names
         for gpu in status(bed, node)["gpus"]
-        for piece in gpu["slices"]
-        if piece["state"] != "idle"
+        for entry in gpu["slices"]
+        if entry["state"] != "idle"
     ]
 
 
 def holding(bed: Cluster, job: int) -> tuple[str, str]:
-    """Node and slice of a running job, once it has it: Slurm's word may come earlier."""
-    found: list[tuple[str, str]] = []
+    """Wait until a running job holds its slice, and return node and slice: Slurm may report it as running earlier."""
+    holders: list[tuple[str, str]] = []
 
     def there() -> bool:
-        found[:] = [
-            (node, piece["mig_uuid"])
+        holders[:] = [
+            (node, entry["mig_uuid"])
             for node in bed.spec.node_names
             for gpu in status(bed, node)["gpus"]
-            for piece in gpu["slices"]
-            if piece["job"] == job and piece["state"] == "held"
+            for entry in gpu["slices"]
+            if entry["job"] == job and entry["state"] == "held"
         ]
-        return bool(found)
+        return bool(holders)
 
     until(f"the slice of job {job}", there)
-    assert len(found) == 1
-    return found[0]
+    assert len(holders) == 1
+    return holders[0]
 
 
 def overlaps(bed: Cluster) -> list[str]:
     """Pairs of driver instances that overlap, and journal slices that the driver does not have."""
-    found = []
+    differences = []
     for node in bed.spec.node_names:
-        real = {
+        in_driver = {
             (gpu["uuid"], i["start"], i["size"], i["profile"])
             for gpu in bed.machine(node).dump()["gpus"]
             for i in gpu["instances"]
         }
-        known = {
-            (gpu["uuid"], piece["start"], piece["size"], piece["profile"])
+        in_journal = {
+            (gpu["uuid"], entry["start"], entry["size"], entry["profile"])
             for gpu in status(bed, node)["gpus"]
-            for piece in gpu["slices"]
-            if piece["state"] in ("idle", "held", "zombie")
+            for entry in gpu["slices"]
+            if entry["state"] in ("idle", "held", "zombie")
         }
-        found += [f"{node}: only the driver has {extra}" for extra in real - known]
-        found += [f"{node}: only the journal has {extra}" for extra in known - real]
-    return found
+        differences += [f"{node}: only the driver has {extra}" for extra in in_driver - in_journal]
+        differences += [f"{node}: only the journal has {extra}" for extra in in_journal - in_driver]
+    return differences
 
 
 def settled(bed: Cluster) -> None:
-    """Wait until nothing is held, then: journal and driver agree, every device is root's, no node is drained."""
+    """Wait until nothing is held, then assert: journal and driver agree, every device is root's, no node is drained."""
     bed.wait("the end of all leases", lambda: not held(bed), PATIENCE_S)
     found: list[str] = []
 
     def agreed() -> bool:
         nonlocal found
-        found = overlaps(bed)  # two looks, between which a node may be at work
+        found = overlaps(bed)  # two reads, between which a node may make changes
         return not found
 
     with suppress(TestbedError):
@@ -175,7 +175,7 @@ def settled(bed: Cluster) -> None:
 
 
 def capabilities(bed: Cluster) -> list[tuple[Path, tuple[int, int]]]:
-    """Every capability device, with its owner and what others than he may do with it."""
+    """Return every capability device, with its owner and the mode bits of other users."""
     found = []
     for node in bed.spec.node_names:
         for path in sorted((bed.machine(node).dev_root / "nvidia-caps").glob("nvidia-cap*")):
@@ -186,51 +186,51 @@ def capabilities(bed: Cluster) -> list[tuple[Path, tuple[int, int]]]:
 
 
 def offer(bed: Cluster) -> dict[str, int]:
-    """What Slurm is told that all nodes have, by GRES type, without the filler."""
+    """Return the counts that all nodes offer to Slurm, by GRES type, without the filler."""
     counts: dict[str, int] = {}
     for line in bed.run(["scontrol", "-d", "-o", "show", "node", ",".join(bed.spec.node_names)]).stdout.splitlines():
         gres = re.search(r"\sGres=(\S+)", line)
-        for kind, count in re.findall(r"mig:([^:,]+):(\d+)", gres[1] if gres else ""):
-            counts[kind] = counts.get(kind, 0) + int(count)
+        for gres_type, count in re.findall(r"mig:([^:,]+):(\d+)", gres[1] if gres else ""):
+            counts[gres_type] = counts.get(gres_type, 0) + int(count)
     counts.pop("none", None)
-    return {kind: count for kind, count in counts.items() if count}
+    return {gres_type: count for gres_type, count in counts.items() if count}
 
 
 def until(what: str, ready: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
-    """Wait while processes of the test bed may be dead, which `bed.wait` takes for an error."""
+    """Wait for a condition while processes of the test bed may be dead, which `bed.wait` treats as an error."""
     wait_until(ready, timeout, what, every=0.1)
 
 
 def more_rounds(bed: Cluster, loop: str, count: int = 3) -> None:
-    """Wait until migbatchd has decided so often again; `loop` is `supply` or `lending`."""
+    """Wait until migbatchd has decided `count` more times; `loop` is `supply` or `lending`."""
     sample = re.compile(rf"^migbatch_{loop}_round_seconds_count (\d+)", re.MULTILINE)
 
     def rounds() -> int:
-        found = sample.search(bed.product.metrics())
-        return int(found[1]) if found else 0
+        match = sample.search(bed.product.metrics())
+        return int(match[1]) if match else 0
 
-    enough = rounds() + count
-    until(f"{count} rounds of {loop}", lambda: rounds() >= enough)
+    target = rounds() + count
+    until(f"{count} rounds of {loop}", lambda: rounds() >= target)
 
 
 def backfilled(bed: Cluster, count: int = 2) -> None:
-    """Wait until Slurm has so often again tried to start what waits; something must wait."""
+    """Wait until Slurm has made `count` more backfill cycles; a job must be pending."""
 
     def cycles() -> int:
         text = bed.run(["sdiag"]).stdout
         return int(re.findall(r"Total cycles:\s*(\d+)", text[text.index("Backfilling stats") :])[0])
 
-    enough = cycles() + count
-    until(f"{count} cycles of backfill", lambda: cycles() >= enough)
+    target = cycles() + count
+    until(f"{count} cycles of backfill", lambda: cycles() >= target)
 
 
 def shown(bed: Cluster, job: int | str) -> str:
-    """`scontrol show job`, on one line."""
+    """Return the output of `scontrol show job`, on one line."""
     return bed.run(["scontrol", "-d", "-o", "show", "job", str(job)]).stdout
 
 
 def marked(bed: Cluster, job: int) -> tuple[str, str]:
-    """What slurmctld has of a job as MIG: the GRES per node, and the grant of the marker at the end of the comment."""
+    """Return a job's MIG request in slurmctld: the GRES per node, and the grant in the comment's marker."""
     text = bed.run(["squeue", "-h", "-t", "all", "-j", str(job), "-o", "%b\x1f%k"]).stdout
     gres, _, comment = text.removesuffix("\n").partition("\x1f")
     marker = re.search(r"\[mig:([0-9a-z.:,-]+)(?:#[0-9a-z]*)?\]\Z", comment)
@@ -238,7 +238,7 @@ def marked(bed: Cluster, job: int) -> tuple[str, str]:
 
 
 def leases(bed: Cluster, job: int) -> list[tuple[int, str | None, float | None]]:
-    """Restart, slice and end of every lease of a job in migbatchd's database, without migbatchd."""
+    """Return restart, slice and end of every lease of a job, read from migbatchd's database directly."""
     columns = select(Lease.restart, Lease.mig_uuid, Lease.until)
     with open_store(bed.product.record, readonly=True) as store, store.reading() as link:
         rows = link.execute(columns.where(Lease.job_id == job).order_by(Lease.id))
@@ -246,21 +246,23 @@ def leases(bed: Cluster, job: int) -> list[tuple[int, str | None, float | None]]
 
 
 def instances(bed: Cluster, node: str) -> list[dict[str, Any]]:
-    """GPU instances of a node as its driver has them."""
+    """Return the GPU instances of a node, by its driver."""
     return [instance for gpu in bed.machine(node).dump()["gpus"] for instance in gpu["instances"]]
 
 
 def on_offer(bed: Cluster, node: str) -> Counter[str]:
-    """What Slurm is told that one node has, by GRES type, without the filler."""
+    """Return the counts that one node offers to Slurm, by GRES type, without the filler."""
     text = bed.run(["scontrol", "-d", "-o", "show", "node", node]).stdout
     gres = re.search(r"\sGres=(\S+)", text)
-    counts = Counter({kind: int(count) for kind, count in re.findall(r"mig:([^:,]+):(\d+)", gres[1] if gres else "")})
+    counts = Counter(
+        {gres_type: int(count) for gres_type, count in re.findall(r"mig:([^:,]+):(\d+)", gres[1] if gres else "")}
+    )
     del counts["none"]
     return +counts
 
 
 def planned(bed: Cluster, node: str) -> Counter[str]:
-    """The slots of the plan that lies on one node's disk, by GRES type; none where it has none yet."""
+    """Return the slots of the plan stored on a node, by GRES type; none if it has no plan yet."""
     path = bed.node_directory(node) / "state/plan.json"
     plan = json.loads(path.read_text()) if path.exists() else {"gpus": {}}
     return Counter(slot[0].replace("+", ".") for slots in plan["gpus"].values() for slot in slots)
@@ -274,13 +276,13 @@ def cancel(bed: Cluster) -> None:
 
 
 def untroubled(bed: Cluster) -> None:
-    """No node is drained or down."""
+    """Assert that no node is drained or down."""
     states = bed.run(["sinfo", "-h", "-N", "-n", ",".join(bed.spec.node_names), "-o", "%N %T"]).stdout
     assert not re.search(r"drain|down|inval|fail", states), states
 
 
 def hasten(bed: Cluster, job: int) -> str:
-    """Let a requeued job begin soon, as often as it is requeued, not after Slurm's two minutes; its last state."""
+    """Start a job soon after each requeue, not after Slurm's two minutes; return its last state."""
     end = time.monotonic() + 600.0
     while (state := bed.job_state(job)) not in FINAL and time.monotonic() < end:
         time.sleep(3.0)

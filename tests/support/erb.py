@@ -1,7 +1,7 @@
-"""Renders the few forms of ERB that the app in sbatch_examples/ondemand uses, where Ruby is not installed.
+"""Render the few forms of ERB that the app in sbatch_examples/ondemand uses, without Ruby.
 
 `<%= name %>`, `<%= name.to_i %>`, `<%= context.name %>`, `if name == "text"`, `names.each do |name|` and `end`,
-trimmed as Open OnDemand does (trim mode `-`). Other statements are left out: what they compute is among the values.
+trimmed as Open OnDemand does (trim mode `-`). Other statements are ignored: the caller passes their results as values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _value(code: str, values: Mapping[str, Any]) -> str:
 
 
 def _body(parts: list[str]) -> list[str]:
-    """Take what a block holds off `parts`, with its `end`."""
+    """Remove the body of a block and its `end` from `parts`; return the body."""
     body, depth = [parts.pop(0)], 1
     while depth:
         shown, code, text = parts.pop(0), parts.pop(0), parts.pop(0)
@@ -40,12 +40,12 @@ def _rendered(parts: list[str], values: Mapping[str, Any]) -> str:
         shown, code = parts.pop(0), parts.pop(0).strip()
         if shown:
             out += _value(code, values)
-        elif found := re.fullmatch(r'if (\w+) == "(.*)"', code):
+        elif match := re.fullmatch(r'if (\w+) == "(.*)"', code):
             body = _body(parts)
-            out += _rendered(body, values) if values[found[1]] == found[2] else ""
-        elif found := re.fullmatch(r"(\w+)\.each do \|(\w+)\|", code):
+            out += _rendered(body, values) if values[match[1]] == match[2] else ""
+        elif match := re.fullmatch(r"(\w+)\.each do \|(\w+)\|", code):
             body = _body(parts)
-            out += "".join(_rendered(body, {**values, found[2]: item}) for item in values[found[1]])
+            out += "".join(_rendered(body, {**values, match[2]: item}) for item in values[match[1]])
         out += parts.pop(0)
     return out
 

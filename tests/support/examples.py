@@ -11,22 +11,22 @@ T = TypeVar("T")
 
 #: profile: the most examples of one test. `some` is `make test`, `all` is `make test-all`, `few` is `make test-fast`.
 PROFILES = {"few": 50, "some": 300, "all": 1_000_000}
-#: of a test that does not say how many it deserves
+#: number of examples of a test that does not set one
 USUAL = 100
 
 
 def register(repeatable: bool) -> None:
     """Register the profiles and load `some`; `--hypothesis-profile` chooses another.
 
-    A slow machine is no finding, so no example has a deadline.
+    No example has a deadline: a slow machine is not a failure.
 
     Args:
         repeatable: whether every run is to see the same examples.
     """
-    for name, most in PROFILES.items():
+    for name, max_examples in PROFILES.items():
         settings.register_profile(
             name,
-            max_examples=min(USUAL, most),
+            max_examples=min(USUAL, max_examples),
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],
             derandomize=repeatable,
@@ -35,14 +35,14 @@ def register(repeatable: bool) -> None:
 
 
 def examples(full: int) -> int:
-    """Return how many of `full` examples a test runs under the loaded profile; all under one that is not ours."""
+    """Return how many of `full` examples a test runs under the loaded profile; all under an unknown profile."""
     name = settings.get_current_profile_name().partition("-")[0]  # options of the command line add to the name
     return min(full, PROFILES.get(name, full))
 
 
 def thinned(cases: Sequence[T], first: int) -> Sequence[T]:
-    """Return every third of `cases`, from the one at `first` modulo 3, under `few` and `some`; all of them otherwise.
+    """Return every third case, from index `first` modulo 3, under `few` and `some`; all cases otherwise.
 
-    A test that takes three turns, each with another `first`, so has each case in one of them.
+    A test that runs three times, with a different `first` each time, thus covers every case.
     """
     return cases[first % 3 :: 3] if settings.get_current_profile_name().startswith(("few", "some")) else cases

@@ -9,14 +9,14 @@ import pytest
 
 
 def measured_once(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
-    """Let the module's `measure` run at its first call; later ones, with the same arguments, return the same result."""
+    """Cache the module's `measure`: later calls with the same arguments return the first result."""
     measure = module.measure
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     def once(*args: Any, **options: Any) -> Any:
         key = repr((args, {name: value for name, value in options.items() if name != "say"}))
-        if key not in found:
-            found[key] = measure(*args, **options)
-        return found[key]
+        if key not in results:
+            results[key] = measure(*args, **options)
+        return results[key]
 
     monkeypatch.setattr(module, "measure", once)

@@ -1,4 +1,4 @@
-"""The exposition of migbatchd's metrics: what families it has, and how to read it."""
+"""The exposition of migbatchd's metrics: the expected families, and functions to read it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ LABELS = {name: set(labels.split()) for name, _, labels, _ in FAMILIES}
 
 
 def scrape(port: int) -> tuple[str | None, str]:
-    """(content type, text) of /metrics."""
+    """Return content type and text of /metrics."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     connection.request("GET", "/metrics")
     answer = connection.getresponse()
@@ -83,9 +83,9 @@ def scrape(port: int) -> tuple[str | None, str]:
 
 
 def parsed(text: str) -> dict[str, Metric]:
-    """The families of an exposition by their name in a query; OpenMetrics keeps `_total` to the samples."""
-    found: dict[str, Metric] = {}
+    """Return the families of an exposition by their name in a query (OpenMetrics has `_total` in sample names only)."""
+    families: dict[str, Metric] = {}
     for family in text_string_to_metric_families(text):
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        assert found.setdefault(name, family) is family, f"{name} appears twice"
-    return found
+        assert families.setdefault(name, family) is family, f"{name} appears twice"
+    return families

@@ -1,11 +1,11 @@
-"""What is publicly known of each simulated GPU, with where it is known from; nothing here is read from the driver.
+"""Public facts about each simulated GPU, with their sources; nothing here is read from the driver.
 
 A row is what `nvidia-smi mig -lgip` prints of one profile: GiB of memory as printed, SMs, copy engines, decoders,
 encoders, JPEG and OFA engines, instances; the placements are those of `-lgipp`. The driver reports memory in MiB and
 nvidia-smi rounds it to two decimals, so 4.75 GiB is 4864 MiB and 9.62 GiB is 9856 MiB.
 
-`unknown` names the figures for which no public source was found: the driver's are derived, and the tests hold it to
-them so that they do not change unseen, no more. `differs` says where sources disagree and which one is followed.
+`unknown` names the figures for which no public source was found: the driver's are derived, and the tests check them
+only so that they do not change unnoticed. `differs` says where sources disagree and which one is followed.
 """
 
 from __future__ import annotations

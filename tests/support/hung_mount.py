@@ -1,6 +1,6 @@
-"""A file system that never answers: FUSE without its server, as a user may have with allow_other.
+"""A file system that never answers: FUSE without its server, as a user can create with allow_other.
 
-Whatever looks into it waits until it is unmounted, as with an NFS server that is down.
+Any access waits until it is unmounted, as with an NFS server that is down.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MNT_DETACH = 2
 
 @contextmanager
 def hung_mount(directory: Path) -> Iterator[Path]:
-    """Mount a file system on `directory` that all users may enter and that answers nothing but its first greeting."""
+    """Mount a file system on `directory` that all users may enter and that answers only FUSE_INIT."""
     libc = ctypes.CDLL(None, use_errno=True)
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40755,user_id=0,group_id=0,allow_other".encode()
@@ -32,5 +32,5 @@ def hung_mount(directory: Path) -> Iterator[Path]:
         os.write(device, struct.pack("=IiQ", 16 + len(answer), 0, unique) + answer)
         yield directory
     finally:
-        os.close(device)  # whoever waits is told that it is gone
+        os.close(device)  # waiting processes get an error
         libc.umount2(os.fsencode(directory), _MNT_DETACH)

@@ -7,7 +7,7 @@ from slurm_migbatch.install.files import FileChange, InstallRecord, Wanted
 
 
 def install(record: InstallRecord, *wanted: Wanted) -> list[FileChange]:
-    """Write what is wanted; return the changes."""
+    """Write the wanted files; return the changes."""
     changes = files.differing(wanted, record)
     files.apply(changes, record)
     return changes

@@ -1,8 +1,8 @@
-"""A hook or the agent killed at every system call: strace counts them, and sends SIGKILL at one of them in each run.
+"""Kill a hook or the agent at every system call: strace counts the calls, and sends SIGKILL at one of them in each run.
 
-The system calls of a thread are known from a run that is only watched. Each is named by its name and how many of that
-name the thread has made before: that is how strace counts. A run that takes another way and never makes the call ends
-unharmed; how often that happened is counted too.
+The system calls of a thread are known from a run that is only traced. Each is identified by its name and its number
+among the thread's calls of that name: that is how strace counts. A run that takes another path and never makes the call
+ends normally; such runs are counted too.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from slurm_migbatch.node import install
 from slurm_migbatch.testbed.registry import unmount_below
 from tests.support.nodes import Node
 
-#: thread, name of the system call, and how many of that name the thread has made
+#: thread, name of the system call, and its number among the thread's calls of that name
 Call = tuple[int, str, int]
 CALL = re.compile(r"(?:(\d+) +)?([a-z_][a-z0-9_]*)\(")
 
 
 def program(node: Node, hook: str) -> str:
-    """The hook as `migbatch node install` writes it."""
+    """Write the hook as `migbatch node install` does; return its path."""
     path = node.root / "hooks" / hook
     path.parent.mkdir(exist_ok=True)
     python = str(Path(sys.executable).resolve())
@@ -39,22 +39,22 @@ def program(node: Node, hook: str) -> str:
 
 
 def calls(log: Path) -> list[Call]:
-    """(thread, name, number) of each system call in strace's log, in order; threads by their first call's order."""
+    """Return each system call in strace's log, in order; threads are numbered in the order of their first calls."""
     threads: dict[str | None, int] = {}
-    seen: Counter[tuple[int, str]] = Counter()
-    found: list[Call] = []
+    counts: Counter[tuple[int, str]] = Counter()
+    listed: list[Call] = []
     for line in Path(log).read_text(errors="replace").splitlines():
         match = CALL.match(line)
         if match is None:
-            continue  # resumed, a signal, or the end
+            continue  # a resumed call, a signal, or an exit
         thread = threads.setdefault(match[1], len(threads))
-        seen[thread, match[2]] += 1
-        found.append((thread, match[2], seen[thread, match[2]]))
-    return found
+        counts[thread, match[2]] += 1
+        listed.append((thread, match[2], counts[thread, match[2]]))
+    return listed
 
 
 class Traced:
-    """One program under strace: a hook, or what `line` says."""
+    """A program that runs under strace: the command `line`."""
 
     def __init__(self, node: Node, environ: Mapping[bytes, bytes], *line: str) -> None:
         self.node, self.environ, self.line = node, environ, line
@@ -67,7 +67,7 @@ class Traced:
         return [call for call in calls(log) if call != (0, "execve", 1)]
 
     def kill(self, call: Call) -> bool:
-        """Whether it was killed right before that call."""
+        """Run it with a SIGKILL right before that call; return whether it was killed."""
         done = self._strace("-o", os.devnull, *_at(call))
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         return done.returncode != 0
@@ -78,7 +78,7 @@ class Traced:
 
 
 class Attached:
-    """strace at the threads of a process that runs already."""
+    """strace attached to the threads of a running process."""
 
     def __init__(self, pid: int, *options: str) -> None:
         self.strace = subprocess.Popen(["strace", *options], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
@@ -96,7 +96,7 @@ class Attached:
 
     @classmethod
     def killing(cls, pid: int, call: Call) -> Attached:
-        """The thread is told by its place among those of the process, oldest first."""
+        """Attach to one thread, which `call` identifies by its index among those of the process, oldest first."""
         thread = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))[call[0]]
         return cls(pid, "-p", str(thread), "-o", os.devnull, *_at(call))
 
@@ -106,7 +106,7 @@ class Attached:
 
 
 def threads_by_age(log: Path, found: list[Call]) -> list[Call]:
-    """The calls of `calls` with threads numbered by their ids."""
+    """Return the result of `calls` with threads renumbered in the order of their ids."""
     order = list(dict.fromkeys(m[1] for line in Path(log).read_text().splitlines() if (m := CALL.match(line))))
     rank = {order.index(tid): i for i, tid in enumerate(sorted(order, key=int))}
     return [(rank[thread], name, number) for thread, name, number in found]
@@ -118,7 +118,7 @@ def _at(call: Call) -> tuple[str, str, str, str]:
 
 
 class Template:
-    """A node's directory as it was, to begin from again and again under the same path."""
+    """A copy of a node's directory, to restore it repeatedly under the same path."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -142,9 +142,9 @@ class Template:
 
 
 def _tree(root: Path) -> dict[str, tuple[int, int, int, int, int]]:
-    found: dict[str, tuple[int, int, int, int, int]] = {}
+    entries: dict[str, tuple[int, int, int, int, int]] = {}
     for directory, _, names in os.walk(root):
         for path in (directory, *(f"{directory}/{name}" for name in names)):
             status = os.lstat(path)
-            found[path] = status.st_ino, status.st_mode, status.st_uid, status.st_size, status.st_mtime_ns
-    return found
+            entries[path] = status.st_ino, status.st_mode, status.st_uid, status.st_size, status.st_mtime_ns
+    return entries

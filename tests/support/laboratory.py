@@ -1,4 +1,4 @@
-"""A laboratory whose truth is known: models with drawn parameters, measured on the slices of one GPU."""
+"""Measurements with known true parameters: models with drawn parameters, measured on the slices of one GPU."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def known(name: str) -> Known:
 
 
 def truth(name: str, seed: int, shift: float = 0.0) -> np.ndarray:
-    """Parameters of one model in a laboratory whose items cost `exp(shift)` of what physics says."""
-    draw = np.random.default_rng([seed, *name.encode()])
-    theta = TIME.expected(known(name), A100.facts, "infer") + 0.3 * TIME.spread(0) * draw.standard_normal(9)
+    """Return the parameters of one model, with a time per item of `exp(shift)` times what physics predicts."""
+    rng = np.random.default_rng([seed, *name.encode()])
+    theta = TIME.expected(known(name), A100.facts, "infer") + 0.3 * TIME.spread(0) * rng.standard_normal(9)
     theta[1] += shift
     return theta
 
@@ -47,9 +47,9 @@ def measure(
     procs: tuple[int, ...] = (1,),
     source: str = "lab",
 ) -> list[Measurement]:
-    """Every point of the grid."""
+    """Return measurements of one model at every point of the grid."""
     model = known(name)
-    draw = np.random.default_rng([1, *name.encode()])
+    rng = np.random.default_rng([1, *name.encode()])
     memory = MEMORY.expected(model, A100.facts, "infer")
     rows = []
     for profile, compute, slices, sms in PROFILES:
@@ -60,7 +60,7 @@ def measure(
                     source=source,
                 )  # fmt: skip
                 cell = Cells.of_rows([row], A100, model)
-                seconds = float(np.exp(TIME.value(theta, cell)[0][0] + noise * draw.standard_normal()))
+                seconds = float(np.exp(TIME.value(theta, cell)[0][0] + noise * rng.standard_normal()))
                 mib = float(np.exp(MEMORY.value(memory, cell)[0][0]))
                 rate = batch * count / seconds
                 rows.append(replace(row, latency_s=seconds, throughput_per_s=rate, memory_mib=mib))
@@ -68,5 +68,5 @@ def measure(
 
 
 def table(seed: int = 0, shift: float = 0.4, models: tuple[str, ...] = MODELS) -> list[Measurement]:
-    """A whole laboratory."""
+    """Return measurements of several models."""
     return [row for name in models for row in measure(name, truth(name, seed, shift))]

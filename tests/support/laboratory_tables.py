@@ -1,4 +1,4 @@
-"""Small tables of measurements in the forms that evaluations and studies read, made by known rules."""
+"""Small tables of measurements in the formats that evaluations and studies read, computed by known rules."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def grid() -> list[list[object]]:
 
 
 def served(folder: Path) -> Path:
-    """Write a table of language models that is measured exactly as `TRUE` has it; return its folder."""
+    """Write a table of language models with exactly the figures that `TRUE` gives; return its folder."""
     folder.mkdir(exist_ok=True)
     rows = grid()
     for row, point in zip(rows, read(table(folder, rows)), strict=True):
-        found = pace(point, TRUE)
-        row[7:] = [1e3 * found.ttft, 1e3 * found.tpot]
+        figures = pace(point, TRUE)
+        row[7:] = [1e3 * figures.ttft, 1e3 * figures.tpot]
     return table(folder, rows)
 
 
@@ -48,7 +48,7 @@ def write_table(
     kinds: Sequence[Profile] = KINDS,
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
 ) -> Path:
-    """Models with a floor of time and items for each slice that take more."""
+    """Write a table of models, each with a minimum time per batch and a time per item and compute slice."""
     lines = ["gpu,model,profile,batch,procs,latency_s"]
     for name, floor, item in models:
         for kind in kinds:

@@ -1,4 +1,4 @@
-"""A record with runs of a model whose truth is known, and a configuration whose facts are far from it."""
+"""A record with runs of a model whose true times are known, and a configuration whose facts are far from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMS = {"1g.10gb": 16, "2g.20gb": 32, "3g.40gb": 48, "7g.80gb": 112}
 
 
 def truth_s(profile: str, batch: int = 32) -> float:
-    """Seconds of a batch in truth: a twentieth of what the facts say."""
+    """Return the true time of a batch, seconds: a twentieth of what the facts predict."""
     return 0.003 + 0.006 * batch / 32 * 112 / SMS[profile]
 
 
@@ -44,7 +44,7 @@ class Record:
         model: str = "net",
         noise: float = 0.05,
     ) -> None:
-        """Finished runs on slices, `factor` slower than in truth; told by their jobs."""
+        """Add finished runs on slices, slower than the truth by `factor`; the jobs reported their figures."""
         with self.store.engine.begin() as connection:
             for _ in range(count):
                 self.count += 1
@@ -53,15 +53,15 @@ class Record:
                 seconds = truth_s(profile, batch) * factor * math.exp(self.chance.gauss(0, noise))
                 hints = {"model": model, "batch": batch, "role": "infer"}
                 connection.execute(insert(Decision).values(id=f"d{n}", ts=1.0, hints=hints, candidates=[], facts={}))
-                told = {"by": {"latency_ms": "job", "memory_mib": "driver"}}
+                facts = {"by": {"latency_ms": "job", "memory_mib": "driver"}}
                 fields = {
                     "id": n, "job_id": n, "restart": 0, "reuse": 0, "latest": True, "state": "COMPLETED",
                     "state_from": "slurm", "user": user or ("ann", "bob", "cat")[n % 3], "started": 10.0 * n,
                     "ended": 10.0 * n + 5, "began": 10.0 * n, "span_class": 2, "decision": f"d{n}", "profile": profile,
                     "slice_count": 1, "measured_latency_ms": 1e3 * seconds, "measured_memory_mib": 2000.0 + 10 * batch,
-                    "measured_facts": told, "lesson": n,
+                    "measured_facts": facts, "lesson": n,
                 }  # fmt: skip
                 connection.execute(insert(Run).values(**fields))
                 lease = {"run_id": n, "job_id": n, "restart": 0, "node": "n1", "journal": "j", "position": 0}
-                place = {"gpu": "GPU-0", "profile": profile, "slot_start": 0, "slot_size": 1}
-                connection.execute(insert(Lease).values(**lease, **place))
+                slot = {"gpu": "GPU-0", "profile": profile, "slot_start": 0, "slot_size": 1}
+                connection.execute(insert(Lease).values(**lease, **slot))

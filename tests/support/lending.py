@@ -1,4 +1,4 @@
-"""Training jobs that borrow slices of a test cluster, and what is known of them."""
+"""Training jobs that borrow slices of a test cluster, and functions to observe them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.commands import migbatch
 EXAMPLE = Path(__file__).resolve().parents[2] / "sbatch_examples/elastic_bash.sh"
 
 
-#: waiting times of minutes are seconds here, and a day has 14 minutes
+#: waiting times of minutes are shortened to seconds, and a day to 14 minutes
 LENDING = {
     "enabled": True,
     "partitions": ["train"],
@@ -34,8 +34,10 @@ def train(
     user: str = "mbalice",
     own: str | None = None,
 ) -> int:
-    """A training job of so many steps of a tenth of a second: elastic, or with a slice of its `own`; `words` are more
-    options of sbatch."""
+    """Submit a training job of `steps` steps of a tenth of a second: elastic, or with a slice of its `own`.
+
+    `words` are further options of sbatch.
+    """
     script = bed.home(user) / "elastic_bash.sh"
     if not script.exists():
         script.write_bytes(EXAMPLE.read_bytes())
@@ -50,29 +52,29 @@ def train(
 
 def loans(bed: Cluster, *arguments: str) -> list[dict[str, Any]]:
     text = migbatch(bed, "loans", "-c", str(bed.product.config), "--json", *arguments)
-    found: list[dict[str, Any]] = json.loads(text)["loans"]
-    return found
+    listed: list[dict[str, Any]] = json.loads(text)["loans"]
+    return listed
 
 
 def running(bed: Cluster) -> dict[int, str]:
-    """Profile of each loan that runs, by job."""
-    return {one["job"]: one["profile"] for one in loans(bed) if one["state"] == "running"}
+    """Return the profile of each running loan, by job."""
+    return {loan["job"]: loan["profile"] for loan in loans(bed) if loan["state"] == "running"}
 
 
 def begun(bed: Cluster, job: int, user: str = "mbalice") -> list[int]:
-    """The steps from which the runs of a training job went on."""
+    """Return the steps at which the runs of a training job continued."""
     path = bed.home(user) / f"train-{job}.out"
     return [int(n) for n in re.findall(r"^from step (\d+)", path.read_text(), re.MULTILINE)] if path.exists() else []
 
 
 def saved(bed: Cluster, job: int, user: str = "mbalice") -> int:
-    """The step of a job's checkpoint; 0 without one."""
+    """Return the step of a job's checkpoint; 0 without one."""
     path = bed.home(user) / f"elastic-{job}.state"
     return int(path.read_text().split()[0]) if path.exists() else 0
 
 
 def actions(bed: Cluster, job: int) -> list[dict[str, Any]]:
-    """What the record says was done to a job, or would have been."""
+    """Return the recorded actions on a job, done or only decided (dry run)."""
     from slurm_migbatch.store.db import open_store
 
     with open_store(bed.product.record, readonly=True) as store:

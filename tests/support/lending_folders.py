@@ -1,4 +1,4 @@
-"""Folders with what the lending experiments read, made up: Pollux's traces with a request trace, and MISO's table."""
+"""Synthetic input folders of the lending experiments: Pollux's traces with a request trace, and MISO's table."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_pollux(folder: Path) -> Path:
 
 
 def write_miso(folder: Path) -> Path:
-    """Write two models as MISO left them: one that fits everywhere, one on half a GPU and more."""
+    """Write two models in MISO's format: one fits on every slice, one on half a GPU or more."""
     raw = folder / "miso" / "raw"
     raw.mkdir(parents=True)
     rows = [

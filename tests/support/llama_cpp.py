@@ -1,6 +1,6 @@
-"""llama.cpp's own server with a small llama of random weights, as a program: prints where it listens, ends with stdin.
+"""Run llama.cpp's server with a small llama of random weights: print its address, and end when stdin is closed.
 
-Its tokens are bytes and some words; only words are made, so that no token waits for the rest of a character.
+Its tokens are bytes and some words; it generates only words, so that no token waits for the rest of a character.
 """
 
 from __future__ import annotations
@@ -29,8 +29,14 @@ def write_model(path: str) -> None:
     writer.add_rope_dimension_count(WIDTH // HEADS)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     special = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
-    kind = gguf.TokenType
-    kinds = [kind.UNKNOWN, kind.CONTROL, kind.CONTROL, *[kind.BYTE] * 256, *[kind.NORMAL] * WORDS]
+    token_type = gguf.TokenType
+    kinds = [
+        token_type.UNKNOWN,
+        token_type.CONTROL,
+        token_type.CONTROL,
+        *[token_type.BYTE] * 256,
+        *[token_type.NORMAL] * WORDS,
+    ]
     tokens = [*special, *(f"\u2581w{word}".encode() for word in range(WORDS))]
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("llama")

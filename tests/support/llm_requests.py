@@ -1,4 +1,4 @@
-"""Requests for language models as users write them, each with an expert's arithmetic beside it, and the answer.
+"""Requests for language models as users write them, each with an expert's estimate and the expected answer.
 
 The arithmetic is written out: parameters in billions as published, bytes that each takes, bytes of key-value cache a
 token (2 x layers x key-value heads x head x bytes), tokens in the cache (sequences x length), GiB of everything else,
@@ -24,8 +24,11 @@ LADDER: Final = (9.75, 19.625, 39.5, 79.25)
 
 @dataclass(frozen=True)
 class Asked:
-    """One request. `refused`: words of the sentence where no slice will do; `named`: it tells length and concurrency,
-    so that at most one size more than the smallest is right."""
+    """One request.
+
+    `refused`: words of the message if no slice suffices; `named`: the request states length and concurrency, so that
+    the answer may be at most one size above the smallest.
+    """
 
     hints: str
     params: float = 0.0

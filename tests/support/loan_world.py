@@ -1,6 +1,6 @@
 """A small cluster that lends: the simulated Slurm and nodes step by step, training jobs, and the real controller.
 
-`Training` is what a job does with its time: it makes steps, writes a checkpoint when told, or does not.
+`Training` is the behaviour of a training job: its steps, and whether it writes a checkpoint on a signal.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RULES = {
 
 @dataclass
 class Training:
-    """What one job does: `needs` seconds of work in all, a checkpoint `after` seconds from the signal (None: never).
+    """One training job: `needs` seconds of work, a checkpoint `after` seconds after the signal (None: never).
 
     It reports its first step `starts` seconds after each start.
     """
@@ -61,7 +61,7 @@ class Training:
 
 
 class LendingSlurm(SteppedSlurm):
-    """Changes of jobs must be those of a controller that knows what it does."""
+    """A simulated Slurm that asserts that a controller's changes of jobs are valid."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         for name, fields in updates.items():
@@ -87,7 +87,7 @@ def own_text(comment: str) -> str:
 
 
 class LoanWorld(World):
-    """`step` is one second; `control` is the service's, which can be killed and started again over the same record."""
+    """A cluster that lends: `step` simulates a second; `control` can be killed and restarted on the same record."""
 
     slurm: LendingSlurm
 
@@ -96,9 +96,9 @@ class LoanWorld(World):
         self.url, self.config = url, {**RULES, **rules}
         self.training: dict[int, Training] = {}
         self.seq = 0
-        #: seconds for which the nodes' reports of ends are on their way
+        #: seconds by which the nodes' reports of job ends are delayed
         self.late = 0
-        #: items that jobs have reported, where a test lets them work at rates of its own
+        #: items reported by jobs, in tests that set their rates
         self.items: dict[int, float] = {}
         self._muted = 0
         self.start_service()
@@ -113,7 +113,7 @@ class LoanWorld(World):
     # -- the service -----------------------------------------------------------------------------------------------
 
     def start_service(self) -> None:
-        """migbatchd is started (again)."""
+        """Start migbatchd (again)."""
         self.writer = StoreWriter(lambda: open_store(prepared(self.url)), 1000)
         self.writer.start()
         config = LendingConfig(**self.config)
@@ -128,16 +128,16 @@ class LoanWorld(World):
         observer.remember(past)
 
     def new_loop(self, told: dict[str, dict[str, int]] | None = None) -> None:
-        """Nothing to do: `start_service` has a controller that decides on supply, too."""
+        """Do nothing: the controller of `start_service` decides on supply, too."""
 
     @property
     def lending(self) -> LendingMemory:
-        """What lending remembers."""
+        """The memory of lending."""
         return self.control.memory.lending
 
     @property
     def rules(self) -> LendingRules:
-        """The rules that the service goes by."""
+        """The lending rules of the service."""
         assert self.control.settings.lending is not None
         return self.control.settings.lending.rules
 
@@ -148,7 +148,7 @@ class LoanWorld(World):
         return {} if supply is None else supply.shared
 
     def why(self, job: int) -> str:
-        """Why an elastic job waits; empty where it does not."""
+        """Return why an elastic job waits; empty if it does not."""
         return why_not_lent(job, self.lending, self.clock.time()) or ""
 
     def kill(self) -> None:
@@ -156,7 +156,7 @@ class LoanWorld(World):
         self.writer.stop(PATIENCE_S)
 
     def restart(self, **rules: Any) -> None:
-        """Killed and started again."""
+        """Kill migbatchd and start it again."""
         self.kill()
         self.config.update(rules)
         self.start_service()
@@ -176,7 +176,7 @@ class LoanWorld(World):
         return report
 
     def store(self) -> Store:
-        """The record, with everything in it that was on its way."""
+        """Open the record, with all queued writes in it."""
         self.writer.call(lambda store: None, "flush").result(PATIENCE_S)
         return open_store(self.url, readonly=True)
 
@@ -205,7 +205,7 @@ class LoanWorld(World):
         return self.slurm.queue[job]
 
     def vanish(self, job: int) -> None:
-        """A job is cancelled and gone at once, whatever it does."""
+        """Cancel a job and remove it at once, whatever it does."""
         self.ends.pop(job, None)
         self.nodes.epilog(job)
         self.slurm.completed(job, "CANCELLED")
@@ -216,9 +216,9 @@ class LoanWorld(World):
         return {job for job, row in self.slurm.queue.items() if row.state == "RUNNING"}
 
     def loaned(self) -> dict[int, str]:
-        """Profiles of training jobs that run on a slice of their own."""
-        own = {job: slices(self.row(job).gres) for job in self.training if job in self.running()}
-        return {job: next(iter(found)).name for job, found in own.items() if found}
+        """Return the profiles of training jobs that run on their own slice."""
+        running_profiles = {job: slices(self.row(job).gres) for job in self.training if job in self.running()}
+        return {job: next(iter(profiles)).name for job, profiles in running_profiles.items() if profiles}
 
     def step(self, seconds: float = 1.0) -> RoundReport:
         before = len(self.slurm.queue) + sum(row.restarts for row in self.slurm.queue.values())
@@ -252,7 +252,7 @@ class LoanWorld(World):
             if row is None or row.state != "RUNNING":
                 continue
             if self.ends.get(job, 0) - now > 10**8 and row.start is not None and row.start >= now - seconds:
-                state.done = state.saved  # it begins from its checkpoint
+                state.done = state.saved  # it continues from its checkpoint
                 state.told = None
             state.done += seconds
             if state.stepped < row.restarts and row.start is not None and now - row.start >= state.starts:
@@ -281,7 +281,7 @@ class LoanWorld(World):
         self.control.observer.ingested(node, [event], self.clock.time())
 
     def until(self, done: Any, most: int = 400) -> int:
-        """Steps until it is so; how many."""
+        """Step until `done()` is true; return the number of steps."""
         for number in range(most):
             if done():
                 return number

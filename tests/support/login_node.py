@@ -1,4 +1,4 @@
-"""The commands of users on a login node of a test bed: no configuration, and no database."""
+"""The user commands on a login node of a test bed, without configuration and database."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Done = subprocess.CompletedProcess[str]
 
 
 class LoginNode:
-    """The commands as a user of another host has them: without configuration, but for login.conf."""
+    """The commands on a login node, where the only configuration is login.conf."""
 
     def __init__(self, bed: Cluster) -> None:
         self._bed, self._lib = bed, bed.directory / "login"
         ignored = shutil.ignore_patterns("lab", "testbed", "__pycache__", "*.c", "*.h")
         shutil.copytree(Path(slurm_migbatch.__file__).parent, self._lib / "slurm_migbatch", ignore=ignored)
         for package in ("click", "rich"):
-            found = find_spec(package)
-            assert found is not None and found.origin is not None
-            shutil.copytree(Path(found.origin).parent, self._lib / package)
+            spec = find_spec(package)
+            assert spec is not None and spec.origin is not None
+            shutil.copytree(Path(spec.origin).parent, self._lib / package)
         self.conf = bed.directory / "login.conf"
         url = f"http://127.0.0.1:{bed.ports['query']}"
         self.conf.write_text(f"Servers=http://127.0.0.1:1,{url}\nSlurmUser=root\nMungeSocket={bed.munge_socket}\n")
@@ -32,7 +32,7 @@ class LoginNode:
     def run(
         self, user: str | None, command: str, *arguments: str, at: str = "login"
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as a user; `at` "controller" is the host of migbatchd, whose configuration he may read."""
+        """Run a command as a user; with `at` "controller", on the host of migbatchd, with its configuration."""
         module, words = ("migacct", arguments) if command == "migacct" else ("main", (command, *arguments))
         env = {"PYTHONPATH": str(self._lib), "PYTHONDONTWRITEBYTECODE": "1"}
         if at == "login":
@@ -41,7 +41,7 @@ class LoginNode:
         return self._bed.run([PYTHON, "-c", start, *words], user, check=False, env=env)
 
     def script(self, command: str) -> str:
-        """A program of the shell that is this command for whoever runs it."""
+        """Return a shell script that runs this command as the calling user."""
         module = "migacct" if command == "migacct" else "main"
         env = f"PYTHONPATH={self._lib} PYTHONDONTWRITEBYTECODE=1 MIGBATCH_CONFIG= MIGBATCH_LOGIN_CONF={self.conf}"
         start = f"from slurm_migbatch.cli.{module} import main; main()"

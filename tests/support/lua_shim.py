@@ -1,7 +1,7 @@
-"""Runs the rendered job_submit.lua in a real Lua 5.1, under a `slurm` table as strict as slurmctld's.
+"""Run the rendered job_submit.lua in a real Lua 5.1, with a `slurm` table as strict as slurmctld's.
 
-One process answers many requests: each is a message of the submit protocol, with the job's fields as slurmctld would
-hold them; the answer is another one with the return code, what was told to the user and what was set.
+One process answers many requests: each is a message of the submit protocol with the job's fields as in slurmctld; the
+answer is a message with the return code, the output for the user and the fields that were set.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ end
 
 
 class Shim:
-    """The shim as slurmctld sees it: `shim(request)` is what it makes of one request."""
+    """The shim as slurmctld runs it: `shim(request)` returns its answer to a request."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Shim:
         socket: str = "",
         catalog: SiteCatalog = SITE,
         policy: SubmitPolicy | None = None,
-        deadline_ms: int = 2000,  # a slow machine must not decide whether service or table answers
+        deadline_ms: int = 2000,  # long, so that on a slow machine the service answers and not the table
         rest_s: int = 5,
         count_steps: bool = False,
     ) -> None:
@@ -160,14 +160,16 @@ class Shim:
         )
 
     def __call__(self, request: JobRequest, **more: str) -> Answer:
-        """The shim's answer, its log_error lines in `errors`, what it put into a batch job's environment in
-        `environment`, with `count_steps` what it took in `steps`.
+        """Return the shim's answer.
 
-        Whether the marker says that a change wrote it is in `changed`; in the answer it is as the service writes it.
-        `more`: what else the job has (`script`, `argv`, `environment`: the SLURM_TRES_PER_TASK in it)."""
+        Set `errors` to its log_error lines, `environment` to the variables that it set for a batch job, `steps` to its
+        cost (with `count_steps`), and `changed` to whether the marker says that a job update wrote it; the marker in
+        the answer is as the service writes it. `more`: further job fields (`script`, `argv`, `environment`: the
+        SLURM_TRES_PER_TASK in it).
+        """
         assert self._process.stdin and self._process.stdout
         message = protocol.encode({**request.to_fields(), **{f"given_{name}": text for name, text in more.items()}})
-        self._process.stdin.write(message.replace(b"\0", b"%00"))  # Lua's io.read ends a line there
+        self._process.stdin.write(message.replace(b"\0", b"%00"))  # Lua's io.read ends a line at a NUL
         self._process.stdin.flush()
         reply = b""
         while not reply.endswith(b"\n\n"):
@@ -181,12 +183,12 @@ class Shim:
         if fields["rc"] != "0":
             return Refuse(fields["told"], "")
         changes = {key[4:]: value for key, value in fields.items() if key.startswith("set_")}
-        found = re.search(rf"(?<=[0-9])#{CHANGED}(?=[0-9a-z]*\]$)", changes.get("comment", ""))
-        self.changed = found is not None
-        if found is not None:
+        match = re.search(rf"(?<=[0-9])#{CHANGED}(?=[0-9a-z]*\]$)", changes.get("comment", ""))
+        self.changed = match is not None
+        if match is not None:
             comment = changes["comment"]
-            rest = comment[found.end() :]
-            changes["comment"] = comment[: found.start()] + (rest if rest == "]" else f"#{rest}")
+            ending = comment[match.end() :]
+            changes["comment"] = comment[: match.start()] + (ending if ending == "]" else f"#{ending}")
         return Accept(changes, fields["told"]) if changes else Pass(fields["told"])
 
     def __enter__(self) -> Shim:

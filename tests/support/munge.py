@@ -1,4 +1,4 @@
-"""A munged of its own for tests."""
+"""A private munged for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 
 @contextmanager
 def private_munged(root: Path) -> Iterator[str]:
-    """Run a munged with a key of its own below `root`; its socket, which every user may open."""
+    """Run a munged with its own key below `root`; yield its socket, which every user may open."""
     if not shutil.which("munged"):
         pytest.fail("munged is missing: run `make system`")
     key = root / "key"

@@ -1,4 +1,4 @@
-"""Hooks and agents of a node in processes and threads of their own."""
+"""Run hooks and agents of a node in separate processes and threads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def in_processes(works: Iterable[Callable[[], int]]) -> list[int]:
 
 
 def stopping_child(node: Node, env: HookEnv, k: int) -> tuple[int, bool]:
-    """A hook in a child that stops itself before its k-th effect; the child's id, and whether it got there."""
+    """Run a hook in a child that stops itself before its k-th effect; return its pid, and whether it got there."""
     pid = os.fork()
     if pid == 0:
         count = 0
@@ -59,7 +59,7 @@ def stopping_child(node: Node, env: HookEnv, k: int) -> tuple[int, bool]:
 
 @contextlib.contextmanager
 def agent_process(node: Node, kill_at: int | None = None, workers: int = 4) -> Iterator[Child]:
-    """An agent in a child; with `kill_at`, it dies before its k-th side effect after it is ready. Yields its pid."""
+    """Run an agent in a child; with `kill_at`, it is killed before its k-th side effect after it is ready."""
     node.forget_executor()
     read, write = os.pipe()
     pid = os.fork()
@@ -100,14 +100,14 @@ def agent_process(node: Node, kill_at: int | None = None, workers: int = 4) -> I
 
 
 class Child:
-    """A child and the pipe that it writes its count of side effects to."""
+    """A child process, and the pipe for its count of side effects."""
 
     def __init__(self, pid: int, read: int) -> None:
         self.pid, self.read = pid, read
         self.status: int | None = None
 
     def stop(self) -> int:
-        """SIGTERM and wait; returns how many side effects it counted."""
+        """Send SIGTERM and wait; return the number of side effects."""
         if self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
@@ -130,7 +130,7 @@ class Child:
 
 
 def run_hook(node: Node, hook: str, job: int, marker: str = "", **values: Any) -> tuple[int, str]:
-    """A hook as slurmd starts it, in a child; exit code and line."""
+    """Run a hook in a child, as slurmd starts it; return its exit code and output line."""
     environ = node.environ(hook, job, marker, **values)
     read, write = os.pipe()
 
@@ -149,7 +149,7 @@ def run_hook(node: Node, hook: str, job: int, marker: str = "", **values: Any) -
 
 @contextlib.contextmanager
 def watching(node: Node) -> Iterator[None]:
-    """Run the agent's watcher of a node in a thread meanwhile."""
+    """Run the agent's watcher of a node in a thread while the context is open."""
     stopping, (wake, woken) = threading.Event(), os.pipe()
     thread = Watcher(node.config, node.executor.gpus).thread(stopping, wake)
     assert thread is not None, "the node's configuration wants none"

@@ -1,4 +1,4 @@
-"""What the node's tests share: a simulated machine, its configuration, hooks, and the invariants that must hold."""
+"""Helpers of the node's tests: a simulated machine, its configuration, hooks, and invariants to check."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ else echo "$job 0 RUNNING {name}"; fi
 class Node:
     """A machine directory with everything a node has: driver, /proc, /dev, node.conf, state and run directories."""
 
-    #: the small file system that its state is on, where a test has made one
+    #: the small file system with its state, if a test has made one
     disk: Path
 
     def __init__(
@@ -159,10 +159,10 @@ class Node:
 
     def close(self) -> None:
         self.forget_executor()
-        # not by a program: tests make many nodes, and to fork such a process takes longer than this
+        # not by umount(8): tests make many nodes, and a fork takes longer than this call
         _LIBC.umount2(self.config.progress_path.encode(), _MNT_DETACH)
 
-    # -- what is there
+    # -- state
 
     @property
     def journal(self) -> Journal:
@@ -175,7 +175,7 @@ class Node:
         return [event for event in self.journal.spooled(10000) if kind in (None, event["kind"])]
 
     def instances(self) -> dict[tuple[str, Slot], Instance]:
-        """(gpu uuid, Slot) -> instance of the driver's own record."""
+        """Return the driver's instances by GPU UUID and slot."""
         driver = NvmlDriver(str(self.machine.library))
         try:
             return {(gpu.uuid, i.slot): i for gpu in driver.gpus() if gpu.mig_mode()[0] for i in gpu.instances()}
@@ -186,13 +186,13 @@ class Node:
         return handoff.load(self.executor.paths.job, job, restart)
 
     def cap(self, minor: int) -> tuple[int, int]:
-        """Owner and mode of a capability device."""
+        """Return owner and mode of a capability device."""
         status = os.stat(self.machine.dev_root / "nvidia-caps" / f"nvidia-cap{minor}")
         assert stat.S_ISCHR(status.st_mode)
         return status.st_uid, stat.S_IMODE(status.st_mode)
 
     def job_maps(self) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-        """What dcgm-exporter and jobstats read: jobs by `<gpu>.<gi>`, and (job, uid) by MIG UUID.
+        """Return what dcgm-exporter and jobstats read: jobs by `<gpu>.<gi>`, and (job, uid) by MIG UUID.
 
         dcgm-exporter takes each file whose name is a GPU's index or `<gpu>.<gi>` and each line in it as a job; jobstats
         opens the file of the MIG UUID and takes two numbers from its first line.
@@ -211,22 +211,22 @@ class Node:
         return self.scontrol_log.read_text().splitlines() if self.scontrol_log.exists() else []
 
     def slurm_says(self, *rows: str) -> None:
-        """What squeue answers of each job; it knows no others from now on.
+        """Set squeue's answer for each job; from now on it knows no other jobs.
 
-        That is `<job> <restarts> <state> [<nodes>]`, or `<job> <restarts> <GRES>` where a job's grant is asked for.
+        An answer is `<job> <restarts> <state> [<nodes>]`, or `<job> <restarts> <GRES>` if a job's grant is requested.
         """
         (self.root / "squeue").mkdir(exist_ok=True)
         for row in rows:
             (self.root / "squeue" / row.split()[0]).write_text(f"{row}\n")
 
     def slurm_is(self, release: str) -> None:
-        """The release of the node's Slurm, 22.05.8 for example."""
+        """Set the release of the node's Slurm, e.g. 22.05.8."""
         (self.root / "squeue.version").write_text(f"slurm-wlm {release}\n")
 
     def slurm_names(self, job: int, *rows: str) -> None:
-        """What squeue answers to who wants to know what a job is called.
+        """Set squeue's answer to a request for the names of a job.
 
-        Each is `<job> <array job> <task> <first of a heterogeneous job>`.
+        Each row is `<job> <array job> <task> <first of a heterogeneous job>`.
         """
         (self.root / f"squeue.name.{job}").write_text("".join(f"{row}\n" for row in rows))
 
@@ -257,8 +257,8 @@ class Node:
         self.check()
 
     def check(self) -> None:
-        """Journal equals driver, no place has two owners, capability devices belong to whom they should."""
-        there = self.instances()
+        """Assert that journal and driver agree, no slot has two owners, and capability devices the right ones."""
+        in_driver = self.instances()
         rows = [row for row in self.journal.slices() if row.state != "lost"]
         assert not [row for row in rows if row.state in ("intent", "evict")], "something is still in flight"
         hosts = {row.id: row for row in rows if row.beside is None}
@@ -270,13 +270,13 @@ class Node:
             assert host.state == guest.state == "held" and (host.gpu, host.slot) == (guest.gpu, guest.slot)
             assert host.uid == guest.uid, "two users hold one slice"
             assert (host.job, host.restart) != (guest.job, guest.restart)
-        assert {(row.gpu, row.slot) for row in rows} == set(there), "journal and driver differ"
-        assert len(hosts) == len(there), "a slot has two rows"
+        assert {(row.gpu, row.slot) for row in rows} == set(in_driver), "journal and driver differ"
+        assert len(hosts) == len(in_driver), "a slot has two rows"
         for gpu in {row.gpu for row in rows}:
             Layout([row.slot for row in hosts.values() if row.gpu == gpu])
         runs = {(run.job, run.restart): run for run in self.journal.runs()}
         for row in rows:
-            instance = there[row.gpu, row.slot]
+            instance = in_driver[row.gpu, row.slot]
             if row.state == "zombie":
                 continue
             assert instance.ci_id is not None and instance.mig_uuid == row.mig_uuid and instance.gi_id == row.gi
@@ -285,8 +285,8 @@ class Node:
                 assert row.job is not None and row.restart is not None and row.uid is not None
                 assert runs[row.job, row.restart].state == "running"
                 owner = row.uid
-                given = self.handoff(row.job, row.restart)
-                assert given is not None and row.mig_uuid in {piece.mig_uuid for piece in given.slices}
+                content = self.handoff(row.job, row.restart)
+                assert content is not None and row.mig_uuid in {entry.mig_uuid for entry in content.slices}
             if row.state != "foreign":
                 for minor in (row.cap_gi, row.cap_ci):
                     assert minor is not None and self.cap(minor) == (owner, 0o400)
@@ -303,7 +303,7 @@ class Node:
         assert seqs == sorted(set(seqs))
 
     def check_job_maps(self, held: Iterable[JournalSlice]) -> None:
-        """The exporters' files say who holds what, and nothing else."""
+        """Assert that the exporters' files contain the held slices with their jobs and users, and nothing else."""
         indices = {gpu.uuid: gpu.index for gpu in self.executor.gpus.listed()}
         jobs: dict[str, list[str]] = {}
         owners: dict[str, list[str]] = {}
@@ -316,7 +316,7 @@ class Node:
 def in_child(work: Callable[[], object], kill_at: int | None = None) -> tuple[int, int]:
     """Run `work` in a child; with `kill_at`, it is killed right before its k-th side effect.
 
-    Returns the wait status and how many side effects it got to (only meaningful where it was not killed).
+    Return the wait status and the number of side effects (only meaningful if it was not killed).
     """
     read, write = os.pipe()
     pid = os.fork()
@@ -348,7 +348,7 @@ def in_child(work: Callable[[], object], kill_at: int | None = None) -> tuple[in
 
 
 def publish(node: Node) -> None:
-    """Publish that job 1 may share what job 9 holds."""
+    """Publish a plan in which job 1 may share the slice that job 9 holds."""
     (row,) = node.slices("held")
     slot = [row.slot.profile.name, *row.slot.placement]
     raw = {"version": 7, "gpus": {row.gpu: [slot]}, "guests": {"1": [row.gpu, *slot, 9, 0]}}

@@ -13,7 +13,7 @@ from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import migrate
 
 AT = 1_700_000_000.25
-#: rows by table, with the columns of today; a schema that lacks one is written without it
+#: rows by table, with the current columns; columns that an old schema lacks are left out
 ROWS: dict[str, list[dict[str, Any]]] = {
     "runs": [
         {
@@ -81,17 +81,17 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 
 
 def make_old(url: str, steps: int) -> dict[str, list[dict[str, Any]]]:
-    """Make the schema of so many steps with a row or more in every table; returns all rows as they were read back."""
+    """Create the schema after `steps` migrations with rows in every table; return all rows as read back."""
     engine = make_engine(url, readonly=False)
     migrate(engine, HISTORY[:steps])
-    found = MetaData()
-    found.reflect(engine)
+    metadata = MetaData()
+    metadata.reflect(engine)
     with engine.begin() as connection:
-        for table in found.sorted_tables:
+        for table in metadata.sorted_tables:
             for row in ROWS.get(table.name, ()):
                 connection.execute(insert(table).values(**_known(table, row)))
         if engine.dialect.name == "postgresql":
-            for table in found.sorted_tables:
+            for table in metadata.sorted_tables:
                 if "id" in table.columns and table.name not in ("decisions", "identity", "terms"):
                     connection.exec_driver_sql(
                         f"SELECT setval(pg_get_serial_sequence('{table.name}', 'id'), max(id)) FROM {table.name}"
@@ -102,26 +102,26 @@ def make_old(url: str, steps: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def _known(table: Table, row: dict[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in row.items() if name in table.columns}
-    # MariaDB shows a JSON column as the long text that it is
+    values = {name: value for name, value in row.items() if name in table.columns}
+    # MariaDB reflects a JSON column as long text
     return {
         name: json.dumps(value) if isinstance(value, (dict, list)) and not isinstance(table.columns[name].type, JSON)
-        else value for name, value in found.items()
+        else value for name, value in values.items()
     }  # fmt: skip
 
 
 def all_rows(url: str) -> dict[str, list[dict[str, Any]]]:
-    """Every row of every table, in the order of their keys; documents as what they mean."""
+    """Return every row of every table, in the order of their keys; JSON documents are decoded."""
     engine = make_engine(url, readonly=True)
-    found = MetaData()
-    found.reflect(engine)
+    metadata = MetaData()
+    metadata.reflect(engine)
     with engine.connect() as connection:
         rows = {
             table.name: [
                 {name: _plain(value) for name, value in row.items()}
                 for row in connection.execute(select(table).order_by(*table.primary_key)).mappings()
             ]
-            for table in found.sorted_tables
+            for table in metadata.sorted_tables
         }
     engine.dispose()
     return rows
@@ -130,6 +130,6 @@ def all_rows(url: str) -> dict[str, list[dict[str, Any]]]:
 def _plain(value: Any) -> Any:
     if isinstance(value, str) and value[:1] in ("{", "["):
         return json.loads(value)
-    if isinstance(value, Decimal):  # how MariaDB shows a double
+    if isinstance(value, Decimal):  # MariaDB returns a double as Decimal
         return float(value)
     return int(value) if isinstance(value, bool) else value

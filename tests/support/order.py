@@ -1,4 +1,4 @@
-"""The order in which the files of a run are handed out to its processes, and their priority on the processors."""
+"""The order in which test files are assigned to the processes of a run, and the processes' scheduling priority."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Files of tests on a cluster that take longest, seconds among seven at once on two processors. Only the order of a run
-#: depends on it: one of them that comes last keeps a single process busy at the end.
+#: The slowest files of tests on a cluster: seconds with seven processes on two processors. Only the order of a run
+#: depends on it: a slow file that starts last keeps a single process busy at the end.
 LONG_S: Mapping[str, int] = {
     "e2e/test_way_of_dispatch.py": 320,
     "e2e/test_failures.py": 300,
@@ -37,7 +37,7 @@ LONG_S: Mapping[str, int] = {
     "site/test_two_controllers.py": 50,
     "site/test_stock_site.py": 50,
 }
-#: nice value of tests without a cluster, half the share of those on one: these wait for daemons that have time-outs
+#: nice value of tests without a cluster, for half the share of those with one, whose daemons have time-outs
 _NICE = 3
 
 
@@ -45,7 +45,7 @@ def interleaved(*kinds: Mapping[T, int]) -> list[T]:
     """Return the keys of all `kinds`, each kind from the largest to the smallest and spread over the whole.
 
     Args:
-        kinds: what is to be ordered, with its size; sizes of different kinds need not be comparable.
+        kinds: the keys with their sizes; sizes of different kinds need not be comparable.
     """
     placed: list[tuple[float, T]] = []
     for kind in kinds:
@@ -57,9 +57,9 @@ def interleaved(*kinds: Mapping[T, int]) -> list[T]:
 
 
 def give_way(nice: int, *, to_clusters: bool) -> None:
-    """Set this process's nice value: `nice`, and a larger one where tests on a cluster are to come first.
+    """Set this process's nice value to `nice`, or to a larger one if tests on a cluster are to take precedence.
 
-    Where it may not be lowered again (without CAP_SYS_NICE, as in many containers) all tests come to have the larger.
+    Without CAP_SYS_NICE, as in many containers, it cannot be lowered again, so that all tests end up with the larger.
     """
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, nice + (_NICE if to_clusters else 0))

@@ -1,4 +1,4 @@
-"""A host to install packages on: this machine's /etc, /opt, /usr and /var, with what is written kept apart."""
+"""A host to install packages on: overlays over this machine's /etc, /opt, /usr and /var."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 FOLDERS = ("etc", "opt", "usr", "var")
-#: what package managers and man write for themselves
+#: files of package managers and of man
 THEIRS = ("var/lib/dpkg", "var/lib/rpm", "var/log/dpkg.log", "var/cache/man", "var/cache/debconf")
 _ENTER = """set -e
 for folder in etc opt usr var; do
@@ -24,13 +24,13 @@ exec /bin/sh -c "$1"
 
 
 class PackageHost:
-    """The host; nothing of it runs between two commands."""
+    """The host; no process of it runs between two commands."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def run(self, command: str, *, codes: Sequence[int] = (0,), where: Path | None = None, **environment: str) -> str:
-        """Run a line of the shell as root; returns what it wrote.
+        """Run a shell command as root; return its output.
 
         Raises:
             AssertionError: the exit status is not one of `codes`.
@@ -50,7 +50,7 @@ class PackageHost:
         return done.stdout
 
     def written(self) -> dict[str, Path]:
-        """Return what is on this host and was not before: path without the first slash -> where it lies here."""
+        """Return the files that are new on this host: path without the first slash -> its location on this machine."""
         return {name: path for name, path in self._upper() if not name.startswith(THEIRS) and not _is_old(name, path)}
 
     def _upper(self) -> Iterator[tuple[str, Path]]:
@@ -60,28 +60,28 @@ class PackageHost:
 
 
 def _is_old(name: str, path: Path) -> bool:
-    """Return whether it is a directory that came along because something below it was written."""
+    """Return whether it is an existing directory, present only because something below it was written."""
     return path.is_dir() and not path.is_symlink() and Path("/", name).is_dir()
 
 
 def pack_installed(requirements: Sequence[str], folder: Path) -> None:
-    """Write wheels of what is installed here, with all that it needs: packages can be built without an index."""
+    """Write wheels of installed distributions and their dependencies, to build packages without an index."""
     seen: set[str] = set()
-    left = [Requirement(text) for text in requirements]
-    while left:
-        wanted = left.pop()
-        found = distribution(wanted.name)
-        if found.name not in seen:
-            seen.add(found.name)
-            _pack(found, folder)
-        for line in found.requires or ():
+    remaining = [Requirement(text) for text in requirements]
+    while remaining:
+        requirement = remaining.pop()
+        installed = distribution(requirement.name)
+        if installed.name not in seen:
+            seen.add(installed.name)
+            _pack(installed, folder)
+        for line in installed.requires or ():
             needed = Requirement(line)
-            extras = [*wanted.extras, ""]
+            extras = [*requirement.extras, ""]
             if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
                 key = f"{needed.name}{sorted(needed.extras)}"
                 if key not in seen:
                     seen.add(key)
-                    left.append(needed)
+                    remaining.append(needed)
 
 
 def _pack(found: Distribution, folder: Path) -> None:
@@ -92,6 +92,6 @@ def _pack(found: Distribution, folder: Path) -> None:
     name = found.name.replace("-", "_").replace(".", "_")
     with zipfile.ZipFile(folder / f"{name}-{found.version}-{tag}.whl", "w") as archive:
         for file in found.files or ():
-            place = Path(str(found.locate_file(file)))
-            if ".." not in file.parts and "__pycache__" not in file.parts and place.is_file():
-                archive.write(place, str(file))
+            path = Path(str(found.locate_file(file)))
+            if ".." not in file.parts and "__pycache__" not in file.parts and path.is_file():
+                archive.write(path, str(file))

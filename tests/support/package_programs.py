@@ -1,4 +1,4 @@
-"""The programs below packages/, which are no modules of the product."""
+"""Import the programs below packages/, which are not modules of the product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stock site with two controllers, one state directory for both, and a database on a host of its own."""
+"""The stock site with two controllers, a common state directory, and a database on a separate host."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class PairedSite(StockSite):
 
     def _start(self) -> None:
         super()._start()
-        where = [f"--datadir={self._data}", f"--socket={self._socket}", f"--pid-file={self.directory}/db/pid"]
-        self._spawn_on("db1", "mariadbd", ["/usr/sbin/mariadbd", "--no-defaults", "--user=root", *where])
+        options = [f"--datadir={self._data}", f"--socket={self._socket}", f"--pid-file={self.directory}/db/pid"]
+        self._spawn_on("db1", "mariadbd", ["/usr/sbin/mariadbd", "--no-defaults", "--user=root", *options])
         self.wait("the database server", lambda: self._database("SELECT 1").returncode == 0)
         done = self._database(_ACCOUNT)
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Pages of `migbatch report`, made as a user makes them."""
+"""Pages of `migbatch report`, created by its command."""
 
 from __future__ import annotations
 

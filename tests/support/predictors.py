@@ -1,4 +1,4 @@
-"""The figures of many cells from those of one, for predictors of tests."""
+"""Compute the figures of many cells from those of single cells, for predictors of tests."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from slurm_migbatch.workload.catalog import GpuKind
 
 
 class ByCells:
-    """A predictor that only says `figures`."""
+    """A predictor that implements only `figures`."""
 
     def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
         raise NotImplementedError
 
     def sheet(self, block: Block, kind: GpuKind) -> Array:
         plain = [info.profile for info in kind.geometry.profiles if not info.profile.suffix]
-        found = np.full((3, 3, len(block), len(plain)), np.nan)
+        values = np.full((3, 3, len(block), len(plain)), np.nan)
         cells = (
             Bucket(block.model, block.role, batch, size, block.unit) for batch in block.batches for size in block.inputs
         )
         for number, cell in enumerate(cells):
             figures = self.figures(cell, kind)
-            for place, profile in enumerate(plain):
+            for column, profile in enumerate(plain):
                 if (known := figures.get(profile)) is not None:
                     intervals = known.latency_s, known.throughput_per_s, known.memory_mib
-                    found[:, :, number, place] = [interval.to_list() for interval in intervals]
-        return found
+                    values[:, :, number, column] = [interval.to_list() for interval in intervals]
+        return values

@@ -1,11 +1,11 @@
-"""Processes that do the same thing at once."""
+"""Run the same function in several processes at once."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-#: each child begins once all have been made, and its parent has imported everything by then
+#: children begin when all have been forked; the parent has done all imports before
 _FORK = """
 import os, sys, traceback
 read, write = os.pipe()
@@ -33,11 +33,11 @@ def at_once(count: int, program: str, *arguments: str) -> list[str]:
 
     Args:
         count: the processes, numbered from 0.
-        program: what defines `work`; each process is a fork of one that has run this.
+        program: the code that defines `work`; each process is forked after it has run.
         arguments: the further arguments of `work`.
 
     Raises:
-        AssertionError: one has failed; with what all wrote to stderr.
+        AssertionError: one has failed; the text is what all wrote to stderr.
     """
     argv = [sys.executable, "-c", program + _FORK.format(count=count), *arguments]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)

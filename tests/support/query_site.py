@@ -1,4 +1,4 @@
-"""A record of two users' jobs, and a query service over it as a process of its own, with a munged of its own."""
+"""A record of two users' jobs, and a query service for it in a separate process, with a private munged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.munge import private_munged
 from tests.support.stores import prepared
 from tests.support.waiting import eventually
 
-#: words that only the user who wrote them may read
+#: strings that only the user who wrote them may read
 SECRETS = ("secretname", "secretcomment", "secretmodel", "secretdoubt")
 ALICE, BOB = 1, 2
 """uids of daemon and bin, which every Linux has."""
@@ -35,7 +35,7 @@ cat {home}/config
 
 def fill(url: str) -> None:
     """Make a record in which job 7 and the running job 9 are Alice's and job 8 is Bob's."""
-    now = time.time() - 60  # "now" in questions is a whole second, which must not be before
+    now = time.time() - 60  # "now" in queries is a whole second, and must not precede the record's times
     with open_store(prepared(url)) as store:
         for number, uid, user in ((7, ALICE, "daemon"), (8, BOB, "bin"), (9, ALICE, "daemon")):
             decision = {
@@ -46,8 +46,8 @@ def fill(url: str) -> None:
                 "source": "service",
             }  # fmt: skip
             store.record_decisions([decision])
-            piece = {"gpu": "GPU-a", "profile": "1g.10gb", "start": number - 7, "size": 1, "mig_uuid": f"MIG-{number}"}
-            run = {"job": number, "restart": 0, "uid": uid, "user": user, "decision": f"d{number}", "slices": [piece]}
+            entry = {"gpu": "GPU-a", "profile": "1g.10gb", "start": number - 7, "size": 1, "mig_uuid": f"MIG-{number}"}
+            run = {"job": number, "restart": 0, "uid": uid, "user": user, "decision": f"d{number}", "slices": [entry]}
             events: list[dict[str, Any]] = [{"kind": "start", **run}]
             if number != 9:
                 events.append({"kind": "stop", "exit_code": 0, **run})
@@ -58,7 +58,7 @@ def fill(url: str) -> None:
 
 
 class QueryProcess:
-    """A running service: its port, its processes, and questions to it as any user."""
+    """A running service: its port, its process, and queries as any user."""
 
     def __init__(self, home: Path, munge: str, report: dict[str, Any] | None = None, **query: Any) -> None:
         self.home, self.munge, self._book = home, munge, PortBook()
@@ -106,12 +106,12 @@ class QueryProcess:
         return Servers((f"http://127.0.0.1:{self.port}",), frozenset({0}), self.munge, "the test")
 
     def proof(self, body: bytes, uid: int = 0, path: str = PATH) -> tuple[dict[str, str], str]:
-        """Headers and credential with which `uid` would send this body."""
-        found: tuple[dict[str, str], str] = as_user(
+        """Return the headers and the credential for a request of `uid` with this body."""
+        signed: tuple[dict[str, str], str] = as_user(
             uid, lambda: headers(MungeSigner(self.munge), "POST", path, "login", body)
         )
-        assert digest_of(body) in found[0].values()
-        return found
+        assert digest_of(body) in signed[0].values()
+        return signed
 
     def stop(self) -> None:
         assert self.process.stdin is not None
@@ -121,7 +121,7 @@ class QueryProcess:
 
 
 def as_user(uid: int, work: Any) -> Any:
-    """Do something with another effective uid, by which munged knows who asks."""
+    """Call `work` with another effective uid, by which munged identifies the user."""
     os.seteuid(uid)
     try:
         return work()
@@ -133,7 +133,7 @@ def as_user(uid: int, work: Any) -> Any:
 def query_process(
     home: Path, private: str = "", report: dict[str, Any] | None = None, **query: Any
 ) -> Iterator[QueryProcess]:
-    """A service over the record of `fill`, on a site with that PrivateData."""
+    """Run a service on the record of `fill`, on a site with that PrivateData."""
     open_to_users(home)
     (home / "munge").mkdir(mode=0o755)
     with private_munged(home / "munge") as socket:

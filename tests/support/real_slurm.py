@@ -12,7 +12,7 @@ TEXT = "x\x1f\x1e\n|%é'\"$(id) \\ NodeName=n1 State=DOWN\tz"
 
 
 def _traps(directory: Path) -> str:
-    """A script that says when it is ready and when it got USR1, in a directory that everyone may write to."""
+    """Return a script that creates files when it is ready and when it gets USR1, in a world-writable directory."""
     directory.chmod(0o777)
     for parent in list(directory.parents)[:3]:
         parent.chmod(parent.stat().st_mode | 0o055)
@@ -21,7 +21,7 @@ def _traps(directory: Path) -> str:
 
 
 class Control:
-    """One job from hold to its end, and what reaches it."""
+    """Control of a job from its hold to its end, and delivery of signals."""
 
     def test_a_text_of_a_user_stays_a_text(self, world: RealWorld) -> None:
         first, second = world.submit("mig:1g.10gb:1", hold=True), world.submit("mig:1g.10gb:1", hold=True)

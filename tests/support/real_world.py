@@ -9,12 +9,12 @@ from slurm_migbatch.slurm.client import SlurmClient
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.errors import TestbedError
 
-#: seconds in which Slurm does anything that it will do, on a busy machine
+#: seconds within which Slurm makes any change, on a busy machine
 PATIENCE_S = 180.0
 
 
 class RealWorld:
-    """Jobs of one test on the cluster of all tests."""
+    """The jobs of one test on a cluster shared by all tests."""
 
     def __init__(self, cluster: Cluster, client: SlurmClient) -> None:
         self.cluster, self.client = cluster, client
@@ -27,7 +27,7 @@ class RealWorld:
         return self.sbatch(*options)
 
     def sbatch(self, *options: str, wrap: str = "sleep 600") -> int:
-        """Any batch job; it ends with the test."""
+        """Submit a batch job that is cancelled after the test; return its id."""
         self._jobs.append(self.cluster.submit("--output=/dev/null", *options, wrap=wrap))
         return self._jobs[-1]
 
@@ -61,7 +61,7 @@ class RealWorld:
             time.sleep(0.1)
 
     def close(self) -> None:
-        """No job is left, and every node offers what it did."""
+        """Cancel all jobs, and restore every node's initial offer."""
         for job in self._jobs:
             self.client.cancel(job)
         for _ in self.passes():

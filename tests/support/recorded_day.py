@@ -1,4 +1,4 @@
-"""A scripted stretch of the lending world, recorded by the flight recorder."""
+"""A scripted period of the lending world, recorded by the flight recorder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def record(
     megabytes: float = 64.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> FlightRecorder:
-    """Have a world's service recorded from its next round on, which has to be its first."""
+    """Record a world's service from its next round on, which must be its first."""
     recorder = FlightRecorder(directory, w.control.settings, hours, megabytes, clock)
     w.control.recorder = recorder
     return recorder
@@ -41,4 +41,4 @@ def play_day(w: LoanWorld, recorder: FlightRecorder, steps: int = 260) -> None:
     for number in range(steps):
         script.get(number, lambda: None)()
         w.step()
-        recorder.flush()  # a round that finds the recorder behind is left out
+        recorder.flush()  # the recorder skips rounds while it is behind

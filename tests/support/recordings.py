@@ -1,4 +1,4 @@
-"""What migbatchd recorded on a test cluster, decided again."""
+"""Replay the decisions that migbatchd recorded on a test cluster."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def recordings_of(cluster: Cluster) -> list[Path]:
 def assert_decided_alike(cluster: Cluster) -> int:
     """Assert that today's code decides what migbatchd decided in every recorded round, and return their number.
 
-    A round that is being written is left out: a segment that was not ended is read as far as it goes. A service that
-    was killed before it wrote one has left none.
+    A round that is being written is left out: an unfinished segment is read as far as possible. A service that was
+    killed before its first round was written has left no rounds.
     """
     files = recordings_of(cluster)
     if not files:

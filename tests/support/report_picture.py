@@ -14,13 +14,13 @@ from tests.support.browser import browser
 from tests.support.busy_month import fill
 from tests.support.pictures_page import OCTOBER, page_of
 
-#: pixels; what the window shows is the picture
+#: size of the window in pixels, and so of the picture
 WIDTH, HEIGHT = 1000, 655
 
 
 def draw(file: Path, days: int = 31) -> None:
     """Write the upper part of the page of such a month as PNG."""
-    # Chromium's helpers may write there for a moment after it has ended
+    # Chromium's helpers may write to the directory shortly after it has ended
     with TemporaryDirectory(ignore_cleanup_errors=True) as name:
         directory = Path(name)
         url = f"sqlite:///{directory}/record.db"

@@ -1,4 +1,4 @@
-"""A stand-in for slurmrestd on a unix socket, which answers what a test wants."""
+"""A fake slurmrestd on a unix socket, with answers set by the test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socketserver
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-#: status and body by path without its version and query; a body that is no text is sent as JSON
+#: status and body by path without its version and query; a body that is not text is sent as JSON
 Answers = dict[str, tuple[int, Any]]
 PARTITIONS = {"partitions": [{"name": "gpu", "priority": {"tier": 1}}], "errors": []}
 

@@ -1,4 +1,4 @@
-"""Database servers for tests, each private, on a unix socket in a directory of the test's own."""
+"""Private database servers for tests, each on a unix socket in a directory of the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurm_migbatch.testbed.database import make_data
 
 @contextmanager
 def mariadb(directory: Path) -> Iterator[str]:
-    """URL of an empty database on MariaDB."""
+    """Run a MariaDB server; yield the URL of an empty database."""
     data, socket = directory / "data", directory / "s"
     make_data(data)
     command = [
@@ -27,7 +27,7 @@ def mariadb(directory: Path) -> Iterator[str]:
         "--no-defaults",
         f"--datadir={data}",
         f"--socket={socket}",
-        f"--tmpdir={directory}",  # a server that starts removes what others have in a common one
+        f"--tmpdir={directory}",  # a starting server removes other servers' files in a common one
         "--skip-networking",
         "--user=root",
         "--innodb-flush-log-at-trx-commit=0",  # no test cuts the power
@@ -35,7 +35,7 @@ def mariadb(directory: Path) -> Iterator[str]:
     ]
     admin = ["mariadb", "--no-defaults", f"--socket={socket}", "-uroot", "-e"]
     with running(command, lambda: subprocess.run([*admin, "SELECT 1"], capture_output=True).returncode == 0):
-        # a site's server may compare texts without regard to case; the tables must say otherwise
+        # a site's server may compare text case-insensitively by default; the tables must override that
         make = "CREATE DATABASE migbatch CHARACTER SET latin1 COLLATE latin1_swedish_ci"
         subprocess.run([*admin, make], check=True)
         yield f"mariadb://root@localhost/migbatch?unix_socket={socket}"
@@ -43,26 +43,28 @@ def mariadb(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def postgresql(directory: Path) -> Iterator[str]:
-    """URL of an empty database on PostgreSQL."""
+    """Run a PostgreSQL server; yield the URL of an empty database."""
     (tools,) = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1:]
     directory.chmod(0o755)
     data = directory / "data"
     data.mkdir()
     shutil.chown(data, "postgres", "postgres")
-    me = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+    as_postgres = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
     subprocess.run(
-        [*me, tools / "initdb", "-D", data, "-A", "trust", "-U", "migbatch", "-E", "UTF8", "--no-sync"],
+        [*as_postgres, tools / "initdb", "-D", data, "-A", "trust", "-U", "migbatch", "-E", "UTF8", "--no-sync"],
         check=True, capture_output=True, cwd="/",
     )  # fmt: skip
-    command = [*me, str(tools / "postgres"), "-D", str(data), "-k", str(data), "-h", "", "-c", "fsync=off"]
+    command = [*as_postgres, str(tools / "postgres"), "-D", str(data), "-k", str(data), "-h", "", "-c", "fsync=off"]
     probe = [str(tools / "pg_isready"), "-q", "-h", str(data)]
-    with running(command, lambda: subprocess.run(probe).returncode == 0, signal.SIGINT):  # it waits for no client
+    with running(
+        command, lambda: subprocess.run(probe).returncode == 0, signal.SIGINT
+    ):  # SIGINT: it does not wait for clients
         yield f"postgresql://migbatch@/postgres?host={data}"
 
 
 @contextmanager
 def running(command: list[str], ready: Callable[[], bool], end: int = signal.SIGTERM) -> Iterator[None]:
-    """A server, from when it answers until it is sent the signal `end`."""
+    """Run a server and wait until it answers; end it with the signal `end`."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
     try:
         deadline = time.monotonic() + 180
@@ -79,9 +81,9 @@ def running(command: list[str], ready: Callable[[], bool], end: int = signal.SIG
 def empty(server: str) -> None:
     """Drop every table of a database on a server."""
     engine = make_engine(server, readonly=False)
-    everything = MetaData()
-    everything.reflect(engine)
-    everything.drop_all(engine)
+    metadata = MetaData()
+    metadata.reflect(engine)
+    metadata.drop_all(engine)
     engine.dispose()
 
 

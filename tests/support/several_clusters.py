@@ -12,7 +12,7 @@ from slurm_migbatch.testbed.database import ACCOUNT
 from slurm_migbatch.testbed.running_cluster import write_private
 from tests.support.waiting import eventually
 
-#: commands show all clusters of a federation unless they are told otherwise
+#: commands show all clusters of a federation by default
 OPTIONS = {"FederationParameters": "fed_display"}
 
 
@@ -37,18 +37,18 @@ class SecondCluster(Cluster):
 
 @contextmanager
 def two_clusters(slurm_root: str) -> Iterator[tuple[Cluster, Cluster]]:
-    """The clusters `one` and `two`, one node each; slurmdbd knows where both slurmctld are."""
+    """Run the clusters `one` and `two`, one node each; slurmdbd knows the address of both slurmctld."""
     spec: dict[str, Any] = {"nodes": 1, "gpus": 1, "migbatch": "all", "options": OPTIONS}
-    with Cluster(name="one", dbd=True, users=1, slurm_root=slurm_root, **spec) as one:
-        one.run(["sacctmgr", "-i", "add", "cluster", "two"])
-        one.run(["sacctmgr", "-i", "add", "account", ACCOUNT, "Cluster=two"])
-        one.run(["sacctmgr", "-i", "add", "user", one.users[0].name, f"Account={ACCOUNT}", "Cluster=two"])
-        with SecondCluster(one, "two", **spec) as two:
-            eventually(lambda: registered(one) == {"one", "two"})
-            yield one, two
+    with Cluster(name="one", dbd=True, users=1, slurm_root=slurm_root, **spec) as first:
+        first.run(["sacctmgr", "-i", "add", "cluster", "two"])
+        first.run(["sacctmgr", "-i", "add", "account", ACCOUNT, "Cluster=two"])
+        first.run(["sacctmgr", "-i", "add", "user", first.users[0].name, f"Account={ACCOUNT}", "Cluster=two"])
+        with SecondCluster(first, "two", **spec) as second:
+            eventually(lambda: registered(first) == {"one", "two"})
+            yield first, second
 
 
 def registered(bed: Cluster) -> set[str]:
-    """The clusters whose slurmctld slurmdbd knows the address of."""
+    """Return the clusters whose slurmctld's address slurmdbd knows."""
     rows = bed.run(["sacctmgr", "-n", "-P", "list", "cluster", "format=cluster,controlport"]).stdout.splitlines()
     return {name for name, port in (row.split("|") for row in rows) if port not in ("", "0")}

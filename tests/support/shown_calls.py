@@ -1,4 +1,4 @@
-"""What the pages for people show: their texts, lines that are typed, and calls of our programs in these."""
+"""Read the documentation pages: their text, the shell commands in them, and the calls of our programs."""
 
 from __future__ import annotations
 
@@ -22,43 +22,48 @@ def text_of(page: Path) -> str:
 
 
 def section(page: Path, heading: str) -> str:
-    """The text below a heading, up to the next one of second order."""
+    """Return the text below a second-level heading, up to the next one."""
     return text_of(page).partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
 def inline(page: Path) -> list[str]:
-    """Inline code, a piece that goes over a line's end as one."""
+    """Return the inline code spans; a span that continues on the next line is one."""
     return [" ".join(code.split()) for code in CODE.findall(FENCE.sub("", text_of(page)))]
 
 
 def shell(page: Path) -> list[str]:
-    """Lines that are typed: those of sh blocks, and those behind `$ ` of others."""
+    """Return the shell commands: the lines of sh blocks, and those after `$ ` in other blocks."""
     lines: list[str] = []
     for language, block in FENCE.findall(text_of(page)):
-        whole = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
-        lines += whole if language == "sh" else [line[2:] for line in whole if line.startswith("$ ")]
+        block_lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
+        lines += block_lines if language == "sh" else [line[2:] for line in block_lines if line.startswith("$ ")]
     return lines
 
 
 def calls(line: str) -> Iterator[tuple[str, list[str]]]:
-    """Programs of ours in a shell line, each with its words."""
-    for found in CALL.finditer(line):
-        rest = line[found.end() :]
-        lexer = shlex.shlex(rest.partition(")")[0] if rest.count('"') % 2 else rest, posix=True, punctuation_chars=True)
+    """Yield the calls of our programs in a shell line, each with its arguments."""
+    for match in CALL.finditer(line):
+        arguments = line[match.end() :]
+        lexer = shlex.shlex(
+            arguments.partition(")")[0] if arguments.count('"') % 2 else arguments, posix=True, punctuation_chars=True
+        )
         lexer.whitespace_split = True
         words: list[str] = []
         for word in lexer:
             if set(word) <= ENDS:
                 break
             words.append(word)
-        yield found[1], words
+        yield match[1], words
 
 
 def told(code: str) -> Iterator[tuple[str, list[str]]]:
-    """Programs of ours in inline code: `a|b` and `{a,b}` are alternatives, `[...]` may be left out, `...` is more."""
-    if found := re.match(r"(?:[\w./-]+/|srun (?:\S+ )*)?(migbatch|migacct)( .*)?$", code):
+    """Yield the call of our program in inline code.
+
+    `a|b` and `{a,b}` are alternatives, `[...]` may be left out, `...` stands for more words.
+    """
+    if match := re.match(r"(?:[\w./-]+/|srun (?:\S+ )*)?(migbatch|migacct)( .*)?$", code):
         try:
-            words = shlex.split((found[2] or "").replace("[", "").replace("]", ""))
+            words = shlex.split((match[2] or "").replace("[", "").replace("]", ""))
         except ValueError:
-            words = (found[2] or "").split()
-        yield found[1], [word for word in words if word != "..."]
+            words = (match[2] or "").split()
+        yield match[1], [word for word in words if word != "..."]

@@ -1,4 +1,4 @@
-"""The contract's world on the simulated Slurm; jobs do not end by themselves and signals reach nobody."""
+"""The contract's world on the simulated Slurm; jobs do not end by themselves and signals have no effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROFILES = ("7g.80gb", "4g.40gb", "3g.40gb", "2g.20gb", "1g.20gb", "1g.10gb")
 
 
 class SimulatedWorld:
-    """Time goes by in `passes`, a second at a time."""
+    """A simulated cluster; time advances in `passes`, a second at a time."""
 
     def __init__(self, release: tuple[int, int] = (24, 11)) -> None:
         self.clock = VirtualClock()

@@ -1,4 +1,4 @@
-"""A laboratory in closed form: host time and time per item by model, exactly or with a little noise."""
+"""Measurements in closed form from host time and time per item by model, exact or with a little noise."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Form = Callable[[float, float, int, float], float]
 
 
 def sharp(host: float, item: float, batch: int, share: float) -> float:
-    """The larger of host and device."""
+    """Return the larger of host time and device time."""
     return max(host, item * batch / share)
 
 
 def added(host: float, item: float, batch: int, share: float) -> float:
-    """Host and device after one another."""
+    """Return the sum of host time and device time."""
     return host + item * batch / share
 
 
 def proportional(host: float, item: float, batch: int, share: float) -> float:
-    """No host at all."""
+    """Return the device time alone."""
     return item * batch / share
 
 

@@ -1,4 +1,4 @@
-"""A real training, small: a network of two layers on generated data, with momentum, noise and a learning-rate schedule.
+"""A small real training: a network of two layers on generated data, with momentum, noise and a learning-rate schedule.
 
 python small_training.py DIRECTORY LOSSES MOST [key=value of Care ...]     prints the number of every step that begins
 
@@ -37,15 +37,19 @@ def fresh() -> dict[str, np.ndarray]:
 
 
 def gradient(model: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
-    """Mean squared error and its gradient."""
+    """Return the mean squared error and its gradient."""
     hidden = np.tanh(x @ model["a"] + model["b"])
-    miss = hidden @ model["c"] - y
-    back = (2 / len(y)) * miss[:, None] * model["c"] * (1 - hidden**2)
-    return float(np.mean(miss**2)), {"a": x.T @ back, "b": back.sum(axis=0), "c": (2 / len(y)) * hidden.T @ miss}
+    residual = hidden @ model["c"] - y
+    hidden_gradient = (2 / len(y)) * residual[:, None] * model["c"] * (1 - hidden**2)
+    return float(np.mean(residual**2)), {
+        "a": x.T @ hidden_gradient,
+        "b": hidden_gradient.sum(axis=0),
+        "c": (2 / len(y)) * hidden.T @ residual,
+    }
 
 
 def rate(step: int) -> float:
-    """Warm-up, then a cosine."""
+    """Return the learning rate: warm-up, then a cosine."""
     return 0.05 * min(1.0, (step + 1) / 8) * 0.5 * (1 + math.cos(math.pi * step / TOTAL))
 
 
@@ -76,11 +80,11 @@ def train(
 
 def main(directory: str, losses: str, most: str, *care: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    told: dict[str, Any] = {key: float(value) for key, value in (word.split("=") for word in care)}
+    options: dict[str, Any] = {key: float(value) for key, value in (word.split("=") for word in care)}
     with (
         Path(losses).open("a") as file,
         elastic.Trainer(
-            directory, items=ITEMS, effective_batch=BATCH, fits=int(most), seed=11, care=elastic.Care(**told)
+            directory, items=ITEMS, effective_batch=BATCH, fits=int(most), seed=11, care=elastic.Care(**options)
         ) as run,
     ):
         train(run, file, say=lambda number: print(number, flush=True))

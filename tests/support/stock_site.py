@@ -1,9 +1,9 @@
-"""A Slurm site as an administrator set it up by hand, on "machines" of its own: mount, UTS and network namespaces.
+"""A Slurm site as an administrator would set it up by hand, on "machines": mount, UTS and network namespaces.
 
-Every machine has its own /etc, /var and /opt (overlays) and /run; with --slurm-root everything is that Debian's but
-what the tests' Python needs. /etc/slurm is shared, as on many sites, and each has its own address on a network of
-their own. Processes, users and the clean-up are those of a test bed; nothing of migbatch's configuration is: the files
-in tests/site/stock are copied as they are.
+Every machine has its own /etc, /var and /opt (overlays) and /run; with --slurm-root everything is that Debian's except
+what the tests' Python needs. /etc/slurm is shared, as on many sites, and each machine has its own address on a private
+network. Processes, users and cleanup are those of a test bed, but not the configuration: the files in tests/site/stock
+are copied unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NODES = ("h1", "h2", "m1", "c1")
 GPU_NODES = ("h1", "h2", "m1")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NETWORK = "ip link set lo up; ip link add br0 type bridge && ip link set br0 up && echo ready && exec sleep infinity"
-#: what plugs a machine into the network: the process that holds it, its name, its address
+#: connects a machine to the network; arguments: pid of the process that holds it, its name, its address
 _PLUG = """set -e
 ip link add "to-$1" type veth peer name eth0 netns "$0"
 ip link set "to-$1" master br0 up
@@ -53,7 +53,7 @@ _ADDRESSES = {
         *(("login", 10), ("h1", 1), ("h2", 2), ("m1", 3), ("c1", 4)),
     )
 }
-#: makes a machine; where $3 names a Debian, of that, with the paths of this one in $4 and behind
+#: creates a machine; if $3 names a Debian, with its files, and with the paths of this machine in $4 and later
 _MACHINE = """set -e
 bed="$0" me="$1" names="$2" debian="$3" root=
 shift 3
@@ -90,12 +90,12 @@ exec chroot "${root:-/}" sleep infinity
 
 
 class StockSite(Cluster):
-    """The machines of the site, its Slurm running; `with StockSite(slurm_root) as site:`."""
+    """The machines of the site, with a running Slurm; `with StockSite(slurm_root) as site:`."""
 
-    #: those of _ADDRESSES that are there
+    #: the machines of _ADDRESSES that exist
     hosts: Sequence[str] = ("ctl", "login", *NODES)
     controllers: Sequence[str] = ("ctl",)
-    #: what stands in the site's files instead
+    #: replacements in the site's files
     edits: Mapping[str, str] = {}
 
     def __init__(self, slurm_root: str = "") -> None:
@@ -103,7 +103,7 @@ class StockSite(Cluster):
 
     @property
     def nodes(self) -> Sequence[str]:
-        """The compute nodes that are there."""
+        """The compute nodes that exist."""
         return [host for host in self.hosts if host in NODES]
 
     # --- machines
@@ -111,18 +111,18 @@ class StockSite(Cluster):
     def on(
         self, host: str, command: str | Sequence[str], user: str | None = None, *, codes: tuple[int, ...] = (0,)
     ) -> str:
-        """Run a shell line or a program on a machine, in a checkout of this repository; returns what it wrote.
+        """Run a shell line or a program on a machine, in a checkout of this repository; return its output.
 
         Raises:
             AssertionError: the exit status is not one of `codes`.
         """
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        where = self.home(user) if user else ROOT
+        cwd = self.home(user) if user else ROOT
         if user:
             account = self.user(user)
             argv = ["setpriv", f"--reuid={account.uid}", f"--regid={account.gid}", "--clear-groups", "--", *argv]
         done = subprocess.run(
-            self.daemons.group.enter(self._inside(host, argv, where)),
+            self.daemons.group.enter(self._inside(host, argv, cwd)),
             check=False,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
@@ -139,7 +139,7 @@ class StockSite(Cluster):
         return "".join(self.carry_out(host, line, user) for host in hosts for line in commands(heading))
 
     def carry_out(self, host: str, line: str, user: str | None = None) -> str:
-        """Run one command of the document; `pip` and `systemctl` are played, with what they leave behind."""
+        """Run one command of the document; simulate `pip` and `systemctl`, with their effects."""
         words = shlex.split(line)
         if words[0].endswith("/pip"):
             return self._pip(host, Path(words[0]).parents[1])
@@ -153,20 +153,20 @@ class StockSite(Cluster):
         return self.on(host, words, user, codes=(0, 1) if shows else (0,))
 
     def _pip(self, host: str, environment: Path) -> str:
-        """Install the wheel of this checkout; what it needs is that of the tests, and nothing is fetched."""
+        """Install the wheel of this checkout; its dependencies are those of the tests, and nothing is downloaded."""
         pip = [sys.executable, "-m", "pip", "-q", "--python", str(environment / "bin/python"), "install"]
-        said = self.on(host, [*pip, "--no-deps", "--no-index", str(self._wheel())])
+        output = self.on(host, [*pip, "--no-deps", "--no-index", str(self._wheel())])
         packages = sysconfig.get_path("purelib")
-        place = f"cd {environment}/lib/python3*/site-packages"
-        self.on(host, f"{place} && cp {packages}/pynvml.py . && echo {packages} > needed.pth")
-        return said
+        change_directory = f"cd {environment}/lib/python3*/site-packages"
+        self.on(host, f"{change_directory} && cp {packages}/pynvml.py . && echo {packages} > needed.pth")
+        return output
 
     def _wheel(self) -> Path:
         folder = self.directory / "wheel"
         if not folder.exists():
             source = self.directory / "checkout"
-            left = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests")
-            shutil.copytree(ROOT, source, ignore=left)
+            ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests")
+            shutil.copytree(ROOT, source, ignore=ignored)
             code = "import sys; from setuptools.build_meta import build_wheel as b; b(sys.argv[1])"
             done = subprocess.run([sys.executable, "-c", code, str(folder)], cwd=source, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
@@ -176,7 +176,7 @@ class StockSite(Cluster):
     # --- services
 
     def _systemctl(self, host: str, verb: str, *words: str) -> str:
-        """Do what systemd would with one unit of ours, or with one of Slurm's daemons."""
+        """Do what systemd would do with a unit of migbatch, or with one of Slurm's daemons."""
         names = [word.removesuffix(".service") for word in words if not word.startswith("-")]
         for name in names:
             if verb == "disable":
@@ -190,7 +190,7 @@ class StockSite(Cluster):
         return ""
 
     def crash(self, host: str, *names: str) -> None:
-        """Kill services of a host at once; nobody starts them again."""
+        """Kill services of a host; they are not restarted."""
         for name in names:
             self.kill(f"{name}-{host}")
             self._forget(f"{name}-{host}")
@@ -238,8 +238,11 @@ class StockSite(Cluster):
         return [*enter, "--", *argv]
 
     def _environment(self) -> dict[str, str]:
-        own = {"PATH": _PATH, "LC_ALL": "C.UTF-8", "HOME": "/root"}
-        return {**own, **{key: value for key, value in self.client_env().items() if key.startswith("MIGBATCH_TESTBED")}}
+        base = {"PATH": _PATH, "LC_ALL": "C.UTF-8", "HOME": "/root"}
+        return {
+            **base,
+            **{key: value for key, value in self.client_env().items() if key.startswith("MIGBATCH_TESTBED")},
+        }
 
     # --- up
 
@@ -258,7 +261,7 @@ class StockSite(Cluster):
                 text = text.replace(old, new)
             target.write_text(text)
             target.chmod(0o755 if path.suffix == ".sh" else 0o644)
-        cgroup = render("cgroup.conf.j2", version=self.root.version())  # as far as this machine lets Slurm have one
+        cgroup = render("cgroup.conf.j2", version=self.root.version())  # as far as this machine allows
         (self.directory / "slurm/cgroup.conf").write_text(cgroup)
         for user in self.users:
             self.home(user.name).mkdir(parents=True)
@@ -279,8 +282,8 @@ class StockSite(Cluster):
         unshare = ["unshare", "--mount", "--uts", "--net", "--propagation", "private", "/bin/sh", "-c", _MACHINE]
         for host in self.hosts:
             address = _ADDRESSES[host]
-            what = [str(self.directory), host, names, self._debian(host), *needed]
-            machine = self.spawn(f"machine-{host}", [*unshare, *what])
+            arguments = [str(self.directory), host, names, self._debian(host), *needed]
+            machine = self.spawn(f"machine-{host}", [*unshare, *arguments])
             self.wait(host, lambda host=host: "ready" in self.daemons.tail(f"machine-{host}"))  # type: ignore[misc]
             plug = ["/bin/sh", "-c", _PLUG, str(machine.pid), host, address]
             self.run_here(["nsenter", f"--target={network.pid}", "--net", *plug])
@@ -293,15 +296,15 @@ class StockSite(Cluster):
             self.wait(node, lambda node=node: self._answers(node, "slurmd"))  # type: ignore[misc]
 
     def _slurmd(self) -> list[str]:
-        """Return what starts slurmd."""
+        """Return the command line that starts slurmd."""
         return ["/usr/sbin/slurmd", "-D"]
 
     def _debian(self, host: str) -> str:
-        """Return which Debian a machine is of; empty for that of this host."""
+        """Return the directory of a machine's Debian; empty for that of this host."""
         return str(self.root.path or "")
 
     def _simulate(self, host: str) -> None:
-        """Tell migbatch on a machine where its simulated driver is; a real one is found where NVIDIA puts it."""
+        """Configure the location of a machine's simulated driver; a real one is found at NVIDIA's default path."""
         driver = self.node_directory(host) / "driver"
         values = {
             "NvmlLibrary": driver / "libnvidia-ml.so.1",
@@ -322,9 +325,9 @@ def _python() -> list[str]:
 
 def commands(heading: str) -> list[str]:
     """Return the commands below a heading of docs/install.md."""
-    found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
-    assert found, f"docs/install.md has no heading {heading!r}"
-    return [line for block in re.findall(r"```sh\n(.*?)```", found[1], re.DOTALL) for line in block.splitlines()]
+    match = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    assert match, f"docs/install.md has no heading {heading!r}"
+    return [line for block in re.findall(r"```sh\n(.*?)```", match[1], re.DOTALL) for line in block.splitlines()]
 
 
 def headings() -> list[str]:

@@ -1,4 +1,4 @@
-"""Events as nodes send them, numbered as they are made."""
+"""Events as nodes send them, numbered in the order of their creation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slurm_migbatch.store.queries import RunFilter, RunRow
 
 
 def piece(start: int = 0, size: int = 1, profile: str = "1g.10gb", gpu: str = "GPU-a") -> dict[str, Any]:
-    """One slice."""
+    """Return one slice of an event."""
     return {
         "gpu": gpu, "profile": profile, "start": start, "size": size, "gi": start + 1, "ci": 0,
         "mig_uuid": f"MIG-{gpu}-{start}",
@@ -17,48 +17,50 @@ def piece(start: int = 0, size: int = 1, profile: str = "1g.10gb", gpu: str = "G
 
 
 class Node:
-    """A node with a journal: makes events and sends them."""
+    """A node with a journal that creates events and sends them."""
 
     def __init__(self, store: Store, name: str = "n1", journal: str = "aa") -> None:
         self.store, self.name, self.journal, self.boot_id, self.seq = store, name, journal, "boot-1", 0
 
     def event(self, kind: str, ts: float, **fields: Any) -> dict[str, Any]:
-        """The next event of the journal, not sent yet."""
+        """Create the next event of the journal, without sending it."""
         self.seq += 1
         return {"seq": self.seq, "ts": float(ts), "kind": kind, **fields}
 
     def start(self, ts: float, job: int, *slices: dict[str, Any], restart: int = 0, **fields: Any) -> dict[str, Any]:
-        """A start of a job of alice."""
-        who = {"uid": 1001, "user": "alice", "account": "ml", "partition": "gpu", "decision": "", "warm": False}
-        held = list(slices or [piece()])
-        return self.event("start", ts, job=job, restart=restart, slices=held, elapsed_ms=5.0, **{**who, **fields})
+        """Create a start event of a job of alice."""
+        identity = {"uid": 1001, "user": "alice", "account": "ml", "partition": "gpu", "decision": "", "warm": False}
+        held_slices = list(slices or [piece()])
+        return self.event(
+            "start", ts, job=job, restart=restart, slices=held_slices, elapsed_ms=5.0, **{**identity, **fields}
+        )
 
     def stop(
         self, ts: float, job: int, *slices: dict[str, Any], restart: int = 0, exit_code: int | None = 0, **fields: Any
     ) -> dict[str, Any]:
-        """The end of a job."""
-        held = list(slices or [piece()])
-        return self.event("stop", ts, job=job, restart=restart, exit_code=exit_code, slices=held, **fields)
+        """Create a stop event of a job."""
+        held_slices = list(slices or [piece()])
+        return self.event("stop", ts, job=job, restart=restart, exit_code=exit_code, slices=held_slices, **fields)
 
     def send(self, *events: dict[str, Any]) -> int:
-        """Ship events; returns what the store acknowledges."""
+        """Send events; return the number that the store acknowledges."""
         return self.store.ingest(self.name, self.journal, self.boot_id, list(events)).acked
 
 
 def run_of(store: Store, job: int, restart: int = 0) -> RunRow:
-    """The one run (job, restart)."""
-    found = [row for row in store.runs() if (row.run["job_id"], row.run["restart"]) == (job, restart)]
-    assert len(found) == 1, found
-    return found[0]
+    """Return the run (job, restart)."""
+    runs = [row for row in store.runs() if (row.run["job_id"], row.run["restart"]) == (job, restart)]
+    assert len(runs) == 1, runs
+    return runs[0]
 
 
 def states(store: Store, wanted: RunFilter | None = None) -> list[tuple[int, int, str]]:
-    """(job, restart, state) of every run."""
+    """Return (job, restart, state) of every run."""
     return [(row.run["job_id"], row.run["restart"], row.run["state"]) for row in store.runs(wanted)]
 
 
 def job(job_id: int, state: str = "PENDING", **fields: Any) -> dict[str, Any]:
-    """What Slurm says of a job of alice."""
+    """Return Slurm's fields of a job of alice."""
     return {
         "job_id": job_id, "state": state, "uid": 1001, "user": "alice", "account": "ml", "partition": "gpu",
         "name": "train", "submit": 50.0, "restarts": 0, "gres": "gres:mig:1g.10gb:1", "comment": "", **fields,

@@ -1,4 +1,4 @@
-"""Empty records for tests that are not about how one is made."""
+"""Empty records for tests that do not test their creation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SQLITE = "sqlite:///"
 
 
 def prepared(url: str) -> str:
-    """Put an empty record where `url` names a file that is not there yet; return `url`.
+    """Create an empty record if `url` names a file that does not exist; return `url`.
 
-    It is a copy of one that was made as every record is: to make the tables takes 15 times as long.
+    It is a copy of a record created in the usual way: creating the tables takes 15 times as long.
     """
     file = Path(url.removeprefix(_SQLITE))
     if url.startswith(_SQLITE) and not file.exists():

@@ -1,4 +1,4 @@
-"""One submission answered by the Lua table and by the submit service."""
+"""Compare the answers of the Lua table and of the submit service to one submission."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ USER = 1001
 
 
 def of_service(request: JobRequest, chooser: Chooser, policy: SubmitPolicy) -> Answer:
-    """What the service answers, put as the shim's outcome (the decision has no name there)."""
+    """Return the service's answer in the shim's form (which has no decision id)."""
     filled = request
     if request.now is None and not request.partition:
         filled = replace(request, partition="gpu")
@@ -38,10 +38,10 @@ AWAY = "cannot be sized while the submit service is down"
 
 
 def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: SubmitPolicy | None = None) -> Answer:
-    """Return the shim's answer, which must be the service's; of language models it must be more careful.
+    """Return the shim's answer, which must equal the service's, except that it may refuse more language models.
 
-    The table does not hold them: without mem= the shim refuses them, every model that it does not know, and batches and
-    inputs beyond the table.
+    The table does not contain them: without mem= the shim refuses them, unknown models, and batches and inputs beyond
+    the table.
     """
     local = shim(request)
     assert shim.errors == []
@@ -61,7 +61,7 @@ def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: SubmitPolic
 
 
 def is_read(request: JobRequest, answer: Accept) -> bool:
-    """Whether Slurm reads all entries for slices of the GRES that the answer leaves."""
+    """Return whether Slurm reads all MIG entries of the GRES after the answer."""
     text = answer.changes.get("tres_per_node", request.tres_per_node)
     if not text or "mig" not in text.lower():
         return True
@@ -74,13 +74,13 @@ def is_read(request: JobRequest, answer: Accept) -> bool:
 
 
 def unsized(hints: Hints, chooser: Chooser) -> bool:
-    """Whether the shim may refuse these hints: it knows no figures for them, and the user tells no memory."""
+    """Return whether the shim may refuse these hints: it has no figures for them, and the user states no memory."""
     known = canonical(hints.model or "", chooser.grids, chooser.aliases) in chooser.grids
     return hints.mem_mib is None and (hints.llm != NO_LLM or not known or beyond(hints, chooser))
 
 
 def beyond(hints: Hints, chooser: Chooser) -> bool:
-    """Whether the batch or the input is larger than any of the table."""
+    """Return whether the batch or the input is larger than all in the table."""
     grid = chooser.grids.get(canonical(hints.model or "", chooser.grids, chooser.aliases))
     if grid is None:
         return False
@@ -88,7 +88,7 @@ def beyond(hints: Hints, chooser: Chooser) -> bool:
 
 
 def told(request: JobRequest, policy: SubmitPolicy) -> Hints | None:
-    """The hints of a submission, or of the job after a change; None where they are refused."""
+    """Return the hints of a submission, or of the job after a change; None if they are refused."""
     comment, extra = request.comment, request.extra
     if request.now is not None:
         present = split_marker(request.now.comment or "")[0]
@@ -101,7 +101,7 @@ def told(request: JobRequest, policy: SubmitPolicy) -> Hints | None:
 
 
 def of_tokens(hints: Hints, chooser: Chooser) -> bool:
-    """Whether the service takes them for those of a language model."""
+    """Return whether the service treats the hints as those of a language model."""
     try:
         return chooser.workload(hints) is not None
     except Refusal:

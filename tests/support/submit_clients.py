@@ -1,4 +1,4 @@
-"""An answering service, and clients of a unix socket."""
+"""A service that echoes requests, and clients of a unix socket."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Echo:
-    """Stands in for the service: says who asked what."""
+    """A fake service: it answers with the peer's uid and the request."""
 
     speakers = frozenset({0})
 
@@ -20,7 +20,7 @@ class Echo:
         return b"%d:%s" % (peer_uid, request)
 
     def prepare(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def record(self) -> bool:
         self.recorded += 1

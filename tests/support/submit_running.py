@@ -12,7 +12,7 @@ from slurm_migbatch.submit.service import SubmitService
 
 @contextmanager
 def running(path: Path, service: SubmitService) -> Iterator[None]:
-    """The service behind its socket."""
+    """Run the service behind its socket."""
     server = SubmitServer(path, service)
     server.start()
     try:

@@ -53,7 +53,7 @@ P = Profile.parse
 
 
 def slot(text: str) -> Slot:
-    """`2g.20gb@4` on an H100 or A30."""
+    """Parse a slot such as `2g.20gb@4` on an H100 or A30."""
     name, _, start = text.partition("@")
     profile = P(name)
     geometry = H100 if profile in H100 else A30
@@ -61,5 +61,5 @@ def slot(text: str) -> Slot:
 
 
 def layout(text: str = "") -> Layout:
-    """`2g.20gb@4 1g.10gb@0`."""
+    """Parse a layout such as `2g.20gb@4 1g.10gb@0`."""
     return Layout(slot(word) for word in text.split())

@@ -12,12 +12,12 @@ INVENTORY = {"kind": "inventory", "gpus": [{"uuid": "a", "mig": True, "geometry"
 
 
 def piece(text: str, gpu: str = "a") -> dict[str, Any]:
-    place = slot(text)
+    held_slot = slot(text)
     return {
         "gpu": gpu,
-        "profile": place.profile.name,
-        "start": place.placement.start,
-        "size": place.placement.size,
+        "profile": held_slot.profile.name,
+        "start": held_slot.placement.start,
+        "size": held_slot.placement.size,
     }
 
 

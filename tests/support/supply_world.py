@@ -1,4 +1,4 @@
-"""A small cluster for tests of whole rounds: the simulated Slurm and nodes, phase by phase, and the real controller."""
+"""A small cluster for tests of whole rounds: the simulated Slurm and nodes in single steps, and the real controller."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CATALOG = "migcatalog"
 
 
 class SteppedMachines:
-    """What Slurm starts waits for its Prolog; what Slurm ends is left to whoever steps."""
+    """Machines whose started jobs wait for `prologs`, and whose terminated jobs are passed to a callback."""
 
     def __init__(self) -> None:
-        #: told of what Slurm ends
+        #: called with each job that Slurm terminates
         self.terminated: Callable[[JobRow], object] = lambda row: None
-        #: started and not yet begun; everything that was ever started
+        #: jobs that wait for their Prolog; all jobs ever started
         self.to_start: list[JobRow] = []
         self.started: list[tuple[int, tuple[str, ...]]] = []
 
@@ -39,7 +39,7 @@ class SteppedMachines:
         self.started.append((row.job_id, row.nodes))
 
     def signal(self, row: JobRow, name: str) -> None:
-        """Whoever steps looks at Slurm's `signals`."""
+        """Do nothing: tests read Slurm's `signals`."""
 
     def terminate(self, row: JobRow) -> None:
         """See records.Machines."""
@@ -47,10 +47,10 @@ class SteppedMachines:
 
 
 class SteppedSlurm(SimulatedSlurm):
-    """A simulated Slurm whose passes and jobs go step by step: what has started waits for its Prolog.
+    """A simulated Slurm that schedules and starts jobs step by step: started jobs wait for their Prolog.
 
     Args:
-        width: how many nodes the catalog has, which is how wide a job may be that waits for what none offers.
+        width: number of catalog nodes: the largest number of nodes of a job that may wait for a profile not offered.
     """
 
     def __init__(self, clock: VirtualClock, settings: SlurmSettings | None = None, width: int = 2) -> None:
@@ -61,7 +61,7 @@ class SteppedSlurm(SimulatedSlurm):
         self.width = width
 
     def catalog(self, geometry: Geometry, gpus: int) -> None:
-        """DOWN nodes that list what one node with these GPUs may ever offer."""
+        """Add DOWN nodes that list everything that a node with these GPUs may offer."""
         counts = {info.profile.gres_type: info.max_instances * gpus for info in geometry.profiles}
         for number in range(self.width):
             self.add_node(
@@ -70,7 +70,7 @@ class SteppedSlurm(SimulatedSlurm):
 
     @property
     def real(self) -> dict[str, NodeRecord]:
-        """The nodes beside the catalog."""
+        """The nodes except those of the catalog."""
         return {name: machine for name, machine in self.machines.items() if not name.startswith(CATALOG)}
 
     def submit(self, want: str, *, runs: float = 100.0, limit: int | None = 600, **more: Any) -> int:
@@ -79,12 +79,12 @@ class SteppedSlurm(SimulatedSlurm):
         return job
 
     def runs_s(self, row: JobRow) -> float:
-        """How long a job or the task of an array runs."""
+        """Return the run time of a job or array task, seconds."""
         return self.runs.get(row.job_id, self.runs.get(row.array_job or 0, 100.0))
 
 
 class World:
-    """Everything together; `step` is one second in which all goes well, the rest is for those in which it does not."""
+    """A cluster with its controller; `step` simulates a second without failures, other methods simulate failures."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class World:
         return self.slurm.stepped.to_start
 
     def new_loop(self, told: dict[str, dict[str, int]] | None = None) -> None:
-        """The service is started (again)."""
+        """Start the service (again)."""
         self.loop = SupplyController(
             self.slurm,
             self.nodes,
@@ -140,7 +140,7 @@ class World:
         return report
 
     def start(self) -> None:
-        """Slurm's cycle; the Prologs of what it started run later."""
+        """Run Slurm's scheduler; the Prologs of started jobs run later."""
         self.slurm.schedule()
 
     def prologs(self) -> None:
@@ -148,7 +148,7 @@ class World:
             self.prolog(self.to_start.pop(0))
 
     def prolog(self, row: JobRow) -> None:
-        """A started job gets its slices, or goes back into the queue."""
+        """Run the Prolog of a started job: it gets its slices, or is requeued."""
         if self.slurm.queue.get(row.job_id) is not row:
             return  # ended before
         if self.nodes.prolog(row):
@@ -158,12 +158,12 @@ class World:
             self.slurm.released(row.job_id)
 
     def terminated(self, row: JobRow) -> None:
-        """Slurm ends a job (its time limit, say); its Epilog runs with the next that finish."""
+        """Note a job terminated by Slurm (e.g. at its time limit); its Epilog runs in the next `finish`."""
         self.ends.pop(row.job_id, None)
         self.killed.append(row.job_id)
 
     def finish(self) -> None:
-        """Jobs whose time has come: their Epilogs run, and Slurm hears of it."""
+        """End the jobs whose run time is over: tell Slurm, and run their Epilogs."""
         for job, end in sorted(self.ends.items()):
             if end <= self.clock.time():
                 self.slurm.completed(job)
@@ -172,7 +172,7 @@ class World:
             self.leave(self.killed.pop(0))
 
     def leave(self, job: int) -> None:
-        """The Epilogs of a job run."""
+        """Run the Epilogs of a job."""
         self.nodes.epilog(job)
         self.slurm.released(job)
         self.ends.pop(job, None)
@@ -197,7 +197,7 @@ class World:
 
 
 def backed(machines: Mapping[str, NodeRecord], nodes: SimulatedNodes) -> None:
-    """Every count that Slurm could start a job on has a slot in the plan that the node knows."""
+    """Assert that every count on which Slurm could start a job has a slot in the plan that the node knows."""
     known, held = nodes.known, nodes.held
     for name, machine in machines.items():
         slots: Counter[Profile] = Counter()

@@ -1,4 +1,4 @@
-"""What a page shows below a command, and whether a program's output is that."""
+"""Read the output that a page shows below a command, and compare it with a program's output."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def transcript(page: str, command: str) -> str:
 
 
 def shows(shown: str, output: str) -> bool:
-    """Whether the output has what is shown; `...` stands for more, and blanks and ends of lines are alike."""
+    """Return whether the output contains what is shown; `...` matches anything, and all whitespace is equal."""
     pieces = (re.escape(" ".join(piece.split())) for piece in shown.split("..."))
     return re.search(".*?".join(pieces), " ".join(output.split())) is not None

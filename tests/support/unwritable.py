@@ -13,7 +13,7 @@ from tests.support.nodes import Node
 
 @contextmanager
 def full(node: Node) -> Iterator[None]:
-    """Not a byte is left."""
+    """Fill the node's disk to the last byte."""
     ballast = node.disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         for size in (65536, 4096, 1):
@@ -46,11 +46,11 @@ sys.stdin.read()
 
 @contextmanager
 def locked(node: Node) -> Iterator[None]:
-    """Another process has the journal locked."""
+    """Let another process hold a lock on the journal."""
     line = [sys.executable, "-c", HOLD, f"{node.config.state_dir}/{NAME}"]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"locked\n"
         try:
             yield
         finally:
-            holder.kill()  # a hook that was forked meanwhile has the pipe open too
+            holder.kill()  # closing the pipe is not enough: a hook forked meanwhile has it open too

@@ -1,4 +1,4 @@
-"""A record of an autumn of two accounts, for `migbatch usage` and `migbatch waste`."""
+"""A record of two accounts over an autumn, for `migbatch usage` and `migbatch waste`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ H = 3600.0
 
 
 def at(text: str) -> float:
-    """Unix seconds of a local time, `10-02T12:00` of 2026."""
+    """Return the unix seconds of a local time of 2026, such as `10-02T12:00`."""
     return datetime.fromisoformat(f"2026-{text}").timestamp()
 
 
 def describe(node: Node, ts: float, count: int = 2, *, mig: bool = True) -> dict[str, Any]:
-    """An inventory of H100s."""
+    """Create an inventory event of H100s."""
     geometry = H100.geometry.to_dict()
     gpus = [
         {
@@ -49,13 +49,13 @@ def run(
     state: str = "COMPLETED",
     **stop: Any,
 ) -> None:
-    """A job from its submission to its end: what Slurm says of it, and what its node does."""
-    held = list(slices or [piece(gpu=f"GPU-{node.name}-0")])
-    who: dict[str, Any] = {"user": user, "uid": uid, "account": account, "partition": partition}
-    row = {"job_id": job, "restarts": 0, "name": f"job{job}", "submit": start - waited, "start": start, **who}
+    """Record a job from its submission to its end, by Slurm and by its node."""
+    held_slices = list(slices or [piece(gpu=f"GPU-{node.name}-0")])
+    identity: dict[str, Any] = {"user": user, "uid": uid, "account": account, "partition": partition}
+    row = {"job_id": job, "restarts": 0, "name": f"job{job}", "submit": start - waited, "start": start, **identity}
     store.upsert_jobs([{**row, "state": "RUNNING"}], now=start)
-    node.send(node.start(start + 2.0, job, *held, **who))
+    node.send(node.start(start + 2.0, job, *held_slices, **identity))
     if end is not None:
-        # the Epilog gives slices back after Slurm's end of the job
-        node.send(node.stop(end + 3.0, job, *held, **stop))
+        # the Epilog releases slices after Slurm has ended the job
+        node.send(node.stop(end + 3.0, job, *held_slices, **stop))
         store.upsert_jobs([{**row, "state": state, "end": end}], now=end)

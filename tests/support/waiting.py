@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does."""
+"""Wait for effects of other threads or processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-PATIENCE_S = 120.0  # machines that do much else at the same time are slow
+PATIENCE_S = 120.0  # long, for busy machines
 
 T = TypeVar("T")
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 def eventually(check: Callable[[], T], timeout: float = PATIENCE_S) -> T:
     """Return the first result of `check()` that is true; a test never sleeps for a guessed time.
 
-    The longer a check takes, the longer is the pause after it: what is waited for needs the processors.
+    The longer a check takes, the longer the pause after it, so that the awaited work gets the processors.
     """
     end = time.monotonic() + timeout
     while True:

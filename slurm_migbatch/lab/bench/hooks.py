@@ -81,7 +81,7 @@ def measure(rounds: int = 300, gpu_type: str = "h100-80gb") -> dict[str, Any]:
 
 
 def _both(home: Path, machine: SimulatedMachine, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The series with the agent, and that without it."""
+    """Measure the series with the agent, then the one without it."""
     agent = _start_agent(home)
     try:
         _job(home, 1, {})
@@ -136,7 +136,7 @@ def _start_agent(home: Path) -> subprocess.Popen[bytes]:
 
 
 def _series(home: Path, machine: SimulatedMachine, rounds: int, first_job: int) -> dict[str, Any]:
-    """One warm-up job, which creates the slice, then `rounds` jobs that find it."""
+    """Run one warm-up job, which creates the slice, then time `rounds` jobs that reuse it."""
     base = [sys.executable, "-I", "-S", "-c", "pass"]
     times: dict[str, list[float]] = {name: [] for name in ("python", *HOOKS)}
     _job(home, first_job, {})
@@ -167,21 +167,23 @@ def _job(home: Path, job: int, times: Mapping[str, list[float]]) -> None:
         "SLURM_JOB_RESTART_COUNT": "0",
         "SLURMD_NODENAME": NODE,
     }
-    own = {
+    hook_variables = {
         "prolog": {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"},
         "task_prolog": {"SLURM_STEP_ID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1"},
         "epilog": {"SLURM_SCRIPT_CONTEXT": "epilog_slurmd", "SLURM_JOB_EXIT_CODE2": "0:0"},
     }
     for hook in HOOKS:
         spent = _run(
-            [str(home / "hooks" / hook)], {**common, **own[hook]}, expect="MIG-" if hook == "task_prolog" else ""
+            [str(home / "hooks" / hook)],
+            {**common, **hook_variables[hook]},
+            expect="MIG-" if hook == "task_prolog" else "",
         )
         if times:
             times[hook].append(spent)
 
 
 def _run(argv: Sequence[str], env: Mapping[str, str], expect: str = "") -> float:
-    """Seconds from start to end of a process, as slurmd sees them.
+    """Run a process; return the seconds from its start to its end, as slurmd sees them.
 
     Raises:
         BenchError: it failed, or its output is not as expected.

@@ -62,13 +62,13 @@ class LargeSite:
     on a node, two wait for another job, two for their time to begin, and one excludes nodes.
 
     Args:
-        geometry: of every GPU.
+        geometry: geometry of every GPU.
         nodes, gpus: nodes, and GPUs per node.
-        pending: rows of the queue that wait.
-        seed: of all that is drawn.
+        pending: number of pending rows of the queue.
+        seed: seed of all random draws.
 
     Attributes:
-        gpus: all of them.
+        gpus: number of all GPUs.
         now: unix seconds.
         view: what the nodes hold.
     """
@@ -103,25 +103,25 @@ class LargeSite:
             held = self._held[name] = {f"GPU-{n}-{g}": self._busy(name) for g in range(gpus)}
             self.view.apply(name, [{"kind": "inventory", "gpus": [{"uuid": uuid, **description} for uuid in held]}])
             self.view.set_complete(name, True)
-            self._tell(name, "start", [(uuid, s, run) for uuid, some in held.items() for s, run in some.items()])
+            self._tell(name, "start", [(uuid, s, run) for uuid, slots in held.items() for s, run in slots.items()])
             self._gres[name] = {plain[-1].gres_type: total, "none": total}
         self.submit()
 
     # -- SlurmClient and plan board, as far as a round uses them ---------------------------------------------------
 
     def jobs(self) -> tuple[JobRow, ...]:
-        """Slurm's queue: what runs, and what waits in its order."""
+        """Return Slurm's queue: running jobs, then pending jobs in their order."""
         return (*self._running.values(), *self._waiting.values())
 
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
-        """The jobs that run on some nodes."""
+        """Return the jobs that run on some nodes."""
         if len(nodes) == len(self._held):
             return list(self._running.values())
         jobs = {job for node in nodes for held in self._held[node].values() for job, _ in held.values()}
         return [self._running[job] for job in sorted(jobs)]
 
     def nodes(self) -> list[NodeRow]:
-        """Slurm's nodes."""
+        """Return Slurm's nodes."""
         rows = []
         for name, gpus in self._held.items():
             used = self._used.get(name)
@@ -144,7 +144,7 @@ class LargeSite:
         return self._board.current(node)
 
     def publish(self, node: str, gpus: GpuSlots, guests: Guests | None = None) -> int:
-        """Make this the plan of a node, which applies it at once."""
+        """Publish a node's plan, which the node applies at once."""
         version = self._board.publish(node, gpus, guests)
         self._board.confirm(node, version)
         self._renewed[node] = None
@@ -181,10 +181,12 @@ class LargeSite:
         rows = [self._running.pop(job) for job in ended]
         runs = {(row.job_id, 0) for row in rows}
         for node in dict.fromkeys(name for row in rows for name in row.nodes):
-            over = [(uuid, s, run) for uuid, held in self._held[node].items() for s, run in held.items() if run in runs]
-            for uuid, slot, _ in over:
+            ended_slices = [
+                (uuid, s, run) for uuid, held in self._held[node].items() for s, run in held.items() if run in runs
+            ]
+            for uuid, slot, _ in ended_slices:
                 del self._held[node][uuid][slot]
-            self._tell(node, "stop", over)
+            self._tell(node, "stop", ended_slices)
             self._renewed[node] = None
         for job in self._random.sample(list(self._waiting), min(count // 10, len(self._waiting))):
             del self._waiting[job]

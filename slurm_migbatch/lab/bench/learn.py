@@ -59,9 +59,9 @@ def measure(runs: int = 10_000, models: int = 1000, progress: Say = silent) -> d
         Figures and bars.
     """
     chance = random.Random(20)  # noqa: S311 synthetic jobs
-    with tempfile.TemporaryDirectory(prefix="migbatch-bench-") as place:
-        geometry = _geometry(Path(place) / "machine")
-        config = _config(Path(place), _made_up(models, chance))
+    with tempfile.TemporaryDirectory(prefix="migbatch-bench-") as folder:
+        geometry = _geometry(Path(folder) / "machine")
+        config = _config(Path(folder), _made_up(models, chance))
         progress(f"generating {runs} runs", 0)
         _fill(config, geometry, runs, chance)
         first = _refit(config, progress)
@@ -96,20 +96,20 @@ def _geometry(place: Path) -> Geometry:
 
 
 def _made_up(count: int, chance: random.Random) -> dict[str, ModelConfig]:
-    """Specifications of models in addition to the built-in ones with curves, `count` in all."""
-    found = {}
+    """Return specifications of models in addition to the built-in ones with curves, `count` in all."""
+    specifications = {}
     for number in range(count - sum(not generates(model.name) for model in BUILT_IN)):
-        text = chance.random() < 0.5
-        found[f"made-up-{number}"] = ModelConfig(
-            family="encoder" if text else "cnn",
+        is_text = chance.random() < 0.5
+        specifications[f"made-up-{number}"] = ModelConfig(
+            family="encoder" if is_text else "cnn",
             params_m=math.exp(chance.uniform(math.log(5), math.log(1500))),
             gflops=math.exp(chance.uniform(math.log(0.5), math.log(300))),
-            unit="tok" if text else "px",
-            reference=128 if text else 224,
+            unit="tok" if is_text else "px",
+            reference=128 if is_text else 224,
             kernels=chance.randint(50, 600),
             activation_mib=math.exp(chance.uniform(math.log(2), math.log(200))),
         )
-    return found
+    return specifications
 
 
 def _config(place: Path, models: dict[str, ModelConfig]) -> Config:
@@ -140,7 +140,7 @@ def _fill(config: Config, geometry: Geometry, runs: int, chance: random.Random) 
 def _runs(
     facts: list[ModelFacts], geometry: Geometry, runs: int, chance: random.Random
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
-    """Rows of decisions, runs and leases."""
+    """Yield the rows of decision, run and lease of each run."""
     speed = facts_of(geometry.name)
     assert speed is not None
     plain = [info for info in geometry.profiles if not info.profile.suffix]
@@ -174,16 +174,16 @@ def _runs(
 
 def _refit(config: Config, progress: Say) -> dict[str, Any]:
     wall, cpu = time.perf_counter(), time.process_time()
-    found = run(config, force="a benchmark", progress=progress)["refit"]
+    refit = run(config, force="a benchmark", progress=progress)["refit"]
     return {
         "wall_s": round(time.perf_counter() - wall, 2),
         "own_s": round(time.process_time() - cpu, 2),
-        **{name: found.get(name) for name in ("outcome", "why", "rows", "check")},
+        **{name: refit.get(name) for name in ("outcome", "why", "rows", "check")},
     }
 
 
 def _predict(config: Config, geometry: Geometry, chance: random.Random) -> dict[str, Any]:
-    """Choices of slices, each of another cell, as in the submit service."""
+    """Time choices of slices, each for another cell, as in the submit service."""
     began = time.perf_counter()
     chooser = chooser_of(config)
     loading = time.perf_counter() - began
@@ -192,10 +192,10 @@ def _predict(config: Config, geometry: Geometry, chance: random.Random) -> dict[
     name = short_name(geometry.name, geometry.full.profile.memory_gb)
     partition = Partition("gpu", (GpuKind(name, geometry, speed.tflops, speed.bandwidth_gbs, speed.sm_count),))
     names = sorted(chooser.grids)
-    spent: list[float] = []
-    own: list[float] = []
+    wall_s: list[float] = []
+    cpu_s: list[float] = []
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # both as in the answering process
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # priority and disabled collector as in the answering process
     gc.disable()
     try:
         for number in range(_ASKED + 50):
@@ -204,13 +204,13 @@ def _predict(config: Config, geometry: Geometry, chance: random.Random) -> dict[
             began, thread_began = time.perf_counter(), time.thread_time()
             chooser.choose(hints, partition)
             if number >= 50:
-                own.append(time.thread_time() - thread_began)
-                spent.append(time.perf_counter() - began)
+                cpu_s.append(time.thread_time() - thread_began)
+                wall_s.append(time.perf_counter() - began)
     finally:
         gc.enable()
     return {
         "known": len(names),
         "loading_s": round(loading, 3),
-        "own": Times.of(own).to_dict(),
-        "wall": Times.of(spent).to_dict(),
+        "own": Times.of(cpu_s).to_dict(),
+        "wall": Times.of(wall_s).to_dict(),
     }

@@ -35,7 +35,7 @@ def measure(
     say: Say = silent,
     slurm_root: str = "",
 ) -> dict[str, Any]:
-    """The whole experiment: both ways on a test bed of their own, one after the other (root, about 20 minutes).
+    """Run the whole experiment: both ways, each on its own test bed, one after the other (root, about 20 minutes).
 
     Raises:
         NotMeasurable: a job was refused, or did not end.
@@ -77,13 +77,13 @@ def _bars(half: Mapping[str, Any], lending: Mapping[str, Any]) -> list[Bar]:
         Bar("steps lost that a checkpoint had saved", float(lending["steps_lost"] + half["steps_lost"]), 0.0),
     ]
     for name, way in (("half", half), ("lending", lending)):
-        off = abs(way["jct_s"] / way["predicted"]["jct_s"] - 1.0)
-        bars.append(Bar(f"{name}: error of the predicted mean JCT", off, TARGET_PREDICTION))
+        error = abs(way["jct_s"] / way["predicted"]["jct_s"] - 1.0)
+        bars.append(Bar(f"{name}: error of the predicted mean JCT", error, TARGET_PREDICTION))
     return bars
 
 
 def run(wave: Wave, lending: bool, say: Say = silent, slurm_root: str = "") -> dict[str, Any]:
-    """One way, on a test bed of its own (with the Slurm of `slurm_root`, if given); its figures."""
+    """Run one way on its own test bed (with the Slurm of `slurm_root`, if given); return its figures."""
     exempt = {"PreemptExemptTime": format_clock(waves.exempt_s(wave))}
     with wavebed.bed_for(wave, waves.settings(wave), slurm_root, _partitions(wave, lending), exempt) as bed:
         library = wavebed.install(bed.directory / "elastic")

@@ -36,7 +36,7 @@ STEP_S: Final = 0.2
 
 
 def measure(data: Path, seed: int = 1, say: Say = silent, slurm_root: str = "") -> dict[str, Any]:
-    """The whole experiment: both ways on a test bed of their own, one after the other (root, about 20 minutes).
+    """Run the whole experiment: both ways, each on its own test bed, one after the other (root, about 20 minutes).
 
     Raises:
         NotMeasurable: the trace is missing, a job was refused, or did not end.
@@ -53,9 +53,9 @@ def measure(data: Path, seed: int = 1, say: Say = silent, slurm_root: str = "") 
     for name, moves in ((STILL, False), (OURS, True)):
         predicted = movewave.figures(wave, movewave.predict(wave, moves, release))
         say(f"{name}: {len(wave.drawn.kinds)} jobs on a real Slurm", 0)
-        outcomes[name], found = run(wave, moves, say, slurm_root)
+        outcomes[name], move_figures = run(wave, moves, say, slurm_root)
         settled = provenance(DECIDES, movewave.config(wave, moves))
-        ways[name] = {**movewave.figures(wave, outcomes[name]), **found, **settled, "predicted": predicted}
+        ways[name] = {**movewave.figures(wave, outcomes[name]), **move_figures, **settled, "predicted": predicted}
     over = [round(value, 4) for value in movewave.wait_over(outcomes[OURS], outcomes[STILL])]
     return {
         "bench": "live --moves",
@@ -85,34 +85,34 @@ def bars(ours: Mapping[str, Any], still: Mapping[str, Any]) -> list[Bar]:
         Bar("mean wait with moves relative to no moves", fragmentation.ratio(ours["wait_s"], still["wait_s"]), 1.0),
         Bar("mean completion time with moves relative to no moves", ours["jct_s"] / still["jct_s"], 1.0),
     ]
-    both = (ours, still)
+    ways = (ours, still)
     zeros = {
         "inference jobs that were moved or restarted": ("inference_moves", "inference_restarts"),
         "jobs that did not complete": ("failed",),
         "steps lost that a checkpoint had saved": ("steps_lost",),
     }
-    found += [Bar(name, float(sum(way[key] for way in both for key in keys)), 0.0) for name, keys in zeros.items()]
+    found += [Bar(name, float(sum(way[key] for way in ways for key in keys)), 0.0) for name, keys in zeros.items()]
     for name, way in ((OURS, ours), (STILL, still)):
-        off = abs(way["jct_s"] / way["predicted"]["jct_s"] - 1.0)
-        found.append(Bar(f"{name}: error of the predicted mean completion time", off, TARGET_PREDICTION))
+        error = abs(way["jct_s"] / way["predicted"]["jct_s"] - 1.0)
+        found.append(Bar(f"{name}: error of the predicted mean completion time", error, TARGET_PREDICTION))
     return found
 
 
 def run(wave: MoveWave, moves: bool, say: Say = silent, slurm_root: str = "") -> tuple[Outcome, dict[str, Any]]:
-    """One way, on a test bed of its own (with the Slurm of `slurm_root`, if given): jobs, and figures of moves."""
+    """Run one way on its own test bed (with the Slurm of `slurm_root`, if given); return jobs, and figures of moves."""
     with wavebed.bed_for(wave, movewave.settings(wave, moves), slurm_root, {}) as bed:
         library = wavebed.install(bed.directory / "elastic")
         played = wavebed.play(bed, plans(wave, library), say)
-    left = {user: iter(jobs) for user, jobs in played.jobs.items()}
-    jobs = [next(left[_user(kind.served)]) for kind in wave.drawn.kinds]
+    remaining = {user: iter(jobs) for user, jobs in played.jobs.items()}
+    jobs = [next(remaining[_user(kind.served)]) for kind in wave.drawn.kinds]
     outcome: Outcome = [Served(job.started - job.submitted, job.ended - job.submitted, job.runs - 1) for job in jobs]
     inference = {job.job for job in played.jobs[wavebed.INFERENCE_USER]}
-    away = [pause for job in jobs for pause in job.pauses_s]
+    pauses_s = [pause for job in jobs for pause in job.pauses_s]
     return outcome, {
         "moves": len(played.moved),
         "inference_moves": sum(1 for job in played.moved if job in inference),
-        "away_s": round(statistics.fmean(away), 2) if away else None,
-        "away_max_s": round(max(away), 2) if away else None,
+        "away_s": round(statistics.fmean(pauses_s), 2) if pauses_s else None,
+        "away_max_s": round(max(pauses_s), 2) if pauses_s else None,
         "failed": sum(played.failed(user) for user in played.jobs),
         "steps_lost": played.steps_lost,
         "drained_nodes": list(played.drained),
@@ -130,16 +130,16 @@ def plans(wave: MoveWave, library: Path) -> dict[str, list[wavebed.WaveJob]]:
 
     Each step of a training job takes `STEP_S` seconds on its slice.
     """
-    found: dict[str, list[wavebed.WaveJob]] = {wavebed.INFERENCE_USER: [], wavebed.TRAINING_USER: []}
+    jobs_by_user: dict[str, list[wavebed.WaveJob]] = {wavebed.INFERENCE_USER: [], wavebed.TRAINING_USER: []}
     gpu = geometry(wave.gpu_type)
     for at, kind, limit_s in zip(wave.drawn.times, wave.drawn.kinds, wave.limits_s, strict=True):
         options = ("-p", "gpu", f"--gres=mig:{kind.profile.name}:1", f"--time={limit_s // 60}")
         if kind.served:
             job = wavebed.WaveJob(at, (*options, "-o", "/dev/null"), f"sleep {kind.seconds}")
         else:
-            more = ("--requeue", "--open-mode=append", f"--comment={fragmentation.RESTARTABLE}")
+            training_options = ("--requeue", "--open-mode=append", f"--comment={fragmentation.RESTARTABLE}")
             step_s = round(STEP_S * usual_speed(gpu, kind.profile), 4)
             command = wavebed.training_command(library, max(1, round(kind.seconds / STEP_S)), step_s)
-            job = wavebed.WaveJob(at, (*options, *more), command)
-        found[_user(kind.served)].append(job)
-    return found
+            job = wavebed.WaveJob(at, (*options, *training_options), command)
+        jobs_by_user[_user(kind.served)].append(job)
+    return jobs_by_user

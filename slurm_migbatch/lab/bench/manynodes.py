@@ -32,7 +32,7 @@ _ROUND: Final = re.compile(r"(?m)^migbatch_supply_round_seconds_(sum|count) (\S+
 def measure(
     nodes: int = 256, gpus: int = 8, jobs: int = 512, say: Say = silent, slurm_root: str = "", rest_s: float = REST_S
 ) -> dict[str, Any]:
-    """The whole measurement (root, some minutes).
+    """Run the whole measurement (root, some minutes).
 
     Args:
         nodes, gpus: of the test bed, H100s.
@@ -56,7 +56,7 @@ def measure(
         wait_until(lambda: _offering(client) >= nodes, _PATIENCE_S, "an offer of every node", every=1.0)
         start_s = time.monotonic() - begun
         say(f"without jobs, {rest_s:g} s", 4)
-        rest = _phase(bed, lambda: time.sleep(rest_s))
+        without_jobs = _phase(bed, lambda: time.sleep(rest_s))
         say(f"{jobs} jobs", 4)
         busy = _phase(bed, lambda: _run(bed, client, jobs))
         say("updates of all nodes, combined and one by one", 4)
@@ -68,7 +68,7 @@ def measure(
         "gpus": gpus,
         "jobs": jobs,
         "start_s": start_s,
-        "phases": {"rest": rest, "jobs": busy},
+        "phases": {"rest": without_jobs, "jobs": busy},
         "updates": updates,
     }
 
@@ -103,17 +103,17 @@ def _offering(client: CliClient) -> int:
 
 def _rounds(bed: Cluster) -> tuple[float, float]:
     """Return the rounds of supply and their seconds since migbatchd's start."""
-    until = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _PATIENCE_S
     while True:
-        # all nodes share one address here: new connections close older ones, possibly this one
+        # all nodes share one address here: new connections may close this one
         try:
-            found = {name: float(value) for name, value in _ROUND.findall(bed.product.metrics())}
+            samples = {name: float(value) for name, value in _ROUND.findall(bed.product.metrics())}
         except OSError:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
         else:
-            return found.get("count", 0.0), found.get("sum", 0.0)
+            return samples.get("count", 0.0), samples.get("sum", 0.0)
 
 
 def _changes(bed: Cluster) -> int:
@@ -127,12 +127,12 @@ def _updates(bed: Cluster, client: CliClient) -> dict[str, dict[str, Any]]:
     """Set every node's current offer, by the calls of a round and by one call for each node."""
     rows = [row for row in client.nodes() if "DOWN" not in row.states and row.gres]
     offers = {row.name: gres_string({k: n for k, n in row.gres.items() if k != LOAN}, row) for row in rows}
-    found = {}
+    figures = {}
     for way, calls in (("together", [offers]), ("apart", [{name: offer} for name, offer in offers.items()])):
         before, begun = diag(bed), time.monotonic()
         for call in calls:
             client.set_gres(call)
         seconds = time.monotonic() - begun
         rpcs = diag(bed).since(before).types.get(UPDATE, RpcCount(0, 0.0))
-        found[way] = {"seconds": seconds, "rpcs": rpcs.count, "rpc_s": rpcs.seconds}
-    return found
+        figures[way] = {"seconds": seconds, "rpcs": rpcs.count, "rpc_s": rpcs.seconds}
+    return figures

@@ -137,7 +137,7 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
         does nothing, `starts` the processor time of a command over it.
     """
     end = float(int(time.time()))
-    # Chromium's helpers may write there for a moment after it has ended
+    # Chromium's helpers may write to the directory shortly after it has ended
     with tempfile.TemporaryDirectory(prefix="migacct-bench-", ignore_cleanup_errors=True) as directory:
         path, page = Path(directory) / "bench.db", Path(directory) / "page.html"
         began = time.perf_counter()
@@ -155,8 +155,8 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
             for name, options in _queries(runs, days, end)
         ]
         configured = {"MIGBATCH_CONFIG": f"{directory}/migbatch.toml", "MIGBATCH_DB": ""}
-        named = "one job, by migbatch.toml"
-        queries.append(_time(path, _MIGACCT, named, ["-n", "-j", str(runs // 2)], repeats, start_s, configured))
+        by_config = "one job, by migbatch.toml"
+        queries.append(_time(path, _MIGACCT, by_config, ["-n", "-j", str(runs // 2)], repeats, start_s, configured))
         others = {
             key: _time(path, _MIGBATCH, name, words, repeats, start_s)
             for key, name, words in _others(runs, days, end, Path(directory), page)
@@ -165,7 +165,7 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
         size = path.stat().st_size
     # writing a table of a hundred thousand lines takes long
     worst = max(query["median_s"] for query in queries if query["name"] != "30 days")
-    made_s = others["page"]["median_s"]
+    generated_s = others["page"]["median_s"]
     drawn = "generated and drawn" if drawn_s is not None else "generated"
     return {
         "runs": runs,
@@ -183,7 +183,9 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
                 if query["name"] in _USUAL
             ),
             Bar("migacct, slowest query [s]", worst, TARGET_S).to_dict(),
-            Bar(f"migbatch report, {runs // 10:,} runs, {drawn} [s]", made_s + (drawn_s or 0), PAGE_TARGET_S).to_dict(),
+            Bar(
+                f"migbatch report, {runs // 10:,} runs, {drawn} [s]", generated_s + (drawn_s or 0), PAGE_TARGET_S
+            ).to_dict(),
         ],
     }
 
@@ -195,15 +197,15 @@ def drawing_s(page: Path, directory: Path, repeats: int) -> float | None:
         return None
     words = [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     words += ["--disable-background-networking", f"--user-data-dir={directory}/chromium", "--dump-dom", page.as_uri()]
-    took = []
+    seconds = []
     for _ in range(repeats):
         shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         # the page notes when it has drawn all
         drawn = re.search(r'<body[^>]* data-drawn="(\d+)"', shown)
         if drawn is None:
             raise NotMeasurable(f"{program} has not drawn the page: run it by hand, {' '.join(words)}")
-        took.append(int(drawn[1]) / 1000)
-    return statistics.median(took)
+        seconds.append(int(drawn[1]) / 1000)
+    return statistics.median(seconds)
 
 
 def _environment() -> dict[str, str]:
@@ -240,6 +242,6 @@ def _timed(command: list[str], environment: dict[str, str]) -> tuple[float, floa
     """Return how long a command took, its processor time (both seconds), and its lines."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, env=environment, capture_output=True, check=True)
-    took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    elapsed_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return took, cpu_s, done.stdout.count(b"\n")
+    return elapsed_s, cpu_s, done.stdout.count(b"\n")

@@ -33,7 +33,7 @@ def measure(
     say: Say = silent,
     slurm_root: str = "",
 ) -> dict[str, Any]:
-    """The whole measurement (root, some minutes).
+    """Run the whole measurement (root, some minutes).
 
     Args:
         pending: pending training jobs, each for a slice of any size.
@@ -116,19 +116,19 @@ def _waiting(client: CliClient) -> int:
 
 
 def _rounds(bed: Cluster) -> dict[str, dict[str, float]]:
-    """For both loops: rounds, their seconds, and how many took at most one second; all since the service's start."""
-    found: dict[str, dict[str, float]] = {
+    """Return for both loops: rounds, their seconds, and those of at most one second; since the service's start."""
+    loops: dict[str, dict[str, float]] = {
         name: {"count": 0.0, "sum": 0.0, "quick": 0.0} for name in ("lending", "supply")
     }
     for line in bed.product.metrics().splitlines():
         if match := _SAMPLE.match(line):
-            loop = found["lending" if "lending" in match[1] else "supply"]
-            kind = match[1].rpartition("_")[2]
-            if kind != "bucket":
-                loop[kind] = float(match[3])
+            loop = loops["lending" if "lending" in match[1] else "supply"]
+            suffix = match[1].rpartition("_")[2]
+            if suffix != "bucket":
+                loop[suffix] = float(match[3])
             elif float(match[2]) == TARGET_S:
                 loop["quick"] = float(match[3])
-    return found
+    return loops
 
 
 def _between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

@@ -52,9 +52,9 @@ def diag(bed: Cluster) -> Diag:
 
 def parse_sdiag(output: str) -> Diag:
     """Read sdiag's output; raises SlurmError if it has no statistics of calls."""
-    head, found, rest = output.partition(_TYPES)
-    types, also_found, rest = rest.partition(_USERS)
-    if not found or not also_found:
+    head, types_title, rest = output.partition(_TYPES)
+    types, users_title, rest = rest.partition(_USERS)
+    if not types_title or not users_title:
         raise SlurmError(f"sdiag printed no statistics of remote procedure calls: {head.strip()[:200]!r}")
     return Diag(_rows(types), _rows(rest.partition("Pending RPC statistics")[0]))
 

@@ -37,28 +37,28 @@ def measure(rounds: int = 50) -> dict[str, Any]:
         try:
             (gpu,) = driver.gpus()
             info = next(info for info in gpu.geometry().profiles if info.profile.name == "1g.10gb")
-            made = [gpu.create(slot) for slot in info.slots]
-            for number, instance in enumerate(made):
+            instances = [gpu.create(slot) for slot in info.slots]
+            for number, instance in enumerate(instances):
                 machine.start_process(str(instance.mig_uuid), _FIRST_PID + number, memory_mib=1000)
                 machine.set_load(str(instance.mig_uuid), sm=50, dram=20)
             memory: list[float] = []
             activity: list[float] = []
             for _ in range(rounds):
                 time.sleep(LEAST_S * 1.1)
-                for instance in made:
+                for instance in instances:
                     memory.append(_seconds(lambda i=instance: gpu.processes(i) and gpu.memory_used(i)))  # type: ignore[misc]
                     activity.append(_seconds(lambda i=instance: gpu.activity(i, (1, 0))))  # type: ignore[misc]
         finally:
             driver.close()
-    every: float = NodeConfig._field_defaults["sample_every"]
+    sample_every_s: float = NodeConfig._field_defaults["sample_every"]
     slice_s = (sum(memory) + sum(activity)) / len(memory)
-    share = slice_s * len(made) * _GPUS / every
+    share = slice_s * len(instances) * _GPUS / sample_every_s
     return {
         "bench": "sampling",
-        "slices": len(made),
+        "slices": len(instances),
         "memory": Times.of(memory).to_dict(),
         "activity": Times.of(activity).to_dict(),
-        "sample_every_s": every,
+        "sample_every_s": sample_every_s,
         "core_share": share,
         "most_core_share": 1 / PAUSE_FACTOR,
         "bars": [Bar(f"share of a core, {_GPUS} full GPUs", share, SHARE_TARGET).to_dict()],

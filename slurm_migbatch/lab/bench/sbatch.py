@@ -1,4 +1,4 @@
-"""Time sbatch with the submit filter, without, and with reduced filters, on private clusters.
+"""Time sbatch with the submit filter, without it, and with reduced filters, on private clusters.
 
 Reduced filters are scripts that do nothing, and the filter's own script in front of a process with a constant answer.
 
@@ -111,8 +111,8 @@ class Clusters:
 
     def sides(self, *, advice: bool) -> dict[str, tuple[Cluster, Path]]:
         """Return the clusters by name, each with the slurm.conf of its clients; `advice`: they load cli_filter."""
-        found = {"with": self.filtered, "asking": self.asking, "empty": self.empty, "without": self.without}
-        return {name: (cluster, _conf(cluster, advice=advice)) for name, cluster in found.items()}
+        clusters = {"with": self.filtered, "asking": self.asking, "empty": self.empty, "without": self.without}
+        return {name: (cluster, _conf(cluster, advice=advice)) for name, cluster in clusters.items()}
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def _answer_to(kind: Kind, filtered: Cluster) -> Answer:
 
 
 def _conf(cluster: Cluster, *, advice: bool) -> Path:
-    """A slurm.conf for clients; cli_filter is optional and runs inside sbatch itself."""
+    """Return a slurm.conf for clients; cli_filter is optional and runs inside sbatch itself."""
     if advice:
         return cluster.slurm_conf
     conf = cluster.slurm_conf.parent / "plain/slurm.conf"
@@ -198,7 +198,7 @@ class _Series:
         self.medians.append(statistics.median(spent))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form; `slurmctld_us`: time of one submission in slurmctld's statistics."""
+        """Return the JSON-able form; `slurmctld_us`: time of one submission in slurmctld's statistics."""
         spent = round(self._rpc_s / max(self._rpcs, 1) * 1e6)
         return {**Times.of(self.times).to_dict(), "slurmctld_us": spent}
 
@@ -222,34 +222,34 @@ def compare(
     names = list(sides)
     for number in range(math.ceil(submissions / block)):
         for kind in kinds:
-            turn = number % len(names)
-            for name in names[turn:] + names[:turn]:
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
                 series[kind.name][name].block(block)
     granted = clusters.filtered.run(["squeue", "-h", "-o", "%k"]).stdout.count("[mig:")
-    wanted = submissions * sum(kind.slices for kind in kinds)
-    if granted < wanted:
-        raise BenchError(f"the filter granted {granted} of {wanted} jobs a slice, so the times are invalid")
+    expected = submissions * sum(kind.slices for kind in kinds)
+    if granted < expected:
+        raise BenchError(f"the filter granted {granted} of {expected} jobs a slice, so the times are invalid")
     return {name: _figures(found) for name, found in series.items()}
 
 
 def _figures(series: Mapping[str, _Series]) -> dict[str, Any]:
-    found: dict[str, Any] = {name: figure.to_dict() for name, figure in series.items()}
+    figures: dict[str, Any] = {name: figure.to_dict() for name, figure in series.items()}
     for over, figure, other in (
         ("filter_over_none", series["with"], series["without"]),
         ("asking_over_none", series["asking"], series["without"]),
         ("empty_over_none", series["empty"], series["without"]),
         ("filter_over_empty", series["with"], series["empty"]),
     ):
-        ratios = [mine / its for mine, its in zip(figure.medians, other.medians, strict=True)]
+        ratios = [ours / theirs for ours, theirs in zip(figure.medians, other.medians, strict=True)]
         mean, low, high = mean_with_interval(ratios)
-        found[over] = {
+        figures[over] = {
             "ratio": statistics.median(ratios),
             "mean": mean,
             "interval_95": [low, high],
             "total": sum(figure.times) / sum(other.times),
             "undisturbed": quantile(figure.times, _UNDISTURBED) / quantile(other.times, _UNDISTURBED),
         }
-    return found
+    return figures
 
 
 def submit(

@@ -145,7 +145,7 @@ def _rounds(config: Config, site: LargeSite, rounds: int) -> SiteRounds:
 
 
 def _measured(config: Config, site: LargeSite, loop: Controller, recorder: FlightRecorder, rounds: int) -> SiteRounds:
-    found: list[dict[str, float]] = []
+    timings: list[dict[str, float]] = []
 
     def one() -> dict[str, float]:
         site.poll()
@@ -171,8 +171,8 @@ def _measured(config: Config, site: LargeSite, loop: Controller, recorder: Fligh
         site.end(CHURN)
         site.start()
         site.submit()
-        found.append(one())
-    later = [timing["supply"] for timing in found]
+        timings.append(one())
+    later = [timing["supply"] for timing in timings]
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     first_reading, reading = reading_s(site.jobs())
     names = ("observe", "plan", "advertise")
@@ -184,10 +184,10 @@ def _measured(config: Config, site: LargeSite, loop: Controller, recorder: Fligh
         rush_s=tuple(timing["supply"] for timing in rush),
         later_s=median(later),
         p99_s=quantile(later, 0.99),
-        dispatch_s=median([spent for timing in found if (spent := timing["dispatch"]) > _DECIDED_S] or [0.0]),
-        recording_s=median([timing["recording"] for timing in found]),
-        parts={name: median([timing[name] for timing in found]) for name in names},
-        changes=sum(timing["changes"] for timing in found) / len(found),
+        dispatch_s=median([spent for timing in timings if (spent := timing["dispatch"]) > _DECIDED_S] or [0.0]),
+        recording_s=median([timing["recording"] for timing in timings]),
+        parts={name: median([timing[name] for timing in timings]) for name in names},
+        changes=sum(timing["changes"] for timing in timings) / len(timings),
         first_reading_s=first_reading,
         reading_s=reading,
         checks_s=checks_s(site.jobs(), site.view.facts()),
@@ -198,7 +198,7 @@ def _measured(config: Config, site: LargeSite, loop: Controller, recorder: Fligh
 def _bars(sites: Sequence[SiteRounds], grown: float | None) -> list[Bar]:
     bars = []
     for site in sites:
-        first, later = next((found for gpus, found in TARGETS.items() if site.gpus <= gpus), (None, None))
+        first, later = next((target for gpus, target in TARGETS.items() if site.gpus <= gpus), (None, None))
         if first is not None and later is not None:
             bars.append(Bar(f"{site.gpus} GPUs: first round [s]", site.first_s, first))
             bars.append(Bar(f"{site.gpus} GPUs: later rounds, median [s]", site.later_s, later))

@@ -79,7 +79,7 @@ def measure(
 
 
 def _find(data: Path) -> Path:
-    found = [data] if data.is_file() else below(data, _FILE)
-    if not found:
+    paths = [data] if data.is_file() else below(data, _FILE)
+    if not paths:
         raise FileNotFoundError(2, f"no {_FILE} below it", str(data))
-    return found[0]
+    return paths[0]

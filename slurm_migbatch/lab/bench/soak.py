@@ -48,7 +48,7 @@ MIX = (
 )
 _COMMENT = "migbatch: model=bert-large batch=32 slo=200ms"
 
-#: users whose jobs count; as many hostile ones are added
+#: ordinary users, whose jobs count; as many hostile ones are added
 HONEST = 3
 #: maximum lag of supply behind Slurm, in seconds
 STALE_S = 10.0
@@ -57,7 +57,7 @@ DISK = "48m"
 #: seconds in which a node must have cleaned up after the last job
 SETTLE_S = 120.0
 _CLONE_NEWNS = 0x00020000
-#: lines of a list that are printed, and characters of a complaint that are kept
+#: printed lines of a list, and stored characters of a complaint
 _SHOWN, _COMPLAINT = 12, 160
 
 
@@ -96,8 +96,8 @@ def soak(  # noqa: PLR0913 - click passes one argument for each option
             node_conf={"StateDir": f"{disks}/%n/state"},
         ) as bed,
     ):
-        enemies = Hostiles(bed, [user.name for user in bed.users[HONEST:]], timeout + 60.0, parts) if hostile else None
-        figures = run_jobs(bed, jobs, seed, timeout, enemies)
+        hostiles = Hostiles(bed, [user.name for user in bed.users[HONEST:]], timeout + 60.0, parts) if hostile else None
+        figures = run_jobs(bed, jobs, seed, timeout, hostiles)
     bars = bars_of(figures)
     if as_json:
         click.echo(json.dumps({**figures, "bars": [bar.to_dict() for bar in bars]}, indent=2))
@@ -204,18 +204,18 @@ def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float, enemies: Hostil
         with enemies or nullcontext():
             submitted = {user: _submit(bed, user, texts) for user, texts in _scripts(honest, jobs, seed)}
             submission_s = time.monotonic() - began
-            ids = [job for found in submitted.values() for job in found]
+            ids = [job for of_user in submitted.values() for job in of_user]
             with suppress(TestbedError):  # reported as jobs that did not complete
                 wait_until(lambda: not _open(bed, honest), timeout, "the end of all jobs", every=2.0)
             wall = time.monotonic() - began
             states = {job: state for job, state in _states(bed, honest).items() if job in ids}
-        settled = ""
+        settle_error = ""
         try:
             wait_until(lambda: not _open(bed) and not leftovers(bed), SETTLE_S, "order after the last job", every=2.0)
         except TestbedError as error:
-            settled = str(error)
-        left = leftovers(bed) + [f"job {job} of the end: {state}" for job, state in _open(bed).items()]
-    kinds = _events(bed)
+            settle_error = str(error)
+        remaining = leftovers(bed) + [f"job {job} of the end: {state}" for job, state in _open(bed).items()]
+    event_counts = _events(bed)
     figures = {
         "jobs": jobs,
         "submitted": len(ids),
@@ -223,14 +223,14 @@ def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float, enemies: Hostil
         "states": dict(Counter(states.values())),
         "wall_s": round(wall, 1),
         "submission_s": round(submission_s, 1),
-        "starts": kinds.get("start", 0),
-        "warm_starts": kinds.get("warm", 0),
-        "unplanned_starts": kinds.get("unplanned", 0),
-        "creates": kinds.get("create", 0),
-        "destroys": kinds.get("destroy", 0),
-        "misfits": kinds.get("misfit", 0),
+        "starts": event_counts.get("start", 0),
+        "warm_starts": event_counts.get("warm", 0),
+        "unplanned_starts": event_counts.get("unplanned", 0),
+        "creates": event_counts.get("create", 0),
+        "destroys": event_counts.get("destroy", 0),
+        "misfits": event_counts.get("misfit", 0),
         "drained_nodes": [f"{node}: {why}" for node, why in observed.drained.items()],
-        "leftovers": left if settled else [],
+        "leftovers": remaining if settle_error else [],
         "ended": [daemon.name for daemon in bed.daemons.all() if not daemon.id.alive],
         "supply_behind_s": round(observed.behind_s, 2),
         "complaints": dict(observed.complaints),
@@ -242,7 +242,7 @@ def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float, enemies: Hostil
 
 
 def _scripts(users: list[str], jobs: int, seed: int) -> Iterator[tuple[str, str]]:
-    """A shell script for each user, with one submission a line."""
+    """Yield each user with a shell script that has one submission a line."""
     draw = random.Random(seed)  # noqa: S311 - a reproducible mix, not a secret
     requests, weights = zip(*MIX, strict=True)
     for i, user in enumerate(users):
@@ -280,25 +280,25 @@ def leftovers(bed: Cluster) -> list[str]:
     for node in bed.spec.node_names:
         etc = str(bed.product.etc)
         try:
-            seen = json.loads(bed.product.migbatch("node", "status", "--etc", etc, "--node", node, "--json"))
+            status = json.loads(bed.product.migbatch("node", "status", "--etc", etc, "--node", node, "--json"))
         except TestbedError as error:
             found.append(f"{node}: cannot be queried: {error}")
             continue
-        slice_rows = [slice_row for gpu in seen["gpus"] for slice_row in gpu["slices"]]
+        slice_rows = [slice_row for gpu in status["gpus"] for slice_row in gpu["slices"]]
         found += [
             f"{node}: {slice_row['profile']} {slice_row['state']} of job {slice_row['job']}"
             for slice_row in slice_rows
             if slice_row["state"] != "idle"
         ]
-        found += [f"{node}: run of job {run['job']} is {run['state']}" for run in seen["runs"]]
-        made = sum(len(gpu["instances"]) for gpu in bed.machine(node).dump()["gpus"])
-        if made != len(slice_rows):
-            found.append(f"{node}: {made} GPU instances, {len(slice_rows)} in the journal")
+        found += [f"{node}: run of job {run['job']} is {run['state']}" for run in status["runs"]]
+        instance_count = sum(len(gpu["instances"]) for gpu in bed.machine(node).dump()["gpus"])
+        if instance_count != len(slice_rows):
+            found.append(f"{node}: {instance_count} GPU instances, {len(slice_rows)} in the journal")
         for path in (bed.machine(node).dev_root / "nvidia-caps").glob("nvidia-cap*"):
             with suppress(FileNotFoundError):
                 if owner := path.stat().st_uid:
                     found.append(f"{node}: {path.name} belongs to {uids.get(owner, owner)}")
-        found += [f"{node}: hand-off of job {job}" for (job, _), given in handoffs(bed, node).items() if given]
+        found += [f"{node}: hand-off of job {job}" for (job, _), slices in handoffs(bed, node).items() if slices]
         found += [f"{node}: {path}" for path in Path(load(etc, node).progress_path).glob("*")]
     for pid in bed.daemons.group.members():
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -316,7 +316,7 @@ def leftovers(bed: Cluster) -> list[str]:
 
 @contextmanager
 def _record(bed: Cluster) -> Iterator[Any]:
-    """The database of migbatchd, for reading."""
+    """Open migbatchd's database for reading."""
     from slurm_migbatch.store.db import open_store
 
     with open_store(bed.product.record, readonly=True) as store, store.reading() as link:
@@ -330,16 +330,16 @@ def _events(bed: Cluster) -> dict[str, int]:
 
     with _record(bed) as link:
         counts = link.execute(select(NodeEvent.kind, func.count()).group_by(NodeEvent.kind))
-        found: dict[str, int] = {kind: count for kind, count in counts}  # noqa: C416 - rows, not pairs
+        event_counts: dict[str, int] = {kind: count for kind, count in counts}  # noqa: C416 - rows, not pairs
         starts = list(link.execute(select(NodeEvent.payload).where(NodeEvent.kind == "start")).scalars())
-        found["warm"] = sum(1 for event in starts if event.get("warm"))
-        found["unplanned"] = sum(1 for event in starts if not event.get("planned"))
-    return found
+        event_counts["warm"] = sum(1 for event in starts if event.get("warm"))
+        event_counts["unplanned"] = sum(1 for event in starts if not event.get("planned"))
+    return event_counts
 
 
 @contextmanager
 def _disks(nodes: int) -> Iterator[Path]:
-    """A directory with a small file system for each node, n1 and so on; removed with this process, however it ends.
+    """Yield a directory with a small file system for each node (n1, ...); the mounts end with this process.
 
     Each has a directory in which every user may write, like a disk with /var/lib and /var/tmp.
     """
@@ -369,7 +369,7 @@ def _mount(*arguments: str) -> None:
 
 
 def main() -> int:
-    """Entry point."""
+    """Run the command."""
     return run(soak, Path(sys.argv[0]).stem)
 
 

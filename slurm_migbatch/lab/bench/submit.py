@@ -48,9 +48,9 @@ def measure(submissions: int = 1000, block: int = 25, requests: int = 3000, prog
     """Run all measurements.
 
     Args:
-        submissions: of sbatch on each side, of each kind.
-        block: submissions before the other side's block.
-        requests: to the service, over its socket.
+        submissions: number of sbatch calls on each side, of each kind.
+        block: number of submissions before the other side's block.
+        requests: number of requests to the service, over its socket.
         progress: reports progress.
 
     Returns:
@@ -138,12 +138,12 @@ def _request(model: str, number: int) -> JobRequest:
 
 
 def time_many(catalog: SiteCatalog, script: Path, requests: int, models: int = _MANY) -> dict[str, Any]:
-    """The service's work on one request, and the compiled table, with many known models."""
+    """Time the service's work on one request, and the compiled table, with many known models."""
     chance = random.Random(models)  # noqa: S311 (the same models each time, not a secret)
     facts = []
     for number in range(models):
-        like, work = BUILT_IN[number % len(BUILT_IN)], chance.uniform(0.3, 3.0)
-        facts.append(replace(like, name=f"model-{number}", aliases=(), gflops=like.gflops * work))
+        template, factor = BUILT_IN[number % len(BUILT_IN)], chance.uniform(0.3, 3.0)
+        facts.append(replace(template, name=f"model-{number}", aliases=(), gflops=template.gflops * factor))
     chooser = Chooser(LearnedPredictor(None, facts))
     service = SubmitService(catalog, chooser, lambda decision: None)
     spent = []
@@ -171,7 +171,7 @@ def time_many(catalog: SiteCatalog, script: Path, requests: int, models: int = _
 
 
 def time_table(script: Path, table: Path, rounds: int = 200) -> dict[str, Any]:
-    """The shim's own answer in lua5.1: figures of one bucket, and the whole rewrite; microseconds for one call.
+    """Time the shim's own answer in lua5.1: figures of one bucket, and the whole rewrite; microseconds for one call.
 
     Also the time in which slurmctld opens a table, in milliseconds.
     """

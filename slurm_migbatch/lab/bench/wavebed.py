@@ -130,16 +130,16 @@ def play(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]], say: Say) -> Play
     """
     before = diag(bed)
     begun = time.time()
-    found = _submit(bed, plans)
+    job_ids = _submit(bed, plans)
     say(f"all submitted after {time.time() - begun:.0f} s", 0)
-    _await_end(bed, [job for of_user in found.values() for job in of_user])
+    _await_end(bed, [job for of_user in job_ids.values() for job in of_user])
     after = diag(bed)
     recorded = _records(bed)
-    jobs = {user: [_ended(recorded, job) for job in of_user] for user, of_user in found.items()}
+    jobs = {user: [_ended(recorded, job) for job in of_user] for user, of_user in job_ids.items()}
     return PlayedWave(
         jobs,
         _moved(bed),
-        sum(_steps_lost(bed, job) for job in found.get(TRAINING_USER, ())),
+        sum(_steps_lost(bed, job) for job in job_ids.get(TRAINING_USER, ())),
         tuple(name for name, state in bed.node_states().items() if state.rstrip("*") != "idle"),
         sum(count.count for count in after.since(before).types.values()),
         round(max(job.ended for of_user in jobs.values() for job in of_user) - begun, 1),
@@ -147,7 +147,7 @@ def play(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]], say: Say) -> Play
 
 
 def install(library: Path) -> Path:
-    """Copy the training job and its imports to `library`: a checkout may be where ordinary users cannot read."""
+    """Copy the training job and its imports to `library`: ordinary users may not be able to read the checkout."""
     (library / "slurm_migbatch").mkdir(parents=True)
     shutil.copyfile(_PACKAGE / "__init__.py", library / "slurm_migbatch/__init__.py")
     ignore = shutil.ignore_patterns("__pycache__")
@@ -173,14 +173,14 @@ def _submit(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]]) -> dict[str, t
         NotMeasurable: Slurm refuses a job.
     """
     begin = time.monotonic() + 1.0
-    found: dict[str, list[int]] = {user: [] for user in plans}
+    job_ids: dict[str, list[int]] = {user: [] for user in plans}
     failed: list[str] = []
 
     def work(user: str) -> None:
         try:
             for job in plans[user]:
                 time.sleep(max(0.0, begin + job.at - time.monotonic()))
-                found[user].append(bed.submit(*job.options, wrap=job.wrap, user=user))
+                job_ids[user].append(bed.submit(*job.options, wrap=job.wrap, user=user))
         except Exception as error:
             failed.append(f"a job of the wave was rejected: {error}")
 
@@ -191,22 +191,22 @@ def _submit(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]]) -> dict[str, t
         thread.join()
     if failed:
         raise NotMeasurable(failed[0])
-    return {user: tuple(jobs) for user, jobs in found.items()}
+    return {user: tuple(jobs) for user, jobs in job_ids.items()}
 
 
 def _await_end(bed: Cluster, jobs: Sequence[int]) -> None:
     """Wait until all jobs have ended, at most `END_S` seconds. Raises TestbedError."""
-    wanted = {str(job) for job in jobs}
+    job_ids = {str(job) for job in jobs}
 
     def over() -> bool:
         states = bed.states()
-        return all(states.get(job, "COMPLETED") in FINAL for job in wanted)
+        return all(states.get(job, "COMPLETED") in FINAL for job in job_ids)
 
     wait_until(over, END_S, "the end of the wave", every=2.0)
 
 
 def _records(bed: Cluster) -> dict[int, list[Any]]:
-    """Runs by job id, the oldest first."""
+    """Return the runs by job id, the oldest first."""
     from sqlalchemy import select
 
     from slurm_migbatch.store.db import open_store
@@ -214,13 +214,13 @@ def _records(bed: Cluster) -> dict[int, list[Any]]:
 
     def read() -> dict[int, list[Any]]:
         columns = (Run.job_id, Run.restart, Run.state, Run.submitted, Run.started, Run.ended)
-        asked = select(*columns).order_by(Run.job_id, Run.restart)
+        query = select(*columns).order_by(Run.job_id, Run.restart)
         with open_store(bed.product.record, readonly=True) as store, store.reading() as link:
-            rows = link.execute(asked).all()
-        found: dict[int, list[Any]] = {}
+            rows = link.execute(query).all()
+        by_job: dict[int, list[Any]] = {}
         for row in rows:
-            found.setdefault(row.job_id, []).append(row)
-        return found
+            by_job.setdefault(row.job_id, []).append(row)
+        return by_job
 
     wait_until(lambda: all(runs[-1].ended for runs in read().values()), 60.0, "the record of all jobs", every=1.0)
     return read()

@@ -93,10 +93,10 @@ def _fitted(
 def _at_our_points(
     curves: MeasuredCurves, teachers: Sequence[MeasuredCurves], outcome: HeldOutPrediction
 ) -> Iterator[Guess]:
-    place = {int(cell): i for i, cell in enumerate(curves.index)}
-    if not all(cell in place for cell in outcome.done):
+    position_of = {int(cell): i for i, cell in enumerate(curves.index)}
+    if not all(cell in position_of for cell in outcome.done):
         return
-    done = [place[cell] for cell in outcome.done]
+    done = [position_of[cell] for cell in outcome.done]
     form = _Form.fit(curves, done)
     yield _guess("physics, our points", curves, len(done), done, np.log(form.seconds(curves)))
     wishes = [(float(curves.share[i]), float(curves.batch[i])) for i in done]
@@ -117,9 +117,9 @@ def _guess(method: str, curves: MeasuredCurves, points: int, done: Iterable[int]
 
 
 def _teachers(curves: MeasuredCurves, others: Iterable[MeasuredCurves]) -> list[MeasuredCurves]:
-    kind = [other for other in others if other.sample.kind == curves.sample.kind and len(other)]
-    same = [other for other in kind if other.sample.gpu.name == curves.sample.gpu.name]
-    return same if len({other.sample.model for other in same}) >= ENOUGH else kind
+    same_kind = [other for other in others if other.sample.kind == curves.sample.kind and len(other)]
+    same_gpu = [other for other in same_kind if other.sample.gpu.name == curves.sample.gpu.name]
+    return same_gpu if len({other.sample.model for other in same_gpu}) >= ENOUGH else same_kind
 
 
 def _wishes(curves: MeasuredCurves, points: int) -> list[tuple[float, float]]:
@@ -138,14 +138,14 @@ def _linear(curves: MeasuredCurves) -> Array:
 def _roofline(curves: MeasuredCurves) -> Array:
     value = np.full(len(curves), np.nan)
     for size in np.unique(curves.size):
-        here = np.flatnonzero(curves.full & (curves.size == size))
-        if not len(here):
+        on_full = np.flatnonzero(curves.full & (curves.size == size))
+        if not len(on_full):
             continue
-        floor = curves.seconds[here].min()
-        best = (curves.seconds[here] / curves.batch[here]).min()
-        same = {curves.batch[i]: curves.seconds[i] for i in here}
+        floor = curves.seconds[on_full].min()
+        best = (curves.seconds[on_full] / curves.batch[on_full]).min()
+        seconds_at = {curves.batch[i]: curves.seconds[i] for i in on_full}
         for i in np.flatnonzero(curves.size == size):
-            whole = same.get(curves.batch[i], 0.0)
+            whole = seconds_at.get(curves.batch[i], 0.0)
             seconds = whole if whole > FLOOR_FACTOR * floor else best * curves.batch[i]
             value[i] = np.log(max(floor, seconds * curves.share.max() / curves.share[i]))
     return value
@@ -153,7 +153,7 @@ def _roofline(curves: MeasuredCurves) -> Array:
 
 @dataclass(frozen=True)
 class _Form:
-    """t = t0 + c * load."""
+    """The model t = t0 + c * load."""
 
     t0: float
     c: float
@@ -244,10 +244,10 @@ def _ratio(
 def _boosted(features: Sequence[Array], targets: Sequence[Array], asked: Array) -> Array:
     from sklearn.ensemble import GradientBoostingRegressor
 
-    inputs, wanted = np.vstack(features), np.concatenate(targets)
+    inputs, outputs = np.vstack(features), np.concatenate(targets)
     if len(inputs) > MOST_ROWS:
-        some = np.linspace(0, len(inputs) - 1, MOST_ROWS).astype(int)
-        inputs, wanted = inputs[some], wanted[some]
+        chosen = np.linspace(0, len(inputs) - 1, MOST_ROWS).astype(int)
+        inputs, outputs = inputs[chosen], outputs[chosen]
     trees = GradientBoostingRegressor(n_estimators=TREES, max_depth=3, random_state=0)
-    trees.fit(inputs, wanted)
+    trees.fit(inputs, outputs)
     return np.asarray(trees.predict(asked), dtype=np.float64)

@@ -123,11 +123,11 @@ def _measured(sample: Sample) -> Measured:
 def _shown(sample: Sample, count: int, knowledge: ModelKnowledge) -> list[Measurement]:
     """Return the rows that the product's rule measures."""
     done: list[Measurement] = []
-    left = [row for row in sample.rows if row.procs == 1]
-    while left and len(done) < count:
-        chosen = choose(done, left, knowledge)
+    candidates = [row for row in sample.rows if row.procs == 1]
+    while candidates and len(done) < count:
+        chosen = choose(done, candidates, knowledge)
         assert chosen is not None
-        done.append(left.pop(chosen))
+        done.append(candidates.pop(chosen))
     return done
 
 
@@ -147,9 +147,9 @@ def _cases(sample: Sample, measured: Measured, learned: Learned, config: Config)
         info.profile: gpu_equivalent(info.profile.name, info.memory_slices, (gpu.compute_slices, gpu.memory_slices))
         for info in sliced.profiles
     }
-    most = {profile: float(np.exp(batches[-1])) for profile, (batches, _) in measured.items()}
+    largest_batch = {profile: float(np.exp(batches[-1])) for profile, (batches, _) in measured.items()}
     whole = _seconds(measured, (gpu.full.profile, int(LIMIT_BATCH)))
-    found = []
+    results = []
     for factor in FACTORS:
         limit = whole * factor * (1 + 1e-9)
         hints = Hints(model=sample.model, input=sample.rows[0].input_size, slo_us=int(whole * factor * 1e6))
@@ -162,12 +162,12 @@ def _cases(sample: Sample, measured: Measured, learned: Learned, config: Config)
             ),
             default=np.inf,
         )
-        for way, setting in _ways(chooser, hints, partition, shares, most).items():
+        for way, setting in _ways(chooser, hints, partition, shares, largest_batch).items():
             seconds, share = _seconds(measured, setting), shares[setting[0]]
-            in_time = seconds <= limit and setting[1] <= most[setting[0]] * (1 + 1e-9)
+            in_time = seconds <= limit and setting[1] <= largest_batch[setting[0]] * (1 + 1e-9)
             quality = setting[1] / seconds / share / best if in_time else 0.0
-            found.append((way, Outcome(share, in_time, float(quality))))
-    return found
+            results.append((way, Outcome(share, in_time, float(quality))))
+    return results
 
 
 def _ways(

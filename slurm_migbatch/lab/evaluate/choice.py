@@ -4,8 +4,8 @@ A case is a model on one GPU with a limit of 1, 1.5, 2, 4 or 8 times its measure
 slice. Picked is, of the measured cells of one process, the one with the most predicted throughput per compute
 slice among those predicted to keep the limit: by the median, or by the upper end of the interval of a level
 (the margin). A prediction keeps a limit that it exceeds by less than a careful measurement's noise (2 %): a limit is
-itself a measured figure here, and whole slices must not depend on its last digit. For profiled cells the method
-uses the measured figure. A limit is exceeded if the measured latency is over it, by any amount. Quality is the
+itself a measured figure here, and the choice of a slice must not depend on its last digit. For profiled cells the
+method uses the measured figure. A limit is exceeded if the measured latency is over it, by any amount. Quality is the
 measured throughput per compute slice relative to the best that keeps the limit, over the cases that kept it; no
 choice counts 0.
 """
@@ -65,11 +65,11 @@ def cases(guess: Guess, level: float | None) -> list[ChoiceOutcome]:
             outcomes.append(ChoiceOutcome(guess.sample.model, limit, False, False, 0.0))
             continue
         predicted = np.where(allowed, np.log(curves.batch / curves.slices) - value, -np.inf)
-        pick = int(np.argmax(predicted))
-        broken = not within[pick]
+        chosen = int(np.argmax(predicted))
+        broken = not within[chosen]
         best = float(worth[within].max())
         outcomes.append(
-            ChoiceOutcome(guess.sample.model, limit, True, broken, None if broken else float(worth[pick]) / best)
+            ChoiceOutcome(guess.sample.model, limit, True, broken, None if broken else float(worth[chosen]) / best)
         )
     return outcomes
 
@@ -107,5 +107,5 @@ def _usual(curves: MeasuredCurves) -> MeasuredCurves | None:
 
 def _limit_point(curves: MeasuredCurves) -> int:
     full = np.flatnonzero(curves.full)
-    far: Array = np.abs(np.log(curves.batch[full] / LIMIT_BATCH))
-    return int(full[int(np.argmin(far))])
+    distance: Array = np.abs(np.log(curves.batch[full] / LIMIT_BATCH))
+    return int(full[int(np.argmin(distance))])

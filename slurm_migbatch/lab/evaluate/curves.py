@@ -90,9 +90,9 @@ class MeasuredCurves:
             remaining = [i for i in range(len(self)) if i not in taken]
             if not remaining:
                 break
-            far = 4.0 * np.abs(np.log(self.share / share)) + np.abs(np.log(self.batch / batch))
-            far = far + 4.0 * np.abs(np.log(self.work))
-            taken.append(min(remaining, key=lambda i: (float(far[i]), i)))
+            distance = 4.0 * np.abs(np.log(self.share / share)) + np.abs(np.log(self.batch / batch))
+            distance = distance + 4.0 * np.abs(np.log(self.work))
+            taken.append(min(remaining, key=lambda i: (float(distance[i]), i)))
         return tuple(taken)
 
 

@@ -103,7 +103,7 @@ class HeldOutPrediction(Guess):
 
 @dataclass(frozen=True)
 class Fold:
-    """Samples to score, and the state learned without their models, with its rows; `of` how many folds it is one."""
+    """Samples to score, and the state learned without their models, with its rows; `of`: the number of folds."""
 
     samples: tuple[Sample, ...]
     rows: Sequence[Measurement]
@@ -143,10 +143,10 @@ def folds(
     names = sorted(groups)
     count = min(len(names), MOST_FOLDS)
     for start in range(count):
-        out = set(names[start::MOST_FOLDS])
-        without = [row for row in rows if key(row.model) not in out]
-        here = tuple(sample for name in sorted(out) for sample in groups[name])
-        yield Fold(here, without, learn(without, knowledge), frozenset(), count)
+        held_out_names = set(names[start::MOST_FOLDS])
+        without = [row for row in rows if key(row.model) not in held_out_names]
+        held_out = tuple(sample for name in sorted(held_out_names) for sample in groups[name])
+        yield Fold(held_out, without, learn(without, knowledge), frozenset(), count)
 
 
 def _laboratories(
@@ -155,9 +155,9 @@ def _laboratories(
     names = sorted({laboratory(row.source) for row in rows})
     for name in names:
         without = [row for row in rows if laboratory(row.source) != name]
-        here = tuple(sample for sample in samples if laboratory(sample.stack.split("|", 1)[1]) == name)
-        seen = {identity(row.model) for row in without} & {identity(sample.model) for sample in here}
-        yield Fold(here, without, learn(without, knowledge), frozenset(seen), len(names))
+        held_out = tuple(sample for sample in samples if laboratory(sample.stack.split("|", 1)[1]) == name)
+        seen = {identity(row.model) for row in without} & {identity(sample.model) for sample in held_out}
+        yield Fold(held_out, without, learn(without, knowledge), frozenset(seen), len(names))
 
 
 def laboratory(source: str) -> str:

@@ -203,9 +203,9 @@ def served(point: Point, eff: Efficiencies, factor: float = 1.0) -> ServedPoint:
     """Return a point as a site would have measured it, or a table whose times are wrong by a factor."""
     computed, serving = pace(point, eff), point.workload.serving
     assert serving is not None
-    away = (math.log(factor * point.ttft / computed.ttft), math.log(factor * point.tpot / computed.tpot))
+    ratios = (math.log(factor * point.ttft / computed.ttft), math.log(factor * point.tpot / computed.tpot))
     return ServedPoint(
-        "gpu", serving.engine, point.model, point.workload.precision.name, SITE, load_of(point.workload, 1.0), away,
+        "gpu", serving.engine, point.model, point.workload.precision.name, SITE, load_of(point.workload, 1.0), ratios,
         (eff.spread_ttft, eff.spread_tpot),
     )  # fmt: skip
 
@@ -223,16 +223,16 @@ def learned(points: Sequence[Point]) -> dict[str, Any]:
             for factor in FACTORS:
                 measurements = [served(point, eff, factor) for point in measured]
                 store = ServedMeasurements([point for point in measurements if point.trust > 0])
-                wrong = f", times {factor:g} wrong" if factor != 1.0 else ""
+                error_label = f", times {factor:g} wrong" if factor != 1.0 else ""
                 for figure, of_figure in _errors(store, scored, eff).items():
-                    by_model = errors.setdefault(f"{name}{wrong}", {}).setdefault(figure, {})
+                    by_model = errors.setdefault(f"{name}{error_label}", {}).setdefault(figure, {})
                     by_model.setdefault(model, []).extend(of_figure)
     return {
         name: {
             figure: round(fmean(e for of_figure in models.values() for e in of_figure), 2)
-            for figure, models in of.items()
+            for figure, models in by_figure.items()
         }
-        for name, of in errors.items()
+        for name, by_figure in errors.items()
     }
 
 
@@ -245,9 +245,14 @@ def _stores(of_model: Sequence[Point], others: Sequence[Point]) -> dict[str, tup
     for count in SOME:
         chosen: list[Point] = []
         for series in sorted({_series(point) for point in of_model}):
-            of = sorted((p for p in of_model if _series(p) == series), key=lambda p: load_of(p.workload, 1.0))
-            if len(of) > count:  # from the middle, and from both ends
-                chosen += [of[i] for i in sorted({round((len(of) - 1) * (n + 1) / (count + 1)) for n in range(count)})]
+            series_points = sorted(
+                (p for p in of_model if _series(p) == series), key=lambda p: load_of(p.workload, 1.0)
+            )
+            if len(series_points) > count:  # from the middle, and from both ends
+                chosen += [
+                    series_points[i]
+                    for i in sorted({round((len(series_points) - 1) * (n + 1) / (count + 1)) for n in range(count)})
+                ]
         rest = [point for point in of_model if all(point is not other for other in chosen)]
         stores[f"{count} of each series"] = (chosen, rest)
         stores[f"nothing, on the rest of {count}"] = ((), rest)
@@ -266,13 +271,13 @@ def _errors(store: ServedMeasurements, scored: Sequence[Point], eff: Efficiencie
 def evaluate(points: Sequence[Point]) -> dict[str, Any]:
     """Return errors of each held-out model, compared with a plain roofline's, and the fit on all."""
     models = sorted({point.model for point in points})
-    held = {model: [point for point in points if point.model == model] for model in models}
+    by_model = {model: [point for point in points if point.model == model] for model in models}
     rows = []
     outside: dict[str, list[tuple[float, float, float]]] = {"ttft": [], "tpot": []}
     for model in models:
         others = [point for point in points if point.model != model]
         eff = fit(others) if others else Efficiencies()
-        for point in held[model]:
+        for point in by_model[model]:
             computed, plain = pace(point, eff), roofline(point)
             rows.append((model, point, (computed.ttft, computed.tpot), plain))
             outside["ttft"].append((point.ttft, computed.ttft, eff.spread_ttft))
@@ -308,20 +313,23 @@ def _scores(rows: Sequence[Any], method: int, place: int, figure: str) -> dict[s
     for row in rows:
         real = getattr(row[1], figure)
         errors.setdefault(row[0], []).append(100.0 * abs(row[method][place] / real - 1.0))
-    every = [error for of_model in errors.values() for error in of_model]
+    pooled = [error for of_model in errors.values() for error in of_model]
     return {
-        "mape": round(fmean(every), 2),
-        "median": round(median(every), 2),
+        "mape": round(fmean(pooled), 2),
+        "median": round(median(pooled), 2),
         "per_model": {model: round(fmean(of_model), 2) for model, of_model in errors.items()},
     }
 
 
 def _coverage(predictions: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
-    held = {}
+    coverage = {}
     for level, span in LEVELS.items():
         inside = [abs(math.log(real / mid)) <= span * spread for real, mid, spread in predictions]
-        held[f"{level:.0%}"] = {"share": round(fmean(inside), 3), "width": round(math.exp(span * predictions[0][2]), 2)}
-    return held
+        coverage[f"{level:.0%}"] = {
+            "share": round(fmean(inside), 3),
+            "width": round(math.exp(span * predictions[0][2]), 2),
+        }
+    return coverage
 
 
 def _memory() -> dict[str, float]:

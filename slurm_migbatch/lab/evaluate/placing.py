@@ -37,5 +37,5 @@ def topped_up(made: InstancePlan, rates: Array, slices: Array, wanted: float) ->
         return made.slices
     used = np.zeros(len(rates), dtype=bool)
     used[list(made.instances)] = True
-    more = plan(rates, slices, used, wanted - served)
-    return made.slices + (more.slices if more else 0.0)
+    addition = plan(rates, slices, used, wanted - served)
+    return made.slices + (addition.slices if addition else 0.0)

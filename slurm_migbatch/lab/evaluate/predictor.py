@@ -121,17 +121,17 @@ def _kind(predictions: _KindPredictions, options: Options) -> dict[str, Any]:
         "time": [
             {
                 "k": k,
-                **_figures(here, scored),
-                "common": _short(here, common),
-                "all_procs": _short(here, scored_all),
+                **_figures(predicted, scored),
+                "common": _short(predicted, common),
+                "all_procs": _short(predicted, scored_all),
             }
-            for k, here in by_points(predictions.time).items()
-            if any(scored(outcome).any() for outcome in here)
+            for k, predicted in by_points(predictions.time).items()
+            if any(scored(outcome).any() for outcome in predicted)
         ],
         "memory": [
-            {"k": k, **_figures(here, scored_all)}
-            for k, here in by_points(predictions.memory).items()
-            if any(scored_all(outcome).any() for outcome in here)
+            {"k": k, **_figures(predicted, scored_all)}
+            for k, predicted in by_points(predictions.memory).items()
+            if any(scored_all(outcome).any() for outcome in predicted)
         ],
         "rules": _rule_errors(predictions, methods),
         "choice": choice.choices(methods, options.level),
@@ -189,8 +189,11 @@ def _figures(predictions: Sequence[HeldOutPrediction], mask: Callable[[HeldOutPr
     result = collect(predictions, lambda outcome: outcome.errors, mask).to_dict()
     result["coverage"] = [coverage(predictions, level, mask) for level in LEVELS]
     for name, listed in (("listed", True), ("unlisted", False)):
-        here = [outcome for outcome in predictions if (outcome.sample.known.doubt == 0) is listed]
-        result[name] = {**_short(here, mask), "coverage": [c for level in LEVELS if (c := coverage(here, level, mask))]}
+        group = [outcome for outcome in predictions if (outcome.sample.known.doubt == 0) is listed]
+        result[name] = {
+            **_short(group, mask),
+            "coverage": [c for level in LEVELS if (c := coverage(group, level, mask))],
+        }
     if any(outcome.seen for outcome in predictions):
         for name, seen in (("seen_elsewhere", True), ("never_seen", False)):
             result[name] = _short([outcome for outcome in predictions if outcome.seen is seen], mask)

@@ -77,19 +77,19 @@ def evaluate(
     by_stage: dict[tuple[str, str], list[PlacedService]] = {}
     measured: dict[str, list[float]] = {}
     impossible = 0
-    everything: list[Fold] = []
+    all_folds: list[Fold] = []
     for fold in folds(rows, knowledge, leave=leave):
         say(", ".join(sorted({sample.model for sample in fold.samples})), fold.of)
-        everything.append(fold)
-    served, origin = services(data, [sample for fold in everything for sample in fold.samples])
-    for fold in everything:
+        all_folds.append(fold)
+    served, origin = services(data, [sample for fold in all_folds for sample in fold.samples])
+    for fold in all_folds:
         for sample in fold.samples:
-            here = [service for service in served if service.sample is sample]
-            if not here:
+            of_sample = [service for service in served if service.sample is sample]
+            if not of_sample:
                 continue
             truth = np.exp(sample.logs)
-            possible = [service for service in here if (truth <= service.limit_s).any()]
-            impossible += len(here) - len(possible)
+            possible = [service for service in of_sample if (truth <= service.limit_s).any()]
+            impossible += len(of_sample) - len(possible)
             for stage in stages(sample, fold, level):
                 measured.setdefault(stage.label, []).append(len(stage.done) / len(sample.cells))
                 for way in (PREDICTED, MARGIN, MEASURED):
@@ -121,11 +121,11 @@ def stages(sample: Sample, fold: Fold, level: float) -> Iterator[Stage]:
     """Yield the knowledge after 0 to 3 points, and after each share of the grid, chosen one by one by the rule."""
     prior = fold.learned.population("time", sample.kind).prior(sample.model, sample.known, sample.gpu, sample.stack)
     count = len(sample.cells)
-    wanted = [(k, f"{k} points") for k in range(min(4, count + 1))]
-    wanted += [(max(1, round(share * count)), f"{share:.0%}") for share in SHARES]
+    stage_points = [(k, f"{k} points") for k in range(min(4, count + 1))]
+    stage_points += [(max(1, round(share * count)), f"{share:.0%}") for share in SHARES]
     belief, done = prior, list[int]()
     for n in range(count + 1):
-        labels = [label for number, label in wanted if number == n]
+        labels = [label for number, label in stage_points if number == n]
         if labels:
             belief = _fit(prior, sample, done)
         for label in labels:
@@ -173,16 +173,17 @@ def _place(service: ServiceLoad, stage: Stage, way: str) -> PlacedService | None
     unsure = not allowed.any()
     if unsure:
         allowed = usable & (predicted_s <= predicted_s[usable].min())
-    made = placing.plan(items / predicted_s, slices, allowed, service.rate)
-    assert best is not None and made is not None
-    used = list(made.instances)
+    instance_plan = placing.plan(items / predicted_s, slices, allowed, service.rate)
+    assert best is not None and instance_plan is not None
+    used = list(instance_plan.instances)
     return PlacedService(
         service.scenario,
         sample.model,
-        placing.topped_up(made, items / truth, slices, service.rate),
+        placing.topped_up(instance_plan, items / truth, slices, service.rate),
         best.slices,
         bool((truth[used] > service.limit_s).any()),
-        sum(count * float(items[i] / truth[i]) for i, count in made.instances.items()) < service.rate * (1 - 1e-9),
+        sum(count * float(items[i] / truth[i]) for i, count in instance_plan.instances.items())
+        < service.rate * (1 - 1e-9),
         unsure,
     )
 

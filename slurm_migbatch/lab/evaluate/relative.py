@@ -63,10 +63,10 @@ def _expected(guess: Guess) -> Array:
     curves = MeasuredCurves.of(guess.sample)
     expected = np.full(len(curves), np.nan)
     at = curves.on_full()
-    some = np.flatnonzero(at >= 0)
+    usable = np.flatnonzero(at >= 0)
     cells = guess.sample.cells
-    expected[some] = relative_speed(
-        TIME, guess.belief, cells.take(curves.index[some]), cells.take(curves.index[at[some]])
+    expected[usable] = relative_speed(
+        TIME, guess.belief, cells.take(curves.index[usable]), cells.take(curves.index[at[usable]])
     )
     return expected
 
@@ -83,13 +83,13 @@ def _share(guess: Guess) -> Array:
 
 def _mean(guess: Guess, others: Iterable[MeasuredCurves]) -> Array:
     curves = MeasuredCurves.of(guess.sample)
-    seen: dict[float, list[Array]] = {}
+    speeds_by_slices: dict[float, list[Array]] = {}
     for other in others:
         if other.sample.kind == guess.sample.kind and len(other):
             real, mask = speeds(other, other.logs)
             for share in np.unique(other.slices[mask]):
-                seen.setdefault(float(share), []).append(real[mask & (other.slices == share)])
-    means = {slices: float(np.concatenate(values).mean()) for slices, values in seen.items()}
+                speeds_by_slices.setdefault(float(share), []).append(real[mask & (other.slices == share)])
+    means = {slices: float(np.concatenate(values).mean()) for slices, values in speeds_by_slices.items()}
     return np.array([means.get(float(slices), np.nan) for slices in curves.slices])
 
 

@@ -46,8 +46,8 @@ def services(data: Path, samples: Sequence[Sample]) -> tuple[list[ServiceLoad], 
     loads, why = _read(data, samples)
     if loads:
         return loads, why
-    made = [service for sample in samples for service in _made(sample)]
-    return made, f"{why}: synthetic rates and limits, from each model's largest slice"
+    synthetic = [service for sample in samples for service in _made(sample)]
+    return synthetic, f"{why}: synthetic rates and limits, from each model's largest slice"
 
 
 def _read(data: Path, samples: Sequence[Sample]) -> tuple[list[ServiceLoad], str]:

@@ -68,15 +68,15 @@ def coverage(
 
     Also their width, as the factor from the median to an end.
     """
-    held = collect(predictions, lambda outcome: outcome.held(level), mask).by_model
-    if not held:
+    covered = collect(predictions, lambda outcome: outcome.held(level), mask).by_model
+    if not covered:
         return {}
     widths = collect(predictions, lambda outcome: np.exp(outcome.half_width(level)), mask).by_model
     return {
         "level": level,
-        "mean": round(float(np.mean([values.mean() for values in held.values()])), 4),
-        "pooled": round(float(np.concatenate(list(held.values())).mean()), 4),
-        "worst_model": round(float(min(values.mean() for values in held.values())), 4),
+        "mean": round(float(np.mean([values.mean() for values in covered.values()])), 4),
+        "pooled": round(float(np.concatenate(list(covered.values())).mean()), 4),
+        "worst_model": round(float(min(values.mean() for values in covered.values())), 4),
         "width_factor": round(float(np.median(np.concatenate(list(widths.values())))), 3),
     }
 

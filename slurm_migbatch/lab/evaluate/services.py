@@ -98,38 +98,38 @@ class ServicePlanner:
         subject = self._bench.subjects[load.sample.model]
         known, rows = list(done), subject.sample.rows
         for _ in range(count):
-            left = [i for i in subject.usable if i not in known]
-            if not left:
+            candidates = [i for i in subject.usable if i not in known]
+            if not candidates:
                 break
             ran = [i for i in known if rows[i].seconds is not None]
-            measured, open_ = [rows[i] for i in ran], [rows[i] for i in left]
-            cells, seconds = expected_seconds(measured, open_, subject.knowledge, self._hope)
-            seconds[len(ran) :] *= [self._wrong(load.sample.model, i) for i in left]
+            measured, candidate_rows = [rows[i] for i in ran], [rows[i] for i in candidates]
+            cells, seconds = expected_seconds(measured, candidate_rows, subject.knowledge, self._hope)
+            seconds[len(ran) :] *= [self._wrong(load.sample.model, i) for i in candidates]
             chosen = next_within(cells, seconds, len(ran), load.limit_s)
             if chosen is None:
                 break
-            known.append(left[chosen - len(ran)])
+            known.append(candidates[chosen - len(ran)])
         return tuple(known)
 
     def place(self, loads: Sequence[ServiceLoad], known: Known) -> PlacedServices:
         """Plan for all services, and replay the plan."""
         cells = {load.sample.model: self._counted(load.sample.model, known[load.sample.model]) for load in loads}
-        asked = [self._asked(load, cells[load.sample.model], known[load.sample.model]) for load in loads]
-        found = allocate(self._bench.geometry, asked)
-        assert found is not None
+        demands = [self._asked(load, cells[load.sample.model], known[load.sample.model]) for load in loads]
+        allocation = allocate(self._bench.geometry, demands)
+        assert allocation is not None
         broken = short = 0
         used: dict[str, frozenset[int]] = {}
         for load in loads:
             model = load.sample.model
-            instances = {cells[model][setting]: count for setting, count in found.of(model).items()}
+            instances = {cells[model][setting]: count for setting, count in allocation.of(model).items()}
             truth = self._bench.subjects[model].settings
             used[model] = frozenset(instances)
             broken += any(truth[i].seconds > load.limit_s for i in instances)
             short += sum(count * truth[i].rate for i, count in instances.items()) < load.rate * (1 - 1e-9)
-        return PlacedServices(found.gpus, broken, short, used)
+        return PlacedServices(allocation.gpus, broken, short, used)
 
     def rounds(self, loads: Sequence[ServiceLoad], first: Known, more: int) -> Iterator[tuple[PlacedServices, Known]]:
-        """Yield each placement and the cells measured before it, without end; a round has `more` points of the rule."""
+        """Yield each placement and the cells measured before it, endlessly; a round has `more` points of the rule."""
         known = dict(first)
         while True:
             placed = self.place(loads, known)
@@ -183,13 +183,13 @@ def out_of_line(settings: Sequence[InstanceSetting]) -> frozenset[InstanceSettin
     cost less than `SAME_AGAIN`. ParvaGPU's table has such cells; no curve predicts them.
     """
     seconds = {(s.profile, s.procs, s.batch): s.seconds for s in settings}
-    found = set()
+    outliers = set()
     for setting in settings:
         half = seconds.get((setting.profile, setting.procs, setting.batch // 2))
         quarter = seconds.get((setting.profile, setting.procs, setting.batch // 4))
         if half and quarter and half > FEWER_TWICE * quarter and setting.seconds < SAME_AGAIN * half:
-            found.add(setting)
-    return frozenset(found)
+            outliers.add(setting)
+    return frozenset(outliers)
 
 
 def made_up(subjects: Sequence[HeldOutModel], count: int, seed: int) -> dict[str, list[ServiceLoad]]:
@@ -212,13 +212,13 @@ def made_up(subjects: Sequence[HeldOutModel], count: int, seed: int) -> dict[str
 
 
 def evaluate(data: Path, say: Say = silent) -> dict[str, Any]:
-    """All rows and bars; `data` is ParvaGPU's folder, or one that holds it as `parvagpu`. Raises NotMeasurable."""
+    """Compute all rows; `data` is ParvaGPU's folder, or one that holds it as `parvagpu`. Raises NotMeasurable."""
     folder = data / "parvagpu" if (data / "parvagpu").is_dir() else data
     bench = InstanceBench(folder, read_folder(folder), say)
     if len(bench.subjects) < 2:
         raise NotMeasurable(f"{folder} has services of one model, {min(bench.subjects)}: at least two are needed")
-    off = next(row for row in bench.baselines() if row["name"] == MIG_OFF)
-    rows = [off, bench.measured(MEASURED, PROCS), _in_line(bench), _hindsight(bench)]
+    mig_off = next(row for row in bench.baselines() if row["name"] == MIG_OFF)
+    rows = [mig_off, bench.measured(MEASURED, PROCS), _in_line(bench), _hindsight(bench)]
     planner = ServicePlanner(bench)
     say("points", 2)
     placed = [
@@ -234,11 +234,11 @@ def evaluate(data: Path, say: Say = silent) -> dict[str, Any]:
     points = _limit_points(planner, bench.loads)
     trusted = [_rounds(planner, bench.loads, f"all x{FACTORS[0]:g}, taken at its word", points, rounds=2)]
     names = sorted(bench.subjects)
-    made = []
+    synthetic = []
     for name, half, seed in ((CHOSEN_ON, names[0::2], 1), ("others", names[1::2], 2)):
         say(f"synthetic services, models {name}", 2)
         scenarios = made_up([bench.subjects[model] for model in half], MADE, seed)
-        made += _made(bench, name, scenarios)
+        synthetic += _made(bench, name, scenarios)
     return {
         "data": str(data),
         "scenarios": list(bench.loads),
@@ -250,35 +250,37 @@ def evaluate(data: Path, say: Say = silent) -> dict[str, Any]:
         "placed": placed,
         "wrong": wrong,
         "trusted": trusted,
-        "made": made,
-        "bars": [bar.to_dict() for bar in _bars(placed[1], wrong, off["total"], made)],
+        "made": synthetic,
+        "bars": [bar.to_dict() for bar in _bars(placed[1], wrong, mig_off["total"], synthetic)],
     }
 
 
 def _in_line(bench: InstanceBench) -> dict[str, Any]:
-    """Everything measured, without the cells that no curve predicts."""
+    """Plan with everything measured, except the cells that no curve predicts."""
     odd = _odd(bench)
     counts = []
     for loads in bench.loads.values():
-        asked = []
+        demands = []
         for load in loads:
             settings = bench.subjects[load.sample.model].settings
             kept = [s for s in settings if s.procs <= PROCS and s not in odd[load.sample.model]]
-            asked.append(ServiceDemand(load.sample.model, load.rate, tuple(best_settings(kept, load.limit_s).values())))
-        found = allocate(bench.geometry, asked)
-        assert found is not None
-        counts.append(found.gpus)
+            demands.append(
+                ServiceDemand(load.sample.model, load.rate, tuple(best_settings(kept, load.limit_s).values()))
+            )
+        allocation = allocate(bench.geometry, demands)
+        assert allocation is not None
+        counts.append(allocation.gpus)
     return _row(f"{MEASURED}, without {sum(map(len, odd.values()))} outlier cells", counts)
 
 
 def _odd(bench: InstanceBench) -> dict[str, frozenset[InstanceSetting]]:
-    found = {model: [s for s in subject.settings if s.procs <= PROCS] for model, subject in bench.subjects.items()}
-    return {model: out_of_line(settings) for model, settings in found.items()}
+    usable = {model: [s for s in subject.settings if s.procs <= PROCS] for model, subject in bench.subjects.items()}
+    return {model: out_of_line(settings) for model, settings in usable.items()}
 
 
 def _hindsight(bench: InstanceBench) -> dict[str, Any]:
-    """Placed with the points that the best plan by measured figures uses."""
-    counts, most = [], 0
+    """Place with the points that the best plan by measured figures uses."""
+    counts, max_points = [], 0
     for loads in bench.loads.values():
         best = allocate(bench.geometry, bench.services(loads))
         assert best is not None
@@ -286,9 +288,9 @@ def _hindsight(bench: InstanceBench) -> dict[str, Any]:
         for load in loads:
             settings = bench.subjects[load.sample.model].settings
             known[load.sample.model] = tuple(settings.index(setting) for setting in sorted(best.of(load.sample.model)))
-        most = max(most, *map(len, known.values()))
+        max_points = max(max_points, *map(len, known.values()))
         counts.append(ServicePlanner(bench).place(loads, known).gpus)
-    return _row(f"points with hindsight, at most {most} a model", counts)
+    return _row(f"points with hindsight, at most {max_points} a model", counts)
 
 
 def _odd_cells(odd: Mapping[str, frozenset[InstanceSetting]]) -> list[str]:
@@ -345,12 +347,12 @@ def _rounds(
 
 
 def _made(bench: InstanceBench, half: str, scenarios: Mapping[str, Sequence[ServiceLoad]]) -> list[dict[str, Any]]:
-    measured = off = 0
+    measured = mig_off = 0
     for loads in scenarios.values():
-        off += bench.without_mig(loads)
-        found = allocate(bench.geometry, bench.services(loads))
-        assert found is not None
-        measured += found.gpus
+        mig_off += bench.without_mig(loads)
+        allocation = allocate(bench.geometry, bench.services(loads))
+        assert allocation is not None
+        measured += allocation.gpus
     trusting, planner = ServicePlanner(bench, trusting=True), ServicePlanner(bench)
     ways = [(GRID, trusting, _grid_points(bench, scenarios)), (LIMIT, planner, _limit_points(planner, scenarios))]
     others = [(f"{LIMIT}, hoping for {hope:g} deviations", ServicePlanner(bench, hope=hope)) for hope in HOPES]
@@ -358,7 +360,7 @@ def _made(bench: InstanceBench, half: str, scenarios: Mapping[str, Sequence[Serv
         others = [(f"{LIMIT}, {name}", ServicePlanner(bench, wrong)) for name, wrong in _wrongs(SEEDS[:1])]
     ways += [(name, planner, _limit_points(planner, scenarios)) for name, planner in others]
     return [
-        {"half": half, "off": off, "measured": measured, **_rounds(planner, scenarios, name, first, rounds=2)}
+        {"half": half, "off": mig_off, "measured": measured, **_rounds(planner, scenarios, name, first, rounds=2)}
         for name, planner, first in ways
     ]
 

@@ -111,61 +111,61 @@ class MeasuredTable:
         self._seconds = seconds
 
     def training_speeds(self, _hints: LoanHints, _partition: str, /) -> Mapping[Profile, float]:
-        """No training jobs here."""
+        """Return no speeds: there are no training jobs."""
         return {}
 
     def rates(self, hints: Hints, _partition: str, /) -> Mapping[Profile, float]:
-        """Items a second at the batch of the hints."""
+        """Return the items per second at the batch of the hints."""
         batch = hints.batch or 1
-        return {kind: batch / s for kind, s in self._seconds.get((hints.model or "", batch), {}).items()}
+        return {profile: batch / s for profile, s in self._seconds.get((hints.model or "", batch), {}).items()}
 
     def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[WeighedProfile]] | None:
-        """The filter's candidates: profiles from the smallest, and which keep the limits."""
+        """Return the filter's grant, and its candidates from the smallest, each with whether it keeps the limits."""
         gpu = geometry(GPU)
-        found = []
-        for kind, rate in sorted(self.rates(hints, partition).items()):
-            ok = hints.slo_us is None or 1e6 * (hints.batch or 1) / rate <= hints.slo_us
-            ok = ok and (hints.deadline_s is None or (hints.items or 0) / rate <= hints.deadline_s)
-            found.append(WeighedProfile(kind, gpu.info(kind).memory_mib, rate, ok))
-        granted = next((candidate.profile for candidate in found if candidate.ok), None)
-        return None if granted is None else (granted, found)
+        weighed = []
+        for profile, rate in sorted(self.rates(hints, partition).items()):
+            keeps_limits = hints.slo_us is None or 1e6 * (hints.batch or 1) / rate <= hints.slo_us
+            keeps_limits = keeps_limits and (hints.deadline_s is None or (hints.items or 0) / rate <= hints.deadline_s)
+            weighed.append(WeighedProfile(profile, gpu.info(profile).memory_mib, rate, keeps_limits))
+        granted = next((candidate.profile for candidate in weighed if candidate.ok), None)
+        return None if granted is None else (granted, weighed)
 
 
 def table(data: Path) -> Seconds:
-    """Models that were measured on all sizes of slices, at `BATCHES`. Raises NotMeasurable, TableError, OSError."""
+    """Return the models measured on all sizes of slices, at `BATCHES`. Raises NotMeasurable, TableError, OSError."""
     kinds = kinds_of(geometry(GPU))
-    found: dict[tuple[str, int], dict[Profile, float]] = {}
+    seconds_of: dict[tuple[str, int], dict[Profile, float]] = {}
     for model, settings in settings_of(read_folder(data), kinds).items():
         for setting in settings:
             if setting.batch in BATCHES:
-                found.setdefault((model, setting.batch), {})[setting.profile] = setting.seconds
-    found = {key: seconds for key, seconds in found.items() if kinds[-1] in seconds}
-    if not found:
+                seconds_of.setdefault((model, setting.batch), {})[setting.profile] = setting.seconds
+    seconds_of = {key: seconds for key, seconds in seconds_of.items() if kinds[-1] in seconds}
+    if not seconds_of:
         raise NotMeasurable(f"{data} has no model that was measured on {', '.join(k.name for k in kinds)} of an {GPU}")
-    return found
+    return seconds_of
 
 
 def draw(seconds: Seconds, load: float, seed: int) -> list[Auto]:
-    """Jobs of one seed in the order of their arrival."""
+    """Draw the jobs of one seed, in the order of their arrival."""
     chance = np.random.Generator(np.random.PCG64(seed))
     keys, full = sorted(seconds), geometry(GPU).full.profile
     shapes = []
     for _ in range(JOBS):
         model, batch = keys[int(chance.integers(len(keys)))]
-        of = seconds[model, batch]
+        seconds_of = seconds[model, batch]
         whole_s = min(LONGEST_S, MEDIAN_S * math.exp(float(chance.standard_normal())))
         slack = math.exp(float(chance.uniform(*np.log(SLACK))))
-        items = max(batch, round(whole_s / of[full] * batch))
+        items = max(batch, round(whole_s / seconds_of[full] * batch))
         if chance.integers(2):
-            limit_us = math.ceil(slack * of[full] * 1e6)
-            kept = {kind for kind, s in of.items() if s * 1e6 <= limit_us}
+            limit_us = math.ceil(slack * seconds_of[full] * 1e6)
+            kept = {kind for kind, s in seconds_of.items() if s * 1e6 <= limit_us}
             limit = f"slo={limit_us}us"
         else:
-            deadline_s = math.ceil(slack * items / batch * of[full])
-            kept = {kind for kind, s in of.items() if items / batch * s <= deadline_s}
+            deadline_s = math.ceil(slack * items / batch * seconds_of[full])
+            kept = {kind for kind, s in seconds_of.items() if items / batch * s <= deadline_s}
             limit = f"deadline={deadline_s}s"
         hints = f"migbatch: model={model} batch={batch} items={items} {limit}"
-        shapes.append(({kind: items / batch * of[kind] for kind in kept}, hints))
+        shapes.append(({kind: items / batch * seconds_of[kind] for kind in kept}, hints))
     work = statistics.fmean(min(times).compute * times[min(times)] for times, _ in shapes)
     rate = load * NODES * PER_NODE * geometry(GPU).compute_slices / work
     moments = np.cumsum(chance.exponential(1.0 / rate, JOBS)).tolist()
@@ -242,32 +242,36 @@ def static(jobs: Sequence[Auto], slices: Mapping[Profile, int]) -> Ends | None:
 
 
 def cuts() -> dict[str, dict[str, dict[Profile, int]]]:
-    """Static layouts of all GPUs, by kind and name: slices of each profile."""
+    """Return the static layouts of all GPUs, by kind and name: slices of each profile."""
     gpu, gpus = geometry(GPU), NODES * PER_NODE
     kinds = kinds_of(gpu)
     equal = {str(kind): {kind: gpus * gpu.info(kind).max_instances} for kind in kinds}
     mixed = {}
-    for way in ways(gpu, kinds):
-        held = {kind: n for kind, n in zip(kinds, way, strict=True) if n}
+    for counts in ways(gpu, kinds):
+        slices_per_gpu = {kind: n for kind, n in zip(kinds, counts, strict=True) if n}
         for whole in range(gpus + 1):
-            slices = Counter({kind: n * (gpus - whole) for kind, n in held.items()}) + Counter({kinds[-1]: whole})
+            slices = Counter({kind: n * (gpus - whole) for kind, n in slices_per_gpu.items()}) + Counter(
+                {kinds[-1]: whole}
+            )
             name = " + ".join(f"{n} x {kind}" for kind, n in sorted(slices.items()))
             mixed[name] = dict(slices)
     return {EQUAL: equal, STATIC: mixed}
 
 
 def config_of(jobs: Sequence[Auto]) -> Config:
-    """Default settings, on a site that has received these jobs for a while, as granted by the filter."""
-    by: dict[Profile, list[float]] = {}
+    """Return the default settings of a site that has received these jobs for a while, as granted by the filter."""
+    times_by_profile: dict[Profile, list[float]] = {}
     for job in jobs:
-        by.setdefault(job.granted, []).append(job.seconds[job.granted])
+        times_by_profile.setdefault(job.granted, []).append(job.seconds[job.granted])
     span = jobs[-1].at - jobs[0].at
-    classes = [Class(len(times) * HORIZON_S / span, statistics.fmean(times), kind) for kind, times in by.items()]
+    classes = [
+        Class(len(times) * HORIZON_S / span, statistics.fmean(times), kind) for kind, times in times_by_profile.items()
+    ]
     return learned({geometry(GPU): NODES * PER_NODE}, classes)
 
 
 def configs(config: Config) -> dict[str, Config]:
-    """migbatchd's settings, and the same with parts off."""
+    """Return migbatchd's settings, and the same with parts disabled."""
     return {
         OURS: config,
         NO_RETYPE: replace(config, dispatch=replace(config.dispatch, enabled=False)),
@@ -276,7 +280,7 @@ def configs(config: Config) -> dict[str, Config]:
 
 
 def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
-    """The whole experiment on a folder with measured tables. Raises NotMeasurable, TableError, OSError."""
+    """Run the whole experiment on a folder with measured tables. Raises NotMeasurable, TableError, OSError."""
     seconds = table(data)
     results = [_load(seconds, load, seeds, say) for load in LOADS]
     return {
@@ -299,21 +303,21 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
 def _load(seconds: Seconds, load: float, seeds: int, say: Say) -> dict[str, Any]:
     drawn = [draw(seconds, load, seed) for seed in range(seeds)]
     config = config_of(drawn[0])
-    of: dict[str, list[Ends]] = {}
+    ends_by_way: dict[str, list[Ends]] = {}
     variants = configs(config)
     steps = len(LOADS) * (len(variants) * seeds + len(cuts()))
     for name, variant in variants.items():
         for seed, jobs in enumerate(drawn):
             say(f"load {load:g}: seed {seed}, {name}", steps)
-            of.setdefault(name, []).append(shipped(jobs, variant, seconds))
+            ends_by_way.setdefault(name, []).append(shipped(jobs, variant, seconds))
     chosen = {}
-    for cut, some in cuts().items():
+    for cut, layouts in cuts().items():
         say(f"load {load:g}: {cut}", steps)
-        best = _best(drawn, some)
+        best = _best(drawn, layouts)
         if best is None:
             raise NotMeasurable(f"{cut}: with none of them all jobs keep their limits")
-        chosen[cut], of[cut] = best
-    means = {name: [_mean(ends) for ends in runs] for name, runs in of.items()}
+        chosen[cut], ends_by_way[cut] = best
+    means = {name: [_mean(ends) for ends in runs] for name, runs in ends_by_way.items()}
     return {
         "load": load,
         **provenance(DECIDES, config),
@@ -322,7 +326,9 @@ def _load(seconds: Seconds, load: float, seeds: int, say: Say) -> dict[str, Any]
         "ways": {
             name: {
                 "jct_s": round(statistics.fmean(values), 1),
-                "p95_s": round(statistics.fmean(float(np.quantile(ends[WARM:], 0.95)) for ends in of[name]), 1),
+                "p95_s": round(
+                    statistics.fmean(float(np.quantile(ends[WARM:], 0.95)) for ends in ends_by_way[name]), 1
+                ),
                 "over_equal": _over(values, means[EQUAL]),
                 "over_static": _over(values, means[STATIC]),
             }
@@ -332,15 +338,15 @@ def _load(seconds: Seconds, load: float, seeds: int, say: Say) -> dict[str, Any]
 
 
 def _best(drawn: Sequence[Sequence[Auto]], some: Mapping[str, Mapping[Profile, int]]) -> tuple[str, list[Ends]] | None:
-    """The layout with the lowest mean completion time over all seeds, of those that keep every limit."""
-    least: tuple[float, str, list[Ends]] | None = None
+    """Return the layout with the lowest mean completion time over all seeds, of those that keep every limit."""
+    lowest: tuple[float, str, list[Ends]] | None = None
     for name, slices in some.items():
         runs = [ends for jobs in drawn if (ends := static(jobs, slices)) is not None]
         if len(runs) == len(drawn):
             mean = statistics.fmean(_mean(ends) for ends in runs)
-            if least is None or mean < least[0]:
-                least = mean, name, runs
-    return None if least is None else least[1:]
+            if lowest is None or mean < lowest[0]:
+                lowest = mean, name, runs
+    return None if lowest is None else lowest[1:]
 
 
 def _mean(ends: Ends) -> float:
@@ -352,7 +358,7 @@ def _over(dispatched: Sequence[float], baseline: Sequence[float]) -> list[float]
 
 
 def bars(result: Mapping[str, Any]) -> list[Bar]:
-    """Default settings against both static layouts at one load, by means."""
+    """Compare the default settings with both static layouts at one load, by means."""
     dispatched, load = result["ways"][OURS], f"load {result['load']:g}: mean JCT over"
     return [
         Bar(f"{load} {EQUAL} ({result['cuts'][EQUAL]})", dispatched["over_equal"][0], TARGET),

@@ -1,8 +1,8 @@
-"""Run all experiments that have targets, each in a process of its own: a failure is reported, and the others continue.
+"""Run all experiments that have targets, each in its own process: a failure is reported, and the others continue.
 
 Studies of papers' ideas, which have none, run on request.
 
-Two run at a time if the machine has the processors; measurements of elapsed time run alone, after the others
+Two run at a time if the machine has two processors; measurements of elapsed time run alone, after the others
 (the simulator counts its own processor seconds). Every process has one thread for linear algebra, so that two of
 them do not compete for two processors.
 """
@@ -54,13 +54,13 @@ class Experiment:
         return self.group == "bench study"
 
     def draws(self, seeds: int | None, quick: bool) -> int | None:
-        """Number of draws; None without draws."""
+        """Return the number of draws; None without draws."""
         if not self.seeds:
             return None
         return seeds if seeds is not None else QUICK_SEEDS if quick else self.default
 
     def options(self, data: Path, seeds: int | None, quick: bool) -> list[str]:
-        """Words of its command line after `migbatch`."""
+        """Return the words of its command line after `migbatch`."""
         draws = self.draws(seeds, quick)
         return [
             *self.group.split(),
@@ -114,26 +114,26 @@ def child(arguments: Sequence[str]) -> Mapping[str, Any]:
         lines = [line for line in done.stderr.splitlines() if line.strip() and not line.endswith(" ...")]
         raise RuntimeError("; ".join(lines[-3:]) or f"it ended with status {done.returncode} without output")
     try:
-        found = json.loads(done.stdout)
+        result = json.loads(done.stdout)
     except ValueError as error:
         raise RuntimeError(f"it printed no JSON ({error})") from None
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         raise RuntimeError("it printed JSON that is not an object")
-    return found
+    return result
 
 
 def deciders(result: Any) -> list[str]:
-    """Every decision function, with the digest of its configuration, as an experiment's result names them."""
-    found: dict[str, None] = {}
+    """Return the decision functions that an experiment's result names, with the digests of their configurations."""
+    named: dict[str, None] = {}
     if isinstance(result, Mapping):
         if "decides" in result and "configuration" in result:
-            found[f"{result['decides']}, configuration {result['configuration']}"] = None
+            named[f"{result['decides']}, configuration {result['configuration']}"] = None
         for value in result.values():
-            found.update(dict.fromkeys(deciders(value)))
+            named.update(dict.fromkeys(deciders(value)))
     elif isinstance(result, list):
         for value in result:
-            found.update(dict.fromkeys(deciders(value)))
-    return list(found)
+            named.update(dict.fromkeys(deciders(value)))
+    return list(named)
 
 
 def measure(
@@ -160,7 +160,7 @@ def measure(
         draws = experiment.draws(seeds, quick)
         say(f"{experiment.name}{'' if draws is None else f', {draws} draws'}", 2 * len(experiments))
         began = time.perf_counter()
-        found: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "name": experiment.name,
             "study": experiment.study,
             "seeds": draws,
@@ -170,18 +170,18 @@ def measure(
         }
         try:
             result = run(experiment.options(data, seeds, quick))
-            found["result"] = result
+            entry["result"] = result
             if experiment.name in HEADLINES:
-                found["headline"] = HEADLINES[experiment.name](result).to_dict()
+                entry["headline"] = HEADLINES[experiment.name](result).to_dict()
         except (RuntimeError, OSError) as error:
-            found["error"] = str(error)
+            entry["error"] = str(error)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            found["error"] = f"its result is not as expected: {error!r}"
-        found["notes"] = list(found["result"].get("notes", ()))
-        found["decides"] = deciders(found["result"])
-        found["seconds"] = round(time.perf_counter() - began, 1)
-        say(f"{experiment.name}: {found['error'] or 'measured'}, {found['seconds']:.0f} s", 2 * len(experiments))
-        return found
+            entry["error"] = f"its result is not as expected: {error!r}"
+        entry["notes"] = list(entry["result"].get("notes", ()))
+        entry["decides"] = deciders(entry["result"])
+        entry["seconds"] = round(time.perf_counter() - began, 1)
+        say(f"{experiment.name}: {entry['error'] or 'measured'}, {entry['seconds']:.0f} s", 2 * len(experiments))
+        return entry
 
     began = time.perf_counter()
     experiments = [experiment for experiment in experiments if studies or not experiment.study]

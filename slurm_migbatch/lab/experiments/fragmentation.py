@@ -96,7 +96,7 @@ Outcome = list[Served | None]
 def draw(
     kinds: Sequence[PodKind], load: float, seed: int, gpus: int | None = None, arrivals: int | None = None
 ) -> Draw:
-    """Poisson arrivals with this offered load on all GPUs; None: `NODES` of `PER_NODE`, `ARRIVALS` jobs."""
+    """Draw Poisson arrivals with this offered load on all GPUs; None: `NODES` of `PER_NODE`, `ARRIVALS` jobs."""
     gpus, arrivals = gpus or NODES * PER_NODE, arrivals or ARRIVALS
     work = statistics.fmean(kind.profile.compute * kind.seconds for kind in kinds)
     rate = load * gpus * geometry(GPU).compute_slices / work
@@ -143,18 +143,18 @@ def at_once(found: Draw, place: Place, queued: bool) -> Outcome:
 
 
 def config_of(kinds: Sequence[PodKind], given_shares: Mapping[Profile, float] | None = None) -> Config:
-    """Default settings, on a site that has received these jobs for a while.
+    """Return the default settings of a site that has received these jobs for a while.
 
     `told`: by profile, the run time that the site has learned over the true one; 1 if not named.
     """
-    off = given_shares or {}
+    shares = given_shares or {}
     counts: Counter[Profile] = Counter(kind.profile for kind in kinds)
     seconds = {p: statistics.fmean(kind.seconds for kind in kinds if kind.profile == p) for p in counts}
     work = sum(profile.compute * seconds[profile] * count for profile, count in counts.items())
     gpus = NODES * PER_NODE
     rate = gpus * geometry(GPU).compute_slices / work
     classes = [
-        Class(count * rate * HORIZON_S, seconds[profile] * off.get(profile, 1.0), profile)
+        Class(count * rate * HORIZON_S, seconds[profile] * shares.get(profile, 1.0), profile)
         for profile, count in sorted(counts.items())
     ]
     return learned({geometry(GPU): gpus}, classes)
@@ -231,14 +231,14 @@ def grmu(found: Draw, queued: bool) -> Outcome:
         return at_once(found, lambda kind: rules.place(kind.profile), queued)
 
     def worth(outcome: Outcome) -> float:
-        of = figures(found, outcome, gpu, queued)
-        return -of["wait_s"] if queued else of["slices"]
+        result = figures(found, outcome, gpu, queued)
+        return -result["wait_s"] if queued else result["slices"]
 
     return max(map(served, quotas), key=worth)
 
 
 def ways(config: Config, asked: Mapping[Profile, int]) -> dict[str, Callable[[Draw, bool], Outcome]]:
-    """All placement rules."""
+    """Return all placement rules."""
     gpu, gpus = geometry(GPU), NODES * PER_NODE
     still = replace(config, moves=replace(config.moves, enabled=False))
     fgd = Fgd(mix(asked))
@@ -258,12 +258,12 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     NotMeasurable, TraceError.
     """
     gpu = geometry(GPU)
-    found, notices = populations(data, gpu)
+    kinds_by_population, notices = populations(data, gpu)
 
     def tell(text: str, of: int) -> None:
-        say(text, len(found) * of)
+        say(text, len(kinds_by_population) * of)
 
-    results = {name: _population(name, kinds, gpu, seeds, tell) for name, kinds in found.items()}
+    results = {name: _population(name, kinds, gpu, seeds, tell) for name, kinds in kinds_by_population.items()}
     return {
         "bench": "fragmentation",
         "data": str(data),
@@ -283,22 +283,28 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
 
 def _population(name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, say: Say) -> dict[str, Any]:
     config = config_of(kinds)
-    asked = Counter(kind.profile for kind in kinds)
+    requests = Counter(kind.profile for kind in kinds)
     loads = []
-    placing = ways(config, asked)
+    placing = ways(config, requests)
     steps = (len(QUEUED) + 1) * seeds * len(placing)
     for load in (*QUEUED, TURNED_AWAY):
         queued = load in QUEUED
-        of: dict[str, list[dict[str, float]]] = {}
+        figures_by_way: dict[str, list[dict[str, float]]] = {}
         for seed in range(seeds):
             drawn = draw(kinds, load, seed)
             for way, run in placing.items():
                 say(f"{name}, load {load:g}: seed {seed}, {way}", steps)
-                of.setdefault(way, []).append(figures(drawn, run(drawn, queued), gpu, queued))
-        loads.append({"load": load, "queued": queued, "ways": {way: _row(runs, of) for way, runs in of.items()}})
+                figures_by_way.setdefault(way, []).append(figures(drawn, run(drawn, queued), gpu, queued))
+        loads.append(
+            {
+                "load": load,
+                "queued": queued,
+                "ways": {way: _row(runs, figures_by_way) for way, runs in figures_by_way.items()},
+            }
+        )
     return {
         "jobs": len(kinds),
-        "mix": {profile.name: round(count / len(kinds), 4) for profile, count in sorted(asked.items())},
+        "mix": {profile.name: round(count / len(kinds), 4) for profile, count in sorted(requests.items())},
         **provenance(DECIDES, config),
         "preference": list(config.supply.preference),
         "loads": loads,
@@ -311,27 +317,27 @@ def figures(drawn: Draw, outcome: Outcome, gpu: Geometry, queued: bool, warm: in
     """
     counted = list(zip(drawn.kinds, outcome, strict=True))[WARM if warm is None else warm :]
     if queued:
-        had = [served for _, served in counted if served is not None]
-        waits = [served.wait_s for served in had]
+        started = [served for _, served in counted if served is not None]
+        waits = [served.wait_s for served in started]
         whole = [served.wait_s for kind, served in counted if served is not None and kind.profile == gpu.full.profile]
-        assert len(had) == len(counted)
+        assert len(started) == len(counted)
         return {
             "wait_s": statistics.fmean(waits),
             "wait_p95_s": float(np.quantile(waits, 0.95)),
             "wait_max_s": max(waits),
             "wait_whole_s": statistics.fmean(whole) if whole else 0.0,
-            "jct_s": statistics.fmean(served.jct_s for served in had),
-            "restarts": statistics.fmean(served.restarts for served in had),
+            "jct_s": statistics.fmean(served.jct_s for served in started),
+            "restarts": statistics.fmean(served.restarts for served in started),
         }
-    taken = [kind for kind, served in counted if served is not None]
+    accepted = [kind for kind, served in counted if served is not None]
     return {
-        "jobs": len(taken) / len(counted),
-        "slices": sum(kind.profile.compute for kind in taken) / sum(kind.profile.compute for kind, _ in counted),
+        "jobs": len(accepted) / len(counted),
+        "slices": sum(kind.profile.compute for kind in accepted) / sum(kind.profile.compute for kind, _ in counted),
     }
 
 
 def _row(runs: Sequence[Mapping[str, float]], of: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
-    """Means over seeds, and the mean ratio to first fit by seed with its interval."""
+    """Return the means over seeds, and the mean ratio to first fit by seed with its interval."""
     keys = ("wait_s", "jct_s") if "wait_s" in runs[0] else ("jobs", "slices")
     over = {
         key: [
@@ -349,7 +355,7 @@ def ratio(value: float, baseline: float) -> float:
 
 
 def bars(results: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
-    """The planner against first fit, by its mean ratio over the draws, and against the best of the simple rules."""
+    """Compare the planner with first fit, by its mean ratio over the draws, and with the best of the simple rules."""
     found = []
     for name, population in results.items():
         for entry in population["loads"]:

@@ -61,14 +61,14 @@ class Wrong:
 
     def config(self, right: Config, kinds: Sequence[PodKind], seed: int) -> Config:
         """Return default settings on a site that has learned this; `right`: with correct values."""
-        given = right
+        settings = right
         if self.learned is None:
-            given = replace(right, supply=replace(right.supply, preference=()))
+            settings = replace(right, supply=replace(right.supply, preference=()))
         elif self.learned != 1.0:
             profiles = sorted({kind.profile for kind in kinds})
-            off = np.power(self.learned, _chance(seed).uniform(-1.0, 1.0, len(profiles))).tolist()
-            given = fragmentation.config_of(kinds, dict(zip(profiles, off, strict=True)))
-        return given if self.moves else replace(given, moves=replace(given.moves, enabled=False))
+            factors = np.power(self.learned, _chance(seed).uniform(-1.0, 1.0, len(profiles))).tolist()
+            settings = fragmentation.config_of(kinds, dict(zip(profiles, factors, strict=True)))
+        return settings if self.moves else replace(settings, moves=replace(settings.moves, enabled=False))
 
 
 ROWS: Final[Mapping[str, Wrong]] = {
@@ -97,10 +97,11 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
         NotMeasurable, TraceError: as `fragmentation.measure`.
     """
     gpu = geometry(GPU)
-    found, notices = populations(data, gpu)
-    steps = len(found) * (len(QUEUED) + 1) * seeds * len(ROWS)
+    kinds_by_population, notices = populations(data, gpu)
+    steps = len(kinds_by_population) * (len(QUEUED) + 1) * seeds * len(ROWS)
     results = {
-        name: _population(name, kinds, gpu, seeds, lambda text: say(text, steps)) for name, kinds in found.items()
+        name: _population(name, kinds, gpu, seeds, lambda text: say(text, steps))
+        for name, kinds in kinds_by_population.items()
     }
     return {
         "bench": "fragmentation, wrong predictions",
@@ -122,15 +123,15 @@ def _population(
     for load in (*QUEUED, TURNED_AWAY):
         queued = load in QUEUED
         base: list[dict[str, float]] = []
-        of: dict[str, list[dict[str, float]]] = {row: [] for row in ROWS}
+        figures_by_row: dict[str, list[dict[str, float]]] = {row: [] for row in ROWS}
         for seed in range(seeds):
             drawn = fragmentation.draw(kinds, load, seed)
             base.append(fragmentation.figures(drawn, first_fit(drawn, queued), gpu, queued))
             for row, wrong in ROWS.items():
                 tell(f"{name}, load {load:g}: seed {seed}, {row}")
                 outcome = fragmentation.shipped(drawn, configs[row, seed], queued, wrong.limits_of(drawn, seed))
-                of[row].append(fragmentation.figures(drawn, outcome, gpu, queued))
-        rows = {row: _row(runs, base, queued) for row, runs in of.items()}
+                figures_by_row[row].append(fragmentation.figures(drawn, outcome, gpu, queued))
+        rows = {row: _row(runs, base, queued) for row, runs in figures_by_row.items()}
         loads.append({"load": load, "queued": queued, "rows": rows})
     return {"jobs": len(kinds), **provenance(DECIDES, right), "loads": loads}
 

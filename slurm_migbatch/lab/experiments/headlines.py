@@ -23,7 +23,7 @@ class Headline:
     Attributes:
         claim: the paper and its claim.
         ours: our measurement.
-        beaten: whether ours is at least as good in everything that it names; None if it cannot be judged.
+        beaten: whether ours is at least as good in every quantity of the claim; None if it cannot be judged.
     """
 
     claim: str
@@ -48,9 +48,11 @@ def _judged(claim: str, claims: list[Claim]) -> Headline:
 def instances(result: Result) -> Headline:
     """Judge the GPUs saved against MIG off, on ParvaGPU's scenarios."""
     rows = {row["name"]: row for row in result["rows"]}
-    programme, off = rows["integer programme, measured figures"], rows["MIG off, a GPU for each model"]
-    saved = 1 - programme["total"] / off["total"]
-    mean = statistics.fmean(1 - gpus / without for gpus, without in zip(programme["gpus"], off["gpus"], strict=True))
+    programme, mig_off = rows["integer programme, measured figures"], rows["MIG off, a GPU for each model"]
+    saved = 1 - programme["total"] / mig_off["total"]
+    mean = statistics.fmean(
+        1 - gpus / without for gpus, without in zip(programme["gpus"], mig_off["gpus"], strict=True)
+    )
     claims = [("saved in all", 100 * saved, 50.0), ("mean of scenarios", 100 * mean, 50.0)]
     return _judged("ElasticBatch, 50 % fewer GPU instances than with MIG off", claims)
 
@@ -129,11 +131,11 @@ def dstack(result: Result) -> Headline:
     """Judge the share of the ideal's throughput, and utilisation and throughput over temporal sharing."""
     claims: list[Claim] = []
     for entry in result["results"]:
-        every, which = entry["all"], f"batches {entry['batches']}:"
+        overall, label = entry["all"], f"batches {entry['batches']}:"
         claims += [
-            (f"{which} of the ideal", every["load"]["ours"][0], 0.9),
-            (f"{which} utilisation over temporal sharing", every["utilisation_over_temporal"][0], 1.6),
-            (f"{which} throughput over temporal sharing", every["items_over_temporal"][0], 4.0),
+            (f"{label} of the ideal", overall["load"]["ours"][0], 0.9),
+            (f"{label} utilisation over temporal sharing", overall["utilisation_over_temporal"][0], 1.6),
+            (f"{label} throughput over temporal sharing", overall["items_over_temporal"][0], 4.0),
         ]
     return _judged("D-STACK, 0.9 of an ideal scheduler, up to 1.6 x utilisation and 4 x throughput", claims)
 

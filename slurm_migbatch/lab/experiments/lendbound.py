@@ -36,7 +36,7 @@ def least_jct_s(
     """Return the bound on the mean completion time, seconds.
 
     Args:
-        gpus: of the cluster, all of the kind of `lendslices`.
+        gpus: the number of GPUs of the cluster, all of the kind of `lendslices`.
 
     Raises:
         NotMeasurable: the programme was not solved.
@@ -51,8 +51,8 @@ def least_jct_s(
     used: tuple[list[list[tuple[int, float]]], ...] = tuple([[] for _ in begins] for _ in range(2))
     number = 0
     for job in training:
-        may = [info for info in profiles if job.profile in (None, info.profile)]
-        speeds = [(info, speed) for info in may if (speed := found.speeds.relative(job, info.profile)) > 0]
+        allowed = [info for info in profiles if job.profile in (None, info.profile)]
+        speeds = [(info, speed) for info in allowed if (speed := found.speeds.relative(job, info.profile)) > 0]
         work: list[tuple[int, float]] = []
         for at in range(int(np.searchsorted(edges, job.arrival, "right")) - 1, len(begins)):
             begin = max(begins[at], job.arrival)
@@ -69,13 +69,13 @@ def least_jct_s(
                 number += 1
             limits.append(share)
         needs.append((len(needs), work))
-    for of_kind, left in zip(used, free, strict=True):
-        for at, terms in enumerate(of_kind):
+    for usage, capacity in zip(used, free, strict=True):
+        for at, terms in enumerate(usage):
             for column, amount in terms:
                 rows.append(len(limits))
                 columns.append(column)
                 values.append(float(amount))
-            limits.append(float(left[at]))
+            limits.append(float(capacity[at]))
     upper = coo_array((values, (rows, columns)), shape=(len(limits), number))
     equal = _equal(needs, number)
     solved: Any = linprog(

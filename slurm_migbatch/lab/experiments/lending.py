@@ -143,9 +143,9 @@ def measure(
     """
     from slurm_migbatch.lab.experiments import lendruns, lendslices  # imports this module
 
-    origin, moments, found = lendslices.inputs(data, seeds)
+    origin, moments, miso = lendslices.inputs(data, seeds)
     results = lendruns.measure(
-        found, moments, seeds, lendslices.LOADS if loads is None else loads, say=say, processes=processes
+        miso, moments, seeds, lendslices.LOADS if loads is None else loads, say=say, processes=processes
     )
     settings = lendruns.settings()
     notes = [

@@ -179,8 +179,8 @@ def _submission(job: SimulatedJob, course: Course, limit_s: int | None) -> Submi
     """Return one sbatch as the submit filter leaves it."""
     if job.kind == "infer":
         return Submission(job.arrival, f"mig:{job.profile}:1", lambda: course, INFERENCE, name="infer")
-    least = "" if job.profile is None else f" min={job.profile.gres_type}"
-    hints = f"migbatch: role=train model={job.app} batch={job.batch}{least} signal=usr1 [mig:loan:1#loan0001]"
+    minimum = "" if job.profile is None else f" min={job.profile.gres_type}"
+    hints = f"migbatch: role=train model={job.app} batch={job.batch}{minimum} signal=usr1 [mig:loan:1#loan0001]"
     fields = {"comment": hints}
     return Submission(job.arrival, "mig:loan:1", lambda: course, TRAINING, limit_s, name="train", fields=fields)
 
@@ -330,22 +330,28 @@ def measure(
         for (load_name, seed, name), run in runs.items():
             say(f"{load_name}: seed {seed}, {name}", len(runs))
             figures[load_name, seed, name] = run()
-        least = {key: run() for key, run in bounds.items()}
+        bound_figures = {key: run() for key, run in bounds.items()}
     results = []
     for load in loads:
-        of = {name: [figures[load.name, seed, name] for seed in range(seeds)] for name in ways}
-        bound = _bound_over_half([least[load.name, seed] for seed in range(seeds)], of["half"])
-        row = {**lending.summary(load, of), **settings(), "promise_s": PROMISE_S, "window_s": window_s, "bound": bound}
+        figures_by_way = {name: [figures[load.name, seed, name] for seed in range(seeds)] for name in ways}
+        bound = _bound_over_half([bound_figures[load.name, seed] for seed in range(seeds)], figures_by_way["half"])
+        row = {
+            **lending.summary(load, figures_by_way),
+            **settings(),
+            "promise_s": PROMISE_S,
+            "window_s": window_s,
+            "bound": bound,
+        }
         results.append(row)
     return results
 
 
 def _bounds(inputs: Inputs, load: Load, seed: int, window_s: float) -> dict[str, float]:
-    moments, found = inputs
-    case, gpus = PlayedLoad.of(load, moments, found, seed, window_s), lendslices.NODES * lendslices.PER_NODE
+    moments, miso = inputs
+    case, gpus = PlayedLoad.of(load, moments, miso, seed, window_s), lendslices.NODES * lendslices.PER_NODE
     alone_s = lendbound.alone_jct_s(case.training)
     return {
-        "jct_s": max(alone_s, lendbound.least_jct_s(case.training, case.inference, found, gpus)),
+        "jct_s": max(alone_s, lendbound.least_jct_s(case.training, case.inference, miso, gpus)),
         "alone_s": alone_s,
     }
 
@@ -360,8 +366,8 @@ def _bound_over_half(bounds: Sequence[Mapping[str, float]], half: Sequence[Mappi
 
 
 def _case(inputs: Inputs, load: Load, seed: int, window_s: float, way: Way) -> dict[str, float]:
-    moments, found = inputs
-    return play(PlayedLoad.of(load, moments, found, seed, window_s), found, way)
+    moments, miso = inputs
+    return play(PlayedLoad.of(load, moments, miso, seed, window_s), miso, way)
 
 
 def bars(result: Mapping[str, Any]) -> list[Bar]:

@@ -111,7 +111,7 @@ class Miso:
 
 
 def miso(data: Path) -> Miso | None:
-    """Read it from a directory above it; None if it is not there. Raises NotMeasurable, TableError, OSError."""
+    """Read MISO's data below a directory; None if they are missing. Raises NotMeasurable, TableError, OSError."""
     models = next(iter(below(data, "job_models.json")), None)
     times = next(iter(below(data, "exp_100.json")), None)
     steps = next(iter(below(data, "miso_*_train_step_times.csv")), None)
@@ -134,15 +134,15 @@ def miso(data: Path) -> Miso | None:
 def _by_number(path: Path, kinds: tuple[type, ...], what: str) -> dict[str, Any]:
     """Read values by the number of a job. Raises NotMeasurable, OSError."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        values_by_number = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise NotMeasurable(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(values_by_number, dict):
         raise NotMeasurable(f"{path} must have one object with {what} for each job")
-    for number, value in found.items():
+    for number, value in values_by_number.items():
         if not isinstance(value, kinds):
             raise NotMeasurable(f"{path}: job {show(number)} must have {what}, not {show(str(value))}")
-    return found
+    return values_by_number
 
 
 def inputs(data: Path, workloads: int) -> tuple[str, Moments, Miso]:
@@ -156,24 +156,24 @@ def inputs(data: Path, workloads: int) -> tuple[str, Moments, Miso]:
         TraceError, TableError, OSError: a file cannot be read.
     """
     traces, paths = lending.pollux_files(data)
-    found = miso(data)
-    if found is None:
+    miso_data = miso(data)
+    if miso_data is None:
         raise NotMeasurable(f"{data} has no MISO data (job_models.json, exp_100.json, miso_*_step_times.csv) below it")
     known = pollux.profiles(traces)
     origin, shape = lending.request_shape(data)
     arrivals = [[job.arrival for job in pollux.read(path, known).jobs] for path in paths[:workloads]]
-    return origin, Moments(arrivals, shape, philly_jobs(data)), found
+    return origin, Moments(arrivals, shape, philly_jobs(data)), miso_data
 
 
 def training(miso_data: Miso, arrivals: Sequence[float], seed: int, whole: bool = False) -> list[SimulatedJob]:
     """Return jobs with these arrivals, drawn from MISO's; `whole`: only the full GPU is allowed."""
-    least = geometry(GPU).full.profile if whole else None
+    profile = geometry(GPU).full.profile if whole else None
     rng = np.random.Generator(np.random.PCG64([seed, len(arrivals)]))
     picks = rng.integers(len(miso_data.jobs), size=len(arrivals)).tolist()
     jobs = []
     for n, (at, pick) in enumerate(zip(sorted(arrivals), picks, strict=True)):
         app, batch, seconds = miso_data.jobs[pick]
-        jobs.append(SimulatedJob(n, f"{app}-{n}", at, seconds, app=app, batch=batch, profile=least, costs=TRAIN))
+        jobs.append(SimulatedJob(n, f"{app}-{n}", at, seconds, app=app, batch=batch, profile=profile, costs=TRAIN))
     return jobs
 
 
@@ -204,8 +204,8 @@ def requests(load: Load, moments: Moments, seed: int) -> list[tuple[float, int, 
     rng = np.random.Generator(np.random.PCG64([seed, len(jobs)]))
     chosen = rng.random(len(jobs)) < SITE_BUSY * span / sum(job.work for job in jobs)
     apps = dict(zip([job.id for job in jobs], rng.integers(load.apps, size=len(jobs)).tolist(), strict=True))
-    come = _limited([job for job, keep in zip(jobs, chosen.tolist(), strict=True) if keep], SITE_LIMIT)
-    return [(at - first, apps[job.id], job.work) for at, job in come if at < first + span]
+    arrivals = _limited([job for job, keep in zip(jobs, chosen.tolist(), strict=True) if keep], SITE_LIMIT)
+    return [(at - first, apps[job.id], job.work) for at, job in arrivals if at < first + span]
 
 
 def _limited(jobs: Sequence[SimulatedJob], limit: int) -> list[tuple[float, SimulatedJob]]:
@@ -259,5 +259,5 @@ def speeds_of(miso_data: Miso) -> Curves:
 
 def arrivals_of(load: Load, arrivals: Sequence[Sequence[float]], seed: int) -> list[float]:
     """Return the arrivals of training jobs: of one workload, and of half (for a site's load: all) of the next."""
-    more = arrivals[(seed + 1) % len(arrivals)]
-    return [*arrivals[seed % len(arrivals)], *(more if load.site else more[::2])]
+    next_workload = arrivals[(seed + 1) % len(arrivals)]
+    return [*arrivals[seed % len(arrivals)], *(next_workload if load.site else next_workload[::2])]

@@ -1,7 +1,7 @@
 """Measure lending with wrong data: the jobs and the simulated Slurm of `lendruns`.
 
-Wrong is the input of the decision: the record's previous days, the predictions of
-training, the jobs' statements of their time, the assumed restart costs. The jobs' true times are unchanged, so each row
+The wrong data are the inputs of the decision: the record's previous days, the predictions of training, the jobs'
+statements of their time, and the assumed restart costs. The jobs' true times are unchanged, so each row
 is relative to the same training on its own half with correct data; if restarts take another time, to that
 half with the same restarts.
 
@@ -126,8 +126,8 @@ class WrongSpeeds(KnownSpeeds):
     def _factor(self, hints: LoanHints, profile: Profile) -> float:
         cell = zlib.crc32(f"{hints.model} {hints.batch} {profile}".encode())
         chance = np.random.Generator(np.random.PCG64([self._seed, cell]))
-        own: float = self._wrong.cells ** float(chance.uniform(-1.0, 1.0))
-        return own if profile == self._full else own * self._wrong.slices
+        factor: float = self._wrong.cells ** float(chance.uniform(-1.0, 1.0))
+        return factor if profile == self._full else factor * self._wrong.slices
 
 
 def _shifted(uses: Uses, later_s: float, end: float) -> list[tuple[str, float, float | None]]:
@@ -135,11 +135,11 @@ def _shifted(uses: Uses, later_s: float, end: float) -> list[tuple[str, float, f
 
     A record that leads by three hours is one that lags by 21, so that its last hours are not empty.
     """
-    by = later_s % DAY_S
+    lag_s = later_s % DAY_S
     return [
-        (name, since + by, None if until is None else min(until + by, end))
+        (name, since + lag_s, None if until is None else min(until + lag_s, end))
         for name, since, until in uses
-        if since + by < end
+        if since + lag_s < end
     ]
 
 
@@ -182,9 +182,9 @@ def measure(
         NotMeasurable: data are missing.
         TraceError, OSError: a file cannot be read.
     """
-    _, moments, found = lendslices.inputs(data, WORKLOADS)
+    _, moments, miso = lendslices.inputs(data, WORKLOADS)
     loads = LOADS if loads is None else loads
-    results = [_of_load(load, moments, found, seeds, say, processes, window_s, len(loads)) for load in loads]
+    results = [_of_load(load, moments, miso, seeds, say, processes, window_s, len(loads)) for load in loads]
     return {
         "bench": "lending, wrong predictions",
         "data": str(data),
@@ -232,13 +232,11 @@ def _of_load(
 
 
 def _case(inputs: lendruns.Inputs, load: Load, seed: int, window_s: float, wrong: Wrong, way: str) -> dict[str, float]:
-    moments, found = inputs
-    case = PlayedLoad.of(load, moments, found, seed, window_s)
+    moments, miso = inputs
+    case = PlayedLoad.of(load, moments, miso, seed, window_s)
     if way == "half":
-        return lendruns.play(wrong.truth(case), found, lendruns.WAYS[way])
-    return lendruns.play(
-        wrong.with_errors(case, found, seed), found, lendruns.WAYS[way], wrong.predictions(found, seed)
-    )
+        return lendruns.play(wrong.truth(case), miso, lendruns.WAYS[way])
+    return lendruns.play(wrong.with_errors(case, miso, seed), miso, lendruns.WAYS[way], wrong.predictions(miso, seed))
 
 
 def _row(runs: Sequence[Mapping[str, float]], halves: Sequence[Mapping[str, float]]) -> dict[str, Any]:
@@ -255,7 +253,7 @@ def _row(runs: Sequence[Mapping[str, float]], halves: Sequence[Mapping[str, floa
 def bars(result: Mapping[str, Any]) -> list[Bar]:
     """Return the bars of the worst row of a load."""
     rows = result["rows"]
-    held: dict[str, tuple[float, dict[str, float]]] = {
+    figures_by_bar: dict[str, tuple[float, dict[str, float]]] = {
         "mean JCT over training half only": (LOSS_TARGET, {name: row["over_half"][0] for name, row in rows.items()}),
         "p95 start delay [s]": (lendslices.PROMISE_S, {name: row["delay_p95_s"] for name, row in rows.items()}),
         "p95 start delay beyond a dedicated half [s]": (
@@ -264,7 +262,7 @@ def bars(result: Mapping[str, Any]) -> list[Bar]:
         ),
     }
     found = []
-    for what, (target, of) in held.items():
-        value, worst = max((value, name) for name, value in of.items())
+    for what, (target, values) in figures_by_bar.items():
+        value, worst = max((value, name) for name, value in values.items())
         found.append(Bar(f"{result['load']}, at worst ({worst}): {what}", value, target))
     return found

@@ -60,7 +60,7 @@ class MoveWave:
     """The work, and the cluster it is for.
 
     Attributes:
-        drawn: the jobs, and when they come; seconds of the wave.
+        drawn: the jobs and their arrivals, in seconds of the wave.
         scale: seconds of the wave for each second of the trace.
         nodes, gpus, gpu_type: nodes, GPUs of each, and their model.
     """
@@ -206,8 +206,8 @@ def scatter(
     for seed in seeds:
         wave = draw(kinds, seed)
         with_moves, without = (figures(wave, predict(wave, moves, release)) for moves in (True, False))
-        for name, found in ratios.items():
-            found.append(fragmentation.ratio(with_moves[name], without[name]))
+        for name, draws in ratios.items():
+            draws.append(fragmentation.ratio(with_moves[name], without[name]))
     return {
         "draws": len(seeds),
         **{name: [round(v, 3) for v in (*mean_with_interval(r), min(r), max(r))] for name, r in ratios.items()},

@@ -130,27 +130,29 @@ def _slices(profile: Profile) -> float:
 
 
 def draw(seconds: Seconds, load: float, seed: int) -> list[Pipeline]:
-    """Pipelines of one seed in the order of their arrival."""
+    """Draw the pipelines of one seed, in the order of their arrival."""
     chance = np.random.Generator(np.random.PCG64(seed))
     full = geometry(GPU).full.profile
-    found = []
+    pipelines = []
     for _ in range(PIPELINES):
-        kind = list(KINDS.values())[int(chance.integers(len(KINDS)))]
+        stages = list(KINDS.values())[int(chance.integers(len(KINDS)))]
         parts = []
-        for model, batch, after in kind:
-            of = seconds[model, batch]
-            items = max(batch, round(MEDIAN_S * math.exp(SPREAD * float(chance.standard_normal())) / of[full] * batch))
-            parts.append(Part(model, batch, items, after, {p: items / batch * s for p, s in of.items()}))
+        for model, batch, after in stages:
+            seconds_of = seconds[model, batch]
+            items = max(
+                batch, round(MEDIAN_S * math.exp(SPREAD * float(chance.standard_normal())) / seconds_of[full] * batch)
+            )
+            parts.append(Part(model, batch, items, after, {p: items / batch * s for p, s in seconds_of.items()}))
         slack = math.exp(float(chance.uniform(*np.log(SLACK))))
         deadline = slack * _longest(parts, [part.seconds[full] for part in parts]) + _starts_s(parts) + BEGIN_S
-        found.append(Pipeline(0.0, tuple(parts), math.ceil(deadline), slack))
+        pipelines.append(Pipeline(0.0, tuple(parts), math.ceil(deadline), slack))
     work = statistics.fmean(
         sum(_slices(profile := _granted(part, pipeline.deadline_s)) * part.seconds[profile] for part in pipeline.parts)
-        for pipeline in found
+        for pipeline in pipelines
     )
     rate = load * NODES * PER_NODE * geometry(GPU).compute_slices / work
     moments = np.cumsum(chance.exponential(1.0 / rate, PIPELINES)).tolist()
-    return [replace(pipeline, at=at) for at, pipeline in zip(moments, found, strict=True)]
+    return [replace(pipeline, at=at) for at, pipeline in zip(moments, pipelines, strict=True)]
 
 
 def _longest(parts: Sequence[Part], seconds: Sequence[float]) -> float:
@@ -189,17 +191,19 @@ def limits(way: str, pipeline: Pipeline, factors: Factors) -> list[float]:
 
 def workload(way: str, drawn: Sequence[Pipeline], factors: Factors) -> list[Submission]:
     """Return every job of every pipeline as the submit filter leaves it."""
-    found: list[Submission] = []
+    submissions: list[Submission] = []
     for number, pipeline in enumerate(drawn):
-        first = len(found)
+        first = len(submissions)
         for part, limit_s in zip(pipeline.parts, limits(way, pipeline, factors), strict=True):
             grant = Grant([(_granted(part, limit_s, factors[part.model, part.batch]), 1)], "auto")
-            named = f" pipeline=p{number}" if way == OURS else ""
-            hints = f"migbatch: model={part.model} batch={part.batch} items={part.items} deadline={limit_s:.0f}s{named}"
+            suffix = f" pipeline=p{number}" if way == OURS else ""
+            hints = (
+                f"migbatch: model={part.model} batch={part.batch} items={part.items} deadline={limit_s:.0f}s{suffix}"
+            )
             longest = max(part.seconds.values())
-            found.append(
+            submissions.append(
                 Submission(
-                    pipeline.at + 1e-3 * (len(found) - first),
+                    pipeline.at + 1e-3 * (len(submissions) - first),
                     grant.gres,
                     partial(OnSlice, longest, by_profile=part.seconds),
                     limit_s=2 * math.ceil(longest) + 60,
@@ -208,7 +212,7 @@ def workload(way: str, drawn: Sequence[Pipeline], factors: Factors) -> list[Subm
                     fields={"comment": grant.attach(hints), "cpus": 1, "user": "ann", "uid": 1001},
                 )
             )
-    return found
+    return submissions
 
 
 def played(way: str, drawn: Sequence[Pipeline], seconds: Seconds, factors: Factors, config: Config) -> list[Ended]:
@@ -216,12 +220,12 @@ def played(way: str, drawn: Sequence[Pipeline], seconds: Seconds, factors: Facto
     gpu = geometry(GPU)
     site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
     simulation = SlurmSimulation(site, workload(way, drawn, factors))
-    predicted = {key: {p: s / factors[key] for p, s in of.items()} for key, of in seconds.items()}
+    predicted = {key: {p: s / factors[key] for p, s in seconds_of.items()} for key, seconds_of in seconds.items()}
     outcome = simulation.run(
         ServiceController(simulation, config, MeasuredTable(predicted)), replace(pace(config), idle_s=IDLE_S)
     )
     ids = iter(outcome.submissions)
-    found = []
+    results = []
     for pipeline in drawn:
         jobs = [outcome.jobs[job] for _ in pipeline.parts if (job := next(ids)) is not None]
         if len(jobs) < len(pipeline.parts):
@@ -229,32 +233,34 @@ def played(way: str, drawn: Sequence[Pipeline], seconds: Seconds, factors: Facto
         spent = sum(
             _slices(profile) * (job.end - (job.start or job.end)) for job in jobs for profile in slices(job.row.gres)
         )
-        found.append(Ended(max(job.end for job in jobs) - outcome.begin - pipeline.at, spent))
-    return found
+        results.append(Ended(max(job.end for job in jobs) - outcome.begin - pipeline.at, spent))
+    return results
 
 
 def oracle(drawn: Sequence[Pipeline]) -> list[Ended]:
     """Return the cheapest splits by true times, without other jobs."""
-    found = []
+    results = []
     for pipeline in drawn:
         stages = [
             Stage(tuple(Choice(s + START_S * bool(p.after), _slices(k) * s) for k, s in p.seconds.items()), p.after)
             for p in pipeline.parts
         ]
         best = split(stages, pipeline.deadline_s)
-        found.append(Ended(best.seconds, best.price))
-    return found
+        results.append(Ended(best.seconds, best.price))
+    return results
 
 
 def config_of(drawn: Sequence[Pipeline]) -> Config:
-    """Default settings, on a site that has received these jobs for a while, as each would be granted alone."""
-    by: dict[Profile, list[float]] = {}
+    """Return the default settings of a site that has received these jobs for a while, each granted alone."""
+    times_by_profile: dict[Profile, list[float]] = {}
     for pipeline in drawn:
         for part in pipeline.parts:
             profile = _granted(part, pipeline.deadline_s)
-            by.setdefault(profile, []).append(part.seconds[profile])
+            times_by_profile.setdefault(profile, []).append(part.seconds[profile])
     span = drawn[-1].at - drawn[0].at
-    classes = [Class(len(times) * HORIZON_S / span, statistics.fmean(times), kind) for kind, times in by.items()]
+    classes = [
+        Class(len(times) * HORIZON_S / span, statistics.fmean(times), kind) for kind, times in times_by_profile.items()
+    ]
     return learned({geometry(GPU): NODES * PER_NODE}, classes)
 
 
@@ -282,13 +288,13 @@ class Scenario:
 
 
 def scenarios() -> list[Scenario]:
-    """Return what is measured."""
+    """Return the scenarios to measure."""
     found = [Scenario(f"load {load:g}", load) for load in LOADS]
     return [*found, Scenario(f"load {LOADS[0]:g}, predictions wrong by up to {WRONG:g} times", LOADS[0], wrong=True)]
 
 
 def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
-    """The whole experiment on a folder with measured tables. Raises NotMeasurable, TableError, OSError."""
+    """Run the whole experiment on a folder with measured tables. Raises NotMeasurable, TableError, OSError."""
     seconds = table(data)
     lacking = sorted({f"{m} at {b}" for kind in KINDS.values() for m, b, _ in kind if (m, b) not in seconds})
     if lacking:
@@ -313,14 +319,14 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
 def _scenario(scenario: Scenario, seconds: Seconds, seeds: int, say: Say) -> dict[str, Any]:
     drawn = [draw(seconds, scenario.load, seed) for seed in range(seeds)]
     config = config_of(drawn[0])
-    of: dict[str, list[list[Ended]]] = {}
+    results_by_way: dict[str, list[list[Ended]]] = {}
     for way in WAYS:
         for seed, pipelines in enumerate(drawn):
             say(f"{scenario.name}: seed {seed}, {way}", len(scenarios()) * len(WAYS) * seeds)
             factors = wrong(seconds, seed) if scenario.wrong else exact(seconds)
-            of.setdefault(way, []).append(played(way, pipelines, seconds, factors, config))
-    of[ORACLE] = [oracle(pipelines) for pipelines in drawn]
-    base = {way: [_spent(ended) for ended in of[way]] for way in (EQUAL, PROPORTIONAL)}
+            results_by_way.setdefault(way, []).append(played(way, pipelines, seconds, factors, config))
+    results_by_way[ORACLE] = [oracle(pipelines) for pipelines in drawn]
+    base = {way: [_spent(ended) for ended in results_by_way[way]] for way in (EQUAL, PROPORTIONAL)}
     cheaper = min(base, key=lambda way: statistics.fmean(base[way]))
     return {
         "scenario": scenario.name,
@@ -328,14 +334,14 @@ def _scenario(scenario: Scenario, seconds: Seconds, seeds: int, say: Say) -> dic
         "wrong": scenario.wrong,
         **provenance(DECIDES, config),
         "cheaper": cheaper,
-        "ways": {way: _row(runs, drawn, base[cheaper]) for way, runs in of.items()},
+        "ways": {way: _row(runs, drawn, base[cheaper]) for way, runs in results_by_way.items()},
     }
 
 
 def _row(runs: Sequence[Sequence[Ended]], drawn: Sequence[Sequence[Pipeline]], base: Sequence[float]) -> dict[str, Any]:
-    pairs = [pair for run, some in zip(runs, drawn, strict=True) for pair in zip(run, some, strict=True)]
+    pairs = [pair for run, subset in zip(runs, drawn, strict=True) for pair in zip(run, subset, strict=True)]
     spent = [_spent(run) for run in runs]
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         **_kept(pairs),
         "late_p95_s": round(
             quantile([max(0.0, end.seconds - pipeline.deadline_s) for end, pipeline in pairs], 0.95), 1
@@ -343,9 +349,9 @@ def _row(runs: Sequence[Sequence[Ended]], drawn: Sequence[Sequence[Pipeline]], b
         "over_cheaper": [round(x, 4) for x in mean_with_interval([a / b for a, b in zip(spent, base, strict=True)])],
     }
     for name, (low, high) in TIGHTNESS.items():
-        some = [pair for pair in pairs if low <= pair[1].slack < high]
-        found[name] = _kept(some) if some else None
-    return found
+        subset = [pair for pair in pairs if low <= pair[1].slack < high]
+        figures[name] = _kept(subset) if subset else None
+    return figures
 
 
 def _kept(pairs: Sequence[tuple[Ended, Pipeline]]) -> dict[str, float]:
@@ -360,13 +366,15 @@ def _spent(run: Sequence[Ended]) -> float:
 
 
 def bars(result: Mapping[str, Any]) -> list[Bar]:
-    """Default settings against both splits by users, and with wrong predictions against jobs that ignore the others."""
+    """Compare the default settings with both splits by users, or, with wrong predictions, with `ALONE`."""
     ways, name = result["ways"], result["scenario"]
     ours = ways[OURS]
     if result["wrong"]:
         return [Bar(f"{name}: deadlines met minus {ALONE}", ours["kept"] - ways[ALONE]["kept"], -LOST, at_least=True)]
-    more = max((EQUAL, PROPORTIONAL), key=lambda way: ways[way]["kept"])
+    better_split = max((EQUAL, PROPORTIONAL), key=lambda way: ways[way]["kept"])
     return [
-        Bar(f"{name}: deadlines met minus {more}", ours["kept"] - ways[more]["kept"], 0.0, at_least=True),
+        Bar(
+            f"{name}: deadlines met minus {better_split}", ours["kept"] - ways[better_split]["kept"], 0.0, at_least=True
+        ),
         Bar(f"{name}: slice-seconds over {result['cheaper']}", ours["over_cheaper"][0], SAVED),
     ]

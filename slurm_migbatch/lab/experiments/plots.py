@@ -184,8 +184,8 @@ def _interval(values: Sequence[float]) -> tuple[float, float | None, float | Non
 
 
 def _layout(gpu: Geometry, kinds: Sequence[str], counts: Sequence[int]) -> Layout:
-    wanted = [Profile.parse(kind) for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
-    return plan_free(gpu, EMPTY, sorted(wanted, reverse=True))
+    profiles = [Profile.parse(kind) for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
+    return plan_free(gpu, EMPTY, sorted(profiles, reverse=True))
 
 
 PLOTS: Final[Mapping[str, Callable[[Result], Plots]]] = {

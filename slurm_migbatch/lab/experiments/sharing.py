@@ -1,6 +1,6 @@
 """Measure two training jobs on one slice (E6): mean completion time by migbatchd's rule, and without sharing.
 
-Decisions are by `decide.lending.pairs` (`pairs`, `partings`, `renewals`) with the rules that migbatchd makes of a
+Decisions are by `decide.lending.pairs` (`pairs`, `partings`, `renewals`) with the rules that migbatchd derives from a
 `LendingConfig`. Sharing is off by default (`[lending] share`), so that key is on here; all others are at their
 defaults. *pairs*: no pair was measured beforehand, and migbatchd learns from jobs' reports while they run; a
 bad pair is ended at the cost of a restart. *pairs, measured*: every pair was measured and is in the configured file.
@@ -87,19 +87,19 @@ Slowdowns = Mapping[tuple[str, str], float]
 
 
 def config() -> Config:
-    """The default configuration with sharing enabled."""
+    """Return the default configuration with sharing enabled."""
     return replace(Config(), lending=LendingConfig(share=True))
 
 
 def rules(slowdowns: Slowdowns | None = None) -> SharingRules:
-    """The rules that migbatchd makes of the configuration; `slowdowns`: the content of `[lending] pairs`."""
+    """Return the rules that migbatchd derives from the configuration; `slowdowns`: the content of `[lending] pairs`."""
     settings = lending_settings(config().lending)
     assert settings.share
     return SharingRules(measured=settings.slowdowns if slowdowns is None else slowdowns)
 
 
 def settings() -> dict[str, str]:
-    """The decision function, and the digest of its configuration."""
+    """Return the decision function, and the digest of its configuration."""
     return provenance(DECIDES, config())
 
 
@@ -121,7 +121,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As text."""
+        """The setting as text."""
         claims = "the trace's estimates" if not self.error else f"estimates off by sigma {self.error:g}"
         return f"load {self.load:g}, slowdown {'Gavel' if self.slowdown is None else f'{self.slowdown:g}'}, {claims}"
 
@@ -129,15 +129,15 @@ class Cell:
 def source(data: Path) -> SharingSource:
     """Read the data below a directory. Raises NotMeasurable, TraceError."""
     jobs = muri.read(first_below(data, "cluster_trace.csv*", _DATA)).jobs
-    found = gavel.pairs(first_below(data, "physical_cluster_throughputs.csv*", _DATA))
-    both = tuple((xi, found[other, app]) for (app, other), xi in sorted(found.items()) if app <= other)
-    if not both or not jobs:
+    slowdown_of = gavel.pairs(first_below(data, "physical_cluster_throughputs.csv*", _DATA))
+    sides = tuple((xi, slowdown_of[other, app]) for (app, other), xi in sorted(slowdown_of.items()) if app <= other)
+    if not sides or not jobs:
         raise NotMeasurable(f"{data} holds no pairs of Gavel or no jobs of Muri")
-    return SharingSource(jobs, both)
+    return SharingSource(jobs, sides)
 
 
 def draw(found: SharingSource, cell: Cell, chance: np.random.Generator) -> list[SimulatedJob]:
-    """Jobs of one slice each, with their estimates."""
+    """Draw jobs of one slice each, with their estimates."""
     picks = chance.integers(len(found.jobs), size=JOBS).tolist()
     errors = np.exp(cell.error * chance.standard_normal(JOBS)).tolist()
     begin = int(chance.integers(max(1, len(found.jobs) - JOBS + 1)))
@@ -145,11 +145,11 @@ def draw(found: SharingSource, cell: Cell, chance: np.random.Generator) -> list[
     moments += [moments[-1]] * (JOBS - len(moments))
     slices = GPUS * geometry(GPU).info(PROFILE).max_instances
     offered = sum(found.jobs[pick].work for pick in picks)
-    span, wanted = moments[-1] - moments[0], offered / (slices * cell.load)
+    span, target_span = moments[-1] - moments[0], offered / (slices * cell.load)
     jobs = []
     for n, (pick, error, moment) in enumerate(zip(picks, errors, moments, strict=True)):
         job = found.jobs[pick]
-        at = (moment - moments[0]) / span * wanted if span > 0 else wanted * n / JOBS
+        at = (moment - moments[0]) / span * target_span if span > 0 else target_span * n / JOBS
         jobs.append(
             SimulatedJob(
                 n,
@@ -169,7 +169,7 @@ def draw(found: SharingSource, cell: Cell, chance: np.random.Generator) -> list[
 def slowdowns(
     found: SharingSource, cell: Cell, apps: Sequence[str], chance: np.random.Generator
 ) -> dict[tuple[str, str], float]:
-    """Of every pair of applications."""
+    """Draw the slowdowns of every pair of applications."""
     if cell.slowdown is not None:
         return {(app, other): cell.slowdown for app in apps for other in apps}
     xi = {}
@@ -182,7 +182,7 @@ def slowdowns(
 
 
 def policy(way: str, order: Order, slowdown: Slowdowns) -> SliceQueue:
-    """One of `WAYS` in an order of the queue."""
+    """Return the policy for one of `WAYS` in an order of the queue."""
     if way == "alone":
         return SliceQueue(PROFILE, order)
     if way == "FFS":
@@ -194,12 +194,12 @@ def policy(way: str, order: Order, slowdown: Slowdowns) -> SliceQueue:
 
 
 def limit(job: SimulatedJob) -> float:
-    """A job's time limit, seconds."""
+    """Return a job's time limit, seconds."""
     return MARGIN * job.claimed
 
 
 def play(jobs: Sequence[SimulatedJob], decides: SliceQueue, slowdown: Slowdowns, seed: int) -> dict[str, float]:
-    """Mean completion time, jobs that shared, and jobs that reached their limit only because they shared.
+    """Simulate; return mean completion time, jobs that shared, and jobs past their limit only because they shared.
 
     For migbatchd's rules also the pairs that were ended, and the jobs that were given a new limit.
     """
@@ -235,10 +235,10 @@ def measure(
         NotMeasurable: data are missing.
         TraceError, OSError: a file cannot be read.
     """
-    found = source(data)
+    source_data = source(data)
     rows = []
     chosen = list(all_cells() if cells is None else cells)
-    with pool(processes, found) as submit:
+    with pool(processes, source_data) as submit:
         runs = [submit(_measured, cell, number, seeds) for number, cell in enumerate(chosen)]
         for cell, run in zip(chosen, runs, strict=True):
             say(cell.name, len(chosen))
@@ -253,8 +253,8 @@ def measure(
             f"{GPUS} GPUs divided into {PROFILE}, a slice for each of {JOBS} jobs of Muri's trace, all of one user; "
             f"starts are free, {RESTART.checkpoint_s + RESTART.restart_s:g} s for a restart; "
             "time limits do not end jobs",
-            f"{len(found.measured)} pairs measured by Gavel on a V100: median slowdown "
-            f"{statistics.median(xi for pair in found.measured for xi in pair):.2f}; 1.5 is assumed "
+            f"{len(source_data.measured)} pairs measured by Gavel on a V100: median slowdown "
+            f"{statistics.median(xi for pair in source_data.measured for xi in pair):.2f}; 1.5 is assumed "
             "until something was measured",
         ],
         "cells": rows,
@@ -263,28 +263,28 @@ def measure(
 
 
 def all_cells() -> list[Cell]:
-    """Every load with every slowdown and every error of claims."""
+    """Return every combination of load, slowdown and error of estimates."""
     return [Cell(load, xi, error) for load in LOADS for xi in (*FIXED, None) for error in ERRORS]
 
 
 def _measured(found: SharingSource, cell: Cell, number: int, seeds: int) -> dict[str, Any]:
     names = [f"{order}, {way}" for order in ORDERS for way in WAYS]
-    of: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    runs_by_name: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for seed in range(seeds):
         jobs = draw(found, cell, np.random.Generator(np.random.PCG64((_SEED + seed, number))))
         apps = sorted({job.app for job in jobs})
         xi = slowdowns(found, cell, apps, np.random.Generator(np.random.PCG64(_SEED + seed)))
         for order, key in ORDERS.items():
             for way in WAYS:
-                of[f"{order}, {way}"].append(play(jobs, policy(way, key, xi), xi, seed))
+                runs_by_name[f"{order}, {way}"].append(play(jobs, policy(way, key, xi), xi, seed))
     figures = {
         name: {key: round(statistics.fmean(run[key] for run in runs), 2) for key in runs[0]}
-        for name, runs in of.items()
+        for name, runs in runs_by_name.items()
     }
     over = {}
     for order in ORDERS:
         for way, base in _compared():
-            runs, base_runs = of[f"{order}, {way}"], of[f"{order}, {base}"]
+            runs, base_runs = runs_by_name[f"{order}, {way}"], runs_by_name[f"{order}, {base}"]
             ratio = [a["jct_s"] / b["jct_s"] for a, b in zip(runs, base_runs, strict=True)]
             over[f"{order}, {way} over {base}"] = _finite(mean_with_interval(ratio))
     return {
@@ -298,7 +298,7 @@ def _measured(found: SharingSource, cell: Cell, number: int, seeds: int) -> dict
 
 
 def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    """Mean completion time relative to both baselines in the worst cell, and jobs that were late because of sharing."""
+    """Return the bars: completion times over both baselines in the worst cell, and jobs late because of sharing."""
     found = []
     for way in PAIRS:
         for order in ORDERS:
@@ -306,13 +306,13 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
                 key = f"{order}, {way} over {base}"
                 worst = max(rows, key=lambda row: float(row["over"][key][0]))
                 found.append(Bar(f"{key}, mean, worst: {worst['cell']}", worst["over"][key][0], TARGET))
-    late, where = max((row["ways"][f"{order}, pairs"]["late"], row["cell"]) for order in ORDERS for row in rows)
-    found.append(Bar(f"jobs of {JOBS} past their time limit only because they shared, worst: {where}", late, 0.0))
+    late, cell = max((row["ways"][f"{order}, pairs"]["late"], row["cell"]) for order in ORDERS for row in rows)
+    found.append(Bar(f"jobs of {JOBS} past their time limit only because they shared, worst: {cell}", late, 0.0))
     return found
 
 
 def _compared() -> list[tuple[str, str]]:
-    """Pairs of compared rules."""
+    """Return the pairs of compared rules."""
     return [(way, base) for way in (*PAIRS, PAIR_TEST) for base in BASES]
 
 

@@ -74,7 +74,7 @@ def draw(
     """Draw a wave at random.
 
     Args:
-        seed: of everything.
+        seed: seed of all random draws.
         requests: inference jobs in the day; their rate follows it, lowest at its begin.
         trainings: training jobs; they arrive within the first third of the day, so that some always wait.
         day_s: length of the day, seconds.
@@ -82,24 +82,24 @@ def draw(
         train_s: mean time of a training job on a whole GPU, seconds.
         least, most: profiles between which training jobs are elastic.
     """
-    dice = random.Random(seed)  # noqa: S311 - a reproducible draw, not a secret
+    rng = random.Random(seed)  # noqa: S311 - a reproducible draw, not a secret
     names = [name for name, _ in MIX]
     weights = [weight for _, weight in MIX]
     arrivals: list[float] = []
     while len(arrivals) < requests:  # thinning
-        at = dice.uniform(0.0, day_s)
-        if dice.uniform(0.0, 1.0 + SWING) < 1.0 - SWING * math.cos(2 * math.pi * at / day_s):
+        at = rng.uniform(0.0, day_s)
+        if rng.uniform(0.0, 1.0 + SWING) < 1.0 - SWING * math.cos(2 * math.pi * at / day_s):
             arrivals.append(at)
     centre = math.log(mean_s) - SPREAD**2 / 2
     inference = tuple(
         WaveRequest(
-            round(at, 2), dice.choices(names, weights)[0], round(max(1.0, dice.lognormvariate(centre, SPREAD)), 2)
+            round(at, 2), rng.choices(names, weights)[0], round(max(1.0, rng.lognormvariate(centre, SPREAD)), 2)
         )
         for at in sorted(arrivals)
     )
     jobs = []
     for number in range(trainings):
         at = number * day_s / 3 / trainings
-        steps = max(20, round(dice.uniform(0.5, 1.5) * train_s / 0.2))
+        steps = max(20, round(rng.uniform(0.5, 1.5) * train_s / 0.2))
         jobs.append(WaveTraining(round(at, 2), steps, 0.2, least, most))
     return Wave(inference, tuple(jobs), day_s)

@@ -118,15 +118,15 @@ def source(data: Path) -> StudySource:
         raise NotMeasurable(f"{data} holds no workload-*.csv of Pollux")
     arrivals = [job.arrival for job in joblog.read(first_below(data, "philly_jobs.csv*", _DATA)).jobs]
     gaps = tuple(float(gap) for gap in np.diff(arrivals))
-    found = gavel.pairs(first_below(data, "physical_cluster_throughputs.csv*", _DATA))
-    measured = tuple((xi, found[other, app]) for (app, other), xi in sorted(found.items()) if app <= other)
+    slowdown_of = gavel.pairs(first_below(data, "physical_cluster_throughputs.csv*", _DATA))
+    measured = tuple((xi, slowdown_of[other, app]) for (app, other), xi in sorted(slowdown_of.items()) if app <= other)
     if max(sum(mix.values()) for mix in MIXES.values()) > len(gaps) or not measured:
         raise NotMeasurable(f"{data} holds too few submissions of Philly or no pairs of Gavel")
     return StudySource(jobs, pool, gaps, measured)
 
 
 def populations(found: StudySource) -> list[TraceKind]:
-    """All kinds of traces."""
+    """Return all kinds of traces."""
 
     def again(rng: np.random.Generator) -> list[SimulatedJob]:
         picks = rng.integers(len(found.muri), size=len(found.muri))
@@ -166,7 +166,7 @@ def _small(
 
 
 def slowdowns(found: StudySource) -> list[Slowdowns]:
-    """All kinds of slowdowns."""
+    """Return all kinds of slowdowns."""
 
     def same(value: float) -> Slowdowns:
         return Slowdowns(
@@ -191,7 +191,7 @@ def slowdowns(found: StudySource) -> list[Slowdowns]:
 def completion(
     jobs: Sequence[SimulatedJob], gpus: int, policy: Policy, xi: Mapping[tuple[str, str], float]
 ) -> list[float]:
-    """Seconds from arrival to end of each job."""
+    """Simulate; return the seconds from arrival to end of each job."""
     result = Simulation(SimulatedCluster.of(whole(GPU), gpus, 4), jobs, policy, Paired(Whole(), xi)).run()
     ends = [run.ended - run.job.arrival for run in result.runs if run.ended is not None]
     if len(ends) < len(jobs):
@@ -206,9 +206,9 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
         NotMeasurable: data are missing.
         TraceError, OSError: a file cannot be read.
     """
-    found = source(data)
+    source_data = source(data)
     cells = []
-    drawn_from, kinds = list(populations(found)), list(slowdowns(found))
+    drawn_from, kinds = list(populations(source_data)), list(slowdowns(source_data))
     for number, population in enumerate(drawn_from):
         for kind in kinds:
             say(f"{population.name}, slowdown {kind.name}", len(drawn_from) * len(kinds))
@@ -221,8 +221,8 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
         "notes": [
             "whole GPUs, at most two jobs on each, work and slowdowns known exactly, starts are free",
             "30 and 61 jobs: a reconstruction of unavailable traces, from Pollux's jobs and Philly's arrivals",
-            f"{len(found.measured)} pairs measured by Gavel on a V100: median slowdown "
-            f"{statistics.median(xi for pair in found.measured for xi in pair):.2f}",
+            f"{len(source_data.measured)} pairs measured by Gavel on a V100: median slowdown "
+            f"{statistics.median(xi for pair in source_data.measured for xi in pair):.2f}",
         ],
         "cells": cells,
         "bars": [],

@@ -210,14 +210,14 @@ def measure(
     jobs = [training(path, known, models) for path in workloads[:seeds]]
     results = []
     for load in loads:
-        of: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+        figures_by_way: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
         for seed in range(seeds):
             served = inference(load, shape, seed)
             for name, way in ways.items():
                 say(f"{load.name}: seed {seed}, {name}", len(loads) * seeds * len(ways))
                 costs = FREE if name == "free" else AFE
-                of[name].append(simulate(jobs[seed % len(jobs)], served, learning, way, seed, costs))
-        results.append(summary(load, of))
+                figures_by_way[name].append(simulate(jobs[seed % len(jobs)], served, learning, way, seed, costs))
+        results.append(summary(load, figures_by_way))
     notes = [
         f"{len(jobs)} Pollux workloads of {len(jobs[0])} jobs, elastic on whole GPUs; migbatchd does not lend so",
         f"inference: synthetic, bursts from {origin}, day pattern, {HISTORY_DAYS} days of history",

@@ -120,13 +120,13 @@ def draw(
         name = list(models)[i]
         slo = math.exp(chance.uniform(math.log(SLO_S[0]), math.log(SLO_S[1])))
         window = float(chance.choice(WINDOWS_S))
-        asked = float(chance.uniform(0.5, 1.5))
+        demand = float(chance.uniform(0.5, 1.5))
         max_batch = int(chance.choice(OWN_BATCHES))
         settings = tuple(s for s in models[name] if batches == "chosen" or s.batch <= max_batch)
         slo = max(slo, LEAST_SLO * min(s.seconds for s in settings))
-        guests.append(Guest(name, settings, best_settings(settings, GUARD * slo), slo, window, asked))
-    together = sum(guest.items_per_s for guest in guests)
-    return [replace(g, items_per_s=g.items_per_s / together * slices * per_slice(g.best)) for g in guests]
+        guests.append(Guest(name, settings, best_settings(settings, GUARD * slo), slo, window, demand))
+    total = sum(guest.items_per_s for guest in guests)
+    return [replace(g, items_per_s=g.items_per_s / total * slices * per_slice(g.best)) for g in guests]
 
 
 def per_slice(settings: Mapping[Profile, InstanceSetting]) -> float:
@@ -241,17 +241,17 @@ def measure(
             f"{', '.join(k.name for k in kinds)} of an {GPU}; mixes of {max(sizes)} are requested"
         )
     results = []
-    for which in batches:
+    for batch_choice in batches:
         rows = []
         for size in sizes:
             for number in range(mixes):
-                say(f"batches {which}: {size} models, mix {number + 1}", len(batches) * len(sizes) * mixes)
+                say(f"batches {batch_choice}: {size} models, mix {number + 1}", len(batches) * len(sizes) * mixes)
                 chance = np.random.Generator(np.random.PCG64([size, number]))
-                mix = Mix(draw(models, size, gpu.compute_slices, which, chance), gpu, kinds)
+                mix = Mix(draw(models, size, gpu.compute_slices, batch_choice, chance), gpu, kinds)
                 rows.append({"size": size, "mix": number, **_row(mix)})
         _common_layout(rows)
         by_size = {str(size): _summary([row for row in rows if row["size"] == size]) for size in sizes}
-        results.append({"batches": which, "all": _summary(rows), "sizes": by_size, "rows": rows})
+        results.append({"batches": batch_choice, "all": _summary(rows), "sizes": by_size, "rows": rows})
     return {
         "bench": "dstack",
         "data": str(data),
@@ -272,12 +272,12 @@ def _row(mix: Mix) -> dict[str, Any]:
     by_name = schedulers(mix)
     loads = {name: largest(schedule.misses) for name, schedule in by_name.items()}
     tried = carried(mix.gpu, mix.kinds, mix.hosted(1.0, mix.best))
-    alone = [carried_plan for carried_plan in tried if len(carried_plan.plan.held) == 1]
-    turns = [carried_plan for carried_plan in tried if len(carried_plan.plan.held) > 1]
+    static = [carried_plan for carried_plan in tried if len(carried_plan.plan.held) == 1]
+    frames = [carried_plan for carried_plan in tried if len(carried_plan.plan.held) > 1]
     named_plans = {
         "EDF at the leanest slice": next(carried_plan for carried_plan in tried if not carried_plan.plan.held),
-        "best static layout": best(alone),
-        "frames of layouts": best(turns or alone),
+        "best static layout": best(static),
+        "frames of layouts": best(frames or static),
     }
     chosen = best(tried)
     for name, carried_plan in (*named_plans.items(), ("ours", chosen)):
@@ -289,7 +289,7 @@ def _row(mix: Mix) -> dict[str, Any]:
         "load": {name: round(load, 4) for name, load in loads.items()},
         "ours": next(name for name, carried_plan in named_plans.items() if carried_plan.plan == chosen.plan),
         "frames": [[list(way), round(share, 3)] for way, share in named_plans["frames of layouts"].plan.held],
-        "static": [[list(carried_plan.plan.held[0][0]), round(carried_plan.load, 4)] for carried_plan in alone],
+        "static": [[list(carried_plan.plan.held[0][0]), round(carried_plan.load, 4)] for carried_plan in static],
         "filled": {name: _filled(mix, scheduler) for name, scheduler in by_name.items()},
     }
 

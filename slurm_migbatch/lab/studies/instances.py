@@ -78,19 +78,21 @@ class HeldOutModel:
         return tuple(i for i, setting in enumerate(self.settings) if setting.procs <= PROCS)
 
     def points(self, count: int) -> tuple[int, ...]:
-        """The cells that the product's rule measures, in order."""
+        """Return the cells that the product's rule measures, in order."""
         done: list[int] = []
-        left = list(self.usable)
-        while left and len(done) < count:
+        candidates = list(self.usable)
+        while candidates and len(done) < count:
             rows = self.sample.rows
-            chosen = choose([rows[i] for i in done], [rows[i] for i in left], self.knowledge)
+            chosen = choose([rows[i] for i in done], [rows[i] for i in candidates], self.knowledge)
             assert chosen is not None
-            done.append(left.pop(chosen))
+            done.append(candidates.pop(chosen))
         return tuple(done)
 
     def figures(self, done: Sequence[int], confidence: float) -> Figures:
-        """The product's figures after the cells `done` were measured: measured ones, of the rest the slow end of
-        the interval with coverage `confidence`, and the median prediction.
+        """Return the product's figures after the cells `done` were measured.
+
+        Measured figures; for the other cells the slow end of the interval with coverage `confidence`, and the median
+        prediction.
         """
         sample, known = self.sample, list(done)
         learned = settle(self.fold.learned, [sample.rows[i] for i in known], self.knowledge)
@@ -196,7 +198,7 @@ class InstanceBench:
     # -- measured --------------------------------------------------------------------------------------------------
 
     def services(self, loads: Sequence[Load], procs: int = PROCS) -> list[ServiceDemand]:
-        """The services of a scenario with their best measured settings of at most `procs` processes."""
+        """Return the services of a scenario with their best measured settings of at most `procs` processes."""
         return [
             ServiceDemand(
                 load.sample.model, load.rate, tuple(best_settings(self._all(load, procs), load.limit_s).values())
@@ -208,14 +210,14 @@ class InstanceBench:
         return [s for s in self.subjects[load.sample.model].settings if s.procs <= procs]
 
     def baselines(self) -> list[dict[str, Any]]:
-        """Other approaches, and bounds."""
+        """Return the rows of other approaches, and of bounds."""
         slices = self.geometry.compute_slices
         dedicated, several, shared, divided, whole = [], [], [], [], []
         for loads in self.loads.values():
-            share, more = self._of_whole(loads, 1), self._of_whole(loads, PROCS)
+            share, with_mps = self._of_whole(loads, 1), self._of_whole(loads, PROCS)
             dedicated.append(_rounded_up(share))
             several.append(self.without_mig(loads))
-            shared.append(sum(share for share in more if math.isfinite(share)))
+            shared.append(sum(share for share in with_mps if math.isfinite(share)))
             services = self.services(loads)
             divided.append(fluid(services, slices))
             whole.append(sum(self._fewest(service) for service in services) / slices)
@@ -237,11 +239,11 @@ class InstanceBench:
     def _of_whole(self, loads: Sequence[Load], procs: int) -> list[float]:
         """Return the whole GPUs for the rate of each service; infinite if a whole GPU does not keep its limit."""
         full = self.geometry.full.profile
-        found = []
+        gpus = []
         for load in loads:
             best = best_settings([s for s in self._all(load, procs) if s.profile == full], load.limit_s)
-            found.append(load.rate / best[full].rate if best else math.inf)
-        return found
+            gpus.append(load.rate / best[full].rate if best else math.inf)
+        return gpus
 
     @staticmethod
     def _fewest(service: ServiceDemand) -> int:
@@ -251,10 +253,10 @@ class InstanceBench:
 
     def measured(self, name: str, procs: int) -> dict[str, Any]:
         """Run the programme with everything measured, at most so many processes on a slice."""
-        found = [allocate(self.geometry, self.services(loads, procs)) for loads in self.loads.values()]
-        assert all(allocation is not None for allocation in found)
-        row = _row(name, [allocation.gpus for allocation in found if allocation])
-        return {**row, "exact": all(allocation.exact for allocation in found if allocation)}
+        allocations = [allocate(self.geometry, self.services(loads, procs)) for loads in self.loads.values()]
+        assert all(allocation is not None for allocation in allocations)
+        row = _row(name, [allocation.gpus for allocation in allocations if allocation])
+        return {**row, "exact": all(allocation.exact for allocation in allocations if allocation)}
 
     def composed(self) -> dict[str, Any]:
         """Run ElasticBatch's configuration step for each service alone, then pack."""
@@ -280,27 +282,27 @@ class InstanceBench:
     def _rounds(
         self, loads: Sequence[Load], known: Mapping[str, tuple[int, ...]]
     ) -> Iterator[tuple[Replay, dict[str, set[int]]]]:
-        """Replays of the rounds, and the cells measured after them in addition to those known before."""
-        more: dict[str, set[int]] = {load.sample.model: set() for load in loads}
+        """Yield the replays of the rounds, and the cells measured after them in addition to those known before."""
+        added: dict[str, set[int]] = {load.sample.model: set() for load in loads}
         for _ in range(_MOST_ROUNDS):
-            done = {m: (*known[m], *sorted(cells)) for m, cells in more.items()}
+            done = {m: (*known[m], *sorted(cells)) for m, cells in added.items()}
             replay = self.replay(loads, done, CONFIDENCE)
             new = {m: used - set(done[m]) for m, used in replay.used.items()}
             for m, cells in new.items():
-                more[m] |= cells
-            yield replay, {m: set(cells) for m, cells in more.items()}
+                added[m] |= cells
+            yield replay, {m: set(cells) for m, cells in added.items()}
             if not any(new.values()):
                 return
 
     def figures(self, model: str, done: tuple[int, ...], confidence: float) -> Figures:
-        """`HeldOutModel.figures`, computed once."""
+        """Return `HeldOutModel.figures`, computed once."""
         key = (model, done, confidence)
         if key not in self._figures:
             self._figures[key] = self.subjects[model].figures(done, confidence)
         return self._figures[key]
 
     def margin(self, points: int, level: float) -> dict[str, Any]:
-        """The first placement with another confidence."""
+        """Compute the first placement with another confidence."""
         known = {m: s.points(points) for m, s in self.subjects.items()}
         replays = [self.replay(loads, known, level) for loads in self.loads.values()]
         return {
@@ -313,7 +315,7 @@ class InstanceBench:
 
     def replay(self, loads: Sequence[Load], done: Mapping[str, Sequence[int]], confidence: float) -> Replay:
         """Plan one scenario by the figures of each model, and replay it on the measured table."""
-        asked: list[ServiceDemand] = []
+        demands: list[ServiceDemand] = []
         cells: dict[str, dict[InstanceSetting, int]] = {}
         unsure = 0
         for load in loads:
@@ -331,25 +333,25 @@ class InstanceBench:
             hopes = {setting: setting.batch * setting.procs / float(hoped[cell_of[setting]]) for setting in kept}
             boldest: dict[Profile, InstanceSetting] = {}
             for setting in sorted(kept):
-                other = boldest.get(setting.profile)
-                if other is None or hopes[setting] > hopes[other]:
+                best = boldest.get(setting.profile)
+                if best is None or hopes[setting] > hopes[best]:
                     boldest[setting.profile] = setting
             settings = tuple(sorted({*best_settings(kept).values(), *boldest.values()}))
-            asked.append(ServiceDemand(load.sample.model, load.rate, settings, {s: hopes[s] for s in settings}))
+            demands.append(ServiceDemand(load.sample.model, load.rate, settings, {s: hopes[s] for s in settings}))
             cells[load.sample.model] = cell_of
-        found = allocate(self.geometry, asked)
-        assert found is not None
+        allocation = allocate(self.geometry, demands)
+        assert allocation is not None
         broken = slo_broken = short = 0
         used: dict[str, frozenset[int]] = {}
         for load in loads:
             name = load.sample.model
-            instances = {cells[name][setting]: count for setting, count in found.of(name).items()}
+            instances = {cells[name][setting]: count for setting, count in allocation.of(name).items()}
             used[name] = frozenset(instances)
             truth = self.subjects[name].settings
             broken += any(truth[i].seconds > load.limit_s for i in instances)
             slo_broken += any(2.0 * truth[i].seconds > load.limit_s / GUARD for i in instances)
             short += sum(count * truth[i].rate for i, count in instances.items()) < load.rate * (1 - 1e-9)
-        return Replay(found.gpus, found.exact, found.slices, broken, slo_broken, short, unsure, used)
+        return Replay(allocation.gpus, allocation.exact, allocation.slices, broken, slo_broken, short, unsure, used)
 
 
 def _setting(gpu: Geometry, row: Measurement) -> InstanceSetting:
@@ -359,12 +361,12 @@ def _setting(gpu: Geometry, row: Measurement) -> InstanceSetting:
 
 
 def _rounded_up(gpus: Sequence[float]) -> int:
-    """Whole GPUs, at least one for each service."""
+    """Return the number of whole GPUs, at least one for each service."""
     return sum(math.ceil(count - 1e-9) if math.isfinite(count) else 1 for count in gpus)
 
 
 def _row(name: str, gpus: Sequence[float]) -> dict[str, Any]:
-    """GPUs of each scenario; fractional bounds are rounded up for the total."""
+    """Return the GPUs of each scenario; fractional bounds are rounded up for the total."""
     return {
         "name": name,
         "gpus": [round(float(count), 2) for count in gpus],
@@ -383,7 +385,7 @@ def _wrongs(replays: Sequence[Replay]) -> dict[str, int]:
 
 
 def _total(at: Sequence[tuple[Replay, Any]], n: int, runs: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """One round over all scenarios; a scenario that was settled earlier counts with its last plan, its errors once."""
+    """Summarize a round over all scenarios; one settled earlier counts with its last plan, its errors once."""
     replays = [replay for replay, _ in at]
     fresh = [replay for (replay, _), run in zip(at, runs, strict=True) if n < len(run)]
     return {

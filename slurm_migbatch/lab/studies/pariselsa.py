@@ -65,7 +65,7 @@ class Curve:
 
 
 def kinds_of(gpu: Geometry) -> tuple[Profile, ...]:
-    """For each number of compute slices the profile with the least memory, ascending: those that tables measure."""
+    """Return for each number of compute slices the profile with the least memory: those that tables measure."""
     least: dict[int, Profile] = {}
     for info in gpu.profiles:
         if not info.profile.suffix:
@@ -78,13 +78,13 @@ def curves(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> list[Curve]
     largest batch.
     """
     names = [kind.name for kind in kinds]
-    found: dict[tuple[str, str, int | None], list[dict[int, float]]] = {}
+    points_by_key: dict[tuple[str, str, int | None], list[dict[int, float]]] = {}
     for row in rows:
         if row.kind == "infer" and row.procs == 1 and row.gpu == GPU and row.profile in names and row.seconds:
-            points = found.setdefault((row.model, row.source, row.input_size), [{} for _ in kinds])
+            points = points_by_key.setdefault((row.model, row.source, row.input_size), [{} for _ in kinds])
             points[names.index(row.profile)][row.batch] = row.seconds
     result: dict[str, Curve] = {}
-    for (model, _, _), points in sorted(found.items(), key=lambda item: str(item[0])):
+    for (model, _, _), points in sorted(points_by_key.items(), key=lambda item: str(item[0])):
         if all(points) and max(points[-1]) >= LARGEST and model not in result:
             by_kind = [_line(measured) for measured in points]
             result[model] = Curve(model, tuple(zip(*by_kind, strict=True)))
@@ -100,7 +100,7 @@ def _line(points: Mapping[int, float]) -> list[float]:
 
 
 def works_of(curve: Curve, variance: float) -> list[WorkClass]:
-    """One class for each batch."""
+    """Return one class for each batch."""
     limit = LIMIT * curve.seconds[-1][-1]
     spread = math.sqrt(2 * variance)
 
@@ -124,7 +124,7 @@ class _Case:
         ]
 
     def rates(self, cut: Cut, trial: Trial, guess: float, streams: Sequence[Stream] | None = None) -> list[float]:
-        """The latency-bounded rate on each stream."""
+        """Return the latency-bounded rate on each stream."""
         stock_costs = StockCosts(self.works, self.prices, cut.stock)
         rates: list[float] = []
         for drawn in self.streams if streams is None else streams:
@@ -163,8 +163,8 @@ def measure(
     """
     gpu = geometry(GPU)
     kinds = kinds_of(gpu)
-    found = curves(read_folder(data), kinds)
-    if not found:
+    measured = curves(read_folder(data), kinds)
+    if not measured:
         raise NotMeasurable(
             f"{data} has no model that was measured with one process on {', '.join(k.name for k in kinds)} of an "
             f"{GPU}, up to batch {LARGEST} on the largest"
@@ -172,8 +172,8 @@ def measure(
     results = []
     for variance in variances:
         rows = []
-        for curve in found:
-            say(f"variance {variance:g}: {curve.model}", len(variances) * len(found))
+        for curve in measured:
+            say(f"variance {variance:g}: {curve.model}", len(variances) * len(measured))
             rows.append(_model(curve, variance, gpu, kinds, seeds, job_count))
         results.append({"variance": variance, "models": rows, **_summary(rows)})
     return {
@@ -185,7 +185,7 @@ def measure(
         "seeds": seeds,
         "pieces": job_count,
         "notes": [
-            f"{len(found)} models; seconds as measured, no predictor; {len(kinds)} profiles on {GPUS} GPUs; legal "
+            f"{len(measured)} models; seconds as measured, no predictor; {len(kinds)} profiles on {GPUS} GPUs; legal "
             "layouts only; layouts were chosen on other arrivals than they are measured on",
             "PARIS and ELSA are reconstructions",
         ],
@@ -240,7 +240,7 @@ _SERVED: Final[Mapping[Trial, str]] = {first_idle: "first idle", early: "ELSA"}
 
 
 def _tails(case: _Case, cut: Cut, rates: Sequence[float]) -> dict[str, float]:
-    """Latency over limit at the found rates: 95th and 99th percentile (means over seeds), and the longest of all."""
+    """Return latency over limit at the found rates: 95th and 99th percentile (means over seeds), and the longest."""
     stock_costs = StockCosts(case.works, case.prices, cut.stock)
     runs = [central(stock_costs, drawn, rate) or [] for drawn, rate in zip(case.streams, rates, strict=True) if rate]
     if not runs:

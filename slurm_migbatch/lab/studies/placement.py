@@ -94,16 +94,16 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     """
     gpu = geometry(GPU)
     drawn_from, notices = populations(data, gpu)
-    found = {}
+    results = {}
     for name, kinds in drawn_from.items():
-        asked = mix(Counter(kind.profile for kind in kinds))
+        request_mix = mix(Counter(kind.profile for kind in kinds))
         loads = []
         for load in LOADS:
             say(f"{name}, load {load:g}", len(drawn_from) * len(LOADS))
-            loads.append({"load": load, "rules": _rules(gpu, kinds, asked, load, seeds)})
-        found[name] = {
+            loads.append({"load": load, "rules": _rules(gpu, kinds, request_mix, load, seeds)})
+        results[name] = {
             "pods": len(kinds),
-            "mix": {profile.name: round(weight, 4) for profile, weight in asked},
+            "mix": {profile.name: round(weight, 4) for profile, weight in request_mix},
             "latency_sensitive": round(statistics.fmean(kind.served for kind in kinds), 4),
             "loads": loads,
         }
@@ -116,9 +116,9 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
         "notes": [
             *notices,
             f"jobs longer than {LONGEST_S / 3600:g} h count as that long; pods of several GPUs are skipped",
-            *_ceilings(found),
+            *_ceilings(results),
         ],
-        "populations": found,
+        "populations": results,
         "bars": [],
     }
 
@@ -137,13 +137,13 @@ def populations(data: Path, gpu: Geometry) -> tuple[dict[str, list[PodKind]], tu
         full = gpu.full.profile
         return [PodKind(job.profile or full, min(job.work, LONGEST_S), job.kind == "infer") for job in jobs]
 
-    found = {
+    kinds_by_population = {
         "parts of a GPU": kinds([job for job in on_one_gpu if job.name in partial]),
         "parts and whole GPUs": kinds(on_one_gpu),
     }
-    if not all(found.values()):
+    if not all(kinds_by_population.values()):
         raise NotMeasurable(f"{path} has no pods that request a share of a GPU after the trace's first 105 days")
-    return found, trace.notices
+    return kinds_by_population, trace.notices
 
 
 def _rules(gpu: Geometry, kinds: Sequence[PodKind], asked: Mix, load: float, seeds: int) -> list[dict[str, Any]]:
@@ -179,7 +179,7 @@ def _rules(gpu: Geometry, kinds: Sequence[PodKind], asked: Mix, load: float, see
 
 
 def run(place: Place, times: Sequence[float], drawn: Sequence[PodKind], slices: int) -> PlacementOutcome:
-    """One run over all arrivals; those after the first WARM are counted."""
+    """Run one simulation over all arrivals; count those after the first WARM."""
     offered: Counter[Profile] = Counter()
     accepted: Counter[Profile] = Counter()
     classes: Counter[bool] = Counter()
@@ -200,14 +200,14 @@ def run(place: Place, times: Sequence[float], drawn: Sequence[PodKind], slices: 
         if now > clock:
             area += busy * (now - clock)
             clock = now
-        give = place(kind)
+        release = place(kind)
         if i >= WARM:
             offered[kind.profile] += 1
             offered_classes[kind.served] += 1
-        if give is None:
+        if release is None:
             continue
         busy += kind.profile.compute
-        heapq.heappush(ends, (now + kind.seconds, next(number), kind.profile.compute, give))
+        heapq.heappush(ends, (now + kind.seconds, next(number), kind.profile.compute, release))
         if i >= WARM:
             accepted[kind.profile] += 1
             classes[kind.served] += 1
@@ -315,7 +315,7 @@ def _row(name: str, found: Sequence[PlacementOutcome], first: Sequence[Placement
 
 
 def _ceilings(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Gain of a pool without placements over first fit: the total cost of placements."""
+    """Return the gain of a pool without placements over first fit: the total cost of placements."""
     notes = []
     for name, population in found.items():
         pool = {
