@@ -336,7 +336,7 @@ class Hostiles:
     """Run the parts on a test bed from `__enter__` to `__exit__`; then `counts` has their counts by user and part.
 
     Args:
-        bed: the test bed; it needs three users besides the ordinary ones.
+        cluster: the test bed; it needs three users besides the ordinary ones.
         users: the names of those three.
         seconds: time after which every part ends by itself.
         parts: the parts to run; all if empty.

@@ -73,7 +73,7 @@ class ProcessId:
         return True
 
     def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for the end of this process and reap it if it is a child; True if it ended."""
+        """Wait at most `timeout` seconds for the end of this process; return whether it has ended."""
         try:
             fd = os.pidfd_open(self.pid)
         except ProcessLookupError:

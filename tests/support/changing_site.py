@@ -205,7 +205,7 @@ class ChangingSite:
             self.queue.append(replace(row, end=self.now + 77.0))
 
     def _drop(self) -> None:
-        """A node is not heard of, or comes back at the end."""
+        """Move a node to the end of the facts, as if it had been absent."""
         if len(self.facts) > 1:
             name = self.rng.choice(list(self.facts))
             self.facts[name] = self.facts.pop(name)

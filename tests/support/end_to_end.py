@@ -137,9 +137,9 @@ def holding(bed: Cluster, job: int) -> tuple[str, str]:
     return holders[0]
 
 
-def overlaps(bed: Cluster) -> list[str]:
-    """Pairs of driver instances that overlap, and journal slices that the driver does not have."""
-    differences = []
+def differences(bed: Cluster) -> list[str]:
+    """Instances that only the driver has, or only the journal."""
+    found = []
     for node in bed.spec.node_names:
         in_driver = {
             (gpu["uuid"], i["start"], i["size"], i["profile"])
@@ -152,9 +152,9 @@ def overlaps(bed: Cluster) -> list[str]:
             for entry in gpu["slices"]
             if entry["state"] in ("idle", "held", "zombie")
         }
-        differences += [f"{node}: only the driver has {extra}" for extra in in_driver - in_journal]
-        differences += [f"{node}: only the journal has {extra}" for extra in in_journal - in_driver]
-    return differences
+        found += [f"{node}: only the driver has {extra}" for extra in in_driver - in_journal]
+        found += [f"{node}: only the journal has {extra}" for extra in in_journal - in_driver]
+    return found
 
 
 def settled(bed: Cluster) -> None:
@@ -164,7 +164,7 @@ def settled(bed: Cluster) -> None:
 
     def agreed() -> bool:
         nonlocal found
-        found = overlaps(bed)  # two reads, between which a node may make changes
+        found = differences(bed)  # two reads, between which a node may make changes
         return not found
 
     with suppress(TestbedError):

@@ -252,10 +252,6 @@ class Node:
 
     # -- invariants
 
-    def check_except_unfinished(self) -> None:
-        """The invariants while a killed hook's job still is as far as it got: `held`, or nothing at all."""
-        self.check()
-
     def check(self) -> None:
         """Assert that journal and driver agree, no slot has two owners, and capability devices the right ones."""
         in_driver = self.instances()

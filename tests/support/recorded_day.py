@@ -25,7 +25,7 @@ def record(
 
 
 def play_day(w: LoanWorld, recorder: FlightRecorder, steps: int = 260) -> None:
-    """Training fills the GPUs, inference comes and takes slices back, a job is refused, nodes fall silent."""
+    """Training fills the GPUs, inference comes and takes slices back, a requeue is refused."""
     slurm: Any = w.slurm
     script: dict[int, Any] = {
         1: lambda: [w.train(needs=120, hints="signal=usr1 max=1g.10gb") for _ in range(5)],

@@ -159,7 +159,7 @@ class LargeSite:
         return self._board.wait_acked(node, version, timeout)
 
     def silence(self, node: str) -> float:
-        """Return when a node last sent a message."""
+        """Return the seconds since a node last sent a message."""
         return self._board.silence(node)
 
     # -- events between rounds -----------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def soak(  # noqa: PLR0913 - click passes one argument for each option
 
 
 def _say(key: str, value: object) -> None:
-    """Return a figure as text: of a long list its first lines."""
+    """Print a figure; of a long list its first lines."""
     if not isinstance(value, (list, dict)) or len(json.dumps(value)) < 100:
         click.echo(f"{key}: {value if isinstance(value, str) else json.dumps(value)}")
         return

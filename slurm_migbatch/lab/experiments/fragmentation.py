@@ -145,7 +145,7 @@ def at_once(found: Draw, place: Place, queued: bool) -> Outcome:
 def config_of(kinds: Sequence[PodKind], given_shares: Mapping[Profile, float] | None = None) -> Config:
     """Return the default settings of a site that has received these jobs for a while.
 
-    `told`: by profile, the run time that the site has learned over the true one; 1 if not named.
+    `given_shares`: by profile, the run time that the site has learned over the true one; 1 if not named.
     """
     shares = given_shares or {}
     counts: Counter[Profile] = Counter(kind.profile for kind in kinds)

@@ -3,7 +3,7 @@
 Four nodes of four GPUs, half of them inference's. Training jobs have one slice each, of any size that they fit on.
 Their models, batches and run times are those of MISO's 100 jobs, drawn with replacement; their speeds on
 slices are MISO's table; they arrive like the jobs of one of Pollux's workloads, plus every second one of another.
-Inference is that of `bench.lending`, with fewer and longer requests: jobs of Slurm, each on a slice of its
+Inference is that of `experiments.lending`, with fewer and longer requests: jobs of Slurm, each on a slice of its
 own whose profile depends on its application. All starts, restarts and checkpoints cost time.
 
 Inference's limit is that 95 of 100 requests start within `PROMISE_S` of their arrival. Every load keeps it without
