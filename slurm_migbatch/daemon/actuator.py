@@ -1,7 +1,7 @@
-"""Applies a round's decisions on jobs through Slurm: first what frees slices, then all changes of GRES.
+"""Apply a round's decisions on jobs through Slurm: first the changes that free slices, then all changes of GRES.
 
-One process for each signal, one for requeues, one for updates, however many jobs there are. Every call can be repeated
-without harm, and none is trusted: the next snapshot shows the result.
+There is one process for each signal, one for requeues and one for updates, however many jobs there are. Every call is
+idempotent, and no call is assumed to have succeeded: the next snapshot shows the result.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def apply_orders(
     orders: Sequence[LoanOrder], job_views: Mapping[int, JobView], client: JobClient, clock: Callable[[], float]
 ) -> list[OrderOutcome]:
     """Apply the orders; return their results."""
-    done: list[OrderOutcome] = []
+    outcomes: list[OrderOutcome] = []
     names = {order.job: name_of(job_views[order.job].row, first_only=order.kind is Kind.RELEASE) for order in orders}
 
     def ask(some: Sequence[tuple[LoanOrder, str, str]], call: Callable[[], None]) -> None:
         at = clock()
         errors = _tried(call, [names[order.job] for order, _, _ in some])
-        done.extend(
+        outcomes.extend(
             OrderOutcome(order, before, after, at, errors.get(names[order.job], "")) for order, before, after in some
         )
 
@@ -61,9 +61,9 @@ def apply_orders(
         ]
         listed = [names[order.job] for order, _, _ in signalled]
         ask(signalled, lambda listed=listed, signal=signal: client.signal_all(listed, signal))  # type: ignore[misc]
-    back = [(order, job_views[order.job].row.state, "PENDING") for order in orders if order.kind is Kind.REQUEUE]
-    if back:
-        ask(back, lambda: client.requeue_all([names[order.job] for order, _, _ in back]))
+    requeued = [(order, job_views[order.job].row.state, "PENDING") for order in orders if order.kind is Kind.REQUEUE]
+    if requeued:
+        ask(requeued, lambda: client.requeue_all([names[order.job] for order, _, _ in requeued]))
     updates: dict[str, Mapping[str, str]] = {}
     changing: list[tuple[LoanOrder, str, str]] = []
     for order in orders:
@@ -76,7 +76,7 @@ def apply_orders(
         emptying = {names[o.job]: fields for o, _, _ in changing if (fields := emptied(job_views[o.job].row.gres))}
         excluding = [names[order.job] for order, before, _ in changing if order.away and not away(before)]
         ask(changing, lambda: _update(client, emptying, updates, excluding))
-    return done
+    return outcomes
 
 
 def apply_moves(
@@ -84,7 +84,7 @@ def apply_moves(
 ) -> list[dict[str, Any]]:
     """Signal training jobs to write a checkpoint, or requeue them; return the rows for the record."""
     signals = dict.fromkeys(order.signal for order in orders if order.step is MoveStep.SIGNAL)
-    done: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for signal in (*signals, ""):
         chosen = [order for order in orders if order.signal == signal]
         names = {order.job: name_of(rows[order.job]) for order in chosen}
@@ -97,7 +97,7 @@ def apply_moves(
             else partial(client.requeue_all, names.values())
         )
         errors = _tried(call, names.values())
-        done.extend(
+        records.extend(
             {
                 "ts": at,
                 "job_id": order.job,
@@ -111,7 +111,7 @@ def apply_moves(
             }
             for order in chosen
         )
-    return done
+    return records
 
 
 def _update(
@@ -120,7 +120,7 @@ def _update(
     updates: Mapping[str, Mapping[str, str]],
     excluding: Sequence[str],
 ) -> None:
-    """Update jobs: in two requests if Slurm keeps a job's former request, else in one."""
+    """Update jobs: in two requests if Slurm keeps a job's former GRES request, else in one."""
     own = client.excluded_nodes(excluding) if excluding else {}
     refused: Mapping[str, str] = {job: f"its user excludes {nodes}, which is kept" for job, nodes in own.items()}
     emptying = {name: fields for name, fields in emptying.items() if name not in refused}
@@ -129,10 +129,10 @@ def _update(
             client.update_jobs(emptying)
         except SlurmRefused as refusal:
             refused = {**refused, **refusal.refused}
-    left = {name: fields for name, fields in updates.items() if name not in refused}
+    accepted = {name: fields for name, fields in updates.items() if name not in refused}
     try:
-        if left:
-            client.update_jobs(left)
+        if accepted:
+            client.update_jobs(accepted)
     except SlurmRefused as refusal:
         refused = {**refused, **refusal.refused}
     if refused:
@@ -140,7 +140,7 @@ def _update(
 
 
 def name_of(row: JobRow, *, first_only: bool = False) -> str:
-    """Return the job as Slurm's commands take it: the id of an array's first task would mean all tasks.
+    """Return the job id in the form that Slurm's commands need; the plain id of an array's first task means all tasks.
 
     Args:
         first_only: of array tasks that share the row, only the first.
@@ -153,7 +153,7 @@ def _fields(order: LoanOrder, row: JobRow, now: float) -> dict[str, str]:
     kind = LOAN if order.profile is None else GUEST if order.kind is Kind.SHARE else order.profile.gres_type
     fields = retyped(row.gres, row.comment, kind, order.away)
     if order.kind in (Kind.RELEASE, Kind.SHARE) and waits_for_begin(row, now):
-        # a future time would work too, but Slurm's scheduler might not look again when it has come
+        # a future time would work too, but Slurm's scheduler might not run again when it is reached
         fields["StartTime"] = "now" if order.away or now - row.submit >= KILLED_S else "now+2"
     if order.kind is Kind.SHARE:
         fields["ReqNodeList"] = order.node  # a guest's GRES does not name its host

@@ -1,4 +1,4 @@
-"""Node addresses, so that a node cannot impersonate another: munge identifies the user reliably, but not the host.
+"""Check the addresses of nodes, so that a node cannot impersonate another: munge authenticates users, not hosts.
 
 A munge credential names the host on which it was created, but every node has the key to write any name. The address of
 the connection is harder to forge, and Slurm knows each node's addresses.
@@ -42,23 +42,23 @@ class NodeAddresses:
 
     async def wrong(self, node: str, address: str) -> str:
         """Return why `address` cannot be `node`, as a sentence; empty if it can."""
-        place = _plain(address)
-        if place not in self._known.get(node, ()):
+        peer = _plain(address)
+        if peer not in self._known.get(node, ()):
             await self._refresh(node)
-        if place in self._known.get(node, ()):
+        if peer in self._known.get(node, ()):
             return ""
         if self._error and node not in self._known:
             return f"cannot get the address of {node} from Slurm ({self._error}); send again later"
-        known = ", ".join(sorted(self._known.get(node, ())))
-        if not known:
+        names = ", ".join(sorted(self._known.get(node, ())))
+        if not names:
             return f"Slurm has no node {node}, or no address for it"
         return (
-            f"{node} connects from {place}, but its address in Slurm is {known} (NodeAddr, NodeHostname): correct it, "
+            f"{node} connects from {peer}, but its address in Slurm is {names} (NodeAddr, NodeHostname): correct it, "
             "use auth = 'token' with a key for each node, or set [node_api] check_addresses = false"
         )
 
     async def _refresh(self, node: str) -> None:
-        """Ask Slurm and resolve the node's names, if neither was done just now."""
+        """Query Slurm and resolve the node's names, unless both were done recently."""
         async with self._lock:
             if self._clock() >= self._due:
                 await asyncio.to_thread(self._list)
@@ -83,20 +83,20 @@ class NodeAddresses:
     def _resolve(self, node: str) -> None:
         names = tuple(self._names.get(node, ()))
         for name in names:
-            # a name that cannot be resolved now has its former addresses
+            # a name that cannot be resolved now keeps its former addresses
             self._hosts[name] = resolved(name) or self._hosts.get(name, frozenset())
-        places = frozenset(place for name in names for place in self._hosts[name])
+        places = frozenset(address for name in names for address in self._hosts[name])
         # processes on this host may connect through its loopback address
-        self._known[node] = places | _LOOPBACK if any(is_local(place) for place in places) else places
+        self._known[node] = places | _LOOPBACK if any(is_local(address) for address in places) else places
 
 
 def resolved(host: str) -> frozenset[str]:
     """Return the addresses of a host name, or of an address itself; none if it has none."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return frozenset()
-    return frozenset(_plain(str(info[4][0])) for info in found)
+    return frozenset(_plain(str(info[4][0])) for info in entries)
 
 
 def is_local(address: str) -> bool:
@@ -117,7 +117,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _plain(address: str) -> str:
-    """Return the canonical spelling of each address; IPv4 also if it came through an IPv6 socket."""
+    """Return the canonical spelling of an address; an IPv4-mapped IPv6 address becomes IPv4."""
     with contextlib.suppress(ValueError):
         parsed = ipaddress.ip_address(address.partition("%")[0])
         mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
@@ -132,8 +132,8 @@ def controllers(settings: Mapping[str, str]) -> dict[str, str]:
 
 def controller_hosts(settings: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names or addresses of slurmctld's hosts by `scontrol show config`; of `name(address)` the address."""
-    other = settings.get("slurmctldaddr", "")
-    return tuple(dict.fromkeys([*controllers(settings).values(), *([_host(other)[1]] if other else [])]))
+    backup = settings.get("slurmctldaddr", "")
+    return tuple(dict.fromkeys([*controllers(settings).values(), *([_host(backup)[1]] if backup else [])]))
 
 
 def _host(value: str) -> tuple[str, str]:

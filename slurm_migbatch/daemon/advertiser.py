@@ -1,4 +1,4 @@
-"""Advertises supply to Slurm, in an order in which no job can start on a slot that does not exist.
+"""Advertise supply to Slurm, in an order in which no job can start on a slot that does not exist.
 
 Slurm counts slices per type and node; the node decides which slot a job gets, by its current plan. A plan therefore
 changes in these phases:
@@ -26,7 +26,7 @@ is never changed.
 That sum is learned once and then kept (`Advertiser.total`): on 22.05 a restart of slurmd resets only the types whose
 count in gres.conf is not 0 and leaves the others as we set them, so Slurm's counts then add up to more.
 
-Every step is idempotent: if nothing differs nothing is called. All updates of a phase are sent in one command.
+Every step is idempotent: if nothing differs, no command is run. All updates of a phase are sent in one command.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Advertiser:
         self._totals: dict[str, int] = {}
         #: the layouts behind a plan's version, to compare with
         self._published: dict[str, tuple[int, Mapping[str, Layout]]] = {}
-        #: what a node was shrunk to for a plan that it has not acknowledged
+        #: the counts that a node was reduced to for a plan that it has not acknowledged
         self._shrunk: dict[str, dict[str, int]] = {}
         #: nodes that needed no change when last examined
         self._settled: dict[str, _Settled] = {}
@@ -109,14 +109,14 @@ class Advertiser:
         those of slurm.conf, so they alone add up to no more than the known sum.
         """
         shown = sum(row.gres.values()) - row.gres.get(LOAN, 0)
-        known = self._totals.get(row.name, shown)
-        if shown != known:
-            seen = _nonzero(row.gres)
+        constant_sum = self._totals.get(row.name, shown)
+        if shown != constant_sum:
+            present = _nonzero(row.gres)
             sent = self._sent.get(row.name, {})
-            if shown < known or sum(n for kind, n in seen.items() if sent.get(kind) != n) > known:
-                known = shown
-        self._totals[row.name] = known
-        return known
+            if shown < constant_sum or sum(n for kind, n in present.items() if sent.get(kind) != n) > constant_sum:
+                constant_sum = shown
+        self._totals[row.name] = constant_sum
+        return constant_sum
 
     def advertise(
         self,
@@ -136,25 +136,25 @@ class Advertiser:
             monotonic: seconds, for the wait.
             sharing: nodes on which jobs share slices, or will.
         """
-        done = Advertised()
+        result = Advertised()
         self._sharing = sharing or {}
-        moving, shrink = self._correct(plans, nodes, rows, done)
+        moving, shrink = self._correct(plans, nodes, rows, result)
         if not moving:
-            return done
+            return result
         current = rows
         newcomers: dict[str, set[str]] = {}
-        if self._send(shrink, rows, done, record=False):
+        if self._send(shrink, rows, result, record=False):
             current = {row.name: row for row in self._client.nodes()}
             newcomers = _newcomers(jobs, self._client.jobs_on(frozenset(shrink)))
-            done.calls += 2
+            result.calls += 2
         published: list[tuple[_Move, int]] = []
         for move in moving:
             plan = move.plan
-            seen = current.get(plan.node)
-            if seen is None or _nonzero(seen.gres) != shrink[plan.node]:
-                continue  # Slurm refused, or somebody else changed it; reported in the errors
+            current_row = current.get(plan.node)
+            if current_row is None or _nonzero(current_row.gres) != shrink[plan.node]:
+                continue  # Slurm refused, or somebody else changed the counts; reported in the errors
             if newcomers.get(plan.node, set()) & self._risky(plan, rows[plan.node]):
-                done.overtaken.append(plan.node)
+                result.overtaken.append(plan.node)
                 continue
             self._shrunk[plan.node] = shrink[plan.node]
             published.append((move, self._publish(plan)))
@@ -166,9 +166,9 @@ class Advertiser:
                 self._shrunk.pop(node, None)
                 grow[node] = move.wanted
             else:
-                done.unacknowledged.append(node)
-        self._send(grow, current, done)
-        return done
+                result.unacknowledged.append(node)
+        self._send(grow, current, result)
+        return result
 
     def _correct(
         self, plans: Iterable[NodePlan], nodes: Mapping[str, Node], rows: Mapping[str, NodeRow], done: Advertised
@@ -185,10 +185,14 @@ class Advertiser:
         for plan in plans:
             row, node, present = rows[plan.node], nodes[plan.node], self._plans.current(plan.node)
             acknowledged = present is None or self._plans.acked(plan.node) >= present.version
-            known = before.get(plan.node)
-            if known is not None and acknowledged and known.still(plan, node, row, present, self._shared(plan.node)):
-                self._settled[plan.node] = known
-                if known.cut:
+            settled = before.get(plan.node)
+            if (
+                settled is not None
+                and acknowledged
+                and settled.still(plan, node, row, present, self._shared(plan.node))
+            ):
+                self._settled[plan.node] = settled
+                if settled.cut:
                     done.cut.append(plan.node)
                 continue
             wanted = self._wanted(plan, node, done)
@@ -200,17 +204,17 @@ class Advertiser:
             elif plan.fixed or self._same(plan):
                 if not plan.fixed:
                     self._shrunk.pop(plan.node, None)
-                right = wanted if present is None or not plan.fixed else _backed(wanted, present, node.total)
-                if right == _nonzero(row.gres):
+                backed = wanted if present is None or not plan.fixed else _backed(wanted, present, node.total)
+                if backed == _nonzero(row.gres):
                     cut = plan.node in done.cut
                     self._settled[plan.node] = _Settled(plan, node, row, present, self._shared(plan.node), cut)
                 else:
-                    correct[plan.node] = right
+                    correct[plan.node] = backed
             else:
                 moving.append(_Move(plan, wanted))
                 risky = self._risky(plan, row)
-                kept = {k: min(row.gres.get(k, 0), n) for k, n in wanted.items() if k not in risky}
-                shrink[plan.node] = _filled(kept, node.total)
+                shrunk = {k: min(row.gres.get(k, 0), n) for k, n in wanted.items() if k not in risky}
+                shrink[plan.node] = _filled(shrunk, node.total)
         self._send(correct, rows, done, reset=True)
         return moving, shrink
 
@@ -226,13 +230,13 @@ class Advertiser:
         current = self._plans.current(plan.node)
         if current is None or dict(current.guests) != dict(self._shared(plan.node).places):
             return False
-        known = self._published.get(plan.node)
-        if known is not None and known[0] == current.version:
-            return known[1] == plan.layouts
-        same = _canonical(current.gpus) == _canonical(_wire(plan.layouts))
-        if same:
+        published = self._published.get(plan.node)
+        if published is not None and published[0] == current.version:
+            return published[1] == plan.layouts
+        same_layout = _canonical(current.gpus) == _canonical(_wire(plan.layouts))
+        if same_layout:
             self._published[plan.node] = (current.version, plan.layouts)
-        return same
+        return same_layout
 
     def _risky(self, plan: NodePlan, row: NodeRow) -> frozenset[str]:
         """Return types of which a job that starts now could get a slot that the new plan does not have."""
@@ -241,8 +245,8 @@ class Advertiser:
             return frozenset(row.gres)  # the node has an unknown plan from before a restart
         risky = frozenset(profile.gres_type for profile in plan.withdrawn)
         places = self._shared(plan.node).places
-        kept = all(places.get(guest) == place for guest, place in current.guests.items())
-        return risky if kept else risky | {GUEST}
+        same_guests = all(places.get(guest) == place for guest, place in current.guests.items())
+        return risky if same_guests else risky | {GUEST}
 
     def _wanted(self, plan: NodePlan, node: Node, done: Advertised) -> dict[str, int]:
         """Return counts by GRES type, including the filler, with the registered sum."""
@@ -273,7 +277,7 @@ class Advertiser:
         reset: bool = False,
         record: bool = True,
     ) -> bool:
-        """Set what differs; returns whether anything was sent. Nodes that Slurm refuses are left for the next round."""
+        """Send counts that differ; return whether there were any. Nodes that Slurm refuses wait for the next round."""
         differing = {name: counts for name, counts in wanted.items() if counts != _nonzero(rows[name].gres)}
         if not differing:
             return False
@@ -302,7 +306,7 @@ class _Move(NamedTuple):
 
 @dataclass(frozen=True)
 class _Settled:
-    """State of a node that shows what it should.
+    """State of a node whose counts in Slurm are correct.
 
     Attributes:
         cut: whether its counts exceed the constant sum.
@@ -318,7 +322,7 @@ class _Settled:
     def still(
         self, plan: NodePlan, node: Node, row: NodeRow, published: PublishedPlan | None, sharing: Sharing
     ) -> bool:
-        """Return whether all of it is unchanged."""
+        """Return whether nothing has changed since."""
         return (
             self.plan is plan
             and self.node is node
@@ -330,16 +334,16 @@ class _Settled:
 
 def _newcomers(before: Mapping[int, JobRow], after: Iterable[JobRow]) -> dict[str, set[str]]:
     """Return by node the GRES types of the jobs that started between two listings; `after` has the nodes' jobs."""
-    found: dict[str, set[str]] = {}
+    started: dict[str, set[str]] = {}
     for row in after:
-        known = before.get(row.job_id)
-        if known is row or not row.active:
+        earlier = before.get(row.job_id)
+        if earlier is row or not row.active:
             continue
-        if known is None or not known.active or known.restarts != row.restarts:
+        if earlier is None or not earlier.active or earlier.restarts != row.restarts:
             kinds = {profile.gres_type for profile in slices(row.gres)} | ({GUEST} if is_guest(row.gres) else set())
             for node in row.nodes:
-                found.setdefault(node, set()).update(kinds)
-    return found
+                started.setdefault(node, set()).update(kinds)
+    return started
 
 
 def gres_string(counts: Mapping[str, int], row: NodeRow) -> str:
@@ -353,17 +357,17 @@ def gres_string(counts: Mapping[str, int], row: NodeRow) -> str:
 
 def _filled(counts: Mapping[str, int], total: int) -> dict[str, int]:
     """Return the counts with the filler that keeps the sum, and without zeros."""
-    kept = {kind: n for kind, n in counts.items() if n and kind != FILLER}
-    spare = total - sum(kept.values())
+    nonzero = {kind: n for kind, n in counts.items() if n and kind != FILLER}
+    spare = total - sum(nonzero.values())
     if spare > 0:
-        kept[FILLER] = spare
-    return kept
+        nonzero[FILLER] = spare
+    return nonzero
 
 
 def _backed(wanted: Mapping[str, int], plan: PublishedPlan, total: int) -> dict[str, int]:
     """Return counts limited to the slots of each type in the node's plan.
 
-    If the plan is not renewed, a lease may be outside of it: really, or because its end has not been reported yet.
+    If the plan is not renewed, it may lack the slot of a lease, or of one whose end has not been reported yet.
     """
     slots = Counter(Profile.parse(profile).gres_type for rows in plan.gpus.values() for profile, _, _ in rows)
     return _filled({kind: min(n, slots[kind]) for kind, n in wanted.items()}, total)

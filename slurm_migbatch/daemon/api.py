@@ -49,7 +49,7 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Asking:
-    """What the commands may query on the unix socket; `uid` is always that of the caller."""
+    """Queries that the commands may make on the unix socket; `uid` is always that of the caller."""
 
     #: (uid, job): why the job waits
     why: Callable[[int, int], Awaitable[str]]
@@ -74,7 +74,7 @@ async def _nobody_waits(_uid: int) -> Mapping[int, str]:
 
 @dataclass(frozen=True)
 class NodeApi:
-    """What the endpoints act on."""
+    """Components and callbacks that the endpoints use."""
 
     signer: Signer
     node_plans: NodePlans
@@ -85,14 +85,14 @@ class NodeApi:
     #: called in the event loop with (node, events, complete) after they were stored
     ingested: Callable[[str, Sequence[Mapping[str, Any]], bool], None]
     asking: Asking = Asking(_no_reason, _nobody_waits)
-    #: why an address cannot be a node's; empty: it can
+    #: returns why an address cannot be a node's; empty if it can
     address: Callable[[str, str], Awaitable[str]] = anywhere
     reports: NodeReports = field(default_factory=NodeReports)
     limits: ApiLimits = field(default_factory=ApiLimits)
     activity: ActiveRole = field(default_factory=AlwaysActive)
     scraping: Scraping = field(default_factory=Scraping)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="node-auth"))
-    #: not the event loop's own, where rounds and queries of Slurm would wait for a thread
+    #: not the event loop's own pool, in which rounds and queries of Slurm would wait for a free thread
     _readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="node-read"))
     _seldom: Seldom = field(default_factory=lambda: Seldom(log))
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
@@ -133,13 +133,13 @@ class NodeApi:
 
     async def _authorise(self, caller: Caller) -> str:
         """Return the name to count a node's requests by; refuse a node with a wrong address."""
-        wrong = await self.address(caller.node, caller.address)
-        if wrong:
-            raise Refused(403, wrong)
+        mismatch = await self.address(caller.node, caller.address)
+        if mismatch:
+            raise Refused(403, mismatch)
         return caller.node
 
     async def _events(self, caller: Caller, body: bytes) -> Response:
-        # one message at a time: those of other nodes wait for no more than that in front of the database
+        # one message per node at a time, so that no node has more than one in the database's queue
         async with self._turns.setdefault(caller.node, asyncio.Lock()):
             return await self._record(caller.node, body)
 
@@ -178,7 +178,7 @@ class NodeApi:
         return as_json(plan.to_wire() if plan else {"version": message.have})
 
     async def _findings(self, caller: Caller, body: bytes) -> Response:
-        # not in the event loop: texts that are written at length take a while to parse
+        # not in the event loop: long texts take a while to parse
         message = await self._read(messages.read_findings, caller.node, body)
         self.node_plans.note_contact(caller.node)
         return as_json({"now": self.reports.keep(caller.node, message.sent, message.findings)})
@@ -194,8 +194,8 @@ class NodeApi:
         return as_json({"why": await self.asking.why(uid, int(job))})
 
     async def _waiting(self, request: Request) -> Response:
-        found = await self.asking.waiting(_uid(request))
-        return as_json({"waiting": {str(job): why for job, why in found.items()}})
+        reasons = await self.asking.waiting(_uid(request))
+        return as_json({"waiting": {str(job): why for job, why in reasons.items()}})
 
     async def _reports(self, request: Request) -> Response:
         self._administrator(request, "findings of nodes")
@@ -207,7 +207,7 @@ class NodeApi:
         return as_json({"plans": {node: plan.gpus for node, plan in plans.items()}})
 
     def _administrator(self, request: Request, what: str) -> None:
-        """Refuse everyone else."""
+        """Refuse callers who are not administrators."""
         if _uid(request) not in self.asking.administrators:
             raise Refused(403, f"{what} are shown to root and SlurmUser only")
 
@@ -222,7 +222,7 @@ async def _refused(_: Request, refused: Exception) -> Response:
     return as_json({"error": str(refused)}, refused.status)
 
 
-#: for an application with these routes
+#: exception handlers for an application with these routes
 REFUSALS: Final = {Refused: _refused}
 
 

@@ -1,12 +1,12 @@
-"""Cancels jobs that hold more than Slurm allocated to them, once this is certain, and finds slices that are not
-released.
+"""Find jobs that hold more than Slurm allocated to them, to be cancelled once this is certain, and slices that are
+not released.
 
 Only Slurm decides how large a job's slices are. A node reads the grant from the job's comment, which the submit filter
-protects; should anything bypass it, the node's slices are compared here with the GRES that slurmctld itself allocated,
-the job is cancelled and the record has the reason.
+protects. In case something bypasses the filter, the node's slices are compared here with the GRES that slurmctld itself
+allocated; a job that holds more is cancelled, and the record has the reason.
 
 A run whose Epilog died is ended by its node (`node/liveness.py`), which has the GPU and sees the steps. If the node
-does not do that in time, it is reported here; nothing is ended from here on slurmctld's state alone.
+does not do that in time, the run is reported here; this module never ends a run on slurmctld's state alone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def audit(facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess
     jobs = list(jobs)
     sharing = guests(jobs)
     allowed = {row.job_id: (slices(_read(row.gres)), row.nodes) for row in jobs if row.active}
-    found: list[Excess] = []
+    excesses: list[Excess] = []
     for name, node in facts.items():
         held = Counter([(run[0], slot.profile) for gpu in node.gpus for slot, run in (*gpu.leases, *gpu.guests)])
         surplus: dict[int, dict[Profile, int]] = {}
@@ -62,14 +62,14 @@ def audit(facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess
             granted, nodes = allowed[job]
             if (not nodes or name in nodes) and count > granted.get(profile, 0):
                 surplus.setdefault(job, {})[profile] = count - granted.get(profile, 0)
-        found.extend(
-            Excess(job, name, more) for job, more in surplus.items() if job not in sharing or sum(more.values()) > 1
+        excesses.extend(
+            Excess(job, name, extra) for job, extra in surplus.items() if job not in sharing or sum(extra.values()) > 1
         )
-    return found
+    return excesses
 
 
 def _read(text: str) -> str:
-    """Return the entries of a GRES with the prefix of the first one that has any: Slurm reads no others."""
+    """Return the entries of a GRES that have the first prefix in it: Slurm reads no others."""
     entries = text.split(",")
     prefix = next(filter(None, (prefix_of(entry)[0] for entry in entries)), "")
     return ",".join(entry for entry in entries if entry.startswith(prefix))
@@ -90,17 +90,17 @@ class Orphan:
 def orphans(held: Iterable[tuple[str, int, int]], jobs: Iterable[JobRow]) -> set[Orphan]:
     """Return runs that hold slices (node, job, restart count) but have no active job in Slurm on a node of that name.
 
-    Each run is one briefly at its end, until its node has reported it. The restart count of a job in COMPLETING is
-    already that of the next run. A job whose row cannot be parsed may be anywhere.
+    Every run is an orphan briefly at its end, until its node has reported the end. The restart count of a job in
+    COMPLETING is already that of the next run. A job whose row cannot be parsed may be anywhere.
     """
     listed: dict[int, JobRow] = {row.job_id: row for row in jobs if row.active or row.unread}
-    found = set()
+    orphan_runs = set()
     for node, job, restart in held:
         row = listed.get(job)
         later = row is not None and row.state != "COMPLETING" and row.restarts > restart
         if row is None or later or (row.nodes and node not in row.nodes):
-            found.add(Orphan(node, job, restart))
-    return found
+            orphan_runs.add(Orphan(node, job, restart))
+    return orphan_runs
 
 
 class Auditor:
@@ -110,12 +110,12 @@ class Auditor:
         self._suspects: Counter[tuple[int, str]] = Counter()
 
     def check(self, facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess]:
-        """Return jobs whose rows showed `CERTAIN` times that they hold too much, each once while it lasts."""
-        found = {(excess.job, excess.node): excess for excess in audit(facts, jobs)}
-        for key in [key for key in self._suspects if key not in found]:
+        """Return jobs that held too much in `CERTAIN` consecutive snapshots, each once while the excess lasts."""
+        excesses = {(excess.job, excess.node): excess for excess in audit(facts, jobs)}
+        for key in [key for key in self._suspects if key not in excesses]:
             del self._suspects[key]
-        self._suspects.update(found.keys())
-        return [excess for key, excess in found.items() if self._suspects[key] == CERTAIN]
+        self._suspects.update(excesses.keys())
+        return [excess for key, excess in excesses.items() if self._suspects[key] == CERTAIN]
 
 
 class OrphanWatch:
@@ -127,11 +127,11 @@ class OrphanWatch:
 
     def check(self, facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow], now: float) -> list[Orphan]:
         """Process one snapshot; return the new ones among the `present` ones."""
-        held = (
+        holders = (
             (name, *run) for name, node in facts.items() for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests)
         )
-        found = orphans(held, jobs)
-        self._since = {orphan: self._since.get(orphan, now) for orphan in found}
-        known = self.present
+        current = orphans(holders, jobs)
+        self._since = {orphan: self._since.get(orphan, now) for orphan in current}
+        before = self.present
         self.present = frozenset(o for o, since in self._since.items() if now - since >= PATIENCE_S)
-        return sorted(self.present - known)
+        return sorted(self.present - before)

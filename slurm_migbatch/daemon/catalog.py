@@ -1,4 +1,4 @@
-"""Builds the site's catalog from the nodes' reports and Slurm's partitions."""
+"""Build the site's catalog from the nodes' reports and Slurm's partitions."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ def build(inventory: Inventory, nodes: Iterable[NodeRow], config: Config) -> Sit
     lending = config.lending.partitions if config.lending.enabled else ()
     return SiteCatalog(
         {
-            partition: Partition(partition, tuple(found[name] for name in sorted(found)), default, partition in lending)
-            for partition, found in sorted(members.items())
+            partition: Partition(
+                partition, tuple(by_name[name] for name in sorted(by_name)), default, partition in lending
+            )
+            for partition, by_name in sorted(members.items())
         },
         {name: node for name in gpus if (node := _node(rows[name], gpus[name], members, listed)).partitions},
         catalog[0].rstrip("0123456789") if catalog else "",
@@ -79,9 +81,9 @@ def geometry_of(gpu: Mapping[str, Any]) -> Geometry | None:
 
 
 def _parsed(gpu: Mapping[str, Any], described: list[tuple[object, Geometry]]) -> Geometry | None:
-    """Return `geometry_of` a GPU; it takes long, and most GPUs of a site have one of few descriptions."""
+    """Return `geometry_of(gpu)`, cached in `described`: it is slow, and a site has few different descriptions."""
     text = gpu.get("geometry") if gpu.get("mig") else None
-    geometry = next((known for other, known in described if other == text), None)
+    geometry = next((parsed for described_text, parsed in described if described_text == text), None)
     if geometry is None and (geometry := geometry_of(gpu)) is not None:
         described.append((text, geometry))
     return geometry

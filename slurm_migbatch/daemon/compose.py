@@ -1,4 +1,4 @@
-"""Composes the service from a configuration: the only place that names the concrete components."""
+"""Compose the service from a configuration: the only module that names the concrete components."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def compose(config: Config, keeper: TermKeeper) -> Service | Standby:
         AuthError: the authentication is missing or not safe.
         StoreError: the database cannot be used and waiting would not help.
     """
-    found = _marks(config)
+    database_marks = _marks(config)
     client, signer, term = client_of(config.cluster), signer_of(config), keeper.number
     if not keeper.active:
-        return Standby(config, keeper, client.settings, found)
+        return Standby(config, keeper, client.settings, database_marks)
     client.before_change = keeper.check
     return Service(
         config,
@@ -55,21 +55,21 @@ def compose(config: Config, keeper: TermKeeper) -> Service | Standby:
         open_store=lambda: open_store(config.store.url, term=term),
         signer=signer,
         activity=keeper,
-        marks=found,
+        marks=database_marks,
         scraping=Scraping.of(config),
     )
 
 
 def client_of(cluster: ClusterConfig) -> HistoryClient:
-    """Create the client of Slurm: slurmrestd if configured, pyslurm if it works here, else commands."""
+    """Create the client of Slurm: slurmrestd if configured, pyslurm if it works on this host, else Slurm's commands."""
     if cluster.backend == "slurmrestd":
         address, token, user = cluster.slurmrestd, cluster.slurmrestd_token, name_of(cluster.slurm_user)
-        rest = SlurmrestdHistoryClient(*cluster.commands, address=address, token_file=token, user=user)
-        if why := rest.probe():  # retried at every query: a site may have no commands to fall back on
+        rest_client = SlurmrestdHistoryClient(*cluster.commands, address=address, token_file=token, user=user)
+        if why := rest_client.probe():  # retried at every query: a site may have no commands to fall back on
             log.warning("cannot use slurmrestd, so the state of Slurm is unknown: %s", why)
         else:
-            log.info("using slurmrestd at %s with API version v0.0.%d", cluster.slurmrestd, rest.api.version)
-        return rest
+            log.info("using slurmrestd at %s with API version v0.0.%d", cluster.slurmrestd, rest_client.api.version)
+        return rest_client
     if cluster.backend != "cli":
         client = PyslurmHistoryClient(*cluster.commands, python=(cluster.pyslurm_python or sys.executable,))
         why = client.probe()
@@ -84,8 +84,8 @@ def client_of(cluster: ClusterConfig) -> HistoryClient:
 
 def _marks(config: Config) -> dict[str, str]:
     """Return the marks of a configuration whose database several hosts can use; raises as `_check_store` does."""
-    found = "" if config.store.url.startswith("sqlite") else _check_store(config.store.url)
-    return marks(config, found) if found else {}
+    database = "" if config.store.url.startswith("sqlite") else _check_store(config.store.url)
+    return marks(config, database) if database else {}
 
 
 def _check_store(url: str) -> str:
@@ -100,7 +100,7 @@ def _check_store(url: str) -> str:
 
 
 def signer_of(config: Config) -> Signer:
-    """Create the signer, which proves to nodes that it is the controller and accepts messages of root and SlurmUser."""
+    """Create the signer, which authenticates the controller to nodes and accepts messages of root and SlurmUser."""
     api = config.node_api
     uids = slurm_uids(config)
     try:

@@ -1,9 +1,9 @@
 """Run one round of migbatchd: observe the cluster, decide, record the intentions, apply them, and record the outcome.
 
-A round runs in one thread and is called repeatedly. Nothing is concluded from a failed observation: the round then
-changes nothing and reports why. Changes to jobs are recorded before Slurm is called; if the
-record cannot be written nothing is lent, but what inference needs is still reclaimed: that must not wait. Only moves
-are recorded after the call: one whose row is lost is decided again.
+Rounds run one after the other in one thread. Nothing is concluded from a failed observation: the round then changes
+nothing and reports why. Changes to jobs are recorded before Slurm is called. If the record cannot be written, nothing
+is lent, but slices that inference needs are still reclaimed, because that must not wait. Only moves are recorded after
+the call: a move whose row is lost is decided again.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Clock(Protocol):
 
 
 class Record(Protocol):
-    """The record, as far as a round reads and writes it."""
+    """The part of the record that a round reads and writes."""
 
     @property
     def available(self) -> bool:
-        """Whether it is not known to be unavailable."""
+        """False if the record is known to be unavailable."""
 
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
         """Store what `node` offers from now on."""
@@ -88,15 +88,15 @@ class RoundReport:
         changes: nodes with a new offer.
         reservations: slots that are kept free.
         notes: sentences for the log: nodes that need attention.
-        error: why the round was given up, or what of it failed.
-        pending, waiting: slices that jobs want, and jobs without a place.
+        error: why the round was abandoned, or which part of it failed.
+        pending, waiting: number of slices that jobs request, and of jobs for which the plan has no slot.
         offers: free slices on offer by profile.
         unacknowledged: nodes that have not confirmed their new plan.
         dispatch: outcomes of changes to pending jobs; `orders`: to training jobs.
         ended: loans that ended.
         failed: error of each stage that could not decide.
         slurm_calls: number of calls of Slurm.
-        seconds: observe, plan (supply), dispatch, lending, and advertise (everything that is applied).
+        seconds: duration of observe, plan (supply), dispatch, lending, and advertise (applying all decisions).
         again: whether another round should follow soon.
     """
 
@@ -158,7 +158,7 @@ class Controller:
         Args:
             jobs, rows: Slurm's queue and nodes if the caller has just listed them; else Slurm is asked.
         """
-        begun, calls = self._clock.monotonic(), 0
+        start, calls = self._clock.monotonic(), 0
         try:
             if rows is None:
                 rows, calls = self._slurm.nodes(), calls + 1
@@ -184,9 +184,9 @@ class Controller:
             self.recorder.round(snapshot, decision, outcomes)
         self._record_settled(decision, settled, lent)
         self._unanswered = decision.questions
-        touched = moved or any(done.applied for done in dispatched) or any(done.applied for done in lent)
+        changed = moved or any(outcome.applied for outcome in dispatched) or any(outcome.applied for outcome in lent)
         seconds = {
-            "observe": observed - begun,
+            "observe": observed - start,
             "plan": decided - observed - sum(stages.values()),
             **stages,
             "advertise": self._clock.monotonic() - decided,
@@ -196,7 +196,7 @@ class Controller:
             report,
             dispatch=(*(decision.dispatch.settled if decision.dispatch else ()), *settled.dispatch),
             orders=tuple(lent),
-            again=touched or bool(report.unacknowledged or report.error or decision.questions),
+            again=changed or bool(report.unacknowledged or report.error or decision.questions),
         )
 
     # -- observe ---------------------------------------------------------------------------------------------------
@@ -205,8 +205,8 @@ class Controller:
         recording = self._record.available
         snapshot = self.observer.snapshot(self._clock.time(), jobs, rows, Answers(), recording)
         questions = needed(snapshot, self.memory, self.settings)
-        asked = Questions(questions.progress, questions.arrays, questions.throttled, self._unanswered.decisions)
-        answers = self._record.ask(asked) if asked and recording else Answers()
+        pending = Questions(questions.progress, questions.arrays, questions.throttled, self._unanswered.decisions)
+        answers = self._record.ask(pending) if pending and recording else Answers()
         predictions = snapshot.predictions if self.recorder is None else self.recorder.predictions(snapshot.predictions)
         return replace(snapshot, answers=answers, predictions=predictions)
 
@@ -225,20 +225,22 @@ class Controller:
         rows = {row.name: row for row in snapshot.nodes}
         plans = [offer.plan for offer in decided.offers]
         try:
-            done = self._advertiser.advertise(plans, decided.nodes, rows, jobs, self._clock.monotonic, decided.sharing)
+            advertised = self._advertiser.advertise(
+                plans, decided.nodes, rows, jobs, self._clock.monotonic, decided.sharing
+            )
         except SlurmError as failure:
             applied.error = f"cannot verify the new offers; retrying in the next round: {failure}"
             return applied
-        applied.calls += done.calls
-        applied.done = done
-        applied.notes += [f"Slurm rejected an update; retrying in the next round: {text}" for text in done.errors]
+        applied.calls += advertised.calls
+        applied.done = advertised
+        applied.notes += [f"Slurm rejected an update; retrying in the next round: {text}" for text in advertised.errors]
         applied.notes += [
             f"{name}: the constant sum of mig counts is too small for some free slots; increase mig:none in "
             "slurm.conf and gres.conf"
-            for name in done.cut
+            for name in advertised.cut
         ]
-        reasons = {offer.plan.node: offer.why for offer in decided.offers} if done.changes else {}
-        for change in done.changes:
+        reasons = {offer.plan.node: offer.why for offer in decided.offers} if advertised.changes else {}
+        for change in advertised.changes:
             why = _RESET if change.reset else reasons[change.node]
             applied.changes.append(NodeChange(change.node, change.version, change.counts, why))
             self._record.supply(change.node, snapshot.now, change.version, change.counts, why)
@@ -257,7 +259,7 @@ class Controller:
         for retype in decided.retypes:
             updates.update(dict.fromkeys(retype.targets, retype.fields() or {}))
             changes.append(retype)
-        # a throttle must be recorded before Slurm has it: after a restart it would be taken for the user's own
+        # record a throttle before sending it to Slurm: otherwise it would be taken for the user's own after a restart
         rows = [dispatching.action_row(throttle, now) for throttle in decided.throttles]
         recorded = not rows or self._record.save((), rows)
         for throttle in decided.throttles:
@@ -277,7 +279,7 @@ class Controller:
             self._slurm.update_jobs(updates)
         except SlurmRefused as error:
             refused = error.refused
-        except SlurmError as error:  # its progress is unknown
+        except SlurmError as error:  # unknown which updates were made
             return [DispatchOutcome(change, now, str(error), unsure=True) for change in changes]
         outcomes = []
         for change in changes:
@@ -330,9 +332,9 @@ class Controller:
             for outcome in (*earlier, *settled.dispatch)
             if outcome.error or isinstance(outcome.change, Retype)
         ]
-        done = [loans.action_row(outcome) for outcome in lent if outcome.applied]
-        if settled.loans or certain or done:
-            self._record.post([loan.row() for loan in settled.loans], [*certain, *done])
+        rows = [loans.action_row(outcome) for outcome in lent if outcome.applied]
+        if settled.loans or certain or rows:
+            self._record.post([loan.row() for loan in settled.loans], [*certain, *rows])
 
     def _record_loans(self, changed: Sequence[Loan]) -> None:
         if changed:
@@ -391,8 +393,8 @@ class Controller:
     def waiting_for_loans(self) -> dict[int, str]:
         """Return every pending elastic training job, and why it is pending."""
         memory, now = self.memory.lending, self._clock.time()
-        found = {job: why_not_lent(job, memory, now) for job in list(memory.job_views)}
-        return {job: why for job, why in found.items() if why is not None}
+        reasons = {job: why_not_lent(job, memory, now) for job in list(memory.job_views)}
+        return {job: why for job, why in reasons.items() if why is not None}
 
 
 _RESET = "Slurm had other counts (a restart or scontrol reconfigure); the plan is unchanged"
@@ -400,7 +402,7 @@ _RESET = "Slurm had other counts (a restart or scontrol reconfigure); the plan i
 
 @dataclass
 class _Applied:
-    """Outcome of offers."""
+    """Outcome of applying supply's decision."""
 
     done: Advertised = field(default_factory=Advertised)
     changes: list[NodeChange] = field(default_factory=list)
@@ -410,7 +412,7 @@ class _Applied:
 
 
 def explain(report: RoundReport) -> str:
-    """Return a round in one line, for the log."""
+    """Describe a round in one line, for the log."""
     if report.error:
         return report.error
     changed = f"{len(report.changes)} nodes changed" if report.changes else "no change"

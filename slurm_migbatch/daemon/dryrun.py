@@ -1,4 +1,4 @@
-"""Log and record what would be done, once while it stays the same."""
+"""Log and record what would be done in a dry run; a decision that stays the same is logged once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DryRun:
         """Load from the record what was logged before a restart."""
         kinds = {kind.value for kind in Kind}
         for row in actions:
-            if row["dry_run"] and row["kind"] in kinds:  # dispatch stores its own there too
+            if row["dry_run"] and row["kind"] in kinds:  # the rows of dispatch are in the same table
                 self._orders[row["job_id"], Kind(row["kind"])] = row["after"] or "", row["ts"]
 
     def orders(
@@ -40,12 +40,12 @@ class DryRun:
     ) -> list[dict[str, Any]]:
         """Return rows of orders on training jobs that were not logged yet."""
         now, rows = clock(), []
-        for done in apply_orders(orders, job_views, _NoClient(), clock):
-            key, order = (done.order.job, done.order.kind), done.order
+        for result in apply_orders(orders, job_views, _NoClient(), clock):
+            key, order = (result.order.job, result.order.kind), result.order
             before = self._orders.get(key)
-            if before is None or before[0] != done.after or now - before[1] >= _AGAIN_S:
-                self._orders[key] = done.after, now
-                outcome = OrderOutcome(order, done.before, done.after, done.at)
+            if before is None or before[0] != result.after or now - before[1] >= _AGAIN_S:
+                self._orders[key] = result.after, now
+                outcome = OrderOutcome(order, result.before, result.after, result.at)
                 rows.append(loans.action_row(outcome, dry_run=True))
                 log.info("dry run: would %s", order.kind.value, extra={"job": order.job, "why": order.why})
         for key in [key for key in self._orders if key[0] not in job_views]:

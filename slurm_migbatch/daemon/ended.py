@@ -24,7 +24,7 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+$\\-]{0,127}")
 
 
 class Standing(NamedTuple):
-    """A user in slurmdbd: whether Slurm lets him see everything, and the accounts that he coordinates."""
+    """A user's entry in slurmdbd: whether Slurm shows the user everything, and the accounts coordinated by the user."""
 
     operator: bool = False
     accounts: frozenset[str] = frozenset()
@@ -49,11 +49,11 @@ class HistoryClient(CliClient):
         Raises:
             SlurmError: scontrol failed, or has not ended in time.
         """
-        done = self._finish("scontrol", "ping", limit_s=timeout)
-        found = {name: state == "UP" for name, state in _PING.findall(done.stdout.decode("utf-8", "replace"))}
-        if not found:
-            raise SlurmError(f"`scontrol ping` lists no slurmctld: {done.stderr.decode('utf-8', 'replace')[:200]}")
-        return found
+        process = self._finish("scontrol", "ping", limit_s=timeout)
+        answers = {name: state == "UP" for name, state in _PING.findall(process.stdout.decode("utf-8", "replace"))}
+        if not answers:
+            raise SlurmError(f"`scontrol ping` lists no slurmctld: {process.stderr.decode('utf-8', 'replace')[:200]}")
+        return answers
 
     def node_addresses(self) -> dict[str, frozenset[str]]:
         """Return the names or addresses of each node's host (NodeAddr, NodeHostname); one sinfo call.
@@ -61,12 +61,12 @@ class HistoryClient(CliClient):
         Raises:
             SlurmError: sinfo failed.
         """
-        found: dict[str, frozenset[str]] = {}
+        addresses: dict[str, frozenset[str]] = {}
         for line in self._run("sinfo", "-h", "-a", "-N", "-o", "%N %o %n").splitlines():
             columns = line.split()
             if len(columns) == 3:
-                found[columns[0]] = found.get(columns[0], frozenset()) | set(columns[1:])
-        return found
+                addresses[columns[0]] = addresses.get(columns[0], frozenset()) | set(columns[1:])
+        return addresses
 
     def standing(self, user: str) -> Standing:
         """Return a user's entry in slurmdbd; one sacctmgr call, only if there is a slurmdbd.
@@ -78,8 +78,8 @@ class HistoryClient(CliClient):
             return Standing()
         output = self._run("sacctmgr", "-n", "-P", "show", "user", user, "withcoord", "format=user,admin,coord")
         for line in output.splitlines():
-            name, _, rest = line.partition("|")
-            level, _, accounts = rest.partition("|")
+            name, _, fields = line.partition("|")
+            level, _, accounts = fields.partition("|")
             if name == user:
                 operator = level.lower() in ("operator", "administrator")
                 return Standing(operator, frozenset(account for account in accounts.strip("|").split(",") if account))
@@ -93,18 +93,18 @@ class HistoryClient(CliClient):
         """
         fields = "format=id,account,user,partition"
         output = self._run("sacctmgr", "-n", "-P", "show", "associations", f"clusters={cluster}", fields)
-        found: dict[int, tuple[str, str, str]] = {}
+        by_id: dict[int, tuple[str, str, str]] = {}
         for line in output.splitlines():
             id, *row = line.split("|")
             if id.isdigit() and len(row) == 3 and row[1]:
-                found[int(id)] = (row[0], row[1], row[2])
+                by_id[int(id)] = (row[0], row[1], row[2])
         narrower: dict[tuple[str, str], list[str]] = {}
-        for account, user, partition in found.values():
+        for account, user, partition in by_id.values():
             if partition:
                 narrower.setdefault((account, user), []).append(partition)
         return {
             id: Association(account, user, partition, () if partition else tuple(narrower.get((account, user), ())))
-            for id, (account, user, partition) in found.items()
+            for id, (account, user, partition) in by_id.items()
         }
 
     def ended(self, job_ids: Iterable[int]) -> list[dict[str, Any]]:
@@ -142,7 +142,7 @@ class HistoryClient(CliClient):
             self.update_jobs({job: update(rows[0])})
             self.hasten(job)
         finally:
-            # the migbatchd that is active by then does not know why it is held
+            # another migbatchd, active by then, would not know why the job is held
             self._run("scontrol", "release", job)
 
     def _ended_name(self, job_id: int) -> str:
@@ -151,14 +151,14 @@ class HistoryClient(CliClient):
         Raises:
             SlurmError: Slurm does not know the job, or it has not ended.
         """
-        both = f"{int(job_id)},{int(job_id)}"  # a single unknown id would be an error
+        ids = f"{int(job_id)},{int(job_id)}"  # a single unknown id would be an error
         fields = ",".join(f"{name}:0|" for name in ("JobID", "ArrayJobID", "ArrayTaskID", "State"))
-        output = self._run("squeue", "--noheader", "--all", "--states=all", f"--jobs={both}", f"--Format={fields}")
+        output = self._run("squeue", "--noheader", "--all", "--states=all", f"--jobs={ids}", f"--Format={fields}")
         # a job in several partitions may have several rows
-        found = {tuple(words[1:4]) for line in output.splitlines() if (words := line.split("|"))[0] == str(job_id)}
-        if not found:
+        rows = {tuple(words[1:4]) for line in output.splitlines() if (words := line.split("|"))[0] == str(job_id)}
+        if not rows:
             raise SlurmError(f"job {job_id} is no longer known to Slurm")
-        array, task, state = sorted(found)[0]
+        array, task, state = sorted(rows)[0]
         if state not in (*ENDED, "COMPLETING"):
             raise SlurmError(f"job {job_id} is already pending or running again")
         return f"{array}_{task}" if task.isdigit() else str(job_id)

@@ -1,4 +1,4 @@
-"""The basis of answers to requests: catalog, predictor and policy, kept up to date with the nodes and on disk.
+"""Keep the catalog, predictor and policy that requests are answered from up to date, in memory and on disk.
 
 The catalog file is used by `migbatch explain`, rendering, and the first seconds after a start; the compiled table is
 used by slurmctld when the service does not answer. Both are rewritten when, and only when, their content changes.
@@ -84,7 +84,7 @@ def policy_of(config: Config) -> SubmitPolicy:
 
 def slurm_uids(config: Config) -> frozenset[int]:
     """Return the uids of root, SlurmUser and this process."""
-    # a SlurmUser that does not exist here makes no queries here
+    # a SlurmUser that does not exist on this host makes no queries on it
     return frozenset({0, os.geteuid(), *uid_of(config.cluster.slurm_user)})
 
 
@@ -98,12 +98,12 @@ class SitePredictions:
     def __init__(self, chooser: Chooser, catalog: SiteCatalog) -> None:
         self._chooser = chooser
         self.catalog = catalog
-        #: counts changes of the predictor and of the catalog: answers of one version do not change
+        #: number of changes of the predictor and of the catalog; answers of one version do not change
         self._changes = 0
 
     @property
     def version(self) -> str:
-        """Identifies the basis of the answers: another predictor or catalog has another version."""
+        """Identify the predictor and the catalog: the version changes with either."""
         return str(self._changes)
 
     def training_speeds(self, hints: LoanHints, partition: str) -> dict[Profile, float]:
@@ -113,37 +113,37 @@ class SitePredictions:
         """
         known = {name: getattr(hints, name) for name in ("model", "batch", "input", "input_unit", "llm")}
         names = [name for name in partition.split(",") if name in self.catalog]
-        asked = Hints(**known, role="train")
+        training = Hints(**known, role="train")
         try:
-            workload, bucket = self._chooser.workload(asked), self._chooser.bucket(asked)
+            workload, bucket = self._chooser.workload(training), self._chooser.bucket(training)
         except Refusal:
             return {}
         if not names or (bucket is None and workload is None):
             return {}
-        place = self.catalog.view(names)
+        view = self.catalog.view(names)
         figures: Mapping[str, Figures]
         if workload is not None:
-            figures = self._chooser.token_figures(workload, None, place)
+            figures = self._chooser.token_figures(workload, None, view)
         else:
             assert bucket is not None
-            figures = self._chooser.figures(bucket, place)
+            figures = self._chooser.figures(bucket, view)
         rates = {
-            offer.profile: found.throughput_per_s.mid
-            for offer in place.plain
-            if (found := figures.get(offer.profile.gres_type)) is not None
-            and offer.memory_mib >= (hints.mem_mib or found.need_mib)
+            offer.profile: figure.throughput_per_s.mid
+            for offer in view.plain
+            if (figure := figures.get(offer.profile.gres_type)) is not None
+            and offer.memory_mib >= (hints.mem_mib or figure.need_mib)
         }
-        whole = max((found.throughput_per_s.mid for found in figures.values()), default=0.0)
-        return {profile: rate / whole for profile, rate in rates.items()} if whole > 0 else {}
+        fastest = max((figure.throughput_per_s.mid for figure in figures.values()), default=0.0)
+        return {profile: rate / fastest for profile, rate in rates.items()} if fastest > 0 else {}
 
     def candidates(self, hints: Hints, partition: str) -> tuple[Profile, Sequence[WeighedProfile]] | None:
         """Return the profile that a job with these hints would get now, and all candidates.
 
         None if it would be refused.
         """
-        place = self._view(partition)
+        view = self._view(partition)
         try:
-            choice = None if place is None else self._chooser.choose(hints, place)
+            choice = None if view is None else self._chooser.choose(hints, view)
         except Refusal:
             return None
         if choice is None:
@@ -157,24 +157,24 @@ class SitePredictions:
     def rates(self, hints: Hints, partition: str) -> dict[Profile, float]:
         """Return the conservative items per second of one slice of each profile; nothing if the model is unknown.
 
-        For a service those within its latency limit (`predict.serving`).
+        For a service, they are the rates within its latency limit (`predict.serving`).
         """
-        place = self._view(partition)
+        view = self._view(partition)
         try:
-            if place is None:
+            if view is None:
                 return {}
             if hints.role == SERVE:
-                return rates_at_limit(self._chooser, hints, place)
-            bucket = self._chooser.stated_bucket(hints, place)
+                return rates_at_limit(self._chooser, hints, view)
+            bucket = self._chooser.stated_bucket(hints, view)
         except Refusal:
             return {}
         if bucket is None:
             return {}
-        figures = self._chooser.figures(bucket, place)
+        figures = self._chooser.figures(bucket, view)
         return {
-            offer.profile: found.rate / 1000
-            for offer in place.plain
-            if (found := figures.get(offer.profile.gres_type)) is not None
+            offer.profile: figure.rate / 1000
+            for offer in view.plain
+            if (figure := figures.get(offer.profile.gres_type)) is not None
         }
 
     def _view(self, partition: str) -> Partition | None:
@@ -199,15 +199,15 @@ class SiteFacts(SitePredictions):
     def _remembered(self) -> SiteCatalog:
         path = Path(self._config.submit.catalog)
         try:
-            found = load(path)
+            catalog = load(path)
         except FileNotFoundError:
             return SiteCatalog()
         except (OSError, CatalogError) as error:
             log.warning("%s is not used: %s", path, error)
             return SiteCatalog()
-        log.info("starting with the saved catalog", extra={"partitions": found.names})
+        log.info("starting with the saved catalog", extra={"partitions": catalog.names})
         self._unwritten = True  # the predictor may have changed, and with it the table
-        return found
+        return catalog
 
     def use(self, chooser: Chooser) -> None:
         """Compile the table with another predictor from now on."""
@@ -223,11 +223,13 @@ class SiteFacts(SitePredictions):
         """Process a new view of Slurm; partitions and features of nodes may have changed."""
         now = time.monotonic()
         self._rows |= {row.name: (row, now) for row in snapshot.nodes}
-        # a missing node may be one that cannot be parsed now: requests for it are not refused
-        self._rows = {name: (row, seen) for name, (row, seen) in self._rows.items() if now - seen < _MISSED_S}
+        # a node missing from the list may be one that cannot be parsed now: requests for it are not refused
+        self._rows = {
+            name: (row, last_seen) for name, (row, last_seen) in self._rows.items() if now - last_seen < _MISSED_S
+        }
         partitions = {name: (row.partitions, row.features) for name, (row, _) in self._rows.items()}
-        known, self._partitions = self._partitions, partitions
-        if partitions != known:
+        before, self._partitions = self._partitions, partitions
+        if partitions != before:
             self._build()
 
     def _build(self) -> None:
@@ -248,7 +250,7 @@ class SiteFacts(SitePredictions):
             self._changed(catalog)
 
     def write(self) -> None:
-        """Write catalog and table if they differ from the files; for a worker thread, compiling takes a while."""
+        """Write catalog and table if they differ from the files. Run it in a worker thread: compiling takes a while."""
         if not self._unwritten:
             return
         self._unwritten = False

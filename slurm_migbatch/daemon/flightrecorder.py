@@ -1,8 +1,8 @@
-"""Flight recorder: the last hours of migbatchd's input and decisions, on disk, for `migbatch replay`.
+"""Record the last hours of migbatchd's input and decisions on disk, for `migbatch replay`.
 
-Rounds pass on data that they have anyway; everything else happens in a thread. A round is not recorded if the thread is
-too far behind, and a new segment begins when it has caught up. Each segment is a separate file, JSON lines in one gzip
-member, so that the oldest can be removed and `cat` joins several into one recording.
+Rounds only queue objects that they have created anyway; a thread does the rest. A round is not recorded if the thread
+is too far behind, and a new segment begins when it has caught up. Each segment is a separate file, JSON lines in one
+gzip member, so that the oldest can be removed and `cat` joins several into one recording.
 
 Errors here only cause a warning: decisions do not wait for their recording. If a round cannot be recorded, another
 segment begins some time later.
@@ -59,12 +59,12 @@ _LONGEST_WAIT_S: Final = 600.0
 
 
 class _TooSmall(Exception):
-    """One segment alone is larger than all may be."""
+    """A single segment exceeds the maximum total size."""
 
 
 @dataclass(frozen=True)
 class _Begin:
-    """Start of a segment; the state of memory, None for nothing."""
+    """Start of a segment: the encoded decision memory; None if there is none."""
 
     state: memory_state.State | None
 
@@ -81,8 +81,8 @@ class FlightRecorder:
     """Records rounds for later replay.
 
     Args:
-        directory: of the segments; created if missing.
-        settings: of the decisions.
+        directory: where the segments are; created if missing.
+        settings: the settings of the decisions.
         hours: how long a segment is kept after its end.
         megabytes: maximum total size.
         clock: seconds, never set back.
@@ -135,10 +135,10 @@ class FlightRecorder:
             if self._clock() < self._due:
                 return
             self._due, self._missed = None, True
-        asked = tuple(self._asked.asked) if self._asked is not None else ()
+        queries = tuple(self._asked.asked) if self._asked is not None else ()
         try:
             if not self._missed:
-                self._queue.put_nowait(_RecordedRound(snapshot, decision, outcomes, asked))
+                self._queue.put_nowait(_RecordedRound(snapshot, decision, outcomes, queries))
             if self._missed or self._files.full:
                 self._files.full = False
                 self._queue.put_nowait(_Begin(memory_state.take(decision.memory)))
@@ -150,9 +150,9 @@ class FlightRecorder:
 
     def flush(self) -> None:
         """Wait until everything is written, or recording has stopped."""
-        done = threading.Event()
-        self._queue.put(done)
-        while not done.wait(0.05) and not self._stopped.is_set():
+        written = threading.Event()
+        self._queue.put(written)
+        while not written.wait(0.05) and not self._stopped.is_set():
             pass
 
     def close(self) -> None:
@@ -206,12 +206,12 @@ class FlightRecorder:
         self._due = self._clock() + self._fault.failed(error)
 
     def _write_round(self, item: _RecordedRound, writer: SegmentWriter, begin: _Begin) -> None:
-        now, whole = item.snapshot.now, not self._files.open
-        if whole:
+        now, first = item.snapshot.now, not self._files.open
+        if first:
             self._files.begin(now)
             self._files.write(writer.begin(self._settings, begin.state), now)
         entry = writer.round(item.snapshot, item.decision, item.outcomes, item.asked)
-        self._files.write(entry, now, whole=whole)
+        self._files.write(entry, now, whole=first)
 
 
 class _Segments:
@@ -257,7 +257,7 @@ class _Segments:
             self._announced = self.full = True
 
     def close(self) -> None:
-        """End the segment; compressed data that is not written yet counts too. One without a round is removed."""
+        """End the segment and count the compressed data written last. A segment without a round is removed."""
         if self._file is None:
             return
         try:
@@ -279,16 +279,16 @@ class _Segments:
         self._written += len(data)
 
     def _make_room(self, now: float) -> None:
-        """Remove segments that are too old or too many."""
+        """Remove segments that are too old, and the oldest while all together are too large."""
         others = [path for path in segments(self._directory) if path != self._path]
         sizes = {path: path.stat().st_size for path in others}
-        left = self._size - self._written - sum(sizes.values())
-        for path, following in pairwise([*others, self._path]):  # which begins where the previous one ends
-            if left >= 0 and _begun(following) > now - self._seconds:
+        room = self._size - self._written - sum(sizes.values())
+        for path, following in pairwise([*others, self._path]):  # a segment ends where the following one begins
+            if room >= 0 and _begun(following) > now - self._seconds:
                 break
             path.unlink(missing_ok=True)
-            left += sizes[path]
-        if left < 0:
+            room += sizes[path]
+        if room < 0:
             raise _TooSmall(f"[daemon] record_mb is too small: {self._path.name} alone is larger")
 
 
@@ -338,8 +338,8 @@ def _write_all(file: int, data: bytes) -> None:
 
 def segments(directory: Path) -> list[Path]:
     """Return the files of a directory's recordings, the oldest first."""
-    found = [(begun, path) for path in directory.glob(f"*{SUFFIX}") if (begun := _begun(path))]
-    return [path for _, path in sorted(found)]
+    dated = [(start, path) for path in directory.glob(f"*{SUFFIX}") if (start := _begun(path))]
+    return [path for _, path in sorted(dated)]
 
 
 def _begun(path: Path) -> float:
@@ -382,7 +382,7 @@ def _lines(file: gzip.GzipFile) -> Iterator[bytes]:
     while True:
         try:
             line = file.readline(_LONGEST_LINE)
-        except EOFError:  # the service was killed, or still writes
+        except EOFError:  # the service was killed, or is still writing the segment
             return
         except zlib.error as error:
             raise OSError(f"damaged: {error}") from error

@@ -17,10 +17,11 @@ _MANY: Final = 100_000
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable the garbage collector for the block, and freeze what the block created if that is a lot.
+    """Disable the garbage collector for the block; freeze the objects that the block created if they are many.
 
-    Frozen objects are freed when their last reference goes, but are never traversed again. A cycle of another thread
-    that is frozen with them is never freed, so nothing is frozen after an ordinary round, which creates few objects.
+    Frozen objects are freed when their last reference is dropped, but are never traversed again. A reference cycle of
+    another thread that is frozen with them is never freed, so nothing is frozen after an ordinary round, which creates
+    few objects.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
-"""Authentication between the network and an endpoint: headers prove the caller, before a byte of a body is read.
+"""Authenticate the caller of an endpoint by the request's headers, before any of the body is read.
 
-Every request has signed headers with the length and digest of its body. A body is read if these verify, within bounds,
-and answers are signed.
+Every request has signed headers with the length and digest of its body. The body is read, up to a size limit, only if
+the headers verify. Answers are signed too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Refused(Exception):
-    """A request that is answered with an error: HTTP status and a sentence for the caller's log."""
+    """A request is answered with an error: HTTP status and a sentence for the caller's log."""
 
     def __init__(self, status: int, text: str, retry_after: int | None = None) -> None:
         super().__init__(text)
@@ -76,7 +76,7 @@ Endpoint = Callable[[Caller, bytes], Awaitable[Response]]
 
 @dataclass
 class _Headers:
-    """The headers of a request; `proved`: by a credential."""
+    """The headers of a request; `proved`: whether a credential verifies them."""
 
     node: str
     credential: str
@@ -137,7 +137,7 @@ class Gate:
             response = as_json({"error": str(error)}, 400)
         except Refused as refused:
             response = as_json({"error": str(refused)}, refused.status)
-            # the rest of the body is not read, so nothing else can follow on this connection
+            # the rest of the body is not read, so this connection cannot carry another request
             response.headers["Connection"] = "close"
             if refused.retry_after is not None:
                 response.headers["Retry-After"] = str(refused.retry_after)
@@ -167,8 +167,8 @@ class Gate:
         return caller, name
 
     def _headers(self, request: Request) -> _Headers:
-        scheme, _, rest = request.headers.get("authorization", "").partition(" ")
-        credential = rest.partition(" ")[2].strip()
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        credential = token.partition(" ")[2].strip()
         if scheme != SCHEME or not credential:
             raise Refused(401, f"no {SCHEME} credential")
         node, digest = request.headers.get(NODE_HEADER, ""), request.headers.get(DIGEST_HEADER, "")
@@ -210,11 +210,11 @@ class Gate:
 
     def _log_refusal(self, request: Request, headers: _Headers | None, response: Response) -> None:
         address = request.client.host if request.client else "?"
-        who = f"{headers.node} ({address})" if headers is not None and headers.proved else address
+        source = f"{headers.node} ({address})" if headers is not None and headers.proved else address
         advice = f"; {self._advice[1]}" if response.status_code in (401, 403) else ""
         self._seldom.warning(
             address,
-            f"{self._advice[0]}: {request.url.path} from {who}: {response.status_code} "
+            f"{self._advice[0]}: {request.url.path} from {source}: {response.status_code} "
             f"{bytes(response.body)[:300].decode(errors='replace')}{advice}",
         )
 

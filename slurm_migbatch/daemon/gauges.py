@@ -1,4 +1,4 @@
-"""Metrics of slices and of pending jobs for /metrics, from reports of nodes and Slurm.
+"""Compute metrics of slices and of pending jobs for /metrics, from reports of nodes and Slurm.
 
 Labels are profiles and states only: no job, user or GPU, of which there are too many.
 """
@@ -16,19 +16,20 @@ from slurm_migbatch.slurm.client import JobRow
 
 def slices_by_state(nodes: Mapping[str, NodeFacts]) -> Mapping[Labels, float]:
     """Count slices by profile and state: held by one job, shared by two, idle, zombie."""
-    found: Counter[Labels] = Counter()
+    counts: Counter[Labels] = Counter()
     for gpu in (gpu for node in nodes.values() for gpu in node.gpus):
         shared = {slot for slot, _ in gpu.guests}
-        found.update((slot.profile.name, "shared" if slot in shared else "held") for slot, _ in gpu.leases)
-        found.update((slot.profile.name, "idle") for slot in gpu.warm)
-        found.update((slot.profile.name, "zombie") for slot in gpu.zombies)
-    return {labels: float(count) for labels, count in found.items()}
+        counts.update((slot.profile.name, "shared" if slot in shared else "held") for slot, _ in gpu.leases)
+        counts.update((slot.profile.name, "idle") for slot in gpu.warm)
+        counts.update((slot.profile.name, "zombie") for slot in gpu.zombies)
+    return {labels: float(count) for labels, count in counts.items()}
 
 
 def waits(jobs: Iterable[JobRow], now: float) -> Mapping[Labels, float]:
     """Return the longest and the median wait in seconds of pending jobs that request slices; 0 if none waits.
 
-    A job counts since it was eligible; one that waits for a dependency, its begin time or its user does not count.
+    The wait begins when a job becomes eligible; a job that waits for a dependency, its begin time or its user is not
+    counted.
     """
     since = [job.eligible for job in jobs if job.pending and "mig:" in job.gres and job.eligible is not None]
     seconds = [now - began for began in since if began <= now] or [0.0]

@@ -1,4 +1,4 @@
-"""The site's GPUs as the nodes last described them, read again after events that may have changed them."""
+"""Keep the site's GPUs as the nodes last described them; read them again after events that may have changed them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLOSEST_S = 1.0
 
 
 class InventoryKeeper:
-    """Reads the inventory from the store, in order with what is written, and calls the listeners when it changed."""
+    """Reads the inventory from the store, in the queue of its writes, and calls the listeners when it has changed."""
 
     def __init__(self, writer: StoreWriter) -> None:
         self._writer = writer
@@ -32,7 +32,7 @@ class InventoryKeeper:
         self._fault = FaultReporter("cannot read the inventory", "see the database error", log)
 
     def refresh(self) -> None:
-        """Request that the inventory is read again; it may have changed."""
+        """Request that the inventory is read again, because it may have changed."""
         self._asked.set()
 
     async def run(self) -> None:
@@ -41,14 +41,14 @@ class InventoryKeeper:
             await self._asked.wait()
             self._asked.clear()
             try:
-                found = await asyncio.wrap_future(self._writer.call(lambda s: dict(s.inventory()), "inventory"))
+                inventory = await asyncio.wrap_future(self._writer.call(lambda s: dict(s.inventory()), "inventory"))
             except Exception as error:
                 await asyncio.sleep(self._fault.failed(error))
                 self._asked.set()
                 continue
             self._fault.succeeded()
-            if found != self.latest:
-                self.latest = found
+            if inventory != self.latest:
+                self.latest = inventory
                 for listener in self.listeners:
-                    listener(found)
+                    listener(inventory)
             await asyncio.sleep(CLOSEST_S)

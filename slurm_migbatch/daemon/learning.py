@@ -1,4 +1,4 @@
-"""Learning loop: looks for new runs, lets a child process refit, applies the result.
+"""Look for new runs, have a child process refit the predictor, and apply the result.
 
 The work is done by `daemon.refit` in a separate process: learning computes for seconds to minutes, and neither the
 event loop nor submissions may wait for it. Here only the index of the models is checked, once a second, so that a
@@ -117,14 +117,14 @@ class Learning:
     async def _learn(self) -> None:
         reach = await asyncio.wrap_future(self._writer.call(lambda store: store.read(learnable), "learnable"))
         index = self._directory.index()
-        done = reach, index.current
-        if done == self._done or not news(index, reach, self._facts):
+        state = reach, index.current
+        if state == self._done or not news(index, reach, self._facts):
             return
-        found = await self._refit()
-        self._done = done
-        self._watch = found["watch"]
+        refitted = await self._refit()
+        self._done = state
+        self._watch = refitted["watch"]
         self._report_coverage()
-        result = found["refit"]
+        result = refitted["refit"]
         if result is None:
             return
         self._refits.labels(result["outcome"]).inc()
@@ -146,7 +146,7 @@ class Learning:
         self._broken.failed(f"{', '.join(parts)}, confidence level {promised} (version {self._watch['version']})")
 
     async def _refit(self) -> dict[str, Any]:
-        """Run a child process; it ends with us.
+        """Run a child process; it ends with this process.
 
         Raises:
             RefitFailed: it took too long, or ended without a result.
@@ -184,14 +184,14 @@ class Learning:
         return {(name,): float(coverage["runs"]) for name, coverage in self._watch.get("kept", {}).items()}
 
     def _drift(self) -> Mapping[Labels, float]:
-        found = [
+        ratios = [
             (float(drift["ratio"]), (figure, name))
             for name, figures in self._watch.get("models", {}).items()
             for figure, drift in figures.items()
             if drift["runs"] >= _ENOUGH
         ]
-        found.sort(key=lambda pair: -max(pair[0], 1.0 / max(pair[0], 1e-9)))
-        return {labels: ratio for ratio, labels in found[:_MOST_SHOWN]}
+        ratios.sort(key=lambda pair: -max(pair[0], 1.0 / max(pair[0], 1e-9)))
+        return {labels: ratio for ratio, labels in ratios[:_MOST_SHOWN]}
 
 
 async def _answer(child: Process, start: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,5 +204,5 @@ async def _answer(child: Process, start: Mapping[str, Any]) -> dict[str, Any]:
     code = await child.wait() if not line else 0
     if not line:
         raise RefitFailed(f"the refit process exited with {code}; see its output above")
-    found: dict[str, Any] = json.loads(line)
-    return found
+    answer: dict[str, Any] = json.loads(line)
+    return answer

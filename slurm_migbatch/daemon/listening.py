@@ -1,4 +1,4 @@
-"""Listens on the configured address, else on slurmctld's addresses that this host has, and 127.0.0.1."""
+"""Listen on the configured address, else on slurmctld's addresses that this host has, and 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Listening:
     """The addresses of one server.
 
     Attributes:
-        whom: who is served there, for the log.
+        whom: who is served by it, for the log.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class Listening:
             wait = _ADDRESSES_S
             try:
                 hosts = controller_hosts(await asyncio.to_thread(self._settings))
-                found = {place for host in hosts for place in await asyncio.to_thread(resolved, host)}
-                for place in sorted(found):
+                addresses = {address for host in hosts for address in await asyncio.to_thread(resolved, host)}
+                for address in sorted(addresses):
                     try:
-                        self._listen(place)
+                        self._listen(address)
                     except OSError as error:
                         if error.errno != errno.EADDRNOTAVAIL:  # another slurmctld's host
                             raise
-                if all(is_loopback(place) for place in self._api.addresses if not place.startswith("/")):
+                if all(is_loopback(address) for address in self._api.addresses if not address.startswith("/")):
                     raise OSError(
                         f"{', '.join(hosts) or 'slurm.conf'} has no address of this host that {self.whom} can reach"
                     )

@@ -39,7 +39,7 @@ class InstanceLock:
                 f"migbatchd is already running as process {holder or '?'} (lock {self.path}); stop it first"
             ) from None
         try:
-            os.fchmod(fd, 0o600)  # one of an earlier release
+            os.fchmod(fd, 0o600)  # the file may have been created by an earlier release
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         except OSError:
@@ -48,7 +48,7 @@ class InstanceLock:
         self._fd = fd
 
     def release(self) -> None:
-        """Release the lock; the file stays, so that nobody locks a name that was just unlinked."""
+        """Release the lock; the file stays, so that no process locks a file that was just unlinked."""
         if self._fd >= 0:
             os.ftruncate(self._fd, 0)
             os.close(self._fd)

@@ -1,4 +1,4 @@
-"""Logging to stderr, one line per record: `level logger message key=value ...`, for the systemd journal."""
+"""Log to stderr, one line per record: `level logger message key=value ...`, for the systemd journal."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class FaultReporter:
         text = (str(error) or type(error).__name__).strip().replace("\n", " ")[:500]
         if not self.tries:
             self._since = self._clock()
-        # the reason before the count: /healthz reads from another thread
+        # set the reason before the count: /healthz reads both from another thread
         before, self.error = self.error, text
         self.tries += 1
         if _cause(text) != _cause(before):
@@ -139,12 +139,12 @@ class Seldom:
             self.kept_back += 1
             return False
         self._heard.add(source)
-        more = f" ({self.kept_back} similar warnings suppressed)" if self.kept_back else ""
+        suppressed = f" ({self.kept_back} similar warnings suppressed)" if self.kept_back else ""
         self.kept_back = 0
-        self._log.warning("%s%s", text[:500], more)
+        self._log.warning("%s%s", text[:500], suppressed)
         return True
 
 
 def _cause(text: str) -> str:
-    """Return the message without numbers, so that messages that differ only in numbers have one cause."""
+    """Return the message without numbers: messages that differ only in numbers count as the same cause."""
     return re.sub(r"\d+", "#", text)

@@ -61,9 +61,9 @@ async def serve(config: Config, path: str) -> None:
 def _next(config: Config, path: str, keeper: TermKeeper) -> tuple[Config, Service | Standby]:
     """Create the next service, with the configuration at `path` if it is given and valid."""
     if path:
-        wanted = _reloaded(path, config)
+        new_config = _reloaded(path, config)
         try:
-            return wanted, compose(wanted, keeper)
+            return new_config, compose(new_config, keeper)
         except (AuthError, StoreError) as error:
             log.error("the new configuration is not applied: %s", error)
     return config, compose(config, keeper)

@@ -1,8 +1,8 @@
-"""Messages of nodes: JSON from the network becomes values with known types and sizes, or is refused.
+"""Validate messages of nodes: JSON from the network becomes values with known types and sizes, or is refused.
 
-Code behind this module need not check whether a node's number is a number. An error of a whole message is a
-`MessageError`. An error of one event must not block later ones: such an event becomes one of kind `refused`, which has
-the reason and no effect, so that its number is used and the node continues.
+Code that uses these values need not check their types. An error that concerns a whole message is a `MessageError`. An
+error in one event must not block later ones: it is replaced by an event of kind `refused`, which has the reason and no
+effect, so that its number is acknowledged and the node continues.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MAX_DEPTH = 12
 MAX_ITEMS = 200_000
 MAX_TEXT = 4096
 MAX_GPUS = 64
-#: slices of one node, and runs that hold them; slices of one run there
+#: slices of one node, and also runs that hold them; slices of one run on a node
 MAX_SLICES, MAX_RUN_SLICES = 1024, 256
 #: runs and slices in one message; a node sends up to 512 KiB at once, which holds fewer
 MAX_HELD = 5000
-#: descriptions of GPUs in one message, and different ones, each of which is searched; a node has few models
+#: descriptions of GPUs in one message, and different ones, each of which is costly to check; a node has few models
 MAX_DESCRIBED, MAX_GEOMETRIES = 1000, 16
 MAX_PROFILES = 128
 REFUSED = "refused"
@@ -65,7 +65,7 @@ class Event:
 
     @property
     def wire(self) -> dict[str, Any]:
-        """As one JSON object, the stored form."""
+        """The event as one JSON object, the stored form."""
         return {**self.fields, "seq": self.seq, "ts": self.ts, "kind": self.kind}
 
 
@@ -136,13 +136,13 @@ def read_plan(node: str, body: bytes) -> PlanMessage:
 def read_findings(node: str, body: bytes) -> FindingsMessage:
     """Parse a message of `node` to /node/v1/findings; its texts are printable. Raises MessageError."""
     message = _message(node, body)
-    found = []
+    parsed = []
     for row in _rows(message, "findings", findings.MOST):
         if row.get("level") not in (findings.BAD, findings.ODD, findings.UNKNOWN):
             raise MessageError(f"level of a finding is {_shown(row.get('level'))}")
         texts = (printable(_text(row, key, findings.LONGEST)) for key in ("subject", "text", "advice"))
-        found.append(Finding(str(row["level"]), *texts))
-    return FindingsMessage(_real(message, "sent", 0, MAX_REAL), tuple(found))
+        parsed.append(Finding(str(row["level"]), *texts))
+    return FindingsMessage(_real(message, "sent", 0, MAX_REAL), tuple(parsed))
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------
@@ -183,21 +183,21 @@ def _float(text: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "a key"
         raise MessageError(f"{twice[:40]!r} appears twice in one object")
-    return found
+    return fields
 
 
 def _message(node: str, body: bytes) -> Mapping[str, Any]:
     message = parse(body)
     if not isinstance(message, dict):
         raise MessageError("the body must be an object")
-    named = _matched(message, "node", _NODE)
-    if named != node:
-        raise MessageError(f"node {node} reports about node {named}; a node may only report about itself")
+    subject = _matched(message, "node", _NODE)
+    if subject != node:
+        raise MessageError(f"node {node} reports about node {subject}; a node may only report about itself")
     return message
 
 
@@ -321,13 +321,13 @@ def _gpu(row: Mapping[str, Any]) -> None:
 
 def _geometry(geometry: Mapping[str, Any]) -> None:
     try:
-        known = Geometry.from_dict(geometry)
-        searchable = is_searchable(known)
+        parsed = Geometry.from_dict(geometry)
+        searchable = is_searchable(parsed)
     except (GeometryError, ValueError) as error:
         raise MessageError(str(error)) from None
     if not searchable:
         raise MessageError("the geometry has more layouts than any GPU")
-    if all(info.profile.suffix for info in known.profiles):
+    if all(info.profile.suffix for info in parsed.profiles):
         raise MessageError("the geometry has no profile without a suffix")
 
 
@@ -365,7 +365,7 @@ def _held_run(row: Mapping[str, Any]) -> None:
     _checked(row, {**_WHO, "since": lambda row, key: _real(row, key, 0, 253402300799)})
 
 
-#: the fields that are used, for every kind that is; others only have to keep the bounds of `_bounded`
+#: checks of the fields that are used, by kind of event; all others only have to respect the bounds of `_bounded`
 _KINDS: Mapping[str, Mapping[str, _Field]] = {
     "boot": {"boot_id": lambda row, key: _matched(row, key, _HEX)},
     "inventory": {"gpus": _list_of(_gpu, MAX_GPUS)},
@@ -411,7 +411,7 @@ class _Described:
         self._geometries: set[str] = set()
 
     def add(self, gpus: object) -> None:
-        """Count those of one event. Raises MessageError if there are too many."""
+        """Add the descriptions of one event. Raises MessageError if there are too many."""
         for row in gpus if isinstance(gpus, list) else ():
             self._gpus += 1
             if self._gpus > MAX_DESCRIBED:
@@ -447,23 +447,23 @@ def _event(row: Mapping[str, Any], described: _Described) -> Event:
 
 
 def _within(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield the events; those that tell of more runs and slices than `MAX_HELD`, all together, are refused."""
-    left = MAX_HELD
+    """Yield the events; an event by which their runs and slices exceed `MAX_HELD` in total is refused."""
+    remaining = MAX_HELD
     for event in events:
         runs = (
             event.fields["runs"] if event.kind == "state" else [event.fields] if event.kind in ("start", "stop") else []
         )
-        left -= sum(1 + len(run["slices"]) for run in runs)
-        if runs and left < 0:
-            what = f"event {event.seq} ({event.kind}): more than {MAX_HELD} runs and slices in one message"
-            yield Event(event.seq, event.ts, REFUSED, {"was": event.kind, "what": what})
+        remaining -= sum(1 + len(run["slices"]) for run in runs)
+        if runs and remaining < 0:
+            refusal = f"event {event.seq} ({event.kind}): more than {MAX_HELD} runs and slices in one message"
+            yield Event(event.seq, event.ts, REFUSED, {"was": event.kind, "what": refusal})
         else:
             yield event
 
 
 def _bounded(value: Any) -> None:
     """Check the bounds of any event: depth, number of items, sizes of texts and numbers."""
-    left, level = MAX_ITEMS, [value]
+    remaining, level = MAX_ITEMS, [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for item in level:
@@ -476,8 +476,8 @@ def _bounded(value: Any) -> None:
                     raise MessageError(f"a text of {len(item)} characters, at most {MAX_TEXT} are accepted")
             elif (type(item) is int and abs(item) > MAX_NUMBER) or (type(item) is float and abs(item) > MAX_REAL):
                 raise MessageError(f"{_shown(item)} is too large a number")
-        left -= len(below)
-        if left < 0:
+        remaining -= len(below)
+        if remaining < 0:
             raise MessageError(f"more than {MAX_ITEMS} values")
         level = below
         if not level:

@@ -1,4 +1,4 @@
-"""Registry of one service's Prometheus metrics, and gauges whose values are read at each scrape."""
+"""Register one service's Prometheus metrics, and gauges whose values are read at each scrape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.
 Labels = tuple[str, ...]
 """The values of one series' labels, in the order of the gauge's label names."""
 
-# A process-wide switch, and the library has no other: without it each counter and histogram has a second series.
+# A process-wide switch; the library has no other. Otherwise each counter and histogram gets a second series.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -64,12 +64,12 @@ class Age:
         self._longest = 0.0
 
     def renewed(self, born: float) -> None:
-        """Restart with a new thing created at time `born`."""
+        """Record that a new object was created at time `born`; the maximum so far remains."""
         self._longest = self.values().get(("longest",), 0.0)
         self._born = born
 
     def values(self) -> Mapping[Labels, float]:
-        """Return seconds; nothing before there is one."""
+        """Return both ages in seconds; none before the first call of `renewed`."""
         if self._born is None:
             return {}
         now = self._clock() - self._born

@@ -1,4 +1,4 @@
-"""Reported state of the nodes' GPUs: slots that are taken, disabled ones, and idle instances.
+"""Keep the reported state of the nodes' GPUs: slots that are taken, disabled ones, and idle instances.
 
 Held in memory and updated from the stream of node events; after a restart of the service it is loaded from the store.
 """
@@ -36,11 +36,11 @@ class _Gpu:
     guests: dict[Slot, tuple[int, int]] = field(default_factory=dict)  # second holders of held slots
     zombies: set[Slot] = field(default_factory=set)
     made: set[Slot] = field(default_factory=set)
-    #: the last returned value; None: something has changed since
+    #: the value returned last; None if something has changed since
     told: GpuFacts | None = None
 
     def facts(self, uuid: str) -> GpuFacts:
-        """Return what is known of the GPU; the same object until something changes."""
+        """Return the GPU's state; the same object until something changes."""
         if self.told is None:
             self.told = self._facts(uuid)
         return self.told
@@ -58,7 +58,7 @@ class _Gpu:
         )
 
     def take(self, slot: Slot, run: tuple[int, int], host_run: tuple[int, int] | None) -> None:
-        """Note that a run has the slot now; with `host_run`, together with that run."""
+        """Record that a run has the slot now; with `host_run`, together with that run."""
         if slot not in self.held and len(self.held) >= MOST_SLOTS:
             return
         self.told = None
@@ -70,12 +70,12 @@ class _Gpu:
         self.make(slot)
 
     def make(self, slot: Slot) -> None:
-        """Note that there is an instance in the slot, if the GPU has such a slot."""
+        """Record that there is an instance in the slot, if the GPU has such a slot."""
         if slot in self.geometry.slots:
             self.made.add(slot)
 
     def give(self, slot: Slot, run: tuple[int, int]) -> None:
-        """Note that a run no longer has the slot; a run that shared it keeps it."""
+        """Record that a run no longer has the slot; a run that shared it keeps it."""
         self.told = None
         if self.guests.get(slot) == run:
             del self.guests[slot]
@@ -96,7 +96,7 @@ class LiveView:
         self._facts: dict[str, NodeFacts] = {}
 
     def load(self, inventory: Mapping[str, Sequence[Mapping[str, Any]]], leases: Iterable[LeaseRow]) -> None:
-        """Start from the store. Of two leases of one slot the first one's run came first."""
+        """Load the state from the store. Of two leases of one slot, the first is the host's, the other the guest's."""
         with self._lock:
             for node, gpus in inventory.items():
                 self._inventory(node, gpus)
@@ -162,13 +162,13 @@ class LiveView:
             except (GeometryError, KeyError):
                 continue
             uuid = str(row["uuid"])
-            known = before.get(uuid)
-            now[uuid] = known if known is not None and known.geometry == geometry else _Gpu(geometry)
+            earlier = before.get(uuid)
+            now[uuid] = earlier if earlier is not None and earlier.geometry == geometry else _Gpu(geometry)
         self._nodes[node] = now
         self._facts.pop(node, None)
 
     def _state(self, node: str, event: Mapping[str, Any]) -> None:
-        """Process the whole state of a node; if from the record, without GPUs and runs, which the record has itself."""
+        """Process the whole state of a node; one from the record lacks GPUs and runs, which are stored elsewhere."""
         if "gpus" in event:
             self._inventory(node, event["gpus"])
             self._unhealthy.discard(node)
@@ -237,11 +237,11 @@ def _slot(profile: object, start: object, size: object) -> Slot | None:
 
 def _disjoint(slots: Iterable[Slot], taken: Iterable[Slot]) -> Layout:
     """Return the slots that overlap neither a taken slot nor an earlier slot of the result."""
-    kept, mask = [], 0
+    disjoint, mask = [], 0
     for slot in taken:
         mask |= slot.placement.mask
     for slot in slots:
         if not slot.placement.mask & mask:
             mask |= slot.placement.mask
-            kept.append(slot)
-    return layout_of(tuple(kept))
+            disjoint.append(slot)
+    return layout_of(tuple(disjoint))

@@ -25,14 +25,14 @@ from slurm_migbatch.decide.snapshot import (
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 
-#: reports to keep of one node between two snapshots: more than it can have runs of while slurmctld starts none
+#: reports to keep of one node between two snapshots; a node cannot have as many runs while slurmctld starts none
 _REPORTS: Final = 1000
 
 
 class CompleteView(LiveView):
     """`LiveView` of the nodes that have reported all their leases to this database and this service.
 
-    The database's data of other nodes may be of any age. Nothing is planned for them, and their counts in Slurm remain.
+    The database's data of other nodes may be outdated. Nothing is planned for them; their counts in Slurm stay as set.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Observer:
         self._lock = threading.Lock()
         self._run_reports: dict[str, dict[tuple[Run, bool], RunReport]] = {}  # by node
         self._past: LendingPast | None = None
-        #: by node, its row and its plan; unchanged ones are the same objects from round to round
+        #: row and plan of each node; if unchanged they are the same objects from round to round
         self._rows: dict[str, NodeRow] = {}
         self._statuses: dict[str, PlanStatus] = {}
         #: profiles to offer for empty space, by the history of requests
@@ -94,16 +94,17 @@ class Observer:
         moment = time.time() if now is None else now
         messages = []
         for event in events:
-            if event.get("kind") == "progress" and (found := report_of(event, moment)) is not None:
-                messages.append(RunReport(node, *found, moment))
+            if event.get("kind") == "progress" and (report := report_of(event, moment)) is not None:
+                messages.append(RunReport(node, *report, moment))
             elif event.get("kind") == "misfit" and isinstance(event.get("job"), int):
                 messages.append(RunReport(node, (event["job"], int(event.get("restart") or 0)), None, moment))
         with self._lock:
             self._add(messages)
 
     def _add(self, messages: Iterable[RunReport]) -> None:
-        """Keep one report of each run, of a node the latest, however long there is no snapshot; a field that a later
-        one omits stays.
+        """Keep one report of each run, at most `_REPORTS` of a node, until the next snapshot.
+
+        A field that a later report omits keeps its earlier value.
         """
         for message in messages:
             reports, key = self._run_reports.setdefault(message.node, {}), (message.run, message.report is None)
@@ -125,15 +126,15 @@ class Observer:
         """Return the current cluster; one-time events are in this snapshot and in no later one."""
         inventory = self.view.facts()
         before, self._rows = self._rows, {}
-        known, self._statuses = self._statuses, {}
+        statuses, self._statuses = self._statuses, {}
         nodes = []
         for row in rows:
-            old = before.get(row.name)
-            kept = old if old is not None and old == row else row
-            self._rows[row.name] = kept
-            nodes.append(kept)
+            earlier = before.get(row.name)
+            latest = earlier if earlier is not None and earlier == row else row
+            self._rows[row.name] = latest
+            nodes.append(latest)
             if row.name in inventory and any(row.gres.values()):
-                self._statuses[row.name] = self._status(kept, known.get(row.name))
+                self._statuses[row.name] = self._status(latest, statuses.get(row.name))
         with self._lock:
             messages = self._take()
             past, self._past = self._past, None

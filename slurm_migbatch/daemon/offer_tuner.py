@@ -1,4 +1,4 @@
-"""Computes how free space is offered while no job waits, from the history of requests and the queue; every few minutes.
+"""Compute every few minutes, from the history of requests and the queue, how free space is offered while no job waits.
 
 `decide.paris_elsa.preference` computes it in a thread; [supply] preference of the administrator has precedence.
 """
@@ -69,10 +69,10 @@ class OfferTuner:
                 self._fault.succeeded()
 
     async def tune(self) -> tuple[Profile, ...]:
-        """Compute the preference and pass it to supply; unchanged if too little is known."""
+        """Compute the preference and pass it to supply; leave it unchanged if there is too little data."""
         now = self._clock()
-        asked = self._writer.call(lambda store: store.read(past_work, now - HISTORY_S), "history")
-        past = await asyncio.wrap_future(asked)
+        future = self._writer.call(lambda store: store.read(past_work, now - HISTORY_S), "history")
+        past = await asyncio.wrap_future(future)
         snapshot = self._latest()
         gpus = Counter(
             gpu.geometry for node in self._observer.view.facts().values() if node.healthy for gpu in node.gpus
@@ -81,14 +81,14 @@ class OfferTuner:
         classes = classes_of(past, rows, now)
         if sum(past_runs.runs * past_runs.slices for past_runs in past) + sum(asked_for(rows, now).values()) < LEAST:
             return ()
-        found = await asyncio.to_thread(preference, gpus, classes)
-        if found and found != self._observer.preference:
-            names = ",".join(profile.name for profile in found)
+        preferred = await asyncio.to_thread(preference, gpus, classes)
+        if preferred and preferred != self._observer.preference:
+            names = ",".join(profile.name for profile in preferred)
             log.info(
                 "free space is offered with a new preference", extra={"order": names, "runs": sum(p.runs for p in past)}
             )
-            self._observer.preference = found
-        return found
+            self._observer.preference = preferred
+        return preferred
 
 
 def classes_of(past: Sequence[PastRuns], jobs: Iterable[JobRow], now: float) -> list[Class]:
@@ -96,19 +96,19 @@ def classes_of(past: Sequence[PastRuns], jobs: Iterable[JobRow], now: float) -> 
 
     Runs on different slices are ignored; training jobs that wait for a loan request no supply.
     """
-    found: list[Class] = []
+    classes: list[Class] = []
     lasted: dict[Profile, tuple[float, int]] = {}
     for past_runs in past:
         counts = slices(",".join(f"mig:{part}" for part in past_runs.profile.split(",")))
         if len(counts) == 1 and past_runs.seconds > 0:
             profile = next(iter(counts))
-            found.append(Class(past_runs.runs * past_runs.slices * HORIZON_S / HISTORY_S, past_runs.seconds, profile))
+            classes.append(Class(past_runs.runs * past_runs.slices * HORIZON_S / HISTORY_S, past_runs.seconds, profile))
             seconds, runs = lasted.get(profile, (0.0, 0))
             lasted[profile] = (seconds + past_runs.seconds * past_runs.runs, runs + past_runs.runs)
     for profile, count in sorted(asked_for(jobs, now).items()):
         seconds, runs = lasted.get(profile, (USUAL_S, 1))
-        found.append(Class(float(count), seconds / runs, profile))
-    return found
+        classes.append(Class(float(count), seconds / runs, profile))
+    return classes
 
 
 def asked_for(jobs: Iterable[JobRow], now: float) -> Counter[Profile]:

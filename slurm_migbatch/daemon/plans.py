@@ -1,4 +1,4 @@
-"""The plans that nodes pull: one current version per node, acknowledged versions, and last contacts."""
+"""Keep the plans that nodes pull: one current version per node, acknowledged versions, and last contacts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GpuSlots = Mapping[str, Sequence[tuple[str, int, int]]]
 Guests = Mapping[int, Place]
 
 
-#: how far a clock may have been ahead when a version was created: thirty years
+#: maximum time by which a clock may have been ahead when a version was created: thirty years
 _AHEAD_MS = 30 * 366 * 86400 * 1000
 
 
@@ -34,7 +34,7 @@ class Plan(PublishedPlan):
 
 
 class Plans(Protocol):
-    """Where rounds publish plans, and see what became of them."""
+    """Interface by which rounds publish plans and read which of them nodes have confirmed."""
 
     def current(self, node: str) -> PublishedPlan | None:
         """Return the newest plan of `node`; None until one was published."""
@@ -85,15 +85,15 @@ class NodePlans:
         shared = dict(guests or {})
         with self._acked:
             entry = self._nodes.setdefault(node, _Node())
-            old = entry.plan
-            if old is not None and (old.gpus, old.guests) == (frozen, shared) and old.version >= entry.have:
-                return old.version
+            plan = entry.plan
+            if plan is not None and (plan.gpus, plan.guests) == (frozen, shared) and plan.version >= entry.have:
+                return plan.version
             entry.plan = Plan(self._next(entry), frozen, shared)
             version = entry.plan.version
             self._wake(node)
         return version
 
-    # these read one value each, which needs no lock; a round calls them for every node
+    # the next three read one value each, which needs no lock; a round calls them for every node
 
     def current(self, node: str) -> Plan | None:
         """Return the plan that `node` should have; None until one was published."""
@@ -117,12 +117,12 @@ class NodePlans:
             return tuple(sorted(self._nodes))
 
     def note_contact(self, node: str) -> None:
-        """Note a contact."""
+        """Record the time of a contact."""
         with self._acked:
             self._nodes.setdefault(node, _Node()).note_contact = self._clock()
 
     def confirm(self, node: str, have: int) -> None:
-        """Note that `node` knows version `have`; a version from before a restart raises the next one above it."""
+        """Record that `node` has version `have`; later versions are higher, also if it is from before a restart."""
         with self._acked:
             entry = self._nodes.setdefault(node, _Node())
             entry.note_contact = self._clock()
@@ -161,14 +161,14 @@ class NodePlans:
                 self._waiters[node].discard(waiter)
 
     def close(self) -> None:
-        """Answer every waiting poll now; the service stops."""
+        """Answer every waiting poll now, because the service stops."""
         with self._acked:
             for node in self._waiters:
                 self._wake(node)
 
     def _next(self, entry: _Node) -> int:
-        old = entry.plan.version if entry.plan else 0
-        return max(int(self._wall() * 1000), old + 1, entry.have + 1)
+        version = entry.plan.version if entry.plan else 0
+        return max(int(self._wall() * 1000), version + 1, entry.have + 1)
 
     def _wake(self, node: str) -> None:
         for loop, event in self._waiters.get(node, ()):

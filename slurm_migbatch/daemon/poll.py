@@ -1,4 +1,4 @@
-"""Polls Slurm's queue and nodes once per interval, for all components of the service."""
+"""Poll Slurm's queue and nodes once per interval, for all components of the service."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # SQLAlchemy takes longer to import than all that the submit 
 
 log = logging.getLogger(__name__)
 _ADVICE = "running jobs and submissions are not affected; check slurmctld, and [cluster] slurm_bin and slurm_conf"
-#: minimum seconds between two queries, however many nudges come, and the pause as a multiple of a query's duration
+#: minimum seconds between two queries, whatever the number of nudges; pause as a multiple of a query's duration
 _CLOSEST_S, _SHARE = 0.2, 4.0
 
 
@@ -48,7 +48,7 @@ class Poller:
         self.fault = FaultReporter("Slurm does not answer", _ADVICE, log, first=interval_s, longest=30.0)
 
     def nudge(self) -> None:
-        """Query soon, not at the end of the interval."""
+        """Query soon instead of at the end of the interval."""
         self._nudged.set()
 
     async def run(self) -> None:
@@ -79,29 +79,29 @@ class Poller:
 
 
 class KeptRows:
-    """The queue with the same objects as before for unchanged jobs, so that changes can be found by identity."""
+    """Replaces rows of unchanged jobs by the previous row objects, so that changes can be found by identity."""
 
     def __init__(self) -> None:
         self._rows: dict[int, JobRow] = {}
 
     def of(self, jobs: Iterable[JobRow]) -> tuple[JobRow, ...]:
-        """Return the next queue."""
+        """Return the queue, with the previous object for each unchanged job."""
         before, self._rows = self._rows, {}
-        kept = []
+        queue = []
         for row in jobs:
-            old = before.get(row.job_id)
-            kept.append(old if old is not None and (old is row or old == row) else row)
-            self._rows[row.job_id] = kept[-1]
-        return tuple(kept)
+            earlier = before.get(row.job_id)
+            queue.append(earlier if earlier is not None and (earlier is row or earlier == row) else row)
+            self._rows[row.job_id] = queue[-1]
+        return tuple(queue)
 
 
 class UnsavedJobs:
-    """Changes of the queue that the database does not have yet: the newest of each job, however long it waits."""
+    """Changes of the queue that the database does not have yet: the newest of each job."""
 
     def __init__(self) -> None:
         self._seen: dict[int, JobRow] = {}
         self._rows: dict[int, JobRow] = {}
-        self._left = True  # jobs from before a restart may have left the queue unseen
+        self._left = True  # jobs may have left the queue while the service was down
         self._lock = threading.Lock()
 
     def update(self, queue: Iterable[JobRow]) -> tuple[bool, frozenset[int]]:
@@ -116,7 +116,7 @@ class UnsavedJobs:
             self._rows.update(
                 (job, row)
                 for job, row in now.items()
-                if (old := seen.get(job)) is not row and old != row and not row.unread
+                if (earlier := seen.get(job)) is not row and earlier != row and not row.unread
             )
             departed = frozenset(self._seen.keys() - now.keys())
             self._left = self._left or bool(departed)

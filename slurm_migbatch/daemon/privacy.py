@@ -1,4 +1,4 @@
-"""Access rights to jobs of other users: Slurm's PrivateData also applies here.
+"""Determine who may see jobs of other users: Slurm's PrivateData also applies to migbatch.
 
 With `PrivateData=jobs` Slurm shows a job to its owner, to root, to SlurmUser, to operators and administrators, and to
 coordinators of its account. A hidden job is answered like one that does not exist. What a user wrote into a job (its
@@ -35,7 +35,7 @@ class Privacy:
         self._lock = asyncio.Lock()
 
     async def visible(self, uid: int, rows: Collection[JobRow]) -> list[JobRow]:
-        """Return those of these jobs that the user may see."""
+        """Return the jobs among `rows` that the user may see."""
         if uid in self._trusted or "jobs" not in await self._private_data():
             return list(rows)
         others = any(row.uid != uid for row in rows)

@@ -1,4 +1,4 @@
-"""Supervises the query service (`slurm_migbatch.query.server`)."""
+"""Supervise the query service (`slurm_migbatch.query.server`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurm_migbatch.daemon.metrics import Labels, Metrics
 
 log = logging.getLogger(__name__)
 _STOP_S = 5.0
-#: started by name: it is in a higher layer than the daemon, which does not import it
+#: started by name, because the daemon does not import modules of this higher layer
 _PROGRAM = "slurm_migbatch.query.server"
 
 

@@ -1,4 +1,4 @@
-"""The record as a round of the controller reads and writes it: through the store writer, with bounded waits."""
+"""Read and write the record for a round of the controller: through the store writer, with bounded waits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class WriterRecord:
 
     def save(self, loans: Rows, actions: Rows) -> bool:
         """Write loans and actions, and wait for it."""
-        if not self.available:  # nobody waits for it
+        if not self.available:  # do not wait for the database
             return False
         try:
             self._writer.call(lambda store: store.save_loans(loans, actions), "loans").result(_SAVE_S)
@@ -67,16 +67,16 @@ class WriterRecord:
             except Overloaded as error:
                 log.debug("not querying the record: %s", error)
                 return Answers()
-        asked, future = self._asked
+        pending, future = self._asked
         try:
-            found = future.result(_ANSWER_S)
+            answers = future.result(_ANSWER_S)
         except concurrent.futures.TimeoutError:
             return Answers()
         except Exception as error:
             log.debug("cannot query the record: %s", error)
-            found = Answers(asked)
+            answers = Answers(pending)
         self._asked = None
-        return found
+        return answers
 
 
 def _answers(store: Store, questions: Questions) -> Answers:

@@ -1,4 +1,4 @@
-"""Decisions of the submit filter as rows of the record: flat, in the units of the reports."""
+"""Convert decisions of the submit filter to rows of the record: flat, in the units of the reports."""
 
 from __future__ import annotations
 

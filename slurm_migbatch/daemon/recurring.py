@@ -1,7 +1,7 @@
-"""Use of recurring jobs, kept up to date with the record and passed to the process that answers submissions.
+"""Read runs of recurring jobs from the record and pass them to the process that answers submissions.
 
 Runs come in the order of lessons, each once it has ended, and again when more is known of it. Only the newest runs of
-each job are kept, and only the jobs that ran last.
+each job are kept, and only the jobs that ran most recently.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class RecurringJobs:
             if not row.recurring or not row.ended or row.profile is None:
                 continue
             run = past_run(row)
-            known = [past for past in self._runs.pop(row.recurring, []) if past.run != row.run]
-            self._runs[row.recurring] = sorted([*known, run], key=lambda past: past.run)[-WINDOW:]
+            runs = [past for past in self._runs.pop(row.recurring, []) if past.run != row.run]
+            self._runs[row.recurring] = sorted([*runs, run], key=lambda past: past.run)[-WINDOW:]
             changed[row.recurring] = None
         while len(self._runs) > self._most:
             del self._runs[next(iter(self._runs))]
@@ -78,7 +78,7 @@ class RecurringWatch:
         told: Callable[[Mapping[str, list[list[Any]]]], None],
         ended: Callable[[Sequence[RecurringRun]], None] = lambda rows: None,
     ) -> None:
-        """`told` gets the changes of recurring jobs; `ended` every new row, except those from before the start."""
+        """Set up. `told` receives changes of recurring jobs; `ended` all new rows, but none from before the start."""
         self._writer, self._told, self._ended = writer, told, ended
         self.jobs = RecurringJobs()
         self._reached: int | None = None

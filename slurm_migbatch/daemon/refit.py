@@ -1,8 +1,8 @@
-"""One refit: a candidate is fitted to the record, compared with the current model, and used if it is not worse.
+"""Refit the predictor once: fit a candidate, compare it with the current model, and use it if it is not worse.
 
-As a program it is a child of migbatchd: one line of JSON comes in on stdin, `{"config": "<migbatch.toml>", ...}`, one
-goes out on stdout; the process exits at the end of stdin, whatever it is doing. It runs at the lowest priority and with
-one numpy thread, so that nothing else on the controller's host waits for it.
+As a program it is a child of migbatchd: it reads one line of JSON from stdin, `{"config": "<migbatch.toml>", ...}`, and
+writes one to stdout; the process exits at the end of stdin, whatever it is doing. It runs at the lowest priority and
+with one numpy thread, so that it delays nothing else on the controller's host.
 
 The check: of the data that the current model has not learned from, up to a half is held out from the candidate's fit,
 runs if there are any, else measured points. Neither model has seen these, and if the candidate has a larger error than
@@ -52,7 +52,7 @@ from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.recurring import Learnable
 
 T = TypeVar("T")
-#: called at the start of each of so many steps
+#: called at the start of each step of a refit, with its description and the number of steps
 Progress = Callable[[str, int], None]
 _STEPS = 3
 
@@ -89,7 +89,7 @@ class Material:
 
 
 def gather(store: Store, facts: Sequence[ModelFacts], runs: int, present: Saved) -> Material:
-    """Read the record. `present`: the model with which figures of different users are compared."""
+    """Read the training data from the record. `present`: the model used to compare figures of different users."""
     knowledge = ModelKnowledge(facts)
     reach = store.read(recurring.learnable)
     geometries = _geometries(store.inventory())
@@ -104,31 +104,33 @@ def gather(store: Store, facts: Sequence[ModelFacts], runs: int, present: Saved)
     learnable = select_learnable(observations, knowledge, expected_by(present.learned))
     since = float(present.report.get("imported", 0.0))
     table = store.measurements()
-    wrong = {row: why for row in table if (why := impossible(row, knowledge))}
+    implausible = {row: why for row in table if (why := impossible(row, knowledge))}
     return Material(
         reach,
         tuple(observations),
         learnable,
-        tuple(row for row in table if row not in wrong),
-        tuple(row for row in store.measurements(since=since) if row not in wrong),
-        tuple(wrong.values()),
+        tuple(row for row in table if row not in implausible),
+        tuple(row for row in store.measurements(since=since) if row not in implausible),
+        tuple(implausible.values()),
     )
 
 
 def _enough(observations: Sequence[Observation], runs: int) -> bool:
-    """Return whether users' parts make up so many runs, or enough was read in search of other users."""
+    """Return whether there are `runs` runs, of which each user's count up to a limit, or enough was read in search
+    of other users.
+    """
     counts = Counter(observation.user for observation in observations)
     return len(observations) >= _READ * runs or sum(min(count, runs // SHARES) for count in counts.values()) >= runs
 
 
 def _geometries(inventory: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Geometry]:
-    found: dict[str, Geometry] = {}
+    geometries: dict[str, Geometry] = {}
     for gpus in inventory.values():
         for gpu in gpus:
             if isinstance(gpu.get("geometry"), Mapping):
                 with contextlib.suppress(GeometryError):
-                    found[str(gpu.get("name"))] = Geometry.from_dict(gpu["geometry"])
-    return found
+                    geometries[str(gpu.get("name"))] = Geometry.from_dict(gpu["geometry"])
+    return geometries
 
 
 def digest(facts: Iterable[ModelFacts]) -> str:
@@ -151,7 +153,7 @@ def news(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> bool:
 
 
 def _read_before(index: Index, reach: Learnable) -> int:
-    """Return the newest lesson read; 0 if the record has been restored since and numbers begin again."""
+    """Return the number of the newest lesson read; 0 if a restored record numbers its lessons from the beginning."""
     lesson = int(index.seen.get("lesson", 0))
     return lesson if lesson <= reach.lesson else 0
 
@@ -175,12 +177,12 @@ def watch(saved: Saved, material: Material, facts: Sequence[ModelFacts], confide
     since = int(saved.report.get("lesson", 0))
     fresh = [observation for observation in material.learnable.used if observation.number > since]
     predictor = LearnedPredictor(saved.learned, facts, confidence=confidence)
-    kept = promises(predictor, fresh, confidence)
+    promised = promises(predictor, fresh, confidence)
     return {
         "version": saved.learned.version,
         "since": since,
         "runs": len(fresh),
-        "kept": {figure: coverage.to_dict() for figure, coverage in kept.items()},
+        "kept": {figure: coverage.to_dict() for figure, coverage in promised.items()},
         "models": ratios(saved.learned, [observation.row for observation in fresh], predictor.knowledge),
     }
 
@@ -261,11 +263,11 @@ def _hold_out(material: Material, present: Saved, salt: str) -> _Split:
     used, table = material.learnable.used, material.table
     since = int(present.report.get("lesson", 0))
     fresh = [observation for observation in used if observation.number > since]
-    held = _some(fresh, len(used), lambda observation: f"{salt}:{observation.run}")
-    if held:
-        apart = {observation.run for observation in held}
-        rest = [observation for observation in used if observation.run not in apart]
-        return _Split(rest, table, [observation.row for observation in held], "new runs held out")
+    held_out = _some(fresh, len(used), lambda observation: f"{salt}:{observation.run}")
+    if held_out:
+        apart = {observation.run for observation in held_out}
+        remaining = [observation for observation in used if observation.run not in apart]
+        return _Split(remaining, table, [observation.row for observation in held_out], "new runs held out")
     if used:
         return _Split(used, table, [observation.row for observation in used], "runs that both were trained on")
     points = _some(material.fresh, len(table), lambda row: f"{salt}:{row.point}")
@@ -276,7 +278,7 @@ def _hold_out(material: Material, present: Saved, salt: str) -> _Split:
 
 
 def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
-    """Return half of the fresh items by the digests of their names, but at most a fifth of all."""
+    """Return half of the fresh items, chosen by the digests of their names, but at most a fifth of `total`."""
     ordered = sorted(fresh, key=lambda item: hashlib.sha256(name(item).encode()).digest())
     return ordered[: min(len(fresh) // 2, max(1, total // MOST_HELD))]
 
@@ -313,15 +315,15 @@ def run(config: Config, *, force: str = "", progress: Progress = lambda text, of
     progress("reading the record", _STEPS)
     with open_store(config.store.url, readonly=True) as store:
         material = gather(store, facts, config.learning.runs, present)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "reach": list(material.reach),
         "watch": watch(present, material, facts, config.learning.confidence),
         "refit": None,
     }
     why = force or due(directory.index(), material, facts, config.learning.min_new)
     if why:
-        found["refit"] = refit(directory, config, material, present, why, progress)
-    return found
+        result["refit"] = refit(directory, config, material, present, why, progress)
+    return result
 
 
 def main() -> None:

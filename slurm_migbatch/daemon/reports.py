@@ -1,4 +1,4 @@
-"""Findings of nodes' agents: the latest report of each node, in memory."""
+"""Keep the findings of nodes' agents: the latest report of each node, in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_NODES = 65536
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One node's report: when it came (unix s), how far the node's clock is ahead (s), its findings."""
+    """One node's report: when it was received (unix s), how far the node's clock is ahead (s), its findings."""
 
     came: float
     ahead: float
@@ -32,7 +32,7 @@ class NodeReports:
         self._reports: dict[str, NodeReport] = {}
 
     def keep(self, node: str, sent: float, findings: tuple[Finding, ...]) -> float:
-        """Store a node's report with its own timestamp; returns this host's time."""
+        """Store a node's report with its own timestamp; return this host's time."""
         now = self._wall()
         with self._lock:
             if node in self._reports or len(self._reports) < MOST_NODES:
@@ -40,7 +40,7 @@ class NodeReports:
         return now
 
     def to_dict(self) -> Mapping[str, Any]:
-        """Return all reports in the form of JSON, by node, each with its age in seconds."""
+        """Return all reports in a JSON-able form, by node, each with its age in seconds."""
         now = self._wall()
         with self._lock:
             reports = dict(self._reports)
@@ -48,7 +48,7 @@ class NodeReports:
             node: {
                 "age": max(now - report.came, 0.0),
                 "ahead": report.ahead,
-                "findings": [found._asdict() for found in report.findings],
+                "findings": [finding._asdict() for finding in report.findings],
             }
             for node, report in sorted(reports.items())
         }

@@ -1,7 +1,7 @@
-"""Removal of records older than [store] keep, while nothing else waits for the database.
+"""Remove records older than [store] keep, while nothing else waits for the database.
 
-Every hour it scans the record once, in short transactions of `store.retention` with pauses several times as long, so
-that the writer is mostly free however much is removed. A pass interrupted by a restart is completed by the next.
+The record is scanned once an hour, in short transactions of `store.retention` with pauses several times as long, so
+that the writer is mostly free however much is removed. A scan interrupted by a restart is completed by the next one.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Retention:
             began, step = time.monotonic(), going
             work = self._writer.call(lambda store, step=step: store.prune(before, self._lessons, step), "old records")  # type: ignore[misc]
             rows, going = await asyncio.wrap_future(work)
-            found = {table: count for table, count in rows.items() if count}
-            total.update(found)
-            for table, count in found.items():
+            removed = {table: count for table, count in rows.items() if count}
+            total.update(removed)
+            for table, count in removed.items():
                 self.removed.labels(table).inc(count)
-            if found:
+            if removed:
                 await asyncio.sleep(max(_PAUSE_S, _SHARE * (time.monotonic() - began)))
         if total:
             log.info("records older than [store] keep were removed", extra=dict(sorted(total.items())))

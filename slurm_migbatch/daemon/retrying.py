@@ -1,9 +1,9 @@
-"""Jobs with the hint retry=oom that ran out of memory: retried once, on a larger slice.
+"""Retry jobs with the hint retry=oom that ran out of memory: once, on a larger slice.
 
 A job, and each task of an array, is requeued once: only a first run counts. It keeps its id and its environment. Its
 new slice follows from its runs (`predict.recurring`), within its own min and max. Pending tasks of its array keep their
-slice. Heterogeneous jobs and jobs of several slices are left alone. Slurm up to 23.02 keeps a job's former request
-(`workload.loans`): there only the next submission gets more.
+slice. Heterogeneous jobs and jobs of several slices are not retried. Slurm up to 23.02 keeps a job's former request
+(`workload.loans`): there only the next submission gets a larger slice.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def larger(row: RecurringRun, past: Sequence[PastRun], catalog: SiteCatalog, pol
     if not names or row.profile is None or not past:
         return None
     partition = catalog.view(names)
-    held = partition.offers.get(past[-1].profile)
-    if held is None or not ran_out(past[-1], held.memory_mib):
+    current = partition.offers.get(past[-1].profile)
+    if current is None or not ran_out(past[-1], current.memory_mib):
         return None
     try:
         limits = limits_of(Hints(min=row.low or None, max=row.high or None), partition)
     except Refusal:  # profiles that the partition no longer has
         return None
-    allowed = [offer for offer in partition.plain if limits.within(offer) and offer.memory_mib > held.memory_mib]
+    allowed = [offer for offer in partition.plain if limits.within(offer) and offer.memory_mib > current.memory_mib]
     need = need_of(past, partition.offers, policy.runs) if allowed else None
     return None if need is None else pick(RecurringJob("", tuple(past)), need, allowed, policy)[0]
 
@@ -83,17 +83,17 @@ class OomRetries:
         Args:
             past: returns the runs of a recurring job by its key.
         """
-        found = []
+        retries = []
         for row in rows:
             if not row.retry or row.restart or row.slices != 1 or row.het or row.run in self._tried:
                 continue
             run = past_run(row)
-            known = [other for other in past(row.recurring) if other.run < row.run] if row.recurring else []
-            offer = larger(row, [*known, run], self._catalog(), self._policy)
+            earlier = [prior for prior in past(row.recurring) if prior.run < row.run] if row.recurring else []
+            offer = larger(row, [*earlier, run], self._catalog(), self._policy)
             if offer is not None:
                 self._tried.add(row.run)
-                found.append((row, offer))
-        return found
+                retries.append((row, offer))
+        return retries
 
     def send(self, row: RecurringRun, offer: ProfileOffer) -> str:
         """Requeue one job or task; return the error, empty if none. Blocks."""

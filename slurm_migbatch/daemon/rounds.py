@@ -1,4 +1,4 @@
-"""The controller inside the service: input of a round, when it runs, and its log and metrics."""
+"""Run the controller inside the service: collect a round's input, start it, and write its log and metrics."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Rounds:
         slurm: Slurm.
         node_plans: the plans of nodes.
         writer: the store writer.
-        metrics: where figures are kept.
+        metrics: the registry of the rounds' metrics.
         predictions: the predictor; None: nothing is predicted.
     """
 
@@ -115,7 +115,7 @@ class Rounds:
         self._advertiser.recall(past.offers)
         self.view.load(past.inventory, ())
         for node, events in past.events.items():
-            # whether a node that had a fault is still drained is for Slurm to say
+            # Slurm knows whether a node that had a fault is still drained
             self.view.apply(node, [event for event in events if event["kind"] != "fault"])
         self.view.load({}, past.leases)
         for node, early in self._early:
@@ -147,12 +147,12 @@ class Rounds:
         fault = FaultReporter(subject, advice, log)
         while True:
             try:
-                found = await asyncio.wrap_future(self._writer.call(work, subject))
+                result = await asyncio.wrap_future(self._writer.call(work, subject))
             except Exception as error:
                 await asyncio.sleep(fault.failed(error))
                 continue
             fault.succeeded()
-            return found
+            return result
 
     def ingested(self, node: str, events: Sequence[Mapping[str, Any]], complete: bool) -> None:
         """Process a node's stored events; `complete`: its whole state is known."""
@@ -193,7 +193,7 @@ class Rounds:
             for change in report.changes:
                 counts = ",".join(f"{kind}:{n}" for kind, n in change.counts.items())
                 log.debug("offer", extra={"node": change.node, "version": change.version, "counts": counts})
-        # nodes cause them: what differs in its counts only is written once a minute
+        # nodes cause these notes: a note that differs only in its counts is written once a minute
         self._notes = frozenset(
             note
             for note in sorted(report.notes)
@@ -265,7 +265,7 @@ class _RoundMetrics:
         metrics.gauge("migbatch_loans_waiting", "Elastic training jobs that wait for a slice.", self._waiting)
 
     def note(self, report: RoundReport, at: float) -> None:
-        """Process one round, on a query of Slurm at that time (monotonic seconds)."""
+        """Update the metrics after a round; `at`: when Slurm was queried for it (monotonic seconds)."""
         decided = {name: report.seconds[name] for name in ("dispatch", "lending") if name in report.seconds}
         self._seconds["supply"].observe(sum(report.seconds.values()) - sum(decided.values()))
         for name, seconds in decided.items():

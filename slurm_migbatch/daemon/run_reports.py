@@ -1,7 +1,7 @@
-"""Filter the nodes' reports of runs: only those of a node on which Slurm has the job count.
+"""Filter the nodes' reports of runs: a report counts only if Slurm has the job on the node that sent it.
 
-Root of a node may report anything. A false report about a job elsewhere could have the job's training stopped before
-its checkpoint, or a job started before the time that its user requested.
+Root of a node may report anything. Because of a false report about a job on another node, the job's training could be
+stopped before its checkpoint, or a job could be started before the time that its user requested.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RunReport(NamedTuple):
 
 
 class ConfirmedReports(NamedTuple):
-    """Accepted reports and requeued jobs; `later`: those that wait for another list."""
+    """Accepted reports and requeued jobs; `later`: those to be checked against a later list of jobs."""
 
     reports: list[tuple[Run, Report]]
     sent_back: list[int]

@@ -1,4 +1,4 @@
-"""Access to metrics and charts: from this host, and from other hosts with the token."""
+"""Control access to metrics and charts: from this host, and from other hosts with the token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurm_migbatch.node.auth import read_private
 
 @dataclass(frozen=True)
 class Scraping:
-    """The rule of one configuration.
+    """Access according to one configuration.
 
     Attributes:
         token: sent by Prometheus or a browser, empty if access from other hosts is disabled.
@@ -40,15 +40,15 @@ class Scraping:
             headers: of the request, names in lower case.
         """
         scheme, _, text = headers.get("authorization", "").partition(" ")
-        found = text.strip().encode()
+        token = text.strip().encode()
         if scheme.lower() == "basic":
             try:
-                found = base64.b64decode(found, validate=True).partition(b":")[2]
+                token = base64.b64decode(token, validate=True).partition(b":")[2]
             except binascii.Error:
                 return False
         elif scheme.lower() != "bearer":
             return False
-        return bool(self.token) and hmac.compare_digest(found, self.token)
+        return bool(self.token) and hmac.compare_digest(token, self.token)
 
     def check(self, address: str | None, headers: Mapping[str, str]) -> None:
         """Refuse callers without access.

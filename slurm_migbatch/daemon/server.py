@@ -1,4 +1,4 @@
-"""Serves the node API in the service's own event loop: listening sockets, and limits on connections.
+"""Serve the node API in the service's own event loop: listening sockets, and limits on connections.
 
 Unauthenticated clients are limited before any of their data is used. A connection has a few seconds for its headers and
 counts as pending until its credential is verified; the number of pending ones is limited per address and in total, and
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 #: descriptors that are never given to connections
 RESERVED = 256
 _BACKLOG = 1024
-#: accepted at once, so that a flood of connections leaves time for others
+#: connections accepted in one step of the event loop, so that a flood of them does not block other work
 _AT_ONCE = 64
 #: kernel buffer of a connection; anything beyond waits on the client's side
 _RECEIVE_BYTES = 65536
@@ -88,7 +88,7 @@ class Connections:
         return True
 
     def believe(self, link: Link) -> None:
-        """Note that the caller of a connection is authenticated: it is no longer closed in favour of others."""
+        """Record that the caller of a connection is authenticated: it is no longer closed in favour of others."""
         self._pending.pop(link, None)
         links = self._by_source.get(link.source, {})
         links.pop(link, None)
@@ -120,7 +120,7 @@ def _descriptors(wanted: int) -> int:
 class _Quiet(logging.LoggerAdapter[logging.Logger]):
     """Filters uvicorn's log lines about one connection, which clients could cause in any number."""
 
-    #: what uvicorn looks at before it traces
+    #: uvicorn reads this before it writes trace messages
     level = logging.WARNING
 
     def __init__(self, connections: Connections) -> None:
@@ -152,7 +152,7 @@ class Link(H11Protocol):
         self.logger = _Quiet(connections)  # type: ignore[assignment]  # uvicorn calls warning and error of it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Note the peer, and start the timer."""
+        """Record the peer's address, and start the timer."""
         super().connection_made(transport)  # type: ignore[arg-type]
         uid = _peer_uid(transport.get_extra_info("socket"))
         self.address = str(self.client[0]) if self.client and uid is None else ""
@@ -168,13 +168,13 @@ class Link(H11Protocol):
         self._stop_waiting()
         self._connections.forget(self)
         closed, self._closed = self._closed, []
-        for then in closed:
-            then()
-        with contextlib.suppress(Exception):  # h11 may refuse to end what never began properly
+        for callback in closed:
+            callback()
+        with contextlib.suppress(Exception):  # h11 may refuse to end a request that was invalid from the start
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed uvicorn; a connection with invalid data is closed."""
+        """Pass data to uvicorn; a connection with invalid data is closed."""
         before = self.cycle
         try:
             super().data_received(data)
@@ -186,16 +186,16 @@ class Link(H11Protocol):
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
-        """Give the next request on this connection as long for its headers as the first."""
+        """Give the next request on this connection as much time for its headers as the first."""
         super().on_response_complete()
         self._wait()  # also while closing: a client that does not read its last answer could keep it open
 
     def believe(self) -> None:
-        """Note that the credential of the request was verified."""
+        """Record that the credential of the request was verified."""
         self._connections.believe(self)
 
     def when_closed(self, then: Callable[[], None]) -> None:
-        """Call `then` once this is closed; immediately if it is."""
+        """Call `then` when the connection is closed; immediately if it already is."""
         if self not in self._connections:
             then()
         else:
@@ -224,7 +224,7 @@ def _peer_uid(connection: Any) -> int | None:
 
 
 class _Door:
-    """One listening socket. Unlike asyncio's own it stops when descriptors run out, and rejects waiting clients."""
+    """One listening socket. Unlike asyncio's it stops when descriptors run out, and then rejects waiting clients."""
 
     def __init__(self, listener: socket.socket, make: Callable[[], Link], seldom: Seldom) -> None:
         self._listener, self._make, self._seldom = listener, make, seldom
@@ -261,7 +261,7 @@ class _Door:
     async def _serve(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._make, connection)
-        except OSError:  # it has gone already
+        except OSError:  # the client has already disconnected
             connection.close()
 
     def _no_room(self, error: OSError) -> None:
@@ -291,7 +291,7 @@ class ApiServer:
     def __init__(
         self, app: Starlette, port: int, bounds: ConnectionBounds = ConnectionBounds(), section: str = "node_api"
     ) -> None:
-        """Set up. `section` of the configuration has port and limits."""
+        """Set up. `section`: the section of the configuration that has port and limits, for messages."""
         self._port = port
         self._section = section
         self._bounds = bounds
@@ -313,12 +313,12 @@ class ApiServer:
 
     @property
     def port(self) -> int:
-        """The listening port (for port 0)."""
+        """The port that it listens on, also if port 0 was requested."""
         return self._port
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it listens."""
+        """The addresses that it listens on."""
         return tuple(self._doors)
 
     def listen(self, host: str) -> bool:
@@ -376,10 +376,10 @@ class ApiServer:
         deadline = asyncio.get_running_loop().time() + _STOP_S
         while (self._state.connections or self._state.tasks) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)
-        left: Iterable[asyncio.Task[None]] = list(self._state.tasks)
-        for task in left:
+        unfinished: Iterable[asyncio.Task[None]] = list(self._state.tasks)
+        for task in unfinished:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*unfinished, return_exceptions=True)
         for link in list(self._state.connections):
             link.transport.abort()
 

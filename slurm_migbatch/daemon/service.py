@@ -1,7 +1,7 @@
-"""migbatchd between one start and the next reload: its concurrent components, and the order in which they stop.
+"""Run migbatchd between one start and the next reload: its concurrent components, and the order in which they stop.
 
-The cluster survives without it: jobs start and end, submissions fall back to the compiled table, nodes keep their
-events. After a crash everything is read again from the database, from Slurm and from the nodes.
+The cluster works without it: jobs start and end, submissions are answered by the compiled table, nodes keep their
+events. After a crash all state is read again from the database, from Slurm and from the nodes.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from slurm_migbatch.workload.catalog import ProfileOffer
 
 log = logging.getLogger(__name__)
 _STOP_S = 5.0
-#: jobs of which nodes report the end to ask Slurm about at once; of others the record has what the nodes reported
+#: maximum number of ended jobs to query Slurm about at a time; for others the record has only what nodes reported
 _ENDED: Final = 100_000
-#: seconds after which slurmctld lists a job whose submission it has just queried
+#: seconds after an answer to slurmctld until it lists the submitted job
 _SUBMISSION_S = 0.1
 
 
@@ -125,7 +125,7 @@ class Service:
             "migbatch_node_events_total", "Events received from nodes, by kind.", "kind"
         )
         for kind in sorted(messages.KINDS):
-            self._events.labels(kind)  # from zero, so that the first of a kind counts as an increase
+            self._events.labels(kind)  # starts at zero, so that the first event of a kind counts as an increase
         self._audited = self.metrics.counter(
             "migbatch_audit_cancelled_total", "Jobs cancelled for holding more than allocated."
         )
@@ -171,9 +171,9 @@ class Service:
             await self.api.stop()
             self._node_api.close()
             await asyncio.to_thread(self.rounds.close)
-            left = await asyncio.to_thread(self.writer.stop, _STOP_S)
-            if left:
-                log.warning("stopped with %d unwritten records; nodes will send their events again", left)
+            unwritten = await asyncio.to_thread(self.writer.stop, _STOP_S)
+            if unwritten:
+                log.warning("stopped with %d unwritten records; nodes will send their events again", unwritten)
 
     def health(self) -> dict[str, Any]:
         """Return which components work, for /healthz; the reasons are in the log, because they may contain text of
@@ -203,9 +203,9 @@ class Service:
 
     async def waiting(self, uid: int) -> Mapping[int, str]:
         """Return which training jobs wait for a loan, and why; those that a user may see."""
-        found = self.rounds.controller.waiting_for_loans()
-        seen = await self.privacy.visible(uid, [row for row in self._queue() if row.job_id in found])
-        return {row.job_id: found[row.job_id] for row in seen}
+        reasons = self.rounds.controller.waiting_for_loans()
+        visible = await self.privacy.visible(uid, [row for row in self._queue() if row.job_id in reasons])
+        return {row.job_id: reasons[row.job_id] for row in visible}
 
     def _queue(self) -> Sequence[JobRow]:
         return self.poller.latest.jobs if self.poller.latest else ()
@@ -213,7 +213,7 @@ class Service:
     def _decided(self, gres: str) -> None:
         """Query Slurm soon after accepting a job whose slices are not offered.
 
-        Slurm lists it a moment later. If a slice of its type is offered, Slurm starts it without us.
+        Slurm lists it a moment later. If a slice of its type is offered, Slurm starts it without migbatchd.
         """
         if not self.rounds.offers(gres):
             asyncio.get_running_loop().call_later(_SUBMISSION_S, self.poller.nudge)
@@ -250,7 +250,7 @@ class Service:
         self.poller.nudge()
 
     async def _seen(self, snapshot: SlurmView) -> bool:
-        """Act on a new view of Slurm; return whether to query it again immediately."""
+        """Process a new view of Slurm; return whether to query it again immediately."""
         self.submit.facts.snapshot(snapshot)
         if not self._activity.acts():
             return False
@@ -259,7 +259,7 @@ class Service:
 
     @uncollected()
     def _check(self, snapshot: SlurmView) -> None:
-        """Compare the queue with the record, with the nodes' reports and with the queue before."""
+        """Compare the queue with the record, with the nodes' reports and with the previous queue."""
         news, departed = self._unsaved.update(snapshot.jobs)
         if news:
             self.writer.replace(self._unsaved.save, "jobs")
@@ -268,9 +268,9 @@ class Service:
             self._asking = True
             self._errand(self._ask_ends(frozenset(self._ended)))
         if self.config.daemon.audit:
-            found = self._auditor.check(self.rounds.view.facts(), snapshot.jobs)
-            rows = {row.job_id: row for row in snapshot.jobs} if found else {}
-            for excess in found:
+            excesses = self._auditor.check(self.rounds.view.facts(), snapshot.jobs)
+            rows = {row.job_id: row for row in snapshot.jobs} if excesses else {}
+            for excess in excesses:
                 self._errand(self._cancel(excess, name_of(rows[excess.job])))
         for orphan in self._orphans.check(self.rounds.view.facts(), snapshot.jobs, time.monotonic()):
             log.warning("%s; run `migbatch node reconcile` there, and check that its agent runs", orphan)
@@ -300,7 +300,7 @@ class Service:
 
     def _errand(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
-        self._errands.add(task)  # the loop itself keeps weak references only
+        self._errands.add(task)  # the event loop itself has only weak references to tasks
         task.add_done_callback(self._errands.discard)
 
     def _gauges(self) -> None:

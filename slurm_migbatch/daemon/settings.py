@@ -1,4 +1,4 @@
-"""The administrator's configuration as settings of decisions."""
+"""Convert the administrator's configuration to the settings of decisions."""
 
 from __future__ import annotations
 

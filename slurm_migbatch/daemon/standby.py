@@ -1,4 +1,4 @@
-"""migbatchd on standby: it answers nodes and users with the address of the active one, and does nothing else."""
+"""Run migbatchd on standby: it answers nodes and users with the address of the active one, and does nothing else."""
 
 from __future__ import annotations
 

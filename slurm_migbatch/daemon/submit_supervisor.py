@@ -1,4 +1,4 @@
-"""Supervises the process that answers submissions, and updates the basis of its answers."""
+"""Supervise the process that answers submissions, and send it updates of the catalog, the model and recurring jobs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SubmitSupervisor:
         self._config, self._writer, self._decided = config, writer, decided
         self._known = asyncio.Event()
         self._child: Process | None = None
-        #: children of previous services, which answer until ours does
+        #: children of previous services, which answer until this service's child does
         self._before: list[Process] = []
         self._leaving = False
         self._rows: list[Mapping[str, Any]] = []
@@ -79,15 +79,15 @@ class SubmitSupervisor:
                 await asyncio.shield(self._relieve(self._before))
 
     def leave(self) -> None:
-        """Do not end the child at the end of `run`: the next service's supervisor will, by `succeed`."""
+        """Leave the child running at the end of `run`: the next service's supervisor ends it, see `succeed`."""
         self._leaving = True
 
     def succeed(self, before: SubmitSupervisor) -> None:
-        """Let the child of a previous supervisor continue until ours answers, so that every submission is answered."""
+        """Let the child of a previous supervisor continue until this one's answers, so that there is no gap."""
         self._before, before._before = before._before, []
 
     async def close(self) -> None:
-        """End the child left for a successor that does not come."""
+        """End the child that was left for a next service, if there will be none."""
         await self._relieve(self._before)
         self._hand_over()
 
@@ -135,12 +135,12 @@ class SubmitSupervisor:
             await asyncio.sleep(_WRITE_EVERY_S)
 
     def model_changed(self, version: int) -> None:
-        """Use the current model, here and in the process that answers."""
+        """Use the current model, in this process and in the one that answers."""
         self._send({"model": version})
         self._taking = asyncio.create_task(self._take_model())
 
     def follow(self, past: Callable[[], Mapping[str, Any]]) -> None:
-        """Set the source of the runs of all recurring jobs, for a process that starts."""
+        """Set the source of the runs of all recurring jobs, which a newly started process is sent."""
         self._past = past
 
     def ran(self, changed: Mapping[str, Any]) -> None:
@@ -167,7 +167,7 @@ class SubmitSupervisor:
             elif "serving" in message and child is self._child:
                 log.info("serving submissions", extra={"socket": self._config.submit.socket, "child": child.pid})
                 self.serving.set()
-                # only current ones: ours is added if this service ends before they have
+                # only running ones: this service's child is added if the service ends before they have ended
                 before, self._before = self._before, []
                 self._relieving = asyncio.create_task(self._relieve(before))
 
@@ -190,7 +190,7 @@ class SubmitSupervisor:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         if self._child is not None and self._child.stdin is not None:
-            with contextlib.suppress(ConnectionError):  # it has ended; the next one gets the newest catalog
+            with contextlib.suppress(ConnectionError):  # the child has ended; the next one gets the newest catalog
                 self._child.stdin.write(json.dumps(message).encode() + b"\n")
 
     def _hand_over(self) -> None:

@@ -1,13 +1,13 @@
-"""The process that answers submissions, so that nothing else in migbatchd delays sbatch.
+"""Answer submissions in a process of its own, so that nothing else in migbatchd delays sbatch.
 
-It is a child of migbatchd. Lines of JSON come in on stdin, first `{"config": "<migbatch.toml>", "level": ...,
+It is a child of migbatchd. It reads lines of JSON from stdin, first `{"config": "<migbatch.toml>", "level": ...,
 "catalog": {...}}`, then `{"catalog": {...}}` whenever the site changes, `{"model": <version>}` when another learned
 model becomes current, which is read from its file, and `{"recurring": {key: [run, ...]}}` when runs of recurring jobs
-have ended (`predict.recurring.PastRun.to_list`); the process exits at the end of stdin. Lines go out on stdout:
+have ended (`predict.recurring.PastRun.to_list`); the process exits at the end of stdin. It writes lines to stdout:
 `{"decision": {...}}` for the record, `{"statistics": {...}}` about every second while there are answers.
 
-One thread answers and, between answers, does small parts of other work: a second busy thread would hold the
-interpreter. Nothing that it does can block.
+One thread answers and, between answers, does small parts of other work, because a second busy thread would hold the
+interpreter lock. None of this work can block.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _STATISTICS_S: Final = 1.0
 _FULL_S: Final = 0.05
 #: bytes that may wait for migbatchd; further decisions wait as objects, and are counted if there are too many
 _BACKLOG: Final = 1 << 20
-#: new objects between two garbage collections, which take a fraction of a millisecond then
+#: new objects between two garbage collections; few enough that one takes a fraction of a millisecond
 _YOUNG: Final = 5000
 #: seconds that the process waits for names of users before it exits
 _STOP_S: Final = 2.0
-#: every sbatch waits for this process; it works for a fraction of a millisecond each time
+#: high, because every sbatch waits for this process, which needs a fraction of a millisecond each time
 _NICE: Final = -10
 
 
@@ -84,7 +84,7 @@ class Output:
                 del self._waiting[: os.write(self._descriptor, self._waiting)]
         except BlockingIOError:
             pass
-        except BrokenPipeError:  # migbatchd is gone, and stdin will end
+        except BrokenPipeError:  # migbatchd has ended, and stdin will end too
             self._waiting.clear()
 
 
@@ -115,8 +115,8 @@ class DecisionRecorder:
         self._thread.join(patience_s)
 
     def _write(self, decision: SubmitDecision, name: str) -> None:
-        named = decision if decision.user else replace(decision, user=name)
-        self._output.send({"decision": {**record_of(named), "granted": decision.granted}})
+        complete = decision if decision.user else replace(decision, user=name)
+        self._output.send({"decision": {**record_of(complete), "granted": decision.granted}})
 
     def _look_up(self) -> None:
         while (decision := self._unnamed.get()) is not None:
@@ -166,7 +166,9 @@ class IdleTasks:
 def main() -> None:
     """Serve until stdin ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # migbatchd gets them too, and closes our stdin for an orderly exit
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # migbatchd gets them too, and closes this process's stdin for an orderly exit
     first = sys.stdin.buffer.readline()
     if not first:
         return
@@ -185,8 +187,8 @@ def main() -> None:
         slurm_uids=slurm_uids(config),
     )
     server = SubmitServer(Path(config.submit.socket), service, IdleTasks(service, output))
-    # The collector would stop everything just when there is much to do. IdleTasks handles young objects; longer-lived
-    # ones (figures, answers) are bounded and have no cycles.
+    # Automatic collections would delay answers just when there are many requests. IdleTasks collects young objects;
+    # longer-lived ones (figures, answers) are bounded and have no cycles.
     gc.disable()
     gc.collect()
     gc.freeze()

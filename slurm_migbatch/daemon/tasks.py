@@ -1,4 +1,4 @@
-"""Loops that run forever."""
+"""Run loops that never end."""
 
 from __future__ import annotations
 

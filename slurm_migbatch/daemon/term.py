@@ -1,16 +1,16 @@
-"""Which of two migbatchd is active: the one whose slurmctld is primary, and that holds the term in the database.
+"""Decide which of two migbatchd is active: the one whose slurmctld is primary, and that holds the term in the database.
 
 With several SlurmctldHost migbatchd follows slurmctld: `scontrol ping` shows which of them answer, in order, and the
 first that does is the primary or about to be (tested on 22.05, 24.11 and 26.05: a returning primary requests control,
 and `scontrol takeover` ends the previous one). A primary also answers requests, unlike one that still waits.
 slurmctld's own programs (SlurmctldPrimaryOnProg, SlurmctldPrimaryOffProg) speed this up.
 
-Either may be wrong for a while, so nothing is done without a term (`store.terms`) that has not expired by this host's
-own clock, counted from before the database was queried. The database fences writes; commands to Slurm are blocked by
-`TermKeeper.check`.
+Both sources may be wrong for a while, so nothing is done without a term (`store.terms`) that has not expired by this
+host's own clock, counted from before the database was queried. The database rejects writes without a valid term;
+`TermKeeper.check` blocks commands to Slurm.
 
-With one SlurmctldHost there is nothing to follow. SQLite supports one host: with several SlurmctldHost the first of
-them.
+With one SlurmctldHost migbatchd is always active. SQLite supports one host: with several SlurmctldHost, the first of
+them is the active one.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class TermKeeper:
         )
         self._warned = ""
 
-    # -- what others ask -------------------------------------------------------------------------------------------
+    # -- queries and reports ---------------------------------------------------------------------------------------
 
     def acts(self) -> bool:
         """Return whether this process may change Slurm now."""
@@ -114,7 +114,7 @@ class TermKeeper:
             self.on_change()
         self._nudged.set()
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Check forever."""
@@ -163,7 +163,7 @@ class TermKeeper:
         return bool(self._names)
 
     def _without_database(self) -> None:
-        """Let only the first host be active: each host has its own SQLite file."""
+        """Make only the first host active, because each host has its own SQLite file."""
         advice = "[store] url must name MariaDB or PostgreSQL for both to share one record (docs/install.md)"
         if self._is_this_host(self._names[0]):
             self._sole = self.active = True
@@ -209,7 +209,7 @@ class TermKeeper:
     def _take(self) -> None:
         """Renew the term, or take one if none is held."""
         assert self._open is not None
-        asked = self._clock()
+        query_time = self._clock()
         try:
             if self._store is None:
                 self._store = self._open()
@@ -228,7 +228,7 @@ class TermKeeper:
         if not state.own:
             self.why = f"migbatchd on {state.holder} is active"
             return
-        self._until = asked + TERM_S
+        self._until = query_time + TERM_S
         if not self.number:
             log.info("term %d begins", state.number)
             self.number, self.active, self.why = state.number, True, ""

@@ -1,7 +1,7 @@
-"""The only thread that writes to the database, so that no event loop and no submission waits for it.
+"""Write to the database in a single thread, so that no event loop and no submission waits for it.
 
 The queue is bounded. Events of nodes are refused when it is nearly full (the node keeps and resends them); the newest
-state of the jobs replaces an older pending one; decisions are accepted until it is full.
+state of the jobs replaces a queued older one; decisions are accepted until it is full.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A task that was requeued or changed individually is a job record of its own, with its own id, GRES and restart count.
 squeue shows it as part of the array's row while several others of the array are pending too, and that row loses its
-throttle; if one other is pending, they have a row each. 22.05 has an option against it (SQUEUE_ARRAY_UNIQUE); 24.11 and
-26.05 only have the opposite (`--array`), a row for each task. So a narrow listing of that kind finds the tasks with
-their own records, and only those are listed again.
+throttle; if one other is pending, they have a row each. 22.05 has an option that prevents this (SQUEUE_ARRAY_UNIQUE);
+24.11 and 26.05 only have the opposite (`--array`), a row for each task. So a listing with `--array` and few fields
+finds the tasks with their own records, and only those are listed again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _THROTTLE = re.compile(r" ArrayTaskThrottle=(\d+)(?: |$)")
 
 @dataclass(frozen=True)
 class WaitingTasks:
-    """Pending tasks of an array: those of its own record, and those that have another (record -> task)."""
+    """Pending tasks of an array: those in the array's record, and those with their own record (record -> task)."""
 
     own: tuple[int, ...]
     others: dict[int, int]
@@ -44,16 +44,16 @@ def split_arrays(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> 
     if not arrays:
         return list(rows)
     parts: dict[int, WaitingTasks] = {}
-    for some in _chunks(arrays):
-        parts |= parse_tasks(run(*tasks_command(some)))
+    for chunk in _chunks(arrays):
+        parts |= parse_tasks(run(*tasks_command(chunk)))
     mixed = {array: part for array, part in parts.items() if part.others and part.own}
     if not mixed:
         return list(rows)
     alone = [str(job) for part in mixed.values() for job in part.others]
     firsts = [f"{array}_{part.own[0]}" for array, part in mixed.items()]
     present = {row.job_id for row in rows}
-    others = [row for some in _chunks(alone) for row in listed(some) if row.job_id not in present]
-    own = {row.job_id: row for some in _chunks(firsts) for row in listed(some)}
+    others = [row for chunk in _chunks(alone) for row in listed(chunk) if row.job_id not in present]
+    own = {row.job_id: row for chunk in _chunks(firsts) for row in listed(chunk)}
     limits = dict(zip(mixed, map(throttle, show(firsts)), strict=True))
     result = []
     for row in rows:
@@ -64,8 +64,8 @@ def split_arrays(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> 
             text, limit = fold_tasks(part.own), limits[row.job_id]
             task = text + (f"%{limit}" if limit else "")
             result.append(replace(own[row.job_id], array_task=task, tasks=len(part.own), throttle=limit))
-    for other in others:
-        _put(result, other)
+    for record in others:
+        _put(result, record)
     return result
 
 
@@ -85,18 +85,18 @@ def tasks_command(arrays: Iterable[int]) -> tuple[str, ...]:
 
 def parse_tasks(output: str) -> dict[int, WaitingTasks]:
     """Parse the output of `tasks_command` by array; raises SlurmError."""
-    found: dict[int, tuple[list[int], dict[int, int]]] = {}
+    tasks_by_array: dict[int, tuple[list[int], dict[int, int]]] = {}
     try:
         for line in output.splitlines():
             job, array, task = map(int, line.split("|"))
-            own, others = found.setdefault(array, ([], {}))
+            own, others = tasks_by_array.setdefault(array, ([], {}))
             if job == array:
                 own.append(task)
             else:
                 others[job] = task
     except ValueError:
         raise SlurmError(f"cannot parse squeue's list of array tasks near {line[:80]!r}") from None
-    return {array: WaitingTasks(tuple(sorted(own)), others) for array, (own, others) in found.items()}
+    return {array: WaitingTasks(tuple(sorted(own)), others) for array, (own, others) in tasks_by_array.items()}
 
 
 def fold_tasks(tasks: Iterable[int]) -> str:
@@ -129,10 +129,12 @@ def _chunks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
 
 def _put(rows: list[JobRow], row: JobRow) -> None:
     """Insert a task among the pending jobs of its partitions: before the rest of its array, by priority."""
-    for index, other in enumerate(rows):
-        if not other.pending or other.partition != row.partition:
+    for index, queued in enumerate(rows):
+        if not queued.pending or queued.partition != row.partition:
             continue
-        if other.priority < row.priority or (other.priority == row.priority and other.job_id >= (row.array_job or 0)):
+        if queued.priority < row.priority or (
+            queued.priority == row.priority and queued.job_id >= (row.array_job or 0)
+        ):
             rows.insert(index, row)
             return
     rows.append(row)

@@ -133,11 +133,11 @@ class CliClient:
         if not jobs:
             return []
         records = Records([checked_job(job) for job in jobs])
-        done = self._finish("scontrol", "--oneliner", stdin=records.stdin, more_s=0.02 * len(jobs))
-        found = records.by_job(done.stdout.decode("utf-8", "surrogateescape"))
-        if found is None:
-            raise _failed("scontrol", ("--oneliner", "show", "job"), done)
-        return found
+        process = self._finish("scontrol", "--oneliner", stdin=records.stdin, more_s=0.02 * len(jobs))
+        by_job = records.by_job(process.stdout.decode("utf-8", "surrogateescape"))
+        if by_job is None:
+            raise _failed("scontrol", ("--oneliner", "show", "job"), process)
+        return by_job
 
     def _known(self, rows: list[JobRow]) -> list[JobRow]:
         """Return the rows; log those that could not be parsed."""
@@ -161,9 +161,9 @@ class CliClient:
         if not self._reserved:
             return rows
         unread: dict[str, str] = {}
-        held = reservations.parse(self._run(*reservations.COMMAND), unread.__setitem__)
+        active = reservations.parse(self._run(*reservations.COMMAND), unread.__setitem__)
         self._odd_reservations.name(unread)
-        return reservations.of_nodes(rows, held)
+        return reservations.of_nodes(rows, active)
 
     def default_partition(self) -> str:
         """Return the partition that sinfo marks with a star."""
@@ -185,24 +185,24 @@ class CliClient:
         for node, gres in updates.items():
             if _NODE_NAME.fullmatch(node) and _GRES.fullmatch(gres):
                 by_gres.setdefault(gres, []).append(node)
-            else:  # too long, because of what the node reports, for example
+            else:  # too long for a request, for example because of what the node reports
                 unsent[node] = f"its name or GRES cannot be passed to scontrol ({len(gres)} bytes: {gres[:80]!r})"
-        shared = [some for names in by_gres.values() for some in _chunks(names, 64)]
-        refused = self._offer([(some, updates[some[0]]) for some in shared])
+        shared = [chunk for names in by_gres.values() for chunk in _chunks(names, 64)]
+        refused = self._offer([(chunk, updates[chunk[0]]) for chunk in shared])
         if together := [node for number in refused for node in shared[number] if len(shared[number]) > 1]:
             # Slurm refuses a request because of one of its nodes, and leaves the others unchanged
             alone = self._offer([([node], updates[node]) for node in together])
-            named = {together[number]: why for number, why in alone.items()}
+            refused_nodes = {together[number]: why for number, why in alone.items()}
         else:
-            named = {}
-        named |= {shared[number][0]: why for number, why in refused.items() if len(shared[number]) == 1}
-        named |= unsent
-        if named:
-            reasons = {node: why.removeprefix("slurm_update error: ") for node, why in named.items()}
+            refused_nodes = {}
+        refused_nodes |= {shared[number][0]: why for number, why in refused.items() if len(shared[number]) == 1}
+        refused_nodes |= unsent
+        if refused_nodes:
+            reasons = {node: why.removeprefix("slurm_update error: ") for node, why in refused_nodes.items()}
             raise SlurmRefused(reasons, len(updates), ("scontrol",))
 
     def _offer(self, offers: Sequence[tuple[Sequence[str], str]]) -> dict[int, str]:
-        """Set the GRES of some nodes individually; return what Slurm refused, by position, and its messages."""
+        """Set the GRES of groups of nodes; return Slurm's message for each group that it refused, by position."""
         return self._ask([_node_update(nodes, gres) for nodes, gres in offers])
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
@@ -224,16 +224,17 @@ class CliClient:
     def excluded_nodes(self, job_ids: Iterable[int | str]) -> dict[str, str]:
         """See SlurmClient; by `scontrol show job`, one process for all."""
         names = [checked_job(job) for job in job_ids]
-        found = {name: _EXCLUDED.findall(text) for name, text in zip(names, self._shown(names), strict=True)}
+        matches = {name: _EXCLUDED.findall(text) for name, text in zip(names, self._shown(names), strict=True)}
         return {
-            name: ",".join(lists) for name, texts in found.items() if (lists := [t for t in texts if t != "(null)"])
+            name: ",".join(lists) for name, texts in matches.items() if (lists := [t for t in texts if t != "(null)"])
         }
 
     def hasten(self, job_id: int | str) -> None:
         """Run `scontrol update StartTime=now+2`.
 
-        Not `now`: slurmd treats a credential from the second in which it was told to kill the job as revoked
-        and refuses the new run, which ends the job as FAILED ("already killed, do not launch batch job").
+        Not `now`: slurmd treats a credential as revoked if it was created in the second in which slurmd was told to
+        kill the job. It would refuse the new run, and the job would end as FAILED ("already killed, do not launch batch
+        job").
         """
         self.update_jobs({str(job_id): {"StartTime": "now+2"}})
 
@@ -246,34 +247,34 @@ class CliClient:
         """
         check_signal(name)
         self.before_change()
-        named = [checked_job(job) for job in job_ids]
-        jobs, tasks = [n for n in named if "_" not in n], [n for n in named if "_" in n]
+        names = [checked_job(job) for job in job_ids]
+        jobs, tasks = [n for n in names if "_" not in n], [n for n in names if "_" in n]
         options = [*(["--full"] if full else []), "--state=RUNNING", f"--signal={name}"]
         reasons: dict[str, str] = {}
         if jobs:
-            done = self._finish("scancel", *options, *jobs)
-            reasons |= _SCANCEL.findall(_text(done.stderr))
-            if done.returncode not in (0, _ALREADY_DONE) and not reasons:
-                raise _failed("scancel", (*options, *jobs), done)
+            process = self._finish("scancel", *options, *jobs)
+            reasons |= _SCANCEL.findall(_text(process.stderr))
+            if process.returncode not in (0, _ALREADY_DONE) and not reasons:
+                raise _failed("scancel", (*options, *jobs), process)
         if tasks:
             with ThreadPoolExecutor(8) as pool:
                 for heard in pool.map(lambda some: self._once(*options, *some), _chunks(tasks, 8)):
                     reasons |= _SCANCEL.findall(heard)
         refused = {job: why.strip() for job, why in reasons.items() if not any(phrase in why for phrase in _ENDED)}
         if refused:
-            raise SlurmRefused(refused, len(named), ("scancel", *options))
+            raise SlurmRefused(refused, len(names), ("scancel", *options))
 
     def _once(self, *arguments: str) -> str:
-        """Return scancel's error, from before it would send a signal for the second time."""
+        """Run scancel and return its error output; kill it before it sends a signal for the second time."""
         self.calls += 1
         command = [f"{self._bin}/scancel" if self._bin else "scancel", *arguments]
         try:
-            done = subprocess.run(command, capture_output=True, timeout=_ONCE_S, env=self._env, check=False, cwd="/")
+            process = subprocess.run(command, capture_output=True, timeout=_ONCE_S, env=self._env, check=False, cwd="/")
         except subprocess.TimeoutExpired as error:
             return _text(error.stderr or b"")
         except OSError as error:
             raise SlurmError(f"scancel cannot be started ({error.strerror}: {command[0]})", command) from None
-        return _text(done.stderr)
+        return _text(process.stderr)
 
     def cancel(self, job_id: int | str) -> None:
         """Run `scancel --quiet`, which accepts a job that has ended or is unknown."""
@@ -294,21 +295,21 @@ class CliClient:
             raise SlurmRefused(reasons, len(jobs), ("scontrol",))
 
     def _ask(self, requests: Sequence[Request]) -> dict[int, str]:
-        """Send the requests to scontrol; return the refused ones, by their position, and its messages."""
+        """Send the requests to scontrol; return its message for each refused one, by position."""
         self.before_change()
         refused: dict[int, str] = {}
         alone = list(range(len(requests)))
         lines = {number: text for number, request in enumerate(requests) if (text := line(request)) is not None}
         if len(lines) > 1:
             dialog = Dialog(list(lines.values()))
-            done = self._finish("scontrol", stdin=dialog.stdin, more_s=0.02 * len(lines))
-            outcomes = dict(zip(lines, dialog.outcomes(_text(done.stderr)), strict=True))
+            process = self._finish("scontrol", stdin=dialog.stdin, more_s=0.02 * len(lines))
+            outcomes = dict(zip(lines, dialog.outcomes(_text(process.stderr)), strict=True))
             refused = {number: _short(message) for number, message in outcomes.items() if message}
             if nobody := next(
                 (message for message in refused.values() if any(phrase in message for phrase in _NOBODY)), None
             ):
                 raise SlurmError(
-                    f"scontrol could not reach slurmctld: {nobody}", ("scontrol",), done.returncode, nobody
+                    f"scontrol could not reach slurmctld: {nobody}", ("scontrol",), process.returncode, nobody
                 )
             # a request without a result (scontrol died, or reported nothing) is sent once more; every request may be
             # repeated
@@ -318,19 +319,19 @@ class CliClient:
             if max(len(os.fsencode(argument)) for argument in requests[number]) >= _LONGEST_ARGUMENT:
                 refused[number] = "its new value is too long for an argument of scontrol"
                 continue
-            done = self._finish("scontrol", *requests[number])
-            if done.returncode:
-                message = _text(done.stderr).strip()
+            process = self._finish("scontrol", *requests[number])
+            if process.returncode:
+                message = _text(process.stderr).strip()
                 if any(phrase in message for phrase in _NOBODY):
-                    raise _failed("scontrol", requests[number], done)
-                refused[number] = _short(message) or f"exit code {done.returncode}, no reason given"
+                    raise _failed("scontrol", requests[number], process)
+                refused[number] = _short(message) or f"exit code {process.returncode}, no reason given"
         return dict(sorted(refused.items()))
 
     def _run(self, program: str, *arguments: str) -> str:
-        done = self._finish(program, *arguments)
-        if done.returncode:
-            raise _failed(program, arguments, done)
-        return done.stdout.decode("utf-8", "surrogateescape")
+        process = self._finish(program, *arguments)
+        if process.returncode:
+            raise _failed(program, arguments, process)
+        return process.stdout.decode("utf-8", "surrogateescape")
 
     def _finish(
         self, program: str, *arguments: str, stdin: str = "", more_s: float = 0.0, limit_s: float | None = None

@@ -1,4 +1,4 @@
-"""Define what the controller needs of Slurm: rows of jobs and nodes, a few commands, and one error.
+"""Define what the controller needs of Slurm: rows of jobs and nodes, a few commands, and errors.
 
 Backends (`cli.py` over Slurm's own commands, and others) implement `SlurmClient` and return the same rows
 for any Slurm version. A backend that cannot observe raises `SlurmError`; it never returns fewer jobs than there
@@ -40,10 +40,10 @@ class SlurmRefused(SlurmError):
 
     def __init__(self, refused: Mapping[str, str], asked: int, command: Sequence[str] = ()) -> None:
         reasons = [f"{name}: {why}" for name, why in list(refused.items())[:5]]
-        rest = f"; and {len(refused) - 5} more" if len(refused) > 5 else ""
+        omitted = f"; and {len(refused) - 5} more" if len(refused) > 5 else ""
         of = f"{len(refused)} of {asked} changes" if asked > 1 else "the change"
         super().__init__(
-            f"Slurm rejected {of}: {'; '.join(reasons)}{rest}", command, 1, "\n".join(refused.values())[:2000]
+            f"Slurm rejected {of}: {'; '.join(reasons)}{omitted}", command, 1, "\n".join(refused.values())[:2000]
         )
         self.refused = dict(refused)
 
@@ -117,9 +117,9 @@ class JobRow:
     gres: str = ""  # --gres per node as Slurm shows it, "gres:mig:1g.10gb:2" or "gres/mig:..."
     comment: str = ""
     restarts: int = 0
-    eligible: float | None = None  # not before this; None: depends on something else (another job, a hold)
+    eligible: float | None = None  # earliest start; None: depends on something else (another job, a hold)
     features: str = ""  # --constraint
-    cpus: int = 0  # in all
+    cpus: int = 0  # total over all nodes
     tasks: int = 1  # array tasks in this row
     throttle: int | None = None  # array tasks that may run at once (%n); None: no limit
     reservation: str = ""  # --reservation, comma-separated if several; read only while a node is reserved
@@ -149,7 +149,7 @@ class JobRow:
         return self.state == UNREAD
 
     def of_its_run(self, now: float) -> JobRow:
-        """Return the row with the restart count of its own run, while a requeued job's run is still ending.
+        """Return the row with the restart count of the run that is still ending, if the job has been requeued.
 
         From the moment of a requeue, also by preemption, Slurm shows COMPLETING with the count of the next run, that
         run's expected start and end, and the old submit time (22.05 to 26.05). The submit time and the next run's begin
@@ -218,7 +218,7 @@ class SlurmClient(Protocol):
         """
 
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
-        """Return those that hold an allocation on one of these nodes; much cheaper if the queue is long."""
+        """Return the jobs that hold an allocation on one of these nodes; much cheaper if the queue is long."""
 
     def nodes(self) -> list[NodeRow]:
         """Return every node, in any state, except those whose row cannot be read."""
@@ -255,8 +255,8 @@ class SlurmClient(Protocol):
     def requeue_all(self, job_ids: Iterable[int | str]) -> None:
         """Requeue running batch jobs. Slurm then delays their start by minutes: `hasten`.
 
-        Jobs that are pending, completing or ended are not touched: Slurm alone would run one again that has
-        just completed. If Slurm refuses some (unknown, or not to be requeued), the rest is still done and
+        Jobs that are pending, completing or ended are not requeued: without this check, Slurm would run a job again
+        that has just completed. If Slurm refuses some (unknown, or not to be requeued), the rest is still done and
         `SlurmRefused` names those refused.
         """
 
@@ -281,7 +281,7 @@ class SlurmClient(Protocol):
         """
 
     def cancel(self, job_id: int | str) -> None:
-        """Cancel a job, or one task of an array ("123_4"); one that has already ended is no error."""
+        """Cancel a job, or one task of an array ("123_4"); it is no error if it has already ended."""
 
     def default_partition(self) -> str:
         """Return the partition of jobs that name none; empty if there is none."""
@@ -291,21 +291,21 @@ class SlurmClient(Protocol):
 
 
 def merge_partitions(rows: Iterable[JobRow]) -> list[JobRow]:
-    """Merge a listing with a row per job and partition into one row per job, at the first one's place.
+    """Merge a listing with a row per job and partition into one row per job, at the position of its first row.
 
-    Slurm considers such a job once per partition; the first place is the one at which it can start.
+    Slurm considers such a job once per partition; the first position is the earliest at which it can start.
     """
-    found: dict[int, JobRow] = {}
+    merged: dict[int, JobRow] = {}
     partitions: dict[int, list[str]] = {}
     for row in rows:
-        first = found.setdefault(row.job_id, row)
+        first = merged.setdefault(row.job_id, row)
         if first is row and "," not in row.partition:
             continue
         names = partitions.setdefault(row.job_id, [])
         for part in (first, row):
             names.extend(p for p in part.partition.split(",") if p and p not in names)
     for job_id, names in partitions.items():
-        row = found[job_id]
+        row = merged[job_id]
         if len(names) > 1 and row.pending:
-            found[job_id] = replace(row, partition=",".join(names))
-    return list(found.values())
+            merged[job_id] = replace(row, partition=",".join(names))
+    return list(merged.values())

@@ -1,13 +1,13 @@
 """Send many requests to one scontrol process, and match its answers to them.
 
 scontrol without arguments reads requests line by line from its standard input. It reports refusals on stderr, but
-not always of which request, and its exit status is that of the worst. So a separator that is not a request is sent
-before, between and after the requests; scontrol answers `invalid keyword: WORD` at once, and any text on stderr
+not always which request was refused, and its exit status is that of the worst. So a separator that is not a request is
+sent before, between and after the requests; scontrol answers `invalid keyword: WORD` at once, and any text on stderr
 between two such answers belongs to the request between them (tested on 22.05, 24.11 and 26.05).
 
 Debian's scontrol reads its input with readline, for which control characters are editing commands (a tab completes file
-names), and then splits it into words like a shell. Only words of plain characters are sent this way; a request with
-anything else is an argument list of a process of its own.
+names), and then splits it into words like a shell. Only words of plain characters are sent this way; any other request
+is passed as the arguments of a separate process.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Records:
     def __init__(self, jobs: Sequence[str]) -> None:
         self._count = len(jobs)
         self._mark = f"after-{secrets.token_hex(6)}-"
-        asked = [f"show hostnames {self._mark}{number}\nshow job {job}\n" for number, job in enumerate(jobs)]
-        self.stdin = "".join([*asked, f"show hostnames {self._mark}{self._count}\nexit\n"])
+        requests = [f"show hostnames {self._mark}{number}\nshow job {job}\n" for number, job in enumerate(jobs)]
+        self.stdin = "".join([*requests, f"show hostnames {self._mark}{self._count}\nexit\n"])
 
     def by_job(self, stdout: str) -> list[str] | None:
         """Return the record of each job, from its beginning; "" for a job that scontrol did not show.

@@ -24,7 +24,7 @@ _COUNT = re.compile(r"([0-9]{1,30})([kmgtp]?)", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 _INNER_COUNT = re.compile(r"CNT:([0-9]+)")
-#: flag of a node's GRES that jobs do not use up; an update without it leaves it as it is
+#: flag of a node's GRES that jobs do not consume; an update that omits the flag does not clear it
 _NO_CONSUME = "no_consume"
 
 
@@ -53,11 +53,12 @@ class Gres:
 
 
 def type_number(kind: str) -> int:
-    """Return the number by which Slurm compares a GRES type, a sum of its bytes: `4g.20gb` and `1g.23gb` have the same.
+    """Return the number by which Slurm compares GRES types, a sum of the name's bytes.
 
-    Slurm gives a job slices of any type that has the number of the requested one (22.05 to 26.05).
+    `4g.20gb` and `1g.23gb` have the same number. Slurm gives a job slices of any type that has the number of the
+    requested one (22.05 to 26.05).
     """
-    return sum(byte << 8 * (place % 4) for place, byte in enumerate(kind.encode())) & 0xFFFFFFFF
+    return sum(byte << 8 * (index % 4) for index, byte in enumerate(kind.encode())) & 0xFFFFFFFF
 
 
 def is_count(token: str) -> bool:
@@ -140,11 +141,11 @@ def readable(text: str) -> list[Gres]:
 
     A user may add entries that Slurm accepts but that have no meaning, such as `gpu:a b:0`.
     """
-    found: list[Gres] = []
+    entries: list[Gres] = []
     for entry in split(text.strip()):
         with suppress(GresError):
-            found.extend(parse(entry))
-    return found
+            entries.extend(parse(entry))
+    return entries
 
 
 def readable_counts(text: str, name: str) -> dict[str, int]:
@@ -153,8 +154,8 @@ def readable_counts(text: str, name: str) -> dict[str, int]:
 
 
 def _counted(entries: Iterable[Gres], name: str) -> dict[str, int]:
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for gres in entries:
         if gres.name == name and gres.type is not None:
-            found[gres.type] = found.get(gres.type, 0) + gres.count
-    return found
+            totals[gres.type] = totals.get(gres.type, 0) + gres.count
+    return totals

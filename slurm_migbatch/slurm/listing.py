@@ -27,7 +27,7 @@ from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.states import checked_reason, checked_state
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 
-#: squeue --Format fields in the order of a row; the same names work from 22.05 to 26.05. Width 0 means uncut.
+#: squeue --Format fields in the order of a row; the same names work from 22.05 to 26.05. Width 0: not truncated.
 SQUEUE_FIELDS = (
     "JobID",
     "ArrayJobID",
@@ -128,16 +128,16 @@ class JobReader:
 
     def read(self, output: str, mark: str) -> list[JobRow]:
         """Return the rows of one listing; an invalid one is UNREAD. Raises SlurmError."""
-        before, kept, rows = self._rows, {}, []
+        before, current, rows = self._rows, {}, []
         for values in _records(output, mark, len(SQUEUE_FIELDS)):
             text = self._joint.join(values).encode("utf-8", "surrogateescape")
             digest = blake2b(text, digest_size=16).digest()
             row = before.get(digest)
             if row is None:
                 row = _job_or_unread(values)
-            kept[digest] = row
+            current[digest] = row
             rows.append(row)
-        self._rows = kept
+        self._rows = current
         return rows
 
 
@@ -148,8 +148,8 @@ def parse_gres(output: str, mark: str) -> dict[int, str]:
 
 def parse_reservations(output: str, mark: str) -> dict[int, str]:
     """Return the reservation of each job that requests one, from the output of `reservation_command`."""
-    found = ((_id(job), _text(name)) for job, name in _records(output, mark, len(_RESERVATION_FIELDS)))
-    return {job: name for job, name in found if name}
+    pairs = ((_id(job), _text(name)) for job, name in _records(output, mark, len(_RESERVATION_FIELDS)))
+    return {job: name for job, name in pairs if name}
 
 
 def _records(output: str, mark: str, size: int) -> Iterator[tuple[str, ...]]:
@@ -228,7 +228,7 @@ def _job(job_id: int, values: Sequence[str]) -> JobRow:
 
 
 def _shared(value: str) -> str:
-    """Return an interned text; empty if squeue printed that there is none."""
+    """Return the interned text; empty if squeue printed a placeholder for no value."""
     return "" if value in _NOTHING else intern(value)
 
 
@@ -296,11 +296,11 @@ def parse_nodes(output: str, unread: Callable[[str, str], object] = lambda name,
         except (SlurmError, GresError) as error:
             why = str(error)
             unread(re.split(r"[=\s]", output[start:end], maxsplit=2)[1], why)
-    named = Counter(row.name for row in rows)
-    for name, count in named.items():
+    occurrences = Counter(row.name for row in rows)
+    for name, count in occurrences.items():
         if count > 1:
             unread(name, f"scontrol shows it {count} times; check the comments and extra fields of the nodes")
-    rows = [row for row in rows if named[row.name] == 1]
+    rows = [row for row in rows if occurrences[row.name] == 1]
     if not rows:
         raise SlurmError(f"scontrol show node printed {why}")
     return rows
@@ -321,7 +321,7 @@ def _node(text: str) -> NodeRow:
     if "*" in state:
         flags.add("NOT_RESPONDING")
     configured = gres_list.parse(_text(values["Gres"]))
-    used = gres_list.counts(_text(values.get("GresUsed", "")), "mig")  # which a node without gres lacks from 24.11 on
+    used = gres_list.counts(_text(values.get("GresUsed", "")), "mig")  # absent for a node without gres from 24.11 on
     return NodeRow(
         name=name,
         states=frozenset(flags),

@@ -78,7 +78,7 @@ def _ranges(body: str, item: str) -> list[str]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """Return the shortest usual form of `names`: sorted, each once, consecutive numbers as ranges."""
+    """Fold `names` into a host list: sorted, each once, consecutive numbers as ranges."""
     plain: set[str] = set()
     numbered: dict[tuple[str, int], set[int]] = {}
     unpadded: list[tuple[str, str]] = []

@@ -8,10 +8,10 @@ commands are used for what pyslurm lacks or does differently:
 - nodes: pyslurm shows the used GRES only if accounting tracks that GRES type, and no counts without it;
 - `gres` of jobs: pyslurm drops an entry with a type and no count (`mig:1g.10gb`). One squeue call adds the GRES of jobs
   that are new, or whose GRES changed in pyslurm's output; see `TRUST_S`;
-- a job with a text that is not UTF-8: pyslurm fails. Then squeue lists all jobs that one time;
+- a job with a text that is not UTF-8: pyslurm fails. Then squeue lists all jobs in its place;
 - all changes: a number means one record to pyslurm, but the whole array to Slurm's commands;
   `Node.modify` writes `gres:mig:...`, which slurmctld takes for the name of the GRES; `Job.requeue` starts a job again
-  that has just completed; `Job.send_signal` reads an errno that may be older than the call.
+  that has just completed; `Job.send_signal` reads an errno that may be from an earlier call.
 
 pyslurm runs in a child process with a deadline (see `pyslurm_worker.py`), which is started on demand
 and replaced after `ASKED_OFTEN` requests because it leaks memory.
@@ -44,7 +44,7 @@ TRUST_S = 30.0
 #: requests after which the child is replaced
 ASKED_OFTEN = 5000
 
-# migbatch's directory is appended to the Python's own path: a Python that has pyslurm need not have migbatch, and
+# migbatch's directory is appended to that Python's own path: a Python that has pyslurm need not have migbatch, and
 # packages next to migbatch may be built for another release of Python.
 _PACKAGES = Path(__file__).parent.parent.parent
 _RUN = "import runpy, sys; sys.path.append({!r}); runpy.run_module({!r}, run_name='__main__')"
@@ -123,13 +123,13 @@ class Worker:
     def _exchange(self, question: bytes, deadline: float, timeout: float) -> bytes:
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # reported below, with its last output
+        with contextlib.suppress(BrokenPipeError):  # reported below, with the child's last output
             process.stdin.write(question)
             process.stdin.flush()
         parts: list[bytes] = []
         while not parts or not parts[-1].endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0 or not select.select([process.stdout], [], [], remaining_s)[0]:
                 raise SlurmError(
                     f"pyslurm did not answer within {timeout:g} s; is slurmctld running and not overloaded?"
                 )
@@ -144,8 +144,8 @@ class Worker:
         code = process.wait()
         self._stderr.seek(0)
         lines = self._stderr.read()[-600:].decode("utf-8", "backslashreplace").strip().splitlines()
-        how = f" on signal {-code}" if code < 0 else f" with exit code {code}"
-        return f"{how}: {lines[-1]}" if lines else how
+        cause = f" on signal {-code}" if code < 0 else f" with exit code {code}"
+        return f"{cause}: {lines[-1]}" if lines else cause
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -200,17 +200,17 @@ class PyslurmClient(CliClient):
     def jobs(self) -> list[JobRow]:
         """List jobs by one call of pyslurm, and one squeue call if jobs are new; see SlurmClient."""
         try:
-            found = self._question("jobs")
+            answer = self._question("jobs")
         except _NotShown:
             return super().jobs()
         now = time.time()
         try:
-            seen = [dict(zip(JOB, values, strict=True)) for values in found["jobs"]]
-            gres = self._gres_of(seen)
-            rows = [_row_or_unread(job, found["users"], gres[job["id"]], now).of_its_run(now) for job in seen]
+            listed = [dict(zip(JOB, values, strict=True)) for values in answer["jobs"]]
+            gres = self._gres_of(listed)
+            rows = [_row_or_unread(job, answer["users"], gres[job["id"]], now).of_its_run(now) for job in listed]
         except (ValueError, TypeError, KeyError) as error:
             raise SlurmError(f"cannot parse the jobs of pyslurm: {error!r}") from error
-        return self._in_reservations(self._known(in_order(rows, found["tiers"])))
+        return self._in_reservations(self._known(in_order(rows, answer["tiers"])))
 
     def default_partition(self) -> str:
         """See SlurmClient."""
@@ -230,21 +230,21 @@ class PyslurmClient(CliClient):
     def _gres_of(self, jobs: Iterable[Mapping[str, Any]]) -> dict[int, str]:
         """Return the GRES of each job in squeue's form."""
         clock = time.monotonic()
-        known: dict[int, tuple[tuple[Any, ...], str, float]] = {}
+        cache: dict[int, tuple[tuple[Any, ...], str, float]] = {}
         unknown: dict[int, tuple[Any, ...]] = {}
         for job in jobs:
             number, shown = job["id"], (job["requeue_count"], *sorted(job["gres_per_node"].items()))
-            old = self._gres.get(number)
-            if old is not None and old[0] == shown and (job["state"] != "PENDING" or clock - old[2] < TRUST_S):
-                known[number] = old
+            cached = self._gres.get(number)
+            if cached is not None and cached[0] == shown and (job["state"] != "PENDING" or clock - cached[2] < TRUST_S):
+                cache[number] = cached
             else:
                 unknown[number] = shown
         if unknown:
             texts = self.gres_texts()
             # a job that squeue no longer lists has ended since: pyslurm's value is good enough
-            known |= {n: (shown, texts.get(n, _written(shown[1:])), clock) for n, shown in unknown.items()}
-        self._gres = known
-        return {number: text for number, (_, text, _) in known.items()}
+            cache |= {n: (shown, texts.get(n, _written(shown[1:])), clock) for n, shown in unknown.items()}
+        self._gres = cache
+        return {number: text for number, (_, text, _) in cache.items()}
 
 
 def _row_or_unread(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float) -> JobRow:
@@ -295,9 +295,9 @@ def _row(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float
 
 
 def _after(dependencies: Mapping[str, Any] | None) -> tuple[int, ...]:
-    """Return the jobs in pyslurm's dependencies: lists of ids, or of texts if Slurm writes more, by kind."""
-    lists = (found for found in (dependencies or {}).values() if isinstance(found, list))
-    return jobs_waited_for("".join(f":{job}" for found in lists for job in found))
+    """Return the jobs in pyslurm's dependencies: by kind, lists of ids, or of texts if there is more than an id."""
+    lists = (items for items in (dependencies or {}).values() if isinstance(items, list))
+    return jobs_waited_for("".join(f":{job}" for items in lists for job in items))
 
 
 def _task(job: Mapping[str, Any]) -> tuple[str | None, int | None]:

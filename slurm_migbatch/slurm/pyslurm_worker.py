@@ -1,8 +1,8 @@
-"""Import pyslurm and answer the requests of `pyslurm.py`: one line of JSON for one of JSON.
+"""Import pyslurm and answer the requests of `pyslurm.py`: one line of JSON for each.
 
 This is a separate process, because pyslurm holds the interpreter while it waits for slurmctld, exits the process if it
-finds no Slurm configuration, leaks in long-running pollers and may crash with libslurm. It runs under any Python that
-has pyslurm: it imports only the standard library and a list of states besides.
+finds no Slurm configuration, leaks memory in long-running pollers and may crash in libslurm. It runs under any Python
+that has pyslurm: besides that it imports only the standard library and a list of states.
 
 It shows values as pyslurm does, with the names of pyslurm 25.11; `pyslurm.py` converts them to rows.
 """

@@ -1,6 +1,6 @@
 """Parse Slurm's active reservations: which nodes they hold, for whom, and which jobs are in them.
 
-Read only while a node is reserved, by one more command each for nodes and for jobs.
+They are read only while a node is reserved, by one more command each for nodes and for jobs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slurm_migbatch.slurm.nodelist import NodeListError, expand
 RESERVED: Final = "RESERVED"
 """Node flag (scontrol's spelling) of a node that an active reservation holds."""
 COMMAND: Final = ("scontrol", "--oneliner", "show", "reservation")
-#: of a reservation that accepts jobs which do not request it
+#: flag of a reservation that accepts jobs which do not request it
 _MAGNETIC: Final = "MAGNETIC"
 _KEY: Final = re.compile(r"(?:^|(?<= ))(ReservationName|Nodes|Flags|State|TRES)=(\S*)")
 _CPUS: Final = re.compile(r"(?:^|,)cpu=(\d{1,9})(?:,|$)")
@@ -33,10 +33,11 @@ class NodeReservation:
 
 
 def parse(output: str, unread: Callable[[str, str], object]) -> list[NodeReservation]:
-    """Return the active reservations from the output of `COMMAND`, without those whose nodes cannot be read, which
-    `unread` is called with.
+    """Return the active reservations from the output of `COMMAND`.
+
+    Those whose nodes cannot be read are left out; `unread` is called for each.
     """
-    found = []
+    parsed = []
     for line in output.splitlines():
         values = dict(_KEY.findall(line))
         name = values.get("ReservationName")
@@ -50,8 +51,8 @@ def parse(output: str, unread: Callable[[str, str], object]) -> list[NodeReserva
         if nodes:
             cpus = _CPUS.search(values.get("TRES", ""))
             flags = frozenset(values.get("Flags", "").split(","))
-            found.append(NodeReservation(name, nodes, flags, int(cpus[1]) if cpus else None))
-    return found
+            parsed.append(NodeReservation(name, nodes, flags, int(cpus[1]) if cpus else None))
+    return parsed
 
 
 def of_nodes(rows: Sequence[NodeRow], reservations: Iterable[NodeReservation]) -> list[NodeRow]:
@@ -60,8 +61,8 @@ def of_nodes(rows: Sequence[NodeRow], reservations: Iterable[NodeReservation]) -
     names: dict[str, set[str]] = {}
     closed: set[str] = set()
     for reservation in reservations:
-        whole = reservation.cpus is None or reservation.cpus >= sum(cpus.get(name, 0) for name in reservation.nodes)
-        if whole and _MAGNETIC not in reservation.flags:
+        all_cpus = reservation.cpus is None or reservation.cpus >= sum(cpus.get(name, 0) for name in reservation.nodes)
+        if all_cpus and _MAGNETIC not in reservation.flags:
             closed |= reservation.nodes
         for name in reservation.nodes:
             names.setdefault(name, set()).add(reservation.name)

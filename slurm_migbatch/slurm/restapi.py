@@ -112,23 +112,23 @@ class RestApi:
             RestError: Slurm refuses.
             SlurmError: slurmrestd does not answer, or its answer is invalid.
         """
-        where = f"v0.0.{self.version}/{quote(path)}" + (f"?{urlencode(query)}" if query else "")
+        target = f"v0.0.{self.version}/{quote(path)}" + (f"?{urlencode(query)}" if query else "")
         try:
-            found = self._send(method, where, body)
+            answer = self._send(method, target, body)
         except RestError:
             raise
         except SlurmError:
-            self._version = 0  # it may be another release next time
+            self._version = 0  # slurmrestd may be another release at the next request
             raise
-        if found is None:
+        if answer is None:
             self._version = 0
-            raise SlurmError(f"slurmrestd at {self.address} does not support {method} {where}")
-        return found
+            raise SlurmError(f"slurmrestd at {self.address} does not support {method} {target}")
+        return answer
 
     def _send(self, method: str, where: str, body: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """Return the answer to a request; None if slurmrestd does not know the path."""
         self.requests += 1
-        # with the user named, slurmrestd refuses instead of asking as a user who does not see every job
+        # with the user named, slurmrestd refuses rather than query slurmctld as a user who does not see every job
         headers = {"X-SLURM-USER-NAME": self._user, "Content-Type": "application/json", "Accept": "application/json"}
         if token := self._token():
             headers["X-SLURM-USER-TOKEN"] = token
@@ -153,21 +153,21 @@ class RestApi:
 
     def _understood(self, method: str, where: str, status: int, text: str) -> dict[str, Any] | None:
         if status == http.client.UNAUTHORIZED:
-            how = (
+            problem = (
                 f"it rejects the token in {self._token_file}; replace it by one of {self._user} (scontrol token)"
                 if self._token_file
                 else f"it does not know this process as {self._user}; set a token ([cluster] slurmrestd_token)"
             )
-            raise SlurmError(f"slurmrestd at {self.address} answered {status}: {how}", stderr=text[:2000])
+            raise SlurmError(f"slurmrestd at {self.address} answered {status}: {problem}", stderr=text[:2000])
         try:
-            found = json.loads(text, strict=False)
+            answer = json.loads(text, strict=False)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            answer = None
+        if not isinstance(answer, dict):
             if status == http.client.NOT_FOUND:
                 return None
             raise SlurmError(f"slurmrestd answered {method} {where} with {status} and invalid JSON: {text[:200]!r}")
-        if errors := found.get("errors"):
+        if errors := answer.get("errors"):
             first = errors[0] if isinstance(errors, list) and isinstance(errors[0], dict) else {}
             reason = str(first.get("error") or first.get("description") or errors)
             raise RestError(
@@ -177,14 +177,14 @@ class RestApi:
             )
         if status >= http.client.BAD_REQUEST:
             raise SlurmError(f"slurmrestd answered {method} {where} with {status}: {text[:200]!r}")
-        return found
+        return answer
 
     def _connection(self) -> http.client.HTTPConnection:
-        where = self._where
-        if where.path:
-            return _UnixConnection(where.path, self._timeout)
-        kind = http.client.HTTPSConnection if where.scheme == "https" else http.client.HTTPConnection
-        return kind(where.host, where.port, timeout=self._timeout)
+        address = self._where
+        if address.path:
+            return _UnixConnection(address.path, self._timeout)
+        connection_class = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+        return connection_class(address.host, address.port, timeout=self._timeout)
 
     def _token(self) -> str:
         if not self._token_file:

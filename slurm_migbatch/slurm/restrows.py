@@ -17,7 +17,7 @@ from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.reservations import NodeReservation
 from slurm_migbatch.slurm.states import ENDED, PRESENT, checked_reason
 
-#: flags of a job's state and, at the end, base states, in the order in which squeue shows one of them
+#: flags of a job's state and, at the end, base states; squeue shows the first of these that a job has
 _SHOWN: Final = (
     "COMPLETING",
     "STAGE_OUT",
@@ -121,7 +121,7 @@ def _job(job_id: int, job: Mapping[str, Any], states: frozenset[str], now: float
 
 
 def nodes(found: Mapping[str, Any], unread: Callable[[str, str], object]) -> list[NodeRow]:
-    """Return the rows of the answer to `nodes/`, without those that cannot be read, which `unread` is called with.
+    """Return the rows of the answer to `nodes/`; `unread` is called for each that cannot be read and is left out.
 
     Raises:
         SlurmError: none can be read.
@@ -157,8 +157,9 @@ def _node(node: Mapping[str, Any]) -> NodeRow:
 
 
 def tiers(found: Mapping[str, Any], unread: Callable[[str, str], object]) -> dict[str, int]:
-    """Return the tier of each partition from the answer to `partitions/`, without those that cannot be read, which
-    `unread` is called with; raises SlurmError.
+    """Return the tier of each partition from the answer to `partitions/`.
+
+    Those that cannot be read are left out; `unread` is called for each. Raises SlurmError.
     """
     tiers = {}
     for record in records(found, "partitions"):
@@ -179,17 +180,18 @@ def default_partition(found: Mapping[str, Any]) -> str:
 
 
 def reservations(found: Mapping[str, Any], now: float, unread: Callable[[str, str], object]) -> list[NodeReservation]:
-    """Return the active reservations from the answer to `reservations/`, without those that cannot be read, which
-    `unread` is called with; raises SlurmError.
+    """Return the active reservations from the answer to `reservations/`.
+
+    Those that cannot be read are left out; `unread` is called for each. Raises SlurmError.
     """
     rows = []
     for record in records(found, "reservations"):
         try:
-            held = frozenset(expand(record["node_list"]))
-            if held and _number(record["start_time"]) <= now < _number(record["end_time"]):
+            nodes = frozenset(expand(record["node_list"]))
+            if nodes and _number(record["start_time"]) <= now < _number(record["end_time"]):
                 cpus = re.search(r"(?:^|,)cpu=(\d{1,9})(?:,|$)", record["tres"])
                 flags = frozenset(record["flags"])
-                rows.append(NodeReservation(_text(record, "name"), held, flags, int(cpus[1]) if cpus else None))
+                rows.append(NodeReservation(_text(record, "name"), nodes, flags, int(cpus[1]) if cpus else None))
         except _ODD as error:
             unread(str(record.get("name")), f"{type(error).__name__}: {error}")
     return rows

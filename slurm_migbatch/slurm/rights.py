@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: values of PrivateData that hide something shown here
 ALL_PRIVATE = frozenset({"jobs", "usage", "accounts", "nodes"})
-#: a job with its user in the form of messages, or a user by uid alone
+#: a job with its user as written in messages, or a user by uid alone
 _NAMED = Pattern(r"\b(jobs?) (\d{1,18})\b(?:('s)? of (?:uid )?[\w.@+=$\\-]+)?|\bof uid (\d{1,10})\b")
 
 
@@ -36,7 +36,7 @@ class Rights(Value):
     private: frozenset[str] = ALL_PRIVATE
 
     def in_full(self, uid: int | None, account: str | None) -> bool:
-        """Return whether a job's user text may be shown: its comment, its name, and anything derived from them."""
+        """Return whether a user's text in a job may be shown: its comment, its name, and anything derived from them."""
         return self.everything or uid == self.uid or account in self.coordinates
 
     def job(self, uid: int | None, account: str | None) -> bool:
@@ -44,7 +44,7 @@ class Rights(Value):
         return self.in_full(uid, account) or "jobs" not in self.private
 
     def run(self, uid: int | None, account: str | None) -> bool:
-        """Return whether a run in the record may be shown; the record is both jobs and usage."""
+        """Return whether a run in the record may be shown; both `jobs` and `usage` of PrivateData hide it."""
         return self.in_full(uid, account) or self.runs
 
     def account(self, uid: int | None, account: str | None) -> bool:

@@ -1,4 +1,6 @@
-"""slurmctld's configuration as `scontrol show config` prints it. The standard library only: login nodes import this."""
+"""Parse slurmctld's configuration as printed by `scontrol show config`.
+
+This module needs the standard library only, because login nodes import it."""
 
 from __future__ import annotations
 
@@ -9,5 +11,5 @@ _SETTING = Pattern(r"\s*([A-Za-z][\w\[\]]*)\s*=\s*(.*?)\s*")
 
 def parse_settings(output: str) -> dict[str, str]:
     """Return the settings, keys in lower case, values empty for (null)."""
-    found = filter(None, map(_SETTING.fullmatch, output.splitlines()))
-    return {match[1].lower(): "" if match[2] == "(null)" else match[2] for match in found}
+    matches = filter(None, map(_SETTING.fullmatch, output.splitlines()))
+    return {match[1].lower(): "" if match[2] == "(null)" else match[2] for match in matches}

@@ -78,8 +78,8 @@ class SlurmrestdClient(CliClient):
         unread: dict[str, str] = {}
         tiers = restrows.tiers(self.api.ask("GET", "partitions/"), unread.__setitem__)
         self._odd_partitions.name(unread)
-        found, now = self.api.ask("GET", "jobs/", flags="ALL"), time.time()
-        rows = [row.of_its_run(now) for row in restrows.jobs(found, now, reserved=self._reserved)]
+        answer, now = self.api.ask("GET", "jobs/", flags="ALL"), time.time()
+        rows = [row.of_its_run(now) for row in restrows.jobs(answer, now, reserved=self._reserved)]
         return in_order(self._known(rows), tiers)
 
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
@@ -95,9 +95,9 @@ class SlurmrestdClient(CliClient):
         if not self._reserved:
             return rows
         unread.clear()
-        held = restrows.reservations(self.api.ask("GET", "reservations/"), time.time(), unread.__setitem__)
+        active = restrows.reservations(self.api.ask("GET", "reservations/"), time.time(), unread.__setitem__)
         self._odd_reservations.name(unread)
-        return reservations.of_nodes(rows, held)
+        return reservations.of_nodes(rows, active)
 
     def default_partition(self) -> str:
         """See SlurmClient."""
@@ -108,11 +108,11 @@ class SlurmrestdClient(CliClient):
     def version(self) -> tuple[int, int]:
         """Release of slurmrestd; queried once."""
         if self._version is None:
-            found = self.api.ask("GET", "ping/")
+            answer = self.api.ask("GET", "ping/")
             try:
-                self._version = parse_version(f"slurm {found['meta']['slurm']['release']}")
+                self._version = parse_version(f"slurm {answer['meta']['slurm']['release']}")
             except (KeyError, TypeError):
-                raise SlurmError(f"slurmrestd does not report its release: {str(found)[:200]}") from None
+                raise SlurmError(f"slurmrestd does not report its release: {str(answer)[:200]}") from None
         return self._version
 
     # -- change ------------------------------------------------------------------------------------------------
@@ -153,10 +153,10 @@ class SlurmrestdClient(CliClient):
     def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
         """Signal jobs and array tasks by one request; see SlurmClient."""
         check_signal(name)
-        named = [checked_job(job) for job in job_ids]
-        if not named:
+        names = [checked_job(job) for job in job_ids]
+        if not names:
             return
-        self._signal({"jobs": named, "signal": name, "job_state": ["RUNNING"], "flags": ["FULL_JOB"] if full else []})
+        self._signal({"jobs": names, "signal": name, "job_state": ["RUNNING"], "flags": ["FULL_JOB"] if full else []})
 
     def cancel(self, job_id: int | str) -> None:
         """Cancel a job or one task of an array; one that has already ended is no error."""

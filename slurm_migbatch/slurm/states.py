@@ -35,7 +35,7 @@ _KNOWN = frozenset({*ENDED, *PRESENT, "RESV_DEL_HOLD"})
 
 
 def checked_reason(reason: str, account: str) -> str:
-    """Return why a job waits; of a job without an account None for InvalidAccount.
+    """Return a job's pending reason; "None" in place of InvalidAccount if the job has no account.
 
     Without accounting slurmctld 23.11 shows InvalidAccount for such a job in every second round of its scheduler,
     although nothing is wrong with it.
@@ -46,7 +46,7 @@ def checked_reason(reason: str, account: str) -> str:
 def checked_state(state: str) -> str:
     """Return a job's state as squeue shows it, PENDING for EXPEDITING (a pending job of `--requeue=expedite`, 25.11).
 
-    Raises ValueError for one of which it is unknown what the job holds.
+    Raises ValueError for an unknown state, in which the job may or may not hold an allocation.
     """
     if state == "EXPEDITING":
         return "PENDING"

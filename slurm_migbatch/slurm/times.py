@@ -30,7 +30,7 @@ _GAP = Pattern(r"[ \t]+|-|T")
 
 #: Slurm's minimum
 _FIRST_UTS = 1_000_000
-#: a day before the year 10000, which Python's calendar does not have, in any time zone
+#: latest time: a day before the year 10000, which Python's calendar does not have, so that it is valid in any time zone
 _LAST_S = 253_402_214_400.0
 
 _DURATION = Pattern(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?(\.\d+)?$")
@@ -174,10 +174,10 @@ def format_duration(seconds: float | None) -> str:
     """Format `[D-]HH:MM:SS`, whole seconds; "UNLIMITED" for None, "INVALID" for a negative duration, like Slurm."""
     if seconds is None:
         return "UNLIMITED"
-    whole = int(seconds)
-    if whole < 0:
+    total = int(seconds)
+    if total < 0:
         return "INVALID"
-    minutes, second = divmod(whole, 60)
+    minutes, second = divmod(total, 60)
     hours, minute = divmod(minutes, 60)
     if hours < 24:
         return f"{hours:02d}:{minute:02d}:{second:02d}"
@@ -201,8 +201,8 @@ def time_formatter(style: str | None, now: float | None = None) -> Callable[[flo
         def relative(moment: float | None) -> str:
             if not moment:
                 return "Unknown"
-            when = datetime.fromtimestamp(moment)
-            return when.strftime(_relative_format(when, when.date().toordinal() - today))
+            date = datetime.fromtimestamp(moment)
+            return date.strftime(_relative_format(date, date.date().toordinal() - today))
 
         return relative
     pattern = style if style and "%" in style else "%Y-%m-%dT%H:%M:%S"

@@ -25,7 +25,7 @@ class Unread:
         self._lock = threading.Lock()
 
     def name(self, unread: Mapping[str, str]) -> None:
-        """Log one line for those of one listing (name -> why) that were not logged before."""
+        """Log one line for the unread rows of a listing (name -> why) that were not logged before."""
         with self._lock:
             new = [name for name in unread if name not in self._named]
             self._named.update(dict.fromkeys(new))
@@ -33,5 +33,5 @@ class Unread:
                 del self._named[name]
         if new:
             shown = "; ".join(f"{self._noun} {name}: {unread[name][:200]}" for name in new[:_SHOWN])
-            rest = f"; and {len(new) - _SHOWN} more" if len(new) > _SHOWN else ""
-            log.warning("cannot parse these rows of Slurm, they are left alone: %s%s", shown, rest)
+            omitted = f"; and {len(new) - _SHOWN} more" if len(new) > _SHOWN else ""
+            log.warning("cannot parse these rows of Slurm, they are left alone: %s%s", shown, omitted)

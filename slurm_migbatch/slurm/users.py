@@ -1,10 +1,10 @@
-"""Users as slurm.conf names them: by name, or by number."""
+"""Look up users as slurm.conf specifies them: by name, or by number."""
 
 from __future__ import annotations
 
 
 def uid_of(user: str) -> tuple[int, ...]:
-    """Return the uid of a user by name or number; nothing for a name that this host does not know."""
+    """Return a tuple of the uid of a user by name or number; empty for a name that this host does not know."""
     import pwd
 
     try:

@@ -1,4 +1,4 @@
-"""Slurm releases: which are supported, and what differs between them for the CLI backend.
+"""Parse Slurm releases; document which are supported, and what differs between them for the CLI backend.
 
 What 22.05.8, 24.11.5 and 26.05.5 printed is recorded in tests/slurm/assets; the tests on a real Slurm also run on
 23.11.4 and 25.11.2.
@@ -22,8 +22,8 @@ refusal for one task     `6_0: why`                    `6_[0]: why`             
 =======================  ============================  ===========================  ============================
 
 Only the array tasks need code of their own: the GRES parser reads every prefix, a missing type and one with count 0
-mean the same to us, unknown keys are skipped, and the supply planner takes all of these reasons for "waits for supply".
-What would need code, should a release change it, is `SQUEUE_FIELDS` in `listing.py`.
+mean the same to migbatch, unknown keys are skipped, and the supply planner takes all of these reasons for "waits for
+supply". If a release changes names of squeue's fields, `SQUEUE_FIELDS` in `listing.py` has to be adapted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Recognise submissions that differ only in parts that do not affect their answer, or that the answer repeats.
+"""Recognise submissions that differ only in parts that do not affect the answer, or that the answer repeats.
 
-Users submit many similar jobs: other scripts under other names, with the same hints or with numbers in
-the same bucket; and all jobs of a bucket get the same slice (`workload.buckets`). So the answer to one of them
-applies to the others. It has their own comment, and the decision is recorded with their own request.
+Users submit many similar jobs: different scripts and names, with the same hints or with numbers in the same bucket; and
+all jobs of a bucket get the same slice (`workload.buckets`). So the answer to one of them applies to the others, except
+that each answer has its job's own comment, and each decision is recorded with its own request.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ class Question(NamedTuple):
             return None
         for name in TRES_FIELDS:
             if name in request and "gpu" in request[name].lower():
-                return None  # whole GPUs: a note on the use of earlier runs of the same job is added to the answer
+                return (
+                    None  # whole GPUs: the answer has a note on how much of the GPU earlier runs of the same job used
+                )
         try:
             hints, of_llm = hinting.given_fields(comment)
         except Refusal:
             return None
         model = hints.get("model")
         if model is None and "mem_mib" not in hints:
-            return None  # runs of the same job count
+            return None  # earlier runs of the same job affect the answer
         if isinstance(model, str) and not of_llm and chooser.has_curve(model):
             hints = rounded(hints)
         common = tuple([pair for pair in request.items() if pair[0] not in _OWN])
@@ -59,14 +61,14 @@ class Question(NamedTuple):
 
     @property
     def comment(self) -> str:
-        """The comment that the answer repeats."""
+        """The user's comment, which the answer repeats."""
         return self.request["comment"]
 
     def decision(self, like: SubmitDecision, id: str, ts: float) -> SubmitDecision:
-        """Return the decision on it, from that on an equivalent one."""
-        asked = self.request
-        digest = asked.get("digest")
-        identity = asked.get("account", ""), asked.get("partition", ""), asked.get("name", "")
+        """Return the decision on this submission, made from the decision on an equivalent one."""
+        request = self.request
+        digest = request.get("digest")
+        identity = request.get("account", ""), request.get("partition", ""), request.get("name", "")
         return replace(
             like,
             id=id,
@@ -74,12 +76,15 @@ class Question(NamedTuple):
             asked={**like.asked, "comment": self.comment},
             hints=hinting.parse(self.comment),
             recurring="" if digest is None else recurring_key(like.uid, *identity, digest),
-            engine=asked.get("engine", ""),
+            engine=request.get("engine", ""),
         )
 
 
 class AlikeAnswer(NamedTuple):
-    """`before`, the comment, `between`, the decision's name, `after`; `longest`: the longest comment allowed."""
+    """An answer in parts: `before`, the user's comment, `between`, the decision's name, `after`.
+
+    `longest` is the length of the longest comment that fits.
+    """
 
     before: bytes
     between: bytes
@@ -94,7 +99,7 @@ class AlikeAnswer(NamedTuple):
 
 
 class AlikeAnswers:
-    """Answers by key; if there are too many, all are dropped."""
+    """Answers by cache key; if there are too many, all are dropped."""
 
     def __init__(self, most: int = MOST) -> None:
         self._given: dict[Hashable, AlikeAnswer] = {}
@@ -102,15 +107,15 @@ class AlikeAnswers:
 
     def get(self, question: Question) -> CachedAnswer | None:
         """Return the answer to a submission; None if no equivalent one was answered, or its comment does not fit."""
-        given = self._given.get(question.key)
-        return given.to(question) if given is not None and len(question.comment) <= given.longest else None
+        answer = self._given.get(question.key)
+        return answer.to(question) if answer is not None and len(question.comment) <= answer.longest else None
 
     def keep(self, question: Question, answer: bytes, decision: SubmitDecision, name: str) -> None:
-        """Store an answer made under `name`, unless its decision keeps an older name or shows it twice."""
+        """Store an answer made under `name`, unless the decision kept an older name or the name is in it twice."""
         start = b"\nset_comment="
-        before, comment, rest = answer.partition(start + question.comment.encode("latin-1") + b" ")
-        marker = rest.partition(b"\n")[0]
-        parts = rest.split(name.encode())
+        before, comment, after = answer.partition(start + question.comment.encode("latin-1") + b" ")
+        marker = after.partition(b"\n")[0]
+        parts = after.split(name.encode())
         if not comment or decision.id != name or len(parts) != 2 or name.encode() in before:
             return
         if len(self._given) >= self._most:

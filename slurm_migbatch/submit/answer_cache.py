@@ -1,7 +1,7 @@
-"""Cache of answers: users submit one script many times over.
+"""Cache answers, because users submit the same script many times.
 
-A request that is the same to the last byte gets the same answer, under a new name for the decision, for as long as the
-site is the same: the answers belong to a `SubmitState` and go with it.
+A request that is byte for byte the same gets the same answer, under a new name for the decision, as long as the site
+is unchanged: the answers belong to a `SubmitState` and are dropped with it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AnswerCache:
         return self._given.get(request)
 
     def keep(self, request: bytes, verdict: str, answer: bytes, decision: SubmitDecision | None, name: str) -> None:
-        """Keep an answer made under `name`, unless its decision keeps an older name or shows it twice."""
+        """Store an answer made under `name`, unless the decision kept an older name or the name is in it twice."""
         before, after, decide = answer, b"", None
         if decision is not None:
             parts = answer.split(name.encode())
@@ -50,7 +50,7 @@ class AnswerCache:
         self.put(request, CachedAnswer(verdict, before, after, decide))
 
     def put(self, request: bytes, answer: CachedAnswer) -> None:
-        """Keep an answer, unless its request is long."""
+        """Store an answer, unless its request is longer than `LONGEST`."""
         if len(request) > LONGEST:
             return
         if len(self._given) >= self._most:

@@ -41,7 +41,7 @@ class SubmitDecision:
     engine: str = ""
 
     def again(self, id: str, ts: float) -> SubmitDecision:
-        """Return the decision on another request that says the same, under its own name."""
+        """Return the decision on an identical request, under its own name."""
         return self if id == self.id else replace(self, id=id, ts=ts)
 
     def to_dict(self) -> dict[str, Any]:

@@ -54,34 +54,34 @@ class GresRequest:
 
 
 def mentions(texts: Iterable[str | None]) -> bool:
-    """Return whether any text could request slices; the fast exit for every other job."""
+    """Return whether any text could request slices: a fast check, so that other jobs cost little."""
     return any("mig" in low or "gpu" in low for low in (lower(text) for text in texts if text))
 
 
 def mentions_gpus(texts: Iterable[str | None]) -> bool:
-    """Return whether any text could ask for whole GPUs."""
+    """Return whether any text could request whole GPUs."""
     return any("gpu" in lower(text) for text in texts if text)
 
 
 def read(request: JobRequest, *, gpus: bool) -> GresRequest | None:
-    """Return the MIG entries of a request (with `gpus` the GPU entries too); None without any. Raises Refusal."""
-    found: list[GresRequest] = []
+    """Return the MIG entries of a request (with `gpus` the GPU entries too); None if it has none. Raises Refusal."""
+    requests: list[GresRequest] = []
     for name in TRES_FIELDS:
         text = getattr(request, name)
         if not text or not mentions((text,)):
             continue
-        asking = GresRequest(name, tuple(_entry(entry, gpus=gpus) for entry in text.split(",")))
-        if asking.parts:
-            found.append(asking)
-    if len(found) > 1:
-        raise Refusal("two_ways", " and ".join(OPTIONS[asking.field] for asking in found))
-    return found[0] if found else None
+        candidate = GresRequest(name, tuple(_entry(entry, gpus=gpus) for entry in text.split(",")))
+        if candidate.parts:
+            requests.append(candidate)
+    if len(requests) > 1:
+        raise Refusal("two_ways", " and ".join(OPTIONS[candidate.field] for candidate in requests))
+    return requests[0] if requests else None
 
 
 def _entry(text: str, *, gpus: bool) -> GresEntry | str:
     prefix, rest = gres.prefix_of(text)
-    if prefix and (more := _PREFIXES.match(rest)) is not None:
-        rest = rest[more.end() :]
+    if prefix and (repeated := _PREFIXES.match(rest)) is not None:
+        rest = rest[repeated.end() :]
     name = _NAME.match(lower(_BLANKS.sub("", rest)))
     if name is not None and name[0] == "mig":
         if _MIG_FORM.fullmatch(rest) is None:
@@ -110,7 +110,7 @@ def _split(text: str, prefix: str, rest: str) -> GresEntry | None:
 
 
 def count_of(part: GresEntry, profiles: str) -> int:
-    """Return the entry's count, 1 to 64; raises Refusal, which names `profiles` if one was meant."""
+    """Return the entry's count, 1 to 64; raises Refusal, which lists `profiles` if the count looks like a profile."""
     if not part.number:
         return 1
     match = _NUMBER.fullmatch(part.number)
@@ -123,7 +123,10 @@ def count_of(part: GresEntry, profiles: str) -> int:
 
 
 def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
-    """Return `count` of the request's field per node; raises Refusal if the request does not determine it."""
+    """Convert `count`, given per job, node, socket or task, to a count per node.
+
+    Raises Refusal if the request does not determine it.
+    """
     if asking.field == "tres_per_node":
         return count
     nodes = nodes_of(request)
@@ -146,7 +149,7 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
 
 
 def nodes_of(request: JobRequest) -> int | None:
-    """Return the number of nodes of the job, if the request determines it: one by default with one task."""
+    """Return the number of nodes of the job if the request determines it; by default, a job of one task has one."""
     low, high = request.min_nodes or None, request.max_nodes or None
     if low and low == high:
         return low

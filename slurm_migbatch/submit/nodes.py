@@ -64,15 +64,15 @@ def listed(text: str) -> tuple[str, ...] | None:
 
 def _commas(text: str) -> list[int]:
     """Return the positions of the commas outside brackets."""
-    depth, found = 0, []
+    depth, positions = 0, []
     for at, char in enumerate(text):
         if char == "[":
             depth += 1
         elif char == "]":
             depth -= 1
         elif char == "," and depth == 0:
-            found.append(at)
-    return found
+            positions.append(at)
+    return positions
 
 
 def _numbers(part: str) -> list[str] | None:
@@ -101,10 +101,12 @@ def satisfies(node: MigNode, constraint: str) -> bool:
 def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str], note: str) -> NodeChoice:
     """Return the nodes that a request allows; raises Refusal if there are none.
 
-    `note` mentions a list that is left to Slurm.
+    `note` is the text for a job whose node list is left to Slurm.
     """
-    asked, excluded, constraint = (_short(text) for text in (request.req_nodes, request.exc_nodes, request.features))
-    if not catalog.nodes or not (asked or excluded or constraint):
+    requested, excluded, constraint = (
+        _short(text) for text in (request.req_nodes, request.exc_nodes, request.features)
+    )
+    if not catalog.nodes or not (requested or excluded or constraint):
         return NodeChoice()
     without = listed(excluded) or ()
     nodes = tuple(
@@ -112,11 +114,11 @@ def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str
         for node in catalog.nodes.values()
         if not node.partitions.isdisjoint(partitions) and node.name not in without and satisfies(node, constraint)
     )
-    names = listed(asked) if asked else None
+    names = listed(requested) if requested else None
     if names is None:
         if not nodes:
             raise Refusal("nodes_none", ",".join(partitions))
-        return NodeChoice(nodes, {}, note if asked else "")
+        return NodeChoice(nodes, {}, note if requested else "")
     by_name = {node.name: node for node in nodes}
     if strange := next((name for name in names if name not in by_name), None):
         raise Refusal("node_other", show(strange), ",".join(partitions))
@@ -140,7 +142,7 @@ def check_room(
 ) -> None:
     """Raise Refusal if fewer than `wanted` of the nodes can ever hold these slices at once.
 
-    Those of the partitions `names`, if the job chooses none.
+    If the job chooses no nodes, all nodes of the partitions `names` count.
     """
     if not catalog.nodes:
         return
@@ -148,7 +150,7 @@ def check_room(
     able = catalog.able(names, need) if choice.nodes is None else catalog.able_of(choice.nodes, names, need)
     if able >= wanted:
         return
-    asked = ",".join(f"mig:{kind}:{count}" for kind, count in slices.items())
+    gres = ",".join(f"mig:{kind}:{count}" for kind, count in slices.items())
     if not able:
-        raise Refusal("room_none", asked)
-    raise Refusal("room_few", str(able), asked, str(wanted))
+        raise Refusal("room_none", gres)
+    raise Refusal("room_few", str(able), gres, str(wanted))

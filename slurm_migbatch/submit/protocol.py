@@ -2,10 +2,10 @@
 
 In values only `%` and the line feed are percent-encoded: encoding costs time for each byte that it
 changes, under slurmctld's locks. Any byte may be encoded, and is decoded. Values are bytes decoded with latin-1.
-`script` is as long as all others together; it follows the empty line unescaped. The socket
-is of type SOCK_SEQPACKET: one packet is one request, one packet its answer. Lua can use it in a few lines, a closed
-peer gives EPIPE instead of a SIGPIPE (slurmctld is a large threaded process whose signals must not be changed), and
-nobody can send half a request.
+`script` may be as long as all other values together; it follows the empty line unescaped. The socket
+is of type SOCK_SEQPACKET: one packet is one request, one packet its answer. A Lua client needs few lines, sending to a
+closed peer gives EPIPE instead of a SIGPIPE (slurmctld is a large threaded process whose signal handling must not be
+changed), and no client can send half a request.
 """
 
 from __future__ import annotations

@@ -121,14 +121,16 @@ class JobRequest:
     @classmethod
     def from_fields(cls, flat: Mapping[str, str]) -> JobRequest:
         """Read the protocol's keys and values; raises RequestError for unknown keys and bad numbers."""
-        rest = dict(flat)
-        kind = rest.pop("kind", "submit")
-        rest.pop("script", None)  # as a shim of an earlier release passes it: without the digest no job is known again
+        remaining = dict(flat)
+        kind = remaining.pop("kind", "submit")
+        remaining.pop(
+            "script", None
+        )  # sent by shims of earlier releases, without a digest; such jobs are not recognised as recurring
         if kind not in ("submit", "modify"):
             raise RequestError(f"kind must be submit or modify, not {ascii(kind)[:40]}")
         now: dict[str, Any] = {}
         values: dict[str, Any] = {}
-        for key, text in rest.items():
+        for key, text in remaining.items():
             if key in _TEXTS:
                 values[key] = text
             elif key in _NUMBERS:

@@ -1,8 +1,8 @@
-"""Rewrite a user's request to what Slurm gets. Pure: request, catalog, chooser and policy in, answer out.
+"""Rewrite a user's request to the one that Slurm gets: a pure function of request, catalog, chooser and policy.
 
 `mig:auto` becomes a profile, whole-GPU requests on MIG partitions become the full profile, and the marker that the
 node's Prolog reads goes to the end of the comment. The marker always matches the GRES, and only this module
-and root can write one. `gres_templates/job_submit.lua.j2` holds the same steps for use without the
+and root can write one. `gres_templates/job_submit.lua.j2` implements the same steps for use without the
 service; a property test compares the two.
 """
 
@@ -105,9 +105,14 @@ _MARKER = re.compile(r"\[mig:[0-9a-z.:,#-]+\]")
 
 @dataclass(frozen=True)
 class SubmitPolicy:
-    """Settings of the site. `trusted_uids` are not restricted (root, and the user migbatchd runs as); `runs` is for
-    jobs without hints, `advise` for those that request whole GPUs and used little of them; `describe` is the
-    migbatch with which user commands describe models on disk, empty: none does.
+    """Settings of the site.
+
+    Attributes:
+        trusted_uids: users who are not restricted: root, and the user migbatchd runs as.
+        hints_in_extra: whether hints in --extra are read too.
+        runs: how earlier runs choose the profile of jobs without hints.
+        advise: whether users are told that earlier runs used little of a whole GPU.
+        describe: the migbatch program by which user commands describe models on disk; empty if none does.
     """
 
     trusted_uids: frozenset[int] = frozenset({0})
@@ -139,7 +144,7 @@ def rewrite(
 
 
 def has_marker(text: str | None) -> bool:
-    """Return whether a text contains what only the filter may write, case-insensitively."""
+    """Return whether a text contains the beginning of a marker, which only the filter may write; ignoring case."""
     return text is not None and MARKER_OPEN in lower(text)
 
 
@@ -158,7 +163,7 @@ def split_marker(comment: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """Result of a decision; `name` is the decision's in the marker."""
+    """Result of a decision; `name` is the decision's name in the marker."""
 
     name: str
     granted: str
@@ -237,9 +242,9 @@ class _Job:
     def _modify_elastic(self, merged: JobRequest, now: Present, marker: str, *, tres_given: bool) -> Answer:
         """Handle an update of a training job that waits for idle slices, or just got one and has not started.
 
-        If its user changes something else, it keeps its GRES, as root has set it. If the user requests a slice of
-        its own, by naming a profile, changing its partition or removing role=train, it is an ordinary
-        job from here on, if Slurm lets a job change its type.
+        If its user changes something else, it keeps its GRES, as set by root. If the user requests a dedicated slice,
+        by naming a profile, changing its partition or removing role=train, it becomes an ordinary job, provided that
+        Slurm drops the old GRES type of a pending job.
         """
         keeps = (now.tres_per_node or "").startswith(REMEMBERING)
         if tres_given and keeps:
@@ -259,25 +264,25 @@ class _Job:
 
     def _modify_started(self, marker: str, excluded: str, *, tres_given: bool) -> Answer:
         request = self.request
-        asked = [getattr(request, name) for name in TRES_FIELDS]
-        if tres_given and (marker or mentions(asked)):
+        tres = [getattr(request, name) for name in TRES_FIELDS]
+        if tres_given and (marker or mentions(tres)):
             raise Refusal("running")
         if not marker or request.comment is None:
             return Pass()
         return Accept({"comment": _with_marker(request.comment, marker, excluded)}, "")
 
     def _differing(self, changes: Mapping[str, str], now: Present) -> dict[str, str]:
-        kept: dict[str, str] = {}
+        differing: dict[str, str] = {}
         for name, value in changes.items():
             present = _either(getattr(self.request, name), getattr(now, name, None))
             if value != (present or ""):
-                kept[name] = value
-        return kept
+                differing[name] = value
+        return differing
 
     # -- the grant ---------------------------------------------------------------------------------------------
 
     def _grant(self, request: JobRequest, old_marker: str, *, elastic: bool = False) -> Answer:
-        """Grant slices to the request; `elastic`: it is an elastic training job already."""
+        """Grant slices to the request; `elastic`: it already is an elastic training job."""
         if not mentions(getattr(request, name) for name in TRES_FIELDS):
             return Pass(MESSAGES["idle"] if request.comment and hinting.is_hint(request.comment) else "")
         names = [name for name in (request.partition or "").split(",") if name]
@@ -303,7 +308,7 @@ class _Job:
         return self._among(answer, choice, self._ignored(unread, asking))
 
     def _ignored(self, unread: str, asking: GresRequest) -> list[str]:
-        """Return the note on hints without effect, if the profile is left to migbatch."""
+        """Return notes on text that is not read as hints, if the profile is left to migbatch."""
         if not any(_is_auto(part) for part in asking.parts):
             return []
         extra = self.request.extra
@@ -322,8 +327,8 @@ class _Job:
             notes.append(MESSAGES["reserved"] % self.catalog.stem)
         if not notes and not choice.changes:
             return answer
-        lead = [answer.message] if answer.message else []
-        message = "; ".join([*lead, *notes]) if lead else f"migbatch: {'; '.join(notes)}" if notes else ""
+        first_part = [answer.message] if answer.message else []
+        message = "; ".join([*first_part, *notes]) if first_part else f"migbatch: {'; '.join(notes)}" if notes else ""
         return replace(answer, changes={**answer.changes, **choice.changes}, message=message)
 
     def _hint_texts(self, request: JobRequest) -> list[str]:
@@ -349,13 +354,13 @@ class _Job:
         limits: JobLimits,
         old_marker: str,
     ) -> tuple[Accept, dict[str, int]]:
-        """Accept the request; return the slices by GRES type too."""
+        """Accept the request; return the answer, and the number of slices by GRES type."""
         slices: dict[Profile, int] = {}
         messages: list[str] = []
         choice: SliceChoice | None = None
         warned: set[Profile] = set()
         reason = "explicit"
-        free = any(_is_auto(part) for part in asking.parts)  # the hints are about that part then
+        free = any(_is_auto(part) for part in asking.parts)  # then the hints apply to that part only
         chosen = all(_is_auto(part) for part in asking.parts)
         in_environment = chosen and request.now is None and request.batch == 1  # the job's environment can be extended
         for part in asking.parts:
@@ -411,7 +416,7 @@ class _Job:
         limits: JobLimits,
         old_marker: str,
     ) -> Accept:
-        """Accept an elastic training job, which waits for one slice of those that it may have."""
+        """Accept an elastic training job, which waits for one slice of any profile that it may have."""
         total = sum(per_node(asking, count_of(part, partition.profile_list), request) for part in asking.parts)
         if total != 1 or nodes_of(request) != 1:
             raise Refusal("loan_one", partition.name)
@@ -421,8 +426,8 @@ class _Job:
         bucket = self.chooser.bucket(hints)
         fitting = self.chooser.holding(hints, partition, allowed)
         low, high = fitting[0].profile.gres_type, fitting[-1].profile.gres_type
-        old = old_marker.partition("#")[2].removesuffix("]")
-        name = old if old.startswith(LOAN) else decision_name(self.decision_id)
+        old_name = old_marker.partition("#")[2].removesuffix("]")
+        name = old_name if old_name.startswith(LOAN) else decision_name(self.decision_id)
         prefix = asking.parts[0].prefix
         marker = f"[mig:{LOAN}:1#{name}]"
         comment = _with_marker(request.comment or "", marker, request.exc_nodes, longest=LONGEST_MARK)
@@ -437,17 +442,19 @@ class _Job:
     @cached_property
     def _key(self) -> str:
         """Key of the recurring job; empty if it cannot be recognised."""
-        asked = self.request
-        if asked.digest is None or asked.now is not None:
+        request = self.request
+        if request.digest is None or request.now is not None:
             return ""
-        return recurring_key(asked.uid, asked.account or "", asked.partition or "", asked.name or "", asked.digest)
+        return recurring_key(
+            request.uid, request.account or "", request.partition or "", request.name or "", request.digest
+        )
 
     def _recurring(self) -> RecurringJob | None:
         key = self._key
         return RecurringJob(show(self.request.name or "this job"), tuple(self.past.get(key, ()))) if key else None
 
     def _advise(self, whole: ProfileOffer, partition: Partition) -> list[str]:
-        """Return the note to a user whose job requests a whole GPU and used less; if the site enables it."""
+        """Return the note, if the site enables it, for a job that requests a whole GPU and whose runs used less."""
         job = self._recurring() if self.policy.advise and self.policy.runs.runs else None
         advice = "" if job is None else advise(job, whole, partition.offers, self.policy.runs)
         return [advice] if advice else []
@@ -485,7 +492,7 @@ class _Job:
         if bucket is None:
             return None
         advice = self.chooser.advice(bucket, partition, partition.offers[grant.parts[0][0].gres_type], hints.batch)
-        # the user's own batch stays, also between the edges of the grid
+        # the user's own batch size is kept, even if it is between two edges of the grid
         if advice is None or not hints.batch or advice.batch == hints.batch:
             return advice
         return replace(advice, batch=hints.batch)
@@ -493,14 +500,19 @@ class _Job:
     def _named(self, grant: Grant, old_marker: str, name: str) -> Grant:
         """Return the grant with its decision's name: the old one if only the comment changes.
 
-        Without a record of a decision, `auto` means that nobody named the profile.
+        Without a recorded decision, the name `auto` means that the user named no profile.
         """
         try:
-            old = parse_comment(old_marker)
+            old_grant = parse_comment(old_marker)
         except GrantError:
-            old = None
-        if old is not None and old.decision and old.parts == grant.parts and not old.decision.startswith(LOAN):
-            return old
+            old_grant = None
+        if (
+            old_grant is not None
+            and old_grant.decision
+            and old_grant.parts == grant.parts
+            and not old_grant.decision.startswith(LOAN)
+        ):
+            return old_grant
         return Grant(grant.parts, name)
 
     def _warning(self, offer: ProfileOffer, partition: Partition, hints: Hints) -> list[str]:
@@ -535,13 +547,13 @@ def _is_open(part: GresEntry) -> bool:
 def _auto_again(present: str) -> str:
     """Return a job's GRES with one `mig:auto` in place of its MIG entries."""
     entries: list[str] = []
-    asked = False
+    replaced = False
     for entry in present.split(","):
         prefix, rest = prefix_of(entry)
         if not rest.startswith("mig:"):
             entries.append(entry)
-        elif not asked:
-            asked = True
+        elif not replaced:
+            replaced = True
             entries.append(f"{prefix}mig:{AUTO}")
     return ",".join(entries)
 
@@ -571,15 +583,15 @@ def _whole_gpu(part: GresEntry, partition: Partition) -> ProfileOffer:
 
 
 def _whole(part: GresEntry, partition: Partition, granted: str) -> str:
-    asked = show(part.text[len(part.prefix) :])
+    text = show(part.text[len(part.prefix) :])
     if part.type is None and len(partition.kinds) > 1:
-        return MESSAGES["whole_of"] % (granted, asked, ", ".join(kind.name for kind in partition.kinds))
-    return MESSAGES["whole"] % (granted, asked)
+        return MESSAGES["whole_of"] % (granted, text, ", ".join(kind.name for kind in partition.kinds))
+    return MESSAGES["whole"] % (granted, text)
 
 
 def _check_options(asking: GresRequest, request: JobRequest) -> None:
     if request.shared == 0 and request.now is None and asking.parts[0].prefix == "gres:":
-        raise Refusal("exclusive")  # before 23.11 not excluded from the slices; `Flags=explicit` does it later
+        raise Refusal("exclusive")  # before 23.11 it includes the slices; from 23.11 on `Flags=explicit` excludes them
     if not any(part.name == "gpu" for part in asking.parts):
         return
     if request.cpus_per_tres and "gpu" in request.cpus_per_tres:

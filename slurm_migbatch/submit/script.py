@@ -55,9 +55,9 @@ def engine(script: bytes) -> str:
     """Return the program in a script that takes a fixed share of its slice's memory; empty if none is known."""
     text = _code(script)
     lowered = text.lower()
-    for found in _ENGINE.finditer(lowered):
-        if not lowered[max(found.start() - 1, 0) : found.start()].isalnum():
-            name = _ENGINES[found[0]]
+    for match in _ENGINE.finditer(lowered):
+        if not lowered[max(match.start() - 1, 0) : match.start()].isalnum():
+            name = _ENGINES[match[0]]
             grows = _GROWING.get(name)
             return "" if grows is not None and grows.search(text) else name
     return ""
@@ -70,7 +70,7 @@ def _code(script: bytes) -> bytes:
 
 
 def fold(name: str) -> str:
-    """Return a job's name with its numbers and dates folded."""
+    """Return a job's name with each number and date replaced by 0."""
     return _DATES.sub(b"0", _NUMBERS.sub(b"0", name.encode("latin-1"))).decode("latin-1")
 
 
@@ -82,8 +82,8 @@ def condense(request: bytes) -> bytes:
 
 @lru_cache(_KNOWN)
 def _condensed(script: bytes) -> bytes:
-    named = engine(script)
-    return (f"\ndigest={digest(script)}" + (f"\nengine={named}" if named else "")).encode("ascii")
+    program = engine(script)
+    return (f"\ndigest={digest(script)}" + (f"\nengine={program}" if program else "")).encode("ascii")
 
 
 def recurring_key(uid: int, account: str, partition: str, name: str, digest: str) -> str:

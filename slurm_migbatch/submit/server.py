@@ -1,9 +1,9 @@
-"""Serve the submit sockets from a thread of its own: every sbatch of the cluster waits for this.
+"""Serve the submit sockets from a dedicated thread, because every sbatch of the cluster waits for the answer.
 
 slurmctld has its own socket, keeps its connection between submissions, and has priority: at most one
 request of a user is answered between two polls of its connections. Ordinary users, who ask for advice at the common
-socket, get one answer for each connection, in turns, with a rate limit. A connection without a request is kept
-aside for a while and delays nobody. Deferred work is done between two answers, a little at a time.
+socket, get one answer per connection, in turn, with a rate limit. A connection without a request stays open for a
+limited time and delays no other. Deferred work is done between two answers, in small parts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LATER_S: Final = 0.1
 """Seconds from an answer to the idle tasks that it leaves."""
 LAST_S: Final = 0.5
 """Seconds after the stop in which existing connections may still send their request."""
-#: seconds without any connection after which all have come that were on their way when the socket's file went
+#: seconds without a new connection after which all that were being made when the socket's file was removed have come
 _QUIET_S: Final = 0.02
 
 
@@ -65,7 +65,7 @@ class _Turns:
         return sum(map(len, self._queues.values()))
 
     def add(self, client: _Client) -> None:
-        """Give a connection a place, unless it has one."""
+        """Queue a connection, unless it is queued."""
         if not client.queued:
             client.queued = True
             self._queues.setdefault(client.uid, deque()).append(client)
@@ -96,17 +96,17 @@ class _Allowance:
     """Rate limit of each user: `BURST` requests, and then `PER_SECOND`."""
 
     def __init__(self) -> None:
-        self._left: dict[int, tuple[float, float]] = {}  # as of a time
+        self._left: dict[int, tuple[float, float]] = {}  # by uid: requests left, and when
 
     def take(self, uid: int) -> bool:
         """Take one request from the user's allowance; return whether one was left."""
         now = time.monotonic()
         if len(self._left) > 4 * USERS:
-            self._left = {other: at for other, at in self._left.items() if self._refilled(*at, now) < BURST}
-        left = self._refilled(*self._left.get(uid, (BURST, now)), now)
-        if left < 1.0:
+            self._left = {known_uid: at for known_uid, at in self._left.items() if self._refilled(*at, now) < BURST}
+        remaining = self._refilled(*self._left.get(uid, (BURST, now)), now)
+        if remaining < 1.0:
             return False
-        self._left[uid] = left - 1.0, now
+        self._left[uid] = remaining - 1.0, now
         return True
 
     @staticmethod
@@ -118,10 +118,10 @@ class SubmitServer:
     """Answers connections with `service` from `start` to `stop`: slurmctld's at `reserved(path)`, all at `path`."""
 
     def __init__(self, path: Path, service: SubmitService, idle_task: Callable[[], float | None] | None = None) -> None:
-        """`idle_task` does a little (far below a millisecond) of the deferred work, in the serving thread.
+        """Set up. `idle_task` does a small part (far below a millisecond) of the deferred work, in the serving thread.
 
-        It is called a while after an answer and returns the seconds until it has more to do, None if that is
-        only after the next answer. Without one, decisions are recorded.
+        It is called `LATER_S` after an answer and returns the seconds until it has more to do, None if it has nothing
+        to do before the next answer. The default records decisions.
         """
         self._path, self._service = path, service
         self._idle_task = idle_task or self._record
@@ -133,9 +133,9 @@ class SubmitServer:
         self._due: float | None = None
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="submit-socket", daemon=True)
-        self._listeners: dict[int, tuple[Path, socket.socket]] = {}  # slurmctld's first
-        self._files: list[tuple[Path, int]] = []  # of the sockets, with their inodes
-        self._last: float | None = None  # when to end, once it was told to stop
+        self._listeners: dict[int, tuple[Path, socket.socket]] = {}  # slurmctld's is first
+        self._files: list[tuple[Path, int]] = []  # the sockets' paths and inodes
+        self._last: float | None = None  # when to end, set after a request to stop
 
     def start(self) -> None:
         """Start to listen, and serve in the background.
@@ -179,16 +179,16 @@ class SubmitServer:
             if self._last is not None and not ready and not self._turns and not self._silent:
                 return
             self._look_at([number for number, _ in ready])
-            if (turn := self._turns.next()) is not None:
-                self._speak(turn)
+            if (client := self._turns.next()) is not None:
+                self._speak(client)
             if self._silent:
                 self._expire()
             if self._due is not None and time.monotonic() >= self._due:
-                again = self._idle_task()
-                self._due = None if again is None else time.monotonic() + again
+                delay = self._idle_task()
+                self._due = None if delay is None else time.monotonic() + delay
 
     def _look_at(self, ready: Sequence[int]) -> None:
-        """Answer those of root and SlurmUser who have asked, then see to everybody else."""
+        """Answer requests of root and SlurmUser, queue users' connections, then accept new ones or begin to stop."""
         for number in ready:
             client = self._clients.get(number)
             if client is None:
@@ -236,7 +236,7 @@ class SubmitServer:
             self._silent += 1
             self._poll.register(link.fileno(), select.EPOLLIN)
             if speaker:
-                self._speak(client)  # usually the request is there already
+                self._speak(client)  # usually the request has already arrived
             else:
                 self._open[uid] += 1
                 self._turns.add(client)
@@ -276,7 +276,9 @@ class SubmitServer:
 
     def _forget(self, client: _Client) -> None:
         del self._clients[client.link.fileno()]
-        self._poll.unregister(client.link.fileno())  # closing is not sufficient if a forked process has it too
+        self._poll.unregister(
+            client.link.fileno()
+        )  # closing does not remove it from epoll if a forked process has it open too
         self._silent -= client.until is not None
         self._turns.drop(client)
         if client.uid in self._open:

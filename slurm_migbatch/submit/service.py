@@ -67,9 +67,9 @@ class SubmitState:
     alike: AlikeAnswers = field(default_factory=AlikeAnswers, compare=False)
 
     def keeps(self, request: JobRequest, answer: Answer) -> bool:
-        """Return whether the same request will get the same answer as long as the site is the same.
+        """Return whether the same request will get the same answer as long as the site is unchanged.
 
-        Not if runs of the same job are used, which change in between; a refusal does not say whether they were.
+        False if the answer depends on runs of the same job, which change meanwhile; for a refusal that is unknown.
         """
         if isinstance(answer, Refuse):
             return request.digest is None or not self.policy.runs.runs
@@ -100,9 +100,9 @@ class Statistics:
 
 
 class SubmitService:
-    """Answer requests. `use` and `learn` may be called from another thread, everything else from one at a time.
+    """Answer requests. `use` and `learn` may be called from another thread, all other methods from one at a time.
 
-    A granted decision waits until `record` is called, when no client waits for an answer.
+    A granted decision is kept until `record` is called, when no client waits for an answer.
     """
 
     def __init__(
@@ -115,14 +115,14 @@ class SubmitService:
         slurm_uids: Iterable[int] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`slurm_uids`: users besides root who may submit for others (the uid of SlurmUser)."""
+        """Set up. `slurm_uids`: users besides root who may submit for others (the uid of SlurmUser)."""
         self._site = SubmitState(catalog, chooser, policy or SubmitPolicy())
-        #: of the same chooser and policy, the latest first
+        #: earlier states with the same chooser and policy, the latest first
         self._earlier: tuple[SubmitState, ...] = ()
         self._clock = clock
         self._past: dict[str, tuple[PastRun, ...]] = {}
         self._recorder = recorder
-        #: names for decisions to come
+        #: unused names for future decisions
         self._ids: deque[str] = deque()
         self._unrecorded: deque[tuple[Decide, str, float]] = deque(maxlen=MOST_UNRECORDED)
         #: who may ask on behalf of others
@@ -132,23 +132,23 @@ class SubmitService:
     def use(
         self, *, catalog: SiteCatalog | None = None, chooser: Chooser | None = None, policy: SubmitPolicy | None = None
     ) -> None:
-        """Use another site for answers from now on; if it was in use before, answers given then are given again."""
+        """Use another site for answers from now on; if it was in use before, its cached answers are used again."""
         site = self._site
-        wanted = SubmitState(catalog or site.catalog, chooser or site.chooser, policy or site.policy)
-        known = [state for state in (site, *self._earlier) if state.chooser is wanted.chooser]
-        known = [state for state in known if state.policy == wanted.policy]
-        self._site = next((state for state in known if state.catalog == wanted.catalog), wanted)
-        self._earlier = tuple([state for state in known if state is not self._site][:EARLIER])
+        new_state = SubmitState(catalog or site.catalog, chooser or site.chooser, policy or site.policy)
+        compatible = [state for state in (site, *self._earlier) if state.chooser is new_state.chooser]
+        compatible = [state for state in compatible if state.policy == new_state.policy]
+        self._site = next((state for state in compatible if state.catalog == new_state.catalog), new_state)
+        self._earlier = tuple([state for state in compatible if state is not self._site][:EARLIER])
 
     def learn(self, past: Mapping[str, Sequence[PastRun]]) -> None:
         """Update the runs of some recurring jobs; those of others remain, within a limit."""
-        known = dict(self._past)  # answers are given meanwhile
+        past_runs = dict(self._past)  # a copy, because requests are answered meanwhile
         for key, runs in past.items():
-            known.pop(key, None)
-            known[key] = tuple(runs)
-        while len(known) > MOST_RECURRING:
-            del known[next(iter(known))]
-        self._past = known
+            past_runs.pop(key, None)
+            past_runs[key] = tuple(runs)
+        while len(past_runs) > MOST_RECURRING:
+            del past_runs[next(iter(past_runs))]
+        self._past = past_runs
 
     def handle(self, request: bytes, peer_uid: int = 0) -> bytes:
         """Return the answer to one request of a process of `peer_uid`. Never raises.
@@ -158,10 +158,10 @@ class SubmitService:
         began = time.perf_counter()
         request = condense(request)
         site, speaker = self._site, peer_uid in self.speakers
-        given = site.answers.get(request) if speaker else None
+        cached = site.answers.get(request) if speaker else None
         try:
-            if given is not None:
-                verdict, message = self._give(given)
+            if cached is not None:
+                verdict, message = self._give(cached)
             else:
                 verdict, message = self._answer(request, peer_uid, site, speaker=speaker)
         except RequestError as error:
@@ -175,10 +175,10 @@ class SubmitService:
     def _answer(self, request: bytes, peer_uid: int, site: SubmitState, *, speaker: bool) -> tuple[str, bytes]:
         fields = protocol.decode(request)
         question = Question.of(fields, site.chooser) if speaker and len(request) <= LONGEST else None
-        given = None if question is None else site.alike.get(question)
-        if given is not None:
-            site.answers.put(request, given)
-            return self._give(given)
+        similar = None if question is None else site.alike.get(question)
+        if similar is not None:
+            site.answers.put(request, similar)
+            return self._give(similar)
         job = JobRequest.from_fields(fields)
         if not speaker and job.uid != peer_uid:
             raise RequestError(f"uid {peer_uid} may only query his own requests")
@@ -196,7 +196,7 @@ class SubmitService:
         return verdict, message
 
     def _give(self, given: CachedAnswer) -> tuple[str, bytes]:
-        """Give an answer again, under a new name."""
+        """Return a cached answer, with a new decision name."""
         name = ""
         if given.decide is not None:
             name = self._next_id()
@@ -204,7 +204,7 @@ class SubmitService:
         return given.verdict, given.named(name)
 
     def prepare(self) -> None:
-        """Do what the next answer needs, after one has been sent."""
+        """Prepare for the next request, after an answer has been sent."""
         if not self._ids:
             self._ids.append(new_id())
 
@@ -236,18 +236,17 @@ class SubmitService:
 
 
 def reserved(path: Path) -> Path:
-    """Return slurmctld's own socket path beside the common one at `path`, so that users' requests cannot delay it."""
+    """Return the path of slurmctld's own socket, which is separate so that users' requests cannot delay slurmctld."""
     return path.with_name(f"{path.stem}-slurmctld{path.suffix}")
 
 
 def listen(path: Path, *, owners: Collection[int] = ()) -> socket.socket:
     """Return a listening socket at `path`. Raises OSError; the directory must be root's own.
 
-    An existing one is replaced atomically: there is always a socket at `path`, and the previous
-    listener gets no more connections.
-    Everybody may connect (to ask for advice); permissions follow from peer credentials. With `owners` only root and
-    this user may connect. If the owner cannot be set (there are several, or only root could set it) everybody may
-    connect.
+    An existing socket is replaced atomically: there is always a socket at `path`, and the previous listener gets no
+    more connections. Every user may connect (to ask for advice); what a caller may do depends on the peer credentials.
+    With `owners` only root and this user may connect. If the owner cannot be set (there are several, or only root could
+    set it), every user may connect.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     fresh = path.with_name(f"{path.name}~")
@@ -275,6 +274,6 @@ def _given(path: Path, owners: Collection[int]) -> bool:
 
 
 def peer_uid(client: socket.socket) -> int:
-    """Return the uid of the process at the other end, as the kernel knows it."""
+    """Return the uid of the process at the other end, from the kernel."""
     packed = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(packed)[1])

@@ -56,10 +56,10 @@ def render(  # noqa: PLR0913 - one keyword for each thing that goes into the tex
 ) -> str:
     """Return one shim (`JOB_SUBMIT` or `CLI_FILTER`) as Lua source.
 
-    `socket` and `table` are the paths that slurmctld sees. `catalog` goes into the file for the day on which neither
-    service nor table can be had. `default_partition` is for the user commands, which do not know it. `cluster`:
-    ClusterName, to which jobs with slices are kept in a federation; empty: it is not known. `module`: as a file that a
-    site's own script loads, instead of the script itself.
+    `socket` and `table` are the paths as slurmctld sees them. `catalog` is put into the file in case neither service
+    nor table is available. `default_partition` is for the user commands, which do not know it. `cluster`: ClusterName,
+    to which jobs with slices are restricted in a federation; empty if unknown. `module`: render a file that a site's
+    own script loads, instead of the script itself.
     """
     environment = Environment(
         loader=template_loader(),
@@ -113,7 +113,7 @@ def render(  # noqa: PLR0913 - one keyword for each thing that goes into the tex
         describe=policy.describe,
         describe_seconds=DESCRIBE_SECONDS,
         module=module,
-        # without models and nodes: it must not grow with the site, nor change with what its nodes have at the moment
+        # without models and nodes: it must not grow with the site, nor change with the current state of its nodes
         built_in=site_source(replace(catalog, nodes={})),
     )
 

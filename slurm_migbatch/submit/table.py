@@ -1,9 +1,9 @@
 """Write the compiled table: the whole request grid as one file, for use without the service.
 
-A first line `migbatch table <version> <bytes>`, so many bytes of Lua (`return {...}`: partitions, GPU kinds, where the
-records of each model begin), then records of printable characters that are read one by one when needed: the memory of
-slurmctld does not grow with the grid. The shim finds a request's cell, compares its figures with the
-request and so gives the service's answers; objectives need no cells of their own.
+The file has a first line `migbatch table <version> <bytes>`, then that many bytes of Lua (`return {...}`: partitions,
+GPU kinds, where the records of each model begin), then records of printable characters that are read one by one when
+needed: the memory of slurmctld does not grow with the grid. The shim finds a request's cell and compares its figures
+with the request, and so gives the same answers as the service; objectives need no cells of their own.
 
 A model's record is a line `unit;input;batch;inputs;batches` (the defaults, then the edges), and after it a cell for
 each GPU kind, role (infer, train), batch and input, in this order. A cell is two numbers: its entry in the kind's pool
@@ -12,8 +12,8 @@ the latency, 0 if unknown, and how many codes the rate is above or below the bat
 an entry of needs has MiB. Numbers are digits to the base 94, from `!`.
 
 Why pools: figures are preferred numbers (`predict.candidate`), and a model's figures on the other slices follow
-few patterns, so many cells are equal. A cell costs five or six bytes for some twenty figures; written out it is
-more than a hundred.
+few patterns, so many cells are equal. A cell takes five or six bytes for some twenty figures; written out it would
+take more than a hundred.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _escaped(byte: int) -> str:
 
 
 def site_source(catalog: SiteCatalog, *, records: Mapping[str, Any] | None = None) -> str:
-    """Return the site as a Lua expression; `records`: the part of it that locates the records."""
+    """Return the site as a Lua expression; `records`: the fields of it that locate the records."""
     parts = {
         "version": TABLE_VERSION,
         "names": catalog.names,
@@ -83,9 +83,9 @@ def site_source(catalog: SiteCatalog, *, records: Mapping[str, Any] | None = Non
 
 
 def compile_table(catalog: SiteCatalog, chooser: Chooser, *, models: Iterable[str] | None = None) -> str:
-    """Return the table's text, all ASCII. `models` limits it to those (canonical names); all known ones without it."""
+    """Return the table's text, all ASCII. `models`: canonical names of the models in it; None: all known ones."""
     grids = chooser.grids
-    wanted = sorted(grids if models is None else set(models) & set(grids))
+    names = sorted(grids if models is None else set(models) & set(grids))
     kinds = list(catalog.kinds.values())
     times, needs = [_Pool() for _ in kinds], [_Pool() for _ in kinds]
     cells: dict[str, list[tuple[Array, Array]]] = {
@@ -94,23 +94,23 @@ def compile_table(catalog: SiteCatalog, chooser: Chooser, *, models: Iterable[st
             for number, kind in enumerate(kinds)
             for role in ROLES
         ]
-        for model in wanted
+        for model in names
     }
     digits = [max((pool.digits for pool in pools), default=1) for pools in (times, needs)]
     records = _Records()
-    kept: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "digits": digits,
         "order": {kind.name: number for number, kind in enumerate(kinds)},
         "times": {kind.name: records.add(pool.text) for kind, pool in zip(kinds, times, strict=True)},
         "needs": {kind.name: records.add(pool.text) for kind, pool in zip(kinds, needs, strict=True)},
         "models": {},
-        "aliases": {old: new for old, new in sorted(chooser.aliases.items()) if new in cells},
+        "aliases": {alias: new for alias, new in sorted(chooser.aliases.items()) if new in cells},
     }
     for model, sheets in cells.items():
-        kept["models"][model] = records.add(_grid_line(grids[model]))
+        fields["models"][model] = records.add(_grid_line(grids[model]))
         for pair in sheets:
             records.add(np.hstack([_text(ids, width) for ids, width in zip(pair, digits, strict=True)]).tobytes())
-    header = f"return {site_source(catalog, records=kept)}\n"
+    header = f"return {site_source(catalog, records=fields)}\n"
     return f"migbatch table {TABLE_VERSION} {len(header)}\n{header}{b''.join(records.parts).decode('ascii')}\n"
 
 
@@ -228,10 +228,10 @@ class _Pool:
 
 
 def _text(codes: Array, digits: int) -> Array:
-    """Return the codes as `digits` characters each: an array of bytes with one more dimension."""
+    """Encode each code as `digits` characters: return an array of bytes with one more dimension."""
     powers = BASE ** np.arange(digits - 1, -1, -1, dtype=np.int64)
-    found: Array = (codes[..., None] // powers % BASE + ZERO).astype(np.uint8)
-    return found
+    characters: Array = (codes[..., None] // powers % BASE + ZERO).astype(np.uint8)
+    return characters
 
 
 def _figures(chooser: Chooser, model: str, role: str, kind: GpuKind) -> tuple[Array, Array, Array]:

@@ -1,1 +1,1 @@
-"""Requests of jobs: hints, buckets, and a site's catalog."""
+"""Model jobs' requests: hints, buckets, and a site's catalog."""

@@ -1,4 +1,4 @@
-"""Buckets: the finite grid of requests on which decisions are made.
+"""Map requests to buckets: the finite grid on which decisions are made.
 
 A request is rounded to the demanding side, to a cell of (model, role, batch, input size, objective): batch and input
 size up to an edge of the model's grid, a latency limit down and a rate up to the preferred numbers of ISO 3 (R20: 20
@@ -25,8 +25,8 @@ R20: Final = (100, 112, 125, 140, 160, 180, 200, 224, 250, 280, 315, 355, 400, 4
 class Grid:
     """The edges of one model's buckets, ascending, and the defaults.
 
-    `unit` is the unit of its input, `tok` or `px`. Above the last edge its doubles are edges too, which the compiled
-    table does not hold.
+    `unit` is the unit of its input, `tok` or `px`. The last edge times powers of two are edges too, which the compiled
+    table does not contain.
     """
 
     unit: str
@@ -41,11 +41,11 @@ class Grid:
                 raise ValueError(f"bucket edges must be ascending positive integers, not {edges}")
 
     def up_batch(self, batch: int | None) -> int:
-        """Return the edge of a batch; None: of the default one, which is on the grid."""
+        """Return the edge for a batch size; for None the default batch size, which is on the grid."""
         return up(batch or min(self.default_batch, self.batches[-1]), self.batches)
 
     def up_input(self, size: int | None) -> int:
-        """Return the edge of an input size; None: of the default one, which is on the grid."""
+        """Return the edge for an input size; for None the default input size, which is on the grid."""
         return up(size or min(self.default_input, self.inputs[-1]), self.inputs)
 
     @property
@@ -76,7 +76,7 @@ class Bucket:
 
     @property
     def cell(self) -> str:
-        """The part that the predicted figures depend on: `bert-large/infer/b32/128tok`."""
+        """The part of the name that the predicted figures depend on: `bert-large/infer/b32/128tok`."""
         return f"{self.model}/{self.role}/b{self.batch}/{self.input}{self.unit}"
 
     @property
@@ -88,9 +88,9 @@ class Bucket:
 
 
 def up(value: int, edges: Sequence[int]) -> int:
-    """Return the smallest edge that is at least `value`; above the last one, that one doubled as often as needed."""
-    place = bisect_left(edges, value)
-    return edges[place] if place < len(edges) else edges[-1] << ((value - 1) // edges[-1]).bit_length()
+    """Return the smallest edge that is at least `value`; above the last one, that edge doubled as often as needed."""
+    index = bisect_left(edges, value)
+    return edges[index] if index < len(edges) else edges[-1] << ((value - 1) // edges[-1]).bit_length()
 
 
 def preferred(value: int, *, ceiling: bool) -> int:
@@ -101,8 +101,8 @@ def preferred(value: int, *, ceiling: bool) -> int:
     while value >= 1000 * scale:
         scale *= 10
     if ceiling:
-        place = bisect_left(R20, -(-value // scale))
-        return (R20[place] if place < len(R20) else 1000) * scale
+        index = bisect_left(R20, -(-value // scale))
+        return (R20[index] if index < len(R20) else 1000) * scale
     return R20[bisect_right(R20, value // scale) - 1] * scale
 
 
@@ -113,13 +113,13 @@ def rate_of(items: int, seconds: int) -> int:
 
 def rounded(told: Mapping[str, str | int]) -> dict[str, str | int]:
     """Return fields of Hints with the latency limit and the rate as `bucket_of` rounds them, all others as they are."""
-    known = dict(told)
-    if isinstance(slo := known.get("slo_us"), int):
-        known["slo_us"] = preferred(slo, ceiling=False)
-    if isinstance(items := known.get("items"), int) and isinstance(time := known.get("deadline_s"), int):
-        del known["items"], known["deadline_s"]
-        known["rate"] = preferred(rate_of(items, time), ceiling=True)
-    return known
+    fields = dict(told)
+    if isinstance(slo := fields.get("slo_us"), int):
+        fields["slo_us"] = preferred(slo, ceiling=False)
+    if isinstance(items := fields.get("items"), int) and isinstance(time := fields.get("deadline_s"), int):
+        del fields["items"], fields["deadline_s"]
+        fields["rate"] = preferred(rate_of(items, time), ceiling=True)
+    return fields
 
 
 def bucket_of(hints: Hints, model: str, grid: Grid) -> Bucket:

@@ -1,8 +1,8 @@
-"""A site's catalog: partitions, their GPU types, and the possible profiles of each type.
+"""Define a site's catalog: partitions, their GPU types, and the possible profiles of each type.
 
-The daemon builds a catalog from the inventory that nodes report; `migbatch explain` and the compiled table read the
-same value. Performance figures are those of the whole GPU; shares of a slice come from its geometry (SM count and
-memory slices), never from the g in its name.
+The daemon builds a catalog from the inventory that nodes report; `migbatch explain` and the compiled table use the
+same catalog. Performance figures are those of the whole GPU; the share of a slice is computed from its geometry (SM
+count and memory slices), never from the number before the g in its name.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class GpuKind:
 
     @property
     def room(self) -> GpuRoom:
-        """What one of these GPUs can hold at once."""
+        """The slices that one of these GPUs can hold at once."""
         return room_of(self.geometry)
 
     def answers_to(self, gpu_type: str) -> bool:
-        """Return whether a user's GPU type means this one."""
+        """Return whether a GPU type written by a user names this one."""
         return gpu_type == self.name or gpu_type in self.types
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,13 +105,13 @@ class ProfileOffer:
 
     @property
     def order(self) -> tuple[int, int, str]:
-        """From cheapest to most expensive: fewest compute slices, then least memory, then by name."""
+        """The sort key from cheapest to most expensive: fewest compute slices, then least memory, then by name."""
         return (self.compute_slices, self.memory_mib, self.profile.gres_type)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What jobs of one partition (or of several that a job names) can have.
+    """The profiles available to jobs of one partition (or of several that a job names).
 
     `default` is the profile for jobs without hints: the site's choice, else the cheapest plain one. `lends`: training
     jobs without an explicit profile wait here for idle slices.
@@ -125,18 +125,18 @@ class Partition:
     @cached_property
     def offers(self) -> Mapping[str, ProfileOffer]:
         """Every profile by its GRES type, cheapest first."""
-        found: dict[str, ProfileOffer] = {}
+        merged: dict[str, ProfileOffer] = {}
         for kind in self.kinds:
             for info in kind.geometry.profiles:
-                here = ProfileOffer(info.profile, info.compute_slices, info.memory_slices, info.memory_mib)
-                seen = found.get(info.profile.gres_type, here)
-                found[info.profile.gres_type] = ProfileOffer(
+                own = ProfileOffer(info.profile, info.compute_slices, info.memory_slices, info.memory_mib)
+                earlier = merged.get(info.profile.gres_type, own)
+                merged[info.profile.gres_type] = ProfileOffer(
                     info.profile,
-                    max(seen.compute_slices, here.compute_slices),
-                    max(seen.memory_slices, here.memory_slices),
-                    min(seen.memory_mib, here.memory_mib),
+                    max(earlier.compute_slices, own.compute_slices),
+                    max(earlier.memory_slices, own.memory_slices),
+                    min(earlier.memory_mib, own.memory_mib),
                 )
-        return {offer.profile.gres_type: offer for offer in sorted(found.values(), key=lambda o: o.order)}
+        return {offer.profile.gres_type: offer for offer in sorted(merged.values(), key=lambda o: o.order)}
 
     @cached_property
     def plain(self) -> tuple[ProfileOffer, ...]:
@@ -152,11 +152,11 @@ class Partition:
 
     @cached_property
     def profile_list(self) -> str:
-        """The profiles for a message, cheapest first."""
+        """The profiles as text for a message, cheapest first."""
         return ", ".join(self.offers)
 
     def kind_of(self, gpu_type: str | None) -> GpuKind | None:
-        """Return the type that `gpu:<type>` means here; without a type the partition's first."""
+        """Return the GPU type that `gpu:<type>` means in this partition; without a type the partition's first."""
         if gpu_type is None:
             return self.kinds[0]
         return next((kind for kind in self.kinds if kind.answers_to(gpu_type)), None)
@@ -187,7 +187,7 @@ class MigNode:
 
 @dataclass(frozen=True)
 class SiteCatalog:
-    """All MIG partitions of the site, by name, and the nodes in them; empty nodes: unknown.
+    """All MIG partitions of the site, by name, and the nodes in them; no nodes: they are unknown.
 
     `stem` is the common prefix of the names of catalog nodes.
     """
@@ -207,18 +207,18 @@ class SiteCatalog:
 
     @property
     def names(self) -> str:
-        """The partitions for a message."""
+        """The partitions as text for a message."""
         return ", ".join(self.partitions)
 
     @property
     def kinds(self) -> dict[str, GpuKind]:
-        """All kinds of the site by name."""
+        """All GPU types of the site by name."""
         return {kind.name: kind for part in self.partitions.values() for kind in part.kinds}
 
     def view(self, names: Sequence[str], only: Collection[str] | None = None) -> Partition:
-        """Return the partitions `names` (all MIG ones) as one: all their types, the default of the first.
+        """Return the partitions `names` (all must have MIG) merged into one: all their types, the default of the first.
 
-        It lends if all do. `only`: the types to include.
+        The result lends if all of them do. `only`: the types to include.
         """
         parts = [self.partitions[name] for name in names]
         kinds = {kind.name: kind for part in parts for kind in part.kinds}
@@ -232,15 +232,15 @@ class SiteCatalog:
     def able(self, names: Collection[str], need: Need) -> int:
         """Return how many nodes of the partitions `names` could hold these slices at once, if they were empty."""
         key = tuple(names), need
-        known = self._able.get(key)
-        if known is None:
+        cached = self._able.get(key)
+        if cached is None:
             if len(self._able) >= _MOST_NEEDS:
                 self._able.clear()
-            known = self._able[key] = self.able_of(self.nodes.values(), names, need)
-        return known
+            cached = self._able[key] = self.able_of(self.nodes.values(), names, need)
+        return cached
 
     def able_of(self, nodes: Iterable[MigNode], names: Collection[str], need: Need) -> int:
-        """Return how many of some nodes that are in the partitions `names` could."""
+        """Return how many of `nodes` are in the partitions `names` and could hold these slices at once, if empty."""
         shapes = Counter(node.gpus for node in nodes if not node.partitions.isdisjoint(names))
         kinds = self.kinds
         return sum(count for gpus, count in shapes.items() if can_hold([kinds[name].room for name in gpus], dict(need)))

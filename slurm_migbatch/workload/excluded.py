@@ -1,4 +1,4 @@
-"""Nodes that a job's user excludes (`--exclude`), as the submit filter records them in the job's comment.
+"""Store the nodes that a job's user excludes (`--exclude`) in the job's comment, and read them from it.
 
 squeue does not print a pending job's ExcNodeList. So the filter writes it before the marker: `[mig-exclude:n[1-2],m7]
 [mig:1g.10gb:1#7fq3k]`. What does not fit in `LONGEST` bytes, or in the remaining space of the comment, is omitted, name
@@ -33,13 +33,13 @@ _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 
 def split(text: str) -> tuple[str, str]:
-    """Return the user's text and the node list behind it, for a comment without its marker; the list may be empty."""
+    """Split a comment without its marker into the user's text and the node list after it, which may be empty."""
     match = _LIST.search(text) if OPEN in text else None
     return (text[: match.start()], match[1]) if match and match.end() == len(text) else (text, "")
 
 
 def user_text(comment: str) -> str:
-    """Return a job's comment without what the filter wrote."""
+    """Return a job's comment without the text that the filter added."""
     return split(strip(comment))[0]
 
 
@@ -53,19 +53,19 @@ def attached(text: str, nodes: str, room: int) -> str:
 
 def _shortened(nodes: str, most: int) -> str:
     """Return the beginning of a node list, in whole items, of at most `most` bytes."""
-    kept = ""
+    beginning = ""
     depth = start = 0
     for at, char in enumerate(f"{nodes},"):
         depth += (char == "[") - (char == "]")
         if char == "," and depth == 0:
             item = nodes[start:at]
             start = at + 1
-            longer = f"{kept},{item}" if kept else item
+            longer = f"{beginning},{item}" if beginning else item
             if len(longer) > most:
                 break
             if _ITEM.fullmatch(item):
-                kept = longer
-    return kept
+                beginning = longer
+    return beginning
 
 
 def excluded(comment: str) -> frozenset[str]:

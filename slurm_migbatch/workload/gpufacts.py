@@ -1,4 +1,4 @@
-"""Speed of whole GPUs by name, for the physical prior: dense 16-bit matrix rate and memory bandwidth.
+"""List the speed of whole GPUs by name, for the physical prior: dense 16-bit matrix rate and memory bandwidth.
 
 Figures are from NVIDIA's data sheets (without sparsity, SXM parts unless the name says PCIe or NVL). MIG geometry never
 comes from here. A site corrects or adds models in [gpus.<name>] of migbatch.toml.
@@ -56,7 +56,8 @@ ALIKE = 0.9
 def facts_of(name: str) -> GpuModelFacts | None:
     """Return the facts of the GPU that NVML calls `name`, or that has this short name.
 
-    A variant whose name states less memory than the listed ones has fewer or slower stacks, and as much less bandwidth.
+    A variant whose name states less memory than the listed ones has fewer or slower memory stacks; its bandwidth is
+    reduced in proportion.
     """
     text = _words(name)
     facts = next((facts for pattern, facts in _KNOWN if re.search(pattern, text)), None)
@@ -77,7 +78,7 @@ def short_name(name: str, memory_gb: int) -> str:
 
 
 def model_of(name: str) -> str:
-    """Return a GPU's model without its memory: "h100"; "h100-pcie", as that form of it has another speed."""
+    """Return a GPU's model without its memory: "h100"; but "h100-pcie", because that variant has a different speed."""
     text = re.sub(r"^(nvidia|tesla|quadro) | [0-9]+gb$", "", _words(name))
     if "rtx pro" in text:
         return "-".join(text.split()[:3])
@@ -91,15 +92,16 @@ def model_of(name: str) -> str:
 
 
 def memory_gb_of(name: str) -> int:
-    """Return the GB of a whole GPU as its profile states them, by its name; 0 if unknown. The GB in a name with a Grace
-    CPU (GH200 480GB) are the CPU's.
+    """Return the GB of a whole GPU, by its name, as stated in the name of its full profile; 0 if unknown.
+
+    The GB in a name with a Grace CPU (GH200 480GB) are the CPU's.
     """
     facts = facts_of(name)
     return _stated_gb(_words(name)) or (math.ceil(facts.mib / 1024) if facts is not None else 0)
 
 
 def _stated_gb(text: str) -> int:
-    """Return the GB that a name in words states, 0 if none; those of a MIG profile (1g.10gb) are none of a GPU's."""
+    """Return the GB in the words of a name, 0 if none; the GB of a MIG profile (1g.10gb) do not count."""
     stated = None if re.search(r"\bg[hb][0-9]", text) else re.search(r"(?<![.0-9])([0-9]{2,3}) ?gb\b", text)
     return 0 if stated is None else int(stated[1])
 
@@ -112,4 +114,4 @@ def _alike(one: GpuModelFacts | None, other: GpuModelFacts | None) -> bool:
 
 def _words(name: str) -> str:
     words = re.sub(r"[ _-]+", " ", name.lower())
-    return re.sub(r"\b(h[18]00) (94gb)", r"\1 nvl \2", words)  # NVL alone has 94 GB; stored measurements lack the form
+    return re.sub(r"\b(h[18]00) (94gb)", r"\1 nvl \2", words)  # only NVL has 94 GB; stored measurements lack "nvl"

@@ -1,8 +1,8 @@
 """The hints of a job: `--comment="migbatch: model=bert-large batch=32 slo=200ms"`.
 
 A comment (or extra text, where the site allows it) that begins with `migbatch:` holds key=value pairs separated by
-blanks. Every key has an allow-list for its value; everything else is refused with a sentence. Hints steer the choice
-of a slice and never more: they reach no shell, no file name and no SQL text.
+blanks. Every key has an allow-list for its value; everything else is refused with a sentence. Hints affect only the
+choice of a slice: they are never part of a shell command, a file name or SQL text.
 
 | key | meaning | forms |
 |---|---|---|
@@ -12,22 +12,22 @@ of a slice and never more: they reach no shell, no file name and no SQL text.
 | items | items in the whole job | 50000, 50k, 1.5m, 1e6 |
 | slo | longest time for one batch | 200ms, 0.2s |
 | deadline | longest time for all items, from the job's start | 2h, 1h30m, 02:30:00, 1-02:00:00 |
-| pipeline | what all jobs of one pipeline name, tied by --dependency; its `deadline` is of all of them | caption-7 |
+| pipeline | name shared by all jobs of one pipeline, connected by --dependency; its `deadline` is for all | caption-7 |
 | mem | GPU memory that the job needs (replaces the estimate) | 18gb (10^9), 18GiB, 18G (2^30) |
-| role | what it is: inference, training, an instance of a service | infer, train, serve |
+| role | what the job does: inference, training, or being an instance of a service | infer, train, serve |
 | min, max | smallest and largest profile to be chosen | 1g.10gb, 3g.40gb |
 | cuda | how CUDA_VISIBLE_DEVICES names the slice | uuid, index |
 | retry | run a batch job or array task once more, on a larger slice, where its own was too small | oom |
-| signal | on this signal the job writes a checkpoint and goes on | usr1, usr2 |
+| signal | on this signal the job writes a checkpoint and continues | usr1, usr2 |
 
 Language models have more, under the names that serving engines and trainers use (`llmhints`).
 
-Of a job array `items` are those of one task, and `deadline` is for all tasks, from the start of the first. With
-`role=serve` each task is one instance of a service: `rate` is then the items or requests a second that all of them get
-together, and the slice of one is chosen by memory and latency alone.
+For a job array, `items` is the number of items of one task, and `deadline` is for all tasks, from the start of the
+first. With `role=serve` each task is one instance of a service: `rate` is then the total of items or requests a second
+for all of them, and the slice of one is chosen by memory and latency alone.
 
-Of a pipeline `items` are those of one job, and `deadline` is for all its jobs, from the submission of the first; any
-of them may tell it. Where several do, the shortest counts.
+For a pipeline, `items` is the number of items of one job, and `deadline` is for all its jobs, from the submission of
+the first; any of them may give it. If several do, the shortest counts.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def is_hint(text: str) -> bool:
 
 
 def unread(*texts: str) -> str:
-    """Return the first pair of a text with hints that is not read for them; empty for none.
+    """Return the first key=value pair in the texts that are not read as hints; empty for none.
 
-    Raises Refusal if it names migbatch, because then they were meant as hints.
+    Raises Refusal if its text names migbatch, because then it was meant as hints.
     """
     for text in texts:
         if not is_hint(text) and (pair := nearmiss.unread_pair(text, FORMS)):
@@ -138,25 +138,27 @@ def unread(*texts: str) -> str:
 
 def parse(*texts: str) -> Hints:
     """Read the hints of all texts that begin with the prefix (comment first, then extra); raises Refusal."""
-    given, of_llm = given_fields(*texts)
+    fields, of_llm = given_fields(*texts)
     # each field has its own type
-    hints = Hints(**given, llm=LlmHints(**of_llm) if of_llm else NO_LLM)  # type: ignore[arg-type]
+    hints = Hints(**fields, llm=LlmHints(**of_llm) if of_llm else NO_LLM)  # type: ignore[arg-type]
     if hints.deadline_s is not None and hints.items is None and hints.pipeline is None:
         raise Refusal("deadline_alone")
     return hints
 
 
 def given_fields(*texts: str) -> tuple[GivenFields, GivenFields]:
-    """Return what `parse` reads: the fields of Hints and those of LlmHints that are told; raises Refusal."""
+    """Return the given hints as fields of Hints and fields of LlmHints; raises Refusal."""
     values: dict[str, str] = {}
     for text in texts:
         if is_hint(text):
             _pairs(text, values)
-    given: dict[str, str | int] = {}
+    fields: dict[str, str | int] = {}
     of_llm: dict[str, str | int] = {}
-    for key in sorted(values, key=_ORDER.__getitem__):  # so that of several errors always the same one is reported
-        (of_llm if key in llmhints.FORMS else given).update(_value(key, values[key]))
-    return given, of_llm
+    for key in sorted(
+        values, key=_ORDER.__getitem__
+    ):  # in a fixed order, so that of several errors the same one is always reported
+        (of_llm if key in llmhints.FORMS else fields).update(_value(key, values[key]))
+    return fields, of_llm
 
 
 def _pairs(text: str, values: dict[str, str]) -> None:
@@ -188,10 +190,10 @@ def _unknown(key: str) -> Refusal:
 
 @lru_cache(1024)
 def _value(key: str, text: str) -> Mapping[str, str | int]:
-    found = _READERS[key](lower(text))
-    if found is None:
+    value = _READERS[key](lower(text))
+    if value is None:
         raise Refusal("hint_value", key, show(text), FORMS[key])
-    return found
+    return value
 
 
 def _input(text: str) -> Read | None:

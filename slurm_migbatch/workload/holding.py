@@ -1,4 +1,4 @@
-"""Whether the GPUs of one node can ever hold the slices that a job requests together.
+"""Check whether the GPUs of one node can ever hold the slices that a job requests together.
 
 Layouts of a GPU are described by footprints: profiles with the same placements and compute slices are interchangeable.
 Ignored details (media engines shared by variants of a profile) make the answer too generous, never too strict. A search
@@ -43,14 +43,16 @@ class GpuRoom:
 
     def without(self, layout: Sequence[int], need: Need) -> Need:
         """Return the rest of `need` after this GPU, in this layout, has taken what it can."""
-        room, left = list(layout), dict(need)
-        known = [(self.footprints[kind].most, place, kind) for place, (kind, _) in enumerate(need) if self.has(kind)]
-        for most, _, kind in sorted(known):  # profiles with the lowest limit per GPU first
+        room, remaining = list(layout), dict(need)
+        candidates = [
+            (self.footprints[kind].most, place, kind) for place, (kind, _) in enumerate(need) if self.has(kind)
+        ]
+        for most, _, kind in sorted(candidates):  # profiles with the lowest limit per GPU first
             number = self.footprints[kind].number
-            taken = min(room[number], left[kind], most)
+            taken = min(room[number], remaining[kind], most)
             room[number] -= taken
-            left[kind] -= taken
-        return tuple((kind, count) for kind, count in left.items() if count)
+            remaining[kind] -= taken
+        return tuple((kind, count) for kind, count in remaining.items() if count)
 
     def has(self, kind: str) -> bool:
         """Return whether the GPU has a profile of this GRES type."""
@@ -72,11 +74,11 @@ def room_of(geometry: Geometry) -> GpuRoom:
         max(footprint.most for footprint in footprints.values() if footprint.number == number)
         for number in range(len(numbers))
     ]
-    found = set(_layouts([first[number] for number in range(len(numbers))], geometry.compute_slices, most))
+    possible = set(_layouts([first[number] for number in range(len(numbers))], geometry.compute_slices, most))
     fullest = [
         layout
-        for layout in found
-        if not any(other != layout and all(a <= b for a, b in zip(layout, other, strict=True)) for other in found)
+        for layout in possible
+        if not any(other != layout and all(a <= b for a, b in zip(layout, other, strict=True)) for other in possible)
     ]
     layouts = tuple(sorted(fullest, reverse=True))
     return GpuRoom(footprints, layouts, geometry.compute_slices, geometry.memory_slices)
@@ -94,11 +96,11 @@ def _layouts(infos: Sequence[ProfileInfo], compute: int, most: Sequence[int]) ->
             number, bits = slots[at]
             if mask & bits or infos[number].compute_slices > free or counts[number] >= most[number]:
                 continue
-            more = (*counts[:number], counts[number] + 1, *counts[number + 1 :])
-            state = (more, mask | bits, at + 1)
+            extended = (*counts[:number], counts[number] + 1, *counts[number + 1 :])
+            state = (extended, mask | bits, at + 1)
             if state not in seen:
                 seen.add(state)
-                stack.append((more, mask | bits, free - infos[number].compute_slices, at + 1))
+                stack.append((extended, mask | bits, free - infos[number].compute_slices, at + 1))
 
 
 def can_hold(gpus: Sequence[GpuRoom], need: Mapping[str, int]) -> bool:
@@ -120,16 +122,16 @@ class _Search:
             return True
         gpu, tried = self._gpus[at], {need}
         for layout in gpu.layouts:
-            left = gpu.without(layout, need)
-            if left not in tried:
-                tried.add(left)
-                if self.holds(at + 1, left):
+            remaining = gpu.without(layout, need)
+            if remaining not in tried:
+                tried.add(remaining)
+                if self.holds(at + 1, remaining):
                     return True
         return len(tried) == 1 and self.holds(at + 1, need)
 
     @staticmethod
     def _within(gpus: Sequence[GpuRoom], need: Need) -> bool:
-        """Return whether the sums allow it."""
+        """Return whether the sums of slices over all GPUs allow it."""
         compute = memory = 0
         for kind, count in need:
             able = [gpu.footprints[kind] for gpu in gpus if gpu.has(kind)]

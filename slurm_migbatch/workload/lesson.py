@@ -1,4 +1,4 @@
-"""One ended run, as the record tells it and the predictor learns from it."""
+"""Describe one ended run, as it is read from the record for the predictor to learn from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Lesson:
         elapsed_s: from its start to its end; the whole job, including loading.
         throughput_per_s, items, latency_s, latency_p99_s: of the whole run, as reported by the job.
         memory_mib: the peak of one slice, from the driver.
-            A run that shared its slice with another job has neither: they are not figures of a slice.
+            A run that shared its slice with another job has no such figures: they would not be those of one job.
         engine: a program in its script that takes a fixed share of any slice; empty if none is known.
     """
 

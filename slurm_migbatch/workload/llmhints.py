@@ -1,20 +1,20 @@
-"""The hints of language models, under the names that serving engines and trainers use.
+"""Parse the hints of language models, which have the names that serving engines and trainers use.
 
 | key | meaning | forms |
 |---|---|---|
 | engine | what serves the model | vllm, sglang, trtllm, tgi, llamacpp, ollama, transformers |
 | dtype | type of the weights | auto, bf16, fp16, fp32 |
-| quantization | of the weights, where the name does not say | awq, gptq, fp8, int8, bitsandbytes, mxfp4, q4_k_m |
+| quantization | of the weights, if not in the model's name | awq, gptq, fp8, int8, bitsandbytes, mxfp4, q4_k_m |
 | max_model_len | longest sequence, input and output together | 8192, 8k |
 | max_num_seqs | sequences at once (`batch` means the same) | 16 |
-| output | tokens that a request makes (`input` those that it comes with) | 256, 1k |
+| output | tokens that a request generates (`input`: tokens of its prompt) | 256, 1k |
 | kv_cache_dtype | type of the key-value cache | auto, fp8, bf16 |
 | gpu_memory_utilization | share of the slice that the engine may take | 0.9 |
-| ttft, tpot | longest time to the first token, and of each further one | 500ms, 40ms |
+| ttft, tpot | longest time to the first token, and for each further one | 500ms, 40ms |
 | rate | requests a second | 2, 0.5 |
 | method | how it is tuned; also says that the role is train | full, lora, qlora |
 | optimizer | of the training | adamw, adamw_8bit, adafactor, lion, sgd |
-| checkpointing | whether activations are computed again | on, off |
+| checkpointing | whether activations are recomputed in the backward pass | on, off |
 | seq, micro_batch | tokens of a sequence, and sequences in one pass of a training | 2k, 4 |
 | params | size of a model that is not public | 8b, 350m |
 | arch | its architecture, as `migbatch model describe` prints it | layers:32+hidden:4096+heads:32+kv:8 |
@@ -102,12 +102,12 @@ def within(name: str, number: int | None, low: int, high: int) -> Read | None:
 
 
 def one_of(name: str, *words: str) -> Reader:
-    """Return a reader of some words."""
+    """Return a reader that accepts only these words."""
     return lambda text: {name: text} if text in words else None
 
 
 def matching(name: str, pattern: re.Pattern[str]) -> Reader:
-    """Return a reader of texts of a form."""
+    """Return a reader of texts that match the pattern."""
     return lambda text: {name: text} if pattern.fullmatch(text) else None
 
 

@@ -1,4 +1,4 @@
-"""Elastic training jobs: how they are recognized, and how they change between waiting and a slice.
+"""Recognize elastic training jobs, and change them between waiting and a slice.
 
 Such a job waits with the GRES `mig:loan:1`, a type that only the catalog node lists: Slurm keeps its priority,
 fairshare and limits, and starts it nowhere. Root releases it by writing a profile into its GRES, and withdraws it by
@@ -110,12 +110,12 @@ def _hints_of(comment: str, gres: str) -> LoanHints | None:
         counts = gres_list.counts(gres, GRES)
     except GresError:
         return None
-    asked = {kind: count for kind, count in counts.items() if count}
+    requested = {kind: count for kind, count in counts.items() if count}
     if GRES not in gres and is_marked(comment):
-        asked = {LOAN: 1}  # it was emptied, but the second update is missing
-    if len(asked) != 1:
+        requested = {LOAN: 1}  # it was emptied, but the second update is missing
+    if len(requested) != 1:
         return None
-    ((kind, count),) = asked.items()
+    ((kind, count),) = requested.items()
     profile = None
     if kind not in (LOAN, GUEST):
         profile = _profile(kind)
@@ -145,7 +145,7 @@ def forgets(gres: str) -> bool:
 
 
 def waiting_count(gres: str) -> int:
-    """Return how many `loan` a waiting job requests, according to Slurm's GRES format."""
+    """Return the count of the GRES type `loan` that a waiting job requests, according to Slurm's GRES format."""
     return 1 if forgets(gres) else 2
 
 
@@ -170,7 +170,8 @@ def decision_name(id: str) -> str:
 def emptied(gres: str) -> dict[str, str]:
     """Return the fields of a `scontrol update` to send before `retyped`'s; none if Slurm drops the old type itself.
 
-    The job waits as before, by a count for the whole job, and on one node: on two it would find one `loan` each.
+    The job still waits, because it requests a count for the whole job, on one node: two nodes would offer one `loan`
+    each.
     """
     if forgets(gres):
         return {}
@@ -193,27 +194,27 @@ def retyped(gres: str, comment: str, kind: str, nodes: Collection[str] = ()) -> 
         kind: `LOAN`, `GUEST` or a profile in GRES spelling.
         nodes: where it must not start; its user must have excluded none.
     """
-    kept: list[str] = []
+    entries: list[str] = []
     former = _types(gres)
     for entry in gres_list.split(gres):
         name = gres_list.prefix_of(entry)[1].partition(":")[0]
         if name and name != GRES:
-            kept.append(gres_list.prefix_of(entry)[1])
+            entries.append(gres_list.prefix_of(entry)[1])
     match = _marker(comment)
     text = comment[: comment.rfind(MARKER_OPEN)].removesuffix(" ") if match else comment
     marker = f"{MARKER_OPEN}{kind}:1#{decision_name((match[2] or '') if match else '')}]"
-    wanted = [f"{GRES}:{kind}:{waiting_count(gres) if kind == LOAN else 1}"]
+    mig_entries = [f"{GRES}:{kind}:{waiting_count(gres) if kind == LOAN else 1}"]
     fields = {}
     if not forgets(gres):
-        wanted += [f"{GRES}:{name}:0" for name in former if name != kind and _profile(name)]
+        mig_entries += [f"{GRES}:{name}:0" for name in former if name != kind and _profile(name)]
     if nodes or away(gres):
-        wanted += [f"{GRES}:{AWAY}{node}:0" for node in sorted(nodes)]
+        mig_entries += [f"{GRES}:{AWAY}{node}:0" for node in sorted(nodes)]
         fields["ExcNodeList"] = ",".join(sorted(nodes))
     if not former or not forgets(gres):
         fields["TresPerJob"] = ""  # undoes `emptied`
     return {
         **fields,
-        "Gres": ",".join([*kept, *wanted]),
+        "Gres": ",".join([*entries, *mig_entries]),
         "Comment": f"{text} {marker}" if text.strip(" ") else marker,
     }
 

@@ -27,35 +27,35 @@ _SEPARATORS = re.compile(r"[ ;,]")
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """Return the key that is probably meant; empty if none is close: two typing errors, one in a short key."""
+    """Return the key that is probably meant; empty if none is within two typing errors, or one for a short key."""
     lowered = lower(key)
     if len(lowered) > LONGEST_KEY:
         return ""
     if lowered in OTHER_WORDS:
         return OTHER_WORDS[lowered]
-    found, least = "", 3
+    nearest_word, least = "", 3
     for candidate in known:
         most = 1 if len(candidate) <= 4 else 2
         if abs(len(candidate) - len(lowered)) <= most:
             distance = _distance(lowered, candidate)
             if distance <= most and distance < least:
-                found, least = candidate, distance
-    return found
+                nearest_word, least = candidate, distance
+    return nearest_word
 
 
 def _distance(first: str, second: str) -> int:
     """Count the insertions, deletions, replacements and swaps of neighbours between two words (Damerau, 1964)."""
     before: list[int] = []
-    last = list(range(len(second) + 1))
+    previous = list(range(len(second) + 1))
     for i, a in enumerate(first, 1):
         row = [i]
         for j, b in enumerate(second, 1):
-            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (a != b))
+            cost = min(previous[j] + 1, row[j - 1] + 1, previous[j - 1] + (a != b))
             if i > 1 and j > 1 and a == second[j - 2] and first[i - 2] == b:
                 cost = min(cost, before[j - 2] + 1)
             row.append(cost)
-        before, last = last, row
-    return last[-1]
+        before, previous = previous, row
+    return previous[-1]
 
 
 def unread_pair(text: str, known: Collection[str]) -> str:

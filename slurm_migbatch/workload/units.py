@@ -67,8 +67,8 @@ def duration_us(text: str) -> int | None:
         return ((hours * 60 + minutes) * 60 + seconds) * 1000000
     days = _DAYS.fullmatch(text)
     if days:
-        whole, hours, minutes, seconds = (int(part or 0) for part in days.groups())
-        return (((whole * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000000
+        day_count, hours, minutes, seconds = (int(part or 0) for part in days.groups())
+        return (((day_count * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000000
     if len(text) > 40 or _DURATION.fullmatch(text) is None:
         return None
     total = 0.0
