@@ -291,7 +291,7 @@ class _RoundMetrics:
         if report is None:
             return {}
         figures = {
-            "pending_slices": report.pending,
+            "pending_jobs": report.pending,
             "waiting_jobs": report.waiting,
             "reservations": len(report.reservations),
             "unacknowledged_nodes": len(report.unacknowledged),
