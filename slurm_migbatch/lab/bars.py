@@ -10,12 +10,12 @@ from typing import Any
 
 
 class NotMeasurable(ValueError):
-    """Required data are missing; the message says which."""
+    """Required data are missing; the message names them."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One figure that should not exceed its target or, with `at_least`, should reach it.
+    """One figure that should be at most its target or, with `at_least`, at least its target.
 
     `floor`: the same figure without migbatch, a lower bound for it.
     """
@@ -29,8 +29,8 @@ class Bar:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Bar:
         """Return the bar that `to_dict` wrote."""
-        more = values.get("at_least", False), values.get("floor")
-        return cls(values["name"], values["value"], values["target"], *more)
+        optional = values.get("at_least", False), values.get("floor")
+        return cls(values["name"], values["value"], values["target"], *optional)
 
     @property
     def ok(self) -> bool:
@@ -43,7 +43,7 @@ class Bar:
         return ">=" if self.at_least else "<="
 
     def to_dict(self) -> dict[str, Any]:
-        """Return name, value, target and ok; `"at_least": true` where more is better, "floor" where it has one."""
+        """Return name, value, target and ok, with `"at_least": true` if more is better, and "floor" if it has one."""
         fields = {"name": self.name, "value": round(self.value, 6), "target": self.target, "ok": self.ok}
         floor = {} if self.floor is None else {"floor": round(self.floor, 6)}
         return {**fields, **({"at_least": True} if self.at_least else {}), **floor}
@@ -81,7 +81,7 @@ class Times:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON-able form."""
+        """Return the figures as a dict for JSON."""
         return asdict(self)
 
 
@@ -90,7 +90,7 @@ def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, -math.inf, math.inf
-    from scipy.stats import t as student  # slow to import, and most benchmarks need it once at their end
+    from scipy.stats import t as student  # slow to import; most benchmarks need it only once, at their end
 
     t = float(student.ppf(0.975, len(values) - 1))
     half = t * statistics.stdev(values) / math.sqrt(len(values))
@@ -98,9 +98,12 @@ def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return the slope of a line through the logarithms, by least squares; None for fewer than two points."""
+    """Return the exponent of a power law, fitted to the points by least squares of their logarithms.
+
+    None for fewer than two points.
+    """
     if len(points) < 2:
         return None
     xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
-    mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / sum((x - mean_x) ** 2 for x in xs)

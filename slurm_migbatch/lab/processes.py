@@ -16,9 +16,9 @@ _inputs: list[Any] = []
 
 @contextmanager
 def pool(processes: int, inputs: Any) -> Iterator[Submit]:
-    """Give a `Submit` that runs as many parts at once; each process gets the inputs once.
+    """Yield a `Submit` that runs up to `processes` parts at once; each process gets the inputs once.
 
-    With one process a part runs when its result is asked for.
+    With one process a part runs when its result is requested.
     """
     if processes <= 1:
         yield lambda call, *args: lambda: call(inputs, *args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-#: called with the next step, and how many steps there are (0: unknown)
+#: called with the name of the next step and the number of steps (0: unknown)
 Say = Callable[[str, int], None]
 
 

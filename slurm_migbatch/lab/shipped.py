@@ -1,4 +1,4 @@
-"""Provide migbatchd's decisions with the default configuration to the experiments with targets, and their names."""
+"""Provide migbatchd's decision with the default configuration, and its name, to the experiments with targets."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ work that waits a few seconds before its end.
 
 
 def provenance(decides: str, config: Config) -> dict[str, str]:
-    """Return the name of the decision function, and the digest of its configuration as rendered."""
+    """Return the name of the decision function, and a digest of the rendered configuration."""
     return {"decides": decides, "configuration": hashlib.sha256(text_of(config).encode()).hexdigest()[:16]}
 
 
 def learned(gpus: Mapping[Geometry, int], classes: Sequence[Class]) -> Config:
-    """Return the default configuration on a site that has run for a while.
+    """Return the default configuration as it works on a site that has run for a while.
 
-    migbatchd derives the offers for free space from its record (`daemon.offer_tuner`); a simulation
-    has no record, so the same function's result is set as [supply] preference, and nothing else differs.
+    migbatchd derives the offers for free space from its record (`daemon.offer_tuner`). A simulation has no record, so
+    the result of the same function is set as [supply] preference; nothing else differs from the default.
     """
     config = Config()
     names = tuple(profile.name for profile in preference(gpus, classes))
@@ -38,6 +38,6 @@ def learned(gpus: Mapping[Geometry, int], classes: Sequence[Class]) -> Config:
 
 
 def pace(config: Config) -> RoundTiming:
-    """Return the times of rounds: as often as the service's while there are events."""
+    """Return the times of rounds: while there are events, rounds are as frequent as migbatchd's."""
     poll_s = config.cluster.poll_s
     return RoundTiming(every_s=poll_s, soon_s=poll_s, idle_s=IDLE_S, growth=2.0)

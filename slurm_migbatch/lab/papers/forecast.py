@@ -1,8 +1,9 @@
 """Forecast inference's need in the next minutes from its history, for lending whole GPUs as in DeepBoot.
 
-`Levels`: of slices that are filled in a fixed order, the n-th is needed when n are needed at once. How often this
-happened within a horizon, at this time of day on earlier days, predicts the gap of the n-th. Recent needs are
-expected again, and a recent rate above that time of day's raises all of it. Empirical; nothing is fitted.
+`Levels`: if slices are filled in a fixed order, the n-th is needed when n are needed at once. How often this
+happened within a horizon, at this time of day on earlier days, predicts how long the n-th stays idle. Recent needs are
+expected again, and a recent rate of starts above that of this time of day raises the forecast. The forecast is
+empirical; nothing is fitted.
 
 migbatchd lends by `decide.lending.forecast.LevelGaps`.
 """
@@ -22,7 +23,7 @@ _MOST_RATIO: Final = 3.0
 
 
 class Levels:
-    """Number of slices needed at once, minute by minute, of the last `days` days.
+    """Numbers of slices needed at once in each minute of the last `days` days.
 
     `demand` may be called at any rate; time must not go backwards.
     """
@@ -30,7 +31,7 @@ class Levels:
     def __init__(self, days: int = 14, day_s: float = DAY_S) -> None:
         """Keep `days` of history; `day_s` is the length of a day in compressed time.
 
-        Fixed durations here are compressed with it.
+        The fixed durations of this module are compressed by the same factor.
         """
         self._bin = BIN_S * day_s / DAY_S
         self._keep = int(days * DAY_S / BIN_S)
@@ -41,11 +42,11 @@ class Levels:
 
     @property
     def days(self) -> float:
-        """How many days of history there are."""
+        """Number of days of history."""
         return len(self._peaks) * BIN_S / DAY_S
 
     def demand(self, now: float, level: int, started: int = 0) -> None:
-        """Record that from now on `level` slices are needed at once; `started` of them have just begun."""
+        """Record that from `now` on `level` slices are needed at once, `started` of them newly."""
         self._reach(now)
         self._level = level
         self._peaks[-1] = max(self._peaks[-1], level)
@@ -54,37 +55,37 @@ class Levels:
     def needed(self, now: float, horizon_s: float, sure: float = 0.95, recent_s: float | None = None) -> int:
         """Return the least number of slices that is sufficient over the horizon with probability `sure`.
 
-        Never less than the most of the last `recent_s` (ten minutes, of a day of 24 hours, if not given). Without a
-        day of history nothing else is known.
+        It is at least the maximum of the last `recent_s` seconds (by default ten minutes of a day of 24 hours). Without
+        a day of history it is this maximum.
         """
         self._reach(now)
         peaks = self._peaks
         end = len(peaks)
-        back = RECENT_S / BIN_S if recent_s is None else recent_s / self._bin
-        recent = max(peaks[max(0, end - max(1, int(back + _TINY))) :])
+        recent_bins = RECENT_S / BIN_S if recent_s is None else recent_s / self._bin
+        recent = max(peaks[max(0, end - max(1, int(recent_bins + _TINY))) :])
         span = max(1, math.ceil(horizon_s / self._bin - _TINY))
         around, day = int(AROUND_S / BIN_S), int(DAY_S / BIN_S)
-        tops: list[int] = []
+        maxima: list[int] = []
         usual = moments = 0
         centre = end - 1 - day
         while centre >= 0:
             for begin in range(max(0, centre - around), centre + around + 1, 5):
-                tops.append(max(peaks[begin : begin + span]))
+                maxima.append(max(peaks[begin : begin + span]))
             window = self._starts[max(0, centre - around) : centre + 1]
             usual, moments = usual + sum(window), moments + len(window)
             centre -= day
-        if not tops:
+        if not maxima:
             return recent
-        tops.sort()
-        usually = tops[min(len(tops) - 1, max(0, math.ceil(sure * len(tops)) - 1))]
+        maxima.sort()
+        usual_maximum = maxima[min(len(maxima) - 1, max(0, math.ceil(sure * len(maxima)) - 1))]
         latest = self._starts[max(0, end - around) :]
         ratio = 1.0
         if usual and latest:
             ratio = min(_MOST_RATIO, max(1.0, (sum(latest) / len(latest)) / (usual / moments)))
-        return max(recent, math.ceil(usually * math.sqrt(ratio) - 1e-9))
+        return max(recent, math.ceil(usual_maximum * math.sqrt(ratio) - 1e-9))
 
     def _reach(self, now: float) -> None:
-        """Open the bins up to this moment; the need continues."""
+        """Add the bins up to `now`, with the current level, and drop bins that are older than the history."""
         bin_ = int(now / self._bin + _TINY)
         if not self._peaks:
             self._first = bin_

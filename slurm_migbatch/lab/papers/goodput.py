@@ -1,14 +1,16 @@
-"""How fast a data-parallel training job learns: throughput times statistical efficiency.
+"""Model how fast a data-parallel training job learns (goodput): throughput times statistical efficiency.
 
-Pollux (Qiao et al., OSDI 2021), section 3, as its authors' code has it (adaptdl, `goodput.py` and `speedup.py`), which
+Pollux (Qiao et al., OSDI 2021), section 3, as in its authors' code (adaptdl, `goodput.py` and `speedup.py`), which
 DeepBoot (Chen et al., IEEE TPDS 2023) uses unchanged:
 
-- a step computes gradients for `alpha_c + beta_c m` seconds, m being the batch of one replica, and exchanges them:
-  nothing on one replica, `alpha + beta (K - 2)` on K, with one pair of parameters inside a node and one across nodes;
-- both overlap: `(grad^gamma + sync^gamma)^(1/gamma)`; accumulated steps add the gradients only;
-- a batch M teaches `(phi + M0) / (phi + M)` of what M0-sized ones teach; phi is the gradient noise scale.
+- a step computes gradients for `alpha_c + beta_c m` seconds, m being the batch of one replica, and exchanges them: this
+  takes no time on one replica and `alpha + beta (K - 2)` seconds on K replicas, with one pair of parameters inside a
+  node and another across nodes;
+- both overlap: `(grad^gamma + sync^gamma)^(1/gamma)`; accumulated steps only compute gradients;
+- an item in a batch of size M teaches `(phi + M0) / (phi + M)` of what it teaches in a batch of size M0; phi is the
+  gradient noise scale.
 
-Ours is `relative`: on a MIG slice gradients take `1 / relative` times as long as on the whole GPU.
+`relative` is our addition: on a MIG slice gradients take `1 / relative` times as long as on the whole GPU.
 """
 
 from __future__ import annotations
@@ -28,14 +30,15 @@ _ACROSS: Final = 1.1
 
 
 class GoodputError(ValueError):
-    """Figures that do not allow a model; the message says why."""
+    """The given figures do not define a model; the message says why."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Duration of steps, in seconds; see the module. `alpha_r`, `beta_r` inside a node, `alpha_n`, `beta_n` across.
+    """Parameters of the duration of steps, in seconds; see the module.
 
-    `gamma` is 1 without overlap and grows to 10 if the longer one hides the other.
+    `alpha_r` and `beta_r` are for exchanges inside a node, `alpha_n` and `beta_n` for exchanges across nodes. `gamma`
+    is 1 if gradients and exchange do not overlap, and up to 10 if the longer one hides the other.
     """
 
     alpha_c: float
@@ -63,7 +66,7 @@ class Steps:
     def iteration_s(
         self, replicas: int, nodes: int, local: float, accumulated: int = 0, relative: float = 1.0
     ) -> float:
-        """Return the seconds of one update: `accumulated` steps without an exchange and one with."""
+        """Return the seconds of one update: `accumulated` steps without an exchange, and one with it."""
         gradient, exchange = self.gradient_s(local, relative), self.exchange_s(replicas, nodes)
         longer, shorter = max(gradient, exchange), min(gradient, exchange)
         overlapped: float = longer * (1.0 + (shorter / longer) ** self.gamma) ** (1.0 / self.gamma)
@@ -76,7 +79,11 @@ class Steps:
 
 
 class Best(NamedTuple):
-    """The batch with which a job learns fastest: goodput in items of M0's value a second, and its composition."""
+    """The batch with which a job learns fastest, and its goodput.
+
+    Goodput is in items per second, counted by what an item teaches in a batch of size M0. The batch consists of a
+    `local` batch on each replica in `accumulated` + 1 steps.
+    """
 
     goodput: float
     batch: int
@@ -92,8 +99,8 @@ class Goodput:
         steps: duration of its steps.
         noise: gradient noise scale phi, in items.
         first_batch: M0, the batch that its user chose.
-        largest_batch: the largest with which it still learns well.
-        least_local, most_local: batch of one replica; the latter is the largest that fits into its memory.
+        largest_batch: the largest batch with which it still learns well.
+        least_local, most_local: bounds of the batch of one replica; the upper one is what fits into its memory.
     """
 
     steps: Steps
@@ -113,11 +120,11 @@ class Goodput:
             raise GoodputError(f"a replica's batch cannot be {self.least_local} to {self.most_local}")
 
     def efficiency(self, batch: float) -> float:
-        """Return what an item teaches in a batch of this size, relative to one in a batch of the first size."""
+        """Return how much an item teaches in a batch of this size, relative to a batch of size M0."""
         return (self.noise + self.first_batch) / (self.noise + batch)
 
     def best(self, replicas: int, nodes: int = 1, relative: float = 1.0) -> Best | None:
-        """Return the best batch; None if so many replicas cannot work together on the largest."""
+        """Return the best batch; None if the largest batch is too small for this many replicas."""
         least = max(self.first_batch, self.least_local * replicas)
         if replicas < 1 or nodes > replicas or least > self.largest_batch:
             return None
@@ -126,7 +133,7 @@ class Goodput:
             share = wanted / replicas
             accumulated = max(math.ceil(share / self.most_local - _LEAST) - 1, 0)
             if replicas == 1 and wanted > self.first_batch + _LEAST:
-                accumulated = max(accumulated, 1)  # one replica needs two gradients to learn its noise
+                accumulated = max(accumulated, 1)  # a single replica needs two gradients to estimate the noise scale
             local = math.ceil(share / (accumulated + 1) - _LEAST)
             if local > self.most_local or (local < self.least_local and accumulated):
                 continue
@@ -139,13 +146,13 @@ class Goodput:
         return best
 
     def speedup(self, replicas: int, nodes: int = 1, relative: float = 1.0) -> float:
-        """Return the speedup over one whole GPU; 0 if it does not work."""
+        """Return the speedup over one whole GPU; 0 if either cannot run."""
         single, many = self.best(1), self.best(replicas, nodes, relative)
         return many.goodput / single.goodput if single is not None and many is not None else 0.0
 
 
 class Observed(NamedTuple):
-    """A measured step without accumulation: seconds of all of it, and of its gradients alone."""
+    """A measured step without accumulation: the seconds of its gradients and of the whole step."""
 
     nodes: int
     replicas: int
@@ -155,16 +162,16 @@ class Observed(NamedTuple):
 
 
 def fit(rows: Sequence[Observed]) -> Steps:
-    """Return the steps that explain the measurements best.
+    """Return the parameters that fit the measurements best.
 
-    Minimised is the sum of the root mean square logarithmic errors of gradients and of whole steps, with small
-    penalties for a gamma above 1 and for exchanges that grow fast with replicas. Unmeasured values are optimistic:
-    several replicas cost as much as one, several nodes a tenth more than one.
+    They minimise the sum of the root mean square logarithmic errors of gradients and of whole steps, with small
+    penalties for a gamma above 1 and for exchanges that grow fast with replicas. Parameters without measurements are
+    optimistic: several replicas cost as much as one, several nodes a tenth more than one.
 
     Raises:
         GoodputError: there are no rows, or they hold times or batches that are not above 0.
     """
-    from scipy.optimize import minimize  # slow to import, and migbatchd decides more often than it fits
+    from scipy.optimize import minimize  # slow to import, and needed only to fit
 
     if not rows:
         raise GoodputError("no measured steps to fit a model to")
@@ -173,16 +180,16 @@ def fit(rows: Sequence[Observed]) -> Steps:
         raise GoodputError("measured steps need times, batches, nodes and replicas above 0")
     nodes, replicas, local, gradient, step = table.T
     step = np.maximum(step, gradient)
-    many, across = (nodes == 1) & (replicas > 1), nodes > 1
+    inside, across = (nodes == 1) & (replicas > 1), nodes > 1
     start = np.array([gradient.min() / 2, (gradient / local).min() / 2, 0.1, 0.01, 0.05, 0.005, 1.5])
     bounds: list[tuple[float, float | None]] = [(_LEAST, None)] * 6 + [(1.0, 10.0)]
     if not (across & (replicas > 2)).any():
         start[3], bounds[3] = _LEAST, (_LEAST, _LEAST)
     if not across.any():
         start[2], bounds[2] = _LEAST, (_LEAST, _LEAST)
-    if not (many & (replicas > 2)).any():
+    if not (inside & (replicas > 2)).any():
         start[5], bounds[5] = _LEAST, (_LEAST, _LEAST)
-    if not many.any():
+    if not inside.any():
         start[4], bounds[4] = _LEAST, (_LEAST, _LEAST)
 
     def error(x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
@@ -196,9 +203,9 @@ def fit(rows: Sequence[Observed]) -> Steps:
         )
         longer, shorter = np.maximum(grad, wire), np.minimum(grad, wire)
         both = longer * (1.0 + (shorter / longer) ** gamma) ** (1.0 / gamma)
-        miss = _rmsle(grad, gradient) + _rmsle(both, step)
-        bend = (beta_n / alpha_n) ** 2 + (beta_r / alpha_r) ** 2
-        return float(miss + 1e-3 * (gamma - 1.0) ** 2 + 1e-2 * bend)
+        loss = _rmsle(grad, gradient) + _rmsle(both, step)
+        growth = (beta_n / alpha_n) ** 2 + (beta_r / alpha_r) ** 2
+        return float(loss + 1e-3 * (gamma - 1.0) ** 2 + 1e-2 * growth)
 
     x = minimize(error, np.maximum(start, _LEAST), method="L-BFGS-B", bounds=bounds, options={"maxiter": 500}).x
     alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = (float(value) for value in x)

@@ -1,12 +1,11 @@
 """Implement GRMU's rules (arXiv 2502.01909): a basket of GPUs for whole-GPU slices, one for all others, and moves.
 
-A reconstruction from the paper's description; there is no public code. It favours the rules more than the
-paper: every job may move, inference too, at once and at no cost, and GPUs are consolidated whenever that helps.
+A reconstruction from the paper's description; there is no public code. Its assumptions favour the rules more than the
+paper's: every job may move, inference too, at once and at no cost, and GPUs are consolidated whenever that helps.
 
-- Baskets: each takes an empty GPU if it has no room left, up to its quota; a GPU that becomes empty is in neither.
-  Within a basket the first GPU with room is taken.
-- Defragmentation: if a slice fits on no GPU of its basket as it is, the slices of one are rearranged so that it
-  does.
+- Baskets: a basket without room takes an empty GPU, up to its quota; a GPU that becomes empty belongs to neither.
+  Within a basket the first GPU with room is used.
+- Defragmentation: if a slice fits on no GPU of its basket, the slices of one GPU are rearranged so that it fits there.
 - Consolidation: if a whole GPU is needed and none is empty, the slices of two GPUs are put on one of them.
 """
 
@@ -45,7 +44,7 @@ class Grmu:
         return lambda: self._take_back(job)
 
     def layouts(self) -> list[Layout]:
-        """Return the slots of each GPU."""
+        """Return the layout of each GPU."""
         return [Layout(jobs.values()) for jobs in self._gpus]
 
     def _take_back(self, job: int) -> None:
@@ -78,8 +77,8 @@ class Grmu:
 
     def _merged(self) -> int | None:
         """Put the slices of two GPUs on one of them; return the other, None if no two fit on one."""
-        parts = [number for number, jobs in enumerate(self._gpus) if not self._is_whole(jobs)]
-        for kept, emptied in combinations(parts, 2):
+        partial = [number for number, jobs in enumerate(self._gpus) if not self._is_whole(jobs)]
+        for kept, emptied in combinations(partial, 2):
             both = {**self._gpus[kept], **self._gpus[emptied]}
             if (jobs := self._laid_out({job: slot.profile for job, slot in both.items()})) is not None:
                 self._where.update(dict.fromkeys(self._gpus[emptied], kept))

@@ -1,10 +1,10 @@
 """Choose instances that serve every service on the fewest GPUs.
 
 ElasticBatch (Xiao et al., IEEE TPDS 35(10), 2024) serves batch inference with fewer GPU instances by choosing slice,
-batch and copies for each job. Its text is not public beyond the abstract, so this is a reconstruction: for each service
-n instances of the setting with the most throughput per compute slice, and for the rest of the rate the
-smallest slice that covers it (`compose`). ParvaGPU's configurator and allocator (SC'24) are the closest public work and
-do the same with a measured table.
+batch and copies for each job. Its text is not public beyond the abstract, so this is a reconstruction (`compose`): each
+service gets n instances of the setting with the most throughput per compute slice, and for the rest of its rate the
+smallest slice that covers it. ParvaGPU's configurator and allocator (SC'24) are the closest public work and do the same
+with a measured table.
 
 `compose` decides for each service alone, and its results are packed onto GPUs afterwards. But the best instances
 depend on what else a GPU can hold: three 2g slices leave a compute slice idle, a 4g needs a 3g next to it.
@@ -15,15 +15,15 @@ depend on what else a GPU can hold: three 2g slices leave a compute slice idle, 
     such that  sum_p n_sp rate_sp >= rate_s              for each service s
                sum_s n_sp <= sum_b x_b count_bp          for each profile p
 
-with integers n_sp of instances of service s on slices of profile p (each at its best setting within the limit: no
-other can be better) and x_b of GPUs filled as bundle b. Any solution can be placed, because each bundle has a legal
-layout. Among the solutions with the fewest GPUs the one with the fewest compute slices is taken, so that whole slices
-stay free. The size of the programme does not depend on rates or on the number of GPUs.
+with the integers n_sp, the number of instances of service s on slices of profile p (each at its best setting within the
+limit: no other can be better), and x_b, the number of GPUs filled as bundle b. Any solution can be placed, because each
+bundle has a legal layout. Among the solutions with the fewest GPUs the one with the fewest compute slices is taken, so
+that whole slices stay free. The size of the programme does not depend on rates or on the number of GPUs.
 
-With predicted rates, a setting's own rate is conservative, and a service may `hope` for more from some
-of its settings. Hopes never count towards the rate to serve, nor do they cost a GPU; but among the
-solutions with the fewest GPUs those are preferred that try hopeful settings, because their measurements save slices
-when planning again. (This part is our own.)
+With predicted rates, a setting's own rate is conservative, and a service may have higher, hoped-for rates for some of
+its settings (`hopes`). They never count towards the rate to serve and never cost a GPU; but among the solutions with
+the fewest GPUs those are preferred that try such settings, because their measurements save slices when planning again.
+(This part is our own.)
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ TIME_LIMIT_S: Final = 20.0
 
 
 class Unservable(ValueError):
-    """A service whose limit no slice keeps; the message names it."""
+    """No slice keeps the latency limit of a service; the message names the service."""
 
 
 class Undecided(RuntimeError):
@@ -68,8 +68,8 @@ class Undecided(RuntimeError):
 class ServiceDemand:
     """A rate to serve (items per second, above 0) and the settings that keep the latency limit.
 
-    One for each slice is sufficient (`best_settings`). `hopes` are rates above the conservative ones; a planner that
-    prefers some settings among equals, for example because they were measured, gives those a little of it.
+    One setting for each slice is sufficient (`best_settings`). `hopes` are rates above the conservative ones; to prefer
+    some settings among equal ones, for example because they were measured, give them a slightly higher hope.
     """
 
     name: str
@@ -79,8 +79,9 @@ class ServiceDemand:
 
     @property
     def best(self) -> InstanceSetting:
-        """The setting with the highest rate per compute slice, of equal ones the smaller slice; raises
-        Unservable.
+        """The setting with the highest rate per compute slice, of equal ones the smaller slice.
+
+        Raises Unservable.
         """
         if not self.settings:
             raise Unservable(f"{self.name}: no slice keeps the latency limit")
@@ -101,7 +102,7 @@ class PlacedInstance:
 class Allocation:
     """Instances on GPUs 0 to `gpus` - 1.
 
-    `exact`: no allocation has fewer GPUs; otherwise at least `bound` GPUs are needed.
+    `exact`: it is proven that no allocation has fewer GPUs; otherwise it is proven that at least `bound` are needed.
     """
 
     gpus: int
@@ -127,11 +128,11 @@ class Allocation:
 
 
 def compose(service: ServiceDemand) -> Counter[InstanceSetting]:
-    """Run ElasticBatch's configuration step for one service alone (reconstruction).
+    """Return the instances of ElasticBatch's configuration step for one service alone (reconstruction).
 
-    The fewest instances of the setting with the highest rate per compute slice, as in a job array of one profile
-    (`decide.dispatch.instances.fewest`); the last becomes the smallest slice that covers the rest.
-    Raises Unservable.
+    These are the fewest instances of the setting with the highest rate per compute slice, as in a job array of one
+    profile (`decide.dispatch.instances.fewest`); the last one is replaced by the smallest slice that covers the rest of
+    the rate. Raises Unservable.
     """
     base = service.best
     count = fewest(service.rate, base.rate) - 1
@@ -146,9 +147,9 @@ def compose(service: ServiceDemand) -> Counter[InstanceSetting]:
 def fewest_slices(rates: Sequence[float], slices: Sequence[int], wanted: float) -> Counter[int]:
     """Return the instances, by index of their kind, that reach the wanted rate with the fewest compute slices.
 
-    Packing is ignored. `rates` above 0 and `slices` are of one instance of each kind. An unbounded knapsack: the
-    highest rate for each number of slices. A demand of more than `MOST_SLICES` is scaled down: the remainder of one
-    slice does not matter there. Raises ValueError if there is no kind.
+    `rates` and `slices` are those of one instance of each kind; kinds without a rate above 0 are not used. Packing is
+    ignored. This is an unbounded knapsack, with the highest rate for each number of slices. A demand of more than
+    `MOST_SLICES` is scaled down: one slice more or less does not matter then. Raises ValueError if there is no kind.
     """
     best: dict[int, int] = {}
     for i, (rate, size) in enumerate(zip(rates, slices, strict=True)):
@@ -166,7 +167,7 @@ def fewest_slices(rates: Sequence[float], slices: Sequence[int], wanted: float) 
 
 
 def _fewest(rates: Mapping[int, float], max_slices: int, wanted: float) -> Counter[int]:
-    """Return how many of each size together have the wanted rate with the least sum of sizes, at most `max_slices`."""
+    """Return how many of each size reach the wanted rate with the least sum of sizes, at most `max_slices`."""
     reached, taken = [0.0] * (max_slices + 1), [0] * (max_slices + 1)
     end = max_slices
     for n in range(1, max_slices + 1):
@@ -187,9 +188,9 @@ def _fewest(rates: Mapping[int, float], max_slices: int, wanted: float) -> Count
 
 
 def fluid(services: Iterable[ServiceDemand], slices: int) -> float:
-    """Return the GPUs needed if compute slices could be divided arbitrarily.
+    """Return the number of GPUs needed if compute slices could be divided arbitrarily.
 
-    A lower bound for every allocation on GPUs of `slices` compute slices. Raises Unservable.
+    This is a lower bound for every allocation on GPUs of `slices` compute slices. Raises Unservable.
     """
     return sum(s.rate * s.best.profile.compute / s.best.rate for s in services) / slices
 
@@ -201,7 +202,7 @@ def allocate(
     time_limit_s: float = TIME_LIMIT_S,
     most_gpus: int | None = None,
 ) -> Allocation | None:
-    """Return the fewest GPUs that serve everything, with instances and places; None if `most_gpus` are too few.
+    """Return the instances and places that serve everything on the fewest GPUs; None if `most_gpus` are too few.
 
     Raises Unservable; UnknownProfile if a setting is for a slice that the GPU does not have; Undecided.
     """
@@ -223,7 +224,7 @@ def allocate(
 
 
 def pack(geometry: Geometry, instances: Mapping[str, Mapping[InstanceSetting, int]]) -> Allocation:
-    """Return the fewest GPUs that hold given instances (for example of `compose`); exact unless time runs out."""
+    """Place given instances (for example of `compose`) on the fewest GPUs; exact unless the time limit is reached."""
     services = [
         ServiceDemand(f"{name}\x1f{i}", count * setting.rate, (setting,))
         for name, settings in instances.items()
@@ -243,7 +244,7 @@ class _Solution:
 
 
 class _Programme:
-    """The integer programme: first the n_sp in the order of `columns`, then the x_b."""
+    """The integer programme; its variables are the n_sp, in the order of `columns`, and then the x_b."""
 
     def __init__(self, geometry: Geometry, services: Sequence[ServiceDemand]) -> None:
         self.geometry = geometry
@@ -269,8 +270,8 @@ class _Programme:
         lower, upper = np.full(rows, -np.inf), np.full(rows, np.inf)
         for i, service in enumerate(services):
             lower[i] = 1.0
-            for column, (of, setting) in enumerate(self.columns):
-                if of == i:
+            for column, (service_index, setting) in enumerate(self.columns):
+                if service_index == i:
                     matrix[i, column] = setting.rate / service.rate
         for column, (_, setting) in enumerate(self.columns):
             matrix[len(services) + index[setting.profile], column] = 1.0
@@ -280,7 +281,7 @@ class _Programme:
         self.matrix, self.lower, self.upper = matrix, lower, upper
 
     def solve(self, objective: Any, most_gpus: int | None, time_limit_s: float) -> _Solution | None:
-        """Return the best integers for the objective; None if there are none."""
+        """Return the best solution for the objective; None if there is no solution."""
         demanded = self.lower.copy()
         for _ in range(3):
             constraints = [LinearConstraint(sparse.csr_array(self.matrix), demanded, self.upper)]
@@ -306,9 +307,9 @@ class _Programme:
         raise Undecided(f"the solver misses a rate by more than {_SOLVER_TOLERANCE:g}")
 
     def lay_out(self, values: Any) -> tuple[int, tuple[PlacedInstance, ...]]:
-        """Return the GPUs in use and every instance in its place.
+        """Return the number of GPUs in use and every instance with its place.
 
-        Bundles are filled one by one with their intended instances.
+        Bundles are filled one by one with the instances of their profiles.
         """
         n = len(self.columns)
         waiting: dict[Profile, list[tuple[int, InstanceSetting]]] = {profile: [] for profile in self.profiles}
@@ -318,18 +319,18 @@ class _Programme:
         gpu = 0
         for counts, times in zip(self.bundles, values[n:], strict=True):
             for _ in range(int(times)):
-                here = [
+                on_gpu = [
                     waiting[profile].pop()
                     for profile, count in zip(self.profiles, counts, strict=True)
                     for _ in range(min(count, len(waiting[profile])))
                 ]
-                if not here:
+                if not on_gpu:
                     continue
-                layout = plan_free(self.geometry, EMPTY, sorted((s.profile for _, s in here), reverse=True))
+                layout = plan_free(self.geometry, EMPTY, sorted((s.profile for _, s in on_gpu), reverse=True))
                 slots: dict[Profile, list[Slot]] = {}
                 for slot in layout.slots:
                     slots.setdefault(slot.profile, []).append(slot)
-                for i, setting in here:
+                for i, setting in on_gpu:
                     placed.append(PlacedInstance(self.services[i].name, setting, gpu, slots[setting.profile].pop()))
                 gpu += 1
         assert not any(waiting.values())

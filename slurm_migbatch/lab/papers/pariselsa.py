@@ -2,11 +2,12 @@
 
 PARIS and ELSA (Kim et al., DAC 2022, arXiv 2202.13481) give a multi-GPU inference server partitions of several sizes,
 each for the batches that fill it, and send a query to the smallest one that leaves slack before its deadline. Only the
-abstract was available, so `paris` and `elsa` are reconstructions from the definitions in public use: the
-knee is the smallest batch at 80 % of the partition's best throughput (theirs uses utilisation), R_k the seconds of
-partition k for one query, N_k = R_k C / sum_j size_j R_j. How it rounds, and whether its counts can be placed, is not
-public; here it rounds by largest remainder, and `packed` then divides real GPUs as close to that as placement rules
-allow. `elsa` has two parameters, alpha and beta, for how pessimistic its estimates are.
+abstract was available, so `paris` and `elsa` are reconstructions from definitions in public use: the knee is the
+smallest batch at 80 % of the partition's best throughput (theirs uses utilisation), R_k are the seconds of partition k
+for one query, and N_k = R_k C / sum_j size_j R_j is the number of partitions of size k. How PARIS rounds, and whether
+its counts can be placed, is not public; here it rounds by largest remainder, and `packed` then divides real GPUs as
+close to that as the placement rules allow. `elsa` has two parameters, alpha and beta, for how pessimistic its estimates
+are.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _GRAIN_S: Final = 1e-9
 
 
 class PartitionChoice(NamedTuple):
-    """A partition chosen for a query: its kind, its number among that kind, and its end time."""
+    """A partition chosen for a query: its kind, its index within the kind, and when it finishes the query."""
 
     kind: int
     number: int
@@ -41,10 +42,10 @@ class PartitionChoice(NamedTuple):
 def elsa(
     now: float, work: WorkClass, free_at: Sequence[Sequence[float]], alpha: float = 1.0, beta: float = 1.0
 ) -> PartitionChoice | None:
-    """Make ELSA's choice (reconstruction): the first partition, smallest kinds first, with slack above 0.
+    """Return ELSA's choice (reconstruction): the first partition, smallest kinds first, with slack above 0.
 
-    slack = limit - alpha * (wait + beta * seconds). If none has slack, the one that finishes first, which exceeds
-    the limit least (step B). None if the work fits nowhere.
+    slack = limit - alpha * (wait + beta * seconds). If no partition has slack, the choice is the one that finishes
+    first, which exceeds the limit least (step B). None if the work fits on no partition.
 
     Args:
         now: the arrival time of the query.
@@ -73,7 +74,7 @@ def paris(works: Sequence[WorkClass], sizes: Sequence[float], capacity: float) -
     """Return PARIS's number of partitions of each size, before rounding (reconstruction).
 
     Args:
-        works: the batches of one model in ascending order, with their shares; limits are ignored.
+        works: the batches 1, 2, ... of one model, with their shares; limits are ignored.
         sizes: compute slices of each kind, ascending.
         capacity: compute slices of all GPUs together.
     """
@@ -95,7 +96,7 @@ def paris(works: Sequence[WorkClass], sizes: Sequence[float], capacity: float) -
 def largest_remainder(wanted: Sequence[float], sizes: Sequence[float], capacity: float) -> list[int]:
     """Return integer counts near the wanted ones.
 
-    They are rounded down, then one more by largest remainder while compute slices last.
+    They are rounded down; then, by largest remainder, counts get one more as long as compute slices are left.
     """
     counts = [math.floor(n + 1e-9) for n in wanted]
     slices_left = capacity - sum(n * size for n, size in zip(counts, sizes, strict=True))
@@ -107,32 +108,32 @@ def largest_remainder(wanted: Sequence[float], sizes: Sequence[float], capacity:
 
 
 def packed(geometry: Geometry, kinds: Sequence[Profile], gpus: int, counts: Sequence[int], origin: str = "") -> Cut:
-    """Return a layout near these counts that can be placed.
+    """Return a division of the GPUs that can be placed and is near these counts.
 
-    The largest first, each on the first GPU that has a legal place. Slices that fit on no GPU are dropped, and free
-    space is filled with the largest that fits.
+    The largest slices are placed first, each on the first GPU that has a legal place. Slices that fit on no GPU are
+    dropped, and free space is filled with the largest slices that fit.
     """
-    held: list[list[Profile]] = [[] for _ in range(gpus)]
+    gpus_held: list[list[Profile]] = [[] for _ in range(gpus)]
     order = sorted(range(len(kinds)), key=lambda k: kinds[k], reverse=True)
     for k in order:
         for _ in range(counts[k]):
-            for gpu in held:
+            for gpu in gpus_held:
                 if holds(geometry, [*gpu, kinds[k]]):
                     gpu.append(kinds[k])
                     break
-    for gpu in held:
+    for gpu in gpus_held:
         for k in order:
             while holds(geometry, [*gpu, kinds[k]]):
                 gpu.append(kinds[k])
-    return Cut(tuple(kinds), tuple(tuple(gpu.count(kind) for kind in kinds) for gpu in held), origin=origin)
+    return Cut(tuple(kinds), tuple(tuple(gpu.count(kind) for kind in kinds) for gpu in gpus_held), origin=origin)
 
 
 def split(works: Sequence[WorkClass], stock: Sequence[float]) -> list[list[float]]:
-    """Split the work of each class optimally over the kinds of one fixed stock: return fractions by class and kind.
+    """Return the optimal split of the work of each class over a fixed stock, as fractions by class and kind.
 
         minimise u  such that  sum_c share_c seconds_ck f_ck <= u stock_k  for each kind k,  sum_k f_ck = 1
 
-    with f_ck = 0 if the limit is not kept or nothing is in stock. A class that fits nowhere has zeros.
+    with f_ck = 0 if the limit is not kept or the stock has no slice of kind k. A class that fits on no kind has zeros.
     """
     fractions = [[0.0] * len(stock) for _ in works]
     cells = [
@@ -160,7 +161,10 @@ def split(works: Sequence[WorkClass], stock: Sequence[float]) -> list[list[float
 
 
 def first_idle(stock_costs: StockCosts, stream: Stream, rate: float) -> list[float] | None:
-    """Serve on the first idle partition: one queue, whose head goes to the partition that has been idle longest."""
+    """Simulate one queue whose head is served on the partition that becomes idle first.
+
+    Return the latencies that `Latencies` gives, None if the stream cannot be served at this rate.
+    """
     works, ledger = stock_costs.works, Latencies(stream)
     free = [(0.0, number, kind) for number, kind in enumerate(_kinds_of(stock_costs.stock))]
     for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
@@ -177,7 +181,7 @@ def first_idle(stock_costs: StockCosts, stream: Stream, rate: float) -> list[flo
 
 
 def early(stock_costs: StockCosts, stream: Stream, rate: float) -> list[float] | None:
-    """Serve by `elsa`: assign each query to a partition on arrival."""
+    """Simulate `elsa`, which assigns each query to a partition on its arrival; see `first_idle` for the result."""
     works, ledger = stock_costs.works, Latencies(stream)
     free_at = [[0.0] * count for count in stock_costs.stock]
     for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):

@@ -1,17 +1,17 @@
 """Place slices so that as much of the future demand as possible still fits.
 
-A placement is judged by its effect on future demand. Of a mix of profiles with known weights,
-the share that a GPU cannot hold grows with each slice that is placed; how much depends on its place. `LeastLoss`
-takes the place with the least growth. It is a generalisation (a reconstruction) of FGD (fragmentation gradient
-descent, Weng et al., USENIX ATC'23), which descends on the free share of GPUs that tasks of a known mix cannot use;
-on MIG the places themselves fragment, not only the amounts, so capacities come from the geometry. `Fgd` is that
-original measure over compute slices. `FirstFit` and `BestFit` are the usual baselines.
+A placement is judged by its effect on future demand. The share of a mix of profiles, with known weights, that a GPU
+cannot hold grows with each slice that is placed; how much it grows depends on the place. `LeastLoss` takes the place
+with the least growth. It is a generalisation (a reconstruction) of FGD (fragmentation gradient descent, Weng et al.,
+USENIX ATC'23), which minimises the growth of the free share of GPUs that tasks of a known mix cannot use. On MIG, not
+only the amount of free space matters but also its places, so capacities come from the geometry. `Fgd` is that original
+measure over compute slices. `FirstFit` and `BestFit` are the usual baselines.
 
-All are pure: GPUs are distinguished by their layout alone, so only the distinct layouts in a
-cluster are examined, of which there are few, with the first GPU that has each.
+All rules are pure functions: they distinguish GPUs by their layout alone, so only the distinct layouts in a cluster, of
+which there are few, are examined, each with the first GPU that has it.
 
-`divide` answers the other question: how to offer the free space of many GPUs before the next request is known.
-It is an integer programme over what each GPU can still hold (`decide.capacity.bundles`).
+`divide` decides how to offer the free space of many GPUs before the next request is known. It is an integer programme
+over what each GPU can still hold (`decide.capacity.bundles`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Mix = tuple[tuple[Profile, float], ...]
 
 
 def mix(asked: Mapping[Profile, float]) -> Mix:
-    """Return the mix of requests, its weights summing to 1; raises ValueError if there were none."""
+    """Return the mix of requests, with weights that sum to 1; raises ValueError if there are no requests."""
     total = float(sum(asked.values()))
     if total <= 0 or any(weight < 0 for weight in asked.values()):
         raise ValueError("a mix needs weights of 0 or more, not all of them 0")
@@ -52,13 +52,13 @@ class PlacementRule(Protocol):
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
         """Return the GPU's layout and the new slot; None if no GPU has room.
 
-        `layouts` are the distinct layouts in the cluster, each with the number of the first GPU that has it.
+        `layouts` are the distinct layouts in the cluster, each with the index of the first GPU that has it.
         """
         ...
 
 
 class FirstFit:
-    """The first GPU with room, and there the place with the lowest start."""
+    """The first GPU with room, and on it the place with the lowest start."""
 
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
         """See `PlacementRule`."""
@@ -73,7 +73,8 @@ class FirstFit:
 class BestFit:
     """The GPU with the fewest free compute slices that has room.
 
-    There the place with the lowest start or, `careful`, the one that keeps the largest useful space (`mig.planning`).
+    On it, the place with the lowest start or, with `careful`, the one that keeps the largest useful space
+    (`mig.planning`).
     """
 
     careful: bool = False
@@ -90,7 +91,7 @@ class BestFit:
 
 
 class _Least:
-    """The place at which a measure of a GPU grows least; equal growth: best fit. Results are cached by layout."""
+    """The place at which a measure of a GPU grows least; of equal ones the best fit. Results are cached by layout."""
 
     measure: Callable[[Geometry, Layout, Mix], float]
 
@@ -110,7 +111,7 @@ class _Least:
         return None if best is None else (best[1], best[2])
 
     def _on(self, geometry: Geometry, layout: Layout, profile: Profile) -> tuple[float, int, Slot] | None:
-        """Return growth of the measure, free slices, and the best place on GPUs of this layout; None if full."""
+        """Return growth of the measure, free slices, and the best place on GPUs of this layout; None without room."""
         key = (geometry, layout, profile)
         if key not in self._known:
             before, measure = type(self).measure(geometry, layout, self.mix), type(self).measure
@@ -128,19 +129,19 @@ class _Least:
 
 @lru_cache(maxsize=1 << 16)
 def places(geometry: Geometry, layout: Layout, profile: Profile) -> tuple[Slot, ...]:
-    """Return every place that a GPU has for one more slice, by start; raises UnknownProfile."""
+    """Return every place for one more slice on a GPU, in order of the start; raises UnknownProfile."""
     return tuple(slot for slot in sorted(geometry.info(profile).slots) if geometry.fits(layout, slot))
 
 
 @lru_cache(maxsize=1 << 16)
 def free_slices(geometry: Geometry, layout: Layout) -> int:
-    """Count the compute slices that no slot has."""
+    """Return the number of compute slices that no slot has."""
     return geometry.compute_slices - sum(geometry.info(profile).compute_slices for profile in layout.profiles)
 
 
 @lru_cache(maxsize=1 << 16)
 def wasted(geometry: Geometry, layout: Layout, asked: Mix) -> float:
-    """Return FGD's measure: expected free compute slices of which the next of the mix can use none."""
+    """Return FGD's measure: the expected number of free compute slices that the next request of the mix cannot use."""
     free = free_slices(geometry, layout)
     return sum(weight * free for profile, weight in asked if not capacity(geometry, layout, profile))
 
@@ -150,7 +151,7 @@ def unplaceable(geometry: Geometry, layout: Layout, asked: Mix) -> float:
     """Return the share of the mix that the GPU cannot hold, 0 (empty) to 1 (nothing of it fits).
 
     sum(w[p] * c[p] * (n[p](empty) - n[p](layout))) / sum(w[p] * c[p] * n[p](empty)), with the weight w, the compute
-    slices c, and n[p] the most slices of profile p that fit.
+    slices c, and n[p], the largest number of slices of profile p that fit.
     """
     lost = possible = 0.0
     for profile, weight in asked:
@@ -183,19 +184,20 @@ def divide(
 ) -> tuple[Layout, ...]:
     """Divide the free space of each GPU so that the offers resemble the mix.
 
-    `least` are slots that must exist regardless of the mix (of pending jobs): as few as possible of them are missing.
-    Then the smallest ratio of offered slots to weight, over the profiles of the mix, is maximised; then
-    the number of compute slices on offer. Exact if each of the three steps takes less than its time limit.
+    `least` are slots (for pending jobs) that should exist regardless of the mix. First the compute slices of those that
+    are missing are minimised; then the smallest ratio of offered slots to weight, over the profiles of the mix, is
+    maximised; then the number of offered compute slices. The result is exact if each of the three steps takes less than
+    its time limit.
 
     Returns the new slots of each GPU, in the order of `used`.
     """
-    must = {profile: count for profile, count in (least or {}).items() if count > 0}
-    wanted = {*dict(asked), *must}
+    required = {profile: count for profile, count in (least or {}).items() if count > 0}
+    wanted = {*dict(asked), *required}
     profiles = tuple(info.profile for info in geometry.profiles if info.profile in wanted)
     rooms = [bundles(geometry, profiles, layout) for layout in used]
     conditions = Counter(rooms)
     columns = [(room, counts) for room in conditions for counts in room]
-    values = _divided(geometry, profiles, conditions, columns, dict(asked), must, time_limit_s)
+    values = _divided(geometry, profiles, conditions, columns, dict(asked), required, time_limit_s)
     chosen: dict[_Room, list[tuple[int, ...]]] = {room: [] for room in conditions}
     for (room, counts), times in zip(columns, values, strict=True):
         chosen[room] += [counts] * times
@@ -218,7 +220,8 @@ def _divided(
 ) -> list[int]:
     """Return how often each column (a GPU that has room for these bundles, filled with this one) is used.
 
-    After the columns the programme has, for each profile, the missing part of `must`, and the smallest ratio.
+    The variables of the programme are the columns, then for each profile the missing part of `must`, then the smallest
+    ratio of offers to weight.
     """
     n, ratio = len(columns), len(columns) + len(profiles)
     counts = np.array([c for _, c in columns], dtype=np.float64).reshape(n, len(profiles)).T
@@ -237,14 +240,14 @@ def _divided(
             low.append(0.0)
             high.append(np.inf)
     compute = np.array([float(geometry.info(profile).compute_slices) for profile in profiles])
-    lacking, evenly, slices = (np.zeros(ratio + 1) for _ in range(3))
-    lacking[n:ratio] = compute
-    evenly[ratio] = -1.0
+    missing, ratio_cost, slices = (np.zeros(ratio + 1) for _ in range(3))
+    missing[n:ratio] = compute
+    ratio_cost[ratio] = -1.0
     slices[:n] = -(compute @ counts)
     upper = np.array([np.inf] * n + [float(must.get(p, 0)) for p in profiles] + [1e6])
     integrality = np.array([1.0] * ratio + [0.0])
     values = np.zeros(ratio + 1)
-    for objective in (lacking, evenly, slices):
+    for objective in (missing, ratio_cost, slices):
         solution = milp(
             objective,
             constraints=LinearConstraint(sparse.csr_array(np.array(rows)), low, high),

@@ -1,14 +1,14 @@
-"""Goodput-maximising allocation with restart penalty: Pollux (Qiao et al., OSDI 2021), section 4.2, as a baseline.
+"""Allocate GPUs by goodput, with a penalty for restarts: Pollux (Qiao et al., OSDI 2021), section 4.2, as a baseline.
 
-Once a round GPUs are divided again among all elastic jobs so that the power mean (exponent -1, a harmonic mean) of
-their speedups over their fair shares is greatest. The speedup of a job that would have to restart counts less, `max(age
-- restarts * delay, 0) / (age + delay)` of it, and at most one job that is spread over several nodes may be on a node.
-So in the authors' simulator (adaptdl, `pollux.py`), including the constants.
+In every round the GPUs are divided again among all elastic jobs so that the power mean (exponent -1, a harmonic mean)
+of their speedups over their fair shares is greatest. If a job would have to restart, only `max(age - restarts * delay,
+0) / (age + delay)` of its speedup counts. At most one job that is spread over several nodes may be on a node. This is
+so in the authors' simulator (adaptdl, `pollux.py`), including the constants.
 
 The optimisation is a reconstruction. The authors search placements by a genetic algorithm (population 100, 100
-generations) with random quality. Here the counts are solved exactly: the harmonic mean is greatest
-if a sum over jobs is, which is a knapsack (`lending.allocate`); every count has its value on the fewest
-nodes. Counts are placed afterwards (`place`), and counts without a place shrink to one that has.
+generations), whose results are random. Here the counts are solved exactly: the harmonic mean is greatest if a sum over
+jobs is, which is a knapsack (`deepboot.allocate`); the value of every count is that on the fewest nodes. The counts are
+placed afterwards (`place`); a count that cannot be placed is reduced to one that can.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class PolluxJob:
     """An elastic job in a round.
 
     Attributes:
-        speeds: speed by number of GPUs, for every number that it may be given; of any unit.
+        speeds: speed by number of GPUs, for every number that it may be given; in any unit.
         fair: its speed on its fair share of the GPUs, in the same unit.
         have: its current number of GPUs.
         age_s: seconds since it was submitted.
         restarts: how often it was restarted.
-        delay_s: assumed cost of a restart.
+        delay_s: assumed cost of a restart, seconds.
     """
 
     speeds: Mapping[int, float]
@@ -55,7 +55,7 @@ def penalty(age_s: float, restarts: int, delay_s: float = DELAY_S) -> float:
 
 
 def speedup(job: PolluxJob, count: int) -> float:
-    """Return the speedup over the fair share with so many GPUs, less for a change; 0 without any."""
+    """Return the speedup over the fair share with `count` GPUs, reduced if that is a change; 0 without GPUs."""
     if not count:
         return 0.0
     factor = 1.0 if count == job.have else penalty(job.age_s, job.restarts, job.delay_s)
@@ -63,7 +63,7 @@ def speedup(job: PolluxJob, count: int) -> float:
 
 
 def harmonic_mean(jobs: Sequence[PolluxJob], counts: Sequence[int]) -> float:
-    """Return the objective of a round."""
+    """Return the objective of a round: the harmonic mean of the speedups."""
     return len(jobs) / sum(1 / (speedup(job, count) + _NOTHING) for job, count in zip(jobs, counts, strict=True))
 
 
@@ -82,13 +82,13 @@ def place(
     """Place the GPUs of each job by node.
 
     Args:
-        wanted: how many each job should have. One that has just as many stays where it is.
-        had: by node, of jobs that have some now.
-        least: with fewer a job does not run.
-        free: GPUs of each node that no job has.
+        wanted: number of GPUs of each job. A job that already has this number stays where it is.
+        had: current GPUs by node, of the jobs that have some.
+        least: smallest number of GPUs with which each job runs.
+        free: number of GPUs of each node that no job has.
 
     Returns:
-        Every job that has a place; its count is the one wanted or the largest below that can be placed.
+        GPUs by node of every job that is placed: as many as wanted, or the largest number below that can be placed.
     """
     room = dict(free)
     unchanged = {job: dict(nodes) for job, nodes in had.items() if sum(nodes.values()) == wanted.get(job, 0)}
@@ -115,7 +115,11 @@ def place(
 
 
 def _nodes(count: int, room: Mapping[int, int], spread: set[int], own_nodes: Mapping[int, int]) -> dict[int, int]:
-    """Choose the tightest sufficient node, its own first; else the emptiest that hold no spread job."""
+    """Choose nodes for a job; return GPUs by node, empty if there are too few.
+
+    It is the node with the fewest GPUs that suffice, preferably one of its own; if none suffices, the emptiest nodes on
+    which no job is that is spread over several.
+    """
     enough = [node for node, size in room.items() if size >= count]
     if enough:
         return {min(enough, key=lambda node: (node not in own_nodes, room[node], node)): count}

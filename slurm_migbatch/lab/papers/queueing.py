@@ -1,4 +1,4 @@
-"""Queue jobs that need several of one thing (GPUs, slices) at once, in the orders of published schedulers.
+"""Queue jobs that need several units of a resource (GPUs, slices) at once, in the orders of published schedulers.
 
 - First come, first served, with the head blocking the rest.
 - Shortest job first, starting whatever fits (Lai et al., "wise resource sharing", the SJF baseline of their code).
@@ -21,10 +21,10 @@ Need = TypeVar("Need", bound=Hashable)
 
 
 class Lanes(Generic[Need, T]):
-    """Waiting items, each with a key (its order) and a need (for example a number of GPUs), sorted for each need.
+    """Waiting items, each with a key (its order) and a need (for example a number of GPUs), in a sorted lane per need.
 
-    "The first by key that fits" examines one item per distinct need and never the whole queue. Traces have about
-    ten needs, so this takes microseconds for a queue of any length. Keys must be comparable, and all different.
+    Finding the first item by key that fits examines one item per distinct need and never the whole queue. Traces have
+    about ten distinct needs, so this takes microseconds for a queue of any length. Keys must be comparable and unique.
     """
 
     def __init__(self) -> None:
@@ -35,19 +35,19 @@ class Lanes(Generic[Need, T]):
         return self._count
 
     def push(self, key: Any, need: Need, item: T) -> None:
-        """Put one into its lane."""
+        """Insert an item into the lane of its need."""
         lane = self._lanes.get(need)
         if lane is None:
             lane = self._lanes[need] = _Lane()
         entries = lane.entries
         if not entries or key > entries[-1][0]:
-            entries.append((key, item))  # in order of arrival, as most are
+            entries.append((key, item))  # the usual case: items arrive in order
         else:
             insort(entries, (key, item), lane.start)
         self._count += 1
 
     def first(self, fits: Callable[[Need], bool] | None = None) -> tuple[Need, T] | None:
-        """Return need and item with the least key, of those needs that fit; None if there is none."""
+        """Return need and item with the least key among the needs that fit; None if there is none."""
         best: tuple[Any, Need, T] | None = None
         for need, lane in self._lanes.items():
             if lane.start < len(lane.entries):
@@ -57,7 +57,7 @@ class Lanes(Generic[Need, T]):
         return None if best is None else best[1:]
 
     def pop(self, need: Need) -> T:
-        """Remove the first of a lane."""
+        """Remove and return the first item of a lane."""
         lane = self._lanes[need]
         item = lane.entries[lane.start][1]
         lane.start += 1
@@ -68,13 +68,13 @@ class Lanes(Generic[Need, T]):
         return item
 
     def ordered(self, count: int) -> list[tuple[Need, T]]:
-        """Return the first `count` by key, with their needs; they stay."""
+        """Return the first `count` items by key, with their needs, without removing them."""
         streams = [_stream(need, lane.entries[lane.start : lane.start + count]) for need, lane in self._lanes.items()]
         merged = merge(*streams, key=_key) if len(streams) > 1 else chain.from_iterable(streams)
         return [(need, item) for _, need, item in islice(merged, count)]
 
     def drop(self, key: Any, need: Need) -> None:
-        """Remove the one with this key; raises KeyError if there is none."""
+        """Remove the item with this key; raises KeyError if there is none."""
         lane = self._lanes[need]
         index = bisect_left(lane.entries, key, lane.start, key=_key)
         if index == len(lane.entries) or lane.entries[index][0] != key:
@@ -102,24 +102,23 @@ def _key(entry: tuple[Any, ...]) -> Any:
 
 
 class RunningClaim(NamedTuple):
-    """A running job: until when (as estimated) it holds how many."""
+    """A running job: its estimated end, and the number of units that it holds."""
 
     end: float
     need: int
 
 
 class Shadow(NamedTuple):
-    """When the head of a queue can start at the latest, and how many are to spare then."""
+    """The latest time at which the head of a queue can start, and the units that it leaves free then."""
 
     time: float
     spare: int
 
 
 def shadow(need: int, free: int, holdings: Iterable[RunningClaim], now: float) -> Shadow:
-    """Return EASY's reservation; `holdings` are sorted by their ends.
+    """Return EASY's reservation for a job that needs `need` units; `holdings` are sorted by their ends.
 
-    Ends in the past (estimates that were too short) count as now. Raises ValueError if even all of them together do not
-    suffice.
+    Ends in the past (estimates that were too short) count as now. Raises ValueError if all units together are too few.
     """
     for end, held in holdings:
         if free >= need:
@@ -137,28 +136,28 @@ def may_backfill(need: int, claimed: float, free: int, now: float, reserved: Sha
 
 
 def level(attained: float, limits: Sequence[float]) -> int:
-    """Return Tiresias's queue for a job that has attained this much service: 0 is served first."""
+    """Return the number of Tiresias's queue for a job that has attained this much service; 0 is served first."""
     return sum(attained >= limit for limit in limits)
 
 
 def victims(need: int, free: int, running: Iterable[tuple[int, T]]) -> list[T] | None:
-    """Return which jobs must stop so that `need` are free.
+    """Return the jobs that must stop so that `need` units are free; None if stopping all does not suffice.
 
-    `running` are (held, job) in the order in which they are stopped. None if all together do not suffice; empty
-    if none has to. Those that turn out not to be needed, because a later one frees enough alone, stay.
+    `running` are (held, job) in the order in which jobs are stopped. A job that turns out not to be needed, because
+    later ones free enough, is not stopped.
     """
     chosen: list[tuple[int, T]] = []
-    for held, who in running:
+    for held, job in running:
         if free >= need:
             break
-        chosen.append((held, who))
+        chosen.append((held, job))
         free += held
     if free < need:
         return None
     needed: list[T] = []
-    for held, who in chosen:
+    for held, job in chosen:
         if free - held >= need:
             free -= held
         else:
-            needed.append(who)
+            needed.append(job)
     return needed

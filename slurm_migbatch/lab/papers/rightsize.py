@@ -1,9 +1,9 @@
-"""Choose how large a slice and batch a model can use.
+"""Choose how large a slice and a batch a model can use.
 
 D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) sizes every model at its knee, the GPU share beyond which it gains
-little, and picks the batch of the highest efficacy under the latency objective. Only the abstracts were available:
-this is a reconstruction. Shares are compute slices of MIG here, while theirs are percentages of MPS; the knee's
-threshold (5 % of latency for one more slice) is our choice.
+little, and chooses the batch of the highest efficacy under the latency objective. Only the abstracts were available:
+this is a reconstruction. Shares are MIG compute slices here and MPS percentages in the paper; the threshold of the
+knee (5 % of latency for one more slice) is our choice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def knee(seconds: Mapping[int, float], gain: float = GAIN) -> int:
     best of all larger sizes counts, so that one flat step does not end the search.
 
     Args:
-        seconds: of one batch, by compute slices; sizes on which it does not fit are missing.
+        seconds: duration of one batch by number of compute slices; sizes on which it does not fit are left out.
         gain: the threshold.
     """
     sizes = sorted(seconds)
@@ -43,14 +43,14 @@ def efficacy(batch: int, seconds: float, share: float) -> float:
 
 
 def fits(setting: InstanceSetting, slo_s: float, arrivals_per_s: float | None = None) -> bool:
-    """Return whether a batch keeps the objective.
+    """Return whether a batch keeps the latency objective.
 
-    That is seconds <= SLO / 2, and seconds + time to assemble the batch <= SLO.
+    This is so if seconds <= SLO / 2 and seconds + time to assemble the batch <= SLO.
 
     Args:
         setting: slice, batch and seconds.
         slo_s: the latency objective.
-        arrivals_per_s: items arriving per second; None if all are ready, so nothing is waited for.
+        arrivals_per_s: items arriving per second; None if all items are ready, so that a batch never waits for them.
     """
     assemble = setting.batch / arrivals_per_s if arrivals_per_s else 0.0
     return setting.seconds <= GUARD * slo_s and setting.seconds + assemble <= slo_s
@@ -62,7 +62,7 @@ def rightsize(
     """Return the setting of the highest efficacy that keeps the objective, on at most the slices of its batch's knee.
 
     Args:
-        settings: measured ones; those of more than one process are ignored.
+        settings: measured settings; those with more than one process are ignored.
         slo_s: the latency objective.
         whole: compute slices of the GPU.
         arrivals_per_s: see `fits`.
@@ -91,7 +91,7 @@ def leanest(settings: Mapping[Profile, InstanceSetting]) -> InstanceSetting:
 
 
 def jain(amounts: Sequence[float]) -> float:
-    """Compute Jain's index of fairness: 1 if all have the same, 1/n if one has everything."""
+    """Return Jain's index of fairness: 1 if all have the same, 1/n if one has everything."""
     squares = sum(amount * amount for amount in amounts)
     return sum(amounts) ** 2 / (len(amounts) * squares) if squares else 1.0
 

@@ -1,9 +1,9 @@
-"""Choose how to run a GPU in the ways of `session`: layouts by plan, one static layout, or one size for each model.
+"""Choose how to run a GPU by `sessions`: layouts in turn, one static layout, or one size for each model.
 
-None of the three is best for every demand. Layouts by plan carry most if the linear programme's mix of layouts
-matters, one static layout if changes cost more than they gain, and one size for each model, earliest deadline
-first, if few long runs are due at different times. So all are tried: sessions are planned before they begin and
-take milliseconds to simulate, and the plan that would carry the most of the demanded mix is used.
+None of the three is best for every demand. Layouts in turn carry most if one layout alone does not suit the mix, one
+static layout if changes cost more than they gain, and one size for each model, earliest deadline first, if few long
+runs are due at different times. So all are tried: sessions are planned before they begin and take milliseconds to
+simulate, and the plan that would carry the most of the demanded mix is used.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _COSTS: Final = InstanceCosts()
 
 @dataclass(frozen=True)
 class SessionPlan:
-    """How a GPU is run: layouts and their shares of the time or, without them, the kind of slice of each model.
+    """How a GPU is run: layouts with their shares of the time or, without layouts, the kind of slice of each model.
 
-    One layout alone is a static partition.
+    A single layout is a static partition.
     """
 
     held: Frames = ()
@@ -52,31 +52,31 @@ class Carried:
 
 
 def plans(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]) -> list[SessionPlan]:
-    """Return the plans to try: every layout alone, the best layouts in turn, and each model at its leanest slice."""
-    tried = [SessionPlan(held=((way, 1.0),)) for way in ways(geometry, kinds)]
+    """Return the plans to try: every layout alone, the best layouts in turn, and every model on its leanest slice."""
+    candidates = [SessionPlan(held=((way, 1.0),)) for way in ways(geometry, kinds)]
     turns = frames(geometry, kinds, models)
     if len(turns) > 1:
-        tried.append(SessionPlan(held=turns))
+        candidates.append(SessionPlan(held=turns))
     if all(any(model.rates) for model in models):
-        tried.append(SessionPlan(sizes=tuple(_leanest(model, kinds) for model in models)))
-    return tried
+        candidates.append(SessionPlan(sizes=tuple(_leanest(model, kinds) for model in models)))
+    return candidates
 
 
 def carried(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]) -> tuple[Carried, ...]:
     """Return the capacity of every plan, in the order of `plans`."""
     works, possible = demand_of(models), ways(geometry, kinds)
-    asked = sum(work.share for work in works)
+    total_demand = sum(work.share for work in works)
 
     def of(plan: SessionPlan) -> Carried:
         alone = [way for way, _ in plan.held] if len(plan.held) == 1 else possible
-        bound = flow(works, alone, 1, whole=False).rate / asked
+        bound = flow(works, alone, 1, whole=False).rate / total_demand
         return Carried(plan, largest(lambda load: bool(play(geometry, kinds, models, plan, load).missed), bound))
 
     return tuple(of(plan) for plan in plans(geometry, kinds, models))
 
 
 def best(candidates: Sequence[Carried]) -> Carried:
-    """Return the plan with the largest capacity; of equals the first."""
+    """Return the plan with the largest capacity; of equal ones the first."""
     return max(candidates, key=lambda carried_plan: carried_plan.load)
 
 
@@ -99,23 +99,23 @@ def play(
 
 
 def at_load(model: Hosted, load: float) -> Hosted:
-    """Return a model with a multiple of its items, in runs of about the same length."""
+    """Return the model with `load` times its items, in runs of about the same length."""
     return replace(model, items=load * model.items, runs=max(1, math.ceil(load * model.runs - 1e-9)))
 
 
 def largest(missed: Callable[[float], bool], bound: float = 1.0) -> float:
-    """Return the largest load without a miss, up to a bound, to `PRECISION`; 0 if there is none."""
+    """Return the largest load up to `bound` without a missed deadline, with `PRECISION`; 0 if there is none."""
     low, high = 0.9 * bound, bound
     while low >= PRECISION and missed(low):
         low, high = 0.8 * low, low
     if low < PRECISION:
         return 0.0
     while high - low > PRECISION:
-        middle = (low + high) / 2
-        if missed(middle):
-            high = middle
+        load = (low + high) / 2
+        if missed(load):
+            high = load
         else:
-            low = middle
+            low = load
     return low
 
 

@@ -1,25 +1,26 @@
 """Schedule models on the slices of one GPU.
 
-D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) schedules in sessions: in each, every model has runs that are due
-inside its own windows; they are placed earliest deadline first at the model's knee, never above the whole GPU, and
-remaining gaps go, out of turn, to the ready model with the least GPU time over the last sessions. Its text was not
-available: this is a reconstruction. Its sessions last milliseconds; a MIG instance takes 0.2 s to create, so ours last
-minutes to hours, and a run is some seconds or minutes of one model's batches.
+D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) schedules in sessions. In a session every model has runs that are due
+inside its own windows; they are placed earliest deadline first at the model's knee, never above the whole GPU. The
+remaining gaps are given, out of turn, to the ready model with the least GPU time over the last sessions. The paper's
+text was not available: this is a reconstruction. Its sessions last milliseconds; creating a MIG instance takes 0.2 s,
+so ours last minutes to hours, and a run is some seconds or minutes of one model's batches.
 
 - `at_size` is that rule with one size for each model and instances created and destroyed for the runs. With other
   orders and sizes it is also temporal sharing (every run takes the whole GPU), most throughput first, and least served
   first.
-- `framed` is ours. One size for each model leaves holes (two 3g slices idle a compute slice), and runs of different
-  sizes fragment the GPU. Instead `frames` finds by linear programme (`partition.flow` with parts of time instead of
-  GPUs) the layouts to hold, and each one's share of the time, that carry the most work in the demanded mix, and
-  `partition.split` how much of each model's work goes to each kind of slice. A free slice takes work from the model
-  that is furthest behind its part there, then the cheapest work of any model; so no window falls behind another. In the
-  shortest window every layout is held once; no run is begun that would end after its slice is destroyed.
+- `framed` is our own rule. One size for each model leaves space unused (two 3g slices leave a compute slice idle), and
+  runs of different sizes fragment the GPU. Instead `frames` finds by a linear programme (`partition.flow` with parts of
+  time instead of GPUs) the layouts, and the share of the time of each, that carry the most work in the demanded mix,
+  and `pariselsa.split` finds how much of each model's work goes to each kind of slice. A free slice takes work from the
+  model that is furthest behind its part on this kind of slice, then the cheapest work of any model; so no window falls
+  behind another. In the shortest window every layout is held once; a run that would end after its slice is destroyed is
+  not begun.
 
 `sessionplan` chooses between them.
 
-Times are seconds. Creating an instance costs `InstanceCosts.create_s`, destroying one `InstanceCosts.destroy_s`, paid
-by the next run.
+Times are seconds. Creating an instance takes `InstanceCosts.create_s`, destroying one `InstanceCosts.destroy_s`; the
+next run waits for both.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ class Hosted:
     Attributes:
         name: of the model.
         rates: items per second on each kind of slice; 0 if it cannot run within its latency objective.
-        window_s: its work arrives at the start of each window and is due at its end.
-        items: in each window.
-        runs: into which they are divided.
+        window_s: length of its windows; work arrives at the start of each window and is due at its end.
+        items: number of items in each window.
+        runs: number of runs into which these items are divided.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Hosted:
 
 
 class SessionRun(NamedTuple):
-    """One run of a model on a slice; `due` is infinite for work out of turn."""
+    """One run of a model on a slice; `due` is infinite for a run out of turn."""
 
     model: int
     slot: Slot
@@ -90,7 +91,7 @@ class SessionRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """All runs of some sessions, and how many instances were created; `missed` runs were late or never started."""
+    """All runs of some sessions; numbers of created instances and of `missed` runs (late or never started)."""
 
     runs: tuple[SessionRun, ...]
     created: int
@@ -114,9 +115,9 @@ def session_s(models: Sequence[Hosted]) -> float:
 
 
 def _releases(models: Sequence[Hosted], sessions: int) -> list[tuple[float, float, int]]:
-    """Return when each run may start and is due, and its model, in order.
+    """Return start, deadline and model of each run, in order of the start.
 
-    Of all windows that end within the sessions.
+    These are the runs of all windows that end within the sessions.
     """
     horizon = sessions * session_s(models)
     releases = []
@@ -127,7 +128,7 @@ def _releases(models: Sequence[Hosted], sessions: int) -> list[tuple[float, floa
 
 
 class _Ledger:
-    """GPU time of each model in the last sessions, and the recorded runs."""
+    """The recorded runs, and the GPU time of each model in the last sessions."""
 
     def __init__(self, models: Sequence[Hosted], sessions: int) -> None:
         self.models, self.length, self.horizon = models, session_s(models), sessions * session_s(models)
@@ -140,7 +141,7 @@ class _Ledger:
         )
 
     def start(self, model: int, slot: Slot, start: float, seconds: float, due: float) -> float:
-        """Record a run; returns its end."""
+        """Record a run; return its end."""
         run = SessionRun(model, slot, start, start + seconds, due)
         self.runs.append(run)
         self.missed += run.end > due + _GRAIN_S
@@ -148,20 +149,20 @@ class _Ledger:
         self.spent[model] += amount
         self._recent.append((start, model, amount))
         while self._recent[0][0] < start - HISTORY * self.length:
-            _, old, amount_then = self._recent.popleft()
-            self.spent[old] -= amount_then
+            _, old_model, old_amount = self._recent.popleft()
+            self.spent[old_model] -= old_amount
         return run.end
 
     def next_release(self, now: float) -> float:
-        """Return when the next work arrives."""
+        """Return when the next window begins; the end of the sessions if none does."""
         while self.ends and self.ends[0] <= now + _GRAIN_S:
             self.ends.pop(0)
         return self.ends[0] if self.ends else self.horizon
 
     def fill(self, now: float, kind: int, before: float) -> int | None:
-        """Return the model with the least GPU time that can run out of turn and end in time; None for none."""
-        able = [m for m, model in enumerate(self.models) if now + model.seconds(kind) <= before + _GRAIN_S]
-        return min(able, key=lambda m: (self.spent[m], m), default=None)
+        """Return the model with the least GPU time that can run out of turn and end by `before`; None without any."""
+        candidates = [m for m, model in enumerate(self.models) if now + model.seconds(kind) <= before + _GRAIN_S]
+        return min(candidates, key=lambda m: (self.spent[m], m), default=None)
 
     def schedule(self, unserved: int) -> Schedule:
         return Schedule(tuple(self.runs), self.created, self.missed + unserved)
@@ -171,7 +172,7 @@ class _Ledger:
 
 
 class Ready(NamedTuple):
-    """A run that may start: its deadline and its model."""
+    """A run that may start: deadline and model."""
 
     due: float
     model: int
@@ -182,7 +183,7 @@ Order = Callable[[Ready, Sequence[float]], tuple[float, ...]]
 
 
 def earliest_due(ready: Ready, spent: Sequence[float]) -> tuple[float, ...]:
-    """Order by earliest deadline; of equals the model with the least GPU time comes first."""
+    """Return the key of an order by deadline; of equal ones, the model with the least GPU time comes first."""
     return (ready.due, spent[ready.model])
 
 
@@ -201,13 +202,13 @@ def at_size(
 
     Args:
         geometry: of the GPU.
-        kinds: profiles of sizes and rates.
-        models: on the GPU.
+        kinds: the profiles that `sizes` and rates refer to.
+        models: the models on the GPU.
         sizes: the kind of slice for each model.
-        sessions: how many.
-        order: of the runs that may start. One that does not fit is skipped for the next that does.
-        fill: whether gaps are used out of turn.
-        costs: of instances. An idle instance of the right kind is reused.
+        sessions: number of sessions.
+        order: order of the runs that may start. A run that does not fit is skipped.
+        fill: whether runs out of turn fill gaps.
+        costs: of creating and destroying instances. An idle instance of the right kind is reused.
     """
     ledger = _Ledger(models, sessions)
     coming = deque(_releases(models, sessions))
@@ -257,7 +258,10 @@ def at_size(
 def _place(
     geometry: Geometry, used: Layout, idle: Layout, profile: Profile, costs: InstanceCosts
 ) -> tuple[Slot, float, Layout] | None:
-    """Return where a run fits, the cost of creating its instance, and which idle instances remain."""
+    """Return the slot for a run, the seconds to create its instance, and the remaining idle instances.
+
+    None if the run does not fit.
+    """
     warm = next((slot for slot in idle if slot.profile == profile), None)
     if warm is not None:
         return warm, 0.0, idle.remove(warm)
@@ -296,13 +300,13 @@ def _fill_in(
 def frames(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]) -> Frames:
     """Return the layouts that carry the most work in the demanded mix, and the share of time of each.
 
-    The longest come first.
+    They are sorted by this share, the largest first.
     """
     possible = ways(geometry, kinds)
     best = flow(demand_of(models), possible, 1, whole=False)
     held = [(way, share) for way, share in zip(possible, best.ways, strict=True) if share >= LEAST_SHARE]
-    together = sum(share for _, share in held)
-    return tuple(sorted(((way, share / together) for way, share in held), key=lambda frame: (-frame[1], frame[0])))
+    total_share = sum(share for _, share in held)
+    return tuple(sorted(((way, share / total_share) for way, share in held), key=lambda frame: (-frame[1], frame[0])))
 
 
 def framed(
@@ -315,16 +319,16 @@ def framed(
     fill: bool = False,
     costs: InstanceCosts = InstanceCosts(),
 ) -> Schedule:
-    """Schedule runs on the slices of layouts that change by plan; see the module.
+    """Schedule runs on the slices of layouts that change at planned times; see the module.
 
     Args:
         geometry: of the GPU.
-        kinds: profiles of counts and rates.
-        models: on the GPU.
-        held: the layouts; one alone is a static partition.
-        sessions: how many.
-        fill: whether gaps are used out of turn.
-        costs: of instances.
+        kinds: the profiles that counts and rates refer to.
+        models: the models on the GPU.
+        held: the layouts; a single one is a static partition.
+        sessions: number of sessions.
+        fill: whether runs out of turn fill gaps.
+        costs: of creating and destroying instances.
     """
     ledger = _Ledger(models, sessions)
     stock = [sum(way[k] * share for way, share in held) for k in range(len(kinds))]
@@ -357,7 +361,7 @@ def framed(
 
 
 class _Window:
-    """The work of one model's current window, and the part done by each kind of slice."""
+    """The work of one model's current window, and how much of it was done on each kind of slice."""
 
     def __init__(self, model: Hosted, shares: Sequence[float], horizon: float) -> None:
         self.model, self.horizon = model, horizon
@@ -373,13 +377,17 @@ class _Window:
         self.done = [0] * len(self.quota)
 
     def advance(self, now: float) -> None:
-        """Advance to the current window; the rest of earlier ones is missed."""
+        """Advance to the window at `now`; runs left in earlier windows count as missed."""
         while now >= self.due - _GRAIN_S:
             self.missed += self.left
             self._open(self.due)
 
     def rank(self, now: float, kind: int, until: float) -> tuple[float, ...] | None:
-        """Return the rank, the fewest runs first; None if no waiting work can end on this slice in time."""
+        """Return the model's rank for a free slice, the least first; None if no run can end on it in time.
+
+        Models that are behind their part of this kind of slice come first, the one furthest behind as the first; then
+        models by how much slower they are on it than on their fastest kind.
+        """
         self.advance(now)
         if not self.left or now + self.model.seconds(kind) > min(self.due, until) + _GRAIN_S:
             return None
@@ -396,7 +404,7 @@ class _Window:
 
 
 def demand_of(models: Sequence[Hosted]) -> list[WorkClass]:
-    """Return one class for each model: its items per second, and seconds for one item on each kind."""
+    """Return one class of work for each model: items per second, and the seconds of one item on each kind of slice."""
     return [
         WorkClass(m.items / m.window_s, math.inf, tuple(1 / rate if rate else math.inf for rate in m.rates))
         for m in models
@@ -406,9 +414,10 @@ def demand_of(models: Sequence[Hosted]) -> list[WorkClass]:
 def _spans(
     geometry: Geometry, kinds: Sequence[Profile], held: Frames, shortest: float, horizon: float, costs: InstanceCosts
 ) -> list[tuple[Slot, float, float]]:
-    """Return each slice, from when it can run something to when it must be free.
+    """Return each slice, from when it can be used until when it must be free.
 
-    A round holds every layout once, every other one in reverse order, so that most layouts occur twice in a row.
+    In a round every layout is held once. Every second round has them in reverse order, so that the layout at the end of
+    a round is also the first of the next one.
     """
     round_s = shortest if len(held) > 1 else horizon
     spans: list[tuple[Slot, float, float]] = []

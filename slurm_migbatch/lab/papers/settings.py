@@ -11,7 +11,7 @@ from slurm_migbatch.mig.profile import Profile
 
 @dataclass(frozen=True, order=True)
 class InstanceSetting:
-    """One setting of a service instance: its slice, the batch, and processes on it; `seconds` of one batch."""
+    """One setting of a service instance: its slice, the batch, the number of processes, and the seconds of a batch."""
 
     profile: Profile
     batch: int
@@ -25,9 +25,10 @@ class InstanceSetting:
 
 
 def best_settings(settings: Iterable[InstanceSetting], limit_s: float | None = None) -> dict[Profile, InstanceSetting]:
-    """Return for each slice the setting of the highest rate whose batch takes at most `limit_s`.
+    """Return for each slice the setting with the highest rate whose batch takes at most `limit_s`.
 
-    Of equal rates, fewer processes, then the smaller batch. Slices on which none keeps the limit are missing.
+    Of equal rates, fewer processes are preferred, then the smaller batch. Slices on which no setting keeps the limit
+    are left out.
     """
     best: dict[Profile, InstanceSetting] = {}
     for setting in settings:

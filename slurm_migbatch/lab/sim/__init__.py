@@ -1,22 +1,22 @@
-"""Simulate GPU clusters with MIG, event-driven, for baselines and the policies of papers.
+"""Simulate GPU clusters with MIG by an event-driven simulator, for baselines and the policies of papers.
 
 migbatchd's own decision runs on the simulated Slurm of `lab.slurm` (`policies.migbatch`), with the same jobs, speeds
 and figures.
 
-The parts, from the inside out:
+The modules, each based on those before it:
 
-- `job`: `SimulatedJob`, `JobCosts`, `InferenceRequest`, `DemandChange` are values: the workload. Work is in seconds at
-  speed 1.
-- `run`: `SimulatedRun` is the history of one job, from its arrival over all interruptions to its end. Policies read it
-  (`remaining(now)`, `attained(now)`, `end()`, `places`, `note`) and never change it, except `note`.
+- `job`: `SimulatedJob`, `JobCosts`, `InferenceRequest`, `DemandChange` are immutable values, the workload. Work is in
+  seconds at speed 1.
+- `run`: `SimulatedRun` is the history of one job, from its arrival through all interruptions to its end. Policies read
+  it (`remaining(now)`, `attained(now)`, `end()`, `places`, `note`) and never change it, except `note`.
 - `gpus`: `geometry("a100-80gb")` with MIG, `whole("a100-80gb")` without.
 - `cluster`: `SimulatedCluster.of(geometry, gpus)`; `Place(gpu, slot)`; `SimulatedGpu.used` (held slots),
   `SimulatedGpu.layout` (idle instances too); `cluster.empty` and `cluster.alike[geometry, used]` are sets of GPUs as
   bits (`lowest`, `bit_indexes`).
 - `placing`: first fit, best fit and packed whole GPUs over `mig.planning`.
 - `speeds`: `Speeds` (a Protocol: `speed(job, places, steps)` and `slowdown(run, others)`) with `Whole`, `Linear` and
-  `Paired` (measured slowdowns of pairs, read by `pairs`, on top of another); `Neighbours` is the cost of busy slices on
-  the same GPU.
+  `Paired` (another `Speeds` with measured slowdowns of pairs); `Neighbours` is the slowdown by busy slices on the same
+  GPU.
 - `curves`: `Curves`, the `Speeds` of real models, over a measured `Table` or predictions (`Predicted`).
 - `policy`: `Policy` (a Protocol: `begin`, `arrive`, `complete`, `demand`, `timer`, `decide`) and the base `Quiet`.
 - `engine`: `Simulation(cluster, jobs, policy, speeds, ...)` with the actions `start`, `move`, `preempt`, `wake`, and
@@ -24,7 +24,7 @@ The parts, from the inside out:
 - `metrics`: `summarise(result)`; `over_seeds` gives means with their intervals. `log`, `spans`: the events.
 - `policies`: baselines and policies of papers; `registry` has all policies by name for scenarios, `migbatch` among
   them.
-- `traces`: readers of public and of a site's own traces; all return `Trace`.
+- `lab.traces`: readers of public traces and of a site's own; all return `Trace`.
 - `scenario` (a TOML file), `play`, `plots`, `page`: the parts of `migbatch simulate`.
 
 A custom policy::

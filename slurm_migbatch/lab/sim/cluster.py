@@ -1,11 +1,11 @@
 """Model GPUs, their instances and holders: possible changes, and their cost.
 
-A `Place` is a slot of one GPU. Every held place belongs to the GPU's `used` layout; `layout` holds the idle
-instances too, which stay until their space is needed (warm reuse). Time comes only from the
-caller, and the policy decides which place is taken.
+A `Place` is a slot of one GPU. Every held place belongs to the GPU's `used` layout; `layout` also contains the idle
+instances, which stay until their space is needed (warm reuse). The caller passes the time, and the policy decides
+which place is taken.
 
-GPUs that hold the same slices are grouped as bits of one number (`alike`), so that a policy examines each
-arrangement once and not each GPU, and finds the first GPU of an arrangement in constant time.
+GPUs on which the same slots are held are grouped as bits of one number (`alike`), so that a policy examines each
+arrangement once instead of each GPU, and finds the first GPU of an arrangement in constant time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
 
 
 class PlaceError(ValueError):
-    """A place that cannot be taken as requested: a bug in the policy. The message says which GPU and why."""
+    """A place cannot be taken as requested: a bug in the policy. The message says which GPU and why."""
 
 
 class Place(NamedTuple):
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 class Reconfiguration(NamedTuple):
-    """Creation of an instance: the layout after it, seconds, and how many were destroyed and created."""
+    """Creation of an instance: the layout after it, its seconds, and the numbers of destroyed and created instances."""
 
     layout: Layout
     seconds: float
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 class HeldPlace:
-    """A held place: by which job, since when, and from when on a job makes progress in it."""
+    """A held place: the jobs that hold it, the time up to which it is metered, and from when on a job progresses."""
 
     __slots__ = ("opened", "resumes", "runs", "slices")
 
@@ -65,7 +65,7 @@ class HeldPlace:
 
 
 class UtilizationMeter:
-    """Sum compute-slice seconds: `held`, and `busy`, those with progress."""
+    """Sum of compute-slice seconds: `held`, and of these `busy`, in which a job made progress."""
 
     __slots__ = ("busy", "held")
 
@@ -73,10 +73,10 @@ class UtilizationMeter:
         self.held = self.busy = 0.0
 
     def mark(self, cell: HeldPlace, now: float) -> None:
-        """Add the cell's time up to now; set from when on a job makes progress in it."""
-        passed = now - cell.opened
-        if passed > 0:
-            self.held += cell.slices * passed
+        """Add the cell's time up to now, and update the time from which on a job makes progress in it."""
+        elapsed = now - cell.opened
+        if elapsed > 0:
+            self.held += cell.slices * elapsed
             self.busy += cell.slices * max(0.0, now - max(cell.opened, cell.resumes))
         cell.opened = now
         runs = cell.runs
@@ -90,10 +90,10 @@ class SimulatedGpu:
     """One GPU.
 
     Attributes:
-        layout: its instances, including idle ones. `used`: held ones, by `cells`.
+        layout: its instances, including idle ones. `used`: the held ones, which are the keys of `cells`.
         held: number of held compute slices.
         blocked: memory slices whose last holder is still saving its work, as bits, and until when.
-        whole: all of it as one place.
+        whole: the whole GPU as one place.
     """
 
     __slots__ = ("blocked", "cells", "geometry", "held", "index", "layout", "node", "used", "whole")
@@ -110,7 +110,7 @@ class SimulatedGpu:
         self.whole = Place(index, geometry.full.slots[0])
 
     def wait(self, slot: Slot, now: float) -> float:
-        """Return the seconds until the last holder of these memory slices has saved its work."""
+        """Return the seconds until the previous holders of the slot's memory slices have saved their work."""
         if not self.blocked:
             return 0.0
         self.blocked = [(mask, until) for mask, until in self.blocked if until > now]
@@ -125,7 +125,7 @@ class SimulatedCluster:
         gpus: by index. GPUs of a node have adjacent indexes.
         nodes: the range of GPU indexes of each node.
         empty: the GPUs without held places, as bits.
-        by_empty: at n the nodes of which n GPUs are empty, as bits.
+        by_empty: at index n the nodes with n empty GPUs, as bits.
         alike: for each geometry and layout of held slots, the GPUs that have it, as bits.
         fragmentation: sum of `mig.planning.fragmentation` over all GPUs, updated if `fragments` is set.
     """
@@ -159,7 +159,7 @@ class SimulatedCluster:
         return cls([[geometry] * min(per_node, gpus - first) for first in range(0, gpus, per_node)])
 
     def part(self, nodes: range | None = None) -> Part:
-        """Return some of the nodes (by default all), for policies limited to them."""
+        """Return these nodes (by default all) as a part of the cluster, for policies limited to them."""
         chosen = range(len(self.nodes)) if nodes is None else nodes
         gpus = 0
         for node in chosen:
@@ -170,7 +170,7 @@ class SimulatedCluster:
     # -- queries ----------------------------------------------------------------------------------------------------
 
     def runs(self, place: Place) -> Sequence[SimulatedRun]:
-        """Return the holder of the place."""
+        """Return the runs that hold the place."""
         cell = self.gpus[place.gpu].cells.get(place.slot)
         return cell.runs if cell is not None else ()
 
@@ -190,7 +190,7 @@ class SimulatedCluster:
     # -- changes (made by the engine) --------------------------------------------------------------------------
 
     def configure(self, gpu: int, layout: Layout) -> None:
-        """Give an empty GPU the idle instances of `layout`, at no cost: the start of a simulation.
+        """Give an empty GPU the idle instances of `layout`, at no cost, as at the start of a simulation.
 
         Raises:
             PlaceError: a place on it is held, or the layout is not legal there.
@@ -205,7 +205,7 @@ class SimulatedCluster:
         target.layout = layout
 
     def take(self, place: Place, run: SimulatedRun, now: float) -> Reconfiguration | None:
-        """Let `run` hold a place; None if its instance already existed.
+        """Let `run` hold a place; return the change of instances, None if the place's instance already existed.
 
         Idle instances in the way are destroyed. Raises PlaceError if held ones are in the way.
         """
@@ -230,7 +230,7 @@ class SimulatedCluster:
         return change
 
     def leave(self, place: Place, run: SimulatedRun, now: float, until: float) -> HeldPlace | None:
-        """End `run`'s hold; return the cell if nobody else holds it. Its slices can be used from `until` on."""
+        """End `run`'s hold; return the cell if no other run holds it. Its slices can be used from `until` on."""
         gpu = self.gpus[place.gpu]
         cell = gpu.cells[place.slot]
         cell.runs.remove(run)
@@ -296,10 +296,10 @@ def fragmentation(geometry: Geometry, used: Layout) -> float:
 
 @lru_cache(maxsize=1 << 16)
 def reconfigured(geometry: Geometry, layout: Layout, used: Layout, slot: Slot) -> Reconfiguration:
-    """Create `slot`, which fits next to `used`: destroy the idle instances in its way, then create it.
+    """Return the creation of `slot`, which fits next to `used`: idle instances in its way are destroyed before.
 
-    First those that overlap it; if a count limit still forbids it, other idle ones follow, the smallest first.
-    A GPU without MIG (one profile) needs no creation.
+    These are the ones that overlap it and, if a count limit still forbids it, other idle ones, the smallest first.
+    On a GPU without MIG (one profile) nothing has to be created.
     """
     if len(geometry.profiles) == 1:
         return Reconfiguration(layout.add(slot), 0.0, 0, 0)

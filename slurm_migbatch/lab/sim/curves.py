@@ -1,10 +1,9 @@
-"""Provide speeds of real models on slices, from measured tables or from the predictor: `Curves` is a `Speeds` over
-both.
+"""Provide speeds of real models on slices: `Curves` is a `Speeds` over a measured table or the predictor.
 
-A source gives, for an application, a batch and a kind of work, the items per second of each profile of a GPU (none
-if it does not fit). A job's speed is its rate relative to that of the whole GPU with all of its batch, so micro-steps
-(`steps`) and small slices both matter. A job of several GPUs divides its batch among them, and its speed is that of its
-places together, as a share of its request: of whole GPUs, or of the slices that it names.
+A source gives, for an application, a batch and a kind of work, the items per second on each profile of a GPU on which
+it fits. A job's speed is its rate relative to that of the whole GPU with the undivided batch, so both micro-steps
+(`steps`) and small slices change it. A job of several GPUs divides its batch among them. Its speed is the sum over its
+places relative to what it requests: whole GPUs, or the slices that it names.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ from slurm_migbatch.workload.gpufacts import facts_of, guess
 
 
 class SpeedError(ValueError):
-    """Unavailable speeds; the message says of what and what there is instead."""
+    """Speeds are not available; the message says which, and which ones there are."""
 
 
 class RateSource(Protocol):
     """Rates of applications on the profiles of one GPU."""
 
     def rates(self, app: str, batch: int, kind: Kind) -> Mapping[Profile, float]:
-        """Return items per second by profile, of those it fits on; raises SpeedError for unknown applications."""
+        """Return items per second by profile on which it fits; raises SpeedError for unknown applications."""
 
     def apps(self, kind: Kind) -> Sequence[str]:
-        """Return the applications that it knows."""
+        """Return the applications that the source has rates of."""
 
     def batches(self, app: str, kind: Kind) -> Sequence[int]:
-        """Return usual batches of an application."""
+        """Return the usual batches of an application."""
 
 
 class Curves:
-    """Speeds by a source. Jobs without an application have a speed by their share of the compute slices."""
+    """Speeds from a source of rates. A job without an application is as fast as its share of the compute slices."""
 
     def __init__(self, source: RateSource, geometry: Geometry, *, shared: float = 2.0) -> None:
         """Use rates from `source`; `shared` is the slowdown by one other job in the same slice."""
@@ -61,9 +60,9 @@ class Curves:
             if not speed:
                 return 0.0
             total += speed
-        # a model drawn for a job need not fit on the slice that the job had
-        asked = self.relative(job, job.profile) if job.profile else 1.0
-        return total / job.gpus / (asked or 1.0)
+        # a model that was drawn for a job may not fit on the slice that the job requests
+        requested_speed = self.relative(job, job.profile) if job.profile else 1.0
+        return total / job.gpus / (requested_speed or 1.0)
 
     def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
         """See `Speeds`."""
@@ -74,21 +73,21 @@ class Curves:
         if not job.app:
             return profile.compute / self._full.compute
         key = job.app, -(-job.batch // job.gpus), job.kind, steps, profile
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._relative(*key)
-        return known
+        cached = self._known.get(key)
+        if cached is None:
+            cached = self._known[key] = self._relative(*key)
+        return cached
 
     def _relative(self, app: str, batch: int, kind: Kind, steps: int, profile: Profile) -> float:
-        whole = self.source.rates(app, batch, kind).get(self._full)
-        if whole is None:
+        full_rate = self.source.rates(app, batch, kind).get(self._full)
+        if full_rate is None:
             raise SpeedError(f"{app} with batch {batch} does not fit on a whole {self.geometry.name}")
-        part = self.source.rates(app, max(1, math.ceil(batch / steps)), kind)
-        return part.get(profile, 0.0) / whole
+        rates = self.source.rates(app, max(1, math.ceil(batch / steps)), kind)
+        return rates.get(profile, 0.0) / full_rate
 
 
 class Table:
-    """Measured rates. A batch that was not measured takes the figures of the nearest measured one, by its logarithm.
+    """Measured rates. A batch that was not measured gets the rates of the nearest measured one, by its logarithm.
 
     Profiles are matched by compute slices and by their share of memory, so a table of an A100 with 40 GB can also be
     used for one with 80 GB; whether a job fits is then judged by the smaller GPU.
@@ -112,11 +111,11 @@ class Table:
         for row in single:
             profile = Profile.parse(row.profile) if row.profile else full.profile
             memory = round(shares_of(row, specs[row.gpu])[1] * geometry.memory_slices)
-            here = by_shape.get((row.compute_slices or profile.compute, memory))
-            if here is None or row.rate is None or (row.input_size or 0) != sizes[row.model]:
+            profile_of_shape = by_shape.get((row.compute_slices or profile.compute, memory))
+            if profile_of_shape is None or row.rate is None or (row.input_size or 0) != sizes[row.model]:
                 continue
             kind: Kind = "train" if row.kind == "train" else "infer"
-            self._found.setdefault((row.model, kind), {}).setdefault(row.batch, {})[here] = row.rate
+            self._found.setdefault((row.model, kind), {}).setdefault(row.batch, {})[profile_of_shape] = row.rate
         for batches in self._found.values():
             for batch in [batch for batch, rates in batches.items() if full.profile not in rates]:
                 del batches[batch]
@@ -128,8 +127,8 @@ class Table:
         if batches is None:
             names = ", ".join(self.apps(kind)) or "none"
             raise SpeedError(f"the table has no {kind} speeds of {app or 'a job without a model'}; it has {names}")
-        wanted = math.log(max(batch, 1))
-        return batches[min(batches, key=lambda known: (abs(math.log(known) - wanted), known))]
+        log_batch = math.log(max(batch, 1))
+        return batches[min(batches, key=lambda known: (abs(math.log(known) - log_batch), known))]
 
     def apps(self, kind: Kind) -> Sequence[str]:
         """See `RateSource`."""
@@ -141,7 +140,7 @@ class Table:
 
 
 class Predicted:
-    """Predicted rates, at the model's usual input size; whether it fits is judged by the median prediction."""
+    """Predicted rates, at the model's usual input size; a model fits if the median prediction of its memory does."""
 
     def __init__(self, predictor: LearnedPredictor, geometry: Geometry, name: str) -> None:
         """Use rates from `predictor`; `name` is the GPU's short name in the measurements, `a100-80gb`."""
@@ -153,7 +152,7 @@ class Predicted:
         self._rates = lru_cache(maxsize=1 << 14)(self._ask)
 
     def rates(self, app: str, batch: int, kind: Kind) -> Mapping[Profile, float]:
-        """See `RateSource`; relative rates, scaled so that the whole GPU does one batch a second."""
+        """See `RateSource`; the rates are relative, scaled so that the whole GPU processes one batch a second."""
         return self._rates(app, max(batch, 1), kind)
 
     def apps(self, _kind: Kind) -> Sequence[str]:
@@ -161,7 +160,7 @@ class Predicted:
         return sorted(self.predictor.grids())
 
     def batches(self, app: str, kind: Kind) -> Sequence[int]:
-        """See `RateSource`: those at which the predictor's buckets begin, as far as they fit on the whole GPU."""
+        """See `RateSource`: the batches at which the predictor's buckets begin and that fit on the whole GPU."""
         full = self.geometry.full.profile
         return [batch for batch in self.predictor.grids()[app].batches if full in self.rates(app, batch, kind)] or [1]
 

@@ -1,8 +1,8 @@
-"""Run the event-driven simulation: time, progress and costs. Decisions are the policy's.
+"""Run the event-driven simulation: time, progress and costs. The policy makes the decisions.
 
-Between two events nothing is computed. A predicted completion is in a heap; when a job's speed changes it is
-predicted again and the old entry, known by its version, is skipped when it comes up. An event costs O(log n), plus
-the policy's work. Arrivals are sorted once and merged.
+Between two events nothing is computed. Predicted completions are in a heap. When a job's speed changes, its completion
+is predicted again; the old entry is recognized by its version and skipped when it is popped. An event costs O(log n),
+plus the policy's work. Arrivals are sorted once and merged with the heap's events.
 
 Costs are assigned as follows:
 
@@ -45,9 +45,9 @@ class Simulation:
     """One simulation; `run` it once.
 
     Attributes:
-        now: seconds.
-        cluster, speeds: see there. Policies may read both.
-        rng: for policies that draw; seeded.
+        now: current time, seconds.
+        cluster, speeds: see `SimulatedCluster` and `Speeds`. Policies may read both.
+        rng: seeded generator, for policies that need random numbers.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class Simulation:
     # -- actions -----------------------------------------------------------------------------------------------
 
     def start(self, run: SimulatedRun, places: Sequence[Place], *, pause: float | None = None, steps: int = 1) -> None:
-        """Give a pending job its slices.
+        """Start a pending job on these places.
 
-        `pause` is the time from available slices to the first progress: the job's cold start or restart if not
-        given. Places may be shared with other runs.
+        `pause` is the time from available slices to the first progress; by default the job's cold start or restart.
+        Places may be shared with other runs.
 
         Raises:
-            SimulationError: it runs or has ended, or its speed there is 0.
+            SimulationError: the job is running or has ended, or its speed on these places is 0.
             PlaceError: held places are in the way.
         """
         if run.places or run.ended is not None:
@@ -123,13 +123,14 @@ class Simulation:
         pause: float | None = None,
         steps: int | None = None,
     ) -> None:
-        """Move a running job elsewhere, to more or fewer slices, or to other micro-steps.
+        """Move a running job to other slices, to more or fewer of them, or to another number of micro-steps.
 
-        Places that are in both stay. The job stops for `save` seconds (its checkpoint if not given), then new
-        instances are created, then it needs `pause` seconds (its restart). Released places can be used after `save`.
+        It keeps the places that it has and that are in `places`. The job stops for `save` seconds (by default its
+        checkpoint), then new instances are created, then it needs `pause` seconds (by default its restart). The places
+        that it leaves can be used after `save`.
 
         Raises:
-            SimulationError: it is not running, or its speed there is 0.
+            SimulationError: the job is not running, or its speed on these places is 0.
             PlaceError: held places are in the way.
         """
         if not run.places:
@@ -153,11 +154,11 @@ class Simulation:
     def preempt(self, run: SimulatedRun, *, save: bool = True) -> None:
         """Take a running job's slices and requeue it.
 
-        With `save` it writes its checkpoint first, which blocks its slices for that time; without, it loses the
-        work since its last own checkpoint and the slices are free at once.
+        With `save` it writes a checkpoint first, which blocks its slices for that time. Without, it loses the work
+        since the last checkpoint that it wrote by itself, and the slices are free at once.
 
         Raises:
-            SimulationError: it is not running.
+            SimulationError: the job is not running.
         """
         if not run.places:
             raise SimulationError(f"at {self.now:.3f} s: {run.job.name} cannot be preempted, it is not running")
@@ -175,7 +176,7 @@ class Simulation:
             self._log.append(LoggedEvent(self.now, "preempt", run.job.id, places, run.lost - lost, run.job.name))
 
     def wake(self, at: float, key: Any = None) -> None:
-        """Call the policy's `timer` with this key at that moment (now or later)."""
+        """Have the policy's `timer` called with this key at time `at`, or now if that has passed."""
         self._push(max(at, self.now), _TIMER, key)
 
     # -- the loop ----------------------------------------------------------------------------------------------
@@ -183,10 +184,10 @@ class Simulation:
     def run(self, until: float = math.inf, progress: Callable[[int, int], None] | None = None) -> SimulationResult:
         """Simulate until there are no further events, or to the moment `until`.
 
-        `progress` is called regularly with the number of ended jobs and of all.
+        `progress` is called regularly with the number of ended jobs and that of all jobs.
 
-        The cyclic garbage collector is off meanwhile: the engine makes no cycles, and scanning every job repeatedly
-        took a quarter of the time at 650,000 jobs.
+        The cyclic garbage collector is disabled during the simulation: the engine creates no reference cycles, and at
+        650,000 jobs a quarter of the time was spent in scanning all jobs again and again.
         """
         collecting = gc.isenabled()
         gc.disable()
@@ -227,9 +228,9 @@ class Simulation:
         return self._result(begin, arrivals[:position])
 
     def _next_moment(self, position: int) -> float:
-        """Return when the next event or arrival is; infinity for none.
+        """Return the time of the next event or arrival; infinity if there is none.
 
-        `position` is the number of the first job that has not arrived.
+        `position` is the index of the first job that has not arrived.
         """
         heap, arrivals = self._heap, self._arrivals
         while heap and heap[0][1] == _COMPLETION and heap[0][3].version != heap[0][4]:
@@ -255,7 +256,7 @@ class Simulation:
                 self.policy.demand(self, payload)
 
     def _take_arrivals(self, moment: float, position: int) -> int:
-        """Handle jobs that arrive up to the moment; return the number of the first one that arrives later."""
+        """Handle jobs that arrive up to the moment; return the index of the first one that arrives later."""
         arrivals = self._arrivals
         while position < len(arrivals) and arrivals[position].job.arrival <= moment:
             run = arrivals[position]
@@ -267,10 +268,10 @@ class Simulation:
         return position
 
     def _advance(self, moment: float) -> None:
-        passed = moment - self.now
-        self._waiting += self._queued * passed
+        elapsed = moment - self.now
+        self._waiting += self._queued * elapsed
         if self.cluster.fragments:
-            self._fragmentation += self.cluster.fragmentation * passed
+            self._fragmentation += self.cluster.fragmentation * elapsed
         self.now = moment
 
     def _complete(self, run: SimulatedRun) -> None:
@@ -293,7 +294,7 @@ class Simulation:
         for run in runs:
             if run.places:
                 run.settle(self.now)
-        passed = self.now - begin
+        elapsed = self.now - begin
         return SimulationResult(
             runs=tuple(sorted(runs, key=lambda run: run.job.id)),
             begin=begin,
@@ -302,8 +303,8 @@ class Simulation:
             slices=self.cluster.slices,
             held=self._meter.held,
             busy=self._meter.busy,
-            fragmentation=self._fragmentation / passed / len(self.cluster.gpus) if passed else 0.0,
-            waiting=self._waiting / passed if passed else 0.0,
+            fragmentation=self._fragmentation / elapsed / len(self.cluster.gpus) if elapsed else 0.0,
+            waiting=self._waiting / elapsed if elapsed else 0.0,
             created=self._created,
             destroyed=self._destroyed,
             steps=self._steps,
@@ -321,13 +322,13 @@ class Simulation:
         pause: float,
         steps: int,
     ) -> None:
-        """Take `places` in addition to the kept ones, and predict the end."""
+        """Give the run all `places`, of which it holds `unchanged` already, and predict its end."""
         if not places:
             raise SimulationError(f"at {self.now:.3f} s: {run.job.name} is given no places")
         if len(places) > 1 and len(set(places)) != len(places):
             raise SimulationError(f"at {self.now:.3f} s: {run.job.name} is given a place twice")
         gpus = self.cluster.gpus
-        making: dict[int, float] = {}
+        ready_after: dict[int, float] = {}
         slices = 0
         for place in places:
             gpu = gpus[place.gpu]
@@ -337,25 +338,25 @@ class Simulation:
                 if change is not None:
                     self._created += change.created
                     self._destroyed += change.destroyed
-                    making[place.gpu] = max(making.get(place.gpu, 0.0), wait) + change.seconds
+                    ready_after[place.gpu] = max(ready_after.get(place.gpu, 0.0), wait) + change.seconds
                 elif wait:
-                    making[place.gpu] = max(making.get(place.gpu, 0.0), wait)
+                    ready_after[place.gpu] = max(ready_after.get(place.gpu, 0.0), wait)
             slices += gpu.cells[place.slot].slices
         run.places = places
         run.slices = slices
         run.steps = steps
-        run.resumes = self.now + max(save, max(making.values(), default=0.0)) + pause
+        run.resumes = self.now + max(save, max(ready_after.values(), default=0.0)) + pause
         run.alone = self.speeds.speed(run.job, places, steps)
         if not run.alone > 0:
-            where = ", ".join(str(place) for place in places)
-            raise SimulationError(f"at {self.now:.3f} s: {run.job.name} does not fit at its place ({where})")
+            place_names = ", ".join(str(place) for place in places)
+            raise SimulationError(f"at {self.now:.3f} s: {run.job.name} does not fit at its place ({place_names})")
         for place in places:
             self._meter.mark(gpus[place.gpu].cells[place.slot], self.now)
         self._foresee(run)
         self._touch(places, run)
 
     def _part(self, run: SimulatedRun, until: float) -> None:
-        """Leave all places."""
+        """Make the run leave all its places; their slices can be used from `until` on."""
         places, run.places = run.places, ()
         for place in places:
             self._leave(run, place, until)
@@ -372,38 +373,35 @@ class Simulation:
         self._meter.mark(cell, self.now)
 
     def _saving(self, run: SimulatedRun) -> float:
-        """Return the seconds until its work is saved.
-
-        Nothing has to be saved if it has made no progress since the last time.
-        """
+        """Return the seconds that the run needs to save its work: 0 if it made no progress since it last resumed."""
         return run.job.costs.checkpoint_s if run.progress_clock > 0 else 0.0
 
     # -- speed -------------------------------------------------------------------------------------------------
 
     def _touch(self, places: Iterable[Place], run: SimulatedRun) -> None:
         """Predict the ends of all runs affected by a change at these places, except `run`."""
-        seen: dict[SimulatedRun, None] = {}
+        affected: dict[SimulatedRun, None] = {}
         for place in places:
             gpu = self.cluster.gpus[place.gpu]
             if self._neighbourly:
-                seen.update(dict.fromkeys(self.cluster.holders(place.gpu)))
+                affected.update(dict.fromkeys(self.cluster.holders(place.gpu)))
             elif (cell := gpu.cells.get(place.slot)) is not None and cell.runs[0] is not cell.runs[-1]:
-                seen.update(dict.fromkeys(cell.runs))
+                affected.update(dict.fromkeys(cell.runs))
             elif cell is not None and cell.runs[0] is not run:
-                seen[cell.runs[0]] = None
-        seen.pop(run, None)
-        for other in seen:
-            other.settle(self.now)
-            self._foresee(other)
+                affected[cell.runs[0]] = None
+        affected.pop(run, None)
+        for affected_run in affected:
+            affected_run.settle(self.now)
+            self._foresee(affected_run)
 
     def _foresee(self, run: SimulatedRun) -> None:
-        """Set the current speed, and the end that follows from it."""
+        """Set the run's current speed and predict its completion from it."""
         run.rate = run.alone / self._hindrance(run)
         run.version += 1
         self._push(max(run.since, run.resumes) + run.left / run.rate, _COMPLETION, run, run.version)
 
     def _hindrance(self, run: SimulatedRun) -> float:
-        """Return its slowdown by others: a gang is as slow as its slowest part."""
+        """Return the run's slowdown by other runs: a gang is as slow as its slowest part."""
         worst = 1.0
         gpus = self.cluster.gpus
         for place in run.places:

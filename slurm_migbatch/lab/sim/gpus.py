@@ -1,8 +1,8 @@
 """Define the GPUs that can be simulated: MIG geometry, and the time to create and destroy an instance.
 
 The figures equal those of the simulated driver in `testbed/driver` (a test compares them), which are from
-NVIDIA's MIG user guide and from measured listings. They are repeated here because simulating a cluster requires no
-C compiler. A live system never reads them: there every geometry comes from NVML.
+NVIDIA's MIG user guide and from measured listings. They are repeated here so that simulating a cluster does not
+require a C compiler. A live system never reads them: there every geometry comes from NVML.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def geometry(gpu: str) -> Geometry:
 
 @lru_cache(maxsize=64)
 def whole(gpu: str) -> Geometry:
-    """Return the same GPU without MIG: one profile that takes all of it; raises UnknownGpu."""
+    """Return the geometry of the same GPU without MIG, with one profile, the whole GPU; raises UnknownGpu."""
     with_mig = geometry(gpu)
     return Geometry(f"{with_mig.name} without MIG", [with_mig.full])
 
@@ -123,7 +123,7 @@ def models() -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def named(short_name: str) -> Geometry | None:
-    """Return the geometry of the model that measurements call so, `h200-141gb`; None if it cannot be simulated."""
+    """Return the geometry for a GPU's name in measurements, `h200-141gb`; None if it cannot be simulated."""
     shapes = map(geometry, _TABLE)
     return next((g for g in shapes if gpufacts.short_name(g.name, g.full.profile.memory_gb) == short_name), None)
 

@@ -12,7 +12,7 @@ Kind: TypeAlias = Literal["infer", "train"]
 
 
 class JobError(ValueError):
-    """Values that are not a job; the message says which and what to write instead."""
+    """Values that do not describe a job; the message says which, and what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,17 @@ class SimulatedJob:
     Attributes:
         id: unique; also breaks ties, so that a simulation is deterministic.
         arrival: seconds on the simulation's clock.
-        work: its length, in seconds at speed 1. Speed 1 is what `Speeds` returns for the job on its
-            request: usually all its `gpus` as whole GPUs of the reference kind, or as slices of `profile`.
-        kind: `train` jobs may be paused and moved, `infer` jobs have users that wait.
+        work: its length, in seconds at speed 1. Speed 1 is what `Speeds` returns for the job on what it requests:
+            usually its `gpus` as whole GPUs of the reference kind, or as slices of `profile`.
+        kind: `train` jobs may be paused and moved; users wait for the results of `infer` jobs.
         gpus: requested GPUs, or slices if `profile` is given (a gang: all at once).
         profile: the smallest slice it requests; None requests whole GPUs.
         largest: the largest slice that is useful to it; None if any is.
-        least, most: between how many GPUs or slices an elastic job can work; both are `gpus` for others.
+        least, most: smallest and largest number of GPUs or slices on which an elastic job can run; both are `gpus`
+            for other jobs.
         app: model or application, by the names of the table of speeds.
         batch: items in one step of all its GPUs together, 0 if unknown.
-        user: user for fairness.
+        user: the user whose share it counts to, in policies that share fairly.
         slo_s: seconds after its arrival within which it must end; None without a limit.
         start_slo_s: seconds after its arrival within which it must make its first progress (a service must be up);
             None without a limit.
@@ -97,7 +98,7 @@ class SimulatedJob:
 
     @property
     def claimed(self) -> float:
-        """Estimated seconds of the job."""
+        """Length of the job as its user estimates it, seconds; its true work without an estimate."""
         return self.work if self.estimate is None else self.estimate
 
 
@@ -111,8 +112,8 @@ class InferenceRequest(NamedTuple):
 
 
 class DemandChange(NamedTuple):
-    """From `time` on, `app` (a service, a partition) needs `value` (GPUs or requests per second, depending on the
-    reader).
+    """From `time` on, `app` (a service or a partition) needs `value`: GPUs or requests per second, as the policy that
+    reads it defines.
     """
 
     time: float

@@ -9,10 +9,10 @@ from slurm_migbatch.mig.layout import EMPTY, Layout
 
 
 def layouts(geometry: Geometry) -> Iterator[Layout]:
-    """Yield every legal layout of the GPU, the empty one first, each once.
+    """Yield every legal layout of the GPU once, the empty one first.
 
-    Slots are added in order of their start, so no layout is built twice; parts of legal layouts are legal, so none is
-    missed. An A100 has a few thousand.
+    Slots are added in order of their start, so no layout is built twice. Every part of a legal layout is legal, so none
+    is missed. An A100 has a few thousand layouts.
     """
     slots = sorted(geometry.slots, key=lambda s: (s.placement, s.profile))
 

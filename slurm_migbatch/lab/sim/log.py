@@ -17,13 +17,13 @@ class LoggedEvent(NamedTuple):
 
     Attributes:
         time: seconds on the simulation's clock.
-        what: `start` and `move` hold the places after it, `preempt` and `complete` the released ones.
+        what: kind of the event.
         job: the job's id, -1 for a demand.
-        places: the affected places.
-        seconds: of `start` and `move` the pause until the next progress, of `preempt` lost work, of `complete`
-            the time since the arrival, of `demand` the value.
-        name: the job's or the application's.
-        destroyed, created: instances.
+        places: for `start` and `move` the places held afterwards, for `preempt` and `complete` the released ones.
+        seconds: for `start` and `move` the pause until the next progress, for `preempt` the lost work, for `complete`
+            the time since the arrival, for `demand` the value.
+        name: name of the job, or of the application for `demand`.
+        destroyed, created: numbers of instances.
     """
 
     time: float
@@ -44,6 +44,6 @@ class LoggedEvent(NamedTuple):
 
 
 def write(events: Iterable[LoggedEvent], file: TextIO) -> None:
-    """Write all of them as JSON lines."""
+    """Write all events as JSON lines."""
     for event in events:
         file.write(event.line() + "\n")

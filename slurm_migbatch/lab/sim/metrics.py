@@ -21,8 +21,9 @@ def summarise(result: SimulationResult) -> dict[str, Any]:
     `all`, `train` and `infer` hold those of jobs (`of_jobs`), if there are any. Of the cluster:
 
     - `makespan_s`: from the first arrival to the last event;
-    - `held`: compute slices that were held, as a share of the cluster's over the makespan; `busy_of_held`: the share of
-      them with progress (the rest starts, waits for a checkpoint, is being created); `busy`: both;
+    - `held`: compute-slice seconds that were held, as a share of the cluster's in the makespan; `busy_of_held`: the
+      share of them with progress (in the rest, jobs start, wait for a checkpoint or for their instance); `busy`: the
+      product of both;
     - `fragmentation`: mean over GPUs and time;
     - `waiting`: mean length of the queue;
     - `reconfigurations`: instances created and destroyed;
@@ -52,26 +53,26 @@ def summarise(result: SimulationResult) -> dict[str, Any]:
 
 
 def of_jobs(runs: Sequence[SimulatedRun], end: float) -> dict[str, Any]:
-    """Return figures of some jobs; None without any.
+    """Return figures of some jobs; a figure without any values is None.
 
-    - `jct_s`: from arrival to completion, of those that ended by `end`;
-    - `queue_s`: until they first held slices; `delay_s`: until their first progress, of those that got so far;
-    - `slo`: how many had a limit (on their end or on their start), how many exceeded one (late, or still not started or
-      ended when it had passed), and the share;
-    - `restarts`: how often a job was interrupted or moved (`interrupted` plus `moved`), mean and most;
-    - `lost_s`: work done twice; `paused_s`: on slices without progress;
-    - `jain`: fairness over users, of each one's mean of work / JCT (1: all are slowed equally); None for fewer than
-      two.
+    - `jct_s`: time from arrival to completion, of jobs that ended by `end`;
+    - `queue_s`: time until they first held slices; `delay_s`: time until their first progress; of jobs that did;
+    - `slo`: number of jobs with a limit on their end or their start that can be judged, number that exceeded one (too
+      late, or not ended or started when the limit passed), and the share;
+    - `restarts`: how often a job was interrupted or moved (`interrupted` plus `moved`), mean and maximum;
+    - `lost_s`: work that had to be repeated; `paused_s`: time on slices without progress;
+    - `jain`: fairness over users, from each user's mean of work / JCT (1: all are slowed down equally); None for fewer
+      than two users.
     """
-    done = [run for run in runs if run.ended is not None]
-    jct = np.array([run.ended - run.job.arrival for run in done if run.ended is not None])
+    ended = [run for run in runs if run.ended is not None]
+    jct = np.array([run.ended - run.job.arrival for run in ended if run.ended is not None])
     queue = np.array([run.started - run.job.arrival for run in runs if run.started is not None])
     delay = np.array([run.began - run.job.arrival for run in runs if run.began is not None])
     restarts = np.array([run.preempted + run.moves for run in runs])
     count = len(runs)
     return {
         "jobs": count,
-        "done": len(done),
+        "done": len(ended),
         "jct_s": _spread(jct),
         "queue_s": _spread(queue),
         "delay_s": _spread(delay),
@@ -81,14 +82,14 @@ def of_jobs(runs: Sequence[SimulatedRun], end: float) -> dict[str, Any]:
         "restarts": {"mean": float(restarts.mean()) if count else None, "max": int(restarts.max(initial=0))},
         "lost_s": sum(run.lost for run in runs),
         "paused_s": sum(run.paused for run in runs),
-        "jain": jain(shares) if len(shares := _by_user(done)) > 1 else None,
+        "jain": jain(shares) if len(shares := _by_user(ended)) > 1 else None,
     }
 
 
 def jain(shares: Iterable[float]) -> float | None:
-    """Compute Jain's index, (sum x)^2 / (n sum x^2): 1 if all are equal, 1/n if one has everything.
+    """Return Jain's index, (sum x)^2 / (n sum x^2): 1 if all are equal, 1/n if one has everything.
 
-    None without values.
+    None without values, or if all are 0.
     """
     values = list(shares)
     squares = sum(value * value for value in values)
@@ -96,9 +97,9 @@ def jain(shares: Iterable[float]) -> float | None:
 
 
 def over_seeds(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the same tree with `{"mean", "low", "high"}` (95 %, Student's t) for each number.
+    """Return a tree like those of the seeds, with `{"mean", "low", "high"}` (95 %, Student's t) for each number.
 
-    None if one is missing. Over one seed low and high are None.
+    A number that a seed lacks is None. For one seed low and high are None.
     """
     merged: dict[str, Any] = {}
     for name, value in figures[0].items():
@@ -133,13 +134,13 @@ def _spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float | 
 def _slo(runs: Sequence[SimulatedRun], end: float) -> dict[str, Any]:
     limited = broken = 0
     for run in runs:
-        judged = [
+        exceeded = [
             (end if moment is None else moment) - run.job.arrival > limit
             for moment, limit in ((run.ended, run.job.slo_s), (run.began, run.job.start_slo_s))
             if limit is not None and (moment is not None or end - run.job.arrival > limit)
         ]
-        limited += bool(judged)
-        broken += any(judged)
+        limited += bool(exceeded)
+        broken += any(exceeded)
     return {"jobs": limited, "broken": broken, "share": broken / limited if limited else None}
 
 
@@ -149,8 +150,8 @@ def _by_user(done: Iterable[SimulatedRun]) -> list[float]:
         assert run.ended is not None
         if not run.job.user:
             continue
-        took = run.ended - run.job.arrival
-        users.setdefault(run.job.user, []).append(run.job.work / took if took > 0 else 1.0)
+        jct_s = run.ended - run.job.arrival
+        users.setdefault(run.job.user, []).append(run.job.work / jct_s if jct_s > 0 else 1.0)
     return [sum(values) / len(values) for values in users.values()]
 
 

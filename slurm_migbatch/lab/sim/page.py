@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from slurm_migbatch.report.pictures.page import text_of
 
-#: colours of matplotlib's texts, lines, grids and backgrounds, and the page's replacements
+#: matplotlib's colours of texts, lines, grids and backgrounds, each with the page's replacement
 _SCHEME = (
     ("stroke: #000000", "stroke: currentColor"), ("fill: #000000", "fill: currentColor"),
     ("#dddddd", "var(--grid)"), ("#cccccc", "var(--line)"), ("fill: #ffffff", "fill: none"),
@@ -54,7 +54,7 @@ def page(
     scenario: str,
     notices: Iterable[str] = (),
 ) -> str:
-    """Return the document; `plots` are SVG as `plots` makes them, everything else is text."""
+    """Return the document; `plots` are SVG from the module `plots`, everything else is plain text."""
     values: Mapping[str, Any] = {
         "title": title,
         "about": about,
@@ -70,7 +70,7 @@ def page(
 
 
 def _in_scheme(svg: str) -> str:
-    """Return a drawing that follows the page's light or dark setting."""
-    for theirs, ours in _SCHEME:
-        svg = svg.replace(theirs, ours)
+    """Return the drawing with colours that follow the page's light or dark setting."""
+    for colour, replacement in _SCHEME:
+        svg = svg.replace(colour, replacement)
     return svg

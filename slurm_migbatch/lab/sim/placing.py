@@ -1,7 +1,7 @@
 """Choose places: whole GPUs, packed, and slices by first or best fit. Places on one GPU are chosen by `mig.planning`.
 
-GPUs that hold the same are examined once (`SimulatedCluster.alike`), nodes with as many empty GPUs once
-(`SimulatedCluster.by_empty`).
+GPUs with the same held slots are examined once for all (`SimulatedCluster.alike`), and so are nodes with the same
+number of empty GPUs (`SimulatedCluster.by_empty`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _WARM = 16
 
 
 def whole_gpus(cluster: SimulatedCluster, count: int, part: Part) -> list[Place] | None:
-    """Choose `count` empty GPUs of the part: of the fullest sufficient node, else of the emptiest nodes.
+    """Choose `count` empty GPUs of the part, each as one place; return None if the part has fewer.
 
-    They are taken as whole ones. None if the part has fewer.
+    They are on the fullest node with enough empty GPUs or, if no node has enough, on the emptiest nodes.
     """
     if (cluster.empty & part.gpus).bit_count() < count:
         return None
@@ -53,8 +53,8 @@ def slices(
 ) -> list[Place] | None:
     """Choose `count` slices of `profile` in the part; None if not all fit.
 
-    `first` takes the first GPU with room; `best` the one with the least memory left. With `apart` each is on a GPU of
-    its own. Of equal GPUs one with an idle instance of the profile is taken.
+    Rule `first` takes the first GPU with room, `best` the one with the least memory left; of equal GPUs `best` takes
+    one that has the instance already, idle. With `apart` each slice is on a GPU of its own.
     """
     places: list[Place] = []
     among = part.gpus
@@ -80,9 +80,9 @@ def slices(
 def _among(
     cluster: SimulatedCluster, profile: Profile, among: int, rule: Rule
 ) -> tuple[tuple[int, int], int, Slot] | None:
-    """Return the rank, GPU and slot of the place that the rule prefers on GPUs (a bit each) as they are.
+    """Return rank, GPU and slot of the place that the rule prefers on the GPUs `among` (as bits).
 
-    None if it does not fit.
+    None if the profile fits on none of them.
     """
     best: tuple[tuple[int, int], int, Slot] | None = None
     for geometry, used, gpus in cluster.arrangements(among):

@@ -1,7 +1,7 @@
 """Run a scenario: read its files once, then simulate it for each seed.
 
-A seed changes: the model of each job if models are drawn, the sensitivity of each job to neighbours, and the
-shift of the copies' arrivals.
+The seed determines the model of each job if models are drawn, the sensitivity of each job to neighbours, and the shift
+of the copies' arrivals.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ScenarioData:
         self.trace = _trace(scenario)
 
     def jobs(self, seed: int) -> tuple[SimulatedJob, ...]:
-        """Return the jobs of one seed. Raises ConfigError if there are no speeds of a job's model."""
+        """Return the jobs for one seed. Raises ConfigError if the speeds lack a job's model."""
         workload = self.scenario.workload
         trace = self.trace.copies(workload.copies, seed=seed) if workload.copies > 1 else self.trace
         costs = self.scenario.costs
@@ -48,9 +48,9 @@ class ScenarioData:
             "train": JobCosts(costs.train_start_s, costs.train_restart_s, costs.train_checkpoint_s),
             "infer": JobCosts(costs.infer_start_s, costs.infer_restart_s),
         }
-        end, start = workload.slo_s or None, workload.start_slo_s or None
+        end_slo, start_slo = workload.slo_s or None, workload.start_slo_s or None
         jobs = tuple(
-            replace(job, costs=of_kind["infer"], slo_s=end, start_slo_s=start)
+            replace(job, costs=of_kind["infer"], slo_s=end_slo, start_slo_s=start_slo)
             if job.kind == "infer"
             else replace(job, costs=of_kind["train"])
             for job in trace.jobs
@@ -103,7 +103,7 @@ def play(
     log: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
-    """Simulate one seed.
+    """Simulate the scenario with one seed.
 
     Raises PlaceError and SimulationError if cluster, workload and policy are incompatible.
     """
@@ -155,7 +155,7 @@ def _source(scenario: Scenario, measured: tuple[Measurement, ...]) -> RateSource
 def _trace(scenario: Scenario) -> Trace:
     part = scenario.workload
     path = scenario.near(part.path)
-    known = pollux.profiles(scenario.near(part.profiles)) if part.profiles else None
+    app_profiles = pollux.profiles(scenario.near(part.profiles)) if part.profiles else None
     if part.trace == "openb":
         trace = openb.read(path, gpus.geometry(scenario.cluster.gpu))
     elif part.trace == "joblog":
@@ -165,9 +165,9 @@ def _trace(scenario: Scenario) -> Trace:
     elif part.trace == "jobtable":
         trace = jobtable.read(path, part.named_tres, part.infer)
     elif part.trace == "mixed":
-        trace = mixed.read(path, known)
+        trace = mixed.read(path, app_profiles)
     elif part.trace == "pollux":
-        trace = pollux.read(path, known or {})
+        trace = pollux.read(path, app_profiles or {})
     else:
         trace = {"philly": philly.read, "muri": muri.read}[part.trace](path)
     if part.begin_s or part.end_s < 1e12:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTH, _HEIGHT = 760.0, 300.0
-#: points around the rows of a plot, for its title, ticks and label
+#: height of a plot besides its rows, for title, ticks and label; points
 _AROUND = 80.0
 _ROW = 24.0
 _LEGEND_COLUMNS: Final = 5
@@ -41,8 +41,8 @@ class PlottedBar(NamedTuple):
 def cdf(series: Mapping[str, Sequence[float]], title: str, unit: str = "s", *, linear: bool = False) -> str:
     """Draw the cumulative share of values, one line for each name.
 
-    Their axis is logarithmic if not linear. A logarithmic axis has no 0: the line of values that are 0 or less
-    begins above it, and the legend says how many.
+    The axis of the values is logarithmic unless `linear`. A logarithmic axis has no 0: values of 0 or less are not
+    drawn, the line begins above their share, and the legend states it.
     """
     lines: dict[str, list[tuple[float, float]]] = {}
     for name, values in series.items():
@@ -80,11 +80,11 @@ def curves(series: Mapping[str, Sequence[tuple[float, float]]], title: str, labe
 def use(levels: MeanLevels, title: str) -> str:
     """Draw the share of held compute slices, and the pending jobs relative to their maximum, over time."""
     hours = [time / 3600 for time in levels.times]
-    longest = max(levels.waiting, default=0.0)
+    most_waiting = max(levels.waiting, default=0.0)
     lines = {"compute slices held": list(zip(hours, levels.held, strict=True))}
-    if longest > 0:
-        shares = [waiting / longest for waiting in levels.waiting]
-        lines[f"jobs waiting (1 = {longest:.0f})"] = list(zip(hours, shares, strict=True))
+    if most_waiting > 0:
+        shares = [waiting / most_waiting for waiting in levels.waiting]
+        lines[f"jobs waiting (1 = {most_waiting:.0f})"] = list(zip(hours, shares, strict=True))
 
     def finish(axes: Axes) -> None:
         axes.set_xlim(left=0.0)
@@ -96,9 +96,9 @@ def use(levels: MeanLevels, title: str) -> str:
 def _lines(
     lines: Mapping[str, Sequence[tuple[float, float]]], title: str, label: str, finish: Callable[[Axes], None]
 ) -> str:
-    """Draw one line for each name with a legend below; `finish` sets scales and limits.
+    """Draw one line for each name with a legend below; return an empty text without lines.
 
-    Nothing without lines.
+    `finish` sets scales and limits of the axes.
     """
     if not lines:
         return ""
@@ -119,10 +119,7 @@ def _lines(
 
 
 def bars(groups: Mapping[str, Sequence[PlottedBar]], title: str, label: str, mark: float | None = None) -> str:
-    """Draw a bar for each value, from 0 on, with its interval as a line.
-
-    `mark` is a reference value.
-    """
+    """Draw a bar from 0 for each value, with its interval as a line; `mark` is a reference value."""
     shown = {group: bars for group, bars in groups.items() if bars}
     if not shown:
         return ""
@@ -172,7 +169,7 @@ def _draw_bars(axes: Axes, groups: Mapping[str, Sequence[PlottedBar]]) -> None:
 
 
 def layouts(rows: Sequence[tuple[str, Layout]], geometry: Geometry, title: str) -> str:
-    """Draw slices of GPUs: a row for each, memory slices from left to right; a profile keeps its colour."""
+    """Draw layouts of GPUs: a row for each, memory slices from left to right; slices of a profile have one colour."""
     if not rows:
         return ""
     profiles = [info.profile for info in geometry.profiles]
@@ -198,10 +195,10 @@ def layouts(rows: Sequence[tuple[str, Layout]], geometry: Geometry, title: str) 
 
 
 def timeline(spans: Sequence[Span], cluster: SimulatedCluster, title: str, gpus: int = 24) -> str:
-    """Draw the layouts of the first GPUs over time: a row for each, in it the memory slices from the bottom up.
+    """Draw the slices of the first GPUs over time: a row for each GPU, in it the memory slices from the bottom up.
 
-    A profile keeps its colour; the pale beginning of a bar is the time before its job made progress. A bar has a
-    tooltip.
+    Slices of a profile have one colour; the pale beginning of a bar is the time before its job made progress. Every
+    bar has a tooltip.
     """
     chosen = [span for span in spans if span.place.gpu < gpus][:_MOST_SPANS]
     rows = min(gpus, len(cluster.gpus))
@@ -247,7 +244,7 @@ def _paint_stays(
 
 
 def _box(span: Span, begin: float, cluster: SimulatedCluster) -> list[tuple[float, float]]:
-    """Return the corners of a stay from `begin` on: hours, and rows from the top down."""
+    """Return the corners of a span from `begin` on, as hours and rows; rows are numbered from the top down."""
     unit = 0.9 / cluster.gpus[span.place.gpu].geometry.memory_slices
     placement = span.place.slot.placement
     bottom = span.place.gpu + 0.45 - placement.start * unit
@@ -261,7 +258,7 @@ def _tip(span: Span) -> str:
 
 
 def _with_tips(svg: str, tips: Mapping[str, Sequence[str]]) -> str:
-    """Add a title to each path of the groups in `tips`; matplotlib itself has none."""
+    """Add a title (tooltip) to each path of the groups in `tips`; matplotlib cannot write one."""
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     root = ElementTree.fromstring(svg)  # noqa: S314 our own drawing

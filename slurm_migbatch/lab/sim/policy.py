@@ -2,8 +2,8 @@
 
 The engine reports all events of an instant to a policy, and then asks it once to decide. Deciding means
 calling the engine's actions (`start`, `move`, `preempt`, `wake`) any number of times; jobs that are not started wait.
-The rules themselves are pure functions of `lab.papers` and `decide`, which know no simulation; a policy here keeps the
-queues and translates.
+The rules themselves are pure functions in `lab.papers` and `decide`, which do not depend on the simulator; a policy
+keeps the queues, calls these functions, and carries out their results.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class Policy(Protocol):
-    """Events in; actions out through the simulation that each call is given.
+    """A scheduling policy: it is told events, and acts through the simulation that each call passes.
 
     At one instant the order is: completions, demands, timers, arrivals, then `decide`.
     """
 
     def begin(self, sim: Simulation) -> None:
-        """Examine the cluster before the first event, create layouts at no cost (`sim.cluster.configure`)."""
+        """Prepare before the first event; layouts can be created at no cost here (`sim.cluster.configure`)."""
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Take an arrived job; it waits until it is started."""
+        """Record that a job has arrived; it waits until the policy starts it."""
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Record that a job has ended; its slices are free already."""
+        """Record that a job has ended; its slices are already free."""
 
     def demand(self, sim: Simulation, demand: DemandChange) -> None:
         """Record that the demand of an application changed."""
@@ -39,7 +39,7 @@ class Policy(Protocol):
         """Act at a time that the policy requested with `sim.wake`."""
 
     def decide(self, sim: Simulation) -> None:
-        """Act: all events of this instant were delivered."""
+        """Act, after all events of this instant have been delivered."""
 
 
 class Quiet:
@@ -55,10 +55,10 @@ class Quiet:
         """Leave its slices free."""
 
     def demand(self, sim: Simulation, demand: DemandChange) -> None:
-        """Ignore the demand: nobody serves it."""
+        """Ignore the demand."""
 
     def timer(self, sim: Simulation, key: Any) -> None:
-        """Do nothing: none was set."""
+        """Ignore the timer."""
 
     def decide(self, sim: Simulation) -> None:
         """Do nothing."""

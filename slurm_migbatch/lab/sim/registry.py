@@ -1,7 +1,7 @@
 """Find policies by name, for configuration files and benchmarks: `POLICIES` has the module of each.
 
-A module offers a policy by a `PolicyKind`: a dataclass of its parameters (fields made with `config.schema.key`) and a
-function that makes the policy for a cluster. Add a line to `POLICIES`; imports are on demand.
+A module defines a policy as a `PolicyKind`: a dataclass of its parameters (fields made with `config.schema.key`) and a
+function that makes the policy for a cluster. To register it, add a line to `POLICIES`; modules are imported on demand.
 `migbatch` is different: its jobs go through a simulated Slurm, with migbatchd's own decision.
 """
 
@@ -27,15 +27,15 @@ class Setup:
     """Input of a simulation: the same for every policy.
 
     Attributes:
-        geometry: of the GPUs; `nodes` with `per_node` GPUs each.
-        jobs: of one seed.
+        geometry: of the GPUs; there are `nodes` nodes with `per_node` GPUs each.
+        jobs: for one seed.
         speeds: speed of each job by place.
-        neighbours: cost of busy slices on the same GPU; None: nothing.
-        measured: measurements behind the speeds, for a predictor to learn from.
-        seed: of the draws.
-        until: seconds on the trace's clock at which the simulation stops; infinite: to the end.
+        neighbours: slowdown by busy slices on the same GPU; None: no slowdown.
+        measured: the measurements that the speeds come from, for a predictor to learn from.
+        seed: of the random numbers.
+        until: time on the trace's clock at which the simulation stops, seconds; infinite: at the last event.
         log: whether events are kept.
-        progress: called regularly with the number of ended jobs and of all.
+        progress: called regularly with the number of ended jobs and that of all jobs.
     """
 
     geometry: Geometry
@@ -51,7 +51,7 @@ class Setup:
     progress: Callable[[int, int], None] | None = None
 
     def cluster(self) -> SimulatedCluster:
-        """Return the GPUs, empty."""
+        """Return the cluster, with all GPUs empty."""
         return SimulatedCluster.of(self.geometry, self.nodes * self.per_node, self.per_node)
 
 
@@ -70,7 +70,7 @@ class NamedPolicy(Protocol):
         """Simulate. Raises PlaceError and SimulationError if cluster, jobs and policy are incompatible."""
 
     def settings(self, params: Any) -> Mapping[str, str]:
-        """Return the decision function and its configuration, if that is more than its parameters."""
+        """Return the names of the decision function and of its configuration, if it has more than its parameters."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class PolicyKind:
     Attributes:
         about: description in one line.
         params: frozen dataclass of its parameters, all with defaults.
-        make: the policy, from an instance of `params` and the cluster.
+        make: returns the policy for an instance of `params` and the cluster.
     """
 
     about: str

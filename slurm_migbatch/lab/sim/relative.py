@@ -12,9 +12,9 @@ from slurm_migbatch.predict.surface import Belief, Surface
 def relative_speed(surface: Surface, belief: Belief, cells: Cells, whole: Cells) -> Array:
     """Return the expected speed at each of `cells` relative to the same work on `whole`, usually in (0, 1].
 
-    The expectation is taken over parameters drawn from the belief, not at their mean: for an uncertain model
-    the mean may lie clearly on one side of the knee while the true value is as likely on the other, and a decision on
-    half of a GPU must not be made on 0.3 or 0.9 if only 0.6 is known.
+    The expectation is taken over parameters drawn from the belief, not at their mean. For an uncertain model the mean
+    of the parameters may give a speed clearly on one side of the knee (0.3 or 0.9) although the true speed is as likely
+    on the other side; a decision about half a GPU must then use the expected speed, 0.6.
     """
     if len(cells) != len(whole):
         raise ValueError("every cell needs its counterpart on the whole GPU")

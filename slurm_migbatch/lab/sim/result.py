@@ -11,18 +11,18 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """The history of every job, and the sums over the cluster.
+    """The history of every job, and sums over the cluster.
 
     Attributes:
         runs: the history of every job that arrived, in the order of their ids.
         begin, end: first arrival and last event, in seconds.
-        gpus, slices: of the cluster; slices are compute slices.
-        held: compute-slice seconds that were held. `busy`: those with progress.
+        gpus, slices: numbers of GPUs and of compute slices of the cluster.
+        held: compute-slice seconds that were held. `busy`: those of them with progress.
         fragmentation: mean over GPUs and time, 0 to 1.
         waiting: mean number of pending jobs.
-        created, destroyed: instances.
+        created, destroyed: numbers of instances.
         events: the log; empty if not requested.
-        steps: moments with events.
+        steps: rounds of decisions.
         actions: changes of jobs through Slurm, by kind; empty for the simulator's own policies.
         notices: notes on this run for the user.
     """

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 class SimulatedRun:
-    """The engine's state of a job: read it in policies, change it through the engine's actions only.
+    """The engine's state of a job: policies may read it, and change it only through the engine's actions.
 
-    Progress is piecewise linear: `left` work at the moment `since`, falling by `rate` a second from `resumes` on. A
-    change of rate adds up the work done and makes the predicted completion stale (`version`).
+    Progress is piecewise linear: `left` is the work left at the time `since`; it falls by `rate` a second from
+    `resumes` on. A change of rate updates `left` and makes the predicted completion stale (`version`).
 
     Attributes:
         places: the slices that it holds; empty while it waits.
-        steps: micro-steps that it splits a batch into (gradient accumulation); 1 is the batch at once.
-        alone: speed on its places without others.
+        steps: micro-steps that it splits a batch into (gradient accumulation); 1: the batch is not split.
+        alone: speed on its places without other runs there.
         started: when it first held slices, None before. `began`: when it first made progress.
-        starts: how often it got slices after having had none. `moves`: how often it changed slices without a wait.
+        starts: how often it was started while it held no slices. `moves`: how often it changed slices while running.
         preempted: how often it was requeued.
         lost: work that has to be repeated. `paused`: seconds on slices without progress.
         service: compute-slice seconds that it has held (of whole GPUs all slices), for policies that share fairly.
@@ -96,11 +96,11 @@ class SimulatedRun:
         return self.service + self.slices * (now - self.since) if self.places else self.service
 
     def end(self) -> float:
-        """Return its end if nothing changes; infinite while it waits."""
+        """Return when the job ends if nothing changes; infinite while it waits."""
         return max(self.since, self.resumes) + self.left / self.rate if self.rate > 0 else math.inf
 
     def settle(self, now: float) -> None:
-        """Add up progress, service and pauses to `now`."""
+        """Add up progress, service and pauses until `now`."""
         if self.places:
             working = max(0.0, now - max(self.since, self.resumes))
             held = now - self.since
@@ -113,13 +113,13 @@ class SimulatedRun:
         self.since = now
 
     def lose(self) -> None:
-        """Fall back to the last checkpoint that it wrote by itself, or to its last saved work.
+        """Undo the work since the last checkpoint that the job wrote by itself, or since its last saved work.
 
-        The work of the seconds since then is counted at the current rate, an approximation if the rate changed.
+        The seconds since then count at the current rate, an approximation if the rate has changed meanwhile.
         """
-        every = self.job.costs.checkpoint_every_s
-        seconds = self.progress_clock if math.isinf(every) else self.progress_clock % every
-        lost = min(seconds * self.rate, self.job.work - self.left)
+        interval = self.job.costs.checkpoint_every_s
+        unsaved_s = self.progress_clock if math.isinf(interval) else self.progress_clock % interval
+        lost = min(unsaved_s * self.rate, self.job.work - self.left)
         self.left += lost
         self.lost += lost
 

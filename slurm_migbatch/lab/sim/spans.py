@@ -1,4 +1,4 @@
-"""Extract from the event log which job held what and when, and how much of the cluster was held over time."""
+"""Extract from the event log which job held which place when, and how much of the cluster was held over time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_migbatch.lab.sim.log import LoggedEvent
 
 
 class Span(NamedTuple):
-    """A job on a place; `paused` of the seconds passed before it made progress there."""
+    """The time for which a job held a place; in its first `paused` seconds the job made no progress."""
 
     place: Place
     job: int
@@ -23,14 +23,14 @@ class Span(NamedTuple):
 
 
 def spans(events: Iterable[LoggedEvent], end: float) -> list[Span]:
-    """Return every stay, by its beginning; those that last beyond the log end at `end`."""
+    """Return all spans in order of their beginning; those that have not ended in the log end at `end`."""
     open_: dict[tuple[int, Place], tuple[float, float, str]] = {}
-    stays: list[Span] = []
+    closed: list[Span] = []
 
     def close(job: int, place: Place, now: float) -> None:
         begin, pause, name = open_.pop((job, place))
         if now > begin:
-            stays.append(Span(place, job, name, begin, now, min(pause, now - begin)))
+            closed.append(Span(place, job, name, begin, now, min(pause, now - begin)))
 
     held: dict[int, Sequence[Place]] = {}
     for event in events:
@@ -45,11 +45,11 @@ def spans(events: Iterable[LoggedEvent], end: float) -> list[Span]:
                 open_[event.job, place] = (event.time, event.seconds, event.name)
     for job, place in list(open_):
         close(job, place, end)
-    return sorted(stays, key=lambda span: (span.begin, span.place, span.job))
+    return sorted(closed, key=lambda span: (span.begin, span.place, span.job))
 
 
 class MeanLevels(NamedTuple):
-    """Means over equal parts of the time: shares of the cluster's compute slices that were held, jobs that waited."""
+    """Means over equal parts of the time: the held share of the cluster's compute slices, and the pending jobs."""
 
     times: list[float]
     held: list[float]
@@ -57,7 +57,7 @@ class MeanLevels(NamedTuple):
 
 
 def levels(events: Sequence[LoggedEvent], begin: float, end: float, slices: int, parts: int = 240) -> MeanLevels:
-    """Return held slices and pending jobs between `begin` and `end`. A shared slice counts once."""
+    """Return the held share and the pending jobs between `begin` and `end`. A shared slice counts once."""
     edges = np.linspace(begin, end, parts + 1)
     held, waiting = np.zeros(parts), np.zeros(parts)
     width = (end - begin) / parts if end > begin else 1.0
@@ -92,7 +92,7 @@ def levels(events: Sequence[LoggedEvent], begin: float, end: float, slices: int,
 def _spread(
     into: np.ndarray[Any, np.dtype[np.float64]], begin: float, width: float, start: float, end: float, level: float
 ) -> None:
-    """Add `level` over start..end to the parts that it lies in."""
+    """Add `level` times seconds, from `start` to `end`, to the parts of the time that this interval lies in."""
     if not level or end <= start:
         return
     first = min(len(into) - 1, int((start - begin) / width))

@@ -1,7 +1,7 @@
 """Define the speed of a job: alone on slices, and next to others.
 
-The engine uses a `Speeds`; policies may use the same one (then they decide on the truth) or another one, for example
-the predictor's (then they decide on predictions and the engine uses the truth).
+The engine uses one `Speeds`, the true speeds. Policies may decide by the same one or by another one, for example by the
+predictor's.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SPREAD: Final = 3.0
 
 
 class Speeds(Protocol):
-    """Speeds of jobs; 1.0 is a job on its request, as whole GPUs of the reference kind, or slices if it names them."""
+    """Speeds of jobs; 1.0 is the speed on what the job requests: whole GPUs of the reference kind, or slices."""
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
-        """Return the work per second on these places without others; 0 if it does not fit there.
+        """Return the work per second on these places without other jobs; 0 if the job does not fit there.
 
         `steps` is the number of micro-steps that a batch is split into.
         """
@@ -35,30 +35,30 @@ class Speeds(Protocol):
 class Linear:
     """Speed grows with the share of the requested compute slices; `slowdown` for each sharer is fixed.
 
-    A rule of thumb and a base for better ones: `exponent` 1 means that half the slices are half as fast, 0 that a job
-    gains nothing from more. The exponent for `gpus` is 1: jobs fill what they request.
+    A simple approximation: with `exponent` 1 a job on half the slices is half as fast, with 0 more slices make it no
+    faster. For the number of GPUs the exponent is always 1: jobs use all GPUs that they request.
     """
 
     def __init__(
         self, cluster: SimulatedCluster, *, exponent: float = 1.0, shared: float = 2.0, most: float = 1.0
     ) -> None:
-        """Limit the speed to `most`: a job gains nothing from more than its request (1), or it does (infinity)."""
+        """Limit speeds to `most`: with 1 a job gains nothing from more than it requests, with infinity it does."""
         self.cluster = cluster
         self.exponent = exponent
         self.shared = shared
         self.most = most
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
-        """Return its share of the requested slices, to the power of the exponent, at most `most`."""
+        """Return the job's share of the requested slices, to the power of the exponent, at most `most`."""
         return min(self.most, sum(float(self._share(job, place) ** self.exponent) for place in places) / job.gpus)
 
     def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
-        """Return `shared` with one other, and that much more with each further one."""
+        """Return `shared` with one other job, and as much more for each further one."""
         return 1.0 + (self.shared - 1.0) * len(others)
 
     def _share(self, job: SimulatedJob, place: Place) -> float:
-        asked = job.profile.compute if job.profile else self.cluster.gpus[place.gpu].geometry.compute_slices
-        return place.slot.profile.compute / asked
+        requested = job.profile.compute if job.profile else self.cluster.gpus[place.gpu].geometry.compute_slices
+        return place.slot.profile.compute / requested
 
 
 class Paired:
@@ -73,7 +73,7 @@ class Paired:
         return self.alone.speed(job, places, steps)
 
     def slowdown(self, run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
-        """Return 1 and the excesses of all pairs added up."""
+        """Return 1 plus, for each other job, the measured slowdown of the pair minus 1."""
         return 1.0 + sum(self.xi.get((run.job.app, other.job.app), self.default) - 1.0 for other in others)
 
 
@@ -81,7 +81,7 @@ class Whole:
     """Every job runs at speed 1 on its request; jobs that share a slice get an equal part of it."""
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
-        """Return its share of the requested places."""
+        """Return the number of places as a share of the requested number."""
         return 1.0 if len(places) == job.gpus else len(places) / job.gpus
 
     def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
@@ -90,7 +90,7 @@ class Whole:
 
 
 class Neighbours:
-    """Cost of busy slices on the same GPU, though they share no compute.
+    """Slowdown by busy slices on the same GPU, although they share no compute.
 
     Measured (MLPerf HeteroMultiUse, one slice alone against all others busy): 1.9 % on average and 7 % at worst on an
     A100, 8.4 % and 12 % on an A30. Each job gets a sensitivity between nothing and the worst, drawn from a beta
@@ -98,9 +98,9 @@ class Neighbours:
     """
 
     def __init__(self, mean: float = 0.019, worst: float = 0.07) -> None:
-        """Use the mean and the worst cost; a mean of 0 turns it off.
+        """Use the mean and the worst slowdown; a mean of 0 turns it off.
 
-        Raises ValueError: the mean must be below the worst.
+        Raises ValueError if the mean is not below the worst.
         """
         if mean and not 0 < mean < worst:
             raise ValueError(
@@ -109,7 +109,7 @@ class Neighbours:
         self.mean, self.worst = mean, worst
 
     def draw(self, count: int, rng: np.random.Generator) -> list[float]:
-        """Draw this many sensitivities."""
+        """Draw the sensitivities of `count` jobs."""
         if not self.mean:
             return [0.0] * count
         share = self.mean / self.worst

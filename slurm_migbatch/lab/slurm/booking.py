@@ -1,4 +1,4 @@
-"""Convert events of simulated nodes to the figures of `sim.metrics`: held slices, progress, created instances."""
+"""Convert events of simulated nodes to the input of `sim.metrics`: held slices, progress, created instances."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Played:
     """A simulated job of the trace.
 
     Attributes:
-        run: the basis of the figures.
+        run: the job's history, from which the figures are computed.
         course: its work.
         ended: how it left Slurm's queue; None: it has not, or was refused.
     """
@@ -31,18 +31,18 @@ class Played:
     ended: EndedJob | None = None
 
     def last(self, restart: int) -> bool:
-        """Return whether the job left the queue with this run."""
+        """Return whether this run is the one with which the job left the queue."""
         return self.ended is not None and restart == self.ended.restarts
 
 
 class Booking:
-    """Accumulate a simulation; use it once.
+    """Compute the result of one simulation from its events; use an object once.
 
     Args:
-        cluster: an empty one with the GPUs of the site, in the order of `places`.
-        places: the index of each GPU in it, by UUID.
+        cluster: an empty cluster with the GPUs of the site, in the order of `places`.
+        places: the index of each GPU in the cluster, by UUID.
         played: the jobs, by Slurm's job id.
-        moment: seconds on the trace's clock at a unix time.
+        moment: converts a unix time to seconds on the trace's clock.
         log: whether events are kept.
     """
 
@@ -94,7 +94,7 @@ class Booking:
         for job, restart in list(self._holding):
             self._stop(job, restart, over=True)
         self._finish()
-        passed, gpus = self._now - begin, len(self._cluster.gpus)
+        elapsed, gpus = self._now - begin, len(self._cluster.gpus)
         present = sum((self._now if run.ended is None else run.ended) - run.job.arrival for run in runs)
         return SimulationResult(
             runs=tuple(runs),
@@ -104,8 +104,8 @@ class Booking:
             slices=self._cluster.slices,
             held=self._meter.held,
             busy=self._meter.busy,
-            fragmentation=self._fragmentation / passed / gpus if passed else 0.0,
-            waiting=max(0.0, present - self._held_s) / passed if passed else 0.0,
+            fragmentation=self._fragmentation / elapsed / gpus if elapsed else 0.0,
+            waiting=max(0.0, present - self._held_s) / elapsed if elapsed else 0.0,
             created=self._counts["create"],
             destroyed=self._counts["destroy"],
             steps=steps,
@@ -114,10 +114,10 @@ class Booking:
         )
 
     def _advance(self, moment: float) -> None:
-        passed = moment - self._now
-        if passed > 0:
+        elapsed = moment - self._now
+        if elapsed > 0:
             if self._cluster.fragments:
-                self._fragmentation += self._cluster.fragmentation * passed
+                self._fragmentation += self._cluster.fragmentation * elapsed
             self._now = moment
 
     def _start(self, event: Mapping[str, Any]) -> None:
@@ -141,7 +141,10 @@ class Booking:
         self._note("start", played.run, max(0.0, played.run.resumes - self._now))
 
     def _stop(self, job: int, restart: int, *, over: bool = False) -> None:
-        """Record that a run has ended; on several nodes all parts end at once."""
+        """Record that a run has ended; if it has several nodes, it ends on all of them at once.
+
+        `over`: the simulation ends, not the run.
+        """
         held = self._holding.pop((job, restart), None)
         if held is None:
             return
@@ -164,7 +167,7 @@ class Booking:
             run.places = ()
 
     def _finish(self) -> None:
-        """Record the data of the jobs' own work."""
+        """Copy end, first progress, pauses and lost work of every job from its work to its run."""
         for played in self._played.values():
             run, course, ended = played.run, played.course, played.ended
             if ended is not None:
@@ -186,13 +189,13 @@ class Booking:
         if self._log is None:
             return ()
         arrivals = [LoggedEvent(run.job.arrival, "arrive", run.job.id, (), 0.0, run.job.name) for run in runs]
-        lasted = {run.job.id: (run.ended or self._now) - run.job.arrival for run in runs}
-        done = [e._replace(seconds=lasted[e.job]) if e.what == "complete" else e for e in self._log]
-        return tuple(sorted([*arrivals, *done], key=lambda event: event.time))
+        duration_of = {run.job.id: (run.ended or self._now) - run.job.arrival for run in runs}
+        logged = [e._replace(seconds=duration_of[e.job]) if e.what == "complete" else e for e in self._log]
+        return tuple(sorted([*arrivals, *logged], key=lambda event: event.time))
 
 
 def _merged(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return events by their time; a run that started on several nodes has one start, with the slices of all."""
+    """Return the events in order of time; a run that started on several nodes has one start event with all slices."""
     merged: list[Mapping[str, Any]] = []
     starts: dict[tuple[int, int], int] = {}
     for event in sorted(events, key=lambda event: float(event["ts"])):

@@ -1,4 +1,4 @@
-"""Provide the simulated Slurm to migbatchd's controller: `slurm.client.SlurmClient`."""
+"""Provide the simulated Slurm to migbatchd's controller, with the interface `slurm.client.SlurmClient`."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ _TASKS = re.compile(r"(\d+)_\[([0-9,:%-]+)\]")
 
 
 class SimulatedSlurm(Slurmctld):
-    """A strict Slurm: it refuses what the real one refuses, with the same messages.
+    """A simulated Slurm that refuses what the real one refuses, with the same messages.
 
     Attributes:
         calls: how often each method was called.
         updates: the GRES that nodes were given, one mapping for each `set_gres`.
-        signals, requeues: signals to running jobs, and jobs that were requeued from outside.
-        down: it does not answer.
-        refuse: methods that fail as a whole.
-        before_call, after_call: called with the name of a method that changes jobs, before and after its work.
+        signals, requeues: signals sent to running jobs, and jobs requeued through this client.
+        down: whether slurmctld does not answer.
+        refuse: names of the methods that fail as a whole.
+        before_call, after_call: called with the name of a method that changes jobs, before and after the changes.
     """
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -212,7 +212,7 @@ class SimulatedSlurm(Slurmctld):
             return ""
         waiting = [row for row in rows if row.pending or self._facts[row.job_id].after == "PENDING"]
         if whole_array and waiting:
-            rows = waiting  # running ones are left alone without an error
+            rows = waiting  # running tasks stay unchanged, without an error
         for row in rows:
             if why := self._update_row(row, others):
                 return why
@@ -275,19 +275,19 @@ class SimulatedSlurm(Slurmctld):
     def _asked_for(self, before: Mapping[str, int], value: str) -> dict[str, int]:
         """Return a job's needs after its GRES were set to `value`.
 
-        An older Slurm adds, and forgets only everything at once.
+        An older Slurm adds the new GRES to the old ones; only an empty value removes them, and it removes all.
         """
-        wanted = gres_list.counts(value, GRES)
+        counts = gres_list.counts(value, GRES)
         if self.settings.forgets:
-            return positive(wanted)
+            return positive(counts)
         if not value:
             return dict.fromkeys(before, 0)
-        return {**before, **positive(wanted)}
+        return {**before, **positive(counts)}
 
     # -- names -----------------------------------------------------------------------------------------------------
 
     def _named(self, name: str, *, split: bool = True) -> list[JobRow]:
-        """Return the rows that a command means by "123", "123_4" or "123_[5-7]".
+        """Return the rows of the jobs that a command names by "123", "123_4" or "123_[5-7]".
 
         Args:
             split: whether tasks that share their array's row get rows of their own.
@@ -327,7 +327,7 @@ class SimulatedSlurm(Slurmctld):
             self.clock.sleep(seconds)
 
     def _change(self, request: str, names: Collection[str], change: Callable[[str], str]) -> None:
-        """Do something to each of these; if some are refused, the others are still done."""
+        """Apply `change` to each job; if some are refused, the others are still changed."""
         self._asked(request)
         self.before_call(request)
         refused = {}

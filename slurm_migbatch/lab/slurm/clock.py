@@ -12,7 +12,7 @@ START: Final = 1_000_000.0
 
 
 class TimedEvent:
-    """An event at a time, unless it is cancelled before."""
+    """An action that runs at a time unless it is cancelled before."""
 
     __slots__ = ("action", "when")
 
@@ -21,14 +21,15 @@ class TimedEvent:
         self.action: Callable[[], object] | None = action
 
     def cancel(self) -> None:
-        """Do not run it; harmless if it has run."""
+        """Cancel the event; no effect if it has run."""
         self.action = None
 
 
 class VirtualClock:
-    """Both clocks of `daemon.controller.Clock`; `sleep` runs the events within it by time and entry.
+    """A virtual `daemon.controller.Clock`; `sleep` runs the events that are due meanwhile, in order of time and entry.
 
-    An event may itself sleep, for example a call of Slurm that takes time: events due meanwhile then run inside it.
+    An event may itself sleep, for example in a call of Slurm that takes time: the events due meanwhile then run within
+    this event.
     """
 
     def __init__(self, now: float = START) -> None:
@@ -41,25 +42,25 @@ class VirtualClock:
         return self.now
 
     def monotonic(self) -> float:
-        """Return the same as `time`; it never jumps here."""
+        """Return the same as `time`, which never jumps in a simulation."""
         return self.now
 
     def at(self, when: float, action: Callable[[], object]) -> TimedEvent:
-        """Run `action` at that time, or when time next passes if it is over already."""
+        """Have `action` run at time `when`, or when time next passes if `when` has passed."""
         event = TimedEvent(when, action)
         heappush(self._events, (when, next(self._numbers), event))
         return event
 
     def after(self, seconds: float, action: Callable[[], object]) -> TimedEvent:
-        """Run `action` in so many seconds."""
+        """Have `action` run after this many seconds."""
         return self.at(self.now + seconds, action)
 
     def sleep(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Let this many seconds pass."""
         self.until(self.now + seconds)
 
     def until(self, when: float) -> None:
-        """Let time pass until `when`; no time if it is over."""
+        """Let time pass until `when`; do nothing if that has passed."""
         while (following := self.following) is not None and following <= when:
             self.step()
         self.now = max(self.now, when)

@@ -1,6 +1,6 @@
-"""Run migbatchd on a simulation: submissions are answered, and rounds decide, with the migbatch.toml of a site.
+"""Run migbatchd's submit filter and its rounds on a simulation, with the migbatch.toml of a site.
 
-The record is in memory (`record.MemoryRecord`); its data before the simulation are given.
+The record is in memory (`record.MemoryRecord`); the caller passes data of the time before the simulation.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class ServiceController:
     Args:
         simulation: the simulation to control.
         config: the configuration; None: the defaults.
-        predictions: the predictor; None: that of `chooser`, and without one there are no predictions.
+        predictions: the predictor; None: that of `chooser`, and without a chooser there are no predictions.
         chooser: chooses slices for `mig:auto`; the simulation's submissions then go through the submit filter. None:
             they are already in the filter's output form.
-        past: the record's data of previous days; None: nothing.
+        past: the record's data of previous days; None: there are none.
 
     Attributes:
-        record: the record.
+        record: migbatchd's record of this simulation.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ServiceController:
         self.controller = Controller(settings, slurm, self._observer, advertiser, self.record, simulation.clock)
 
     def __call__(self, observation: ControllerInput) -> bool:
-        """Run one round; returns whether another should follow soon. Raises the error of a failed stage."""
+        """Run one round; return whether another should follow soon. Raises the error of a failed stage."""
         for node, events in observation.events:
             self.record.ingested(events)
             self._observer.ingested(node, events, observation.now)
@@ -74,5 +74,5 @@ class ServiceController:
 
 
 def pace_of(config: Config) -> RoundTiming:
-    """Return the times of the service's rounds, which do not depend on events."""
+    """Return the times of migbatchd's rounds, which do not depend on events."""
     return RoundTiming(every_s=config.cluster.poll_s, idle_s=config.cluster.poll_s)

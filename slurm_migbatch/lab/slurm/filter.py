@@ -1,4 +1,4 @@
-"""Answer each sbatch of a simulated site by `submit.rewrite`, like migbatchd's submit service."""
+"""Filter each sbatch of a simulated site by `submit.rewrite`, as migbatchd's submit service does."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def catalog_of(simulation: SlurmSimulation, config: Config) -> SiteCatalog:
 
 
 class SubmitFilter:
-    """Answer submissions; every decision is recorded under a name of its own.
+    """Filter submissions; every decision is recorded under an id of its own.
 
     Args:
         catalog: of the site.
         chooser: chooses the slice of `mig:auto`.
         record: stores decisions.
         config: the administrator's settings.
-        clock: unix seconds.
-        spelled: GRES in the form that this release of Slurm passes to its filters.
+        clock: returns unix seconds.
+        spelled: returns GRES in the form that this release of Slurm passes to its filters.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class SubmitFilter:
             max_nodes=nodes,
             batch=1,
         )
-        name = f"{next(self._numbers):08d}"
-        answer = rewrite(request, self._catalog, self._chooser, self._policy, decision_id=name, ts=self._clock())
+        decision_id = f"{next(self._numbers):08d}"
+        answer = rewrite(request, self._catalog, self._chooser, self._policy, decision_id=decision_id, ts=self._clock())
         if isinstance(answer, Refuse):
             raise SlurmError(answer.sentence, ("sbatch",), 1, answer.sentence)
         if not isinstance(answer, Accept):

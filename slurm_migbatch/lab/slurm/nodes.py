@@ -1,11 +1,11 @@
 """Simulate nodes: they apply published plans, allocate slices to started jobs like the Prolog, and send events.
 
-Slots of a job are chosen by `node.placement.claim`, sharing by `node.guest.verdict`: the code of the
-hooks, over rows equivalent to the journal's. Events are those of `docs/protocol` and go to a `LiveView` like
-migbatchd's.
+A job's slots are chosen by `node.placement.choose_slots` and sharing is decided by `node.guest.verdict`: this is the
+code of the hooks, applied to rows equivalent to the journal's. Events are those of `docs/protocol` and go to a
+`LiveView` like migbatchd's.
 
-With `auto` everything happens by itself, each after its time (`NodeDelays`). Without, the phases are called one by one:
-`poll`, `prolog`, `epilog`, `report`.
+With `auto` every step happens by itself, after its delay (`NodeDelays`). Without it, the caller calls the steps one by
+one: `poll`, `prolog`, `epilog`, `report`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class NodeDelays:
         ack_s: from the publication of a plan until the node has acknowledged it.
         prolog_s: from a job's allocation until its Prolog chooses its slices.
         epilog_s: from the end of a job until its Epilog has released them.
-        report_s: from an event until migbatchd has it.
-        create_s, destroy_s: of an instance, by compute slices.
-        kill_wait_s: from TERM to KILL.
+        report_s: from an event until migbatchd has received it.
+        create_s, destroy_s: to create and to destroy an instance, by its compute slices.
+        kill_wait_s: from SIGTERM to SIGKILL.
     """
 
     ack_s: float = 0.1
@@ -70,15 +70,15 @@ class Neighbourhood(Protocol):
 
     @property
     def wide(self) -> bool:
-        """Whether those on other slices of the GPU count, too."""
+        """Whether jobs on other slices of the GPU slow a job down, too."""
 
     def share(self, job: int, held: Sequence[Slice]) -> float:
-        """Return a job's share of its own speed; `held` are all held slices of its GPUs."""
+        """Return a job's speed as a share of its speed alone; `held` are all held slices of its GPUs."""
 
 
 @dataclass(frozen=True)
 class Halved:
-    """Two jobs on one slice have this share of their speed; other slices do not matter."""
+    """Each of two jobs on one slice runs at `part` of its speed alone; jobs on other slices have no effect."""
 
     part: float = 0.6
     wide: bool = False
@@ -115,12 +115,12 @@ class SimulatedNodes:
     """All nodes of a site: `daemon.plans.Plans`, `daemon.nodesview.NodesView` and `records.Machines` in one.
 
     Args:
-        clock: the time.
-        slurm: whose jobs run here.
+        clock: the virtual clock.
+        slurm: the simulated slurmctld whose jobs run on these nodes.
         times: see `NodeDelays`.
-        work: a job's work, requested once for each job.
+        work: returns a job's work; called once for each job.
         strict: a job that finds no free slot of the plan is a misfit, even if the node has room for it; and its slot
-            among several planned ones is random.
+            is drawn at random among the free planned ones.
         neighbourhood: slowdowns of jobs on one GPU.
         seed: of the draws.
     """
@@ -142,7 +142,7 @@ class SimulatedNodes:
         self.times = times or (NodeDelays() if auto else INSTANT)
         self.node_plans = NodePlans(wall=clock.time, clock=clock.monotonic)
         self.random = random.Random(seed)  # noqa: S311 - reproducible, not a secret
-        #: jobs that found no slice, in their order; and starts outside the plan
+        #: jobs that found no slice and jobs that started outside the plan, each in order of time
         self.misfits: list[int] = []
         self.unplanned: list[int] = []
         #: nodes that apply no plans and send nothing
@@ -150,7 +150,7 @@ class SimulatedNodes:
         #: called when a node has reported events: (node, events)
         self.on_events: Callable[[str, Sequence[Mapping[str, Any]]], object] = lambda node, events: None
         self._work, self._strict = work, strict
-        #: what jobs on one GPU cost each other
+        #: how much jobs on one GPU slow each other down
         self.neighbourhood = neighbourhood
         self._node_of: dict[str, str] = {}
         self._works: dict[int, Work] = {}
@@ -162,7 +162,7 @@ class SimulatedNodes:
             slurm.nodes_run = self
 
     def add(self, name: str, *geometries: Geometry) -> None:
-        """Add a node with these GPUs, which reports them at once."""
+        """Add a node with these GPUs; it reports them at once."""
         gpus = {f"GPU-{name}-{number}": geometry for number, geometry in enumerate(geometries)}
         self._node_of.update(dict.fromkeys(gpus, name))
         self._nodes[name] = _SimulatedNode(gpus, dict.fromkeys(gpus, ()), heard=self.clock.now)
@@ -183,12 +183,12 @@ class SimulatedNodes:
 
     @property
     def known(self) -> dict[str, dict[str, Layout]]:
-        """The plan that each node has."""
+        """The plan that each node has applied: layouts by UUID."""
         return {n: {uuid: Layout(slots) for uuid, slots in node.plan.items()} for n, node in self._nodes.items()}
 
     @property
     def held(self) -> dict[str, dict[str, dict[Slot, RunId]]]:
-        """Slots held by runs; of shared ones the first holder."""
+        """Slots held by runs, by node and UUID; a shared slot has its host."""
         held: dict[str, dict[str, dict[Slot, RunId]]] = {
             name: {uuid: {} for uuid in node.geometries} for name, node in self._nodes.items()
         }
@@ -200,7 +200,7 @@ class SimulatedNodes:
 
     @property
     def second(self) -> dict[tuple[str, str, Slot], RunId]:
-        """Second holders of slots."""
+        """Guests of shared slots, by node, UUID and slot."""
         return {
             (name, row.gpu, row.slot): _run_of(row)
             for name, node in self._nodes.items()
@@ -210,7 +210,7 @@ class SimulatedNodes:
 
     @property
     def guests(self) -> dict[str, Mapping[int, tuple[str, str, int, int, int, int]]]:
-        """Allowed sharing of slices, by the plan that each node has."""
+        """Sharing of slices that the plan of each node allows."""
         return {name: node.guests for name, node in self._nodes.items()}
 
     def free(self, name: str) -> Counter[Profile]:
@@ -220,7 +220,7 @@ class SimulatedNodes:
         return Counter(slot.profile for uuid, slots in plan.items() for slot in slots if slot not in held[uuid])
 
     def zombie(self, name: str, uuid: str, slot: Slot) -> None:
-        """Create an instance that cannot be destroyed in the slot."""
+        """Put a zombie, an instance that cannot be destroyed, into the slot."""
         row = self._put(self._nodes[name], Slice(uuid, slot, "zombie", gi=self._ids))
         self._tell(name, "zombie", row.place)
 
@@ -250,7 +250,7 @@ class SimulatedNodes:
         return self.node_plans.acked(node)
 
     def wait_acked(self, node: str, version: int, timeout: float) -> bool:
-        """See daemon.plans.Plans: time passes until the node has the plan, or the wait is over."""
+        """See daemon.plans.Plans; the clock advances until the node has the plan or `timeout` is over."""
         if self.node_plans.acked(node) < version:
             due = self._nodes[node].published + self.times.ack_s
             if node in self.deaf or due > self.clock.now + timeout:
@@ -262,7 +262,7 @@ class SimulatedNodes:
         return self.node_plans.acked(node) >= version
 
     def silence(self, node: str) -> float:
-        """See daemon.plans.Plans: all nodes that are not deaf poll continuously."""
+        """See daemon.plans.Plans; nodes that are not deaf poll continuously, so their silence is 0."""
         entry = self._nodes.get(node)
         if entry is None:
             return float("inf")
@@ -280,7 +280,7 @@ class SimulatedNodes:
             self.pull(name)
 
     def pull(self, name: str) -> None:
-        """Let the node apply its newest plan. It must keep the slots of running jobs."""
+        """Let the node apply its newest plan. The plan must keep the slots of running jobs."""
         plan, node = self.node_plans.current(name), self._nodes[name]
         if plan is None:
             self.node_plans.confirm(name, self.node_plans.acked(name))
@@ -306,12 +306,12 @@ class SimulatedNodes:
     # -- hooks -----------------------------------------------------------------------------------------------------
 
     def prolog(self, row: JobRow) -> bool:
-        """Allocate a job's slices on each of its nodes; False, without changes, if one has none (a misfit)."""
+        """Allocate a job's slices on each of its nodes; return False if a node has no place for it (a misfit)."""
         return self._prolog(row) is not None
 
     def _prolog(self, row: JobRow) -> float | None:
-        """Run the Prologs; return the seconds on the slowest node, None if the job found no slices."""
-        took = 0.0
+        """Run the Prologs; return the seconds on the slowest node, None if the job found no place on one of them."""
+        slowest = 0.0
         self._where[row.job_id] = row.nodes
         for name in row.nodes:
             elapsed = self._start(row, name)
@@ -320,8 +320,8 @@ class SimulatedNodes:
                 self._tell(name, "misfit", {"job": row.job_id, "restart": row.restarts, "reason": "no place"})
                 self.epilog(row.job_id)
                 return None
-            took = max(took, elapsed)
-        return took
+            slowest = max(slowest, elapsed)
+        return slowest
 
     def _start(self, row: JobRow, name: str) -> float | None:
         node = self._nodes.get(name)
@@ -333,7 +333,7 @@ class SimulatedNodes:
         if not requested:
             return 0.0
         views = self._views(node)
-        if len(requested) == 1:  # a planned slot comes before any other, so only GPUs that have one are examined
+        if len(requested) == 1:  # a planned slot is preferred to any other, so only GPUs that have one are examined
             planned = [view for view in views if _free_planned(view, requested[0])]
             views = planned or views
         barred = self._barred(views, requested) if self._strict else ()
@@ -347,16 +347,16 @@ class SimulatedNodes:
     def _views(self, node: _SimulatedNode) -> list[placement.GpuOccupancy]:
         views = []
         for order, (uuid, geometry) in enumerate(node.geometries.items()):
-            here = [row for row in node.rows.values() if row.gpu == uuid]
-            used = tuple(dict.fromkeys(row.slot for row in here if row.state != "idle"))
-            idle = tuple(row for row in here if row.state == "idle")
+            gpu_rows = [row for row in node.rows.values() if row.gpu == uuid]
+            used = tuple(dict.fromkeys(row.slot for row in gpu_rows if row.state != "idle"))
+            idle = tuple(row for row in gpu_rows if row.state == "idle")
             views.append(placement.GpuOccupancy(uuid, order, geometry, used, idle, node.plan[uuid]))
         return views
 
     def _barred(
         self, views: Sequence[placement.GpuOccupancy], requested: Sequence[Profile]
     ) -> set[placement.GpuSlot] | None:
-        """Return all places except random planned ones; None if there are too few."""
+        """Return all slots except free planned ones drawn at random, one for each request; None if too few are free."""
         allowed: set[placement.GpuSlot] = set()
         for profile, count in Counter(requested).items():
             free = [
@@ -368,8 +368,8 @@ class SimulatedNodes:
             if len(free) < count:
                 return None
             allowed.update(self.random.sample(free, count))
-        every = {(v.uuid, s) for v in views for p in requested if p in v.geometry for s in v.geometry.info(p).slots}
-        return every - allowed
+        all_slots = {(v.uuid, s) for v in views for p in requested if p in v.geometry for s in v.geometry.info(p).slots}
+        return all_slots - allowed
 
     def _make_slices(
         self, row: JobRow, name: str, node: _SimulatedNode, claims: Sequence[placement.SlotClaim]
@@ -445,19 +445,19 @@ class SimulatedNodes:
         }
 
     def epilog(self, job: int) -> None:
-        """Make a job's slices idle again; a shared one then belongs to the other holder alone."""
+        """Make a job's slices idle again; a shared slice then belongs to the other run alone."""
         for name in self._where.pop(job, ()):
             node = self._nodes.get(name)
             if node is None:
                 continue
             own_rows = [row for row in node.rows.values() if row.job == job and row.state == "held"]
             for row in own_rows:
-                other = next((slice_row for slice_row in node.rows.values() if slice_row.beside == row.id), None)
+                other_row = next((slice_row for slice_row in node.rows.values() if slice_row.beside == row.id), None)
                 if row.beside is not None:
                     del node.rows[row.id or 0]
-                elif other is not None:
+                elif other_row is not None:
                     del node.rows[row.id or 0]
-                    node.rows[other.id or 0] = other._replace(beside=None)
+                    node.rows[other_row.id or 0] = other_row._replace(beside=None)
                 else:
                     node.rows[row.id or 0] = row.freed("idle")
             if own_rows:
@@ -467,13 +467,13 @@ class SimulatedNodes:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def progress(self, job: int, **fields: Any) -> None:
-        """Send a running job's report."""
+        """Send a progress event of a running job."""
         row = self.slurm.queue.get(job)
         if row is not None and row.nodes:
             self._tell(row.nodes[0], "progress", {"job": job, "restart": row.restarts, "final": False, **fields})
 
     def report(self, name: str | None = None, count: int | None = None) -> None:
-        """Deliver the nodes' events: of one node or of all, everything or the first `count` events."""
+        """Deliver the events of one node or of all: all events or the first `count` of each node."""
         for node_name in [name] if name is not None else list(self._nodes):
             node = self._nodes[node_name]
             events, node.untold = node.untold[:count], node.untold[len(node.untold[:count]) :]
@@ -529,7 +529,7 @@ class SimulatedNodes:
         ]
 
     def _paced(self, slice_rows: Iterable[Slice]) -> None:
-        """Set the current speed of all runs on these slots, with a wide neighbourhood of all on these GPUs."""
+        """Set the current speed of all runs on these slots; with a wide neighbourhood, of all on these GPUs."""
         wide = self.neighbourhood.wide
         slots = {(slice_row.gpu, slice_row.slot) for slice_row in slice_rows if wide or slice_row.shared}
         gpus = {gpu for gpu, _ in slots}
@@ -557,7 +557,7 @@ class SimulatedNodes:
         return [row for row in rows if row.state == "held" and row.gpu in gpus]
 
     def _follow(self, process: _Process) -> None:
-        """Wait for its end at the current speed."""
+        """Set the job's next event to its end at the current speed."""
         assert process.work is not None
         if process.event is not None:
             process.event.cancel()
@@ -583,10 +583,10 @@ class SimulatedNodes:
         if process is None or process.work is None:
             return
         now = self.clock.now
-        done = process.work.usr(now)
-        if done is not None:
-            took = done - now
-            self.clock.at(done, lambda: self._saved(process, took))
+        saved_at = process.work.usr(now)
+        if saved_at is not None:
+            took = saved_at - now
+            self.clock.at(saved_at, lambda: self._saved(process, took))
         self._follow(process)
 
     def _saved(self, process: _Process, took: float) -> None:

@@ -10,8 +10,10 @@ from slurm_migbatch.lab.slurm.records import Shape
 
 
 class Key(NamedTuple):
-    """Position in the queue: partition tier and priority (both negative), submit time (0: not used), job
-    id of the array, array task, job id.
+    """Sort key in the queue.
+
+    Partition tier and priority (both negated), submit time (0: not used), id of the array or of the first component,
+    array task, job id.
     """
 
     tier: int
@@ -32,7 +34,7 @@ class PendingQueue:
         self.buckets: dict[Shape, list[Key]] = {}
 
     def put(self, key: Key, shape: Shape | None) -> None:
-        """Insert a job, or move it; `shape` None: it is listed, but cannot start."""
+        """Insert a job, or move it to its new position; `shape` None: it is in the queue, but cannot start."""
         if self._keys.get(key.job) == key and self._shapes.get(key.job) == shape:
             return
         self.drop(key.job)

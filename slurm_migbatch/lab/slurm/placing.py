@@ -18,7 +18,7 @@ class Placing:
 
     def __init__(self, machines: Mapping[str, NodeRecord]) -> None:
         self._machines = machines
-        #: open nodes by a type of which they have some free
+        #: names of the open nodes that have a free GRES of a type, by type
         self._having: dict[str, set[str]] = {}
         self._pools: dict[tuple[str, str, str, str], tuple[tuple[NodeRecord, ...], frozenset[str]]] = {}
         self._offered: dict[Shape, bool] = {}
@@ -37,7 +37,7 @@ class Placing:
                 having.discard(machine.name)
 
     def configured(self) -> None:
-        """Record that nodes' lists, or whether they are up, has changed."""
+        """Record that the GRES that nodes list, or the states of nodes, have changed."""
         self._offered.clear()
         self._listed.clear()
 
@@ -69,20 +69,20 @@ class Placing:
         return pool
 
     def listed(self, shape: Shape) -> bool:
-        """Return whether enough nodes list the job's request, even if they are DOWN: otherwise Slurm refuses it."""
-        known = self._listed.get(shape)
-        if known is None:
+        """Return whether enough nodes, DOWN ones included, list the job's request: otherwise Slurm refuses it."""
+        cached = self._listed.get(shape)
+        if cached is None:
             listing = [machine for machine in self.pool(shape) if _lists(machine, shape)]
-            known = self._listed[shape] = _enough(shape, listing)
-        return known
+            cached = self._listed[shape] = _enough(shape, listing)
+        return cached
 
     def offered(self, shape: Shape) -> bool:
-        """Return whether enough nodes that are up list it, so that the job waits for others to end (Resources)."""
-        known = self._offered.get(shape)
-        if known is None:
+        """Return whether enough nodes that are up list the request: then the job waits for others (Resources)."""
+        cached = self._offered.get(shape)
+        if cached is None:
             listing = [machine for machine in self.pool(shape) if machine.open and _lists(machine, shape)]
-            known = self._offered[shape] = _enough(shape, listing)
-        return known
+            cached = self._offered[shape] = _enough(shape, listing)
+        return cached
 
     def fit(
         self,
@@ -94,7 +94,7 @@ class Placing:
         """Return the first nodes on which the job can start now; None if there are too few.
 
         Args:
-            closed: nodes to leave out.
+            closed: nodes that are not considered.
             reservations: reservations that a job with the time limit `limit_s` must not overlap.
         """
         candidates: Sequence[NodeRecord]
@@ -128,12 +128,12 @@ class Placing:
         return [name for name in names if _fits(self._machines[name], shape)]
 
     def ready(self, machine: NodeRecord, shape: Shape) -> float:
-        """Return the latest time at which such a job could start there if nothing else does; infinite: unknown."""
+        """Return when the limits of the node's jobs let such a job start if no other starts; infinite: unknown."""
         key = (machine.name, shape.need, shape.cpus)
-        known = self._ready.get(key)
-        if known is None or known[0] != machine.version:
-            known = self._ready[key] = (machine.version, _ready(machine, shape))
-        return known[1]
+        cached = self._ready.get(key)
+        if cached is None or cached[0] != machine.version:
+            cached = self._ready[key] = (machine.version, _ready(machine, shape))
+        return cached[1]
 
 
 class Reservations:
@@ -149,12 +149,13 @@ class Reservations:
         self._times: dict[Shape, list[tuple[float, int, str]]] = {}
 
     def allows(self, name: str, limit_s: int | None) -> bool:
-        """Return whether a job of that limit that starts now has ended on the node when it must be free."""
+        """Return whether a job with this time limit that starts now ends before the first reservation of the node."""
         return self._now + (inf if limit_s is None else limit_s) <= self._first.get(name, inf)
 
     def longest_s(self, shape: Shape) -> float:
-        """Return the longest limit with which a job of this shape can start now: an upper bound for all later ones,
-        too.
+        """Return the longest time limit with which a job of this shape can start now.
+
+        It is also an upper bound for all later jobs of the pass.
         """
         firsts = sorted((self._first.get(name, inf) for name in self._placing.fitting(shape)), reverse=True)
         return firsts[shape.nodes - 1] - self._now if len(firsts) >= shape.nodes else -inf
@@ -169,24 +170,26 @@ class Reservations:
                 if machine.open and _lists(machine, shape)
             ]
             heapify(times)
-        length = inf if limit_s is None else limit_s
+        duration = inf if limit_s is None else limit_s
         chosen: list[tuple[float, int, str]] = []
         while times and len(chosen) < shape.nodes:
             at, index, name = heappop(times)
             if at >= self._until:
                 continue
-            other = next((end for begin, end in self._kept.get(name, ()) if begin < at + length and at < end), None)
-            if other is not None:
-                heappush(times, (other, index, name))
+            blocked_until = next(
+                (end for begin, end in self._kept.get(name, ()) if begin < at + duration and at < end), None
+            )
+            if blocked_until is not None:
+                heappush(times, (blocked_until, index, name))
             else:
                 chosen.append((at, index, name))
         if len(chosen) < shape.nodes:
             return
         begin = chosen[-1][0]
         for _, index, name in chosen:
-            self._kept.setdefault(name, []).append((begin, begin + length))
+            self._kept.setdefault(name, []).append((begin, begin + duration))
             self._first[name] = min(self._first.get(name, inf), begin)
-            heappush(times, (begin + length, index, name))
+            heappush(times, (begin + duration, index, name))
 
 
 def _enough(shape: Shape, machines: Sequence[NodeRecord]) -> bool:
@@ -221,6 +224,6 @@ def _ready(machine: NodeRecord, shape: Shape) -> float:
 
 
 def _satisfies(expression: str, features: frozenset[str]) -> bool:
-    """Return whether features satisfy --constraint: words joined by & or by |."""
-    named = _WORD.findall(expression)
-    return not named or (not features.isdisjoint(named) if "|" in expression else features.issuperset(named))
+    """Return whether features satisfy a --constraint expression, whose words are joined by & or by |."""
+    words = _WORD.findall(expression)
+    return not words or (not features.isdisjoint(words) if "|" in expression else features.issuperset(words))

@@ -1,6 +1,7 @@
 """Keep migbatchd's record in memory: decisions on submissions, reports of runs, results of array tasks, actions.
 
-It answers like `daemon.record.WriterRecord` from the database, at once and for as long as the simulation lasts.
+It answers the same queries as `daemon.record.WriterRecord` with its database, without delay, and keeps all data for
+the whole simulation.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class MemoryRecord:
     """A `daemon.controller.Record` of one simulation.
 
     Args:
-        slurm: whose jobs it records.
+        slurm: the simulated Slurm whose jobs it records.
 
     Attributes:
         actions: number of actions on jobs that Slurm accepted, by kind: "retype" (a pending `auto` job),
-            "throttle" (an array), "move" (both steps of one), and of elastic training "release", "withdraw", "signal",
-            "requeue", "share".
-        ended: how many loans that had started ended, by cause (`decide.lending.ledger.Cause`).
+            "throttle" (an array), "move" (each of its two steps), and for elastic training "release", "withdraw",
+            "signal", "requeue", "share".
+        ended: number of started loans that have ended, by cause (`decide.lending.ledger.Cause`).
     """
 
     available = True
@@ -81,7 +82,7 @@ class MemoryRecord:
             runs[restart] = run
 
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
-        """See Record; not read here."""
+        """See Record; does nothing, because the simulation does not read it."""
 
     def save(self, loans: Rows, actions: Rows) -> bool:
         """See Record; loans are only counted, because the service is never restarted."""
@@ -115,7 +116,7 @@ class MemoryRecord:
 
     def _tasks(self, questions: Questions) -> dict[int, list[TaskRun]]:
         """Return the last run of each task that has started, active ones last."""
-        found = {
+        runs_of = {
             array: [
                 TaskRun(task.row.start, task.end, task.state)
                 for task in self._slurm.ended_tasks.get(array, ())
@@ -123,7 +124,7 @@ class MemoryRecord:
             ]
             for array in sorted(questions.arrays)
         }
-        for row in self._slurm.queue.values() if found else ():
-            if row.array_job in found and row.start is not None:
-                found[row.array_job].append(TaskRun(row.start, None, row.state))
-        return found
+        for row in self._slurm.queue.values() if runs_of else ():
+            if row.array_job in runs_of and row.start is not None:
+                runs_of[row.array_job].append(TaskRun(row.start, None, row.state))
+        return runs_of

@@ -20,21 +20,21 @@ class SlurmSettings:
 
     Attributes:
         release: of Slurm; up to 23.02 a new GRES of a pending job is added to the old one.
-        cycle_s: from a change (a submission, an end, an update) to the scheduling pass that sees it, at most; also the
-            minimum time between two passes. Slurm's own is about 1 with `bf_interval=1`.
+        cycle_s: longest time from a change (a submission, an end, an update) to the scheduling pass that considers it;
+            also the minimum time between two passes. Slurm's own is about 1 with `bf_interval=1`.
         backfill_s: minimum time between two passes that backfill; passes between them stop at the first job of a
             partition that has to wait for resources, like Slurm's main scheduler.
         backfill_depth: jobs that get a reservation in one pass (bf_max_job_test).
         backfill_window_s: how far ahead reservations are made (bf_window).
-        requeue_delay_s: a requeued job may not begin for so long.
+        requeue_delay_s: time after a requeue before which the job may not begin.
         requeued_last: whether a requeued job comes after those of its priority that were submitted before its
-            requeue, as in Slurm: with priority/multifactor jobs may have the same priority. With priority/basic
-            each has a priority of its own and keeps its place.
-        exempt_s: a job is preempted only when it has run for so long (PreemptExemptTime;
-            the default is what `migbatch install` writes).
-        over_limit_s: by which a job may exceed its time limit (OverTimeLimit).
-        kill_s: from TERM to the end of the Epilog, of jobs whose nodes are not simulated.
-        listing_s, update_s: time of one listing of jobs or nodes, and of one change request.
+            requeue, as in Slurm with priority/multifactor, where jobs may have the same priority. With priority/basic
+            each job has a priority of its own and keeps its position.
+        exempt_s: how long a job must have run before it may be preempted (PreemptExemptTime; the default is what
+            `migbatch install` writes).
+        over_limit_s: how far a job may exceed its time limit (OverTimeLimit).
+        kill_s: from SIGTERM to the end of the Epilog, for jobs on nodes that are not simulated.
+        listing_s, update_s: duration of one listing of jobs or nodes, and of one change request.
     """
 
     release: tuple[int, int] = (24, 11)
@@ -58,7 +58,7 @@ class SlurmSettings:
 
 @dataclass(frozen=True)
 class SimulatedPartition:
-    """A partition: its PriorityTier, and whether its jobs are requeued for those of a higher tier (PreemptMode)."""
+    """A partition: its PriorityTier, and whether its jobs may be requeued for jobs of a higher tier (PreemptMode)."""
 
     name: str
     tier: int = 1
@@ -79,9 +79,9 @@ class NodeRecord:
 
     Attributes:
         conf: slurm.conf's and slurmd's mig counts by type. `gres`: the current counts. `used`: counts held by jobs.
-        completing: jobs whose Epilogs have not run; nothing is started on the node meanwhile.
-        holdings: resources of each job on it, and until when.
-        version: increases with every change that affects when a job could start here.
+        completing: number of jobs whose Epilogs have not run; until they have, no job is started on the node.
+        holdings: resources that each running job holds on the node, by job id.
+        version: increases with every change that affects when a job could start on the node.
     """
 
     name: str
@@ -102,7 +102,7 @@ class NodeRecord:
 
     @property
     def open(self) -> bool:
-        """Whether jobs may be started on it at some time."""
+        """Whether the node's state allows jobs to be started on it."""
         return self.states <= {"IDLE", "MIXED", "ALLOCATED"}
 
     def free(self, kind: str) -> int:
@@ -114,17 +114,18 @@ class NodeRecord:
 
 
 class Shape(NamedTuple):
-    """Properties that decide where a pending job can start: jobs of equal shape wait for the same, with their own
-    limits.
+    """Properties that decide where a pending job can start.
+
+    Jobs of equal shape wait for the same resources; only their time limits differ.
     """
 
     partition: str
-    need: tuple[tuple[str, int], ...]  # by type; 0: one must be free, and none is taken
+    need: tuple[tuple[str, int], ...]  # GRES by type on each node; 0: one must be free, but none is taken
     nodes: int = 1
     requested: str = ""
     features: str = ""
     cpus: int = 0  # on each node
-    array: int | None = None  # with a throttle
+    array: int | None = None  # id of an array with a throttle
     het: int | None = None
     excluded: str = ""
 
@@ -147,20 +148,23 @@ class Machines(Protocol):
     """Interface of what runs jobs: the simulated nodes."""
 
     def launch(self, row: JobRow) -> None:
-        """Run Prologs and script of a job that was given its nodes; `Slurmctld.completed` and `released` end it."""
+        """Run Prologs and script of a job that was given its nodes.
+
+        `Slurmctld.completed` and `Slurmctld.released` are called when they have ended.
+        """
 
     def signal(self, row: JobRow, name: str) -> None:
         """Deliver a signal to script and steps."""
 
     def terminate(self, row: JobRow) -> None:
-        """Send TERM, KILL after KillWait, run Epilogs; then `Slurmctld.released`.
+        """Send SIGTERM, SIGKILL after KillWait, and run the Epilogs; then call `Slurmctld.released`.
 
-        The job's resources are free already.
+        The job's resources are already free.
         """
 
 
 class NoMachines:
-    """Jobs run until they are ended from outside; killed ones have ended after `kill_s`."""
+    """`Machines` without nodes: jobs run until the caller ends them; killed jobs are released after `kill_s`."""
 
     def __init__(self, kill_s: float, after: Callable[[float, Callable[[], object]], object]) -> None:
         self._kill_s, self._after = kill_s, after
@@ -173,7 +177,7 @@ class NoMachines:
         """Do nothing."""
 
     def terminate(self, row: JobRow) -> None:
-        """Release the job after a while."""
+        """Release the job after `kill_s`."""
         self._after(self._kill_s, lambda: self.released(row.job_id))
 
 

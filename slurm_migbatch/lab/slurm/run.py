@@ -1,7 +1,7 @@
-"""Run a workload on the simulated Slurm and nodes, with a controller that is called like in migbatchd's loop.
+"""Run a workload on the simulated Slurm and nodes, with a controller that is called as in migbatchd's loop.
 
 The controller is one function: it gets a `ControllerInput` and carries out its decision through the simulation's
-`slurm` and `nodes`. The time of its calls of Slurm passes meanwhile, and jobs start and end in it.
+`slurm` and `nodes`. Its calls of Slurm take virtual time, in which jobs start and end.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Submission:
         at: seconds after the begin of the simulation.
         gres: output of the submit filter: "mig:2g.20gb:1", "mig:loan:1"; if the simulation has a filter, the
             user's request: "mig:auto", "gpu:2".
-        work: makes the job's work; called once for each job or array task.
-        limit_s: --time.
-        tasks: of an array; `array` its --array, if it is not 0 to tasks-1.
-        after: --dependency=afterok: indexes in the workload of earlier submissions.
+        work: returns the job's work; called once for each job or array task.
+        limit_s: --time, seconds.
+        tasks: number of tasks of an array; `array`: its --array, if that is not 0 to tasks-1.
+        after: --dependency=afterok, as indexes of earlier submissions in the workload.
         begin_s: --begin=now+..., seconds.
         fields: of `JobRow`: comment, user, uid, account, num_nodes, features, requested_nodes, cpus.
     """
@@ -65,7 +65,7 @@ class SiteNode:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Counts of slurm.conf: the smallest slices of each GPU, and as much filler as any layout and a guest need."""
+        """Counts of slurm.conf: the smallest slices of each GPU, and enough filler for any layout and for guests."""
         counts: dict[str, int] = {}
         for gpu in self.gpus:
             smallest = min(gpu.profiles, key=lambda info: (info.memory_slices, info.profile.suffix, info.profile))
@@ -87,7 +87,7 @@ class SimulatedSite:
     def catalog(self) -> dict[str, int]:
         """Return the counts that the DOWN catalog nodes list.
 
-        Of every profile as many as one node could have, and the waiting types.
+        These are, of every profile, as many as one node could have, and the waiting types.
         """
         counts = dict(WAITING)
         for node in self.nodes:
@@ -101,11 +101,12 @@ class RoundTiming:
     """When the controller is called; seconds.
 
     Attributes:
-        every_s: between two rounds while there are events; `soon_s`: after news of a node, or if the last round
-            requested another soon.
+        every_s: time between two rounds while there are events; `soon_s`: the same after events of a node, or if the
+            last round requested another soon.
         idle_s: longest time between two rounds without events. `growth`: factor between successive such pauses;
-            infinite: `idle_s` from the first on.
-        rests: no rounds at all without pending jobs and events: without lending none would have an effect.
+            infinite: the first one is already `idle_s` long.
+        rests: whether there are no rounds while there are neither pending jobs nor events; without lending they would
+            have no effect.
         round_s: duration of a round besides its calls of Slurm.
     """
 
@@ -119,7 +120,7 @@ class RoundTiming:
 
 @dataclass(frozen=True)
 class ControllerInput:
-    """Input of the controller: queue and nodes at one moment, events since the last by node."""
+    """Input of the controller: queue and nodes at one moment, and the nodes' events since the last round."""
 
     now: float
     jobs: Sequence[JobRow]
@@ -138,10 +139,10 @@ class WorkloadOutcome:
     Attributes:
         jobs: every job and array task that ended, by id; times are unix seconds.
         submissions: the job id of each submission, in their order; None if it was refused.
-        refusals: the message of each refused submission, by its place in that order.
+        refusals: the message of each refused submission, by its index in the workload.
         begin: unix seconds of the submission time 0.
         misfits: jobs that found no slice; `unplanned`: those that found one outside the plan.
-        rounds: calls of the controller; `calls`: of Slurm, by method.
+        rounds: number of calls of the controller; `calls`: number of calls of Slurm, by method.
     """
 
     jobs: Mapping[int, EndedJob]
@@ -180,9 +181,9 @@ class SlurmSimulation:
         for number in (1, 2):
             names = dict.fromkeys(name for node in site.nodes for name in node.partitions)
             self.slurm.add_node(f"migcatalog{number}", site.catalog(), partitions=names, states=("DOWN",), cpus=256)
-        #: filters a submission before Slurm gets it; raises SlurmError if it is refused
+        #: changes a submission before Slurm gets it; raises SlurmError if it is refused
         self.submit_filter: Callable[[Submission], Submission] = lambda submission: submission
-        #: the place of each job's submission in the workload, by job id; of an array's tasks that of the array
+        #: index of each submission in the workload, by job id (by the array's id for an array)
         self.numbers: dict[int, int] = {}
         self._submissions: list[int | None] = [None] * len(workload)
         self._refusals: dict[int, str] = {}
@@ -201,7 +202,7 @@ class SlurmSimulation:
     def run(
         self, controller: Controller, pace: RoundTiming = RoundTiming(), until: float = math.inf
     ) -> WorkloadOutcome:
-        """Run until all jobs have ended, at most so many seconds. Raises Stuck."""
+        """Run until all jobs have ended, for at most `until` seconds. Raises Stuck."""
         rounds = 0
         last, idle = self.clock.now, pace.every_s
         while (self._left or self.slurm.queue) and self.clock.now - self.begin < until:
@@ -228,7 +229,7 @@ class SlurmSimulation:
         )
 
     def _wait(self, pace: RoundTiming, last: float, idle: float) -> bool:
-        """Let time pass until the next round is due; returns whether there were events."""
+        """Let time pass until the next round is due; return whether there were events."""
         while True:
             due = last + (pace.soon_s if self._soon else pace.every_s if self._news else idle)
             following = self.clock.following

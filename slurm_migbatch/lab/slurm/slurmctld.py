@@ -1,17 +1,18 @@
-"""Simulate slurmctld: the queue, its counts of the nodes, and when which job starts.
+"""Simulate slurmctld: the queue, the GRES counts of the nodes, and which job starts when.
 
-Behaviour like the real one (tests/support/contract.py tests both):
+It behaves like the real one (tests/support/contract.py tests both):
 
 - Order is partition tier, priority, job id (with `SlurmSettings.requeued_last` submit time before job id). A
-  pass goes through it; a job that finds nodes starts, the tasks of an array one after the other as far as its throttle
-  allows, the components of a heterogeneous job all at once and each on nodes of its own.
-- A job that waits for resources that nodes list and others hold (Resources) gets a reservation of whole nodes at the
-  time at which the limits of running jobs let it start, and a later job starts next to it only if its own limit ends
+  pass goes through the queue in this order. A job that finds nodes starts: the tasks of an array one after the other
+  as far as its throttle allows, the components of a heterogeneous job all at once and each on nodes of its own.
+- A job whose resources exist on nodes but are held by other jobs (Resources) gets a reservation of whole nodes at the
+  time at which the limits of running jobs let it start. A later job starts on these nodes only if its own limit ends
   it before that: conservative backfill. Heterogeneous jobs get no reservations. A job that requests a type that no
   node which is up lists (ReqNodeNotAvail) blocks no other. In passes without backfill the first job that waits for
   resources blocks its partition and its nodes.
-- Jobs of a higher tier may have running ones of a preemptible partition requeued for the same type of GRES.
-- A node with a job in COMPLETING gets no other; its GRES are free from the moment the job ends.
+- A job of a higher tier may preempt running jobs of a preemptible partition that hold the same type of GRES; they are
+  requeued.
+- A node on which a job is COMPLETING gets no other job; the GRES are free from the moment the job ends.
 - A requeued job is COMPLETING until its Epilogs have run, then PENDING with one more restart, a new submit time, and
   two minutes' delay (BeginTime).
 - A job waits with reason Dependency until the jobs that it names have completed (afterok); if one of them has ended
@@ -73,12 +74,12 @@ class Facts:
     """Data of a job besides its row.
 
     Attributes:
-        submitted, started: the first time; unix seconds.
+        submitted, started: its first submission and its first start; unix seconds.
         priority: its priority when not held.
-        node, job: GRES by type that it needs on each node, by --gres and by --gpus-like options. On a Slurm that does
-            not forget, types stay with 0 and then need a free one.
+        node, job: GRES by type, from --gres (on each node) and from options like --gpus (in all). A Slurm that does
+            not forget (`SlurmSettings.forgets`) keeps types with count 0, and the job then needs a free one of them.
         after: its state after its Epilogs have run: "PENDING" or an end state.
-        epilogs: nodes on which it is completing.
+        epilogs: nodes on which its Epilog has not ended.
         killed: when it was last signalled to end.
         limit: the timer of its time limit.
         excluded: nodes that it must not have.
@@ -101,11 +102,11 @@ class _Pass:
     """One pass through the queue.
 
     Attributes:
-        hopeful: shapes of which a job may still start.
+        hopeful: shapes of which a job may still start in this pass.
         kept: reservations of backfill; None in a pass of the main scheduler.
         depth: how many more jobs get a reservation.
-        shut: nodes that are reserved for jobs that did not start.
-        longest: time limits that reservations allow, by shape.
+        shut: nodes kept free for jobs that did not start (in a pass of the main scheduler).
+        longest: longest time limit that the reservations allow a job of a shape; seconds.
     """
 
     hopeful: set[Shape]
@@ -116,13 +117,13 @@ class _Pass:
 
 
 class Slurmctld:
-    """See the module. `client.SimulatedSlurm` adds migbatchd's queries.
+    """Simulated slurmctld; the module says how it behaves. `client.SimulatedSlurm` adds migbatchd's queries.
 
     Args:
-        clock: the time.
+        clock: the virtual clock.
         settings: see `SlurmSettings`.
         partitions: those with a tier or preemption of their own; others have tier 1.
-        auto: whether passes run by themselves after changes; else only `schedule` runs one.
+        auto: whether passes run by themselves after changes; otherwise only `schedule` runs one.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Slurmctld:
         self.arrays: dict[int, QueuedArray] = {}
         #: jobs that have left the queue
         self.ended_jobs: dict[int, EndedJob] = {}
-        #: those of them that were tasks of an array, by array
+        #: those in `ended_jobs` that were tasks of an array, by array
         self.ended_tasks: dict[int, list[EndedJob]] = {}
         nobody = NoMachines(self.settings.kill_s, clock.after)
         nobody.released = self.released
@@ -173,7 +174,7 @@ class Slurmctld:
         features: Iterable[str] = (),
         cpus: int = 64,
     ) -> NodeRecord:
-        """Add a node; `conf` has its mig counts by type, as slurm.conf and gres.conf do."""
+        """Add a node; `conf` are its mig counts by type in slurm.conf and gres.conf."""
         machine = NodeRecord(
             name,
             len(self.machines),
@@ -192,7 +193,7 @@ class Slurmctld:
         return machine
 
     def set_node(self, name: str, **changes: Any) -> None:
-        """Change a node like root: any field but its name, its order and what jobs hold on it."""
+        """Change a node as root can: any field but its name, its order and what jobs hold on it."""
         machine = self.machines[name]
         for key, value in changes.items():
             if key not in ("gres", "conf", "states", "completing", "features", "partitions", "reason", "cpus"):
@@ -204,9 +205,9 @@ class Slurmctld:
         self._touch(machine)
 
     def reconfigure(self) -> None:
-        """Act like on `scontrol reconfigure` or a restart of slurmctld.
+        """Do what `scontrol reconfigure` or a restart of slurmctld does.
 
-        Counts are slurm.conf's again, and slurmd registers.
+        slurmd registers, and counts are those of slurm.conf again.
         """
         for machine in self.machines.values():
             self._registered(machine)
@@ -215,9 +216,9 @@ class Slurmctld:
             self._touch(machine)
 
     def restart_slurmd(self) -> None:
-        """Restart slurmd, like on 22.05.
+        """Restart slurmd, with the effect that this has on 22.05.
 
-        Its registration restores the types that gres.conf has any of, and only those.
+        Its registration restores the counts of the types whose count in gres.conf is above 0, and only those.
         """
         for machine in self.machines.values():
             self._registered(machine)
@@ -226,9 +227,9 @@ class Slurmctld:
             self._touch(machine)
 
     def register(self) -> None:
-        """Let slurmd register, as it does regularly.
+        """Let slurmd of every node register, as it does regularly.
 
-        Counts stay; a sum that differs from slurm.conf's makes the node INVAL.
+        Counts stay; a node whose sum of counts differs from slurm.conf's becomes INVAL.
         """
         for machine in self.machines.values():
             self._registered(machine)
@@ -261,10 +262,10 @@ class Slurmctld:
         """Submit a batch job.
 
         Args:
-            want: its --gres on each node, "mig:1g.10gb:2".
+            want: its --gres (on each node), such as "mig:1g.10gb:2".
             limit: --time, seconds.
             priority: of two jobs in partitions of one tier the higher goes first.
-            tasks: of a job array with tasks 0 to n-1; or `array`: --array, "1-8:2%4".
+            tasks: of a job array with tasks 0 to n-1; or `array`: --array, such as "1-8:2%4".
             held: whether it waits for `release`.
             begin: --begin, unix seconds.
             after: --dependency=afterok:..., ids of jobs or arrays.
@@ -280,12 +281,12 @@ class Slurmctld:
         facts = Facts(row.submit, priority, positive(gres_list.readable_counts(row.gres, GRES)), {})
         if not self._placing.listed(self._shape(row, facts)):
             raise SlurmError(f"Batch job submission failed: {REFUSED}", ("sbatch",), 1, REFUSED)
-        text, _, throttle = array.partition("%")
-        numbers = expand_tasks(text) if text else list(range(tasks)) if tasks > 1 else []
+        task_expression, _, throttle = array.partition("%")
+        task_numbers = expand_tasks(task_expression) if task_expression else list(range(tasks)) if tasks > 1 else []
         self._next += 1
         self._facts[row.job_id] = facts
-        if numbers:
-            self.arrays[row.job_id] = QueuedArray(numbers, int(throttle or 0) or None)
+        if task_numbers:
+            self.arrays[row.job_id] = QueuedArray(task_numbers, int(throttle or 0) or None)
             row = self._array_row(replace(row, array_job=row.job_id))
         if held:
             row = replace(row, priority=0, reason="JobHeldUser", eligible=None)
@@ -299,26 +300,26 @@ class Slurmctld:
 
     def _dependent(self, row: JobRow, after: Iterable[int]) -> JobRow:
         """Return the row of a job with dependencies; raises SlurmError if one of them never existed."""
-        named = sorted(set(after))
-        for job in named:
+        dependencies = sorted(set(after))
+        for job in dependencies:
             if not (job in self.queue or job in self.arrays or job in self.ended_jobs):
                 raise SlurmError(f"Batch job submission failed: {NO_SUCH_JOB}", ("sbatch",), 1, NO_SUCH_JOB)
             self._waiting_for.setdefault(job, []).append(row.job_id)
-        return self._awaited(replace(row, after=tuple(named))) if named else row
+        return self._awaited(replace(row, after=tuple(dependencies))) if dependencies else row
 
     def _awaited(self, row: JobRow) -> JobRow:
-        """Return the row of a job with dependencies, updated by their ends."""
+        """Return the row of a job with dependencies, without those that have completed."""
         states = {job: self._end_state(job) for job in row.after}
-        left = tuple(job for job, state in states.items() if state != "COMPLETED")
-        if not left:
+        unfinished = tuple(job for job, state in states.items() if state != "COMPLETED")
+        if not unfinished:
             now = self.clock.time()
             return replace(row, after=(), reason="None", eligible=now if row.eligible is None else row.eligible)
-        never = any(states[job] for job in left)
-        reason = "DependencyNeverSatisfied" if never else "Dependency"
-        return replace(row, after=left, reason=reason, eligible=None)
+        failed = any(states[job] for job in unfinished)
+        reason = "DependencyNeverSatisfied" if failed else "Dependency"
+        return replace(row, after=unfinished, reason=reason, eligible=None)
 
     def _end_state(self, job: int) -> str:
-        """Return how a job, or an array as a whole, has ended; empty: it has not."""
+        """Return the end state of a job, or of an array as a whole; empty if it has not ended."""
         if job in self.arrays:
             if self.arrays[job].waiting or any(row.array_job == job for row in self.queue.values()):
                 return ""
@@ -347,7 +348,7 @@ class Slurmctld:
         return ",".join(prefix + entry for entry in entries if entry)
 
     def change(self, job: int, **fields: Any) -> None:
-        """Change a row like only slurmctld could; a new `gres` is all that the job needs then."""
+        """Change any field of a job's row, also those that only slurmctld can; a new `gres` replaces all its needs."""
         row = replace(self.queue[job], **fields)
         if "gres" in fields:
             facts = self._facts[job]
@@ -362,11 +363,11 @@ class Slurmctld:
 
     @property
     def waiting(self) -> int:
-        """Rows of pending jobs."""
+        """Number of rows of pending jobs."""
         return len(self._pending)
 
     def _put(self, row: JobRow) -> None:
-        """Make this the job's row from now on."""
+        """Set the job's row and update the queue."""
         self.queue[row.job_id] = row
         if row.pending:
             self._active.pop(row.job_id, None)
@@ -378,7 +379,7 @@ class Slurmctld:
         self.on_change(row.job_id, row)
 
     def _note(self, job: int, reason: str) -> None:
-        """Change only the reason, without consequences."""
+        """Set only the job's reason; this causes no pass and no `on_change`."""
         row = self.queue[job]
         if row.reason != reason:
             self.queue[job] = replace(row, reason=reason)
@@ -418,7 +419,7 @@ class Slurmctld:
         )
 
     def _wake(self, job: int, when: float) -> None:
-        """Examine the job again then: its begin time has come."""
+        """Have the job examined again at `when`, its begin time."""
 
         def begin() -> None:
             row = self.queue.get(job)
@@ -430,27 +431,27 @@ class Slurmctld:
     # -- arrays ----------------------------------------------------------------------------------------------------
 
     def _array_row(self, row: JobRow) -> JobRow:
-        """Return the row of the pending tasks that share one."""
+        """Return the row that an array's waiting tasks share, updated by them."""
         assert row.array_job is not None
         array = self.arrays[row.array_job]
-        throttle = array.throttle if len(array.waiting) > 1 else None  # Slurm shows that of several tasks only
+        throttle = array.throttle if len(array.waiting) > 1 else None  # Slurm shows it only for several tasks
         text = fold_tasks(array.waiting) + (f"%{throttle}" if throttle else "")
         return replace(row, array_task=text, tasks=len(array.waiting), throttle=throttle)
 
     def split(self, row: JobRow, task: int) -> JobRow:
-        """Make a row of its own for a task that shares its array's; the last one left takes over the array's own."""
+        """Give a task that shares its array's row a row of its own; the last task keeps the array's row."""
         assert row.array_job is not None
         array = self.arrays[row.array_job]
         array.waiting.remove(task)
-        alone = replace(row, array_task=str(task), tasks=1, throttle=None)
+        task_row = replace(row, array_task=str(task), tasks=1, throttle=None)
         if array.waiting:
-            alone = replace(alone, job_id=self._next)
+            task_row = replace(task_row, job_id=self._next)
             self._next += 1
             shared = self._facts[row.job_id]
-            self._facts[alone.job_id] = replace(shared, node=dict(shared.node), job=dict(shared.job))
+            self._facts[task_row.job_id] = replace(shared, node=dict(shared.node), job=dict(shared.job))
             self._put(self._array_row(row))
-        self._put(alone)
-        return alone
+        self._put(task_row)
+        return task_row
 
     def throttled(self, array_id: int, throttle: int | None) -> None:
         """Let this many tasks of an array run at once; None: unlimited."""
@@ -480,37 +481,37 @@ class Slurmctld:
         if backfill:
             self._last_backfill = now
         reservations = Reservations(self._placing, now, self.settings.backfill_window_s) if backfill else None
-        this = _Pass(self._hopeful(), reservations, self.settings.backfill_depth)
+        state = _Pass(self._hopeful(), reservations, self.settings.backfill_depth)
         started: list[JobRow] = []
-        heads = [(bucket[0], 0, shape) for shape, bucket in self._pending.buckets.items()] if this.hopeful else []
-        heapify(heads)
-        while heads and this.hopeful:
-            key, place, shape = heappop(heads)
+        candidates = [(bucket[0], 0, shape) for shape, bucket in self._pending.buckets.items()] if state.hopeful else []
+        heapify(candidates)
+        while candidates and state.hopeful:
+            key, place, shape = heappop(candidates)
             bucket = self._pending.buckets.get(shape, [])
-            if place >= len(bucket):  # it started with another component of its job
-                this.hopeful.discard(shape)
+            if place >= len(bucket):  # the job started together with another component of its heterogeneous job
+                state.hopeful.discard(shape)
                 continue
-            if shape in this.hopeful and self._length(key.job) <= this.longest.get(shape, math.inf):
-                rows = self._start_next(key, shape, this.shut, reservations)
+            if shape in state.hopeful and self._length(key.job) <= state.longest.get(shape, math.inf):
+                rows = self._start_next(key, shape, state.shut, reservations)
                 if rows:
                     started += rows
                     bucket = self._pending.buckets.get(shape, [])
                     if not bucket or not self._could(shape):
-                        this.hopeful.discard(shape)
+                        state.hopeful.discard(shape)
                     if place < len(bucket):
-                        heappush(heads, (bucket[place], place, shape))
+                        heappush(candidates, (bucket[place], place, shape))
                     continue
                 self._explain(key.job, shape)
-                self._bound(this, shape, bucket[place + 1 :])
-            self._keep_back(this, key, shape)
-            if reservations is not None and place + 1 < len(bucket) and (shape in this.hopeful or this.depth > 0):
-                heappush(heads, (bucket[place + 1], place + 1, shape))
+                self._bound(state, shape, bucket[place + 1 :])
+            self._keep_back(state, key, shape)
+            if reservations is not None and place + 1 < len(bucket) and (shape in state.hopeful or state.depth > 0):
+                heappush(candidates, (bucket[place + 1], place + 1, shape))
             else:
-                this.hopeful.discard(shape)
+                state.hopeful.discard(shape)
         return started
 
     def _hopeful(self) -> set[Shape]:
-        """Return shapes of which a job may start; of the others the first gets its reason."""
+        """Return shapes of which a job may start; set the reason of the first job of every other shape."""
         shapes = set()
         for shape, bucket in list(self._pending.buckets.items()):
             if self._could(shape):
@@ -520,7 +521,7 @@ class Slurmctld:
         return shapes
 
     def _bound(self, this: _Pass, shape: Shape, later: Sequence[Key]) -> None:
-        """Let backfill start no job of this shape any more that is longer than reservations allow."""
+        """Let backfill start no further job of this shape with a time limit longer than reservations allow."""
         if this.kept is not None and shape.het is None:
             this.longest[shape] = this.kept.longest_s(shape)
             if all(self._length(other.job) > this.longest[shape] for other in later):
@@ -542,7 +543,7 @@ class Slurmctld:
         return math.inf if limit is None else limit
 
     def _could(self, shape: Shape) -> bool:
-        """Return whether a job of this shape may start, without earlier ones."""
+        """Return whether a job of this shape may start if no earlier job starts or gets a reservation."""
         if shape.array is not None and not self._task_allowed(shape.array):
             return False
         return self._placing.fit(shape) is not None
@@ -612,13 +613,15 @@ class Slurmctld:
         row = replace(row, state="RUNNING", reason="None", start=now, end=end, nodes=nodes)
         facts.started = now if facts.started is None else facts.started
         if end is not None and self.settings.over_limit_s < math.inf:
-            over = end + self.settings.over_limit_s
+            kill_time = end + self.settings.over_limit_s
             facts.limit = (
-                None if over == math.inf else self.clock.at(over, lambda: self._over_limit(row.job_id, row.restarts))
+                None
+                if kill_time == math.inf
+                else self.clock.at(kill_time, lambda: self._over_limit(row.job_id, row.restarts))
             )
         self._put(row)
         if math.floor(now) <= facts.killed:
-            # slurmd treats a credential from the second in which it was told to kill the job as revoked
+            # slurmd treats a credential issued in the second in which it was told to kill the job as revoked
             self.kill(row.job_id, "FAILED")
         else:
             self.nodes_run.launch(row)
@@ -647,24 +650,24 @@ class Slurmctld:
             self.requeued(victim)
 
     def _preempt_later(self, now: float) -> None:
-        """Have a pass when the next job may be preempted."""
+        """Schedule a pass for the moment from which the next job may be preempted."""
         if not self.auto or self._exempt is not None:
             return
-        until = [
+        exempt_ends = [
             row.start + self.settings.exempt_s
             for row in self.queue.values()
             if row.state == "RUNNING" and row.start is not None and self._preemptable(row, math.inf)
             if row.start + self.settings.exempt_s > now
         ]
-        if until:
-            self._exempt = self.clock.at(min(until), self._no_longer_exempt)
+        if exempt_ends:
+            self._exempt = self.clock.at(min(exempt_ends), self._no_longer_exempt)
 
     def _no_longer_exempt(self) -> None:
         self._exempt = None
         self._due()
 
     def _preemptable(self, row: JobRow, tier: float) -> bool:
-        """Return whether jobs of a tier may preempt a job once it has run for long enough."""
+        """Return whether jobs of a tier may preempt a job once its exempt time is over."""
         partition = self.partitions.get(row.partition)
         return partition is not None and partition.preempted and partition.tier < tier
 
@@ -697,9 +700,9 @@ class Slurmctld:
         row, facts = self.queue.get(job), self._facts.get(job)
         if row is None or facts is None or row.state != "COMPLETING":
             return
-        done = facts.epilogs if node is None else tuple(name for name in facts.epilogs if name == node)
-        facts.epilogs = tuple(name for name in facts.epilogs if name not in done)
-        for name in done:
+        finished_nodes = facts.epilogs if node is None else tuple(name for name in facts.epilogs if name == node)
+        facts.epilogs = tuple(name for name in facts.epilogs if name not in finished_nodes)
+        for name in finished_nodes:
             self.machines[name].completing -= 1
             self._touch(self.machines[name])
         if facts.epilogs:
@@ -710,7 +713,7 @@ class Slurmctld:
             self._remove_job(row, facts.after)
 
     def finish(self, job: int, state: str = "COMPLETED") -> JobRow:
-        """End the job and its Epilogs, all at once; return its row before that."""
+        """End the job and its Epilogs at once; return its row before that."""
         row = self.queue[job]
         self.completed(job, state)
         self.released(job)
@@ -721,7 +724,7 @@ class Slurmctld:
         self.kill(job, "PENDING")
 
     def kill(self, job: int, after: str) -> None:
-        """Tell a running job to end; `after`: its end state, or PENDING."""
+        """Signal a running job to end; `after` is its end state, or PENDING for a requeue."""
         if self.queue[job].state == "RUNNING":
             self._leave(job, after)
             self._facts[job].killed = self.clock.time()
@@ -784,7 +787,7 @@ class Slurmctld:
         self._due()
 
     def taken_back(self, job: int) -> JobRow:
-        """Requeue an ended job, held; raises SlurmError if it is unknown."""
+        """Requeue an ended job in held state; raises SlurmError if it is unknown."""
         ended = self.ended_jobs.pop(job, None)
         if ended is None:
             raise SlurmError("Invalid job id specified", ("scontrol",), 1, "Invalid job id specified")
@@ -814,10 +817,10 @@ class Slurmctld:
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def node_row(self, machine: NodeRecord) -> NodeRow:
-        """Return the node in scontrol's form."""
-        known = self._node_rows.get(machine.name)
-        if known is not None and known[0] == machine.version:
-            return known[1]
+        """Return the node's row, with the fields that scontrol shows."""
+        cached = self._node_rows.get(machine.name)
+        if cached is not None and cached[0] == machine.version:
+            return cached[1]
         row = NodeRow(
             machine.name,
             frozenset(machine.states),

@@ -3,7 +3,7 @@
 | job of the trace | submitted as |
 |---|---|
 | names a profile | `--gres=mig:PROFILE:n` |
-| names none | `--gres=gpu:n`, which the submit filter makes the full profile; on several nodes if need be |
+| names none | `--gres=gpu:n`, which the submit filter changes to the full profile; on several nodes if necessary |
 | of one GPU without a profile, if `auto` includes it | `--gres=mig:auto` with its model, batch and number of items |
 | training of one slice or GPU, if `elastic` includes it | `mig:auto` with `role=train` in a partition that lends |
 """
@@ -44,7 +44,7 @@ class Manner:
     """How jobs of a trace are submitted.
 
     Attributes:
-        nodes, per_node: of the cluster.
+        nodes, per_node: number of nodes of the cluster, and of GPUs on each.
         geometry: of its GPUs.
         auto: which jobs of one GPU without a profile are `mig:auto`.
         elastic: whether training of one slice or GPU waits for idle slices and may be stopped and continued.
@@ -85,9 +85,9 @@ class Course(SimulatedTraining):
     """A job of a trace over all its runs; training keeps its work over restarts, inference restarts from zero.
 
     Attributes:
-        rate: seconds of work a second on slices of these profiles; 0 if it does not fit, and then it fails.
-        resumes: when each run came, or would have come, to its first progress, by restart count; unix seconds.
-        began: when it first made progress; None: not yet.
+        rate: seconds of work done per second on slices of these profiles; 0 if the job does not fit, and then it fails.
+        resumes: when each run made, or would have made, its first progress, by restart count; unix seconds.
+        began: when the job first made progress; None: not yet.
         progress_s: seconds with progress.
         lost_s: seconds of work that have to be repeated.
         failed: it did not fit on its slice.
@@ -145,11 +145,11 @@ def course_of(job: SimulatedJob, speeds: Speeds, geometry: Geometry) -> Course:
 
 @dataclass(frozen=True)
 class Hindrances:
-    """A job's share of its speed next to others (a `nodes.Neighbourhood`), as computed in `sim.engine`.
+    """Slowdowns of jobs by others on the same GPU (a `nodes.Neighbourhood`), computed as in `sim.engine`.
 
     Attributes:
-        speeds: slowdowns of sharers of one slice.
-        run_of: the job of the trace behind a job id of Slurm's.
+        speeds: gives the slowdowns of jobs that share a slice.
+        run_of: returns the job of the trace for a job id of Slurm.
         geometries: of GPUs by UUID.
         wide: whether busy slices on the same GPU slow down a job.
     """
@@ -160,17 +160,17 @@ class Hindrances:
     wide: bool
 
     def share(self, job: int, held: Sequence[Slice]) -> float:
-        """See Neighbourhood: a gang is as slow as its slowest part."""
+        """See Neighbourhood; a gang is as slow as its slowest part."""
         run, worst = self.run_of(job), 1.0
         for slice_row in held:
             if slice_row.job != job:
                 continue
-            here = [row for row in held if row.gpu == slice_row.gpu]
+            gpu_rows = [row for row in held if row.gpu == slice_row.gpu]
             factor = 1.0
-            others = [self.run_of(row.job or 0) for row in here if row.slot == slice_row.slot and row.job != job]
+            others = [self.run_of(row.job or 0) for row in gpu_rows if row.slot == slice_row.slot and row.job != job]
             if others:
                 factor = self.speeds.slowdown(run, others)
-            slots = {row.slot for row in here}
+            slots = {row.slot for row in gpu_rows}
             if run.sensitivity and len(slots) > 1:
                 used = sum(slot.placement.size for slot in slots)
                 own_slices = slice_row.slot.placement.size
@@ -185,12 +185,14 @@ class Hindrances:
 
 
 def submission_of(job: SimulatedJob, at: float, uid: int, course: Course, manner: Manner) -> Submission:
-    """Return one sbatch, as its user writes it.
+    """Return the sbatch of a job, as its user would write it.
 
     Args:
+        job: the job of the trace.
         at: seconds after the begin of the simulation.
         uid: of its user.
         course: its work.
+        manner: how jobs are submitted.
     """
     on_node = min(MAX_COUNT, manner.per_node * _most_on_gpu(manner.geometry, job.profile))
     nodes, per_node = spread(job.gpus, manner.nodes, on_node)
@@ -203,7 +205,7 @@ def submission_of(job: SimulatedJob, at: float, uid: int, course: Course, manner
     if manner.open(job):
         least = _least(job, course, manner)
         fields["comment"] = _hints(job, least, manner)
-        slowest = course.rate([least]) if least is not None else 1.0  # its user's time limit is for that slice
+        slowest = course.rate([least]) if least is not None else 1.0  # the time limit must suffice on that slice
     seconds = max(1, math.ceil(job.claimed / slowest + job.costs.cold_start_s))
     return Submission(
         at,
@@ -217,9 +219,10 @@ def submission_of(job: SimulatedJob, at: float, uid: int, course: Course, manner
 
 
 def spread(count: int, nodes: int, per_node: int) -> tuple[int, int]:
-    """Return the number of nodes for `count` slices, and the slices of each: equal, on the fewest nodes.
+    """Return the number of nodes for `count` slices, and the number of slices on each.
 
-    If they cannot be equal each node has one more than some would need.
+    It is the smallest number of nodes that divides `count`. If none does, the fewest nodes are used and the number of
+    slices on each is rounded up.
     """
     fewest = -(-count // per_node)
     for number in range(fewest, min(nodes, count) + 1):
@@ -234,17 +237,17 @@ def users_of(jobs: Sequence[SimulatedJob]) -> dict[str, int]:
 
 
 def _most_on_gpu(geometry: Geometry, profile: Profile | None) -> int:
-    """Return how many such slices one GPU has at most; 1 for a profile that it does not have."""
+    """Return the largest number of slices of the profile on one GPU; 1 for a profile that the GPU does not have."""
     return 1 if profile is None or profile not in geometry else geometry.info(profile).max_instances
 
 
 def _least(job: SimulatedJob, course: Course, manner: Manner) -> Profile | None:
-    """Return the smallest slice on which a job that may have several can work; None if there is none."""
+    """Return the smallest slice, at least the requested one, on which the job can run; None if there is none."""
     asked = job.profile
     for info in sorted(manner.geometry.profiles, key=lambda info: (info.compute_slices, info.memory_slices)):
         profile = info.profile
-        large = asked is None or (profile.compute >= asked.compute and profile.memory_gb >= asked.memory_gb)
-        if not profile.suffix and large and course.rate([profile]) > 0:
+        sufficient = asked is None or (profile.compute >= asked.compute and profile.memory_gb >= asked.memory_gb)
+        if not profile.suffix and sufficient and course.rate([profile]) > 0:
             return profile
     return None
 

@@ -29,16 +29,16 @@ _LEAST_S: Final = 1.0
 def settings(wave: Wave) -> dict[str, dict[str, Any]]:
     """Return the changes of a wave's migbatch.toml to the default, by section.
 
-    Lending is enabled, and durations of the load are scaled like the wave's day to
-    a day (horizon_s and payback_s at least 1 s), and so are the rounds. Durations of starts, checkpoints and
-    grace time are the defaults: a wave does not make them shorter.
+    Lending is enabled. Durations that depend on the load are scaled by the ratio of the wave's day to a real day
+    (horizon_s and payback_s to at least 1 s), and so are the rounds. Durations of starts, checkpoints and grace time
+    keep their defaults: a wave does not make them shorter.
     """
     shipped = Config()
     scale = wave.day_s / shipped.lending.day_s
     lending: dict[str, Any] = {"enabled": True, "partitions": ("train",), "day_s": wave.day_s}
     for name in _SCALED:
-        length = getattr(shipped.lending, name)
-        lending[name] = max(length * scale, _LEAST_S) if length else length
+        duration_s = getattr(shipped.lending, name)
+        lending[name] = max(duration_s * scale, _LEAST_S) if duration_s else duration_s
     return {"lending": lending, "cluster": {"poll_s": POLL_S}}
 
 
@@ -74,7 +74,7 @@ class TrainingCosts:
 def site(wave: Wave, lending: bool) -> SimulatedSite:
     """Return the wave's cluster.
 
-    Inference has the first half of the nodes, training the other or, with lending, all.
+    Inference has the first half of the nodes; training has the other half or, with lending, all nodes.
     """
     gpu, half = geometry(wave.gpu_type), wave.nodes // 2
     names = [("gpu", *(["train"] if lending else [])) if number < half else ("train",) for number in range(wave.nodes)]
@@ -88,7 +88,7 @@ def site(wave: Wave, lending: bool) -> SimulatedSite:
 def workload(
     wave: Wave, costs: TrainingCosts = TrainingCosts(), speed: Callable[[Geometry, Profile], float] = usual_speed
 ) -> list[Submission]:
-    """Return every job of the wave, named infer or train, as the submit filter leaves it."""
+    """Return every job of the wave, named infer or train, in the form that the submit filter returns."""
     gpu = geometry(wave.gpu_type)
     return [
         *(_inference(request) for request in wave.requests),
@@ -132,8 +132,8 @@ def predict(wave: Wave, lending: bool, costs: TrainingCosts = TrainingCosts()) -
         Stuck: jobs are left that can never start.
     """
     simulation = SlurmSimulation(site(wave, lending), workload(wave, costs))
-    settled = config(wave)
-    outcome = simulation.run(ServiceController(simulation, settled), pace_of(settled), _UNTIL_S)
+    configuration = config(wave)
+    outcome = simulation.run(ServiceController(simulation, configuration), pace_of(configuration), _UNTIL_S)
     trained = [job for job in outcome.jobs.values() if job.name == "train"]
     served = [job for job in outcome.jobs.values() if job.name == "infer"]
     delays = [job.start - job.submit for job in served if job.start is not None]

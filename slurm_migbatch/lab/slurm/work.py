@@ -24,13 +24,13 @@ class Work(Protocol):
         """Return when the run ends by itself at the current speed; infinite: never."""
 
     def pace(self, now: float, share: float) -> None:
-        """Continue with this share of its slice's speed: it shares the slice, or has it alone (1) again."""
+        """Continue at this share of the slice's speed: 1 when the job has the slice alone, less when it shares it."""
 
     def usr(self, now: float) -> float | None:
         """Handle a signal to write a checkpoint; return when it is complete, None if none is written."""
 
     def term(self, now: float, within: float) -> float:
-        """Handle TERM, with KILL after this many seconds; return when the run ends."""
+        """Handle SIGTERM, with SIGKILL after `within` seconds; return when the run ends."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Fixed:
     """A job that takes the same time on any slice, and restarts from zero after a requeue.
 
     Attributes:
-        seconds: of a run, from its start.
+        seconds: duration of a run.
     """
 
     seconds: float
@@ -66,20 +66,20 @@ class Fixed:
 
 @dataclass
 class SimulatedTraining:
-    """Steps at the speed of the slice, kept over restarts by checkpoints, as in `slurm_migbatch.elastic`.
+    """Training at the speed of the slice, whose steps survive restarts by checkpoints, as in `slurm_migbatch.elastic`.
 
-    On the signal of its hints it writes a checkpoint and pauses until TERM comes, or for `pause_s`. Before its
+    On the signal of its hints it writes a checkpoint and pauses until SIGTERM comes, or for `pause_s`. Before its
     first step that signal is lost (`sbatch_examples/elastic_training.sh` ignores it until the library is loaded), and
-    TERM ends the run at once.
+    SIGTERM ends the run at once.
 
     Attributes:
         work_s: seconds on the whole GPU.
-        speed: of a profile, the whole GPU being 1.
+        speed: returns the speed on a profile; that of the whole GPU is 1.
         start_s, restart_s: from the run's start to its first step, on the first run and on later ones.
         every_s: between checkpoints that it writes by itself; None: it writes none.
-        checkpoint_s: duration of one; steps wait for it.
-        hears_usr, hears_term: whether it writes one on the signal of its hints, and on TERM.
-        done, saved: seconds of work that are done, and those in a checkpoint.
+        checkpoint_s: duration of a checkpoint, during which no steps are done.
+        hears_usr, hears_term: whether it writes a checkpoint on the signal of its hints, and on SIGTERM.
+        done, saved: seconds of work that are done, and those that are in a checkpoint.
     """
 
     work_s: float
@@ -97,8 +97,8 @@ class SimulatedTraining:
     _share: float = field(default=1.0, init=False)
     _ready: float = field(default=math.inf, init=False)  # time of this run's first step
     _written: float = field(default=-math.inf, init=False)  # when the last requested checkpoint is complete
-    _saved_before: float = field(default=0.0, init=False)  # saved work if that one is never complete
-    _from: float = field(default=math.inf, init=False)  # steps continue from then on
+    _saved_before: float = field(default=0.0, init=False)  # saved work if that checkpoint is never completed
+    _from: float = field(default=math.inf, init=False)  # time from which on steps are done
 
     def begin(self, now: float, slices: Sequence[Profile], restart: int) -> None:
         """See Work."""
@@ -109,7 +109,7 @@ class SimulatedTraining:
         self._written = -math.inf
 
     def rate_on(self, slices: Sequence[Profile]) -> float:
-        """Return the seconds of work a second on these slices without others."""
+        """Return the seconds of work done per second on these slices, without other jobs on them."""
         return max((self.speed(profile) for profile in slices), default=0.0)
 
     def end_at(self) -> float:
@@ -146,7 +146,7 @@ class SimulatedTraining:
         return self._rate * self._share * cost
 
     def _write(self, now: float) -> float:
-        """Return when all work is saved; a checkpoint in progress is completed."""
+        """Save all work; return when it is saved. A checkpoint in progress is completed."""
         self._settle(now)
         if self.done > self.saved:
             self._saved_before, self.saved = self.saved, self.done
@@ -155,11 +155,11 @@ class SimulatedTraining:
         return max(now, self._written)
 
     def _settle(self, now: float) -> None:
-        """Add up what was done until now."""
+        """Add up the work done, and the checkpoints written by itself, until now."""
         if now <= self._from:
             return
-        before, grown = self.done, (now - self._from) * self._effective
-        self.done = min(self.work_s, before + grown)
+        before, progress = self.done, (now - self._from) * self._effective
+        self.done = min(self.work_s, before + progress)
         if self.every_s is not None:
             period = self.every_s * self._rate * self._share
             checkpointed = before + math.floor((self.done - before) / period) * period if period > 0 else before

@@ -1,6 +1,7 @@
 """Read Azure's LLM inference traces of 2023 and 2024: one line for each request, with its tokens.
 
-Note: those of 2023 span one hour, so they have bursts but no days; those of 2024 a week, and name their zone.
+Note: those of 2023 span one hour, so they show bursts but no daily pattern; those of 2024 span a week, and their times
+name the zone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lines of a CSV file, plain or gzipped; errors name file and line."""
+"""Read lines of a CSV file, plain or gzipped; errors name file and line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOMENT: Final = re.compile(
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read: `path:line: what is wrong and what it should be`."""
+    """A trace cannot be read. The message is `path:line: what is wrong and what it should be`."""
 
     def __init__(self, path: Path, line: int, text: str) -> None:
         super().__init__(f"{path}:{line}: {text}" if line else f"{path}: {text}")
@@ -30,7 +30,7 @@ class TraceError(ValueError):
 
 
 class CsvLine:
-    """One row: cells by column name, with readers whose errors name the line."""
+    """One row: cells by column name, with methods to read them whose errors name the line."""
 
     __slots__ = ("_cells", "_columns", "number", "path")
 
@@ -39,11 +39,11 @@ class CsvLine:
         self._columns, self._cells = columns, cells
 
     def wrong(self, text: str) -> TraceError:
-        """Return the error for this line."""
+        """Return an error with this text that names the line."""
         return TraceError(self.path, self.number, text)
 
     def text(self, column: str) -> str:
-        """Return a cell as it is, without surrounding blanks."""
+        """Return the text of a cell, without surrounding blanks."""
         return self._cells[self._columns[column]].strip()
 
     def has(self, column: str) -> bool:
@@ -55,7 +55,7 @@ class CsvLine:
         return next((column for column in columns if column in self._columns), None)
 
     def number_of(self, column: str, low: float = -math.inf, high: float = math.inf) -> float:
-        """Return a finite number within bounds."""
+        """Return a cell as a finite number from `low` to `high`."""
         text = self._cells[self._columns[column]]
         try:
             value = float(text)
@@ -66,14 +66,14 @@ class CsvLine:
         return value
 
     def count_of(self, column: str, low: int = 0, high: float = math.inf) -> int:
-        """Return a whole number within bounds."""
+        """Return a cell as a whole number from `low` to `high`."""
         value = self.number_of(column, low, high)
         if value != int(value):
             raise self.wrong(f"{column} must be a whole number, not {value}")
         return int(value)
 
     def moment(self, column: str) -> float:
-        """Parse a date and time as `moment` does."""
+        """Return a cell with a date and time as seconds since 1970; see the function `moment`."""
         try:
             return moment(self.text(column))
         except ValueError as error:
@@ -127,12 +127,13 @@ def lines(
         path: the file.
         columns: required columns of the header; `a|b` requires one of them.
         delimiter: separator of cells.
-        plain: treat `"` as an ordinary character, and replace bytes that are not UTF-8.
-        command: what prints such a file, for the error.
-        too_many: why a row may have more cells than the header, and what to do, for the error.
+        plain: whether `"` is an ordinary character, and bytes that are not UTF-8 are replaced.
+        command: the command that prints such a file, for the error.
+        too_many: why a row may have more cells than the header, and what to do about it, for the error.
 
     Raises:
-        TraceError: it cannot be read, lacks a column or has it twice, is empty, or a row has too few or too many cells.
+        TraceError: the file cannot be read, is empty, lacks a column or has one twice, or a row has too few or too many
+            cells.
     """
     try:
         with opened(path, "replace" if plain else "strict") as file:
@@ -157,16 +158,16 @@ def lines(
 
 
 def _places(path: Path, header: Sequence[str], columns: Sequence[str], command: str) -> dict[str, int]:
-    """Return the place of each column; raises TraceError if a required one is missing or there twice."""
-    found = [name.strip() for name in header]
-    if not any(found):
+    """Return the index of each column; raises TraceError if a required one is missing or occurs twice."""
+    names = [name.strip() for name in header]
+    if not any(names):
         raise TraceError(path, 1, f"is blank; the first line must name {_named(columns)}")
-    if twice := [known for name in columns for known in name.split("|") if found.count(known) > 1]:
-        raise TraceError(path, 1, f"has the columns {', '.join(twice)} more than once")
-    if missing := [name for name in columns if not any(known in found for known in name.split("|"))]:
-        shown = show(", ".join(header)) + (f"; write the file with {command}" if command else "")
-        raise TraceError(path, 1, f"lacks the columns {_named(missing)}; found {shown}")
-    return {name: number for number, name in enumerate(found)}
+    if repeated := [known for name in columns for known in name.split("|") if names.count(known) > 1]:
+        raise TraceError(path, 1, f"has the columns {', '.join(repeated)} more than once")
+    if missing := [name for name in columns if not any(known in names for known in name.split("|"))]:
+        found = show(", ".join(header)) + (f"; write the file with {command}" if command else "")
+        raise TraceError(path, 1, f"lacks the columns {_named(missing)}; found {found}")
+    return {name: number for number, name in enumerate(names)}
 
 
 def _named(columns: Sequence[str]) -> str:

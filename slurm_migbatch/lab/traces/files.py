@@ -9,14 +9,17 @@ from slurm_migbatch.lab.bars import NotMeasurable
 
 
 def below(data: Path, pattern: str) -> list[Path]:
-    """Return the files below a directory that match a pattern, in the order of their paths; links are followed."""
-    found = glob.glob(f"{glob.escape(str(data))}/**/{pattern}", recursive=True)  # noqa: PTH207 - rglob follows no links
-    return sorted(map(Path, found))
+    """Return the files below a directory that match a pattern, sorted by path; links are followed."""
+    paths = glob.glob(f"{glob.escape(str(data))}/**/{pattern}", recursive=True)  # noqa: PTH207 - rglob follows no links
+    return sorted(map(Path, paths))
 
 
 def first_below(data: Path, pattern: str, needed: str) -> Path:
-    """Return the first of them; `needed`: the data sets that an experiment reads. Raises NotMeasurable."""
-    found = below(data, pattern)
-    if not found:
+    """Return the first file of `below`. Raises NotMeasurable if there is none.
+
+    `needed` names the data sets that the experiment reads, for the message.
+    """
+    paths = below(data, pattern)
+    if not paths:
         raise NotMeasurable(f"{data} holds no {pattern} ({needed} are needed)")
-    return found[0]
+    return paths[0]

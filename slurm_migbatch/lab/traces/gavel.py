@@ -1,4 +1,4 @@
-"""Gavel's measurements of two jobs on one GPU (stanford-futuredata/gavel, throughputs flattened to CSV)."""
+"""Read Gavel's measurements of two jobs on one GPU (stanford-futuredata/gavel, throughputs converted to CSV)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from slurm_migbatch.profiling.pairs import Pairs
 def pairs(path: Path, gpu: str = "v100") -> Pairs:
     """Return the pairs on one GPU type: `Paired` names are its job types, `ResNet-18 (batch size 16)`.
 
-    Pairs that did not fit together (both at 0 steps a second) are skipped, as are jobs of several workers. A job that
-    got faster beside another (noise) counts as not slowed down. Raises TraceError.
+    Pairs that did not fit together (0 steps a second) are skipped, as are jobs of several workers. A job that was
+    faster next to another one (noise) counts as not slowed down. Raises TraceError.
     """
     alone: dict[str, float] = {}
     paired: dict[tuple[str, str], float] = {}

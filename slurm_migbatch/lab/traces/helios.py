@@ -1,7 +1,7 @@
 """Read SenseTime Helios "Earth": how many GPUs each virtual cluster of a Slurm site used, every ten minutes.
 
-Note: this is occupancy, not jobs. `running_gpus` is what was allocated, whether busy or not;
-`pending_gpus` is what queued jobs requested. Times have no zone.
+Note: this is occupancy, not jobs. `running_gpus` are the allocated GPUs, whether busy or not; `pending_gpus` are those
+that queued jobs requested. Times have no zone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slurm_migbatch.lab.traces.trace import Trace
 
 
 def read(path: Path, column: Literal["running_gpus", "pending_gpus", "wanted"] = "running_gpus") -> Trace:
-    """Read the demand of each virtual cluster in GPUs, at each change; `wanted` is running and pending together.
+    """Read the demand of each virtual cluster in GPUs, at each change; `wanted` is the sum of running and pending.
 
     Raises TraceError.
     """
@@ -38,7 +38,7 @@ def read(path: Path, column: Literal["running_gpus", "pending_gpus", "wanted"] =
 
 
 def sizes(path: Path) -> dict[str, int]:
-    """Read the GPUs of each virtual cluster: the most it ever had. Raises TraceError."""
+    """Read the largest number of GPUs that each virtual cluster ever had. Raises TraceError."""
     gpus_of: dict[str, int] = {}
     for line in lines(path, ("vc", "total_gpus")):
         cluster = line.text("vc")

@@ -1,12 +1,12 @@
 """Read public job logs of GPU clusters: CSV files with one line for each job.
 
-The names of the columns tell whose log it is: SenseTime's Helios (`cluster_log.csv`), Shanghai AI Laboratory's Acme
-(`trace_seren.csv`, `trace_kalos.csv`), Alibaba's PAI of 2020 as its simulator has it (`pai_job_*_100K.csv`), Alibaba's
-spot GPUs of 2026 (`job_info_df.csv`), or Microsoft's Philly as the CSV of two public artifacts.
+The names of the columns determine whose log it is: SenseTime's Helios (`cluster_log.csv`), Shanghai AI Laboratory's
+Acme (`trace_seren.csv`, `trace_kalos.csv`), Alibaba's PAI of 2020 in the form of its simulator (`pai_job_*_100K.csv`),
+Alibaba's spot GPUs of 2026 (`job_info_df.csv`), or Microsoft's Philly as the CSV of two public artifacts.
 
-Note: durations are on the GPUs of the source, and of Philly's jobs count one try only. Where no user is named, the
-virtual cluster or organization is used, because a scheduler would consider its share. All submissions are
-dates, in UTC if they name no zone, or all are seconds.
+Note: durations are those on the GPUs of the source, and those of Philly's jobs include one attempt only. If a log has
+no users, the virtual cluster or organization is used instead, because a scheduler would consider its share. The times
+of submission are either all dates, in UTC if they name no zone, or all seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]*)?", re.ASCII)
 
 
 class LoggedJob(NamedTuple):
-    """One job of a log; the order of two at the same moment is that of the log."""
+    """One job of a log; jobs submitted at the same moment are in the order of the log."""
 
     submitted_at: float
     order: int
@@ -84,7 +84,8 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
 
     Args:
         path: the log.
-        geometry: a share of a GPU becomes its smallest profile with that much compute and memory; None: a whole GPU.
+        geometry: a job with a share of a GPU requests its smallest profile with that much compute and memory; None: a
+            whole GPU.
         infer: job types, virtual clusters or organizations whose jobs are inference.
     """
     columns: _Columns | None = None
@@ -120,7 +121,7 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
 
 
 def trace_of(name: str, jobs: list[LoggedJob], left_out: Mapping[str, int]) -> Trace:
-    """Return a trace of jobs in order of submission; `left_out` counts the jobs skipped, by what they are."""
+    """Return the trace of these jobs in order of submission; `left_out` counts the skipped jobs by the reason."""
     jobs.sort()
     begin = jobs[0].submitted_at if jobs else 0.0
     return Trace(

@@ -4,12 +4,12 @@
     FROM CLUSTER_job_table
 
 The first line must name the columns; others are ignored. The table has TRES by number: 1 to 8 are Slurm's own, those
-of a site begin with 1001. Their names are in `sacctmgr show tres`; without them each is taken for GPUs. Jobs that got
-none, that have not run or not ended are skipped, with a notice. A requeued job has one line for each run: each is
-a separate job here.
+of a site begin with 1001. Their names are shown by `sacctmgr show tres`; without names, each TRES of the site is taken
+for GPUs. Jobs that got none, and jobs that have not run or not ended, are skipped, with a notice. A requeued job has
+one line for each run: each is a separate job here.
 
-Note: the time from start to end, without suspensions, is used as the work, that is at the speed on the allocated
-resources.
+Note: the time from start to end, without suspensions, is used as the work, so the work is relative to the speed on the
+allocated resources.
 """
 
 from __future__ import annotations
@@ -87,19 +87,22 @@ def read(path: Path, tres: Mapping[int, str] | None = None, infer: Collection[st
 
 
 def _counts(line: CsvLine) -> dict[int, int]:
-    """Return how many of each TRES a job had; `1=4,2=8000,1001=2` in the table."""
+    """Return how many of each TRES a job had, by number; the table has `1=4,2=8000,1001=2`."""
     column = "tres_alloc" if line.has("tres_alloc") and line.text("tres_alloc") else "tres_req"
-    found = {}
+    counts = {}
     for entry in line.text(column).split(",") if line.has(column) and line.text(column) else ():
         match = _TRES.fullmatch(entry)
         if match is None:
             raise line.wrong(f"{column} must have entries such as 1001=2, not '{show(entry)}'")
-        found[int(match[1])] = int(match[2])
-    return found
+        counts[int(match[1])] = int(match[2])
+    return counts
 
 
 def _largest(counts: Mapping[int, int], unnamed: set[int]) -> tuple[None, int] | None:
-    """Return the GPUs of a job if TRES have no names; several may count the same GPUs, with and without their type."""
+    """Return the GPUs of a job if TRES have no names: the largest count of a TRES of the site.
+
+    Several TRES may count the same GPUs, with and without their type. Add their numbers to `unnamed`.
+    """
     of_site = {number: count for number, count in counts.items() if number >= FIRST_OF_SITE and count}
     unnamed.update(of_site)
     return (None, max(of_site.values())) if of_site else None

@@ -1,10 +1,10 @@
 """Read training and inference in one table, `name,time,application,num_replicas,batch_size,duration,num_task`.
 
 DeepBoot's workloads have these columns. A row with `num_task` above 0 is inference: it holds `num_replicas` GPUs for
-`duration` seconds, in which it serves this many requests. Any other is training.
+`duration` seconds, in which it serves `num_task` requests. Any other row is training.
 
-Note: in DeepBoot's files `duration` is meaningless for training (the same number everywhere); there the work
-comes from measured profiles, as in Pollux's workloads. In a user's own table it is the duration.
+Note: in DeepBoot's files `duration` has no meaning for training (every row has the same number); the work then comes
+from measured profiles, as in Pollux's workloads. In a user's own table the work is the duration.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Lasting(Protocol):
     """Interface to the duration of training, for example `pollux.ApplicationProfile`."""
 
     def seconds(self, replicas: int, batch: int) -> float:
-        """Return the seconds on so many GPUs with a global batch; raises KeyError."""
+        """Return the seconds on `replicas` GPUs with a global batch; raises KeyError if they are not known."""
 
 
 def read(path: Path, known: Mapping[str, Lasting] | None = None) -> Trace:
     """Read all rows.
 
-    With `known` the work of training jobs comes from it, else from `duration`. Raises TraceError.
+    The work of training jobs comes from `known` or, without it, from `duration`. Raises TraceError.
     """
     jobs = []
     for line in lines(path, COLUMNS):

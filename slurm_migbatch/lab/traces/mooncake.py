@@ -1,6 +1,6 @@
 """Read Mooncake's conversation trace as CSV: one hour of LLM requests.
 
-Note: timestamps are milliseconds in steps of seconds, so many requests have the same one.
+Note: timestamps are in milliseconds but only in steps of whole seconds, so many requests have the same one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Read Muri's 400-job trace and the traces of "wise resource sharing" with the same columns.
 
-Note: times are in milliseconds. `duration` and `iterations` x `iteration_time` differ (0.99 on average, 0.19 to
-1.30 for single jobs); the published schedulers count in iterations, so this is the work here, and `duration` is
-the user's estimate. Jobs request up to 32 GPUs. The files do not say whether `batch_size` is per GPU; it is assumed,
-because `iteration_time` does not depend on the GPUs.
+Note: times are in milliseconds. `duration` and `iterations` x `iteration_time` differ (their ratio is 0.99 on average,
+0.19 to 1.30 for single jobs); the published schedulers count in iterations, so the latter is the work here, and
+`duration` is the user's estimate. Jobs request up to 32 GPUs. The files do not say whether `batch_size` is per GPU;
+this is assumed, because `iteration_time` does not depend on the number of GPUs.
 """
 
 from __future__ import annotations

@@ -24,29 +24,29 @@ SERVED: Final = frozenset({"LS", "Guaranteed", "Burstable"})
 
 
 def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
-    """Read pods as jobs: a share of a GPU becomes the smallest profile of `geometry` with that much compute and memory.
+    """Read pods as jobs; one with a share of a GPU requests the smallest profile with that much compute and memory.
 
     `LS`, `Guaranteed` and `Burstable` pods are inference, `BE` ones training. Work is the time from scheduling to
     deletion. Raises TraceError.
     """
     columns = ("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time", "scheduled_time")
     jobs: list[SimulatedJob] = []
-    without = never = unfinished = reverse = early = 0
+    without_gpu = unscheduled = unfinished = negative = early = 0
     for line in lines(path, columns):
         gpus, milli = line.count_of("num_gpu"), line.count_of("gpu_milli")
         created = line.number_of("creation_time", 0)
         if not gpus:
-            without += 1
+            without_gpu += 1
             continue
         if not line.text("scheduled_time"):
-            never += 1
+            unscheduled += 1
             continue
         if not line.text("deletion_time"):
             unfinished += 1
             continue
         work = line.number_of("deletion_time", 0) - line.number_of("scheduled_time", 0)
         if work <= 0:
-            reverse += 1
+            negative += 1
             continue
         if created < begin_day * DAY:
             early += 1
@@ -70,10 +70,10 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
         )
     jobs.sort(key=lambda job: (job.arrival, job.id))
     left_out = (
-        (without, "request no GPU"),
-        (never, "were never scheduled"),
+        (without_gpu, "request no GPU"),
+        (unscheduled, "were never scheduled"),
         (unfinished, "have not ended"),
-        (reverse, "ended before they began"),
+        (negative, "ended before they began"),
         (early, f"came before day {begin_day:g}"),
     )
     notices = tuple(f"{count} pods that {why} are skipped" for count, why in left_out if count)

@@ -1,12 +1,13 @@
 """Read Pollux's workloads and the measurements that give the duration of their jobs.
 
-A workload names application, number of replicas (whole GPUs) and global batch, no durations. Those come from the
-measured profiles: iterations until the target metric at a batch (`validation-<batch>`), times the measured step time of
-that many replicas at the batch of each (`placements`, nodes of four GPUs; `scalability` for more than four nodes).
+A workload states application, number of replicas (whole GPUs) and global batch, but no durations. Those come from the
+measured profiles: the iterations until the target metric at a batch (`validation-<batch>`), times the measured step
+time of that many replicas with their shares of the batch (`placements`, nodes of four GPUs; `scalability` for more than
+four nodes).
 
-Note: if a replica's share of the batch does not fit, it is done in several steps of the largest measured one,
-the last of which exchanges gradients. Iterations of an unmeasured batch are interpolated. The
-hardware is not stated in the files.
+Note: if a replica's share of the batch is larger than the largest measured one, it is processed in several equal steps,
+the last of which exchanges gradients. Iterations of an unmeasured batch are interpolated. The files do not state the
+hardware.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PER_NODE: Final = 4
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step with a batch on each replica, and the part for the exchange of gradients."""
+    """Duration of one step with a batch on each replica, and the part of it that exchanges gradients; seconds."""
 
     batch: int
     seconds: float
@@ -37,10 +38,10 @@ class StepTime:
 
 @dataclass(frozen=True)
 class ApplicationProfile:
-    """One application.
+    """Measured profile of one application.
 
     Attributes:
-        steps: (nodes, replicas) -> steps by batch of a replica, ascending.
+        steps: by (nodes, replicas), the measured steps in ascending order of a replica's batch.
         iterations: (global batch, iterations to the target), ascending.
     """
 
@@ -49,9 +50,9 @@ class ApplicationProfile:
     iterations: tuple[tuple[int, float], ...]
 
     def step_s(self, replicas: int, batch: int, nodes: int | None = None) -> float:
-        """Return the seconds of an iteration of the global batch on this many replicas, on the fewest nodes.
+        """Return the seconds of an iteration of the global batch on this many replicas, by default on the fewest nodes.
 
-        Raises KeyError if this many were not measured.
+        Raises KeyError if neither this many nor more replicas were measured.
         """
         nodes = -(-replicas // PER_NODE) if nodes is None else nodes
         points = self.steps.get((nodes, replicas))
@@ -59,12 +60,12 @@ class ApplicationProfile:
             points = self._between(nodes, replicas)
         local = batch / replicas
         max_batch = points[-1].batch
-        times = max(1, math.ceil(local / max_batch))
-        at = _interpolate(points, local / times)
-        return at.seconds + (times - 1) * (at.seconds - at.sync)
+        micro_steps = max(1, math.ceil(local / max_batch))
+        step = _interpolate(points, local / micro_steps)
+        return step.seconds + (micro_steps - 1) * (step.seconds - step.sync)
 
     def iterations_of(self, batch: int) -> float:
-        """Return the iterations to the target with a global batch: log-linear between those measured."""
+        """Return the iterations to the target with a global batch, interpolated log-linearly between measured ones."""
         measured = self.iterations
         upper = min(max(1, bisect_left(measured, (batch, 0.0))), len(measured) - 1)
         if len(measured) == 1:
@@ -74,11 +75,11 @@ class ApplicationProfile:
         return float(i0 * (i1 / i0) ** share)
 
     def seconds(self, replicas: int, batch: int) -> float:
-        """Return the seconds to the target."""
+        """Return the seconds to the target metric."""
         return self.iterations_of(batch) * self.step_s(replicas, batch)
 
     def _between(self, nodes: int, replicas: int) -> tuple[StepTime, ...]:
-        """Return the steps of the next larger number of replicas that was measured on as many nodes or more."""
+        """Return the steps of the fewest nodes and replicas that were measured and are at least as many as these."""
         larger = [key for key in self.steps if key[0] >= nodes and key[1] >= replicas]
         if not larger:
             raise KeyError(f"{self.name} was not measured on {replicas} GPUs")
@@ -88,13 +89,13 @@ class ApplicationProfile:
 def profiles(folder: Path) -> dict[str, ApplicationProfile]:
     """Read the applications, a subdirectory for each (`bert/placements.csv.gz` ...). Raises TraceError."""
     by_app = {}
-    for place in sorted(path for path in folder.glob("*") if path.is_dir()):
-        names = {path.name.removesuffix(".gz").removesuffix(".csv"): path for path in sorted(place.glob("*.csv*"))}
+    for app_folder in sorted(path for path in folder.glob("*") if path.is_dir()):
+        names = {path.name.removesuffix(".gz").removesuffix(".csv"): path for path in sorted(app_folder.glob("*.csv*"))}
         validations = {int(match[1]): path for name, path in names.items() if (match := _VALIDATION.fullmatch(name))}
         if "placements" not in names or not validations:
             continue
         iterations = tuple((batch, _last_iteration(path)) for batch, path in sorted(validations.items()))
-        by_app[place.name] = ApplicationProfile(place.name, _steps(names), iterations)
+        by_app[app_folder.name] = ApplicationProfile(app_folder.name, _steps(names), iterations)
     if not by_app:
         raise TraceError(folder, 0, "holds no folders with placements.csv and validation-<batch>.csv")
     return by_app
@@ -154,7 +155,7 @@ def _last_iteration(path: Path) -> float:
 
 
 def _interpolate(points: Sequence[StepTime], batch: float) -> StepTime:
-    """Interpolate between the two nearest; below the smallest use the smallest, because a step has a fixed part."""
+    """Interpolate between the two nearest batches; below the smallest use that, because a step has a fixed part."""
     if batch <= points[0].batch:
         return points[0]
     upper = min(bisect_left([point.batch for point in points], batch), len(points) - 1)

@@ -6,16 +6,16 @@ The first line must name the columns; others are ignored. Steps, jobs that got n
 ended, and lines that repeat an earlier one (of two exports that overlap) are skipped, with a notice. A requeued job has
 one line for each run (with -D): each is a separate job here.
 
-`JobIDRaw`, `ElapsedRaw` (seconds) and `TimelimitRaw` (minutes) are read where their namesakes are not there.
+`JobIDRaw`, `ElapsedRaw` (seconds) and `TimelimitRaw` (minutes) are read if the columns without "Raw" are missing.
 
-JobName is users' text, and may be left out. sacct does not escape a `|` or a newline in it: such a line has too
-many or too few cells, and the error names it.
+JobName is text from users, and the column may be left out. sacct does not escape a `|` or a newline in it: such a line
+has too many or too few cells, and the error names the line.
 
 Note: `Elapsed` is used as the work, that is at the speed on the allocated resources. Times are the site's local
 ones and are read in the reader's time zone, so an hour may be off after a clock change, unless they name a zone
-(SLURM_TIME_FORMAT). `gres/gpu=2` and `gres/gpu:a100=2` are the same GPUs. Slices are known by the profile in their GRES
-type: `gres/mig:1g.10gb` here, `gres/gpu:a100_1g.10gb` with Slurm's own MIG support, `gres/gpu:a100-1g.10gb` as some
-sites call theirs.
+(SLURM_TIME_FORMAT). `gres/gpu=2` and `gres/gpu:a100=2` are the same GPUs. Slices are recognized by the profile in their
+GRES type: `gres/mig:1g.10gb` with slurm_migbatch, `gres/gpu:a100_1g.10gb` with Slurm's own MIG support,
+`gres/gpu:a100-1g.10gb` at some sites.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
 
 @lru_cache(maxsize=1 << 12)
 def held_in(tres_list: str) -> tuple[Profile | None, int] | None:
-    """Return the largest profile and the number of slices, or None and the number of GPUs; None for neither."""
+    """Return the largest profile and the number of slices, or None and the number of GPUs; None without either."""
     entries = ",".join(entry for entry in tres_list.split(",") if entry.startswith("gres/"))
     slices: Counter[Profile] = Counter()
     gpus: Counter[bool] = Counter()
@@ -151,7 +151,10 @@ def _moment(line: CsvLine, column: str) -> float:
 
 
 def _seconds(line: CsvLine, name: str, raw_unit: int) -> float | None:
-    """Return a duration in seconds, from the column or its "Raw" namesake in `raw_unit` seconds; None for unknown."""
+    """Return a duration in seconds; None if it is unknown.
+
+    It is read from the column `name` or, if that is missing, from its "Raw" form, whose unit is `raw_unit` seconds.
+    """
     column = line.first_of((name, f"{name}Raw"))
     text = line.text(column) if column else ""
     if column is None or text in _UNKNOWN or text == "Partition_Limit":

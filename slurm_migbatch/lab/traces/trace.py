@@ -1,4 +1,4 @@
-"""Define the result of a reader, and its transformations: a window, a limit, more load, copies."""
+"""Define what readers return, and its transformations: a window, a limit, more load, copies."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from slurm_migbatch.lab.sim.job import DemandChange, InferenceRequest, Simulated
 
 @dataclass(frozen=True)
 class Trace:
-    """Jobs, requests and demand of one source, by time from 0 on.
+    """Jobs, requests and demand of one source; times begin at 0.
 
     Attributes:
-        name: the source.
-        jobs, requests, demands: each by its time; most sources have one of the three.
+        name: of the source.
+        jobs, requests, demands: each in order of time; most sources have only one of the three.
         notices: what the reader skipped or had to assume, for the user.
     """
 
@@ -28,7 +28,7 @@ class Trace:
     notices: tuple[str, ...] = ()
 
     def window(self, begin: float, end: float = math.inf) -> Trace:
-        """Return the entries from `begin` on and before `end`, in seconds; the clock then begins at 0."""
+        """Return the entries from `begin` on and before `end`, in seconds, with times relative to `begin`."""
         return replace(
             self,
             jobs=tuple(replace(j, arrival=j.arrival - begin) for j in self.jobs if begin <= j.arrival < end),
@@ -37,11 +37,11 @@ class Trace:
         )
 
     def first(self, count: int) -> Trace:
-        """Return the first jobs and requests, this many of each."""
+        """Return the trace with only the first `count` jobs and the first `count` requests."""
         return replace(self, jobs=self.jobs[:count], requests=self.requests[:count])
 
     def faster(self, load: float) -> Trace:
-        """Return the trace with all arrivals `load` times as fast; the work is unchanged."""
+        """Return the trace with all times divided by `load`; the work is unchanged."""
         return replace(
             self,
             jobs=tuple(replace(j, arrival=j.arrival / load) for j in self.jobs),
@@ -54,14 +54,14 @@ class Trace:
         rng = np.random.Generator(np.random.PCG64(seed))
         jobs = list(self.jobs)
         for number in range(1, count):
-            moved = rng.uniform(0.0, jitter, len(self.jobs)).tolist()
+            shifts = rng.uniform(0.0, jitter, len(self.jobs)).tolist()
             jobs += [
                 replace(job, arrival=job.arrival + by, name=f"{job.name}.{number}", user=job.user)
-                for job, by in zip(self.jobs, moved, strict=True)
+                for job, by in zip(self.jobs, shifts, strict=True)
             ]
         jobs.sort(key=lambda job: (job.arrival, job.id))
         return replace(self, jobs=tuple(replace(job, id=number) for number, job in enumerate(jobs)))
 
     def changed(self, change: Callable[[SimulatedJob], SimulatedJob | None]) -> Trace:
-        """Return the trace with every job mapped by `change`; without those for which it returns None."""
+        """Return the trace with every job replaced by `change(job)`, and without those for which it is None."""
         return replace(self, jobs=tuple(new for job in self.jobs if (new := change(job)) is not None))

@@ -1,8 +1,9 @@
-"""SJF-FFS: shortest first, sharing the first GPUs that hold one job if empty ones do not suffice.
+"""Run jobs by SJF-FFS: shortest first, sharing the first GPUs that hold one job if empty ones do not suffice.
 
-The baseline of "wise resource sharing" (Lai et al., arXiv 2407.13088; the authors' code, scheduler_impl/schedulers.py):
-the rule of SJF-BSBF without its test whether sharing pays off. At most two jobs on a GPU. The order of partners is not
-defined by the public text; here it is the order of the GPUs. Memory is assumed to be sufficient for both.
+This is the baseline of "wise resource sharing" (Lai et al., arXiv 2407.13088; the authors' code,
+scheduler_impl/schedulers.py): the rule of SJF-BSBF without its test whether sharing pays off, with at most two jobs on
+a GPU. The public text does not define the order of partners; here it is the order of the GPUs. Memory is assumed to be
+sufficient for both jobs.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class SjfFfs(Sjf):
-    """Start the shortest first on empty GPUs, then next to single jobs."""
+    """Shortest job first, on empty GPUs and, if these do not suffice, on GPUs with one job."""
 
     def __init__(self, nodes: range | None = None) -> None:
         super().__init__(nodes)
         self.single = 0  # GPUs that hold exactly one job, as bits
 
     def decide(self, sim: Simulation) -> None:
-        """Start what fits, alone or shared, in order."""
+        """Start the jobs that fit, alone or shared, in order."""
         while (head := self.queue.first((self.free(sim) + self.single.bit_count()).__ge__)) is not None:
             need = head[0]
             places = whole_gpus(sim.cluster, need, self.part)
             if places is None:
                 places = whole_gpus(sim.cluster, self.free(sim), self.part) or []
-                more = islice(bit_indexes(self.single), need - len(places))
-                places += [sim.cluster.gpus[gpu].whole for gpu in more]
+                shared = islice(bit_indexes(self.single), need - len(places))
+                places += [sim.cluster.gpus[gpu].whole for gpu in shared]
             self.launch(sim, self.queue.pop(need), places)
 
     def launch(self, sim: Simulation, run: SimulatedRun, places: Sequence[Place]) -> None:
-        """Start one and record single jobs."""
+        """Start a job, and update which of its GPUs hold exactly one job."""
         sim.start(run, places)
         run.note = tuple(places)
         self._note_single(sim, places)
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Record single jobs."""
+        """Update which of the job's GPUs hold exactly one job."""
         assert isinstance(run.note, tuple)
         self._note_single(sim, run.note)
 

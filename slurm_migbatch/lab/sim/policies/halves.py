@@ -1,4 +1,4 @@
-"""Run training and inference separately, each on nodes of its own: a site without lending."""
+"""Run training and inference on separate nodes: a site without lending."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class Halves:
-    """Two policies: jobs go to the one of their kind, demand to inference.
+    """Pass each job to the policy of its kind, of two policies on separate nodes; demand goes to inference.
 
-    Each must have been given nodes of its own. Timers reach both, so their keys must be distinct.
+    Timers are passed to both policies, so their keys must be distinct.
     """
 
     def __init__(self, train: Policy, infer: Policy) -> None:

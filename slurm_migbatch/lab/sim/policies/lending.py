@@ -1,10 +1,11 @@
-"""Lend inference's idle GPUs to training, in several ways that share everything but the compared part.
+"""Lend inference's idle GPUs to training, by several variants of which only the compared part differs.
 
-Inference arrives as jobs, one for each request, and is served at once: by a loaded replica, an idle GPU, the
-place of a sleeping replica, or a GPU reclaimed from training. Training is placed again once a minute. The rules are
-`decide.lending.allocation`'s; a replica's life, the knapsack and the costs of restarts are the same for every `Way`.
+Inference arrives as jobs, one for each request, and is served at once: by a loaded replica, an idle GPU, the GPU of a
+sleeping replica, or a GPU reclaimed from training. Training is placed again once a minute. The rules are those of
+`decide.lending.allocation`; the rules for replicas, the knapsack and the costs of restarts are the same for every
+`Way`.
 
-GPUs are whole here. A job's restarts, including the rest of one when it is changed again, are paid by it.
+Only whole GPUs are lent. A job pays for its restarts; if it is changed during one, it also pays for the rest of that.
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ HYSTERESIS: Final = Hysteresis(idle_s=0.0, rest_s=300.0)
 
 
 class GoodputSpeeds:
-    """`sim.speeds.Speeds` of goodput models: 1 is one GPU; inference runs at 1."""
+    """A `sim.speeds.Speeds` from goodput models: training on one GPU has speed 1, and so has inference."""
 
     def __init__(self, models: Mapping[str, Goodput], per_node: int) -> None:
         self.models, self.per_node = models, per_node
         self._known: dict[tuple[str, int, int], float] = {}
 
     def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
-        """Return the goodput on these GPUs over that on one."""
+        """Return the goodput on these GPUs relative to that on one; 1 for inference."""
         if job.kind == "infer":
             return 1.0
         nodes = len({place.gpu // self.per_node for place in places})
         return self.of(job.app, len(places), nodes)
 
     def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
-        """Return the number of runs as the slowdown; there is no sharing here."""
+        """Return the number of runs as the slowdown; this policy never shares GPUs."""
         return 1.0 + len(others)
 
     def of(self, app: str, count: int, nodes: int | None = None) -> float:
-        """Return the speed on this many GPUs, by default on as few nodes as possible."""
+        """Return the speed on `count` GPUs, by default on as few nodes as possible."""
         if count < 1:
             return 0.0
         key = app, count, -(-count // self.per_node) if nodes is None else nodes
@@ -66,14 +67,15 @@ class Way:
     """How GPUs of inference are lent.
 
     Attributes:
-        lend: whether at all. `servers`: only whole nodes (like Lyra). `forecast`: only into gaps that last.
-        hysteresis: when slices may change; None: DeepBoot's own rule, a value that falls with restarts.
-        sure: required probability that the gap lasts. `horizon_s`: its required length, and the time for which
+        lend: whether they are lent. `servers`: only whole nodes are (like Lyra). `forecast`: only GPUs that the
+            forecast expects to stay idle are.
+        hysteresis: when the GPUs of a job may change; None: DeepBoot's own rule, a value that falls with restarts.
+        sure: required probability that the GPUs stay idle. `horizon_s`: the time for which they must, and for which
             recent needs are expected again.
-        protect: how long idle replicas are protected, in DeepBoot's times.
-        surge: growth of the reclaims within a burst; 1: only the missing ones.
-        depth: number of pending jobs considered in a round, in order of arrival: a round takes
-            jobs times GPUs, and later ones would hardly get any.
+        protect: how long idle replicas are protected, as a multiple of DeepBoot's times.
+        surge: growth of the reclaims within a burst; 1: only the missing GPUs are reclaimed.
+        depth: number of pending jobs considered in a round, in order of arrival; the cost of a round grows with jobs
+            times GPUs, and later jobs would hardly get any.
     """
 
     lend: bool = True
@@ -96,7 +98,7 @@ class _Train:
 
 
 class WholeGpuLending(Quiet):
-    """Training on its own nodes and, depending on the `Way`, on idle ones of inference. Use it for one simulation."""
+    """Training on its own GPUs and, by a `Way`, on idle GPUs of inference. Use an object for one simulation."""
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class WholeGpuLending(Quiet):
     # -- events ----------------------------------------------------------------------------------------------------
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Let requests wait for `decide`, training for the next round."""
+        """Queue a request for `decide`, a training job for the next round."""
         if run.job.kind == "infer":
             self.waiting.append(run)
             return
@@ -153,7 +155,7 @@ class WholeGpuLending(Quiet):
         self._due = True
 
     def decide(self, sim: Simulation) -> None:
-        """Serve inference first; then training when its round is due."""
+        """Serve inference, then run the round of training if it is due."""
         if self.waiting:
             self._serve(sim)
         if self._due:
@@ -173,7 +175,7 @@ class WholeGpuLending(Quiet):
             if gpu is None and self._reclaim(sim, len(self.waiting) - position):
                 gpu, warm = self._place(sim, run.job.app)
             if gpu is None:
-                unserved = self.waiting[position:]  # every GPU serves
+                unserved = self.waiting[position:]  # every GPU serves a request
                 break
             replica = self.replicas.get(gpu)
             if replica is None or not warm:
@@ -187,7 +189,7 @@ class WholeGpuLending(Quiet):
         self._tell(sim, started)
 
     def _place(self, sim: Simulation, app: str) -> tuple[int | None, bool]:
-        """Return the GPU for a request, and whether the model is loaded there; training is not disturbed."""
+        """Return a GPU for a request, and whether its model is loaded there; GPUs lent to training are not taken."""
         replicas = list(self.replicas.values())
         ready = serve(app, replicas)
         if ready is not None:
@@ -262,39 +264,36 @@ class WholeGpuLending(Quiet):
 
     def _round(self, sim: Simulation) -> None:
         waiting = islice((run for run in self.training if not run.places), self.way.depth)
-        looked_at = set(waiting)
-        runs = [run for run in self.training if run.places or run in looked_at]
+        considered = set(waiting)
+        runs = [run for run in self.training if run.places or run in considered]
         if not runs:
             return
         loanable = self._loanable(sim)
         free = [gpu for gpu in self.own if gpu not in self.holder] + loanable
         capacity = len(free) + len(self.holder)
         fair = max(1, capacity // len(self.training))
-        anybody = any(not run.places for run in runs)
-        offers = [self._offers(sim, run, fair, capacity, anybody) for run in runs]
+        any_pending = any(not run.places for run in runs)
+        offers = [self._offers(sim, run, fair, capacity, any_pending) for run in runs]
         chosen = allocate(offers, {"gpu": capacity})
-        wanted = {run: 0 if choice is None else choice.count for run, choice in zip(runs, chosen, strict=True)}
-        for run, count in wanted.items():
+        target = {run: 0 if choice is None else choice.count for run, choice in zip(runs, chosen, strict=True)}
+        for run, count in target.items():
             if run.places and count < len(run.places):
                 before = set(self.holder)
                 if count:
                     self._resize(sim, run, self._kept(run, count))
                 else:
                     self._stop(sim, run)
-                back = before - set(self.holder)
-                free += sorted(back)
-        for run in sorted(runs, key=lambda run: wanted[run]):
-            count = wanted[run] - len(run.places)
+                returned = before - set(self.holder)
+                free += sorted(returned)
+        for run in sorted(runs, key=lambda run: target[run]):
+            count = target[run] - len(run.places)
             if count > 0 and len(free) >= count:
                 gpus = self._choose(run, count, free)
                 self._give(sim, run, gpus)
                 free = [gpu for gpu in free if gpu not in gpus]
 
     def _loanable(self, sim: Simulation) -> list[int]:
-        """Return further GPUs of inference that may be lent now.
-
-        The ones that demand reaches last come first.
-        """
+        """Return further GPUs of inference that may be lent now, first those that inference would use last."""
         way = self.way
         if not way.lend or self.waiting:
             return []
@@ -353,14 +352,14 @@ class WholeGpuLending(Quiet):
         return offers
 
     def _kept(self, run: SimulatedRun, count: int) -> list[int]:
-        """Return which GPUs a shrinking job keeps: its own half's first, then of the nodes where it has most."""
+        """Return which GPUs a shrinking job keeps: first those of training's nodes, of these where it has most."""
         per_node = self.learning.per_node
         gpus = [place.gpu for place in run.places]
         weight = {gpu: sum(other // per_node == gpu // per_node for other in gpus) for gpu in gpus}
         return sorted(gpus, key=lambda gpu: (gpu in self.lent, -weight[gpu], gpu))[:count]
 
     def _choose(self, run: SimulatedRun, count: int, free: Sequence[int]) -> list[int]:
-        """Choose where a job grows: on its nodes, then on the tightest sufficient node, else the emptiest."""
+        """Choose GPUs for a job: on its nodes, then on the fullest node with enough free GPUs, else on the emptiest."""
         per_node = self.learning.per_node
         own_nodes = {place.gpu // per_node for place in run.places}
         by_node: dict[int, list[int]] = {}
@@ -382,7 +381,7 @@ class WholeGpuLending(Quiet):
     # -- actions ---------------------------------------------------------------------------------------------------
 
     def _give(self, sim: Simulation, run: SimulatedRun, gpus: Sequence[int]) -> None:
-        """Start a job on these, or grow it by them."""
+        """Start a job on these GPUs, or give them to a running job in addition to its own."""
         for gpu in gpus:
             self.replicas.pop(gpu, None)
             self.holder[gpu] = run
@@ -393,7 +392,7 @@ class WholeGpuLending(Quiet):
             self.training[run].changed = sim.now
 
     def _resize(self, sim: Simulation, run: SimulatedRun, gpus: Sequence[int]) -> None:
-        """Shrink a job to these."""
+        """Shrink a job to these GPUs."""
         for gpu in [place.gpu for place in run.places if place.gpu not in gpus]:
             self._release(sim, gpu)
         self._move(sim, run, gpus)

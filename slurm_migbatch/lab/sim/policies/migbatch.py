@@ -1,11 +1,11 @@
 """Simulate migbatchd: the trace's jobs on a simulated Slurm, and `decide.core.decide` with a site's migbatch.toml.
 
 Slurm is `lab.slurm`: it orders the queue, backfills, starts and requeues. The rounds, the submit filter and the record
-are migbatchd's own. The simulation assumes: Slurm's own times and those of Prolog and Epilog
+are migbatchd's own code. The simulation assumes: durations of Slurm's actions and of Prolog and Epilog
 (`slurm.nodes.NodeDelays`), partitions (one for everybody, and one with a lower tier for elastic training), priority by
-age, and time limits that guide backfill and end no job (OverTimeLimit=UNLIMITED), because a trace does not contain
-limits for slices. Two loops of migbatchd are omitted: the predictor does not learn meanwhile, and
-empty space is offered by `[supply] preference` or one slice of each size, not by the history of requests
+age, and time limits that guide backfill but end no job (OverTimeLimit=UNLIMITED), because a trace does not contain
+limits for slices. Two loops of migbatchd are omitted: the predictor does not learn during the simulation, and free
+space is offered by `[supply] preference` or as one slice of each size, not by the history of requests
 (`daemon.offer_tuner`).
 """
 
@@ -107,7 +107,7 @@ MIGBATCH: Final = Migbatch()
 
 
 class _Play:
-    """One simulation."""
+    """One simulation of a setup."""
 
     def __init__(self, params: MigbatchParams, config: Config, setup: Setup) -> None:
         self.params, self.config, self.setup = params, config, setup
@@ -147,7 +147,7 @@ class _Play:
         self.simulation.nodes.on_events = tell
 
     def run(self) -> SimulationResult:
-        """Run it."""
+        """Run the simulation and return its result."""
         pace = pace_of(self.config)
         if self.params.idle_s > pace.every_s:
             lent = self.config.lending.enabled
@@ -175,26 +175,26 @@ class _Play:
         return again
 
     def _moment(self, ts: float) -> float:
-        """Return the seconds on the trace's clock."""
+        """Return a unix time of the simulation as seconds on the trace's clock."""
         return ts - self.simulation.begin + self.origin
 
     # -- the site --------------------------------------------------------------------------------------------------
 
     def _site(self) -> SimulatedSite:
-        part, setup = self.manner, self.setup
-        apart = round(setup.nodes * self.params.train_share) if part.elastic else 0
-        if apart == setup.nodes:
+        manner, setup = self.manner, self.setup
+        reserved = round(setup.nodes * self.params.train_share) if manner.elastic else 0
+        if reserved == setup.nodes:
             raise PlaceError(
                 f"policy.train_share: {setup.nodes} nodes leave none for other jobs: increase cluster.nodes"
             )
         nodes = []
         for number in range(setup.nodes):
-            names = [] if number >= setup.nodes - apart else [part.serving]
-            names += [part.lending] if part.elastic else []
+            names = [] if number >= setup.nodes - reserved else [manner.serving]
+            names += [manner.lending] if manner.elastic else []
             nodes.append(SiteNode(f"n{number + 1}", (setup.geometry,) * setup.per_node, tuple(names)))
-        partitions = [SimulatedPartition(part.serving, _TIERS[0])]
-        if part.elastic:
-            partitions.append(SimulatedPartition(part.lending, _TIERS[1], preempted=True))
+        partitions = [SimulatedPartition(manner.serving, _TIERS[0])]
+        if manner.elastic:
+            partitions.append(SimulatedPartition(manner.lending, _TIERS[1], preempted=True))
         slurm = SlurmSettings(listing_s=0.02, update_s=0.004, over_limit_s=math.inf)
         return SimulatedSite(tuple(nodes), tuple(partitions), slurm)
 
@@ -253,7 +253,7 @@ def _config(params: MigbatchParams) -> Config:
 def _chooser(config: Config, measured: tuple[Measurement, ...], params: MigbatchParams) -> Chooser:
     """Return the site's predictor.
 
-    It is learned from the scenario's measurements, else read from the configuration's directory.
+    It is learned from the scenario's measurements; without any, it is read from the configuration's directory.
     """
     if params.config and not measured:
         return chooser_of(config)

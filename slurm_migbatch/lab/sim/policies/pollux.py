@@ -1,8 +1,8 @@
-"""Pollux on whole GPUs: `lab.papers.pollux` on the simulator's queue, once a minute.
+"""Run jobs by Pollux on whole GPUs: `lab.papers.pollux` on the simulator's queue, once a minute.
 
 Speeds are those of the engine's `Speeds` on the fewest nodes, so the policy knows the true speed for every number of
-GPUs. Pollux treats every training job as elastic: one that is not in the trace may get from one GPU up to
-`stretch` times its request. Inference is neither stretched nor moved.
+GPUs. Pollux treats every training job as elastic: a job that is not elastic in the trace may get from one GPU up to
+`stretch` times its request. Inference jobs get what they request, and are not moved.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROUND: Final = "pollux"
 
 
 class Pollux(Quiet):
-    """All GPUs of the nodes are divided again every `period_s`."""
+    """Divide all GPUs of the nodes again every `period_s` seconds."""
 
     def __init__(
         self, nodes: range | None = None, *, period_s: float = PERIOD_S, delay_s: float = DELAY_S, stretch: float = 1.0
@@ -42,7 +42,7 @@ class Pollux(Quiet):
         self.part = sim.cluster.part(self.nodes)
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Let the job wait for the next round; one that can never fit waits forever."""
+        """Queue the job for the next round; a job that can never fit waits forever."""
         if self._least(run.job) <= self.part.size:
             self.runs[run] = None
             if not self._woken:
@@ -50,7 +50,7 @@ class Pollux(Quiet):
                 sim.wake((sim.now // self.period_s + 1) * self.period_s, _ROUND)
 
     def complete(self, _sim: Simulation, run: SimulatedRun) -> None:
-        """Forget the job; its GPUs are free until the next round."""
+        """Remove the job; its GPUs stay free until the next round."""
         del self.runs[run]
 
     def timer(self, _sim: Simulation, key: Any) -> None:
@@ -58,7 +58,7 @@ class Pollux(Quiet):
         self._due = self._due or key == _ROUND
 
     def decide(self, sim: Simulation) -> None:
-        """Divide and place, if a round is due."""
+        """Divide the GPUs and place the jobs, if a round is due."""
         if not self._due:
             return
         self._due = self._woken = False
@@ -103,11 +103,11 @@ class Pollux(Quiet):
         return PolluxJob(speeds, share, have, sim.now - job.arrival, run.preempted, self.delay_s)
 
     def _speed(self, sim: Simulation, job: SimulatedJob, count: int) -> float:
-        known = self._speeds.get((job.id, count))
-        if known is None:
+        cached = self._speeds.get((job.id, count))
+        if cached is None:
             packed = [gpu.whole for gpu in sim.cluster.gpus[:count]]
-            known = self._speeds[job.id, count] = sim.speeds.speed(job, packed)
-        return known
+            cached = self._speeds[job.id, count] = sim.speeds.speed(job, packed)
+        return cached
 
     def _least(self, job: SimulatedJob) -> int:
         return job.least if job.kind == "infer" or job.least < job.most else 1

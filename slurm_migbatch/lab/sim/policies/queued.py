@@ -1,4 +1,4 @@
-"""Whole GPUs, no sharing, no preemption: first come first served, shortest first, EASY backfilling."""
+"""Run jobs on whole GPUs without sharing and preemption: first come first served, shortest first, EASY backfilling."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class Fifo(Quiet):
-    """First come, first served: while the first does not fit, no later job starts.
+    """First come, first served: while the first job does not fit, no later one starts.
 
-    `nodes` limits it to some nodes of the cluster.
+    `nodes` limits the policy to some nodes of the cluster.
     """
 
     def __init__(self, nodes: range | None = None) -> None:
@@ -29,16 +29,16 @@ class Fifo(Quiet):
         self.part = sim.cluster.part(self.nodes)
 
     def arrive(self, _sim: Simulation, run: SimulatedRun) -> None:
-        """Queue it; a job that can never fit waits forever."""
+        """Add the job to the queue; a job that can never fit is dropped, and waits forever."""
         if run.job.gpus <= self.part.size:
             self.queue.push(self.key(run), run.job.gpus, run)
 
     def key(self, run: SimulatedRun) -> tuple[float, int]:
-        """Return the sort key: the least goes first."""
+        """Return the sort key in the queue; the least goes first."""
         return run.job.arrival, run.job.id
 
     def decide(self, sim: Simulation) -> None:
-        """Start from the head as long as it fits."""
+        """Start jobs from the head of the queue as long as the head fits."""
         while (head := self.queue.first()) is not None:
             places = whole_gpus(sim.cluster, head[0], self.part)
             if places is None:
@@ -46,7 +46,7 @@ class Fifo(Quiet):
             self.launch(sim, self.queue.pop(head[0]), places)
 
     def launch(self, sim: Simulation, run: SimulatedRun, places: Sequence[Place]) -> None:
-        """Start one."""
+        """Start a job on these places."""
         sim.start(run, places)
 
     def free(self, sim: Simulation) -> int:
@@ -55,14 +55,14 @@ class Fifo(Quiet):
 
 
 class Sjf(Fifo):
-    """The shortest (by estimate) first, and whatever fits: those that do not fit are skipped."""
+    """Shortest job first, by estimate; jobs that do not fit are skipped."""
 
     def key(self, run: SimulatedRun) -> tuple[float, int]:
-        """Return its remaining work by estimate."""
+        """Return the job's estimated length, and its id."""
         return run.job.claimed, run.job.id
 
     def decide(self, sim: Simulation) -> None:
-        """Start what fits, in order."""
+        """Start the jobs that fit, in order."""
         while (head := self.queue.first(self.free(sim).__ge__)) is not None:
             places = whole_gpus(sim.cluster, head[0], self.part)
             assert places is not None
@@ -70,7 +70,7 @@ class Sjf(Fifo):
 
 
 class Easy(Fifo):
-    """EASY backfilling: the head has a reservation, up to `depth` later ones may start if they do not delay it.
+    """EASY backfilling: the head has a reservation; up to `depth` later jobs may start if they do not delay it.
 
     `depth` corresponds to Slurm's bf_max_job_test.
     """
@@ -81,16 +81,16 @@ class Easy(Fifo):
         self._ends: list[tuple[float, int, int]] = []
 
     def launch(self, sim: Simulation, run: SimulatedRun, places: Sequence[Place]) -> None:
-        """Start one and record its estimated end."""
+        """Start a job and record its estimated end."""
         sim.start(run, places)
         insort(self._ends, (self._end(run), run.job.id, run.job.gpus))
 
     def complete(self, _sim: Simulation, run: SimulatedRun) -> None:
-        """Forget it."""
+        """Remove the job's estimated end."""
         self._ends.remove((self._end(run), run.job.id, run.job.gpus))
 
     def decide(self, sim: Simulation) -> None:
-        """Start the head while it fits, then backfill."""
+        """Start jobs from the head as long as the head fits, then backfill."""
         super().decide(sim)
         free = self.free(sim)
         head = self.queue.first()

@@ -1,8 +1,8 @@
-"""SJF-BSBF and its variant with a simulated queue on whole GPUs: `decide.lending.lookahead` on the simulator's queue.
+"""Run jobs by SJF-BSBF and its variant that simulates the queue: `decide.lending.lookahead` on whole GPUs.
 
 The policy updates a `SharingQueue` at every start and end; a job's remaining work follows from its estimate and
-its speed so far. Slowdowns are those of the engine's `Speeds` for pairs. Memory is assumed to be sufficient for
-two jobs on a GPU, as in the baselines, and the cost of starting is not predicted.
+its speed so far. Slowdowns of pairs are those of the engine's `Speeds`. Memory is assumed to be sufficient for two jobs
+on a GPU, as in the baselines, and the cost of starting is not predicted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class BsbfSharing(Quiet):
-    """Shortest first, alone or next to one other, by the best of `rules` found by `decide.lending.lookahead.plan`."""
+    """Shortest job first, alone or next to one other job, by the rule of `rules` that `lookahead.plan` finds best."""
 
     def __init__(self, rules: Sequence[SharingRule] = (PAIR,), depth: int = 64) -> None:
         self.rules, self.depth = tuple(rules), depth
@@ -45,7 +45,7 @@ class BsbfSharing(Quiet):
         self.sharing = SharingQueue(len(sim.cluster.gpus), self._slowdown)
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Queue it; a job that can never fit waits forever."""
+        """Add the job to the queue; a job that can never fit waits forever."""
         self._samples.setdefault(run.job.app, run)
         if run.job.gpus <= len(sim.cluster.gpus):
             self.runs[run.job.id] = run
@@ -53,13 +53,13 @@ class BsbfSharing(Quiet):
             insort(self.sharing.queue, task, key=lambda queued: (queued.left, queued.key))
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Free its GPUs, or leave them to the other job alone."""
+        """Free the job's GPUs, or leave them to the other job alone."""
         self.sharing.now = sim.now
         self.sharing.end(self.sharing.tasks[run.job.id])
         del self.runs[run.job.id]
 
     def decide(self, sim: Simulation) -> None:
-        """Start the jobs that the rule starts."""
+        """Start the jobs that `plan` chooses."""
         self.sharing.now = sim.now
         if not self.sharing.queue:
             return

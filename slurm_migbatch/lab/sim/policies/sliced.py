@@ -1,4 +1,4 @@
-"""Run jobs on MIG slices: each on its requested slice, created where it fits, or on static partitions."""
+"""Run jobs on MIG slices: on the requested slices, created where they fit, or on static partitions."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Ask = tuple[Profile | None, int]
 class Slices(Quiet):
     """Every job gets its requested slices (whole GPUs without a profile), created where they fit.
 
-    `order` is `fifo` (first come first served among those that fit) or `sjf`. With `block`, no job passes one that does
-    not fit. Free space is planned by `mig.planning`: on a GPU the placement that keeps the largest useful space, among
-    GPUs by `rule`.
+    `order` is `fifo` (first come first served among those that fit) or `sjf`. With `block`, a job that does not fit
+    blocks all later ones. The GPU is chosen by `rule`, and on it the placement that keeps the largest useful space
+    (`mig.planning`).
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Slices(Quiet):
         self.part = sim.cluster.part(self.nodes)
 
     def arrive(self, _sim: Simulation, run: SimulatedRun) -> None:
-        """Queue it."""
+        """Add the job to the queue."""
         key = run.job.arrival if self.order == "fifo" else run.job.claimed
         self.queue.push((key, run.job.id), (run.job.profile, run.job.gpus), run)
 
@@ -55,7 +55,7 @@ class Slices(Quiet):
         self.full.clear()
 
     def decide(self, sim: Simulation) -> None:
-        """Start what fits; the rest is not tried again until a job has ended."""
+        """Start the jobs that fit; requests that do not fit are not tried again until a job has ended."""
         while (head := self.queue.first(None if self.block else self._open)) is not None:
             ask, run = head
             places = None if ask in self.full else self.places(sim, ask)
@@ -68,7 +68,7 @@ class Slices(Quiet):
                     return
 
     def places(self, sim: Simulation, ask: Ask) -> list[Place] | None:
-        """Return where a request fits now."""
+        """Return places for a request; None if it does not fit now."""
         profile, count = ask
         if profile is None:
             return whole_gpus(sim.cluster, count, self.part)
@@ -81,9 +81,8 @@ class Slices(Quiet):
 class Static(Quiet):
     """Static partitions: every GPU has the same layout; a job takes the smallest free slice that it fits.
 
-    A job without a profile takes the largest free slices, as many as its requested GPUs. Slices on which the
-    simulation's speeds say that it does not fit are not used. The order is first come first served, among those that
-    fit.
+    A job without a profile takes the largest free slices, as many as its requested GPUs. A slice on which the job's
+    speed is 0 is not used. The order is first come first served, among the jobs that fit.
     """
 
     def __init__(self, layout: Layout, nodes: range | None = None) -> None:
@@ -101,7 +100,7 @@ class Static(Quiet):
                     heappush(self.free.setdefault(slot.profile, []), Place(gpu.index, slot))
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Queue it."""
+        """Add the job to the queue."""
         job = run.job
         like = _Like(job.profile, job.gpus, job.kind, job.app, job.batch)
         for profile, places in self.free.items():
@@ -111,13 +110,13 @@ class Static(Quiet):
         self.queue.push((job.arrival, job.id), like, run)
 
     def complete(self, _sim: Simulation, run: SimulatedRun) -> None:
-        """Free its slices."""
+        """Free the job's slices."""
         assert isinstance(run.note, list)
         for place in run.note:
             heappush(self.free[place.slot.profile], place)
 
     def decide(self, sim: Simulation) -> None:
-        """Start what fits, in order."""
+        """Start the jobs that fit, in order."""
         while (head := self.queue.first(self._fits)) is not None:
             like, run = head
             self.queue.pop(like)
@@ -152,7 +151,7 @@ def _holds(profile: Profile, wanted: Profile | None) -> bool:
 def partitions(geometry: Geometry) -> Iterator[Layout]:
     """Yield every layout to which nothing can be added, one for each set of profiles.
 
-    These are the candidates of a static partition. Profiles with a suffix (media engines) are left out.
+    These are the candidates for a static partition. Profiles with a suffix (media engines) are not used.
     """
     seen: set[tuple[Profile, ...]] = set()
     plain = [slot for slot in geometry.slots if not slot.profile.suffix]

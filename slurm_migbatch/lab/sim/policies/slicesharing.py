@@ -1,10 +1,10 @@
 """Run training jobs on slices of one size, of which two may share one: by migbatchd's decision, always or never.
 
-Decisions are by `decide.lending.pairs.pairs`, with the input that `decide.lending.slice_sharing` gives it: a job's time
-limit and its hints. This module does the part of Slurm, supply and the nodes: a job starts as soon as a slice is free,
-in the order of the queue; one without a free slice may be the second on a slice with one job.
+`decide.lending.pairs.pairs` decides, with the same input as from `decide.lending.slice_sharing`: a job's time limit and
+its hints. This module does what Slurm, supply and the nodes do: a job starts as soon as a slice is free, in the order
+of the queue; a job without a free slice may become the second one on a slice with one job.
 
-Simplified: a pair starts at once, and nothing is reclaimed for inference.
+Simplifications: a pair starts at once, and nothing is reclaimed for inference.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def by_arrival(job: SimulatedJob) -> tuple[float, int]:
 
 
 def by_claim(job: SimulatedJob) -> tuple[float, int]:
-    """Return the key of the shortest estimate first."""
+    """Return the key of an order by estimate, the shortest first."""
     return job.claimed, job.id
 
 
@@ -67,7 +67,7 @@ class SliceQueue(Quiet):
         self.joined = 0
 
     def begin(self, sim: Simulation) -> None:
-        """Divide the GPUs."""
+        """Divide the GPUs into slices of the profile."""
         for gpu in sim.cluster.gpus:
             wanted = [self.profile] * capacity(gpu.geometry, EMPTY, self.profile)
             layout = plan_free(gpu.geometry, EMPTY, wanted)
@@ -76,11 +76,11 @@ class SliceQueue(Quiet):
         self.free.sort()
 
     def arrive(self, _sim: Simulation, run: SimulatedRun) -> None:
-        """Queue it."""
+        """Add the job to the queue."""
         insort(self.queue, (self.order(run.job), run), key=lambda entry: entry[0])
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Free its slice, or leave it to the other job alone."""
+        """Free the job's slice, or leave it to the other job alone."""
         self.alone.pop(run.job.id, None)
         del self.running[run.job.id]
         assert isinstance(run.note, Place)
@@ -91,10 +91,10 @@ class SliceQueue(Quiet):
             heappush(self.free, run.note)
 
     def timer(self, sim: Simulation, key: object) -> None:
-        """Do nothing: a round is due."""
+        """Do nothing; `decide` follows."""
 
     def decide(self, sim: Simulation) -> None:
-        """Start on free slices, then next to others."""
+        """Start jobs on free slices, then next to other jobs."""
         while self.queue and self.free:
             _, run = self.queue.pop(0)
             self._start(sim, run, heappop(self.free))
@@ -103,10 +103,10 @@ class SliceQueue(Quiet):
             self.share(sim)
 
     def share(self, sim: Simulation) -> None:
-        """Do nothing: there is no sharing."""
+        """Start pending jobs next to running ones; here: none."""
 
     def join(self, sim: Simulation, run: SimulatedRun, host: SimulatedRun) -> None:
-        """Start a job next to another one; it was already removed from the queue."""
+        """Start a job, which was removed from the queue, next to another one."""
         del self.alone[host.job.id]
         self.joined += 1
         assert isinstance(host.note, Place)
@@ -119,22 +119,22 @@ class SliceQueue(Quiet):
 
 
 class FirstFitSharing(SliceQueue):
-    """FFS: a job without a slice shares the first one with one job."""
+    """FFS: a job without a free slice shares the first slice that has one job."""
 
     def share(self, sim: Simulation) -> None:
-        """Fill them up."""
+        """Start pending jobs on slices with one job, in the order of the slices."""
         while self.queue and self.alone:
             _, run = self.queue.pop(0)
             self.join(sim, run, min(self.alone.values(), key=lambda host: host.places))
 
 
 class LivePairs(SliceQueue):
-    """A job without a slice shares one if migbatchd decides so, and leaves it if migbatchd decides so.
+    """A job without a free slice shares one, and later leaves it, if migbatchd decides so.
 
     Args:
-        rules: of the test.
-        limits: time limits by job, seconds; a job that is not named has none.
-        memory_mib: the stated need of every job.
+        rules: rules for sharing.
+        limits: returns a job's time limit, seconds; None if it has none.
+        memory_mib: the memory that every job states to need.
         round_s: seconds until the next round after one with the maximum number of pairs.
         profile, order: see `SliceQueue`.
     """
@@ -155,11 +155,12 @@ class LivePairs(SliceQueue):
         self.resting: dict[tuple[int, int], float] = {}
         self.begun: dict[int, float] = {}
         self.shared: set[int] = set()
-        #: pairs that were ended, jobs that were given a new time limit, and that reached it only because they shared
+        #: numbers of pairs that were ended, of jobs that were requeued for a new time limit, and of jobs that exceeded
+        #: their limit only because they shared
         self.parted = self.renewed = self.late = 0
 
     def decide(self, sim: Simulation) -> None:
-        """Process reports, end what is to end, and start jobs."""
+        """Process reports, stop the jobs that renewal or the end of a pair requires to stop, and start jobs."""
         self._listen(sim)
         self._renew(sim)
         self._part(sim)
@@ -167,7 +168,7 @@ class LivePairs(SliceQueue):
         self._listen(sim)
 
     def share(self, sim: Simulation) -> None:
-        """Compute pairs, and start them."""
+        """Decide on pairs, and start them."""
         waiting = [self._sharer(run, sim.now) for _, run in self.queue]
         speeds = {job: {self.profile: 1.0} for job in (*self.running, *(job.job for job in waiting))}
         chosen = pairs(self._hosts(sim), waiting, speeds, self._rules(), self.resting.keys())
@@ -183,11 +184,11 @@ class LivePairs(SliceQueue):
             sim.wake(sim.now + self.round_s)
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Record its length."""
-        whole = self.limits(run.job)
-        if whole is not None:
-            self.late += sim.now - self.begun[run.job.id] > whole >= run.job.work
-            self.lengths.note(_uid(run), self.rules.of_limit * whole, run.job.work)
+        """Record the job's length and free its slice."""
+        limit_s = self.limits(run.job)
+        if limit_s is not None:
+            self.late += sim.now - self.begun[run.job.id] > limit_s >= run.job.work
+            self.lengths.note(_uid(run), self.rules.of_limit * limit_s, run.job.work)
         super().complete(sim, run)
         self.slowdowns.forget([_key(run) for run in self.running.values()])
 
@@ -195,14 +196,14 @@ class LivePairs(SliceQueue):
         self.begun[run.job.id] = sim.now
         self.shared.discard(run.job.id)
         super()._start(sim, run, place)
-        whole = self.limits(run.job)
-        if whole is not None and whole >= self.rules.renewed_s:
-            sim.wake(sim.now + whole - LEAD_S)
+        limit_s = self.limits(run.job)
+        if limit_s is not None and limit_s >= self.rules.renewed_s:
+            sim.wake(sim.now + limit_s - LEAD_S)
 
     def _listen(self, sim: Simulation) -> None:
         for run in self.running.values():
             assert isinstance(run.note, Place)
-            if sim.now < run.resumes:  # it has not made a step yet
+            if sim.now < run.resumes:  # it has not done a step yet
                 continue
             other = next((other for other in sim.cluster.runs(run.note) if other is not run), None)
             kind = Kind(_uid(run), run.job.app, str(self.profile))
@@ -232,7 +233,7 @@ class LivePairs(SliceQueue):
             self.resting[pair.guest, pair.host] = sim.now + REST_S
 
     def _stop(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Requeue a job; the other one has the slice alone."""
+        """Requeue a job; another job on its slice then has it alone."""
         assert isinstance(run.note, Place)
         del self.running[run.job.id]
         self.alone.pop(run.job.id, None)
@@ -255,8 +256,8 @@ class LivePairs(SliceQueue):
         return [Host(holders[0], self.profile, memory, *holders[1:]) for holders in slices.values()]
 
     def _sharer(self, run: SimulatedRun, now: float) -> Sharer:
-        job, whole, uid = run.job, self.limits(run.job), _uid(run)
-        limit = max(0.0, self.begun[job.id] + whole - now) if whole is not None and run.running else whole
+        job, whole_s, uid = run.job, self.limits(run.job), _uid(run)
+        limit = max(0.0, self.begun[job.id] + whole_s - now) if whole_s is not None and run.running else whole_s
         return Sharer(
             job.id,
             uid,
@@ -264,7 +265,7 @@ class LivePairs(SliceQueue):
             limit_s=limit,
             memory_mib=self.memory_mib,
             ran_s=job.work - run.remaining(now),
-            whole_s=whole,
+            whole_s=whole_s,
             errors=self.lengths.errors(uid),
             resumes=True,
         )

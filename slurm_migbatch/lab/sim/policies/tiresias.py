@@ -1,9 +1,9 @@
-"""Least attained service in queues, preemptive, after Tiresias (Gu et al., NSDI 2019): a reconstruction.
+"""Run jobs by least attained service in queues, with preemption, as Tiresias (Gu et al., NSDI 2019): a reconstruction.
 
-Jobs begin in the first queue and sink when their GPU time passes a limit; within a queue the first to arrive is served
-first. A job of a higher queue takes the GPUs of jobs of lower ones, the lowest and latest first; they save their work.
-The published promotion of starved jobs is omitted. The limits of the paper are not public in a verifiable form;
-one hour and ten hours of GPU time are ours.
+A job begins in the first queue and moves to the next lower one when its GPU time passes a limit. Within a queue the
+first to arrive is served first. A job of a higher queue takes the GPUs of jobs of lower queues, first of the lowest
+queue and of the latest arrival; these jobs save their work. The published promotion of starved jobs is omitted. The
+limits of the paper are not public in a verifiable form; one hour and ten hours of GPU time are our choice.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class _Limit(NamedTuple):
-    """A timer: this run passes a limit if it has not been interrupted since."""
+    """Key of a timer: the run passes a limit then, unless it was interrupted since the timer was set."""
 
     run: SimulatedRun
     starts: int
 
 
 class Tiresias(Quiet):
-    """Queues by attained GPU seconds: `limits` are those at which a job sinks by one."""
+    """Queues by attained GPU-seconds; at each of `limits` a job moves to the next lower queue."""
 
     def __init__(self, nodes: range | None = None, limits: Sequence[float] = (3600.0, 36000.0)) -> None:
         self.nodes = nodes
@@ -49,28 +49,28 @@ class Tiresias(Quiet):
             self._wait(sim, run)
 
     def complete(self, _sim: Simulation, run: SimulatedRun) -> None:
-        """Forget it."""
+        """Remove the job from its queue."""
         self._stop(run)
 
     def timer(self, sim: Simulation, key: Any) -> None:
-        """Move a running job that has passed a limit to its queue, if it has run without interruption since."""
+        """Move a running job that has passed a limit to its new queue, unless it was interrupted meanwhile."""
         if isinstance(key, _Limit) and key.run.places and key.run.starts == key.starts:
             self._stop(key.run)
             self._go(sim, key.run)
 
     def decide(self, sim: Simulation) -> None:
-        """Start what fits from the highest queue down, on empty GPUs and on those held by lower queues."""
+        """Start the jobs that fit, from the highest queue down, on empty GPUs and on those held by lower queues."""
         for rank, lanes in enumerate(self.waiting):
             free = (sim.cluster.empty & self.part.gpus).bit_count()
             below = sum(self.held[rank + 1 :])
             while (head := lanes.first((free + below).__ge__)) is not None:
                 need = head[0]
                 run = lanes.pop(need)
-                for loser in victims(need, free, self._lowest(rank)) or ():
-                    below -= loser.job.gpus
-                    self._stop(loser)
-                    sim.preempt(loser)
-                    self._wait(sim, loser)
+                for victim in victims(need, free, self._lowest(rank)) or ():
+                    below -= victim.job.gpus
+                    self._stop(victim)
+                    sim.preempt(victim)
+                    self._wait(sim, victim)
                 places = whole_gpus(sim.cluster, need, self.part)
                 assert places is not None
                 sim.start(run, places)
