@@ -89,7 +89,7 @@ class RoundReport:
         reservations: slots that are kept free.
         notes: sentences for the log: nodes that need attention.
         error: why the round was abandoned, or which part of it failed.
-        pending, waiting: number of pending jobs (or array tasks) that request slices, and of jobs without a slot in the plan.
+        pending, waiting: number of pending jobs or array tasks that request slices, and of jobs without a planned slot.
         offers: free slices on offer by profile.
         unacknowledged: nodes that have not confirmed their new plan.
         dispatch: outcomes of changes to pending jobs; `orders`: to training jobs.

@@ -78,6 +78,7 @@ def test_elsa_takes_the_smallest_slice_with_slack_else_the_least_late_one():
     assert elsa(0.0, LIGHT, [[8.0, 9.0], [11.0]]) == (SMALL, 0, 12.0)
     assert elsa(0.0, LIGHT, [[7.0, 9.0], [9.0]])[:2] == (SMALL, 0)
     assert elsa(0.0, LIGHT, [[5.0], [0.0]], alpha=2.0)[:2] == (LARGE, 0)
+    assert elsa(100.0, LIGHT, [[5.0], [20.0]], alpha=9.0) == (LARGE, 0, 100.0 + LIGHT.seconds[LARGE]), "both are idle"
     assert elsa(0.0, LIGHT, [[5.0], [0.0]], beta=2.0)[:2] == (LARGE, 0)
     assert elsa(0.0, WorkClass(1, 1.0, (math.inf, math.inf)), [[0.0], [0.0]]) is None
 

@@ -42,7 +42,7 @@ class PartitionChoice(NamedTuple):
 def elsa(
     now: float, work: WorkClass, free_at: Sequence[Sequence[float]], alpha: float = 1.0, beta: float = 1.0
 ) -> PartitionChoice | None:
-    """Return ELSA's choice (reconstruction): the first partition, smallest kinds first, with slack above 0.
+    """Return ELSA's choice (reconstruction): the first partition, smallest kinds first, with slack of 0 or more.
 
     slack = limit - alpha * (wait + beta * seconds). If no partition has slack, the choice is the one that finishes
     first, which exceeds the limit least (step B). None if the work fits on no partition.
@@ -62,11 +62,12 @@ def elsa(
             continue
         last = now + work.limit_s / alpha - beta * seconds + _GRAIN_S
         for number, free in enumerate(times):
+            finish = max(free, now) + seconds
             if free <= last and now <= last:
-                return PartitionChoice(kind, number, max(free, now) + seconds)
-            if free + seconds < best_finish:
-                best_finish = free + seconds
-                best = PartitionChoice(kind, number, max(free, now) + seconds)
+                return PartitionChoice(kind, number, finish)
+            if finish < best_finish:
+                best_finish = finish
+                best = PartitionChoice(kind, number, finish)
     return best
 
 

@@ -29,9 +29,9 @@ _LEAST_S: Final = 1.0
 def settings(wave: Wave) -> dict[str, dict[str, Any]]:
     """Return the changes of a wave's migbatch.toml to the default, by section.
 
-    Lending is enabled. Durations that depend on the load are scaled by the ratio of the wave's day to a real day
-    (horizon_s and payback_s to at least 1 s), and so are the rounds. Durations of starts, checkpoints and grace time
-    keep their defaults: a wave does not make them shorter.
+    Lending is enabled. Durations that depend on the load are scaled by the ratio of the wave's day to a real day, to at
+    least 1 s each, and rounds are `POLL_S` apart. Durations of starts, checkpoints and grace time keep their
+    defaults: a wave does not make them shorter.
     """
     shipped = Config()
     scale = wave.day_s / shipped.lending.day_s
