@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -40,6 +41,8 @@ def at_once(count: int, program: str, *arguments: str) -> list[str]:
         AssertionError: one has failed; the text is what all wrote to stderr.
     """
     argv = [sys.executable, "-c", program + _FORK.format(count=count), *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    # each process writes its lines at once, so that they do not mix
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environ)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
