@@ -19,6 +19,8 @@ from slurm_migbatch.decide.core import Decision, DecisionMemory, Outcomes, Setti
 from slurm_migbatch.decide.dispatch.arrays import ElasticArray, Throttle
 from slurm_migbatch.decide.dispatch.retype import Pending, Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchSettings
+from slurm_migbatch.decide.lending.allocation import Hysteresis
+from slurm_migbatch.decide.lending.model import LendingRules
 from slurm_migbatch.decide.lending.stage import LendingSettings
 from slurm_migbatch.decide.recording.codec import Codec, CodecError
 from slurm_migbatch.decide.recording.deltas import Delta, RowDelta
@@ -295,3 +297,11 @@ def test_recorded_predictions_are_replayed_and_others_count_as_unknown() -> None
     assert found.unknown == 2  # type: ignore[attr-defined]
     again = writer.round(snapshot, Decision(DecisionMemory(settings)), Outcomes(), asked.asked)
     assert "asked" not in again
+
+
+def test_fields_with_an_earlier_name_are_read() -> None:
+    rules = LendingRules(hysteresis=Hysteresis(first_s=150.0))
+    recorded = Codec().encode(rules, LendingRules)
+    recorded["calm"] = recorded.pop("hysteresis")
+    assert Codec().decode(recorded, LendingRules) == rules
+    assert Codec().decode({"unknown": 1, **recorded}, LendingRules) == rules

@@ -22,6 +22,8 @@ from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile, ProfileError
 
+EARLIER: Final = {"calm": "hysteresis"}
+"""Names of fields in recordings of earlier versions, and those that they have now."""
 Json = Any
 Convert = Callable[[Any], Any]
 
@@ -202,7 +204,8 @@ class Codec:
             return row
 
         def decode(data: Json) -> Any:
-            return kind(**{n: fields[n].decode(item) for n, item in _object(data).items() if n in fields})
+            named = {name if name in fields else EARLIER.get(name, name): item for name, item in _object(data).items()}
+            return kind(**{name: fields[name].decode(item) for name, item in named.items() if name in fields})
 
         return Codes(encode, decode)
 
