@@ -187,7 +187,8 @@ class Executor:
 
         If slurmctld has lost its state and reuses ids, the run may be an earlier job's of the same user.
         """
-        same = run.marker in (grant.marker, "")  # a rebuilt journal does not know the marker
+        recorded = parse_comment(run.marker)  # None in a rebuilt journal
+        same = recorded is None or (sorted(recorded.parts), recorded.guest) == (sorted(grant.parts), grant.guest)
         given = handoff.load(self.paths.job, run.job, run.restart)
         slices = self.journal.slices("job=? AND restart=?", (run.job, run.restart))
         held = [row for row in slices if row.state == "held"]
