@@ -24,8 +24,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-TRACES: Final = (
-    *("joblog", "jobtable", "philly", "openb", "muri", "pollux", "mixed", "sacct", "helios", "azure", "mooncake"),
+TRACES: Final = tuple(
+    ["joblog", "jobtable", "philly", "openb", "muri", "pollux", "mixed", "sacct", "helios", "azure", "mooncake"]
 )
 
 _TRES: Final = re.compile(r"([0-9]{1,10})=([a-z]+/[A-Za-z0-9_.:+-]+)", re.ASCII)
@@ -35,9 +35,8 @@ def _of_seconds(low: float = 0.0) -> Check:
     return between(low, 1e12)
 
 
-def _tres_names(value: object) -> str | None:
-    wrong = [name for name in value if not _TRES.fullmatch(name)] if isinstance(value, tuple) else []
-    return f"must be numbers with names, such as 1001=gres/gpu, not {wrong[0]!r}" if wrong else None
+def _tres_names(names: tuple[str, ...]) -> str | None:
+    return None if all(map(_TRES.fullmatch, names)) else "must be numbers with names, such as 1001=gres/gpu"
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ class LoggedJob(NamedTuple):
     user: str
     kind: Kind = "train"
     profile: Profile | None = None
+    app: str = ""
+    estimate: float | None = None
 
 
 class _Columns(NamedTuple):
@@ -135,7 +137,9 @@ def trace_of(name: str, jobs: list[LoggedJob], left_out: Mapping[str, int]) -> T
                 job.kind,
                 gpus=job.gpus,
                 profile=job.profile,
+                app=job.app,
                 user=job.user,
+                estimate=job.estimate,
             )
             for number, job in enumerate(jobs)
         ),

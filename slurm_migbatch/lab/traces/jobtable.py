@@ -17,12 +17,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces import sacct
 from slurm_migbatch.lab.traces.csvlines import CsvLine, lines
+from slurm_migbatch.lab.traces.joblog import LoggedJob, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm.gres import GresError
@@ -50,7 +51,7 @@ def read(path: Path, tres: Mapping[int, str] | None = None, infer: Collection[st
     """
     left_out: Counter[str] = Counter()
     unnamed: set[int] = set()
-    rows: list[tuple[float, CsvLine, Profile | None, int, float]] = []
+    jobs: list[LoggedJob] = []
     for line in lines(path, (*COLUMNS, "partition") if infer else COLUMNS):
         started, ended = line.number_of("time_start", 0), line.number_of("time_end", 0)
         work = ended - started - (line.number_of("time_suspended", 0) if line.has("time_suspended") else 0.0)
@@ -62,28 +63,26 @@ def read(path: Path, tres: Mapping[int, str] | None = None, infer: Collection[st
         if held is None:
             left_out["without a GPU"] += 1
             continue
-        rows.append((line.number_of("time_submit", 0), line, *held, work))
-    rows.sort(key=lambda row: (row[0], row[1].number))
-    begin = rows[0][0] if rows else 0.0
-    jobs = tuple(
-        SimulatedJob(
-            number,
-            line.text("id_job"),
-            submitted - begin,
-            work,
-            "infer" if infer and line.text("partition") in infer else "train",
-            gpus=count,
-            profile=profile,
-            app=line.text("job_name") if line.has("job_name") else "",
-            user=line.text("id_user"),
-            estimate=_limit(line),
+        profile, gpus = held
+        jobs.append(
+            LoggedJob(
+                line.number_of("time_submit", 0),
+                line.number,
+                line.text("id_job"),
+                work,
+                gpus,
+                line.text("id_user"),
+                "infer" if infer and line.text("partition") in infer else "train",
+                profile,
+                line.text("job_name") if line.has("job_name") else "",
+                _limit(line),
+            )
         )
-        for number, (submitted, line, profile, count, work) in enumerate(rows)
-    )
-    notices = [f"{count} jobs {reason} are skipped" for reason, count in left_out.items()]
-    if unnamed:
-        notices.append(f"TRES {', '.join(map(str, sorted(unnamed)))} are taken for GPUs, as they have no names")
-    return Trace("jobtable", jobs, notices=tuple(notices))
+    trace = trace_of("jobtable", jobs, left_out)
+    if not unnamed:
+        return trace
+    taken = f"TRES {', '.join(map(str, sorted(unnamed)))} are taken for GPUs, as they have no names"
+    return replace(trace, notices=(*trace.notices, taken))
 
 
 def _counts(line: CsvLine) -> dict[int, int]:
