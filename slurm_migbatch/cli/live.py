@@ -62,7 +62,7 @@ class QueryThread:
     def want(self, question: TopQuestion) -> None:
         """Begin a query; only if none is running."""
         self.busy = True
-        threading.Thread(target=self._query, args=(question,), daemon=True, name="look").start()
+        threading.Thread(target=self._query, args=(question,), daemon=True, name="query").start()
 
     def _query(self, question: TopQuestion) -> None:
         try:

@@ -56,7 +56,7 @@ class Plans(Protocol):
 class _Node:
     plan: Plan | None = None
     have: int = 0
-    note_contact: float = 0.0
+    last_contact: float = 0.0
 
 
 class NodePlans:
@@ -108,8 +108,8 @@ class NodePlans:
     def silence(self, node: str) -> float:
         """Return seconds since `node` last polled or sent events; infinite if never."""
         entry = self._nodes.get(node)
-        note_contact = entry.note_contact if entry is not None else 0.0
-        return self._clock() - note_contact if note_contact else float("inf")
+        contact = entry.last_contact if entry is not None else 0.0
+        return self._clock() - contact if contact else float("inf")
 
     def nodes(self) -> tuple[str, ...]:
         """Return every node that has reported or has a plan."""
@@ -119,13 +119,13 @@ class NodePlans:
     def note_contact(self, node: str) -> None:
         """Record the time of a contact."""
         with self._acked:
-            self._nodes.setdefault(node, _Node()).note_contact = self._clock()
+            self._nodes.setdefault(node, _Node()).last_contact = self._clock()
 
     def confirm(self, node: str, have: int) -> None:
         """Record that `node` has version `have`; later versions are higher, also if it is from before a restart."""
         with self._acked:
             entry = self._nodes.setdefault(node, _Node())
-            entry.note_contact = self._clock()
+            entry.last_contact = self._clock()
             if have > max(self._wall() * 1000 + _AHEAD_MS, entry.plan.version if entry.plan else 0):
                 have = 0
             news = have != entry.have

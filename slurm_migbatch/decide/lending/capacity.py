@@ -106,14 +106,14 @@ class LendingCapacity:
         not_placed: dict[Profile, int] = {}
         for profile in sorted(reserve, key=by_size, reverse=True):
             for count in range(reserve[profile], 0, -1):
-                gpu = self.best(profile, self.reserve_in, False)
-                if gpu is None:
-                    gpu = self.best(profile, self.reserve_in, True)
-                if gpu is None:
+                index = self.best(profile, self.reserve_in, False)
+                if index is None:
+                    index = self.best(profile, self.reserve_in, True)
+                if index is None:
                     not_placed[profile] = count
                     break
-                self.gpus[gpu].reserve += (profile,)
-                self.put(gpu, profile)
+                self.gpus[index].reserve += (profile,)
+                self.put(index, profile)
         return not_placed
 
     def release_reserve(self) -> None:
@@ -142,9 +142,9 @@ class LendingCapacity:
     def smallest(self, elastic_job: ElasticJob, useful: Sequence[Profile]) -> tuple[int, Profile] | None:
         """Return the smallest profile that fits, and the GPU."""
         for profile in useful:
-            gpu = self.best(profile, self.regions[elastic_job.nodes], True)
-            if gpu is not None:
-                return gpu, profile
+            index = self.best(profile, self.regions[elastic_job.nodes], True)
+            if index is not None:
+                return index, profile
         return None
 
     def vacated(self, target: Target) -> bool:
