@@ -24,8 +24,18 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-TRACES: Final = tuple(
-    ["joblog", "jobtable", "philly", "openb", "muri", "pollux", "mixed", "sacct", "helios", "azure", "mooncake"]
+TRACES: Final = (
+    "joblog",
+    "jobtable",
+    "philly",
+    "openb",
+    "muri",
+    "pollux",
+    "mixed",
+    "sacct",
+    "helios",
+    "azure",
+    "mooncake",
 )
 
 _TRES: Final = re.compile(r"([0-9]{1,10})=([a-z]+/[A-Za-z0-9_.:+-]+)", re.ASCII)
