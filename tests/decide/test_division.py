@@ -397,6 +397,7 @@ def test_all_jobs_run_after_random_events_and_stops_respect_the_hysteresis(
             elif event == "vanish" and set(left) & w.running():
                 w.vanish(draw.choice(sorted(set(left) & w.running())))
         w.step()
+    # a job without a checkpoint, for whose end others may wait, needs at most 150 / 0.378 = 397 s on the smallest slice
     w.until(lambda: all(w.row(job).state == "RUNNING" for job in jobs if job in w.slurm.queue), 450)
     for _ in range(60):
         w.step()
