@@ -41,7 +41,7 @@ system: ## install Debian's Slurm packages where they are missing (root)
 driver: venv ## compile the simulated NVIDIA driver (also done on first use)
 	$(BIN)/python -c 'from slurm_migbatch.testbed.simdriver import build; build()'
 
-demo: venv system ## a private cluster, jobs of three users, and a check of everything claimed (3 minutes)
+demo: venv system ## a private cluster, jobs of three users, and checks of what they got (3 minutes)
 	$(BIN)/python -m slurm_migbatch.testbed.demo
 
 lint: venv ## ruff, import contracts and mypy

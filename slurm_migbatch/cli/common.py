@@ -59,11 +59,14 @@ def run(command: click.Command | str, prog: str, args: Sequence[str] | None = No
 
 
 def _usage_text(error: click.UsageError) -> str:
-    """Return the usage error, with click's suggestions as part of the sentence."""
-    guesses = getattr(error, "possibilities", None)
-    if not guesses:
+    """Return the usage error; if an option does not exist, with the most similar one."""
+    if not isinstance(error, click.NoSuchOption):
         return " ".join(error.format_message().split()).rstrip(".")
-    return f"{error.message.rstrip('.')}; did you mean {' or '.join(sorted(guesses))}?"
+    import difflib
+
+    flags = {flag.lstrip("-"): flag for flag in error.possibilities or ()}
+    near = difflib.get_close_matches(error.option_name.lstrip("-"), flags, 1)
+    return error.message.rstrip(".") + (f"; did you mean {flags[near[0]]}?" if near else "")
 
 
 class LazyGroup(click.Group):

@@ -7,7 +7,7 @@ import os
 import sys
 
 from slurm_migbatch.cli.ending import Failure, ending, leave
-from slurm_migbatch.cli.options import Option, parse
+from slurm_migbatch.cli.options import Option, completed, parse
 from slurm_migbatch.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def _split(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 def called(arguments: Sequence[str]) -> int:
     """Run the command with these arguments; return the exit code."""
+    arguments = completed(OPTIONS, arguments)
     options = None if "_MIGACCT_COMPLETE" in os.environ else parse(OPTIONS, arguments)
     if options is not None:
         return ending("migacct", lambda: show(options))

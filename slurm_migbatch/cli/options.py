@@ -42,6 +42,21 @@ class Option(Value):
         return self.name or max(self.flags, key=len).lstrip("-").replace("-", "_")
 
 
+def completed(options: Sequence[Option], arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with every unambiguous beginning of a long option completed, as Slurm's commands do."""
+    keys = {flag: option.key for option in options for flag in option.flags if flag.startswith("--")}
+    keys["--help"] = "help"
+    words = list(arguments)
+    end = words.index("--") if "--" in words else len(words)
+    for place, word in enumerate(words[:end]):
+        begin, equals, text = word.partition("=")
+        if begin.startswith("--") and begin not in keys:
+            meant = [flag for flag in keys if flag.startswith(begin)]
+            if len({keys[flag] for flag in meant}) == 1:
+                words[place] = f"{meant[0]}{equals}{text}"
+    return words
+
+
 def parse(options: Sequence[Option], arguments: Sequence[str]) -> Mapping[str, Any] | None:
     """Return the values of all options by name; None if click must parse the command line."""
     found: dict[str, Any] = {

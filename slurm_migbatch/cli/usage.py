@@ -18,7 +18,13 @@ def window_options(command: F) -> F:
     options: tuple[Callable[[F], F], ...] = (
         click.option("-u", "--user", "users", multiple=True, metavar="USERS", help="Only these users."),
         click.option(
-            "-A", "--accounts", multiple=True, metavar="ACCOUNTS", help="Only these accounts, without subaccounts."
+            "-A",
+            "--account",
+            "--accounts",
+            "accounts",
+            multiple=True,
+            metavar="ACCOUNTS",
+            help="Only these accounts, without subaccounts.",
         ),
         click.option("-r", "--partition", "partitions", multiple=True, metavar="NAMES", help="Only these partitions."),
         click.option("-N", "--nodelist", multiple=True, metavar="NODES", help="Only these nodes: n[1-4],m7."),

@@ -7,7 +7,8 @@ dispatch changes the queue, lending waits for the next snapshot, which shows the
 `decide` updates `memory` from the snapshot and returns it in its decision: callers keep what is returned. After
 applying the actions `settle` gets the results, before the next `decide`.
 
-A stage that raises decides nothing, and does not prevent the others from deciding: offers must not depend on loans.
+A stage that raises decides nothing. Supply decides whatever happens to the others: offers must not depend on loans. The
+others need its plan, and decide nothing if it raises.
 """
 
 from __future__ import annotations

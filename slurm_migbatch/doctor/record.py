@@ -23,6 +23,7 @@ _MIB = 1 << 20
 _LEAST_MIB = 128
 _LATE_S = 7 * 86400.0
 _RESTORE = "restore a backup (migbatch db restore), or rebuild the file: sqlite3 OLD .recover | sqlite3 NEW"
+_NO_BACKUP = "give a file that `migbatch db backup` wrote"
 
 
 def check_record(url: str, keep_s: float = math.inf, *, live: bool = True) -> Iterator[Finding]:
@@ -30,12 +31,12 @@ def check_record(url: str, keep_s: float = math.inf, *, live: bool = True) -> It
     try:
         engine = make_engine(url, readonly=True)
     except StoreError as error:
-        yield Finding(BAD, "database", str(error), "check [store] url of migbatch.toml")
+        yield Finding(BAD, "database", str(error), "check [store] url of migbatch.toml" if live else _NO_BACKUP)
         return
     try:
         with engine.connect() as connection, connection.begin():
             yield from _damages(connection)
-            yield from _schema(connection, keep_s if live else math.inf)
+            yield from _schema(connection, keep_s if live else math.inf, live=live)
             yield from _room(connection, sqlite_file(url) if live else None)
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
@@ -52,7 +53,7 @@ def _damages(connection: Connection) -> Iterator[Finding]:
         yield Finding(GOOD, "integrity", "no errors found")
 
 
-def _schema(connection: Connection, keep_s: float) -> Iterator[Finding]:
+def _schema(connection: Connection, keep_s: float, *, live: bool) -> Iterator[Finding]:
     try:
         missing = pending(connection, HISTORY)
     except NewerDatabaseError as error:
@@ -60,7 +61,8 @@ def _schema(connection: Connection, keep_s: float) -> Iterator[Finding]:
         return
     present = applied(connection)
     if not present:
-        yield Finding(BAD, "schema", "is not a migbatch record", "check [store] url; migbatchd creates it at its start")
+        advice = "check [store] url; migbatchd creates it at its start" if live else _NO_BACKUP
+        yield Finding(BAD, "schema", "is not a migbatch record", advice)
         return
     if missing:
         text = f"{present[-1]!r}; this release has {missing[-1]!r}"

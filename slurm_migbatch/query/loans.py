@@ -170,7 +170,7 @@ def _ids(text: str | None) -> tuple[int, ...]:
         return ()
     words = [word.partition("_")[0].partition("+")[0] for word in text.split(",") if word]
     if not words or not all(is_number(word) and len(word) < 19 for word in words):
-        raise Unanswerable(f"{text!r} is not a list of jobs; write 123 or 123,124")
+        raise Unanswerable(f"{text!r} is not a list of jobs; write 123 or 123,124", 2)
     return tuple(map(int, words))
 
 

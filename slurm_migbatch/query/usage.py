@@ -35,7 +35,7 @@ def answer(question: UsageQuestion, rights: Rights, site: QuerySite) -> Reply:
         end = max(start, min(wanted.end or now, now))
         spans = report.spans(by, start, end)
     except ReportError as error:
-        raise Unanswerable(str(error)) from None
+        raise Unanswerable(str(error), 2) from None
     if "node" in by and not rights.nodes:
         raise Unanswerable("nodes are private (PrivateData=nodes)")
     wanted = allowed(rights, wanted, accounts="account" in by)

@@ -71,7 +71,7 @@ def _wanted(question: WasteQuestion, rights: Rights, now: float) -> RunFilter:
         try:
             wanted = selection(question, now, rights.uid, allusers=not question.users, duplicates=True).wanted
         except ReportError as error:
-            raise Unanswerable(str(error)) from None
+            raise Unanswerable(str(error), 2) from None
     return wanted if rights.everything else replace(wanted, only=(rights.uid, tuple(sorted(rights.coordinates))))
 
 

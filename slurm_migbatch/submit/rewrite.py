@@ -592,8 +592,6 @@ def _whole(part: GresEntry, partition: Partition, granted: str) -> str:
 def _check_options(asking: GresRequest, request: JobRequest) -> None:
     if request.shared == 0 and request.now is None and asking.parts[0].prefix == "gres:":
         raise Refusal("exclusive")  # before 23.11 it includes the slices; from 23.11 on `Flags=explicit` excludes them
-    if not any(part.name == "gpu" for part in asking.parts):
-        return
     if request.cpus_per_tres and "gpu" in request.cpus_per_tres:
         raise Refusal("per_gpu", "--cpus-per-gpu", "--cpus-per-task")
     if request.mem_per_tres and "gpu" in request.mem_per_tres:

@@ -37,7 +37,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "no_site": "the submit filter knows no MIG GPU of this cluster yet: retry in a few minutes, or tell your "
         "administrator that no node has reported its GPUs",
         "mixed_partitions": "of the partitions %s only some have MIG GPUs: name only those (%s)",
-        "unknown_gpu": "no GPU in partition %s is of type '%s': use gpu without a type or one of %s",
+        "unknown_gpu": "no GPU in partition %s is of type '%s': use gpu without a type, one of %s, or "
+        "mig:<profile> for a slice",
         "two_ways": "slices are requested by more than one option (%s): request them once, per node: "
         "--gres=mig:auto:<count>",
         "per_node": "%s does not say how many slices each node provides: use -N <nodes> and "
@@ -91,6 +92,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         # language models
         "model_away": "model %s cannot be sized while the submit service is down: add mem=, name a profile, or retry "
         "in a few minutes",
+        "model_none": "the hints name no model: add model=, params= (for example params=8b) or mem=",
         "model_size": "the size of model %s is not known: add params= (for example params=8b), mem=, or the hints that "
         "migbatch model describe prints",
         "hint_tokens": "model %s is no language model that migbatch knows: leave out %s (use batch=, input=, slo=, "

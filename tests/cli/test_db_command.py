@@ -145,6 +145,19 @@ def test_db_check_of_a_damaged_database(site: Site) -> None:
     assert code == 1 and err.count("\n") == 1 and "malformed" in err
 
 
+@pytest.mark.parametrize("kind", ["text", "another database"])
+def test_advice_for_a_file_that_is_no_backup_is_about_the_file(site: Site, kind: str) -> None:
+    file = site.directory / "b.db"
+    if kind == "text":
+        file.write_text("no database")
+    else:
+        with closing(sqlite3.connect(file)) as raw, raw:
+            raw.execute("CREATE TABLE other (id INTEGER)")
+    code, out, _ = site("db", "check", "-q", str(file))
+    assert code == 1
+    assert "-> give a file that `migbatch db backup` wrote" in out and "[store]" not in out
+
+
 def test_unreachable_database_server_is_one_finding(site: Site, tmp_path: Path) -> None:
     """Only that an unreachable server is one finding; tests/store tests what else differs with servers."""
     site.config.write_text("[store]\nurl = 'mariadb://x@127.0.0.1:1/x'\n")

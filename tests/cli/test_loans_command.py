@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slurm_migbatch.cli import asking
+from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.query import loans as command
 from slurm_migbatch.query.site import QuerySite
@@ -91,6 +92,11 @@ def test_only_the_requested_jobs_are_listed(call: Call) -> None:
     assert [line.split("|")[0] for line in call(QUEUE, ROWS, "-j", "2,3", "-P", "-n").output.splitlines()] == ["2", "3"]
     for wrong in ("x", "²"):
         assert call(QUEUE, ROWS, "-j", wrong).exit_code == 1
+
+
+def test_malformed_job_list_is_wrong_usage(call: Call) -> None:
+    error = call([], [], "-j", "abc").exception
+    assert isinstance(error, Failure) and error.code == 2 and "list of jobs" in str(error)
 
 
 def test_slurms_queue_overrides_an_older_record(call: Call) -> None:

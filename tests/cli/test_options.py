@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.cli.migacct import OPTIONS
 from slurm_migbatch.cli.migacctclick import command
-from slurm_migbatch.cli.options import parse
+from slurm_migbatch.cli.options import completed, parse
 from tests.support.examples import examples
 
 FLAGS = [flag for option in OPTIONS for flag in option.flags]
@@ -49,3 +49,18 @@ def test_every_single_option_is_parsed_without_click() -> None:
         for flag in option.flags:
             found = parse(OPTIONS, [flag, "12"] if option.metavar else [flag])
             assert (found is None) == option.instead, flag
+
+
+def test_beginning_of_one_long_option_is_completed_as_by_sacct() -> None:
+    words = ["--start=now-1hour", "--acc", "chemistry", "--part", "gpu"]
+    assert completed(OPTIONS, words) == ["--starttime=now-1hour", "--accounts", "chemistry", "--partition", "gpu"]
+    assert completed(OPTIONS, ["--ver"]) == ["--version"]
+    assert completed(OPTIONS, ["--us"]) == ["--us"], "--user or --usage"
+    kept = ["--user", "root", "--parsable", "--all", "--he", "--", "--start"]
+    assert completed(OPTIONS, kept) == kept
+
+
+@given(arguments=st.lists(WORDS, max_size=5))
+def test_only_unknown_words_are_completed(arguments: list[str]) -> None:
+    for word, whole in zip(arguments, completed(OPTIONS, arguments), strict=True):
+        assert whole == word or (word.partition("=")[0] not in FLAGS and whole.partition("=")[0] in FLAGS)

@@ -27,6 +27,21 @@ def test_unknown_command_error_suggests_the_nearest_command(
     assert capsys.readouterr().err.endswith(said)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["usage", "--start"], "No such option '--start'; did you mean --starttime? (try 'migbatch usage -h')\n"),
+        (["usage", "--bogus"], "No such option '--bogus' (try 'migbatch usage -h')\n"),
+    ],
+)
+def test_unknown_option_error_suggests_only_a_similar_option(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The dashes that all options have do not make them similar."""
+    assert run(cli, "migbatch", words) == 2
+    assert capsys.readouterr().err.endswith(said)
+
+
 def test_misspelt_column_error_suggests_the_nearest_column() -> None:
     with pytest.raises(ReportError, match=r'Invalid field requested: "Profle"; did you mean Profile\? -e lists them'):
         find("Profle")

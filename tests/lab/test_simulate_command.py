@@ -193,6 +193,7 @@ def test_tres_numbers_of_a_job_table_can_be_given_names(write: Callable[..., Pat
 
 def test_example_scenario_is_valid_once_filled_in_and_policies_are_listed(write: Callable[..., Path]) -> None:
     example = CliRunner().invoke(cli, ["simulate", "--example"]).output
+    assert all(f"{trace}," in example or f"{trace}." in example for trace in scenario.TRACES)
     filled = example.replace('trace = "..."', 'trace = "philly"').replace('path = "..."', 'path = "philly.csv"')
     assert scenario.load(write(filled)).policy == "migbatch"
     uncommented = "\n".join(

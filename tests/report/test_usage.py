@@ -233,9 +233,9 @@ def test_window_without_held_slices_is_no_error(usage: Cli) -> None:
         (("-N", "n[1"), "-N: "),
     ],
 )
-def test_bad_values_exit_with_1_and_a_message(usage: Cli, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_values_exit_with_2_and_a_message(usage: Cli, arguments: tuple[str, ...], said: str) -> None:
     code, out, err = usage(*arguments)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert said in err
 
 

@@ -246,7 +246,7 @@ def test_window_without_runs_is_no_error(waste: Cli) -> None:
         (("99",), 1, "the record has no run of job 99 with slices"),
         (("a;b",), 2, "'a;b' is not a job id"),
         (("7", "-u", "alice"), 2, "cannot be combined with -u"),
-        (("-S", "never"), 1, "Invalid time specification (pos=0): never"),
+        (("-S", "never"), 2, "Invalid time specification (pos=0): never"),
     ],
 )
 def test_wrong_arguments_have_their_exit_codes(waste: Cli, arguments: tuple[str, ...], code: int, said: str) -> None:

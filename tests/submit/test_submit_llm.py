@@ -170,7 +170,9 @@ def test_answer_states_what_was_assumed(chooser: Chooser) -> None:
         ("model=llama-3.1-8b kv_cache_dtype=magic", "model_cache"),
         ("model=x arch=layers:2+hidden:64+heads:4+wings:2", "model_arch"),
         ("model=x arch=layers:999999+hidden:64+heads:4", "model_arch"),
-        ("max_model_len=4096", "model_size"),
+        ("max_model_len=4096", "model_none"),
+        ("rate=5", "model_none"),
+        ("model=acme/chat max_model_len=4096", "model_size"),
         ("model=llama-3.1-8b input=224px", "input_unit"),
     ],
 )

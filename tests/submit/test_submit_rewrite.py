@@ -162,6 +162,11 @@ def test_refusal_of_a_short_profile_name_lists_the_full_names(ask) -> None:
     assert "1g.10gb, 1g.10gb.me, 1g.20gb, 2g.20gb" in ask("gres:mig:1g").sentence
 
 
+def test_refusal_of_an_unknown_gpu_type_says_how_to_request_a_slice(ask) -> None:
+    """With static MIG in slurm.conf a slice is such a type: gpu:1g.10gb, gpu:a100_1g.10gb."""
+    assert "mig:<profile>" in ask("gres:gpu:1g.10gb:1").sentence
+
+
 def test_partition_determines_how_a_request_is_rewritten(ask) -> None:
     assert isinstance(ask("gres:gpu:1", partition="cpu"), Pass)
     assert ask("gres:mig:auto", partition="cpu").code == "no_partition"
@@ -180,11 +185,13 @@ def test_requests_without_slices_or_by_root_pass_unchanged(ask) -> None:
     assert "add --gres=mig:auto" in ask(None, "migbatch: model=bert-large").message
 
 
-def test_options_for_whole_gpus_are_refused_or_removed(ask) -> None:
-    assert ask("gres:gpu:1", cpus_per_tres="gres:gpu:4").code == "per_gpu"
-    assert ask("gres:gpu:1", mem_per_tres="gres:gpu:4000").code == "per_gpu"
-    assert ask("gres:gpu:1", ntasks_per_tres=2).code == "per_gpu"
-    assert ask("gres:gpu:1", tres_bind="gres/gpu:per_task:1").changes["tres_bind"] == ""
+@pytest.mark.parametrize("gres", ["gres:gpu:1", "gres:mig:auto", "gres:mig:1g.10gb"])
+def test_options_for_whole_gpus_are_refused(ask, gres: str) -> None:
+    """Slurm's own refusal of a job without GPUs names no option."""
+    assert ask(gres, cpus_per_tres="gres:gpu:4").code == "per_gpu"
+    assert ask(gres, mem_per_tres="gres:gpu:4000").code == "per_gpu"
+    assert ask(gres, tres_freq="gpu:high").code == "per_gpu"
+    assert ask(gres, ntasks_per_tres=2).code == "per_gpu"
 
 
 def test_exclusive_job_is_refused_where_it_would_take_the_whole_node(ask) -> None:
@@ -193,6 +200,7 @@ def test_exclusive_job_is_refused_where_it_would_take_the_whole_node(ask) -> Non
 
 
 def test_binding_of_slices_to_tasks_is_removed_and_left_to_the_node(ask) -> None:
+    assert ask("gres:gpu:1", tres_bind="gres/gpu:per_task:1").changes["tres_bind"] == ""
     one_node = {"num_tasks": 2, "min_nodes": 1, "max_nodes": 1}
     answer = ask(None, tres_per_task="gres/mig:2g.20gb:1", tres_bind="gres/mig:per_task:1", **one_node)
     assert granted(answer) == "mig:2g.20gb:2"

@@ -67,7 +67,9 @@ class ClusterPart:
 class WorkloadPart:
     """What arrives."""
 
-    trace: str = required("Which reader.", one_of(*TRACES))
+    trace: str = required(
+        f"Format of the trace, for a site's own history sacct (`sacct -P`): {', '.join(TRACES)}.", one_of(*TRACES)
+    )
     path: str = required("The trace file; relative to this file.")
     profiles: str = key(
         "", "Directory of measured profiles (traces/bert/...): required for pollux, optional for mixed."

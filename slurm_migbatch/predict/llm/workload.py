@@ -190,7 +190,7 @@ def _refuse_unsized(hints: Hints) -> None:
         return
     if hints.model is None:
         if asks(hints):
-            raise Refusal("model_size", "this job's")
+            raise Refusal("model_none")
         return
     near = names.suggestion(hints.model)
     if near is not None:
