@@ -23,7 +23,7 @@ from slurm_migbatch.doctor.lua import BESIDE
 from slurm_migbatch.doctor.slurmfiles import beside
 from slurm_migbatch.install import scripts, topology
 from slurm_migbatch.install.files import InstallRecord, Wanted, read
-from slurm_migbatch.install.hosts import HostPlan, Places, add_unit, slurmctld_hosts, stub_path
+from slurm_migbatch.install.hosts import HOOKS, HostPlan, Places, add_unit, slurmctld_hosts, stub_path
 from slurm_migbatch.install.reported import describe
 from slurm_migbatch.install.slurmconf import Conf, apply
 from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES, SlurmPlan, rendered
@@ -41,7 +41,6 @@ UNIT: Final = "migbatchd.service"
 STATE: Final = "/var/lib/migbatch"
 TOPOLOGY_YAML: Final = (25, 5)
 """The release from which on Slurm reads topology.yaml, and ignores topology.conf if there is one."""
-_HOOKS: Final = ("prolog", "epilog", "task_prolog")
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def controller(places: Places, conf: Conf, choices: Choices, record: InstallReco
     named = {setting.value for setting in slurm.site.settings} | {
         token.value for line in conf.lines for token in line.tokens
     }
-    for name in _HOOKS:
+    for _, name in HOOKS:
         if (path := stub_path(conf, name)) in named:
             plan.wanted.append(Wanted(path, scripts.stub(str(places.hooks / name)), mode=0o755))
     for name, on in scripts.PRIMARY.items():
@@ -119,7 +118,7 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
     if cli_filter is None:
         cli_filter = "lua" in scripts.cli_filters(conf.value("CliFilterPlugins"))
     lending = config.lending.partitions if config.lending.enabled else ()
-    prolog, epilog, task_prolog = (stub_path(conf, name) for name in _HOOKS)
+    prolog, epilog, task_prolog = (stub_path(conf, name) for _, name in HOOKS)
     hooked = replace(found, cli_filter=cli_filter, prolog=prolog, epilog=epilog, task_prolog=task_prolog)
     if len(slurmctld_hosts(conf)) > 1:
         on, off = (str(Path(conf.main).with_name(name)) for name in scripts.PRIMARY)

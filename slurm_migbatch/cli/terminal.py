@@ -10,7 +10,7 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final
 
 from rich.console import Console, ConsoleDimensions
@@ -55,9 +55,7 @@ class Terminal:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
         for end in (self._wake_in, self._wake_out):
             os.close(end)

@@ -206,17 +206,14 @@ def _table(
 
 
 def _convert(kind: str, value: Any) -> tuple[bool, Any]:
-    if kind == "bool":
-        return isinstance(value, bool), value
-    if isinstance(value, bool):
-        return False, value
-    if kind == "float":
-        return isinstance(value, (int, float)), value
+    """Return whether a value has the type of its key, and the value as it is kept."""
     if kind == "tuple[str, ...]":
-        return isinstance(value, list) and all(isinstance(v, str) for v in value), tuple(value) if isinstance(
-            value, list
-        ) else value
-    return isinstance(value, {"str": str, "int": int}[kind]), value
+        valid = isinstance(value, list) and all(isinstance(v, str) for v in value)
+        return valid, tuple(value) if valid else value
+    if isinstance(value, bool):
+        return kind == "bool", value
+    types: dict[str, type | tuple[type, ...]] = {"bool": bool, "str": str, "int": int, "float": (int, float)}
+    return isinstance(value, types[kind]), value
 
 
 def unknown_name(kind: str, name: str, known: typing.Iterable[str]) -> str:

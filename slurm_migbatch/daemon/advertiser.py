@@ -64,8 +64,6 @@ class Advertised:
     changes: list[OfferChange] = field(default_factory=list)
     #: nodes whose new plan is published and not yet acknowledged
     unacknowledged: list[str] = field(default_factory=list)
-    #: nodes on which a job started while their offer was being withdrawn; planned again in the next round
-    overtaken: list[str] = field(default_factory=list)
     #: nodes whose counts exceed the constant sum
     cut: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -75,10 +73,7 @@ class Advertised:
 class Advertiser:
     """Applies node plans.
 
-    Args:
-        client: Slurm.
-        plans: where nodes get their plans.
-        ack_timeout: total seconds that one call of `advertise` waits for acknowledgements.
+    `ack_timeout`: total seconds that one call of `advertise` waits for acknowledgements.
     """
 
     def __init__(self, client: SlurmClient, plans: Plans, ack_timeout: float = 0.5) -> None:
@@ -154,8 +149,7 @@ class Advertiser:
             if current_row is None or _nonzero(current_row.gres) != shrink[plan.node]:
                 continue  # Slurm refused, or somebody else changed the counts; reported in the errors
             if newcomers.get(plan.node, set()) & self._risky(plan, rows[plan.node]):
-                result.overtaken.append(plan.node)
-                continue
+                continue  # a job started while the offer was being withdrawn; planned again in the next round
             self._shrunk[plan.node] = shrink[plan.node]
             published.append((move, self._publish(plan)))
         grow: dict[str, dict[str, int]] = {}
@@ -306,11 +300,7 @@ class _Move(NamedTuple):
 
 @dataclass(frozen=True)
 class _Settled:
-    """State of a node whose counts in Slurm are correct.
-
-    Attributes:
-        cut: whether its counts exceed the constant sum.
-    """
+    """State of a node whose counts in Slurm are correct; `cut`: whether they exceed the constant sum."""
 
     plan: NodePlan
     node: Node

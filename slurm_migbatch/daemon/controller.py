@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from slurm_migbatch.daemon.actuator import apply_moves, apply_orders, name_of
-from slurm_migbatch.daemon.advertiser import Advertised, Advertiser
+from slurm_migbatch.daemon.advertiser import Advertised, Advertiser, OfferChange
 from slurm_migbatch.daemon.dryrun import DryRun
 from slurm_migbatch.daemon.flightrecorder import FlightRecorder
 from slurm_migbatch.daemon.garbage import uncollected
@@ -70,16 +70,6 @@ class Record(Protocol):
 
 
 @dataclass(frozen=True)
-class NodeChange:
-    """A node's new offer and the reason for it."""
-
-    node: str
-    version: int
-    counts: Mapping[str, int]
-    why: str
-
-
-@dataclass(frozen=True)
 class RoundReport:
     """Observations and actions of one round.
 
@@ -101,7 +91,7 @@ class RoundReport:
     """
 
     at: float
-    changes: tuple[NodeChange, ...] = ()
+    changes: tuple[OfferChange, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     notes: tuple[str, ...] = ()
     error: str = ""
@@ -119,17 +109,7 @@ class RoundReport:
 
 
 class Controller:
-    """Run rounds.
-
-    Args:
-        settings: how to decide.
-        slurm: Slurm.
-        observer: other sources of the snapshot.
-        advertiser: applies the plans of nodes.
-        record: stores intentions and changes.
-        clock: the time.
-        decide: replaces `decide.core.decide`.
-    """
+    """Run rounds. `observer`: the sources of the snapshot other than Slurm; `decide` replaces `decide.core.decide`."""
 
     def __init__(
         self,
@@ -242,7 +222,6 @@ class Controller:
         reasons = {offer.plan.node: offer.why for offer in decided.offers} if advertised.changes else {}
         for change in advertised.changes:
             why = _RESET if change.reset else reasons[change.node]
-            applied.changes.append(NodeChange(change.node, change.version, change.counts, why))
             self._record.supply(change.node, snapshot.now, change.version, change.counts, why)
         return applied
 
@@ -301,8 +280,8 @@ class Controller:
         rows = [loan.row() for loan in decided.changed]
         outcomes: list[OrderOutcome] = []
         unsaved: Sequence[Loan] = ()
-        if not orders:
-            self._record_loans(decided.changed)
+        if not orders and rows:
+            self._record.post(rows, ())
         elif rows and not (self._record.available and self._record.save(rows, ())):
             unsaved, now = decided.changed, self._clock.time()
             for order in orders:
@@ -336,10 +315,6 @@ class Controller:
         if settled.loans or certain or rows:
             self._record.post([loan.row() for loan in settled.loans], [*certain, *rows])
 
-    def _record_loans(self, changed: Sequence[Loan]) -> None:
-        if changed:
-            self._record.post([loan.row() for loan in changed], ())
-
     def _record_actions(self, rows: Rows) -> None:
         if rows:
             self._record.post((), rows)
@@ -360,7 +335,7 @@ class Controller:
             return RoundReport(snapshot.now, ended=ended, failed=decision.failed, slurm_calls=calls, seconds=seconds)
         return RoundReport(
             at=snapshot.now,
-            changes=tuple(applied.changes),
+            changes=tuple(applied.done.changes),
             reservations=supply.plan.reservations,
             notes=(*supply.notes, *applied.notes),
             error=applied.error,
@@ -405,7 +380,6 @@ class _Applied:
     """Outcome of applying supply's decision."""
 
     done: Advertised = field(default_factory=Advertised)
-    changes: list[NodeChange] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: str = ""
     calls: int = 0

@@ -89,11 +89,7 @@ def slurm_uids(config: Config) -> frozenset[int]:
 
 
 class SitePredictions:
-    """Predictions for the GPUs of a catalog: `decide.snapshot.Predictions`.
-
-    Attributes:
-        catalog: the site's partitions and GPUs.
-    """
+    """Predictions for the GPUs of a catalog: `decide.snapshot.Predictions`."""
 
     def __init__(self, chooser: Chooser, catalog: SiteCatalog) -> None:
         self._chooser = chooser

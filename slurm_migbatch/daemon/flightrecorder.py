@@ -82,7 +82,6 @@ class FlightRecorder:
 
     Args:
         directory: where the segments are; created if missing.
-        settings: the settings of the decisions.
         hours: how long a segment is kept after its end.
         megabytes: maximum total size.
         clock: seconds, never set back.

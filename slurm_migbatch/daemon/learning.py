@@ -25,7 +25,6 @@ from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.refit import news
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
 from slurm_migbatch.predict.state import StateError
-from slurm_migbatch.predict.statefile import Index
 from slurm_migbatch.store.recurring import Learnable, learnable
 
 log = logging.getLogger(__name__)
@@ -64,13 +63,10 @@ class Learning:
         self._refits = metrics.counter("migbatch_model_refits_total", "Refits of the predictor, by outcome.", "outcome")
         gauge = metrics.gauge
         gauge("migbatch_model_version", "Version of the learned model in use; 0: physics.", self._version)
-        gauge(
-            "migbatch_model_kept_share",
-            "Share of runs since the last refit that met the predicted limit.",
-            self._shares,
-            "figure",
-        )
-        gauge("migbatch_model_kept_runs", "Runs since the last refit that reported the figure.", self._runs, "figure")
+        kept = "Share of runs since the last refit that met the predicted limit."
+        gauge("migbatch_model_kept_share", kept, lambda: self._kept("share"), "figure")
+        reported = "Runs since the last refit that reported the figure."
+        gauge("migbatch_model_kept_runs", reported, lambda: self._kept("runs"), "figure")
         gauge(
             "migbatch_model_drift",
             "Median of measured over predicted since the last refit, by model.",
@@ -98,21 +94,18 @@ class Learning:
             await asyncio.sleep(min(_CHECK_S, self._config.learning.every_s))
 
     def _check_index(self) -> None:
-        index = self._index()
-        if index is None or index.current == self._current:
+        try:
+            index = self._directory.index()
+        except StateError as error:
+            self._fault.failed(error)
+            return
+        if index.current == self._current:
             return
         before, self._current = self._current, index.current
         if before is None:  # common start of all components of the service
             return
         log.info("predictions use another model", extra={"version": index.current, "before": before})
         self._changed(index.current)
-
-    def _index(self) -> Index | None:
-        try:
-            return self._directory.index()
-        except StateError as error:
-            self._fault.failed(error)
-            return None
 
     async def _learn(self) -> None:
         reach = await asyncio.wrap_future(self._writer.call(lambda store: store.read(learnable), "learnable"))
@@ -177,11 +170,8 @@ class Learning:
     def _version(self) -> Mapping[Labels, float]:
         return {(): float(self._current or 0)}
 
-    def _shares(self) -> Mapping[Labels, float]:
-        return {(name,): float(coverage["share"]) for name, coverage in self._watch.get("kept", {}).items()}
-
-    def _runs(self) -> Mapping[Labels, float]:
-        return {(name,): float(coverage["runs"]) for name, coverage in self._watch.get("kept", {}).items()}
+    def _kept(self, part: str) -> Mapping[Labels, float]:
+        return {(name,): float(coverage[part]) for name, coverage in self._watch.get("kept", {}).items()}
 
     def _drift(self) -> Mapping[Labels, float]:
         ratios = [

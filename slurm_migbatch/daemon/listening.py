@@ -20,18 +20,16 @@ _ADDRESSES_S = 30.0
 
 
 class Listening:
-    """The addresses of one server.
-
-    Attributes:
-        whom: who is served by it, for the log.
-    """
+    """The addresses of one server."""
 
     def __init__(
         self, api: ApiServer, listen: str, settings: Callable[[], Mapping[str, str]], whom: str, section: str
     ) -> None:
-        """Set up. `listen`: the configured address, or ""; `settings` are slurmctld's, and may raise SlurmError."""
+        """Set up. `listen`: the configured address, or ""; `settings` are slurmctld's, and may raise SlurmError;
+        `whom`: who is served, for the log.
+        """
         self._api, self._configured, self._settings = api, listen, settings
-        self.whom, self._section = whom, section
+        self._whom, self._section = whom, section
 
     def begin(self) -> None:
         """Listen on the configured address, or on loopback. Raises OSError."""
@@ -42,7 +40,7 @@ class Listening:
         configured.
         """
         fault = FaultReporter(
-            f"cannot determine the address to listen on for {self.whom}",
+            f"cannot determine the address to listen on for {self._whom}",
             f"set [{self._section}] listen, or start slurmctld",
             log,
         )
@@ -59,7 +57,7 @@ class Listening:
                             raise
                 if all(is_loopback(address) for address in self._api.addresses if not address.startswith("/")):
                     raise OSError(
-                        f"{', '.join(hosts) or 'slurm.conf'} has no address of this host that {self.whom} can reach"
+                        f"{', '.join(hosts) or 'slurm.conf'} has no address of this host that {self._whom} can reach"
                     )
                 fault.succeeded()
             except (SlurmError, OSError) as error:
@@ -69,4 +67,4 @@ class Listening:
 
     def _listen(self, host: str) -> None:
         if self._api.listen(host):
-            log.info("serving %s", self.whom, extra={"address": host, "port": self._api.port})
+            log.info("serving %s", self._whom, extra={"address": host, "port": self._api.port})

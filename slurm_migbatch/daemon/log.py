@@ -85,11 +85,7 @@ class FaultReporter:
         return bool(self.tries)
 
     def failed(self, error: BaseException | str) -> float:
-        """Note a failure.
-
-        Returns:
-            Seconds to wait before the next try.
-        """
+        """Note a failure; return the seconds to wait before the next try."""
         text = (str(error) or type(error).__name__).strip().replace("\n", " ")[:500]
         if not self.tries:
             self._since = self._clock()

@@ -17,7 +17,7 @@ from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.compose import compose, keeper_of
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.daemon.standby import Standby
-from slurm_migbatch.daemon.tasks import keep
+from slurm_migbatch.daemon.tasks import cancel, keep
 from slurm_migbatch.daemon.term import TermKeeper
 from slurm_migbatch.node.auth import AuthError
 from slurm_migbatch.node.notify import notify
@@ -52,8 +52,7 @@ async def serve(config: Config, path: str) -> None:
             await _hand_over(before, running)
         await _hand_over(running, None)
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        await cancel(watching)
         await asyncio.to_thread(keeper.close)
         notify("STOPPING=1")
 

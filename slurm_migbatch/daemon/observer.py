@@ -161,12 +161,5 @@ class Observer:
         plan = self._node_plans.current(row.name)
         acknowledged = plan is None or self._node_plans.acked(row.name) >= plan.version
         reachable, total = self._node_plans.silence(row.name) <= self._silence_s, self._total(row)
-        if (
-            before is not None
-            and before.plan is plan
-            and before.acknowledged == acknowledged
-            and before.reachable == reachable
-            and before.total == total
-        ):
-            return before
-        return PlanStatus(plan, acknowledged, reachable, total)
+        status = PlanStatus(plan, acknowledged, reachable, total)
+        return before if before is not None and before.plan is plan and before == status else status

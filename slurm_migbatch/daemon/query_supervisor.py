@@ -25,8 +25,6 @@ class QuerySupervisor:
     def __init__(self, config: Config, metrics: Metrics) -> None:
         self._config = config
         self._answers: Mapping[str, int] = {}
-        #: the port while the service runs
-        self.port: int | None = None
         metrics.gauge(
             "migbatch_query_answers", "User queries answered since the last start, by status.", self._by_status,
             "status",
@@ -53,16 +51,12 @@ class QuerySupervisor:
             await self._listen(child)
             raise RuntimeError(f"the query service exited with {await child.wait()}")
         finally:
-            self.port = None
             await asyncio.shield(self._end(child))
 
     async def _listen(self, child: Process) -> None:
         assert child.stdout is not None
         while line := await child.stdout.readline():
-            message = json.loads(line)
-            if "serving" in message:
-                self.port = int(message["serving"])
-            self._answers = message.get("answers", self._answers)
+            self._answers = json.loads(line).get("answers", self._answers)
 
     async def _end(self, child: Process) -> None:
         """Close the child's stdin, which ends it."""

@@ -7,7 +7,6 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,24 +48,8 @@ def _recorder(config: Config, settings: Settings) -> FlightRecorder | None:
 # -- rounds ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Faults:
-    supply: FaultReporter
-    dispatch: FaultReporter
-    lending: FaultReporter
-
-
 class Rounds:
-    """Runs a round after every query of Slurm.
-
-    Args:
-        config: the configuration.
-        slurm: Slurm.
-        node_plans: the plans of nodes.
-        writer: the store writer.
-        metrics: the registry of the rounds' metrics.
-        predictions: the predictor; None: nothing is predicted.
-    """
+    """Runs a round after every query of Slurm. Without `predictions` nothing is predicted."""
 
     def __init__(
         self,
@@ -95,11 +78,7 @@ class Rounds:
         self._notes: frozenset[str] = frozenset()
         self._seldom = Seldom(log)
         self.report: RoundReport | None = None
-        self.faults = _Faults(
-            FaultReporter("supply", _RETRY, log),
-            FaultReporter("dispatch", _RETRY, log),
-            FaultReporter("lending", _RETRY, log),
-        )
+        self.faults = {name: FaultReporter(name, _RETRY, log) for name in ("supply", "dispatch", "lending")}
         self._metrics = _RoundMetrics(metrics, self)
 
     def close(self) -> None:
@@ -179,8 +158,7 @@ class Rounds:
         return report.again
 
     def _log_report(self, report: RoundReport) -> None:
-        for name in ("supply", "dispatch", "lending"):
-            fault: FaultReporter = getattr(self.faults, name)
+        for name, fault in self.faults.items():
             error = report.failed.get(name) or (report.error if name == "supply" else "")
             if not error:
                 fault.succeeded()

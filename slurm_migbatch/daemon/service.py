@@ -44,7 +44,7 @@ from slurm_migbatch.daemon.rounds import Rounds
 from slurm_migbatch.daemon.scraping import Scraping
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
 from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
-from slurm_migbatch.daemon.tasks import keep
+from slurm_migbatch.daemon.tasks import cancel, keep
 from slurm_migbatch.daemon.term import ActiveRole, AlwaysActive
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
@@ -165,9 +165,7 @@ class Service:
             await stop.wait()
         finally:
             self.node_plans.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*tasks)
             await self.api.stop()
             self._node_api.close()
             await asyncio.to_thread(self.rounds.close)
@@ -182,12 +180,12 @@ class Service:
         checks = {
             "slurm": self.poller.fault.error,
             "database": self.writer.fault.error,
-            "supply": self.rounds.faults.supply.error,
+            "supply": self.rounds.faults["supply"].error,
         }
         if self.config.lending.enabled:
-            checks["lending"] = self.rounds.faults.lending.error
+            checks["lending"] = self.rounds.faults["lending"].error
         if self.config.dispatch.enabled:
-            checks["dispatch"] = self.rounds.faults.dispatch.error
+            checks["dispatch"] = self.rounds.faults["dispatch"].error
         if not self.poller.fault.open and self.poller.latest is None:
             checks["slurm"] = "not queried yet"
         states = {name: "failing" if text else "ok" for name, text in checks.items()}
@@ -348,8 +346,7 @@ class Service:
         )
 
     def _job_states(self) -> Mapping[Labels, float]:
-        states: dict[Labels, float] = {}
+        states: Counter[str] = Counter()
         for job in self._queue():
-            key = (job.state,)
-            states[key] = states.get(key, 0) + job.tasks
-        return states
+            states[job.state] += job.tasks
+        return {(state,): float(count) for state, count in states.items()}

@@ -19,7 +19,7 @@ from slurm_migbatch.daemon.facts import slurm_uids
 from slurm_migbatch.daemon.gate import as_json
 from slurm_migbatch.daemon.listening import Listening
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
-from slurm_migbatch.daemon.tasks import keep
+from slurm_migbatch.daemon.tasks import cancel, keep
 from slurm_migbatch.daemon.term import ActiveRole
 
 log = logging.getLogger(__name__)
@@ -69,9 +69,7 @@ class Standby:
             ready()
             await stop.wait()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*tasks)
             for api in self._apis:
                 await api.stop()
 

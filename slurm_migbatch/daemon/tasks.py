@@ -1,4 +1,4 @@
-"""Run loops that never end."""
+"""Run loops that never end, and end tasks."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ async def keep(name: str, loop: Callable[[], Awaitable[None]]) -> None:
             if not fault.open:
                 log.exception("internal error in %s", name)
             await asyncio.sleep(fault.failed(error))
+
+
+async def cancel(*tasks: asyncio.Task[None]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -46,7 +46,6 @@ ALONE_S: Final = 60.0
 class AlwaysActive:
     """The role of a migbatchd that is the only one: always active."""
 
-    active = True
     why = ""
 
     def acts(self) -> bool:

@@ -60,11 +60,7 @@ class StoreWriter:
         self._thread.start()
 
     def stop(self, timeout: float) -> int:
-        """Write the queue, for at most `timeout` seconds, then close the store.
-
-        Returns:
-            How many records were left unwritten.
-        """
+        """Write the queue, for at most `timeout` seconds, close the store, and return how many were left unwritten."""
         with self._news:
             self._stopping = True
             self._news.notify_all()

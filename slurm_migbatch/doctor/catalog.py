@@ -1,13 +1,15 @@
-"""Check that the catalog's lines in slurm.conf allow every request that some node could serve to pend."""
+"""Check that requests can pend: the catalog's lines in slurm.conf allow for them, and it is in Slurm's topology."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping
 
 from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.install.slurmedit import catalog_lacks
-from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN, Finding
-from slurm_migbatch.slurm.nodelist import NodeListError
+from slurm_migbatch.install.topology import SWITCH
+from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
+from slurm_migbatch.slurm.nodelist import NodeListError, expand
 
 _WHY = {
     "NodeAddr": "slurmctld looks its name up, and does not start where that is unknown",
@@ -16,6 +18,8 @@ _WHY = {
     "TmpDisk": "--tmp",
     "Gres": "another --gres beside mig",
 }
+_UNIT = re.compile(r"^(Switch|Block)Name=.*? Nodes=(\S+)", re.MULTILINE)
+_ADVICE = "migbatch install --role controller --edit --apply, then restart slurmctld; in a topology.yaml by hand (add "
 
 
 def check_catalog(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[Finding]:
@@ -32,3 +36,37 @@ def check_catalog(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[Fi
         yield Finding(BAD, "catalog", f"{catalog} lacks {key}: {text}", advice)
     if not lacking:
         yield Finding(GOOD, "catalog", f"{catalog} has an address, and the size and features of the MIG nodes")
+
+
+def topologies_of(partitions: Mapping[str, Mapping[str, str]], mig: Collection[str]) -> tuple[str, ...]:
+    """Return the topologies of the partitions `mig`, which have MIG nodes, by the fields of each partition in `scontrol
+    show partition`; "" is the cluster's own.
+    """
+    return tuple(dict.fromkeys(words.get("Topology", "") for name, words in partitions.items() if name in mig)) or ("",)
+
+
+def check_topology(shown: Mapping[str, str], catalog: str) -> Iterator[Finding]:
+    """Check that the catalog nodes (a host list) are in a switch or block of each topology, shown by its name; empty if
+    it has neither.
+    """
+    for name, text in shown.items():
+        units = _UNIT.findall(text)
+        if not units:
+            continue
+        subject = f"topology {name}" if name else "topology"
+        kind = units[0][0].lower()
+        try:
+            listed = {node for _, nodes in units for node in expand(nodes)}
+        except NodeListError as error:
+            yield Finding(UNKNOWN, subject, f"cannot be read: {error}", "see `scontrol show topology`")
+            continue
+        if set(expand(catalog)) <= listed:
+            yield Finding(GOOD, subject, f"{catalog} is in a {kind}")
+        elif kind == "switch":
+            text = f"{catalog} is in no switch: jobs are refused unless a node offers their profile"
+            yield Finding(BAD, subject, text, f"{_ADVICE}`- switch: {SWITCH}` with `nodes: {catalog}`)")
+        else:
+            text = f"{catalog} is in no block: multi-node jobs are refused unless nodes offer their profile"
+            advice = f"{_ADVICE}`- block: {SWITCH}` with `nodes: {catalog}`)"
+            short = "before Slurm 25.11 [cluster] catalog_nodes needs as many nodes as a block"
+            yield Finding(ODD, subject, text, f"{advice}; {short}")

@@ -13,19 +13,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from slurm_migbatch.config import Config
-from slurm_migbatch.doctor import (
-    controllers,
-    health,
-    lending,
-    lua,
-    nodes,
-    paths,
-    service,
-    settings,
-    slurmfiles,
-    topology,
-)
-from slurm_migbatch.doctor.catalog import check_catalog
+from slurm_migbatch.doctor import catalog, controllers, health, lending, lua, nodes, paths, settings, slurmfiles
 from slurm_migbatch.doctor.database import check_file, check_server
 from slurm_migbatch.doctor.disks import check_disks, read_disk
 from slurm_migbatch.doctor.leaving import check_leaving
@@ -33,6 +21,7 @@ from slurm_migbatch.doctor.programs import Reader, reader
 from slurm_migbatch.doctor.releases import SiteTraits, check_release, untyped_gres
 from slurm_migbatch.doctor.reports import ReceivedReport, causes, check_reports, read_reports, summary
 from slurm_migbatch.doctor.rest import check_rest
+from slurm_migbatch.doctor.service import check_service
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import Conf, load
@@ -73,7 +62,7 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
     yield from _slurm(config, rendering, own, reports, everywhere)
     yield from _disks(config)
     if not own.standby:
-        yield from service.check_service(config, own)
+        yield from check_service(config, own)
 
 
 def _daemon(config: Config) -> Reader | None:
@@ -169,9 +158,9 @@ def _topology(
 ) -> Iterator[Finding]:
     mig = nodes.mig_nodes(rows, config)
     served = {partition for row in rows if row.name in mig for partition in row.partitions}
-    names = topology.names_of(partitions, served)
+    names = catalog.topologies_of(partitions, served)
     shown = {name: _scontrol(config, "show", "topology", *filter(None, [name])) for name in names}
-    yield from topology.check_topology(shown, config.cluster.catalog_nodes)
+    yield from catalog.check_topology(shown, config.cluster.catalog_nodes)
 
 
 def _controllers(config: Config, conf: Mapping[str, str], here: health.DaemonState) -> Iterator[Finding]:
@@ -192,7 +181,7 @@ def _files(
 ) -> Iterator[Finding]:
     """Check Slurm's files on this host; `active`: whether its migbatchd knows the current site."""
     mig = nodes.mig_nodes(rows, config)
-    yield from check_catalog(conf, config.cluster.catalog_nodes, mig)
+    yield from catalog.check_catalog(conf, config.cluster.catalog_nodes, mig)
     yield from slurmfiles.check_autodetect(slurmfiles.beside(conf, "gres.conf"), mig)
     slurm_user = reader(config.cluster.slurm_user)
     yield from lua.check_script(

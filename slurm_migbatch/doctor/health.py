@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from slurm_migbatch.config import Config
+from slurm_migbatch.query.client import connection_to
 
 _PATH: Final = "/healthz"
 _ANSWER_S: Final = 5.0
@@ -49,9 +49,8 @@ def health_url(config: Config) -> str:
 
 def ask(url: str) -> DaemonState:
     """Query the health of the migbatchd at a `url_of`, without any proxy from the environment."""
-    parts = urlsplit(url)
     try:
-        with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S)) as connection:
+        with closing(connection_to(url, _ANSWER_S)) as connection:
             connection.request("GET", _PATH)
             body = connection.getresponse().read(_MOST)
         answer = json.loads(body)

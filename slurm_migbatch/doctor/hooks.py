@@ -10,10 +10,10 @@ from typing import Final
 
 from slurm_migbatch.doctor.programs import HostProgram, programs_of, read_program
 from slurm_migbatch.install import scripts
+from slurm_migbatch.install.hosts import HOOKS as HOOKS
 from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
 
-HOOKS: Final = (("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task_prolog"))
 _INSTALL: Final = "migbatch install --role node --edit --apply"
 _BY_CONTROLLER: Final = "on the controller: migbatch install --role controller --edit --apply; then its /etc/slurm here"
 _OURS: Final = re.compile(r"^ {4}from slurm_migbatch\.node\.\w+ import main$", re.MULTILINE)
@@ -50,9 +50,8 @@ def gather(conf: Conf, directory: str, *, several: bool) -> list[HookFacts]:
 
 
 def _gather(conf: Conf, key: str, usual: str, several: bool) -> HookFacts:
-    values = [token.value for line in conf.lines if not line.record and (token := line.get(key.lower()))]
     several = several and key in scripts.SEVERAL
-    values = values if several else values[-1:]
+    values = conf.values(key) if several else conf.values(key)[-1:]
     programs = [read_program(path) for value in values for path in programs_of(conf.beside(value))]
     hook = next((program for program in programs if is_ours(program)), None)
     if hook is None:

@@ -34,13 +34,7 @@ def check_lending(
     partitions: Mapping[str, Mapping[str, str]],
     version: tuple[int, int],
 ) -> Iterator[Finding]:
-    """Check that training jobs can pend, be requeued, and be preempted by Slurm itself.
-
-    Args:
-        conf: `scontrol show config`, keys in lower case.
-        partitions: see `parse_partitions`.
-        version: Slurm's release.
-    """
+    """Check that training jobs can pend, be requeued, and be preempted by Slurm itself; `conf`: keys in lower case."""
     if conf.get("jobrequeue") == "0":
         text = "JobRequeue is 0: loans cannot be reclaimed"
         yield Finding(BAD, "lending", text, "set JobRequeue=1 in slurm.conf")

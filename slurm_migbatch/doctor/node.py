@@ -32,14 +32,7 @@ _AS_ROOT: Final = "run migbatch doctor as root"
 
 @dataclass(frozen=True)
 class NodePlaces:
-    """Paths on a node.
-
-    Attributes:
-        etc: directory of node.conf.
-        hooks: directory of the hook programs.
-        slurm_conf: slurm.conf; empty: by node.conf, or by Slurm's rules.
-        name: the node's name in Slurm; empty: the host's.
-    """
+    """Paths on a node. Empty: `slurm_conf` by node.conf or by Slurm's rules, `name` (in Slurm) the host's."""
 
     etc: str = "/etc/migbatch"
     hooks: str = "/etc/migbatch/hooks"

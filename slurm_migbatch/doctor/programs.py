@@ -21,8 +21,7 @@ class HostProgram:
     """One file that root runs.
 
     Attributes:
-        path: its path.
-        text: its content; None if there is no such file, or it cannot be read.
+        text: None if there is no such file, or it cannot be read.
         executable: whether root may run it.
         insecure: why others than root could change it, as a sentence; empty if they cannot.
     """

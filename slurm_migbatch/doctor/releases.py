@@ -22,12 +22,7 @@ _SUBJECT: Final = "Slurm release"
 
 @dataclass(frozen=True)
 class SiteTraits:
-    """Conditions of a bug.
-
-    Attributes:
-        conf: `scontrol show config`, keys in lower case.
-        untyped: entries of Gres= in slurm.conf that name no type.
-    """
+    """Conditions of a bug; `conf`: keys in lower case, `untyped`: entries of Gres= in slurm.conf that name no type."""
 
     conf: Mapping[str, str]
     untyped: Sequence[str] = ()

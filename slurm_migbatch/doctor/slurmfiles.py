@@ -61,11 +61,8 @@ def check_cgroup(conf: Conf, cgroup: Conf, whole: Collection[str]) -> Iterator[F
     """Check who may open GPUs. Slices are protected by the owners of their devices; whole GPUs (`whole`: devices of
     this node's GPUs that are not in MIG mode) by cgroups alone.
     """
-    plugin = "task/cgroup" in conf.value("TaskPlugin").lower().split(",") or "cgroup" in conf.value(
-        "TaskPlugin"
-    ).lower().split(",")
-    constrained = plugin and cgroup.value("ConstrainDevices").lower() in ("yes", "true", "1")
-    if constrained:
+    plugins = {plugin.removeprefix("task/") for plugin in conf.value("TaskPlugin").lower().split(",")}
+    if "cgroup" in plugins and cgroup.value("ConstrainDevices").lower() in ("yes", "true", "1"):
         yield Finding(GOOD, "cgroup.conf", "ConstrainDevices=yes")
         return
     advice = "set TaskPlugin=task/cgroup in slurm.conf and ConstrainDevices=yes in cgroup.conf"

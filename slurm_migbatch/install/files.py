@@ -36,8 +36,7 @@ class Wanted:
     """A wanted file or directory.
 
     Attributes:
-        path: its path.
-        text: its content; empty for a directory.
+        text: empty for a directory.
         kind: "own" belongs to migbatch alone, "once" is written if missing and then belongs to the site, "site" is the
             site's and edited, "directory" is created.
         mode, owner: of new files; a site's file keeps its own.
@@ -215,9 +214,7 @@ def write(
 
     Args:
         path: absolute, or a name in the open directory `folder`.
-        text: its content.
-        mode, owner: of the file; None: this process's user.
-        folder: see `path`.
+        owner: None: this process's user.
         attributes: extended attributes; those that the file system does not support are skipped.
     """
     # a unique name, because hosts that share a directory may write the same file at the same time

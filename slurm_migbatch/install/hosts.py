@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,7 +19,8 @@ UNIT: Final = "migbatch-node.service"
 CLI_FILTER: Final = "cli_filter.lua"
 CONFIGLESS: Final = "/run/slurm/conf/slurm.conf"
 """slurmd's copy on a configless node, with the other files that slurmctld sends."""
-_HOOKS: Final = (("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task_prolog"))
+HOOKS: Final = (("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task_prolog"))
+"""Keys of slurm.conf, and the names of migbatch's programs for them."""
 _PORT: Final = 6830
 
 
@@ -74,8 +74,6 @@ def node(
     """Return what a compute node needs.
 
     Args:
-        places: paths on the host.
-        conf: this node's slurm.conf.
         controller: URLs of migbatchd; empty: those of slurm.conf's SlurmctldHost.
         python, task_python: interpreters of the hooks; empty: that of the virtual environment.
         edit: change the site's own scripts too.
@@ -98,7 +96,7 @@ def node(
     plan.wanted.append(Wanted(str(places.etc / NAME), settings, "once"))
     unit = node_install.unit(str(places.prefix / "bin/migbatch"), str(places.etc))
     add_unit(plan, places, UNIT, unit)
-    for key, hook in _HOOKS:
+    for key, hook in HOOKS:
         if key in scripts.SEVERAL and release >= scripts.SEVERAL[key]:
             continue  # a line of slurm.conf, which the controller writes
         _add_to_site_hook(plan, conf, key, str(places.hooks / hook), edit)
@@ -145,8 +143,7 @@ def _controller(conf: Conf) -> str:
 
 def slurmctld_hosts(conf: Conf) -> list[str]:
     """Return slurmctld's hosts in slurm.conf, `name` or `name(address)`, in their order."""
-    values = [token.value for line in conf.lines if not line.record and (token := line.get("slurmctldhost"))]
-    return values or [host for host in (conf.value("ControlMachine"),) if host]
+    return conf.values("SlurmctldHost") or [host for host in (conf.value("ControlMachine"),) if host]
 
 
 def slurm_release() -> tuple[int, ...]:
@@ -161,7 +158,7 @@ def slurm_release() -> tuple[int, ...]:
 
 def _add_to_site_hook(plan: HostPlan, conf: Conf, key: str, hook: str, edit: bool) -> None:
     """Add migbatch's hook to the site's hook of a key, unless there is none or slurm.conf names migbatch's too."""
-    values = [token.value for line in conf.lines if not line.record and (token := line.get(key.lower()))]
+    values = conf.values(key)
     if not values or hook in values or stub_path(conf, hook) in values:
         return
     site_hook = conf.beside(values[-1])
@@ -203,16 +200,10 @@ def stub_path(conf: Conf, hook: str) -> str:
     return str(Path(conf.main).with_name(f"migbatch-{Path(hook).name}"))
 
 
-def find_slurm_conf(given: str, environment: str) -> Iterator[str]:
-    """Yield possible paths of slurm.conf, the most likely first."""
-    yield from (path for path in (given, environment) if path)
-    if not given and not environment:
-        yield from ("/etc/slurm/slurm.conf", CONFIGLESS, "/etc/slurm-llnl/slurm.conf")
-
-
 def slurm_conf(given: str, environment: str) -> Conf | None:
-    """Read this host's slurm.conf; None if there is none."""
-    for path in find_slurm_conf(given, environment):
+    """Read this host's slurm.conf at one of two paths, or without any in Slurm's places; None if there is none."""
+    named = [path for path in (given, environment) if path]
+    for path in named or ("/etc/slurm/slurm.conf", CONFIGLESS, "/etc/slurm-llnl/slurm.conf"):
         if read(path) is not None:
             return load(path, read)
     return None

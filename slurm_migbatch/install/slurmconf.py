@@ -26,13 +26,7 @@ _DEEPEST: Final = 10
 
 @dataclass(frozen=True)
 class Token:
-    """One `Key=Value`.
-
-    Attributes:
-        key: in lower case.
-        value: without quotes.
-        start, end: position of the value in the file, quotes included.
-    """
+    """One `Key=Value`: the key in lower case, the value without quotes, and where it is in the file with them."""
 
     key: str
     value: str
@@ -45,10 +39,8 @@ class Line:
     """One line as Slurm reads it, which may be several of the file.
 
     Attributes:
-        path: the file.
         number: of its first line, from 1.
         start, end: its position in the file, without the last line's end.
-        tokens: its values.
         include: the file that it includes, empty for none.
     """
 
@@ -101,6 +93,10 @@ class Conf:
         """Return the value of a key of the cluster, see `setting`; empty if there is none."""
         effective = self.setting(key, without)
         return effective[1].value if effective else ""
+
+    def values(self, key: str) -> list[str]:
+        """Return all values of a key of the cluster, in the order in which Slurm reads them."""
+        return [token.value for line in self.lines if not line.record and (token := line.get(key.lower()))]
 
     def records(self, kind: str) -> Iterator[tuple[Line, dict[str, str]]]:
         """Yield each record of `kind` ("nodename") with its values, those of the DEFAULT lines above it included."""

@@ -7,13 +7,14 @@ on). So a key that the site has is changed in place, and migbatch's own file hol
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from slurm_migbatch.install import scripts, topology
-from slurm_migbatch.install.slurmconf import FEATURES, INCLUDED, Conf, Line, LineEdit, added, changed, edit
+from slurm_migbatch.install.slurmconf import FEATURES, Conf, Line, LineEdit, added, changed, edit
+from slurm_migbatch.install.slurmconf import INCLUDED as INCLUDED
 from slurm_migbatch.site import PREEMPT_EXEMPT, NodeLine, Setting, Site, preemption, render
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
@@ -36,6 +37,10 @@ _PREEMPTS: Final = (
     "loans to migbatchd, which ends those with the least loss, but jobs of other partitions cannot be preempted "
     "earlier either"
 )
+_Row = tuple[Line, dict[str, str], tuple[str, ...]]
+"""A line of nodes, its values, and the nodes' names."""
+_Counts = Mapping[str, Mapping[str, int]]
+"""Slices by profile, of each MIG node."""
 
 
 @dataclass
@@ -62,10 +67,8 @@ def plan(
 
     Args:
         site: built from the nodes' reports, see `reported`.
-        conf: slurm.conf.
-        gres_conf: gres.conf, empty if there is none.
+        gres_conf: empty if there is none; `topology_conf`: None if Slurm reads none.
         lending: partitions whose training jobs are lent idle slices.
-        topology_conf: topology.conf; None if Slurm reads none.
     """
     counts = {name: line.counts for line in site.nodes for name in expand(line.names)}
     result = SlurmPlan(site)
@@ -76,23 +79,20 @@ def plan(
     result.problems += _clashes(rows, counts)
     for line, values, names in rows:
         result.edits += _node_edit(conf, line, values, names, counts)
-    partitions = _partition_edits(conf, rows, counts, site.catalog.names, lending, result)
-    result.edits += partitions
+    result.edits += _partition_edits(conf, rows, counts, site.catalog.names, lending, result)
     catalog = replace(site.catalog, settings=_catalog_settings(rows, counts), others=_listed(_others(rows, counts)))
-    accounting = conf.value("AccountingStorageType").endswith("slurmdbd")
     preempts = _preempts(conf)
     if site.lends and preempts and not conf.value("PreemptExemptTime"):
         result.notes.append(_PREEMPTS)
     needed = replace(
         site,
         catalog=catalog,
-        accounting=accounting,
+        accounting=conf.value("AccountingStorageType").endswith("slurmdbd"),
         suspends=bool(conf.value("SuspendProgram")),
         preempts=preempts,
         own=(),
     )
-    own = frozenset(_settings(needed, conf, result))
-    result.site = replace(needed, own=own)
+    result.site = replace(needed, own=frozenset(_settings(needed, conf, result)))
     result.edits += [*_include(conf, INCLUDED), *_include(gres_conf, INCLUDED_GRES)]
     _select_type(conf, result)
     if topology_conf is not None:
@@ -102,8 +102,7 @@ def plan(
         result.problems += topology_plan.problems
     _own_gres(gres_conf, counts, result)
     if not result.problems:
-        devices = list(_devices(gres_conf, rows, counts, result))
-        result.site = replace(result.site, devices=devices)
+        result.site = replace(result.site, devices=list(_devices(gres_conf, rows, counts, result)))
     return result
 
 
@@ -121,10 +120,7 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
         line, token = present
         if setting.kind == "hook" and token.value != setting.value:
             if setting.key in scripts.SEVERAL and site.version >= scripts.SEVERAL[setting.key]:
-                if any(
-                    other.get(setting.key.lower()) and other.path != own_file and _holds(other, setting)
-                    for other in conf.lines
-                ):
+                if any(other.path != own_file and _holds(other, setting) for other in conf.lines):
                     yield setting.key
                 continue
             done.notes.append(
@@ -206,7 +202,7 @@ def _select_type(conf: Conf, done: SlurmPlan) -> None:
 # --- nodes
 
 
-def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[tuple[Line, dict[str, str], tuple[str, ...]]]:
+def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[_Row]:
     """Yield the site's lines of nodes, with their values and names; those of the catalog are migbatch's."""
     own_file = conf.beside(INCLUDED)
     listed = set(expand(catalog))
@@ -228,7 +224,7 @@ def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[tuple[Line, di
 
 
 def _node_edit(
-    conf: Conf, line: Line, values: Mapping[str, str], names: tuple[str, ...], counts: Mapping[str, Mapping[str, int]]
+    conf: Conf, line: Line, values: Mapping[str, str], names: tuple[str, ...], counts: _Counts
 ) -> Iterator[LineEdit]:
     """Yield the change of a line of nodes: mig next to its own GRES, and each node's own feature.
 
@@ -275,9 +271,7 @@ def _listed_features(values: Mapping[str, str]) -> list[str]:
     return next((values[key] for key in FEATURES if key in values), "").split(",")
 
 
-def _clashes(
-    rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]], counts: Mapping[str, Mapping[str, int]]
-) -> Iterator[str]:
+def _clashes(rows: Sequence[_Row], counts: _Counts) -> Iterator[str]:
     """Yield a sentence for each line that gives a node the feature of another."""
     own = {NODE_FEATURE + name: name for name in counts}
     for line, values, names in rows:
@@ -302,9 +296,7 @@ def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str,
     return settings
 
 
-def _catalog_settings(
-    rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]], counts: Mapping[str, Mapping[str, int]]
-) -> str:
+def _catalog_settings(rows: Sequence[_Row], counts: _Counts) -> str:
     """Return the settings of the catalog's line except Gres: the largest MIG node's size, and the features of all."""
     mig = [values for _, values, names in rows if any(name in counts for name in names)]
     settings = {"NodeAddr": "127.0.0.1", "Port": "1"}
@@ -326,7 +318,7 @@ def _catalog_settings(
     return " ".join(f"{name}={value}" for name, value in settings.items())
 
 
-def _others(rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]], names: Collection[str]) -> dict[str, int]:
+def _others(rows: Sequence[_Row], names: Collection[str]) -> dict[str, int]:
     """Return the largest count of each GRES on a line of these nodes, except those of GPUs."""
     largest: dict[str, int] = {}
     for _, values, members in rows:
@@ -344,12 +336,7 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def catalog_lacks(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[str]:
-    """Yield the settings missing from the catalog's lines; a catalog node without a line lacks all.
-
-    Args:
-        conf: slurm.conf.
-        catalog: host list of the catalog.
-        mig: names of MIG nodes.
+    """Yield the settings missing from the lines of the catalog, a host list; a catalog node without a line lacks all.
 
     Raises:
         NodeListError: a line names no nodes.
@@ -400,15 +387,10 @@ def _number(text: str, default: int = 0) -> int:
 
 
 def _partition_edits(
-    conf: Conf,
-    rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]],
-    counts: Mapping[str, Mapping[str, int]],
-    catalog: str,
-    lending: Collection[str],
-    done: SlurmPlan,
+    conf: Conf, rows: Sequence[_Row], counts: _Counts, catalog: str, lending: Collection[str], done: SlurmPlan
 ) -> Iterator[LineEdit]:
     """Yield the changes of partitions that have MIG nodes: the catalog must be one of their nodes."""
-    sets = dict(_node_sets(conf, list(rows)))
+    sets = dict(_node_sets(conf, rows))
     for line, values in conf.records("partitionname"):
         listed = values.get("nodes", "")
         try:
@@ -435,11 +417,8 @@ def _partition_edits(
             yield edit(conf, line, change, additions)
 
 
-def _node_sets(
-    conf: Conf, rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]]
-) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _node_sets(conf: Conf, rows: Sequence[_Row]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the nodes of each NodeSet."""
-    rows = list(rows)
     for _, values in conf.records("nodeset"):
         members: list[str] = []
         feature = values.get("feature", "")
@@ -454,7 +433,7 @@ def _node_sets(
 # --- gres.conf
 
 
-def _own_gres(conf: Conf, counts: Mapping[str, Mapping[str, int]], done: SlurmPlan) -> None:
+def _own_gres(conf: Conf, counts: _Counts, done: SlurmPlan) -> None:
     """Add lines of the site's gres.conf that must be removed to the problems of `done`."""
     own_file = conf.beside(INCLUDED_GRES)
     for line in conf.lines:
@@ -476,12 +455,7 @@ def _own_gres(conf: Conf, counts: Mapping[str, Mapping[str, int]], done: SlurmPl
             done.problems.append(f"{_place(line)}: {text}; set it to off there, with a File= line for each GPU")
 
 
-def _devices(
-    conf: Conf,
-    rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]],
-    counts: Mapping[str, Mapping[str, int]],
-    done: SlurmPlan,
-) -> Iterator[str]:
+def _devices(conf: Conf, rows: Sequence[_Row], counts: _Counts, done: SlurmPlan) -> Iterator[str]:
     """Yield lines of gres.conf for GPUs of MIG nodes that AutoDetect, which is disabled there, has found so far."""
     own_file = conf.beside(INCLUDED_GRES)
     described: set[str] = set()
@@ -521,6 +495,3 @@ def rendered(slurm: SlurmPlan) -> dict[str, str]:
         INCLUDED: render("slurm.conf.j2", site=slurm.site),
         INCLUDED_GRES: render("gres.conf.j2", site=slurm.site),
     }
-
-
-__all__ = ["INCLUDED", "INCLUDED_GRES", "SlurmPlan", "plan", "rendered"]

@@ -45,13 +45,8 @@ def plugin_of(conf: Conf) -> str:
 
 
 def plan(plugin: str, topology: Conf, catalog: str, version: tuple[int, int]) -> TopologyPlan:
-    """Return what topology.conf needs for requests to wait for what is not on offer.
-
-    Args:
-        plugin: "tree", "block", or one that needs nothing.
-        topology: topology.conf.
-        catalog: host list of the catalog.
-        version: release of Slurm.
+    """Return what topology.conf needs for requests to wait for what is not on offer. `plugin`: "tree", "block", or one
+    that needs nothing; `catalog`: its host list; `version`: Slurm's.
     """
     result = TopologyPlan()
     if plugin not in ("tree", "block"):

@@ -100,10 +100,8 @@ def view(
     """Return ended loans first, then current ones and waiting jobs in Slurm's order.
 
     Args:
-        job_views: elastic training jobs as Slurm shows them now.
-        loans: from the record, by decision time.
-        reasons: why jobs wait.
-        indexes: of GPUs by UUID.
+        job_views: elastic training jobs as Slurm shows them now; `reasons`: why they wait.
+        loans: from the record, by decision time; `indexes`: of GPUs by UUID.
         wanted: only these jobs (or arrays); () for all.
     """
     ended: list[LoanView] = []

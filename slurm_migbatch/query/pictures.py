@@ -49,10 +49,9 @@ def page(wanted: RunFilter, rights: Rights, site: QuerySite, now: float) -> str:
     """Return the HTML document.
 
     Args:
-        wanted: which runs, with a window (`start` and `end`, unix seconds).
+        wanted: has a window.
         rights: of the user; hidden runs of others do not count, hidden names are omitted.
-        site: where the record is.
-        now: the current time, unix seconds; a window ends by then.
+        now: unix seconds; a window ends by then.
 
     Raises:
         Unanswerable: the window is empty, a user is unknown, or the database fails.

@@ -21,7 +21,7 @@ from slurm_migbatch.store.runquery import RunFilter
 from slurm_migbatch.values import TYPE_CHECKING, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
     from slurm_migbatch.query.questions import RunsQuestion
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from slurm_migbatch.store.runquery import Association
 
     Found = Iterable[tuple[Any, Sequence[Any]]]
-    Wholes = Mapping[str, tuple[int, int]]
 
 
 _ASSOCIATIONS_S = 60.0
@@ -44,7 +43,7 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with the runs that the query selects; lines are generated while they are read."""
     now = time.time()
     try:
-        columns, units = _columns(question), _units(question)
+        columns, size = _columns(question), _units(question)
         selection = _selection(question, now, rights.uid)
         cluster = _cluster(question, columns, site)
         associations = _associations(question, cluster, site)
@@ -66,7 +65,8 @@ def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
             remarks.extend(_unknown(wanted, reader))
         visible_runs = visible_runs if first is None else chain((first,), visible_runs)
         wholes = reader.wholes() if fields.weighs else {}
-        lines = _lines(question, columns, units, visible_runs, wanted, _Moment(now, cluster, wholes))
+        context = Context(now, time_formatter(question.time_style or None, now), size, wholes, cluster, _group)
+        lines = _lines(question, columns, visible_runs, wanted, context)
     except ReadError as error:
         reader.close()
         raise failed(error, site) from None
@@ -179,29 +179,15 @@ class _Fields:
         )
 
 
-class _Moment:
-    """Data from which lines are built, besides runs."""
-
-    def __init__(self, now: float, cluster: str, wholes: Wholes) -> None:
-        self.now, self.cluster, self.wholes = now, cluster, wholes
-
-
 def _lines(
-    question: RunsQuestion,
-    columns: Sequence[Column],
-    size: Callable[[float | None], str],
-    runs: Found,
-    wanted: RunFilter,
-    moment: _Moment,
+    question: RunsQuestion, columns: Sequence[Column], runs: Found, wanted: RunFilter, context: Context
 ) -> Iterator[str]:
     if question.as_json or question.as_yaml:
         from slurm_migbatch.report import document
 
         render = document.render_yaml if question.as_yaml else document.render
-        return render(runs, wanted, moment.now, moment.wholes)
+        return render(runs, wanted, context.now, context.wholes)
     style = table.Style(question.header, question.delimiter, question.closed, question.slices)
-    shown = time_formatter(question.time_style or None, moment.now)
-    context = Context(moment.now, shown, size, moment.wholes, moment.cluster, _group)
     return table.render(columns, runs, context, style)
 
 

@@ -36,6 +36,7 @@ from slurm_migbatch.daemon.gate import ApiLimits, Caller, Gate, Refused
 from slurm_migbatch.daemon.listening import Listening
 from slurm_migbatch.daemon.log import Seldom
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
+from slurm_migbatch.daemon.tasks import cancel
 from slurm_migbatch.node.auth import MungeSigner, Signer
 from slurm_migbatch.query.livepage import LivePage
 from slurm_migbatch.query.protocol import GREETING, PATH
@@ -248,9 +249,7 @@ async def serve(config: Config, start: bytes) -> None:
         following = asyncio.create_task(listening.follow())
         reporting = asyncio.create_task(_report_answers(service))
         await ended.wait()
-        for task in (following, reporting):
-            task.cancel()
-        await asyncio.gather(following, reporting, return_exceptions=True)
+        await cancel(following, reporting)
     finally:
         await service.stop()
 

@@ -108,11 +108,15 @@ class _Selection:
     def of_job(self, job: int, profile: str = "") -> bool:
         """Return whether a job, which may have left the queue, is selected."""
         row = self.queue.get(job)
-        uid, _, user = self.seen.owners.get(job, (None, None, None))
+        uid, _, user = self.owner(job)
         user_selected = self.of_user(user, uid) if row is None else self.of_user(row.user, row.uid)
         if not user_selected or not self.only:
             return user_selected
         return self.only == profile.replace("+", ".") or (row is not None and self.of_kind(row))
+
+    def owner(self, job: int) -> tuple[int | None, str | None, str | None]:
+        """Return the uid, account and user of a job in events and loans, as far as known."""
+        return self.seen.owners.get(job, (None, None, None))
 
     def names_job(self, job: int) -> bool:
         """Return whether a job may be named: squeue shows it, or the record may be read."""
@@ -317,20 +321,20 @@ def _actions(asked: _Selection) -> Iterator[EventRow]:
         job = int(row["job_id"])
         if not _may_see(asked, job) or not asked.of_job(job):
             continue
-        uid, account, _ = asked.seen.owners.get(job, (None, None, None))
+        uid, account, _ = asked.owner(job)
         hidden = row["kind"] in _OWN and not asked.rights.in_full(uid, account)
         text = "" if hidden else asked.sentence(row["why"])
         yield EventRow(float(row["ts"]), str(row["kind"]), "", job, _user(asked, job), text)
 
 
 def _may_see(asked: _Selection, job: int) -> bool:
-    uid, account, _ = asked.seen.owners.get(job, (None, None, None))
+    uid, account, _ = asked.owner(job)
     return job in asked.queue or asked.rights.run(uid, account)
 
 
 def _user(asked: _Selection, job: int) -> str:
     row = asked.queue.get(job)
-    return row.user if row is not None else str(asked.seen.owners.get(job, (None, None, None))[2] or "")
+    return row.user if row is not None else str(asked.owner(job)[2] or "")
 
 
 def _event_details(kind: str, payload: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from slurm_migbatch.query.show import job_id, name_of
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import wastelines
 from slurm_migbatch.report.errors import ReportError
+from slurm_migbatch.report.lines import pair_lines
 from slurm_migbatch.report.waste import SliceUse, Verdict, judge, slice_mib, waited
 from slurm_migbatch.report.wastelines import JudgedRun
 from slurm_migbatch.slurm.rights import Rights
@@ -144,6 +145,6 @@ def _lines(
     elif question.job:
         for number, run in enumerate(runs):
             yield from ("",) if number else ()
-            yield from wastelines.block(run)
+            yield from pair_lines(wastelines.pairs(run))
     else:
         yield from wastelines.table(runs, total, header=question.header)

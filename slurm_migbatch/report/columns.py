@@ -102,11 +102,13 @@ def _figures(kind: str) -> RunCell:
 
 
 def _busy(name: str) -> RunCell:
-    def cell(run: Fields, _slices: Sequence[Fields], _context: Context) -> str:
-        share = run.measured_facts.get(name) if isinstance(run.measured_facts, dict) else None
-        return f"{share:.0%}" if isinstance(share, float) else ""
+    return lambda run, slices, context: "" if (share := busy(run, name)) is None else f"{share:.0%}"
 
-    return cell
+
+def busy(run: Fields, name: str) -> float | None:
+    """Return the average share of "sm", "tensor" or "dram" in use, 0 to 1; None if unknown."""
+    share = run.measured_facts.get(name) if isinstance(run.measured_facts, dict) else None
+    return share if isinstance(share, float) else None
 
 
 def energy_j(run: Fields) -> float | None:

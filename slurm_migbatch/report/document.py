@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from slurm_migbatch.report.columns import (
+    busy,
     elapsed_s,
     energy_j,
     gpu_hours,
@@ -98,11 +99,8 @@ def _head(wanted: RunFilter, now: float) -> dict[str, Any]:
 def _job(run: Any, slices: Any, now: float, wholes: Wholes) -> dict[str, Any]:
     job: dict[str, Any] = {"job": job_id(run)}
     job.update((_RENAMED.get(name, name), getattr(run, name)) for name in RUN_FIELDS)
-    facts = job.pop("measured_facts")
-    job["measured_by"] = measured_by(facts)
-    for name in ("sm", "tensor", "dram"):
-        share = facts.get(name) if isinstance(facts, dict) else None
-        job[f"{name}_active"] = share if isinstance(share, float) else None
+    job["measured_by"] = measured_by(job.pop("measured_facts"))
+    job.update((f"{name}_active", busy(run, name)) for name in ("sm", "tensor", "dram"))
     job["consumed_energy_j"] = energy_j(run)
     before, after, why = (job.pop(f"retyped_{name}") for name in ("before", "after", "why"))
     job["retyped"] = {"from": before, "to": after, "why": why} if before and before != after else None

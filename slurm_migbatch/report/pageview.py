@@ -149,24 +149,19 @@ def _cut(text: str, size: int) -> str:
 
 def _clock(moment: float, now: float) -> str:
     """Return a time of day, with the date if it is another day."""
-    if not math.isfinite(moment) or not 0 < moment < _LATEST:
+    if not 0 < moment < _LATEST:
         return "-"
-    local, local_now = (
-        time.localtime(moment),
-        time.localtime(now if math.isfinite(now) and 0 < now < _LATEST else moment),
-    )
+    local, local_now = time.localtime(moment), time.localtime(now if 0 < now < _LATEST else moment)
     return time.strftime("%H:%M" if local[:3] == local_now[:3] else "%m-%d %H:%M", local)
 
 
 def _moment(moment: float) -> str:
-    if not math.isfinite(moment) or not 0 < moment < _LATEST:
-        return "-"
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)) if 0 < moment < _LATEST else "-"
 
 
 def _span(seconds: float) -> str:
     """Return a duration as 42s, 12m, 3h05, 2d04."""
-    if not math.isfinite(seconds) or not 0 <= seconds < _LATEST:
+    if not 0 <= seconds < _LATEST:
         return "-"
     whole = int(seconds)
     if whole < 60:
@@ -182,11 +177,7 @@ def _span(seconds: float) -> str:
 
 
 def _header(page: Page | None, width: int, state: PageState, remarks: Sequence[str]) -> list[Text]:
-    filters = " ".join(
-        word
-        for word in (f"user={state.user}" if state.user else "", f"only={state.only}" if state.only else "")
-        if word
-    )
+    filters = " ".join(f"{name}={value}" for name, value in (("user", state.user), ("only", state.only)) if value)
     name = f"migbatch - {page.cluster or 'cluster'} - {_moment(page.at)}" if page is not None else "migbatch - waiting"
     lines = [_line(f"{name}  every {state.interval:g}s  {filters}".rstrip(), width, "bold")]
     if page is not None:

@@ -175,10 +175,8 @@ class _Kind:
         return gpu_equivalent(name) if share is None else share
 
 
-@lru_cache(maxsize=32)
-def _kind_of(geometry: Geometry) -> _Kind:
-    """Return the GPU type of a geometry; a month's runs are on a few types."""
-    return _Kind(geometry)
+_kind_of = lru_cache(maxsize=32)(_Kind)
+"""The GPU type of a geometry; a month's runs are on a few types."""
 
 
 def slice_mib(geometry: Geometry, profile: str) -> int | None:

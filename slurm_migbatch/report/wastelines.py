@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from slurm_migbatch.mig.text import printable
 from slurm_migbatch.report.columns import exit_code, job_id
-from slurm_migbatch.report.lines import csv_line, pair_lines, table_lines
+from slurm_migbatch.report.lines import csv_line, table_lines
 from slurm_migbatch.report.waste import LEAST_WAITS, SliceUse, Verdict, WaitFigures
 from slurm_migbatch.slurm.times import format_duration
 from slurm_migbatch.values.figures import digits, gib
@@ -67,12 +67,8 @@ def add_up(verdicts: Iterable[Verdict]) -> WasteSum:
     return WasteSum(runs, held, judged, wasted)
 
 
-def block(run: JudgedRun) -> Iterator[str]:
-    """Yield the lines about one run."""
-    yield from pair_lines(_pairs(run))
-
-
-def _pairs(run: JudgedRun) -> Iterator[tuple[str, str]]:
+def pairs(run: JudgedRun) -> Iterator[tuple[str, str]]:
+    """Yield keys and values about one run."""
     shown, use, verdict = run.shown, run.use, run.verdict
     yield "Job", job_id(shown) + (f" (run {shown.restart + 1})" if shown.restart else "")
     yield "User/Account", f"{_user(shown)}/{printable(shown.account or UNKNOWN)}"
@@ -97,7 +93,7 @@ def _pairs(run: JudgedRun) -> Iterator[tuple[str, str]]:
 def _memory(run: JudgedRun) -> str:
     peak = run.use.own.peak_mib
     if peak is None:
-        return "not sampled"
+        return NOT_SAMPLED
     of_held = "" if run.held_mib is None else f" of {gib(run.held_mib)} GiB ({peak / run.held_mib:.0%})"
     return f"{gib(peak)} GiB{of_held}"
 

@@ -5,6 +5,7 @@ Parsed as YAML 1.1 or 1.2, it is the same document.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -45,19 +46,11 @@ def item_lines(values: Sequence[Any], indent: str = "") -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
     if isinstance(value, float):
         # YAML 1.1 requires a point in a number with an exponent
         mantissa, e, exponent = repr(value).partition("e")
         return f"{mantissa}.0e{exponent}" if e and "." not in mantissa else repr(value)
-    if isinstance(value, Mapping):
-        return "{}"
-    return "[]" if isinstance(value, (list, tuple)) else _text(str(value))
+    return json.dumps(value) if value is None or isinstance(value, int | dict | list | tuple) else _text(str(value))
 
 
 def _text(text: str) -> str:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, bindparam, func, make_url, select, update
@@ -62,8 +61,8 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: i
                     "it migrates the database"
                 )
         else:
-            file = sqlite_file(url)
-            keep = partial(keep_before_upgrade, file) if file is not None and backup else _keep_nothing
+            file = sqlite_file(url) if backup else None  # the backup of a server is its administrator's task
+            keep = partial(keep_before_upgrade, file) if file is not None else None
             for name in migrate(engine, HISTORY, keep):
                 log.info("database migrated to %s", name)
     except SQLAlchemyError as error:
@@ -75,10 +74,6 @@ def open_store(url: str, *, readonly: bool = False, backup: bool = True, term: i
         engine.dispose()
         raise
     return Store(engine, readonly=readonly, term=term)
-
-
-def _keep_nothing(_last: str) -> None:
-    """Write no backup: it was not wanted, or it is the task of a server's administrator."""
 
 
 def _number(session: Session) -> None:
@@ -110,9 +105,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -228,18 +221,15 @@ class Store:
         self, jobs: Collection[int] = (), *, active: bool = False, since: float | None = None
     ) -> list[dict[str, Any]]:
         """Return loans by decision time: of these jobs (() for all), active ones, those still active at `since`."""
-        with self.reading() as connection:
-            return loans.loans(connection, jobs, active=active, since=since)
+        return self.read(loans.loans, jobs, active=active, since=since)
 
     def actions(self, jobs: Collection[int] = (), limit: int = 1000) -> list[dict[str, Any]]:
         """Return the newest actions on jobs, oldest first."""
-        with self.reading() as connection:
-            return loans.actions(connection, jobs, limit)
+        return self.read(loans.actions, jobs, limit)
 
     def job_progress(self, jobs: Collection[int]) -> list[progress.RunProgressRow]:
         """Return the runs of these jobs by their latest reports, each job's in order."""
-        with self.reading() as connection:
-            return progress.reports(connection, jobs)
+        return self.read(progress.reports, jobs)
 
     def lessons(self, since: int = 0, limit: int = 10_000) -> list[Lesson]:
         """Return ended runs in the order in which they became usable for learning, with request and prediction; only
@@ -250,8 +240,7 @@ class Store:
         """
         from slurm_migbatch.store.lessons import lessons
 
-        with self.reading() as connection:
-            return lessons(connection, since, limit)
+        return self.read(lessons, since, limit)
 
     def prune(self, before: float, lessons: int, place: PruneCursor | None = None) -> Removed:
         """Remove some of the rows that ended before a time, in one short transaction.
@@ -281,25 +270,20 @@ class Store:
         """
         from slurm_migbatch.store.measurements import measurements
 
-        with self.reading() as connection:
-            return measurements(connection, model, kind, since)
+        return self.read(measurements, model, kind, since)
 
     def inventory(self) -> dict[str, list[dict[str, Any]]]:
         """Return the GPUs of every node as last described, by node, ordered by index."""
-        with self.reading() as connection:
-            return queries.inventory(connection)
+        return self.read(queries.inventory)
 
     def leases(self, active: bool = True) -> list[LeaseRow]:
         """Return the slices held now, or with active=False all leases."""
-        with self.reading() as connection:
-            return queries.leases(connection, active=active)
+        return self.read(queries.leases, active=active)
 
     def runs(self, wanted: RunFilter | None = None) -> list[RunRow]:
         """Return the runs with their slices, by job id."""
-        with self.reading() as connection:
-            return queries.runs(connection, wanted or RunFilter())
+        return self.read(queries.runs, wanted or RunFilter())
 
     def decision(self, id: str) -> dict[str, Any] | None:
         """Return one complete decision, or None."""
-        with self.reading() as connection:
-            return queries.decision(connection, id)
+        return self.read(queries.decision, id)

@@ -81,12 +81,17 @@ def _add(connection: Connection, name: str, *columns: Column[Any]) -> Table:
     return table
 
 
+def _create(
+    connection: Connection, meta: MetaData, name: str, *items: Column[object] | Index | UniqueConstraint
+) -> Table:
+    """Create a table with its indexes, unless it exists."""
+    table = Table(name, meta, *items, **TABLE_OPTIONS)
+    table.create(connection, checkfirst=True)
+    return table
+
+
 def _first_tables(connection: Connection) -> None:
-    meta = MetaData()
-
-    def table(name: str, *items: Column[object] | Index | UniqueConstraint) -> None:
-        Table(name, meta, *items, **TABLE_OPTIONS)
-
+    table = partial(_create, connection, MetaData())
     table(
         "runs",
         _serial(), _big("job_id", null=False), _whole("restart", null=False), _whole("reuse", null=False),
@@ -161,18 +166,13 @@ def _first_tables(connection: Connection) -> None:
         _real("seen", null=False), _json("facts"),
         Index("ix_jobs_live", "live"),
     )  # fmt: skip
-    meta.create_all(connection, checkfirst=True)
 
 
 def _measurements(connection: Connection) -> None:
-    meta = MetaData()
     text = partial(_text, null=False)
-
-    Table(
-        "measurements",
-        meta,
-        Column("id", _BIG, primary_key=True),
-        text("point", 64), text("batch_id", 16), _real("imported", null=False),
+    _create(
+        connection, MetaData(), "measurements",
+        _serial(), text("point", 64), text("batch_id", 16), _real("imported", null=False),
         text("gpu", 128), text("model", 128), text("family", 64), text("kind", 8), text("profile", 32),
         _whole("compute_slices"), _whole("memory_slices"), _whole("sm_count"),
         _whole("batch", null=False), _whole("input_size"), _whole("procs", null=False),
@@ -180,9 +180,7 @@ def _measurements(connection: Connection) -> None:
         _real("params"), _real("flops_per_item"), text("source", 256),
         UniqueConstraint("point", name="uq_measurements_point"),
         Index("ix_measurements_model", "model", "kind"),
-        **TABLE_OPTIONS,
     )  # fmt: skip
-    meta.create_all(connection, checkfirst=True)
 
 
 def _achieved(connection: Connection) -> None:
@@ -197,44 +195,29 @@ def _achieved(connection: Connection) -> None:
 
 
 def _loans(connection: Connection) -> None:
-    meta = MetaData()
-
-    Table(
-        "loans",
-        meta,
-        Column("id", _BIG, primary_key=True),
-        Column("job_id", BigInteger, nullable=False), Column("restart", Integer, nullable=False),
-        Column("uid", BigInteger), _text("user", 128), _text("account", 128), _text("partition", 128),
+    _create(
+        connection, MetaData(), "loans",
+        _serial(), _big("job_id", null=False), _whole("restart", null=False),
+        _big("uid"), _text("user", 128), _text("account", 128), _text("partition", 128),
         _text("profile", 32, null=False), _text("state", 16, null=False), _text("node", 255), _text("gpu", 128),
         _real("decided", null=False), _real("released"), _real("started"), _real("signalled"), _real("checkpoint"),
         _real("requeued"), _real("ended"), Column("why", Text), _text("cause", 16), Column("why_ended", Text),
         UniqueConstraint("job_id", "restart", "decided", name="uq_loans_identity"),
         Index("ix_loans_ended", "ended"),
-        **TABLE_OPTIONS,
     )  # fmt: skip
-    Table(
-        "actions",
-        meta,
-        Column("id", _BIG, primary_key=True),
-        _real("ts", null=False),
-        Column("job_id", BigInteger, nullable=False), Column("restart", Integer, nullable=False),
+    _create(
+        connection, MetaData(), "actions",
+        _serial(), _real("ts", null=False), _big("job_id", null=False), _whole("restart", null=False),
         _text("kind", 16, null=False), _text("before", 512), _text("after", 512), Column("why", Text),
-        Column("dry_run", Boolean, nullable=False), _text("outcome", 512),
+        _yes("dry_run"), _text("outcome", 512),
         Index("ix_actions_job", "job_id"),
         Index("ix_actions_ts", "ts"),
-        **TABLE_OPTIONS,
     )  # fmt: skip
-    meta.create_all(connection, checkfirst=True)
 
 
 def _identity(connection: Connection) -> None:
     _add(connection, "nodes", _big("told"))
-    meta = MetaData()
-    table = Table(
-        "identity", meta, Column("id", String(64), primary_key=True), Column("made", Double, nullable=False),
-        **TABLE_OPTIONS,
-    )  # fmt: skip
-    meta.create_all(connection, checkfirst=True)
+    table = _create(connection, MetaData(), "identity", _text("id", 64, key=True), _real("made", null=False))
     if connection.scalar(select(func.count()).select_from(table)) == 0:
         connection.execute(table.insert().values(id=secrets.token_hex(16), made=time.time()))
 
@@ -244,23 +227,16 @@ def _recurring(connection: Connection) -> None:
 
 
 def _terms(connection: Connection) -> None:
-    meta = MetaData()
-    Table(
-        "terms", meta, Column("id", Integer, primary_key=True, autoincrement=False),
-        Column("number", BigInteger, nullable=False), Column("holder", String(255), nullable=False),
-        Column("until", Double, nullable=False), **TABLE_OPTIONS,
+    _create(
+        connection, MetaData(), "terms", Column("id", Integer, primary_key=True, autoincrement=False),
+        _big("number", null=False), _text("holder", 255, null=False), _real("until", null=False),
     )  # fmt: skip
-    meta.create_all(connection, checkfirst=True)
 
 
 def _retention(connection: Connection) -> None:
     _add(connection, "journals", _big("forgotten"))
-    meta = MetaData()
-    Table(
-        "old_lessons", meta, Column("number", _BIG, primary_key=True, autoincrement=False),
-        Column("lesson", JSON, nullable=False), **TABLE_OPTIONS,
-    )  # fmt: skip
-    meta.create_all(connection, checkfirst=True)
+    number: Column[object] = Column("number", _BIG, primary_key=True, autoincrement=False)
+    _create(connection, MetaData(), "old_lessons", number, _json("lesson"))
 
 
 def _served(connection: Connection) -> None:

@@ -58,9 +58,7 @@ def pending(connection: Connection, steps: Sequence[Migration]) -> list[str]:
     return [name for name in step_names if name not in done]
 
 
-def migrate(
-    engine: Engine, steps: Sequence[Migration], before: Callable[[str], object] = lambda last: None
-) -> list[str]:
+def migrate(engine: Engine, steps: Sequence[Migration], before: Callable[[str], object] | None = None) -> list[str]:
     """Migrate the database; returns the names of the steps applied here.
 
     Several programs may start at once: each step is applied by one of them, and the others wait.
@@ -79,7 +77,7 @@ def migrate(
         with connection.begin():
             _lock_transaction(connection)
             RECORD.create(connection, checkfirst=True)
-            if pending(connection, steps) and (present := applied(connection)):
+            if before is not None and pending(connection, steps) and (present := applied(connection)):
                 before(present[-1])
         while True:
             with connection.begin():

@@ -88,20 +88,18 @@ def reports(connection: Connection, jobs: Collection[int]) -> list[RunProgressRo
         .where(Run.job_id.in_(jobs))
         .order_by(Run.job_id, Run.reuse, Run.restart)
     )  # fmt: skip
-    rows = [tuple(row) for row in connection.execute(statement)]
-    newest = {row[0]: row[-1] for row in rows}
-    return [_row(*row[:-1]) for row in rows if row[-1] == newest[row[0]]]
+    rows = connection.execute(statement).all()
+    newest = {row.job_id: row.reuse for row in rows}
+    return [_row(row) for row in rows if row.reuse == newest[row.job_id]]
 
 
-def _row(
-    job: int, restart: int, profile: str | None, started: float | None, ended: float | None, items: float | None,
-    rate: float | None, facts: Any,
-) -> RunProgressRow:  # fmt: skip
-    facts = facts if isinstance(facts, dict) else {}
+def _row(row: Any) -> RunProgressRow:
+    facts = row.measured_facts if isinstance(row.measured_facts, dict) else {}
     nodes = facts.get("nodes") or {}
     safe = facts.get("safe") or {}
     reported = max((node["ts"] for node in nodes.values() if node.get("ts") is not None), default=None)
     return RunProgressRow(
-        job, restart, profile, safe.get("checkpoint"), safe.get("ckpt_s"), items, rate, started, ended, reported,
-        facts.get("batch"), safe.get("steps"), safe.get("restored"),
+        row.job_id, row.restart, row.profile, safe.get("checkpoint"), safe.get("ckpt_s"), row.measured_items,
+        row.measured_throughput_per_s, row.started, row.ended, reported, facts.get("batch"), safe.get("steps"),
+        safe.get("restored"),
     )  # fmt: skip

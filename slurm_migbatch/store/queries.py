@@ -20,9 +20,6 @@ from slurm_migbatch.store.runquery import RunFilter as RunFilter
 COUNTED: ColumnElement[bool] = or_(Lease.outcome.is_(None), Lease.outcome != "moved")
 _NAMED = re.compile(r":(v\d+)")
 
-#: columns of a LeaseRow, in its order
-_LEASE_ROW = ("node", "gpu", "profile", "slot_start", "slot_size", "job_id", "restart", "since", "until")
-
 
 @dataclass(frozen=True)
 class LeaseRow:
@@ -83,24 +80,22 @@ def _clause(condition: str, values: runquery.Values) -> TextClause:
 
 def runs(connection: Connection, wanted: RunFilter) -> list[RunRow]:
     """Return the selected runs with all their fields."""
-    names, slices = list(RUN_FIELDS), list(SLICE_FIELDS)
-    result = []
-    for row, lines in select_runs(connection, wanted, names, slices):
-        fields = row._asdict()
-        result.append(
-            RunRow(
-                {name: fields[name] for name in names},
-                tuple({name: getattr(slice_row, f"slice_{name}") for name in slices} for slice_row in lines),
-            )
+    return [
+        RunRow(
+            {name: getattr(row, name) for name in RUN_FIELDS},
+            tuple({name: getattr(slice_row, f"slice_{name}") for name in SLICE_FIELDS} for slice_row in lines),
         )
-    return result
+        for row, lines in select_runs(connection, wanted, RUN_FIELDS, SLICE_FIELDS)
+    ]
 
 
 def leases(connection: Connection, *, active: bool = True) -> list[LeaseRow]:
     """Return the slices held, by node, GPU and placement."""
-    statement = select(*(Lease.__table__.c[name] for name in _LEASE_ROW)).order_by(
-        Lease.node, Lease.gpu, Lease.slot_start, Lease.id
-    )
+    columns = (
+        Lease.node, Lease.gpu, Lease.profile, Lease.slot_start, Lease.slot_size, Lease.job_id, Lease.restart,
+        Lease.since, Lease.until,
+    )  # fmt: skip
+    statement = select(*columns).order_by(Lease.node, Lease.gpu, Lease.slot_start, Lease.id)
     if active:
         statement = statement.where(Lease.until.is_(None))
     return [LeaseRow(*row) for row in connection.execute(statement)]

@@ -50,8 +50,6 @@ def restore(source: Path, url: str, history: tuple[Migration, ...], *, replace: 
 
     Args:
         source: a file written by `backup`, of this release or an older one, from any kind of database.
-        url: the database.
-        history: the steps of this release.
         replace: also if it is not empty.
 
     Raises:

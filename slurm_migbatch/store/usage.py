@@ -95,17 +95,6 @@ def held_slices(
     sampled = case((spans.c.sm.is_not(None), spans.c.seconds), else_=0.0)
     idle = case((spans.c.sm.is_not(None), spans.c.seconds * (1.0 - spans.c.sm)), else_=0.0)
     sums = (func.sum(spans.c.seconds), func.sum(sampled), func.sum(idle))
-    group_count = len(names)
     for row in connection.execute(select(*keys, func.count(), *sums).group_by(*keys)):
-        profile, size, run, runs, seconds, sampled_s, idle_s = row[group_count:]
-        run_count = 1 if run else runs
-        yield HeldSlices(
-            tuple(map(str, row[:group_count])),
-            profile,
-            size,
-            run,
-            run_count,
-            float(seconds),
-            float(sampled_s),
-            float(idle_s),
-        )
+        group, (profile, size, run, runs, *seconds) = row[: len(names)], row[len(names) :]
+        yield HeldSlices(tuple(map(str, group)), profile, size, run, 1 if run else runs, *map(float, seconds))

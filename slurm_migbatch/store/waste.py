@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Select, TextClause, select
+from sqlalchemy import ColumnElement, Connection, TextClause, select
 
 from slurm_migbatch.store import recurring
 from slurm_migbatch.store.models import Decision, Lease, Run
@@ -47,7 +47,11 @@ def used_runs(connection: Connection, wanted: RunFilter) -> Iterator[UsedRun]:
     ]
     if not wanted.jobs:
         conditions += [Run.ended >= (wanted.start or 0.0), Run.ended <= wanted.end]
-    yield from _used(connection, _statement().where(*conditions).order_by(Run.job_id, Run.id))
+    held = select(Lease.gpu).where(Lease.run_id == Run.id, COUNTED).limit(1).correlate(Run).scalar_subquery()
+    runs = select(*recurring.COLUMNS, *_SHOWN, held.label("gpu")).outerjoin(Decision, Decision.id == Run.decision)
+    for row in connection.execute(runs.where(*conditions).order_by(Run.job_id, Run.id)):
+        facts = row.measured_facts if isinstance(row.measured_facts, dict) else {}
+        yield UsedRun(recurring.run_of(row), row, facts.get("shared") is True, row.gpu or "")
 
 
 def runs_alike(connection: Connection, keys: Collection[str], before: float, each: int) -> Iterator[RecurringRun]:
@@ -80,16 +84,3 @@ def waits(
         .limit(_MOST_WAITS)
     )
     return [max(0.0, float(seconds or 0.0)) for seconds in connection.scalars(statement)]
-
-
-def _statement() -> Select[Any]:
-    held: ColumnElement[Any] = (
-        select(Lease.gpu).where(Lease.run_id == Run.id, COUNTED).limit(1).correlate(Run).scalar_subquery().label("gpu")
-    )
-    return select(*recurring.COLUMNS, *_SHOWN, held).outerjoin(Decision, Decision.id == Run.decision)
-
-
-def _used(connection: Connection, statement: Select[Any]) -> Iterator[UsedRun]:
-    for row in connection.execute(statement):
-        facts = row.measured_facts if isinstance(row.measured_facts, dict) else {}
-        yield UsedRun(recurring.run_of(row), row, facts.get("shared") is True, row.gpu or "")

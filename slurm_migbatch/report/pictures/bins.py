@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -40,8 +41,7 @@ class TimeBins:
         length = max(end - start, 1.0)
         fitting = (width for width in _WIDTHS_S if length / width <= max_bins)
         width = float(next(fitting, 28 * 86400 * np.ceil(length / max_bins / (28 * 86400))))
-        offset = datetime.fromtimestamp(start).astimezone().utcoffset()
-        shift = offset.total_seconds() if offset is not None else 0.0
+        shift = float(time.localtime(start).tm_gmtoff)
         local = float(np.floor((start + shift) / width) * width)
         began = datetime(1970, 1, 1) + timedelta(seconds=local)
         return cls(start, start + length, width, began.timestamp() if width > _CLOCK_S else local - shift)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from html import escape
 
@@ -56,7 +57,7 @@ def axis_moment(at: float) -> str:
 
 def zone(at: float) -> str:
     """Return the name of the local time zone at a time."""
-    return datetime.fromtimestamp(at).astimezone().tzname() or ""
+    return time.localtime(at).tm_zone
 
 
 def in_chart(text: str) -> str:
