@@ -118,6 +118,7 @@ class Trainer:
         self._saved_at = self._tried_at = 0.0
         self._cost_s: float | None = None
         self._failing = ""
+        self._ended = False
         self._items, self._busy_s, self._reported_at = 0, 0.0, -1e9
         self._deaf = False
 
@@ -135,7 +136,13 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Release the directory. Raises ElasticError if all steps are done and the last one could not be saved."""
         self._close()
+        if kind is None and self._ended and self._saved != self.done:
+            raise ElasticError(
+                f"the training is complete, but no checkpoint of step {self.done} could be written to "
+                f"{self._directory}: {self._failing}; {self._what_is_saved}. Correct that and run it again"
+            )
 
     def _close(self) -> None:
         self._signals.close()
@@ -177,6 +184,8 @@ class Trainer:
         A step counts as done when the loop requests the next one. In between, and only there, `save()` is called
         for the state that a checkpoint holds: model, optimizer, learning-rate schedule, and anything else that changes.
 
+        If the last checkpoint cannot be written, the loop ends as usual, and the end of the context raises.
+
         Raises:
             Leave: told to end (in the loop, as SystemExit).
             Superseded: another run has taken over the directory.
@@ -202,8 +211,9 @@ class Trainer:
             self._items += step.size
             if time.monotonic() - self._reported_at >= self._care.report_s:
                 self._report(**self._report_fields())
-        self._checkpoint(save)
-        self._report(**self._report_fields(), done=1)
+        self._ended = True
+        saved = self._checkpoint(save, last=True)
+        self._report(**self._report_fields(), done=1 if saved else None)
 
     def _step(self) -> Step:
         epoch, position, size = self.sampler.position_of(self.done)
@@ -232,13 +242,16 @@ class Trainer:
             return self.done > 0
         return time.monotonic() - self._saved_at >= max(self._care.every_s, CHECKPOINT_SHARE * (self._cost_s or 0.0))
 
-    def _checkpoint(self, save: Callable[[], Any]) -> bool:
-        """Write a checkpoint; return whether all steps are saved. Disk errors are logged, and the training goes on."""
+    def _checkpoint(self, save: Callable[[], Any], *, last: bool = False) -> bool:
+        """Write a checkpoint; return whether all steps are saved.
+
+        Disk errors are logged, and the training goes on; the caller tells of one in the `last` checkpoint of a run.
+        """
         if self._saved != self.done:
             try:
                 self._cost_s = self._files.write(self.done, self._facts(), save())
             except OSError as error:
-                self._fail(error)
+                self._fail(error.strerror or str(error), last)
                 return False
             finally:
                 self._tried_at = time.monotonic()
@@ -249,15 +262,17 @@ class Trainer:
         self._report(**self._report_fields(), checkpoint=f"{time.time():.6f}", ckpt_s=self._cost_s)
         return True
 
-    def _fail(self, error: OSError) -> None:
-        reason = error.strerror or str(error)
-        if reason != self._failing:
-            saved = "no checkpoint is saved yet" if self._saved is None else f"step {self._saved} is still saved"
+    def _fail(self, reason: str, last: bool) -> None:
+        if reason != self._failing and not last:
             log.error(
                 "no checkpoint of step %d could be written to %s: %s; %s, training continues",
-                self.done, self._directory, reason, saved,
+                self.done, self._directory, reason, self._what_is_saved,
             )  # fmt: skip
         self._failing = reason
+
+    @property
+    def _what_is_saved(self) -> str:
+        return "no checkpoint is saved yet" if self._saved is None else f"step {self._saved} is still saved"
 
     def _pause(self, save: Callable[[], Any]) -> None:
         """Save, then wait until TERM comes, or for idle_s; another USR1 is handled like the first."""
@@ -282,9 +297,15 @@ class Trainer:
     def _leave(self, save: Callable[[], Any]) -> None:
         assert self._signals.leave_since is not None
         left = self._signals.leave_since + self._care.leave_s - time.monotonic()
-        if self._saved != self.done and (self._cost_s or 0.0) <= left:
-            self._checkpoint(save)
-        log.info("terminating after step %d; step %s is saved", self.done, self._saved)
+        problem = "too little time is left"
+        if self._saved != self.done and (self._cost_s or 0.0) <= left and not self._checkpoint(save, last=True):
+            problem = self._failing
+        if self._saved == self.done:
+            log.info("terminating after step %d; step %d is saved", self.done, self.done)
+        else:
+            log.warning(
+                "terminating after step %d, which is not saved: %s; %s", self.done, problem, self._what_is_saved
+            )
         raise Leave(LEFT)
 
     # -- reports ------------------------------------------------------------------------------------------------

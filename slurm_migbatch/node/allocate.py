@@ -215,7 +215,7 @@ class Allocator:
             geometry = self._gpus.geometry(gpu)
             with self._journal.write():
                 rows = self._journal.slices("gpu=? AND state<>'lost'", (gpu.uuid,))
-                runs = {(run.job, run.restart): run for run in self._journal.runs("state<>'ended'")}
+                runs = {(run.job, run.restart): run for run in self._journal.runs("state='running'")}
                 verdict = guest.verdict(place, env.uid, rows, runs, planned)
                 claims: tuple[placement.SlotClaim, ...] | None = None
                 if verdict.action is guest.GuestAction.JOIN:
@@ -364,6 +364,7 @@ class Allocator:
         known = {row.slot for row in self._journal.slices("gpu=? AND state<>'lost'", (gpu.uuid,))}
         if any(instance.slot not in known for instance in instances):
             self._repairer.gpu(gpu, Deadline(GRACE_S), have_lock=True)
+            instances = gpu.instances()
         return {instance.slot: instance for instance in instances}
 
     def _evict(

@@ -29,6 +29,10 @@ ALLOWED = (
 )
 """All variables that are read from a hook's environment; each value is checked again by `hookenv`."""
 
+MAX_JOB = 0xFFFFFFFF
+MAX_RESTART = 0xFFFF
+"""slurmctld counts restarts in 16 bits."""
+
 COMMENT_TAIL = 8192
 """Bytes of the comment that are passed on: the marker is at its end."""
 
@@ -112,8 +116,10 @@ def note_end(directory: str, environ: dict[bytes, bytes]) -> None:
     If that fails (no directory: no slice was allocated here since boot; RunDir full) the Epilog continues. If it
     then dies, the run is ended because Slurm no longer has it (`liveness.py`).
     """
-    job, restart = environ.get(b"SLURM_JOB_ID", b""), environ.get(b"SLURM_JOB_RESTART_COUNT", b"65535")
+    job, restart = environ.get(b"SLURM_JOB_ID", b""), environ.get(b"SLURM_JOB_RESTART_COUNT", b"%d" % MAX_RESTART)
     if not (job.isdigit() and restart.isdigit() and len(job) <= 10 and len(restart) <= 5):
+        return
+    if not 0 < int(job) <= MAX_JOB or int(restart) > MAX_RESTART:
         return
     path = f"{directory}/ending/{int(job)}.{int(restart)}"
     try:

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from slurm_migbatch.node import conf
+from slurm_migbatch.node.client import MAX_JOB, MAX_RESTART
 
 _ID = re.compile(rb"[0-9]{1,10}")
 _COUNT = re.compile(rb"[0-9]{1,5}")
 _NAME = re.compile(rb"[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,63}")
 _EXIT = re.compile(rb"([0-9]{1,3}):([0-9]{1,3})")
 _CONTEXTS = {"prolog": b"prolog_slurmd", "epilog": b"epilog_slurmd"}
-MAX_JOB = 0xFFFFFFFF
 MAX_UID = 0xFFFFFFFE
 
 
@@ -67,7 +67,7 @@ class HookEnv(NamedTuple):
             node=node,
             job=job,
             uid=uid,
-            restart=_number(environ, b"SLURM_JOB_RESTART_COUNT", _COUNT, 0xFFFF),
+            restart=_number(environ, b"SLURM_JOB_RESTART_COUNT", _COUNT, MAX_RESTART),
             user=_name(environ, b"SLURM_JOB_USER"),
             account=_name(environ, b"SLURM_JOB_ACCOUNT"),
             partition=_name(environ, b"SLURM_JOB_PARTITION"),

@@ -12,7 +12,7 @@ of those only ones on a local file system.
 """
 
 # Hooks do not use pathlib: importing it takes longer than a warm start.
-# ruff: noqa: PTH115, PTH116, PTH123, PTH208
+# ruff: noqa: PTH115, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from slurm_migbatch.node import tmpfs
+from slurm_migbatch.node.processes import user_of
 
 MOST = 4096
 """Most descriptors of one process to check; more are held only for their number."""
@@ -59,7 +60,7 @@ class OpenDeviceScan:
         found: list[OpenDevice] = []
         for pid in ordered if owners else ():
             try:
-                uid = os.stat(f"/proc/{pid}").st_uid
+                uid = user_of(pid)
                 if uid:
                     found += [OpenDevice(pid, uid, m) for m in _open(pid, major, end) if owners.get(m, uid) != uid]
             except OSError:
@@ -119,11 +120,17 @@ def _answering_mount(pid: int, name: str) -> str | None:
         facts = facts_of(file.read(_LONGEST))
     if facts is None or facts[0] & os.O_PATH:
         return None
-    with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+    # the process may have moved to another mount namespace, in which its file is not mounted
+    fs_type = _fs_type(str(pid), facts[1]) or _fs_type("self", facts[1])
+    return facts[1] if fs_type in _ANSWERING else None
+
+
+def _fs_type(process: str, mount: str) -> str:
+    """Return the type of the file system of a mount; empty if a process has no such mount. Raises OSError."""
+    with open(f"/proc/{process}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         # 36 35 98:0 /root /where options tags - type source options
         rows = (line.partition(" - ") for line in file)
-        fs_type = next((tail.partition(" ")[0] for head, _, tail in rows if head.partition(" ")[0] == facts[1]), "")
-    return facts[1] if fs_type in _ANSWERING else None
+        return next((tail.partition(" ")[0] for head, _, tail in rows if head.partition(" ")[0] == mount), "")
 
 
 def facts_of(text: bytes) -> tuple[int, str] | None:

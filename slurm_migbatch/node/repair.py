@@ -88,6 +88,7 @@ def diagnose(
     joining = [row for row in rows if row.beside is not None and row.state in IN_FLIGHT and not alive(row.owner)]
     repairs = [Repair("leave", row, None, "the run to share it has ended") for row in joining]
     rows = sorted((row for row in rows if row.beside is None), key=lambda row: (_ORDER[row.state], row.id or 0))
+    lost_uuids = {row.mig_uuid for row in rows if row.state == "lost" and row.mig_uuid is not None}
     by_slot = {instance.slot: instance for instance in instances}
     accounted: set[int] = set()
     busy_places = [row.slot.placement for row in rows if working(row)]
@@ -95,7 +96,7 @@ def diagnose(
     for row in rows:
         busy = working(row)
         instance = by_slot.get(row.slot)
-        if instance is not None and not busy and not _is_of(row, instance, accounted):
+        if instance is not None and not busy and not _is_of(row, instance, accounted, lost_uuids):
             instance = None
         if instance is not None:
             accounted.add(instance.gi_id)
@@ -105,6 +106,8 @@ def diagnose(
             repair = _missing(row)
         elif row.state == "evict" and any(place.overlaps(row.slot.placement) for place in intended_places):
             continue
+        elif row.state == "lost" and any(place.overlaps(row.slot.placement) for place in busy_places):
+            continue  # the owner that works there finds the place taken, and chooses another
         else:
             repair = _present(row, instance, processes.get(instance.gi_id, ()), instance.gi_id in exposed)
         if repair is not None:
@@ -117,10 +120,17 @@ def diagnose(
     return repairs + [_unclaimed(instance, processes.get(instance.gi_id, ())) for instance in unclaimed]
 
 
-def _is_of(row: JournalSlice, instance: Instance, accounted: Collection[int]) -> bool:
-    """Return whether the instance in a row's slot belongs to the row; `accounted`: ids of other rows' instances."""
+def _is_of(
+    row: JournalSlice, instance: Instance, accounted: Collection[int], lost_uuids: Collection[str | None]
+) -> bool:
+    """Return whether the instance in a row's slot belongs to the row.
+
+    `accounted`: ids of other rows' instances; `lost_uuids`: instances that jobs held when they disappeared.
+    """
     if row.state == "held":
         return row.mig_uuid is None or instance.mig_uuid == row.mig_uuid
+    if row.state == "intent" and row.mig_uuid is None and instance.mig_uuid in lost_uuids:
+        return False
     if row.state == "lost" and instance.mig_uuid != row.mig_uuid:
         return False
     return instance.gi_id not in accounted
@@ -309,7 +319,12 @@ class Repairer:
         self._settle(gpu, row or JournalSlice(gpu.uuid, instance.slot, "idle"), instance)
 
     def _settle(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, event: str = "") -> None:
-        """Complete and close the instance, then mark it idle in the journal; destroy it if it cannot be completed."""
+        """Complete and close the instance, then mark it idle in the journal; destroy it if it cannot be completed.
+
+        If it is another instance than the row's, who may have used it is unknown.
+        """
+        if row.mig_uuid not in (None, instance.mig_uuid):
+            row = row._replace(uid=None)
         try:
             if instance.ci_id is None:
                 effects.point("driver complete")
@@ -559,10 +574,8 @@ class Repairer:
         """Remove hand-offs of old or unknown runs, and progress files."""
         # read before the runs are: a run is in the journal before its files exist
         handoffs, progress_files = set(handoff.listed(self._paths.job)), set(progress.listed(self._paths.progress))
-        known = {
-            (run.job, run.restart): run.state
-            for run in self._journal.runs("state NOT IN ('ended','misfit') OR since>=?", (now - TOMBSTONE_S,))
-        }
+        recent = "state IN ('starting','running','ending') OR (state IN ('ended','misfit') AND since>=?)"
+        known = {(run.job, run.restart): run.state for run in self._journal.runs(recent, (now - TOMBSTONE_S,))}
         old = self._journal.runs("state='misfit' AND since<?", (now - TOMBSTONE_S,))
         unknown = sorted(handoffs - set(known))
         refused = [refusal for key in unknown if (refusal := self._unrecorded(key)) is not None]

@@ -6,7 +6,7 @@ there a socket counts as root's if a process of root has it open.
 """
 
 # Hooks do not use pathlib: importing it takes longer than a warm start.
-# ruff: noqa: PTH115, PTH116, PTH208
+# ruff: noqa: PTH115, PTH208
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
+
+from slurm_migbatch.node.processes import user_of
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG, in linux/netlink.h
 _BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY, in linux/sock_diag.h
@@ -67,7 +69,7 @@ def of_root() -> frozenset[int]:
     inodes: set[int] = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # it has ended
-            if os.stat(f"/proc/{pid}").st_uid == 0:
+            if user_of(pid) == 0:
                 inodes.update(_sockets_of(pid))
     return frozenset(inodes)
 

@@ -237,6 +237,55 @@ def test_training_continues_when_no_checkpoint_can_be_written(tmp_path, caplog):
     assert len([line for line in messages if "can be written again" in line]) == 1
 
 
+def test_training_fails_when_its_last_checkpoint_cannot_be_written(tmp_path, caplog):
+    with small_disk(tmp_path / "disk", "32k") as disk:
+        values = {"effective_batch": 4, "items": 16, "care": elastic.Care(every_s=0, keep=1)}
+        values["environ"] = {"MIGBATCH_PROGRESS": str(tmp_path / "progress")}
+        (tmp_path / "progress").touch()
+        bulk, after = {"now": 1000}, []
+
+        def train(total):
+            with elastic.Trainer(disk, **values) as run:
+                run.restore()
+                for step in run.steps(total, save=lambda: b"x" * bulk["now"]):
+                    bulk["now"] = 1000 if step.number < total - 1 else bulk["last"]
+                    run._saved_at = 0.0  # save each step, however long a checkpoint takes
+                after.append(run.done)
+
+        bulk["last"] = 60_000
+        with pytest.raises(elastic.ElasticError, match=r"checkpoint of step 5 .*No space.*; step 4 is still saved"):
+            train(5)
+        assert after == [5]  # what the program does with its result is done
+        assert "training continues" not in caplog.text
+        assert "done=1" not in (tmp_path / "progress").read_text()
+        bulk["last"] = 1000
+        train(5)
+        assert after == [5, 5]
+        assert "done=1" in (tmp_path / "progress").read_text()
+        assert names(disk) == ["lock", "step-000000000005.ckpt"]
+
+
+def test_run_that_is_told_to_end_says_that_its_last_steps_are_lost(tmp_path, caplog):
+    with small_disk(tmp_path / "disk", "32k") as disk:
+        bulk = {"now": 1000}
+        care = elastic.Care(every_s=0, keep=1)
+        with (
+            pytest.raises(elastic.Leave) as left,
+            elastic.Trainer(disk, effective_batch=4, items=16, environ={}, care=care) as run,
+        ):
+            run.restore()
+            for step in run.steps(60, save=lambda: b"x" * bulk["now"]):
+                bulk["now"] = 60_000 if step.number >= 3 else 1000
+                run._saved_at = 0.0
+                if step.number == 4:  # step 4 has failed for the same reason before
+                    os.kill(os.getpid(), signal.SIGTERM)
+    assert left.value.code == 143
+    assert "training continues" in caplog.records[0].getMessage()
+    last = caplog.records[-1]
+    assert last.levelname == "WARNING"
+    assert "step 5, which is not saved: No space left on device; step 3 is still saved" in last.getMessage()
+
+
 # -- invalid files
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.node import exits, handoff, plan, repair
+from slurm_migbatch.node.caps import CapsError
 from slurm_migbatch.node.deadline import Deadline, locked
 from tests.support.nodes import ALICE, BOB
 
@@ -472,6 +473,17 @@ def test_instances_created_by_hand_are_kept_while_in_use_and_then_adopted(new_no
     node.check()
 
 
+def test_instances_are_listed_again_after_a_repair_that_destroys_one(node, monkeypatch):
+    def refuse(*_):
+        raise CapsError("no such device")
+
+    node.make_by_hand("1g.10gb", 4, 1)
+    monkeypatch.setattr(node.executor.caps, "grant", refuse)
+    (gpu,) = node.executor.gpus.managed()
+    assert node.executor._allocator._existing_instances(gpu) == {}
+    assert node.instances() == {}
+
+
 def test_busy_instance_created_by_hand_between_two_jobs_is_kept(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     (held,) = node.slices("held")
@@ -500,6 +512,20 @@ def test_vanished_held_instance_is_marked_lost_until_the_epilog(node):
     assert node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)[0] == exits.OK
     node.epilog(1)
     assert [event["job"] for event in node.events("stop")] == [1]
+    node.check()
+
+
+@pytest.mark.parametrize(("profile", "fits"), [("1g.10gb", True), ("2g.20gb", True), ("7g.80gb", False)])
+def test_slice_that_was_lost_and_exists_again_is_not_given_to_another_job(node, profile, fits):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    (held,) = node.slices("held")
+    with node.journal.write():
+        node.journal.put(held._replace(state="lost"))
+    code, line = node.prolog(2, f"[mig:{profile}:1]", uid=BOB)
+    assert code == exits.OK and node.events("fault") == [], line
+    assert {row.job: row.uid for row in node.slices()} == {1: ALICE, **({2: BOB} if fits else {})}
+    assert node.handoff(1).slices[0].mig_uuid == held.mig_uuid
+    assert ("no free placement" in line) is not fits
     node.check()
 
 

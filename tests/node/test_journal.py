@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from slurm_migbatch.node.journal import (
     Corrupt,
     Journal,
     JournalError,
+    JournalRun,
     JournalSlice,
     Overlap,
     move_aside,
@@ -289,6 +291,33 @@ def test_spooled_events_are_json_with_number_time_and_kind(node):
     for event in node.events():
         assert {"seq", "ts", "kind"} <= set(event)
         json.dumps(event)
+
+
+def test_hooks_do_not_look_at_runs_that_ended_before(node):
+    """A user may run many short jobs, and every start on the node would wait for them."""
+
+    def steps(job):
+        counted = []
+        node.journal._connection.set_progress_handler(lambda: counted.append(job), 100)
+        node.prolog(job, "[mig:1g.10gb:1]")
+        node.epilog(job)
+        node.journal._connection.set_progress_handler(None, 0)
+        return len(counted)
+
+    few = [steps(job) for job in range(1, 4)][-1]
+    with node.journal.write():
+        for job in range(1000, 21_000):
+            run = JournalRun(job, 0, ALICE, "alice", "physics", "gpu", "[mig:1g.10gb:1]", "ended")
+            node.journal.put_run(run._replace(since=time.time() - 3600))
+    assert steps(4) <= few + 20
+
+
+def test_index_of_runs_is_added_to_a_journal_without_it(tmp_path, journal):
+    journal._connection.execute("DROP INDEX runs_state")
+    again = Journal(str(tmp_path / NAME))
+    found = again._connection.execute("SELECT name FROM sqlite_master WHERE name='runs_state'").fetchall()
+    again.close()
+    assert found == [("runs_state",)]
 
 
 @pytest.mark.parametrize("how", ["removed", "killed while it was made anew"])

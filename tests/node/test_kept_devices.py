@@ -19,11 +19,15 @@ from tests.support.directories import open_to_users
 from tests.support.nodes import ALICE, BOB
 
 HOLDER = """
-import os, resource, sys, time
+import ctypes, os, resource, sys, time
 processes, descriptors = int(sys.argv[1]), int(sys.argv[2])
-os.setresuid(int(sys.argv[3]), int(sys.argv[3]), int(sys.argv[3]))
-for path in sys.argv[4:]:
+os.seteuid(int(sys.argv[3]))
+for path in sys.argv[6:]:
     os.open(path, os.O_RDONLY)
+os.seteuid(0)
+if sys.argv[5] == "apart" and ctypes.CDLL(None).unshare(0x20000):  # CLONE_NEWNS
+    sys.exit("unshare")
+os.setresuid(int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[4]))
 handle = os.open("/dev/null", os.O_RDONLY)
 for number in range(handle + 1, descriptors):
     os.dup2(handle, number)
@@ -37,11 +41,16 @@ time.sleep(600)
 
 @pytest.fixture
 def crowd():
-    """Makes processes that hold descriptors: `crowd(processes, descriptors, uid)`; all end with the test."""
+    """Makes processes that hold descriptors: `crowd(processes, descriptors, uid)`; all end with the test.
+
+    `effective` is the uid by which they act, if it is another one; `apart`: in a mount namespace of their own.
+    """
     made = []
 
-    def make(processes, descriptors, uid, *path):
-        argv = [sys.executable, "-ISc", HOLDER, str(processes), str(descriptors), str(uid), *map(str, path)]
+    def make(processes, descriptors, uid, *path, effective=None, apart=False):
+        uids = str(uid), str(uid if effective is None else effective)
+        options = (str(processes), str(descriptors), *uids, "apart" if apart else "")
+        argv = [sys.executable, "-ISc", HOLDER, *options, *map(str, path)]
         group = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
         made.append(group)
         ready = b""
@@ -152,6 +161,20 @@ def test_process_with_another_users_device_open_is_reported(open_node, crowd, ca
     assert str(kept.pid) in caplog.text
 
 
+@pytest.mark.parametrize("how", [{"effective": 0}, {"apart": True}], ids=["setuid program", "mount namespace"])
+def test_users_device_is_reported_wherever_the_process_hides_it(open_node, crowd, how):
+    node = open_node
+    node.prolog(1, "[mig:7g.80gb:1]")
+    kept = crowd(1, 10, ALICE, device(node, node.slices("held")[0]), **how)
+    node.epilog(1)
+    node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)
+    watcher = Watcher(node.config, node.executor.gpus)
+    for _ in range(50):
+        watcher.run_round(node.journal, node.executor.paths, 2.0)
+    (fault,) = told(node, kept.pid)
+    assert f"process {kept.pid} of uid {ALICE}" in fault["what"]
+
+
 @pytest.mark.parametrize("forget_s", [0.0, 3600.0])
 def test_open_device_is_reported_despite_many_other_warnings(open_node, crowd, caplog, monkeypatch, forget_s):
     """A user can cause any number of warnings by tampering with the progress files of their jobs."""
@@ -202,3 +225,19 @@ def test_idle_instance_with_an_unknown_last_user_is_created_again(node):
     (idle,) = node.slices("idle")
     assert node.prolog(1, "[mig:7g.80gb:1]")[0] == exits.OK
     assert node.slices("held")[0].mig_uuid != idle.mig_uuid
+
+
+@pytest.mark.parametrize("repaired", [True, False])
+def test_idle_instance_recreated_by_hand_is_created_again(node, repaired):
+    """Its devices were open to everyone meanwhile, so others than its last user may have used it."""
+    node.prolog(1, "[mig:7g.80gb:1]")
+    node.epilog(1)
+    node.destroy_by_hand()
+    by_hand = node.make_by_hand("7g.80gb", 0, 8)
+    if repaired:
+        node.reconcile()
+    assert node.prolog(2, "[mig:7g.80gb:1]")[0] == exits.OK
+    (held,) = node.slices("held")
+    assert (held.job, held.warm) == (2, False)
+    assert held.mig_uuid != by_hand.mig_uuid
+    node.check()

@@ -15,6 +15,7 @@ import pytest
 from slurm_migbatch.node import client, ending, exits, liveness, unix_sockets
 from slurm_migbatch.node.deadline import Deadline, locked
 from slurm_migbatch.node.executor import Executor
+from slurm_migbatch.node.hookenv import HookEnv, HookEnvError
 from slurm_migbatch.node.liveness import JobRecord, LivenessError, is_over
 from slurm_migbatch.node.repair import run_lock
 from slurm_migbatch.node.status import status
@@ -36,18 +37,19 @@ os.seteuid(int(sys.argv[2]))
 link = socket.socket(socket.AF_UNIX)
 os.seteuid(0)
 link.bind(sys.argv[1])
-os.setresuid(int(sys.argv[2]), int(sys.argv[2]), int(sys.argv[2]))
+os.setresuid(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[3]))
 os.write(1, b"x")
 time.sleep(600)
 """
 
 
 @contextmanager
-def socket_at(path, uid=0):
-    """A socket that a user's process has bound to a path, as slurmstepd does."""
+def socket_at(path, uid=0, effective=None):
+    """A socket that a user's process has bound to a path, as slurmstepd does; `effective`: the uid by which it acts."""
     with ExitStack() as open_here:
         if uid:
-            made = subprocess.Popen([sys.executable, "-ISc", BIND, str(path), str(uid)], stdout=subprocess.PIPE)
+            argv = [sys.executable, "-ISc", BIND, str(path), str(uid), str(uid if effective is None else effective)]
+            made = subprocess.Popen(argv, stdout=subprocess.PIPE)
             open_here.callback(made.wait)
             open_here.callback(made.kill)
             assert open_here.enter_context(made.stdout).read(1) == b"x"
@@ -225,6 +227,15 @@ def test_all_of_several_thousand_step_sockets_are_found(tmp_path):
         assert liveness.steps("n1", str(tmp_path)) == set(range(3000))
 
 
+def test_step_that_is_missing_in_one_list_of_sockets_is_found(tmp_path, monkeypatch):
+    """The kernel omits some while a user opens and closes many."""
+    lists = iter([lambda found: found[:0], lambda found: found])
+    real = unix_sockets.bound
+    monkeypatch.setattr(unix_sockets, "bound", lambda: next(lists)(real()))
+    with socket_at(tmp_path / "n1_7.0"):
+        assert liveness.steps("n1", str(tmp_path)) == {7}
+
+
 @pytest.mark.parametrize("told", [True, False], ids=["owner told", "kernel before 5.3"])
 def test_only_sockets_of_root_count_as_steps(tmp_path, monkeypatch, told):
     path = tmp_path / "n1_7.0"
@@ -234,6 +245,9 @@ def test_only_sockets_of_root_count_as_steps(tmp_path, monkeypatch, told):
     with socket_at(path):
         assert liveness.steps("n1", str(tmp_path)) == {7}
     with socket_at(path, uid=BOB):
+        os.chown(path, BOB if told else 0, -1)
+        assert liveness.steps("n1", str(tmp_path)) == set()
+    with socket_at(path, uid=BOB, effective=0):  # a setuid program has inherited it
         os.chown(path, BOB if told else 0, -1)
         assert liveness.steps("n1", str(tmp_path)) == set()
 
@@ -401,7 +415,15 @@ def test_parallel_hooks_release_every_run_once_and_leave_no_note(node):
     node.check()
 
 
-@pytest.mark.parametrize("job", ["", "x", "1/../../2", "-1", "99999999999"])
-def test_invalid_job_id_creates_no_epilog_note(node, job):
-    client.note_end(str(node.config.run_dir), {b"SLURM_JOB_ID": job.encode()})
-    assert not list(ending.listed(node.executor.paths.run))
+@pytest.mark.parametrize(
+    ("job", "restart"),
+    [(job, 0) for job in ("", "x", "1/../../2", "-1", "0", 1 << 32, "99999999999")]
+    + [(1, restart) for restart in ("", "x", "-1", "../2", 1 << 16, 99999, 100000)],
+)
+def test_invalid_job_or_restart_count_creates_no_epilog_note(node, job, restart):
+    run = node.executor.paths.run
+    environ = node.environ("epilog", job, restart=restart)
+    client.note_end(str(node.config.run_dir), environ)
+    with pytest.raises(HookEnvError):
+        HookEnv.read("epilog", environ)
+    assert not list(ending.listed(run))

@@ -68,6 +68,7 @@ COMMENTS: Final[dict[str, Callable[[int], str]]] = {
     "a key with errors": lambda n: "migbatch: " + "max_model_" * (n // 10) + "=1",
     "pairs that are not read": lambda n: "k=v," * (n // 4),
     "colons that are not read": lambda n: "a:" * (n // 2) + "=1",
+    "a long word before a pair that is not read": lambda n: "a" * n + ":x=1",
     "one pair behind others": lambda n: "k=v;" * (n // 4) + "mem=1gb",
     "a size in a name": lambda n: "migbatch: model=" + "7b-" * (n // 3),
 }

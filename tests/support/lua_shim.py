@@ -24,6 +24,20 @@ local told, errors = {}, {}
 
 -- with a second argument: instructions of Lua, and bytes that its string functions look at or make
 local steps = 0
+local find = string.find
+
+-- A pattern that must end with the text, but may begin anywhere, is tried from every byte on.
+local function tried(text, pattern)
+  if pattern:sub(1, 1) == "^" or pattern:sub(-1) ~= "$" then return #text end
+  local looked, beginning = 0, "^" .. pattern:sub(1, -2)
+  for at = 1, #text do
+    local _, to = find(text, beginning, at)
+    looked = looked + (to or at) - at + 1
+    if find(text, "^" .. pattern, at) then break end
+  end
+  return looked
+end
+
 local function counting(name, cost)
   local original = string[name]
   string[name] = function(...)
@@ -37,8 +51,9 @@ if arg[2] then
     counting(name, function(_, _, text) return #text end)
   end
   for name in ("sub format"):gmatch("%S+") do counting(name, function(_, result) return #result end) end
-  counting("match", function(_, _, text) return #text end)
-  counting("find", function(to, from, text, _, start)
+  counting("match", function(_, _, text, pattern) return tried(text, pattern) end)
+  counting("find", function(to, from, text, pattern, start, plain)
+    if not plain and pattern:sub(-1) == "$" then return tried(text, pattern) end
     return (from ~= "" and to or #text) - (start or 1) + 1
   end)
   debug.sethook(function() steps = steps + 100 end, "", 100)
