@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.testbed import pyslurmroot, restd
-from slurm_migbatch.testbed.autodetect import has_plugin
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.registry import unmount_below
 
 pytest.register_assert_rewrite("tests.support")
 
+from tests.support.autodetect import has_plugin  # noqa: E402 - after what it is rewritten by
 from tests.support.databases import KINDS, Databases, chosen  # noqa: E402 - after what it is rewritten by
 from tests.support.directories import open_to_users  # noqa: E402 - after what it is rewritten by
 from tests.support.examples import register as register_examples  # noqa: E402 - after what it is rewritten by

@@ -68,7 +68,6 @@ class Decision:
     """Decisions of one step, by stage; None: that stage did not decide.
 
     Attributes:
-        memory: the new memory.
         questions: queries to the record before the next step.
         failed: the exception of each stage that failed.
         seconds: duration of each stage.

@@ -25,7 +25,6 @@ def why_not_started(
     """Return one sentence that says why a job has not started, as far as supply is concerned.
 
     Args:
-        job: its id.
         row: Slurm's row of it; None if Slurm does not list it.
         decided: the last decision on supply; None before the first.
         now: unix seconds.

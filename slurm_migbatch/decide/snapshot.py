@@ -209,7 +209,6 @@ class ClusterSnapshot:
     Attributes:
         now: unix seconds.
         jobs: Slurm's queue in its order of consideration.
-        nodes: Slurm's nodes.
         inventory: GPUs, leases and idle instances by node, as reported.
         plans: the published plan of each node; a missing node has none.
         sent_back: jobs requeued by a node since the last snapshot, because of a misfit.
@@ -219,7 +218,6 @@ class ClusterSnapshot:
         answers: to the queries of the previous decision.
         recording: whether the record can be written now.
         blackout: whether the administrator allows no lending at this time of day.
-        predictions: the predictor.
     """
 
     now: float

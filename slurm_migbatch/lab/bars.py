@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -61,28 +61,14 @@ def quantile(values: Iterable[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-@dataclass(frozen=True)
-class Times:
-    """Durations of one operation, in milliseconds."""
-
-    median_ms: float
-    p99_ms: float
-    min_ms: float
-    n: int
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Times:
-        """Compute the figures of durations in seconds."""
-        return cls(
-            round(statistics.median(seconds) * 1e3, 4),
-            round(quantile(seconds, 0.99) * 1e3, 4),
-            round(min(seconds) * 1e3, 4),
-            len(seconds),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the figures as a dict for JSON."""
-        return asdict(self)
+def times_of(seconds: Sequence[float]) -> dict[str, float]:
+    """Return figures of the durations of one operation: milliseconds, and their number."""
+    return {
+        "median_ms": round(statistics.median(seconds) * 1e3, 4),
+        "p99_ms": round(quantile(seconds, 0.99) * 1e3, 4),
+        "min_ms": round(min(seconds) * 1e3, 4),
+        "n": len(seconds),
+    }
 
 
 def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -95,6 +81,16 @@ def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
     t = float(student.ppf(0.975, len(values) - 1))
     half = t * statistics.stdev(values) / math.sqrt(len(values))
     return mean, mean - half, mean + half
+
+
+def rounded_interval(values: Sequence[float]) -> list[float]:
+    """Return `mean_with_interval` with four digits after the point."""
+    return [round(value, 4) for value in mean_with_interval(values)]
+
+
+def finite_interval(values: Sequence[float]) -> list[float | None]:
+    """Return `rounded_interval` with None for what is infinite, as the interval of a single value."""
+    return [value if math.isfinite(value) else None for value in rounded_interval(values)]
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> float | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from slurm_migbatch.config import Config, text_of
 from slurm_migbatch.decide.core import decide
-from slurm_migbatch.decide.paris_elsa.preference import Class, preference
+from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class, preference
 from slurm_migbatch.lab.slurm.run import RoundTiming
 from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
 
 DECIDES: Final = f"{decide.__module__}.{decide.__qualname__}"
 """migbatchd's decision as a whole."""
@@ -35,6 +37,15 @@ def learned(gpus: Mapping[Geometry, int], classes: Sequence[Class]) -> Config:
     config = Config()
     names = tuple(profile.name for profile in preference(gpus, classes))
     return replace(config, supply=replace(config.supply, preference=names))
+
+
+def learned_from(granted: Iterable[tuple[Profile, float]], span_s: float, gpus: Mapping[Geometry, int]) -> Config:
+    """Return `learned` for a site that received jobs with these granted profiles and run times (s) in `span_s`."""
+    times: dict[Profile, list[float]] = {}
+    for profile, seconds in granted:
+        times.setdefault(profile, []).append(seconds)
+    classes = [Class(len(of) * HORIZON_S / span_s, statistics.fmean(of), profile) for profile, of in times.items()]
+    return learned(gpus, classes)
 
 
 def pace(config: Config) -> RoundTiming:

@@ -184,6 +184,7 @@ def capacity(geometry: Geometry, used: Layout, profile: Profile) -> int:
     return table.capacity(used.mask, table.counts(used), table.index[profile])
 
 
+@lru_cache(maxsize=1 << 14)
 def fragmentation(geometry: Geometry, used: Layout) -> float:
     """Return the share of possible further slots that is lost by the placements of the used slots, from 0 to 1.
 

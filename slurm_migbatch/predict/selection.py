@@ -309,7 +309,6 @@ class Chooser:
             bucket: the bucket with the usual batch.
             offers: the slices up to the one chosen for the usual batch, which is the last.
             reason: why that slice was chosen.
-            limits: the job's limits.
             arrivals: of a service, thousandths of requests per second (0: unknown); None: the job is no service.
         """
         assert bucket.slo_us is not None

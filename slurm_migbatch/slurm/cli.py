@@ -161,9 +161,12 @@ class CliClient:
         if not self._reserved:
             return rows
         unread: dict[str, str] = {}
-        active = reservations.parse(self._run(*reservations.COMMAND), unread.__setitem__)
+        active = self._active_reservations(unread.__setitem__)
         self._odd_reservations.name(unread)
         return reservations.of_nodes(rows, active)
+
+    def _active_reservations(self, unread: Callable[[str, str], None]) -> list[reservations.NodeReservation]:
+        return reservations.parse(self._run(*reservations.COMMAND), unread)
 
     def default_partition(self) -> str:
         """Return the partition that sinfo marks with a star."""

@@ -282,7 +282,6 @@ def parse_nodes(output: str, unread: Callable[[str, str], object] = lambda name,
     A text of one node may look like the row of another: a node that is listed twice is dropped entirely.
 
     Args:
-        output: scontrol's output.
         unread: called with the name of each dropped node, and why.
     """
     starts = [match.start() for match in _NODE_START.finditer(output)]

@@ -24,7 +24,6 @@ class Rights(Value):
     """Rights of one user.
 
     Attributes:
-        uid: the user.
         everything: the user is root, SlurmUser, an operator or an administrator.
         coordinates: accounts that the user coordinates.
         private: values of PrivateData (jobs, usage, accounts, nodes).

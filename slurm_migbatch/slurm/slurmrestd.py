@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.slurm import reservations, restrows
+from slurm_migbatch.slurm import restrows
 from slurm_migbatch.slurm.cli import CliClient, check_fields, check_signal, checked_job
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
 from slurm_migbatch.slurm.order import in_order
+from slurm_migbatch.slurm.reservations import NodeReservation
 from slurm_migbatch.slurm.restapi import DEFAULT_PARTITION, REQUEUE, RestApi, RestError
 from slurm_migbatch.slurm.unread import Unread
 from slurm_migbatch.slurm.versions import parse_version
@@ -91,13 +92,10 @@ class SlurmrestdClient(CliClient):
         unread: dict[str, str] = {}
         rows = restrows.nodes(self.api.ask("GET", "nodes/"), unread.__setitem__)
         self._odd_nodes.name(unread)
-        self._reserved = any(reservations.RESERVED in row.states for row in rows)
-        if not self._reserved:
-            return rows
-        unread.clear()
-        active = restrows.reservations(self.api.ask("GET", "reservations/"), time.time(), unread.__setitem__)
-        self._odd_reservations.name(unread)
-        return reservations.of_nodes(rows, active)
+        return self._with_reservations(rows)
+
+    def _active_reservations(self, unread: Callable[[str, str], None]) -> list[NodeReservation]:
+        return restrows.reservations(self.api.ask("GET", "reservations/"), time.time(), unread)
 
     def default_partition(self) -> str:
         """See SlurmClient."""
@@ -127,7 +125,7 @@ class SlurmrestdClient(CliClient):
         for job, fields in updates.items():
             if not (job.isdigit() and _FIELDS.issuperset(fields) and _spoken(fields)):
                 others[job] = fields
-            elif fields and (why := self._changed("POST", f"job/{job}", _description(fields))):
+            elif fields and (why := self._changed(f"job/{job}", _description(fields))):
                 refused[job] = why
         try:
             super().update_jobs(others)
@@ -145,7 +143,7 @@ class SlurmrestdClient(CliClient):
         refused = {}
         for job in jobs:
             body = {"jobs": [job], "flags": ["Incomplete"]}
-            if why := self._changed("POST", "jobs/requeue", body, harmless=(_WAITS, _DONE)):
+            if why := self._changed("jobs/requeue", body, harmless=(_WAITS, _DONE)):
                 refused[job] = why
         if refused:
             raise SlurmRefused(refused, len(jobs))
@@ -165,7 +163,7 @@ class SlurmrestdClient(CliClient):
     # -- requests ----------------------------------------------------------------------------------------------
 
     def _offer(self, offers: Sequence[tuple[Sequence[str], str]]) -> dict[int, str]:
-        answers = [self._changed("POST", "nodes/", {"name": list(nodes), "gres": gres}) for nodes, gres in offers]
+        answers = [self._changed("nodes/", {"name": list(nodes), "gres": gres}) for nodes, gres in offers]
         return {number: why for number, why in enumerate(answers) if why}
 
     def _signal(self, body: Mapping[str, Any]) -> None:
@@ -173,11 +171,11 @@ class SlurmrestdClient(CliClient):
         if refused := _not_signalled(self.api.ask("DELETE", "jobs/", body)):
             raise SlurmRefused(refused, len(body["jobs"]))
 
-    def _changed(self, method: str, path: str, body: Mapping[str, Any], harmless: Sequence[int] = ()) -> str:
+    def _changed(self, path: str, body: Mapping[str, Any], harmless: Sequence[int] = ()) -> str:
         """Return why Slurm refuses a change, empty if it does not."""
         self.before_change()
         try:
-            self.api.ask(method, path, body)
+            self.api.ask("POST", path, body)
         except RestError as error:
             if error.number not in _REFUSALS:
                 raise

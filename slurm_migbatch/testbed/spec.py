@@ -43,7 +43,6 @@ class Spec:
         options: further lines of slurm.conf.
         partition_nodes: host list of a partition (gpu, train) that does not have all nodes.
         features: further features of nodes, beside each node's own name (node -> names joined by commas).
-        name: ClusterName.
         topology: topology.conf of the site (nodes n1, ...; `options` names TopologyPlugin); empty for none.
         backup: whether there is a second controller, each under its own host name (`mbctl1`, `mbctl2`; processes
             `slurmctld` and `slurmctld-2`, `migbatchd` and `migbatchd-2`); `config` must name a database server.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.lab.bars import Bar, Times, mean_with_interval, quantile
+from slurm_migbatch.lab.bars import Bar, mean_with_interval, quantile, times_of
 from slurm_migbatch.lab.bench.submit import time_table
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.learned import LearnedPredictor
@@ -109,7 +109,7 @@ def test_quantile_is_the_smallest_value_that_covers_the_share(values, share):
 
 
 def test_times_report_median_p99_and_minimum_in_milliseconds():
-    assert Times.of([0.001, 0.003, 0.002]).to_dict() == {"median_ms": 2.0, "p99_ms": 3.0, "min_ms": 1.0, "n": 3}
+    assert times_of([0.001, 0.003, 0.002]) == {"median_ms": 2.0, "p99_ms": 3.0, "min_ms": 1.0, "n": 3}
 
 
 @pytest.mark.parametrize(("n", "t"), [(5, 2.776), (10, 2.262), (40, 2.023)])

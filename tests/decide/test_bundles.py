@@ -5,10 +5,10 @@ import pytest
 from slurm_migbatch.decide.capacity.bundles import bundles, holds
 from slurm_migbatch.lab.papers.settings import plain
 from slurm_migbatch.lab.sim.gpus import UnknownGpu, geometry, models
-from slurm_migbatch.lab.sim.layouts import layouts
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.testbed.simdriver import SimulatedMachine
+from tests.support.layouts import layouts
 
 
 def test_geometries_are_those_of_the_simulated_driver(tmp_path):

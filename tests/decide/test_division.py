@@ -19,11 +19,11 @@ from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.ledger import State
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference, Target, usual_speed
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.layouts import layouts
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 from tests.support.examples import examples
+from tests.support.layouts import layouts
 from tests.support.loan_world import LoanWorld, MakeWorld
 from tests.support.stores import Away
 

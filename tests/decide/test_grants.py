@@ -28,13 +28,13 @@ from slurm_migbatch.decide.lending.values import (
     within,
 )
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.layouts import layouts
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import LoanHints
 from tests.support.examples import examples
+from tests.support.layouts import layouts
 
 H100, A30 = geometry("h100-80gb"), geometry("a30")
 ONE, DOUBLE, TWO, THREE, FOUR, ALL = (

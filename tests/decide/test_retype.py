@@ -375,17 +375,16 @@ def busy(name: str, profile: str, count: int, until: float | None = NOW + 60) ->
     ]
 
 
-def left(nodes: list[Node], wanted: list[Demand], rows: list[JobRow]):  # type: ignore[no-untyped-def]
+def left(nodes: list[Node], wanted: list[Demand]):  # type: ignore[no-untyped-def]
     plan = Planner().plan(nodes, wanted, NOW)
-    return plan, of_plan({n.name: n for n in nodes}, plan, {row.job_id: row for row in rows})
+    return plan, of_plan({n.name: n for n in nodes}, plan, wanted)
 
 
 def test_capacity_planned_for_other_jobs_is_not_free() -> None:
     nodes = [node("h1"), node("a1", *busy("a1", "1g.6gb", 4))]
-    row = job(1, "7g.80gb")
-    _, room = left(nodes, [Demand(1, ((P("7g.80gb"), 1),), EVERYWHERE)], [row])
+    _, room = left(nodes, [Demand(1, ((P("7g.80gb"), 1),), EVERYWHERE)])
     assert room.count(EVERYWHERE, P("1g.10gb")) == 0
-    _, room = left(nodes, [], [])
+    _, room = left(nodes, [])
     assert room.count(EVERYWHERE, P("1g.10gb")) == 7 and room.count(EVERYWHERE, P("1g.6gb")) == 0
     assert room.count(EVERYWHERE, P("1g.10gb"), 2) == 3 and room.count(EVERYWHERE, P("1g.10gb"), 1, 2) == 2
     assert P("1g.6gb") in room.kinds(EVERYWHERE) and P("1g.6gb") not in room.kinds(frozenset({"h1"}))
@@ -393,16 +392,15 @@ def test_capacity_planned_for_other_jobs_is_not_free() -> None:
 
 def test_gpu_with_a_reservation_has_no_free_capacity() -> None:
     nodes = [node("h1", *busy("h1", "1g.10gb", 2)), node("a1")]
-    row = job(1, "7g.80gb")
-    plan, room = left(nodes, [Demand(1, ((P("7g.80gb"), 1),), EVERYWHERE, limit_s=60)], [row])
+    plan, room = left(nodes, [Demand(1, ((P("7g.80gb"), 1),), EVERYWHERE, limit_s=60)])
     assert plan.reservations and room.count(EVERYWHERE, P("1g.10gb")) == 0 and room.count(EVERYWHERE, P("1g.6gb")) == 4
 
 
 def test_frozen_node_offers_only_its_existing_slots_and_closed_node_none() -> None:
     offered = Layout([Slot.of("3g.40gb", 0, 4), Slot.of("1g.10gb", 4, 1)])
-    _, room = left([node("h1", offered=offered, mode=Mode.FROZEN)], [], [])
+    _, room = left([node("h1", offered=offered, mode=Mode.FROZEN)], [])
     assert room.count(EVERYWHERE, P("3g.40gb")) == 1 and room.count(EVERYWHERE, P("2g.20gb")) == 0
-    _, room = left([node("h1", offered=offered, mode=Mode.CLOSED)], [], [])
+    _, room = left([node("h1", offered=offered, mode=Mode.CLOSED)], [])
     assert room.count(EVERYWHERE, P("3g.40gb")) == 0 and room.kinds(EVERYWHERE) == frozenset()
 
 
@@ -411,7 +409,7 @@ def test_jobs_of_a_full_gpu_model_are_retyped_for_an_idle_model() -> None:
     nodes = [node("a1", *busy("a1", "1g.6gb", 3)), node("h1")]
     rows = [job(n) for n in range(1, 6)]
     wanted = [Demand(row.job_id, ((P("1g.6gb"), 1),), EVERYWHERE) for row in rows]
-    plan, room = left(nodes, wanted, rows)
+    plan, room = left(nodes, wanted)
     placed = {name: p.copies for name, p in plan.placed.items()}
     assert placed == {1: 1}
     waiting = without_place(wanted, {row.job_id: row for row in rows}, placed)

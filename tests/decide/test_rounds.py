@@ -18,12 +18,12 @@ from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, job_views_of, view_of
 from slurm_migbatch.decide.supply.planner import Planner
-from slurm_migbatch.lab.sim.layouts import layouts
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from tests.support.examples import examples
+from tests.support.layouts import layouts
 from tests.support.supply_gpus import A30, H100
 
 NOW = 1_000_000.0

@@ -20,7 +20,7 @@ from slurm_migbatch.lab.sim.placing import slices, whole_gpus
 from slurm_migbatch.lab.sim.policies.ffs import SjfFfs
 from slurm_migbatch.lab.sim.policies.halves import Halves
 from slurm_migbatch.lab.sim.policies.queued import Easy, Fifo, Sjf
-from slurm_migbatch.lab.sim.policies.sliced import Slices, Static, partitions
+from slurm_migbatch.lab.sim.policies.sliced import Slices, Static
 from slurm_migbatch.lab.sim.policies.tiresias import Tiresias
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.registry import Setup
@@ -28,6 +28,7 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Linear, Whole
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
+from tests.support.layouts import partitions
 
 A100 = geometry("a100-80gb")
 
@@ -256,7 +257,6 @@ def test_best_fit_places_slices_on_the_gpu_with_the_least_free_space() -> None:
     together = slices(cluster, one, 5, part) or []
     assert [place.gpu for place in together] == [1, 1, 1, 0, 0]
     assert len(set(together)) == 5
-    assert [place.gpu for place in slices(cluster, one, 3, part, apart=True) or []] == [1, 0, 2]
     assert slices(cluster, Profile.parse("1g.6gb"), 1, part) is None
 
 

@@ -11,9 +11,9 @@ import pytest
 from slurm_migbatch.lab.sim.cluster import Place, PlaceError, SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation, SimulationError, SimulationResult
 from slurm_migbatch.lab.sim.gpus import geometry, whole
-from slurm_migbatch.lab.sim.job import DemandChange, JobCosts, JobError, SimulatedJob
+from slurm_migbatch.lab.sim.job import JobCosts, JobError, SimulatedJob
 from slurm_migbatch.lab.sim.policies.queued import Fifo
-from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Linear, Neighbours, Whole
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -25,7 +25,7 @@ FOUR = Place(0, Slot.of("4g.40gb", 0, 4))
 ONE = [Place(0, Slot.of("1g.10gb", start, 1)) for start in range(7)]
 
 
-class Script(Quiet):
+class Script(Policy):
     """Performs each given action at its given time."""
 
     def __init__(self, *acts: tuple[float, Callable[[Simulation, dict[int, SimulatedRun]], None]]) -> None:
@@ -43,9 +43,6 @@ class Script(Quiet):
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         self.told.append((sim.now, "complete", run.job.id))
-
-    def demand(self, sim: Simulation, demand: DemandChange) -> None:
-        self.told.append((sim.now, "demand", demand.value))
 
     def timer(self, sim: Simulation, key: Any) -> None:
         self.told.append((sim.now, "timer"))
@@ -144,40 +141,6 @@ def test_preempted_job_restarts_elsewhere_only_after_its_checkpoint() -> None:
     assert run.ended == 50 + 4 + 5 + 50
 
 
-@pytest.mark.parametrize(("every", "lost"), [(math.inf, 50), (20, 10), (60, 50), (25, 0)])
-def test_preemption_without_saving_loses_work_since_the_last_checkpoint(every: float, lost: float) -> None:
-    costs = JobCosts(checkpoint_s=4, checkpoint_every_s=every)
-    _, (run,) = play(
-        [SimulatedJob(1, "t", 0, 100, costs=costs)],
-        (0, lambda sim, runs: sim.start(runs[1], [FULL])),
-        (50, lambda sim, runs: (sim.preempt(runs[1], save=False), sim.start(runs[1], [FULL]))),
-        cluster=SimulatedCluster.of(whole("a100-80gb"), 1),
-    )
-    assert run.lost == lost
-    assert run.ended == 100 + lost
-
-
-def test_work_saved_at_an_earlier_preemption_is_not_lost() -> None:
-    costs = JobCosts(checkpoint_s=0, checkpoint_every_s=math.inf)
-
-    def again(save: bool) -> Callable[[Simulation, dict[int, SimulatedRun]], None]:
-        def act(sim: Simulation, runs: dict[int, SimulatedRun]) -> None:
-            sim.preempt(runs[1], save=save)
-            sim.start(runs[1], [FULL])
-
-        return act
-
-    _, (run,) = play(
-        [SimulatedJob(1, "t", 0, 100, costs=costs)],
-        (0, lambda sim, runs: sim.start(runs[1], [FULL])),
-        (50, again(True)),
-        (70, again(False)),
-        cluster=SimulatedCluster.of(whole("a100-80gb"), 1),
-    )
-    assert run.lost == 20
-    assert run.ended == 120
-
-
 def test_two_jobs_in_one_slice_slow_each_other_down_while_both_run() -> None:
     _, (long, short) = play(
         [SimulatedJob(1, "a", 0, 100), SimulatedJob(2, "b", 10, 20)],
@@ -264,9 +227,9 @@ def test_events_at_the_same_time_reach_the_policy_in_a_fixed_order() -> None:
     jobs = [SimulatedJob(1, "a", 0, 10), SimulatedJob(2, "b", 10, 1)]
     script = Script((0, lambda sim, runs: sim.start(runs[1], [FULL])), (10, lambda sim, runs: None))
     cluster = SimulatedCluster.of(whole("a100-80gb"), 1)
-    Simulation(cluster, jobs, script, Whole(), demands=[DemandChange(10, "svc", 3.0)]).run()
+    Simulation(cluster, jobs, script, Whole()).run()
     assert script.told == [
-        (0, "timer"), (0, "arrive", 1), (10, "complete", 1), (10, "demand", 3.0), (10, "timer"), (10, "arrive", 2),
+        (0, "timer"), (0, "arrive", 1), (10, "complete", 1), (10, "timer"), (10, "arrive", 2),
     ]  # fmt: skip
 
 
@@ -305,7 +268,7 @@ def test_invalid_policy_actions_raise_errors_that_name_job_and_gpu() -> None:
         play(one, (0, lambda sim, runs: sim.start(runs[1], [])))
 
     class Nowhere(Linear):
-        def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
+        def speed(self, job: SimulatedJob, places: Sequence[Place]) -> float:
             return 0.0
 
     with pytest.raises(SimulationError, match=r"a does not fit at its place \(0:7g.80gb@0:8\)"):

@@ -19,9 +19,9 @@ from slurm_migbatch.lab.papers.instances import (
 )
 from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings, plain
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.layouts import layouts
 from slurm_migbatch.mig.profile import Profile
 from tests.support.examples import examples
+from tests.support.layouts import layouts
 
 A100, A30 = geometry("a100-80gb"), geometry("a30")
 

@@ -13,14 +13,14 @@ from slurm_migbatch.lab.sim.cluster import Place, SimulatedCluster, bit_indexes
 from slurm_migbatch.lab.sim.engine import Simulation, SimulationResult
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
-from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Linear, Neighbours
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.planning import fragmentation
 
 
-class Chaos(Quiet):
+class Chaos(Policy):
     """Starts, shares, moves and preempts at random, and checks everything after each decision."""
 
     def __init__(self, seed: int, shared: bool) -> None:
@@ -48,7 +48,7 @@ class Chaos(Quiet):
             if not run.places and places and chance < 0.8:
                 sim.start(run, places)
             elif run.places and chance < 0.1:
-                sim.preempt(run, save=bool(self.rng.random() < 0.5))
+                sim.preempt(run)
             elif run.places and places and chance < 0.2:
                 sim.move(run, places)
             check(sim)
@@ -99,7 +99,7 @@ def check(sim: Simulation) -> None:
 
 def jobs_of(seed: int, count: int) -> list[SimulatedJob]:
     rng = np.random.default_rng(seed)
-    costs = JobCosts(2.0, 3.0, 1.0, 20.0)
+    costs = JobCosts(2.0, 3.0, 1.0)
     return [
         SimulatedJob(
             n, f"j{n}", float(rng.uniform(0, 60)), float(rng.uniform(1, 60)), gpus=int(rng.integers(1, 3)), costs=costs

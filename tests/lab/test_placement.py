@@ -1,19 +1,14 @@
 """Placement over many GPUs: always legal, never over capacity, and the planner against exhaustive search on two."""
 
-import itertools
-from collections import Counter
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.capacity.bundles import bundles
 from slurm_migbatch.lab.papers.placement import (
     BestFit,
     Fgd,
     FirstFit,
     LeastLoss,
-    divide,
     free_slices,
     mix,
     places,
@@ -120,51 +115,3 @@ def test_rules_place_nearly_as_many_slices_on_two_gpus_as_the_best_choice(wanted
                 gpus[layouts[found[0]]] = found[0].add(found[1])
                 placed += 1
         assert placed <= best <= placed + 3  # refusing a whole GPU may have left room for four slices
-
-
-def exhaustive(gpu, used, weights, must):
-    """The best offers for two GPUs, by trying every pair of maximal contents."""
-    profiles = tuple(info.profile for info in gpu.profiles if info.profile in weights or info.profile in must)
-    best = None
-    for pair in itertools.product(*(bundles(gpu, profiles, layout) for layout in used)):
-        counts = Counter()
-        for contents in pair:
-            counts.update(dict(zip(profiles, contents, strict=True)))
-        lacks = sum(max(n - counts[p], 0) * p.compute for p, n in must.items())
-        ratio = min(counts[p] / w for p, w in weights.items())
-        slices = sum(n * p.compute for p, n in counts.items())
-        key = (-lacks, round(ratio, 6), slices)
-        best = key if best is None else max(best, key)
-    return best
-
-
-layouts_of_use = st.sampled_from(
-    (EMPTY, *(Layout([Slot.of(*each)]) for each in (("1g.5gb", 0, 1), ("3g.20gb", 0, 4), ("2g.10gb", 4, 2))))
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.tuples(layouts_of_use, layouts_of_use),
-    st.dictionaries(st.sampled_from(FIVE), st.integers(1, 4), min_size=1, max_size=4),
-    st.dictionaries(st.sampled_from(FIVE), st.integers(1, 3), max_size=2),
-)
-def test_division_of_free_space_matches_exhaustive_search(used, weights, must):
-    asked = mix(weights)
-    offers = divide(A100, used, asked, must)
-    counts = Counter()
-    for layout, offer in zip(used, offers, strict=True):
-        A100.check(layout.union(offer))
-        assert len(layout.union(offer)) == len(layout) + len(offer)
-        counts.update(offer.counts())
-    lacks = sum(max(n - counts[p], 0) * p.compute for p, n in must.items())
-    ratio = min(counts[p] / w for p, w in asked)
-    slices = sum(n * p.compute for p, n in counts.items())
-    want = exhaustive(A100, used, dict(asked), must)
-    assert (-lacks, pytest.approx(ratio, abs=1e-4), slices) == want
-
-
-def test_full_cluster_and_no_gpus_have_no_offers():
-    full = Layout([Slot.of("7g.40gb", 0, 8)])
-    assert divide(A100, [full, full], EVEN) == (EMPTY, EMPTY)
-    assert divide(A100, [], EVEN) == ()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.lab.papers.pollux import PolluxJob, divide, harmonic_mean, penalty, place, speedup
+from slurm_migbatch.lab.papers.pollux import PolluxJob, divide, penalty, place, speedup
 from tests.support.examples import examples
 
 OLD = 1e9
@@ -68,6 +68,10 @@ jobs = st.lists(
     min_size=1,
     max_size=4,
 )
+
+
+def harmonic_mean(found, counts):
+    return len(found) / sum(1 / (speedup(one, count) + 1e-3) for one, count in zip(found, counts, strict=True))
 
 
 @settings(max_examples=examples(60))

@@ -1,10 +1,8 @@
 """Knees, efficacy and fairness on figures that can be checked by hand."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from slurm_migbatch.lab.papers.rightsize import efficacy, fits, jain, knee, leanest, rightsize, useful
+from slurm_migbatch.lab.papers.rightsize import efficacy, knee, leanest, rightsize, useful
 from slurm_migbatch.lab.papers.settings import InstanceSetting
 from slurm_migbatch.mig.profile import Profile
 
@@ -38,14 +36,6 @@ def test_efficacy_matches_a_figure_worked_out_by_hand():
     assert efficacy(8, 2.0, 0.5) == 4.0
 
 
-def test_batch_fits_if_it_takes_half_of_the_objective_and_fills_in_time():
-    setting = InstanceSetting(ONE, 8, 1, 0.04)
-    assert fits(setting, 0.08)
-    assert not fits(setting, 0.079)
-    assert fits(setting, 0.1, arrivals_per_s=200)
-    assert not fits(setting, 0.1, arrivals_per_s=100)
-
-
 def test_right_size_matches_efficacies_worked_out_by_hand():
     """Efficacies: 1g b1 1/(.01^2/7) = 70000; 1g b4 4/(.03^2/7) = 31111; 2g b4 4/(.014^2 * 2/7) = 71429;
     7g b4 is above the knee of batch 4, which is 2: from there 0.014 to 0.013 gains too little."""
@@ -72,14 +62,3 @@ def test_leanest_profile_has_the_highest_throughput_per_compute_slice():
     }
     assert leanest(settings).profile == THREE
     assert leanest({ONE: InstanceSetting(ONE, 4, 1, 0.5), TWO: InstanceSetting(TWO, 4, 1, 0.25)}).profile == ONE
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
-def test_jain_index_lies_between_one_over_n_and_one(amounts):
-    assert 1 / len(amounts) - 1e-9 <= jain(amounts) <= 1 + 1e-9
-
-
-def test_jain_index_of_equal_shares_and_of_a_single_owner():
-    assert jain([3.0, 3.0, 3.0]) == pytest.approx(1.0)
-    assert jain([5.0, 0.0, 0.0, 0.0]) == 0.25
-    assert jain([0.0, 0.0]) == 1.0

@@ -12,18 +12,16 @@ from typing import Any
 import pytest
 
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.job import DemandChange, InferenceRequest, SimulatedJob
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces import (
-    azure,
-    helios,
     joblog,
     jobtable,
     mixed,
-    mooncake,
     muri,
     openb,
     philly,
     pollux,
+    requests,
     sacct,
 )
 from slurm_migbatch.lab.traces.csvlines import TraceError
@@ -281,23 +279,6 @@ def test_invalid_openb_row_raises_an_error_with_the_reason(write: Write, row: st
         openb.read(write(OPENB + row + "\n"), A100)
 
 
-HELIOS = """vc,time,running_gpu_jobs,pending_gpu_jobs,total_gpus,running_gpus,pending_gpus,idle_gpus,gpu_allocation_fraction
-a,2020-05-01 00:00:00,1,1,8,4,2,4,0.5
-a,2020-05-01 00:10:00,1,1,8,4,3,4,0.5
-a,2020-05-01 00:20:00,1,1,8,6,3,2,0.75
-b,2020-05-01 00:00:00,1,1,16,1,0,15,0.1
-"""  # noqa: E501
-
-
-def test_helios_reader_returns_only_changes_of_demand(write: Write) -> None:
-    path = write(HELIOS)
-    assert helios.read(path).demands == (DemandChange(0, "a", 4), DemandChange(0, "b", 1), DemandChange(1200, "a", 6))
-    assert helios.read(path, "wanted").demands[-2:] == (DemandChange(600, "a", 7), DemandChange(1200, "a", 9))
-    assert helios.sizes(path) == {"a": 8, "b": 16}
-    with pytest.raises(TraceError, match=":6: running_gpus must be at most total_gpus, not 9"):
-        helios.read(write(HELIOS + "a,2020-05-01 00:30:00,1,1,8,9,0,0,1\n"))
-
-
 MURI = """job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,resource_time_0
 1,8,1534000,1463,vgg16,16,281000,28000,214,82
 0,8,0,10956,gpt2,4,5095000,91000,437,0.6
@@ -361,19 +342,17 @@ def test_pollux_workloads_take_their_durations_from_profiles(
         pollux.profiles(tmp_path / "traces" / "other")
 
 
-def test_requests_have_times_and_tokens(write: Write) -> None:
+def test_requests_have_times(write: Write) -> None:
     path = write("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04.5000000,7,8\n2023-11-16 18:17:03,5,6\n")
-    assert azure.read(path).requests == (InferenceRequest(0, "llm", 5, 6), InferenceRequest(1.5, "llm", 7, 8))
+    assert requests.azure(path) == [0, 1.5]
     path = write(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.250000+00:00,7,8\n2024-05-10 00:00:00+00:00,5,6\n"
     )
-    assert azure.read(path).requests == (InferenceRequest(0, "llm", 5, 6), InferenceRequest(0.25, "llm", 7, 8))
+    assert requests.azure(path) == [0, 0.25]
     path = write("timestamp_ms,input_tokens,output_tokens,n_prefix_blocks_512\n3000,9,1,1\n3000,8,1,1\n4500,7,2,1\n")
-    assert mooncake.read(path, "chat").requests == (
-        InferenceRequest(0, "chat", 8, 1), InferenceRequest(0, "chat", 9, 1), InferenceRequest(1.5, "chat", 7, 2),
-    )  # fmt: skip
-    with pytest.raises(TraceError, match=":2: ContextTokens must be 0 or more, not -5"):
-        azure.read(write("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-5,6\n"))
+    assert requests.mooncake(path) == [0, 0, 1.5]
+    with pytest.raises(TraceError, match=":2: timestamp_ms must be 0 or more, not -5"):
+        requests.mooncake(write("timestamp_ms,input_tokens,output_tokens\n-5,6,7\n"))
 
 
 MIXED = """name,time,application,num_replicas,batch_size,duration,num_task
@@ -540,12 +519,9 @@ def test_a_trace_can_be_cut_sped_up_and_repeated() -> None:
     trace = Trace(
         "t",
         tuple(SimulatedJob(n, f"j{n}", n * 10.0, 5.0, user="u") for n in range(4)),
-        (InferenceRequest(5, "a", 1), InferenceRequest(15, "a", 1)),
-        (DemandChange(5, "a", 1), DemandChange(25, "a", 2)),
     )
     cut = trace.window(10, 30)
     assert [job.arrival for job in cut.jobs] == [0, 10]
-    assert (cut.requests, cut.demands) == ((InferenceRequest(5, "a", 1),), (DemandChange(15, "a", 2),))
     assert [job.arrival for job in trace.faster(2).jobs] == [0, 5, 10, 15]
     assert len(trace.first(3).jobs) == 3
     copies = trace.copies(3, jitter=100, seed=1)
@@ -553,7 +529,6 @@ def test_a_trace_can_be_cut_sped_up_and_repeated() -> None:
     assert sorted(job.arrival for job in copies.jobs) == [job.arrival for job in copies.jobs]
     assert copies == trace.copies(3, jitter=100, seed=1)
     assert copies != trace.copies(3, jitter=100, seed=2)
-    assert [job.id for job in trace.changed(lambda job: job if job.id % 2 else None).jobs] == [1, 3]
 
 
 JOBTABLE = """\

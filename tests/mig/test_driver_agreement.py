@@ -5,10 +5,10 @@ import ctypes
 import pynvml
 import pytest
 
-from slurm_migbatch.lab.sim.layouts import layouts
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.testbed.simdriver import GPU_MODELS
+from tests.support.layouts import layouts
 
 
 class RawGpu:

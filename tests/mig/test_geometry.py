@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.lab.sim.layouts import layouts
 from slurm_migbatch.mig.geometry import Geometry, GeometryError, ProfileInfo, UnknownProfile
 from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
 from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.profile import Profile
+from tests.support.layouts import layouts
 
 
 def layout_of(*slots: str) -> Layout:

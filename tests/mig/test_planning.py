@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.lab.sim.layouts import layouts
 from slurm_migbatch.mig.geometry import Geometry, ProfileInfo, UnknownProfile
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.placement import Placement
@@ -15,6 +14,7 @@ from slurm_migbatch.mig.planning import capacity, choose, fragmentation, plan_fr
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.testbed.simdriver import GPU_MODELS
 from tests.support.examples import examples
+from tests.support.layouts import layouts
 
 
 class Enumeration:

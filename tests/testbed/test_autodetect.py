@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from slurm_migbatch.testbed.autodetect import slurmd_sees
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.autodetect import slurmd_sees
 
 # In a process of its own, because a loaded driver library stays loaded.
 MAKE = """

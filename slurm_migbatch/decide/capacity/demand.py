@@ -91,12 +91,7 @@ def slices(text: str) -> Mapping[Profile, int]:
 
 
 def unlocated(holders: Iterable[JobRow], leased: Collection[tuple[int, int]]) -> Counter[Profile]:
-    """Count the slices of those jobs on a node that have no lease there: the node has not reported them yet.
-
-    Args:
-        holders: jobs that have slices on the node.
-        leased: the runs with a lease there.
-    """
+    """Count the slices of those jobs on a node that have no lease there: the node has not reported them yet."""
     missing = [row for row in holders if (row.job_id, row.restarts) not in leased]
     counts: Counter[Profile] = Counter()
     for row in sorted(missing, key=lambda row: row.job_id):

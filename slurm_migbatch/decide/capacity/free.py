@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from slurm_migbatch.decide.capacity.demand import profiles, slices
+from slurm_migbatch.decide.capacity.demand import profiles
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Mode, Node, NodePlan
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot, layout_of
 from slurm_migbatch.mig.planning import capacity, choose
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.client import NodeRow
 
 
 @lru_cache(maxsize=1 << 15)
@@ -101,15 +101,9 @@ class FreeCapacity:
         return [name for name in self._rooms if name in pool]
 
 
-def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, jobs: Mapping[int, JobRow]) -> FreeCapacity:
-    """Return the space that a plan of supply leaves.
-
-    Args:
-        nodes: the planner's input.
-        plan: its result.
-        jobs: the queue by job id.
-    """
-    meant = _meant(plan, jobs)
+def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, demands: Iterable[Demand]) -> FreeCapacity:
+    """Return the space that a plan of supply for these demands leaves."""
+    given = plan.given(demands)
     reserved = {(node, gpu) for reservation in plan.reservations for node, gpu, _ in reservation.places}
     rooms: dict[str, NodeCapacity] = {}
     kinds: dict[str, frozenset[Profile]] = {}
@@ -118,28 +112,14 @@ def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, jobs: Mapping[int, Job
         if node is None or not node_plan.open or node.mode in (Mode.CLOSED, Mode.WITHDRAWN):
             continue
         kinds[name] = _kinds(tuple(gpu.geometry for gpu in node.gpus))
-        room = _left(node, node_plan, meant.get(name, Counter()), reserved)
+        room = _left(node, node_plan, given.get(name, Counter()), reserved)
         if room.gpus or room.fixed:
             rooms[name] = room
     return FreeCapacity(rooms, kinds)
 
 
-def _meant(plan: ClusterPlan, jobs: Mapping[int, JobRow]) -> dict[str, Counter[Profile]]:
-    """Count by node the planned slices of pending jobs.
-
-    The plan does not say on how many of its nodes each task is.
-    """
-    counts: dict[str, Counter[Profile]] = {}
-    for job, placed in plan.placed.items():
-        row = jobs.get(job)
-        for profile, count in () if row is None else slices(row.gres).items():
-            for name in placed.nodes:
-                counts.setdefault(name, Counter())[profile] += count * placed.copies
-    return counts
-
-
-def _left(node: Node, made: NodePlan, meant: Counter[Profile], reserved: Collection[tuple[str, str]]) -> NodeCapacity:
-    unplaced = meant + node.unmatched()
+def _left(node: Node, made: NodePlan, given: Counter[Profile], reserved: Collection[tuple[str, str]]) -> NodeCapacity:
+    unplaced = given + node.unmatched()
     room = NodeCapacity()
     frozen = made.fixed or node.mode is not Mode.OPEN
     for gpu in node.gpus:
@@ -173,7 +153,6 @@ def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[FreeC
     """Return the space that Slurm's own counts leave if supply is not managed.
 
     Args:
-        rows: the nodes.
         demands: pending work in Slurm's order.
 
     Returns:

@@ -35,9 +35,6 @@ class KnownGpu(NamedTuple):
         """Read a node's report of one GPU.
 
         Args:
-            facts: the node's report.
-            rows: the slots of its current plan.
-            until: when each lease should end.
             guests: whether Slurm counts each lease as a guest; empty: none of them.
         """
         geometry, zombies = facts.geometry, facts.zombies

@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
-from slurm_migbatch.decide.capacity.lazy import lazy
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layout_of
 from slurm_migbatch.mig.profile import Profile
 
 _slot_of = itemgetter(0)
+T = TypeVar("T")
+
+
+class lazy(Generic[T]):  # noqa: N801 a decorator
+    """Decorator for an attribute that is computed on first access. The class needs a `__dict__`; two threads may
+    compute the value twice.
+
+    Before Python 3.12 `functools.cached_property` takes a lock on each computation. That costs more than most of the
+    values computed here, which a round computes hundreds of thousands of times.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> lazy[T]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object, owner: type) -> T | lazy[T]:
+        if instance is None:
+            return self
+        found = instance.__dict__[self._name] = self._compute(instance)
+        return found
 
 
 class Lease(NamedTuple):
@@ -255,6 +283,19 @@ class ClusterPlan:
     #: node -> profiles that Slurm counts as used beyond what leases and plan explain; the node is left unchanged
     unexplained: Mapping[str, Mapping[Profile, int]] = field(default_factory=dict)
     moves: tuple[PlannedMove, ...] = ()
+
+    def given(self, demands: Iterable[Demand]) -> dict[str, Counter[Profile]]:
+        """Return by node how many slices the demands that have a place get there at most, by profile.
+
+        The plan does not say on how many of its nodes each copy is.
+        """
+        parts = {demand.job: demand.parts for demand in demands}
+        counts: dict[str, Counter[Profile]] = {}
+        for job, placed in self.placed.items():
+            for profile, count in parts.get(job, ()):
+                for node in placed.nodes:
+                    counts.setdefault(node, Counter())[profile] += count * placed.copies
+        return counts
 
     def offers(self) -> Counter[Profile]:
         """Return the number of free slots by profile, over all nodes on which Slurm starts jobs."""

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
-from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
 from slurm_migbatch.mig import grant
 from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.profile import Profile, ProfileError
@@ -80,10 +79,7 @@ def sharing(
     """Return how slices are shared on one node: the places of guests, and the reductions for them.
 
     Args:
-        node: its name.
-        facts: its report of its GPUs.
         pairs: second job -> first job, as decided.
-        jobs: Slurm's queue.
         started: `guests(jobs)`.
         used: how many guests Slurm counts as in use there.
         present: the places in the node's current plan.
@@ -140,23 +136,10 @@ def without_strays(found: dict[str, Sharing], jobs: Iterable[JobRow]) -> dict[st
     return {node: replace(shared, waiting=0) for node, shared in found.items()}
 
 
-def due(plan: ClusterPlan, demands: Iterable[Demand]) -> dict[str, Counter[Profile]]:
-    """Return by node how many free slices pending jobs have been given there at most, by profile."""
-    parts = {demand.job: demand.parts for demand in demands}
-    counts: dict[str, Counter[Profile]] = {}
-    for job, placed in plan.placed.items():
-        for profile, count in parts.get(job, ()):
-            for node in placed.nodes:
-                counts.setdefault(node, Counter())[profile] += count * placed.copies
-    return counts
-
-
 def ends(gpu: GpuFacts, until: Mapping[int, float | None], unlisted_end: float) -> tuple[float | None, ...]:
     """Return when each leased slot should be free, at the end of its last holder; None: unknown.
 
     Args:
-        gpu: the node's report of it.
-        until: when Slurm's jobs should end.
         unlisted_end: end of jobs that Slurm no longer lists.
     """
     if not gpu.guests:

@@ -274,9 +274,6 @@ def throttles(
 
     Args:
         now: unix seconds.
-        arrays: those with pending tasks.
-        history: memory about them.
-        space: unassigned capacity.
         scarce: whether others wait for capacity where this array's tasks could run.
     """
     requirements: list[_Wanted] = []

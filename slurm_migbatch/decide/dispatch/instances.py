@@ -72,7 +72,6 @@ def instances(rate: float, running: int, predicted: float | None, load: Instance
 
     Args:
         rate: expected load, a second, all instances together.
-        running: number of running instances.
         predicted: conservative prediction of one instance's throughput; None: unknown.
         load: measured load; None: not reported.
     """

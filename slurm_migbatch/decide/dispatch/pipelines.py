@@ -151,10 +151,8 @@ def plan_pipelines(
 
     Args:
         now: unix seconds.
-        queue: all rows of the queue.
         promises: the alternatives of each job; None for nothing, or unknown.
         rates: conservative items a second, by profile.
-        turns: previous re-types.
         known: memory about each pipeline; updated from the queue.
         equivalent: GPU equivalent of a slice.
     """

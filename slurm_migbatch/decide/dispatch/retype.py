@@ -187,7 +187,6 @@ def without_place(
 
     Args:
         demands: jobs that could start with enough supply.
-        jobs: the queue by job id.
         placed: how many tasks of a job have a place.
     """
     for demand in demands:
@@ -332,8 +331,6 @@ def retypes(
         now: unix seconds.
         waiting: jobs without a place, in Slurm's order.
         promises: the alternatives of each; None for nothing, or unknown.
-        space: unassigned capacity.
-        turns: previous re-types.
     """
     groups: dict[tuple[frozenset[str], int], list[tuple[Pending, ServiceGuarantee]]] = {}
     idle: dict[tuple[frozenset[str], int], frozenset[Profile]] = {}

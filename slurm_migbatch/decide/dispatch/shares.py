@@ -79,7 +79,6 @@ def shares(now: float, claims: Sequence[Claim], total: int, served: Mapping[str,
 
     Args:
         now: unix seconds.
-        claims: of the arrays that compete.
         total: compute slices that they have or could have.
         served: recent compute-slice seconds of each user.
     """

@@ -303,7 +303,7 @@ def _view(snapshot: ClusterSnapshot, supply: SupplyDecision | None) -> _View:
     now, jobs = snapshot.now, {row.job_id: row for row in snapshot.jobs}
     if supply is not None:
         placed: Mapping[int, int] = {job: placement.copies for job, placement in supply.plan.placed.items()}
-        space = of_plan(supply.nodes, supply.plan, jobs)
+        space = of_plan(supply.nodes, supply.plan, supply.demands)
         view = _View(now, jobs, supply.demands, placed, space, snapshot, supply.nodes.keys())
     else:
         names = {row.name for row in snapshot.nodes if row.open and row.gres}

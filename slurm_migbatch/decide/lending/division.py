@@ -54,7 +54,6 @@ def divide(
     """Return the GPUs worth dividing again for jobs that do not fit, or have slices that are far too small.
 
     Args:
-        spaces: GPUs that may lend.
         elastic_jobs: all jobs; running ones may be stopped if `hysteresis` allows.
         waiting: jobs that do not fit, in Slurm's order.
         most: maximum number of jobs to stop.

@@ -57,11 +57,9 @@ def lend(
     """Decide which jobs are released with which profile, and which grow.
 
     Args:
-        spaces: GPUs that may lend.
         elastic_jobs: training jobs in Slurm's order, running ones anywhere among them.
         reserve: slices that inference is expected to need.
         now: unix seconds.
-        hysteresis: when a job may be changed and a slice lent.
         releases: maximum number of jobs to release or grow; None: unlimited.
     """
     cluster = LendingCapacity(spaces, elastic_jobs, now, hysteresis)

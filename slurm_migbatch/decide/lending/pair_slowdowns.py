@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 from slurm_migbatch.decide.lending.pair_finish import finishes
+from slurm_migbatch.decide.snapshot import Run
 
 MEASURED_S: Final = 60.0
 """Minimum seconds between two reports for a rate."""
@@ -28,8 +29,6 @@ _LOWER: Final = 0.5
 
 
 _Key = TypeVar("_Key")
-Run = tuple[int, int]
-"""A job and its restart count."""
 
 
 class Kind(NamedTuple):

@@ -157,10 +157,7 @@ def pairs(
     """Return which jobs share slices, in the order of turns; a host has one guest.
 
     Args:
-        running: jobs that have slices.
         waiting: pending jobs without a slice, in Slurm's order.
-        speeds: see Speeds.
-        rules: see SharingRules.
         resting: (guest, host) that are not to be tried now.
     """
     slurm_order = {sharer.job: number for number, sharer in enumerate(waiting)}

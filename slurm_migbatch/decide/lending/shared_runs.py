@@ -13,8 +13,7 @@ from slurm_migbatch.decide.lending.ledger import JobView
 from slurm_migbatch.decide.lending.pair_slowdowns import Kind, PairSlowdowns, Reported
 from slurm_migbatch.decide.lending.pairs import Sharer, SharingRules
 from slurm_migbatch.decide.lending.run_lengths import LengthHistory
-from slurm_migbatch.decide.lending.view import Run
-from slurm_migbatch.decide.snapshot import Report
+from slurm_migbatch.decide.snapshot import Report, Run
 from slurm_migbatch.mig.profile import Profile
 
 

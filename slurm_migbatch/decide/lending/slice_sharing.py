@@ -30,8 +30,7 @@ from slurm_migbatch.decide.lending.reclaim import stop
 from slurm_migbatch.decide.lending.round import LACKING
 from slurm_migbatch.decide.lending.shared_runs import SharedRuns
 from slurm_migbatch.decide.lending.values import ElasticJob
-from slurm_migbatch.decide.lending.view import Run
-from slurm_migbatch.decide.snapshot import Report
+from slurm_migbatch.decide.snapshot import Report, Run
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import forgets
 
@@ -93,8 +92,6 @@ class SliceSharing:
         """Return a round's orders with those for pairs.
 
         Args:
-            view, decided: input and decision of the round.
-            rules: the administrator's.
             offered: the pairs that supply has put into a plan: second job -> node.
         """
         orders = [*decided.orders, *self._together(view, rules, decided.orders)]

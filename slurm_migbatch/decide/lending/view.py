@@ -27,6 +27,7 @@ from slurm_migbatch.decide.lending.ledger import (
 )
 from slurm_migbatch.decide.lending.model import LendingView, PendingLoan, WaitingInference
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference
+from slurm_migbatch.decide.snapshot import Run
 from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -36,9 +37,6 @@ _ANY: Final = "gres:mig:1g.10gb:1"
 _NOBODY: Final = (0, 0)
 _MOST_AWAY: Final = 1000
 """GPUs that are not reported now and remembered all the same."""
-
-Run = tuple[int, int]
-"""A job and its restart count."""
 
 
 class PoolBook:
@@ -88,7 +86,6 @@ class RunCosts:
 
     Attributes:
         restart_s: cost of a restart in seconds. `unsaved_s`: work that it would lose, in seconds.
-        reported: whether it has reported anything.
     """
 
     restart_s: float = 30.0

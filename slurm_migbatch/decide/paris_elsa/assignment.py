@@ -207,10 +207,8 @@ def assign(
     """Return which jobs start on which kinds now, for a live dispatcher's rounds.
 
     Args:
-        now: the time.
         waiting: jobs in any order, each with a unique name.
         idle: idle slices of each kind; the stock of `stock_costs` counts the busy ones too.
-        stock_costs: costs and homes.
     """
     central = Central(stock_costs, idle)
     for job in sorted(waiting):

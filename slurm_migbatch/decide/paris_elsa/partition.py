@@ -118,9 +118,7 @@ def flow(
     limit nowhere may run anywhere.
 
     Args:
-        works: the classes.
         ways: counts of each kind on one GPU, `ways()` or a part of them.
-        gpus: how many GPUs.
         whole: whole numbers of GPUs (an integer program); else fractions, which give an upper bound.
         late: the share of each group's work that may be late.
         node_limit: maximum nodes of the integer program, after which the best result so far counts; None: no limit.
@@ -196,13 +194,9 @@ def partition(
     """Return the partitioning with the highest latency-bounded rate that the search finds; see the module.
 
     Args:
-        geometry: of every GPU.
         kinds: profiles that may be stocked.
         works: classes of work, their seconds in the order of `kinds`.
         gpus: how many GPUs; the search is meant for up to a few dozen that serve the same models.
-        seed: of the arrivals in the trials.
-        job_count: jobs in one trial.
-        neighbours: maximum number of neighbours tried.
         node_limit: see `flow`.
     """
     gpu_ways = ways(geometry, kinds)

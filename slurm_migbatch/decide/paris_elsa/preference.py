@@ -63,7 +63,6 @@ def preference(gpus: Mapping[Geometry, int], classes: Sequence[Class], *, seed: 
     Args:
         gpus: how many of each type there are; profiles of one type mean nothing to another.
         classes: recent arrivals and pending work.
-        seed: of the arrivals in the trials.
     """
     types = sorted(((geometry, n) for geometry, n in gpus.items() if n), key=lambda t: (-t[1], t[0].name))
     orders = [

@@ -50,9 +50,6 @@ def stream(
     """Draw Poisson arrivals of classes by their shares.
 
     Args:
-        works: the classes.
-        job_count: how many jobs.
-        chance: source of gaps and classes.
         allowed: the share of each group's jobs that may be late.
         exact: each class appears exactly in its share, in random order, so that a short stream has the right mix.
     """

@@ -19,12 +19,7 @@ K = TypeVar("K", int, str)
 
 
 class Delta(Generic[K]):
-    """Write and read changes of a mapping; keeps the last state of the mapping.
-
-    Args:
-        codec: writes values.
-        kind: their type.
-    """
+    """Write and read changes of a mapping; keeps the last state of the mapping."""
 
     def __init__(self, codec: Codec, kind: Any) -> None:
         self._codes = codec.codes(kind)
@@ -94,9 +89,7 @@ class RowDelta(Delta[K]):
     Of a changed row only the changed fields are written.
 
     Args:
-        codec: writes rows.
         kind: their type, a dataclass.
-        key: returns the key of a row.
     """
 
     def __init__(self, codec: Codec, kind: Any, key: Callable[[Any], K]) -> None:

@@ -60,11 +60,7 @@ class Asked:
 
 
 class AskedPredictions:
-    """Predictions that record their queries.
-
-    Args:
-        predictions: gives the answers.
-    """
+    """Predictions that record their queries."""
 
     def __init__(self, predictions: Predictions) -> None:
         self._predictions = predictions
@@ -262,7 +258,6 @@ class Segment:
     """Beginning of a segment.
 
     Attributes:
-        settings: the settings of the decisions.
         memory: the state, see `memory_state.encode`; None: no state, because the service had just started.
     """
 
@@ -277,7 +272,6 @@ class RecordedRound:
     Attributes:
         snapshot: the observations; its predictions are those that were recorded so far.
         actions, offers, reasons: the decision, see `actions_of`, `offers_of` and `reasons_of`.
-        outcomes: its outcome.
     """
 
     snapshot: ClusterSnapshot

@@ -31,7 +31,6 @@ class Admission:
     as used for space, and `fixed` of them can still be claimed as they are.
 
     Attributes:
-        node: the admitted node.
         shapes: the state of each GPU; `until`: its slots in use in their order, and when they should be free.
         fixed: pinned slots that may still be claimed, by profile.
         short: slices in use that neither leases nor free slots explain.
@@ -61,8 +60,6 @@ class Admission:
         """Admit a node.
 
         Args:
-            node: the node.
-            book: conditions of GPUs.
             before: the node's last admission with the same book: its results for GPUs that are the same objects remain
                 valid.
         """

@@ -59,7 +59,6 @@ class FleetMemory:
     """Caches that fleets share from round to round; they change no result.
 
     Attributes:
-        book: conditions of GPUs.
         classes: classes of nodes by pools.
     """
 
@@ -108,7 +107,6 @@ class NodeClasses:
     Attributes:
         of_node: the class of each node, in their order.
         of_pool: the classes that make up each pool.
-        count: number of classes.
     """
 
     def __init__(
@@ -145,9 +143,7 @@ class Fleet:
     """All nodes that are planned or that may serve with their offers.
 
     Args:
-        nodes: all nodes.
         pools: the node sets that demands name.
-        memory: state from earlier rounds.
         clearing: by node, uuids of GPUs that were being cleared for another job; new slots are placed there last.
     """
 

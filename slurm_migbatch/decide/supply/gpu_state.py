@@ -27,8 +27,6 @@ class Condition(NamedTuple):
     """Everything that determines a `GpuState`.
 
     Attributes:
-        geometry: of the GPU.
-        used: slots in use.
         keep: the slots offered so far.
         warm: slots with an existing instance.
         future: set if slots are reserved: the layout that the GPU will have when they are free. New slots must then fit

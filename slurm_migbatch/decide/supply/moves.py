@@ -200,10 +200,7 @@ def restartable(
 
     Args:
         memory: active moves.
-        snapshot: the cluster; `queue`: of the snapshot.
-        nodes: the planner's input.
         demand: returns the needs of a running job after a restart; None if it could not restart.
-        rules: when a training job may be moved.
     """
     now, rows = snapshot.now, queue.signalled()
     cpus = {row.name: row.cpus_free for row in snapshot.nodes} if rows else {}

@@ -57,8 +57,6 @@ class KnownNodes:
         """Return the nodes that may be planned for, and how slices are shared on them.
 
         Args:
-            snapshot: the cluster.
-            queue: of the snapshot.
             pairs: second job -> first job of a slice that they are to share.
             notes: receives sentences about nodes that need attention.
         """

@@ -106,7 +106,6 @@ class Planner:
         """Return the plan for the whole cluster.
 
         Args:
-            nodes: every node with MIG GPUs.
             demands: pending work that could start if there were supply, in Slurm's order.
             now: unix seconds.
             previous: the reservations of the last plan.

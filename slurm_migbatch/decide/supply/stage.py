@@ -156,7 +156,7 @@ def plan_supply(
         memory.moves.begin(plan.moves, queue)
         moves = memory.moves.due(snapshot.now, settings.moves, queue)
     _watch_offers(snapshot, plan, memory, settings)
-    due = sharers.due(plan, wanted) if sharing else {}
+    due = plan.given(wanted) if sharing else {}
     sharing = {node: replace(shared, due=due.get(node, {})) for node, shared in sharing.items()}
     memory.offers = _offers(plan, nodes, sharing, memory.offers)
     notes.extend(_unexplained(plan, memory, snapshot.now))

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_migbatch.lab.bars import Bar, Times
+from slurm_migbatch.lab.bars import Bar, times_of
 from slurm_migbatch.testbed.registry import unmount_below
 from slurm_migbatch.testbed.simdriver import SimulatedMachine
 
@@ -145,12 +145,13 @@ def _series(home: Path, machine: SimulatedMachine, rounds: int, first_job: int) 
         times["python"].append(_run(base, {}))
         _job(home, first_job + number, times)
     calls: Counter[str] = machine.calls()
-    figures = {name: Times.of(values) for name, values in times.items()}
-    start = figures["python"].median_ms
+    figures = {name: times_of(values) for name, values in times.items()}
+    start = figures["python"]["median_ms"]
     return {
-        "times": {name: figure.to_dict() for name, figure in figures.items()},
+        "times": figures,
         "ratios": {
-            hook: {"median": figures[hook].median_ms / start, "p99": figures[hook].p99_ms / start} for hook in HOOKS
+            hook: {"median": figures[hook]["median_ms"] / start, "p99": figures[hook]["p99_ms"] / start}
+            for hook in HOOKS
         },
         "driver_changes": {name: calls[name] for name in CHANGES if calls[name]},
     }

@@ -61,12 +61,6 @@ class LargeSite:
     One in twenty pending rows is an array, every other one of them with a throttle; three in a hundred want two slices
     on a node, two wait for another job, two for their time to begin, and one excludes nodes.
 
-    Args:
-        geometry: geometry of every GPU.
-        nodes, gpus: nodes, and GPUs per node.
-        pending: number of pending rows of the queue.
-        seed: seed of all random draws.
-
     Attributes:
         gpus: number of all GPUs.
         now: unix seconds.

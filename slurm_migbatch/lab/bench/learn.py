@@ -28,7 +28,7 @@ from sqlalchemy import insert
 from slurm_migbatch.config import Config, ModelConfig
 from slurm_migbatch.daemon.facts import chooser_of, known_models
 from slurm_migbatch.daemon.refit import run
-from slurm_migbatch.lab.bars import Bar, Times
+from slurm_migbatch.lab.bars import Bar, times_of
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
@@ -53,11 +53,7 @@ _NICE: Final = -10
 
 
 def measure(runs: int = 10_000, models: int = 1000, progress: Say = silent) -> dict[str, Any]:
-    """Learn twice from `runs` runs of `models` models, and predict.
-
-    Returns:
-        Figures and bars.
-    """
+    """Learn twice from `runs` runs of `models` models, and predict."""
     chance = random.Random(20)  # noqa: S311 synthetic jobs
     with tempfile.TemporaryDirectory(prefix="migbatch-bench-") as folder:
         geometry = _geometry(Path(folder) / "machine")
@@ -211,6 +207,6 @@ def _predict(config: Config, geometry: Geometry, chance: random.Random) -> dict[
     return {
         "known": len(names),
         "loading_s": round(loading, 3),
-        "own": Times.of(cpu_s).to_dict(),
-        "wall": Times.of(wall_s).to_dict(),
+        "own": times_of(cpu_s),
+        "wall": times_of(wall_s),
     }

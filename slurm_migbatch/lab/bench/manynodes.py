@@ -37,7 +37,6 @@ def measure(
     Args:
         nodes, gpus: of the test bed, H100s.
         jobs: of a second each, all submitted at once.
-        say: reports progress.
         slurm_root: run the Slurm of this debootstrapped Debian.
         rest_s: seconds without jobs before the first submission.
 

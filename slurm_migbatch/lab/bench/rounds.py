@@ -38,7 +38,6 @@ def measure(
     Args:
         pending: pending training jobs, each for a slice of any size.
         nodes, gpus: of the test bed; an H100 has seven slices.
-        say: reports progress.
         slurm_root: run the Slurm of this debootstrapped Debian.
 
     Raises:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.lab.bars import Bar, Times
+from slurm_migbatch.lab.bars import Bar, times_of
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.mig.nvml.gpm import LEAST_S
 from slurm_migbatch.node.config import NodeConfig
@@ -56,8 +56,8 @@ def measure(rounds: int = 50) -> dict[str, Any]:
     return {
         "bench": "sampling",
         "slices": len(instances),
-        "memory": Times.of(memory).to_dict(),
-        "activity": Times.of(activity).to_dict(),
+        "memory": times_of(memory),
+        "activity": times_of(activity),
         "sample_every_s": sample_every_s,
         "core_share": share,
         "most_core_share": 1 / PAUSE_FACTOR,

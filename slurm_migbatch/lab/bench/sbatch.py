@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.lab.bars import Times, mean_with_interval, quantile
+from slurm_migbatch.lab.bars import mean_with_interval, quantile, times_of
 from slurm_migbatch.lab.bench.hooks import BenchError
 from slurm_migbatch.lab.bench.rpcs import diag
 from slurm_migbatch.submit import protocol
@@ -200,7 +200,7 @@ class _Series:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form; `slurmctld_us`: time of one submission in slurmctld's statistics."""
         spent = round(self._rpc_s / max(self._rpcs, 1) * 1e6)
-        return {**Times.of(self.times).to_dict(), "slurmctld_us": spent}
+        return {**times_of(self.times), "slurmctld_us": spent}
 
 
 def compare(
@@ -293,5 +293,5 @@ def crowd(cluster: Cluster, each: int) -> dict[str, Any]:
         "submissions": len(times),
         "by_table": sum("#auto]" in comment for comment in comments),
         "seconds": round(seconds, 1),
-        "sbatch": Times.of(times).to_dict(),
+        "sbatch": times_of(times),
     }

@@ -105,12 +105,8 @@ def measure(
     """Run rounds on sites of these sizes.
 
     Args:
-        nodes: of each site.
-        gpus: of each node.
         pending: pending rows; None: `PENDING` for each node.
         rounds: later rounds on each site.
-        gpu: kind of GPU.
-        say: reports progress.
     """
     config, sites = Config(), []
     for count in nodes:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slurm_migbatch.lab.bars import Bar, Times, quantile
+from slurm_migbatch.lab.bars import Bar, quantile, times_of
 from slurm_migbatch.lab.bench.hooks import BenchError
 from slurm_migbatch.lab.bench.sbatch import KINDS, SAME, compare, crowd, started
 from slurm_migbatch.lab.say import Say, silent
@@ -51,10 +51,6 @@ def measure(submissions: int = 1000, block: int = 25, requests: int = 3000, prog
         submissions: number of sbatch calls on each side, of each kind.
         block: number of submissions before the other side's block.
         requests: number of requests to the service, over its socket.
-        progress: reports progress.
-
-    Returns:
-        Figures and bars.
 
     Raises:
         BenchError: a measurement was not possible.
@@ -129,7 +125,7 @@ def time_service(path: Path, requests: int) -> dict[str, Any]:
                 spent.append(time.perf_counter() - began)
             if not isinstance(protocol.decode_answer(reply), Accept):
                 raise BenchError(f"the service did not grant {message!r}: {reply!r}")
-    return Times.of(spent).to_dict()
+    return times_of(spent)
 
 
 def _request(model: str, number: int) -> JobRequest:
@@ -164,7 +160,7 @@ def time_many(catalog: SiteCatalog, script: Path, requests: int, models: int = _
         return {
             "models": models,
             "buckets": sum(2 * len(grid.batches) * len(grid.inputs) for grid in chooser.grids.values()),
-            "decision": Times.of(spent).to_dict(),
+            "decision": times_of(spent),
             "compile_s": round(compiled, 3),
             "table": time_table(script, table, rounds=50),
         }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -15,6 +16,13 @@ from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.say import Say
 from slurm_migbatch.lab.traces.csvlines import TraceError
+from slurm_migbatch.testbed.errors import TestbedError
+
+Result = Mapping[str, Any]
+Show = Callable[[Result], None]
+"""Prints a result as text, without its bars."""
+Option = Callable[[Any], Any]
+"""Adds an option to a command."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object; its targets are under 'bars'.")
 data_option = click.option(
@@ -43,23 +51,28 @@ plot_option = click.option(
 )
 
 
+def draws_option(help_text: str, option: str = "--seeds", least: int = 2) -> Option:
+    """Return the option for the number of random draws of an experiment."""
+    return click.option(option, type=click.IntRange(least, 1000), default=10, show_default=True, help=help_text)
+
+
 @contextmanager
 def measuring() -> Iterator[Say]:
     """Show on stderr what is being measured; if a measurement is not possible, end the command with the reason."""
     try:
         with steps() as say:
             yield say
-    except (NotMeasurable, TraceError) as error:
+    except (NotMeasurable, TestbedError, TraceError) as error:
         raise Failure(str(error)) from None
 
 
-def print_notes(result: Mapping[str, Any]) -> None:
+def print_notes(result: Result) -> None:
     """Print notes for the reader."""
     for note in result["notes"]:
         click.echo(f"note: {note}")
 
 
-def print_bars(result: Mapping[str, Any]) -> None:
+def print_bars(result: Result) -> None:
     """Print the bars as text."""
     for bar in result["bars"]:
         click.echo(Bar.from_dict(bar).line())
@@ -89,16 +102,56 @@ def with_interval(values: Sequence[float | None], digits: int) -> str:
     return f"{mean} ({interval[0]} to {interval[1]})" if len(interval) == 2 else mean
 
 
-def hand_over(name: str, result: Mapping[str, Any], as_json: bool, plot: Path | None) -> bool:
-    """Write plots if requested; as JSON print the result too. Return whether nothing is left to print."""
-    if plot is not None:
-        write_plots(name, result, plot)
-    if as_json:
-        click.echo(json.dumps(result))
-    return as_json
+class Wrong(NamedTuple):
+    """What `--wrong` runs instead: a module with a function `measure`; it has no plots."""
+
+    module: str
+    show: Show
+    help: str
 
 
-def write_plots(name: str, result: Mapping[str, Any], folder: Path) -> None:
+def experiment(
+    module: str, *options: Option, wrong: Wrong | None = None, plots: bool = True
+) -> Callable[[Show], click.Command]:
+    """Return a decorator that makes a command from the function that prints its result.
+
+    Args:
+        module: has the function `measure`, called with the directory of data, with `options` and with `say`.
+        options: of the command, beside those for the data, plots and JSON.
+    """
+
+    def command_of(show: Show) -> click.Command:
+        name = show.__name__.replace("_", "-")
+
+        def run(as_json: bool, plot: Path | None = None, as_wrong: bool = False, **values: Any) -> None:
+            way = Wrong(module, show, "")
+            if as_wrong and wrong is not None:
+                if plot is not None:
+                    raise click.UsageError("--wrong has no plots; leave --plot out")
+                way = wrong
+            with measuring() as say:
+                result = import_module(way.module).measure(**values, say=say)
+            if plot is not None:
+                write_plots(name, result, plot)
+            if as_json:
+                click.echo(json.dumps(result))
+                return
+            way.show(result)
+            print_bars(result)
+
+        shared: list[Option] = [json_option]
+        if plots:
+            shared.insert(0, plot_option)
+        if wrong is not None:
+            shared.insert(0, click.option("--wrong", "as_wrong", is_flag=True, help=wrong.help))
+        for option in reversed((data_option, *options, *shared)):
+            option(run)
+        return click.command(name, help=show.__doc__)(run)
+
+    return command_of
+
+
+def write_plots(name: str, result: Result, folder: Path) -> None:
     """Write the plots of an experiment, if it has any."""
     from slurm_migbatch.lab.experiments.plots import PLOTS, write
 

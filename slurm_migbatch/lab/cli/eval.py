@@ -9,7 +9,6 @@ from typing import Any, Literal
 import click
 
 from slurm_migbatch.cli.common import HELP, NumberRange, print_table, steps
-from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.cli.common import measuring, print_bars
 
 _folder = click.Path(exists=True, path_type=Path)
@@ -165,12 +164,9 @@ def llm(data: Path, as_json: bool) -> None:
     comparison.
     """
     from slurm_migbatch.lab.evaluate.llm import evaluate, read
-    from slurm_migbatch.lab.traces.csvlines import TraceError
 
-    try:
+    with measuring():
         result = {"data": str(data), **evaluate(read(data))}
-    except TraceError as error:
-        raise Failure(str(error)) from None
     if as_json:
         click.echo(json.dumps(result))
         return

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import click
 
 from slurm_migbatch.cli.common import print_table
 from slurm_migbatch.lab.cli.common import (
-    data_option,
-    hand_over,
-    json_option,
-    measuring,
-    plot_option,
-    print_bars,
+    Result,
+    Wrong,
+    draws_option,
+    experiment,
     print_lending,
     print_notes,
     with_interval,
@@ -31,47 +26,7 @@ processes_option = click.option(
 )
 
 
-@click.command()
-@data_option
-@click.option("--seeds", type=click.IntRange(1, 1000), default=10, show_default=True, help="Workloads and requests.")
-@processes_option
-@click.option("--wrong", is_flag=True, help="Only with wrong forecasts, speeds, restart times and time limits.")
-@plot_option
-@json_option
-def lending(data: Path, seeds: int, processes: int, wrong: bool, plot: Path | None, as_json: bool) -> None:
-    """Lend inference's idle slices to training jobs, compared with no lending, other rules and a bound (simulated)."""
-    if wrong:
-        _lending_wrong(data, seeds, processes, plot, as_json)
-        return
-    from slurm_migbatch.lab.experiments.lending import measure
-
-    with measuring() as say:
-        result = measure(data, seeds, processes=processes, say=say)
-    if hand_over("lending", result, as_json, plot):
-        return
-    print_notes(result)
-    for entry in result["results"]:
-        click.echo(
-            f"\n{entry['load']} ({_decided(entry)}): {entry['ways']['ours']['requests']:.0f} requests of "
-            f"{entry['apps']} applications, means over {entry['seeds']} seeds"
-        )
-        print_lending(entry)
-        bound = entry["bound"]
-        click.echo(
-            f"no schedule is below {bound['jct_ratio']:.3f} of half; a whole GPU for each job at once would be "
-            f"{bound['alone_ratio']:.3f}"
-        )
-    print_bars(result)
-
-
-def _lending_wrong(data: Path, seeds: int, processes: int, plot: Path | None, as_json: bool) -> None:
-    from slurm_migbatch.lab.experiments.lendwrong import measure
-
-    _refuse_plots(plot)
-    with measuring() as say:
-        result = measure(data, seeds, processes=processes, say=say)
-    if hand_over("lending, wrong predictions", result, as_json, None):
-        return
+def _lending_wrong(result: Result) -> None:
     print_notes(result)
     for entry in result["results"]:
         click.echo(f"\n{entry['load']} ({_decided(result)}), means over {entry['seeds']} seeds")
@@ -90,62 +45,38 @@ def _lending_wrong(data: Path, seeds: int, processes: int, plot: Path | None, as
         ]
         columns = ("mean JCT", "over half (95 %)", "worst seed", "restarts", "delay p95", "beyond half", "called back")
         print_table(("wrong", *columns), lines)
-    print_bars(result)
 
 
-def _refuse_plots(plot: Path | None) -> None:
-    if plot is not None:
-        raise click.UsageError("--wrong has no plots; leave --plot out")
+@experiment(
+    "slurm_migbatch.lab.experiments.lending",
+    draws_option("Workloads and requests.", least=1),
+    processes_option,
+    wrong=Wrong(
+        "slurm_migbatch.lab.experiments.lendwrong",
+        _lending_wrong,
+        "Only with wrong forecasts, speeds, restart times and time limits.",
+    ),
+)
+def lending(result: Result) -> None:
+    """Lend inference's idle slices to training jobs, compared with no lending, other rules and a bound (simulated)."""
+    print_notes(result)
+    for entry in result["results"]:
+        click.echo(
+            f"\n{entry['load']} ({_decided(entry)}): {entry['ways']['ours']['requests']:.0f} requests of "
+            f"{entry['apps']} applications, means over {entry['seeds']} seeds"
+        )
+        print_lending(entry)
+        bound = entry["bound"]
+        click.echo(
+            f"no schedule is below {bound['jct_ratio']:.3f} of half; a whole GPU for each job at once would be "
+            f"{bound['alone_ratio']:.3f}"
+        )
 
 
-@click.command()
-@data_option
-@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of the arrivals.")
-@click.option("--wrong", is_flag=True, help="Only with wrong time limits and wrong learned run times.")
-@plot_option
-@json_option
-def fragmentation(data: Path, seeds: int, wrong: bool, plot: Path | None, as_json: bool) -> None:
-    """Waits and accepted slices by migbatchd's planner on the simulated Slurm: pods of the openb trace on 16 GPUs."""
-    if wrong:
-        _fragmentation_wrong(data, seeds, plot, as_json)
-        return
-    from slurm_migbatch.lab.experiments.fragmentation import measure
-
-    with measuring() as say:
-        result = measure(data, seeds, say=say)
-    if hand_over("fragmentation", result, as_json, plot):
-        return
+def _fragmentation_wrong(result: Result) -> None:
     print_notes(result)
     for title, population in result["populations"].items():
-        click.echo(f"\n{title} ({_decided(population)}): {population['jobs']} pods, means of {seeds} draws")
-        waits, accepted = [], []
-        for load in population["loads"]:
-            for way, row in load["ways"].items():
-                label = (f"{load['load']:g}", way)
-                if load["queued"]:
-                    figures = (row[key] for key in ("wait_s", "wait_p95_s", "wait_max_s", "wait_whole_s", "jct_s"))
-                    over = (with_interval(row["over_first_fit"][key], 3) for key in ("wait_s", "jct_s"))
-                    waits.append((*label, *(f"{value:.0f} s" for value in figures), f"{row['restarts']:.2f}", *over))
-                else:
-                    over_both = (with_interval(row["over_first_fit"][key], 3) for key in ("jobs", "slices"))
-                    accepted.append((*label, f"{row['jobs']:.1%}", f"{row['slices']:.1%}", *over_both))
-        columns = ("mean wait", "p95", "longest", "of whole GPUs", "mean JCT", "restarts")
-        print_table(("load", "way", *columns, "wait over first fit", "JCT"), waits)
-        print_table(("load", "way", "jobs accepted", "slices accepted", "jobs over first fit", "slices"), accepted)
-    print_bars(result)
-
-
-def _fragmentation_wrong(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
-    from slurm_migbatch.lab.experiments.fragwrong import measure
-
-    _refuse_plots(plot)
-    with measuring() as say:
-        result = measure(data, seeds, say=say)
-    if hand_over("fragmentation, wrong predictions", result, as_json, None):
-        return
-    print_notes(result)
-    for title, population in result["populations"].items():
-        click.echo(f"\n{title} ({_decided(population)}), means of {seeds} draws")
+        click.echo(f"\n{title} ({_decided(population)}), means of {result['seeds']} draws")
         waits, accepted = [], []
         for load in population["loads"]:
             for name, row in load["rows"].items():
@@ -160,27 +91,46 @@ def _fragmentation_wrong(data: Path, seeds: int, plot: Path | None, as_json: boo
         print_table(("load", "wrong", "mean wait", "mean JCT", "restarts", *columns), waits)
         columns = ("jobs over first fit", "slices", "worst draw's slices")
         print_table(("load", "wrong", "jobs accepted", "slices accepted", *columns), accepted)
-    print_bars(result)
 
 
-@click.command()
-@data_option
-@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Streams of arrivals.")
-@plot_option
-@json_option
-def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+@experiment(
+    "slurm_migbatch.lab.experiments.fragmentation",
+    draws_option("Draws of the arrivals."),
+    wrong=Wrong(
+        "slurm_migbatch.lab.experiments.fragwrong",
+        _fragmentation_wrong,
+        "Only with wrong time limits and wrong learned run times.",
+    ),
+)
+def fragmentation(result: Result) -> None:
+    """Waits and accepted slices by migbatchd's planner on the simulated Slurm: pods of the openb trace on 16 GPUs."""
+    print_notes(result)
+    for title, population in result["populations"].items():
+        click.echo(f"\n{title} ({_decided(population)}): {population['jobs']} pods, means of {result['seeds']} draws")
+        waits, accepted = [], []
+        for load in population["loads"]:
+            for way, row in load["ways"].items():
+                label = (f"{load['load']:g}", way)
+                if load["queued"]:
+                    figures = (row[key] for key in ("wait_s", "wait_p95_s", "wait_max_s", "wait_whole_s", "jct_s"))
+                    over = (with_interval(row["over_first_fit"][key], 3) for key in ("wait_s", "jct_s"))
+                    waits.append((*label, *(f"{value:.0f} s" for value in figures), f"{row['restarts']:.2f}", *over))
+                else:
+                    over_both = (with_interval(row["over_first_fit"][key], 3) for key in ("jobs", "slices"))
+                    accepted.append((*label, f"{row['jobs']:.1%}", f"{row['slices']:.1%}", *over_both))
+        columns = ("mean wait", "p95", "longest", "of whole GPUs", "mean JCT", "restarts")
+        print_table(("load", "way", *columns, "wait over first fit", "JCT"), waits)
+        print_table(("load", "way", "jobs accepted", "slices accepted", "jobs over first fit", "slices"), accepted)
+
+
+@experiment("slurm_migbatch.lab.experiments.dispatch", draws_option("Streams of arrivals."))
+def dispatch(result: Result) -> None:
     """Completion times of mig:auto jobs on 8 GPUs: migbatchd on the simulated Slurm, compared with the best static
     layouts.
     """
-    from slurm_migbatch.lab.experiments.dispatch import measure
-
-    with measuring() as say:
-        result = measure(data, seeds, say=say)
-    if hand_over("dispatch", result, as_json, plot):
-        return
     print_notes(result)
     for entry in result["results"]:
-        click.echo(f"\nload {entry['load']:g} ({_decided(entry)}), means of {seeds} streams")
+        click.echo(f"\nload {entry['load']:g} ({_decided(entry)}), means of {result['seeds']} streams")
         for cut, name in entry["cuts"].items():
             click.echo(f"{cut}: {name}")
         lines = [
@@ -194,23 +144,13 @@ def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
             for name, row in entry["ways"].items()
         ]
         print_table(("way", "mean JCT", "p95", "over best equal slices", "over best static cut"), lines)
-    print_bars(result)
 
 
-@click.command()
-@data_option
-@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of jobs.")
-@processes_option
-@plot_option
-@json_option
-def sharing(data: Path, seeds: int, processes: int, plot: Path | None, as_json: bool) -> None:
+@experiment("slurm_migbatch.lab.experiments.sharing", draws_option("Draws of jobs."), processes_option)
+def sharing(result: Result) -> None:
     """Completion times when two training jobs may share a slice: by migbatchd's decision, always and never."""
-    from slurm_migbatch.lab.experiments.sharing import BASES, ORDERS, WAYS, measure
+    from slurm_migbatch.lab.experiments.sharing import BASES, ORDERS, WAYS
 
-    with measuring() as say:
-        result = measure(data, seeds, say=say, processes=processes)
-    if hand_over("sharing", result, as_json, plot):
-        return
     click.echo(_decided(result))
     print_notes(result)
     for order in ORDERS:
@@ -225,24 +165,16 @@ def sharing(data: Path, seeds: int, processes: int, plot: Path | None, as_json: 
             for cell in result["cells"]
         ]
         print_table((f"{order}: mean JCT", *WAYS, "pairs over alone", "pairs over FFS", "past their limit"), lines)
-    print_bars(result)
 
 
-@click.command()
-@data_option
-@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Streams of arrivals.")
-@json_option
-def pipelines(data: Path, seeds: int, as_json: bool) -> None:
+@experiment("slurm_migbatch.lab.experiments.pipelines", draws_option("Streams of arrivals."), plots=False)
+def pipelines(result: Result) -> None:
     """Deadlines met by pipelines of jobs, and their slices: migbatchd's split, compared with simple ones."""
-    from slurm_migbatch.lab.experiments.pipelines import TIGHTNESS, measure
+    from slurm_migbatch.lab.experiments.pipelines import TIGHTNESS
 
-    with measuring() as say:
-        result = measure(data, seeds, say=say)
-    if hand_over("pipelines", result, as_json, None):
-        return
     print_notes(result)
     for entry in result["results"]:
-        click.echo(f"\n{entry['scenario']} ({_decided(entry)}), means of {seeds} streams")
+        click.echo(f"\n{entry['scenario']} ({_decided(entry)}), means of {result['seeds']} streams")
         lines = [
             (
                 way,
@@ -256,10 +188,9 @@ def pipelines(data: Path, seeds: int, as_json: bool) -> None:
         ]
         over = f"slices over {entry['cheaper']}"
         print_table(("way", "kept", "slice-seconds", "late, p95", over, *TIGHTNESS), lines)
-    print_bars(result)
 
 
-def _decided(result: Mapping[str, Any]) -> str:
+def _decided(result: Result) -> str:
     return f"{result['decides']}, configuration {result['configuration']}"
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import print_table, steps
-from slurm_migbatch.cli.ending import Failure
+from slurm_migbatch.cli.common import print_table
 from slurm_migbatch.lab.cli.common import json_option, measuring, print_bars
 from slurm_migbatch.lab.say import Say
 
@@ -36,17 +35,12 @@ def live(seed: int, moves: bool, data: Path | None, slurm_root: str, as_json: bo
     slices and without, and the simulator's prediction of 20 such days. Takes about 16 minutes. A Slurm up to 23.02
     delays moved jobs by two minutes, which is not compressed.
     """
-    from slurm_migbatch.testbed.errors import TestbedError
-
     if moves and data is None:
         raise click.UsageError("--moves needs --data DIR, with Alibaba's openb trace")
     if data is not None and not moves:
         raise click.UsageError("--data is for --moves")
-    try:
-        with measuring() as say:
-            result = _measured(seed, data, say, slurm_root)
-    except TestbedError as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = _measured(seed, data, say, slurm_root)
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -159,13 +153,9 @@ def rounds(pending: int, slurm_root: str, as_json: bool) -> None:
     About 500 idle slices under a real Slurm on a test bed; sdiag's counts of slurmctld's calls before and after.
     """
     from slurm_migbatch.lab.bench.rounds import measure
-    from slurm_migbatch.testbed.errors import TestbedError
 
-    try:
-        with steps() as say:
-            result = measure(pending, say=say, slurm_root=slurm_root)
-    except TestbedError as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = measure(pending, say=say, slurm_root=slurm_root)
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -197,13 +187,9 @@ def rounds(pending: int, slurm_root: str, as_json: bool) -> None:
 def nodes(nodes: int, gpus: int, jobs: int, slurm_root: str, as_json: bool) -> None:
     """Count slurmctld's work for migbatchd on a site of many nodes, all of them on this machine (as root)."""
     from slurm_migbatch.lab.bench.manynodes import UPDATE, measure
-    from slurm_migbatch.testbed.errors import TestbedError
 
-    try:
-        with steps() as say:
-            result = measure(nodes, gpus, jobs, say, slurm_root)
-    except TestbedError as error:
-        raise Failure(str(error)) from None
+    with measuring() as say:
+        result = measure(nodes, gpus, jobs, say, slurm_root)
     if as_json:
         click.echo(json.dumps(result))
         return

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import click
 
 from slurm_migbatch.cli.common import HELP, print_table
-from slurm_migbatch.lab.cli.common import (
-    data_option,
-    hand_over,
-    json_option,
-    measuring,
-    plot_option,
-    print_lending,
-    print_notes,
-    with_interval,
-)
+from slurm_migbatch.lab.cli.common import Result, draws_option, experiment, print_lending, print_notes, with_interval
 
 
 @click.group(context_settings=HELP)
@@ -29,23 +16,14 @@ def study() -> None:
     """
 
 
-def _say(result: Mapping[str, Any]) -> None:
+def _say(result: Result) -> None:
     click.echo("study of a paper's idea: migbatchd uses none of these rules, including those called ours")
     print_notes(result)
 
 
-@study.command()
-@data_option
-@plot_option
-@json_option
-def instances(data: Path, plot: Path | None, as_json: bool) -> None:
+@experiment("slurm_migbatch.lab.studies.instances")
+def instances(result: Result) -> None:
     """Study of ElasticBatch: GPUs for services with rates and latency limits, on ParvaGPU's scenarios."""
-    from slurm_migbatch.lab.studies.instances import measure
-
-    with measuring() as say:
-        result = measure(data, say=say)
-    if hand_over("instances", result, as_json, plot):
-        return
     _say(result)
     names = result["scenarios"]
     print_table(
@@ -81,23 +59,13 @@ def instances(data: Path, plot: Path | None, as_json: bool) -> None:
     print_table(("points", "confidence", "GPUs", "limits broken", "SLOs broken", "rates short"), lines)
 
 
-@study.command()
-@data_option
-@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of the arrivals.")
-@plot_option
-@json_option
-def placement(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+@experiment("slurm_migbatch.lab.studies.placement", draws_option("Draws of the arrivals."))
+def placement(result: Result) -> None:
     """Study: accepted jobs by placement rule: pods of the openb trace on 100 GPUs."""
-    from slurm_migbatch.lab.studies.placement import measure
-
-    with measuring() as say:
-        result = measure(data, seeds, say=say)
-    if hand_over("placement", result, as_json, plot):
-        return
     _say(result)
     classes = ("latency sensitive", "best effort")
     for title, population in result["populations"].items():
-        click.echo(f"\n{title}: {population['pods']} pods, mean and 95 % interval of {seeds} draws")
+        click.echo(f"\n{title}: {population['pods']} pods, mean and 95 % interval of {result['seeds']} draws")
         lines = [
             (
                 f"{load['load']:g}",
@@ -115,22 +83,12 @@ def placement(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
         print_table(("load", "rule", "accepted", *gains, "busy", *classes), lines)
 
 
-@study.command("paris-elsa")
-@data_option
-@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Streams of arrivals.")
-@plot_option
-@json_option
-def paris_elsa(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+@experiment("slurm_migbatch.lab.studies.pariselsa", draws_option("Streams of arrivals."))
+def paris_elsa(result: Result) -> None:
     """Study of PARIS and ELSA: work of one model that 8 partitioned GPUs complete in time, by layout and dispatch."""
-    from slurm_migbatch.lab.studies.pariselsa import measure
-
-    with measuring() as say:
-        result = measure(data, seeds, say=say)
-    if hand_over("paris-elsa", result, as_json, plot):
-        return
     _say(result)
     for entry in result["results"]:
-        click.echo(f"\nbatches of variance {entry['variance']:g}: items per second, means of {seeds} streams")
+        click.echo(f"\nbatches of variance {entry['variance']:g}: items per second, means of {result['seeds']} streams")
         names = list(entry["models"][0]["rates"])
         lines = [
             (
@@ -145,21 +103,9 @@ def paris_elsa(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None
         print_table(("model", *names, "bound", "ours over best homogeneous", "which is"), lines)
 
 
-@study.command()
-@data_option
-@click.option(
-    "--mixes", type=click.IntRange(2, 1000), default=10, show_default=True, help="Mixes of each number of models."
-)
-@plot_option
-@json_option
-def dstack(data: Path, mixes: int, plot: Path | None, as_json: bool) -> None:
+@experiment("slurm_migbatch.lab.studies.dstack", draws_option("Mixes of each number of models.", "--mixes"))
+def dstack(result: Result) -> None:
     """Study of D-STACK: work that one GPU does under deadlines, relative to a GPU that could be divided arbitrarily."""
-    from slurm_migbatch.lab.studies.dstack import measure
-
-    with measuring() as say:
-        result = measure(data, mixes, say=say)
-    if hand_over("dstack", result, as_json, plot):
-        return
     _say(result)
     for entry in result["results"]:
         click.echo(f"\nbatches {entry['batches']}: load under all deadlines over the ideal's, means over mixes")
@@ -179,21 +125,11 @@ def dstack(data: Path, mixes: int, plot: Path | None, as_json: bool) -> None:
         print_table(("scheduler", *sizes, "all", "utilisation", "busy", "Jain"), lines)
 
 
-@study.command()
-@data_option
-@click.option(
-    "--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of jobs and slowdowns."
-)
-@plot_option
-@json_option
-def bsbf(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+@experiment("slurm_migbatch.lab.studies.bsbf", draws_option("Draws of jobs and slowdowns."))
+def bsbf(result: Result) -> None:
     """Study of SJF-BSBF: completion times if two jobs may share a whole GPU, by rule."""
-    from slurm_migbatch.lab.studies.bsbf import BASELINES, measure
+    from slurm_migbatch.lab.studies.bsbf import BASELINES
 
-    with measuring() as say:
-        result = measure(data, seeds, say=say)
-    if hand_over("bsbf", result, as_json, plot):
-        return
     _say(result)
     names = list(result["cells"][0]["jct_s"])
     lines = [
@@ -209,19 +145,9 @@ def bsbf(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     print_table(("jobs", "slowdown", "draws", *names, *(f"over {name}" for name in BASELINES)), lines)
 
 
-@study.command()
-@data_option
-@click.option("--seeds", type=click.IntRange(1, 1000), default=10, show_default=True, help="Workloads and requests.")
-@plot_option
-@json_option
-def deepboot(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+@experiment("slurm_migbatch.lab.studies.deepboot", draws_option("Workloads and requests.", least=1))
+def deepboot(result: Result) -> None:
     """Study of DeepBoot: training on several whole GPUs that inference leaves, relative to training's own half."""
-    from slurm_migbatch.lab.studies.deepboot import measure
-
-    with measuring() as say:
-        result = measure(data, seeds, say=say)
-    if hand_over("deepboot", result, as_json, plot):
-        return
     _say(result)
     for entry in result["results"]:
         click.echo(
@@ -229,3 +155,7 @@ def deepboot(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
             f"{entry['seeds']} seeds"
         )
         print_lending(entry)
+
+
+for _command in (instances, placement, paris_elsa, dstack, bsbf, deepboot):
+    study.add_command(_command)

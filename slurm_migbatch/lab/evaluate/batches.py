@@ -178,9 +178,7 @@ def _ways(
 
     Args:
         chooser: of the default configuration.
-        hints: the request.
         partition: of one GPU, with the measured slices.
-        shares: share of the GPU of each slice.
         most: the largest measured batch of each profile; larger ones cannot be looked up.
     """
     usual, ours = chooser.choose(hints, partition), chooser.choose(hints, partition, told=True)

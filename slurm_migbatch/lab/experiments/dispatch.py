@@ -33,14 +33,13 @@ import numpy as np
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.decide.paris_elsa.partition import ways
-from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
 from slurm_migbatch.decide.snapshot import WeighedProfile
-from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.bars import Bar, NotMeasurable, rounded_interval
 from slurm_migbatch.lab.say import Say, silent
-from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
+from slurm_migbatch.lab.shipped import DECIDES, learned_from, pace, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
-from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
+from slurm_migbatch.lab.slurm.run import SimulatedSite, SlurmSimulation, Submission
 from slurm_migbatch.lab.slurm.work import Fixed
 from slurm_migbatch.lab.studies.dstack import settings_of
 from slurm_migbatch.lab.studies.pariselsa import GPU, kinds_of
@@ -178,8 +177,7 @@ Ends = list[float]
 
 def shipped(jobs: Sequence[Auto], config: Config, seconds: Seconds) -> Ends:
     """Run migbatchd's decisions on the simulated Slurm."""
-    gpu = geometry(GPU)
-    site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
+    site = SimulatedSite.of(geometry(GPU), NODES, PER_NODE)
     simulation = SlurmSimulation(site, [_submission(job) for job in jobs])
     controller = ServiceController(simulation, config, MeasuredTable(seconds))
     outcome = simulation.run(controller, pace(config))
@@ -260,14 +258,8 @@ def cuts() -> dict[str, dict[str, dict[Profile, int]]]:
 
 def config_of(jobs: Sequence[Auto]) -> Config:
     """Return the default settings of a site that has received these jobs for a while, as granted by the filter."""
-    times_by_profile: dict[Profile, list[float]] = {}
-    for job in jobs:
-        times_by_profile.setdefault(job.granted, []).append(job.seconds[job.granted])
-    span = jobs[-1].at - jobs[0].at
-    classes = [
-        Class(len(times) * HORIZON_S / span, statistics.fmean(times), kind) for kind, times in times_by_profile.items()
-    ]
-    return learned({geometry(GPU): NODES * PER_NODE}, classes)
+    granted = [(job.granted, job.seconds[job.granted]) for job in jobs]
+    return learned_from(granted, jobs[-1].at - jobs[0].at, {geometry(GPU): NODES * PER_NODE})
 
 
 def configs(config: Config) -> dict[str, Config]:
@@ -354,7 +346,7 @@ def _mean(ends: Ends) -> float:
 
 
 def _over(dispatched: Sequence[float], baseline: Sequence[float]) -> list[float]:
-    return [round(value, 4) for value in mean_with_interval([a / b for a, b in zip(dispatched, baseline, strict=True)])]
+    return rounded_interval([a / b for a, b in zip(dispatched, baseline, strict=True)])
 
 
 def bars(result: Mapping[str, Any]) -> list[Bar]:

@@ -37,14 +37,14 @@ import numpy as np
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
-from slurm_migbatch.lab.bars import Bar, mean_with_interval
+from slurm_migbatch.lab.bars import Bar, rounded_interval
 from slurm_migbatch.lab.papers.grmu import Grmu
 from slurm_migbatch.lab.papers.placement import BestFit, Fgd, FirstFit, mix
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
-from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission, WorkloadOutcome
+from slurm_migbatch.lab.slurm.run import SimulatedSite, SlurmSimulation, Submission, WorkloadOutcome
 from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining, Work
 from slurm_migbatch.lab.studies.placement import Place, PlacementCluster, PodKind, Pool, populations
 from slurm_migbatch.mig.geometry import Geometry
@@ -167,8 +167,7 @@ def usual_limits(found: Draw) -> list[int | None]:
 
 def shipped(found: Draw, config: Config, queued: bool, limits: Sequence[int | None] | None = None) -> Outcome:
     """Run migbatchd's decisions on the simulated Slurm; `limits`: of each job (s), None: `usual_limits`."""
-    gpu = geometry(GPU)
-    site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
+    site = SimulatedSite.of(geometry(GPU), NODES, PER_NODE)
     simulation = SlurmSimulation(site, workload(found, usual_limits(found) if limits is None else limits, _work))
     if not queued:
         for n, at in enumerate(found.times):
@@ -340,11 +339,7 @@ def _row(runs: Sequence[Mapping[str, float]], of: Mapping[str, Sequence[Mapping[
     """Return the means over seeds, and the mean ratio to first fit by seed with its interval."""
     keys = ("wait_s", "jct_s") if "wait_s" in runs[0] else ("jobs", "slices")
     over = {
-        key: [
-            round(value, 4)
-            for value in mean_with_interval([ratio(a[key], b[key]) for a, b in zip(runs, of[FIRST], strict=True)])
-        ]
-        for key in keys
+        key: rounded_interval([ratio(a[key], b[key]) for a, b in zip(runs, of[FIRST], strict=True)]) for key in keys
     }
     return {**{key: round(statistics.fmean(run[key] for run in runs), 4) for key in runs[0]}, "over_first_fit": over}
 

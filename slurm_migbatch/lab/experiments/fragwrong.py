@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from slurm_migbatch.config import Config
-from slurm_migbatch.lab.bars import Bar, mean_with_interval
+from slurm_migbatch.lab.bars import Bar, rounded_interval
 from slurm_migbatch.lab.experiments import fragmentation
 from slurm_migbatch.lab.experiments.fragmentation import FIRST, GPU, LIMIT, QUEUED, TURNED_AWAY, Draw
 from slurm_migbatch.lab.say import Say, silent
@@ -142,7 +142,7 @@ def _row(runs: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]
     over = {key: [fragmentation.ratio(a[key], b[key]) for a, b in zip(runs, base, strict=True)] for key in keys}
     return {
         **{key: round(statistics.fmean(run[key] for run in runs), 4) for key in runs[0]},
-        "over_first_fit": {key: [round(v, 4) for v in mean_with_interval(values)] for key, values in over.items()},
+        "over_first_fit": {key: rounded_interval(values) for key, values in over.items()},
         "worst": round(max(over["wait_s"]) if queued else min(over["slices"]), 4),
     }
 

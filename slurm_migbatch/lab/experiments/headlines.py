@@ -21,8 +21,6 @@ class Headline:
     """A paper's claim and our figure.
 
     Attributes:
-        claim: the paper and its claim.
-        ours: our measurement.
         beaten: whether ours is at least as good in every quantity of the claim; None if it cannot be judged.
     """
 

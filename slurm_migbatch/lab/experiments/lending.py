@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,7 @@ from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.metrics import of_jobs
 from slurm_migbatch.lab.sim.run import SimulatedRun
-from slurm_migbatch.lab.traces import azure, mooncake
+from slurm_migbatch.lab.traces import requests as traced
 from slurm_migbatch.lab.traces.files import below
 
 SPAN_S: Final = 55_400.0
@@ -135,11 +135,7 @@ def measure(
     """Run the experiment on a directory with Pollux's and MISO's data and a measured request trace.
 
     Seed n takes the arrivals of workload n (cyclically) and its own requests. `loads` None: those of `lendslices`.
-    `processes` is that of `lendruns.measure`.
-
-    Raises:
-        NotMeasurable: data are missing.
-        TraceError, OSError: a file cannot be read.
+    `processes` is that of `lendruns.measure`. Raises NotMeasurable, TraceError, OSError.
     """
     from slurm_migbatch.lab.experiments import lendruns, lendslices  # imports this module
 
@@ -178,13 +174,13 @@ def pollux_files(data: Path) -> tuple[Path, list[Path]]:
 
 def request_shape(data: Path) -> tuple[str, np.ndarray[Any, np.dtype[np.float64]]]:
     """Return the name of a measured request stream and its moments, seconds. Raises NotMeasurable, TraceError."""
-    readers: tuple[tuple[str, str, Callable[[Path], Any]], ...] = (
-        ("Azure 2023", "AzureLLMInferenceTrace_conv.csv*", azure.read),
-        ("Mooncake", "mooncake_conversation_1h.csv*", mooncake.read),
+    readers = (
+        ("Azure 2023", "AzureLLMInferenceTrace_conv.csv*", traced.azure),
+        ("Mooncake", "mooncake_conversation_1h.csv*", traced.mooncake),
     )
     for name, pattern, read in readers:
         for path in below(data, pattern):
-            times = np.array([request.time for request in read(path).requests])
+            times = np.array(read(path))
             if len(times) > 2 and times[-1] > times[0]:
                 return name, times
     raise NotMeasurable(f"{data} has no request trace (Azure's of 2023 or Mooncake's) below it")

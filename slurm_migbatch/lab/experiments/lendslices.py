@@ -148,12 +148,7 @@ def _by_number(path: Path, kinds: tuple[type, ...], what: str) -> dict[str, Any]
 def inputs(data: Path, workloads: int) -> tuple[str, Moments, Miso]:
     """Read everything from a directory with Pollux's and MISO's data and a request trace; also the trace's name.
 
-    Args:
-        workloads: how many of Pollux's workloads to read.
-
-    Raises:
-        NotMeasurable: data are missing.
-        TraceError, TableError, OSError: a file cannot be read.
+    `workloads`: how many of Pollux's workloads to read. Raises NotMeasurable, TraceError, TableError, OSError.
     """
     traces, paths = lending.pollux_files(data)
     miso_data = miso(data)
@@ -180,8 +175,7 @@ def training(miso_data: Miso, arrivals: Sequence[float], seed: int, whole: bool 
 def philly_jobs(data: Path) -> tuple[SimulatedJob, ...]:
     """Read the jobs of one GPU and one minute to four hours; none if the trace is not below `data`.
 
-    Raises:
-        TraceError, OSError: it cannot be read.
+    Raises TraceError, OSError.
     """
     path = next(iter(below(data, "philly_jobs.csv*")), None)
     if path is None:
@@ -247,9 +241,9 @@ def inference(
 class _Speeds(Curves):
     """Inference runs at 1 on its requested slice."""
 
-    def speed(self, job: SimulatedJob, places: Sequence[Any], steps: int = 1) -> float:
+    def speed(self, job: SimulatedJob, places: Sequence[Any]) -> float:
         """See `sim.speeds.Speeds`."""
-        return 1.0 if job.kind == "infer" else super().speed(job, places, steps)
+        return 1.0 if job.kind == "infer" else super().speed(job, places)
 
 
 def speeds_of(miso_data: Miso) -> Curves:

@@ -176,11 +176,7 @@ def measure(
 ) -> dict[str, Any]:
     """Simulate every load (None: `LOADS`), seed and row on a directory with Pollux's data, MISO's and a request trace.
 
-    Seed n has the jobs of seed n of `lending.measure` with ten seeds.
-
-    Raises:
-        NotMeasurable: data are missing.
-        TraceError, OSError: a file cannot be read.
+    Seed n has the jobs of seed n of `lending.measure` with ten seeds. Raises NotMeasurable, TraceError, OSError.
     """
     _, moments, miso = lendslices.inputs(data, WORKLOADS)
     loads = LOADS if loads is None else loads

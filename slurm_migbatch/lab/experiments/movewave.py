@@ -30,7 +30,7 @@ from slurm_migbatch.lab.papers.placement import FirstFit
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
 from slurm_migbatch.lab.slurm.records import SlurmSettings
-from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation
+from slurm_migbatch.lab.slurm.run import SimulatedSite, SlurmSimulation
 from slurm_migbatch.lab.slurm.waves import POLL_S, TrainingCosts
 from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining, Work
 from slurm_migbatch.lab.studies.placement import PlacementCluster, PodKind, populations
@@ -92,9 +92,7 @@ def compressed(kinds: Sequence[PodKind]) -> tuple[list[PodKind], float]:
 def kinds_of(data: Path) -> list[PodKind]:
     """Return the kinds of jobs of the trace in `data`, openb's directory or one that holds it.
 
-    Raises:
-        NotMeasurable: it is not there.
-        TraceError: it cannot be read.
+    Raises NotMeasurable, TraceError.
     """
     return populations(data, geometry(MoveWave.gpu_type))[0][POPULATION]
 
@@ -135,14 +133,8 @@ def predict(
     moves: bool,
     release: tuple[int, int] = SlurmSettings.release,
 ) -> Outcome:
-    """Simulate the wave with migbatchd's controller on the simulated Slurm of that release.
-
-    Raises:
-        Stuck: jobs are left that can never start.
-    """
-
-    gpu = geometry(wave.gpu_type)
-    site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * wave.gpus) for n in range(wave.nodes)))
+    """Simulate the wave with migbatchd's controller on the simulated Slurm of that release. Raises Stuck."""
+    site = SimulatedSite.of(geometry(wave.gpu_type), wave.nodes, wave.gpus)
     site = replace(site, slurm=replace(site.slurm, release=release, requeued_last=release >= MULTIFACTOR))
     simulation = SlurmSimulation(site, fragmentation.workload(wave.drawn, wave.limits_s, _work))
     settled = config(wave, moves)

@@ -38,14 +38,13 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.dispatch.pipelines import START_S
 from slurm_migbatch.decide.dispatch.split import Choice, Stage, path_s, split
-from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
-from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval, quantile
+from slurm_migbatch.lab.bars import Bar, NotMeasurable, quantile, rounded_interval
 from slurm_migbatch.lab.experiments.dispatch import MeasuredTable, OnSlice, Seconds, table
 from slurm_migbatch.lab.say import Say, silent
-from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
+from slurm_migbatch.lab.shipped import DECIDES, learned_from, pace, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
-from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
+from slurm_migbatch.lab.slurm.run import SimulatedSite, SlurmSimulation, Submission
 from slurm_migbatch.lab.studies.pariselsa import GPU
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.profile import Profile
@@ -217,8 +216,7 @@ def workload(way: str, drawn: Sequence[Pipeline], factors: Factors) -> list[Subm
 
 def played(way: str, drawn: Sequence[Pipeline], seconds: Seconds, factors: Factors, config: Config) -> list[Ended]:
     """Run one rule on the simulated Slurm."""
-    gpu = geometry(GPU)
-    site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
+    site = SimulatedSite.of(geometry(GPU), NODES, PER_NODE)
     simulation = SlurmSimulation(site, workload(way, drawn, factors))
     predicted = {key: {p: s / factors[key] for p, s in seconds_of.items()} for key, seconds_of in seconds.items()}
     outcome = simulation.run(
@@ -252,16 +250,12 @@ def oracle(drawn: Sequence[Pipeline]) -> list[Ended]:
 
 def config_of(drawn: Sequence[Pipeline]) -> Config:
     """Return the default settings of a site that has received these jobs for a while, each granted alone."""
-    times_by_profile: dict[Profile, list[float]] = {}
-    for pipeline in drawn:
-        for part in pipeline.parts:
-            profile = _granted(part, pipeline.deadline_s)
-            times_by_profile.setdefault(profile, []).append(part.seconds[profile])
-    span = drawn[-1].at - drawn[0].at
-    classes = [
-        Class(len(times) * HORIZON_S / span, statistics.fmean(times), kind) for kind, times in times_by_profile.items()
+    granted = [
+        (profile := _granted(part, pipeline.deadline_s), part.seconds[profile])
+        for pipeline in drawn
+        for part in pipeline.parts
     ]
-    return learned({geometry(GPU): NODES * PER_NODE}, classes)
+    return learned_from(granted, drawn[-1].at - drawn[0].at, {geometry(GPU): NODES * PER_NODE})
 
 
 def exact(seconds: Seconds) -> Factors:
@@ -346,7 +340,7 @@ def _row(runs: Sequence[Sequence[Ended]], drawn: Sequence[Sequence[Pipeline]], b
         "late_p95_s": round(
             quantile([max(0.0, end.seconds - pipeline.deadline_s) for end, pipeline in pairs], 0.95), 1
         ),
-        "over_cheaper": [round(x, 4) for x in mean_with_interval([a / b for a, b in zip(spent, base, strict=True)])],
+        "over_cheaper": rounded_interval([a / b for a, b in zip(spent, base, strict=True)]),
     }
     for name, (low, high) in TIGHTNESS.items():
         subset = [pair for pair in pairs if low <= pair[1].slack < high]

@@ -22,7 +22,6 @@ every sharing rule is compared with no sharing, and with sharing the first possi
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ import numpy as np
 from slurm_migbatch.config import Config, LendingConfig
 from slurm_migbatch.daemon.settings import lending_settings
 from slurm_migbatch.decide.lending.pairs import SharingRules
-from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.bars import Bar, NotMeasurable, finite_interval
 from slurm_migbatch.lab.processes import pool
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.shipped import provenance
@@ -231,9 +230,7 @@ def measure(
 ) -> dict[str, Any]:
     """Run the whole experiment on a directory with the data sets of Muri and Gavel, `processes` cells at once.
 
-    Raises:
-        NotMeasurable: data are missing.
-        TraceError, OSError: a file cannot be read.
+    Raises NotMeasurable, TraceError, OSError.
     """
     source_data = source(data)
     rows = []
@@ -286,7 +283,7 @@ def _measured(found: SharingSource, cell: Cell, number: int, seeds: int) -> dict
         for way, base in _compared():
             runs, base_runs = runs_by_name[f"{order}, {way}"], runs_by_name[f"{order}, {base}"]
             ratio = [a["jct_s"] / b["jct_s"] for a, b in zip(runs, base_runs, strict=True)]
-            over[f"{order}, {way} over {base}"] = _finite(mean_with_interval(ratio))
+            over[f"{order}, {way} over {base}"] = finite_interval(ratio)
     return {
         "cell": cell.name,
         "load": cell.load,
@@ -314,7 +311,3 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
 def _compared() -> list[tuple[str, str]]:
     """Return the pairs of compared rules."""
     return [(way, base) for way in (*PAIRS, PAIR_TEST) for base in BASES]
-
-
-def _finite(ratio: Sequence[float]) -> list[float | None]:
-    return [round(value, 4) if math.isfinite(value) else None for value in ratio]

@@ -74,7 +74,6 @@ def draw(
     """Draw a wave at random.
 
     Args:
-        seed: seed of all random draws.
         requests: inference jobs in the day; their rate follows it, lowest at its begin.
         trainings: training jobs; they arrive within the first third of the day, so that some always wait.
         day_s: length of the day, seconds.

@@ -9,31 +9,20 @@ measure over compute slices. `FirstFit` and `BestFit` are the usual baselines.
 
 All rules are pure functions: they distinguish GPUs by their layout alone, so only the distinct layouts in a cluster, of
 which there are few, are examined, each with the first GPU that has it.
-
-`divide` decides how to offer the free space of many GPUs before the next request is known. It is an integer programme
-over what each GPU can still hold (`decide.capacity.bundles`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-import numpy as np
-from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, milp
-
-from slurm_migbatch.decide.capacity.bundles import bundles
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
-from slurm_migbatch.mig.planning import capacity, choose, plan_free
+from slurm_migbatch.mig.planning import capacity, choose
 from slurm_migbatch.mig.profile import Profile
 
-_Room = tuple[tuple[int, ...], ...]
-"""What a GPU can still hold: its bundles. GPUs with equal ones are interchangeable."""
 Mix = tuple[tuple[Profile, float], ...]
 """Frequency of requests for each profile: weights of any scale, sorted by profile."""
 
@@ -172,93 +161,3 @@ class LeastLoss(_Least):
     """The place with the least growth of the demand that cannot be placed (`unplaceable`)."""
 
     measure = staticmethod(unplaceable)
-
-
-def divide(
-    geometry: Geometry,
-    used: Sequence[Layout],
-    asked: Mix,
-    least: Mapping[Profile, int] | None = None,
-    *,
-    time_limit_s: float = 10.0,
-) -> tuple[Layout, ...]:
-    """Divide the free space of each GPU so that the offers resemble the mix.
-
-    `least` are slots (for pending jobs) that should exist regardless of the mix. First the compute slices of those that
-    are missing are minimised; then the smallest ratio of offered slots to weight, over the profiles of the mix, is
-    maximised; then the number of offered compute slices. The result is exact if each of the three steps takes less than
-    its time limit.
-
-    Returns the new slots of each GPU, in the order of `used`.
-    """
-    required = {profile: count for profile, count in (least or {}).items() if count > 0}
-    wanted = {*dict(asked), *required}
-    profiles = tuple(info.profile for info in geometry.profiles if info.profile in wanted)
-    rooms = [bundles(geometry, profiles, layout) for layout in used]
-    conditions = Counter(rooms)
-    columns = [(room, counts) for room in conditions for counts in room]
-    values = _divided(geometry, profiles, conditions, columns, dict(asked), required, time_limit_s)
-    chosen: dict[_Room, list[tuple[int, ...]]] = {room: [] for room in conditions}
-    for (room, counts), times in zip(columns, values, strict=True):
-        chosen[room] += [counts] * times
-    offers = []
-    for layout, room in zip(used, rooms, strict=True):
-        counts = chosen[room].pop() if chosen[room] else (0,) * len(profiles)
-        listed = [profile for profile, count in zip(profiles, counts, strict=True) for _ in range(count)]
-        offers.append(plan_free(geometry, layout, listed))
-    return tuple(offers)
-
-
-def _divided(
-    geometry: Geometry,
-    profiles: tuple[Profile, ...],
-    conditions: Mapping[_Room, int],
-    columns: Sequence[tuple[_Room, tuple[int, ...]]],
-    weight: Mapping[Profile, float],
-    must: Mapping[Profile, int],
-    time_limit_s: float,
-) -> list[int]:
-    """Return how often each column (a GPU that has room for these bundles, filled with this one) is used.
-
-    The variables of the programme are the columns, then for each profile the missing part of `must`, then the smallest
-    ratio of offers to weight.
-    """
-    n, ratio = len(columns), len(columns) + len(profiles)
-    counts = np.array([c for _, c in columns], dtype=np.float64).reshape(n, len(profiles)).T
-    rows, low, high = [], [], []
-    for room, count in conditions.items():
-        rows.append([float(of is room) for of, _ in columns] + [0.0] * (len(profiles) + 1))
-        low.append(0.0)
-        high.append(float(count))
-    for k, profile in enumerate(profiles):
-        lacks = [float(i == k) for i in range(len(profiles))]
-        rows.append([*counts[k], *lacks, 0.0])
-        low.append(float(must.get(profile, 0)))
-        high.append(np.inf)
-        if profile in weight:
-            rows.append([*counts[k], *([0.0] * len(profiles)), -weight[profile]])
-            low.append(0.0)
-            high.append(np.inf)
-    compute = np.array([float(geometry.info(profile).compute_slices) for profile in profiles])
-    missing, ratio_cost, slices = (np.zeros(ratio + 1) for _ in range(3))
-    missing[n:ratio] = compute
-    ratio_cost[ratio] = -1.0
-    slices[:n] = -(compute @ counts)
-    upper = np.array([np.inf] * n + [float(must.get(p, 0)) for p in profiles] + [1e6])
-    integrality = np.array([1.0] * ratio + [0.0])
-    values = np.zeros(ratio + 1)
-    for objective in (missing, ratio_cost, slices):
-        solution = milp(
-            objective,
-            constraints=LinearConstraint(sparse.csr_array(np.array(rows)), low, high),
-            integrality=integrality,
-            bounds=Bounds(0, upper),
-            options={"mip_rel_gap": 0.0, "time_limit": time_limit_s},
-        )
-        if solution.x is None:
-            break
-        values = solution.x
-        rows.append(list(objective))
-        low.append(-np.inf)
-        high.append(float(solution.fun) + 1e-6 * max(1.0, abs(float(solution.fun))))
-    return [round(float(value)) for value in values[:n]]

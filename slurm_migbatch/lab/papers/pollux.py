@@ -37,7 +37,6 @@ class PolluxJob:
         fair: its speed on its fair share of the GPUs, in the same unit.
         have: its current number of GPUs.
         age_s: seconds since it was submitted.
-        restarts: how often it was restarted.
         delay_s: assumed cost of a restart, seconds.
     """
 
@@ -62,13 +61,8 @@ def speedup(job: PolluxJob, count: int) -> float:
     return job.speeds[count] / job.fair * factor
 
 
-def harmonic_mean(jobs: Sequence[PolluxJob], counts: Sequence[int]) -> float:
-    """Return the objective of a round: the harmonic mean of the speedups."""
-    return len(jobs) / sum(1 / (speedup(job, count) + _NOTHING) for job, count in zip(jobs, counts, strict=True))
-
-
 def divide(jobs: Sequence[PolluxJob], gpus: int) -> list[int]:
-    """Return the number of GPUs of each job that makes the harmonic mean greatest."""
+    """Return the number of GPUs of each job that makes the harmonic mean of the speedups greatest."""
     worths = [
         {Choice("gpu", n): 1 / _NOTHING - 1 / (speedup(job, n) + _NOTHING) for n in sorted(job.speeds) if n <= gpus}
         for job in jobs

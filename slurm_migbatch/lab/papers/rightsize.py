@@ -8,7 +8,7 @@ knee (5 % of latency for one more slice) is our choice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from slurm_migbatch.lab.papers.settings import InstanceSetting
@@ -42,37 +42,21 @@ def efficacy(batch: int, seconds: float, share: float) -> float:
     return batch / (seconds * seconds * share)
 
 
-def fits(setting: InstanceSetting, slo_s: float, arrivals_per_s: float | None = None) -> bool:
-    """Return whether a batch keeps the latency objective.
-
-    This is so if seconds <= SLO / 2 and seconds + time to assemble the batch <= SLO.
-
-    Args:
-        setting: slice, batch and seconds.
-        slo_s: the latency objective.
-        arrivals_per_s: items arriving per second; None if all items are ready, so that a batch never waits for them.
-    """
-    assemble = setting.batch / arrivals_per_s if arrivals_per_s else 0.0
-    return setting.seconds <= GUARD * slo_s and setting.seconds + assemble <= slo_s
-
-
-def rightsize(
-    settings: Iterable[InstanceSetting], slo_s: float, whole: int, arrivals_per_s: float | None = None
-) -> InstanceSetting | None:
+def rightsize(settings: Iterable[InstanceSetting], slo_s: float, whole: int) -> InstanceSetting | None:
     """Return the setting of the highest efficacy that keeps the objective, on at most the slices of its batch's knee.
+
+    A batch keeps it if it takes at most half of it: all items are ready, so that no time to assemble a batch counts.
 
     Args:
         settings: measured settings; those with more than one process are ignored.
-        slo_s: the latency objective.
         whole: compute slices of the GPU.
-        arrivals_per_s: see `fits`.
 
     Returns:
         None if no setting keeps the objective.
     """
     single = [setting for setting in settings if setting.procs == 1]
     knees = {batch: knee(curve) for batch, curve in _by_batch(single).items()}
-    usable = [s for s in single if fits(s, slo_s, arrivals_per_s) and s.profile.compute <= knees[s.batch]]
+    usable = [s for s in single if s.seconds <= GUARD * slo_s and s.profile.compute <= knees[s.batch]]
     return max(
         usable,
         key=lambda s: (efficacy(s.batch, s.seconds, s.profile.compute / whole), -s.profile.compute),
@@ -88,12 +72,6 @@ def useful(setting: InstanceSetting, settings: Iterable[InstanceSetting]) -> int
 def leanest(settings: Mapping[Profile, InstanceSetting]) -> InstanceSetting:
     """Return the setting with the most items per second per compute slice, of equal ones the smaller slice."""
     return max(settings.values(), key=lambda s: (s.rate / s.profile.compute, -s.profile.compute))
-
-
-def jain(amounts: Sequence[float]) -> float:
-    """Return Jain's index of fairness: 1 if all have the same, 1/n if one has everything."""
-    squares = sum(amount * amount for amount in amounts)
-    return sum(amounts) ** 2 / (len(amounts) * squares) if squares else 1.0
 
 
 def _by_batch(settings: Iterable[InstanceSetting]) -> dict[int, dict[int, float]]:

@@ -61,7 +61,6 @@ class Hosted:
     """One model on the GPU.
 
     Attributes:
-        name: of the model.
         rates: items per second on each kind of slice; 0 if it cannot run within its latency objective.
         window_s: length of its windows; work arrives at the start of each window and is due at its end.
         items: number of items in each window.
@@ -96,13 +95,6 @@ class Schedule:
     runs: tuple[SessionRun, ...]
     created: int
     missed: int
-
-    def gpu_time(self, models: int) -> list[float]:
-        """Return the compute-slice seconds of each model."""
-        spent = [0.0] * models
-        for run in self.runs:
-            spent[run.model] += (run.end - run.start) * run.slot.profile.compute
-        return spent
 
 
 Frames = tuple[tuple[Counts, float], ...]
@@ -201,11 +193,8 @@ def at_size(
     """Schedule runs at one size for each model, each where it can be placed next to running ones; see the module.
 
     Args:
-        geometry: of the GPU.
         kinds: the profiles that `sizes` and rates refer to.
-        models: the models on the GPU.
         sizes: the kind of slice for each model.
-        sessions: number of sessions.
         order: order of the runs that may start. A run that does not fit is skipped.
         fill: whether runs out of turn fill gaps.
         costs: of creating and destroying instances. An idle instance of the right kind is reused.
@@ -322,13 +311,9 @@ def framed(
     """Schedule runs on the slices of layouts that change at planned times; see the module.
 
     Args:
-        geometry: of the GPU.
         kinds: the profiles that counts and rates refer to.
-        models: the models on the GPU.
         held: the layouts; a single one is a static partition.
-        sessions: number of sessions.
         fill: whether runs out of turn fill gaps.
-        costs: of creating and destroying instances.
     """
     ledger = _Ledger(models, sessions)
     stock = [sum(way[k] * share for way, share in held) for k in range(len(kinds))]

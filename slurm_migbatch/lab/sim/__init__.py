@@ -5,7 +5,7 @@ and figures.
 
 The modules, each based on those before it:
 
-- `job`: `SimulatedJob`, `JobCosts`, `InferenceRequest`, `DemandChange` are immutable values, the workload. Work is in
+- `job`: `SimulatedJob`, `JobCosts` are immutable values, the workload. Work is in
   seconds at speed 1.
 - `run`: `SimulatedRun` is the history of one job, from its arrival through all interruptions to its end. Policies read
   it (`remaining(now)`, `attained(now)`, `end()`, `places`, `note`) and never change it, except `note`.
@@ -14,11 +14,11 @@ The modules, each based on those before it:
   `SimulatedGpu.layout` (idle instances too); `cluster.empty` and `cluster.alike[geometry, used]` are sets of GPUs as
   bits (`lowest`, `bit_indexes`).
 - `placing`: first fit, best fit and packed whole GPUs over `mig.planning`.
-- `speeds`: `Speeds` (a Protocol: `speed(job, places, steps)` and `slowdown(run, others)`) with `Whole`, `Linear` and
+- `speeds`: `Speeds` (a Protocol: `speed(job, places)` and `slowdown(run, others)`) with `Whole`, `Linear` and
   `Paired` (another `Speeds` with measured slowdowns of pairs); `Neighbours` is the slowdown by busy slices on the same
   GPU.
 - `curves`: `Curves`, the `Speeds` of real models, over a measured `Table` or predictions (`Predicted`).
-- `policy`: `Policy` (a Protocol: `begin`, `arrive`, `complete`, `demand`, `timer`, `decide`) and the base `Quiet`.
+- `policy`: `Policy`, the base of all (`begin`, `arrive`, `complete`, `timer`, `decide`).
 - `engine`: `Simulation(cluster, jobs, policy, speeds, ...)` with the actions `start`, `move`, `preempt`, `wake`, and
   `run(until)`, which returns a `result.SimulationResult`.
 - `metrics`: `summarise(result)`; `over_seeds` gives means with their intervals. `log`, `spans`: the events.
@@ -29,7 +29,7 @@ The modules, each based on those before it:
 
 A custom policy::
 
-    class Mine(Quiet):
+    class Mine(Policy):
         def begin(self, sim):
             self.queue = []
 

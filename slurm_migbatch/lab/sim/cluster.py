@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from slurm_migbatch.lab.sim.gpus import CREATE_S, DESTROY_S
 from slurm_migbatch.lab.sim.run import SimulatedRun
-from slurm_migbatch.mig import planning
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
+from slurm_migbatch.mig.planning import fragmentation
 
 
 class PlaceError(ValueError):
@@ -286,12 +286,6 @@ def _added(layout: Layout, slot: Slot) -> Layout:
 @lru_cache(maxsize=1 << 14)
 def _removed(layout: Layout, slot: Slot) -> Layout:
     return layout.remove(slot)
-
-
-@lru_cache(maxsize=1 << 14)
-def fragmentation(geometry: Geometry, used: Layout) -> float:
-    """Return `mig.planning.fragmentation`, cached."""
-    return planning.fragmentation(geometry, used)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -1,9 +1,8 @@
 """Provide speeds of real models on slices: `Curves` is a `Speeds` over a measured table or the predictor.
 
 A source gives, for an application, a batch and a kind of work, the items per second on each profile of a GPU on which
-it fits. A job's speed is its rate relative to that of the whole GPU with the undivided batch, so both micro-steps
-(`steps`) and small slices change it. A job of several GPUs divides its batch among them. Its speed is the sum over its
-places relative to what it requests: whole GPUs, or the slices that it names.
+it fits. A job's speed is its rate relative to that of the whole GPU. A job of several GPUs divides its batch among
+them. Its speed is the sum over its places relative to what it requests: whole GPUs, or the slices that it names.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ class Curves:
         """Use rates from `source`; `shared` is the slowdown by one other job in the same slice."""
         self.source, self.geometry, self.shared = source, geometry, shared
         self._full = geometry.full.profile
-        self._known: dict[tuple[str, int, Kind, int, Profile], float] = {}
+        self._known: dict[tuple[str, int, Kind, Profile], float] = {}
 
-    def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
+    def speed(self, job: SimulatedJob, places: Sequence[Place]) -> float:
         """See `Speeds`."""
         total = 0.0
         for place in places:
-            speed = self.relative(job, place.slot.profile, steps)
+            speed = self.relative(job, place.slot.profile)
             if not speed:
                 return 0.0
             total += speed
@@ -68,21 +67,21 @@ class Curves:
         """See `Speeds`."""
         return 1.0 + (self.shared - 1.0) * len(others)
 
-    def relative(self, job: SimulatedJob, profile: Profile, steps: int = 1) -> float:
+    def relative(self, job: SimulatedJob, profile: Profile) -> float:
         """Return the speed on one slice relative to the whole GPU; 0 if it does not fit."""
         if not job.app:
             return profile.compute / self._full.compute
-        key = job.app, -(-job.batch // job.gpus), job.kind, steps, profile
+        key = job.app, -(-job.batch // job.gpus), job.kind, profile
         cached = self._known.get(key)
         if cached is None:
             cached = self._known[key] = self._relative(*key)
         return cached
 
-    def _relative(self, app: str, batch: int, kind: Kind, steps: int, profile: Profile) -> float:
-        full_rate = self.source.rates(app, batch, kind).get(self._full)
+    def _relative(self, app: str, batch: int, kind: Kind, profile: Profile) -> float:
+        rates = self.source.rates(app, batch, kind)
+        full_rate = rates.get(self._full)
         if full_rate is None:
             raise SpeedError(f"{app} with batch {batch} does not fit on a whole {self.geometry.name}")
-        rates = self.source.rates(app, max(1, math.ceil(batch / steps)), kind)
         return rates.get(profile, 0.0) / full_rate
 
 

@@ -8,8 +8,7 @@ Costs are assigned as follows:
 
 - creating a slice (destroying instances in the way, creating it): to the job that starts or moves there;
 - waiting until the previous job has written its checkpoint: to the job that takes its slices;
-- cold start, restart and its own checkpoint: to the job itself;
-- work since the last checkpoint: to the job that is stopped without saving (`preempt(save=False)`).
+- cold start, restart and its own checkpoint: to the job itself.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from slurm_migbatch.lab.sim.cluster import Place, PlaceError, SimulatedCluster, UtilizationMeter
-from slurm_migbatch.lab.sim.job import DemandChange, SimulatedJob
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.log import LoggedEvent, What
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.result import SimulationResult
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.sim.speeds import Neighbours, Speeds
 
-_COMPLETION, _DEMAND, _TIMER = range(3)
+_COMPLETION, _TIMER = range(2)
 _MOST_AT_ONCE = 100_000
 """Rounds of decisions at one moment from which a policy counts as looping."""
 _STALE = 1 << 16
@@ -57,7 +56,6 @@ class Simulation:
         policy: Policy,
         speeds: Speeds,
         *,
-        demands: Iterable[DemandChange] = (),
         neighbours: Neighbours | None = None,
         seed: int = 0,
         log: bool = False,
@@ -77,8 +75,6 @@ class Simulation:
         self._neighbourly = any(sensitivities) and cluster.fragments
         self._count = 0
         self._heap: list[tuple[float, int, int, Any, int]] = []
-        for demand in demands:
-            self._push(demand.time, _DEMAND, demand)
         self._log: list[LoggedEvent] | None = [] if log else None
         self._meter = UtilizationMeter()
         self._fragmentation = self._waiting = 0.0
@@ -87,7 +83,7 @@ class Simulation:
 
     # -- actions -----------------------------------------------------------------------------------------------
 
-    def start(self, run: SimulatedRun, places: Sequence[Place], *, pause: float | None = None, steps: int = 1) -> None:
+    def start(self, run: SimulatedRun, places: Sequence[Place], *, pause: float | None = None) -> None:
         """Start a pending job on these places.
 
         `pause` is the time from available slices to the first progress; by default the job's cold start or restart.
@@ -110,7 +106,7 @@ class Simulation:
             run.started = self.now
         run.progress_clock = 0.0
         created, destroyed = self._created, self._destroyed
-        self._settle_down(run, tuple(places), (), max(0.0, run.ready - self.now), pause, steps)
+        self._settle_down(run, tuple(places), (), max(0.0, run.ready - self.now), pause)
         if self._log is not None:
             self._note("start", run, self._destroyed - destroyed, self._created - created)
 
@@ -121,9 +117,8 @@ class Simulation:
         *,
         save: float | None = None,
         pause: float | None = None,
-        steps: int | None = None,
     ) -> None:
-        """Move a running job to other slices, to more or fewer of them, or to another number of micro-steps.
+        """Move a running job to other slices, or to more or fewer of them.
 
         It keeps the places that it has and that are in `places`. The job stops for `save` seconds (by default its
         checkpoint), then new instances are created, then it needs `pause` seconds (by default its restart). The places
@@ -146,16 +141,15 @@ class Simulation:
         run.moves += 1
         run.progress_clock = 0.0
         created, destroyed = self._created, self._destroyed
-        self._settle_down(run, tuple(places), unchanged, save, pause, run.steps if steps is None else steps)
+        self._settle_down(run, tuple(places), unchanged, save, pause)
         self._touch([place for place in released if place not in run.places], run)
         if self._log is not None:
             self._note("move", run, self._destroyed - destroyed, self._created - created)
 
-    def preempt(self, run: SimulatedRun, *, save: bool = True) -> None:
+    def preempt(self, run: SimulatedRun) -> None:
         """Take a running job's slices and requeue it.
 
-        With `save` it writes a checkpoint first, which blocks its slices for that time. Without, it loses the work
-        since the last checkpoint that it wrote by itself, and the slices are free at once.
+        It writes a checkpoint first, which blocks its slices for that time.
 
         Raises:
             SimulationError: the job is not running.
@@ -163,17 +157,14 @@ class Simulation:
         if not run.places:
             raise SimulationError(f"at {self.now:.3f} s: {run.job.name} cannot be preempted, it is not running")
         run.settle(self.now)
-        lost = run.lost
-        if not save:
-            run.lose()
         places = run.places
-        until = self.now + (self._saving(run) if save else 0.0)
+        until = self.now + self._saving(run)
         run.ready = max(run.ready, until)
         self._part(run, until)
         run.preempted += 1
         self._queued += 1
         if self._log is not None:
-            self._log.append(LoggedEvent(self.now, "preempt", run.job.id, places, run.lost - lost, run.job.name))
+            self._log.append(LoggedEvent(self.now, "preempt", run.job.id, places, 0.0, run.job.name))
 
     def wake(self, at: float, key: Any = None) -> None:
         """Have the policy's `timer` called with this key at time `at`, or now if that has passed."""
@@ -241,19 +232,15 @@ class Simulation:
         return moment
 
     def _take_events(self, moment: float) -> None:
-        """Handle completions, timers and changes of demand up to the moment."""
+        """Handle completions and timers up to the moment."""
         heap = self._heap
         while heap and heap[0][0] <= moment:
             _, rank, _, payload, version = heappop(heap)
             if rank == _COMPLETION:
                 if payload.version == version:
                     self._complete(payload)
-            elif rank == _TIMER:
-                self.policy.timer(self, payload)
             else:
-                if self._log is not None:
-                    self._log.append(LoggedEvent(moment, "demand", -1, (), payload.value, payload.app))
-                self.policy.demand(self, payload)
+                self.policy.timer(self, payload)
 
     def _take_arrivals(self, moment: float, position: int) -> int:
         """Handle jobs that arrive up to the moment; return the index of the first one that arrives later."""
@@ -320,7 +307,6 @@ class Simulation:
         unchanged: tuple[Place, ...],
         save: float,
         pause: float,
-        steps: int,
     ) -> None:
         """Give the run all `places`, of which it holds `unchanged` already, and predict its end."""
         if not places:
@@ -344,9 +330,8 @@ class Simulation:
             slices += gpu.cells[place.slot].slices
         run.places = places
         run.slices = slices
-        run.steps = steps
         run.resumes = self.now + max(save, max(ready_after.values(), default=0.0)) + pause
-        run.alone = self.speeds.speed(run.job, places, steps)
+        run.alone = self.speeds.speed(run.job, places)
         if not run.alone > 0:
             place_names = ", ".join(str(place) for place in places)
             raise SimulationError(f"at {self.now:.3f} s: {run.job.name} does not fit at its place ({place_names})")

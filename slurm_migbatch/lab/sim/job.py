@@ -1,10 +1,10 @@
-"""Define the workload of a cluster: jobs, single requests, and demand over time. All of them are values."""
+"""Define the workload of a cluster: jobs, which are values."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from slurm_migbatch.mig.profile import Profile
 
@@ -23,14 +23,11 @@ class JobCosts:
         cold_start_s: from an available slice to the first progress, at the first start.
         restart_s: the same after an interruption or a move.
         checkpoint_s: to save the work when signalled to stop; the next holder of its slices waits that long.
-        checkpoint_every_s: seconds of progress between the checkpoints that it writes by itself; only work up to the
-            last of them survives if it is stopped without saving. Infinite: it writes none.
     """
 
     cold_start_s: float = 0.0
     restart_s: float = 0.0
     checkpoint_s: float = 0.0
-    checkpoint_every_s: float = math.inf
 
 
 FREE = JobCosts()
@@ -100,22 +97,3 @@ class SimulatedJob:
     def claimed(self) -> float:
         """Length of the job as its user estimates it, seconds; its true work without an estimate."""
         return self.work if self.estimate is None else self.estimate
-
-
-class InferenceRequest(NamedTuple):
-    """One inference request in the queue of a partitioned GPU. `items` is the batch or, for text, the tokens."""
-
-    time: float
-    app: str
-    items: int
-    output: int = 0
-
-
-class DemandChange(NamedTuple):
-    """From `time` on, `app` (a service or a partition) needs `value`: GPUs or requests per second, as the policy that
-    reads it defines.
-    """
-
-    time: float
-    app: str
-    value: float

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO, TypeAlias
 if TYPE_CHECKING:
     from slurm_migbatch.lab.sim.cluster import Place
 
-What: TypeAlias = Literal["arrive", "start", "move", "preempt", "complete", "demand"]
+What: TypeAlias = Literal["arrive", "start", "move", "preempt", "complete"]
 
 
 class LoggedEvent(NamedTuple):
@@ -17,12 +17,9 @@ class LoggedEvent(NamedTuple):
 
     Attributes:
         time: seconds on the simulation's clock.
-        what: kind of the event.
-        job: the job's id, -1 for a demand.
         places: for `start` and `move` the places held afterwards, for `preempt` and `complete` the released ones.
         seconds: for `start` and `move` the pause until the next progress, for `preempt` the lost work, for `complete`
-            the time since the arrival, for `demand` the value.
-        name: name of the job, or of the application for `demand`.
+            the time since the arrival.
         destroyed, created: numbers of instances.
     """
 

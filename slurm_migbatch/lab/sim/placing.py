@@ -49,12 +49,12 @@ def _of_node(cluster: SimulatedCluster, node: int, count: int) -> list[Place]:
 
 
 def slices(
-    cluster: SimulatedCluster, profile: Profile, count: int, part: Part, rule: Rule = "best", *, apart: bool = False
+    cluster: SimulatedCluster, profile: Profile, count: int, part: Part, rule: Rule = "best"
 ) -> list[Place] | None:
     """Choose `count` slices of `profile` in the part; None if not all fit.
 
     Rule `first` takes the first GPU with room, `best` the one with the least memory left; of equal GPUs `best` takes
-    one that has the instance already, idle. With `apart` each slice is on a GPU of its own.
+    one that has the instance already, idle.
     """
     places: list[Place] = []
     among = part.gpus
@@ -72,8 +72,7 @@ def slices(
         _, gpu, slot = best
         places.append(Place(gpu, slot))
         among &= ~(1 << gpu)
-        if not apart:
-            altered[gpu] = altered.get(gpu, cluster.gpus[gpu].used).add(slot)
+        altered[gpu] = altered.get(gpu, cluster.gpus[gpu].used).add(slot)
     return places
 
 

@@ -8,19 +8,18 @@ keeps the queues, calls these functions, and carries out their results.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from slurm_migbatch.lab.sim.job import DemandChange
 from slurm_migbatch.lab.sim.run import SimulatedRun
 
 if TYPE_CHECKING:
     from slurm_migbatch.lab.sim.engine import Simulation
 
 
-class Policy(Protocol):
+class Policy:
     """A scheduling policy: it is told events, and acts through the simulation that each call passes.
 
-    At one instant the order is: completions, demands, timers, arrivals, then `decide`.
+    At one instant the order is: completions, timers, arrivals, then `decide`. This one ignores all of them.
     """
 
     def begin(self, sim: Simulation) -> None:
@@ -32,33 +31,8 @@ class Policy(Protocol):
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Record that a job has ended; its slices are already free."""
 
-    def demand(self, sim: Simulation, demand: DemandChange) -> None:
-        """Record that the demand of an application changed."""
-
     def timer(self, sim: Simulation, key: Any) -> None:
         """Act at a time that the policy requested with `sim.wake`."""
 
     def decide(self, sim: Simulation) -> None:
         """Act, after all events of this instant have been delivered."""
-
-
-class Quiet:
-    """A policy that ignores all events and does nothing: a base for those that handle only some events."""
-
-    def begin(self, sim: Simulation) -> None:
-        """Prepare nothing."""
-
-    def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Let the job wait."""
-
-    def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        """Leave its slices free."""
-
-    def demand(self, sim: Simulation, demand: DemandChange) -> None:
-        """Ignore the demand."""
-
-    def timer(self, sim: Simulation, key: Any) -> None:
-        """Ignore the timer."""
-
-    def decide(self, sim: Simulation) -> None:
-        """Do nothing."""

@@ -28,13 +28,10 @@ class Setup:
 
     Attributes:
         geometry: of the GPUs; there are `nodes` nodes with `per_node` GPUs each.
-        jobs: for one seed.
         speeds: speed of each job by place.
         neighbours: slowdown by busy slices on the same GPU; None: no slowdown.
         measured: the measurements that the speeds come from, for a predictor to learn from.
-        seed: of the random numbers.
         until: time on the trace's clock at which the simulation stops, seconds; infinite: at the last event.
-        log: whether events are kept.
         progress: called regularly with the number of ended jobs and that of all jobs.
     """
 
@@ -74,11 +71,15 @@ class NamedPolicy(Protocol):
 
 
 @dataclass(frozen=True)
+class NoParams:
+    """No parameters."""
+
+
+@dataclass(frozen=True)
 class PolicyKind:
     """A policy of the event-driven simulator with a name.
 
     Attributes:
-        about: description in one line.
         params: frozen dataclass of its parameters, all with defaults.
         make: returns the policy for an instance of `params` and the cluster.
     """

@@ -20,11 +20,9 @@ class SimulationResult:
         held: compute-slice seconds that were held. `busy`: those of them with progress.
         fragmentation: mean over GPUs and time, 0 to 1.
         waiting: mean number of pending jobs.
-        created, destroyed: numbers of instances.
         events: the log; empty if not requested.
         steps: rounds of decisions.
         actions: changes of jobs through Slurm, by kind; empty for the simulator's own policies.
-        notices: notes on this run for the user.
     """
 
     runs: tuple[SimulatedRun, ...]

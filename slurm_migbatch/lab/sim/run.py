@@ -19,7 +19,6 @@ class SimulatedRun:
 
     Attributes:
         places: the slices that it holds; empty while it waits.
-        steps: micro-steps that it splits a batch into (gradient accumulation); 1: the batch is not split.
         alone: speed on its places without other runs there.
         started: when it first held slices, None before. `began`: when it first made progress.
         starts: how often it was started while it held no slices. `moves`: how often it changed slices while running.
@@ -53,7 +52,6 @@ class SimulatedRun:
         "slices",
         "started",
         "starts",
-        "steps",
         "version",
     )
 
@@ -62,7 +60,6 @@ class SimulatedRun:
         self.left = job.work
         self.places: tuple[Place, ...] = ()
         self.slices = 0
-        self.steps = 1
         self.rate = 0.0
         self.alone = 0.0
         self.since = job.arrival
@@ -111,17 +108,6 @@ class SimulatedRun:
             self.paused += held - working
             self.service += self.slices * held
         self.since = now
-
-    def lose(self) -> None:
-        """Undo the work since the last checkpoint that the job wrote by itself, or since its last saved work.
-
-        The seconds since then count at the current rate, an approximation if the rate has changed meanwhile.
-        """
-        interval = self.job.costs.checkpoint_every_s
-        unsaved_s = self.progress_clock if math.isinf(interval) else self.progress_clock % interval
-        lost = min(unsaved_s * self.rate, self.job.work - self.left)
-        self.left += lost
-        self.lost += lost
 
     def __repr__(self) -> str:
         return f"SimulatedRun({self.job.name!r}, left={self.left:.6g}, places={[str(place) for place in self.places]})"

@@ -33,7 +33,6 @@ TRACES: Final = (
     "pollux",
     "mixed",
     "sacct",
-    "helios",
     "azure",
     "mooncake",
 )
@@ -247,10 +246,10 @@ def _apart(scenario: Scenario, where: Mapping[tuple[str, ...], int]) -> Iterator
     workload, speeds = scenario.workload, scenario.speeds
     if workload.trace == "pollux" and not workload.profiles:
         yield Problem(at("workload", "trace"), "pollux workloads name no durations: workload.profiles is needed")
-    if workload.trace in ("helios", "azure", "mooncake"):
+    if workload.trace in ("azure", "mooncake"):
         yield Problem(
             at("workload", "trace"),
-            f"{workload.trace} has no jobs: it is for policies that serve requests or demand, in 'migbatch bench'",
+            f"{workload.trace} has no jobs: it is for policies that serve requests, in 'migbatch bench'",
         )
     if speeds.kind in ("table", "predictor") and not speeds.path:
         yield Problem(at("speeds", "kind"), f"speeds of kind {speeds.kind!r} need speeds.path")

@@ -69,8 +69,6 @@ def levels(events: Sequence[LoggedEvent], begin: float, end: float, slices: int,
             _spread(held, begin, width, last, event.time, level)
             _spread(waiting, begin, width, last, event.time, queue)
             last = event.time
-        if event.what == "demand":
-            continue
         if event.what == "arrive":
             queue += 1
             continue

@@ -22,11 +22,8 @@ _SPREAD: Final = 3.0
 class Speeds(Protocol):
     """Speeds of jobs; 1.0 is the speed on what the job requests: whole GPUs of the reference kind, or slices."""
 
-    def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
-        """Return the work per second on these places without other jobs; 0 if the job does not fit there.
-
-        `steps` is the number of micro-steps that a batch is split into.
-        """
+    def speed(self, job: SimulatedJob, places: Sequence[Place]) -> float:
+        """Return the work per second on these places without other jobs; 0 if the job does not fit there."""
 
     def slowdown(self, run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
         """Return how many times slower `run` is with `others` in the same slice; at least 1."""
@@ -48,7 +45,7 @@ class Linear:
         self.shared = shared
         self.most = most
 
-    def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
+    def speed(self, job: SimulatedJob, places: Sequence[Place]) -> float:
         """Return the job's share of the requested slices, to the power of the exponent, at most `most`."""
         return min(self.most, sum(float(self._share(job, place) ** self.exponent) for place in places) / job.gpus)
 
@@ -68,9 +65,9 @@ class Paired:
         """Use `xi[a, b]`, the slowdown of application a next to b; `default` for unknown pairs."""
         self.alone, self.xi, self.default = alone, xi, default
 
-    def speed(self, job: SimulatedJob, places: Sequence[Place], steps: int = 1) -> float:
+    def speed(self, job: SimulatedJob, places: Sequence[Place]) -> float:
         """Return the speed of `alone`."""
-        return self.alone.speed(job, places, steps)
+        return self.alone.speed(job, places)
 
     def slowdown(self, run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
         """Return 1 plus, for each other job, the measured slowdown of the pair minus 1."""
@@ -80,7 +77,7 @@ class Paired:
 class Whole:
     """Every job runs at speed 1 on its request; jobs that share a slice get an equal part of it."""
 
-    def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
+    def speed(self, job: SimulatedJob, places: Sequence[Place]) -> float:
         """Return the number of places as a share of the requested number."""
         return 1.0 if len(places) == job.gpus else len(places) / job.gpus
 

@@ -22,7 +22,6 @@ class Played:
 
     Attributes:
         run: the job's history, from which the figures are computed.
-        course: its work.
         ended: how it left Slurm's queue; None: it has not, or was refused.
     """
 
@@ -43,7 +42,6 @@ class Booking:
         places: the index of each GPU in the cluster, by UUID.
         played: the jobs, by Slurm's job id.
         moment: converts a unix time to seconds on the trace's clock.
-        log: whether events are kept.
     """
 
     def __init__(
@@ -75,9 +73,7 @@ class Booking:
 
         Args:
             runs: every job that arrived, in the order of their ids.
-            events: of the nodes.
             end: the last moment, on the trace's clock.
-            steps: rounds of the controller.
             actions: changes of jobs, by kind.
         """
         begin = self._now = min((run.job.arrival for run in runs), default=0.0)

@@ -22,15 +22,11 @@ class ServiceController:
     """A `run.Controller` that runs the rounds of `daemon.controller.Controller`.
 
     Args:
-        simulation: the simulation to control.
         config: the configuration; None: the defaults.
         predictions: the predictor; None: that of `chooser`, and without a chooser there are no predictions.
         chooser: chooses slices for `mig:auto`; the simulation's submissions then go through the submit filter. None:
             they are already in the filter's output form.
         past: the record's data of previous days; None: there are none.
-
-    Attributes:
-        record: migbatchd's record of this simulation.
     """
 
     def __init__(

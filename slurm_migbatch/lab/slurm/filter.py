@@ -35,10 +35,7 @@ class SubmitFilter:
     """Filter submissions; every decision is recorded under an id of its own.
 
     Args:
-        catalog: of the site.
         chooser: chooses the slice of `mig:auto`.
-        record: stores decisions.
-        config: the administrator's settings.
         clock: returns unix seconds.
         spelled: returns GRES in the form that this release of Slurm passes to its filters.
     """

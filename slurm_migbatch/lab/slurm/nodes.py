@@ -115,14 +115,10 @@ class SimulatedNodes:
     """All nodes of a site: `daemon.plans.Plans`, `daemon.nodesview.NodesView` and `records.Machines` in one.
 
     Args:
-        clock: the virtual clock.
         slurm: the simulated slurmctld whose jobs run on these nodes.
-        times: see `NodeDelays`.
         work: returns a job's work; called once for each job.
         strict: a job that finds no free slot of the plan is a misfit, even if the node has room for it; and its slot
             is drawn at random among the free planned ones.
-        neighbourhood: slowdowns of jobs on one GPU.
-        seed: of the draws.
     """
 
     def __init__(

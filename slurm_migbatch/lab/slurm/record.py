@@ -35,9 +35,6 @@ _REPORTED = {
 class MemoryRecord:
     """A `daemon.controller.Record` of one simulation.
 
-    Args:
-        slurm: the simulated Slurm whose jobs it records.
-
     Attributes:
         actions: number of actions on jobs that Slurm accepted, by kind: "retype" (a pending `auto` job),
             "throttle" (an array), "move" (each of its two steps), and for elastic training "release", "withdraw",

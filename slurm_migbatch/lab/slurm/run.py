@@ -84,6 +84,11 @@ class SimulatedSite:
     slurm: SlurmSettings = field(default_factory=lambda: SlurmSettings(listing_s=0.02, update_s=0.004))
     times: NodeDelays = field(default_factory=NodeDelays)
 
+    @classmethod
+    def of(cls, gpu: Geometry, nodes: int, per_node: int) -> SimulatedSite:
+        """Return a site of equal nodes, each with `per_node` GPUs."""
+        return cls(tuple(SiteNode(f"n{number + 1}", (gpu,) * per_node) for number in range(nodes)))
+
     def catalog(self) -> dict[str, int]:
         """Return the counts that the DOWN catalog nodes list.
 
@@ -163,8 +168,6 @@ class SlurmSimulation:
     """A site with a workload.
 
     Args:
-        site: the cluster.
-        workload: the submissions.
         begin: unix seconds of the submission time 0.
     """
 

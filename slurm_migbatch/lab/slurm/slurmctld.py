@@ -120,8 +120,6 @@ class Slurmctld:
     """Simulated slurmctld; the module says how it behaves. `client.SimulatedSlurm` adds migbatchd's queries.
 
     Args:
-        clock: the virtual clock.
-        settings: see `SlurmSettings`.
         partitions: those with a tier or preemption of their own; others have tier 1.
         auto: whether passes run by themselves after changes; otherwise only `schedule` runs one.
     """
@@ -270,9 +268,6 @@ class Slurmctld:
             begin: --begin, unix seconds.
             after: --dependency=afterok:..., ids of jobs or arrays.
             fields: of `JobRow`: partition, name, user, comment, num_nodes, requested_nodes, features, cpus, ...
-
-        Returns:
-            The job's id.
 
         Raises:
             SlurmError: no node lists its request, or it depends on a job that never existed.

@@ -45,7 +45,6 @@ class Manner:
 
     Attributes:
         nodes, per_node: number of nodes of the cluster, and of GPUs on each.
-        geometry: of its GPUs.
         auto: which jobs of one GPU without a profile are `mig:auto`.
         elastic: whether training of one slice or GPU waits for idle slices and may be stopped and continued.
         serving: the partition of everything else; `lending`: that of elastic training.
@@ -135,8 +134,7 @@ def course_of(job: SimulatedJob, speeds: Speeds, geometry: Geometry) -> Course:
         lambda profile: speeds.speed(job, [places[profile]]),
         costs.cold_start_s,
         costs.restart_s,
-        None if math.isinf(costs.checkpoint_every_s) else costs.checkpoint_every_s,
-        costs.checkpoint_s,
+        checkpoint_s=costs.checkpoint_s,
         hears_usr=training,
         hears_term=training,
         rate=lambda profiles: speeds.speed(job, [places[profile] for profile in profiles[: job.gpus]]),
@@ -188,11 +186,7 @@ def submission_of(job: SimulatedJob, at: float, uid: int, course: Course, manner
     """Return the sbatch of a job, as its user would write it.
 
     Args:
-        job: the job of the trace.
         at: seconds after the begin of the simulation.
-        uid: of its user.
-        course: its work.
-        manner: how jobs are submitted.
     """
     on_node = min(MAX_COUNT, manner.per_node * _most_on_gpu(manner.geometry, job.profile))
     nodes, per_node = spread(job.gpus, manner.nodes, on_node)

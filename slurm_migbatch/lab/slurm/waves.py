@@ -128,8 +128,7 @@ def _training(training: WaveTraining, costs: TrainingCosts, speed: Callable[[Pro
 def predict(wave: Wave, lending: bool, costs: TrainingCosts = TrainingCosts()) -> dict[str, Any]:
     """Simulate the wave with migbatchd's controller and return its figures, named like those of `bench.live.run`.
 
-    Raises:
-        Stuck: jobs are left that can never start.
+    Raises Stuck.
     """
     simulation = SlurmSimulation(site(wave, lending), workload(wave, costs))
     configuration = config(wave)

@@ -35,11 +35,7 @@ class Work(Protocol):
 
 @dataclass
 class Fixed:
-    """A job that takes the same time on any slice, and restarts from zero after a requeue.
-
-    Attributes:
-        seconds: duration of a run.
-    """
+    """A job that takes the same time on any slice, and restarts from zero after a requeue."""
 
     seconds: float
     _ends: float = field(default=math.inf, init=False)

@@ -34,7 +34,7 @@ from typing import Any, Final
 import numpy as np
 
 from slurm_migbatch.decide.lending.lookahead import PAIR, RULES
-from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.bars import NotMeasurable, finite_interval
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
@@ -202,9 +202,7 @@ def completion(
 def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     """Run the whole experiment on a directory with the data sets of Muri, Philly, Pollux and Gavel.
 
-    Raises:
-        NotMeasurable: data are missing.
-        TraceError, OSError: a file cannot be read.
+    Raises NotMeasurable, TraceError, OSError.
     """
     source_data = source(data)
     cells = []
@@ -240,7 +238,7 @@ def _cell(population: TraceKind, kind: Slowdowns, number: int, seeds: int) -> di
             times[name].append(statistics.fmean(ends))
             spread.setdefault(name, np.quantile(ends, QUANTILES, method="inverted_cdf").round(1).tolist())
     ratios = {
-        name: mean_with_interval([sharing / other for sharing, other in zip(times["ours"], times[name], strict=True)])
+        name: finite_interval([sharing / other for sharing, other in zip(times["ours"], times[name], strict=True)])
         for name in POLICIES
         if name != "ours"
     }
@@ -250,10 +248,6 @@ def _cell(population: TraceKind, kind: Slowdowns, number: int, seeds: int) -> di
         "slowdown": kind.name,
         "draws": len(times["ours"]),
         "jct_s": {name: round(statistics.fmean(seconds), 1) for name, seconds in times.items()},
-        "ours_over": {name: _finite(ratio) for name, ratio in ratios.items()},
+        "ours_over": ratios,
         "quantiles_s": spread,
     }
-
-
-def _finite(ratio: Sequence[float]) -> list[float | None]:
-    return [round(value, 4) if np.isfinite(value) else None for value in ratio]

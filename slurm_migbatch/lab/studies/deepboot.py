@@ -193,11 +193,7 @@ def measure(
 ) -> dict[str, Any]:
     """Run the study on a directory with Pollux's data and a measured request trace.
 
-    Seed n takes workload n (cyclically) and its own requests.
-
-    Raises:
-        NotMeasurable: data are missing.
-        TraceError, OSError: a file cannot be read.
+    Seed n takes workload n (cyclically) and its own requests. Raises NotMeasurable, TraceError, OSError.
     """
     traces, workloads = pollux_files(data)
     try:

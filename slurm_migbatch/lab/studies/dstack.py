@@ -42,8 +42,8 @@ from typing import Any, Final
 import numpy as np
 
 from slurm_migbatch.decide.paris_elsa.partition import flow, ways
-from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.papers.rightsize import GUARD, jain, leanest, rightsize, useful
+from slurm_migbatch.lab.bars import NotMeasurable, rounded_interval
+from slurm_migbatch.lab.papers.rightsize import GUARD, leanest, rightsize, useful
 from slurm_migbatch.lab.papers.sessionplan import SessionPlan, at_load, best, carried, largest, play
 from slurm_migbatch.lab.papers.sessions import (
     Hosted,
@@ -58,6 +58,7 @@ from slurm_migbatch.lab.papers.sessions import (
 from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.sim.metrics import jain
 from slurm_migbatch.lab.studies.pariselsa import GPU, kinds_of
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -323,7 +324,7 @@ def _filled(mix: Mix, scheduler: Scheduler) -> dict[str, float]:
     return {
         "utilisation": round(used / whole, 4),
         "busy": round(sum(held) / whole, 4),
-        "jain": round(jain(held), 4),
+        "jain": round(jain(held) or 1.0, 4),
         "missed": schedule.missed,
     }
 
@@ -335,9 +336,9 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         sum(row["ideal_items_per_s"] for row in rows),
     ]
     return {
-        "load": {name: _interval([row["load"][name] for row in rows if name in row["load"]]) for name in names},
+        "load": {name: rounded_interval([row["load"][name] for row in rows if name in row["load"]]) for name in names},
         "least": {name: min(row["load"][name] for row in rows if name in row["load"]) for name in names},
-        "bound": _interval([row["bound"] for row in rows]),
+        "bound": rounded_interval([row["bound"] for row in rows]),
         "items_over_ideal": round(items[0] / items[1], 4),
         "filled": {
             name: {
@@ -347,10 +348,12 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for name in names
             if name in rows[0]["filled"]
         },
-        "utilisation_over_temporal": _interval(
+        "utilisation_over_temporal": rounded_interval(
             [row["filled"]["ours"]["utilisation"] / row["filled"]["temporal sharing"]["utilisation"] for row in rows]
         ),
-        "items_over_temporal": _interval([row["load"]["ours"] / row["load"]["temporal sharing"] for row in rows]),
+        "items_over_temporal": rounded_interval(
+            [row["load"]["ours"] / row["load"]["temporal sharing"] for row in rows]
+        ),
     }
 
 
@@ -361,7 +364,3 @@ def _ceiling(result: Mapping[str, Any]) -> str:
         f"batches {result['batches']}: temporal sharing uses {used:.0%} of the GPU on average, so no policy can use "
         f"more than about {1 / used:.2f} times as much"
     )
-
-
-def _interval(values: Sequence[float]) -> list[float]:
-    return [round(value, 4) for value in mean_with_interval(values)]

@@ -34,7 +34,7 @@ import numpy as np
 from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, WorkClass
 from slurm_migbatch.decide.paris_elsa.partition import Cut, flow, homogeneous, partition, ways
 from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, Stream, Trial, bounded_rate, central, stream
-from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.bars import NotMeasurable, rounded_interval
 from slurm_migbatch.lab.papers.pariselsa import early, first_idle, largest_remainder, packed, paris
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -226,7 +226,7 @@ def _model(
         "limit_s": round(works[0].limit_s, 6),
         "rates": {name: round(statistics.fmean(values), 1) for name, values in rates.items()},
         "bound": round(bound, 1),
-        "ratio": _rounded(mean_with_interval(ratio)),
+        "ratio": rounded_interval(ratio),
         "least_ratio": round(min(ratio), 4),
         "best_homogeneous": {"cut": best.origin, "served": _SERVED[trial]},
         "paris": {"wanted": wanted, "placed": list(plain.stock)},
@@ -269,7 +269,3 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ),
         "mean_over_bound": round(statistics.fmean(row["rates"]["ours"] / row["bound"] for row in rows), 4),
     }
-
-
-def _rounded(values: Sequence[float]) -> list[float]:
-    return [round(value, 4) for value in values]

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.bars import NotMeasurable, rounded_interval
 from slurm_migbatch.lab.papers.placement import BestFit, Fgd, FirstFit, LeastLoss, Mix, PlacementRule, mix
 from slurm_migbatch.lab.papers.settings import plain
 from slurm_migbatch.lab.say import Say, silent
@@ -291,16 +291,15 @@ class Equal:
 
 
 def _row(name: str, found: Sequence[PlacementOutcome], first: Sequence[PlacementOutcome]) -> dict[str, Any]:
-    def interval(values: Sequence[float]) -> list[float]:
-        return [round(value, 4) for value in mean_with_interval(values)]
-
     profiles = sorted({profile for outcome in found for profile in outcome.offered})
     return {
         "rule": name,
-        "accepted": interval([outcome.jobs / outcome.offered.total() for outcome in found]),
-        "gain_jobs": interval([outcome.jobs / of.jobs - 1 for outcome, of in zip(found, first, strict=True)]),
-        "gain_slices": interval([outcome.slices / of.slices - 1 for outcome, of in zip(found, first, strict=True)]),
-        "busy": interval([outcome.busy for outcome in found]),
+        "accepted": rounded_interval([outcome.jobs / outcome.offered.total() for outcome in found]),
+        "gain_jobs": rounded_interval([outcome.jobs / of.jobs - 1 for outcome, of in zip(found, first, strict=True)]),
+        "gain_slices": rounded_interval(
+            [outcome.slices / of.slices - 1 for outcome, of in zip(found, first, strict=True)]
+        ),
+        "busy": rounded_interval([outcome.busy for outcome in found]),
         "by_profile": {
             profile.name: round(sum(outcome.accepted[profile] for outcome in found) / offered, 4)
             for profile in profiles

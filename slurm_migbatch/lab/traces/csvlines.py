@@ -124,7 +124,6 @@ def lines(
     """Yield every row of a file whose header has at least these columns.
 
     Args:
-        path: the file.
         columns: required columns of the header; `a|b` requires one of them.
         delimiter: separator of cells.
         plain: whether `"` is an ordinary character, and bytes that are not UTF-8 are replaced.

@@ -85,7 +85,6 @@ def read(path: Path, geometry: Geometry | None = None, infer: Collection[str] = 
     """Read the jobs that had GPUs and ran; time 0 is the first submission. Raises TraceError.
 
     Args:
-        path: the log.
         geometry: a job with a share of a GPU requests its smallest profile with that much compute and memory; None: a
             whole GPU.
         infer: job types, virtual clusters or organizations whose jobs are inference.

@@ -45,7 +45,6 @@ def read(path: Path, tres: Mapping[int, str] | None = None, infer: Collection[st
     """Read the jobs that held GPUs or slices; time 0 is the first submission. Raises TraceError.
 
     Args:
-        path: the dump.
         tres: names of TRES by their numbers, `gres/gpu:a100`, `gres/mig:1g.10gb`; None: all of the site's are GPUs.
         infer: partitions whose jobs are inference.
     """

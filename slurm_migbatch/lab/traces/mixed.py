@@ -11,23 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces.csvlines import lines
+from slurm_migbatch.lab.traces.pollux import ApplicationProfile, profiled_s
 from slurm_migbatch.lab.traces.trace import Trace
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size", "duration", "num_task")
 
 
-class Lasting(Protocol):
-    """Interface to the duration of training, for example `pollux.ApplicationProfile`."""
-
-    def seconds(self, replicas: int, batch: int) -> float:
-        """Return the seconds on `replicas` GPUs with a global batch; raises KeyError if they are not known."""
-
-
-def read(path: Path, known: Mapping[str, Lasting] | None = None) -> Trace:
+def read(path: Path, known: Mapping[str, ApplicationProfile] | None = None) -> Trace:
     """Read all rows.
 
     The work of training jobs comes from `known` or, without it, from `duration`. Raises TraceError.
@@ -38,12 +31,7 @@ def read(path: Path, known: Mapping[str, Lasting] | None = None) -> Trace:
         tasks = line.number_of("num_task")
         work = line.number_of("duration", 0)
         if tasks <= 0 and known is not None:
-            if app not in known:
-                raise line.wrong(f"application {app!r} has no profile; there are {', '.join(sorted(known))}")
-            try:
-                work = known[app].seconds(gpus, batch)
-            except KeyError as error:
-                raise line.wrong(str(error.args[0])) from None
+            work = profiled_s(line, known, app, gpus, batch)
         if not work:
             raise line.wrong("duration must be above 0 s")
         jobs.append(

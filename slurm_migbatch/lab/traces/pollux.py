@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
-from slurm_migbatch.lab.traces.csvlines import TraceError, lines
+from slurm_migbatch.lab.traces.csvlines import CsvLine, TraceError, lines
 from slurm_migbatch.lab.traces.trace import Trace
 
 PER_NODE: Final = 4
@@ -101,21 +101,26 @@ def profiles(folder: Path) -> dict[str, ApplicationProfile]:
     return by_app
 
 
-def read(path: Path, known: dict[str, ApplicationProfile]) -> Trace:
+def read(path: Path, known: Mapping[str, ApplicationProfile]) -> Trace:
     """Read a workload `name,time,application,num_replicas,batch_size`. Raises TraceError."""
     jobs = []
     for line in lines(path, ("name", "time", "application", "num_replicas", "batch_size")):
         app, gpus, batch = line.text("application"), line.count_of("num_replicas", 1), line.count_of("batch_size", 1)
-        if app not in known:
-            raise line.wrong(f"application {app!r} has no profile; there are {', '.join(sorted(known))}")
-        try:
-            work = known[app].seconds(gpus, batch)
-        except KeyError as error:
-            raise line.wrong(str(error.args[0])) from None
+        work = profiled_s(line, known, app, gpus, batch)
         arrival = line.number_of("time", 0)
         jobs.append(SimulatedJob(line.number, line.text("name"), arrival, work, gpus=gpus, app=app, batch=batch))
     jobs.sort(key=lambda job: (job.arrival, job.id))
     return Trace("pollux", tuple(jobs))
+
+
+def profiled_s(line: CsvLine, known: Mapping[str, ApplicationProfile], app: str, gpus: int, batch: int) -> float:
+    """Return the seconds of training by its application's profile. Raises TraceError about the line."""
+    if app not in known:
+        raise line.wrong(f"application {app!r} has no profile; there are {', '.join(sorted(known))}")
+    try:
+        return known[app].seconds(gpus, batch)
+    except KeyError as error:
+        raise line.wrong(str(error.args[0])) from None
 
 
 _VALIDATION = re.compile(r"validation-([1-9][0-9]*)")

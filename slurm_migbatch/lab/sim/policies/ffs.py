@@ -21,8 +21,8 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 class SjfFfs(Sjf):
     """Shortest job first, on empty GPUs and, if these do not suffice, on GPUs with one job."""
 
-    def __init__(self, nodes: range | None = None) -> None:
-        super().__init__(nodes)
+    def __init__(self) -> None:
+        super().__init__()
         self.single = 0  # GPUs that hold exactly one job, as bits
 
     def decide(self, sim: Simulation) -> None:

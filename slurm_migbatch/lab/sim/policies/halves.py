@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from slurm_migbatch.lab.sim.engine import Simulation
-from slurm_migbatch.lab.sim.job import DemandChange
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
-class Halves:
-    """Pass each job to the policy of its kind, of two policies on separate nodes; demand goes to inference.
+class Halves(Policy):
+    """Pass each job to the policy of its kind, of two policies on separate nodes.
 
     Timers are passed to both policies, so their keys must be distinct.
     """
@@ -31,10 +30,6 @@ class Halves:
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Pass the job to the policy of its kind."""
         self.of_kind[run.job.kind].complete(sim, run)
-
-    def demand(self, sim: Simulation, demand: DemandChange) -> None:
-        """Pass the demand to inference."""
-        self.of_kind["infer"].demand(sim, demand)
 
     def timer(self, sim: Simulation, key: Any) -> None:
         """Pass the timer to both policies."""

@@ -12,15 +12,10 @@ from slurm_migbatch.lab.sim.policies.queued import Easy, Fifo, Sjf
 from slurm_migbatch.lab.sim.policies.sliced import Slices, Static
 from slurm_migbatch.lab.sim.policies.tiresias import Tiresias
 from slurm_migbatch.lab.sim.policy import Policy
-from slurm_migbatch.lab.sim.registry import PolicyKind
+from slurm_migbatch.lab.sim.registry import NoParams, PolicyKind
 from slurm_migbatch.mig.layout import EMPTY, Layout
 from slurm_migbatch.mig.planning import choose
 from slurm_migbatch.mig.profile import Profile
-
-
-@dataclass(frozen=True)
-class NoParams:
-    """No parameters."""
 
 
 @dataclass(frozen=True)

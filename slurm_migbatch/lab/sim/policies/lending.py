@@ -23,7 +23,7 @@ from slurm_migbatch.lab.papers.goodput import Goodput
 from slurm_migbatch.lab.sim.cluster import Place
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import SimulatedJob
-from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.run import SimulatedRun
 
 PERIOD_S: Final = 60.0
@@ -41,7 +41,7 @@ class GoodputSpeeds:
         self.models, self.per_node = models, per_node
         self._known: dict[tuple[str, int, int], float] = {}
 
-    def speed(self, job: SimulatedJob, places: Sequence[Place], _steps: int = 1) -> float:
+    def speed(self, job: SimulatedJob, places: Sequence[Place]) -> float:
         """Return the goodput on these GPUs relative to that on one; 1 for inference."""
         if job.kind == "infer":
             return 1.0
@@ -97,7 +97,7 @@ class _Train:
     hits: int = 0
 
 
-class WholeGpuLending(Quiet):
+class WholeGpuLending(Policy):
     """Training on its own GPUs and, by a `Way`, on idle GPUs of inference. Use an object for one simulation."""
 
     def __init__(

@@ -16,7 +16,7 @@ from slurm_migbatch.lab.papers.pollux import DELAY_S, PERIOD_S, PolluxJob, divid
 from slurm_migbatch.lab.sim.cluster import Part, SimulatedCluster, bit_indexes
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import SimulatedJob
-from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.registry import PolicyKind
 from slurm_migbatch.lab.sim.run import SimulatedRun
 
@@ -25,13 +25,11 @@ _FINE: Final = 16
 _ROUND: Final = "pollux"
 
 
-class Pollux(Quiet):
-    """Divide all GPUs of the nodes again every `period_s` seconds."""
+class Pollux(Policy):
+    """Divide all GPUs again every `period_s` seconds."""
 
-    def __init__(
-        self, nodes: range | None = None, *, period_s: float = PERIOD_S, delay_s: float = DELAY_S, stretch: float = 1.0
-    ) -> None:
-        self.nodes, self.period_s, self.delay_s, self.stretch = nodes, period_s, delay_s, stretch
+    def __init__(self, *, period_s: float = PERIOD_S, delay_s: float = DELAY_S, stretch: float = 1.0) -> None:
+        self.period_s, self.delay_s, self.stretch = period_s, delay_s, stretch
         self.part = Part(0, 0, 0)
         self.runs: dict[SimulatedRun, None] = {}
         self._due = self._woken = False
@@ -39,7 +37,7 @@ class Pollux(Quiet):
 
     def begin(self, sim: Simulation) -> None:
         """Determine the policy's GPUs."""
-        self.part = sim.cluster.part(self.nodes)
+        self.part = sim.cluster.part()
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """Queue the job for the next round; a job that can never fit waits forever."""

@@ -9,11 +9,11 @@ from slurm_migbatch.lab.papers.queueing import Lanes, RunningClaim, may_backfill
 from slurm_migbatch.lab.sim.cluster import Part, Place
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.placing import whole_gpus
-from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
-class Fifo(Quiet):
+class Fifo(Policy):
     """First come, first served: while the first job does not fit, no later one starts.
 
     `nodes` limits the policy to some nodes of the cluster.

@@ -23,12 +23,12 @@ from slurm_migbatch.decide.lending.lookahead import (
 )
 from slurm_migbatch.lab.sim.cluster import Place, SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
-from slurm_migbatch.lab.sim.policy import Quiet
-from slurm_migbatch.lab.sim.registry import PolicyKind
+from slurm_migbatch.lab.sim.policy import Policy
+from slurm_migbatch.lab.sim.registry import NoParams, PolicyKind
 from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
-class BsbfSharing(Quiet):
+class BsbfSharing(Policy):
     """Shortest job first, alone or next to one other job, by the rule of `rules` that `lookahead.plan` finds best."""
 
     def __init__(self, rules: Sequence[SharingRule] = (PAIR,), depth: int = 64) -> None:
@@ -89,18 +89,13 @@ class BsbfSharing(Quiet):
 
 
 @dataclass(frozen=True)
-class BsbfParams:
-    """No parameters."""
-
-
-@dataclass(frozen=True)
 class SharingParams:
     """Share or wait, by simulating the whole queue."""
 
     depth: int = key(64, "Number of pending jobs simulated to their end.", between(1, 10**6))
 
 
-BSBF = PolicyKind("shortest first, sharing if the pair gains", BsbfParams, lambda p, cluster: BsbfSharing((PAIR,)))
+BSBF = PolicyKind("shortest first, sharing if the pair gains", NoParams, lambda p, cluster: BsbfSharing((PAIR,)))
 
 
 def _sharing(params: SharingParams, _cluster: SimulatedCluster) -> BsbfSharing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
@@ -10,18 +9,16 @@ from slurm_migbatch.lab.papers.queueing import Lanes
 from slurm_migbatch.lab.sim.cluster import Part, Place
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import Kind
-from slurm_migbatch.lab.sim.layouts import layouts
 from slurm_migbatch.lab.sim.placing import Rule, slices, whole_gpus
-from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.run import SimulatedRun
-from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
 
 Ask = tuple[Profile | None, int]
 
 
-class Slices(Quiet):
+class Slices(Policy):
     """Every job gets its requested slices (whole GPUs without a profile), created where they fit.
 
     `order` is `fifo` (first come first served among those that fit) or `sjf`. With `block`, a job that does not fit
@@ -29,21 +26,15 @@ class Slices(Quiet):
     (`mig.planning`).
     """
 
-    def __init__(
-        self,
-        nodes: range | None = None,
-        order: Literal["fifo", "sjf"] = "fifo",
-        rule: Rule = "best",
-        block: bool = False,
-    ) -> None:
-        self.nodes, self.order, self.rule, self.block = nodes, order, rule, block
+    def __init__(self, order: Literal["fifo", "sjf"] = "fifo", rule: Rule = "best", block: bool = False) -> None:
+        self.order, self.rule, self.block = order, rule, block
         self.part = Part(0, 0, 0)
         self.queue: Lanes[Ask, SimulatedRun] = Lanes()
         self.full: set[Ask] = set()
 
     def begin(self, sim: Simulation) -> None:
         """Determine the policy's GPUs."""
-        self.part = sim.cluster.part(self.nodes)
+        self.part = sim.cluster.part()
 
     def arrive(self, _sim: Simulation, run: SimulatedRun) -> None:
         """Add the job to the queue."""
@@ -78,15 +69,15 @@ class Slices(Quiet):
         return ask not in self.full
 
 
-class Static(Quiet):
+class Static(Policy):
     """Static partitions: every GPU has the same layout; a job takes the smallest free slice that it fits.
 
     A job without a profile takes the largest free slices, as many as its requested GPUs. A slice on which the job's
     speed is 0 is not used. The order is first come first served, among the jobs that fit.
     """
 
-    def __init__(self, layout: Layout, nodes: range | None = None) -> None:
-        self.layout, self.nodes = layout, nodes
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
         self.free: dict[Profile, list[Place]] = {}
         self.queue: Lanes[_Like, SimulatedRun] = Lanes()
         self._fitting: dict[tuple[_Like, Profile], bool] = {}
@@ -94,10 +85,9 @@ class Static(Quiet):
     def begin(self, sim: Simulation) -> None:
         """Create the layouts."""
         for gpu in sim.cluster.gpus:
-            if sim.cluster.part(self.nodes).gpus >> gpu.index & 1:
-                sim.cluster.configure(gpu.index, self.layout)
-                for slot in self.layout.slots:
-                    heappush(self.free.setdefault(slot.profile, []), Place(gpu.index, slot))
+            sim.cluster.configure(gpu.index, self.layout)
+            for slot in self.layout.slots:
+                heappush(self.free.setdefault(slot.profile, []), Place(gpu.index, slot))
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """Add the job to the queue."""
@@ -146,19 +136,3 @@ class _Like(NamedTuple):
 
 def _holds(profile: Profile, wanted: Profile | None) -> bool:
     return wanted is None or (profile.compute >= wanted.compute and profile.memory_gb >= wanted.memory_gb)
-
-
-def partitions(geometry: Geometry) -> Iterator[Layout]:
-    """Yield every layout to which nothing can be added, one for each set of profiles.
-
-    These are the candidates for a static partition. Profiles with a suffix (media engines) are not used.
-    """
-    seen: set[tuple[Profile, ...]] = set()
-    plain = [slot for slot in geometry.slots if not slot.profile.suffix]
-    for layout in layouts(geometry):
-        profiles = layout.profiles
-        if profiles in seen or any(profile.suffix for profile in profiles):
-            continue
-        if not any(geometry.fits(layout, slot) for slot in plain):
-            seen.add(profiles)
-            yield layout

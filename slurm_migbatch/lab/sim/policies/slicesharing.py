@@ -22,7 +22,7 @@ from slurm_migbatch.decide.lending.slice_sharing import REST_S
 from slurm_migbatch.lab.sim.cluster import Place
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import SimulatedJob
-from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import capacity, plan_free
@@ -50,13 +50,8 @@ def by_claim(job: SimulatedJob) -> tuple[float, int]:
     return job.claimed, job.id
 
 
-class SliceQueue(Quiet):
-    """Every GPU is divided into slices of one profile, each for one job.
-
-    Args:
-        profile: of all slices.
-        order: of the queue.
-    """
+class SliceQueue(Policy):
+    """Every GPU is divided into slices of one profile, each for one job."""
 
     def __init__(self, profile: Profile, order: Order = by_arrival) -> None:
         self.profile, self.order = profile, order
@@ -132,7 +127,6 @@ class LivePairs(SliceQueue):
     """A job without a free slice shares one, and later leaves it, if migbatchd decides so.
 
     Args:
-        rules: rules for sharing.
         limits: returns a job's time limit, seconds; None if it has none.
         memory_mib: the memory that every job states to need.
         round_s: seconds until the next round after one with the maximum number of pairs.

@@ -16,7 +16,7 @@ from slurm_migbatch.lab.papers.queueing import Lanes, level, victims
 from slurm_migbatch.lab.sim.cluster import Part
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.placing import whole_gpus
-from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
@@ -27,7 +27,7 @@ class _Limit(NamedTuple):
     starts: int
 
 
-class Tiresias(Quiet):
+class Tiresias(Policy):
     """Queues by attained GPU-seconds; at each of `limits` a job moves to the next lower queue."""
 
     def __init__(self, nodes: range | None = None, limits: Sequence[float] = (3600.0, 36000.0)) -> None:

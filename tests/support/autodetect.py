@@ -7,8 +7,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import TestbedError
-from .running_cluster import RunningCluster
+from slurm_migbatch.testbed.errors import TestbedError
+from slurm_migbatch.testbed.running_cluster import RunningCluster
 
 PLUGIN = "gpu_nvml.so"
 

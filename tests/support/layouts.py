@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout
+from slurm_migbatch.mig.profile import Profile
 
 
 def layouts(geometry: Geometry) -> Iterator[Layout]:
@@ -23,3 +24,19 @@ def layouts(geometry: Geometry) -> Iterator[Layout]:
                 yield from extend(layout.add(slots[i]), i + 1)
 
     return extend(EMPTY, 0)
+
+
+def partitions(geometry: Geometry) -> Iterator[Layout]:
+    """Yield every layout to which nothing can be added, one for each set of profiles.
+
+    These are the candidates for a static partition. Profiles with a suffix (media engines) are not used.
+    """
+    seen: set[tuple[Profile, ...]] = set()
+    plain = [slot for slot in geometry.slots if not slot.profile.suffix]
+    for layout in layouts(geometry):
+        profiles = layout.profiles
+        if profiles in seen or any(profile.suffix for profile in profiles):
+            continue
+        if not any(geometry.fits(layout, slot) for slot in plain):
+            seen.add(profiles)
+            yield layout
