@@ -105,7 +105,6 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
             ('"philly.csv"', '"philly.csv"\ntres = ["1001=gpu"]'),
             ":8: workload.tres must be numbers with names, such as",
         ),
-        (('"philly"', '"azure"'), ":6: azure has no jobs"),
         (('"philly"', '"pollux"'), ":6: pollux workloads name no durations: workload.profiles is needed"),
         (('path = "philly.csv"', ""), ":5: [workload] needs path"),
         (('"easy"', '"easyy"'), ":9: unknown policy 'easyy', did you mean 'easy'?"),

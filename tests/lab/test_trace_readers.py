@@ -342,17 +342,56 @@ def test_pollux_workloads_take_their_durations_from_profiles(
         pollux.profiles(tmp_path / "traces" / "other")
 
 
-def test_requests_have_times(write: Write) -> None:
-    path = write("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04.5000000,7,8\n2023-11-16 18:17:03,5,6\n")
-    assert requests.azure(path) == [0, 1.5]
-    path = write(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.250000+00:00,7,8\n2024-05-10 00:00:00+00:00,5,6\n"
-    )
-    assert requests.azure(path) == [0, 0.25]
-    path = write("timestamp_ms,input_tokens,output_tokens,n_prefix_blocks_512\n3000,9,1,1\n3000,8,1,1\n4500,7,2,1\n")
-    assert requests.mooncake(path) == [0, 0, 1.5]
-    with pytest.raises(TraceError, match=":2: timestamp_ms must be 0 or more, not -5"):
-        requests.mooncake(write("timestamp_ms,input_tokens,output_tokens\n-5,6,7\n"))
+@pytest.mark.parametrize(
+    ("source", "name", "text", "arrivals"),
+    [
+        (
+            "Azure",
+            "AzureLLMInferenceTrace_code.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04.5000000,7,8\n"
+            "2023-11-16 18:17:03,5,6\n2023-11-16 18:17:05,5,6\n",
+            [0, 1.5, 2],
+        ),
+        (
+            "Azure",
+            "AzureLLMInferenceTrace_conv_1week.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.250000+00:00,7,8\n"
+            "2024-05-10 00:00:00+00:00,5,6\n2024-05-10 00:00:01+00:00,5,6\n",
+            [0, 0.25, 1],
+        ),
+        (
+            "Mooncake",
+            "mooncake_conversation_1h.csv",
+            "timestamp_ms,input_tokens,output_tokens\n3000,9,1\n3000,8,1\n4500,7,2\n",
+            [0, 0, 1.5],
+        ),
+        (
+            "BurstGPT",
+            "BurstGPT_1.csv",
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+            "5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,230,1317,API log\n118.5,GPT-4,4,7,11,API log\n",
+            [0, 40, 113.5],
+        ),
+    ],
+)
+def test_request_traces_are_found_by_name_and_have_arrivals(
+    tmp_path: Path, source: str, name: str, text: str, arrivals: list[float]
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).write_text(text)
+    assert requests.first_below(tmp_path) == (source, arrivals)
+
+
+def test_request_trace_errors_name_the_line(write: Write) -> None:
+    with pytest.raises(TraceError, match=":2: TIMESTAMP must be a time such as"):
+        requests.read(write("TIMESTAMP,ContextTokens\n12,5\n"))
+    with pytest.raises(TraceError, match=":1: lacks the columns TIMESTAMP or Timestamp or timestamp_ms"):
+        requests.read(write("at,tokens\n12,5\n"))
+
+
+def test_request_traces_without_a_duration_are_not_used(tmp_path: Path) -> None:
+    (tmp_path / "mooncake_a.csv").write_text("timestamp_ms\n" + "3000\n" * 4)
+    assert requests.first_below(tmp_path) is None
 
 
 MIXED = """name,time,application,num_replicas,batch_size,duration,num_task

@@ -1,7 +1,7 @@
 """Measure lending (E7) with default settings: migbatchd's decisions, other rules and a bound (`lendruns`).
 
 Inference is synthetic, because no public trace has both it and training. Requests have the burst shape of a measured
-LLM trace (Azure 2023, or Mooncake): its arrivals, one stream for each application from a random point, are stretched
+LLM trace (`lab.traces.requests`): its arrivals, one stream for each application from a random point, are stretched
 in time to a rate that follows the day (highest over lowest hour 4, as in Twitter's) and, about once an hour, is four
 times as high for three minutes. Request times are log-normal. Number of requests, applications and mean times are those
 of DeepBoot's three workloads. Three days before are drawn in the same way and are the history for the forecast.
@@ -23,7 +23,7 @@ from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.say import Say, silent
 from slurm_migbatch.lab.sim.metrics import of_jobs
 from slurm_migbatch.lab.sim.run import SimulatedRun
-from slurm_migbatch.lab.traces import requests as traced
+from slurm_migbatch.lab.traces import requests as requests_trace
 from slurm_migbatch.lab.traces.files import below
 
 SPAN_S: Final = 55_400.0
@@ -174,16 +174,10 @@ def pollux_files(data: Path) -> tuple[Path, list[Path]]:
 
 def request_shape(data: Path) -> tuple[str, np.ndarray[Any, np.dtype[np.float64]]]:
     """Return the name of a measured request stream and its moments, seconds. Raises NotMeasurable, TraceError."""
-    readers = (
-        ("Azure 2023", "AzureLLMInferenceTrace_conv.csv*", traced.azure),
-        ("Mooncake", "mooncake_conversation_1h.csv*", traced.mooncake),
-    )
-    for name, pattern, read in readers:
-        for path in below(data, pattern):
-            times = np.array(read(path))
-            if len(times) > 2 and times[-1] > times[0]:
-                return name, times
-    raise NotMeasurable(f"{data} has no request trace (Azure's of 2023 or Mooncake's) below it")
+    trace = requests_trace.first_below(data)
+    if trace is None:
+        raise NotMeasurable(f"{data} has no request trace (Azure's, Mooncake's as CSV, or BurstGPT) below it")
+    return trace[0], np.array(trace[1])
 
 
 def summary(load: Load, figures: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:

@@ -33,8 +33,6 @@ TRACES: Final = (
     "pollux",
     "mixed",
     "sacct",
-    "azure",
-    "mooncake",
 )
 
 _TRES: Final = re.compile(r"([0-9]{1,10})=([a-z]+/[A-Za-z0-9_.:+-]+)", re.ASCII)
@@ -246,11 +244,6 @@ def _apart(scenario: Scenario, where: Mapping[tuple[str, ...], int]) -> Iterator
     workload, speeds = scenario.workload, scenario.speeds
     if workload.trace == "pollux" and not workload.profiles:
         yield Problem(at("workload", "trace"), "pollux workloads name no durations: workload.profiles is needed")
-    if workload.trace in ("azure", "mooncake"):
-        yield Problem(
-            at("workload", "trace"),
-            f"{workload.trace} has no jobs: it is for policies that serve requests, in 'migbatch bench'",
-        )
     if speeds.kind in ("table", "predictor") and not speeds.path:
         yield Problem(at("speeds", "kind"), f"speeds of kind {speeds.kind!r} need speeds.path")
     if workload.models == "draw" and speeds.kind not in ("table", "predictor"):

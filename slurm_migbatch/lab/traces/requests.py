@@ -1,30 +1,51 @@
-"""Read the times of requests to language models from public traces."""
+"""Read when the requests of an inference trace arrived: Azure's LLM traces, Mooncake's as CSV, BurstGPT.
+
+Note: Azure's trace of 2023 and Mooncake's span one hour, so they show bursts but no daily pattern. The timestamps of
+Mooncake are in steps of whole seconds, so many requests have the same one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from slurm_migbatch.lab.traces.csvlines import lines
+from slurm_migbatch.lab.traces.files import below
+
+DATES: Final = "TIMESTAMP"
+SECONDS: Final = "Timestamp"
+MILLISECONDS: Final = "timestamp_ms"
+SOURCES: Final = (
+    ("Azure", "AzureLLMInferenceTrace_conv*.csv*"),
+    ("Azure", "AzureLLMInferenceTrace_*.csv*"),
+    ("Mooncake", "mooncake_*.csv*"),
+    ("BurstGPT", "BurstGPT*.csv*"),
+)
+"""Names of the sources, and their files."""
 
 
-def azure(path: Path) -> list[float]:
-    """Return the times of Azure's LLM inference traces of 2023 and 2024, seconds after the first. Raises TraceError.
+def read(path: Path) -> list[float]:
+    """Return the arrival of each request, in seconds after the first one, sorted. Raises TraceError."""
+    moments = []
+    for line in lines(path, (f"{DATES}|{SECONDS}|{MILLISECONDS}",)):
+        if line.has(DATES):
+            moments.append(line.moment(DATES))
+        elif line.has(SECONDS):
+            moments.append(line.number_of(SECONDS, 0))
+        else:
+            moments.append(line.number_of(MILLISECONDS, 0) / 1000)
+    moments.sort()
+    return [moment - moments[0] for moment in moments]
 
-    Those of 2023 span one hour, so they show bursts but no daily pattern; those of 2024 span a week, and their times
-    name the zone.
+
+def first_below(data: Path) -> tuple[str, list[float]] | None:
+    """Return the source and the arrivals of the first trace below `data` that lasts; None without any.
+
+    Raises TraceError.
     """
-    return _from_first(line.moment("TIMESTAMP") for line in lines(path, ("TIMESTAMP",)))
-
-
-def mooncake(path: Path) -> list[float]:
-    """Return the times of Mooncake's conversation trace as CSV, one hour, seconds after the first. Raises TraceError.
-
-    They are in milliseconds but only in steps of whole seconds, so many requests have the same one.
-    """
-    return _from_first(line.number_of("timestamp_ms", 0) / 1000 for line in lines(path, ("timestamp_ms",)))
-
-
-def _from_first(moments: Iterable[float]) -> list[float]:
-    ordered = sorted(moments)
-    return [moment - ordered[0] for moment in ordered]
+    for name, pattern in SOURCES:
+        for path in below(data, pattern):
+            arrivals = read(path)
+            if len(arrivals) > 2 and arrivals[-1] > 0:
+                return name, arrivals
+    return None
