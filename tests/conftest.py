@@ -45,7 +45,7 @@ _NICE = os.getpriority(os.PRIO_PROCESS, 0)
 #: how long the directory of a run stays in which something has failed
 KEPT_S = 3 * 86400
 _PREFIX = "migbatch-tests-"
-#: what the tests of this run write, where nobody has said which directory that is
+#: what the tests of this run write, unless another directory is given
 _OWN_DIRECTORY = pytest.StashKey[str]()
 
 
@@ -139,7 +139,7 @@ def pytest_collection(session: pytest.Session) -> None:
     number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
     for file in sorted(_TESTS.rglob("test_*.py"))[number::count]:
         name = ".".join(file.relative_to(_TESTS.parent).with_suffix("").parts)
-        with suppress(Exception):  # collection tells what is wrong with it
+        with suppress(Exception):  # collection reports what is wrong with it
             importlib.import_module(name)
 
 

@@ -25,7 +25,7 @@ _LINES_AT_ONCE = 2000
 def ask_and_print(
     question: Question, config: str | None = None, *, db: str | None = None, catalog: str = "", submit_socket: str = ""
 ) -> int:
-    """Ask a query and print the answer; return the exit code. Arguments and errors are those of `asker`."""
+    """Send a query and print the answer; return the exit code. Arguments and errors are those of `asker`."""
     reply = asker(config, db=db, catalog=catalog, submit_socket=submit_socket)(question)
     _print_remarks(reply)
     _write_all(reply.lines)
@@ -57,10 +57,10 @@ def asker(
         ConfigError: the configuration exists and cannot be used.
     """
     found = _source(config, db, catalog, submit_socket)
-    return _here(found, named=bool(db)) if isinstance(found, QuerySite) else _far(found)
+    return _local(found, named=bool(db)) if isinstance(found, QuerySite) else _remote(found)
 
 
-def _here(site: QuerySite, *, named: bool) -> Callable[[Question], Reply]:
+def _local(site: QuerySite, *, named: bool) -> Callable[[Question], Reply]:
     from slurm_migbatch.query.answers import answer
 
     def ask(question: Question) -> Reply:
@@ -72,7 +72,7 @@ def _here(site: QuerySite, *, named: bool) -> Callable[[Question], Reply]:
     return ask
 
 
-def _far(servers: Servers) -> Callable[[Question], Reply]:
+def _remote(servers: Servers) -> Callable[[Question], Reply]:
     from slurm_migbatch.query import client
 
     signer = _signer(servers)
@@ -129,13 +129,13 @@ def _configuration(path: str | None, *, named: bool) -> Config | Servers:
     from slurm_migbatch.query.login import CONFIG, RECORD, find_servers
 
     path = path or os.environ.get("MIGBATCH_CONFIG") or CONFIG
-    here = os.path.exists(path) or path != CONFIG  # noqa: PTH110 keeps pathlib out of start-up
-    if not (named or here or os.path.exists(RECORD)):  # noqa: PTH110
+    is_set = os.path.exists(path) or path != CONFIG  # noqa: PTH110 keeps pathlib out of start-up
+    if not (named or is_set or os.path.exists(RECORD)):  # noqa: PTH110
         return find_servers()
     from slurm_migbatch.config import Config, ConfigError, load
 
     try:
-        config = load(path) if here else Config()
+        config = load(path) if is_set else Config()
     except ConfigError:
         if os.access(path, os.F_OK) and not os.access(path, os.R_OK):
             return find_servers()
@@ -171,10 +171,10 @@ def _servers_of(config: Config) -> Servers:
     directory = config.daemon.run_dir
     uids = frozenset({0, *uid_of(config.cluster.slurm_user)})
     try:
-        here = os.stat(directory).st_uid in uids and os.path.exists(config.daemon.api_socket)  # noqa: PTH110, PTH116
+        runs_here = os.stat(directory).st_uid in uids and os.path.exists(config.daemon.api_socket)  # noqa: PTH110, PTH116
     except OSError:
-        here = False
-    if not here:
+        runs_here = False
+    if not runs_here:
         return find_servers()
     url = url_of(config.query.listen, config.query.port)
     return Servers((url,), uids, config.node_api.munge_socket, config.path or CONFIG)

@@ -205,7 +205,7 @@ def default_partition(config: Config) -> str:
         return ""
 
 
-def tell_stage(text: str) -> None:
+def show_stage(text: str) -> None:
     """Show the current activity on stderr, if it is a terminal."""
     if sys.stderr.isatty():
         click.echo(f"{text} ...", err=True)
@@ -227,10 +227,10 @@ def steps() -> Iterator[Callable[[str, int], None]]:
             bar.render_finish()
         bars.clear()
 
-    def say(text: str, of: int) -> None:
+    def show_step(text: str, of: int) -> None:
         if not of or not sys.stderr.isatty():
             end(done=True)
-            tell_stage(text)
+            show_stage(text)
             return
         if bars and (bars[0].length != of or bars[0].pos + 1 >= of):
             end(done=True)
@@ -243,7 +243,7 @@ def steps() -> Iterator[Callable[[str, int], None]]:
         bars.append(shown)
 
     try:
-        yield say
+        yield show_step
     except BaseException:
         end(done=False)
         raise

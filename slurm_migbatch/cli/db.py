@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from slurm_migbatch.cli.common import HELP, config_option, tell_stage
+from slurm_migbatch.cli.common import HELP, config_option, show_stage
 from slurm_migbatch.cli.ending import EXIT_FAILED, Failure
 from slurm_migbatch.config import Config
 
@@ -33,7 +33,7 @@ def backup(config: Config, file: Path) -> None:
     from slurm_migbatch.store.backup import back_up
     from slurm_migbatch.store.history import HISTORY
 
-    tell_stage("copying the record and verifying the copy")
+    show_stage("copying the record and verifying the copy")
     made = back_up(config.store.url, file, HISTORY)
     click.echo(f"{made.path}: {made.size / 1024:.0f} KiB, schema {made.schema!r}")
 
@@ -53,7 +53,7 @@ def restore(config: Config, file: Path, replace: bool) -> None:
     if not file.exists():
         raise Failure(f"no such backup: {file}")
     with _stopped(config):
-        tell_stage("verifying the backup and replacing the record")
+        show_stage("verifying the backup and replacing the record")
         done = put_back(file, config.store.url, HISTORY, replace=replace)
     click.echo(f"restored {file}, schema {done.schema!r}; start migbatchd, and nodes will report what they hold")
     if done.before is not None:
@@ -81,7 +81,7 @@ def check(ctx: click.Context, config: Config, file: Path | None, as_json: bool, 
 
     store = config.store
     url = store.url if file is None else file_url(file)
-    tell_stage(f"checking {'the record' if file is None else file}")
+    show_stage(f"checking {'the record' if file is None else file}")
     findings = list(check_record(url, store.keep_s, live=file is None))
     if as_json:
         click.echo(json.dumps({"version": 1, "findings": [found._asdict() for found in findings]}))

@@ -21,7 +21,7 @@ _EXTRAS = {"pynvml": "node", "matplotlib": "plot", "rich": "login", "plotly": "r
 _LAB = "slurm_migbatch.lab"
 #: SQLAlchemy's database errors; commands without a database do not import it
 _OF_DATABASES = ("OperationalError", "InternalError", "InterfaceError", "DatabaseError")
-#: packages of ours that an installation may lack
+#: packages of migbatch that an installation may lack
 _PARTS = {
     _LAB: "the simulator and the experiments (slurm_migbatch.lab) are",
     "slurm_migbatch.testbed": "the test bed (slurm_migbatch.testbed) is",
@@ -87,7 +87,7 @@ def leave(code: int) -> NoReturn:
 def _failed(prog: str, text: str, code: int = EXIT_FAILED) -> int:
     from slurm_migbatch.mig.text import printable
 
-    # it may repeat what is in a file or an answer of somebody else's
+    # it may repeat text of a file or of another user
     print(f"{prog}: error: {printable(' '.join(text.splitlines()))}", file=sys.stderr)
     return code
 
@@ -111,11 +111,13 @@ def _missing(error: ModuleNotFoundError) -> str:
 
 
 def is_expected(error: BaseException) -> bool:
-    """Return whether an error is meant for the user and not a bug: ours, the system's about a file or a peer, or the
-    database's about itself (full, locked, read-only, damaged, unavailable).
+    """Return whether an error is meant for the user and not a bug.
+
+    It is if it is migbatch's own, the system's about a file or a peer, or the database's about itself (full, locked,
+    read-only, damaged, unavailable).
     """
-    ours = type(error).__module__.partition(".")[0] == "slurm_migbatch"
-    return isinstance(error, OSError) or ours or (type(error).__name__ in _OF_DATABASES and hasattr(error, "orig"))
+    is_own = type(error).__module__.partition(".")[0] == "slurm_migbatch"
+    return isinstance(error, OSError) or is_own or (type(error).__name__ in _OF_DATABASES and hasattr(error, "orig"))
 
 
 def describe(error: BaseException) -> str:

@@ -172,7 +172,7 @@ def _is_kept(change: FileChange) -> bool:
 
 
 def _wake(changes: Sequence[FileChange]) -> None:
-    """Make slurmctld reload scripts that load a changed file of ours."""
+    """Make slurmctld reload scripts that load a changed file of migbatch."""
     from slurm_migbatch.cli.installcontroller import touched
 
     for path in touched({change.path for change in changes if not change.conflict}):

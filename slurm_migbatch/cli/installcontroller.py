@@ -241,8 +241,8 @@ def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: Install
     """Add one of the Lua scripts to a plan: alone if the site has none, else loaded by the site's."""
     present = read(str(path))
     entry = record.entries.get(str(path))
-    ours = present is None or present.startswith(scripts.OURS) or (entry is not None and entry.kind == "own")
-    if ours:
+    is_own = present is None or present.startswith(scripts.OURS) or (entry is not None and entry.kind == "own")
+    if is_own:
         plan.wanted.append(Wanted(str(path), lua(config, path.name)))
         return
     assert present is not None
@@ -266,7 +266,7 @@ def _pairs(before: str, after: str) -> Iterator[tuple[str, str]]:
 
 
 def touched(changed: set[str]) -> Iterator[Path]:
-    """Yield the site's Lua scripts that slurmctld must reload because they load a changed file of ours."""
+    """Yield the site's Lua scripts that slurmctld must reload because they load a changed file of migbatch."""
     for name, module in BESIDE.items():
         for path in changed:
             script = Path(path).with_name(name)

@@ -119,8 +119,8 @@ def refit(config: Config, as_json: bool) -> int:
     from slurm_migbatch.daemon.refit import run
 
     _may_write(config)
-    with steps() as say:
-        result = run(config, force="asked for", progress=say)["refit"]
+    with steps() as progress:
+        result = run(config, force="asked for", progress=progress)["refit"]
     if as_json:
         click.echo(json.dumps(result))
     elif result["outcome"] == "taken":
@@ -270,8 +270,8 @@ def _check(version: Mapping[str, Any]) -> str:
     if not check or not check["candidate"]:
         return "no data to check it with"
     parts = [
-        f"{figure} x{math.exp(mine['error']):.2f} (before x{math.exp(check['current'][figure]['error']):.2f})"
-        for figure, mine in check["candidate"].items()
+        f"{figure} x{math.exp(scores['error']):.2f} (before x{math.exp(check['current'][figure]['error']):.2f})"
+        for figure, scores in check["candidate"].items()
     ]
     return ", ".join(parts)
 

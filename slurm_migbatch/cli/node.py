@@ -93,8 +93,8 @@ def clear(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
     from slurm_migbatch.node.deadline import Deadline
 
     config = _config(etc, name)
-    with owner.working() as who, _executor(config) as executor:
-        done = executor.repairer.clear(Deadline(config.hook_deadline), who, dry=dry_run)
+    with owner.working() as owner_id, _executor(config) as executor:
+        done = executor.repairer.clear(Deadline(config.hook_deadline), owner_id, dry=dry_run)
     if as_json:
         click.echo(json.dumps({"node": config.node, "dry_run": dry_run, "changes": done}, indent=2))
     else:

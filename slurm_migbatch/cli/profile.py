@@ -73,14 +73,14 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
     from slurm_migbatch.predict.unusual import unusual
     from slurm_migbatch.profiling.table import merge, scan
 
-    with steps() as say:
+    with steps() as progress:
         stages = 2 if dry_run else 3
-        say("reading and checking the tables", stages)
+        progress("reading and checking the tables", stages)
         facts = known_models(config)
         predictor = LearnedPredictor(models_of(config).current().saved.learned, facts)
         table = scan(paths, lambda row: impossible(row, predictor.knowledge))
         rows: Sequence[Measurement] = table.rows
-        say(f"comparing {counted(len(rows), 'point')} with known data", stages)
+        progress(f"comparing {counted(len(rows), 'point')} with known data", stages)
         far = [found.text for found in unusual(rows, predictor)]
         notices = [*table.notices, *far, *([_UNUSUAL] if far else []), *_unused(rows)]
         if source is not None:
@@ -93,7 +93,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
             "dry_run": dry_run,
         }
         if not dry_run:
-            say("writing them to the record", stages)
+            progress("writing them to the record", stages)
             result |= _keep(config, rows)
     if as_json:
         click.echo(json.dumps(result, indent=2))

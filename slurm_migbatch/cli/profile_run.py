@@ -419,12 +419,12 @@ def _earlier(path: Path, resume: bool) -> list[Measurement]:
     return read_folder(path)
 
 
-def _interpreter(asked: str | None, environ: Mapping[str, str]) -> str:
+def _interpreter(program: str | None, environ: Mapping[str, str]) -> str:
     """Return the Python of the active virtual or conda environment, which has the target's packages."""
-    if asked is not None:
-        found = shutil.which(asked)
+    if program is not None:
+        found = shutil.which(program)
         if found is None:
-            raise Failure(f"--python: {asked} cannot be run")
+            raise Failure(f"--python: {program} cannot be run")
         return found
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         candidate = Path(environ.get(variable) or os.devnull, "bin", "python")

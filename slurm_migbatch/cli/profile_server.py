@@ -79,7 +79,7 @@ def run_server(options: RunOptions, earlier: Sequence[Measurement], model: str, 
             _Measuring(served, effort, device),
             earlier,
             partial(save, table),
-            no_progress if options.quiet else _tell,
+            no_progress if options.quiet else _print_point,
             time.monotonic() + options.total_seconds,
         )
     except KeyboardInterrupt:
@@ -129,7 +129,7 @@ class _Measuring:
         return used
 
 
-def _tell(point: LoadPoint, outcome: LoadResult | LoadRefused) -> None:
+def _print_point(point: LoadPoint, outcome: LoadResult | LoadRefused) -> None:
     """Print one line for a point."""
     if isinstance(outcome, LoadRefused):
         click.echo(f"{point}: no figures: {outcome}", err=True)

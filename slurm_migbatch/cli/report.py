@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from slurm_migbatch.cli.common import HELP, source_option, tell_stage
+from slurm_migbatch.cli.common import HELP, show_stage, source_option
 from slurm_migbatch.cli.ending import Failure
 
 
@@ -55,6 +55,6 @@ def report(html: Path, start: str, end: str, db: str | None, config: str | None,
         start=start,
         end=end,
     )
-    tell_stage("computing and drawing")
+    show_stage("computing and drawing")
     document = ask_for_text(question, config, db=db)
     html.write_text(document, encoding="utf-8")

@@ -247,19 +247,19 @@ class Advertiser:
         shared = self._shared(plan.node)
         counts = {p.gres_type: max(node.used.get(p, 0), node.leased[p]) for p in {*node.used, *node.leased}}
         in_use = dict(counts)
-        room = node.total - sum(counts.values()) - shared.running
+        free_count = node.total - sum(counts.values()) - shared.running
         for profile, offered in sorted(plan.offers.items(), reverse=True):
-            granted = max(0, min(offered, room))
+            granted = max(0, min(offered, free_count))
             if granted < offered and plan.node not in done.cut:
                 done.cut.append(plan.node)
             counts[profile.gres_type] = counts.get(profile.gres_type, 0) + granted
-            room -= granted
+            free_count -= granted
         if shared is not ALONE:
             for profile in shared.held_back:
                 kind = profile.gres_type
                 used = in_use.get(kind, 0)
                 counts[kind] = shared.shown(profile, used, counts.get(kind, 0) - used)
-            counts[GUEST] = shared.running + max(0, min(shared.waiting, room))
+            counts[GUEST] = shared.running + max(0, min(shared.waiting, free_count))
         return _filled(counts, node.total)
 
     def _send(

@@ -248,7 +248,7 @@ class _Segments:
             self._flushed = now
         self._append(data)
         self._latest = now
-        self._make_room(now)
+        self._delete_old_segments(now)
         if whole:
             self._whole = self._written
         large = self._written >= max(self._size / _SEGMENTS, min(_WHOLES * self._whole, _LARGEST * self._size))
@@ -261,7 +261,7 @@ class _Segments:
             return
         try:
             self._append(self._zip.flush())
-            self._make_room(self._latest)
+            self._delete_old_segments(self._latest)
         except (OSError, _TooSmall) as error:
             log.debug("cannot write the end of %s: %s", self._path, error)
         file, self._file = self._file, None
@@ -277,17 +277,17 @@ class _Segments:
         _write_all(self._file, data)
         self._written += len(data)
 
-    def _make_room(self, now: float) -> None:
+    def _delete_old_segments(self, now: float) -> None:
         """Remove segments that are too old, and the oldest while all together are too large."""
         others = [path for path in segments(self._directory) if path != self._path]
         sizes = {path: path.stat().st_size for path in others}
-        room = self._size - self._written - sum(sizes.values())
+        free_bytes = self._size - self._written - sum(sizes.values())
         for path, following in pairwise([*others, self._path]):  # a segment ends where the following one begins
-            if room >= 0 and _begun(following) > now - self._seconds:
+            if free_bytes >= 0 and _begun(following) > now - self._seconds:
                 break
             path.unlink(missing_ok=True)
-            room += sizes[path]
-        if room < 0:
+            free_bytes += sizes[path]
+        if free_bytes < 0:
             raise _TooSmall(f"[daemon] record_mb is too small: {self._path.name} alone is larger")
 
 

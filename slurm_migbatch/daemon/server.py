@@ -41,7 +41,7 @@ _HEADER_BYTES = 16384
 _KEEP_ALIVE_S = 5
 _STOP_S = 2.0
 _RETRY_S = 0.5
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class _Door:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._no_room(error)
+                self._wait_for_resources(error)
                 return
             connection.setblocking(False)
             task = self._loop.create_task(self._serve(connection))
@@ -264,9 +264,9 @@ class _Door:
         except OSError:  # the client has already disconnected
             connection.close()
 
-    def _no_room(self, error: OSError) -> None:
+    def _wait_for_resources(self, error: OSError) -> None:
         self._seldom.warning("accept", f"cannot accept connections: {error.strerror}; raise LimitNOFILE of migbatchd")
-        if error.errno in _NO_ROOM and self._spare >= 0:
+        if error.errno in _EXHAUSTED and self._spare >= 0:
             # release one descriptor to reject waiting clients immediately instead of letting them time out
             os.close(self._spare)
             self._spare = -1

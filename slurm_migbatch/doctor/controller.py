@@ -105,7 +105,7 @@ def _packages() -> Iterator[Finding]:
 def _slurm(
     config: Config,
     rendering: lua.Rendering,
-    here: health.DaemonState,
+    local_state: health.DaemonState,
     reports: Mapping[str, ReceivedReport] | None,
     everywhere: bool,
 ) -> Iterator[Finding]:
@@ -122,10 +122,10 @@ def _slurm(
     slurm_conf = load(path, read) if (path := conf.get("slurm_conf", "")) else None
     yield from _release(config, conf, untyped_gres(slurm_conf) if slurm_conf else ())
     yield from settings.check_slurm_conf(conf)
-    yield from _controllers(config, conf, here)
+    yield from _controllers(config, conf, local_state)
     yield from lua.check_posix()
     if slurm_conf:
-        yield from _files(config, conf, slurm_conf, rows, rendering, active=not here.standby)
+        yield from _files(config, conf, slurm_conf, rows, rendering, active=not local_state.standby)
     inventory: Mapping[str, object] | None = None
     seen: dict[str, float] = {}
     held: list[LeaseRow] = []
@@ -139,7 +139,7 @@ def _slurm(
         inventory = recorded
         yield Finding(GOOD, "record", f"{len(recorded)} nodes have reported")
     # while migbatchd is down it receives no reports, so their age is measured from the newest one
-    now = max(seen.values(), default=0.0) if here.silent else time.time()
+    now = max(seen.values(), default=0.0) if local_state.silent else time.time()
     yield from nodes.check_nodes(rows, inventory, seen, now, config, causes(reports or {}))
     if reports is not None:
         yield from (check_reports if everywhere else summary)(reports, nodes.mig_nodes(rows, config))
@@ -163,11 +163,11 @@ def _topology(
     yield from catalog.check_topology(shown, config.cluster.catalog_nodes)
 
 
-def _controllers(config: Config, conf: Mapping[str, str], here: health.DaemonState) -> Iterator[Finding]:
+def _controllers(config: Config, conf: Mapping[str, str], local_state: health.DaemonState) -> Iterator[Finding]:
     hosts = controllers.others(conf, socket.gethostname())
     urls = {name: health.url_of(address, config.node_api.port) for name, address in hosts.items()}
     others = {name: health.ask(url) for name, url in urls.items()}
-    yield from controllers.check_controllers(config, conf, here, others)
+    yield from controllers.check_controllers(config, conf, local_state, others)
 
 
 def _files(

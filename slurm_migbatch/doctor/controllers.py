@@ -25,27 +25,27 @@ def others(conf: Mapping[str, str], host: str) -> dict[str, str]:
 
 
 def check_controllers(
-    config: Config, conf: Mapping[str, str], here: DaemonState, there: Mapping[str, DaemonState]
+    config: Config, conf: Mapping[str, str], local_state: DaemonState, remote_states: Mapping[str, DaemonState]
 ) -> Iterator[Finding]:
     """Check this host against the other controllers.
 
     Args:
         conf: `scontrol show config`, keys in lower case.
-        here: health of this host's migbatchd; `there`: of the others, by host.
+        local_state: health of this host's migbatchd; `remote_states`: of the others, by host.
     """
-    if not there:
+    if not remote_states:
         return
     if config.store.url.startswith("sqlite"):
-        text = f"slurm.conf also has {', '.join(there)}, but SQLite supports one host: no fail-over"
+        text = f"slurm.conf also has {', '.join(remote_states)}, but SQLite supports one host: no fail-over"
         advice = "set [store] url on both to one database in MariaDB or PostgreSQL (docs/install.md)"
         yield Finding(ODD, _SUBJECT, text, advice)
         return
     problems = [*_state(conf), *_programs(conf)]
-    for host, state in there.items():
-        problems += _other(host, here, state)
+    for host, state in remote_states.items():
+        problems += _other(host, local_state, state)
     yield from problems
     if not problems:
-        yield Finding(GOOD, _SUBJECT, f"fail-over with {', '.join(there)} is configured")
+        yield Finding(GOOD, _SUBJECT, f"fail-over with {', '.join(remote_states)} is configured")
 
 
 def _state(conf: Mapping[str, str]) -> Iterator[Finding]:
@@ -77,23 +77,23 @@ def _programs(conf: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(BAD, _SUBJECT, text, "copy /etc/slurm from the other controller")
 
 
-def _other(host: str, here: DaemonState, other: DaemonState) -> Iterator[Finding]:
+def _other(host: str, local_state: DaemonState, other: DaemonState) -> Iterator[Finding]:
     if other.silent:
-        effect = "so no slices are supplied" if here.standby else "so it would not take over"
+        effect = "so no slices are supplied" if local_state.standby else "so it would not take over"
         text = f"migbatchd on {host} does not answer, {effect}: {other.silent}"
         yield Finding(BAD, _SUBJECT, text, f"on {host}: systemctl status migbatchd; and the firewall between the two")
         return
-    if here.silent:
+    if local_state.silent:
         return  # reported by its own checks
-    if bool(here.standby) == bool(other.standby):
-        roles = "both are on standby" if here.standby else "both are active"
+    if bool(local_state.standby) == bool(other.standby):
+        roles = "both are on standby" if local_state.standby else "both are active"
         text = f"migbatchd of this host and of {host}: {roles}"
         advice = "normal for some seconds after a takeover; otherwise [store] url must be the same database on both"
-        yield Finding(BAD, _SUBJECT, f"{text}{f': {here.standby}' if here.standby else ''}", advice)
-    if not (here.marks and other.marks):
+        yield Finding(BAD, _SUBJECT, f"{text}{f': {local_state.standby}' if local_state.standby else ''}", advice)
+    if not (local_state.marks and other.marks):
         return
-    differing = [name for name, mark in here.marks.items() if other.marks.get(name) != mark]
-    if len(differing) == len(here.marks):
+    differing = [name for name, mark in local_state.marks.items() if other.marks.get(name) != mark]
+    if len(differing) == len(local_state.marks):
         text = f"migbatchd of {host} uses another database: the two have separate records"
         yield Finding(BAD, _SUBJECT, text, "set [store] url in migbatch.toml to the same on both; restart migbatchd")
         return

@@ -14,7 +14,7 @@ _INODES = 100
 
 
 @dataclass(frozen=True)
-class DiskRoom:
+class DiskSpace:
     """One directory: its contents, the space it needs, and the free space of its file system.
 
     Attributes:
@@ -34,16 +34,16 @@ class DiskRoom:
     readonly: bool = False
 
 
-def read_disk(what: str, path: str, needed_mib: int) -> DiskRoom:
+def read_disk(what: str, path: str, needed_mib: int) -> DiskSpace:
     """Read the space of a path. Raises OSError."""
     existing = next(existing for existing in (Path(path), *Path(path).parents) if existing.exists())
     disk = os.statvfs(existing)
     inodes = disk.f_ffree if disk.f_files else None
     readonly = bool(disk.f_flag & os.ST_RDONLY)
-    return DiskRoom(what, str(existing), needed_mib * _MIB, disk.f_bfree * disk.f_frsize, inodes, readonly)
+    return DiskSpace(what, str(existing), needed_mib * _MIB, disk.f_bfree * disk.f_frsize, inodes, readonly)
 
 
-def check_disks(disks: Iterable[DiskRoom]) -> Iterator[Finding]:
+def check_disks(disks: Iterable[DiskSpace]) -> Iterator[Finding]:
     """Check that each directory is writable, with enough space."""
     for disk in disks:
         problem = ""

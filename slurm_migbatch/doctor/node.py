@@ -90,7 +90,7 @@ def _local(places: NodePlaces, config: NodeConfig, driver: Gpus) -> Iterator[Fin
     else:
         yield from _slurm(places, config, conf, whole)
     directories = (("journal and spool", config.state_dir, _JOURNAL_MIB), ("hand-offs", config.run_dir, _RUN_MIB))
-    yield from disks.check_disks(disks.read_disk(*room) for room in directories)
+    yield from disks.check_disks(disks.read_disk(*directory) for directory in directories)
     yield from _journal(config)
     yield from check_job_maps(config)
 

@@ -37,7 +37,7 @@ def check_record(url: str, keep_s: float = math.inf, *, live: bool = True) -> It
         with engine.connect() as connection, connection.begin():
             yield from _damages(connection)
             yield from _schema(connection, keep_s if live else math.inf, live=live)
-            yield from _room(connection, sqlite_file(url) if live else None)
+            yield from _disk_space(connection, sqlite_file(url) if live else None)
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         yield Finding(BAD, "database", f"is not readable: {cause}", _RESTORE)
@@ -89,7 +89,7 @@ def _age(connection: Connection, keep_s: float) -> Iterator[Finding]:
         yield Finding(GOOD, "age", f"goes back {days:.0f} days")
 
 
-def _room(connection: Connection, file: Path | None) -> Iterator[Finding]:
+def _disk_space(connection: Connection, file: Path | None) -> Iterator[Finding]:
     spare = soundness.spare_bytes(connection)
     if file is None or spare is None:
         return

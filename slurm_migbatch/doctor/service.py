@@ -16,8 +16,8 @@ from slurm_migbatch.submit.service import reserved
 _START: Final = "start migbatchd (systemctl start migbatchd)"
 
 
-def check_service(config: Config, here: DaemonState) -> Iterator[Finding]:
-    """Check that migbatchd answers on all its interfaces; `here` is its health."""
+def check_service(config: Config, local_state: DaemonState) -> Iterator[Finding]:
+    """Check that migbatchd answers on all its interfaces; `local_state` is its health."""
     user_socket = Path(config.submit.socket)
     for path in (reserved(user_socket), user_socket):
         try:
@@ -31,12 +31,12 @@ def check_service(config: Config, here: DaemonState) -> Iterator[Finding]:
             text = f"{path}: {error.strerror or error}"
             yield Finding(BAD, "submit socket", text, "start migbatchd; until then slurmctld uses the compiled table")
     yield from check_query(config)
-    if here.silent:
+    if local_state.silent:
         url = health_url(config)
-        text = f"{url} is not migbatchd" if here.stranger else f"{url}: {here.silent}"
-        advice = "another program uses the [node_api] port" if here.stranger else _START
+        text = f"{url} is not migbatchd" if local_state.stranger else f"{url}: {local_state.silent}"
+        advice = "another program uses the [node_api] port" if local_state.stranger else _START
         yield Finding(BAD, "node API", text, advice)
-    for part, text in here.checks.items():
+    for part, text in local_state.checks.items():
         yield Finding(GOOD if text == "ok" else BAD, f"migbatchd: {part}", text, "" if text == "ok" else "see its log")
 
 

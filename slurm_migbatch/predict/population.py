@@ -322,8 +322,8 @@ class _Pooled:
                 for left, noise in zip(self.left, self.noise, strict=True)
             ]
             outlier = (TAIL + len(self.physical)) / (TAIL + np.array(squares))
-            self.told = residual.diagonal() / (residual.diagonal() + self.noise)
-            known = self.left * np.sqrt(self.told)
+            self.explained = residual.diagonal() / (residual.diagonal() + self.noise)
+            known = self.left * np.sqrt(self.explained)
             scatter = (known * (outlier * self.weight)[:, None]).T @ known
             total = float(self.weight.sum())
             residual = (PSEUDO * np.diag(RESIDUAL * self.physical) + scatter) / (PSEUDO + total)
@@ -355,8 +355,10 @@ class _Pooled:
         slopes = np.array([mean for level, mean in zip(self.levels, self.mean, strict=True) if level.name in FEATURES])
         own = {}
         for name, indices in sorted(self.of_model.items()):
-            share = np.mean(self.trust[indices, None] * self.told[indices], axis=0)
-            carried = SAME_MODEL * np.mean(self.trust[indices, None] * self.told[indices] * self.left[indices], axis=0)
+            share = np.mean(self.trust[indices, None] * self.explained[indices], axis=0)
+            carried = SAME_MODEL * np.mean(
+                self.trust[indices, None] * self.explained[indices] * self.left[indices], axis=0
+            )
             own[name] = Effect(carried, 1.0 - SAME_MODEL**2 * share)
         families: dict[str, tuple[str, ...]] = {}
         for unit in self.units:

@@ -363,11 +363,11 @@ def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], floa
     return peaks_by_profile
 
 
-def _peak(mine: Sequence[Observation]) -> tuple[float, str]:
+def _peak(observations: Sequence[Observation]) -> tuple[float, str]:
     """Return the peak in MiB of one user's runs of one cell, and its profile: the smallest that sufficed."""
-    sufficient = [observation for observation in mine if not observation.short]
+    sufficient = [observation for observation in observations if not observation.short]
     profiles: dict[str, list[Observation]] = {}
-    for observation in sufficient or mine:
+    for observation in sufficient or observations:
         profiles.setdefault(observation.row.profile, []).append(observation)
     peaks = [(peak, name) for name, group in profiles.items() if (peak := _agreed(group, "memory")) is not None]
     # if all runs failed, the largest peak is closest to the need

@@ -80,13 +80,13 @@ def _on(
     Return no list if the first `max_count` jobs are not enough. A bisection finds their number: if the end of n jobs
     makes room, so does the end of more.
     """
-    rooms = [catalog.kinds[name].room for name in node.gpus]
+    gpus = [catalog.kinds[name].room for name in node.gpus]
 
     def suffice(count: int) -> bool:
         total = Counter(need)
         for job in holders[count:]:
             total.update({profile.gres_type: number for profile, number in slices(job.gres).items()})
-        return can_hold(rooms, total)
+        return can_hold(gpus, total)
 
     if not suffice(max_count):
         return []

@@ -67,7 +67,7 @@ class Workers:
         """`start`: the first line for each; `patience_s`: timeout of a query in seconds."""
         self._start, self._patience_s = start, patience_s
         self._most = 2 * most_bytes + (1 << 20)  # JSON writes some characters as two
-        self._room = asyncio.Semaphore(count)
+        self._free_workers = asyncio.Semaphore(count)
         self._idle: list[Process] = []
         self._all: dict[Process, int] = {}  # with the number of queries that each has answered
         self.waiting = 0
@@ -78,7 +78,7 @@ class Workers:
             raise Refused(503, "too many queries are waiting; try again later", 2)
         self.waiting += 1
         try:
-            await asyncio.wait_for(self._room.acquire(), self._patience_s)
+            await asyncio.wait_for(self._free_workers.acquire(), self._patience_s)
         except asyncio.TimeoutError:
             raise Refused(503, "other queries are still running; try again later", 2) from None
         finally:
@@ -86,7 +86,7 @@ class Workers:
         try:
             return await self._work(uid, body)
         finally:
-            self._room.release()
+            self._free_workers.release()
 
     def close(self) -> None:
         """Terminate all workers."""

@@ -232,16 +232,16 @@ def _footer(width: int, state: PageState) -> Text:
 
 
 def _body(
-    panes: Sequence[_Pane], state: PageState, room: int | None, width: int
+    panes: Sequence[_Pane], state: PageState, body_rows: int | None, width: int
 ) -> tuple[list[Text], dict[str, Extent]]:
-    shares = _shares(panes, state, room)
+    shares = _shares(panes, state, body_rows)
     lines: list[Text] = []
     extents: dict[str, Extent] = {}
     for pane in panes:
         if pane.name not in shares:
             continue
         shown = min(shares[pane.name], pane.count)
-        first = 0 if room is None else min(max(0, state.offsets.get(pane.name, 0)), pane.count - shown)
+        first = 0 if body_rows is None else min(max(0, state.offsets.get(pane.name, 0)), pane.count - shown)
         extents[pane.name] = Extent(pane.count, shown)
         title = pane.title
         if shown < pane.count:
@@ -252,21 +252,21 @@ def _body(
     return lines, extents
 
 
-def _shares(panes: Sequence[_Pane], state: PageState, room: int | None) -> dict[str, int]:
+def _shares(panes: Sequence[_Pane], state: PageState, body_rows: int | None) -> dict[str, int]:
     """Return the rows of each drawn pane; every pane has its title, the focused one gets the remaining rows."""
-    if room is None:
+    if body_rows is None:
         return {pane.name: pane.count for pane in panes if pane.count or pane.name == GPUS}
     focus = next((pane for pane in panes if pane.name == state.pane), panes[0] if panes else None)
     if focus is None:
         return {}
     shares = {focus.name: 0}
-    rows_left = room - 1 - min(focus.count, max(3, room // 3))
+    rows_left = body_rows - 1 - min(focus.count, max(3, body_rows // 3))
     for pane in panes:
         rows = min(pane.count, _ASIDE.get(pane.name, 4), rows_left - 1)
         if pane is not focus and pane.count and rows > 0:
             shares[pane.name] = rows
             rows_left -= rows + 1
-    spare = room - len(shares) - sum(shares.values())
+    spare = body_rows - len(shares) - sum(shares.values())
     shares[focus.name] = max(0, min(spare, focus.count))
     spare -= shares[focus.name]
     for pane in panes:

@@ -261,8 +261,8 @@ class CliClient:
                 raise _failed("scancel", (*options, *jobs), process)
         if tasks:
             with ThreadPoolExecutor(8) as pool:
-                for heard in pool.map(lambda some: self._once(*options, *some), _chunks(tasks, 8)):
-                    reasons |= _SCANCEL.findall(heard)
+                for output in pool.map(lambda some: self._once(*options, *some), _chunks(tasks, 8)):
+                    reasons |= _SCANCEL.findall(output)
         refused = {job: why.strip() for job, why in reasons.items() if not any(phrase in why for phrase in _ENDED)}
         if refused:
             raise SlurmRefused(refused, len(names), ("scancel", *options))

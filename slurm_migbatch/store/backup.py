@@ -55,7 +55,7 @@ def back_up(url: str, target: Path, history: tuple[Migration, ...]) -> BackupFac
             _dump(url, part, history)
 
     if file is not None and file.exists():
-        _need_room(target, size_of(file))
+        _require_disk_space(target, size_of(file))
     return _publish(target, fill)
 
 
@@ -68,7 +68,7 @@ def keep_before_upgrade(file: Path, last: str) -> Path:
         if target.exists():
             continue
         try:
-            _need_room(target, size_of(file))
+            _require_disk_space(target, size_of(file))
             return _publish(target, lambda part: copy_file(file, part)).path
         except StoreError as error:
             raise StoreError(
@@ -157,7 +157,7 @@ def _dump(url: str, part: Path, history: tuple[Migration, ...]) -> None:
         engine.dispose()
 
 
-def _need_room(target: Path, size: int) -> None:
+def _require_disk_space(target: Path, size: int) -> None:
     try:
         free = shutil.disk_usage(target.parent).free
     except OSError as error:

@@ -142,7 +142,7 @@ def start_run(
     Raises:
         ValueError: the node has reported too many slices that it holds, or that the run has had.
     """
-    _check_room(session, run, node, len(slices))
+    _check_slice_limits(session, run, node, len(slices))
     run.started = moment if run.started is None else run.started
     if run.state_from == "poll":
         # it was considered ended, but it exists
@@ -177,7 +177,7 @@ def start_run(
     summarise(session, run)
 
 
-def _check_room(session: Session, run: Run, node: str, more: int) -> None:
+def _check_slice_limits(session: Session, run: Run, node: str, more: int) -> None:
     """Raise ValueError if `more` further slices exceed the limit of the node, or that of the run on the node."""
     leases = select(func.count()).where(Lease.node == node)
     if (session.scalar(leases.where(Lease.until.is_(None))) or 0) + more > _MOST_OPEN:

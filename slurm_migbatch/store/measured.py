@@ -92,7 +92,7 @@ def keep_memory(run: Run, node: str, mib: Any, profiles: Collection[str]) -> Non
     number = clean.real(mib)
     if number is None:
         return
-    limit_mib = max((_room_mib(profile) for profile in profiles), default=math.inf)
+    limit_mib = max((_max_memory_mib(profile) for profile in profiles), default=math.inf)
     if not 0 < number <= limit_mib:
         log.warning("%s: job %d run %d: %g MiB in a slice are impossible", node, run.job_id, run.restart, number)
         return
@@ -209,7 +209,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return math.fsum(reported) / len(reported) if reported else None
 
 
-def _room_mib(profile: str) -> float:
+def _max_memory_mib(profile: str) -> float:
     """Return an upper bound of the memory of a slice of this profile, from its name; infinite if the name has none."""
     match = re.search(r"\.(\d{1,5})gb", profile)
     return int(match[1]) * 1024 * 1.1 if match else math.inf

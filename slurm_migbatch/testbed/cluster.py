@@ -132,7 +132,7 @@ class Cluster(RunningCluster):
                 raise TestbedError(f"a test bed already lives in {self.directory}; `migbatch testbed down` removes it")
             registry.check_directory(self.directory)
             name = f"migbatch-{secrets.token_hex(4)}"
-            current = ProcessId.mine()
+            current = ProcessId.own()
             group, group_text = process_group.plan(self.directory, name)
             names = users.NAMES[: self.spec.users]
             self._registered = True

@@ -44,7 +44,7 @@ class ProcessId:
         return cls(pid, start)
 
     @classmethod
-    def mine(cls) -> ProcessId:
+    def own(cls) -> ProcessId:
         """Return the identity of the calling process."""
         return cls.of(os.getpid())
 

@@ -66,14 +66,14 @@ class HandoffWatch:
             for mig_uuid in before[run]:
                 key = (*run, mig_uuid)
                 if mig_uuid in owners and owners[mig_uuid] != run:
-                    self._say(f"{node}: {mig_uuid} belongs to the jobs {owners[mig_uuid][0]} and {run[0]}")
+                    self._report_problem(f"{node}: {mig_uuid} belongs to the jobs {owners[mig_uuid][0]} and {run[0]}")
                 owners[mig_uuid] = run
                 current = devices.get(mig_uuid)
                 known = self.held.get(key)
                 if current is None:
-                    self._say(f"{node}: {mig_uuid} of job {run[0]} does not exist")
+                    self._report_problem(f"{node}: {mig_uuid} of job {run[0]} does not exist")
                 elif known is not None and known != current:
-                    self._say(f"{node}: {mig_uuid} of job {run[0]} changed from {known} to {current}")
+                    self._report_problem(f"{node}: {mig_uuid} of job {run[0]} changed from {known} to {current}")
                 else:
                     self.held[key] = current
 
@@ -85,7 +85,7 @@ class HandoffWatch:
             for ci in gi["compute_instances"]
         }
 
-    def _say(self, problem: str) -> None:
+    def _report_problem(self, problem: str) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
 

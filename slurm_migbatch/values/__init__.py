@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     _T = TypeVar("_T")
 else:
 
-    def dataclass_transform(**_told):
+    def dataclass_transform(**_options):
         """Do nothing: it exists for mypy."""
         return lambda cls: cls
 

@@ -111,9 +111,9 @@ def rate_of(items: int, seconds: int) -> int:
     return -(-items * 1000 // seconds)
 
 
-def rounded(told: Mapping[str, str | int]) -> dict[str, str | int]:
+def rounded(given: Mapping[str, str | int]) -> dict[str, str | int]:
     """Return fields of Hints with the latency limit and the rate as `bucket_of` rounds them, all others as they are."""
-    fields = dict(told)
+    fields = dict(given)
     if isinstance(slo := fields.get("slo_us"), int):
         fields["slo_us"] = preferred(slo, ceiling=False)
     if isinstance(items := fields.get("items"), int) and isinstance(time := fields.get("deadline_s"), int):

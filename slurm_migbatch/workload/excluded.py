@@ -43,9 +43,9 @@ def user_text(comment: str) -> str:
     return split(strip(comment))[0]
 
 
-def attached(text: str, nodes: str, room: int) -> str:
-    """Return the user's text followed by as much of a node list as fits in `room` bytes in total."""
-    listed = _shortened(nodes, min(LONGEST, room - len(OPEN) - 2))
+def attached(text: str, nodes: str, max_bytes: int) -> str:
+    """Return the user's text followed by as much of a node list as fits in `max_bytes` bytes in total."""
+    listed = _shortened(nodes, min(LONGEST, max_bytes - len(OPEN) - 2))
     if not listed:
         return text
     return f"{text} {OPEN}{listed}]" if text else f"{OPEN}{listed}]"

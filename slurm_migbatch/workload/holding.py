@@ -43,14 +43,14 @@ class GpuRoom:
 
     def without(self, layout: Sequence[int], need: Need) -> Need:
         """Return the rest of `need` after this GPU, in this layout, has taken what it can."""
-        room, remaining = list(layout), dict(need)
+        free_counts, remaining = list(layout), dict(need)
         candidates = [
             (self.footprints[kind].most, place, kind) for place, (kind, _) in enumerate(need) if self.has(kind)
         ]
         for most, _, kind in sorted(candidates):  # profiles with the lowest limit per GPU first
             number = self.footprints[kind].number
-            taken = min(room[number], remaining[kind], most)
-            room[number] -= taken
+            taken = min(free_counts[number], remaining[kind], most)
+            free_counts[number] -= taken
             remaining[kind] -= taken
         return tuple((kind, count) for kind, count in remaining.items() if count)
 

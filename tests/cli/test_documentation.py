@@ -16,7 +16,7 @@ from slurm_migbatch.cli.migacctclick import command as migacct
 from slurm_migbatch.config.schema import Config, GpuConfig, ModelConfig
 from slurm_migbatch.report.columns import COLUMNS
 from slurm_migbatch.workload.hints import FORMS
-from tests.support.shown_calls import CODE, FENCE, PAGES, ROOT, calls, inline, section, shell, text_of, told
+from tests.support.shown_calls import CODE, FENCE, PAGES, ROOT, calls, inline, inline_calls, section, shell, text_of
 
 PROGRAMS: dict[str, click.Command] = {"migbatch": cli, "migacct": migacct}
 
@@ -57,13 +57,13 @@ def _unknown_columns(asked: list[str]) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_of_a_page_exist_with_their_options(page: Path) -> None:
     wrong = [fault(program, words, loose=False) for line in shell(page) for program, words in calls(line)]
-    wrong += [fault(program, words, loose=True) for code in inline(page) for program, words in told(code)]
+    wrong += [fault(program, words, loose=True) for code in inline(page) for program, words in inline_calls(code)]
     assert [line for line in wrong if line] == []
 
 
 def test_call_check_finds_documented_calls_and_reports_wrong_ones() -> None:
     assert sum(len(list(calls(line))) for page in PAGES for line in shell(page)) >= 40
-    assert sum(len(list(told(code))) for page in PAGES for code in inline(page)) > 80
+    assert sum(len(list(inline_calls(code))) for page in PAGES for code in inline(page)) > 80
     assert [
         fault(program, words, loose=False) for program, words in calls('eval "$(migbatch testbed env)"; migacct -a')
     ] == ["", ""]

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from slurm_migbatch.cli.main import cli
 from tests.support.laboratory_tables import served, write_table
-from tests.support.shown_calls import PAGES, calls, inline, shell, told
+from tests.support.shown_calls import PAGES, calls, inline, inline_calls, shell
 
 #: options added to the documented command
 SMALL: Final[dict[str, list[str]]] = {
@@ -50,7 +50,7 @@ LONG: Final = {
 def named() -> dict[str, list[list[str]]]:
     """The measuring commands of the pages, each with the options of every mention."""
     lines = (words for page in PAGES for line in shell(page) for _, words in calls(line))
-    codes = (words for page in PAGES for code in inline(page) for _, words in told(code))
+    codes = (words for page in PAGES for code in inline(page) for _, words in inline_calls(code))
     found: dict[str, list[list[str]]] = {}
     for words in (*lines, *codes):
         if words[:1] not in (["bench"], ["eval"]) or len(words) < 2 or (words[1] == "study" and len(words) < 3):

@@ -313,28 +313,28 @@ def test_doctor_checks_nodes():
 
 
 def test_doctor_finds_profiles_that_slurm_cannot_tell_apart():
-    def said(partition):
+    def profile_findings(partition):
         nodes = [
             NodeRow("a100", frozenset({"IDLE"}), {"4g.20gb": 1, "1g.5gb": 3}, {}, ("gpu",)),
             NodeRow("b200", frozenset({"IDLE"}), {"1g.23gb": 7, "7g.180gb": 0}, {}, (partition,)),
         ]
         return [f.text for f in check_nodes(nodes, {}, {}, 0.0, Config()) if f.subject == "profiles"]
 
-    assert said("new") == []
-    assert said("gpu") == [
+    assert profile_findings("new") == []
+    assert profile_findings("gpu") == [
         "Slurm takes 1g.23gb and 4g.20gb in partition gpu for the same: it compares a sum of their bytes"
     ]
 
 
 def test_doctor_checks_node_features():
-    def said(own, listed):
+    def feature_level(own, listed):
         node = NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7}, {}, ("gpu",), features=frozenset(own))
         catalog = NodeRow("no-mig-slice-free", frozenset({"DOWN"}), {}, features=frozenset(listed))
         found = check_nodes([node, catalog], {}, {}, 0.0, Config())
         return next(f.level for f in found if f.subject == "node features")
 
-    assert said({"mig_node_n1", "x"}, {"mig_node_n1"}) == "ok"
-    assert said({"mig_node_n1"}, set()) == said(set(), {"mig_node_n1"}) == "warn"
+    assert feature_level({"mig_node_n1", "x"}, {"mig_node_n1"}) == "ok"
+    assert feature_level({"mig_node_n1"}, set()) == feature_level(set(), {"mig_node_n1"}) == "warn"
 
 
 SHOWN = (

@@ -121,7 +121,7 @@ def test_other_users_loans_are_hidden_by_private_data(call: Call, monkeypatch: p
     assert "5|" in call(QUEUE, ROWS, "--all", "-P").output
     private("usage,accounts")
     found = json.loads(call(QUEUE, ROWS, "--all", "--json").output)["loans"]
-    assert [(entry["job"], entry["account"]) for entry in found] == [(1, ""), (2, ""), (3, "")], "those in the queue"
+    assert [(entry["job"], entry["account"]) for entry in found] == [(1, ""), (2, ""), (3, "")], "the jobs in the queue"
     private("jobs")
     mine = [*QUEUE, elastic(6, user="bob", uid=1002)]
     lines = call(mine, [*ROWS, loan(7, "ended", uid=1002, why_ended="job 1 needs it")], "--all", "-P", "-n").output

@@ -156,7 +156,7 @@ def test_list_shows_models_with_their_points(migbatch, table):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("import",), 2, "Missing argument"),
         (("import", "/nowhere"), 2, "does not exist"),
@@ -165,10 +165,10 @@ def test_list_shows_models_with_their_points(migbatch, table):
         (("list", "--kind", "think"), 2, "serve"),
     ],
 )
-def test_wrong_usage_is_a_one_line_error_and_exit_2(migbatch, arguments, code, said):
+def test_wrong_usage_is_a_one_line_error_and_exit_2(migbatch, arguments, code, message):
     got, out, err = migbatch(*arguments)
     assert (got, out) == (code, "")
-    assert said in err and err.count("\n") == 1
+    assert message in err and err.count("\n") == 1
 
 
 def test_import_does_not_create_the_database(migbatch, table, tmp_path):

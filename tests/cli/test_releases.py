@@ -102,7 +102,7 @@ def site(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("config", "level", "said"),
+    ("config", "level", "message"),
     [
         ("SLURM_VERSION = 25.05.0\n", "FAIL", "25.05.0: it allocates the same GRES to several jobs"),
         ("SLURM_VERSION = 25.11.2\nMetricsType = metrics/openmetrics\n", "warn", "25.11.2: with MetricsType set"),
@@ -115,13 +115,13 @@ def site(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_doctor_checks_the_release_of_slurmctld(site: Path, config: str, level: str, said: str) -> None:
+def test_doctor_checks_the_release_of_slurmctld(site: Path, config: str, level: str, message: str) -> None:
     (site.parent / "slurm.conf").write_text("NodeName=n1 Gres=gpu:4\n")
     (site.parent / "config").write_text(config.replace("WHERE", str(site.parent)))
     done = CliRunner().invoke(doctor, ["-c", str(site), "--json"])
     findings = {finding["subject"]: finding for finding in json.loads(done.output)["findings"]}
     assert findings["Slurm release"]["level"] == level
-    assert said in findings["Slurm release"]["text"]
+    assert message in findings["Slurm release"]["text"]
 
 
 def test_running_pending_and_unreadable_mig_jobs_block_leaving() -> None:

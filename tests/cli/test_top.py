@@ -55,7 +55,7 @@ def test_terminal_bytes_are_decoded_to_keys(data: bytes, keys: list[str]) -> Non
     for at in range(len(data)):
         some, rest = decode(rest + data[at : at + 1])
         found += some
-    assert (found, rest) == (keys, b""), "in pieces"
+    assert (found, rest) == (keys, b""), "the same if the bytes arrive one by one"
 
 
 def test_incomplete_key_sequence_waits_for_more_bytes() -> None:
@@ -129,12 +129,12 @@ def test_wrong_options_are_refused(config: Path, arguments: tuple[str, ...]) -> 
 class Service:
     """Gives its prepared replies, or raises its prepared errors."""
 
-    def __init__(self, *said: Reply | Exception) -> None:
-        self.said, self.asked = list(said), []
+    def __init__(self, *replies: Reply | Exception) -> None:
+        self.replies, self.asked = list(replies), []
 
     def __call__(self, question: Any) -> Reply:
         self.asked.append(question)
-        reply = self.said.pop(0)
+        reply = self.replies.pop(0)
         if isinstance(reply, Exception):
             raise reply
         return reply
@@ -190,7 +190,7 @@ def test_keys_change_the_page_and_repeat_the_question() -> None:
     live.watch(service, PageState(), None, None, terminal)  # type: ignore[arg-type]
     assert any("User (empty: all): b_" in text for text, _ in terminal.drawn)
     assert terminal.drawn[-1][1] is False
-    assert [question.user for question in service.asked] in (["", "b"], [""]), "a look ends later than its key"
+    assert [question.user for question in service.asked] in (["", "b"], [""]), "a query ends later than its key"
 
 
 def test_page_stays_on_screen_while_the_service_is_unavailable() -> None:
@@ -230,29 +230,29 @@ class Pty:
             [sys.executable, "-c", code, *arguments],
             stdin=self.slave, stdout=self.slave, stderr=self.slave, env=environment, start_new_session=True,
         )  # fmt: skip
-        self.said = b""
+        self.output = b""
 
     def resize(self, columns: int, lines: int) -> None:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def press(self, keys: bytes) -> None:
         """Type keys; the output from now on is the answer."""
-        self.said = b""
+        self.output = b""
         os.write(self.master, keys)
 
     def read(self) -> None:
         while select.select([self.master], [], [], 0.05)[0]:
-            self.said += os.read(self.master, 65536)
+            self.output += os.read(self.master, 65536)
 
     def shows(self, words: str) -> None:
-        def there() -> bool:
+        def shown() -> bool:
             self.read()
-            return words.encode() in _ESCAPES.sub(b"", self.said)
+            return words.encode() in _ESCAPES.sub(b"", self.output)
 
         try:
-            eventually(there)
+            eventually(shown)
         except AssertionError:
-            raise AssertionError(f"no {words!r} in {_ESCAPES.sub(b'', self.said).decode(errors='replace')}") from None
+            raise AssertionError(f"no {words!r} in {_ESCAPES.sub(b'', self.output).decode(errors='replace')}") from None
 
     def ends(self) -> int:
         eventually(lambda: self.read() or self.process.poll() is not None)
@@ -286,16 +286,16 @@ def pty_of() -> Iterator[Any]:
 def test_top_on_a_terminal_handles_keys_resizing_and_stale_data(config: Path, pty_of: Any) -> None:
     shown = pty_of("top", "-c", str(config), "-d", "1")
     shown.shows("|=3g.40gb 702===================|.......|")
-    assert not shown.restored(), "keys come one by one"
-    assert b"\x1b[?1049h" in shown.said and b";5;" in shown.said, "in colours, on a screen of its own"
+    assert not shown.restored(), "single keys are read"
+    assert b"\x1b[?1049h" in shown.output and b";5;" in shown.output, "in colours, on the alternate screen"
     shown.press(b"h")
     shown.shows("Keys of migbatch top")
     shown.press(b"x")
     shown.shows("MEMORY SLICES")
     shown.press(b"z")
     shown.shows("MEMORY SLICES")
-    assert b";5;" not in shown.said
-    shown.said = b""
+    assert b";5;" not in shown.output
+    shown.output = b""
     shown.resize(120, 30)
     shown.shows("|..........|..........|")
     database = config.parent / "db"
@@ -304,16 +304,16 @@ def test_top_on_a_terminal_handles_keys_resizing_and_stale_data(config: Path, pt
     (config.parent / "away").rename(database)
 
     def back() -> bool:
-        shown.said = b""
+        shown.output = b""
         shown.press(b" ")
         shown.shows("MEMORY SLICES")
-        return b"not up to date" not in shown.said
+        return b"not up to date" not in shown.output
 
     eventually(back)
     shown.press(b"q")
     assert shown.ends() == 0
     assert shown.restored()
-    assert LEAVE in shown.said and b"Traceback" not in shown.said
+    assert LEAVE in shown.output and b"Traceback" not in shown.output
 
 
 @pytest.mark.parametrize(
@@ -322,30 +322,30 @@ def test_top_on_a_terminal_handles_keys_resizing_and_stale_data(config: Path, pt
 def test_terminal_is_restored_after_ctrl_c_and_signals(config: Path, pty_of: Any, how: Any, code: int) -> None:
     shown = pty_of("nodes", "--watch", "-c", str(config), NO_COLOR="1")
     shown.shows("MEMORY SLICES")
-    assert b";5;" not in shown.said and b"\x1b[3" not in shown.said, "no colours"
+    assert b";5;" not in shown.output and b"\x1b[3" not in shown.output, "no colours"
     shown.press(b"\x03" if how == "key" else b"")
     if how != "key":
         shown.process.send_signal(how)
     assert shown.ends() == code
-    assert shown.restored() and LEAVE in shown.said and b"Traceback" not in shown.said
+    assert shown.restored() and LEAVE in shown.output and b"Traceback" not in shown.output
 
 
 def test_terminal_is_restored_after_an_error(pty_of: Any) -> None:
     shown = pty_of(code=_RAISES)
     assert shown.ends() == 1
     assert shown.restored()
-    assert LEAVE in shown.said and shown.said.index(LEAVE) < shown.said.index(b"ZeroDivisionError")
+    assert LEAVE in shown.output and shown.output.index(LEAVE) < shown.output.index(b"ZeroDivisionError")
 
 
 def test_top_can_be_suspended_and_continued(config: Path, pty_of: Any) -> None:
     shown = pty_of("top", "-c", str(config))
     shown.shows("MEMORY SLICES")
     stat = Path(f"/proc/{shown.process.pid}/stat")
-    shown.said = b""
+    shown.output = b""
     shown.process.send_signal(signal.SIGTSTP)
     eventually(lambda: shown.read() or stat.read_text().rpartition(")")[2].split()[0] == "T")
-    assert shown.restored() and LEAVE in shown.said
-    shown.said = b""
+    assert shown.restored() and LEAVE in shown.output
+    shown.output = b""
     shown.process.send_signal(signal.SIGCONT)
     shown.shows("MEMORY SLICES")
     shown.press(b"q")
@@ -355,4 +355,4 @@ def test_top_can_be_suspended_and_continued(config: Path, pty_of: Any) -> None:
 def test_dumb_terminal_gets_plain_pages(config: Path, pty_of: Any) -> None:
     shown = pty_of("top", "-n", "1", "-c", str(config), TERM="dumb")
     assert shown.ends() == 0
-    assert b"MEMORY SLICES" in shown.said and b"\x1b" not in shown.said
+    assert b"MEMORY SLICES" in shown.output and b"\x1b" not in shown.output

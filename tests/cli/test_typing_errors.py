@@ -13,7 +13,7 @@ from slurm_migbatch.report.format import find
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["exlpain"], "migbatch: error: No such command 'exlpain'; did you mean explain? (try 'migbatch -h')\n"),
         (["profile", "improt"], "No such command 'improt'; did you mean import? (try 'migbatch profile -h')\n"),
@@ -21,10 +21,10 @@ from slurm_migbatch.report.format import find
     ],
 )
 def test_unknown_command_error_suggests_the_nearest_command(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(cli, "migbatch", words) == 2
-    assert capsys.readouterr().err.endswith(said)
+    assert capsys.readouterr().err.endswith(message)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ TOLD = {
 
 @pytest.fixture
 def busy(running, node, slurm):
-    """A service that has heard from a node and from Slurm, and has made a round of supply."""
+    """A service with reports of a node and of Slurm, after a round of supply."""
     slurm.node_rows["n1"] = NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7, "none": 0}, {}, ("gpu",))
     node.events(inventory(gpu(0)), state(seq=2))
     slurm.queue[5] = JobRow(5, state="PENDING", tasks=3)

@@ -48,12 +48,12 @@ def connected(port: int, source: str = "127.0.0.1") -> socket.socket:
 def is_served(daemon: Daemon, node: Node, seq: int) -> None:
     """Wait until an authenticated node is served; its connection may be closed now and then."""
 
-    def told() -> bool:
+    def event_stored() -> bool:
         with suppress(OSError):
             return node.events(inventory(gpu(0), seq=seq)) == (200, {"acked": seq})
         return False
 
-    eventually(told)
+    eventually(event_stored)
 
 
 @pytest.mark.parametrize("credential", ["", "Authorization: MigBatch token x\r\n"])

@@ -89,7 +89,7 @@ def test_slice_of_a_pending_job_is_offered_and_its_run_is_recorded(make, slurm, 
             agent.node.events(state(gpu(0)))
             slurm.queue[1] = pending(1, "gres/mig:3g.40gb:2", submit=5.0)
             eventually(lambda: slurm.node_rows["n1"].gres.get("3g.40gb") == 2)
-            # the node knew the plan before Slurm was told of it
+            # the node had the plan before Slurm had the new counts
             assert sum(slot[0] == "3g.40gb" for slots in agent.plan["gpus"].values() for slot in slots) == 2
             slurm.queue[1] = running_job(1, "gres/mig:3g.40gb:2", submit=5.0, start=11.0)
             uuid, profile, at, size = agent.slot("3g.40gb")
@@ -198,7 +198,7 @@ def test_gpu_that_did_not_answer_for_a_moment_is_not_treated_as_free(make, slurm
         node.events(inventory(gpu(0, mig=False, geometry=None, problem="NVML code 999"), seq=3))
         assert not running.service.rounds.view.facts()["n1"].gpus
         node.events(inventory(gpu(0), seq=4))
-        assert "n1" not in running.service.rounds.view.facts(), "until it has told everything"
+        assert "n1" not in running.service.rounds.view.facts(), "until it has sent its whole state"
 
 
 def test_plan_is_kept_and_one_error_is_logged_while_slurm_is_away(make, slurm, caplog):

@@ -54,7 +54,9 @@ def error(site):
     """How far the current model is from the truth on a whole GPU, as a factor."""
     kind = next(iter(catalog(site).kinds.values()))
     figures = chooser_of(site).predictor.figures(Bucket("net", "infer", 32, 128, "tok"), kind)
-    return max(math.exp(abs(math.log(each.latency_s.mid / truth_s(profile.name)))) for profile, each in figures.items())
+    return max(
+        math.exp(abs(math.log(figure.latency_s.mid / truth_s(profile.name)))) for profile, figure in figures.items()
+    )
 
 
 def catalog(site):
@@ -121,7 +123,7 @@ def test_a_worse_candidate_is_refused(site, record):
 def error_on(site, profile):
     kind = next(iter(catalog(site).kinds.values()))
     figures = chooser_of(site).predictor.figures(Bucket("net", "infer", 32, 128, "tok"), kind)
-    return next(each.latency_s.mid / truth_s(profile) for found, each in figures.items() if found.name == profile)
+    return next(figure.latency_s.mid / truth_s(profile) for found, figure in figures.items() if found.name == profile)
 
 
 def test_false_reports_of_one_user_among_three_change_no_prediction(site, record):

@@ -32,7 +32,7 @@ PLACE = {"gpu": "GPU-0", "profile": "1g.10gb", "start": 0, "size": 1, "gi": 3}
 START = {"seq": 1, "ts": 1.0, "kind": "start", "job": 7, "restart": 0, "slices": [PLACE]}
 
 
-def one(event: object) -> messages.Event:
+def read_event(event: object) -> messages.Event:
     (found,) = read_events("n1", json.dumps({**HEAD, "events": [event]}).encode()).events
     return found
 
@@ -51,9 +51,9 @@ def test_valid_events_pass_unchanged() -> None:
     # the most that a job may report, by node/progress.py: 1e15 items in 1e-6 s
     fast = {"seq": 1, "ts": 1.0, "kind": "progress", "job": 7, "restart": 0, "items": 10**15, "throughput_per_s": 1e21}
     for event in (inventory(gpu(0)), full_state, START, {**START, "beside": [3, 0]}, stop, fault, fast):
-        assert one(event).wire == event
+        assert read_event(event).wire == event
     later = {"seq": 9, "ts": 5.0, "kind": "of-tomorrow", "any": [1, {"x": None}]}
-    assert one(later).wire == later
+    assert read_event(later).wire == later
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_invalid_envelopes_of_events_raise_a_message_error(change: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "expected"),
     [
         ({"job": 0}, "job must be a whole number from 1"),
         ({"job": 2**62}, "job must be"),
@@ -145,14 +145,14 @@ def test_invalid_envelopes_of_events_raise_a_message_error(change: dict[str, Any
         ({"kind": "zombie"}, "gpu must be"),
     ],
 )
-def test_invalid_event_is_refused_without_the_others_of_its_message(change: dict[str, Any], says: str) -> None:
+def test_invalid_event_is_refused_without_the_others_of_its_message(change: dict[str, Any], expected: str) -> None:
     after = {**START, "seq": 2}
     body = json.dumps({**HEAD, "events": [{**START, **change}, after]}).encode()
     message = read_events("n1", body)
     refused, good = message.events
     assert (refused.kind, refused.seq) == ("refused", 1)
     (reason,) = message.refused
-    assert re.search(says, reason), reason
+    assert re.search(expected, reason), reason
     assert good.wire == after
     assert messages.holding(message.events)
 
@@ -163,8 +163,8 @@ def test_invalid_event_is_refused_without_the_others_of_its_message(change: dict
 def test_text_fields_of_an_event_must_be_strings(kind: str, key: str) -> None:
     """A list of as many values as an event may have would be a line of a megabyte in each answer."""
     event = {"seq": 1, "ts": 1.0, "kind": kind, "job": 7, "restart": 0, key: ["x" * 4000] * 200}
-    assert one(event).kind == messages.REFUSED
-    assert one({**event, key: "x"}).kind == kind
+    assert read_event(event).kind == messages.REFUSED
+    assert read_event({**event, key: "x"}).kind == kind
 
 
 def test_slices_in_one_message_are_limited() -> None:
@@ -176,7 +176,7 @@ def test_slices_in_one_message_are_limited() -> None:
         numbered = [{**event, "seq": n, "ts": 1.0} for n, event in enumerate(events, 1)]
         message = read_events("n1", json.dumps({**HEAD, "events": numbered}).encode())
         assert [event.kind for event in message.events].count(messages.REFUSED) == len(events) - good
-        assert messages.holding(message.events) == (good < len(events)), "the node has to tell its state again"
+        assert messages.holding(message.events) == (good < len(events)), "the node has to send its state again"
         assert [event.seq for event in message.events] == list(range(1, len(events) + 1))
 
 
@@ -198,14 +198,14 @@ def test_geometry_too_large_to_search_is_refused(slices: int, profiles: int) -> 
     """One event of one node would keep migbatchd, and the process that answers submissions, busy for ever."""
     entry = described(slices, profiles)
     for event in (inventory(entry), state(entry)):
-        refused = one(event)
+        refused = read_event(event)
         assert refused.kind == messages.REFUSED and "layouts" in refused.fields["what"]
 
 
 def test_geometry_of_every_known_gpu_is_accepted() -> None:
     for name in gpus.models():
         event = inventory(gpu(0, geometry=gpus.geometry(name).to_dict()))
-        assert one(event).wire == event
+        assert read_event(event).wire == event
 
 
 def test_different_geometries_searched_per_message_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_gpu_descriptions_read_per_message_are_limited() -> None:
 def test_geometry_with_impossible_placements_is_refused() -> None:
     entry = json.loads(json.dumps(gpu(0)))
     entry["geometry"]["profiles"][0]["placements"] = [[0, 2**30]]
-    assert one(inventory(entry)).kind == "refused"
+    assert read_event(inventory(entry)).kind == "refused"
 
 
 def _change(entry: dict[str, Any], change: dict[str, Any], which: slice) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def _change(entry: dict[str, Any], change: dict[str, Any], which: slice) -> dict
 
 
 @pytest.mark.parametrize(
-    ("change", "which", "says"),
+    ("change", "which", "expected"),
     [
         ({"memory_slices": 0}, slice(0, 1), "1g.10gb takes no part"),
         ({"placements": []}, slice(3, 4), "7g.80gb takes no part"),
@@ -256,12 +256,12 @@ def _change(entry: dict[str, Any], change: dict[str, Any], which: slice) -> dict
     ],
 )
 def test_impossible_gpu_of_one_node_does_not_prevent_answers_for_others(
-    change: dict[str, Any], which: slice, says: str
+    change: dict[str, Any], which: slice, expected: str
 ) -> None:
     """Root on a node describes an impossible GPU; submissions to its partition must still be answered."""
     bad = _change(gpu(0), change, which)
-    event = one(inventory(bad))
-    assert (event.kind == messages.REFUSED) == bool(says) and says in event.fields.get("what", "")
+    event = read_event(inventory(bad))
+    assert (event.kind == messages.REFUSED) == bool(expected) and expected in event.fields.get("what", "")
     nodes = [NodeRow(name, frozenset({"IDLE"}), {"1g.10gb": 7}, {}, ("gpu",)) for name in ("n1", "n2")]
     catalog = catalogs.build({"n1": [gpu(0)], "n2": event.fields.get("gpus", [bad])}, nodes, Config())
     chooser = chooser_of(Config())
@@ -276,7 +276,7 @@ def test_a_geometry_without_a_plain_profile_is_refused() -> None:
     zeros = dict.fromkeys(("sm_count", "copy_engines", "decoders", "encoders", "jpegs", "ofas"), 0)
     row = {**zeros, "profile_id": 0, "compute_slices": 1, "memory_slices": 1, "memory_mib": 1, "max_instances": 1}
     rows = [{**row, "profile": "1g.10gb+gfx", "placements": [[0, 1]]}]
-    event = one(inventory(gpu(0, geometry={"version": 1, "name": "x", "profiles": rows})))
+    event = read_event(inventory(gpu(0, geometry={"version": 1, "name": "x", "profiles": rows})))
     assert event.kind == messages.REFUSED and "no profile without a suffix" in event.fields["what"]
 
 

@@ -334,8 +334,8 @@ def test_single_poll_that_disagrees_cancels_no_job():
     odd = [JobRow(1, state="RUNNING", nodes=("n1",), gres="")]
     good = [JobRow(1, state="RUNNING", nodes=("n1",), gres="gres:mig:1g.10gb:1")]
     auditor = Auditor()
-    for look in (odd, good, odd, [], odd):
-        assert auditor.check(view.facts(), look) == []
+    for rows in (odd, good, odd, [], odd):
+        assert auditor.check(view.facts(), rows) == []
     assert [e.job for e in auditor.check(view.facts(), odd)] == [1]
     assert auditor.check(view.facts(), odd) == []
 

@@ -38,7 +38,7 @@ def test_guests_that_may_share_are_part_of_the_plan():
     node = plan.parse(json.loads(json.dumps(node_plans.current("n1").to_wire())))
     assert node.guests[18].host == (17, 0) and node.guests[18].slot in node.slots["GPU-1"]
     node_plans.confirm("n1", second + 5)
-    assert node_plans.current("n1").guests == guests, "a version from another life raises the number alone"
+    assert node_plans.current("n1").guests == guests, "a version from an earlier process only raises the number"
     assert node_plans.publish("n1", A) > second and "guests" not in node_plans.current("n1").to_wire()
 
 
@@ -91,14 +91,14 @@ def test_long_poll_returns_a_published_plan_and_none_without():
 def test_acknowledgement_is_awaited_across_threads():
     node_plans = NodePlans()
     version = node_plans.publish("n1", A)
-    heard = []
-    node_plans.on_ack = heard.append
+    acknowledged = []
+    node_plans.on_ack = acknowledged.append
     assert not node_plans.wait_acked("n1", version, 0.01)
     threading.Timer(0.02, node_plans.confirm, args=("n1", version)).start()
     assert node_plans.wait_acked("n1", version, 120)
     assert node_plans.acked("n1") == version
     node_plans.confirm("n1", version)
-    assert heard == ["n1"]
+    assert acknowledged == ["n1"]
 
 
 def test_silence_is_the_time_since_the_node_was_heard():

@@ -51,9 +51,9 @@ def offered(bed, profile):
 def _types(line):
     gres = next((word.removeprefix("Gres=") for word in line.split() if word.startswith("Gres=")), "")
     for part in gres.split(","):
-        pieces = part.split("(")[0].split(":")
-        if len(pieces) == 3:
-            yield pieces[1], pieces[2]
+        fields = part.split("(")[0].split(":")
+        if len(fields) == 3:
+            yield fields[1], fields[2]
 
 
 def wait(what, check, timeout=PATIENCE_S):
@@ -90,11 +90,11 @@ def test_why_explains_a_pending_job(bed):
         bed.wait_job(job, "RUNNING")
     waiting = bed.submit("--gres=mig:3g.40gb:1", wrap="true", user=USER)
 
-    def told():
-        said = migbatch(bed, "why", str(waiting))
-        return all(words in said for words in ("reserved: 3g.40gb", "not offered at the"))
+    def why_is_complete():
+        output = migbatch(bed, "why", str(waiting))
+        return all(words in output for words in ("reserved: 3g.40gb", "not offered at the"))
 
-    wait("a reservation", told)
+    wait("a reservation", why_is_complete)
     bed.run(["scancel", *map(str, fill)])
     assert bed.wait_job(waiting) == "COMPLETED"
 

@@ -47,7 +47,7 @@ def test_only_lasting_orphans_are_reported_and_once(held):
     assert watch.check(facts, [], 0.0) == []
     assert watch.check(facts, running, PATIENCE_S) == []
     assert watch.check(facts, [], PATIENCE_S + 1) == []
-    assert watch.check(facts, [], 2 * PATIENCE_S) == [], "it was well in between"
+    assert watch.check(facts, [], 2 * PATIENCE_S) == [], "Slurm listed the run in between"
     assert watch.check(facts, [], 2 * PATIENCE_S + 1) == [Orphan("n1", 1, 0)]
     assert watch.check(facts, [], 2 * PATIENCE_S + 2) == [] and watch.present
     assert watch.check({}, [], 2 * PATIENCE_S + 3) == [] and not watch.present

@@ -86,19 +86,19 @@ def test_systemd_is_notified_of_start_and_stop(daemon):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[node_api]\nport = 'x'\n", ":2: node_api.port must be a whole number"),
         ("[store]\nurl = 'sqlite:///relative.db'\n", "is not an absolute path"),
     ],
 )
-def test_invalid_configuration_ends_migbatchd_with_an_error(daemon, text, said):
+def test_invalid_configuration_ends_migbatchd_with_an_error(daemon, text, message):
     if "[store]" in text:
         daemon.write(store={"url": "sqlite:///relative.db"})
     else:
         daemon.config.write_text(text)
     assert daemon.start().wait(PATIENCE_S) == 1
-    assert said in daemon.log
+    assert message in daemon.log
     assert "Traceback" not in daemon.log
 
 

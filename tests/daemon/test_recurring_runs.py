@@ -46,7 +46,7 @@ def test_profiles_are_named_as_gres_types() -> None:
 
 
 class Client:
-    """A Slurm that does what it is asked for, or refuses."""
+    """A Slurm that carries out requests, or refuses them."""
 
     def __init__(self, version=(24, 11), error: str = "") -> None:
         self._version, self._error = version, error
@@ -160,7 +160,7 @@ def test_migbatchd_that_is_not_active_requeues_no_job() -> None:
         client.run.clear()
         with pytest.raises(SlurmError, match="another"):
             client.requeue_ended(7, update=lambda row: {"Gres": "mig:2g.20gb:1"})
-        assert client.run == expected, "what it holds it lets go"
+        assert client.run == expected, "the held job is released"
 
 
 @pytest.mark.parametrize("job", [12, 10])  # the last task that starts has the id of its array

@@ -19,7 +19,7 @@ RELOADS = 4
 
 
 class Submissions(threading.Thread):
-    """Asks as slurmctld does, one request after the other; `kept`: on one connection, reopened once it is closed."""
+    """Sends requests as slurmctld does, one after the other; `kept`: on one connection, reopened once it is closed."""
 
     def __init__(self, path: Path, kept: bool) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ RUNS = JobRow(7, state="RUNNING", nodes=("n1", "n2"), restarts=1)
 WAITS = JobRow(7, state="PENDING", reason="BeginTime", restarts=1)
 
 
-def heard(row: JobRow | None, report: Report | None, *, node: str = HERE, restart: int = 1, at: float = NOW) -> str:
+def verdict(row: JobRow | None, report: Report | None, *, node: str = HERE, restart: int = 1, at: float = NOW) -> str:
     word = RunReport(node, (7, restart), report, at)
     found = confirm([word], {} if row is None else {7: row}, NOW)
     assert sum(map(len, found)) <= 1
@@ -33,26 +33,26 @@ def heard(row: JobRow | None, report: Report | None, *, node: str = HERE, restar
 
 @pytest.mark.parametrize("report", [SAFE, None])
 def test_only_nodes_of_a_running_job_may_report_on_it(report: Report | None) -> None:
-    assert heard(RUNS, report) == heard(RUNS, report, node="n2") == "counts"
-    assert heard(RUNS, report, node="n3") == heard(None, report) == "no"
+    assert verdict(RUNS, report) == verdict(RUNS, report, node="n2") == "counts"
+    assert verdict(RUNS, report, node="n3") == verdict(None, report) == "no"
 
 
 def test_job_that_never_ran_does_not_count_as_requeued_by_a_node() -> None:
     """Its user has set the time at which it may begin."""
     never = JobRow(7, state="PENDING", reason="BeginTime", restarts=0)
-    assert heard(never, None, restart=0) == "later" != heard(never, None, restart=0, at=NOW - PATIENCE_S)
-    assert heard(WAITS, None, restart=0) == "counts"
-    assert heard(WAITS, None, restart=2, at=NOW - PATIENCE_S) == "no"
-    assert heard(JobRow(7, state="PENDING", restarts=5), None, restart=1) == "no"
+    assert verdict(never, None, restart=0) == "later" != verdict(never, None, restart=0, at=NOW - PATIENCE_S)
+    assert verdict(WAITS, None, restart=0) == "counts"
+    assert verdict(WAITS, None, restart=2, at=NOW - PATIENCE_S) == "no"
+    assert verdict(JobRow(7, state="PENDING", restarts=5), None, restart=1) == "no"
 
 
 def test_report_on_a_run_that_is_over_does_not_count() -> None:
-    assert heard(WAITS, SAFE, restart=0) == "no"
+    assert verdict(WAITS, SAFE, restart=0) == "no"
 
 
 def test_report_from_before_slurm_lists_the_start_is_kept_for_later() -> None:
-    assert heard(WAITS, SAFE) == "later"
-    assert heard(WAITS, SAFE, at=NOW - PATIENCE_S) == "no"
+    assert verdict(WAITS, SAFE) == "later"
+    assert verdict(WAITS, SAFE, at=NOW - PATIENCE_S) == "no"
 
 
 def test_reports_made_while_slurm_is_away_are_kept_once_for_each_run() -> None:

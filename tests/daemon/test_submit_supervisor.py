@@ -259,7 +259,7 @@ def test_inventory_is_read_at_a_limited_rate_while_a_node_keeps_reporting(monkey
         monkeypatch.setattr(keeping, "CLOSEST_S", 0.0)
         reading = asyncio.create_task(keeper.run())
         await turns()
-        assert writer.calls == len(notified) == 2, "what came meanwhile is read once"
+        assert writer.calls == len(notified) == 2, "rows that arrived meanwhile are read once"
         reading.cancel()
 
     asyncio.run(main())

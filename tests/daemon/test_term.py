@@ -81,7 +81,7 @@ def test_term_is_not_taken_from_a_migbatchd_that_still_has_it(keep, slurm):
     ctl1.refresh()
     assert not ctl1.acts(), "before anything else"
     ctl2.refresh()
-    assert not ctl2.active, "the first may still be writing"
+    assert not ctl2.active, "the first instance may still be writing"
     ctl1.resign()
     ctl2.refresh()
     assert ctl2.acts() and ctl2.number == 2
@@ -112,7 +112,7 @@ def test_term_that_could_not_be_renewed_expires(keep, clock, monkeypatch):
     ctl1.refresh()
     assert ctl1.acts()
     clock[0] += 0.2
-    assert not ctl1.acts() and ctl1.active, "it serves on, and changes nothing"
+    assert not ctl1.acts() and ctl1.active, "it continues to answer, and changes nothing"
     monkeypatch.undo()
     ctl1.refresh()
     assert ctl1.acts() and ctl1.number == 1

@@ -20,5 +20,5 @@ def world(tmp_path: Path) -> Iterator[MakeWorld]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for world in made:
+        world.close()

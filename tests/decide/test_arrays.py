@@ -41,7 +41,7 @@ def array(number: int = 9, **changes: object) -> ElasticArray:
     return ElasticArray(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def room(gpus: int = 2) -> FreeCapacity:
+def free_capacity(gpus: int = 2) -> FreeCapacity:
     return FreeCapacity({"h1": NodeCapacity([(H100, EMPTY)] * gpus, Counter())}, {"h1": frozenset({P("1g.10gb")})})
 
 
@@ -54,10 +54,12 @@ def history(*arrays: ElasticArray, bounds: Bounds | None = None) -> ArrayHistory
 
 
 def limits(*arrays: ElasticArray, bounds: Bounds | None = None, gpus: int = 2, scarce: bool = False) -> list[Throttle]:
-    return throttles(NOW, arrays, history(*arrays, bounds=bounds), room(gpus), lambda array: scarce)
+    return throttles(NOW, arrays, history(*arrays, bounds=bounds), free_capacity(gpus), lambda array: scarce)
 
 
-def told(*arrays: ElasticArray, bounds: Bounds | None = None, gpus: int = 2, scarce: bool = False) -> dict[int, int]:
+def limits_by_array(
+    *arrays: ElasticArray, bounds: Bounds | None = None, gpus: int = 2, scarce: bool = False
+) -> dict[int, int]:
     changes = limits(*arrays, bounds=bounds, gpus=gpus, scarce=scarce)
     return {change.array.array: change.after for change in changes}
 
@@ -110,34 +112,34 @@ def test_throttle_is_the_fewest_concurrent_tasks_that_meet_the_deadline() -> Non
 
 def test_the_deadline_runs_from_the_start_of_the_first_task() -> None:
     begun = known(array(pending=10, throttle=3), [Task(NOW - 60, NOW - 42, True), Task(NOW - 60, None)], RATE, POOL)
-    assert told(begun, bounds=ours(3)) == {9: 5}
+    assert limits_by_array(begun, bounds=ours(3)) == {9: 5}
 
 
 def test_measured_tasks_count_more_than_the_prediction() -> None:
     ended = [Task(NOW - 60, NOW - 60 + 8.0, True), Task(NOW - 60, NOW - 50, True), Task(NOW - 60, NOW - 1, False)]
     slow = known(array(pending=9), ended, 12.0, POOL)
     assert slow.task_s == 9.0 + START_S and "(measured)" in limits(slow, scarce=True)[0].why
-    assert told(slow) == {9: 3}
+    assert limits_by_array(slow) == {9: 3}
 
 
 def test_array_with_unknown_task_duration_keeps_its_throttle() -> None:
-    assert told(array(predicted_s=None)) == {}
+    assert limits_by_array(array(predicted_s=None)) == {}
 
 
 def test_late_array_may_run_all_its_pending_tasks_at_once() -> None:
     late = known(array(throttle=3), [Task(NOW - 500, NOW - 400, True)], RATE, POOL)
-    assert told(late, bounds=ours(3)) == {9: 12}
+    assert limits_by_array(late, bounds=ours(3)) == {9: 12}
 
 
 def test_throttle_is_lowered_only_with_twice_the_margin_unless_others_wait() -> None:
     # 21 s each: five in sequence within 120 s with the margin of a tenth, four with twice that margin
     slack = array(pending=15, throttle=4, predicted_s=19.0)
-    assert told(slack, bounds=ours(4)) == {}
-    assert told(slack, bounds=ours(4), scarce=True) == {9: 3}
+    assert limits_by_array(slack, bounds=ours(4)) == {}
+    assert limits_by_array(slack, bounds=ours(4), scarce=True) == {9: 3}
 
 
 def test_throttle_above_the_number_of_tasks_is_not_changed() -> None:
-    assert told(array(pending=2, running=(NOW - 30,), throttle=9, deadline_s=30)) == {}
+    assert limits_by_array(array(pending=2, running=(NOW - 30,), throttle=9, deadline_s=30)) == {}
 
 
 # -- the user's bound --------------------------------------------------------------------------------------------------
@@ -146,8 +148,8 @@ def test_throttle_above_the_number_of_tasks_is_not_changed() -> None:
 def test_throttle_set_by_the_user_is_an_upper_bound() -> None:
     bounds = Bounds()
     tight = array(throttle=2, deadline_s=60)
-    assert told(tight, bounds=bounds) == {} and bounds.of(9, 2) == 2
-    assert told(array(throttle=8), bounds=Bounds(), scarce=True) == {9: 3}
+    assert limits_by_array(tight, bounds=bounds) == {} and bounds.of(9, 2) == 2
+    assert limits_by_array(array(throttle=8), bounds=Bounds(), scarce=True) == {9: 3}
 
 
 def test_user_bound_is_kept_after_migbatchd_has_set_the_throttle() -> None:
@@ -226,19 +228,21 @@ def both(served: float = 0.0) -> list[ElasticArray]:
 
 
 def test_scarce_supply_goes_to_the_least_served_user() -> None:
-    shares = told(*both(served=60.0), gpus=1)
+    shares = limits_by_array(*both(served=60.0), gpus=1)
     assert shares[1] + shares[2] == 8  # seven slices, and one more task that waits in Slurm's order
     assert shares[2] > shares[1] >= 1
 
 
 def test_sufficient_supply_meets_the_needs_of_every_user() -> None:
-    alone = {elastic.array: told(elastic, gpus=9)[elastic.array] for elastic in both()}
-    assert told(*both(), gpus=9) == alone
+    alone = {elastic.array: limits_by_array(elastic, gpus=9)[elastic.array] for elastic in both()}
+    assert limits_by_array(*both(), gpus=9) == alone
 
 
 def test_one_users_arrays_are_not_rationed_against_each_other() -> None:
     mine = [replace(elastic, user="ann") for elastic in both()]
-    assert told(*mine, gpus=1) == {elastic.array: told(elastic, gpus=1)[elastic.array] for elastic in mine}
+    assert limits_by_array(*mine, gpus=1) == {
+        elastic.array: limits_by_array(elastic, gpus=1)[elastic.array] for elastic in mine
+    }
 
 
 def test_reason_of_a_rationed_throttle_names_the_users_share() -> None:
@@ -257,8 +261,11 @@ def test_shares_do_not_exceed_needs_or_supply(members: list[tuple[str, int, int]
         array(n, user=user, pending=pending, running=(NOW - 1.0,) * running)
         for n, (user, pending, running) in enumerate(members, start=1)
     ]
-    needs = {each.array: told(each, gpus=9).get(each.array, each.pending + len(each.running)) for each in arrays}
-    shares = {each.array: told(*arrays, gpus=gpus).get(each.array, needs[each.array]) for each in arrays}
+    needs = {
+        array.array: limits_by_array(array, gpus=9).get(array.array, array.pending + len(array.running))
+        for array in arrays
+    }
+    shares = {array.array: limits_by_array(*arrays, gpus=gpus).get(array.array, needs[array.array]) for array in arrays}
     assert all(1 <= shares[n] <= needs[n] for n in needs)
     if len({user for user, _, _ in members}) > 1 and sum(needs.values()) > gpus * 7 + sum(m[2] for m in members):
         assert sum(shares.values()) <= max(gpus * 7 + sum(m[2] for m in members) + 1, len(arrays))

@@ -95,25 +95,25 @@ works = st.builds(
     st.lists(st.integers(0, 2), min_size=3, max_size=3),
     st.lists(st.tuples(st.floats(0, 30), st.integers(0, 3)), max_size=8),
 )
-def test_assign_leaves_no_idle_slice_that_could_finish_work_in_time(kinds, idle, pieces):
+def test_assign_leaves_no_idle_slice_that_could_finish_work_in_time(kinds, idle, items):
     board = StockCosts(kinds, [1.0, 2.0, 4.0], [n + 1 for n in idle])
-    waiting = [Waiting(arrived, number % len(kinds), name) for name, (arrived, number) in enumerate(pieces)]
+    waiting = [Waiting(arrived, number % len(kinds), name) for name, (arrived, number) in enumerate(items)]
     pairs = assign(30.0, waiting, idle, board)
-    started = {piece.name for piece, _ in pairs}
+    started = {item.name for item, _ in pairs}
     assert len(started) == len(pairs)
     taken = [sum(kind == k for _, kind in pairs) for k in range(3)]
     assert all(t <= n for t, n in zip(taken, idle, strict=True))
 
-    def slack(piece, kind):
-        work = kinds[piece.work]
-        return piece.arrived + work.limit_s - 30.0 - work.seconds[kind]
+    def slack(item, kind):
+        work = kinds[item.work]
+        return item.arrived + work.limit_s - 30.0 - work.seconds[kind]
 
-    for piece in waiting:
-        if piece.name not in started:
-            assert not any(slack(piece, k) > 1e-6 for k in range(3) if taken[k] < idle[k])
-    for piece, kind in pairs:  # work that starts on a kind where it is late would be late on every stocked kind
-        if slack(piece, kind) < -1e-6:
-            assert not any(slack(piece, k) > 1e-6 for k in range(3))
+    for item in waiting:
+        if item.name not in started:
+            assert not any(slack(item, k) > 1e-6 for k in range(3) if taken[k] < idle[k])
+    for item, kind in pairs:  # work that starts on a kind where it is late would be late on every stocked kind
+        if slack(item, kind) < -1e-6:
+            assert not any(slack(item, k) > 1e-6 for k in range(3))
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 2), min_size=3, max_size=3).filter(any), st.floats(0.2, 3))
@@ -146,15 +146,15 @@ def stepped(board, arrivals, rate):
             now, kind = min(busy)
             busy.remove((now, kind))
         else:
-            piece = coming.pop(0)
-            now, kind = piece.arrived, None
-            for k in board.allowed[piece.work]:
+            item = coming.pop(0)
+            now, kind = item.arrived, None
+            for k in board.allowed[item.work]:
                 if idle[k]:
                     idle[k] -= 1
-                    waiting_for = [(piece, k)]
+                    waiting_for = [(item, k)]
                     break
             else:
-                waiting.append(piece)
+                waiting.append(item)
                 waiting_for = []
         if kind is not None:
             only = [int(k == kind) for k in range(len(idle))]
@@ -164,11 +164,11 @@ def stepped(board, arrivals, rate):
                 waiting_for = assign(now, waiting, idle, board) if waiting else []
                 for _, k in waiting_for:
                     idle[k] -= 1
-        for piece, k in waiting_for:
-            if piece in waiting:
-                waiting.remove(piece)
-            end = now + board.works[piece.work].seconds[k]
-            latency[piece.name] = (end - piece.arrived) / board.works[piece.work].limit_s
+        for item, k in waiting_for:
+            if item in waiting:
+                waiting.remove(item)
+            end = now + board.works[item.work].seconds[k]
+            latency[item.name] = (end - item.arrived) / board.works[item.work].limit_s
             busy.append((end, k))
     return latency
 

@@ -157,7 +157,7 @@ class Site:
         dispatch = plan_dispatch(snapshot, supply, memory.dispatch, settings.dispatch)
         return Decision(memory, None, dispatch, None, Questions(decisions=dispatch.unknown))
 
-    def look(self, seconds: float = 1.0) -> bool:
+    def run_round(self, seconds: float = 1.0) -> bool:
         """Run a round, and a second one at once if the record must be queried; return whether jobs changed."""
         self.now += seconds
         before = len(self.queue.calls)
@@ -204,8 +204,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         return made[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for controller in made:
+        controller.close()
 
 
 def kinds(queue: Queue) -> dict[int, str]:
@@ -218,49 +218,49 @@ def array(number: int = 9, tasks: int = 12, profile: str = "1g.10gb", **changes:
 
 
 def test_jobs_without_room_are_retyped_to_profiles_of_idle_slices(site: Callable[..., Site]) -> None:
-    here = site(*(job(n) for n in (1, 2, 3)))
-    here.decide("abc12345")
-    assert here.look()
-    assert kinds(here.queue) == {1: "1g.10gb", 2: "1g.10gb", 3: "1g.10gb"}
-    assert len(here.queue.calls) == 1
-    assert here.actions() == [(n, "retype", "1g.6gb", "1g.10gb", False, None) for n in (1, 2, 3)]
-    assert not here.look() and len(here.queue.calls) == 1
+    cluster = site(*(job(n) for n in (1, 2, 3)))
+    cluster.decide("abc12345")
+    assert cluster.run_round()
+    assert kinds(cluster.queue) == {1: "1g.10gb", 2: "1g.10gb", 3: "1g.10gb"}
+    assert len(cluster.queue.calls) == 1
+    assert cluster.actions() == [(n, "retype", "1g.6gb", "1g.10gb", False, None) for n in (1, 2, 3)]
+    assert not cluster.run_round() and len(cluster.queue.calls) == 1
 
 
 def test_no_retype_of_an_explicit_profile_or_to_one_that_misses_the_request(site: Callable[..., Site]) -> None:
     other = job(2, comment="migbatch: model=resnet-50 items=600 deadline=2m [mig:1g.6gb:1#def12345]")
-    here = site(job(1), other)
-    here.decide("abc12345", reason="explicit")
-    here.decide("def12345", bad=("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb"))
-    assert not here.look() and here.queue.calls == []
+    cluster = site(job(1), other)
+    cluster.decide("abc12345", reason="explicit")
+    cluster.decide("def12345", bad=("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb"))
+    assert not cluster.run_round() and cluster.queue.calls == []
 
 
 def test_decision_that_is_not_in_the_record_yet_is_queried_again(site: Callable[..., Site]) -> None:
-    here = site(job(1))
-    assert not here.look()
-    here.decide("abc12345")
-    assert here.look(2.0) and kinds(here.queue) == {1: "1g.10gb"}
+    cluster = site(job(1))
+    assert not cluster.run_round()
+    cluster.decide("abc12345")
+    assert cluster.run_round(2.0) and kinds(cluster.queue) == {1: "1g.10gb"}
 
 
 def test_late_answer_of_the_record_is_used_in_the_next_round(
     site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = site(job(1), array())
-    here.decide("abc12345")
+    cluster = site(job(1), array())
+    cluster.decide("abc12345")
     monkeypatch.setattr("slurm_migbatch.daemon.record._ANSWER_S", 0.0)
     gate = threading.Event()
-    here.writer.post(lambda store: gate.wait(60), "something slow")
-    assert not here.look()
+    cluster.writer.post(lambda store: gate.wait(60), "something slow")
+    assert not cluster.run_round()
     gate.set()
-    here.actions()  # by now every query has been answered
+    cluster.actions()  # by now every query has been answered
     monkeypatch.setattr("slurm_migbatch.daemon.record._ANSWER_S", 60.0)
-    assert here.look() and kinds(here.queue)[1] == "1g.10gb" and here.queue.rows[9].throttle == 3
+    assert cluster.run_round() and kinds(cluster.queue)[1] == "1g.10gb" and cluster.queue.rows[9].throttle == 3
 
 
 def test_auto_granted_job_is_retyped_to_a_candidate_of_the_compiled_table(site: Callable[..., Site]) -> None:
-    here = site(job(1, comment="migbatch: model=resnet-50 items=600 deadline=2m [mig:1g.6gb:1#auto]"))
-    here.choice = lambda hints, partition: (P("1g.6gb"), candidates() if hints.items == 600 else ())
-    assert here.look() and kinds(here.queue) == {1: "1g.10gb"}
+    cluster = site(job(1, comment="migbatch: model=resnet-50 items=600 deadline=2m [mig:1g.6gb:1#auto]"))
+    cluster.choice = lambda hints, partition: (P("1g.6gb"), candidates() if hints.items == 600 else ())
+    assert cluster.run_round() and kinds(cluster.queue) == {1: "1g.10gb"}
 
 
 def tied(number: int, *after: int, name: str = "abc12345") -> JobRow:
@@ -271,49 +271,51 @@ def tied(number: int, *after: int, name: str = "abc12345") -> JobRow:
 
 
 def test_pipeline_is_split_once_the_record_has_returned_its_candidates(site: Callable[..., Site]) -> None:
-    here = site(tied(1), tied(2, 1))
-    here.used = {"a1": [], "h1": [], "h2": []}
-    assert not here.look()
-    here.decide("abc12345")
-    assert here.look(2.0)
-    changed = kinds(here.queue)
+    cluster = site(tied(1), tied(2, 1))
+    cluster.used = {"a1": [], "h1": [], "h2": []}
+    assert not cluster.run_round()
+    cluster.decide("abc12345")
+    assert cluster.run_round(2.0)
+    changed = kinds(cluster.queue)
     assert changed != {1: "1g.6gb", 2: "1g.6gb"}
-    assert [(action[0], action[1]) for action in here.actions()] == [
+    assert [(action[0], action[1]) for action in cluster.actions()] == [
         (number, "retype") for number, profile in changed.items() if profile != "1g.6gb"
     ]
-    assert "pipeline night: 2 unfinished jobs" in here.control.why(2)
-    assert here.control.why(77) == "supply is disabled ([supply] enabled = false)"
-    assert not here.look(2.0), "what was split stays"
+    assert "pipeline night: 2 unfinished jobs" in cluster.control.why(2)
+    assert cluster.control.why(77) == "supply is disabled ([supply] enabled = false)"
+    assert not cluster.run_round(2.0), "the split is not changed"
 
 
 def test_no_job_of_a_pipeline_is_changed_twice_in_a_round(site: Callable[..., Site]) -> None:
     """One of them has no room on the profile that the split chooses, while other slices are idle."""
-    here = site(replace(tied(1), reason="Resources"), replace(tied(2), reason="Resources"), tied(3, 1, 2), hold_s=1.0)
-    here.decide("abc12345")
+    cluster = site(
+        replace(tied(1), reason="Resources"), replace(tied(2), reason="Resources"), tied(3, 1, 2), hold_s=1.0
+    )
+    cluster.decide("abc12345")
     for _ in range(6):
-        here.look(2.0)
-        named = [name for call in here.queue.calls for name in call]
-        here.queue.calls.clear()
+        cluster.run_round(2.0)
+        named = [name for call in cluster.queue.calls for name in call]
+        cluster.queue.calls.clear()
         assert len(named) == len(set(named))
-        decided = here.control.decision.dispatch if here.control.decision else None
+        decided = cluster.control.decision.dispatch if cluster.control.decision else None
         assert decided is not None
         rows = [change.pending.row.job_id for change in decided.retypes]
         assert len(rows) == len(set(rows))
 
 
 def test_disabled_dispatch_changes_and_records_nothing(site: Callable[..., Site]) -> None:
-    here = site(job(1), array(), enabled=False)
-    here.decide("abc12345")
-    assert not here.look() and here.queue.calls == [] and here.actions() == []
+    cluster = site(job(1), array(), enabled=False)
+    cluster.decide("abc12345")
+    assert not cluster.run_round() and cluster.queue.calls == [] and cluster.actions() == []
 
 
 def test_dry_run_records_its_actions_once_and_changes_no_job(site: Callable[..., Site]) -> None:
-    here = site(job(1), array(), dry_run=True)
-    here.decide("abc12345")
-    assert not here.look()
-    before = here.actions()
-    assert not here.look() and here.queue.calls == []
-    assert here.actions() == before
+    cluster = site(job(1), array(), dry_run=True)
+    cluster.decide("abc12345")
+    assert not cluster.run_round()
+    before = cluster.actions()
+    assert not cluster.run_round() and cluster.queue.calls == []
+    assert cluster.actions() == before
     assert sorted(before) == [
         (1, "retype", "1g.6gb", "1g.10gb", True, None), (9, "throttle", "none", "3", True, None)
     ]  # fmt: skip
@@ -321,72 +323,72 @@ def test_dry_run_records_its_actions_once_and_changes_no_job(site: Callable[...,
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_change_that_slurm_refuses_is_recorded_and_not_retried(site: Callable[..., Site], broken: bool) -> None:
-    here = site(job(1), job(2), array(), hold_s=0.0)
-    here.decide("abc12345")
-    here.queue.stubborn, here.queue.broken = {"1", "9"}, broken
-    assert here.look()
-    here.queue.broken = False
-    here.look()
-    assert kinds(here.queue)[1] == "1g.6gb" and kinds(here.queue)[2] == "1g.10gb"
+    cluster = site(job(1), job(2), array(), hold_s=0.0)
+    cluster.decide("abc12345")
+    cluster.queue.stubborn, cluster.queue.broken = {"1", "9"}, broken
+    assert cluster.run_round()
+    cluster.queue.broken = False
+    cluster.run_round()
+    assert kinds(cluster.queue)[1] == "1g.6gb" and kinds(cluster.queue)[2] == "1g.10gb"
     words = "Socket timed out" if broken else "no longer pending"
-    assert (1, "retype", "1g.6gb", "1g.10gb", False, words) in here.actions()
-    assert (2, "retype", "1g.6gb", "1g.10gb", False, None) in here.actions()
-    assert (9, "throttle", "none", "3", False, words) in here.actions()
-    here.look(60)
-    here.look(60)
-    tried = [call["1"]["Gres"] for call in here.queue.calls if "1" in call]
+    assert (1, "retype", "1g.6gb", "1g.10gb", False, words) in cluster.actions()
+    assert (2, "retype", "1g.6gb", "1g.10gb", False, None) in cluster.actions()
+    assert (9, "throttle", "none", "3", False, words) in cluster.actions()
+    cluster.run_round(60)
+    cluster.run_round(60)
+    tried = [call["1"]["Gres"] for call in cluster.queue.calls if "1" in call]
     assert tried and len(tried) == len(set(tried))
 
 
 def test_only_part_of_an_array_is_retyped_when_few_slices_are_idle(site: Callable[..., Site]) -> None:
-    here = site(array(9, 6, "1g.6gb"), arrays=False)
-    here.used = {"a1": ["1g.6gb"] * 3, "h1": ["7g.80gb"], "h2": ["1g.10gb"] * 5}
-    here.decide("abc12345")
-    assert here.look()
-    assert kinds(here.queue) == {9: "1g.6gb", 1005: "1g.10gb", 1006: "1g.10gb"}
-    assert here.queue.rows[9].tasks == 4
-    assert here.actions() == [(9, "retype", "1g.6gb", "1g.10gb", False, None)]
+    cluster = site(array(9, 6, "1g.6gb"), arrays=False)
+    cluster.used = {"a1": ["1g.6gb"] * 3, "h1": ["7g.80gb"], "h2": ["1g.10gb"] * 5}
+    cluster.decide("abc12345")
+    assert cluster.run_round()
+    assert kinds(cluster.queue) == {9: "1g.6gb", 1005: "1g.10gb", 1006: "1g.10gb"}
+    assert cluster.queue.rows[9].tasks == 4
+    assert cluster.actions() == [(9, "retype", "1g.6gb", "1g.10gb", False, None)]
 
 
 def test_array_throttle_is_set_to_what_the_deadline_needs(site: Callable[..., Site]) -> None:
-    here = site(array())
-    assert here.look() and here.queue.rows[9].throttle == 3
-    assert here.actions() == [(9, "throttle", "none", "3", False, None)]
-    assert not here.look()
+    cluster = site(array())
+    assert cluster.run_round() and cluster.queue.rows[9].throttle == 3
+    assert cluster.actions() == [(9, "throttle", "none", "3", False, None)]
+    assert not cluster.run_round()
 
 
 SERVICE = "migbatch: model=resnet-50 role=serve rate=90 slo=50ms [mig:1g.10gb:1#abc12345]"
 
 
-def served(here: Site, items: float, after_s: float, latency_ms: float = 20.0) -> None:
+def served(cluster: Site, items: float, after_s: float, latency_ms: float = 20.0) -> None:
     """Two instances of service array 9 have run for `after_s`, and each reports that it has done so many items."""
     for number in (21, 22):
-        began = here.now - after_s
+        began = cluster.now - after_s
         fields: dict[str, Any] = {"array_task": str(number), "tasks": 1, "throttle": None, "start": began}
         fields["nodes"] = ("h1",)
-        here.queue.rows[number] = replace(here.queue.rows[9], job_id=number, state="RUNNING", **fields)
+        cluster.queue.rows[number] = replace(cluster.queue.rows[9], job_id=number, state="RUNNING", **fields)
         event = {"kind": "progress", "job": number, "restart": 0, "items": items, "latency_ms": latency_ms}
-        here.control.observer.ingested("h1", [{**event, "ts": here.now}], here.now)
+        cluster.control.observer.ingested("h1", [{**event, "ts": cluster.now}], cluster.now)
 
 
 def test_service_array_runs_as_many_instances_as_its_load_needs(site: Callable[..., Site]) -> None:
-    here = site(array(tasks=20, comment=SERVICE))
-    here.rates[P("1g.10gb")] = 20.0
-    assert here.look() and here.queue.rows[9].throttle == 5
-    served(here, 3000.0, 100.0)  # 60 per second and a quarter more; one instance was measured at 30 per second
-    assert not here.look(), "fewer count when no more were needed for a while"
-    assert here.look(HOLD_S) and here.queue.rows[9].throttle == 3
-    here.queue.rows[9] = replace(here.queue.rows[9], throttle=2)  # its user has changed the throttle
-    assert not here.look(HOLD_S + 1)
-    assert [row[2:4] for row in here.actions()] == [("none", "5"), ("5", "3")]
+    cluster = site(array(tasks=20, comment=SERVICE))
+    cluster.rates[P("1g.10gb")] = 20.0
+    assert cluster.run_round() and cluster.queue.rows[9].throttle == 5
+    served(cluster, 3000.0, 100.0)  # 60 per second and a quarter more; one instance was measured at 30 per second
+    assert not cluster.run_round(), "fewer count when no more were needed for a while"
+    assert cluster.run_round(HOLD_S) and cluster.queue.rows[9].throttle == 3
+    cluster.queue.rows[9] = replace(cluster.queue.rows[9], throttle=2)  # its user has changed the throttle
+    assert not cluster.run_round(HOLD_S + 1)
+    assert [row[2:4] for row in cluster.actions()] == [("none", "5"), ("5", "3")]
 
 
 def test_service_array_with_high_latency_gets_more_instances(site: Callable[..., Site]) -> None:
-    here = site(array(tasks=20, comment=SERVICE.replace("rate=90", "rate=20")))
-    here.rates[P("1g.10gb")] = 20.0
-    assert here.look() and here.queue.rows[9].throttle == 1
-    served(here, 1500.0, 100.0, latency_ms=90.0)
-    assert here.look() and here.queue.rows[9].throttle == 3
+    cluster = site(array(tasks=20, comment=SERVICE.replace("rate=90", "rate=20")))
+    cluster.rates[P("1g.10gb")] = 20.0
+    assert cluster.run_round() and cluster.queue.rows[9].throttle == 1
+    served(cluster, 1500.0, 100.0, latency_ms=90.0)
+    assert cluster.run_round() and cluster.queue.rows[9].throttle == 3
 
 
 def test_arrays_of_two_users_share_scarce_supply_from_the_first_round_on(site: Callable[..., Site]) -> None:
@@ -394,107 +396,109 @@ def test_arrays_of_two_users_share_scarce_supply_from_the_first_round_on(site: C
     hints = "migbatch: model=resnet-50 items=600 deadline={} [mig:1g.10gb:1#abc12345]"
     urgent = array(9, 25, comment=hints.format("2m"))
     later = array(40, 60, user="bob", comment=hints.format("5m"))
-    here = site(urgent, later)
-    here.used["h2"] = ["7g.80gb"]
-    assert here.look()
-    assert (here.queue.rows[9].throttle, here.queue.rows[40].throttle) == (5, 2)
-    found = {row["job_id"]: row["why"] for row in here._do(lambda store: store.actions())}
+    cluster = site(urgent, later)
+    cluster.used["h2"] = ["7g.80gb"]
+    assert cluster.run_round()
+    assert (cluster.queue.rows[9].throttle, cluster.queue.rows[40].throttle) == (5, 2)
+    found = {row["job_id"]: row["why"] for row in cluster._do(lambda store: store.actions())}
     assert found[9].endswith("5 at once")
     assert found[40].endswith(f"2 is the share of bob, as users need more than there is: {LATER}")
-    assert not here.look(), "the same at the next look"
-    here.used["h2"] = []
-    assert here.look() and here.queue.rows[40].throttle == 5
+    assert not cluster.run_round(), "the same in the next round"
+    cluster.used["h2"] = []
+    assert cluster.run_round() and cluster.queue.rows[40].throttle == 5
 
 
 def test_error_about_ended_array_tasks_is_not_a_refusal(site: Callable[..., Site]) -> None:
-    here = site(array())
-    here.queue.ended = True
-    assert here.look() and here.queue.rows[9].throttle == 3
-    assert not here.look() and len(here.queue.calls) == 1
-    assert here.actions() == [(9, "throttle", "none", "3", False, None)]
+    cluster = site(array())
+    cluster.queue.ended = True
+    assert cluster.run_round() and cluster.queue.rows[9].throttle == 3
+    assert not cluster.run_round() and len(cluster.queue.calls) == 1
+    assert cluster.actions() == [(9, "throttle", "none", "3", False, None)]
 
 
 def test_array_tasks_beyond_the_throttle_are_not_retyped(site: Callable[..., Site]) -> None:
-    here = site(array(9, 6, "1g.6gb"))
-    here.used = {"a1": ["1g.6gb"] * 3, "h1": ["7g.80gb"], "h2": ["1g.10gb"] * 5}
-    here.rates[P("1g.6gb")] = 600 / 18.0
-    here.decide("abc12345")
-    assert here.look() and here.queue.calls == [{"9": {"ArrayTaskThrottle": "2"}}]
+    cluster = site(array(9, 6, "1g.6gb"))
+    cluster.used = {"a1": ["1g.6gb"] * 3, "h1": ["7g.80gb"], "h2": ["1g.10gb"] * 5}
+    cluster.rates[P("1g.6gb")] = 600 / 18.0
+    cluster.decide("abc12345")
+    assert cluster.run_round() and cluster.queue.calls == [{"9": {"ArrayTaskThrottle": "2"}}]
 
 
 def test_user_throttle_still_applies_when_squeue_does_not_show_it(site: Callable[..., Site]) -> None:
     """squeue prints no %n when only one task is left to start."""
-    here = site(array(throttle=1))
-    here.look()
+    cluster = site(array(throttle=1))
+    cluster.run_round()
     started = replace(
-        here.queue.rows[9], job_id=20, array_task="11", tasks=1, throttle=None, state="RUNNING", start=here.now
+        cluster.queue.rows[9], job_id=20, array_task="11", tasks=1, throttle=None, state="RUNNING", start=cluster.now
     )
-    here.queue.rows[20] = started
-    here.queue.rows[9] = replace(here.queue.rows[9], array_task="12", tasks=1, throttle=None)
-    here.rates[P("1g.10gb")] /= 10  # two at once would be needed, but the user allows one
-    assert not here.look() and here.queue.calls == []
+    cluster.queue.rows[20] = started
+    cluster.queue.rows[9] = replace(cluster.queue.rows[9], array_task="12", tasks=1, throttle=None)
+    cluster.rates[P("1g.10gb")] /= 10  # two at once would be needed, but the user allows one
+    assert not cluster.run_round() and cluster.queue.calls == []
 
 
 def test_user_throttle_is_still_the_bound_after_a_restart(site: Callable[..., Site]) -> None:
-    here = site(array(throttle=4))
-    here.used["h1"] = here.used["h2"] = ["7g.80gb"]  # other jobs wait too: the array gets no more than it needs
-    here.queue.rows[5] = job(5, "3g.40gb", comment="")
-    assert here.look() and here.queue.rows[9].throttle == 3
-    here.restart()
-    here.rates[P("1g.10gb")] /= 5  # the tasks turn out to be slower: it needs far more
-    assert here.look() and here.queue.rows[9].throttle == 4
-    assert here.actions()[-1] == (9, "throttle", "3", "4", False, None)
+    cluster = site(array(throttle=4))
+    cluster.used["h1"] = cluster.used["h2"] = ["7g.80gb"]  # other jobs wait too: the array gets no more than it needs
+    cluster.queue.rows[5] = job(5, "3g.40gb", comment="")
+    assert cluster.run_round() and cluster.queue.rows[9].throttle == 3
+    cluster.restart()
+    cluster.rates[P("1g.10gb")] /= 5  # the tasks turn out to be slower: it needs far more
+    assert cluster.run_round() and cluster.queue.rows[9].throttle == 4
+    assert cluster.actions()[-1] == (9, "throttle", "3", "4", False, None)
 
 
 def test_no_throttle_is_set_without_the_record(site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
-    here = site(array())
-    monkeypatch.setattr(type(here.writer.fault), "open", property(lambda self: True))
-    assert not here.look() and here.queue.calls == []
+    cluster = site(array())
+    monkeypatch.setattr(type(cluster.writer.fault), "open", property(lambda self: True))
+    assert not cluster.run_round() and cluster.queue.calls == []
 
 
 def test_gres_counts_of_slurm_are_the_capacity_when_supply_is_not_managed(tmp_path: Path) -> None:
     queue = Queue(job(1, "1g.6gb"), job(2, "1g.6gb"))
-    here = Site(f"sqlite:///{tmp_path}/db", queue)
+    cluster = Site(f"sqlite:///{tmp_path}/db", queue)
     try:
-        here.managed = False
-        here.nodes = (
+        cluster.managed = False
+        cluster.nodes = (
             NodeRow("a1", frozenset({"IDLE"}), gres={"1g.6gb": 1}, partitions=("mig",)),
             NodeRow("h1", frozenset({"IDLE"}), gres={"1g.10gb": 1}, partitions=("mig",)),
             NodeRow("cat", frozenset({"DOWN"}), gres={"1g.10gb": 9}, partitions=("mig",)),
         )
-        here.decide("abc12345")
-        assert here.look() and kinds(queue) == {1: "1g.6gb", 2: "1g.10gb"}
+        cluster.decide("abc12345")
+        assert cluster.run_round() and kinds(queue) == {1: "1g.6gb", 2: "1g.10gb"}
     finally:
-        here.close()
+        cluster.close()
 
 
 def test_round_updates_any_number_of_jobs_with_one_process(site: Callable[..., Site]) -> None:
-    here = site(*(job(n) for n in range(1, 40)), array(100, 4))
-    here.decide("abc12345")
-    assert here.look()
-    assert [set(call) >= {"100"} for call in here.queue.calls] == [True, False], "the second knows the decisions"
-    assert len(here.queue.calls[1]) > 10
+    cluster = site(*(job(n) for n in range(1, 40)), array(100, 4))
+    cluster.decide("abc12345")
+    assert cluster.run_round()
+    assert [set(call) >= {"100"} for call in cluster.queue.calls] == [True, False], (
+        "the second call has the jobs whose decisions were queried"
+    )
+    assert len(cluster.queue.calls[1]) > 10
 
 
 def test_replay_of_recorded_dispatch_makes_the_same_decisions(site: Callable[..., Site], tmp_path: Path) -> None:
     """Re-types, throttles and changes that Slurm did not confirm, over segments of three rounds; also without names."""
     service = array(9, 20, comment=SERVICE, user="eve")
     one, other = tied(61), tied(62, 61)
-    here = site(job(1, name="ann's"), job(2), array(40, 12, "1g.10gb"), service, one, other)
-    here.managed = False
-    here.nodes = (
+    cluster = site(job(1, name="ann's"), job(2), array(40, 12, "1g.10gb"), service, one, other)
+    cluster.managed = False
+    cluster.nodes = (
         NodeRow("a1", frozenset({"IDLE"}), gres={"1g.6gb": 1}, partitions=("mig",)),
         NodeRow("h1", frozenset({"IDLE"}), gres={"1g.10gb": 5}, partitions=("mig",)),
     )
-    recorder = FlightRecorder(tmp_path / "decisions", here.control.settings, hours=8 * 3 / 3600, megabytes=1)
-    here.control.recorder = recorder
-    here.decide("abc12345")
+    recorder = FlightRecorder(tmp_path / "decisions", cluster.control.settings, hours=8 * 3 / 3600, megabytes=1)
+    cluster.control.recorder = recorder
+    cluster.decide("abc12345")
     for number in range(12):
-        here.queue.broken = number < 2  # Slurm makes the changes but does not confirm them
-        here.queue.rows[5] = job(5, "1g.6gb", submit=here.now)
+        cluster.queue.broken = number < 2  # Slurm makes the changes but does not confirm them
+        cluster.queue.rows[5] = job(5, "1g.6gb", submit=cluster.now)
         if number == 5:
-            served(here, 30_000.0, 100.0)
-        here.look()
+            served(cluster, 30_000.0, 100.0)
+        cluster.run_round()
         recorder.flush()
     recorder.close()
     entries = [entry for path in segments(tmp_path / "decisions") for entry in read_entries(path)]
@@ -515,4 +519,4 @@ def test_replay_of_recorded_dispatch_makes_the_same_decisions(site: Callable[...
     for recording in (entries, without):
         rounds = list(replay(json.loads(json.dumps(recording))))
         assert rounds[-1].segment > 2
-        assert not any(one.differences or one.unknown for one in rounds)
+        assert not any(recorded.differences or recorded.unknown for recorded in rounds)

@@ -88,16 +88,16 @@ def test_gpu_is_not_divided_when_its_job_should_not_be_restarted(
 )
 def test_no_gpu_is_divided_for_a_job_that_ends_soon_shares_or_lacks_cpus(job: ElasticJob) -> None:
     host = runs(1, slot(ALL, 0))
-    space = replace(gpu(host), cpus=4)
-    assert lend([space], [host, job], {}, NOW, RULES).divisions == ()
-    assert lend([space], [host, waits(2, cpus=4)], {}, NOW, RULES).divisions
+    capacity = replace(gpu(host), cpus=4)
+    assert lend([capacity], [host, job], {}, NOW, RULES).divisions == ()
+    assert lend([capacity], [host, waits(2, cpus=4)], {}, NOW, RULES).divisions
 
 
 def test_divisions_on_a_node_need_cpus_for_all_of_their_jobs() -> None:
     hosts = [runs(number, slot(ALL, 0), gpu=number) for number in range(2)]
-    spaces = [replace(gpu(host, number=number), cpus=4) for number, host in enumerate(hosts)]
+    capacities = [replace(gpu(host, number=number), cpus=4) for number, host in enumerate(hosts)]
     waiting = [waits(10, cpus=3), waits(11, cpus=3)]
-    (division,) = lend(spaces, [*hosts, *waiting], {}, NOW, RULES).divisions
+    (division,) = lend(capacities, [*hosts, *waiting], {}, NOW, RULES).divisions
     assert 11 not in division.profiles
 
 
@@ -116,8 +116,8 @@ def test_two_divisions_never_name_the_same_job() -> None:
     second = replace(runs(2, slot(ONE, 0), gpu=2), speeds={ONE: 0.25, TWO: 0.7})
     host = runs(3, slot(ALL, 0), gpu=1)
     taken = (slot(THREE, 4), slot(TWO, 2), slot(ONE, 1))
-    spaces = [gpu(first, taken=(slot(THREE, 4),)), gpu(host, number=1), gpu(second, number=2, taken=taken)]
-    divisions = divide(spaces, [first, second, host], [], NOW, RULES, 8)
+    capacities = [gpu(first, taken=(slot(THREE, 4),)), gpu(host, number=1), gpu(second, number=2, taken=taken)]
+    divisions = divide(capacities, [first, second, host], [], NOW, RULES, 8)
     named = [job for division in divisions for job in division.profiles]
     assert divisions and len(named) == len(set(named))
 
@@ -155,20 +155,20 @@ def test_no_more_jobs_are_stopped_than_may_be_released_in_a_round() -> None:
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[list[GpuCapacity], list[ElasticJob], list[ElasticJob]]:
     """GPUs with any layout, with slots of inference and loans of jobs that may or may not be changed; waiting jobs."""
-    spaces, jobs, number = [], [], 0
+    capacities, jobs, number = [], [], 0
     for index in range(draw(st.integers(1, 3))):
-        here, taken = [], []
+        on_gpu, taken = [], []
         for where in draw(st.sampled_from(LAYOUTS)).slots:
             kind = draw(st.sampled_from(["job", "job", "young", "inference"]))
             if kind == "inference":
                 taken.append(where)
                 continue
             number += 1
-            here.append(runs(number, where, index, since=NOW - (10 if kind == "young" else 4000)))
-        jobs += here
-        spaces.append(gpu(*here, number=index, taken=tuple(taken)))
+            on_gpu.append(runs(number, where, index, since=NOW - (10 if kind == "young" else 4000)))
+        jobs += on_gpu
+        capacities.append(gpu(*on_gpu, number=index, taken=tuple(taken)))
     waiting = [waits(100 + extra) for extra in range(draw(st.integers(0, 4)))]
-    return spaces, [*jobs, *waiting], waiting
+    return capacities, [*jobs, *waiting], waiting
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -176,16 +176,16 @@ def clusters(draw: st.DrawFn) -> tuple[list[GpuCapacity], list[ElasticJob], list
 def test_every_division_fits_beside_the_remaining_slots_and_does_more_work(
     cluster: tuple[list[GpuCapacity], list[ElasticJob], list[ElasticJob]],
 ) -> None:
-    spaces, jobs, waiting = cluster
+    capacities, jobs, waiting = cluster
     known = {job.job: job for job in jobs}
-    for division in divide(spaces, jobs, waiting, NOW, RULES, 8):
-        space = spaces[division.gpu]
-        staying = [loan for loan in space.lent if loan.job not in division.profiles]
-        used = Layout((*space.taken, *(loan.slot for loan in staying)))
+    for division in divide(capacities, jobs, waiting, NOW, RULES, 8):
+        capacity = capacities[division.gpu]
+        staying = [loan for loan in capacity.lent if loan.job not in division.profiles]
+        used = Layout((*capacity.taken, *(loan.slot for loan in staying)))
         assert len(plan_free(H100, used, division.profiles.values())) == len(division.profiles)
         assert all(known[job].place is None or NOW - known[job].since >= 300 for job in division.profiles)
-        before = sum(known[loan.job].speeds[loan.slot.profile] for loan in space.lent)
-        moved = [known[job] for job in division.profiles if job not in {loan.job for loan in space.lent}]
+        before = sum(known[loan.job].speeds[loan.slot.profile] for loan in capacity.lent)
+        moved = [known[job] for job in division.profiles if job not in {loan.job for loan in capacity.lent}]
         before += sum(job.speeds[job.place.slot.profile] for job in moved if job.place is not None)
         after = sum(ROOT[profile] for profile in division.profiles.values())
         after += sum(ROOT[loan.slot.profile] for loan in staying)
@@ -205,8 +205,8 @@ def test_round_evaluates_few_divisions_even_on_a_large_cluster(monkeypatch: pyte
     curves = [{profile: speed ** (1 + number / 1000) for profile, speed in ROOT.items()} for number in range(200)]
     hosts = [replace(host, speeds=curve) for host, curve in zip(hosts, curves, strict=True)]
     waiting = [ElasticJob(1000 + number, curve, costs=COSTS) for number, curve in enumerate(curves)]
-    spaces = [gpu(host, number=number) for number, host in enumerate(hosts)]
-    divide(spaces, [*hosts, *waiting], waiting, NOW, RULES, 8)
+    capacities = [gpu(host, number=number) for number, host in enumerate(hosts)]
+    divide(capacities, [*hosts, *waiting], waiting, NOW, RULES, 8)
     assert len(built) <= 4 * 8 * 3
 
 
@@ -347,7 +347,7 @@ def test_waiting_job_gets_a_division_or_a_shared_slice_but_not_both(world: MakeW
     for _ in range(60):
         w.step()
     assert {first, third} <= w.running()
-    assert not (w.row(first).restarts and w.nodes.second), "one of both is enough"
+    assert not (w.row(first).restarts and w.nodes.second), "one of the two is enough"
 
 
 def test_host_that_shares_its_slice_is_not_stopped_for_a_third_job(world: MakeWorld) -> None:

@@ -69,16 +69,16 @@ def rewritten(path: Path, to: Path, cut: int) -> Path:
 def test_replay_of_a_recorded_day_makes_the_same_decisions(day: Path) -> None:
     rounds = list(replay(entries(day)))
     assert len(rounds) == 260
-    assert {one.segment for one in rounds} == {1, 2, 3, 4}
-    assert [one.differences for one in rounds if one.differences] == []
-    assert not any(one.unknown for one in rounds)
+    assert {recorded.segment for recorded in rounds} == {1, 2, 3, 4}
+    assert [recorded.differences for recorded in rounds if recorded.differences] == []
+    assert not any(recorded.unknown for recorded in rounds)
     kinds = {order[0] for entry in entries(day) for order in entry.get("actions", {}).get("orders", ())}
     assert kinds >= {"release", "signal", "requeue"}
 
 
 def test_each_segment_can_be_replayed_alone(day: Path) -> None:
     for path in segments(day):
-        assert not any(one.differences for one in replay(read_entries(path)))
+        assert not any(step.differences for step in replay(read_entries(path)))
 
 
 def test_memory_with_former_names_of_its_parts_is_read(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_replay_with_another_setting_shows_changed_orders(day: Path) -> None:
         rules = settings.lending.rules
         return replace(settings, lending=replace(settings.lending, rules=replace(rules, most_releases=1)))
 
-    differences = [one for step in replay(entries(day), patient) for one in step.differences]
-    orders = next(one for one in differences if one.what == "orders")
+    differences = [difference for step in replay(entries(day), patient) for difference in step.differences]
+    orders = next(difference for difference in differences if difference.what == "orders")
     assert len(orders.recorded) > 1 and len(orders.replayed) == 1
     assert any("job " in why for why in orders.why_recorded)
 
@@ -112,9 +112,9 @@ def test_replay_with_another_preference_shows_changed_offers(day: Path) -> None:
         assert settings.supply is not None
         return replace(settings, supply=replace(settings.supply, preference=(Profile(1, 10),)))
 
-    differences = [one for step in replay(entries(day), small) for one in step.differences]
-    offers = [one for one in differences if one.what == "offer"]
-    assert {one.subject for one in offers} <= {"n1", "n2"}
+    differences = [difference for step in replay(entries(day), small) for difference in step.differences]
+    offers = [difference for difference in differences if difference.what == "offer"]
+    assert {offer.subject for offer in offers} <= {"n1", "n2"}
     assert offers[0].recorded["offers"] != offers[0].replayed["offers"]
 
 
@@ -125,7 +125,7 @@ def test_truncated_end_of_a_segment_is_ignored(day: Path, tmp_path: Path) -> Non
     cut = tmp_path / "member.gz"
     cut.write_bytes(whole.read_bytes()[:-200])
     assert 1 < len(list(read_entries(cut))) < count
-    assert not any(one.differences for one in replay(read_entries(cut)))
+    assert not any(step.differences for step in replay(read_entries(cut)))
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"now": NaN}', '{"now": 1'], ids=["deep", "nan", "cut off"])
@@ -159,7 +159,7 @@ def test_old_segments_are_removed(tmp_path: Path) -> None:
     rounds = list(replay(entry for path in kept for entry in read_entries(path)))
     assert 40 <= len(rounds) <= 40 + 2 * 8
     assert rounds[-1].at == now
-    assert not any(one.differences for one in rounds)
+    assert not any(recorded.differences for recorded in rounds)
 
 
 def test_recordings_take_no_more_disk_space_than_allowed(tmp_path: Path) -> None:
@@ -187,11 +187,11 @@ def test_recording_resumes_once_the_disk_is_writable(tmp_path: Path, caplog: pyt
         now[0] += 600
         play_day(w, recorder, 30)
     recorder.close()
-    begun, ended = [one.getMessage() for one in caplog.records if one.name.endswith("flightrecorder")]
+    begun, ended = [entry.getMessage() for entry in caplog.records if entry.name.endswith("flightrecorder")]
     assert begun.startswith("decisions are not recorded: ") and str(directory) in begun
     assert ended.startswith("decisions are not recorded: recovered after 600 s")
     rounds = list(replay(entries(directory)))
-    assert rounds[-1].at == w.clock.time() and not any(one.differences for one in rounds)
+    assert rounds[-1].at == w.clock.time() and not any(recorded.differences for recorded in rounds)
     w.close()
 
 
@@ -213,12 +213,12 @@ def test_round_that_cannot_be_recorded_ends_only_its_segment(
         for _ in range(3):
             now[0] += 600
             play_day(w, recorder, 5)
-    assert sum("nobody thought of" in one.getMessage() for one in caplog.records) == 1
+    assert sum("nobody thought of" in entry.getMessage() for entry in caplog.records) == 1
     now[0] += 600
     play_day(w, recorder, 5)
     recorder.close()
     rounds = list(replay(entries(tmp_path / "decisions")))
-    assert rounds[-1].at == w.clock.time() and not any(one.differences for one in rounds)
+    assert rounds[-1].at == w.clock.time() and not any(recorded.differences for recorded in rounds)
     w.close()
 
 
@@ -268,7 +268,7 @@ def test_recording_stops_when_one_segment_exceeds_the_allowed_space(
     with caplog.at_level(logging.WARNING, "slurm_migbatch.daemon.flightrecorder"):
         play_day(w, recorder, 5)
     recorder.close()
-    (message,) = [one.getMessage() for one in caplog.records if one.name.endswith("flightrecorder")]
+    (message,) = [entry.getMessage() for entry in caplog.records if entry.name.endswith("flightrecorder")]
     assert message.startswith("decisions are no longer recorded: [daemon] record_mb is too small")
     w.close()
 
@@ -288,7 +288,7 @@ def test_rounds_that_exceed_the_queue_are_skipped_and_the_rest_replays(tmp_path:
     recorder.close()
     w.close()
     rounds = list(replay(entry for path in segments(tmp_path / "decisions") for entry in read_entries(path)))
-    assert rounds and not any(one.differences for one in rounds)
+    assert rounds and not any(recorded.differences for recorded in rounds)
 
 
 def test_every_attribute_of_the_memory_is_recorded_or_listed_as_derived(day: Path) -> None:
@@ -297,11 +297,11 @@ def test_every_attribute_of_the_memory_is_recorded_or_listed_as_derived(day: Pat
     w.step()
     found = [w.control.memory]
     while found:
-        thing = found.pop()
-        kept = REMEMBERED[type(thing)]
-        assert vars(thing).keys() == kept.keys() | DERIVED.get(type(thing).__name__, set()), type(thing)
-        parts = [getattr(thing, name) for name in kept]
-        parts += [part for each in parts if isinstance(each, dict) for part in each.values()]
+        remembered = found.pop()
+        kept = REMEMBERED[type(remembered)]
+        assert vars(remembered).keys() == kept.keys() | DERIVED.get(type(remembered).__name__, set()), type(remembered)
+        parts = [getattr(remembered, name) for name in kept]
+        parts += [part for value in parts if isinstance(value, dict) for part in value.values()]
         found += [part for part in parts if type(part) in REMEMBERED]
     w.close()
 
@@ -319,7 +319,7 @@ def test_a_recording_is_json_lines(day: Path) -> None:
 def migbatch(*arguments: object) -> tuple[int, str]:
     """The exit code, and what was written to both streams."""
     with redirect_stdout(StringIO()) as text, redirect_stderr(text):
-        code = run(cli, "migbatch", ["replay", *(str(one) for one in arguments)])
+        code = run(cli, "migbatch", ["replay", *(str(argument) for argument in arguments)])
     return code, text.getvalue()
 
 
@@ -339,7 +339,7 @@ def test_replay_command_shows_differences_under_another_configuration(day: Path,
     lines = [json.loads(line) for line in output.splitlines()]
     assert code == 1
     assert lines[-1]["rounds"] == 260
-    assert {one["what"] for one in lines[:-1]} >= {"orders", "offer"}
+    assert {line["what"] for line in lines[:-1]} >= {"orders", "offer"}
 
 
 @pytest.mark.parametrize(

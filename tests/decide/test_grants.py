@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.decide.lending.allocation import Hysteresis, RestartCosts
 from slurm_migbatch.decide.lending.grants import lend
-from slurm_migbatch.decide.lending.least_loss import rooms_for
+from slurm_migbatch.decide.lending.least_loss import lent_sets_for
 from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
 from slurm_migbatch.decide.lending.model import LendingRules, LendingView, WaitingInference
 from slurm_migbatch.decide.lending.reclaim import reclaim_loans as reclaim_for
@@ -42,7 +42,9 @@ ONE, DOUBLE, TWO, THREE, FOUR, ALL = (
 )
 PLAIN = (ONE, DOUBLE, TWO, THREE, FOUR, ALL)
 ROOT = {profile: usual_speed(H100, profile) for profile in PLAIN}
-LAYOUTS = {gpu.name: [one for one in layouts(gpu) if all(not p.suffix for p in one.profiles)] for gpu in (H100, A30)}
+LAYOUTS = {
+    gpu.name: [layout for layout in layouts(gpu) if all(not p.suffix for p in layout.profiles)] for gpu in (H100, A30)
+}
 NOW = 100_000.0
 RULES = Hysteresis(first_s=300, growth=2, most_s=3600, loan_s=600, idle_s=120, rest_s=900, gain=1.35)
 
@@ -73,26 +75,26 @@ def runs(job, where, speeds=ROOT, **more):
 @st.composite
 def clusters(draw):
     """GPUs with any legal layout, divided between inference and loans; waiting jobs; a reserve."""
-    spaces, elastic_jobs, job = [], [], itertools.count()
+    capacities, elastic_jobs, job = [], [], itertools.count()
     names = ["n0", "n1"]
     for number in range(draw(st.integers(1, 4))):
         node = draw(st.sampled_from(names))
         model = draw(st.sampled_from([H100, H100, A30]))
         layout = draw(st.sampled_from(LAYOUTS[model.name]))
         taken, lent = [], []
-        for one in layout.slots:
+        for held in layout.slots:
             if draw(st.booleans()):
-                taken.append(one)
+                taken.append(held)
                 continue
             name = next(job)
-            lent.append(LentSlot(one, name))
+            lent.append(LentSlot(held, name))
             speeds = {**ROOT, **{p: usual_speed(A30, p) for p in within(A30, None, None)}}
             since = draw(st.sampled_from([0.0, NOW - 10]))
             elastic_jobs.append(
-                runs(name, SlotReference(node, number, one), speeds, account=draw(st.sampled_from("ab")), since=since)
+                runs(name, SlotReference(node, number, held), speeds, account=draw(st.sampled_from("ab")), since=since)
             )
         idle = draw(st.sampled_from([0.0, NOW - 10]))
-        spaces.append(GpuCapacity(node, number, model, tuple(taken), tuple(lent), idle_since=idle))
+        capacities.append(GpuCapacity(node, number, model, tuple(taken), tuple(lent), idle_since=idle))
     speed = st.sampled_from([0.0, 0.2, 0.4, 0.6, 1.0])
     for _ in range(draw(st.integers(0, 8))):
         elastic_jobs.append(
@@ -105,49 +107,51 @@ def clusters(draw):
             )
         )
     reserve = draw(st.dictionaries(st.sampled_from([*PLAIN, Profile.parse("2g.12gb")]), st.integers(1, 3), max_size=2))
-    return spaces, draw(st.permutations(elastic_jobs)), reserve, draw(st.sampled_from([None, 0, 2]))
+    return capacities, draw(st.permutations(elastic_jobs)), reserve, draw(st.sampled_from([None, 0, 2]))
 
 
-def decided(spaces, elastic_jobs, found):
+def layouts_after(capacities, elastic_jobs, found):
     """Used layouts after all grants and grows have been carried out."""
     moved = {grow.job for grow in found.grows}
     used = {}
-    for space in spaces:
-        kept = [one.slot for one in space.lent if one.job not in moved]
-        used[space.node, space.gpu] = Layout([*space.taken, *kept])
-    for one in [*found.grants, *found.grows]:
-        where = one.place.node, one.place.gpu
-        assert used[where].free_of(one.place.slot.placement)
-        used[where] = used[where].add(one.place.slot)
+    for capacity in capacities:
+        kept = [loan.slot for loan in capacity.lent if loan.job not in moved]
+        used[capacity.node, capacity.gpu] = Layout([*capacity.taken, *kept])
+    for grant in [*found.grants, *found.grows]:
+        where = grant.place.node, grant.place.gpu
+        assert used[where].free_of(grant.place.slot.placement)
+        used[where] = used[where].add(grant.place.slot)
     return used
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
 def test_grants_are_legal_on_every_gpu_and_meet_each_jobs_constraints(cluster):
-    spaces, elastic_jobs, reserve, releases = cluster
-    found = lend(spaces, elastic_jobs, reserve, NOW, RULES, releases)
-    for (node, number), used in decided(spaces, elastic_jobs, found).items():
-        next(space for space in spaces if (space.node, space.gpu) == (node, number)).geometry.check(used)
-    by_job = {one.job: one for one in elastic_jobs}
+    capacities, elastic_jobs, reserve, releases = cluster
+    found = lend(capacities, elastic_jobs, reserve, NOW, RULES, releases)
+    for (node, number), used in layouts_after(capacities, elastic_jobs, found).items():
+        next(capacity for capacity in capacities if (capacity.node, capacity.gpu) == (node, number)).geometry.check(
+            used
+        )
+    by_job = {elastic_job.job: elastic_job for elastic_job in elastic_jobs}
     every: list[Release | Grow] = [*found.grants, *found.grows]
-    for one in every:
-        trainee = by_job[one.job]
-        assert one.place.slot.profile == one.profile
-        assert trainee.speeds[one.profile] > 0
-        assert trainee.nodes is None or one.place.node in trainee.nodes
-        space = next(space for space in spaces if (space.node, space.gpu) == one.place[:2])
-        assert RULES.may_lend(NOW, space.idle_since, space.reclaimed)
-    waiting = [one.job for one in elastic_jobs if one.place is None]
-    assert sorted([*(one.job for one in found.grants), *found.lacking]) == sorted(waiting)
-    assert all(by_job[one.job].place is not None for one in found.grows)
+    for grant in every:
+        trainee = by_job[grant.job]
+        assert grant.place.slot.profile == grant.profile
+        assert trainee.speeds[grant.profile] > 0
+        assert trainee.nodes is None or grant.place.node in trainee.nodes
+        capacity = next(capacity for capacity in capacities if (capacity.node, capacity.gpu) == grant.place[:2])
+        assert RULES.may_lend(NOW, capacity.idle_since, capacity.reclaimed)
+    waiting = [elastic_job.job for elastic_job in elastic_jobs if elastic_job.place is None]
+    assert sorted([*(grant.job for grant in found.grants), *found.lacking]) == sorted(waiting)
+    assert all(by_job[grant.job].place is not None for grant in found.grows)
 
 
-def places(spaces, used, reserve, most):
+def places(capacities, used, reserve, most):
     """How many of the reserve's profiles can be placed beside the used slots, by trying every way."""
     best = 0
     wanted = [profile for profile, count in reserve.items() for _ in range(count)]
-    where = [(space.geometry, used[space.node, space.gpu]) for space in spaces]
+    where = [(capacity.geometry, used[capacity.node, capacity.gpu]) for capacity in capacities]
     for division in itertools.product(range(len(where) + 1), repeat=len(wanted)):
         met = 0
         for number, (model, layout) in enumerate(where):
@@ -165,39 +169,43 @@ def places(spaces, used, reserve, most):
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
 def test_grants_leave_the_reserve_its_room(cluster):
-    spaces, elastic_jobs, reserve, releases = cluster
-    found = lend(spaces, elastic_jobs, reserve, NOW, RULES, releases)
+    capacities, elastic_jobs, reserve, releases = cluster
+    found = lend(capacities, elastic_jobs, reserve, NOW, RULES, releases)
     kept = sum(reserve.values()) - sum(found.short.values())
-    assert places(spaces, decided(spaces, elastic_jobs, found), reserve, kept) >= kept
+    assert places(capacities, layouts_after(capacities, elastic_jobs, found), reserve, kept) >= kept
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
 def test_grants_respect_the_limit_of_a_round_and_the_order_of_slurm(cluster):
-    spaces, elastic_jobs, reserve, releases = cluster
-    found = lend(spaces, elastic_jobs, reserve, NOW, RULES, releases)
+    capacities, elastic_jobs, reserve, releases = cluster
+    found = lend(capacities, elastic_jobs, reserve, NOW, RULES, releases)
     assert releases is None or len(found.grants) + len(found.grows) <= releases
     # No job goes without a slice for the sake of a job behind it.
     half = len(elastic_jobs) // 2
-    first = [one for number, one in enumerate(elastic_jobs) if number < half or one.place is not None]
-    begin = lend(spaces, first, reserve, NOW, RULES, releases)
+    first = [
+        elastic_job for number, elastic_job in enumerate(elastic_jobs) if number < half or elastic_job.place is not None
+    ]
+    begin = lend(capacities, first, reserve, NOW, RULES, releases)
     assert begin.lacking.items() <= found.lacking.items()
-    assert found == lend(spaces, elastic_jobs, reserve, NOW, RULES, releases)
+    assert found == lend(capacities, elastic_jobs, reserve, NOW, RULES, releases)
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------
 
 
-def best_sum(spaces, elastic_jobs, worths):
+def best_sum(capacities, elastic_jobs, worths):
     """The greatest sum of worths in which every job has a slice, by brute force."""
-    options = [[(p, at) for p in worths[one.job] for at in range(len(spaces))] for one in elastic_jobs]
+    options = [
+        [(p, at) for p in worths[elastic_job.job] for at in range(len(capacities))] for elastic_job in elastic_jobs
+    ]
     best = 0.0
     for chosen in itertools.product(*options):
-        worth = sum(worths[one.job][p] for one, (p, _) in zip(elastic_jobs, chosen, strict=True))
+        worth = sum(worths[elastic_job.job][p] for elastic_job, (p, _) in zip(elastic_jobs, chosen, strict=True))
         if worth > best and all(
-            len(plan_free(space.geometry, space.used, sorted((p for p, at in chosen if at == i), reverse=True)))
+            len(plan_free(capacity.geometry, capacity.used, sorted((p for p, at in chosen if at == i), reverse=True)))
             == sum(at == i for _, at in chosen)
-            for i, space in enumerate(spaces)
+            for i, capacity in enumerate(capacities)
         ):
             best = worth
     return best
@@ -205,7 +213,7 @@ def best_sum(spaces, elastic_jobs, worths):
 
 @st.composite
 def few(draw, gpus, most):
-    spaces = [gpu(i, draw(st.sampled_from(LAYOUTS[H100.name])).slots) for i in range(gpus)]
+    capacities = [gpu(i, draw(st.sampled_from(LAYOUTS[H100.name])).slots) for i in range(gpus)]
     elastic_jobs = []
     for job in range(draw(st.integers(1, most))):
         curve = draw(st.lists(st.floats(0.05, 1.0), min_size=4, max_size=4))
@@ -213,22 +221,24 @@ def few(draw, gpus, most):
         for small in draw(st.sets(st.sampled_from([ONE, TWO]), max_size=1)):
             speeds[small] = 0.0
         elastic_jobs.append(waits(job, speeds))
-    return spaces, elastic_jobs
+    return capacities, elastic_jobs
 
 
-def compared(spaces, elastic_jobs):
+def compared(capacities, elastic_jobs):
     """The sum of worths that was reached and the greatest possible one; None if a job got nothing."""
-    found = lend(spaces, elastic_jobs, {}, NOW, RULES)
+    found = lend(capacities, elastic_jobs, {}, NOW, RULES)
     if found.lacking:
         return None
-    share = max(1.0, sum(7 - sum(s.profile.compute for s in space.taken) for space in spaces) / len(elastic_jobs))
+    share = max(
+        1.0, sum(7 - sum(s.profile.compute for s in capacity.taken) for capacity in capacities) / len(elastic_jobs)
+    )
     worths = {}
-    for one in elastic_jobs:
-        useful = sorted(p for p in one.speeds if one.speeds[p] > 0)
+    for elastic_job in elastic_jobs:
+        useful = sorted(p for p in elastic_job.speeds if elastic_job.speeds[p] > 0)
         fair = ([useful[0]] + [p for p in useful if p.compute <= share])[-1]
-        worths[one.job] = {p: one.speeds[p] / one.speeds[fair] for p in useful}
-    assert all(one.worth == pytest.approx(worths[one.job][one.profile]) for one in found.grants)
-    return sum(one.worth for one in found.grants), best_sum(spaces, elastic_jobs, worths)
+        worths[elastic_job.job] = {p: elastic_job.speeds[p] / elastic_job.speeds[fair] for p in useful}
+    assert all(grant.worth == pytest.approx(worths[grant.job][grant.profile]) for grant in found.grants)
+    return sum(grant.worth for grant in found.grants), best_sum(capacities, elastic_jobs, worths)
 
 
 @settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -243,13 +253,13 @@ def test_sizes_are_optimal_in_most_random_cases(gpus, cases, exact):
     draw = random.Random(7)
     ratios = []
     while len(ratios) < cases:
-        spaces = [gpu(i, draw.choice(LAYOUTS[H100.name]).slots if draw.random() < 0.6 else ()) for i in range(gpus)]
+        capacities = [gpu(i, draw.choice(LAYOUTS[H100.name]).slots if draw.random() < 0.6 else ()) for i in range(gpus)]
         elastic_jobs = []
         for job in range(draw.randint(1, 3)):
             curve = sorted(draw.uniform(0.05, 1.0) for _ in range(4))
             speeds = dict(zip((ONE, TWO, THREE, ALL), curve, strict=True))
             elastic_jobs.append(waits(job, speeds | ({ONE: 0.0} if draw.random() < 0.3 else {})))
-        sums = compared(spaces, elastic_jobs)
+        sums = compared(capacities, elastic_jobs)
         if sums is not None:
             ratios.append(sums[0] / sums[1])
     assert sum(ratio > 1 - 1e-9 for ratio in ratios) >= exact * cases
@@ -258,7 +268,7 @@ def test_sizes_are_optimal_in_most_random_cases(gpus, cases, exact):
 
 def test_every_job_gets_a_slice_before_any_job_gets_a_larger_one():
     found = lend([gpu()], [waits(job) for job in range(7)], {}, NOW, RULES)
-    assert Counter(one.profile for one in found.grants) == {ONE: 7}
+    assert Counter(grant.profile for grant in found.grants) == {ONE: 7}
     assert not found.lacking
 
 
@@ -271,24 +281,24 @@ def test_single_job_gets_the_smallest_slice_with_its_highest_speed():
 
 def test_jobs_get_a_gpu_each_else_the_one_that_gains_more_the_larger_slice():
     found = lend([gpu(0), gpu(1)], [waits("a"), waits("b")], {}, NOW, RULES)
-    assert {(one.profile, one.place.gpu) for one in found.grants} == {(ALL, 0), (ALL, 1)}
+    assert {(grant.profile, grant.place.gpu) for grant in found.grants} == {(ALL, 0), (ALL, 1)}
     steep, flat = {ONE: 0.1, THREE: 0.4, FOUR: 0.6}, {ONE: 0.5, THREE: 0.55, FOUR: 0.6}
     found = lend([gpu()], [waits("flat", flat), waits("steep", steep)], {}, NOW, RULES)
-    assert {one.job: one.profile for one in found.grants} == {"flat": THREE, "steep": FOUR}
+    assert {grant.job: grant.profile for grant in found.grants} == {"flat": THREE, "steep": FOUR}
 
 
 def test_loan_is_placed_where_it_leaves_the_largest_free_space():
-    spaces = [gpu(0), gpu(1, taken=[slot(FOUR, 0)])]
-    (grant,) = lend(spaces, [waits("j", {ONE: 1.0})], {}, NOW, RULES).grants
+    capacities = [gpu(0), gpu(1, taken=[slot(FOUR, 0)])]
+    (grant,) = lend(capacities, [waits("j", {ONE: 1.0})], {}, NOW, RULES).grants
     assert grant.place == SlotReference("n0", 1, slot(ONE, 6))
 
 
 # -- what is not lent ------------------------------------------------------------------------------------------------
 
 
-def why(spaces, *elastic_jobs, reserve=None, releases=None):
-    found = lend(spaces, elastic_jobs, reserve or {}, NOW, RULES, releases)
-    return [found.lacking.get(one.job, "given") for one in elastic_jobs]
+def why(capacities, *elastic_jobs, reserve=None, releases=None):
+    found = lend(capacities, elastic_jobs, reserve or {}, NOW, RULES, releases)
+    return [found.lacking.get(elastic_job.job, "given") for elastic_job in elastic_jobs]
 
 
 def test_each_reason_for_not_lending_is_reported():
@@ -305,37 +315,40 @@ def test_each_reason_for_not_lending_is_reported():
 
 def test_job_kept_out_only_by_the_reserve_gets_its_fair_share_or_nothing():
     found = lend([gpu()], [waits("a"), waits("b")], {ALL: 1}, NOW, RULES)
-    assert [(one.job, one.profile, one.reserved) for one in found.grants] == [("a", FOUR, True), ("b", THREE, True)]
+    assert [(grant.job, grant.profile, grant.reserved) for grant in found.grants] == [
+        ("a", FOUR, True),
+        ("b", THREE, True),
+    ]
     assert found.short == {ALL: 1}
     assert not lend([gpu()], [waits("a")], {ONE: 1}, NOW, RULES).grants[0].reserved
     large, running = on(ALL, 0, "r")
-    room_for_one = gpu(1, taken=[slot(FOUR, 0), slot(TWO, 4)])
-    found = lend([large, room_for_one], [running, waits("a")], {ONE: 1}, NOW, RULES)
+    fits_one = gpu(1, taken=[slot(FOUR, 0), slot(TWO, 4)])
+    found = lend([large, fits_one], [running, waits("a")], {ONE: 1}, NOW, RULES)
     assert (found.grants, found.short) == ((), {})
 
 
 def test_rest_of_the_reserve_is_kept_when_jobs_start_in_it():
     found = lend([gpu(0), gpu(1)], [waits(job, {ALL: 1.0}) for job in "ab"], {ALL: 1}, NOW, RULES)
-    assert [(one.job, one.reserved) for one in found.grants] == [("a", False), ("b", True)]
+    assert [(grant.job, grant.reserved) for grant in found.grants] == [("a", False), ("b", True)]
     assert found.short == {ALL: 1}
     found = lend([gpu(0), gpu(1)], [waits("a", {ALL: 1.0})], {THREE: 4}, NOW, RULES, 1)
-    assert [one.reserved for one in found.grants] == [True]
+    assert [grant.reserved for grant in found.grants] == [True]
     assert found.short == {THREE: 2}
     assert not lend([gpu()], [waits("a")], {ALL: 1}, NOW, RULES, 0).grants
 
 
 def test_reserve_is_placed_on_gpus_that_may_not_be_lent_if_possible():
-    spaces = [gpu(0), gpu(1, idle_since=NOW - 60)]
-    found = lend(spaces, [waits("a")], {ALL: 1}, NOW, RULES)
-    assert [one.place.gpu for one in found.grants] == [0]
+    capacities = [gpu(0), gpu(1, idle_since=NOW - 60)]
+    found = lend(capacities, [waits("a")], {ALL: 1}, NOW, RULES)
+    assert [grant.place.gpu for grant in found.grants] == [0]
     assert not found.short
 
 
 def test_training_only_gpus_are_lent_first_and_hold_no_reserve():
-    spaces = [gpu(0, own=True, idle_since=NOW), gpu(1)]
-    found = lend(spaces, [waits("a"), waits("b")], {ALL: 1}, NOW, RULES)
-    assert [one.place.gpu for one in found.grants] == [0, 0]
-    assert lend(spaces[:1], [waits("a")], {ALL: 1}, NOW, RULES).short == {ALL: 1}
+    capacities = [gpu(0, own=True, idle_since=NOW), gpu(1)]
+    found = lend(capacities, [waits("a"), waits("b")], {ALL: 1}, NOW, RULES)
+    assert [grant.place.gpu for grant in found.grants] == [0, 0]
+    assert lend(capacities[:1], [waits("a")], {ALL: 1}, NOW, RULES).short == {ALL: 1}
     leaving = gpu(0, own=True, reclaimed=math.inf)
     assert lend([leaving], [waits("a")], {}, NOW, RULES).lacking == {"a": "idle"}
 
@@ -343,20 +356,20 @@ def test_training_only_gpus_are_lent_first_and_hold_no_reserve():
 def test_reserve_without_room_is_reported_and_the_rest_is_lent():
     found = lend([gpu(taken=[slot(FOUR, 0)])], [waits("a")], {FOUR: 2}, NOW, RULES)
     assert found.short == {FOUR: 2}
-    assert [one.profile for one in found.grants] == [THREE]
+    assert [grant.profile for grant in found.grants] == [THREE]
 
 
 # -- growing ---------------------------------------------------------------------------------------------------------
 
 
 def on(profile, start, job, **more):
-    one = slot(profile, start)
-    return gpu(lent=[LentSlot(one, job)]), runs(job, SlotReference("n0", 0, one), **more)
+    placed = slot(profile, start)
+    return gpu(lent=[LentSlot(placed, job)]), runs(job, SlotReference("n0", 0, placed), **more)
 
 
 def test_job_grows_into_the_placement_of_its_own_slice_when_it_pays():
-    space, job = on(ONE, 0, "j", costs=RestartCosts(30, 30), left_s=5000)
-    (grow,) = lend([space], [job], {}, NOW, RULES).grows
+    capacity, job = on(ONE, 0, "j", costs=RestartCosts(30, 30), left_s=5000)
+    (grow,) = lend([capacity], [job], {}, NOW, RULES).grows
     assert (grow.before, grow.profile, grow.place.slot) == (ONE, ALL, slot(ALL, 0))
     assert grow.faster == pytest.approx(7**0.5)
     # On the whole GPU, its fair share, it works 570 of 600 s.
@@ -375,14 +388,14 @@ def test_job_grows_into_the_placement_of_its_own_slice_when_it_pays():
     ids=["too soon", "too often", "nearly done", "too dear", "too little"],
 )
 def test_job_does_not_grow_too_soon_too_often_or_for_too_little(more):
-    space, job = on(ONE, 0, "j", **({"left_s": 5000.0, "speeds": ROOT} | more))
-    assert lend([space], [job], {}, NOW, RULES).grows == ()
+    capacity, job = on(ONE, 0, "j", **({"left_s": 5000.0, "speeds": ROOT} | more))
+    assert lend([capacity], [job], {}, NOW, RULES).grows == ()
 
 
 def test_job_whose_slice_is_already_promised_grows_only_elsewhere():
     _, job = on(ONE, 0, "j", left_s=5000.0)
-    spaces = [gpu(0, taken=[slot(THREE, 0)]), gpu(1)]
-    (grow,) = lend(spaces, [job], {}, NOW, RULES).grows
+    capacities = [gpu(0, taken=[slot(THREE, 0)]), gpu(1)]
+    (grow,) = lend(capacities, [job], {}, NOW, RULES).grows
     assert grow.place.gpu == 1
 
 
@@ -408,9 +421,9 @@ def test_stopped_jobs_get_their_target_slices_before_the_reserve():
 
 
 def test_targets_on_several_gpus_are_granted_where_they_were_planned():
-    spaces = [gpu(0), gpu(1, taken=[slot(THREE, 4)])]
+    capacities = [gpu(0), gpu(1, taken=[slot(THREE, 4)])]
     jobs = [waits(1, target=goes_to(THREE, index=0)), waits(2, target=goes_to(FOUR, index=1))]
-    found = lend([*spaces], [*jobs, waits(3, target=goes_to(FOUR, index=0))], {}, NOW, RULES)
+    found = lend([*capacities], [*jobs, waits(3, target=goes_to(FOUR, index=0))], {}, NOW, RULES)
     assert {grant.job: (grant.profile, grant.place.gpu) for grant in found.grants} == {
         1: (THREE, 0),
         2: (FOUR, 1),
@@ -420,54 +433,57 @@ def test_targets_on_several_gpus_are_granted_where_they_were_planned():
 
 @pytest.mark.parametrize("more", [{"needs_s": 30.0}, {"shares": True}])
 def test_job_that_reports_it_ends_soon_or_shares_its_slice_is_not_grown(more):
-    space, job = on(ONE, 0, "j", left_s=5000.0, **more)
-    assert lend([space], [job], {}, NOW, RULES).grows == ()
+    capacity, job = on(ONE, 0, "j", left_s=5000.0, **more)
+    assert lend([capacity], [job], {}, NOW, RULES).grows == ()
 
 
 def test_no_job_grows_while_another_waits_for_the_room():
-    space, job = on(ONE, 0, "j", left_s=5000)
-    assert lend([space], [job, waits("w", {ALL: 1.0})], {}, NOW, RULES).grows == ()
-    assert len(lend([space], [job, waits("w", {THREE: 1.0})], {}, NOW, RULES).grows) == 1
+    capacity, job = on(ONE, 0, "j", left_s=5000)
+    assert lend([capacity], [job, waits("w", {ALL: 1.0})], {}, NOW, RULES).grows == ()
+    assert len(lend([capacity], [job, waits("w", {THREE: 1.0})], {}, NOW, RULES).grows) == 1
 
 
 # -- reclaiming ------------------------------------------------------------------------------------------------------
 
 
-def called_back(starts, spaces, elastic_jobs):
+def ended_for(starts, capacities, elastic_jobs):
     """The loans reclaimed for inference jobs of these profiles, and the GPUs after those jobs have started."""
-    job_of = {number: one.job for number, one in enumerate(elastic_jobs)}
+    job_of = {number: elastic_job.job for number, elastic_job in enumerate(elastic_jobs)}
     number_of = {job: number for number, job in job_of.items()}
     view = LendingView(
         now=NOW,
-        spaces=tuple(
-            replace(space, lent=tuple(replace(one, job=number_of[one.job]) for one in space.lent)) for space in spaces
+        capacities=tuple(
+            replace(capacity, lent=tuple(replace(loan, job=number_of[loan.job]) for loan in capacity.lent))
+            for capacity in capacities
         ),
         starts=tuple(
-            WaitingInference(1000 + number, (profile,), frozenset(space.node for space in spaces))
+            WaitingInference(1000 + number, (profile,), frozenset(capacity.node for capacity in capacities))
             for number, profile in enumerate(starts)
         ),
-        elastic_jobs=tuple(replace(one, job=number_of[one.job]) for one in elastic_jobs),
+        elastic_jobs=tuple(replace(elastic_job, job=number_of[elastic_job.job]) for elastic_job in elastic_jobs),
         loans={
-            number_of[one.job]: Loan(number_of[one.job], 0, one.since, str(one.place.slot.profile), State.RUNNING)
-            for one in elastic_jobs
-            if one.place is not None
+            number_of[elastic_job.job]: Loan(
+                number_of[elastic_job.job], 0, elastic_job.since, str(elastic_job.place.slot.profile), State.RUNNING
+            )
+            for elastic_job in elastic_jobs
+            if elastic_job.place is not None
         },
         job_views={number: JobView(JobRow(number), LoanHints()) for number in job_of},
     )
-    orders, ground = reclaim_for(view, LendingRules(hysteresis=RULES))
-    return [job_of[order.job] for order in orders], ground
+    orders, round_capacity = reclaim_for(view, LendingRules(hysteresis=RULES))
+    return [job_of[order.job] for order in orders], round_capacity
 
 
 def test_three_small_loans_are_reclaimed_for_one_large_inference_job():
     small = [slot(ONE, start) for start in (0, 1, 2)]
-    space = gpu(taken=[slot(THREE, 4)], lent=[LentSlot(one, i) for i, one in enumerate(small)])
-    jobs = [runs(i, SlotReference("n0", 0, one)) for i, one in enumerate(small)]
-    assert rooms_for(THREE, [space]) == [frozenset(SlotReference("n0", 0, one) for one in small)]
-    assert called_back([THREE], [space], jobs)[0] == [0, 1, 2]
+    capacity = gpu(taken=[slot(THREE, 4)], lent=[LentSlot(held, i) for i, held in enumerate(small)])
+    jobs = [runs(i, SlotReference("n0", 0, held)) for i, held in enumerate(small)]
+    assert lent_sets_for(THREE, [capacity]) == [frozenset(SlotReference("n0", 0, held) for held in small)]
+    assert ended_for([THREE], [capacity], jobs)[0] == [0, 1, 2]
 
 
 def test_loan_of_least_loss_is_reclaimed_and_all_its_room_is_used():
-    spaces = [
+    capacities = [
         gpu(0, [slot(THREE, 4)], [LentSlot(slot(FOUR, 0), "large")]),
         gpu(1, [slot(THREE, 4)], [LentSlot(slot(THREE, 0), "new")]),
     ]
@@ -475,11 +491,11 @@ def test_loan_of_least_loss_is_reclaimed_and_all_its_room_is_used():
         runs("large", SlotReference("n0", 0, slot(FOUR, 0)), since=0.0),
         runs("new", SlotReference("n0", 1, slot(THREE, 0)), since=NOW - 10),
     ]
-    assert called_back([THREE], spaces, jobs)[0] == ["large"]
-    assert called_back([ONE, TWO], spaces, jobs)[0] == ["large"]
-    assert called_back([THREE, THREE], spaces, jobs)[0] == ["large", "new"]
-    assert called_back([THREE, THREE, ONE], spaces, jobs)[0] == ["large", "new"]
-    assert called_back([ALL], spaces, jobs)[0] == []
+    assert ended_for([THREE], capacities, jobs)[0] == ["large"]
+    assert ended_for([ONE, TWO], capacities, jobs)[0] == ["large"]
+    assert ended_for([THREE, THREE], capacities, jobs)[0] == ["large", "new"]
+    assert ended_for([THREE, THREE, ONE], capacities, jobs)[0] == ["large", "new"]
+    assert ended_for([ALL], capacities, jobs)[0] == []
 
 
 def test_room_of_a_reclaimed_loan_is_for_the_job_it_is_reclaimed_for():
@@ -494,7 +510,7 @@ def test_room_of_a_reclaimed_loan_is_for_the_job_it_is_reclaimed_for():
     loans = {job: Loan(job, 0, NOW - 10, str(place.slot.profile), State.RUNNING) for job, place in enumerate(places, 1)}
     view = LendingView(
         now=NOW,
-        spaces=(
+        capacities=(
             gpu(taken=[slot(ONE, 6)], lent=[LentSlot(places[job - 1].slot, job) for job in (1, 2)]),
             gpu(node="n1", taken=[slot(ONE, 3), *old], lent=[LentSlot(places[job - 1].slot, job) for job in (3, 4)]),
         ),
@@ -516,59 +532,68 @@ def test_room_of_a_reclaimed_loan_is_for_the_job_it_is_reclaimed_for():
 
 
 def test_no_loan_is_reclaimed_where_there_is_room():
-    space, job = on(ONE, 0, "j")
-    assert rooms_for(THREE, [space]) == []
-    assert called_back([THREE], [space], [job])[0] == []
+    capacity, job = on(ONE, 0, "j")
+    assert lent_sets_for(THREE, [capacity]) == []
+    assert ended_for([THREE], [capacity], [job])[0] == []
 
 
 def test_limit_on_compute_can_require_loans_outside_the_placement_to_end():
     # 4g + 3g use all seven compute slices, though no slot covers one of the memory slices.
-    space = gpu(lent=[LentSlot(slot(FOUR, 0), "a"), LentSlot(slot(TWO, 4), "b"), LentSlot(slot(ONE, 6), "c")])
-    found = rooms_for(THREE, [space])
-    assert {frozenset(one.slot for one in room) for room in found} == {
+    capacity = gpu(lent=[LentSlot(slot(FOUR, 0), "a"), LentSlot(slot(TWO, 4), "b"), LentSlot(slot(ONE, 6), "c")])
+    found = lent_sets_for(THREE, [capacity])
+    assert {frozenset(reference.slot for reference in lent_set) for lent_set in found} == {
         frozenset({slot(TWO, 4), slot(ONE, 6)}),
         frozenset({slot(FOUR, 0)}),
     }
 
 
 @given(st.sampled_from(LAYOUTS[H100.name]), st.lists(st.booleans(), min_size=7, max_size=7), st.sampled_from(PLAIN))
-def test_rooms_are_minimal_and_complete(layout, marks, profile):
-    taken = [one for one, mark in zip(layout.slots, marks, strict=False) if mark]
-    lent = [one for one in layout.slots if one not in taken]
-    space = gpu(taken=taken, lent=[LentSlot(one, i) for i, one in enumerate(lent)])
+def test_lent_sets_are_minimal_and_complete(layout, marks, profile):
+    taken = [held for held, mark in zip(layout.slots, marks, strict=False) if mark]
+    lent = [held for held in layout.slots if held not in taken]
+    capacity = gpu(taken=taken, lent=[LentSlot(held, i) for i, held in enumerate(lent)])
 
-    def room(gone):
-        left = Layout(one for one in layout.slots if one not in gone)
-        return any(H100.fits(left, one) for one in H100.info(profile).slots)
+    def fits(ended):
+        left = Layout(held for held in layout.slots if held not in ended)
+        return any(H100.fits(left, held) for held in H100.info(profile).slots)
 
     sets = [frozenset(some) for count in range(len(lent) + 1) for some in itertools.combinations(lent, count)]
-    enough = [some for some in sets if room(some)]
+    enough = [some for some in sets if fits(some)]
     least = {some for some in enough if not any(other < some for other in enough)}
-    assert {frozenset(one.slot for one in some) for some in rooms_for(profile, [space])} == least - {frozenset()}
+    assert {frozenset(loan.slot for loan in lent_set) for lent_set in lent_sets_for(profile, [capacity])} == least - {
+        frozenset()
+    }
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters(), st.lists(st.sampled_from(PLAIN), min_size=1, max_size=4))
 def test_inference_has_room_after_the_reclaimed_loans_have_ended(cluster, starts):
-    spaces, elastic_jobs, _, _ = cluster
-    ended, ground = called_back(starts, spaces, elastic_jobs)
-    running = {one.job for one in elastic_jobs if one.place is not None}
+    capacities, elastic_jobs, _, _ = cluster
+    ended, round_capacity = ended_for(starts, capacities, elastic_jobs)
+    running = {elastic_job.job for elastic_job in elastic_jobs if elastic_job.place is not None}
     assert running.issuperset(ended)
     assert len(set(ended)) == len(ended)
-    for space in spaces:
-        after = ground.spaces[space.node, space.gpu]
+    for capacity in capacities:
+        after = round_capacity.capacities[capacity.node, capacity.gpu]
         after.geometry.check(after.used)
-        stays = {one.slot for one in space.lent if one.job not in ended}
-        assert {one.slot for one in after.lent} == stays
-    started = sum(len(ground.spaces[space.node, space.gpu].taken) - len(space.taken) for space in spaces)
+        stays = {loan.slot for loan in capacity.lent if loan.job not in ended}
+        assert {loan.slot for loan in after.lent} == stays
+    started = sum(
+        len(round_capacity.capacities[capacity.node, capacity.gpu].taken) - len(capacity.taken)
+        for capacity in capacities
+    )
     assert started <= len(starts)
     if started < len(starts):  # a job that could not start has no room even if every loan had ended
-        empty = [replace(space, taken=ground.spaces[space.node, space.gpu].taken, lent=()) for space in spaces]
+        empty = [
+            replace(capacity, taken=round_capacity.capacities[capacity.node, capacity.gpu].taken, lent=())
+            for capacity in capacities
+        ]
         assert any(
             all(
-                profile not in space.geometry or not any(space.geometry.fits(space.used, one) for one in slots)
-                for space in empty
-                for slots in [space.geometry.info(profile).slots if profile in space.geometry else ()]
+                profile not in capacity.geometry
+                or not any(capacity.geometry.fits(capacity.used, held) for held in slots)
+                for capacity in empty
+                for slots in [capacity.geometry.info(profile).slots if profile in capacity.geometry else ()]
             )
             for profile in starts
         )

@@ -129,8 +129,8 @@ def loan(job, slots, own=0, least=1, since=0.0, hits=0, speed=None, full=30.0, r
 def test_job_that_loses_least_gives_its_slices_back():
     flat = loan("flat", [1, 2], own=2, speed=[0, 1, 1.2, 1.3, 1.35])
     steep = loan("steep", [3, 4], own=2)
-    rooms = [frozenset([slot]) for slot in (1, 2, 3, 4)]
-    found = reclaim([flat, steep], rooms, 2, now=10_000)
+    lent_sets = [frozenset([slot]) for slot in (1, 2, 3, 4)]
+    found = reclaim([flat, steep], lent_sets, 2, now=10_000)
     assert set(found.slots) == {1, 2}
     assert (found.served, found.stopped) == (2, ())
 
@@ -168,15 +168,15 @@ def test_protected_jobs_are_reclaimed_last_however_little_they_lose():
     young = loan("young", [1], own=1, since=9_990.0, speed=[0, 1, 1.001])
     often = loan("often", [2], own=1, since=9_800.0, hits=9, speed=[0, 1, 1.001])
     old = loan("old", [3], own=1)
-    rooms = [frozenset([slot]) for slot in (1, 2, 3)]
-    assert reclaim([young, often, old], rooms, 1, now=10_000).slots == (3,)
-    assert reclaim([young, often, old], rooms, 2, now=10_000).slots[0] == 3
+    lent_sets = [frozenset([slot]) for slot in (1, 2, 3)]
+    assert reclaim([young, often, old], lent_sets, 1, now=10_000).slots == (3,)
+    assert reclaim([young, often, old], lent_sets, 2, now=10_000).slots[0] == 3
 
 
 @settings(max_examples=examples(150))
 @given(data=st.data(), count=st.integers(1, 8), starts=st.integers(0, 10))
 def test_no_more_loans_are_reclaimed_than_needed(data, count, starts):
-    loans, rooms, slot = [], [], 0
+    loans, lent_sets, slot = [], [], 0
     for job in range(count):
         lent = data.draw(st.integers(1, 4))
         slots = [(job, slot + n) for n in range(lent)]
@@ -185,14 +185,18 @@ def test_no_more_loans_are_reclaimed_than_needed(data, count, starts):
         least = data.draw(st.integers(1, lent + own))
         since = data.draw(st.sampled_from([0.0, 990.0]))
         loans.append(loan(job, slots, own=own, least=least, since=since))
-        rooms += [frozenset([one]) for one in slots]
-    rooms = data.draw(st.permutations(rooms))
-    found = reclaim(loans, rooms, starts, now=1000.0)
-    assert found == reclaim(loans, rooms, starts, now=1000.0)
+        lent_sets += [frozenset([slot_number]) for slot_number in slots]
+    lent_sets = data.draw(st.permutations(lent_sets))
+    found = reclaim(loans, lent_sets, starts, now=1000.0)
+    assert found == reclaim(loans, lent_sets, starts, now=1000.0)
     assert found.served == len(found.slots) == len(set(found.slots)) == min(starts, slot)
     reclaimed = Counter(job for job, _ in found.slots)
-    for one in loans:
-        assert (one.job in found.stopped) == (reclaimed[one.job] > 0 and one.count - reclaimed[one.job] < one.least)
-        assert reclaimed[one.job] <= len(one.slots)
+    for candidate in loans:
+        assert (candidate.job in found.stopped) == (
+            reclaimed[candidate.job] > 0 and candidate.count - reclaimed[candidate.job] < candidate.least
+        )
+        assert reclaimed[candidate.job] <= len(candidate.slots)
     if any(loans[job].protected(1000.0) for job in reclaimed):
-        assert all(reclaimed[one.job] == len(one.slots) for one in loans if not one.protected(1000.0))
+        assert all(
+            reclaimed[candidate.job] == len(candidate.slots) for candidate in loans if not candidate.protected(1000.0)
+        )

@@ -262,7 +262,7 @@ def test_job_grows_where_it_pays_and_no_other_job_waits(world: MakeWorld) -> Non
     for _ in range(600):
         w.step()
     assert w.row(job).restarts <= 2
-    assert not w.lending.ledger.past[job].hits, "nobody called it back"
+    assert not w.lending.ledger.past[job].hits, "it was not reclaimed"
 
 
 def test_inference_takes_precedence_over_a_released_job_that_has_not_started(world: MakeWorld) -> None:
@@ -297,7 +297,7 @@ def test_while_the_database_is_away_loans_are_reclaimed_but_none_begins(world: M
     with w.store() as store:
         causes = [row["cause"] for row in store.loans()]
     assert causes.count("reclaim") == 2
-    assert causes.count("refused") <= 1, "not one for each second"
+    assert causes.count("refused") <= 1, "not one record for each second"
 
 
 def test_array_tasks_are_lent_slices_one_by_one(world: MakeWorld) -> None:
@@ -406,9 +406,9 @@ def test_round_releases_no_more_jobs_than_allowed(world: MakeWorld) -> None:
 
 def test_dry_run_records_the_same_actions_once_and_changes_nothing(world: MakeWorld) -> None:
     w, live = world(dry_run=True), world()
-    for each in (w, live):
+    for cluster in (w, live):
         for _ in range(3):
-            each.train(hints="max=2g.20gb")
+            cluster.train(hints="max=2g.20gb")
     queue = dict(w.slurm.queue)
     for _ in range(40):
         w.step()

@@ -115,10 +115,10 @@ def played(board, rule):
             task.key: 1 / max([1.0, *(board.slowdown(task.app, other.app) for other in task.partners)])
             for task in board.tasks.values()
         }
-        key = min(rate, key=lambda one: (left[one] / rate[one], one))
+        key = min(rate, key=lambda job: (left[job] / rate[job], job))
         step = left[key] / rate[key]
-        for one, speed in rate.items():
-            left[one] -= speed * step
+        for job, speed in rate.items():
+            left[job] -= speed * step
         board.now += step
         total += board.now
         board.end(board.tasks[key])
@@ -213,7 +213,7 @@ def best_of_all(gpus, jobs, xi):
                 go(twin, total)
         if board.tasks:
             twin = board.copy(len(board.queue))
-            first = min(twin.tasks.values(), key=lambda one: (one.remaining(twin.now) / one.rate, one.key))
+            first = min(twin.tasks.values(), key=lambda task: (task.remaining(twin.now) / task.rate, task.key))
             twin.now += first.remaining(twin.now) / first.rate
             twin.end(first)
             go(twin, total + twin.now)
@@ -303,7 +303,7 @@ def test_copy_of_the_sharing_queue_is_independent():
 
 
 def test_rules_have_unique_names():
-    assert all(one.name != other.name for one, other in itertools.combinations(RULES, 2))
+    assert all(rule.name != other.name for rule, other in itertools.combinations(RULES, 2))
 
 
 @given(

@@ -36,7 +36,7 @@ def test_classes_scale_history_to_the_horizon_and_count_the_queue_as_it_is() -> 
     ]  # fmt: skip
 
 
-def room(url: str, *waiting: JobRow) -> tuple[OfferTuner, Observer, StoreWriter]:
+def tuner_parts(url: str, *waiting: JobRow) -> tuple[OfferTuner, Observer, StoreWriter]:
     facts = {"h1": NodeFacts((GpuFacts("GPU-1", H100), GpuFacts("GPU-2", H100)))}
     observer = Observer(SimpleNamespace(facts=lambda: facts), NodePlans(), lambda row: 0)
     writer = StoreWriter(lambda: open_store(url), 100)
@@ -46,21 +46,21 @@ def room(url: str, *waiting: JobRow) -> tuple[OfferTuner, Observer, StoreWriter]
 
 
 def test_tuned_preference_is_part_of_the_next_snapshots(tmp_path: Path) -> None:
-    stock, observer, writer = room(
+    tuner, observer, writer = tuner_parts(
         f"sqlite:///{tmp_path}/db", job(1, "3g.40gb", array_job=1, array_task="1-20", tasks=20)
     )
     try:
-        assert asyncio.run(stock.tune()) == (P("3g.40gb"),)
+        assert asyncio.run(tuner.tune()) == (P("3g.40gb"),)
         assert observer.snapshot(NOW, (), (), Answers(), True).preference == (P("3g.40gb"),)
     finally:
         writer.stop(30)
 
 
 def test_preference_is_unchanged_when_too_few_jobs_are_known(tmp_path: Path) -> None:
-    stock, observer, writer = room(f"sqlite:///{tmp_path}/db", *(job(n, "3g.40gb") for n in range(19)))
+    tuner, observer, writer = tuner_parts(f"sqlite:///{tmp_path}/db", *(job(n, "3g.40gb") for n in range(19)))
     try:
         observer.preference = (P("1g.10gb"),)
-        assert asyncio.run(stock.tune()) == () and observer.preference == (P("1g.10gb"),)
+        assert asyncio.run(tuner.tune()) == () and observer.preference == (P("1g.10gb"),)
     finally:
         writer.stop(30)
 

@@ -9,7 +9,7 @@ from slurm_migbatch.decide.lending.pair_slowdowns import Kind, PairSlowdowns, Re
 BERT, GPT = Kind(7, "bert 32", "2g.20gb"), Kind(7, "gpt 8", "2g.20gb")
 
 
-def told(kind, items, at):
+def reported(kind, items, at):
     return Reported(kind, kind.hints.split()[0], items, at)
 
 
@@ -17,10 +17,10 @@ def pair(slowdowns, host_rate, guest_rate, at=1000.0):
     """The host reports while alone, then both while they share the slice: 100 s each."""
     host, guest = (1, 0), (2, 0)
     for second in (0.0, 100.0):
-        slowdowns.add_report(host, told(BERT, 10 * second, at + second))
+        slowdowns.add_report(host, reported(BERT, 10 * second, at + second))
     for second in (0.0, 100.0):
-        slowdowns.add_report(host, told(BERT, 1000 + host_rate * second, at + 200 + second), guest, "gpt")
-        slowdowns.add_report(guest, told(GPT, guest_rate * second, at + 200 + second), host, "bert")
+        slowdowns.add_report(host, reported(BERT, 1000 + host_rate * second, at + 200 + second), guest, "gpt")
+        slowdowns.add_report(guest, reported(GPT, guest_rate * second, at + 200 + second), host, "bert")
 
 
 def test_slowdown_is_known_for_a_host_that_ran_alone_but_not_for_its_guest():
@@ -34,7 +34,7 @@ def test_slowdown_is_known_for_a_host_that_ran_alone_but_not_for_its_guest():
 def test_guest_slowdown_is_relative_to_other_runs_of_its_kind_alone():
     slowdowns = PairSlowdowns({}, 1.5)
     for second in (0.0, 100.0):
-        slowdowns.add_report((9, 0), told(GPT, 6 * second, second))
+        slowdowns.add_report((9, 0), reported(GPT, 6 * second, second))
     pair(slowdowns, 8.0, 4.0)
     assert slowdowns.known["gpt", "bert"] == pytest.approx(1.5)
 
@@ -43,22 +43,22 @@ def test_table_of_slowdowns_takes_precedence_over_measured_ones():
     slowdowns = PairSlowdowns({("bert", "gpt"): 1.1}, 1.5)
     pair(slowdowns, 5.0, 5.0)
     assert slowdowns.known["bert", "gpt"] == 1.1
-    assert slowdowns.measured((1, 0), (2, 0)) == pytest.approx(2.0), "what these two do shows all the same"
+    assert slowdowns.measured((1, 0), (2, 0)) == pytest.approx(2.0), "reports of this pair count nevertheless"
 
 
 def test_no_rate_from_a_short_interval_or_across_a_change_of_partner():
     slowdowns = PairSlowdowns({}, 1.5)
     for second in (0.0, 100.0):
-        slowdowns.add_report((1, 0), told(BERT, 10 * second, second))
-    slowdowns.add_report((1, 0), told(BERT, 1000.0, 200.0), (2, 0), "gpt")
-    slowdowns.add_report((1, 0), told(BERT, 1100.0, 230.0), (2, 0), "gpt")
+        slowdowns.add_report((1, 0), reported(BERT, 10 * second, second))
+    slowdowns.add_report((1, 0), reported(BERT, 1000.0, 200.0), (2, 0), "gpt")
+    slowdowns.add_report((1, 0), reported(BERT, 1100.0, 230.0), (2, 0), "gpt")
     assert not slowdowns.known
-    slowdowns.add_report((1, 0), told(BERT, 1200.0, 300.0), (3, 0), "gpt")
-    slowdowns.add_report((1, 0), told(BERT, 1300.0, 400.0), (3, 0), "gpt")
+    slowdowns.add_report((1, 0), reported(BERT, 1200.0, 300.0), (3, 0), "gpt")
+    slowdowns.add_report((1, 0), reported(BERT, 1300.0, 400.0), (3, 0), "gpt")
     assert slowdowns.known == {("bert", "gpt"): pytest.approx(10.0)}
     assert slowdowns.measured((1, 0), (2, 0)) is None
     slowdowns.forget([(2, 0)])
-    assert slowdowns.measured((1, 0), (3, 0)) is None and slowdowns.known, "applications stay, runs go"
+    assert slowdowns.measured((1, 0), (3, 0)) is None and slowdowns.known, "applications are kept, runs are not"
 
 
 def test_untried_pair_is_assumed_at_the_lower_part_of_measured_slowdowns():
@@ -68,7 +68,7 @@ def test_untried_pair_is_assumed_at_the_lower_part_of_measured_slowdowns():
         alike._learned[f"a{number}", "b"] = 1.1
         different._learned[f"a{number}", "b"] = (1.0, 16.0)[number % 2]
     assert alike.assumed == pytest.approx(1.1, abs=0.05)
-    assert 1.0 <= different.assumed < 2.5, "bad pairs are many, and good ones are still looked for"
+    assert 1.0 <= different.assumed < 2.5, "most pairs are bad, and good ones are still tried"
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,9 @@ def test_there_is_no_preference_without_gpus_or_work() -> None:
 )
 def test_preference_has_only_requested_profiles_and_one_for_each_gpu_model(classes: list[Class]) -> None:
     order = preference({H100: 2, A30: 1}, classes)
-    assert set(order) <= {each.profile for each in classes}
+    assert set(order) <= {work_class.profile for work_class in classes}
     for gpu in (H100, A30):
-        asked = {each.profile for each in classes if each.profile in gpu}
+        asked = {work_class.profile for work_class in classes if work_class.profile in gpu}
         assert bool(asked) == bool([p for p in order if p in gpu])
 
 
@@ -114,7 +114,7 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_gpu_with_too_many_partitionings_is_offered_by_load_without_search(searched: list[str], places: int) -> None:
     """A broken node may report one; the search would take as long as it is allowed."""
     odd = crowded(places)
-    assert is_searchable(odd), "so its node is believed"
+    assert is_searchable(odd), "so the node's report is accepted"
     order = preference({odd: 8}, works_on(odd))
     assert not searched
     assert order[0] == P("6g.60gb") and {p.compute for p in order} >= {3, 4, 5, 6}

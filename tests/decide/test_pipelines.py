@@ -88,7 +88,7 @@ class Site:
     turns: RetypeHistory = field(default_factory=lambda: RetypeHistory(0.0))
     known: dict[PipelineKey, KnownPipeline] = field(default_factory=dict)
 
-    def look(self, seconds: float = 1.0, apply: bool = True) -> Plan:
+    def plan_round(self, seconds: float = 1.0, apply: bool = True) -> Plan:
         self.now += seconds
         found = plan_pipelines(self.now, self.rows.values(), promises, rates, self.turns, self.known, equivalent)
         for change in found.changes if apply else ():
@@ -112,15 +112,15 @@ class Site:
     @property
     def profiles(self) -> dict[int, str]:
         found = {}
-        for number, one in self.rows.items():
-            grant = parse_comment(one.comment)
-            assert grant is not None and one.gres == "gres/" + grant.gres
+        for number, row in self.rows.items():
+            grant = parse_comment(row.comment)
+            assert grant is not None and row.gres == "gres/" + grant.gres
             found[number] = grant.parts[0][0].name
         return found
 
 
 def site(*rows: JobRow) -> Site:
-    return Site(rows={one.job_id: one for one in rows})
+    return Site(rows={row.job_id: row for row in rows})
 
 
 def chain(deadline_s: float, **changes: Any) -> Site:
@@ -130,85 +130,85 @@ def chain(deadline_s: float, **changes: Any) -> Site:
 
 
 def test_jobs_keep_their_granted_profile_while_the_deadline_leaves_time() -> None:
-    here = chain(2 * WHOLE_S + START_S + 100)
-    assert not here.look().changes
-    assert here.known[1001, "p"].seconds == 2 * WHOLE_S + START_S
+    cluster = chain(2 * WHOLE_S + START_S + 100)
+    assert not cluster.plan_round().changes
+    assert cluster.known[1001, "p"].seconds == 2 * WHOLE_S + START_S
 
 
 def test_job_that_gains_most_by_a_larger_slice_gets_it() -> None:
-    here = chain(WHOLE_S + 220 + START_S)
-    changes = here.look().changes
-    assert here.profiles == {1: "3g.40gb", 2: "1g.10gb"}
+    cluster = chain(WHOLE_S + 220 + START_S)
+    changes = cluster.plan_round().changes
+    assert cluster.profiles == {1: "3g.40gb", 2: "1g.10gb"}
     assert "this job's share is 215 s" in changes[0].why and "meets deadline=" in changes[0].why
-    assert not here.look().changes, "nothing else has happened"
+    assert not cluster.plan_round().changes, "nothing else has changed"
 
 
 def test_remaining_jobs_are_split_again_after_the_actual_duration_of_a_job() -> None:
-    here = chain(WHOLE_S + 220 + START_S)
-    here.look()
-    here.start(1)
-    here.look(400)  # twice as long as predicted
-    here.end(1)
-    here.look()
-    assert here.profiles == {2: "3g.40gb"}
-    here = chain(WHOLE_S + 120 + START_S)
-    here.look()
-    assert here.profiles == {1: "7g.80gb", 2: "1g.10gb"}
-    here = chain(700)
-    here.look()
-    assert here.profiles == {1: "7g.80gb", 2: "2g.20gb"}
-    here.start(1)
-    here.look(10)
-    here.end(1)  # much sooner than predicted
-    here.look()
-    assert here.profiles == {2: "1g.10gb"}
+    cluster = chain(WHOLE_S + 220 + START_S)
+    cluster.plan_round()
+    cluster.start(1)
+    cluster.plan_round(400)  # twice as long as predicted
+    cluster.end(1)
+    cluster.plan_round()
+    assert cluster.profiles == {2: "3g.40gb"}
+    cluster = chain(WHOLE_S + 120 + START_S)
+    cluster.plan_round()
+    assert cluster.profiles == {1: "7g.80gb", 2: "1g.10gb"}
+    cluster = chain(700)
+    cluster.plan_round()
+    assert cluster.profiles == {1: "7g.80gb", 2: "2g.20gb"}
+    cluster.start(1)
+    cluster.plan_round(10)
+    cluster.end(1)  # much sooner than predicted
+    cluster.plan_round()
+    assert cluster.profiles == {2: "1g.10gb"}
 
 
 def test_time_until_the_first_job_may_begin_is_not_available_to_the_split() -> None:
-    here = chain(2 * WHOLE_S + START_S + 30)
-    here.rows[1] = replace(here.rows[1], reason="BeginTime", eligible=NOW + 20)
-    assert not here.look().changes and here.known[1001, "p"].seconds == 2 * WHOLE_S + START_S + 19
-    here.rows[1] = replace(here.rows[1], eligible=NOW + 40)
-    here.look()
-    assert here.profiles == {1: "2g.20gb", 2: "1g.10gb"}
+    cluster = chain(2 * WHOLE_S + START_S + 30)
+    cluster.rows[1] = replace(cluster.rows[1], reason="BeginTime", eligible=NOW + 20)
+    assert not cluster.plan_round().changes and cluster.known[1001, "p"].seconds == 2 * WHOLE_S + START_S + 19
+    cluster.rows[1] = replace(cluster.rows[1], eligible=NOW + 40)
+    cluster.plan_round()
+    assert cluster.profiles == {1: "2g.20gb", 2: "1g.10gb"}
 
 
 def test_overrunning_job_gives_its_successors_faster_slices_before_it_ends() -> None:
-    here = chain(WHOLE_S + 220 + START_S)
-    here.look()
-    here.start(1)
-    assert not here.look(150).changes and not here.look(40).changes
-    (change,) = here.look(80).changes  # 55 s late, and assumed to be late by as much again
-    assert change.pending.row.job_id == 2 and here.profiles[2] == "2g.20gb"
+    cluster = chain(WHOLE_S + 220 + START_S)
+    cluster.plan_round()
+    cluster.start(1)
+    assert not cluster.plan_round(150).changes and not cluster.plan_round(40).changes
+    (change,) = cluster.plan_round(80).changes  # 55 s late, and assumed to be late by as much again
+    assert change.pending.row.job_id == 2 and cluster.profiles[2] == "2g.20gb"
 
 
 def test_pipeline_that_cannot_meet_its_deadline_gets_fast_slices_and_says_so() -> None:
-    here = chain(200)
-    here.look()
-    assert here.profiles == {1: "7g.80gb", 2: "7g.80gb"}
-    assert "cannot be met on any slices" in why_pipeline(here.rows[2], here.known)
-    assert not here.look().changes
-    here.look(1000)
-    assert why_pipeline(here.rows[2], here.known).startswith("the deadline of pipeline p has passed by 0:13:22")
+    cluster = chain(200)
+    cluster.plan_round()
+    assert cluster.profiles == {1: "7g.80gb", 2: "7g.80gb"}
+    assert "cannot be met on any slices" in why_pipeline(cluster.rows[2], cluster.known)
+    assert not cluster.plan_round().changes
+    cluster.plan_round(1000)
+    assert why_pipeline(cluster.rows[2], cluster.known).startswith("the deadline of pipeline p has passed by 0:13:22")
 
 
 def test_why_reports_the_predicted_and_the_remaining_time() -> None:
-    here = chain(2000)
-    here.look()
-    reason = why_pipeline(here.rows[2], here.known)
+    cluster = chain(2000)
+    cluster.plan_round()
+    reason = why_pipeline(cluster.rows[2], cluster.known)
     assert reason == (
         "pipeline p: 2 unfinished jobs are predicted to take 0:20:10 at most, with 0:33:19 left until its deadline"
     )
-    assert why_pipeline(replace(here.rows[2], uid=7), here.known) == ""
-    assert why_pipeline(replace(here.rows[2], comment="mine"), here.known) == ""
+    assert why_pipeline(replace(cluster.rows[2], uid=7), cluster.known) == ""
+    assert why_pipeline(replace(cluster.rows[2], comment="mine"), cluster.known) == ""
 
 
 def test_pipeline_is_identified_by_user_and_name_alone() -> None:
     other = row(3, "flat", hints="pipeline=p deadline=10s", uid=1002)
-    here = chain(2 * WHOLE_S + START_S + 100)
-    here.rows[3] = other
-    assert {change.pending.row.job_id for change in here.look().changes} == {3}
-    assert set(here.known) == {(1001, "p"), (1002, "p")}
+    cluster = chain(2 * WHOLE_S + START_S + 100)
+    cluster.rows[3] = other
+    assert {change.pending.row.job_id for change in cluster.plan_round().changes} == {3}
+    assert set(cluster.known) == {(1001, "p"), (1002, "p")}
     assert pipeline_of(row(4, "flat", hints="pipeline=P")) == (1001, "p")
     assert pipeline_of(row(4, "flat", hints="")) is None
     assert pipeline_of(row(4, "flat", state="COMPLETED")) is None
@@ -224,35 +224,35 @@ def test_comment_that_is_not_read_for_hints_names_no_pipeline(comment: str) -> N
 
 def test_shortest_deadline_of_any_job_counts_from_the_first_submission() -> None:
     first = row(1, "steep", hints="pipeline=p deadline=2h", submit=NOW - 100, state="RUNNING", start=NOW - 50)
-    here = site(first, row(2, "flat", 1, hints="pipeline=p"), row(3, "flat", 2, hints="pipeline=p deadline=1h"))
-    here.look()
-    assert (here.known[1001, "p"].begin, here.known[1001, "p"].deadline_s) == (NOW - 100, 3600)
-    here.end(1)
-    here.rows[3] = replace(here.rows[3], submit=NOW + 50)
-    here.look()
-    assert (here.known[1001, "p"].begin, here.known[1001, "p"].deadline_s) == (NOW - 100, 3600)
-    here.rows.clear()
-    here.look()
-    assert not here.known, "a later pipeline may have its name"
+    cluster = site(first, row(2, "flat", 1, hints="pipeline=p"), row(3, "flat", 2, hints="pipeline=p deadline=1h"))
+    cluster.plan_round()
+    assert (cluster.known[1001, "p"].begin, cluster.known[1001, "p"].deadline_s) == (NOW - 100, 3600)
+    cluster.end(1)
+    cluster.rows[3] = replace(cluster.rows[3], submit=NOW + 50)
+    cluster.plan_round()
+    assert (cluster.known[1001, "p"].begin, cluster.known[1001, "p"].deadline_s) == (NOW - 100, 3600)
+    cluster.rows.clear()
+    cluster.plan_round()
+    assert not cluster.known, "a later pipeline may have its name"
 
 
 def test_pipeline_without_a_deadline_is_not_changed() -> None:
-    here = site(row(1, "steep", hints="pipeline=p"), row(2, "flat", 1, hints="pipeline=p"))
-    plan = here.look()
+    cluster = site(row(1, "steep", hints="pipeline=p"), row(2, "flat", 1, hints="pipeline=p"))
+    plan = cluster.plan_round()
     assert not plan.changes and not plan.limits
-    assert "none of its jobs has a deadline" in why_pipeline(here.rows[1], here.known)
+    assert "none of its jobs has a deadline" in why_pipeline(cluster.rows[1], cluster.known)
 
 
 def test_job_of_unknown_duration_counts_with_its_time_limit() -> None:
     unknown = row(1, "nobody", hints="pipeline=p", gres="", time_limit_s=300)
-    here = site(unknown, row(2, "steep", 1, hints="pipeline=p deadline=700s"))
-    here.look()
-    del here.rows[1]
-    assert here.profiles == {2: "2g.20gb"}
-    here = site(replace(unknown, time_limit_s=None), row(2, "steep", 1, hints="pipeline=p deadline=700s"))
-    plan = here.look()
+    cluster = site(unknown, row(2, "steep", 1, hints="pipeline=p deadline=700s"))
+    cluster.plan_round()
+    del cluster.rows[1]
+    assert cluster.profiles == {2: "2g.20gb"}
+    cluster = site(replace(unknown, time_limit_s=None), row(2, "steep", 1, hints="pipeline=p deadline=700s"))
+    plan = cluster.plan_round()
     assert not plan.changes
-    assert "the duration of job 1 is unknown: add items= or --time" in why_pipeline(here.rows[2], here.known)
+    assert "the duration of job 1 is unknown: add items= or --time" in why_pipeline(cluster.rows[2], cluster.known)
 
 
 @pytest.mark.parametrize(
@@ -269,30 +269,30 @@ def test_job_of_unknown_duration_counts_with_its_time_limit() -> None:
 )
 def test_job_that_cannot_be_retyped_counts_with_its_current_profile(changes: dict[str, Any]) -> None:
     hints = "pipeline=p deadline=900s"
-    here = site(row(1, "steep", hints=hints), row(2, "flat", 1, hints=hints, **changes))
-    assert {change.pending.row.job_id for change in here.look(apply=False).changes} == {1}
-    assert here.known[1001, "p"].seconds == 215 + WHOLE_S + START_S
+    cluster = site(row(1, "steep", hints=hints), row(2, "flat", 1, hints=hints, **changes))
+    assert {change.pending.row.job_id for change in cluster.plan_round(apply=False).changes} == {1}
+    assert cluster.known[1001, "p"].seconds == 215 + WHOLE_S + START_S
 
 
 def test_profile_on_which_a_job_would_exceed_its_time_limit_is_not_chosen() -> None:
-    here = chain(3 * WHOLE_S, profile="7g.80gb", time_limit_s=310)
-    here.look()
-    assert here.profiles == {1: "2g.20gb", 2: "7g.80gb"}
+    cluster = chain(3 * WHOLE_S, profile="7g.80gb", time_limit_s=310)
+    cluster.plan_round()
+    assert cluster.profiles == {1: "2g.20gb", 2: "7g.80gb"}
 
 
 def test_parallel_jobs_count_with_the_longest_path_through_them() -> None:
     hints = "pipeline=p deadline=1300s"
     ways = [row(n, "flat", 1, hints=hints) for n in (2, 3)]
-    here = site(row(1, "steep", hints=hints), *ways, row(4, "steep", 2, 3, hints=hints))
-    here.look()
-    assert here.profiles == {1: "2g.20gb", 2: "1g.10gb", 3: "1g.10gb", 4: "2g.20gb"}
+    cluster = site(row(1, "steep", hints=hints), *ways, row(4, "steep", 2, 3, hints=hints))
+    cluster.plan_round()
+    assert cluster.profiles == {1: "2g.20gb", 2: "1g.10gb", 3: "1g.10gb", 4: "2g.20gb"}
 
 
 def test_duration_of_an_array_in_a_pipeline_follows_from_its_throttle() -> None:
     hints = "pipeline=p deadline=1500s"
     array = row(2, "steep", 1, hints=hints, array_job=2, array_task="0-7%4", tasks=8, throttle=4)
-    here = site(row(1, "flat", hints=hints, state="RUNNING", start=NOW), array)
-    (change,) = here.look(apply=False).changes
+    cluster = site(row(1, "flat", hints=hints, state="RUNNING", start=NOW), array)
+    (change,) = cluster.plan_round(apply=False).changes
     assert change.targets == ("2_[0-7]",) and change.after == P("2g.20gb")
 
 
@@ -300,25 +300,27 @@ def test_array_whose_tasks_no_command_can_name_is_not_retyped() -> None:
     """Slurm shows every second task of ten thousand in short form, but accepts them only one by one."""
     hints = "pipeline=p deadline=1000s"
     long = {"array_job": 2, "array_task": "0-9998:2%5000", "tasks": 5000, "throttle": 5000}
-    here = site(row(1, "flat", hints=hints, state="RUNNING", start=NOW), row(2, "steep", 1, hints=hints, **long))
-    names = [name for change in here.look(apply=False).changes for name in change.targets]
+    cluster = site(row(1, "flat", hints=hints, state="RUNNING", start=NOW), row(2, "steep", 1, hints=hints, **long))
+    names = [name for change in cluster.plan_round(apply=False).changes for name in change.targets]
     assert [checked_job(name) for name in names] == []
 
 
 def test_cyclic_dependencies_and_those_on_missing_jobs_are_tolerated() -> None:
     hints = "pipeline=p deadline=2h"
-    here = site(row(1, "steep", 2, hints=hints), row(2, "flat", 1, 2, 77, hints=hints), row(3, "flat", 2, hints=hints))
-    here.look()
-    assert set(here.known[1001, "p"].jobs) == {1, 2, 3}
+    cluster = site(
+        row(1, "steep", 2, hints=hints), row(2, "flat", 1, 2, 77, hints=hints), row(3, "flat", 2, hints=hints)
+    )
+    cluster.plan_round()
+    assert set(cluster.known[1001, "p"].jobs) == {1, 2, 3}
 
 
 def test_pipeline_with_more_jobs_than_allowed_is_skipped() -> None:
     hints = "pipeline=p deadline=1s"
-    here = site(*(row(n, "flat", *([n - 1] if n > 1 else []), hints=hints) for n in range(1, 10_001)))
-    here.rows[20_000] = row(20_000, "flat", hints="pipeline=q deadline=10s")
-    plan = here.look()
+    cluster = site(*(row(n, "flat", *([n - 1] if n > 1 else []), hints=hints) for n in range(1, 10_001)))
+    cluster.rows[20_000] = row(20_000, "flat", hints="pipeline=q deadline=10s")
+    plan = cluster.plan_round()
     assert [change.pending.row.job_id for change in plan.changes] == [20_000]
-    assert f"at most {MOST_JOBS}" in why_pipeline(here.rows[1], here.known)
+    assert f"at most {MOST_JOBS}" in why_pipeline(cluster.rows[1], cluster.known)
 
 
 def many(pipelines: int, deadline_s: int) -> Site:
@@ -338,42 +340,42 @@ def many(pipelines: int, deadline_s: int) -> Site:
 
 
 def test_many_pipelines_are_split_in_turn_over_several_rounds() -> None:
-    here = many(100, 3000)
-    rounds = [len(here.look().changes) for _ in range(10)]
+    cluster = many(100, 3000)
+    rounds = [len(cluster.plan_round().changes) for _ in range(10)]
     assert max(rounds) <= MOST_SPLIT * 8 and rounds[0] and not rounds[-1]
-    assert all(known.jobs and known.seconds <= known.left_s for known in here.known.values())
+    assert all(known.jobs and known.seconds <= known.left_s for known in cluster.known.values())
 
 
 def test_changes_per_round_are_limited_when_no_deadline_can_be_met() -> None:
-    here = many(100, 1)
-    rounds = [len(here.look().changes) for _ in range(6)]
+    cluster = many(100, 1)
+    rounds = [len(cluster.plan_round().changes) for _ in range(6)]
     assert max(rounds) < MOST + 8 and sum(rounds) == 800
-    assert set(here.profiles.values()) == {"7g.80gb"}
+    assert set(cluster.profiles.values()) == {"7g.80gb"}
 
 
 def test_refused_profile_is_not_retried_and_the_hold_time_is_respected() -> None:
-    here = chain(WHOLE_S + 220 + START_S)
-    (change,) = here.look(apply=False).changes
-    here.turns.bar(change)
-    here.look()
-    assert here.profiles == {1: "7g.80gb", 2: "1g.10gb"}
+    cluster = chain(WHOLE_S + 220 + START_S)
+    (change,) = cluster.plan_round(apply=False).changes
+    cluster.turns.bar(change)
+    cluster.plan_round()
+    assert cluster.profiles == {1: "7g.80gb", 2: "1g.10gb"}
     held = chain(WHOLE_S + 220 + START_S)
     held.turns = RetypeHistory(60.0)
-    held.look()
+    held.plan_round()
     held.rows[3] = row(3, "steep", 2, hints="pipeline=p")
-    changed = {change.pending.row.job_id for change in held.look().changes}
+    changed = {change.pending.row.job_id for change in held.plan_round().changes}
     assert 1 not in changed
 
 
 def test_job_retyped_for_lack_of_room_is_not_retyped_back() -> None:
-    here = chain(2 * WHOLE_S + START_S + 100)
-    here.turns = RetypeHistory(30.0)
-    here.look()
+    cluster = chain(2 * WHOLE_S + START_S + 100)
+    cluster.turns = RetypeHistory(30.0)
+    cluster.plan_round()
     moved = row(1, "steep", hints="pipeline=p deadline=1310s", profile="3g.40gb")
-    here.rows[1] = moved
-    here.turns.last["1"] = (here.now, P("1g.10gb"))
-    assert not here.look(5).changes
-    assert not here.look(60).changes, "nothing has happened but that it may be moved again"
+    cluster.rows[1] = moved
+    cluster.turns.last["1"] = (cluster.now, P("1g.10gb"))
+    assert not cluster.plan_round(5).changes
+    assert not cluster.plan_round(60).changes, "nothing has changed, except that it may be re-typed again"
 
 
 def test_price_of_a_slice_is_its_gpu_equivalent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,8 +392,8 @@ def test_price_of_a_slice_is_its_gpu_equivalent(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_limits_for_jobs_that_wait_for_room_keep_the_deadline() -> None:
-    here = chain(WHOLE_S + 215 + START_S + 51)
-    plan = here.look()
+    cluster = chain(WHOLE_S + 215 + START_S + 51)
+    plan = cluster.plan_round()
     assert plan.limits[1] == pytest.approx(265) and plan.limits[2] == pytest.approx(WHOLE_S + 50)
-    lost = chain(100).look()
+    lost = chain(100).plan_round()
     assert lost.limits[1] == pytest.approx(LATE * 110)

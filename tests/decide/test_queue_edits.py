@@ -15,22 +15,22 @@ from slurm_migbatch.slurm.client import JobRow
 from tests.support.changing_site import ChangingSite
 from tests.support.examples import examples
 
-Thing = tuple[int, int]
+Item = tuple[int, int]
 
 
-def _thing(number: int) -> Thing:
+def _item(number: int) -> Item:
     """A new object, equal to others of the same number."""
     return (number, -number)
 
 
-def _applied(before: tuple[Thing, ...], found: list[Edit[Thing]]) -> list[Thing]:
-    return [one for start, end, new in found for one in (*before[start:end], *new)]
+def _applied(before: tuple[Item, ...], found: list[Edit[Item]]) -> list[Item]:
+    return [item for start, end, new in found for item in (*before[start:end], *new)]
 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(rng=st.randoms(use_true_random=False), size=st.sampled_from([0, 1, 5, 200, 5000]))
 def test_edits_turn_one_sequence_into_the_next(rng: random.Random, size: int) -> None:
-    before = tuple(_thing(number) for number in range(size))
+    before = tuple(_item(number) for number in range(size))
     now = list(before)
     for _ in range(rng.randint(0, 6)):
         at, length = rng.randint(0, len(now)), rng.choice([1, 2, 100])
@@ -38,35 +38,35 @@ def test_edits_turn_one_sequence_into_the_next(rng: random.Random, size: int) ->
         if change == 0:
             del now[at : at + length]
         elif change == 1:
-            now[at:at] = [_thing(rng.randint(0, size)) for _ in range(length)]
+            now[at:at] = [_item(rng.randint(0, size)) for _ in range(length)]
         elif change == 2:
-            now[at : at + length] = [_thing(one[0]) for one in now[at : at + length]]
+            now[at : at + length] = [_item(item[0]) for item in now[at : at + length]]
         else:
-            now.insert(rng.randint(0, len(now)), now.pop(at) if at < len(now) else _thing(-1))
+            now.insert(rng.randint(0, len(now)), now.pop(at) if at < len(now) else _item(-1))
     found = edits(before, tuple(now))
     made = _applied(before, found)
     assert len(made) == len(now)
-    assert all(one is other for one, other in zip(made, now, strict=True))
+    assert all(item is other for item, other in zip(made, now, strict=True))
     places = [place for start, end, _ in found for place in (start, end)]
-    assert sorted(places) == places, "what stays keeps its order"
+    assert sorted(places) == places, "rows that stay keep their order"
 
 
 def test_unchanged_sequence_is_one_edit() -> None:
-    things = tuple(_thing(number) for number in range(10_000))
-    assert edits(things, tuple(things)) == [(0, 10_000, ())]
+    items = tuple(_item(number) for number in range(10_000))
+    assert edits(items, tuple(items)) == [(0, 10_000, ())]
 
 
 def test_inserting_or_removing_many_objects_keeps_the_rest_unchanged() -> None:
-    things = tuple(_thing(number) for number in range(10_000))
-    some = tuple(_thing(number) for number in range(700))
-    assert edits(things, (*things[:50], *some, *things[50:])) == [(0, 50, some), (50, 10_000, ())]
-    assert edits(things, (*things[:50], *things[750:])) == [(0, 50, ()), (750, 10_000, ())]
+    items = tuple(_item(number) for number in range(10_000))
+    some = tuple(_item(number) for number in range(700))
+    assert edits(items, (*items[:50], *some, *items[50:])) == [(0, 50, some), (50, 10_000, ())]
+    assert edits(items, (*items[:50], *items[750:])) == [(0, 50, ()), (750, 10_000, ())]
 
 
 def test_one_replaced_object_among_many_is_found() -> None:
-    things = tuple(_thing(number) for number in range(10_000))
-    new = _thing(7777)
-    assert edits(things, (*things[:7777], new, *things[7778:])) == [(0, 7777, (new,)), (7778, 10_000, ())]
+    items = tuple(_item(number) for number in range(10_000))
+    new = _item(7777)
+    assert edits(items, (*items[:7777], new, *items[7778:])) == [(0, 7777, (new,)), (7778, 10_000, ())]
 
 
 @settings(max_examples=examples(100), deadline=None)

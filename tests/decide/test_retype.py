@@ -32,13 +32,25 @@ from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from tests.support.dispatch_site import A30, EVERYWHERE, GPUS, H100, NOW, P, candidates, job, pending, promise, space
+from tests.support.dispatch_site import (
+    A30,
+    EVERYWHERE,
+    GPUS,
+    H100,
+    NOW,
+    P,
+    candidates,
+    free_capacity,
+    job,
+    pending,
+    promise,
+)
 
 FULL = {"h1": None, "h2": None, "a1": None}
 A30_FULL = {"a1": None}
 
 
-def one(found: list[Retype]) -> Retype:
+def only_retype(found: list[Retype]) -> Retype:
     assert len(found) == 1, found
     return found[0]
 
@@ -115,26 +127,36 @@ def test_incomplete_or_malformed_record_gives_no_guarantee(changes: dict[str, ob
 
 
 def test_job_is_retyped_to_the_cheapest_idle_profile() -> None:
-    found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), RetypeHistory()))
+    found = only_retype(
+        retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), RetypeHistory())
+    )
     assert found.after == P("1g.10gb") and found.targets == ("1",) and found.names == ("1",)
     assert found.why == "no room for 1g.6gb, and 1g.10gb is idle on h1; 50 s at most of deadline=120s"
 
 
 def test_job_whose_own_profile_has_room_is_not_retyped() -> None:
-    assert retypes(NOW, [pending(job(1))], lambda p: promise(), space(), RetypeHistory()) == []
+    assert retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(), RetypeHistory()) == []
 
 
 def test_job_is_not_retyped_without_idle_capacity_or_a_guarantee() -> None:
-    assert retypes(NOW, [pending(job(1))], lambda p: promise(), space(**FULL), RetypeHistory()) == []
-    assert retypes(NOW, [pending(job(1))], lambda p: None, space(**A30_FULL), RetypeHistory()) == []
+    assert retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**FULL), RetypeHistory()) == []
+    assert retypes(NOW, [pending(job(1))], lambda p: None, free_capacity(**A30_FULL), RetypeHistory()) == []
 
 
 def test_job_is_retyped_only_for_nodes_on_which_it_may_run() -> None:
     only = frozenset({"a1", "h2"})
-    found = one(retypes(NOW, [pending(job(1), pool=only)], lambda p: promise(), space(**A30_FULL), RetypeHistory()))
+    found = only_retype(
+        retypes(NOW, [pending(job(1), pool=only)], lambda p: promise(), free_capacity(**A30_FULL), RetypeHistory())
+    )
     assert "idle on h2" in found.why
     assert (
-        retypes(NOW, [pending(job(1), pool=frozenset({"a1"}))], lambda p: promise(), space(**A30_FULL), RetypeHistory())
+        retypes(
+            NOW,
+            [pending(job(1), pool=frozenset({"a1"}))],
+            lambda p: promise(),
+            free_capacity(**A30_FULL),
+            RetypeHistory(),
+        )
         == []
     )
 
@@ -143,19 +165,21 @@ def test_retry_after_out_of_memory_is_not_retyped_to_less_memory() -> None:
     made = promise_from_record(record(hints={"retry": "oom"}, chosen="mig:1g.10gb:1"))
     assert made is not None
     used = [P("1g.20gb"), *[P("1g.10gb")] * 5]
-    room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, used))  # one 1g.10gb is idle
+    free = free_capacity(a1=None, h2=None, h1=plan_free(H100, EMPTY, used))  # one 1g.10gb is idle
     again = pending(job(1, "2g.20gb", restarts=1))
-    assert retypes(NOW, [again], lambda p: made, room, RetypeHistory()) == []
+    assert retypes(NOW, [again], lambda p: made, free, RetypeHistory()) == []
     first = pending(job(1, "2g.20gb"))
-    assert one(retypes(NOW, [first], lambda p: made, room, RetypeHistory())).after == P("1g.10gb")
-    assert one(retypes(NOW, [again], lambda p: made, space(**A30_FULL), RetypeHistory())).after == P("1g.20gb")
+    assert only_retype(retypes(NOW, [first], lambda p: made, free, RetypeHistory())).after == P("1g.10gb")
+    assert only_retype(retypes(NOW, [again], lambda p: made, free_capacity(**A30_FULL), RetypeHistory())).after == P(
+        "1g.20gb"
+    )
 
 
 def test_job_with_the_least_deadline_slack_is_retyped_first() -> None:
     late = job(1, submit=NOW - 65.0)  # takes 60 s of its 120 s on its own profile: too late now
     early = job(2, submit=NOW - 5.0)
-    room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 6))
-    found = one(retypes(NOW, [pending(early), pending(late)], lambda p: promise(), room, RetypeHistory()))
+    free = free_capacity(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 6))
+    found = only_retype(retypes(NOW, [pending(early), pending(late)], lambda p: promise(), free, RetypeHistory()))
     assert found.targets == ("1",)
 
 
@@ -163,15 +187,19 @@ def test_job_whose_best_profile_is_idle_precedes_one_that_may_only_use_it() -> N
     stranger, own = job(1, submit=NOW - 20), job(2, "2g.12gb")
     made = {1: promise(bad=("1g.10gb", "1g.20gb")), 2: promise("2g.12gb", bad=("1g.6gb", "1g.10gb", "1g.20gb"))}
     full = Layout([Slot.of("4g.40gb", 0, 4), Slot.of("1g.10gb", 6, 1)])
-    room = space(a1=None, h2=None, h1=full)
-    found = one(retypes(NOW, [pending(stranger), pending(own)], lambda p: made[p.row.job_id], room, RetypeHistory()))
+    free = free_capacity(a1=None, h2=None, h1=full)
+    found = only_retype(
+        retypes(NOW, [pending(stranger), pending(own)], lambda p: made[p.row.job_id], free, RetypeHistory())
+    )
     assert (found.targets, found.after) == (("2",), P("2g.20gb"))
 
 
 def test_job_with_several_slices_is_retyped_only_if_all_of_them_fit() -> None:
-    room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 6))
-    assert retypes(NOW, [pending(job(1, each=2))], lambda p: promise(), room, RetypeHistory()) == []
-    found = one(retypes(NOW, [pending(job(1, each=2))], lambda p: promise(), space(**A30_FULL), RetypeHistory()))
+    free = free_capacity(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 6))
+    assert retypes(NOW, [pending(job(1, each=2))], lambda p: promise(), free, RetypeHistory()) == []
+    found = only_retype(
+        retypes(NOW, [pending(job(1, each=2))], lambda p: promise(), free_capacity(**A30_FULL), RetypeHistory())
+    )
     assert found.fields() is not None and found.profile_text(found.after) == "1g.10gb:2"
     assert found.fields()["Gres"] == "mig:1g.10gb:2"
 
@@ -191,22 +219,25 @@ def test_retyped_jobs_have_room_and_keep_their_guarantee(
         "h2": plan_free(H100, EMPTY, [P("2g.20gb")] * used[1]),
         "a1": plan_free(A30, EMPTY, [P("1g.6gb")] * used[2]),
     }
-    waiting = [pending(job(n, name, each, submit=NOW - waited)) for n, (name, waited, each) in enumerate(jobs, start=1)]
-    found = retypes(NOW, waiting, lambda p: promise(p.profile.name), space(**layouts), RetypeHistory())
-    assert len({each.targets for each in found}) == len(found)
-    for each in found:
-        assert each.after in {option.profile for option in promise(each.pending.profile.name).options}
-        assert each.after != each.pending.profile
-    wanted = Counter({(each.after): 0 for each in found})
-    for each in found:
-        wanted[each.after] += each.pending.slice_count
+    waiting = [
+        pending(job(n, name, slice_count, submit=NOW - waited))
+        for n, (name, waited, slice_count) in enumerate(jobs, start=1)
+    ]
+    found = retypes(NOW, waiting, lambda p: promise(p.profile.name), free_capacity(**layouts), RetypeHistory())
+    assert len({retype.targets for retype in found}) == len(found)
+    for retype in found:
+        assert retype.after in {option.profile for option in promise(retype.pending.profile.name).options}
+        assert retype.after != retype.pending.profile
+    wanted = Counter({(retype.after): 0 for retype in found})
+    for retype in found:
+        wanted[retype.after] += retype.pending.slice_count
     for profile, count in wanted.items():  # room for each profile alone: at least this much
-        room = sum(
+        fitting = sum(
             len(plan_free(GPUS[name], layout, [profile] * 8))
             for name, layout in layouts.items()
             if profile in GPUS[name]
         )
-        assert count <= room
+        assert count <= fitting
 
 
 # -- limits of re-typing -----------------------------------------------------------------------------------------------
@@ -214,34 +245,38 @@ def test_retyped_jobs_have_room_and_keep_their_guarantee(
 
 def test_job_is_not_retyped_again_before_the_hold_time_is_over() -> None:
     turns = RetypeHistory(hold_s=30.0)
-    found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
+    found = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), turns))
     turns.note(found, NOW)
     retyped = pending(job(1, "1g.10gb"))
-    room = space(h1=None, h2=None)
-    assert retypes(NOW + 29, [retyped], lambda p: promise(), room, turns) == []
-    back = one(retypes(NOW + 30, [retyped], lambda p: promise(), room, turns))
+    free = free_capacity(h1=None, h2=None)
+    assert retypes(NOW + 29, [retyped], lambda p: promise(), free, turns) == []
+    back = only_retype(retypes(NOW + 30, [retyped], lambda p: promise(), free, turns))
     assert back.after == P("1g.6gb")
 
 
 def test_refused_retype_is_not_tried_again() -> None:
     turns = RetypeHistory(hold_s=0.0)
-    found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
+    found = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), turns))
     turns.bar(found)
-    other = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
+    other = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), turns))
     assert other.after == P("1g.20gb")
     turns.forget_but([])
-    assert one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns)).after == P("1g.10gb")
+    assert only_retype(
+        retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), turns)
+    ).after == P("1g.10gb")
 
 
 def test_retype_is_undone_if_a_qos_limit_then_holds_the_job() -> None:
     turns = RetypeHistory()
-    found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
+    found = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), turns))
     turns.note(found, NOW)
     waits = job(1, "1g.10gb")
     assert undone([waits], turns) == []
-    back = one(undone([replace(waits, reason="QOSMaxGRESPerUser")], turns))
+    back = only_retype(undone([replace(waits, reason="QOSMaxGRESPerUser")], turns))
     assert back.after == P("1g.6gb") and "QOSMaxGRESPerUser" in back.why
-    later = one(retypes(NOW + 99, [pending(job(1, submit=NOW + 98))], lambda p: promise(), space(**A30_FULL), turns))
+    later = only_retype(
+        retypes(NOW + 99, [pending(job(1, submit=NOW + 98))], lambda p: promise(), free_capacity(**A30_FULL), turns)
+    )
     assert later.after == P("1g.20gb")
     split = replace(waits, array_job=1, array_task="0-9998:2", tasks=5000, reason="QOSMaxGRESPerUser")
     assert undone([split], turns) == []  # no command can name the remaining tasks
@@ -307,14 +342,16 @@ def test_job_is_not_retyped_if_its_comment_has_no_room_for_the_marker() -> None:
 
 def test_unplaced_tasks_of_an_array_are_retyped_starting_with_the_last() -> None:
     row = job(9, array_job=9, array_task="2-8:2,11%3", tasks=5)
-    room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 5))
-    found = one(retypes(NOW, [pending(row, copies=4)], lambda p: promise(), room, RetypeHistory()))
+    free = free_capacity(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 5))
+    found = only_retype(retypes(NOW, [pending(row, copies=4)], lambda p: promise(), free, RetypeHistory()))
     assert found.tasks == (8, 11) and found.targets == ("9_8", "9_11") and found.names == ("9_8", "9_11")
 
 
 def test_whole_array_is_addressed_by_its_pending_tasks() -> None:
     row = job(9, array_job=9, array_task="4-7", tasks=4)
-    found = one(retypes(NOW, [pending(row, copies=4)], lambda p: promise(), space(**A30_FULL), RetypeHistory()))
+    found = only_retype(
+        retypes(NOW, [pending(row, copies=4)], lambda p: promise(), free_capacity(**A30_FULL), RetypeHistory())
+    )
     assert found.targets == ("9_[4-7]",) and found.names == ("9",)
     single = replace(row, job_id=12, array_task="7", tasks=1)
     assert Retype(pending(single), (), P("1g.10gb"), "").targets == ("9_7",) and name_of(single) == "9_7"
@@ -328,7 +365,9 @@ def test_tasks_that_do_not_fit_one_list_are_addressed_one_by_one() -> None:
         {name: NodeCapacity([(gpu, EMPTY)]) for name, gpu in nodes.items()},
         {name: frozenset(info.profile for info in gpu.profiles) for name, gpu in nodes.items()},
     )
-    found = one(retypes(NOW, [pending(row, copies=2000, pool=pool)], lambda p: promise(), wide, RetypeHistory()))
+    found = only_retype(
+        retypes(NOW, [pending(row, copies=2000, pool=pool)], lambda p: promise(), wide, RetypeHistory())
+    )
     assert found.tasks and found.targets == tuple(f"9_{task}" for task in found.tasks)
 
 
@@ -345,9 +384,9 @@ def test_task_started_during_a_retype_of_its_array_gets_its_marker_back() -> Non
 
 def test_tasks_of_one_array_may_be_retyped_to_different_profiles() -> None:
     row = job(9, array_job=9, array_task="1-6", tasks=6)
-    room = space(a1=None, h2=None, h1=Layout([Slot.of("3g.40gb", 0, 4), Slot.of("1g.20gb", 4, 2)]))
-    found = retypes(NOW, [pending(row, copies=6)], lambda p: promise(), room, RetypeHistory())
-    tasks = [task for each in found for task in each.tasks]
+    free = free_capacity(a1=None, h2=None, h1=Layout([Slot.of("3g.40gb", 0, 4), Slot.of("1g.20gb", 4, 2)]))
+    found = retypes(NOW, [pending(row, copies=6)], lambda p: promise(), free, RetypeHistory())
+    tasks = [task for retype in found for task in retype.tasks]
     assert len(tasks) == len(set(tasks)) and set(tasks) <= set(range(1, 7)) and tasks
 
 
@@ -382,26 +421,26 @@ def left(nodes: list[Node], wanted: list[Demand]):  # type: ignore[no-untyped-de
 
 def test_capacity_planned_for_other_jobs_is_not_free() -> None:
     nodes = [node("h1"), node("a1", *busy("a1", "1g.6gb", 4))]
-    _, room = left(nodes, [Demand(1, ((P("7g.80gb"), 1),), EVERYWHERE)])
-    assert room.count(EVERYWHERE, P("1g.10gb")) == 0
-    _, room = left(nodes, [])
-    assert room.count(EVERYWHERE, P("1g.10gb")) == 7 and room.count(EVERYWHERE, P("1g.6gb")) == 0
-    assert room.count(EVERYWHERE, P("1g.10gb"), 2) == 3 and room.count(EVERYWHERE, P("1g.10gb"), 1, 2) == 2
-    assert P("1g.6gb") in room.kinds(EVERYWHERE) and P("1g.6gb") not in room.kinds(frozenset({"h1"}))
+    _, free = left(nodes, [Demand(1, ((P("7g.80gb"), 1),), EVERYWHERE)])
+    assert free.count(EVERYWHERE, P("1g.10gb")) == 0
+    _, free = left(nodes, [])
+    assert free.count(EVERYWHERE, P("1g.10gb")) == 7 and free.count(EVERYWHERE, P("1g.6gb")) == 0
+    assert free.count(EVERYWHERE, P("1g.10gb"), 2) == 3 and free.count(EVERYWHERE, P("1g.10gb"), 1, 2) == 2
+    assert P("1g.6gb") in free.kinds(EVERYWHERE) and P("1g.6gb") not in free.kinds(frozenset({"h1"}))
 
 
 def test_gpu_with_a_reservation_has_no_free_capacity() -> None:
     nodes = [node("h1", *busy("h1", "1g.10gb", 2)), node("a1")]
-    plan, room = left(nodes, [Demand(1, ((P("7g.80gb"), 1),), EVERYWHERE, limit_s=60)])
-    assert plan.reservations and room.count(EVERYWHERE, P("1g.10gb")) == 0 and room.count(EVERYWHERE, P("1g.6gb")) == 4
+    plan, free = left(nodes, [Demand(1, ((P("7g.80gb"), 1),), EVERYWHERE, limit_s=60)])
+    assert plan.reservations and free.count(EVERYWHERE, P("1g.10gb")) == 0 and free.count(EVERYWHERE, P("1g.6gb")) == 4
 
 
 def test_frozen_node_offers_only_its_existing_slots_and_closed_node_none() -> None:
     offered = Layout([Slot.of("3g.40gb", 0, 4), Slot.of("1g.10gb", 4, 1)])
-    _, room = left([node("h1", offered=offered, mode=Mode.FROZEN)], [])
-    assert room.count(EVERYWHERE, P("3g.40gb")) == 1 and room.count(EVERYWHERE, P("2g.20gb")) == 0
-    _, room = left([node("h1", offered=offered, mode=Mode.CLOSED)], [])
-    assert room.count(EVERYWHERE, P("3g.40gb")) == 0 and room.kinds(EVERYWHERE) == frozenset()
+    _, free = left([node("h1", offered=offered, mode=Mode.FROZEN)], [])
+    assert free.count(EVERYWHERE, P("3g.40gb")) == 1 and free.count(EVERYWHERE, P("2g.20gb")) == 0
+    _, free = left([node("h1", offered=offered, mode=Mode.CLOSED)], [])
+    assert free.count(EVERYWHERE, P("3g.40gb")) == 0 and free.kinds(EVERYWHERE) == frozenset()
 
 
 def test_jobs_of_a_full_gpu_model_are_retyped_for_an_idle_model() -> None:
@@ -409,12 +448,12 @@ def test_jobs_of_a_full_gpu_model_are_retyped_for_an_idle_model() -> None:
     nodes = [node("a1", *busy("a1", "1g.6gb", 3)), node("h1")]
     rows = [job(n) for n in range(1, 6)]
     wanted = [Demand(row.job_id, ((P("1g.6gb"), 1),), EVERYWHERE) for row in rows]
-    plan, room = left(nodes, wanted)
+    plan, free = left(nodes, wanted)
     placed = {name: p.copies for name, p in plan.placed.items()}
     assert placed == {1: 1}
     waiting = without_place(wanted, {row.job_id: row for row in rows}, placed)
-    found = retypes(NOW, waiting, lambda p: promise(), room, RetypeHistory())
-    assert [(each.targets, each.after.name) for each in found] == [((str(n),), "1g.10gb") for n in (2, 3, 4, 5)]
+    found = retypes(NOW, waiting, lambda p: promise(), free, RetypeHistory())
+    assert [(retype.targets, retype.after.name) for retype in found] == [((str(n),), "1g.10gb") for n in (2, 3, 4, 5)]
     again = [Demand(n, ((P("1g.10gb" if n > 1 else "1g.6gb"), 1),), EVERYWHERE) for n in range(1, 6)]
     assert set(Planner().plan(nodes, again, NOW).placed) == {1, 2, 3, 4, 5}
 
@@ -427,10 +466,10 @@ def test_without_managed_supply_capacity_comes_from_node_counts() -> None:
     rows.append(NodeRow("n3", frozenset({"IDLE", "DRAIN"}), gres={"3g.40gb": 5}, partitions=("mig",)))
     pool = frozenset({"n1", "n2", "n3"})
     wanted = [Demand(n, ((P("1g.10gb"), 1),), pool) for n in (1, 2, 3, 4)]
-    room, placed = of_counts(rows, wanted)
+    free, placed = of_counts(rows, wanted)
     assert placed == {1: 1, 2: 1}
-    assert room.count(pool, P("1g.10gb")) == 0 and room.count(pool, P("3g.40gb")) == 1
-    assert room.take(pool, P("3g.40gb")) == "n1" and room.take(pool, P("3g.40gb")) is None
+    assert free.count(pool, P("1g.10gb")) == 0 and free.count(pool, P("3g.40gb")) == 1
+    assert free.take(pool, P("3g.40gb")) == "n1" and free.take(pool, P("3g.40gb")) is None
 
 
 def test_without_managed_supply_a_job_on_several_nodes_is_placed_on_all_or_not_at_all() -> None:

@@ -28,7 +28,7 @@ from tests.support.supply_gpus import A30, H100
 
 NOW = 1_000_000.0
 LAYOUTS = {
-    geometry.name: [one for one in layouts(geometry) if all(not p.suffix for p in one.profiles)]
+    geometry.name: [layout for layout in layouts(geometry) if all(not p.suffix for p in layout.profiles)]
     for geometry in (H100, A30)
 }
 RULES = LendingRules(hysteresis=Hysteresis(loan_s=600, idle_s=0, rest_s=0), most_releases=4, quota={"a": 3})
@@ -146,7 +146,7 @@ def test_job_gets_at_most_one_order_and_only_one_that_its_state_allows(site: Sit
         assert order.restart == job_view.row.restarts
         assert order.why
     assert not found.lacking.keys() & {order.job for order in found.orders}
-    waiting = {int(str(one.job)) for one in site.view.elastic_jobs if one.place is None}
+    waiting = {int(str(elastic_job.job)) for elastic_job in site.view.elastic_jobs if elastic_job.place is None}
     assert waiting == found.lacking.keys() | {order.job for order in found.orders if order.kind is Kind.RELEASE}
 
 
@@ -158,7 +158,7 @@ def test_released_loans_fit_beside_running_jobs_and_planned_inference(site: Site
     wishes = [order.profile for order in found.orders if order.kind is Kind.RELEASE and order.profile is not None]
     if not wishes:
         return
-    free = [(space.geometry, space.used) for space in site.view.spaces]
+    free = [(capacity.geometry, capacity.used) for capacity in site.view.capacities]
     assert _fit(free, sorted(wishes, reverse=True)), (wishes, free)
 
 
@@ -199,7 +199,7 @@ def test_loans_are_reclaimed_only_for_pending_inference_and_if_allowed(site: Sit
     if not ended:
         return
     assert site.view.starts
-    assert ended <= {int(str(one.job)) for space in site.view.spaces for one in space.lent}
+    assert ended <= {int(str(loan.job)) for capacity in site.view.capacities for loan in capacity.lent}
     no_reclaim = replace(RULES, reclaim=False)
     still_ended = {order.job for order in decide(site.view, no_reclaim).orders if order.cause is Cause.RECLAIM}
     assert not still_ended & ended
@@ -224,7 +224,7 @@ def test_next_round_reclaims_no_further_loans_for_the_same_inference(site: Site)
     later = replace(site.view, loans=dict(site.ledger.open), ends_for=dict(site.ledger.ends_for))
     again = decide(later, RULES)
     reclaimed_again = {order.job for order in again.orders if order.cause is Cause.RECLAIM}
-    assert reclaimed_again <= reclaimed | _leaving(site), "only what is under way goes on"
+    assert reclaimed_again <= reclaimed | _leaving(site), "only loans that already end are reclaimed"
 
 
 @any_site

@@ -21,21 +21,21 @@ def test_estimate_of_a_job_that_has_not_run_is_corrected_by_the_mean_error():
 def test_remaining_time_grows_after_the_expected_end():
     left = [LengthErrors(0.0, 1.0).left_s(1000.0, ran) for ran in (0.0, 1000.0, 3000.0, 9000.0)]
     assert left[1:] == sorted(left[1:]) and left[3] > 2500.0
-    assert LengthErrors(0.0, 0.1).left_s(1000.0, 1000.0) < 100.0, "where expectations are right it ends soon"
+    assert LengthErrors(0.0, 0.1).left_s(1000.0, 1000.0) < 100.0, "it ends soon if the expectations are right"
 
 
 @given(errors, lengths, st.floats(0.0, 1e7), parts)
-def test_job_ends_within_its_remaining_time_with_the_given_probability(one, expected, ran, part):
-    left = one.left_s(expected, ran, part)
+def test_job_ends_within_its_remaining_time_with_the_given_probability(length_errors, expected, ran, part):
+    left = length_errors.left_s(expected, ran, part)
     assert left >= 0
-    if ran < expected * math.exp(one.mean + 4 * one.deviation):
-        assert one.ends_within(expected, ran, left) == pytest.approx(part, abs=1e-3)
+    if ran < expected * math.exp(length_errors.mean + 4 * length_errors.deviation):
+        assert length_errors.ends_within(expected, ran, left) == pytest.approx(part, abs=1e-3)
 
 
 @given(errors, lengths, st.floats(0.0, 1e9), parts, parts)
-def test_remaining_time_grows_with_the_probability(one, expected, ran, first, second):
+def test_remaining_time_grows_with_the_probability(length_errors, expected, ran, first, second):
     low, high = sorted((first, second))
-    assert one.left_s(expected, ran, low) <= one.left_s(expected, ran, high) + 1e-6
+    assert length_errors.left_s(expected, ran, low) <= length_errors.left_s(expected, ran, high) + 1e-6
 
 
 def test_errors_are_learned_per_user_and_from_all_users_for_a_new_one():
@@ -46,7 +46,7 @@ def test_errors_are_learned_per_user_and_from_all_users_for_a_new_one():
     assert history.errors(7).mean == pytest.approx(math.log(0.5), abs=0.03)
     assert history.errors(7).deviation == pytest.approx(math.log(1.2), abs=0.05)
     stranger = history.errors(8)
-    assert stranger.mean == pytest.approx(math.log(0.5), abs=0.03), "of whom nothing is known is taken to be like all"
+    assert stranger.mean == pytest.approx(math.log(0.5), abs=0.03), "an unknown job is assumed to be like all others"
     for _ in range(100):
         history.note(8, 1000.0, 2000.0)
     assert history.errors(8).mean > 0 > history.errors(7).mean

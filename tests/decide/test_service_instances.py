@@ -49,12 +49,12 @@ def service(**changes: object) -> ElasticArray:
     return ElasticArray(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def room(gpus: int = 4) -> FreeCapacity:
+def free_capacity(gpus: int = 4) -> FreeCapacity:
     return FreeCapacity({"h1": NodeCapacity([(H100, EMPTY)] * gpus, Counter())}, {"h1": frozenset({P("1g.10gb")})})
 
 
-def told(array: ElasticArray, history: ArrayHistory | None = None, now: float = NOW) -> tuple[int, str]:
-    (found,) = throttles(now, [array], history or ArrayHistory(), room(), lambda _: False)
+def throttled(array: ElasticArray, history: ArrayHistory | None = None, now: float = NOW) -> tuple[int, str]:
+    (found,) = throttles(now, [array], history or ArrayHistory(), free_capacity(), lambda _: False)
     return found.after, found.why
 
 
@@ -86,7 +86,7 @@ def test_array_without_serve_role_and_rate_is_not_a_service(comment: str) -> Non
 
 
 def test_service_runs_the_fewest_instances_that_sustain_its_rate() -> None:
-    after, why = told(service())
+    after, why = throttled(service())
     assert after == 5 and why == "90 items/s by its hints, 20 items/s of each instance: 5 at once"
     assert known(service(carries=None), (), 12.5, POOL).carries == 12.5
     assert known(service(each=2), (), 12.5, POOL).carries == 25.0
@@ -94,7 +94,7 @@ def test_service_runs_the_fewest_instances_that_sustain_its_rate() -> None:
 
 def test_measured_load_counts_with_a_reserve() -> None:
     running = service(running=(NOW - 100,) * 5, throttle=9, load=InstanceLoad(each=8.0, most=24.0))
-    after, why = told(running)
+    after, why = throttled(running)
     assert after == 3  # 40 items/s and a quarter more, at 24 items/s of each instance
     assert why == "40 items/s measured, 24 items/s of each instance: 3 at once"
 
@@ -111,21 +111,21 @@ def test_instance_over_its_latency_limit_sustains_only_its_current_rate() -> Non
 
 
 def test_service_whose_rate_per_instance_is_unknown_is_left_alone() -> None:
-    assert throttles(NOW, [service(carries=None)], ArrayHistory(), room(), lambda _: False) == []
+    assert throttles(NOW, [service(carries=None)], ArrayHistory(), free_capacity(), lambda _: False) == []
     assert carried(None, InstanceLoad(5.0)) is None and instances(9.0, 1, None, None) is None
 
 
 def test_number_of_instances_grows_at_once_and_shrinks_after_a_hold_time() -> None:
     history = ArrayHistory()
-    assert told(service(rate=100.0), history)[0] == 5
+    assert throttled(service(rate=100.0), history)[0] == 5
     history.bounds.set(9, 5)
     quiet = service(rate=30.0, throttle=5)
-    assert throttles(NOW + 1, [quiet], history, room(), lambda _: False) == []
-    assert told(replace(quiet, rate=140.0), history, NOW + 2)[0] == 7
+    assert throttles(NOW + 1, [quiet], history, free_capacity(), lambda _: False) == []
+    assert throttled(replace(quiet, rate=140.0), history, NOW + 2)[0] == 7
     history.bounds.set(9, 7)
     quiet = replace(quiet, throttle=7)
-    assert throttles(NOW + 1 + HOLD_S, [quiet], history, room(), lambda _: False) == []
-    assert told(quiet, history, NOW + 3 + HOLD_S) == (
+    assert throttles(NOW + 1 + HOLD_S, [quiet], history, free_capacity(), lambda _: False) == []
+    assert throttled(quiet, history, NOW + 3 + HOLD_S) == (
         2, "30 items/s by its hints, 20 items/s of each instance: 2 at once",
     )  # fmt: skip
 
@@ -185,24 +185,26 @@ def test_throttle_is_at_least_one_and_at_most_what_the_user_allows(
         carries=carries,
         load=load if running else None,
     )
-    for change in throttles(NOW, [array], ArrayHistory(bounds), room(), lambda _: False):
+    for change in throttles(NOW, [array], ArrayHistory(bounds), free_capacity(), lambda _: False):
         assert 1 <= change.after <= min(asked or 1 << 30, pending + running)
 
 
 # -- what instances report ---------------------------------------------------------------------------------------------
 
 
-def heard(loads: LoadHistory, job_id: int, *points: tuple[float, float], latency_ms: float | None = None) -> None:
+def add_load_reports(
+    loads: LoadHistory, job_id: int, *points: tuple[float, float], latency_ms: float | None = None
+) -> None:
     for at, items in points:
         loads.add_report((job_id, 0), NOW, Report(items=items, latency_ms=latency_ms, at=at), at + 0.5)
 
 
 def test_load_is_measured_over_the_last_minutes() -> None:
     loads = LoadHistory()
-    heard(loads, 1, (NOW + 100, 1000), (NOW + 200, 3000))
-    heard(loads, 2, (NOW + 200, 1000))
+    add_load_reports(loads, 1, (NOW + 100, 1000), (NOW + 200, 3000))
+    add_load_reports(loads, 2, (NOW + 200, 1000))
     assert loads.load(9, [(1, 0), (2, 0), (3, 0)], 50.0, NOW + 200) == InstanceLoad(10.0, 15.0)
-    heard(loads, 1, *((NOW + 200 + 100 * n, 3000 + 500 * n) for n in range(1, 20)))
+    add_load_reports(loads, 1, *((NOW + 200 + 100 * n, 3000 + 500 * n) for n in range(1, 20)))
     found = loads.load(9, [(1, 0)], 50.0, NOW + 2100)
     assert found is not None and found.each == pytest.approx(5.0) and found.most == 15.0
     assert len(loads.counts[1, 0]) <= LOAD_S / 100 + 2
@@ -210,18 +212,18 @@ def test_load_is_measured_over_the_last_minutes() -> None:
 
 def test_instance_without_recent_reports_does_not_count() -> None:
     loads = LoadHistory()
-    heard(loads, 1, (NOW + 100, 1000))
+    add_load_reports(loads, 1, (NOW + 100, 1000))
     assert loads.load(9, [], None, NOW + 100) is None
     assert loads.load(9, [(1, 0)], None, NOW + 100 + LOAD_S) is None
-    heard(loads, 2, (NOW + 1, 1e9))  # too early to measure a rate
+    add_load_reports(loads, 2, (NOW + 1, 1e9))  # too early to measure a rate
     assert loads.load(9, [(2, 0)], None, NOW + 2) is None
-    heard(loads, 1, (NOW + 110, 5))  # its counter has started anew
+    add_load_reports(loads, 1, (NOW + 110, 5))  # its counter has started anew
     assert loads.load(9, [(1, 0)], None, NOW + 111) is None
 
 
 def test_batches_over_the_latency_limit_do_not_measure_the_maximum_rate() -> None:
     loads = LoadHistory()
-    heard(loads, 1, (NOW + 100, 2000), latency_ms=80.0)
+    add_load_reports(loads, 1, (NOW + 100, 2000), latency_ms=80.0)
     assert loads.load(9, [(1, 0)], 50.0, NOW + 100) == InstanceLoad(20.0, 0.0, slow=True)
     assert loads.load(9, [(1, 0)], None, NOW + 100) == InstanceLoad(20.0, 20.0)
     loads.forget_but({})
@@ -231,9 +233,9 @@ def test_batches_over_the_latency_limit_do_not_measure_the_maximum_rate() -> Non
 @given(
     st.lists(st.tuples(st.floats(-100, 4000), st.none() | st.floats(0, 1e9), st.none() | st.floats(0, 1e4))),
 )
-def test_load_is_a_number_whatever_a_job_reports(said: list[tuple[float, float | None, float | None]]) -> None:
+def test_load_is_a_number_whatever_a_job_reports(reports: list[tuple[float, float | None, float | None]]) -> None:
     loads, now = LoadHistory(), NOW
-    for after, items, latency in said:
+    for after, items, latency in reports:
         now = max(now, NOW + after)
         loads.add_report((1, 0), NOW, Report(items=items, latency_ms=latency, at=NOW + after), now)
     found = loads.load(9, [(1, 0)], 50.0, now)

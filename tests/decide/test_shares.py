@@ -26,8 +26,8 @@ def claim(array: int, user: str, need: int, **changes: object) -> Claim:
     return Claim(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def tasks(there: int, *claims: Claim, served: Mapping[str, float] | None = None) -> dict[int, int]:
-    return {array: share.tasks for array, share in shares(NOW, claims, there, served or {}).items()}
+def tasks(capacity: int, *claims: Claim, served: Mapping[str, float] | None = None) -> dict[int, int]:
+    return {array: share.tasks for array, share in shares(NOW, claims, capacity, served or {}).items()}
 
 
 # -- the order of claims -----------------------------------------------------------------------------------------------
@@ -92,20 +92,20 @@ claims = st.lists(
 @settings(max_examples=examples(400))
 @given(claims, st.integers(0, 40), st.dictionaries(st.sampled_from(["ann", "bob", "eve"]), st.floats(0, 1e5)))
 def test_shares_are_between_one_and_the_need_and_within_capacity(
-    found: list[tuple[str, int, int, float | None, float, float, bool]], there: int, served: dict[str, float]
+    found: list[tuple[str, int, int, float | None, float, float, bool]], capacity: int, served: dict[str, float]
 ) -> None:
     given_claims = [
         Claim(n, user, units, need, 10.0, session, None if left is None else NOW + left, work, kept)
         for n, (user, units, need, left, session, work, kept) in enumerate(found, 1)
     ]
-    result = shares(NOW, given_claims, there, served)
+    result = shares(NOW, given_claims, capacity, served)
     assert result.keys() == {claimed.array for claimed in given_claims}
     for claimed in given_claims:
         assert 1 <= result[claimed.array].tasks <= claimed.need
         assert bool(result[claimed.array].why) == (result[claimed.array].tasks < claimed.need)
     used = sum(result[claimed.array].tasks * claimed.units for claimed in given_claims)
     least = sum(claimed.units for claimed in given_claims)
-    assert used <= max(there, least) + max(claimed.units for claimed in given_claims)
+    assert used <= max(capacity, least) + max(claimed.units for claimed in given_claims)
 
 
 # -- over time ---------------------------------------------------------------------------------------------------------
@@ -124,15 +124,15 @@ class Batch:
     done: float = 0.0
 
 
-def play(batches: Sequence[Batch], there: int, *, deadlines: bool) -> dict[int, float]:
+def play(batches: Sequence[Batch], capacity: int, *, deadlines: bool) -> dict[int, float]:
     """Run arrays, each task as soon as its array's share and the free slices allow; returns the end of each array."""
     now, served = 0.0, ServedTime()
     for batch in batches:
         served.learn(batch.number, batch.user, 0.0)
     while any(batch.pending or batch.ends for batch in batches):
         served.count(now, {b.number: (b.user, len(b.ends)) for b in batches}, 10 * max(b.deadline_s for b in batches))
-        counts = _counts(now, batches, there, served.spent, deadlines)
-        free = there - sum(len(batch.ends) for batch in batches)
+        counts = _counts(now, batches, capacity, served.spent, deadlines)
+        free = capacity - sum(len(batch.ends) for batch in batches)
         for batch in batches:
             for _ in range(min(free, counts.get(batch.number, 0) - len(batch.ends), batch.pending)):
                 heapq.heappush(batch.ends, now + batch.task_s)
@@ -145,7 +145,7 @@ def play(batches: Sequence[Batch], there: int, *, deadlines: bool) -> dict[int, 
 
 
 def _counts(
-    now: float, batches: Sequence[Batch], there: int, spent: Mapping[str, float], deadlines: bool
+    now: float, batches: Sequence[Batch], capacity: int, spent: Mapping[str, float], deadlines: bool
 ) -> dict[int, int]:
     found = []
     for batch in batches:
@@ -160,9 +160,9 @@ def _counts(
                 batch.number, batch.user, 1, need, batch.task_s, batch.deadline_s, batch.deadline_s, work_s(left), kept
             )
         )
-    if sum(claimed.need for claimed in found) <= there:
+    if sum(claimed.need for claimed in found) <= capacity:
         return {claimed.array: claimed.need for claimed in found}
-    return {number: share.tasks for number, share in shares(now, found, there, spent).items()}
+    return {number: share.tasks for number, share in shares(now, found, capacity, spent).items()}
 
 
 def test_deadline_first_meets_a_deadline_that_least_served_first_misses() -> None:
@@ -177,37 +177,48 @@ def test_deadline_first_meets_a_deadline_that_least_served_first_misses() -> Non
 
 @settings(max_examples=examples(100), deadline=None)
 @given(
-    there=st.integers(4, 16),
+    capacity=st.integers(4, 16),
     count=st.integers(5, 40),
     other=st.integers(5, 60),
     slack=st.floats(1.3, 4.0),
 )
-def test_deadlines_that_can_all_be_met_are_met(there: int, count: int, other: int, slack: float) -> None:
+def test_deadlines_that_can_all_be_met_are_met(capacity: int, count: int, other: int, slack: float) -> None:
     """First the one array alone, then both, with allowance for the spare time and for indivisible tasks."""
     task_s = 1.0
-    first = (math.ceil(count / (there - 1)) + 2) * task_s * slack
-    second = first + (math.ceil((count + other) / (there - 1)) + 4) * task_s * slack
-    done = play([Batch(1, "ann", count, task_s, first), Batch(2, "bob", other, task_s, second)], there, deadlines=True)
+    first = (math.ceil(count / (capacity - 1)) + 2) * task_s * slack
+    second = first + (math.ceil((count + other) / (capacity - 1)) + 4) * task_s * slack
+    done = play(
+        [Batch(1, "ann", count, task_s, first), Batch(2, "bob", other, task_s, second)], capacity, deadlines=True
+    )
     assert done[1] <= first and done[2] <= second
 
 
-def endless(there: int, told_s: float, true_s: float, sessions: int) -> tuple[float, float]:
+def endless(capacity: int, false_s: float, true_s: float, sessions: int) -> tuple[float, float]:
     """Ann and Bob each always have an array that could use all slices; returns what each was served.
 
     Ann states `told_s` as the deadline of each array, Bob the true one. Above capacity, both wait alike.
     """
-    step, now, served = min(told_s, true_s) / 8, 0.0, ServedTime()
+    step, now, served = min(false_s, true_s) / 8, 0.0, ServedTime()
     total = {"ann": 0.0, "bob": 0.0}
     for number, user in ((1, "ann"), (2, "bob")):
         served.learn(number, user, 0.0)
     running = {1: ("ann", 0), 2: ("bob", 0)}
     while now < sessions * true_s:
         found = [
-            Claim(number, user, 1, there, step, told, now + told - now % told, 0.9 * (there - 1) * (told - now % told))
-            for number, user, told in ((1, "ann", told_s), (2, "bob", true_s))
+            Claim(
+                number,
+                user,
+                1,
+                capacity,
+                step,
+                stated_s,
+                now + stated_s - now % stated_s,
+                0.9 * (capacity - 1) * (stated_s - now % stated_s),
+            )
+            for number, user, stated_s in ((1, "ann", false_s), (2, "bob", true_s))
         ]
-        given_tasks = shares(now, found, there, served.spent)
-        over = sum(share.tasks for share in given_tasks.values()) - there
+        given_tasks = shares(now, found, capacity, served.spent)
+        over = sum(share.tasks for share in given_tasks.values()) - capacity
         running = {n: (user, given_tasks[n].tasks) for n, user in ((1, "ann"), (2, "bob"))}
         if over > 0:  # the last to come waits: the one with more tasks
             larger = max(running, key=lambda n: running[n][1])
@@ -220,19 +231,21 @@ def endless(there: int, told_s: float, true_s: float, sessions: int) -> tuple[fl
 
 
 @settings(max_examples=examples(40), deadline=None)
-@given(there=st.integers(2, 14), lie=st.floats(0.05, 1.0), sessions=st.integers(5, 40))
-def test_false_deadlines_bring_no_gain_over_several_sessions(there: int, lie: float, sessions: int) -> None:
+@given(capacity=st.integers(2, 14), factor=st.floats(0.05, 1.0), sessions=st.integers(5, 40))
+def test_false_deadlines_bring_no_gain_over_several_sessions(capacity: int, factor: float, sessions: int) -> None:
     true_s = 600.0
-    ann, bob = endless(there, lie * true_s, true_s, sessions)
+    ann, bob = endless(capacity, factor * true_s, true_s, sessions)
     fair = (ann + bob) / 2
-    lead = there * lie * true_s / 2  # gained once, and again as served time decays over ten sessions
-    grain = there * lie * true_s / 8 * 2
+    lead = capacity * factor * true_s / 2  # gained once, and again as served time decays over ten sessions
+    grain = capacity * factor * true_s / 8 * 2
     assert ann - fair <= (lead + grain) * (1 + sessions / 10)
     assert ann - fair <= 0.1 * fair * (1 + 10 / sessions) + grain * (1 + sessions / 10)
 
 
 def test_gain_shrinks_the_further_a_stated_deadline_is_from_the_true_one() -> None:
-    gains = [(ann - bob) / (ann + bob) for ann, bob in (endless(7, lie * 600.0, 600.0, 40) for lie in (0.05, 0.2, 1.0))]
+    gains = [
+        (ann - bob) / (ann + bob) for ann, bob in (endless(7, factor * 600.0, 600.0, 40) for factor in (0.05, 0.2, 1.0))
+    ]
     assert gains[0] <= gains[1] + 0.01 and gains[0] < 0.02
 
 

@@ -41,7 +41,7 @@ def everywhere(*jobs, speed=1.0):
 
 
 def found(running, waiting, rules=NO_MARGIN, speeds=None):
-    jobs = [one.sharer.job for one in running] + [one.job for one in waiting]
+    jobs = [host.sharer.job for host in running] + [guest.job for guest in waiting]
     return [(pair.guest, pair.host) for pair in pairs(running, waiting, speeds or everywhere(*jobs), rules)]
 
 
@@ -101,7 +101,7 @@ def test_pair_is_refused_if_sharing_would_exceed_a_time_limit():
 def test_job_of_unknown_length_is_assumed_to_take_half_its_limit():
     rules = SharingRules(slowdown=1.4, gain=0.0)
     assert found([host(1, None, limit=1000.0)], [sharer(2, 100.0)], rules) == [(2, 1)]
-    assert found([host(1, None)], [sharer(2, math.inf)], rules) == [(2, 1)], "two of which nobody knows anything"
+    assert found([host(1, None)], [sharer(2, math.inf)], rules) == [(2, 1)], "two unknown jobs"
     assert UNKNOWN_S > 86400
 
 
@@ -112,7 +112,7 @@ def test_sharing_is_refused_if_it_makes_a_time_limit_too_likely_to_be_hit():
     assert found(running, waiting, rules) == []
     assert found(running, waiting, replace(rules, late=0.2)) == [(2, 1)]
     resumes = [replace(running[0], sharer=replace(running[0].sharer, resumes=True))]
-    assert found(resumes, waiting, rules) == [(2, 1)], "it is stopped before its limit, and goes on"
+    assert found(resumes, waiting, rules) == [(2, 1)], "it is stopped before its limit, and continues"
     beyond = [replace(running[0], sharer=replace(running[0].sharer, limit_s=0.0, ran_s=1200.0, whole_s=1000.0))]
     assert found(beyond, waiting, rules) == [(2, 1)], "its limit does not end it"
 
@@ -142,7 +142,7 @@ def test_pair_slower_than_one_job_alone_is_ended_if_a_restart_costs_less():
     assert parted((3.0, 3.0), guest_left=50.0) == [], "the guest ends in 150 s, which costs the host 50"
     assert parted((1.9, 1.9)) == []
     assert parted((1.0, 30.0)) == [], "the guest is as fast as alone"
-    assert parted((None, None)) == [], "nobody knows yet"
+    assert parted((None, None)) == [], "not known yet"
     assert parted((None, 9.0), rules=SharingRules(slowdown=1.5)) == [(2, 1)]
 
 
@@ -202,22 +202,22 @@ def test_users_shortest_job_is_offered_a_host_first_ties_in_slurms_order():
     rules = SharingRules(slowdown=1.1, most=1, depth=0)
     waiting = [sharer(2, 900.0), sharer(3, 100.0), sharer(4, 100.0)]
     assert found([host(1, 5000.0)], waiting, rules) == [(3, 1)]
-    assert [one.job for one in shortest_first(waiting, everywhere(2, 3, 4), rules)] == [3, 4, 2]
+    assert [job.job for job in shortest_first(waiting, everywhere(2, 3, 4), rules)] == [3, 4, 2]
 
 
 def test_job_without_a_stated_length_is_ranked_by_a_part_of_its_limit():
     waiting = [sharer(2, None, limit=4000.0), sharer(3, 1500.0), sharer(4, None), sharer(5, None, limit=1000.0)]
     turns = shortest_first(waiting, everywhere(2, 3, 4, 5), SharingRules())
-    assert [one.job for one in turns] == [5, 3, 2, 4]
-    assert [one.job for one in shortest_first(waiting, {}, SharingRules())] == [2, 3, 4, 5], (
-        "nobody knows where they run"
+    assert [job.job for job in turns] == [5, 3, 2, 4]
+    assert [job.job for job in shortest_first(waiting, {}, SharingRules())] == [2, 3, 4, 5], (
+        "it is unknown where they run"
     )
 
 
 def test_slurms_order_is_kept_between_users():
     waiting = [sharer(2, 900.0, uid=7), sharer(3, 50.0, uid=8), sharer(4, 100.0, uid=7)]
     rules = SharingRules(slowdown=1.1, most=2)
-    assert [one.job for one in shortest_first(waiting, everywhere(2, 3, 4), rules)] == [4, 3, 2]
+    assert [job.job for job in shortest_first(waiting, everywhere(2, 3, 4), rules)] == [4, 3, 2]
     running = [host(1, 5000.0, uid=7), host(5, 5000.0, uid=8), host(6, 5000.0, uid=7)]
     assert found(running, waiting, rules) == [(4, 1), (3, 5)]
 
@@ -294,8 +294,8 @@ def test_round_stays_within_its_budget_of_simulation_steps(monkeypatch, hosts, j
     running, waiting = crowd(hosts, jobs, users)
     rules = SharingRules(slowdown=1.2)
     assert pairs(running, waiting, everywhere(*range(hosts + jobs)), rules)
-    assert sum(one.given for one in spent) <= rules.steps
-    assert sum(one.given - one.left for one in spent) <= 1.75 * rules.steps + 3 * hosts
+    assert sum(run.given for run in spent) <= rules.steps
+    assert sum(run.given - run.left for run in spent) <= 1.75 * rules.steps + 3 * hosts
 
 
 def test_pair_test_decides_if_the_simulation_steps_do_not_suffice():
@@ -320,56 +320,56 @@ slowdowns = st.dictionaries(
 
 
 @given(
-    st.lists(sharers, max_size=6, unique_by=lambda one: one.job),
-    st.lists(sharers, max_size=6, unique_by=lambda one: one.job),
+    st.lists(sharers, max_size=6, unique_by=lambda sharer: sharer.job),
+    st.lists(sharers, max_size=6, unique_by=lambda sharer: sharer.job),
     slowdowns,
     st.floats(1, 2.5),
     st.sampled_from([0, 1, 16]),
     st.sampled_from([0, 20, 8000]),
 )
 def test_every_pair_has_one_user_and_keeps_memory_and_time_limits(first, waiting, measured, slowdown, depth, steps):
-    running = [Host(one, P2, 20000.0) for one in first]
+    running = [Host(job, P2, 20000.0) for job in first]
     rules = SharingRules(slowdown=slowdown, measured=measured, depth=depth, steps=steps)
-    by_job, guests = {one.sharer.job: one for one in running}, {one.job: one for one in waiting}
+    by_job, guests = {host.sharer.job: host for host in running}, {guest.job: guest for guest in waiting}
     speeds = everywhere(*by_job, *guests, speed=0.5)
     answer = pairs(running, waiting, speeds, rules)
     assert answer == pairs(running, waiting, speeds, rules)
-    turns = [one.job for one in shortest_first(waiting, speeds, rules)]
+    turns = [job.job for job in shortest_first(waiting, speeds, rules)]
     assert sorted(turns) == sorted(guests)
     assert [pair.guest for pair in answer] == [job for job in turns if job in {pair.guest for pair in answer}]
     assert len({pair.host for pair in answer}) == len({pair.guest for pair in answer}) == len(answer) <= rules.most
     for pair in answer:
-        one, other = by_job[pair.host], guests[pair.guest]
-        assert one.sharer.uid == other.uid and pair.host != pair.guest
-        assert one.sharer.memory_mib + other.memory_mib <= 0.9 * one.memory_mib
-        slow = rules.slow(other, one.sharer), rules.slow(one.sharer, other)
+        host, guest = by_job[pair.host], guests[pair.guest]
+        assert host.sharer.uid == guest.uid and pair.host != pair.guest
+        assert host.sharer.memory_mib + guest.memory_mib <= 0.9 * host.memory_mib
+        slow = rules.slow(guest, host.sharer), rules.slow(host.sharer, guest)
         assert min(slow) >= 1
-        if other.left_s is not None and one.sharer.left_s is not None:
-            own, its = max(1.0, other.left_s / 0.5), max(1.0, one.sharer.left_s / 0.5)
+        if guest.left_s is not None and host.sharer.left_s is not None:
+            own, its = max(1.0, guest.left_s / 0.5), max(1.0, host.sharer.left_s / 0.5)
             own, its = min(own, UNKNOWN_S), min(its, UNKNOWN_S)
             ends = finishes(own, its, *slow)
             assert depth or sum(ends) / 2 < apart(own, its)
             assert all(
-                job.limit_s is None or end <= job.limit_s for job, end in zip((other, one.sharer), ends, strict=True)
+                job.limit_s is None or end <= job.limit_s for job, end in zip((guest, host.sharer), ends, strict=True)
             )
 
 
 @given(
-    st.lists(sharers, max_size=6, unique_by=lambda one: one.job),
-    st.lists(sharers, max_size=6, unique_by=lambda one: one.job),
+    st.lists(sharers, max_size=6, unique_by=lambda sharer: sharer.job),
+    st.lists(sharers, max_size=6, unique_by=lambda sharer: sharer.job),
     st.lists(st.sampled_from("gs-"), min_size=6, max_size=6),
 )
 def test_no_slice_has_three_jobs_and_solo_jobs_never_share(first, waiting, kinds):
     """On average a third of the running jobs has a guest, and a third of the pending jobs is solo."""
     running = [
-        Host(one, P2, 20000.0, Sharer(100 + one.job, one.uid, memory_mib=1.0) if kind == "g" else None)
-        for one, kind in zip(first, kinds, strict=False)
+        Host(job, P2, 20000.0, Sharer(100 + job.job, job.uid, memory_mib=1.0) if kind == "g" else None)
+        for job, kind in zip(first, kinds, strict=False)
     ]
-    waiting = [replace(one, solo=kind == "s") for one, kind in zip(waiting, kinds, strict=False)]
+    waiting = [replace(sharer, solo=kind == "s") for sharer, kind in zip(waiting, kinds, strict=False)]
     speeds = everywhere(*range(150))
     for pair in pairs(running, waiting, speeds, SharingRules(slowdown=1.1)):
-        assert next(one for one in running if one.sharer.job == pair.host).guest is None
-        assert not next(one for one in waiting if one.job == pair.guest).solo
+        assert next(host for host in running if host.sharer.job == pair.host).guest is None
+        assert not next(guest for guest in waiting if guest.job == pair.guest).solo
 
 
 def test_running_job_is_never_paired_with_itself():

@@ -203,7 +203,7 @@ def test_guest_that_does_not_start_is_withdrawn_and_waits_for_a_loan(world: Make
     w.slurm.set_node("n1", completing=w.slurm.machines["n1"].completing - 1)
     for _ in range(40):
         w.step()
-    assert kinds(w, guest) == ["share", "withdraw"] and not w.shared, "not with that one again for a while"
+    assert kinds(w, guest) == ["share", "withdraw"] and not w.shared, "not with the same job again for a while"
     assert w.slurm.machines["n1"].gres.get("guest", 0) == 0
 
 

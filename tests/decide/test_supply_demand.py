@@ -169,7 +169,9 @@ def test_audit_reports_surplus_slices_but_not_late_events() -> None:
     assert audit(held(("3g.40gb@0", 77)), [running]) == []
     assert audit(held(("3g.40gb@0", 1)), [replace(running, state="COMPLETED")]) == []
     assert audit(held(("3g.40gb@0", 1)), [JobRow(1, state=UNREAD)]) == []
-    assert audit(held(("7g.80gb@0", 1)), [replace(running, nodes=("n2",))]) == [], "a node that only claims to run it"
+    assert audit(held(("7g.80gb@0", 1)), [replace(running, nodes=("n2",))]) == [], (
+        "a node whose report alone says that it runs there"
+    )
     odd = replace(running, gres=f"{running.gres},gres:gpu:a\x1fb:0")
     assert audit(held(("2g.20gb@0", 1)), [odd]) == []
     for unread in ("gres/gpu:0,mig:3g.40gb:1", "mig:3g.40gb:1,gres/gpu:0", "gres:gpu:0,gres/mig:3g.40gb:1"):

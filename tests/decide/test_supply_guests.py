@@ -59,7 +59,7 @@ def test_guest_is_offered_only_once_the_node_has_the_plan() -> None:
     world.loop.share({guest: host})
     world.nodes.deaf.add("n1")
     world.round()
-    assert count(world, "guest") == 0, "the node does not know of it yet"
+    assert count(world, "guest") == 0, "the node has not confirmed the plan yet"
     assert world.loop.shared == {guest: "n1"}
     world.nodes.deaf.clear()
     world.steps(2)
@@ -219,7 +219,7 @@ PLACE = ("g", "2g.20gb", 0, 2, 1, 0)
 P2 = P("2g.20gb")
 
 
-def look(facts: NodeFacts, *rows: JobRow, used: int = 0, pairs: object = None, present: object = None) -> Sharing:
+def shared(facts: NodeFacts, *rows: JobRow, used: int = 0, pairs: object = None, present: object = None) -> Sharing:
     jobs = {r.job_id: r for r in rows}
     started = {r.job_id for r in rows if r.active and is_guest(r.gres)}
     return sharing("n1", facts, {2: 1} if pairs is None else pairs, jobs, started, used, present or {})  # type: ignore[arg-type]
@@ -227,17 +227,17 @@ def look(facts: NodeFacts, *rows: JobRow, used: int = 0, pairs: object = None, p
 
 def test_sharing_before_during_and_after_a_guest_runs() -> None:
     host, pending, guest = row(1, "2g.20gb"), row(2, "loan", "PENDING", ()), row(2, "guest")
-    assert look(HELD, host, pending) == Sharing({2: PLACE}, 1, 0, {P2: 1})
+    assert shared(HELD, host, pending) == Sharing({2: PLACE}, 1, 0, {P2: 1})
     # it starts: the plan keeps its place until the node has reported that it has it
-    assert look(HELD, host, guest, used=1, present={2: PLACE}) == Sharing({2: PLACE}, 0, 1, {P2: 1})
-    assert look(SHARED, host, guest, used=1, present={2: PLACE}) == Sharing({}, 0, 1, {P2: 1})
-    assert look(LEFT, guest, used=1) == Sharing({}, 0, 1)
+    assert shared(HELD, host, guest, used=1, present={2: PLACE}) == Sharing({2: PLACE}, 0, 1, {P2: 1})
+    assert shared(SHARED, host, guest, used=1, present={2: PLACE}) == Sharing({}, 0, 1, {P2: 1})
+    assert shared(LEFT, guest, used=1) == Sharing({}, 0, 1)
     # the host has ended while the guest is starting: its slot is not free, although no run holds it
-    assert look(NodeFacts((GpuFacts("g", H100),)), guest, used=1, present={2: PLACE}) == Sharing(
+    assert shared(NodeFacts((GpuFacts("g", H100),)), guest, used=1, present={2: PLACE}) == Sharing(
         {2: PLACE}, 0, 1, {}, {}, {P2: 1}
     )
-    assert look(HELD, host, pairs={}) == ALONE
-    assert look(HELD, host, row(2, "guest", nodes=("n2",)), present={2: PLACE}) == ALONE
+    assert shared(HELD, host, pairs={}) == ALONE
+    assert shared(HELD, host, row(2, "guest", nodes=("n2",)), present={2: PLACE}) == ALONE
 
 
 @pytest.mark.parametrize(

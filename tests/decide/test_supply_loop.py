@@ -231,7 +231,7 @@ def test_after_a_restart_of_the_service_jobs_keep_their_slots() -> None:
     world.start()  # on the old offer, before the first round of the new service
     world.prologs()
     odd = "neither on the node nor in its plan"
-    assert not any(odd in note for note in world.round().notes), "usual for a moment"
+    assert not any(odd in note for note in world.round().notes), "this is normal for a short time"
     world.clock.sleep(UNEXPLAINED_S)
     assert any(odd in note for note in world.round().notes)
     world.steps(3)

@@ -84,7 +84,7 @@ def test_training_job_that_fits_elsewhere_is_moved() -> None:
     moving = Moving(wanting=frozenset({9}), candidates=may_move(TWO_HALVES, [2]))
     found = plan(TWO_HALVES, [wants(9, "7g.80gb")], moving)
     assert [(move.job, move.waiting) for move in found.moves] == [(2, 9)]
-    assert P("3g.40gb") in found.nodes["n1"].offers, "a place is kept for it"
+    assert P("3g.40gb") in found.nodes["n1"].offers, "a slot is reserved for it"
 
 
 def test_no_move_if_the_job_fits_has_not_waited_or_no_job_is_movable() -> None:
@@ -115,7 +115,7 @@ def test_place_for_a_training_job_that_is_being_moved_is_kept() -> None:
     leaving = Moving(leaving=(wants(5, "3g.40gb"),))
     found = plan(nodes, [wants(9, "2g.20gb"), wants(10, "1g.10gb")], leaving)
     assert found.nodes["n1"].offers == {P("3g.40gb"): 1}
-    assert set(found.placed) == set(), "a job that runs is none that was placed"
+    assert set(found.placed) == set(), "a running job is not a placed one"
 
 
 @st.composite
@@ -215,7 +215,7 @@ def test_moved_job_is_signalled_and_requeued_after_its_checkpoint() -> None:
         ({"reason": "Resources"}, False),
         ({"reason": "BeginTime", "gres": "gres:mig:3g.40gb:1"}, False),
     ],
-    ids=["its begin", "not said yet", "no delay", "an old slurmd may take it for its last run"],
+    ids=["its begin", "unknown yet", "no delay", "an old slurmd may take it for its last run"],
 )
 def test_moved_job_restarts_at_once_where_slurm_allows_it(shown: dict[str, Any], starts: bool) -> None:
     memory = moving()
@@ -298,11 +298,11 @@ def test_restarted_service_continues_the_moves_in_the_record() -> None:
         assert memory.loaded and not memory.moves
 
 
-@pytest.mark.parametrize("gone", [(), (row(restarts=1),), (row(state="COMPLETED"),), (row(state="PENDING"),)])
-def test_a_move_ends_with_the_run(gone: tuple[JobRow, ...]) -> None:
+@pytest.mark.parametrize("rows", [(), (row(restarts=1),), (row(state="COMPLETED"),), (row(state="PENDING"),)])
+def test_a_move_ends_with_the_run(rows: tuple[JobRow, ...]) -> None:
     memory = moving()
     followed(memory, row(), now=NOW)
-    assert not followed(memory, *gone, now=NOW + 1)
+    assert not followed(memory, *rows, now=NOW + 1)
     assert not memory.moves
 
 
@@ -318,8 +318,10 @@ def training(seconds: float) -> Work:
 
 def submit(at: float, profile: str, seconds: float, comment: str = "", limit: float = 2.0, **fields: Any) -> Submission:
     work = partial(training if comment else Fixed, seconds)
-    told = {"cpus": 1, "comment": comment, **fields}
-    return Submission(at, f"mig:{profile}:1", work, limit_s=int(seconds * limit), name=f"{profile}@{at:g}", fields=told)
+    job_fields = {"cpus": 1, "comment": comment, **fields}
+    return Submission(
+        at, f"mig:{profile}:1", work, limit_s=int(seconds * limit), name=f"{profile}@{at:g}", fields=job_fields
+    )
 
 
 def halves(comment: str = HINTS, seconds: float = 5000.0, **more: Any) -> list[Submission]:
@@ -361,8 +363,8 @@ def test_training_job_is_moved_to_free_a_whole_gpu() -> None:
     assert [job.restarts for job in site.jobs] == [0, 1, 0, 0]
     assert all(job.state == "COMPLETED" for job in site.jobs)
     trained = site.jobs[1].end - site.begin
-    assert 5000 < trained < 5000 + 100, "it went on where its checkpoint was"
-    assert site.controller.record.actions["move"] == 2, "told, and requeued"
+    assert 5000 < trained < 5000 + 100, "it continued from its checkpoint"
+    assert site.controller.record.actions["move"] == 2, "signalled, and requeued"
 
 
 @pytest.mark.parametrize(
@@ -426,7 +428,7 @@ def test_refused_requeue_leaves_every_job_running(monkeypatch: pytest.MonkeyPatc
     site = Site(halves())
     assert len(asked) == 3
     assert all(job.state == "COMPLETED" and not job.restarts for job in site.jobs)
-    assert site.controller.record.actions["move"] == 1, "told, and nothing more that Slurm took"
+    assert site.controller.record.actions["move"] == 1, "signalled, and no further change that Slurm accepted"
 
 
 def test_moves_are_enabled_by_default() -> None:

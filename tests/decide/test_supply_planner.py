@@ -276,18 +276,18 @@ def test_every_plan_is_valid_and_moves_no_slot_in_use(data: st.DataObject) -> No
     nodes = data.draw(clusters())
     queue = data.draw(queues([n.name for n in nodes]))
     found = plan(nodes, queue, moving=data.draw(MOVING))
-    for one in nodes:
-        new = found.nodes[one.name]
+    for node in nodes:
+        new = found.nodes[node.name]
         free: Counter[Profile] = Counter()
-        held = one.unmatched()
-        for g in one.gpus:
+        held = node.unmatched()
+        for g in node.gpus:
             after = new.layouts[g.uuid]
             everything = after.union(Layout(le.slot for le in g.leases))
             H100.check(everything)
             leased = Layout(le.slot for le in g.leases if le.job is not None)
             assert set(leased) <= set(after)
             removed = g.offered.minus(after)
-            if one.mode is not Mode.WITHDRAWN:
+            if node.mode is not Mode.WITHDRAWN:
                 assert not any(held[s.profile] for s in removed.slots), "a slot that may be in use was withdrawn"
             assert {s.profile for s in removed.slots} <= new.withdrawn
             free.update(after.minus(leased).counts())
@@ -315,10 +315,10 @@ def test_plans_converge_when_they_are_carried_out(data: st.DataObject) -> None:
     planner, moving = Planner(), data.draw(MOVING)
     found = planner.plan(nodes, queue, NOW, moving=moving)
     for _ in range(4):
-        nodes = [_carried_out(one, found) for one in nodes]
+        nodes = [_carried_out(node, found) for node in nodes]
         before, found = found, planner.plan(nodes, queue, NOW, found.reservations, moving=moving)
         assert found == Planner().plan(nodes, queue, NOW, before.reservations, moving=moving), (
-            "the planner's memory changes its answer"
+            "the planner's cache changes its plan"
         )
     assert found.nodes == {
         name: dataclasses.replace(plan, withdrawn=frozenset()) for name, plan in before.nodes.items()
@@ -335,10 +335,10 @@ class _LooksAtAll(Reserver):
         found = super()._first(pool, profile, ends)
         fleet, best = self._fleet, None
         for name in sorted(pool & fleet.nodes.keys(), key=fleet.first_index):
-            for one in fleet.on(name) if fleet.plannable(name) else ():
-                soonest = self._soonest(one, profile, ends)
+            for gpu in fleet.on(name) if fleet.plannable(name) else ():
+                soonest = self._soonest(gpu, profile, ends)
                 if soonest is not None and (best is None or self._rank_of(soonest[0]) < best[0]):
-                    best = self._rank_of(soonest[0]), soonest[0], one, soonest[1]
+                    best = self._rank_of(soonest[0]), soonest[0], gpu, soonest[1]
         assert found == (None if best is None else best[1:])
         return found
 
@@ -353,16 +353,16 @@ def test_reservation_is_where_a_search_of_all_gpus_finds_it(data: st.DataObject)
         for now in (NOW, NOW + 1, NOW + data.draw(st.floats(0, 5000))):
             queue = data.draw(queues([n.name for n in nodes]))
             found = planner.plan(nodes, queue, now, found.reservations, moving=data.draw(MOVING))
-            nodes = [_carried_out(one, found) if data.draw(st.booleans()) else one for one in nodes]
+            nodes = [_carried_out(node, found) if data.draw(st.booleans()) else node for node in nodes]
 
 
-def _carried_out(one: Node, found: ClusterPlan) -> Node:
+def _carried_out(node: Node, found: ClusterPlan) -> Node:
     gpus = []
-    for g in one.gpus:
+    for g in node.gpus:
         taken = Layout(le.slot for le in g.leases)
-        offered = Layout(s for s in found.nodes[one.name].layouts[g.uuid].slots if s not in taken)
+        offered = Layout(s for s in found.nodes[node.name].layouts[g.uuid].slots if s not in taken)
         gpus.append(dataclasses.replace(g, offered=offered))
-    return dataclasses.replace(one, gpus=tuple(gpus))
+    return dataclasses.replace(node, gpus=tuple(gpus))
 
 
 # -- against an exhaustive search ----------------------------------------------------------------------------------

@@ -52,11 +52,11 @@ class Restless:
 class RacyWorld(World):
     """Jobs start, end and are reported one by one, in any order that Slurm and the nodes allow."""
 
-    def new_loop(self, told: dict[str, dict[str, int]] | None = None) -> None:
+    def new_loop(self, last_counts: dict[str, dict[str, int]] | None = None) -> None:
         self.ending: list[int] = []
         self.loop = SupplyController(Restless(self), self.nodes, self.clock, self.settings)
 
-    def look(self) -> None:
+    def run_round(self) -> None:
         """One round as migbatchd runs it: it queries the queue, then the nodes, and then decides."""
         client = Restless(self)
         jobs = client.jobs()
@@ -119,7 +119,7 @@ def test_no_event_between_two_queries_makes_a_misfit(seed: int, nodes: int, gpus
             world.happen()
         else:
             world.clock.sleep(1)
-            world.look()
+            world.run_round()
         assert not world.nodes.misfits, world.slurm.queue[world.nodes.misfits[0]]
     assume(world.slurm.stepped.started)  # an example in which no job starts checks nothing
 
@@ -136,14 +136,14 @@ def test_start_that_is_reported_late_hides_no_free_slot() -> None:
     world.happen = lambda: None  # type: ignore[method-assign]
     slurm, nodes = world.slurm, world.nodes
     slurm.submit("mig:7g.80gb:1")
-    world.look()
+    world.run_round()
     world.start()
     world.prolog_one()
     world.end()
     world.epilog()
     for _ in range(3):
         slurm.submit("mig:2g.20gb:1")
-    world.look()
+    world.run_round()
     assert slurm.machines["n1"].gres["2g.20gb"] == 3
     nodes.report("n1", 2)  # its slice was made, and it has started
     jobs, rows = slurm.jobs(), slurm.nodes()
@@ -155,7 +155,7 @@ def test_start_that_is_reported_late_hides_no_free_slot() -> None:
         world.prolog_one()
     assert not nodes.misfits and len(world.ends) == 3
     world.tell()
-    world.look()
+    world.run_round()
     (known,), (held,) = nodes.known["n1"].values(), nodes.held["n1"].values()
     assert len(held) == 3 and set(held) <= set(known.slots)
 
@@ -166,18 +166,18 @@ def test_slot_backed_only_by_an_outdated_lease_is_not_offered() -> None:
     world.happen = lambda: None  # type: ignore[method-assign]
     slurm, nodes = world.slurm, world.nodes
     slurm.submit("mig:7g.80gb:1")
-    world.look()
+    world.run_round()
     world.start()
     world.prolog_one()
     world.end()
     world.epilog()
     for _ in range(2):
         slurm.submit("mig:2g.20gb:1")
-    world.look()
+    world.run_round()
     nodes.report("n1", 2)  # its slice was made, and it has started
     world.start()
     slurm.submit("mig:7g.80gb:1")
-    world.look()
+    world.run_round()
     backed(slurm.real, nodes)
     assert "7g.80gb" not in slurm.machines["n1"].gres
     world.start()

@@ -7,22 +7,27 @@ from typing import Any
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.observer import CompleteView
 from tests.support.supply_gpus import H100, layout, slot
-from tests.support.supply_jobs import INVENTORY, only, piece, start, stop
+from tests.support.supply_jobs import INVENTORY, only, slice_entry, start, stop
 
 GPUS = INVENTORY["gpus"]
 
 
 def state(*runs: tuple[int, str], **fields: Any) -> dict[str, Any]:
-    rows = [{"job": job, "restart": 0, "slices": [piece(place)]} for job, place in runs]
+    rows = [{"job": job, "restart": 0, "slices": [slice_entry(place)]} for job, place in runs]
     return {"kind": "state", "gpus": GPUS, "runs": rows, "zombies": [], "idle": [], **fields}
 
 
 def test_state_event_replaces_the_view_of_the_node() -> None:
     view = LiveView()
-    zombie = {"kind": "zombie", **piece("1g.10gb@6")}
+    zombie = {"kind": "zombie", **slice_entry("1g.10gb@6")}
     view.apply("n1", [INVENTORY, start(7, "2g.20gb@0"), start(8, "1g.10gb@4"), zombie])
     view.apply(
-        "n1", [state((8, "1g.10gb@4"), (9, "3g.40gb@0"), zombies=[piece("1g.10gb@5")], idle=[piece("1g.10gb@6")])]
+        "n1",
+        [
+            state(
+                (8, "1g.10gb@4"), (9, "3g.40gb@0"), zombies=[slice_entry("1g.10gb@5")], idle=[slice_entry("1g.10gb@6")]
+            )
+        ],
     )
     gpu = only(view)
     assert gpu.leases == ((slot("1g.10gb@4"), (8, 0)), (slot("3g.40gb@0"), (9, 0)))
@@ -34,7 +39,7 @@ def test_state_event_replaces_the_view_of_the_node() -> None:
 
 def test_state_event_lists_hosts_and_guests_in_any_order() -> None:
     view = LiveView()
-    guest = {"job": 3, "restart": 0, "slices": [piece("1g.10gb@4")], "beside": [8, 0]}
+    guest = {"job": 3, "restart": 0, "slices": [slice_entry("1g.10gb@4")], "beside": [8, 0]}
     event = state((8, "1g.10gb@4"))
     view.apply("n1", [{**event, "runs": [guest, *event["runs"]]}])
     assert only(view).leases == ((slot("1g.10gb@4"), (8, 0)),)
@@ -44,7 +49,7 @@ def test_state_event_lists_hosts_and_guests_in_any_order() -> None:
 def test_state_event_from_the_record_does_not_change_leases() -> None:
     view = LiveView()
     view.load({"n1": GPUS}, ())
-    view.apply("n1", [start(7, "2g.20gb@0"), {"kind": "state", "zombies": [piece("1g.10gb@5")], "idle": []}])
+    view.apply("n1", [start(7, "2g.20gb@0"), {"kind": "state", "zombies": [slice_entry("1g.10gb@5")], "idle": []}])
     assert only(view).leases == ((slot("2g.20gb@0"), (7, 0)),)
     assert only(view).zombies == (slot("1g.10gb@5"),)
 

@@ -10,7 +10,7 @@ import pytest
 from slurm_migbatch.daemon.nodesview import MOST_SLOTS, LiveView
 from slurm_migbatch.decide.capacity.facts import GpuFacts
 from tests.support.supply_gpus import A30, H100, layout, slot
-from tests.support.supply_jobs import INVENTORY, only, piece, start, stop
+from tests.support.supply_jobs import INVENTORY, only, slice_entry, start, stop
 
 
 @pytest.fixture
@@ -42,14 +42,14 @@ def test_repeated_events_change_nothing(view: LiveView) -> None:
 
 
 def test_create_destroy_and_zombie_events_update_the_view(view: LiveView) -> None:
-    view.apply("n1", [{"kind": "create", **piece("3g.40gb@4")}, {"kind": "zombie", **piece("1g.10gb@0")}])
+    view.apply("n1", [{"kind": "create", **slice_entry("3g.40gb@4")}, {"kind": "zombie", **slice_entry("1g.10gb@0")}])
     assert (only(view).warm, only(view).zombies) == (layout("3g.40gb@4"), (slot("1g.10gb@0"),))
-    view.apply("n1", [{"kind": "destroy", **piece("3g.40gb@4")}, {"kind": "cleared", **piece("1g.10gb@0")}])
+    view.apply("n1", [{"kind": "destroy", **slice_entry("3g.40gb@4")}, {"kind": "cleared", **slice_entry("1g.10gb@0")}])
     assert (only(view).warm, only(view).zombies) == (layout(), ())
 
 
 def test_boot_event_clears_leases_and_zombies(view: LiveView) -> None:
-    view.apply("n1", [start(7, "2g.20gb@0"), {"kind": "zombie", **piece("1g.10gb@6")}, {"kind": "boot"}])
+    view.apply("n1", [start(7, "2g.20gb@0"), {"kind": "zombie", **slice_entry("1g.10gb@6")}, {"kind": "boot"}])
     assert only(view) == GpuFacts("a", H100)
 
 
@@ -72,7 +72,7 @@ def test_draining_fault_makes_the_node_unhealthy_until_its_next_inventory(view: 
 
 def test_number_of_slots_that_a_node_reports_for_one_gpu_is_bounded(view: LiveView) -> None:
     """Root on the node could report new slots for ever; each would be kept, and examined in each round."""
-    view.apply("n1", [start(7, "2g.20gb@0"), {"kind": "zombie", **piece("1g.10gb@6")}])
+    view.apply("n1", [start(7, "2g.20gb@0"), {"kind": "zombie", **slice_entry("1g.10gb@6")}])
     for number in range(1000):
         odd = {"gpu": "a", "profile": f"1g.{number + 100}gb", "start": 63, "size": 1}
         run = {"job": number, "restart": 0, "slices": [odd]}
@@ -80,7 +80,7 @@ def test_number_of_slots_that_a_node_reports_for_one_gpu_is_bounded(view: LiveVi
     (gpu,) = view._nodes["n1"].values()
     assert max(len(gpu.held), len(gpu.zombies), len(gpu.made)) <= MOST_SLOTS
     assert slot("2g.20gb@0") in dict(only(view).leases) and slot("1g.10gb@6") in only(view).zombies
-    view.apply("n1", [stop(7, "2g.20gb@0"), {"kind": "cleared", **piece("1g.10gb@6")}])
+    view.apply("n1", [stop(7, "2g.20gb@0"), {"kind": "cleared", **slice_entry("1g.10gb@6")}])
     assert slot("2g.20gb@0") not in dict(only(view).leases) and slot("1g.10gb@6") not in only(view).zombies
 
 

@@ -17,8 +17,8 @@ def test_without_reports_the_predicted_speeds_are_used():
 
 
 def test_runs_are_weighted_by_their_length():
-    heard = [SpeedReport("1g.10gb", 100, 10), SpeedReport("1g.10gb", 3000, 100), SpeedReport("2g.20gb", 500, 10)]
-    assert rates(heard) == {"1g.10gb": 3100 / 110, "2g.20gb": 50}
+    reports = [SpeedReport("1g.10gb", 100, 10), SpeedReport("1g.10gb", 3000, 100), SpeedReport("2g.20gb", 500, 10)]
+    assert rates(reports) == {"1g.10gb": 3100 / 110, "2g.20gb": 50}
 
 
 @pytest.mark.parametrize(
@@ -56,29 +56,31 @@ def test_two_measured_profiles_have_their_measured_ratio():
     st.dictionaries(st.sampled_from(sorted(PREDICTED)), st.tuples(st.floats(1e-3, 1e9), st.floats(5, 1e6))),
     st.floats(1e-6, 1e6),
 )
-def test_unit_of_items_does_not_matter_and_false_reports_are_bounded(told, unit):
-    heard = [SpeedReport(profile, items, seconds) for profile, (items, seconds) in told.items()]
-    found = speeds(PREDICTED, heard)
-    assert found == pytest.approx(speeds(PREDICTED, [one._replace(items=one.items * unit) for one in heard]), rel=1e-6)
+def test_unit_of_items_does_not_matter_and_false_reports_are_bounded(items_by_profile, unit):
+    reports = [SpeedReport(profile, items, seconds) for profile, (items, seconds) in items_by_profile.items()]
+    found = speeds(PREDICTED, reports)
+    assert found == pytest.approx(
+        speeds(PREDICTED, [report._replace(items=report.items * unit) for report in reports]), rel=1e-6
+    )
     assert set(found) == set(PREDICTED)
-    for one in found:
-        assert 0 < found[one] < math.inf
+    for profile in found:
+        assert 0 < found[profile] < math.inf
         for other in found:
-            ratio = (found[one] / found[other]) / (PREDICTED[one] / PREDICTED[other])
+            ratio = (found[profile] / found[other]) / (PREDICTED[profile] / PREDICTED[other])
             assert 1 / TRUST - 1e-9 <= ratio <= TRUST + 1e-9
-    ordered = [profile for profile in PREDICTED if profile not in told]
+    ordered = [profile for profile in PREDICTED if profile not in items_by_profile]
     assert [found[profile] for profile in ordered] == sorted(found[profile] for profile in ordered)
 
 
 @given(st.permutations(range(4)))
 def test_the_order_of_reports_does_not_matter(order):
-    heard = [
+    reports = [
         SpeedReport("1g.10gb", 900, 90),
         SpeedReport("1g.10gb", 10, 6),
         SpeedReport("7g.80gb", 70, 7),
         SpeedReport("2g.20gb", 90, 9),
     ]
-    assert speeds(PREDICTED, [heard[i] for i in order]) == pytest.approx(speeds(PREDICTED, heard))
+    assert speeds(PREDICTED, [reports[i] for i in order]) == pytest.approx(speeds(PREDICTED, reports))
 
 
 def test_predicted_speed_of_zero_is_refused():

@@ -51,11 +51,11 @@ NOBODY = Reader("nobody", 65534, frozenset({65534}))
 def wrong(findings) -> list[str]:
     """The findings to correct, as `subject: text -> advice`."""
     found = list(findings)
-    assert all(each.advice for each in found if each.level != GOOD)
-    return [f"{each.subject}: {each.text} -> {each.advice}" for each in found if each.level == BAD]
+    assert all(finding.advice for finding in found if finding.level != GOOD)
+    return [f"{finding.subject}: {finding.text} -> {finding.advice}" for finding in found if finding.level == BAD]
 
 
-def one(findings) -> str:
+def only_problem(findings) -> str:
     (found,) = wrong(findings)
     return found
 
@@ -72,7 +72,7 @@ NodeName=no-mig-slice-free NodeAddr=127.0.0.1 Port=1 Sockets=2 CoresPerSocket=8 
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("NodeAddr=127.0.0.1 Port=1", "Port=1", "NodeAddr=127.0.0.1"),
         ("Port=1 Sockets=2 CoresPerSocket=8", "Port=1", "Sockets=2"),
@@ -83,21 +83,23 @@ NodeName=no-mig-slice-free NodeAddr=127.0.0.1 Port=1 Sockets=2 CoresPerSocket=8 
     ],
 )
 def test_catalog_node_without_address_size_or_features_is_reported(
-    tmp_path: Path, old: str, new: str, said: str
+    tmp_path: Path, old: str, new: str, message: str
 ) -> None:
-    def look(text: str) -> list[str]:
+    def findings(text: str) -> list[str]:
         (tmp_path / "slurm.conf").write_text(text)
         conf = load(str(tmp_path / "slurm.conf"), read)
         return wrong(catalog.check_catalog(conf, "no-mig-slice-free", frozenset({"h1", "h2"})))
 
-    assert look(NODES) == []
+    assert findings(NODES) == []
     assert old in NODES
-    found = look(NODES.replace(old, new))
-    assert any(said in each for each in found) and all("migbatch install --role controller" in each for each in found)
+    found = findings(NODES.replace(old, new))
+    assert any(message in finding for finding in found) and all(
+        "migbatch install --role controller" in finding for finding in found
+    )
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ("DeferBatch", "has no Alloc"),
         ("Alloc", "has no DeferBatch"),
@@ -105,17 +107,17 @@ def test_catalog_node_without_address_size_or_features_is_reported(
         ("Contain,DeferBatch,RunInJob", "has RunInJob"),
     ],
 )
-def test_missing_or_unsuitable_prolog_flags_are_reported(flags: str, said: str) -> None:
+def test_missing_or_unsuitable_prolog_flags_are_reported(flags: str, message: str) -> None:
     conf = {"grestypes": "gpu,mig", "jobsubmitplugins": "lua", "prolog": "/p", "epilog": "/e", "taskprolog": "/t"}
     for fine in ("Alloc,DeferBatch", "Contain,DeferBatch,X11"):
         assert wrong(settings.check_slurm_conf({**conf, "prologflags": fine})) == []
-    assert said in one(settings.check_slurm_conf({**conf, "prologflags": flags}))
+    assert message in only_problem(settings.check_slurm_conf({**conf, "prologflags": flags}))
 
 
 @pytest.mark.parametrize("value", ["lua", "require_timelimit,lua", "job_submit/lua"])
 def test_job_submit_plugins_with_lua_are_accepted(value: str) -> None:
     found = settings.check_slurm_conf({"jobsubmitplugins": value})
-    assert [each.level for each in found if each.subject == "JobSubmitPlugins"] == [GOOD]
+    assert [finding.level for finding in found if finding.subject == "JobSubmitPlugins"] == [GOOD]
 
 
 # --- scripts
@@ -138,21 +140,21 @@ def test_site_lua_script_must_load_an_up_to_date_module(tmp_path: Path, script: 
     site, ours = tmp_path / script, tmp_path / beside
     site.write_text("return slurm.SUCCESS\n")
 
-    def look() -> list[Finding]:
+    def findings() -> list[Finding]:
         return list(lua.check_script(str(site), rendering, reader("root"), users=False))
 
-    assert "does not load ours" in one(look())
+    assert "does not load ours" in only_problem(findings())
     site.write_text(scripts.call_lua(site.read_text(), str(ours)))
-    assert "is missing: every submission fails" in one(look())
+    assert "is missing: every submission fails" in only_problem(findings())
     ours.write_text(rendering(script, True))
-    assert [each.level for each in look()] == [GOOD]
+    assert [finding.level for finding in findings()] == [GOOD]
     ours.write_text(rendering(script, True).replace("{1}", "{2}"))
-    assert [each.level for each in look()] == [ODD]
+    assert [finding.level for finding in findings()] == [ODD]
     ours.write_text(rendering(script, True).replace("return M", "return nil"))
-    assert "differs from what this release renders" in one(look())
+    assert "differs from what this release renders" in only_problem(findings())
     ours.write_text(rendering(script, True))
     ours.chmod(0o666)
-    assert f"chmod go-w {ours}" in one(look())
+    assert f"chmod go-w {ours}" in only_problem(findings())
 
 
 # --- who may read and write
@@ -167,9 +169,9 @@ def test_paths_unreadable_for_slurm_user_are_reported(open_tmp_path: Path) -> No
     assert wrong(paths.check_paths(config, NOBODY)) == []
     folder.chmod(0o700)
     found = wrong(paths.check_paths(config, NOBODY))
-    assert all(f"chmod a+rX {folder}" in each for each in found) and len(found) == 2
+    assert all(f"chmod a+rX {folder}" in finding for finding in found) and len(found) == 2
     assert wrong(paths.check_paths(config, Reader("root", 0, frozenset()))) == []
-    assert "has no user" in one(paths.check_paths(config, None))
+    assert "has no user" in only_problem(paths.check_paths(config, None))
     os.chown(folder, 0, 65534)
     folder.chmod(0o750)
     assert unreadable(str(folder / "table.lua"), NOBODY) == ""
@@ -185,18 +187,18 @@ def test_missing_or_readable_token_file_is_reported(tmp_path: Path) -> None:
     token = tmp_path / "token"
     api = dataclasses.replace(Config().node_api, auth="token", token_file=str(token))
     config = dataclasses.replace(Config(), node_api=api)
-    assert "openssl rand -hex 32" in one(paths.check_credentials(config, None))
+    assert "openssl rand -hex 32" in only_problem(paths.check_credentials(config, None))
     token.write_text("a" * 64)
     token.chmod(0o600)
     assert wrong(paths.check_credentials(config, reader(0))) == []
-    assert f"chown nobody {token}" in one(paths.check_credentials(config, NOBODY))
+    assert f"chown nobody {token}" in only_problem(paths.check_credentials(config, NOBODY))
     token.chmod(0o640)
-    assert "other users can read the nodes' secret" in one(paths.check_credentials(config, None))
+    assert "other users can read the nodes' secret" in only_problem(paths.check_credentials(config, None))
 
 
 def test_munge_that_is_not_running_is_reported(tmp_path: Path) -> None:
     api = dataclasses.replace(Config().node_api, munge_socket=str(tmp_path / "none"))
-    finding = one(paths.check_credentials(dataclasses.replace(Config(), node_api=api), None))
+    finding = only_problem(paths.check_credentials(dataclasses.replace(Config(), node_api=api), None))
     assert "munge" in finding and "systemctl enable --now munge" in finding
 
 
@@ -216,12 +218,12 @@ def test_read_only_database_file_is_reported(open_tmp_path: Path) -> None:
     file.touch()
     assert sqlite_file(f"sqlite:///{file}") == file
     assert wrong(database.check_file(str(file), reader(0))) == []
-    assert "runs as nobody" in one(database.check_file(str(file), NOBODY))
+    assert "runs as nobody" in only_problem(database.check_file(str(file), NOBODY))
     file.parent.chmod(0o777)
     file.chmod(0o666)
     assert wrong(database.check_file(str(file), NOBODY)) == []
     with read_only(file.parent):
-        assert "is read-only: Read-only file system" in one(database.check_file(str(file), reader(0)))
+        assert "is read-only: Read-only file system" in only_problem(database.check_file(str(file), reader(0)))
 
 
 # --- nodes
@@ -235,11 +237,11 @@ CATALOG = NodeRow("no-mig-slice-free", frozenset({"DOWN"}), {"1g.10gb": 14, "non
 
 
 def test_agent_silent_for_more_than_a_minute_is_reported() -> None:
-    def look(silent: float) -> list[str]:
+    def findings(silent: float) -> list[str]:
         return wrong(nodes.check_nodes([row(), CATALOG], {"n1": []}, {"n1": 1000.0}, 1000.0 + silent, Config()))
 
-    assert look(59.0) == []
-    assert "n1: no message from its agent for 61 s" in one_of(look(61.0))
+    assert findings(59.0) == []
+    assert "n1: no message from its agent for 61 s" in one_of(findings(61.0))
 
 
 def one_of(found: list[str]) -> str:
@@ -248,30 +250,30 @@ def one_of(found: list[str]) -> str:
 
 
 def test_node_drained_by_a_hook_is_reported_with_the_hook_error() -> None:
-    def look(reason: str) -> list[str]:
+    def findings(reason: str) -> list[str]:
         rows, causes = [row("IDLE+DRAIN", reason), CATALOG], {"n1": "prolog exited with 11: no directory"}
         return wrong(nodes.check_nodes(rows, {"n1": []}, {"n1": 1000.0}, 1000.0, Config(), causes))
 
-    assert look("new memory") == []
-    assert "error of the hook: prolog exited with 11" in one_of(look("Prolog error"))
+    assert findings("new memory") == []
+    assert "error of the hook: prolog exited with 11" in one_of(findings("Prolog error"))
 
 
-def told(**more: object) -> bytes:
+def report_content(**more: object) -> bytes:
     return json.dumps({"node": "n1", "sent": 1000.0, "findings": [], **more}).encode()
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        told(findings={}),
-        told(findings=[{"level": "ok", "subject": "s", "text": "t", "advice": "a"}]),
-        told(findings=[{"level": "FAIL", "subject": "s", "text": 1, "advice": "a"}]),
-        told(findings=[{"level": ["FAIL"], "subject": "s", "text": "t", "advice": "a"}]),
-        told(findings=[{"level": "FAIL", "subject": "s", "text": "t" * (LONGEST + 1), "advice": "a"}]),
-        told(findings=[{"level": "FAIL", "subject": "s", "text": "t", "advice": "a"}] * (MOST + 1)),
-        told(sent="now"),
-        told(sent=None),
-        told(node="n2"),
+        report_content(findings={}),
+        report_content(findings=[{"level": "ok", "subject": "s", "text": "t", "advice": "a"}]),
+        report_content(findings=[{"level": "FAIL", "subject": "s", "text": 1, "advice": "a"}]),
+        report_content(findings=[{"level": ["FAIL"], "subject": "s", "text": "t", "advice": "a"}]),
+        report_content(findings=[{"level": "FAIL", "subject": "s", "text": "t" * (LONGEST + 1), "advice": "a"}]),
+        report_content(findings=[{"level": "FAIL", "subject": "s", "text": "t", "advice": "a"}] * (MOST + 1)),
+        report_content(sent="now"),
+        report_content(sent=None),
+        report_content(node="n2"),
     ],
 )
 def test_malformed_findings_of_a_node_are_rejected(body: bytes) -> None:
@@ -284,20 +286,24 @@ def test_findings_of_nodes_are_shown_without_control_characters() -> None:
     board = NodeReports(lambda: now[0])
     for node, sent, text in (("n1", 1000.0, "a\x1b[2Jb\n"), ("n2", 1300.0, ""), ("n3", 1000.0, "")):
         rows = [{"level": "FAIL", "subject": "Prolog", "text": text, "advice": "do"}] if text else []
-        message = messages.read_findings(node, told(node=node, sent=sent, findings=rows))
+        message = messages.read_findings(node, report_content(node=node, sent=sent, findings=rows))
         assert board.keep(node, message.sent, message.findings) == 1000.0
     now[0] = 1100.0
     board.keep("n4", 1100.0, (Finding(UNKNOWN, "drained", "who knows", "look"),))
     now[0] = 1125.0
-    board.keep("n1", 1125.0, messages.read_findings("n1", told(findings=[
+    board.keep("n1", 1125.0, messages.read_findings("n1", report_content(findings=[
         {"level": "FAIL", "subject": "Prolog", "text": "a\x1b[2Jb\n", "advice": "do"}])).findings)  # fmt: skip
     node_reports = reports.read_reports(json.dumps({"nodes": board.to_dict()}).encode())
     found = list(reports.check_reports(node_reports, ["n1", "n4", "n9"]))
     problems = wrong(found)
     assert "n1: Prolog: a?[2Jb? (0 s ago) -> do" in problems
-    assert [each.partition(":")[0] for each in problems if "not reported its checks" in each] == ["n2", "n3", "n9"]
-    assert any(each.level == UNKNOWN and each.subject == "n4: drained" for each in found)
-    assert one(reports.summary(node_reports, ["n1", "n4"])).startswith("n1: its own checks found Prolog")
+    assert [problem.partition(":")[0] for problem in problems if "not reported its checks" in problem] == [
+        "n2",
+        "n3",
+        "n9",
+    ]
+    assert any(finding.level == UNKNOWN and finding.subject == "n4: drained" for finding in found)
+    assert only_problem(reports.summary(node_reports, ["n1", "n4"])).startswith("n1: its own checks found Prolog")
 
 
 def test_clock_difference_of_a_node_is_reported() -> None:
@@ -305,7 +311,7 @@ def test_clock_difference_of_a_node_is_reported() -> None:
     board.keep("n1", 1060.0, ())
     node_reports = reports.read_reports(json.dumps({"nodes": board.to_dict()}).encode())
     for found in (reports.check_reports(node_reports, ["n1"]), reports.summary(node_reports, ["n1"])):
-        assert "its clock is 60 s ahead of the controller" in one(found)
+        assert "its clock is 60 s ahead of the controller" in only_problem(found)
 
 
 @pytest.mark.parametrize(
@@ -384,7 +390,7 @@ def test_migbatchd_health_is_requested_once_and_reported(tmp_path: Path) -> None
         config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, slurm_bin=str(tmp_path)))
         found = list(controller.examine(config, lambda name, module: ""))
     assert asked == ["/healthz"]
-    levels = {each.subject: each.level for each in found}
+    levels = {finding.subject: finding.level for finding in found}
     assert (levels["migbatchd: slurm"], levels["migbatchd: writer"]) == (GOOD, BAD)
 
 
@@ -400,7 +406,7 @@ def test_nodes_are_unknown_when_the_record_cannot_be_read(
         daemon = dataclasses.replace(config.daemon, run_dir=str(tmp_path))
         config = dataclasses.replace(config, store=StoreConfig(f"sqlite:///{tmp_path}/none.db"), daemon=daemon)
         found = list(controller.examine(config, lambda name, module: "", everywhere=everywhere))
-    by_subject = {each.subject: each for each in found}
+    by_subject = {finding.subject: finding for finding in found}
     assert by_subject["database"].level == BAD and "as root" in by_subject["database"].advice
     assert by_subject["nodes"].level == UNKNOWN and "n1" not in by_subject
 
@@ -409,14 +415,14 @@ def test_nodes_are_unknown_when_the_record_cannot_be_read(
 def test_another_program_on_the_migbatchd_port_is_reported(answer: bytes) -> None:
     with answering(answer) as (config, _):
         found = wrong(service.check_service(config, health.this_one(config)))
-    assert any("is not migbatchd -> another program uses the [node_api] port" in each for each in found)
+    assert any("is not migbatchd -> another program uses the [node_api] port" in finding for finding in found)
 
 
 def test_migbatchd_that_does_not_listen_is_reported() -> None:
     with answering() as (config, _):
         pass
     found = wrong(service.check_service(config, health.this_one(config)))
-    assert any("node API: " in each and "Connection refused -> start migbatchd" in each for each in found)
+    assert any("node API: " in finding and "Connection refused -> start migbatchd" in finding for finding in found)
 
 
 def test_proxy_variables_are_ignored_for_migbatchd(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,7 +439,7 @@ ACTIVE = health.DaemonState(marks={"supply": "1", "lending": "2", "release": "3"
 STANDBY = dataclasses.replace(ACTIVE, standby="slurmctld's primary is ctl")
 
 
-def pair(tmp_path: Path, there: health.DaemonState, **conf: str) -> list[str]:
+def pair(tmp_path: Path, daemon_state: health.DaemonState, **conf: str) -> list[str]:
     """The findings to correct on the first of two controllers, whose migbatchd is active."""
     (tmp_path / "heartbeat").touch()
     programs = {key: str(tmp_path / name) for key, name in zip(PROGRAMS, scripts.PRIMARY, strict=True)}
@@ -441,11 +447,11 @@ def pair(tmp_path: Path, there: health.DaemonState, **conf: str) -> list[str]:
         Path(path).touch()
     config = dataclasses.replace(Config(), store=StoreConfig("mariadb://db1/migbatch"))
     shown = {"statesavelocation": str(tmp_path), **programs, **conf}
-    return wrong(controllers.check_controllers(config, shown, ACTIVE, {"ctl2": there}))
+    return wrong(controllers.check_controllers(config, shown, ACTIVE, {"ctl2": daemon_state}))
 
 
 @pytest.mark.parametrize(
-    ("there", "said"),
+    ("daemon_state", "message"),
     [
         (STANDBY, ""),
         (health.DaemonState(silent="Connection refused"), "does not answer, so it would not take over"),
@@ -456,10 +462,10 @@ def pair(tmp_path: Path, there: health.DaemonState, **conf: str) -> list[str]:
     ],
 )
 def test_controller_pair_that_cannot_take_over_is_reported(
-    tmp_path: Path, there: health.DaemonState, said: str
+    tmp_path: Path, daemon_state: health.DaemonState, message: str
 ) -> None:
-    found = pair(tmp_path, there)
-    assert len(found) == bool(said) and all(said in each for each in found)
+    found = pair(tmp_path, daemon_state)
+    assert len(found) == bool(message) and all(message in finding for finding in found)
 
 
 def test_missing_state_or_primary_programs_are_reported(tmp_path: Path) -> None:
@@ -479,7 +485,7 @@ def test_heartbeat_file_being_replaced_is_found(tmp_path: Path, monkeypatch: pyt
 def test_marks_differ_only_in_the_changed_section() -> None:
     mine = marks(Config(), "database")
     other = dataclasses.replace(Config(), node_api=dataclasses.replace(Config().node_api, listen="10.0.0.1"))
-    assert marks(other, "database") == mine, "addresses are each host's own"
+    assert marks(other, "database") == mine, "addresses differ from host to host"
     retry = dataclasses.replace(Config(), recurring=dataclasses.replace(Config().recurring, retry=False))
     assert {name for name, mark in marks(retry, "database").items() if mine[name] != mark} == {"recurring"}
     assert not set(marks(Config(), "another").values()) & set(mine.values())

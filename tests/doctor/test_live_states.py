@@ -35,9 +35,9 @@ def doctor(bed: Cluster, *options: str, code: int | None = None) -> dict[str, An
         options = ("-c", str(bed.product.config), *options)
     done = invoke(bed, "doctor", "--json", *options)
     report: dict[str, Any] = json.loads(done.stdout)
-    levels = {each["level"] for each in report["findings"]}
+    levels = {finding["level"] for finding in report["findings"]}
     assert done.returncode == (1 if "FAIL" in levels else 2 if "unknown" in levels else 0), done.stderr
-    assert all(each["advice"] for each in report["findings"] if each["level"] != "ok")
+    assert all(finding["advice"] for finding in report["findings"] if finding["level"] != "ok")
     assert code is None or done.returncode == code
     return report
 
@@ -45,9 +45,9 @@ def doctor(bed: Cluster, *options: str, code: int | None = None) -> dict[str, An
 def wrong(bed: Cluster, *options: str) -> list[str]:
     """The findings to correct, as `subject: text -> advice`."""
     return [
-        "{subject}: {text} -> {advice}".format(**each)
-        for each in doctor(bed, *options)["findings"]
-        if each["level"] == "FAIL"
+        "{subject}: {text} -> {advice}".format(**finding)
+        for finding in doctor(bed, *options)["findings"]
+        if finding["level"] == "FAIL"
     ]
 
 
@@ -56,7 +56,7 @@ def on_node(bed: Cluster, *options: str, etc: Path | None = None) -> list[str]:
 
 
 def named(found: list[str], *words: str) -> bool:
-    return any(all(word in each for word in words) for each in found)
+    return any(all(word in finding for word in words) for finding in found)
 
 
 def in_order(bed: Cluster) -> None:
@@ -152,7 +152,7 @@ def test_wrong_slurm_settings_are_reported(bed: Cluster) -> None:
 
     with edited(bed.product.etc / "migbatch.conf", change):
         bed.run(["scontrol", "reconfigure"])
-        found = eventually(lambda: [each for each in wrong(bed) if "Prolog" in each])
+        found = eventually(lambda: [finding for finding in wrong(bed) if "Prolog" in finding])
     bed.run(["scontrol", "reconfigure"])
     for words in ("has no Alloc", "has no DeferBatch", "has Serial"):
         assert named(found, "PrologFlags: ", words)
@@ -190,7 +190,9 @@ def test_login_node_settings_are_checked(bed: Cluster, tmp_path: Path) -> None:
     login.write_text(f"Servers=http://127.0.0.1:{bed.ports['query']}\nMungeSocket={bed.munge_socket}\nSlurmUser=root\n")
     role = ("--role", "login", "--login-conf", str(login))
     assert doctor(bed, *role, code=0)["roles"] == ["login"]
-    assert any(each["level"] == "unknown" for each in doctor(bed, *role, "--slurm-conf", "/none", code=2)["findings"])
+    assert any(
+        finding["level"] == "unknown" for finding in doctor(bed, *role, "--slurm-conf", "/none", code=2)["findings"]
+    )
     for old, new, words in (
         (str(bed.ports["query"]), "1", ("query service: no answer from 127.0.0.1 port 1",)),
         (
@@ -212,8 +214,8 @@ def test_stopped_migbatchd_is_reported_and_nodes_are_unknown(bed: Cluster) -> No
         store._write(lambda session: session.execute(update(Node).values(seen=Node.seen - 300.0)))
     try:
         findings = doctor(bed, code=1)["findings"]
-        assert not any("no message from its agent" in each["text"] for each in findings)
-        assert any(each["level"] == "unknown" and each["subject"] == "nodes" for each in findings)
+        assert not any("no message from its agent" in finding["text"] for finding in findings)
+        assert any(finding["level"] == "unknown" and finding["subject"] == "nodes" for finding in findings)
         assert named(wrong(bed), "node API: ", "systemctl start migbatchd")
         assert named(on_node(bed), "controller: no answer")
     finally:

@@ -39,14 +39,14 @@ input()
 def wrong(findings) -> list[tuple[str, str]]:
     """Subject and text of the findings to correct; each has advice."""
     found = list(findings)
-    assert found and all(each.advice for each in found if each.level != GOOD)
-    return [(each.subject, each.text) for each in found if each.level == BAD]
+    assert found and all(finding.advice for finding in found if finding.level != GOOD)
+    return [(finding.subject, finding.text) for finding in found if finding.level == BAD]
 
 
-def one(findings) -> str:
+def only_problem(findings) -> str:
     """Subject, text and advice of the only finding to correct."""
     found = list(findings)
-    (bad,) = [each for each in found if each.level == BAD]
+    (bad,) = [finding for finding in found if finding.level == BAD]
     assert bad.advice
     return f"{bad.subject}: {bad.text} -> {bad.advice}"
 
@@ -70,7 +70,7 @@ def conf(slurm: Path, name: str = "slurm.conf") -> Conf:
     return load(str(slurm / name), read)
 
 
-def look(slurm: Path, *, several: bool = False):
+def check_hooks_of(slurm: Path, *, several: bool = False):
     return hooks.check_hooks(hooks.gather(conf(slurm), f"{slurm}/hooks", several=several))
 
 
@@ -84,40 +84,42 @@ def change(path: Path, old: str, new: str) -> None:
 
 
 def test_installed_hooks_are_ok(slurm: Path) -> None:
-    assert wrong(look(slurm)) == []
+    assert wrong(check_hooks_of(slurm)) == []
 
 
 def test_missing_hook_is_reported(slurm: Path) -> None:
     (slurm / "hooks/epilog").unlink()
-    assert "epilog is not on this host" in one(each for each in look(slurm) if "is missing" not in each.text)
-    assert any("epilog is missing" in text for _, text in wrong(look(slurm)))
+    assert "epilog is not on this host" in only_problem(
+        finding for finding in check_hooks_of(slurm) if "is missing" not in finding.text
+    )
+    assert any("epilog is missing" in text for _, text in wrong(check_hooks_of(slurm)))
 
 
 def test_hook_that_is_not_executable_is_reported(slurm: Path) -> None:
     (slurm / "hooks/prolog").chmod(0o644)
-    assert f"chmod 755 {slurm}/hooks/prolog" in one(look(slurm))
+    assert f"chmod 755 {slurm}/hooks/prolog" in only_problem(check_hooks_of(slurm))
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757])
 def test_hook_writable_by_others_is_reported(slurm: Path, mode: int) -> None:
     (slurm / "hooks/prolog").chmod(mode)
-    assert f"chmod go-w {slurm}/hooks/prolog" in one(look(slurm))
+    assert f"chmod go-w {slurm}/hooks/prolog" in only_problem(check_hooks_of(slurm))
 
 
 def test_hook_not_owned_by_root_is_reported(slurm: Path) -> None:
     os.chown(slurm / "hooks/task_prolog", 1234, 0)
-    assert "belongs to uid 1234" in one(look(slurm))
+    assert "belongs to uid 1234" in only_problem(check_hooks_of(slurm))
 
 
 def test_hook_whose_package_is_missing_is_reported(slurm: Path) -> None:
     program = slurm / "hooks/epilog"
     program.write_text(render("epilog", ["/opt/gone"], "/etc/migbatch", "/usr/bin/python3"))
-    assert "loads /opt/gone, which does not exist" in one(look(slurm))
+    assert "loads /opt/gone, which does not exist" in only_problem(check_hooks_of(slurm))
 
 
 def test_unset_hook_in_slurm_conf_is_reported(slurm: Path) -> None:
     change(slurm / "slurm.conf", "TaskProlog=", "#TaskProlog=")
-    assert "slurm.conf has no TaskProlog=" in one(look(slurm))
+    assert "slurm.conf has no TaskProlog=" in only_problem(check_hooks_of(slurm))
 
 
 def test_site_wrapper_that_does_not_run_the_hook_is_reported(slurm: Path) -> None:
@@ -125,17 +127,17 @@ def test_site_wrapper_that_does_not_run_the_hook_is_reported(slurm: Path) -> Non
     wrapper.write_text(f"#!/bin/sh\nmkdir -p /scratch\n# {ours}\n")
     wrapper.chmod(0o755)
     change(slurm / "slurm.conf", f"\nProlog={ours}", f"\nProlog={wrapper}")
-    problem = one(look(slurm))
+    problem = only_problem(check_hooks_of(slurm))
     assert f"{wrapper} does not run {ours}" in problem and scripts.hook_line(ours) in problem
     wrapper.write_text(scripts.call_hook(wrapper.read_text(), ours))
-    assert wrong(look(slurm)) == []
+    assert wrong(check_hooks_of(slurm)) == []
 
 
 def test_program_without_directory_is_found_beside_slurm_conf(slurm: Path) -> None:
     change(slurm / "slurm.conf", f"\nProlog={slurm}/hooks/prolog", "\nProlog=site.sh")
     (slurm / "site.sh").write_text(scripts.stub(f"{slurm}/hooks/prolog"))
     (slurm / "site.sh").chmod(0o755)
-    assert wrong(look(slurm)) == []
+    assert wrong(check_hooks_of(slurm)) == []
 
 
 def test_hook_pattern_without_a_program_that_runs_the_hook_is_reported(slurm: Path) -> None:
@@ -144,17 +146,19 @@ def test_hook_pattern_without_a_program_that_runs_the_hook_is_reported(slurm: Pa
     (folder / "10-scratch.sh").write_text("#!/bin/sh\nexit 0\n")
     (folder / "10-scratch.sh").chmod(0o755)
     change(slurm / "slurm.conf", f"\nProlog={ours}", f"\nProlog={folder}/*.sh")
-    assert "migbatch install --role node --edit" in one(look(slurm))
+    assert "migbatch install --role node --edit" in only_problem(check_hooks_of(slurm))
     stub = Path(scripts.name_in(f"{folder}/*.sh"))
     stub.write_text(scripts.stub(ours))
     stub.chmod(0o755)
-    assert wrong(look(slurm)) == []
+    assert wrong(check_hooks_of(slurm)) == []
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_hook_pattern_that_matches_nothing_is_reported(slurm: Path, several: bool) -> None:
     change(slurm / "slurm.conf", f"\nProlog={slurm}/hooks/prolog", f"\nProlog={slurm}/prolog.d/*.sh")
-    assert f"{slurm}/prolog.d/*.sh does not run {slurm}/hooks/prolog" in one(look(slurm, several=several))
+    assert f"{slurm}/prolog.d/*.sh does not run {slurm}/hooks/prolog" in only_problem(
+        check_hooks_of(slurm, several=several)
+    )
 
 
 def test_last_of_several_hook_values_is_used_on_old_slurm_releases(slurm: Path) -> None:
@@ -163,8 +167,8 @@ def test_last_of_several_hook_values_is_used_on_old_slurm_releases(slurm: Path) 
     site.chmod(0o755)
     with (slurm / "slurm.conf").open("a") as file:
         file.write(f"Prolog={site}\n")
-    assert "does not run" in one(look(slurm))
-    assert wrong(look(slurm, several=True)) == []
+    assert "does not run" in only_problem(check_hooks_of(slurm))
+    assert wrong(check_hooks_of(slurm, several=True)) == []
 
 
 def test_hook_that_would_run_twice_is_reported(slurm: Path) -> None:
@@ -175,11 +179,11 @@ def test_hook_that_would_run_twice_is_reported(slurm: Path) -> None:
     for program in (site, stub):
         program.chmod(0o755)
     change(slurm / "slurm.conf", f"\nProlog={ours}", f"\nProlog={stub}\nProlog={site}")
-    (found,) = [each for each in look(slurm, several=True) if each.level != GOOD]
+    (found,) = [finding for finding in check_hooks_of(slurm, several=True) if finding.level != GOOD]
     assert found.level == ODD and f"{ours} runs 2 times for each job" in found.text
     assert found.advice == f"remove its line from {site}: {stub} is sufficient"
     site.write_text("#!/bin/sh\nmkdir -p /scratch\n")
-    assert [each for each in look(slurm, several=True) if each.level != GOOD] == []
+    assert [finding for finding in check_hooks_of(slurm, several=True) if finding.level != GOOD] == []
 
 
 # --- Slurm's files
@@ -187,37 +191,37 @@ def test_hook_that_would_run_twice_is_reported(slurm: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["nvml", "full", "NVML"])
 def test_autodetect_on_a_mig_node_is_reported(slurm: Path, kind: str) -> None:
-    def said(text: str):
+    def check(text: str):
         (slurm / "gres.conf").write_text(text)
         return slurmfiles.check_autodetect(conf(slurm, "gres.conf"), ["n1", "n2"])
 
-    assert "NodeName=n[1-2] AutoDetect=off" in one(said(f"AutoDetect={kind}\n"))
-    assert "gres.conf:2: " in one(said(f"AutoDetect=off\nNodeName=n2 AutoDetect={kind}\n"))
-    assert wrong(said(f"AutoDetect={kind}\nNodeName=n[1-2] AutoDetect=off\n")) == []
-    assert wrong(said(f"NodeName=c1 AutoDetect={kind}\n")) == []
-    assert wrong(said("Name=gpu File=/dev/nvidia0\n")) == []
+    assert "NodeName=n[1-2] AutoDetect=off" in only_problem(check(f"AutoDetect={kind}\n"))
+    assert "gres.conf:2: " in only_problem(check(f"AutoDetect=off\nNodeName=n2 AutoDetect={kind}\n"))
+    assert wrong(check(f"AutoDetect={kind}\nNodeName=n[1-2] AutoDetect=off\n")) == []
+    assert wrong(check(f"NodeName=c1 AutoDetect={kind}\n")) == []
+    assert wrong(check("Name=gpu File=/dev/nvidia0\n")) == []
 
 
 def test_unconstrained_gpu_devices_are_reported(slurm: Path) -> None:
-    def said(plugin: str, *whole: str) -> list[Finding]:
+    def check(plugin: str, *whole: str) -> list[Finding]:
         (slurm / "slurm.conf").write_text(f"TaskPlugin={plugin}\n")
         return list(slurmfiles.check_cgroup(conf(slurm), conf(slurm, "cgroup.conf"), whole))
 
-    assert [each.level for each in said("task/affinity,task/cgroup", "/dev/nvidia1")] == [GOOD]
-    assert "every job can open /dev/nvidia1" in one(said("task/none", "/dev/nvidia1"))
-    assert [each.level for each in said("task/none")] == [ODD]
+    assert [finding.level for finding in check("task/affinity,task/cgroup", "/dev/nvidia1")] == [GOOD]
+    assert "every job can open /dev/nvidia1" in only_problem(check("task/none", "/dev/nvidia1"))
+    assert [finding.level for finding in check("task/none")] == [ODD]
     (slurm / "cgroup.conf").write_text("ConstrainDevices=no\n")
-    assert "/dev/nvidia1" in one(said("task/cgroup", "/dev/nvidia1"))
+    assert "/dev/nvidia1" in only_problem(check("task/cgroup", "/dev/nvidia1"))
 
 
 def test_missing_or_unreadable_cli_filter_is_reported(slurm: Path) -> None:
     assert list(slurmfiles.check_cli_filter(conf(slurm))) == []
     (slurm / "slurm.conf").write_text("CliFilterPlugins=cli_filter/lua\n")
     script = slurm / "cli_filter.lua"
-    assert "is missing: every srun" in one(slurmfiles.check_cli_filter(conf(slurm)))
+    assert "is missing: every srun" in only_problem(slurmfiles.check_cli_filter(conf(slurm)))
     script.write_text(scripts.DOES_NOTHING)
     script.chmod(0o600)
-    assert "users cannot read it" in one(slurmfiles.check_cli_filter(conf(slurm)))
+    assert "users cannot read it" in only_problem(slurmfiles.check_cli_filter(conf(slurm)))
 
 
 # --- GPUs
@@ -252,11 +256,13 @@ def test_gpu_in_mig_mode_is_ok(tmp_path: Path, library: Path) -> None:
 
 def test_mig_off_or_pending_a_reset_is_reported(tmp_path: Path, library: Path) -> None:
     with a_node(tmp_path / "n1", library, ["a100-40gb"], mig=False) as node:
-        assert "MIG is off" in one(gpu_findings(node)) and "migbatch node init" in one(gpu_findings(node))
+        assert "MIG is off" in only_problem(gpu_findings(node)) and "migbatch node init" in only_problem(
+            gpu_findings(node)
+        )
         driver = Gpus(node.config)
         driver.all()[0].set_mig_mode(True)
         driver.reset()
-        problem = one(gpu_findings(node))
+        problem = only_problem(gpu_findings(node))
         assert "MIG needs a reset" in problem and "nvidia-smi --gpu-reset -i GPU-" in problem
 
 
@@ -265,7 +271,7 @@ def test_lost_gpu_is_reported(tmp_path: Path, library: Path) -> None:
         driver = Gpus(node.config)
         listed = driver.all()
         node.machine.set_lost(1)
-        assert one(gpus.check_gpus(gpus.gather(listed, node.config), ())).startswith("GPU 1: ")
+        assert only_problem(gpus.check_gpus(gpus.gather(listed, node.config), ())).startswith("GPU 1: ")
         driver.reset()
         found = examine_quietly(NodePlaces(str(node.etc)), node.config, driver)
         driver.reset()
@@ -274,11 +280,11 @@ def test_lost_gpu_is_reported(tmp_path: Path, library: Path) -> None:
 
 def test_gpus_excluded_by_node_conf_are_reported(tmp_path: Path, library: Path) -> None:
     with a_node(tmp_path / "n1", library, Gpus="7") as node:
-        assert "Gpus= in node.conf" in one(gpu_findings(node))
+        assert "Gpus= in node.conf" in only_problem(gpu_findings(node))
 
 
 @pytest.mark.parametrize(
-    ("name", "cure"),
+    ("name", "advice"),
     [
         ("nv-hostengine", "systemctl stop nvidia-dcgm"),
         ("nvidia-persiste", "systemctl stop nvidia-persistenced"),
@@ -287,7 +293,7 @@ def test_gpus_excluded_by_node_conf_are_reported(tmp_path: Path, library: Path) 
     ],
 )
 def test_processes_blocking_mig_mode_are_reported_with_advice(
-    tmp_path: Path, library: Path, name: str, cure: str
+    tmp_path: Path, library: Path, name: str, advice: str
 ) -> None:
     """A process of that name has the device open, like DCGM, persistenced, hwloc in slurmd or a job's program."""
     with a_node(tmp_path / "n1", library, mig=False) as node:
@@ -302,8 +308,8 @@ def test_processes_blocking_mig_mode_are_reported_with_advice(
         assert [(holder.pid, holder.name) for holder in held] == [(process.pid, name)]
         assert bool(alone) is (name == "slurmd")
         found = gpu_findings(node, held)
-        problem = next(f"{each.text} -> {each.advice}" for each in found if each.subject == "GPU 0")
-        assert f"in use by {name} ({process.pid})" in problem and cure in problem
+        problem = next(f"{finding.text} -> {finding.advice}" for finding in found if finding.subject == "GPU 0")
+        assert f"in use by {name} ({process.pid})" in problem and advice in problem
 
 
 @pytest.mark.parametrize("name", ["data", "nvidia0"])
@@ -314,16 +320,16 @@ def test_hung_file_system_does_not_block_the_checks(open_tmp_path: Path, name: s
     device.touch()
     hung.mkdir()
     hold = f"import os, time\nos.open({str(hung)!r}, os.O_PATH)\nprint(flush=True)\ntime.sleep(600)"
-    look = f"from slurm_migbatch.doctor.gpus import holders\nassert not list(holders([{str(device)!r}]))"
+    code = f"from slurm_migbatch.doctor.gpus import holders\nassert not list(holders([{str(device)!r}]))"
     with hung_mount(hung), subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline()
-        looking = subprocess.Popen([sys.executable, "-c", look])
+        process = subprocess.Popen([sys.executable, "-c", code])
         try:
-            assert looking.wait(20) == 0
+            assert process.wait(20) == 0
         finally:
-            looking.kill()
+            process.kill()
             holder.kill()
-    looking.wait()
+    process.wait()
 
 
 @pytest.mark.parametrize(("user", "listed"), [(0, False), (65534, True)])
@@ -363,7 +369,7 @@ def test_slurmd_holding_a_gpu_in_mig_mode_is_reported(tmp_path: Path, library: P
     with a_node(tmp_path / "n1", library) as node:
         device = str(node.machine.dev_root / "nvidia0")
         held = [gpus.DeviceHolder(7, "slurmd", device)]
-        assert "slices stay busy" in one(gpu_findings(node, held))
+        assert "slices stay busy" in only_problem(gpu_findings(node, held))
         assert wrong(gpu_findings(node, [gpus.DeviceHolder(7, "nv-hostengine", device)])) == []
 
 
@@ -372,7 +378,7 @@ def test_setuid_nvidia_modprobe_is_reported(tmp_path: Path) -> None:
     helper.touch()
     assert wrong(gpus.check_helper(helper_is_setuid([str(helper)]))) == []
     helper.chmod(0o755 | stat.S_ISUID)
-    assert f"chmod u-s {helper}" in one(gpus.check_helper(helper_is_setuid([str(helper)])))
+    assert f"chmod u-s {helper}" in only_problem(gpus.check_helper(helper_is_setuid([str(helper)])))
 
 
 # --- room
@@ -389,16 +395,18 @@ def a_disk(place: Path, options: str) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("size=1m", "has 1 MiB left"),
         ("size=64m,nr_inodes=20", "inodes left"),
         ("size=64m,ro", "is mounted read-only"),
     ],
 )
-def test_full_or_read_only_disk_is_reported(tmp_path: Path, options: str, said: str) -> None:
+def test_full_or_read_only_disk_is_reported(tmp_path: Path, options: str, message: str) -> None:
     with a_disk(tmp_path / "disk", options) as place:
-        assert said in one(disks.check_disks([disks.read_disk("journal and spool", str(place / "n1/state"), 16)]))
+        assert message in only_problem(
+            disks.check_disks([disks.read_disk("journal and spool", str(place / "n1/state"), 16)])
+        )
     with a_disk(tmp_path / "other", "size=64m") as place:
         assert wrong(disks.check_disks([disks.read_disk("journal and spool", str(place), 16)])) == []
 
@@ -438,15 +446,15 @@ def test_error_of_the_last_failed_hook_is_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ahead", "text"), [(400.0, "400 s ahead of"), (-7.0, "7 s behind")])
 def test_clock_difference_to_the_controller_is_reported(ahead: float, text: str) -> None:
-    assert text in one(link.check_clock("this host", ahead))
+    assert text in only_problem(link.check_clock("this host", ahead))
     assert wrong(link.check_clock("this host", ahead / 1000)) == []
 
 
 def test_reported_findings_are_bounded_and_sorted_worst_first() -> None:
     many = [Finding(GOOD, "a", "b"), *(Finding(ODD, "x" * 1000, "y" * 1000, "z" * 1000) for _ in range(1000))]
     found = rows_to_report([*many, Finding(UNKNOWN, "u", "t", "a"), Finding(BAD, "s", "t", "a")])
-    assert [each["level"] for each in found[:3]] == [BAD, UNKNOWN, ODD]
-    assert len(found) == MOST and max(len(text) for each in found for text in each.values()) == LONGEST
+    assert [finding["level"] for finding in found[:3]] == [BAD, UNKNOWN, ODD]
+    assert len(found) == MOST and max(len(text) for finding in found for text in finding.values()) == LONGEST
 
 
 def test_healthy_node_has_nothing_to_correct(open_tmp_path: Path, library: Path, slurm: Path) -> None:
@@ -457,5 +465,5 @@ def test_healthy_node_has_nothing_to_correct(open_tmp_path: Path, library: Path,
         driver = Gpus(node.config)
         assert wrong(examine_quietly(places, node.config, driver)) == []
         (slurm / "gres.conf").write_text("AutoDetect=nvml\n")
-        assert one(examine_quietly(places, node.config, driver)).startswith("gres.conf: ")
+        assert only_problem(examine_quietly(places, node.config, driver)).startswith("gres.conf: ")
         driver.reset()

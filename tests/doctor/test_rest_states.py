@@ -53,7 +53,7 @@ class Site:
         os.chown(self.token, uid, 0)
         self.token.chmod(mode)
 
-    def look(self, daemon: Reader | None = NOBODY, **cluster: str) -> tuple[str, str, str]:
+    def finding(self, daemon: Reader | None = NOBODY, **cluster: str) -> tuple[str, str, str]:
         """The one finding: level, text and advice."""
         config = dataclasses.replace(Config(), cluster=dataclasses.replace(self.cluster, **cluster))
         (found,) = check_rest(config, daemon)
@@ -78,24 +78,24 @@ def site(open_tmp_path: Path) -> Iterator[Site]:
 
 
 def test_answering_slurmrestd_is_ok(site: Site) -> None:
-    level, text, _ = site.look()
+    level, text, _ = site.finding()
     assert (level, text) == (GOOD, f"unix:{site.socket} answers with API version v0.0.45")
-    assert {each.get("X-SLURM-USER-TOKEN") for each in site.server.headers} == {"a.b.c"}
-    assert list(check_rest(Config(), NOBODY)) == [], "nothing is said of it with another backend"
+    assert {headers.get("X-SLURM-USER-TOKEN") for headers in site.server.headers} == {"a.b.c"}
+    assert list(check_rest(Config(), NOBODY)) == [], "there is no finding with another backend"
 
 
 def test_slurmrestd_is_checked_with_the_token_while_migbatchd_is_down(site: Site) -> None:
     site.socket.chmod(0o755)
-    assert site.look(None)[0] == GOOD
+    assert site.finding(None)[0] == GOOD
 
 
 def test_slurmrestd_that_authenticates_the_socket_peer_is_ok(site: Site) -> None:
-    level, text, _ = site.look(slurmrestd_token="")
+    level, text, _ = site.finding(slurmrestd_token="")
     assert level == GOOD and "without a token, as user 0" in text
 
 
 @pytest.mark.parametrize(
-    ("owner", "mode", "said", "advice"),
+    ("owner", "mode", "message", "advice"),
     [
         (65534, 0o644, "(mode 0644): others can act as slurm with this token", "chmod 600"),
         (65534, 0o640, "(mode 0640): others can act as slurm with this token", "chmod 600"),
@@ -104,57 +104,57 @@ def test_slurmrestd_that_authenticates_the_socket_peer_is_ok(site: Site) -> None
     ],
 )
 def test_token_readable_by_others_or_unreadable_for_migbatchd_is_reported(
-    site: Site, owner: int, mode: int, said: str, advice: str
+    site: Site, owner: int, mode: int, message: str, advice: str
 ) -> None:
     site.own(owner, mode)
-    level, text, mend = site.look()
-    assert level == BAD and said in text and advice in mend
-    assert not site.server.headers, "an open token is sent nowhere"
+    level, text, mend = site.finding()
+    assert level == BAD and message in text and advice in mend
+    assert not site.server.headers, "a readable token is not sent"
 
 
 def test_token_owned_by_another_user_is_reported_under_root(site: Site) -> None:
     site.own(1)
-    level, text, advice = site.look(reader(0))
+    level, text, advice = site.finding(reader(0))
     assert level == BAD and "belongs neither to root, migbatchd's user" in text and "chown root" in advice
 
 
 def test_missing_or_empty_token_is_reported(site: Site) -> None:
     site.token.write_text("scontrol: error: no\n")
-    level, text, _ = site.look()
+    level, text, _ = site.finding()
     assert level == BAD and "has no token" in text
     site.token.unlink()
-    level, text, advice = site.look()
+    level, text, advice = site.finding()
     assert level == BAD and "No such file" in text and "scontrol token username=slurm" in advice
 
 
 def test_token_rejected_by_slurmrestd_is_reported(site: Site) -> None:
     site.server.answers["jobs/"] = (401, "Authentication failure")
-    level, text, _ = site.look()
+    level, text, _ = site.finding()
     assert level == BAD and f"it rejects the token in {site.token}" in text
 
 
 def test_socket_closed_to_migbatchd_is_reported(site: Site) -> None:
     site.socket.chmod(0o755)
-    level, text, advice = site.look()
+    level, text, advice = site.finding()
     assert level == BAD and f"migbatchd's user nobody cannot connect to {site.socket}" in text and "by group" in advice
-    assert site.look(reader(0))[0] == BAD, "the token is nobody's"
+    assert site.finding(reader(0))[0] == BAD, "the token's owner is unknown"
 
 
 @pytest.mark.parametrize("where", ["unix:/nonexistent/socket", "http://127.0.0.1:1"])
 def test_slurmrestd_that_does_not_listen_is_reported(site: Site, where: str) -> None:
-    level, text, advice = site.look(slurmrestd=where)
+    level, text, advice = site.finding(slurmrestd=where)
     assert level == BAD and f"slurmrestd at {where} cannot be reached: " in text and "docs/install.md" in advice
 
 
 def test_unsupported_api_version_is_reported(site: Site) -> None:
     del site.server.answers["ping/"]
-    level, text, _ = site.look()
+    level, text, _ = site.finding()
     assert level == BAD and "offers none of the API versions v0.0.40 to v0.0.45" in text
 
 
 def test_check_without_root_is_unknown_with_advice(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1)
-    level, _, advice = site.look()
+    level, _, advice = site.finding()
     assert level == UNKNOWN and "as root" in advice
 
 

@@ -108,8 +108,8 @@ def test_compute_profile_info_is_served_in_both_versions(machine):
 def test_invalid_arguments_are_rejected_without_effect(machine, name, arguments):
     instance = create(gpu(), 9, 0, 4)
     before = machine.dump()
-    room = (ctypes.c_ulonglong * 32)()
-    values = {"gpu": gpu(), "instance": instance, "word": ctypes.byref(room)}
+    buffer = (ctypes.c_ulonglong * 32)()
+    values = {"gpu": gpu(), "instance": instance, "word": ctypes.byref(buffer)}
     passed = [values[argument] if isinstance(argument, str) else argument for argument in arguments]
     assert function(name)(*passed) == INVALID
     assert machine.dump() == before

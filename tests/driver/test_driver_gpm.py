@@ -117,7 +117,7 @@ def test_every_instance_of_a_full_gpu_can_be_busy(machine, watch):
             machine.set_load(uuid, sm=90)
             machine.set_load(uuid, sm=10 * number + turn)
         watches = [watch(7 + start) for start in range(7)]
-        assert [one.metrics(SM)[0] for one in watches] == near(*[10 * number + turn for number in range(7)])
+        assert [watch.metrics(SM)[0] for watch in watches] == near(*[10 * number + turn for number in range(7)])
         for instance, compute, _ in made:
             pynvml.nvmlComputeInstanceDestroy(compute)
             pynvml.nvmlGpuInstanceDestroy(instance)

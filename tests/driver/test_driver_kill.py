@@ -10,7 +10,7 @@ import pytest
 from slurm_migbatch.testbed.simdriver import REAL_LATENCY
 from tests.support.driver_helpers import check_tree, child, code, create, gpu, nvml, run, slice_of
 
-NO_ROOM = pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
+INSUFFICIENT = pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
 
 LIFE = """
 pynvml.nvmlInit()
@@ -101,8 +101,8 @@ def test_creation_continues_after_its_caller_is_killed(make):
         assert instance["state"] == "creating"
         assert code(pynvml.nvmlDeviceGetGpuInstanceById, gpu(), 2) == pynvml.NVML_ERROR_NOT_FOUND
         machine.set_latency(0.0)
-        assert code(create, gpu(), 14, 4, 2) == NO_ROOM
-        assert code(create, gpu(), 0, 0, 8) == NO_ROOM
+        assert code(create, gpu(), 14, 4, 2) == INSUFFICIENT
+        assert code(create, gpu(), 0, 0, 8) == INSUFFICIENT
         machine.reset_gpu(0)
         assert code(create, gpu(), 14, 4, 2) == 0
 
@@ -133,7 +133,7 @@ def test_placement_stays_occupied_until_the_destruction_ends(make):
         process.communicate()
         assert machine.dump()["gpus"][0]["instances"][0]["state"] == "destroying"
         machine.set_latency(0.0)
-        assert code(create, gpu(), 9, 4, 4) == NO_ROOM
+        assert code(create, gpu(), 9, 4, 4) == INSUFFICIENT
         assert not list(machine.proc_root.rglob("gi2"))
 
 

@@ -10,7 +10,7 @@ from tests.support.driver_helpers import code, computes, create, create_ci, gpu,
 IN_USE = pynvml.NVML_ERROR_IN_USE
 INVALID = pynvml.NVML_ERROR_INVALID_ARGUMENT
 NOT_FOUND = pynvml.NVML_ERROR_NOT_FOUND
-NO_ROOM = pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
+INSUFFICIENT = pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
 
 
 def test_gpu_instance_without_compute_instance_is_no_mig_device(machine):
@@ -46,8 +46,8 @@ def test_gpu_instance_with_a_compute_instance_cannot_be_destroyed(machine):
 
 def test_overlapping_placement_is_rejected_as_insufficient_resources(machine):
     create(gpu(), 14, 0, 2)
-    assert code(create, gpu(), 14, 0, 2) == NO_ROOM
-    assert code(create, gpu(), 19, 1, 1) == NO_ROOM
+    assert code(create, gpu(), 14, 0, 2) == INSUFFICIENT
+    assert code(create, gpu(), 19, 1, 1) == INSUFFICIENT
     assert code(create, gpu(), 19, 2, 1) == 0
 
 
@@ -121,7 +121,7 @@ def test_compute_instances_are_listed_by_profile(machine):
     create_ci(instance, 1, 0, 2)
     found = {pid: [pynvml.nvmlComputeInstanceGetInfo_v2(c).id for c in computes(instance, pid)] for pid in (0, 1, 3)}
     assert found == {0: [0], 1: [1], 3: []}
-    assert code(create_ci, instance, 1, 2, 2) == NO_ROOM
+    assert code(create_ci, instance, 1, 2, 2) == INSUFFICIENT
     assert code(create_ci, instance, 1, 1, 2) == INVALID
     assert code(create_ci, instance, 0, 2, 1) == 0
     assert code(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, 5) == NOT_FOUND

@@ -194,8 +194,8 @@ def test_a_job_sees_its_own_slice_whatever_it_exports(stack: Cluster) -> None:
     paths = caps_of(stack, "mbbob")
     names = ("CUDA_VISIBLE_DEVICES", "MIGBATCH_DEVICES", "NVIDIA_VISIBLE_DEVICES")
     export = [f"{name}={foreign['mig_uuid']}" for name in names]
-    look = f"{PYTHON} -c {shlex.quote(TRY)} O_RDONLY {' '.join(map(str, paths))}"
-    wrap = f"{SHOW}; CUDA_VISIBLE_DEVICES={foreign['mig_uuid']} srun {look}"
+    open_command = f"{PYTHON} -c {shlex.quote(TRY)} O_RDONLY {' '.join(map(str, paths))}"
+    wrap = f"{SHOW}; CUDA_VISIBLE_DEVICES={foreign['mig_uuid']} srun {open_command}"
     job = exporting(stack, export, "--gres=mig:1g.10gb:1", wrap=wrap)
     assert stack.wait_job(job) == "COMPLETED"
     text = stack.output(job)
@@ -312,7 +312,7 @@ def recorded_profiles(stack: Cluster, job: int) -> set[str]:
 
 
 def test_line_breaks_in_a_gres_make_no_slice_larger(stack: Cluster) -> None:
-    """The node asks slurmctld for the GRES of a changed job; from 23.11 on an entry with count 0 may have any bytes."""
+    """The node reads the GRES of a changed job in slurmctld; from 23.11 on an entry with count 0 may have any bytes."""
     job, _ = sbatch(stack, "--gres=mig:1g.20gb:1", "--hold")
     gres = f"mig:1g.10gb:1,gpu:a b\n{job} mig:7g.80gb:1\nx:0"
     update(stack, job, f"Gres={gres}")
@@ -320,7 +320,7 @@ def test_line_breaks_in_a_gres_make_no_slice_larger(stack: Cluster) -> None:
 
 
 def test_updated_job_gets_its_slice_in_every_run(stack: Cluster) -> None:
-    """Its nodes ask slurmctld for its GRES and its restart count in each run."""
+    """Its nodes query slurmctld for its GRES and its restart count in each run."""
     wrap = f"{SHOW}; sleep $((600-600*SLURM_RESTART_COUNT))"
     job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", "--hold", "--requeue", wrap=wrap)
     update(stack, job, "Gres=mig:1g.20gb:1")
@@ -624,13 +624,13 @@ print(link.recv(65536).decode().replace("\\n", " "))
 
 
 def test_submit_service_answers_users_only_about_themselves(stack: Cluster) -> None:
-    door = str(stack.product.state / "submit.sock")
+    socket_path = str(stack.product.state / "submit.sock")
     alice, bob = stack.user("mbalice").uid, stack.user("mbbob").uid
-    assert "verdict=accept" in python(stack, "mbbob", ASK, door, bob)
+    assert "verdict=accept" in python(stack, "mbbob", ASK, socket_path, bob)
     for other in (alice, 0):
-        assert "verdict=accept" not in python(stack, "mbbob", ASK, door, other)
+        assert "verdict=accept" not in python(stack, "mbbob", ASK, socket_path, other)
     assert python(
-        stack, "mbbob", "import os, sys\ntry: os.unlink(sys.argv[1])\nexcept OSError as e: print(e.errno)", door
+        stack, "mbbob", "import os, sys\ntry: os.unlink(sys.argv[1])\nexcept OSError as e: print(e.errno)", socket_path
     ) == ["13"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
-        link.connect(door)  # still served
+        link.connect(socket_path)  # still served

@@ -69,7 +69,7 @@ def results(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith((f"step {STEPS}:", "state "))]
 
 
-def said(bed: Cluster, job: int) -> list[RunProgressRow]:
+def progress_rows(bed: Cluster, job: int) -> list[RunProgressRow]:
     """The record's rows of each run of a job."""
     with open_store(bed.product.record, readonly=True) as store:
         return store.job_progress([job])
@@ -88,9 +88,9 @@ def test_training_job_saves_on_signal_and_continues_after_its_requeue(
 
     asked = time.time()
     stack.run(["scancel", "--full", "--signal=USR1", str(job)])
-    until("a checkpoint in the record", lambda: (said(stack, job)[0].checkpoint or 0.0) >= asked)
+    until("a checkpoint in the record", lambda: (progress_rows(stack, job)[0].checkpoint or 0.0) >= asked)
     print(f"checkpoint in the record {time.time() - asked:.2f} s after the signal")
-    (first,) = said(stack, job)
+    (first,) = progress_rows(stack, job)
     assert first.steps is not None and 0 < first.steps < STEPS
     assert stack.job_state(job) == "RUNNING"
 
@@ -100,8 +100,8 @@ def test_training_job_saves_on_signal_and_continues_after_its_requeue(
     assert results(out.read_text())[-1] == expected
     assert f"from step {first.steps}" in out.read_text()  # no step was done twice
     account(stack, job)
-    until("the last report", lambda: said(stack, job)[-1].steps == STEPS)
-    runs = said(stack, job)
+    until("the last report", lambda: progress_rows(stack, job)[-1].steps == STEPS)
+    runs = progress_rows(stack, job)
     assert [(run.restart, run.restored) for run in runs] == [(0, None), (1, first.steps)]
     assert all(run.profile == "1g.10gb" and run.ended is not None for run in runs)
     settled(stack)

@@ -114,7 +114,7 @@ def test_training_job_starts_on_release_and_waits_again_after_a_requeue(bed: Clu
     assert loan is not None and loan.waiting and row(client, job).restarts == 1
     assert bed.job_state(other) == "PENDING" and (loan.min == Profile(2, 20)) == (not lasting)
 
-    if lasting:  # where a job keeps its first profile slurmd may need its two minutes; `test_way_of_a_loan` tests that
+    if lasting:  # where a job keeps its first profile slurmd may need its two minutes; `test_loan_lifecycle` tests that
         wanted(bed, "1g.10gb")
         retype(client, job, "1g.10gb")
         bed.wait_job(job, "RUNNING")

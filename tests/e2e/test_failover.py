@@ -103,27 +103,27 @@ def test_backup_controller_takes_over_when_the_primary_dies_creating_a_slice(bed
     record_property("seconds from takeover to the first round of supply", round(supplied - taken, 1))
     print(f"\ntakeover after {taken - killed:.1f} s, supply {supplied - taken:.1f} s later")
     open_gate.touch()
-    for each in (running, job, auto):
-        until(f"the end of job {each}", lambda each=each: bed.job_state(each) == "COMPLETED")
+    for job_id in (running, job, auto):
+        until(f"the end of job {job_id}", lambda job_id=job_id: bed.job_state(job_id) == "COMPLETED")
     print(f"started and ended {time.monotonic() - taken:.1f} s after the takeover")
     # A killed slurmctld forgets what it had not yet sent, here the batch script that waited for the Prolog
     # (DeferBatch). It requeues the job when the node registers and the job has been there for BatchStartTimeout and
     # ten seconds; by itself that takes minutes.
-    assert [state for _, each, state in held(bed) if each == making] == ["held"]
+    assert [state for _, held_job, state in held(bed) if held_job == making] == ["held"]
     until("BatchStartTimeout", lambda: re.search(r"RunTime=00:00:[3-5]|RunTime=00:0[1-9]", shown(bed, making)))
     bed.restart("slurmd-n1")
     until("the job's return to the queue", lambda: "Restarts=1" in shown(bed, making))
     assert hasten(bed, making) == "COMPLETED"
-    for each in (running, making, job, auto):
-        assert UUID.search((bed.home("mbalice") / f"slurm-{each}.out").read_text())
+    for job_id in (running, making, job, auto):
+        assert UUID.search((bed.home("mbalice") / f"slurm-{job_id}.out").read_text())
 
     # the first controller is back, asks for control, and gets it
     bed.restart("migbatchd")
     bed.restart("slurmctld")
     until("the first migbatchd", lambda: bed.product.health(1) is not None and not standby(bed, 1))
     until("a second one that stands by", lambda: "mbctl1" in standby(bed, 2))
-    for each, profile in ((running, "1g.10gb"), (making, "2g.20gb"), (job, "7g.80gb")):
-        assert [slice_row["profile"] for slice_row in account(bed, each)["slices"]] == [profile]
+    for job_id, profile in ((running, "1g.10gb"), (making, "2g.20gb"), (job, "7g.80gb")):
+        assert [slice_row["profile"] for slice_row in account(bed, job_id)["slices"]] == [profile]
     last = bed.submit("--gres=mig:3g.40gb:1", wrap="echo $CUDA_VISIBLE_DEVICES")
     assert bed.wait_job(last) == "COMPLETED"
     settled(bed)

@@ -102,10 +102,10 @@ def right_again(bed: Cluster) -> None:
 def complete_once(bed: Cluster, job: int, seen: list[str]) -> None:
     """Wait until the record has the ended run with the slices that it saw, each once."""
 
-    def told() -> bool:
+    def leases_ended() -> bool:
         return [uuid for _, uuid, end in leases(bed, job) if end is not None] == seen
 
-    until(f"the end of job {job} in the record", told)
+    until(f"the end of job {job} in the record", leases_ended)
     assert [uuid for _, uuid, _ in leases(bed, job)] == seen
     assert [slice_row["mig_uuid"] for slice_row in account(bed, job)["slices"]] == seen
 

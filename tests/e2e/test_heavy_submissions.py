@@ -196,15 +196,15 @@ while True:
 
 def test_flood_at_the_submit_sockets_does_not_block_answers_to_slurmctld(stack: Cluster) -> None:
     """Decisions of the service have names; the compiled table's would end with #auto."""
-    doors = [str(reserved(stack.product.state / "submit.sock")), str(stack.product.state / "submit.sock")]
-    argv = stack.command(["/usr/bin/python3", "-c", FLOOD, *doors], "mbbob")
+    socket_paths = [str(reserved(stack.product.state / "submit.sock")), str(stack.product.state / "submit.sock")]
+    argv = stack.command(["/usr/bin/python3", "-c", FLOOD, *socket_paths], "mbbob")
     env, home = stack.client_env("mbbob"), stack.home("mbbob")
     with ExitStack() as floods:
         for _ in range(4):
             child = subprocess.Popen(argv, env=env, cwd=home, stdout=subprocess.PIPE, text=True)
             floods.callback(child.communicate)
             floods.callback(child.kill)
-            assert child.stdout is not None and [child.stdout.readline().strip() for _ in doors] == doors
+            assert child.stdout is not None and [child.stdout.readline().strip() for _ in socket_paths] == socket_paths
         for _ in range(20):
             job, message = sbatch(stack, "--hold", "--gres=mig:auto", user="mbalice")
             assert job, message

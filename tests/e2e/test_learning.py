@@ -73,19 +73,19 @@ def answered_with(bed: Cluster, version: int | None, name: str) -> None:
     until(f"answers of version {version}", agrees)
 
 
-def one(bed: Cluster, name: str, user: str) -> tuple[str, float]:
+def run_job(bed: Cluster, name: str, user: str) -> tuple[str, float]:
     """Run a job of the model; return its profile, and measured over predicted latency as migacct shows them."""
     job, message = sbatch(bed, "--gres=mig:auto", f"--comment={asking(name)}", wrap=WORK, user=user)
     assert job, message
     assert bed.wait_job(job) == "COMPLETED", bed.output(job)
     row = account(bed, job, decided=True)
 
-    def told() -> bool:
+    def latency_recorded() -> bool:
         nonlocal row
         row = account(bed, job, decided=True)
         return row["measured_latency_ms"] is not None
 
-    bed.wait(f"what job {job} reported", told, PATIENCE_S)
+    bed.wait(f"what job {job} reported", latency_recorded, PATIENCE_S)
     assert row["measured_latency_ms"] == pytest.approx(TRUTH[row["profile"]])
     return row["profile"], row["measured_latency_ms"] / row["predicted_latency_ms"]
 
@@ -102,7 +102,7 @@ def test_choice_of_the_slice_is_corrected_by_learning_from_runs(bed: Cluster, na
     for _ in range(4):
         runs = []
         for user in ("mbalice", "mbbob"):
-            runs.append(one(bed, name, user))
+            runs.append(run_job(bed, name, user))
         profile, ratio = runs[0]  # the next run may already use what this one taught
         profiles.append(profile)
         ratios.append(ratio)
@@ -124,7 +124,7 @@ def test_rollback_of_the_model_acts_at_once_and_survives_restarts(bed: Cluster) 
     model(bed, "rollback", "0")
     answered_with(bed, 0, "lighter")
     assert "1g.10gb" in explained(bed, "lighter")["service"]["changes"]["tres_per_node"]
-    assert [each["version"] for each in listed(bed)["versions"] if each["status"] == "rejected"] == [current]
+    assert [version["version"] for version in listed(bed)["versions"] if version["status"] == "rejected"] == [current]
     restart(bed)
     answered_with(bed, 0, "lighter")
     model(bed, "rollback", str(current))
@@ -146,7 +146,11 @@ def test_broken_model_file_falls_back_to_the_version_before(bed: Cluster) -> Non
     content = path.read_bytes()
     path.write_bytes(content[:100])
     restart(bed)
-    earlier = [each["version"] for each in listed(bed)["versions"] if each["version"] < current and not each["status"]]
+    earlier = [
+        version["version"]
+        for version in listed(bed)["versions"]
+        if version["version"] < current and not version["status"]
+    ]
     assert earlier, listed(bed)
     answered_with(bed, max(earlier), "lighter")
     assert re.search(rf"{current} +unusable", model(bed, "list"))

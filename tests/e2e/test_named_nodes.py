@@ -90,7 +90,9 @@ def test_excluded_nodes_and_features_are_respected(bed: Cluster) -> None:
 
 def test_nothing_is_offered_for_a_job_on_a_node_that_it_excludes(bed: Cluster) -> None:
     """The whole GPU of n1 is idle; it is offered for the job only once its user no longer excludes n1."""
-    assert started(bed, "--gres=mig:1g.10gb:7", "-w", "n1") == "n1", "whatever it offered before, it is cut small now"
+    assert started(bed, "--gres=mig:1g.10gb:7", "-w", "n1") == "n1", (
+        "whatever it offered before, it has small slices now"
+    )
     taken(bed, "7g.80gb", "n2", "n3")
     job, message = sbatch(bed, "--gres=mig:7g.80gb", "-x", "n1", wrap="true")
     assert job, message

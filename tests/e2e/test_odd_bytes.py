@@ -45,7 +45,7 @@ def bed(slurm_root: str) -> Iterator[Cluster]:
 def test_odd_bytes_in_jobs_of_one_user_do_not_affect_other_users(bed: Cluster) -> None:
     taken = [sbatch(bed, "--hold", *options, user="mbbob") for options in WAITING]
     assert sum(job > 0 for job, _ in taken) >= 8, taken
-    assert all(job for job, _ in taken[:4]), "those that once stopped everything"
+    assert all(job for job, _ in taken[:4]), "those that once stopped the service"
     # audit: only root gets such a marker past the filter
     forged, message = sbatch(bed, "--gres=mig:1g.10gb:1", "--hold", wrap="sleep 600")
     assert forged, message
@@ -66,7 +66,7 @@ def test_odd_bytes_in_jobs_of_one_user_do_not_affect_other_users(bed: Cluster) -
     trained = train(bed, "signal=usr1 max=1g.10gb", steps=20)
     assert bed.wait_job(trained, timeout=PATIENCE_S) == "COMPLETED"
 
-    # dispatch: an elastic array is told how many tasks may run at once
+    # dispatch: the throttle of an elastic array is set
     array, message = sbatch(bed, "--gres=mig:auto", "--array=0-9", f"--comment={HINTS}", wrap="sleep 600")
     assert array, message
     until("a throttle", lambda: re.search(r"ArrayTaskThrottle=[1-9]", shown(bed, array)) is not None)

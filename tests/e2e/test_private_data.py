@@ -30,19 +30,19 @@ def test_private_jobs_are_shown_to_the_users_to_whom_slurm_shows_them(new_cluste
     job, _ = sbatch(bed, "--gres=mig:7g.80gb:1", wrap="true")
 
     def why(user: str) -> str:
-        door = str(bed.product.state / "api.sock")
-        told = bed.run([PYTHON, "-c", ASK, door, f"/v1/why/{job}"], user).stdout
-        return str(json.loads(told)["why"])
+        socket_path = str(bed.product.state / "api.sock")
+        output = bed.run([PYTHON, "-c", ASK, socket_path, f"/v1/why/{job}"], user).stdout
+        return str(json.loads(output)["why"])
 
     bed.wait("a reason", lambda: "reserved" in why("mbalice"))
-    told = {user: "does not list" not in why(user) for user in users}
+    shown_by_migbatchd = {user: "does not list" not in why(user) for user in users}
     shown = {
         user: str(job) in bed.run(["squeue", "-h", "-a", "-t", "all", "-o", "%A"], user).stdout.split()
         for user in users
     }
     assert shown == {"mbalice": True, "mbbob": False, "mbcarol": True, users[3]: True}, "Slurm itself"
-    assert told == shown
+    assert shown_by_migbatchd == shown
     assert "reserved" in bed.product.migbatch("why", str(job))
     opened.touch()
-    for each in (holder, job):
-        assert bed.wait_job(each) == "COMPLETED"
+    for job_id in (holder, job):
+        assert bed.wait_job(job_id) == "COMPLETED"

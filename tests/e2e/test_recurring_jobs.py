@@ -71,11 +71,11 @@ class Recurring:
         node, uuid = holding(self.bed, job)
         machine = self.bed.machine(node)
         profile = account(self.bed, task or job, "RUNNING")["profile"]
-        room = load(self.bed.product.state / "catalog.json").view(("gpu",)).offers[profile].memory_mib
-        died = need_gib * 1024 > room
+        memory_mib = load(self.bed.product.state / "catalog.json").view(("gpu",)).offers[profile].memory_mib
+        died = need_gib * 1024 > memory_mib
         pid = next(PIDS)
         machine.set_load(uuid, **self.busy)
-        machine.start_process(uuid, pid, memory_mib=int(min(need_gib * 1024, room * 0.97)))
+        machine.start_process(uuid, pid, memory_mib=int(min(need_gib * 1024, memory_mib * 0.97)))
         path = self.bed.node_directory(node) / "run" / "peaks"
 
         def watched() -> bool:
@@ -106,9 +106,9 @@ class Recurring:
     def known(self) -> None:
         """Wait until the service knows of all runs."""
         wanted = re.compile(rf"\({self.runs} so far\)|last {self.runs} runs|filled its slice")
-        until(f"an answer that knows {self.runs} runs", lambda: wanted.search(self.told()) is not None)
+        until(f"an answer that knows {self.runs} runs", lambda: wanted.search(self.answer_message()) is not None)
 
-    def told(self) -> str:
+    def answer_message(self) -> str:
         uid = self.bed.user(self.user).uid
         fields = {"partition": "gpu", "tres_per_node": "gres:mig:auto", "num_tasks": 1, "batch": 1, "name": self.name}
         request = JobRequest(uid, account="", digest=digest(self.script.encode()), **fields)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def test_profile_settles_after_three_runs_and_grows_with_the_need(bed: Cluster) 
     assert "your last 3 runs of train.sh used at most 4 GiB" in job.run(4.0)
     for gib in (6.0, 9.0, 12.0, 18.0, 24.0, 24.0):
         job.run(gib)
-    assert not any(one and other for one, other in itertools.pairwise(job.failed)), (job.failed, job.profiles)
+    assert not any(failure and other for failure, other in itertools.pairwise(job.failed)), (job.failed, job.profiles)
     assert not job.failed[-1] and job.profiles[-1] in ("3g.40gb", "4g.40gb"), (job.failed, job.profiles)
 
 
@@ -160,7 +160,7 @@ def test_busy_job_is_not_given_a_slower_slice(bed: Cluster) -> None:
     assert (
         50 <= int(shares[0].rstrip("%")) <= 60 and 8 <= int(shares[1].rstrip("%")) <= 10 and shares[2].strip() == "4G"
     )
-    assert "2g.20gb" in (message := job.told()) and "on 1g.10gb they would take longer" in message
+    assert "2g.20gb" in (message := job.answer_message()) and "on 1g.10gb they would take longer" in message
 
 
 def test_migacct_shows_the_energy_of_whole_gpu_jobs_only(bed: Cluster) -> None:
@@ -184,7 +184,7 @@ def test_job_that_ran_out_of_memory_is_retried_once_on_a_larger_slice(bed: Clust
     assert job.live(number, 15.0) == ("1g.10gb", True)
     if "for the next submission only" in message:
         account(bed, number, "FAILED")
-        until("the largest slice for the next one", lambda: "the largest slice once" in job.told())
+        until("the largest slice for the next one", lambda: "the largest slice once" in job.answer_message())
         return
     until("its second run", lambda: "JobState=RUNNING" in (now := shown(bed, number)) and "Restarts=1" in now)
     assert job.live(number, 15.0, restart=1) == ("7g.80gb", False)
@@ -222,9 +222,9 @@ def test_array_tasks_that_ran_out_of_memory_are_retried_one_by_one(bed: Cluster)
         row = account(bed, f"{array}_{task}")
         assert row["retyped"] == {"from": "1g.10gb", "to": "1g.20gb", "why": RETRIED}
     assert account(bed, f"{array}_2")["retyped"] is None
-    assert "Restarts=0" in shown(bed, f"{array}_2"), "what completed is not run again"
+    assert "Restarts=0" in shown(bed, f"{array}_2"), "a completed task is not run again"
 
 
 def test_runs_of_another_user_with_the_same_script_do_not_count(bed: Cluster) -> None:
     job = Recurring(bed, "train.sh", "mbbob")
-    assert "(0 so far)" in job.told()
+    assert "(0 so far)" in job.answer_message()

@@ -58,7 +58,7 @@ def test_a_job_sent_to_the_other_cluster_waits_and_gets_its_slice(pair: Pair) ->
     ):
         job = submitted(one, "-M", "two", f"--gres={gres}", *filter(None, [comment]))
         row = account(two, job)
-        assert [each["profile"] for each in row["slices"]] == [profile]
+        assert [entry["profile"] for entry in row["slices"]] == [profile]
         name, shown_profile, uuid = wrote(one, job)
         assert name in ("two", UNNAMED) and shown_profile == profile and UUID.fullmatch(uuid)
     assert accounts(one) == {}
@@ -125,9 +125,9 @@ def why(bed: Cluster, job: int) -> str:
 def test_doctor_finds_nothing_to_correct_on_either_cluster(pair: Pair) -> None:
     for bed in pair:
         until("0 failed", lambda bed=bed: wrong(bed) == [])  # type: ignore[misc]
-        assert ODD not in bed.daemons.log("migbatchd").read_text(), "for longer than a moment"
+        assert ODD not in bed.daemons.log("migbatchd").read_text(), "for more than a short time"
 
 
 def wrong(bed: Cluster) -> list[str]:
     found = json.loads(invoke(bed, "doctor", "--json", "--nodes", "-c", str(bed.product.config)).stdout)["findings"]
-    return [f"{each['subject']}: {each['text']}" for each in found if each["level"] == "FAIL"]
+    return [f"{row['subject']}: {row['text']}" for row in found if row["level"] == "FAIL"]

@@ -26,18 +26,18 @@ def findings(bed: Cluster, *options: str) -> list[dict[str, str]]:
     env = bed.client_env(inside=False)
     done = subprocess.run(line, env=env, cwd="/", capture_output=True, text=True, timeout=300, check=False)
     found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
-    assert done.returncode == (1 if any(each["level"] == "FAIL" for each in found) else 0)
+    assert done.returncode == (1 if any(finding["level"] == "FAIL" for finding in found) else 0)
     return found
 
 
 def level(bed: Cluster, subject: str, *options: str) -> str:
     """The level of the one finding about a subject."""
-    (found,) = [each["level"] for each in findings(bed, *options) if each["subject"] == subject]
+    (found,) = [finding["level"] for finding in findings(bed, *options) if finding["subject"] == subject]
     return found
 
 
 class Scraper(threading.Thread):
-    """Asks slurmctld for each of its metrics repeatedly."""
+    """Queries each of the metrics of slurmctld repeatedly."""
 
     PATHS = ("/metrics/jobs", "/metrics/nodes", "/metrics/partitions", "/metrics/scheduler")
 
@@ -121,10 +121,10 @@ def test_doctor_names_jobs_with_slices_that_prevent_uninstalling(new_cluster: Ca
     running, _ = sbatch(bed, "--gres=mig:1g.10gb:1", wrap="sleep 600")
     other, _ = sbatch(bed, "--hold", wrap="true")
     bed.wait_job(running, "RUNNING", timeout=PATIENCE_S)
-    message = " ".join(each["text"] for each in findings(bed, "--leaving") if each["level"] == "FAIL")
+    message = " ".join(finding["text"] for finding in findings(bed, "--leaving") if finding["level"] == "FAIL")
     assert f"{held} (pending)" in message and f"{running} (running)" in message and f"{other} (" not in message
     bed.run(["scancel", str(held), str(running)])
-    until("nothing in the way", lambda: [each["level"] for each in findings(bed, "--leaving")] == ["ok"])
+    until("nothing in the way", lambda: [finding["level"] for finding in findings(bed, "--leaving")] == ["ok"])
     settled(bed)
     for daemon in ("migbatchd", "agent-n1", "slurmd-n1"):
         bed.daemons.stop(daemon)

@@ -64,7 +64,9 @@ def started(bed: Cluster, *options: str) -> str:
 def doctor(bed: Cluster) -> list[str]:
     """What doctor says of topologies."""
     found = json.loads(invoke(bed, "doctor", "--json", "-c", str(bed.product.config)).stdout)["findings"]
-    return ["{level} {subject}: {text}".format(**each) for each in found if each["subject"].startswith("topology")]
+    return [
+        "{level} {subject}: {text}".format(**finding) for finding in found if finding["subject"].startswith("topology")
+    ]
 
 
 def is_refused(bed: Cluster, node: str) -> bool:

@@ -108,4 +108,4 @@ def test_commands_print_what_the_document_shows(bed: Cluster, tmp_path: Path) ->
         parts[at] += "".join(f"{line}\n" for line in _run(bed, parts[at][2:]).splitlines() if line)
     now = tmp_path / DOCUMENT.name
     now.write_text("".join(parts), encoding="utf-8")
-    assert now.read_text(encoding="utf-8") == text, f"what is said now is in {now}"
+    assert now.read_text(encoding="utf-8") == text, f"the current output is in {now}"

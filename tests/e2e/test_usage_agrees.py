@@ -102,7 +102,7 @@ def put_back(bed: Cluster, record: Path, seconds: int) -> None:
 
 
 def used(record: Path, start: int, end: int) -> dict[tuple[str, str, str], int]:
-    """Slice-seconds by account, user and profile, as `migbatch usage` tells them."""
+    """Slice-seconds by account, user and profile, as `migbatch usage` reports them."""
     window = ["-S", f"uts{start}", "-E", f"uts{end}"]
     options = ["--db", f"sqlite:///{record}", "--by", "account,user,profile", "--json", *window]
     done = CliRunner().invoke(cli, ["usage", *options], catch_exceptions=False)
@@ -111,7 +111,7 @@ def used(record: Path, start: int, end: int) -> dict[tuple[str, str, str], int]:
 
 
 def reported(bed: Cluster, start: str, end: str) -> dict[tuple[str, str, str], int]:
-    """The same as sreport tells it."""
+    """The same as sreport reports it."""
     profiles = ("1g.10gb", "2g.20gb")
     report = ["sreport", "-n", "-P", "-t", "Seconds", "-T", ",".join(f"gres/mig:{name}" for name in profiles)]
     report += ["cluster", "AccountUtilizationByUser", f"start={start}", f"end={end}"]

@@ -289,7 +289,7 @@ def test_run_that_is_told_to_end_says_that_its_last_steps_are_lost(tmp_path, cap
 # -- invalid files
 
 
-def spoil_middle(path):
+def damage_middle(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -319,13 +319,13 @@ def directory(path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("damage", "reason"),
     [
         (lambda path: os.truncate(path, 5000), "has 5000 bytes and should have"),
         (lambda path: os.truncate(path, 10), "incomplete"),
         (lambda path: path.write_bytes(b""), "incomplete"),
         (lambda path: path.write_bytes(path.read_bytes() + b"x"), "should have"),
-        (spoil_middle, "checksum is wrong"),
+        (damage_middle, "checksum is wrong"),
         (alien, "not a checkpoint of this library"),
         (newer, "newer format"),
         (lambda path: os.chown(path, 12345, -1), "belongs to another user"),
@@ -335,13 +335,13 @@ def directory(path):
         (directory, "not a file|directory"),
     ],
 )
-def test_damaged_or_foreign_checkpoint_is_ignored(tmp_path, caplog, spoil, reason):
+def test_damaged_or_foreign_checkpoint_is_ignored(tmp_path, caplog, damage, reason):
     with elastic.Trainer(tmp_path, effective_batch=4, environ={}) as run:
         run.restore()
         for step in run.steps(9, save=lambda: {"done": run.done}):
             if step.number == 7:
                 run._checkpoint(lambda: {"done": run.done})
-    spoil(tmp_path / "step-000000000009.ckpt")
+    damage(tmp_path / "step-000000000009.ckpt")
     caplog.clear()
     with elastic.Trainer(tmp_path, effective_batch=4, environ={}) as run:
         assert run.restore() == {"done": run.done}
@@ -385,16 +385,16 @@ def test_state_that_cannot_be_pickled_is_an_error_at_the_first_step(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [({"effective_batch": 8}, r"effective_batch=4 \(now 8\)"), ({"items": 99}, r"items=50 \(now 99\)"),
      ({"seed": 2}, r"seed=0 \(now 2\)"), ({"drop_last": True}, "drop_last"), ({"micro": 2}, "micro=None")],
 )  # fmt: skip
-def test_checkpoint_of_a_different_training_is_refused(tmp_path, change, told):
+def test_checkpoint_of_a_different_training_is_refused(tmp_path, change, message):
     values = {"effective_batch": 4, "items": 50, "environ": {}}
     with elastic.Trainer(tmp_path, **values) as run:
         run.restore()
         list(run.steps(3, save=dict))
-    with elastic.Trainer(tmp_path, **{**values, **change}) as run, pytest.raises(elastic.ElasticError, match=told):
+    with elastic.Trainer(tmp_path, **{**values, **change}) as run, pytest.raises(elastic.ElasticError, match=message):
         run.restore()
     with elastic.Trainer(tmp_path, **values, fits=1) as run:  # another slice is not another training
         run.restore()

@@ -171,15 +171,15 @@ def test_interrupted_and_resized_training_ends_in_the_same_state(batch, items, t
 def test_micro_batch_is_the_largest_that_fits_in_memory(per_item, besides, headroom, mib, batch):
     memory = elastic.Memory(per_item, besides, headroom)
     mig_slice = Slice("1g.10gb", mib)
-    room = mib * MIB * (1 - headroom)
-    if besides + per_item > room * (1 + 1e-9):
+    usable = mib * MIB * (1 - headroom)
+    if besides + per_item > usable * (1 + 1e-9):
         with pytest.raises(elastic.ElasticError, match=r"not even one item fits on slice 1g.10gb"):
             largest(memory, mig_slice, batch)
-    elif besides + per_item < room * (1 - 1e-9):
+    elif besides + per_item < usable * (1 - 1e-9):
         most = largest(memory, mig_slice, batch)
         assert 1 <= most <= batch
-        assert besides + most * per_item <= room * (1 + 1e-9)
-        assert most == batch or besides + (most + 1) * per_item >= room * (1 - 1e-9)
+        assert besides + most * per_item <= usable * (1 + 1e-9)
+        assert most == batch or besides + (most + 1) * per_item >= usable * (1 - 1e-9)
 
 
 def test_slice_is_read_from_the_task_prolog_variables():
@@ -198,7 +198,7 @@ def test_micro_batch_is_read_from_a_table_by_profile():
 
 
 def test_micro_batch_is_computed_by_a_function_of_the_slice():
-    assert largest(lambda piece: piece.memory_mib // 100, Slice("1g.10gb", 1000), 256) == 10
+    assert largest(lambda mig_slice: mig_slice.memory_mib // 100, Slice("1g.10gb", 1000), 256) == 10
     assert largest(None, Slice("1g.10gb", 1000), 256) == 256
 
 

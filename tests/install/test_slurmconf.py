@@ -12,7 +12,7 @@ from slurm_migbatch.install.undo import undo
 from tests.support.examples import examples
 
 MAIN = "/etc/slurm/slurm.conf"
-pieces = st.sampled_from(
+line_texts = st.sampled_from(
     [
         "GresTypes=gpu",
         "grestypes = gpu,mps",
@@ -31,7 +31,9 @@ pieces = st.sampled_from(
         "Odd=\udcff\r",
     ]
 )
-texts = st.builds(lambda lines, end: "\n".join(lines) + end, st.lists(pieces, max_size=12), st.sampled_from(["", "\n"]))
+texts = st.builds(
+    lambda lines, end: "\n".join(lines) + end, st.lists(line_texts, max_size=12), st.sampled_from(["", "\n"])
+)
 
 
 def conf_of(text, **others):
@@ -65,9 +67,9 @@ def test_edit_changes_only_its_value_and_can_be_undone(text, data):
     value = line.get(token.key)
     shown = '"new,words"' if text[value.start] == '"' else "new,words"
     assert new == text[: value.start] + shown + text[value.end :]
-    again = next(one for one in parse(MAIN, new) if one.start == line.start)
+    again = next(other for other in parse(MAIN, new) if other.start == line.start)
     assert again.get(token.key).value == "new,words"
-    assert [one.key for one in again.tokens] == [one.key for one in line.tokens]
+    assert [token.key for token in again.tokens] == [token.key for token in line.tokens]
     assert changed(new, again, {token.key: "new,words"}) == new[again.start : again.end]
     assert undo(text, new, new) == text
 
@@ -79,7 +81,7 @@ def test_added_line_is_parsed_as_a_separate_line(text):
     new = apply(conf.texts, [added(conf, "Include migbatch.conf")])[MAIN]
     assert new.startswith(text)
     assert list(parse(MAIN, new))[-1].include == "migbatch.conf"
-    assert [one.tokens for one in parse(MAIN, new)][:-1] == [one.tokens for one in parse(MAIN, text)]
+    assert [line.tokens for line in parse(MAIN, new)][:-1] == [line.tokens for line in parse(MAIN, text)]
 
 
 @given(texts, texts, texts)

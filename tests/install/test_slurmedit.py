@@ -230,7 +230,7 @@ def test_autodetected_gpus_get_device_files_in_gres_conf():
 
 
 @pytest.mark.parametrize(
-    ("slurm", "gres", "said"),
+    ("slurm", "gres", "message"),
     [
         ("NodeName=h1\n", "", "no NodeName line for h2,m1"),
         (f"{NODES}NodeName=migcatalog\n", "", "slurm.conf:4: migcatalog is the name of migbatch's catalog node"),
@@ -242,5 +242,5 @@ def test_autodetected_gpus_get_device_files_in_gres_conf():
         (f"{NODES}PartitionName=x Nodes=n[1\n", "", "slurm.conf:4: "),
     ],
 )
-def test_unusable_settings_are_reported_with_file_and_line(slurm, gres, said):
-    assert any(said in problem for problem in planned(slurm, gres).problems), planned(slurm, gres).problems
+def test_unusable_settings_are_reported_with_file_and_line(slurm, gres, message):
+    assert any(message in problem for problem in planned(slurm, gres).problems), planned(slurm, gres).problems

@@ -9,7 +9,7 @@ HEADER = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,cre
 
 @pytest.fixture
 def openb(tmp_path):
-    """A folder with 60 pods of a quarter of an hour that ask for a third, a half or all of a GPU."""
+    """A folder with 60 pods of 15 minutes that request a third, a half or all of a GPU."""
     lines = [HEADER]
     for i in range(60):
         milli, qos = (330, 500, 1000)[i % 3], ("LS", "BE")[i % 2]

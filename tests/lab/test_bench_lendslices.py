@@ -39,7 +39,7 @@ def test_miso_jobs_and_speeds_are_read(data):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("job_models.json", "{", "job_models.json is not JSON: Expecting"),
         ("job_models.json", "[]", "job_models.json must have one object with a model for each job"),
@@ -47,9 +47,9 @@ def test_miso_jobs_and_speeds_are_read(data):
         ("exp_100.json", '{"0": "soon"}', "exp_100.json: job 0 must have seconds, not soon"),
     ],
 )
-def test_invalid_miso_file_is_named_in_the_error(data, name, text, said):
+def test_invalid_miso_file_is_named_in_the_error(data, name, text, message):
     next(data.rglob(name)).write_text(text)
-    with pytest.raises(NotMeasurable, match=said):
+    with pytest.raises(NotMeasurable, match=message):
         lendslices.miso(data)
 
 
@@ -85,7 +85,7 @@ def test_jct_bound_is_not_above_the_best_schedule_and_is_close_to_it(data):
     assert at_once == pytest.approx(600.0, abs=lendbound.STEP_S * lendbound.LATER)
     assert at_once <= 600.0
     queued = lendbound.least_jct_s(jobs, [], found, 1)
-    assert 1100.0 < queued <= (600 + 1200 + 1800 + 2400) / 4, "one after the other is the best that one GPU can do"
+    assert 1100.0 < queued <= (600 + 1200 + 1800 + 2400) / 4, "one after the other is the best order on one GPU"
     small = [Profile.parse("3g.40gb")] * 2
     requests = [SimulatedJob(9 + n, "infer", 0.0, 5000.0, "infer", profile=p) for n, p in enumerate(small)]
     assert lendbound.least_jct_s(jobs, requests, found, 4) > at_once + 60.0, "inference has one of four GPUs"

@@ -31,21 +31,21 @@ class Script(Policy):
     def __init__(self, *acts: tuple[float, Callable[[Simulation, dict[int, SimulatedRun]], None]]) -> None:
         self.acts = acts
         self.runs: dict[int, SimulatedRun] = {}
-        self.told: list[tuple[Any, ...]] = []
+        self.events: list[tuple[Any, ...]] = []
 
     def begin(self, sim: Simulation) -> None:
         for at, act in self.acts:
             sim.wake(at, act)
 
     def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
-        self.told.append((sim.now, "arrive", run.job.id))
+        self.events.append((sim.now, "arrive", run.job.id))
         self.runs[run.job.id] = run
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
-        self.told.append((sim.now, "complete", run.job.id))
+        self.events.append((sim.now, "complete", run.job.id))
 
     def timer(self, sim: Simulation, key: Any) -> None:
-        self.told.append((sim.now, "timer"))
+        self.events.append((sim.now, "timer"))
         self.due = [*getattr(self, "due", []), key]
 
     def decide(self, sim: Simulation) -> None:
@@ -228,7 +228,7 @@ def test_events_at_the_same_time_reach_the_policy_in_a_fixed_order() -> None:
     script = Script((0, lambda sim, runs: sim.start(runs[1], [FULL])), (10, lambda sim, runs: None))
     cluster = SimulatedCluster.of(whole("a100-80gb"), 1)
     Simulation(cluster, jobs, script, Whole()).run()
-    assert script.told == [
+    assert script.events == [
         (0, "timer"), (0, "arrive", 1), (10, "complete", 1), (10, "timer"), (10, "arrive", 2),
     ]  # fmt: skip
 
@@ -246,7 +246,7 @@ def test_simulation_stops_at_its_horizon_and_counts_slices_held_so_far() -> None
 
 
 def test_invalid_policy_actions_raise_errors_that_name_job_and_gpu() -> None:
-    one = [SimulatedJob(1, "a", 0, 10)]
+    one_job = [SimulatedJob(1, "a", 0, 10)]
     two = [SimulatedJob(1, "a", 0, 10), SimulatedJob(2, "b", 0, 10)]
 
     def start(*places: Place) -> Callable[[Simulation, dict[int, SimulatedRun]], None]:
@@ -255,24 +255,24 @@ def test_invalid_policy_actions_raise_errors_that_name_job_and_gpu() -> None:
     with pytest.raises(PlaceError, match=r"GPU 0 has no room for 4g.40gb@0:4 of b: 4g.40gb@0:4 overlaps 7g.80gb@0:8"):
         play(two, (0, start(FULL, FOUR)))
     with pytest.raises(PlaceError, match="cannot be placed at 1:4"):
-        play(one, (0, start(Place(0, Slot.of("4g.40gb", 1, 4)))))
+        play(one_job, (0, start(Place(0, Slot.of("4g.40gb", 1, 4)))))
     with pytest.raises(SimulationError, match="a cannot be started, it is not pending"):
-        play(one, (0, lambda sim, runs: [sim.start(runs[1], [FULL]), sim.start(runs[1], [FULL])]))
+        play(one_job, (0, lambda sim, runs: [sim.start(runs[1], [FULL]), sim.start(runs[1], [FULL])]))
     with pytest.raises(SimulationError, match="a cannot be moved, it is not running"):
-        play(one, (0, lambda sim, runs: sim.move(runs[1], [FULL])))
+        play(one_job, (0, lambda sim, runs: sim.move(runs[1], [FULL])))
     with pytest.raises(SimulationError, match="a cannot be preempted, it is not running"):
-        play(one, (0, lambda sim, runs: sim.preempt(runs[1])))
+        play(one_job, (0, lambda sim, runs: sim.preempt(runs[1])))
     with pytest.raises(SimulationError, match="a is given a place twice"):
-        play(one, (0, lambda sim, runs: sim.start(runs[1], [FULL, FULL])))
+        play(one_job, (0, lambda sim, runs: sim.start(runs[1], [FULL, FULL])))
     with pytest.raises(SimulationError, match="a is given no places"):
-        play(one, (0, lambda sim, runs: sim.start(runs[1], [])))
+        play(one_job, (0, lambda sim, runs: sim.start(runs[1], [])))
 
     class Nowhere(Linear):
         def speed(self, job: SimulatedJob, places: Sequence[Place]) -> float:
             return 0.0
 
     with pytest.raises(SimulationError, match=r"a does not fit at its place \(0:7g.80gb@0:8\)"):
-        play(one, (0, start(FULL)), speeds=Nowhere(SimulatedCluster.of(A100, 1)))
+        play(one_job, (0, start(FULL)), speeds=Nowhere(SimulatedCluster.of(A100, 1)))
 
 
 def test_policy_that_sets_timers_without_advancing_time_is_stopped() -> None:
@@ -286,14 +286,14 @@ def test_policy_that_sets_timers_without_advancing_time_is_stopped() -> None:
 def test_duplicate_job_ids_and_invalid_jobs_are_refused() -> None:
     with pytest.raises(SimulationError, match="same id"):
         play([SimulatedJob(1, "a", 0, 10), SimulatedJob(1, "b", 0, 10)])
-    for wrong, said in (
+    for wrong, message in (
         ({"arrival": -1.0, "work": 1.0}, "arrival"),
         ({"arrival": 0.0, "work": 0.0}, "work"),
         ({"arrival": 0.0, "work": math.nan}, "work"),
         ({"arrival": 0.0, "work": 1.0, "gpus": 0}, "at least 1 GPU"),
         ({"arrival": 0.0, "work": 1.0, "gpus": 2, "most": 1}, "least <= gpus <= most"),
     ):
-        with pytest.raises(JobError, match=said):
+        with pytest.raises(JobError, match=message):
             SimulatedJob(1, "x", **wrong)  # type: ignore[arg-type]
 
 

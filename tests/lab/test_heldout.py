@@ -75,9 +75,9 @@ def test_many_models_are_grouped_into_folds_each_excluded_from_training() -> Non
     spy = Spy()
     scored_models = []
     for fold in folds(rows, ModelKnowledge(), learn=spy):
-        here = {sample.model for sample in fold.samples}
-        assert not here & {row.model for row in spy.tables[-1]}
-        scored_models += sorted(here)
+        fold_models = {sample.model for sample in fold.samples}
+        assert not fold_models & {row.model for row in spy.tables[-1]}
+        scored_models += sorted(fold_models)
     assert len(spy.tables) == MOST_FOLDS
     assert sorted(scored_models) == sorted({row.model for row in rows})
 

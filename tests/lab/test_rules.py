@@ -95,7 +95,7 @@ def test_physics_rule_is_also_given_the_points_of_the_predictor() -> None:
 
 def truth(rows: list[Measurement], factor: float = 1.0) -> Guess:
     sample = samples(rows)[0]
-    return Guess("told", sample, "time", 0, (), sample.logs + np.log(factor), sample.logs, sample.cells.procs)
+    return Guess("exact", sample, "time", 0, (), sample.logs + np.log(factor), sample.logs, sample.cells.procs)
 
 
 def test_exact_predictions_give_the_best_choice() -> None:
@@ -132,11 +132,11 @@ def test_relative_speed_of_device_bound_models_is_the_compute_share() -> None:
     every = samples(laboratory(proportional, kind="train"))
     curves = [MeasuredCurves.of(sample) for sample in every]
     exact = [
-        (Guess("told", s, "time", 0, (), s.logs, s.logs, s.cells.procs), [c for c in curves if c.sample is not s])
+        (Guess("exact", s, "time", 0, (), s.logs, s.logs, s.cells.procs), [c for c in curves if c.sample is not s])
         for s in every
     ]
-    found = {score["method"]: score["mae"] for score in relative.score([("told", 0, exact)])}
-    assert found == {"told": 0.0, "share of compute slices": 0.0, "mean of other models": 0.0}
+    found = {score["method"]: score["mae"] for score in relative.score([("exact", 0, exact)])}
+    assert found == {"exact": 0.0, "share of compute slices": 0.0, "mean of other models": 0.0}
 
 
 def test_mean_of_other_models_uses_their_speed_on_the_same_profile() -> None:

@@ -89,7 +89,7 @@ def test_synthetic_services_can_be_served_and_are_deterministic(bench):
 
 
 def test_command_prints_one_json_object_or_tables_with_bars(parvagpu, result, monkeypatch):
-    monkeypatch.setattr(services, "evaluate", lambda data, say: result)
+    monkeypatch.setattr(services, "evaluate", lambda data, progress: result)
     found = CliRunner().invoke(eval_, ["services", "--data", str(parvagpu), "--json"])
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["bars"] == result["bars"]

@@ -16,9 +16,9 @@ KINDS = tuple(Profile.parse(name) for name in ("1g.10gb", "2g.20gb", "3g.40gb", 
 FREE = InstanceCosts(0.0, 0.0)
 
 
-def hosted(pieces, seconds=60.0, window=600.0, rates=(1.0, 2.0, 3.0, 4.0, 7.0), name="m"):
+def hosted(run_count, seconds=60.0, window=600.0, rates=(1.0, 2.0, 3.0, 4.0, 7.0), name="m"):
     """A model whose runs take `seconds` on the smallest slice."""
-    return Hosted(name, rates, window, pieces * seconds * rates[0], pieces)
+    return Hosted(name, rates, window, run_count * seconds * rates[0], run_count)
 
 
 def check(schedule, models):

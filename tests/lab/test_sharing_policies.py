@@ -188,7 +188,7 @@ def test_drawn_slowdowns_are_measured_pairs(data: Path) -> None:
     kinds = {kind.name: kind for kind in bench.slowdowns(bench.source(data))}
     xi = kinds["Gavel"].draw(np.random.Generator(np.random.PCG64(1)), ["x", "y", "z"])
     pairs = {(1.25, 1.6), (1.6, 1.25), (10 / 6, 10 / 6)}
-    assert all((xi[one, other], xi[other, one]) in pairs for one, other in xi if one != other)
+    assert all((xi[job, other], xi[other, job]) in pairs for job, other in xi if job != other)
 
 
 @pytest.mark.usefixtures("few")

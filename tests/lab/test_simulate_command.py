@@ -94,7 +94,7 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (("nodes = 2", "node = 2"), ":3: unknown key 'node', did you mean 'nodes'? in [cluster]"),
         (("nodes = 2", 'nodes = "2"'), ":3: cluster.nodes must be a whole number"),
@@ -121,12 +121,12 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
     ],
 )
 def test_scenario_error_names_the_line_and_the_reason(
-    write: Callable[..., Path], change: tuple[str, str], said: str
+    write: Callable[..., Path], change: tuple[str, str], message: str
 ) -> None:
     path = write(BASE.replace(*change))
     with pytest.raises(ConfigError) as caught:
         scenario.load(path)
-    assert f"{path}{said}" in str(caught.value)
+    assert f"{path}{message}" in str(caught.value)
 
 
 def test_trace_without_usable_jobs_reports_what_was_skipped(write: Callable[..., Path], tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def run(*words: str | Path) -> Result:
     return CliRunner().invoke(simulate, [str(word) for word in words])
 
 
-def told(*words: str | Path) -> dict[str, Any]:
+def simulated(*words: str | Path) -> dict[str, Any]:
     done = run(*words, "--json")
     assert done.exit_code == 0, (done.output, done.exception)
     found: dict[str, Any] = json.loads(done.output)
@@ -100,7 +100,7 @@ def test_default_policy_is_migbatch_and_its_configuration_is_reported(write: Cal
     assert done.exit_code == 0, done.output
     assert "slurm_migbatch.decide.core.decide with configuration" in done.output
     assert "(shipped defaults)" in done.output
-    (ours,) = told(write())["policies"]
+    (ours,) = simulated(write())["policies"]
     assert ours["policy"] == "migbatch"
     assert ours["decides"] == "slurm_migbatch.decide.core.decide"
     assert len(ours["configuration"]) == 16
@@ -110,10 +110,10 @@ def test_default_policy_is_migbatch_and_its_configuration_is_reported(write: Cal
 
 def test_same_seed_gives_the_same_figures_and_another_seed_different_ones(write: Callable[..., Path]) -> None:
     path = write()
-    found = told(path)
-    assert told(path) == found
+    found = simulated(path)
+    assert simulated(path) == found
     path.write_text(BASE + "[run]\nfirst_seed = 7\n")
-    (other,), (ours,) = told(path)["policies"], found["policies"]
+    (other,), (ours,) = simulated(path)["policies"], found["policies"]
     assert jct(other) != jct(ours), "each job's sensitivity to neighbours is drawn"
 
 
@@ -127,7 +127,7 @@ def test_several_policies_are_compared_by_the_same_figures(write: Callable[..., 
     page = html.read_text()
     assert page.count("<svg") == 7
     assert "slurm_migbatch.decide.core.decide" in page
-    ours, fifo, slices = told(write(), *names)["policies"]
+    ours, fifo, slices = simulated(write(), *names)["policies"]
     assert set(fifo["figures"]) | {"actions"} == set(ours["figures"])
     assert {name for name, value in ours["figures"]["all"].items() if value is None} == set()
     # jobs on slices leave room that jobs on whole GPUs do not; policy slices is ideal: no Slurm, no queue order to keep
@@ -138,7 +138,7 @@ def test_several_policies_are_compared_by_the_same_figures(write: Callable[..., 
 
 def test_whole_gpu_jobs_take_about_as_long_as_with_fifo(write: Callable[..., Path]) -> None:
     jobs = "".join(line(n, f"gres/gpu={1 + n % 4}") for n in range(20))
-    ours, fifo = told(write(jobs=jobs), "--policy", "migbatch", "--policy", "fifo")["policies"]
+    ours, fifo = simulated(write(jobs=jobs), "--policy", "migbatch", "--policy", "fifo")["policies"]
     assert ours["figures"]["all"]["done"]["mean"] == 20
     assert jct(ours) == pytest.approx(jct(fifo), rel=0.15)
     assert ours["figures"]["fragmentation"]["mean"] == pytest.approx(0.0, abs=1e-3)
@@ -149,9 +149,9 @@ def test_configuration_file_changes_the_outcome(write: Callable[..., Path], tmp_
     never.write_text(LENDS + 'blackout = ["00:00-24:00"]\n')
     jobs = "".join(line(n, "gres/gpu=1", 10, "infer" if n % 2 else "train") for n in range(6))
     tail = "elastic = true\n[run]\nuntil_s = 3000\n"
-    (usual,) = told(write(f'config = "lends.toml"\n{tail}', jobs))["policies"]
-    (ours,) = told(write(f'config = "lends.toml"\n{tail}', jobs), "--config", never)["policies"]
-    (named,) = told(write(f'config = "never.toml"\n{tail}', jobs))["policies"]
+    (usual,) = simulated(write(f'config = "lends.toml"\n{tail}', jobs))["policies"]
+    (ours,) = simulated(write(f'config = "lends.toml"\n{tail}', jobs), "--config", never)["policies"]
+    (named,) = simulated(write(f'config = "never.toml"\n{tail}', jobs))["policies"]
     assert ours["configuration"] == named["configuration"] != usual["configuration"]
     assert ours["figures"] == named["figures"]
     done = [
@@ -176,7 +176,7 @@ def test_elastic_training_jobs_get_loans_and_give_them_back(write: Callable[...,
     assert all(
         job_run.ended - job_run.job.arrival >= job_run.job.work for job_run in training if job_run.ended is not None
     )
-    assert sum(job_run.lost for job_run in result.runs) < 60, "they write a checkpoint before they go"
+    assert sum(job_run.lost for job_run in result.runs) < 60, "they write a checkpoint before they are stopped"
     assert sum(event.what == "preempt" for event in result.events) == sum(job_run.preempted for job_run in result.runs)
     assert sum(event.what == "complete" for event in result.events) == len(result.runs)
     assert not any(job_run.preempted for job_run in result.runs if job_run.job.kind == "infer")
@@ -193,7 +193,7 @@ def test_simulation_ends_at_its_time_limit(write: Callable[..., Path]) -> None:
 
 def test_refused_jobs_are_reported(write: Callable[..., Path]) -> None:
     jobs = line(0, "gres/gpu=1") + line(1, "gres/mig:1g.6gb=1") + line(2, "gres/gpu=9")
-    (ours,) = told(write(jobs=jobs))["policies"]
+    (ours,) = simulated(write(jobs=jobs))["policies"]
     assert ours["figures"]["all"]["done"]["mean"] == 1
     first, second = ours["notices"]
     assert first.startswith("2 jobs were refused; the first, 1 (1 x 1g.6gb): ")
@@ -202,7 +202,7 @@ def test_refused_jobs_are_reported(write: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"),
+    ("policy", "message"),
     [
         ("confg = 3\n", "unknown key 'confg', did you mean 'config'? in [policy]"),
         ('config = "none.toml"\n', "none.toml: cannot be read"),
@@ -212,13 +212,13 @@ def test_refused_jobs_are_reported(write: Callable[..., Path]) -> None:
     ],
 )
 def test_invalid_policy_settings_raise_an_error_with_the_reason(
-    write: Callable[..., Path], tmp_path: Path, policy: str, said: str
+    write: Callable[..., Path], tmp_path: Path, policy: str, message: str
 ) -> None:
     (tmp_path / "bad.toml").write_text("[lending]\npartition = 3\n")
     done = run(write(policy))
     assert done.exit_code == 1
     assert isinstance(done.exception, ConfigError)
-    assert said in str(done.exception)
+    assert message in str(done.exception)
 
 
 def test_invalid_command_lines_are_refused(write: Callable[..., Path], tmp_path: Path) -> None:

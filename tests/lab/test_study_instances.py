@@ -59,7 +59,7 @@ def test_plans_are_replayed_until_all_used_settings_are_measured(result):
 
 
 def test_command_prints_one_json_object_or_a_table(parvagpu, result, monkeypatch):
-    monkeypatch.setattr(instances, "measure", lambda data, say: result)
+    monkeypatch.setattr(instances, "measure", lambda data, progress: result)
     runner = CliRunner()
     found = runner.invoke(bench, ["study", "instances", "--data", str(parvagpu), "--json"])
     assert found.exit_code == 0, found.output

@@ -81,7 +81,7 @@ def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "",
@@ -110,11 +110,11 @@ def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name:
         (PHILLY + "2017-10-09 06:13:03,1,1\n", ":4: has 3 cells, the header has 5"),
     ],
 )
-def test_invalid_line_is_named_in_the_error(write: Write, text: str, said: str) -> None:
+def test_invalid_line_is_named_in_the_error(write: Write, text: str, message: str) -> None:
     path = write(text)
     with pytest.raises(TraceError) as caught:
         joblog.read(path)
-    assert str(caught.value) == f"{path}{said if said.startswith(':') else ': ' + said}"
+    assert str(caught.value) == f"{path}{message if message.startswith(':') else ': ' + message}"
 
 
 def test_unreadable_files_are_named_in_the_error(write: Write, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_gpu_share_becomes_the_smallest_profile_with_that_compute_and_memory() -
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ("x,1,1,2,500,,LS,Running,9072000,9072300,9072100", "a pod with 2 GPUs uses whole ones"),
         ("x,1,1,1,0,,LS,Running,9072000,9072300,9072100", "gpu_milli must be between 1 and 1000, not 0"),
@@ -274,8 +274,8 @@ def test_gpu_share_becomes_the_smallest_profile_with_that_compute_and_memory() -
         ("x,1,1,1,500,,LS,Running,soon,9072300,9072100", "creation_time must be a number"),
     ],
 )
-def test_invalid_openb_row_raises_an_error_with_the_reason(write: Write, row: str, said: str) -> None:
-    with pytest.raises(TraceError, match=f":8: {said}"):
+def test_invalid_openb_row_raises_an_error_with_the_reason(write: Write, row: str, message: str) -> None:
+    with pytest.raises(TraceError, match=f":8: {message}"):
         openb.read(write(OPENB + row + "\n"), A100)
 
 
@@ -471,7 +471,7 @@ def test_file_of_another_format_is_refused_with_the_sacct_command(write: Write) 
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("9|n|u|gpu|soon|2026-01-05T10:00:00|x|1:00|1:00|FAILED||gres/gpu=1", "Submit must be a time such as"),
         ("9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|long|1:00|FAILED||gres/gpu=1", "Elapsed must be a dur"),
@@ -482,8 +482,8 @@ def test_file_of_another_format_is_refused_with_the_sacct_command(write: Write) 
         ("9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00", "has 8 cells, the header has 12"),
     ],
 )
-def test_invalid_sacct_line_raises_an_error_with_the_reason(write: Write, line: str, said: str) -> None:
-    with pytest.raises(TraceError, match=f":10: {said}"):
+def test_invalid_sacct_line_raises_an_error_with_the_reason(write: Write, line: str, message: str) -> None:
+    with pytest.raises(TraceError, match=f":10: {message}"):
         sacct.read(write(SACCT + line + "\n"))
 
 
@@ -602,13 +602,13 @@ def test_job_table_gpus_are_identified_by_tres_number_or_name(write: Write) -> N
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("1=4,2=8000,4=1,1002=2", "cpu=4,gres/gpu=2", ":2: tres_alloc must have entries such as 1001=2, not 'cpu=4'"),
         ("1000,1200", "x,1200", ":3: time_start must be a number, not 'x'"),
         ("tres_alloc", "tres", ":1: lacks the columns tres_alloc or tres_req"),
     ],
 )
-def test_invalid_job_table_raises_an_error_with_the_reason(write: Write, old: str, new: str, said: str) -> None:
-    with pytest.raises(TraceError, match=re.escape(said)):
+def test_invalid_job_table_raises_an_error_with_the_reason(write: Write, old: str, new: str, message: str) -> None:
+    with pytest.raises(TraceError, match=re.escape(message)):
         jobtable.read(write(JOBTABLE.replace(old, new)))

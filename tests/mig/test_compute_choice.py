@@ -21,7 +21,7 @@ SLICE_7, SLICE_7_NVL = pynvml.NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE, pynvml.NVML
 
 
 @pytest.fixture
-def one(tmp_path, request):
+def machine_and_gpu(tmp_path, request):
     """A machine with one GPU of the model that the test's `model` names, and the driver open on it."""
     machine = SimulatedMachine.create(tmp_path / "sim", gpus=[request.getfixturevalue("model")])
     with NvmlDriver(str(machine.library)) as driver:
@@ -40,8 +40,8 @@ def compute_profile(gpu, made):
 
 
 @pytest.mark.parametrize("model", GPU_MODELS)
-def test_every_slice_has_all_sms_of_its_profile(one, geometries, model):
-    machine, gpu = one
+def test_every_slice_has_all_sms_of_its_profile(machine_and_gpu, geometries, model):
+    machine, gpu = machine_and_gpu
     for slot in sorted(geometries[model].slots):
         made = gpu.create(slot)
         with VisibleDevice(made.mig_uuid, str(machine.library)) as device:
@@ -51,9 +51,9 @@ def test_every_slice_has_all_sms_of_its_profile(one, geometries, model):
 
 
 @pytest.mark.parametrize("model", SPARE)
-def test_double_memory_slice_with_a_partial_compute_instance_is_incomplete(one, model):
+def test_double_memory_slice_with_a_partial_compute_instance_is_incomplete(machine_and_gpu, model):
     """kubernetes-sigs/dra-driver-nvidia-gpu issue 1454: profile 0 leaves 40 % of the slice unused."""
-    machine, gpu = one
+    machine, gpu = machine_and_gpu
     name, part, whole = SPARE[model]
     made = gpu.create(Slot.of(name, 0, 2))
     gi, ci = raw(gpu, made)
@@ -85,8 +85,8 @@ def test_double_memory_slice_with_a_partial_compute_instance_is_incomplete(one, 
         (("7_slice_nvl", "7_slice_nvl_swapped"), SLICE_7_NVL),  # still 7_SLICE, with the id of the other
     ],
 )
-def test_single_gpu_variant_of_two_full_compute_profiles_is_created(one, model, variants, expected):
-    machine, gpu = one
+def test_single_gpu_variant_of_two_full_compute_profiles_is_created(machine_and_gpu, model, variants, expected):
+    machine, gpu = machine_and_gpu
     machine.set_variants(*variants)
     made = gpu.create(Slot.of(SEVEN[model], 0, 8))
     assert compute_profile(gpu, made) == expected
@@ -98,8 +98,8 @@ def test_single_gpu_variant_of_two_full_compute_profiles_is_created(one, model, 
 @pytest.mark.parametrize("model", SEVEN)
 @pytest.mark.parametrize("variants", [("7_slice_nvl",), ("7_slice_nvl", "7_slice_nvl_swapped")])
 @pytest.mark.parametrize("profile_id", [SLICE_7, SLICE_7_NVL])
-def test_either_of_two_full_compute_profiles_completes_a_slice(one, model, variants, profile_id):
-    machine, gpu = one
+def test_either_of_two_full_compute_profiles_completes_a_slice(machine_and_gpu, model, variants, profile_id):
+    machine, gpu = machine_and_gpu
     machine.set_variants(*variants)
     made = gpu.create(Slot.of(SEVEN[model], 0, 8))
     gi, ci = raw(gpu, made)
@@ -114,9 +114,9 @@ def test_either_of_two_full_compute_profiles_completes_a_slice(one, model, varia
 
 @pytest.mark.parametrize("model", ["a100-40gb"])
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT])
-def test_equal_compute_profile_is_used_when_the_first_is_refused(one, model, code):
+def test_equal_compute_profile_is_used_when_the_first_is_refused(machine_and_gpu, model, code):
     """dra-driver-nvidia-gpu issue 1480: only one of the two could be created."""
-    machine, gpu = one
+    machine, gpu = machine_and_gpu
     machine.set_variants("7_slice_nvl")
     machine.fail("nvmlGpuInstanceCreateComputeInstance", code)
     made = gpu.create(Slot.of("7g.40gb", 0, 8))
@@ -125,8 +125,8 @@ def test_equal_compute_profile_is_used_when_the_first_is_refused(one, model, cod
 
 
 @pytest.mark.parametrize("model", ["h100-80gb"])
-def test_smaller_compute_profile_is_not_used_when_the_full_one_is_refused(one, model):
-    machine, gpu = one
+def test_smaller_compute_profile_is_not_used_when_the_full_one_is_refused(machine_and_gpu, model):
+    machine, gpu = machine_and_gpu
     machine.fail("nvmlGpuInstanceCreateComputeInstance", pynvml.NVML_ERROR_NOT_SUPPORTED)
     with pytest.raises(NotMig, match="creating the compute instance"):
         gpu.create(Slot.of("1g.20gb", 0, 2))
@@ -134,9 +134,9 @@ def test_smaller_compute_profile_is_not_used_when_the_full_one_is_refused(one, m
 
 
 @pytest.mark.parametrize("model", GPU_MODELS)
-def test_mig_uuid_is_found_when_nvml_returns_the_parent_gpu(one, geometries, model):
+def test_mig_uuid_is_found_when_nvml_returns_the_parent_gpu(machine_and_gpu, geometries, model):
     """nvml.h says that a compute instance's info holds the parent device; drivers have returned the MIG device."""
-    machine, gpu = one
+    machine, gpu = machine_and_gpu
     machine.set_variants("ci_names_gpu")
     smallest = max(geometries[model].profiles, key=lambda info: info.max_instances).profile
     slots = [slot for slot in sorted(geometries[model].slots) if slot.profile == smallest][:3]

@@ -32,8 +32,8 @@ WELL_FORMED = [
     "guest:1",
 ]
 ODD = ["\n", "+me", "none", "auto", "0", "65", "001", "[MIG:", "\x00", "\u0661", "\udcff", "[", "$(id)", ";", "'"]
-pieces = st.sampled_from([*WELL_FORMED, *ODD])
-texts_like_markers = st.lists(pieces, max_size=14).map("".join) | st.text(max_size=80)
+fragments = st.sampled_from([*WELL_FORMED, *ODD])
+texts_like_markers = st.lists(fragments, max_size=14).map("".join) | st.text(max_size=80)
 
 
 def test_marker_is_parsed_as_documented():

@@ -48,31 +48,31 @@ def test_partial_layouts_equal_layouts_built_from_their_slots(ab, mask):
 
 
 @given(compatible(1))
-def test_slots_are_added_and_removed_one_by_one(one):
+def test_slots_are_added_and_removed_one_by_one(drawn):
     layout = EMPTY
-    for slot in one[0].slots:
+    for slot in drawn[0].slots:
         assert layout.free_of(slot.placement)
         grown = layout.add(slot)
         assert slot in grown
         assert grown.remove(slot) == layout
         assert grown.add(slot) is grown
         layout = grown
-    assert layout == one[0]
+    assert layout == drawn[0]
     assert sum(layout.counts().values()) == len(layout) == len(layout.profiles)
 
 
 @given(compatible(1), st.randoms())
-def test_equality_and_hash_do_not_depend_on_the_order(one, random):
-    slots = list(one[0].slots)
+def test_equality_and_hash_do_not_depend_on_the_order(drawn, random):
+    slots = list(drawn[0].slots)
     random.shuffle(slots)
     again = Layout([*slots, *slots[:2]])
-    assert again == one[0] and hash(again) == hash(one[0])
+    assert again == drawn[0] and hash(again) == hash(drawn[0])
     assert list(again) == sorted(again)
 
 
 @given(compatible(1))
-def test_layout_round_trips_through_pickle(one):
-    assert pickle.loads(pickle.dumps(one[0])) == one[0]
+def test_layout_round_trips_through_pickle(drawn):
+    assert pickle.loads(pickle.dumps(drawn[0])) == drawn[0]
 
 
 def test_overlapping_slots_are_refused_by_name():

@@ -352,7 +352,7 @@ def test_gpu_without_a_uuid_does_not_affect_the_others(machine):
     machine.fail("nvmlDeviceGetUUID", 999, times=2)
     with NvmlDriver(str(machine.library)) as driver:
         assert list(driver.unidentified()) == [0, 1]
-        assert len(driver.gpus()) == 2, "they are asked again"
+        assert len(driver.gpus()) == 2, "they are queried again"
         assert driver.unidentified() == {}
         machine.set_lost(1)
         driver.close()

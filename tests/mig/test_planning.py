@@ -103,9 +103,9 @@ def test_plan_free_meets_wishes_in_order_and_keeps_the_largest_capacity(geometry
     met = Counter()
     for wish in wishes:
         more = met + Counter([wish])
-        if any(not more - each for _, each in counts):
+        if any(not more - count for _, count in counts):
             met = more
-    ways = [other for other, each in counts if each == met]
+    ways = [other for other, count in counts if count == met]
     keep = data.draw(st.sampled_from(ways) | st.sampled_from(known.layouts))
     plan = plan_free(geometry, used, wishes, keep)
     assert plan.counts() == met
@@ -147,14 +147,14 @@ def test_no_wish_that_was_passed_over_fits_beside_the_offer(geometry, data):
 @given(data=st.data())
 def test_capacity_and_fragmentation_are_as_documented(geometry, data):
     known, used, _ = used_and_wishes(data, geometry)
-    here = possible = 0
+    lost = possible = 0
     alike = [other for other in known.layouts if other.counts() == used.counts()]
     for info in geometry.profiles:
         most = known.capacity(used, info.profile)
         assert capacity(geometry, used, info.profile) == most
-        here += info.memory_slices * most
+        lost += info.memory_slices * most
         possible += info.memory_slices * max(known.capacity(other, info.profile) for other in alike)
-    expected = 1 - here / possible if possible else 0.0
+    expected = 1 - lost / possible if possible else 0.0
     assert fragmentation(geometry, used) == pytest.approx(expected)
     assert 0 <= fragmentation(geometry, used) <= 1
 

@@ -49,7 +49,7 @@ def test_agent_does_not_answer_users_other_than_root(node):
     open_to_users(node.root)
     with agent_process(node):
         path = node.root / "run" / "agent.sock"
-        path.chmod(0o777)  # even if somebody made the socket accessible to all
+        path.chmod(0o777)  # even if the socket is accessible to all
 
         def ask():
             os.setresuid(ALICE, ALICE, ALICE)
@@ -213,7 +213,9 @@ def test_client_sends_only_the_allowed_environment_variables(node, monkeypatch):
     assert client.run("prolog", str(node.etc), environ) == (0, "")
     assert set(asked) <= set(client.ALLOWED)
     assert HookEnv.read("prolog", asked).comment.endswith(b"[mig:1g.10gb:1]")
-    assert client.run("prolog", "/nonexistent", node.environ("prolog", 2)) == (0, ""), "no marker, no questions"
+    assert client.run("prolog", "/nonexistent", node.environ("prolog", 2)) == (0, ""), (
+        "without a marker there is no query"
+    )
     code, line = client.run("prolog", "/nonexistent", environ)
     assert code == exits.INSTALLATION and "node install" in line
 

@@ -126,4 +126,4 @@ def test_failed_progress_mount_is_reported_but_is_not_a_problem(new_node, monkey
     monkeypatch.setattr(tmpfs, "mount", refused)
     node = new_node()
     (step,) = [step for step in prepare(node.config, node.executor) if "MIGBATCH_PROGRESS" in step.what]
-    assert step.ok, "jobs may run all the same"
+    assert step.ok, "jobs may run nevertheless"

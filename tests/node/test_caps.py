@@ -303,24 +303,24 @@ def test_scan_finds_processes_that_still_have_a_device_open(null_caps):
         holder.wait()
         holder.stdout.close()
     assert kept[0] == {OpenDevice(holders[0].pid, ALICE, 7)}, "a path handle gives no right and does not count"
-    assert kept[1:] == (set(), set(), set()), "who has it open may have it, or has another one"
+    assert kept[1:] == (set(), set(), set()), "its owner may have it open, and others have another device open"
     assert found({7: BOB}) == set()
 
 
-def look_beside(mount, code, look, timeout):
-    """Run `look`, which must succeed in time, while a user's program `code` uses a hung mount."""
+def scan_beside(mount, code, scan_code, timeout):
+    """Run `scan_code`, which must succeed in time, while a user's program `code` uses a hung mount."""
     with hung_mount(mount):
         holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         holder.stdout.readline()
-        looking = subprocess.Popen([sys.executable, "-c", look])
+        scanning = subprocess.Popen([sys.executable, "-c", scan_code])
         try:
-            assert looking.wait(timeout) == 0
+            assert scanning.wait(timeout) == 0
         finally:
-            looking.kill()
+            scanning.kill()
             holder.kill()
             holder.wait()
             holder.stdout.close()
-    looking.wait()
+    scanning.wait()
 
 
 @pytest.mark.parametrize("name", ["data", "nvidia-cap7"])
@@ -333,11 +333,11 @@ def test_scan_is_not_blocked_by_a_hung_file_system(tmp_path, null_caps, name):
         f"import os, time\nos.setuid({ALICE})\nos.open({str(tmp_path / name)!r}, os.O_PATH)\n"
         "print(flush=True)\ntime.sleep(600)"
     )
-    look = (
+    scan_code = (
         "import sys\nfrom slurm_migbatch.node.open_devices import OpenDeviceScan\n"
         f"OpenDeviceScan().scan({caps.major()}, {{7: {BOB}}}, 600.0)"
     )
-    look_beside(tmp_path / name, code, look, 60)
+    scan_beside(tmp_path / name, code, scan_code, 60)
 
 
 def test_scan_is_not_blocked_when_a_descriptor_moves_to_a_hung_file_system(tmp_path, null_caps):
@@ -353,12 +353,12 @@ def test_scan_is_not_blocked_when_a_descriptor_moves_to_a_hung_file_system(tmp_p
         "places = [os.dup(real) for _ in range(16)]\nprint(flush=True)\n"
         "while True:\n    for place in places:\n        os.dup2(other, place)\n        os.dup2(real, place)\n"
     )
-    look = (
+    scan_code = (
         "import sys\nfrom slurm_migbatch.node.open_devices import OpenDeviceScan\nscan = OpenDeviceScan()\n"
         f"found = [scan.scan({caps.major()}, {{7: {BOB}}}, 600.0) for _ in range(200)]\n"
         "sys.exit(not any(found))"
     )
-    look_beside(hung, code, look, 100)
+    scan_beside(hung, code, scan_code, 100)
 
 
 def test_scan_ignores_devices_opened_by_root(null_caps):
@@ -370,19 +370,19 @@ def test_scan_ignores_devices_opened_by_root(null_caps):
 
 def test_scan_that_runs_out_of_time_resumes_where_it_stopped():
     """Otherwise a user with many processes could hide those that come after them."""
-    look, looked = OpenDeviceScan(), []
+    scan, scanned = OpenDeviceScan(), []
     real = os.stat
 
     def stat_of(path, *arguments, **options):
         if str(path).startswith("/proc/") and str(path).count("/") == 2:
-            looked.append(path)
+            scanned.append(path)
         return real(path, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "stat", stat_of)
         for _ in range(5):
-            look.scan(1, {7: ALICE}, 0.0)
-    assert len(looked) == len(set(looked)) == 5
+            scan.scan(1, {7: ALICE}, 0.0)
+    assert len(scanned) == len(set(scanned)) == 5
 
 
 def test_missing_or_malformed_access_file_raises_caps_error(tmp_path, null_caps):

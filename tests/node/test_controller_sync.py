@@ -310,7 +310,7 @@ def test_node_reports_its_database_and_last_acknowledged_event(served, controlle
     last = node.events()[-1]["seq"]
     answers(controller, "d1", True)
     assert controller_sync.ship(node.journal)
-    assert not controller_sync.ship(node.journal), "nothing to tell, and nothing said"
+    assert not controller_sync.ship(node.journal), "nothing to send, and nothing sent"
     assert not controller_sync.ship(node.journal, hello=True)
     first, second = (message for _, message in controller.seen)
     assert (first["database"], first["acked"]) == ("", 0)
@@ -358,7 +358,7 @@ def test_repeated_requests_for_the_full_state_are_rate_limited(served, controlle
 
 def test_node_reports_its_database_after_the_controller_was_unavailable(served, controller):
     node, _ = served
-    stopping, heard = threading.Event(), threading.Event()
+    stopping, hello_received = threading.Event(), threading.Event()
     controller_sync = ControllerSync(node.config, node.executor.gpus, stopping)
     answers(controller, "d1", True)
     controller.answers["/node/v1/plan"] = lambda message: (500, {})
@@ -369,7 +369,7 @@ def test_node_reports_its_database_after_the_controller_was_unavailable(served, 
 
     def hello(message):
         if not message["events"]:
-            heard.set()
+            hello_received.set()
         return 200, {
             "acked": message["acked"] or max(e["seq"] for e in message["events"]),
             "database": "d1",
@@ -378,7 +378,7 @@ def test_node_reports_its_database_after_the_controller_was_unavailable(served, 
 
     controller.answers["/node/v1/events"] = hello
     controller.answers["/node/v1/plan"] = lambda message: (200, {"version": message["have"]})
-    assert heard.wait(120)
+    assert hello_received.wait(120)
     stopping.set()
     controller_sync.stop()
     for thread in threads:

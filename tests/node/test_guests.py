@@ -608,22 +608,22 @@ def journal(tmp_path):
     opened.close()
 
 
-def piece(job, *, uid=ALICE, state="held", slot=SLOT, gpu="GPU-0", **values):
+def journal_slice(job, *, uid=ALICE, state="held", slot=SLOT, gpu="GPU-0", **values):
     values = {"restart": 0, "ordinal": 0, "mig_uuid": "MIG-1", "gi": 3, "ci": 0, "cap_gi": 30, "cap_ci": 31} | values
     return JournalSlice(gpu, slot, state, job=job, uid=uid, **values)
 
 
 def test_database_triggers_reject_invalid_host_and_guest_rows(journal):
     with journal.write():
-        host = journal.put(piece(1))
-        other = journal.put(piece(5, slot=Slot.of("1g.10gb", 4, 1)))
-        journal.put(piece(2, beside=host.id))
+        host = journal.put(journal_slice(1))
+        other = journal.put(journal_slice(5, slot=Slot.of("1g.10gb", 4, 1)))
+        journal.put(journal_slice(2, beside=host.id))
     wrong = [
-        piece(3, beside=host.id),  # a third one
-        piece(3, beside=other.id),  # another slot than its host's
-        piece(3, beside=other.id, slot=other.slot, uid=BOB),
-        piece(3, beside=other.id, slot=other.slot, gpu="GPU-1"),
-        piece(3, beside=99),
+        journal_slice(3, beside=host.id),  # a third one
+        journal_slice(3, beside=other.id),  # another slot than its host's
+        journal_slice(3, beside=other.id, slot=other.slot, uid=BOB),
+        journal_slice(3, beside=other.id, slot=other.slot, gpu="GPU-1"),
+        journal_slice(3, beside=99),
         host._replace(state="idle"),
         host._replace(state="zombie"),
         host._replace(uid=BOB),
@@ -635,10 +635,10 @@ def test_database_triggers_reject_invalid_host_and_guest_rows(journal):
     with pytest.raises(sqlite3.IntegrityError), journal.write():
         journal.drop(host)
     with pytest.raises(Overlap), journal.write():
-        journal.put(piece(3))
+        journal.put(journal_slice(3))
     guest_row = journal.guest_of(host)
     with pytest.raises(sqlite3.IntegrityError), journal.write():
-        journal.put(piece(3, beside=guest_row.id))  # a guest cannot be a host
+        journal.put(journal_slice(3, beside=guest_row.id))  # a guest cannot be a host
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -657,10 +657,10 @@ def test_slice_becomes_idle_when_its_last_holder_leaves(tmp_path_factory, steps)
                     if what == "join" and not mine:
                         if host is None:
                             (idle,) = journal.slices("state='idle'") or [None]
-                            journal.put(piece(job, id=None if idle is None else idle.id))
+                            journal.put(journal_slice(job, id=None if idle is None else idle.id))
                             lost = False
                         else:
-                            journal.put(piece(job, beside=host.id, state=host.state))
+                            journal.put(journal_slice(job, beside=host.id, state=host.state))
                         holders.append(job)
                     elif what == "leave" and mine:
                         journal.leave(mine[0])

@@ -349,7 +349,7 @@ def test_planned_slots_are_used_first(node):
     assert [str(row.slot) for row in node.slices("held")] == ["1g.10gb@2:1"]
     node.prolog(2, "[mig:1g.10gb:1]")
     places = [row.slot.placement.start for row in node.slices("held")]
-    assert all(start < 4 for start in places), "an unplanned slot took a planned slot's room"
+    assert all(start < 4 for start in places), "an unplanned slot overlaps a planned one"
     assert node.prolog(3, "[mig:3g.40gb:1]")[0] == exits.OK
     node.check()
 
@@ -570,7 +570,7 @@ def test_hook_that_opens_the_driver_uses_the_other_gpu_while_one_is_lost(new_nod
     assert node.scontrol_calls()[0].startswith("update NodeName=n1 State=DRAIN Reason=migbatch: GPU ")
     assert node.epilog(1)[0] == exits.OK
     node.machine.reset_gpu(index)
-    assert len(node.executor.gpus.listed()) == 2, "it is asked again"
+    assert len(node.executor.gpus.listed()) == 2, "it is queried again"
     node.reconcile()
     assert node.prolog(5, "[mig:7g.80gb:1]")[0] == exits.OK
     assert {row.job: row.gpu for row in node.slices("held")} == {5: lost.gpu, 3: other.gpu}

@@ -55,8 +55,8 @@ def environment(node):
     home = node.root / "opt"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     (place,) = home.glob("lib/python3.*/site-packages")
-    for room in ("node", "mig"):
-        shutil.copytree(ROOT / "slurm_migbatch" / room, place / "slurm_migbatch" / room)
+    for package in ("node", "mig"):
+        shutil.copytree(ROOT / "slurm_migbatch" / package, place / "slurm_migbatch" / package)
     shutil.copy(ROOT / "slurm_migbatch/__init__.py", place / "slurm_migbatch")
     shutil.copy(pynvml.__file__, place)
     return home
@@ -67,11 +67,11 @@ def test_installed_file_modes_do_not_depend_on_roots_umask(node, environment, mo
     """Users run TaskProlog, and only root may write what root's hooks load."""
     (place,) = environment.glob("lib/python3.*/site-packages")
     monkeypatch.setattr(install, "package_paths", lambda: [str(place)])
-    rooms = place / "slurm_migbatch"
-    made_once = Path(py_compile.compile(str(rooms / "node/paths.py"), doraise=True))
+    packages = place / "slurm_migbatch"
+    made_once = Path(py_compile.compile(str(packages / "node/paths.py"), doraise=True))
     made_once.chmod(0o666)
-    (rooms / "mig/__pycache__").mkdir(exist_ok=True)
-    (rooms / "mig/__pycache__").chmod(0o700)
+    (packages / "mig/__pycache__").mkdir(exist_ok=True)
+    (packages / "mig/__pycache__").chmod(0o700)
     os.umask(umask)
     list(install.install(node.root / "above/hooks", node.root / "above/etc", sys.executable))
     made = [node.root / "above", *(node.root / "above").rglob("*")]
@@ -231,8 +231,8 @@ def test_hooks_refuse_a_configuration_owned_by_another_user(installed):
 def test_hooks_refuse_a_package_that_others_own_or_can_write(installed, tmp_path):
     """A copy of the package is made writable by all, because the real one must not be."""
     elsewhere = tmp_path / "lib" / "slurm_migbatch"
-    for room in ("node", "mig"):
-        (elsewhere / room).mkdir(parents=True)
+    for package in ("node", "mig"):
+        (elsewhere / package).mkdir(parents=True)
     (elsewhere / "node" / "client.py").write_text("def main(*args): print('ran')\n")
     text = install.render("prolog", [str(tmp_path / "lib")], str(installed.etc), sys.executable)
     (installed.hooks / "prolog").write_text(text)
@@ -346,5 +346,5 @@ def test_node_package_imports_only_the_standard_library_and_pynvml():
         if name.partition(".")[0] not in sys.stdlib_module_names and not name.startswith("_")
     }
     assert foreign <= {"slurm_migbatch", "pynvml"}
-    rooms = {name.split(".")[1] for name in loaded if name.startswith("slurm_migbatch.")}
-    assert rooms == {"node", "mig"}
+    packages = {name.split(".")[1] for name in loaded if name.startswith("slurm_migbatch.")}
+    assert packages == {"node", "mig"}

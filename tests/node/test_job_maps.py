@@ -60,7 +60,7 @@ def test_job_map_is_removed_before_its_slice_is_destroyed_or_granted_again(node)
     node.epilog(7)
     seen = []
 
-    def look(*arguments, inner):
+    def record_maps(*arguments, inner):
         seen.append(node.job_maps())
         return inner(*arguments)
 
@@ -70,7 +70,7 @@ def test_job_map_is_removed_before_its_slice_is_destroyed_or_granted_again(node)
         owner = steps[0] or type(node.executor.gpus.managed()[0])
         inner = getattr(owner, steps[1])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(owner, steps[1], lambda *args, inner=inner: look(*args, inner=inner))
+            patch.setattr(owner, steps[1], lambda *args, inner=inner: record_maps(*args, inner=inner))
             assert node.prolog(8, marker, uid=BOB)[0] == exits.OK
         assert seen and all(found == ({}, {}) for found in seen)
         seen.clear()

@@ -37,25 +37,25 @@ def journal(tmp_path):
     opened.close()
 
 
-def piece(start, size=1, state="idle", **values):
+def journal_slice(start, size=1, state="idle", **values):
     profile = {1: "1g.10gb", 2: "2g.20gb", 4: "3g.40gb", 8: "7g.80gb"}[size]
     return JournalSlice("GPU-0", Slot.of(profile, start, size), state, **values)
 
 
 def test_overlapping_slices_are_rejected(journal):
     with journal.write():
-        journal.put(piece(0, 4, "held", job=1))
+        journal.put(journal_slice(0, 4, "held", job=1))
     for start, size in ((0, 4), (3, 1), (2, 2), (0, 8)):
         with pytest.raises(Overlap), journal.write():
-            journal.put(piece(start, size, "intent", owner="x"))
+            journal.put(journal_slice(start, size, "intent", owner="x"))
     with journal.write():
-        journal.put(piece(4, 4, "held", job=2))
+        journal.put(journal_slice(4, 4, "held", job=2))
     assert len(journal.slices()) == 2
 
 
 def test_a_transaction_is_all_or_nothing(journal):
     with pytest.raises(RuntimeError), journal.write():
-        journal.put(piece(0))
+        journal.put(journal_slice(0))
         journal.event("create", {"gpu": "GPU-0"})
         raise RuntimeError
     assert journal.slices() == [] and journal.spooled() == []
@@ -63,19 +63,19 @@ def test_a_transaction_is_all_or_nothing(journal):
 
 def test_claims_may_overlap_slices_being_destroyed_but_not_each_other(journal):
     with journal.write():
-        journal.put(piece(0, 4, "evict", owner="me"))
-        journal.put(piece(0, 2, "intent", owner="me"))
-        journal.put(piece(2, 2, "intent", owner="other"))
+        journal.put(journal_slice(0, 4, "evict", owner="me"))
+        journal.put(journal_slice(0, 2, "intent", owner="me"))
+        journal.put(journal_slice(2, 2, "intent", owner="other"))
     for owner in ("me", "other", "third"):
         with pytest.raises(Overlap), journal.write():
-            journal.put(piece(3, 1, "intent", owner=owner))
+            journal.put(journal_slice(3, 1, "intent", owner=owner))
     for state in ("idle", "held", "zombie"):
         with pytest.raises(Overlap), journal.write():
-            journal.put(piece(0, 4, state, owner="other"))
+            journal.put(journal_slice(0, 4, state, owner="other"))
 
 
 def test_rows_are_read_back_as_written(journal):
-    whole = piece(2, 2, "held", gi=3, ci=0, mig_uuid="MIG-x", cap_gi=30, cap_ci=31, job=7, restart=1, ordinal=2)
+    whole = journal_slice(2, 2, "held", gi=3, ci=0, mig_uuid="MIG-x", cap_gi=30, cap_ci=31, job=7, restart=1, ordinal=2)
     whole = whole._replace(uid=5, warm=True, owner="1.2.3", since=4.5, reason="why")
     with journal.write():
         written = journal.put(whole)
@@ -196,7 +196,7 @@ def worlds(draw):
     instances = []
     mask = 0
     for gi, (start, size) in enumerate(draw(st.lists(starts, max_size=5))):
-        slot = piece(start, size).slot
+        slot = journal_slice(start, size).slot
         if not mask & slot.placement.mask:
             mask |= slot.placement.mask
             whole = draw(st.booleans())
@@ -205,7 +205,7 @@ def worlds(draw):
     taken = 0
     for number, (start, size) in enumerate(draw(st.lists(starts, max_size=6)), 1):
         state = draw(states)
-        row = piece(start, size, state, id=number, owner=draw(st.sampled_from(["alive", "dead"])), gi=number)
+        row = journal_slice(start, size, state, id=number, owner=draw(st.sampled_from(["alive", "dead"])), gi=number)
         row = row._replace(mig_uuid=draw(st.sampled_from(["MIG-0", "MIG-1", None])))
         if state not in ("lost", "evict"):
             if taken & row.slot.placement.mask:

@@ -126,7 +126,7 @@ def test_kept_descriptor_does_not_block_the_placement_for_others(open_node, crow
     assert [row.job for row in node.slices("held")] == [2]
 
 
-def told(node, pid):
+def fault_events(node, pid):
     """Return the fault events about one process; others on this machine have /dev/null open too."""
     return [event for event in node.events("fault") if f"process {pid} " in event["what"]]
 
@@ -150,12 +150,12 @@ def test_process_with_another_users_device_open_is_reported(open_node, crowd, ca
     kept = crowd(1, 10, ALICE, device(node, node.slices("held")[0]))
     watcher = Watcher(node.config, node.executor.gpus)
     watcher.run_round(node.journal, node.executor.paths, 1.0)
-    assert not told(node, kept.pid), "she may have open what is hers"
+    assert not fault_events(node, kept.pid), "a user may keep her own device open"
     node.epilog(1)
     node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)
     for _ in range(50):  # a scan continues where the previous one ran out of time
         watcher.run_round(node.journal, node.executor.paths, 2.0)
-    (fault,) = told(node, kept.pid)
+    (fault,) = fault_events(node, kept.pid)
     assert f"process {kept.pid} of uid {ALICE}" in fault["what"] and "nvidia-cap3" in fault["what"]
     assert fault["drain"] is False
     assert str(kept.pid) in caplog.text
@@ -171,7 +171,7 @@ def test_users_device_is_reported_wherever_the_process_hides_it(open_node, crowd
     watcher = Watcher(node.config, node.executor.gpus)
     for _ in range(50):
         watcher.run_round(node.journal, node.executor.paths, 2.0)
-    (fault,) = told(node, kept.pid)
+    (fault,) = fault_events(node, kept.pid)
     assert f"process {kept.pid} of uid {ALICE}" in fault["what"]
 
 
@@ -194,7 +194,7 @@ def test_open_device_is_reported_despite_many_other_warnings(open_node, crowd, c
     node.prolog(3, "[mig:7g.80gb:1]", uid=BOB)
     for _ in range(50):
         watcher.run_round(node.journal, node.executor.paths, 3.0)
-    (fault,) = told(node, kept.pid)
+    (fault,) = fault_events(node, kept.pid)
     assert f"process {kept.pid} of uid {ALICE}" in fault["what"]
 
 

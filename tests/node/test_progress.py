@@ -33,7 +33,7 @@ def content(text, changed=1000.0, size=None):
     return Content(b"", raw, len(raw) if size is None else size, changed)
 
 
-def told(text, started=0.0, ended=True, changed=100.0):
+def report_of(text, started=0.0, ended=True, changed=100.0):
     return understand(content(text, changed), started, ended=ended)
 
 
@@ -56,8 +56,8 @@ def test_line_with_all_performance_keys_is_parsed():
 )  # fmt: skip
 def test_malformed_lines_are_refused(row):
     assert parse(row.encode()) is None
-    assert told(row + "\nitems=7 seconds=1\n").items == 7
-    assert told(row + "\nitems=7 seconds=1\n").refused == 1
+    assert report_of(row + "\nitems=7 seconds=1\n").items == 7
+    assert report_of(row + "\nitems=7 seconds=1\n").refused == 1
 
 
 @given(st.binary(max_size=3000), st.booleans(), st.integers(0, 5000))
@@ -78,7 +78,7 @@ words = st.builds(
 
 @given(st.lists(words, min_size=1, max_size=40))
 def test_only_the_last_report_of_each_task_counts(lines):
-    report = told("\n".join(lines) + "\n")
+    report = report_of("\n".join(lines) + "\n")
     parsed = [parse(line.encode()) for line in lines]
     together = parsed[-1].task is not None
     last = {line.task: line for line in parsed if (line.task is not None) == together}
@@ -91,33 +91,35 @@ def test_only_the_last_report_of_each_task_counts(lines):
 
 
 def test_speed_uses_the_seconds_that_the_job_reports():
-    assert told("items=100 seconds=4\nitems=300 seconds=10\n").throughput_per_s == 30
+    assert report_of("items=100 seconds=4\nitems=300 seconds=10\n").throughput_per_s == 30
 
 
 def test_speed_without_seconds_uses_time_between_first_and_last_report():
     """The time before the first report (to load a model, for example) does not count."""
-    assert told("items=0 at=40\nitems=50 at=50\nitems=200 at=60\n").throughput_per_s == 10
+    assert report_of("items=0 at=40\nitems=50 at=50\nitems=200 at=60\n").throughput_per_s == 10
 
 
 def test_speed_of_a_single_report_uses_the_time_since_the_start():
-    assert told("items=200\n", started=80.0, changed=100.0).throughput_per_s == 10
-    assert told("items=200 at=90\n", started=80.0, changed=100.0).throughput_per_s == 20
-    assert told("items=200\n", started=99.9, changed=100.0).throughput_per_s is None
+    assert report_of("items=200\n", started=80.0, changed=100.0).throughput_per_s == 10
+    assert report_of("items=200 at=90\n", started=80.0, changed=100.0).throughput_per_s == 20
+    assert report_of("items=200\n", started=99.9, changed=100.0).throughput_per_s is None
 
 
 def test_report_times_outside_the_run_are_ignored():
-    assert told("items=0 at=1\nitems=200 at=99999\n", started=80.0 + 900, changed=1000.0).throughput_per_s == 10
+    assert report_of("items=0 at=1\nitems=200 at=99999\n", started=80.0 + 900, changed=1000.0).throughput_per_s == 10
 
 
 def test_items_and_speeds_of_tasks_are_added_up():
-    report = told("items=100 seconds=10 task=0 latency_ms=10 p99_ms=20\nitems=50 seconds=10 task=1 latency_ms=30\n")
+    report = report_of(
+        "items=100 seconds=10 task=0 latency_ms=10 p99_ms=20\nitems=50 seconds=10 task=1 latency_ms=30\n"
+    )
     assert (report.items, report.throughput_per_s, report.tasks) == (150, 15, 2)
     assert (report.latency_ms, report.latency_p99_ms) == (20, 20)
 
 
 def test_controller_accepts_the_sum_of_very_large_task_reports():
     """It refuses numbers that JSON cannot hold exactly, as an error of the node."""
-    report = told("".join(f"items=1e15 seconds=1e-6 task={n} steps=1e15\n" for n in range(100)))
+    report = report_of("".join(f"items=1e15 seconds=1e-6 task={n} steps=1e15\n" for n in range(100)))
     event = progress_event(JournalRun(7, 0, 1001, "", "", "", "", "running"), report, final=True)
     message = {"node": "n1", "journal": "ab", "boot_id": "b1"}
     events = [{"seq": 1, "ts": 1.0, "kind": "progress", **event}]
@@ -125,19 +127,19 @@ def test_controller_accepts_the_sum_of_very_large_task_reports():
 
 
 def test_last_report_of_the_batch_script_replaces_those_of_tasks():
-    report = told("items=100 seconds=10 task=0\nitems=50 seconds=10 task=1\nitems=160 seconds=16 done=1\n")
+    report = report_of("items=100 seconds=10 task=0\nitems=50 seconds=10 task=1\nitems=160 seconds=16 done=1\n")
     assert (report.items, report.throughput_per_s, report.tasks, report.done) == (160, 10, 1, True)
 
 
 def test_values_reported_once_are_kept():
-    report = told("items=100 seconds=10 batch=32 latency_ms=12\nitems=200 seconds=20\ndone=1\n")
+    report = report_of("items=100 seconds=10 batch=32 latency_ms=12\nitems=200 seconds=20\ndone=1\n")
     assert (report.items, report.throughput_per_s, report.batch, report.latency_ms) == (200, 10, 32, 12)
     assert report.done
 
 
 def test_unfinished_last_line_is_ignored_until_the_run_has_ended():
-    assert told("items=100 seconds=10\nitems=2", ended=False).items == 100
-    assert told("items=100 seconds=10\nitems=200 seconds=10", ended=True).items == 200
+    assert report_of("items=100 seconds=10\nitems=2", ended=False).items == 100
+    assert report_of("items=100 seconds=10\nitems=200 seconds=10", ended=True).items == 200
 
 
 def test_only_head_and_tail_of_a_long_file_are_read(node):
@@ -171,7 +173,7 @@ def test_malformed_training_lines_are_refused(row):
 
 
 def safe(text, **values):
-    report = told(text, **{"started": 1000.0, "changed": 2000.0, **values})
+    report = report_of(text, **{"started": 1000.0, "changed": 2000.0, **values})
     return report.steps, report.checkpoint, report.ckpt_s, report.restored
 
 
@@ -203,13 +205,13 @@ def test_checkpoints_and_item_counts_may_come_from_different_writers():
     """The batch script traps USR1 while tasks count items; neither replaces the other's reports, in any order."""
     counts = ["items=100 seconds=10 task=0", "items=50 seconds=10 task=1"]
     for lines in (["steps=7 checkpoint=1500", *counts], [*counts, "steps=7 checkpoint=1500"]):
-        report = told("\n".join(lines) + "\n", started=1000.0, changed=2000.0)
+        report = report_of("\n".join(lines) + "\n", started=1000.0, changed=2000.0)
         assert (report.items, report.throughput_per_s, report.tasks, report.whole) == (150, 15, 2, False)
         assert (report.steps, report.checkpoint) == (7, 1500)
 
 
 def test_training_that_counts_no_items_has_no_speed():
-    report = told("steps=7 checkpoint=1500\n", started=1000.0, changed=2000.0)
+    report = report_of("steps=7 checkpoint=1500\n", started=1000.0, changed=2000.0)
     assert (report.items, report.throughput_per_s, report.tasks, report.done) == (None, None, 0, False)
 
 

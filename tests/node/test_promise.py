@@ -304,5 +304,5 @@ def test_driver_reset_by_one_job_does_not_interrupt_another(node, monkeypatch):
     assert code == exits.OK and "made" in line, line
     before = gpus.all()
     gpus.reset()
-    assert gpus.all() is not before, "nobody uses it any more"
+    assert gpus.all() is not before, "the former handles are not used again"
     node.check()

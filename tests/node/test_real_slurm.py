@@ -212,7 +212,7 @@ def test_two_jobs_of_one_user_share_a_slice_and_end_in_either_order(bed, host_fi
         assert {p["state"] for p in held} == {"held"} and len(held) == (2 if name == first else 1)
         gates[name].touch()
         assert bed.wait_job(jobs[name]) == "COMPLETED"
-        assert output(bed, jobs[name]).split() == [uuid, uuid, "2"], "its slice, and the devices its user's to the end"
+        assert output(bed, jobs[name]).split() == [uuid, uuid, "2"], "it kept its slice and devices until its end"
         bed.wait("the epilog", lambda name=name: int(jobs[name]) not in {r["job"] for r in status(bed)["runs"]})
     bed.wait("devices of root", lambda: all(path.stat().st_uid == 0 for path in dev.iterdir()))
     assert {p["state"] for g in status(bed)["gpus"] for p in g["slices"]} <= {"idle"}

@@ -87,7 +87,7 @@ def test_cuda_index_needs_a_view_of_only_one_slice(devices):
     assert "does not know" in why(caps="5")
     assert "MIG disabled" in why(whole="0")
     (devices / "nvidia-caps/nvidia-cap7").symlink_to("nvidia-cap7")
-    assert "another slice" in why(), "whatever fails, but for want of permission, may succeed later"
+    assert "another slice" in why(), "every failure except for permissions may be temporary"
 
 
 @given(st.binary(max_size=40), st.binary(max_size=10), st.binary(max_size=10))

@@ -24,7 +24,7 @@ PID = 2**22 + 7
 """Above any pid: the simulated driver keeps such a process until it is ended."""
 
 
-class Look:
+class WatchRounds:
     """A watcher whose rounds a test runs itself, each `seconds` after the previous one."""
 
     def __init__(self, node):
@@ -38,8 +38,8 @@ class Look:
 
 
 @pytest.fixture
-def look(node):
-    return Look(node)
+def watch(node):
+    return WatchRounds(node)
 
 
 def memory(node, job, mib, pid=PID):
@@ -52,45 +52,45 @@ def stops(node):
     return {(event["job"], event["restart"]): event["memory_mib"] for event in node.events("stop")}
 
 
-def test_stop_event_has_the_peak_memory_of_the_run(node, look):
+def test_stop_event_has_the_peak_memory_of_the_run(node, watch):
     node.prolog(1, "[mig:1g.10gb:1]")
     for mib in (300, 5000, 800):
         memory(node, 1, mib)
-        look()
+        watch()
         node.machine.end_process(PID)
     node.epilog(1)
     assert stops(node) == {(1, 0): 5000}
 
 
-def test_peak_memory_of_a_warm_slice_starts_from_zero(node, look):
+def test_peak_memory_of_a_warm_slice_starts_from_zero(node, watch):
     node.prolog(1, "[mig:1g.10gb:1]")
     memory(node, 1, 5000)
-    look()
+    watch()
     node.machine.end_process(PID)
     node.epilog(1)
     node.prolog(2, "[mig:1g.10gb:1]")
     assert node.events("start")[-1]["warm"]
     memory(node, 2, 700)
-    look()
+    watch()
     node.machine.end_process(PID)
     node.epilog(2)
     assert stops(node) == {(1, 0): 5000, (2, 0): 700}
 
 
-def test_peak_memory_of_several_slices_is_that_of_the_fullest(node, look):
+def test_peak_memory_of_several_slices_is_that_of_the_fullest(node, watch):
     node.prolog(1, "[mig:1g.10gb:2]")
     for number, row in enumerate(node.slices("held")):
         node.machine.start_process(row.mig_uuid, PID + number, memory_mib=1000 + number)
-    look()
+    watch()
     for number in range(2):
         node.machine.end_process(PID + number)
     node.epilog(1)
     assert stops(node) == {(1, 0): 1001}
 
 
-def test_job_that_never_used_its_slice_has_no_peak_memory(node, look):
+def test_job_that_never_used_its_slice_has_no_peak_memory(node, watch):
     node.prolog(1, "[mig:1g.10gb:1]")
-    look()
+    watch()
     node.epilog(1)
     assert stops(node) == {(1, 0): None}
 
@@ -102,10 +102,10 @@ def test_run_sampled_for_less_than_half_its_time_has_no_peak_memory():
     assert Peak(900.0, {}).maximum_mib(10.0) is None
 
 
-def test_epilog_without_the_agent_reports_the_peak_memory_it_sampled(node, look):
+def test_epilog_without_the_agent_reports_the_peak_memory_it_sampled(node, watch):
     node.prolog(1, "[mig:1g.10gb:1]")
     memory(node, 1, 4000)
-    look()
+    watch()
     node.machine.end_process(PID)
     node.forget_executor()
     node.epilog(1)
@@ -124,7 +124,7 @@ def test_damaged_peaks_file_is_ignored(node, text):
     assert stops(node) == {(1, 0): None}
 
 
-def test_full_run_directory_loses_no_peaks_and_no_progress_reports(node, look, caplog, monkeypatch):
+def test_full_run_directory_loses_no_peaks_and_no_progress_reports(node, watch, caplog, monkeypatch):
     node.prolog(1, "[mig:1g.10gb:1]")
     memory(node, 1, 4000)
     write(node, "items=5 seconds=1\n")
@@ -135,23 +135,23 @@ def test_full_run_directory_loses_no_peaks_and_no_progress_reports(node, look, c
 
     with monkeypatch.context() as disk:
         disk.setattr("slurm_migbatch.node.peaks.json.dump", full)
-        look()
-        look()
+        watch()
+        watch()
     assert [event["items"] for event in node.events("progress")] == [5]
     assert len([r for r in caplog.records if "cannot be stored" in r.getMessage()]) == 1
     assert not (node.root / "run" / ".peaks").exists()
     node.machine.end_process(PID)
-    look()
+    watch()
     node.epilog(1)
     assert stops(node) == {(1, 0): 4000}
 
 
-def test_no_driver_calls_are_made_when_no_job_runs(node, look):
+def test_no_driver_calls_are_made_when_no_job_runs(node, watch):
     node.prolog(1, "[mig:1g.10gb:1]")
     node.epilog(1)
-    look()
+    watch()
     node.machine.calls(reset=True)
-    look()
+    watch()
     assert not node.machine.calls()
 
 
@@ -161,79 +161,79 @@ def test_round_makes_few_driver_calls_for_each_slice(new_node, monkeypatch):
     for job in range(1, 15):
         node.prolog(job, "[mig:1g.10gb:1]")
         memory(node, job, 100, PID + job)
-    look = Look(node)
-    look()
+    watch = WatchRounds(node)
+    watch()
     node.machine.calls(reset=True)
-    look()
+    watch()
     assert sum(node.machine.calls().values()) <= 9 * 14
 
 
-def test_failing_driver_does_not_stop_progress_reports(node, look, caplog):
+def test_failing_driver_does_not_stop_progress_reports(node, watch, caplog):
     node.prolog(1, "[mig:1g.10gb:1]")
     memory(node, 1, 5000)
     write(node, "items=5 seconds=1\n")
     node.machine.fail("nvmlDeviceGetMemoryInfo", times=2)
-    look()
-    look()
+    watch()
+    watch()
     assert len([r for r in caplog.records if "memory in use" in r.getMessage()]) == 1
     assert [event["items"] for event in node.events("progress")] == [5]
-    look()
+    watch()
     assert peaks.load(node.executor.paths.run)[1, 0].mib
 
 
-def test_progress_events_are_rate_limited_except_when_done(node, look):
+def test_progress_events_are_rate_limited_except_when_done(node, watch):
     node.prolog(1, "[mig:1g.10gb:1]")
-    look()
+    watch()
     write(node, "items=10 seconds=1\n")
-    look()
-    look()
+    watch()
+    watch()
     write(node, "items=20 seconds=2\n")
-    look()
+    watch()
     assert [event["items"] for event in node.events("progress")] == [10]
-    look(node.config.progress_every)
+    watch(node.config.progress_every)
     write(node, "items=30 seconds=3 done=1\n")
-    look()
+    watch()
     assert [(event["items"], event["final"]) for event in node.events("progress")] == [
         (10, False), (20, False), (30, False),
     ]  # fmt: skip
 
 
-def test_checkpoint_is_reported_at_once(node, look):
+def test_checkpoint_is_reported_at_once(node, watch):
     """A reclaim of the slice waits for the checkpoint; other reports are less urgent."""
     start = node.prolog(1, "[mig:1g.10gb:1]") and node.slices("held")[0].since
     write(node, "steps=10 restored=10\n")
-    look()
+    watch()
     write(node, f"items=20 seconds=2 steps=20 checkpoint={start + 1} ckpt_s=0.5\n")
-    look(1.0)
+    watch(1.0)
     write(node, "items=30 seconds=3 steps=30\n")
-    look(1.0)
+    watch(1.0)
     write(node, f"items=40 seconds=4 steps=40 checkpoint={start + 2}\n")
-    look(1.0)
+    watch(1.0)
     reported = [(e.get("steps"), e.get("checkpoint"), e.get("restored")) for e in node.events("progress")]
     assert reported == [(10, None, 10), (20, start + 1, 10), (40, start + 2, 10)]
     assert {event.get("ckpt_s") for event in node.events("progress")} == {None, 0.5}
 
 
-def test_frequent_checkpoint_reports_are_rate_limited(node, look):
+def test_frequent_checkpoint_reports_are_rate_limited(node, watch):
     start = node.prolog(1, "[mig:1g.10gb:1]") and node.slices("held")[0].since
     for number in range(200):
         write(node, f"steps={number} checkpoint={start + number / 1000}\n")
-        look(1.0)
+        watch(1.0)
     assert BURST < len(node.events("progress")) <= BURST + 200 / BURST_REFILL_S + 200 / node.config.progress_every + 1
-    look(BURST_REFILL_S)
+    watch(BURST_REFILL_S)
     write(node, f"steps=200 checkpoint={start + 0.9}\n")
-    look(1.0)
+    watch(1.0)
     assert node.events("progress")[-1]["steps"] == 200
 
 
-def test_read_written_reads_only_the_runs_that_wrote(node, look):
+def test_read_written_reads_only_the_runs_that_wrote(node, watch):
     for job in (1, 2):
         node.prolog(job, "[mig:1g.10gb:1]")
         write(node, f"items={job} seconds=1\n", job)
 
     def glance(written):
-        look.now += 1
-        look.watcher.read_written(node.journal, node.executor.paths, written, look.now)
+        watch.now += 1
+        watch.watcher.read_written(node.journal, node.executor.paths, written, watch.now)
         return [event["job"] for event in node.events("progress")]
 
     node.machine.calls(reset=True)
@@ -243,18 +243,18 @@ def test_read_written_reads_only_the_runs_that_wrote(node, look):
     assert not node.machine.calls()
 
 
-def test_large_progress_file_is_emptied_and_its_report_kept(node, look):
+def test_large_progress_file_is_emptied_and_its_report_kept(node, watch):
     node.prolog(1, "[mig:1g.10gb:1]")
     write(node, "items=5 seconds=1\n" * 10000)
     assert path(node).stat().st_size > progress.MAX_BYTES
-    look()
+    watch()
     assert path(node).stat().st_size == 0
     assert [event["items"] for event in node.events("progress")] == [5]
     node.epilog(1)
     assert len(node.events("progress")) == 1
 
 
-def test_watcher_reports_nothing_of_a_run_that_is_being_released(node, look, monkeypatch):
+def test_watcher_reports_nothing_of_a_run_that_is_being_released(node, watch, monkeypatch):
     """The Epilog begins after the watcher has read the journal: the Epilog's report must remain the last."""
     node.prolog(1, "[mig:1g.10gb:1]")
     write(node, "items=5 seconds=1\n")
@@ -268,17 +268,17 @@ def test_watcher_reports_nothing_of_a_run_that_is_being_released(node, look, mon
         return found
 
     monkeypatch.setattr(progress, "read", slow)
-    look()
+    watch()
     assert [(event["items"], event["final"]) for event in node.events("progress")] == [(6, True)]
 
 
-def test_problem_with_a_users_progress_file_is_logged_once(node, look, caplog):
+def test_problem_with_a_users_progress_file_is_logged_once(node, watch, caplog):
     node.prolog(1, "[mig:1g.10gb:1]")
     with open(path(node), "rb") as file:
         tmpfs.set_append_only(file.fileno(), False)
     os.link(path(node), path(node).with_name("second name"))
-    look()
-    look()
+    watch()
+    watch()
     assert len([r for r in caplog.records if "is not the one created" in r.getMessage()]) == 1
 
 
@@ -410,10 +410,10 @@ def test_energy_is_reported_only_for_whole_gpus(new_node, monkeypatch):
     node.prolog(1, "[mig:7g.80gb:1]")
     node.prolog(2, "[mig:3g.40gb:1]")
     node.prolog(3, "[mig:4g.40gb:1]")
-    look = Look(node)
-    monkeypatch.setattr(NvmlGpu, "energy_j", lambda _gpu: 350.0 * look.now)
+    watch = WatchRounds(node)
+    monkeypatch.setattr(NvmlGpu, "energy_j", lambda _gpu: 350.0 * watch.now)
     for _ in range(3):
-        look()
+        watch()
     found = peaks.load(node.executor.paths.run)
     assert {run: peak.energy for run, peak in found.items()} == {(1, 0): (30.0, 10500.0), (2, 0): (), (3, 0): ()}
     for job in (1, 2, 3):
@@ -425,12 +425,12 @@ def test_energy_is_reported_only_for_whole_gpus(new_node, monkeypatch):
 
 def test_energy_sums_all_gpus_of_a_run_and_excludes_earlier_runs(new_node, monkeypatch):
     node = new_node(gpus=("h100-80gb",) * 2)
-    look = Look(node)
-    monkeypatch.setattr(NvmlGpu, "energy_j", lambda gpu: (100.0 + 100.0 * gpu.index) * look.now)
+    watch = WatchRounds(node)
+    monkeypatch.setattr(NvmlGpu, "energy_j", lambda gpu: (100.0 + 100.0 * gpu.index) * watch.now)
     for job in (1, 2):
         node.prolog(job, "[mig:7g.80gb:2]")
-        look()
-        look(20.0)
+        watch()
+        watch(20.0)
         assert peaks.load(node.executor.paths.run)[job, 0].energy == (40.0, 6000.0)
         node.epilog(job)
 
@@ -438,10 +438,10 @@ def test_energy_sums_all_gpus_of_a_run_and_excludes_earlier_runs(new_node, monke
 def test_energy_counter_that_restarts_is_skipped(new_node, monkeypatch):
     node = new_node(gpus=("h100-80gb",))
     node.prolog(1, "[mig:7g.80gb:1]")
-    look, counted = Look(node), iter([9000.0, 9500.0, 10.0, 310.0])
+    watch, counted = WatchRounds(node), iter([9000.0, 9500.0, 10.0, 310.0])
     monkeypatch.setattr(NvmlGpu, "energy_j", lambda _gpu: next(counted))
     for _ in range(4):
-        look()
+        watch()
     assert peaks.load(node.executor.paths.run)[1, 0].energy == (30.0, 800.0)
 
 
@@ -454,9 +454,9 @@ def test_gpu_without_an_energy_counter_is_not_asked_again(new_node, monkeypatch,
     node, calls = new_node(gpus=("h100-80gb",)), []
     node.prolog(1, "[mig:7g.80gb:1]")
     monkeypatch.setattr(NvmlGpu, "energy_j", refuse)
-    look = Look(node)
+    watch = WatchRounds(node)
     for _ in range(3):
-        look()
+        watch()
     node.epilog(1)
     assert len(calls) == asked
     assert "energy_j" not in node.events("stop")[-1]
@@ -488,7 +488,7 @@ def activities(node):
     return {event["job"]: event.get("activity") for event in node.events("stop")}
 
 
-def test_stop_event_has_the_activity_of_the_slice(node, look):
+def test_stop_event_has_the_activity_of_the_slice(node, watch):
     """Each run has its own figures; activity before the slice was held, or on other slices, does not count."""
     for job, profile in ((1, "1g.10gb"), (2, "3g.40gb")):
         node.prolog(job, f"[mig:{profile}:1]")
@@ -497,7 +497,7 @@ def test_stop_event_has_the_activity_of_the_slice(node, look):
     node.machine.set_load(of[1], sm=80, tensor=30, dram=60)
     node.machine.set_load(of[2], sm=10, dram=5)
     for _ in range(3):
-        look()
+        watch()
         apart()
     for job in (1, 2):
         node.epilog(job)
@@ -508,15 +508,15 @@ def test_stop_event_has_the_activity_of_the_slice(node, look):
     assert [by_job[2][name] for name in ("sm", "tensor", "dram")] == pytest.approx([0.1, 0.0, 0.05], abs=0.02)
 
 
-def test_activity_is_a_time_average_and_survives_an_agent_restart(node, look):
+def test_activity_is_a_time_average_and_survives_an_agent_restart(node, watch):
     node.prolog(1, "[mig:1g.10gb:1]")
     memory(node, 1, 1000)
     (row,) = node.slices("held")
     node.machine.set_load(row.mig_uuid, sm=100)
     for _ in range(2):
-        look()
+        watch()
         apart()
-    again = Look(node)
+    again = WatchRounds(node)
     again.watcher._peaks = peaks.load(node.executor.paths.run)
     node.machine.set_load(row.mig_uuid, sm=0)
     for _ in range(4):
@@ -526,7 +526,7 @@ def test_activity_is_a_time_average_and_survives_an_agent_restart(node, look):
     assert 0.1 < activities(node)[1]["sm"] < 0.6
 
 
-def test_activity_of_a_warm_slice_excludes_the_earlier_run(node, look):
+def test_activity_of_a_warm_slice_excludes_the_earlier_run(node, watch):
     """No round takes place between the two runs on one slice."""
     for job, sm in ((1, 100), (2, 0)):
         node.prolog(job, "[mig:1g.10gb:1]")
@@ -534,22 +534,22 @@ def test_activity_of_a_warm_slice_excludes_the_earlier_run(node, look):
         node.machine.set_load(row.mig_uuid, sm=sm)
         memory(node, job, 1000)
         for _ in range(2):
-            look()
+            watch()
             apart()
         node.machine.end_process(PID)
         node.epilog(job)
     assert activities(node)[2]["sm"] == 0
 
 
-def test_round_during_the_release_of_a_run_keeps_its_peak_memory(node, look):
+def test_round_during_the_release_of_a_run_keeps_its_peak_memory(node, watch):
     node.prolog(1, "[mig:1g.10gb:1]")
     memory(node, 1, 3000)
-    look()
+    watch()
     node.machine.end_process(PID)
     (run,) = node.journal.runs("state='running'")
     with node.journal.write():
         node.journal.put_run(run._replace(state="ending"))
-    look()
+    watch()
     node.epilog(1)
     assert stops(node) == {(1, 0): 3000}
 
@@ -557,11 +557,11 @@ def test_round_during_the_release_of_a_run_keeps_its_peak_memory(node, look):
 def test_gpu_without_gpm_is_asked_only_once(new_node):
     """Before Hopper there is no GPM; memory is sampled nevertheless."""
     node = new_node(gpus=["a100-80gb"])
-    look = Look(node)
+    watch = WatchRounds(node)
     node.prolog(1, "[mig:1g.10gb:1]")
     memory(node, 1, 700)
     for _ in range(3):
-        look()
+        watch()
         apart()
     asked = sum(count for name, count in node.machine.calls().items() if "GpmMigSampleGet" in name)
     node.epilog(1)

@@ -116,7 +116,7 @@ def test_package_can_be_installed_used_and_removed(built, host, kind, role):
 
     host.run(INSTALL[kind].format(package(built(kind), role)))
     assert host.run(VERIFY[kind].format(role)) == "", "running it changes nothing that the package owns"
-    assert sorted(host.written()) == sorted(before), "installed twice is installed once"
+    assert sorted(host.written()) == sorted(before), "a second installation changes nothing"
     host.run(REMOVE[kind].format(role))
     assert list(host.written()) == []
 

@@ -37,7 +37,7 @@ def test_usual_and_threefold_speeds_are_possible(row: Measurement) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         (replace(SERVED, tpot_s=0.0004), "too short to read the weights of llama-3.1-8b"),
         (replace(SERVED, batch=64, latency_s=0.01), "TFLOPS"),
@@ -51,8 +51,8 @@ def test_usual_and_threefold_speeds_are_possible(row: Measurement) -> None:
         (replace(IMAGES, memory_mib=30_000.0), "more than 2g.20gb has"),
     ],
 )
-def test_row_beyond_the_hardware_limits_is_impossible(row: Measurement, said: str) -> None:
-    assert re.search(said, impossible(row, KNOWLEDGE)), impossible(row, KNOWLEDGE)
+def test_row_beyond_the_hardware_limits_is_impossible(row: Measurement, message: str) -> None:
+    assert re.search(message, impossible(row, KNOWLEDGE)), impossible(row, KNOWLEDGE)
 
 
 def test_narrower_precision_allows_less_memory() -> None:

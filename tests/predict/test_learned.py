@@ -109,9 +109,9 @@ def test_a_larger_batch_or_input_never_needs_less_memory() -> None:
         mib = predictor.sheet(block, kind)[2].reshape(3, len(batches), len(inputs), -1)
         assert (np.diff(mib, axis=1) >= 0).all() and (np.diff(mib, axis=2) >= 0).all(), (model, role, kind.name)
         for batch, size in itertools.product(batches[::7], inputs[::5]):
-            here = predictor.figures(Bucket(model, role, batch, size, grid.unit), kind)
+            slice_figures = predictor.figures(Bucket(model, role, batch, size, grid.unit), kind)
             ends = mib[:, batches.index(batch), inputs.index(size)].T.tolist()
-            assert [each.memory_mib.to_list() for each in here.values()] == ends
+            assert [figure.memory_mib.to_list() for figure in slice_figures.values()] == ends
 
 
 def _measured_on(gpu: str, profiles: list[str], share: float = 1.0) -> list[Measurement]:

@@ -98,8 +98,8 @@ def test_need_is_at_least_the_weights_and_a_larger_slice_is_not_slower(text: str
     found = figures_by_profile(asked, SITE.partitions["gpu" if kind is H100 else "old"], None, LearnedPredictor())
     small, large = (found[name] for name in (("1g.10gb", "7g.80gb") if kind is H100 else ("1g.5gb", "7g.40gb")))
     assert large.tpot_s.mid <= small.tpot_s.mid * 1.000001 or large.latency_s.mid <= small.latency_s.mid
-    for each in found.values():
-        for interval in (each.ttft_s, each.tpot_s, each.tokens_s, each.latency_s, each.throughput_per_s):
+    for figure in found.values():
+        for interval in (figure.ttft_s, figure.tpot_s, figure.tokens_s, figure.latency_s, figure.throughput_per_s):
             assert 0 < interval.low < interval.mid < interval.high
 
 
@@ -109,7 +109,9 @@ def test_decode_speed_follows_memory_slices_and_prefill_speed_the_sms() -> None:
     assert three.tpot_s.mid == pytest.approx(four.tpot_s.mid, rel=0.01)  # both have half of the bandwidth
     assert 1.5 < three.tpot_s.mid / seven.tpot_s.mid < 2.0
     assert three.ttft_s.mid > four.ttft_s.mid
-    assert three.tpot_s.high / three.tpot_s.mid > seven.tpot_s.high / seven.tpot_s.mid, "a slice carries its doubt"
+    assert three.tpot_s.high / three.tpot_s.mid > seven.tpot_s.high / seven.tpot_s.mid, (
+        "a slice has the uncertainty of its share"
+    )
 
 
 def test_more_concurrent_sequences_raise_throughput_and_latency() -> None:
@@ -132,8 +134,8 @@ def test_partition_with_two_gpu_kinds_gets_the_worse_figures() -> None:
     alone = [
         figures_by_profile(asked, SITE.partitions[name], None, LearnedPredictor())["1g.10gb"] for name in ("gpu", "old")
     ]
-    assert both.tpot_s.high == max(each.tpot_s.high for each in alone)
-    assert both.tokens_s.low == min(each.tokens_s.low for each in alone)
+    assert both.tpot_s.high == max(figure.tpot_s.high for figure in alone)
+    assert both.tokens_s.low == min(figure.tokens_s.low for figure in alone)
 
 
 def test_flops_follow_the_sms_and_bandwidth_the_memory_slices() -> None:

@@ -56,13 +56,13 @@ def rows_of(
     source: str = OWN,
 ) -> list[Measurement]:
     """Rows of a server whose time to first token and time per output token are `factor` times the computed ones."""
-    first, each = factor if isinstance(factor, tuple) else (factor, factor)
+    ttft_factor, tpot_factor = factor if isinstance(factor, tuple) else (factor, factor)
     found = []
     for name in profiles:
         info = H100.geometry.info(P(name))
         for batch, size in LOADS:
             figures = computed(model, name, batch, size, engine)
-            ttft, tpot = first * figures.ttft_s.mid, each * figures.tpot_s.mid
+            ttft, tpot = ttft_factor * figures.ttft_s.mid, tpot_factor * figures.tpot_s.mid
             whole = ttft + 127 * tpot
             found.append(
                 Measurement(
@@ -87,8 +87,8 @@ def choose(learned: Learned, words: str) -> SliceChoice:
 
 def test_site_measurements_correct_the_prediction_for_a_public_model() -> None:
     learned = learn(rows_of("llama-3-8b", (1.8, 1.4)), KNOWLEDGE)
-    first, each = off(learned, "llama-3-8b")
-    assert first == pytest.approx(1.8, rel=0.1) and each == pytest.approx(1.4, rel=0.1)
+    ttft_factor, tpot_factor = off(learned, "llama-3-8b")
+    assert ttft_factor == pytest.approx(1.8, rel=0.1) and tpot_factor == pytest.approx(1.4, rel=0.1)
     before, now = computed("llama-3-8b", "3g.40gb", 4, 512), asked(learned, "llama-3-8b", "3g.40gb", 4, 512)
     for name in ("ttft_s", "tpot_s"):
         narrow, wide = getattr(now, name), getattr(before, name)
@@ -103,7 +103,7 @@ def test_correction_is_weaker_for_other_slices_precisions_and_engines() -> None:
     slice_, quantised = off(learned, "llama-3-8b", "1g.20gb")[1], off(learned, "llama-3-8b-awq")[1]
     engine, unnamed = off(learned, "llama-3-8b", engine="sglang")[1], off(learned, "llama-3-8b", engine="")[1]
     assert own > slice_ > 1.1 and own > quantised > 1.0 and own > unnamed > engine > 1.0
-    assert off(learned, "qwen2.5-7b") == (1.0, 1.0), "one model tells nothing of an engine"
+    assert off(learned, "qwen2.5-7b") == (1.0, 1.0), "one model is no evidence about an engine"
 
 
 def test_deviation_shared_by_several_models_is_attributed_to_the_engine() -> None:
@@ -182,9 +182,9 @@ def test_served_points_round_trip_through_json_and_are_validated() -> None:
     old = learned.to_dict()
     del old["served"]
     assert Learned.from_dict(old).served == ()
-    for spoilt in ({"load": [math.nan] * 4}, {"spread": [0.0, 1.0]}, {"away": [1e9, 0.0]}, {"of": ["a"]}):
+    for invalid in ({"load": [math.nan] * 4}, {"spread": [0.0, 1.0]}, {"away": [1e9, 0.0]}, {"of": ["a"]}):
         data = learned.to_dict()
-        data["served"][0] |= spoilt
+        data["served"][0] |= invalid
         with pytest.raises(StateError):
             Learned.from_dict(data)
 

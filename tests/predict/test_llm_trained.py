@@ -151,7 +151,7 @@ def test_correction_is_weaker_for_other_methods_slices_and_models() -> None:
     near, far = off(learned, "qwen2-1.5b", "7g.80gb", "lora"), off(learned, "llama-3-70b", "7g.80gb", "qlora")
     alike = off(learned, "llama-3.2-1b", "7g.80gb", "lora")
     assert own > slice_ > full > 1.1 and own == pytest.approx(near)
-    assert full > alike > 1.01 and far == pytest.approx(1.0, abs=0.01), "one model tells nothing of all others"
+    assert full > alike > 1.01 and far == pytest.approx(1.0, abs=0.01), "one model is no evidence about all others"
     assert wider(learned, "qwen2.5-1.5b", "lora") > wider(learned, "qwen2.5-1.5b") > 1.05
 
 
@@ -186,7 +186,7 @@ def test_training_memory_is_never_below_weights_and_optimizer_states() -> None:
         lying = [replace(row, memory_mib=held) for row in rows]
         assert need(taught(lying), SMALL) == need(Learned(), SMALL)
     adapters = [replace(row, tuning="") for row in rows_of("llama-3-8b", 1.0, 1.0, ("7g.80gb",), "lora")]
-    assert need(taught(adapters), "llama-3-8b") == need(Learned(), "llama-3-8b"), "they do not say so"
+    assert need(taught(adapters), "llama-3-8b") == need(Learned(), "llama-3-8b"), "they do not state it"
 
 
 def test_slice_for_training_is_chosen_from_measurements() -> None:
@@ -220,9 +220,9 @@ def test_trained_points_round_trip_through_json_and_are_validated() -> None:
     old = learned.to_dict()
     del old["trained"]
     assert Learned.from_dict(old).trained == ()
-    for spoilt in ({"load": [math.nan] * 3}, {"away": [1e9, 0.0]}, {"of": ["a"]}, {"away": [None, None]}):
+    for invalid in ({"load": [math.nan] * 3}, {"away": [1e9, 0.0]}, {"of": ["a"]}, {"away": [None, None]}):
         data = learned.to_dict()
-        data["trained"][0] |= spoilt
+        data["trained"][0] |= invalid
         with pytest.raises(StateError):
             Learned.from_dict(data)
 

@@ -87,6 +87,6 @@ def test_chosen_points_are_near_the_latency_limit():
     tight = choose([], open_, knowledge, 0.01)
     assert open_[tight].batch < open_[first].batch
     done = [row(open_[first].compute_slices, open_[first].batch, 0.2)]  # four times over the limit
-    left = [each for i, each in enumerate(open_) if i != first]
+    left = [point for i, point in enumerate(open_) if i != first]
     assert left[choose(done, left, knowledge, 0.05)].batch < open_[first].batch
     assert choose(done, [], knowledge, 0.05) is None

@@ -24,14 +24,14 @@ from tests.support.gpu_kinds import SITE
 PARTITION = SITE.view(("gpu",))
 OFFERS = PARTITION.offers
 POLICY = RunsPolicy(3, 1.1)
-ROOM = {name: offer.memory_mib for name, offer in OFFERS.items()}
+MEMORY_MIB = {name: offer.memory_mib for name, offer in OFFERS.items()}
 
 
-def runs(*told, profile="1g.10gb", ended=DONE, engine=""):
+def runs(*peaks, profile="1g.10gb", ended=DONE, engine=""):
     """Runs of (peak GiB) or (profile, peak GiB, ended), the newest last."""
     made = []
-    for number, each in enumerate(told):
-        where, gib, how = each if isinstance(each, tuple) else (profile, each, ended)
+    for number, run in enumerate(peaks):
+        where, gib, how = run if isinstance(run, tuple) else (profile, run, ended)
         made.append(PastRun(number, where, how, None if gib is None else gib * 1024, engine=engine))
     return made
 
@@ -60,7 +60,7 @@ def test_enough_runs_choose_the_smallest_slice_that_holds_them():
 def test_growing_memory_need_moves_the_job_up_before_its_slice_is_full():
     past = runs(6, 6, 6)
     assert chosen(past)[0].profile.gres_type == "1g.10gb"
-    assert chosen(runs(6, 6, 6, 8.9))[0].memory_mib > ROOM["1g.10gb"]
+    assert chosen(runs(6, 6, 6, 8.9))[0].memory_mib > MEMORY_MIB["1g.10gb"]
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 9, 15, 20])
@@ -107,10 +107,10 @@ def test_job_never_runs_out_of_memory_twice_in_a_row():
             need_gib = min(need_gib * draws.choice((1, 1, 1.02, 1.35)), 75)
             found = chosen(past)
             offer = PARTITION.plain[0] if found is None else found[0]
-            room = offer.memory_mib / 1024
-            died = need_gib > room
+            memory_gib = offer.memory_mib / 1024
+            died = need_gib > memory_gib
             assert not (died and failed_before), (past[-1], offer, need_gib)
-            peak = min(need_gib, room * 0.97) * 1024
+            peak = min(need_gib, memory_gib * 0.97) * 1024
             past.append(PastRun(number, offer.profile.gres_type, FAILED if died else DONE, peak))
             failed_before = died
 
@@ -122,9 +122,9 @@ def test_job_that_fits_on_no_slice_gets_the_largest_and_a_message():
 
 
 def test_profile_limits_override_the_run_history():
-    small = [offer for offer in PARTITION.plain if offer.memory_mib <= ROOM["1g.20gb"]]
+    small = [offer for offer in PARTITION.plain if offer.memory_mib <= MEMORY_MIB["1g.20gb"]]
     offer, reason, _ = chosen(runs(30, 30, 30, profile="7g.80gb"), allowed=small)
-    assert (offer.memory_mib, reason) == (ROOM["1g.20gb"], "runs_short")
+    assert (offer.memory_mib, reason) == (MEMORY_MIB["1g.20gb"], "runs_short")
 
 
 def test_only_the_newest_runs_are_considered():
@@ -140,7 +140,7 @@ def test_slice_too_small_for_the_measured_utilization_is_not_chosen():
     offer, _, text = chosen(used("3g.40gb", 0.6, 0.1))
     assert offer.compute_slices == 2
     assert "on 1g.10gb they would take longer" in text
-    assert chosen(used("3g.40gb", 0.1, 0.9))[0].memory_mib >= ROOM["3g.40gb"] * 0.8
+    assert chosen(used("3g.40gb", 0.1, 0.9))[0].memory_mib >= MEMORY_MIB["3g.40gb"] * 0.8
     assert chosen(used("3g.40gb", 1.0, 1.0))[0].profile.gres_type == "3g.40gb"
     assert chosen(used("3g.40gb", 0.6, 0.1), RunsPolicy(3, 5.0))[0].profile.gres_type == "1g.10gb"
 
@@ -154,7 +154,7 @@ def test_full_utilization_of_a_small_slice_does_not_select_a_larger_one():
 
 
 def share(profile, of=0.9, ended=DONE, number=0, engine=""):
-    return PastRun(number, profile, ended, of * ROOM[profile], engine=engine)
+    return PastRun(number, profile, ended, of * MEMORY_MIB[profile], engine=engine)
 
 
 def test_fixed_memory_share_on_3g_and_7g_keeps_the_choice():
@@ -172,7 +172,7 @@ def test_fixed_memory_share_is_not_taken_for_a_full_slice():
     past = [share("3g.40gb", number=n, engine="vllm") for n in range(3)]
     assert chosen([*past, share("3g.40gb", ended=FAILED, number=3, engine="vllm")])[0].profile.gres_type == "3g.40gb"
     reported = share("3g.40gb", ended=OUT_OF_MEMORY, number=3, engine="vllm")
-    assert chosen([*past, reported, reported])[0].memory_mib > ROOM["3g.40gb"]
+    assert chosen([*past, reported, reported])[0].memory_mib > MEMORY_MIB["3g.40gb"]
 
 
 def test_need_is_unknown_when_fixed_share_runs_never_completed():

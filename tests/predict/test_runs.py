@@ -66,17 +66,17 @@ class Run:
         return self.again or self.number
 
 
-def told(*runs: Run) -> list[Observation]:
+def observed(*runs: Run) -> list[Observation]:
     return observations_of(runs, GEOMETRIES, KNOWLEDGE)
 
 
 def only(*runs: Run) -> Observation:
-    (found,) = told(*runs)
+    (found,) = observed(*runs)
     return found
 
 
 def seconds(runs: Sequence[Run]) -> dict[tuple[str, int], float]:
-    selected = select_learnable(told(*runs), KNOWLEDGE)
+    selected = select_learnable(observed(*runs), KNOWLEDGE)
     rows = rows_of(selected.used)
     return {(row.profile, row.batch): row.seconds for row in rows if row.seconds is not None}
 
@@ -105,7 +105,7 @@ def test_a_run_becomes_a_row_under_the_sites_name_of_the_gpu() -> None:
     ],
 )
 def test_run_without_usable_data_is_ignored(run: Run) -> None:
-    assert told(run) == []
+    assert observed(run) == []
 
 
 def test_latency_is_used_when_the_job_waits_for_its_input() -> None:
@@ -117,7 +117,7 @@ def test_latency_is_used_when_the_job_waits_for_its_input() -> None:
 
 
 def test_service_without_reported_latency_gives_no_speed() -> None:
-    assert told(Run(role="serve", latency_s=None, throughput_per_s=10.0)) == []
+    assert observed(Run(role="serve", latency_s=None, throughput_per_s=10.0)) == []
     assert only(Run(role="serve", throughput_per_s=10.0)).row.seconds == 0.02
     assert only(Run(role="serve")).row.kind == "infer"
 
@@ -126,15 +126,15 @@ def test_long_silent_runs_are_used_only_without_reported_ones() -> None:
     silent = Run(latency_s=None, items_hint=100_000, elapsed_s=1000.0)
     row = only(silent).row
     assert (row.throughput_per_s, row.source) == (100.0, SILENT)
-    assert told(Run(latency_s=None, items_hint=100_000, elapsed_s=SILENT_S - 1)) == []
-    assert told(Run(latency_s=None, items_hint=100_000, elapsed_s=1000.0, state="TIMEOUT")) == []
-    (only_row,) = rows_of(told(silent, Run(2)))
+    assert observed(Run(latency_s=None, items_hint=100_000, elapsed_s=SILENT_S - 1)) == []
+    assert observed(Run(latency_s=None, items_hint=100_000, elapsed_s=1000.0, state="TIMEOUT")) == []
+    (only_row,) = rows_of(observed(silent, Run(2)))
     assert (only_row.source, only_row.seconds) == (RUNS, pytest.approx(0.02))
 
 
 def test_silent_runs_have_less_weight_than_reported_ones() -> None:
     def predicted(source: str) -> float:
-        (row,) = rows_of(told(Run(latency_s=None, items_hint=20_000, elapsed_s=1000.0)))
+        (row,) = rows_of(observed(Run(latency_s=None, items_hint=20_000, elapsed_s=1000.0)))
         row = row if source == SILENT else only(Run(latency_s=row.seconds)).row
         learned = learn([row], KNOWLEDGE)
         return misses(learned, [row], KNOWLEDGE)["time"].error
@@ -143,7 +143,7 @@ def test_silent_runs_have_less_weight_than_reported_ones() -> None:
 
 
 def test_later_report_of_a_run_replaces_the_earlier_one() -> None:
-    assert [each.row.latency_s for each in told(Run(1), Run(2, latency_s=0.04, again=1))] == [0.04]
+    assert [observation.row.latency_s for observation in observed(Run(1), Run(2, latency_s=0.04, again=1))] == [0.04]
 
 
 def test_median_of_many_runs_is_used() -> None:
@@ -151,14 +151,14 @@ def test_median_of_many_runs_is_used() -> None:
     assert seconds(runs) == {("7g.80gb", 8): pytest.approx(0.02)}
 
 
-@pytest.mark.parametrize("lie", [1e-9, 1e-3 / 16, 16.0, 1e6])
+@pytest.mark.parametrize("factor", [1e-9, 1e-3 / 16, 16.0, 1e6])
 @pytest.mark.parametrize("cell", [8, 32])
-def test_absurd_reports_of_one_user_are_left_out(lie: float, cell: int) -> None:
+def test_absurd_reports_of_one_user_are_left_out(factor: float, cell: int) -> None:
     """Among other users of the model, in their cell or in a cell of that user alone, however often it is reported."""
     honest = [Run(n, user, latency_s=0.02) for n, user in enumerate(("ann", "bob", "cat"))]
-    lies = [Run(100 + n, "eve", batch=cell, latency_s=0.02 * lie) for n in range(50)]
-    selected = select_learnable(told(*honest, *lies), KNOWLEDGE)
-    assert {each.user for each in selected.used} == {"ann", "bob", "cat"}
+    lies = [Run(100 + n, "eve", batch=cell, latency_s=0.02 * factor) for n in range(50)]
+    selected = select_learnable(observed(*honest, *lies), KNOWLEDGE)
+    assert {run.user for run in selected.used} == {"ann", "bob", "cat"}
     (left_out,) = selected.left_out
     assert (left_out.user, left_out.count, left_out.figure) == ("eve", 50, "time")
     assert seconds([*honest, *lies]) == {("7g.80gb", 8): pytest.approx(0.02)}
@@ -172,7 +172,7 @@ def test_of_two_disagreeing_users_the_one_nearer_to_the_prior_is_used() -> None:
 
 def test_single_user_is_used_unless_the_report_is_impossible() -> None:
     assert seconds([Run(1, latency_s=0.4)]) == {("7g.80gb", 8): pytest.approx(0.4)}
-    selected = select_learnable(told(Run(1), Run(2, latency_s=0.009 * ABSURD * 3)), KNOWLEDGE)
+    selected = select_learnable(observed(Run(1), Run(2, latency_s=0.009 * ABSURD * 3)), KNOWLEDGE)
     assert len(selected.used) == 1 and selected.left_out[0].why == "physics"
 
 
@@ -200,22 +200,22 @@ def test_memory_reserved_by_the_framework_is_not_used_as_need() -> None:
     """JAX allocates three quarters of any slice; the speed is still learned."""
     row = only(Run(memory_mib=60_000.0, engine="jax")).row
     assert (row.memory_mib, row.latency_s) == (None, 0.02)
-    assert told(Run(memory_mib=60_000.0, engine="jax", latency_s=None)) == []
-    assert told(Run(profile="1g.10gb", memory_mib=9900.0, engine="jax", state="FAILED")) == []
+    assert observed(Run(memory_mib=60_000.0, engine="jax", latency_s=None)) == []
+    assert observed(Run(profile="1g.10gb", memory_mib=9900.0, engine="jax", state="FAILED")) == []
 
 
 def test_need_is_the_peak_on_the_smallest_slice_that_completed() -> None:
     """A framework takes three quarters of any slice: its peak on the smallest slice is nearest to the need."""
     runs = [Run(1, profile="7g.80gb", memory_mib=60_000.0), Run(2, profile="1g.10gb", memory_mib=7_500.0)]
-    found = {row.profile: row.memory_mib for row in rows_of(told(*runs))}
+    found = {row.profile: row.memory_mib for row in rows_of(observed(*runs))}
     assert found == {"7g.80gb": None, "1g.10gb": pytest.approx(7_500.0)}
 
 
 def test_failed_run_with_a_full_slice_is_a_lower_bound_of_the_need() -> None:
     failed = Run(1, state="FAILED", profile="1g.10gb", memory_mib=9_800.0)
-    (row,) = rows_of(told(failed))
+    (row,) = rows_of(observed(failed))
     assert (row.memory_mib, row.ran) == (pytest.approx(9_800.0), False)
-    more = [row.memory_mib for row in rows_of(told(failed, Run(2, profile="1g.20gb", memory_mib=15_000.0)))]
+    more = [row.memory_mib for row in rows_of(observed(failed, Run(2, profile="1g.20gb", memory_mib=15_000.0)))]
     assert more == [pytest.approx(15_000.0)]
 
 
@@ -231,13 +231,13 @@ def test_small_peaks_of_one_user_do_not_lower_the_need_of_others() -> None:
 
 
 def peaks(*runs: Run) -> dict[str, float]:
-    selected = select_learnable(told(*runs), KNOWLEDGE)
+    selected = select_learnable(observed(*runs), KNOWLEDGE)
     return {row.profile: row.memory_mib for row in rows_of(selected.used) if row.memory_mib is not None}
 
 
 def test_number_of_cells_learned_for_a_model_is_bounded() -> None:
     runs = [Run(n, batch=1 + n % 200) for n in range(300)]
-    assert len(rows_of(told(*runs))) == MOST_CELLS
+    assert len(rows_of(observed(*runs))) == MOST_CELLS
 
 
 def test_predictions_are_near_the_reports_after_a_few_runs() -> None:
@@ -247,7 +247,7 @@ def test_predictions_are_near_the_reports_after_a_few_runs() -> None:
             (user, profile, batch) for user in "ab" for profile in ("7g.80gb", "3g.40gb") for batch in (8, 32)
         )
     ]
-    selected = select_learnable(told(*runs), KNOWLEDGE)
+    selected = select_learnable(observed(*runs), KNOWLEDGE)
     rows = rows_of(selected.used)
     before, after = misses(Learned(), rows, KNOWLEDGE), misses(learn(rows, KNOWLEDGE), rows, KNOWLEDGE)
     assert after["time"].error < 0.25 * before["time"].error
@@ -256,8 +256,8 @@ def test_predictions_are_near_the_reports_after_a_few_runs() -> None:
 
 def test_memory_filled_by_a_serving_engine_is_not_learned_as_need() -> None:
     """A serving engine fills its share of any slice; a batch model allocates what it needs."""
-    assert told(Run(model="meta-llama/Llama-3.1-8B-Instruct", memory_mib=18_000.0)) == []
-    assert told(Run(model="gpt2-xl", memory_mib=9_000.0)) == []
+    assert observed(Run(model="meta-llama/Llama-3.1-8B-Instruct", memory_mib=18_000.0)) == []
+    assert observed(Run(model="gpt2-xl", memory_mib=9_000.0)) == []
     assert only(Run(model="resnet50", unit="px", input=224)).row.model == "resnet50"
     assert only(Run(model="bert-large")).row.model == "bert-large"
 

@@ -187,7 +187,7 @@ def test_earlier_choices_do_not_change_later_ones() -> None:
 
 
 def test_number_of_remembered_workloads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any user can ask about any number of workloads."""
+    """Any user can query any number of workloads."""
     monkeypatch.setattr(selection, "_MOST_WORKLOADS", 4)
     chooser = Chooser(LearnedPredictor())
     for tokens in range(4000, 4009):

@@ -87,9 +87,9 @@ def test_every_state_round_trips(
 ) -> None:
     models = ModelDirectory(tmp_path_factory.mktemp("m") / "models", ME)
     fitted = {}
-    for each in LEARNED.fitted.values():
-        beliefs = {name: replace(belief, mean=belief.mean + shift * 0.5) for name, belief in each.beliefs.items()}
-        fitted[model, each.kind, each.gpu] = replace(each, model=model, beliefs=beliefs)
+    for fit in LEARNED.fitted.values():
+        beliefs = {name: replace(belief, mean=belief.mean + shift * 0.5) for name, belief in fit.beliefs.items()}
+        fitted[model, fit.kind, fit.gpu] = replace(fit, model=model, beliefs=beliefs)
     learned = replace(LEARNED, fitted=fitted, known={model: LEARNED.known["not-in-the-books"]})
     models.add(learned, report, {}, 2, 5.0)
     saved = models.current()
@@ -102,7 +102,7 @@ def test_only_the_last_versions_are_kept(models: ModelDirectory) -> None:
     for _ in range(5):
         add(models, keep=3)
     assert models.versions() == [3, 4, 5]
-    assert [each["version"] for each in models.index().tries] == [1, 2, 3, 4, 5]
+    assert [attempt["version"] for attempt in models.index().tries] == [1, 2, 3, 4, 5]
 
 
 def test_the_index_remembers_a_bounded_number_of_tries(models: ModelDirectory) -> None:
@@ -172,7 +172,7 @@ def test_reader_sees_only_complete_versions_during_writes(models: ModelDirectory
 def test_leftover_files_of_a_killed_writer_are_removed(models: ModelDirectory) -> None:
     add(models)
     (models.path / ".model-2.json.gz.deadbeef").write_bytes(b"half")
-    (models.path / "model-2.json.gz").write_bytes(b"written, but the index never said so")
+    (models.path / "model-2.json.gz").write_bytes(b"written, but not in the index")
     assert add(models) == 3
     assert not (models.path / ".model-2.json.gz.deadbeef").exists()
     assert models.current().saved.learned.version == 3
@@ -314,8 +314,8 @@ def test_changed_bytes_never_break_the_reader(tmp_path_factory: pytest.TempPathF
     path.write_bytes(gzip.compress(bytes(content)))
     learned = models.current().saved.learned
     with np.errstate(all="raise", under="ignore"):
-        for each in LearnedPredictor(learned).figures(CELL, H100).values():
-            for interval in (each.latency_s, each.throughput_per_s, each.memory_mib):
+        for figure in LearnedPredictor(learned).figures(CELL, H100).values():
+            for interval in (figure.latency_s, figure.throughput_per_s, figure.memory_mib):
                 assert 0 < interval.low <= interval.mid <= interval.high < float("inf")
 
 

@@ -120,7 +120,7 @@ def test_learned_state_round_trips_through_json(learned: Learned) -> None:
     assert LearnedPredictor(again).figures(cell, H100) == LearnedPredictor(learned).figures(cell, H100)
 
 
-def spoil(path: tuple[Any, ...], value: Any) -> Callable[[dict[str, Any]], None]:
+def distort(path: tuple[Any, ...], value: Any) -> Callable[[dict[str, Any]], None]:
     def change(data: dict[str, Any]) -> None:
         for key in path[:-1]:
             data = data[key]
@@ -132,20 +132,20 @@ def spoil(path: tuple[Any, ...], value: Any) -> Callable[[dict[str, Any]], None]
 @pytest.mark.parametrize(
     "change",
     [
-        spoil(("format",), 99),
-        spoil(("fitted",), None),
-        spoil(("fitted", 0, "kind"), "serve"),
-        spoil(("fitted", 0, "inputs"), [0]),
-        spoil(("fitted", 0, "beliefs", "time", "mean"), [1.0]),
-        spoil(("fitted", 0, "beliefs", "time", "mean", 0), float("nan")),
-        spoil(("fitted", 0, "beliefs"), {"speed": {}}),
-        spoil(("populations", "time/infer", "covariance", 0, 0), -1.0),
-        spoil(("populations", "time/infer", "levels"), "fast"),
-        spoil(("populations", "time/infer", "levels", "", 1, 0), -1.0),
-        spoil(("populations",), {"time/serve": {}}),
-        spoil(("calibrations", "time/infer", "1*"), [1.0]),
-        spoil(("calibrations", "time/infer", "1*", 0), float("inf")),
-        spoil(("rows",), "many"),
+        distort(("format",), 99),
+        distort(("fitted",), None),
+        distort(("fitted", 0, "kind"), "serve"),
+        distort(("fitted", 0, "inputs"), [0]),
+        distort(("fitted", 0, "beliefs", "time", "mean"), [1.0]),
+        distort(("fitted", 0, "beliefs", "time", "mean", 0), float("nan")),
+        distort(("fitted", 0, "beliefs"), {"speed": {}}),
+        distort(("populations", "time/infer", "covariance", 0, 0), -1.0),
+        distort(("populations", "time/infer", "levels"), "fast"),
+        distort(("populations", "time/infer", "levels", "", 1, 0), -1.0),
+        distort(("populations",), {"time/serve": {}}),
+        distort(("calibrations", "time/infer", "1*"), [1.0]),
+        distort(("calibrations", "time/infer", "1*", 0), float("inf")),
+        distort(("rows",), "many"),
     ],
 )
 def test_corrupted_states_are_refused(learned: Learned, change: Callable[[dict[str, Any]], None]) -> None:

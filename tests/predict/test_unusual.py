@@ -71,5 +71,5 @@ def test_language_model_rows_are_compared_with_the_computed_figures(
 ) -> None:
     assert unusual(language(kind, 1.5), predictor) == []
     found: list[Unusual] = unusual(language(kind, factor), predictor)
-    assert [each.figure for each in found] == figures
-    assert all(each.factor == pytest.approx(factor, rel=0.05) for each in found)
+    assert [finding.figure for finding in found] == figures
+    assert all(finding.factor == pytest.approx(factor, rel=0.05) for finding in found)

@@ -99,8 +99,8 @@ def test_slow_transformer_moves_other_transformers_but_not_cnns() -> None:
     item = TIME.names.index("item")
 
     def moved(name: str) -> float:
-        here, physics = (state.prior(name, known(name), A100, STACK) for state in (learned, _nothing()))
-        return float(here.mean[item] - physics.mean[item])
+        table_prior, physics = (state.prior(name, known(name), A100, STACK) for state in (learned, _nothing()))
+        return float(table_prior.mean[item] - physics.mean[item])
 
     assert moved("vit-b-16") > 0.4
     assert abs(moved("resnet50")) < 0.05

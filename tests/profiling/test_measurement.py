@@ -35,7 +35,7 @@ def test_seconds_are_computed_from_throughput() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "said"),
+    ("cells", "message"),
     [
         ({"batch": ""}, "batch is empty"),
         ({"gpu": " "}, "gpu is empty"),
@@ -50,8 +50,8 @@ def test_seconds_are_computed_from_throughput() -> None:
         ({"profile": "1g"}, "profile"),
     ],
 )
-def test_invalid_cells_are_refused_by_column_name(cells: dict[str, str], said: str) -> None:
-    with pytest.raises(MeasurementError, match=said):
+def test_invalid_cells_are_refused_by_column_name(cells: dict[str, str], message: str) -> None:
+    with pytest.raises(MeasurementError, match=message):
         Measurement.from_text(row(**cells))
 
 

@@ -273,16 +273,16 @@ def test_points_with_slo_find_the_largest_batch_within_the_limit(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--slo", "20ms"], "--slo requires --points"),
         (["--points", 2, "--slo", "20"], "write 200ms"),
         (["--points", 2, "--slo", "0s"], "write 200ms"),
     ],
 )
-def test_slo_option_needs_a_duration_and_points(capsys, words, told):
+def test_slo_option_needs_a_duration_and_points(capsys, words, message):
     code, _, err = go(capsys, "bench.py:plain", "--model", "m", *QUICK, *words)
-    assert code == 2 and told in err
+    assert code == 2 and message in err
 
 
 def test_points_and_grid_options_are_exclusive(capsys):

@@ -19,14 +19,14 @@ SUBJECT = ProfiledModel(SLICE, "bert-large", "encoder", source="test")
 class Bench:
     """Something to measure: fits up to `room` items times processes; `breaks_at` is a batch that fails otherwise."""
 
-    def __init__(self, room=10**9, breaks_at=None):
-        self.room, self.breaks_at, self.tried = room, breaks_at, []
+    def __init__(self, memory=10**9, breaks_at=None):
+        self.memory, self.breaks_at, self.tried = memory, breaks_at, []
 
     def __call__(self, cell):
         self.tried.append(cell)
         if cell.batch == self.breaks_at:
             raise PointFailed(f"{cell}: broken")
-        if cell.batch * (cell.input_size or 1) * cell.procs > self.room:
+        if cell.batch * (cell.input_size or 1) * cell.procs > self.memory:
             return DidNotFit("out of memory")
         mean = 0.01 + 0.001 * cell.batch
         return Ran(
@@ -76,7 +76,7 @@ def test_rows_hold_the_facts_of_the_device_and_the_point():
 
 
 def test_nothing_larger_is_tried_after_running_out_of_memory():
-    cells, bench = product([1, 2, 4, 8, 16], [10, 20], [1]), Bench(room=45)
+    cells, bench = product([1, 2, 4, 8, 16], [10, 20], [1]), Bench(memory=45)
     found = go(cells, bench)
     assert [(c.batch, c.input_size) for c in bench.tried] == [
         (1, 10),
@@ -102,8 +102,8 @@ def test_other_failure_ends_the_run_and_keeps_the_saved_rows():
 
 def test_resumed_run_continues_where_the_last_one_stopped():
     cells = product([1, 2, 4, 8], [None], [1])
-    begun = go(cells, Bench(room=4), most=2)
-    bench, saved = Bench(room=4), Saved()
+    begun = go(cells, Bench(memory=4), most=2)
+    bench, saved = Bench(memory=4), Saved()
     second = go(cells, bench, earlier=begun.rows, saved=saved)
     assert [cell.batch for cell in bench.tried] == [4, 8]
     assert [row.batch for row in saved[-1]] == [1, 2, 4, 8]
@@ -126,7 +126,7 @@ def test_rule_chooses_the_points_and_when_to_stop():
     def outermost(done, remaining):
         return None if len(done) == 3 else max(remaining, key=lambda cell: cell.batch)
 
-    bench = Bench(room=8)
+    bench = Bench(memory=8)
     found = go(product([1, 2, 4, 8, 16], [None], [1]), bench, outermost)
     assert [cell.batch for cell in bench.tried] == [16, 8, 4]
     assert found.unfit == ()  # 1 and 2 were not ruled out, only not chosen
@@ -151,7 +151,7 @@ def test_user_supplied_facts_override_those_of_the_program():
 
 
 def test_a_saved_table_reads_back(tmp_path):
-    rows = go(product([1, 2, 4, 8], [16], [1]), Bench(room=64)).rows
+    rows = go(product([1, 2, 4, 8], [16], [1]), Bench(memory=64)).rows
     save(tmp_path / "t.csv", rows)
     save(tmp_path / "t.csv", rows)
     assert read_folder(tmp_path / "t.csv") == rows

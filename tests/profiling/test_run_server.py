@@ -56,7 +56,7 @@ def test_load_steps_are_written_as_table_rows(capsys: pytest.CaptureFixture[str]
         assert row.latency_s is not None and row.latency_s >= row.ttft_s
         assert row.throughput_per_s == pytest.approx(row.batch / row.latency_s, rel=1e-4)
     assert server.peak >= 4
-    assert len(set(server.prompts)) == len(server.prompts), "no two prompts alike"
+    assert len(set(server.prompts)) == len(server.prompts), "no two prompts are equal"
     point = report["points"][-1]
     assert point["ttft_s"]["p50"] <= point["ttft_s"]["p90"] <= point["ttft_s"]["p99"]
     assert point["requests"] >= 4 and point["errors"] == {}

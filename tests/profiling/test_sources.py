@@ -260,7 +260,7 @@ class TestMIGPerf:
         assert any("A100-40g or A100-80g" in notice for notice in found.notices)
 
     @pytest.mark.parametrize(
-        ("name", "line", "said"),
+        ("name", "line", "message"),
         [
             ("x.csv", f"{BERT},64,32,10.0,0.1,1,1,2", "gives the slice"),
             ("x_05g_bsz.csv", f"{BERT},64,32,slow,0.1,1,1,2", "latency must be a number"),
@@ -268,15 +268,15 @@ class TestMIGPerf:
         ],
     )
     def test_invalid_lines_are_reported_by_line_and_column(
-        self, tmp_path: Path, name: str, line: str, said: str
+        self, tmp_path: Path, name: str, line: str, message: str
     ) -> None:
         put(tmp_path / "A100-40g" / "infer_bsz" / name, TEXT40, line)
-        with pytest.raises(TableError, match=rf":2: .*{said}"):
+        with pytest.raises(TableError, match=rf":2: .*{message}"):
             read_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("header", "line", "said"),
+    ("header", "line", "message"),
     [
         (
             STEPS,
@@ -291,11 +291,11 @@ class TestMIGPerf:
         (STACKED, "resnet50,7,32,1,1e200,0.032", "throughput_per_s must be 0, or between"),
     ],
 )
-def test_number_out_of_range_is_reported_as_invalid_line(tmp_path: Path, header: str, line: str, said: str) -> None:
+def test_number_out_of_range_is_reported_as_invalid_line(tmp_path: Path, header: str, line: str, message: str) -> None:
     put(tmp_path / "s.csv", header, line)
     with pytest.raises(TableError) as caught:
         read_folder(tmp_path)
-    assert f"s.csv:2: {said}" in str(caught.value)
+    assert f"s.csv:2: {message}" in str(caught.value)
 
 
 def test_parent_folder_is_read_with_several_laboratories(tmp_path: Path) -> None:

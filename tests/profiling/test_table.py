@@ -131,15 +131,15 @@ def test_truncated_gzip_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "said"),
+    ("header", "message"),
     [
         ("gpu,model,batch,memory_mib", "neither throughput_per_s nor latency_s"),
         ("gpu,model,batch,latency_s,latency_s", "duplicate columns: latency_s"),
     ],
 )
-def test_header_without_speed_or_with_duplicates_is_refused(tmp_path: Path, header: str, said: str) -> None:
+def test_header_without_speed_or_with_duplicates_is_refused(tmp_path: Path, header: str, message: str) -> None:
     table(tmp_path / "t.csv", header, ",".join(["a100", "net", "1", "1", "1"][: header.count(",") + 1]))
-    with pytest.raises(TableError, match=said):
+    with pytest.raises(TableError, match=message):
         read_folder(tmp_path)
 
 
@@ -223,7 +223,7 @@ def test_other_separators_are_accepted(tmp_path: Path, separator: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("t.csv", "gpu,model".encode("utf-16"), "is not UTF-8 text"),
         ("t.csv", gzip.compress(b"gpu,model,batch\n"), "is not UTF-8 text"),
@@ -233,9 +233,9 @@ def test_other_separators_are_accepted(tmp_path: Path, separator: str) -> None:
     ],
     ids=["utf-16", "a gzip by another name", "no gzip", "a gzip cut off", "nothing"],
 )
-def test_unreadable_file_is_reported_with_the_reason(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_unreadable_file_is_reported_with_the_reason(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(TableError, match=said):
+    with pytest.raises(TableError, match=message):
         read_folder(tmp_path / name)
 
 

@@ -27,7 +27,7 @@ def runs(job: int, gres: str, node: str, minutes: float | None) -> JobRow:
     return JobRow(job, partition="gpu", state="RUNNING", gres=f"gres/mig:{gres}", nodes=(node,), end=end)
 
 
-def said(row: JobRow, *running: JobRow, nodes=NODES) -> str:
+def expectation(row: JobRow, *running: JobRow, nodes=NODES) -> str:
     found = expect(row, [row, *running], nodes, CATALOG, NOW)
     return "" if found is None else describe(found, NOW)
 
@@ -68,12 +68,12 @@ def said(row: JobRow, *running: JobRow, nodes=NODES) -> str:
     ],
 )
 def test_expected_start_and_the_jobs_waited_for_are_stated(row: JobRow, running: list[JobRow], words: str) -> None:
-    text = said(row, *running)
+    text = expectation(row, *running)
     assert words in text if words else text == ""
 
 
 def test_closed_nodes_are_ignored_and_held_jobs_have_no_expected_start() -> None:
     closed = [NodeRow("n1", frozenset({"DOWN"}), partitions=("gpu",)), NODES[1]]
-    assert "job 2 (1g.10gb:1 on n2)" in said(waits("7g.80gb:1"), runs(2, "1g.10gb:1", "n2", 9), nodes=closed)
+    assert "job 2 (1g.10gb:1 on n2)" in expectation(waits("7g.80gb:1"), runs(2, "1g.10gb:1", "n2", 9), nodes=closed)
     held = JobRow(100, partition="gpu", gres="gres/mig:7g.80gb:1", reason="JobHeldUser")
-    assert said(held) == ""
+    assert expectation(held) == ""

@@ -27,7 +27,7 @@ HERE = ("127.0.0.1", "localhost:6832")
 
 
 class Service:
-    """The page with an answerer that records who asks what."""
+    """The page with an answerer that records the queries of each user."""
 
     def __init__(self, config: Config, answer: Answer | None = None) -> None:
         self.asked: list[tuple[int, dict[str, object]]] = []

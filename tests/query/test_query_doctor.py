@@ -16,7 +16,7 @@ from slurm_migbatch.doctor.service import check_query
 from tests.support.query_site import query_process
 
 
-def said(**query: object) -> tuple[str, str]:
+def query_finding(**query: object) -> tuple[str, str]:
     config = dataclasses.replace(Config(), query=dataclasses.replace(QueryConfig(), **query))
     (finding,) = check_query(config)
     assert finding.level == "ok" or finding.advice
@@ -41,15 +41,15 @@ def stranger() -> Iterator[int]:
 
 
 def test_doctor_names_what_is_wrong_with_the_query_service(stranger: int) -> None:
-    assert said(enabled=False)[0] == "warn"
-    level, text = said(port=1)
+    assert query_finding(enabled=False)[0] == "warn"
+    level, text = query_finding(port=1)
     assert level == "FAIL" and "no answer from 127.0.0.1 port 1" in text
-    level, text = said(port=stranger)
+    level, text = query_finding(port=stranger)
     assert level == "FAIL" and "another program" in text
 
 
 def test_doctor_reports_a_working_query_service_as_ok(tmp_path: Path) -> None:
     with query_process(tmp_path) as service:
         before = service.log
-        assert said(port=service.port) == ("ok", f"127.0.0.1 port {service.port}")
-        assert service.log == before, "it is no refusal of a query"
+        assert query_finding(port=service.port) == ("ok", f"127.0.0.1 port {service.port}")
+        assert service.log == before, "it does not refuse a query"

@@ -1,4 +1,4 @@
-"""The query service as a process: what users ask over the network, and what attackers try."""
+"""The query service as a process: queries of users over the network, and attempts of attackers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Signer:
         return self._munge.verify(credential, payload, node)
 
 
-def told(service: QueryProcess, uid: int, question: Question) -> Answer:
+def answer_to(service: QueryProcess, uid: int, question: Question) -> Answer:
     return ask(question, service.servers, Signer(service, uid))
 
 
@@ -68,20 +68,20 @@ def post(service: QueryProcess, body: bytes, fields: dict[str, str], path: str =
 
 
 def test_user_sees_all_jobs_but_not_the_texts_of_other_users(service: QueryProcess) -> None:
-    out = told(service, ALICE, RunsQuestion(jobs="7,8", delimiter="|", header=False, long=True)).out
+    out = answer_to(service, ALICE, RunsQuestion(jobs="7,8", delimiter="|", header=False, long=True)).out
     own, other = out.splitlines()
     assert own.startswith("7|") and other.startswith("8|")
     assert all(f"{word}7" in own for word in SECRETS[::2])
     assert not any(word in other for word in SECRETS)
     assert "|bin|a8|gpu|mig:auto|" in other and "|COMPLETED|" in other
-    shown = told(service, BOB, ShowQuestion("7")).out
+    shown = answer_to(service, BOB, ShowQuestion("7")).out
     assert "daemon/a7" in shown and not any(word in shown for word in SECRETS)
-    assert "secretmodel7 fits" in told(service, ALICE, ShowQuestion("7")).out
-    assert "secretname8" in told(service, 0, ShowQuestion("8")).out, "root"
+    assert "secretmodel7 fits" in answer_to(service, ALICE, ShowQuestion("7")).out
+    assert "secretname8" in answer_to(service, 0, ShowQuestion("8")).out, "root"
 
 
 def test_without_options_a_user_sees_only_their_own_jobs(service: QueryProcess) -> None:
-    out = told(service, BOB, RunsQuestion(columns="jobid", header=False)).out
+    out = answer_to(service, BOB, RunsQuestion(columns="jobid", header=False)).out
     assert out.split() == ["8"]
 
 
@@ -92,41 +92,41 @@ def test_private_jobs_look_like_missing_jobs(tmp_path: Path) -> None:
             RunsQuestion(users=("daemon",), header=False),
             RunsQuestion(nodes="n1", users=("1",), header=False),
         ):
-            answer = told(service, BOB, question)
+            answer = answer_to(service, BOB, question)
             assert (answer.code, answer.out, answer.err, answer.error) == (0, "", (), "")
         for account in ("a7", "nosuch"):
-            answer = told(service, BOB, RunsQuestion(accounts=(account,), allusers=True, header=False))
+            answer = answer_to(service, BOB, RunsQuestion(accounts=(account,), allusers=True, header=False))
             warning = f"migacct: warning: no run visible to you has the account '{account}'"
             assert (answer.code, answer.out, answer.err, answer.error) == (0, "", (warning,), "")
-        hidden, missing = (told(service, BOB, ShowQuestion(job)) for job in ("7", "77"))
+        hidden, missing = (answer_to(service, BOB, ShowQuestion(job)) for job in ("7", "77"))
         assert hidden == Answer(missing.code, error=missing.error.replace("77", "7"))
-        assert "secretname7" in told(service, ALICE, ShowQuestion("7")).out
+        assert "secretname7" in answer_to(service, ALICE, ShowQuestion("7")).out
 
 
 def test_usage_is_summed_by_the_service(service: QueryProcess) -> None:
     asked = UsageQuestion(by="user", start="now-1hour", delimiter="|", header=False)
-    assert [line.split("|")[:2] for line in told(service, BOB, asked).out.splitlines()] == [
+    assert [line.split("|")[:2] for line in answer_to(service, BOB, asked).out.splitlines()] == [
         ["daemon", "2"],
         ["bin", "1"],
     ]
-    assert told(service, BOB, UsageQuestion(by="colour")).code == 1
+    assert answer_to(service, BOB, UsageQuestion(by="colour")).code == 1
 
 
 def test_waste_is_shown_only_for_own_jobs(service: QueryProcess) -> None:
-    assert told(service, ALICE, WasteQuestion("7")).out.startswith("Job:          7\n")
-    assert "or it is not yours" in told(service, BOB, WasteQuestion("7")).error
+    assert answer_to(service, ALICE, WasteQuestion("7")).out.startswith("Job:          7\n")
+    assert "or it is not yours" in answer_to(service, BOB, WasteQuestion("7")).error
 
 
 def test_everything_is_private_if_slurm_does_not_report_privatedata(tmp_path: Path) -> None:
     with query_process(tmp_path) as service:
         (tmp_path / "config").unlink()
-        assert told(service, BOB, RunsQuestion(allusers=True, columns="jobid", header=False)).out.split() == ["8"]
+        assert answer_to(service, BOB, RunsQuestion(allusers=True, columns="jobid", header=False)).out.split() == ["8"]
 
 
 def test_unreadable_record_is_reported_without_its_path(tmp_path: Path) -> None:
     with query_process(tmp_path) as service:
         (tmp_path / "migbatch.db").unlink()
-        answer = told(service, ALICE, RunsQuestion())
+        answer = answer_to(service, ALICE, RunsQuestion())
         assert answer.code == 1 and "cannot read the record at the moment" in answer.error
         assert str(tmp_path) not in answer.error
         assert "migbatch.db" in service.log
@@ -235,7 +235,7 @@ def test_slow_sender_times_out_and_does_not_block_others(service: QueryProcess) 
     lines = [f"{name}: {value}" for name, value in {**fields, "Host": "x", "Content-Length": str(len(body))}.items()]
     with closing(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S)) as link:
         link.sendall("\r\n".join([f"POST {PATH} HTTP/1.1", *lines, "", ""]).encode() + body[:5])
-        assert told(service, BOB, ShowQuestion("8")).code == 0
+        assert answer_to(service, BOB, ShowQuestion("8")).code == 0
         answer = link.makefile("rb").read()
     assert b"408" in answer.splitlines()[0]
 
@@ -252,7 +252,7 @@ def test_silent_connections_are_closed_and_do_not_block_others(service: QueryPro
                 silent.append(link)
                 if number % 2:
                     link.sendall(b"POST /query/v1/ask HTTP/1.1\r\nX-Slow: ")
-        assert told(service, ALICE, ShowQuestion("7")).code == 0
+        assert answer_to(service, ALICE, ShowQuestion("7")).code == 0
         for link in silent:
             with suppress(ConnectionError):
                 assert link.recv(1024) == b"", "closed, not answered"
@@ -267,7 +267,7 @@ def test_unauthenticated_bodies_use_little_memory(service: QueryProcess) -> None
         assert found is not None
         return int(found[1]) // 1024
 
-    told(service, ALICE, ShowQuestion("7"))
+    answer_to(service, ALICE, ShowQuestion("7"))
     before = peak_mib()
     head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\nX-Migbatch-Node: n1\r\n\r\n"
     with ExitStack() as stack:
@@ -275,7 +275,7 @@ def test_unauthenticated_bodies_use_little_memory(service: QueryProcess) -> None
             link = stack.enter_context(closing(socket.create_connection(("127.0.0.1", service.port), PATIENCE_S)))
             with suppress(OSError):
                 link.sendall(head.encode() + secrets.token_bytes(60000))
-        assert told(service, ALICE, ShowQuestion("7")).code == 0
+        assert answer_to(service, ALICE, ShowQuestion("7")).code == 0
     assert peak_mib() - before < 32
 
 
@@ -308,7 +308,7 @@ def test_question_that_takes_too_long_is_ended_with_its_commands(stuck: QueryPro
     status, text = post(stuck, body, fields)
     assert (status, "already running" in text) == (429, True), "one at a time"
     asked.join(PATIENCE_S)
-    assert told(stuck, BOB, ShowQuestion("8")).code == 0, "another process has taken the place"
+    assert answer_to(stuck, BOB, ShowQuestion("8")).code == 0, "another process has taken the place"
     eventually(lambda: not any(_command(entry) == ["sleep", _seconds(stuck)] for entry in Path("/proc").iterdir()))
 
 
@@ -326,9 +326,9 @@ def _command(entry: Path) -> list[str]:
 def test_size_of_an_answer_is_limited(tmp_path: Path) -> None:
     with query_process(tmp_path, answer_mb=1) as service:
         wide = ",".join(["jobid%9999"] * 300)
-        answer = told(service, ALICE, RunsQuestion(allusers=True, jobs="7,8,9", columns=wide))
+        answer = answer_to(service, ALICE, RunsQuestion(allusers=True, jobs="7,8,9", columns=wide))
         assert answer.code == 1 and "longer than 1 MB" in answer.error
-        assert told(service, ALICE, ShowQuestion("7")).code == 0
+        assert answer_to(service, ALICE, ShowQuestion("7")).code == 0
 
 
 def test_unread_answers_count_towards_the_limit_of_their_user(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_unread_answers_count_towards_the_limit_of_their_user(tmp_path: Path) ->
         body = write(ShowQuestion("7"))
         status, text = post(service, body, service.proof(body, ALICE)[0])
         assert (status, "have not been read yet" in text) == (429, True)
-        assert told(service, BOB, ShowQuestion("8")).code == 0
+        assert answer_to(service, BOB, ShowQuestion("8")).code == 0
         for link in links:
             link.close()
         eventually(lambda: post(service, body, service.proof(body, ALICE)[0])[0] == 200)

@@ -161,19 +161,19 @@ def test_malformed_answers_are_refused() -> None:
 
 
 def test_times_are_in_the_time_zone_of_the_user(answerer: Answerer) -> None:
-    def said(**given: Any) -> Answer:
+    def answer_to(**given: Any) -> Answer:
         return answerer.answer(ALICE, write(RunsQuestion(jobs="7", columns="submit", header=False, **given)))
 
-    here = said().out.strip()
-    moment = datetime.fromisoformat(here).timestamp()
+    local_time = answer_to().out.strip()
+    moment = datetime.fromisoformat(local_time).timestamp()
     for zone in ("Asia/Tokyo", "America/St_Johns", "UTC"):
         expected = datetime.fromtimestamp(moment, ZoneInfo(zone)).replace(tzinfo=None).isoformat()
-        assert said(zone=zone).out.strip() == expected
-        assert said(zone=zone, start=expected).out.strip() == expected
+        assert answer_to(zone=zone).out.strip() == expected
+        assert answer_to(zone=zone, start=expected).out.strip() == expected
     rule = datetime.fromtimestamp(moment, timezone(timedelta(hours=3))).replace(tzinfo=None).isoformat()
-    assert said(zone="<+03>-3").out.strip() == said(zone="EAT-3EAT-3,M3.5.0,M10.5.0/3").out.strip() == rule
-    assert said().out.strip() == here
-    assert said(zone="Mars/Olympus").error == "TZ: the controller does not know the time zone Mars/Olympus"
+    assert answer_to(zone="<+03>-3").out.strip() == answer_to(zone="EAT-3EAT-3,M3.5.0,M10.5.0/3").out.strip() == rule
+    assert answer_to().out.strip() == local_time
+    assert answer_to(zone="Mars/Olympus").error == "TZ: the controller does not know the time zone Mars/Olympus"
     for wrong in ("/etc/passwd", "../../etc/passwd", ":UTC", "a b"):
         with pytest.raises(QuestionError, match="TZ has"):
             write(RunsQuestion(zone=wrong))

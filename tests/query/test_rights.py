@@ -1,4 +1,4 @@
-"""Whatever is asked and whatever Slurm's PrivateData is: nobody sees other users' texts, or hidden jobs."""
+"""Whatever the query and whatever Slurm's PrivateData is: nobody sees other users' texts, or hidden jobs."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuerySite]:
     yield PlayedSite(dataclasses.replace(Config(), store=StoreConfig(url), lending=lending), quiet=True)
 
 
-def told(site: QuerySite, rights: Rights, question: Question) -> str:
+def answer_text(site: QuerySite, rights: Rights, question: Question) -> str:
     try:
         reply = answer(question, rights, site)
         return "\n".join([*reply.lines, *reply.remarks])
@@ -161,8 +161,8 @@ PRIVATE = st.sets(st.sampled_from(sorted(ALL_PRIVATE))).map(frozenset)
 def test_answers_never_contain_other_users_texts_or_private_data(
     site: QuerySite, question: Question, private: frozenset[str]
 ) -> None:
-    """Ann asks; Bob's texts are never shown, his job ids and his account only where they are not private."""
-    text = told(site, Rights(1001, private=private), question)
+    """Ann queries; Bob's texts are never shown, his job ids and his account only where they are not private."""
+    text = answer_text(site, Rights(1001, private=private), question)
     assert not [word for word in words("bob") if word in text]
     asked = json.dumps(vars(question))
     first = USERS["bob"][1]
@@ -172,7 +172,7 @@ def test_answers_never_contain_other_users_texts_or_private_data(
         assert f"MIG-{first}" not in text
         assert '"user": "bob"' not in text and "bob/" not in text
     if "accounts" in private:
-        # the account that was asked for may be repeated
+        # the account in the query may be repeated
         assert "bobsacct" not in text.replace("has the account 'bobsacct'", "")
     if isinstance(question, WasteQuestion):
         assert "bob" not in text.replace("Invalid user id: bob", "")
@@ -184,8 +184,8 @@ def test_answers_never_contain_other_users_texts_or_private_data(
 def test_filter_by_another_users_text_finds_no_job(site: QuerySite, found: dict[str, Any]) -> None:
     """Ann may see Bob's runs; by asking for a name, she could find out whether one of them has it."""
     question = RunsQuestion(allusers=True, start="now-1hour", end="now+1hour", columns="user", header=False, **found)
-    assert "bob\n" not in told(site, Rights(1001, private=frozenset()), question).replace(" ", "") + "\n"
-    assert told(site, Rights(0, everything=True), question).split() == ["bob", "bob"]
+    assert "bob\n" not in answer_text(site, Rights(1001, private=frozenset()), question).replace(" ", "") + "\n"
+    assert answer_text(site, Rights(0, everything=True), question).split() == ["bob", "bob"]
 
 
 @settings(max_examples=examples(60))
@@ -194,7 +194,7 @@ def test_hidden_job_is_answered_like_a_missing_job(site: QuerySite, question: Qu
     if isinstance(question, ShowQuestion | WhyQuestion) and int(question.job) >= USERS["bob"][1]:
         missing = replace(question, job="99999")
         rights = Rights(1001, private=ALL_PRIVATE)
-        assert told(site, rights, question).replace(question.job, "99999") == told(site, rights, missing)
+        assert answer_text(site, rights, question).replace(question.job, "99999") == answer_text(site, rights, missing)
 
 
 @pytest.mark.parametrize(
@@ -208,17 +208,19 @@ def test_hidden_job_is_answered_like_a_missing_job(site: QuerySite, question: Qu
 )
 def test_user_with_rights_to_a_job_sees_all_of_it(site: QuerySite, rights: Rights) -> None:
     first = USERS["bob"][1]
-    runs = told(site, rights, RunsQuestion(jobs=str(first), columns="jobname%20,request%80,bucket%40,account,wckey%20"))
+    runs = answer_text(
+        site, rights, RunsQuestion(jobs=str(first), columns="jobname%20,request%80,bucket%40,account,wckey%20")
+    )
     assert all(word in runs for word in words("bob")) and "bobsacct" in runs
-    shown = told(site, rights, ShowQuestion(str(first)))
+    shown = answer_text(site, rights, ShowQuestion(str(first)))
     assert all(word in shown for word in words("bob") if word != "bobswckey")
-    assert "bobsmodel" in told(site, rights, WhyQuestion(str(first + 3)))
-    assert f'"job": {first + 1}' in told(site, rights, NodesQuestion(as_json=True))
-    assert str(first) in told(site, rights, LoansQuestion(over=True))
-    page = told(site, rights, TopQuestion())
+    assert "bobsmodel" in answer_text(site, rights, WhyQuestion(str(first + 3)))
+    assert f'"job": {first + 1}' in answer_text(site, rights, NodesQuestion(as_json=True))
+    assert str(first) in answer_text(site, rights, LoansQuestion(over=True))
+    page = answer_text(site, rights, TopQuestion())
     assert f'"1g.10gb",{first + 1},' in page and "bobsmodel" in page
-    assert "bobsacct" in told(site, rights, UsageQuestion(start="now-1hour"))
-    assert f"Job:          {first}" in told(site, rights, WasteQuestion(str(first)))
+    assert "bobsacct" in answer_text(site, rights, UsageQuestion(start="now-1hour"))
+    assert f"Job:          {first}" in answer_text(site, rights, WasteQuestion(str(first)))
 
 
 @pytest.mark.parametrize("user", ["bob", "DOM\\bob", "pc$bob", "b@bob.org"])
@@ -249,14 +251,15 @@ def test_other_users_named_in_node_messages_are_hidden_if_private(tmp_path: Path
     ]
     for question in questions:
         text, whole = (
-            told(site, Rights(uid, uid == 0, private=frozenset({"jobs", "usage"})), question) for uid in (1001, 0)
+            answer_text(site, Rights(uid, uid == 0, private=frozenset({"jobs", "usage"})), question)
+            for uid in (1001, 0)
         )
         assert not [word for word in ("42201", "42203", "bob", "910020001", "910020002") if word in text], question
         assert "another user" in text and (("of " in whole and "bob" in whole) or "of uid 910020001" in whole), question
 
 
 def test_answers_contain_no_control_characters(tmp_path: Path) -> None:
-    """Root on a node names its GPUs and its faults, and every user who asks for the nodes reads that."""
+    """Root on a node names its GPUs and its faults, and every user who queries the nodes reads that."""
     url, now, odd = f"sqlite:///{tmp_path}/db", time.time(), "\x1b[2J\x9b\u202e\nn2"
     place = {"gpu": "GPU-a", "profile": "1g.10gb", "start": 0, "size": 1}
     run = {"job": 41103, "restart": 0, "uid": 1001, "user": f"ann{odd}", "account": odd, "partition": odd}
@@ -311,27 +314,27 @@ def test_malformed_event_fields_do_not_prevent_answers(tmp_path: Path) -> None:
 
 
 def test_usage_of_other_users_is_shown_unless_private(site: QuerySite) -> None:
-    """Ann asks for the usage."""
+    """Ann queries the usage."""
     by_user = UsageQuestion(by="user", start="now-1hour", delimiter="|", header=False)
 
     def users(*private: str) -> set[str]:
-        lines = told(site, Rights(1001, private=frozenset(private)), by_user).splitlines()
+        lines = answer_text(site, Rights(1001, private=frozenset(private)), by_user).splitlines()
         return {line.partition("|")[0] for line in lines}
 
     assert users() == {"ann", "bob"}
     assert users("usage") == users("jobs") == {"ann"}
     by_account = replace(by_user, by="account")
-    text = told(site, Rights(1001, private=frozenset({"accounts"})), by_account)
+    text = answer_text(site, Rights(1001, private=frozenset({"accounts"})), by_account)
     assert text.startswith("annsacct|") and "bobsacct" not in text
 
 
 def test_waste_is_shown_to_its_user_and_to_operators(site: QuerySite) -> None:
     bobs = str(USERS["bob"][1])
     nobody = Rights(1001, private=frozenset())
-    assert "with slices, or it is not yours" in told(site, nobody, WasteQuestion(bobs))
+    assert "with slices, or it is not yours" in answer_text(site, nobody, WasteQuestion(bobs))
     table = WasteQuestion(start="now-1hour", as_json=True)
-    assert json.loads(told(site, nobody, table))["total"]["runs"] == 1
-    assert json.loads(told(site, Rights(0, everything=True), table))["total"]["runs"] == 2
+    assert json.loads(answer_text(site, nobody, table))["total"]["runs"] == 1
+    assert json.loads(answer_text(site, Rights(0, everything=True), table))["total"]["runs"] == 2
 
 
 def test_named_database_is_read_without_asking_for_rights(tmp_path: Path) -> None:
@@ -345,7 +348,7 @@ def test_named_database_is_read_without_asking_for_rights(tmp_path: Path) -> Non
 def test_only_root_reads_a_database_on_a_server_directly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, itself: bool
 ) -> None:
-    """All other users ask migbatchd, whether or not they may read the configuration."""
+    """All other users query migbatchd, whether or not they may read the configuration."""
     from slurm_migbatch.cli.asking import _source
 
     conf = tmp_path / "migbatch.toml"

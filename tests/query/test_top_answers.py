@@ -100,11 +100,11 @@ Ask = Callable[..., Page]
 
 @pytest.fixture
 def ask(site: PlayedSite) -> Ask:
-    def told(rights: Rights = ALL, **question: Any) -> Page:
+    def page_of(rights: Rights = ALL, **question: Any) -> Page:
         (text,) = answer(TopQuestion(**question), rights, site).lines
         return Page.read(text)
 
-    return told
+    return page_of
 
 
 def test_page_lists_gpus_slot_by_slot(ask: Ask) -> None:
@@ -198,9 +198,9 @@ def test_page_is_answered_without_slurm_and_migbatchd(site: PlayedSite, monkeypa
 
 
 def test_several_viewers_share_one_query_of_slurm(site: PlayedSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = []
+    queries = []
     played = PlayedSite.slurm
-    monkeypatch.setattr(PlayedSite, "slurm", lambda self: looks.append(1) or played(self))
+    monkeypatch.setattr(PlayedSite, "slurm", lambda self: queries.append(1) or played(self))
     for uid in range(5):
         answer(TopQuestion(), Rights(uid), site)
-    assert len(looks) == 1
+    assert len(queries) == 1

@@ -111,8 +111,8 @@ def test_sacct_truncates_the_times_of_a_pending_job_to_the_windows_end(accountin
     job = accounting.submit("--gres=mig:7g.80gb:1", wrap="true")
     shown = ["-T", "-n", "-P", "-X", "-S", "now-1hour", "-E", "now+1hour", "-o", "start,end,elapsed"]
 
-    def told() -> str:
+    def sacct_rows() -> str:
         return accounting.run(["sacct", *shown, "-j", str(job)]).stdout.strip()
 
-    start, end, elapsed = eventually(told).split("|")
+    start, end, elapsed = eventually(sacct_rows).split("|")
     assert start == end and elapsed == "00:00:00"

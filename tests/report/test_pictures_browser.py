@@ -50,8 +50,8 @@ def test_text_has_enough_contrast_in_both_colour_schemes(chromium, url):
             name => getComputedStyle(document.documentElement).getPropertyValue(name).trim())""")
         behind, card, *texts = map(_luminance, colours)
         for text in texts:
-            for ground in (behind, card):
-                assert (max(text, ground) + 0.05) / (min(text, ground) + 0.05) >= 4.5
+            for background in (behind, card):
+                assert (max(text, background) + 0.05) / (min(text, background) + 0.05) >= 4.5
         painted = page.run("getComputedStyle(document.querySelector('#chart-activity .xtick text')).fill")
         assert painted == page.run("getComputedStyle(document.body).color")
 

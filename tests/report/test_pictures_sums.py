@@ -66,13 +66,13 @@ intervals = st.tuples(st.floats(-100, 500), st.floats(0, 300), st.floats(0, 3), 
 
 @given(st.lists(intervals, max_size=12), st.floats(0.5, 90))
 @settings(max_examples=examples(200))
-def test_held_time_in_bins_equals_the_overlap_with_each_bin(things, width):
+def test_held_time_in_bins_equals_the_overlap_with_each_bin(rows, width):
     bins = TimeBins(10.0, 400.0, width, 10.0 - width / 3)
-    columns = [np.array(column, float) for column in zip(*things, strict=True)] or [np.zeros(0)] * 4
+    columns = [np.array(column, float) for column in zip(*rows, strict=True)] or [np.zeros(0)] * 4
     since, length, weight, group = columns
     found = bins.held(since, since + length, weight, group.astype(np.int64), 3)
     wanted = np.zeros((3, bins.count))
-    for begin, lasts, amount, which in things:
+    for begin, lasts, amount, which in rows:
         for number in range(bins.count):
             both = min(begin + lasts, bins.edges[number + 1]) - max(begin, bins.edges[number])
             wanted[which, number] += amount * max(0.0, both)

@@ -28,7 +28,7 @@ BUCKET = "bert-large/infer/b32/128tok/slo200000us/any"
 Cli = Callable[..., tuple[int, str, str]]
 
 
-def piece(start: int, size: int, profile: str, gpu: str = "GPU-a") -> dict[str, Any]:
+def slice_entry(start: int, size: int, profile: str, gpu: str = "GPU-a") -> dict[str, Any]:
     return {
         "gpu": gpu, "profile": profile, "start": start, "size": size, "gi": start + 1, "ci": 0,
         "mig_uuid": f"MIG-{gpu}-{start}",
@@ -60,7 +60,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
                              "memory_mib": 6144}]}])  # fmt: skip
         # 1: yesterday; 2: ordinary job; 3: three slices, running; 4: pending; 5: requeued, failed; 6: array; 9: het job
         job(1, "PENDING", "alice", 1001, submit=at("-10:00"))
-        send("start", at("-9:00"), job=1, restart=0, slices=[piece(0, 1, "1g.10gb")], warm=True, elapsed_ms=2.0)
+        send("start", at("-9:00"), job=1, restart=0, slices=[slice_entry(0, 1, "1g.10gb")], warm=True, elapsed_ms=2.0)
         send("stop", at("-5:00"), job=1, restart=0, slices=[], exit_code=0)
         job(
             2,
@@ -74,17 +74,17 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
             qos="high",
             wckey="*paper",
         )
-        two = [piece(0, 2, "2g.20gb")]
+        two = [slice_entry(0, 2, "2g.20gb")]
         send("start", at("9:01:30"), job=2, restart=0, slices=two, decision="7fq3k", warm=False, elapsed_ms=203.4)
         send("progress", at("10:02"), job=2, restart=0, latency_ms=11.0)
         send("stop", at("10:02:35"), job=2, restart=0, slices=two, exit_code=0, memory_mib=5000)
         job(3, "PENDING", "bob", 1002, submit=at("11:00"), gres="gres:mig:1g.10gb:2,mig:2g.20gb:1")
-        three = [piece(2, 1, "1g.10gb"), piece(3, 1, "1g.10gb"), piece(4, 2, "2g.20gb")]
+        three = [slice_entry(2, 1, "1g.10gb"), slice_entry(3, 1, "1g.10gb"), slice_entry(4, 2, "2g.20gb")]
         send("start", at("11:30"), job=3, restart=0, slices=three, warm=True, elapsed_ms=4.0)
         job(4, "PENDING", "bob", 1002, submit=at("11:50"), gres="gres:mig:7g.80gb:1", reason="Resources")
         job(5, "RUNNING", "bob", 1002, submit=at("8:00"), start=at("8:10"), gres="gres:gpu:1")
         job(5, "PENDING", "bob", 1002, submit=at("8:20"), restarts=1)
-        five = [piece(0, 8, "7g.80gb", "GPU-n2")]
+        five = [slice_entry(0, 8, "7g.80gb", "GPU-n2")]
         send("start", at("8:30"), "n2", "bb", number=1, job=5, restart=1, slices=five, warm=False, elapsed_ms=1.0)
         send("stop", at("8:31"), "n2", "bb", number=2, job=5, restart=1, slices=five, exit_code=3)
         job(7, "RUNNING", "carol", 1003, submit=at("9:00"), start=at("9:30"), array_job=6, array_task="1")
@@ -290,7 +290,7 @@ def test_state_option_alone_warns_that_it_means_the_current_moment(cli: Cli) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "says"),
+    ("options", "code", "message"),
     [
         (["-S", "foo"], 1, "Invalid time specification (pos=0): foo; write"),
         (["-E", "31/31"], 1, "Invalid time specification (pos=0): 31/31; write"),
@@ -326,11 +326,11 @@ def test_state_option_alone_warns_that_it_means_the_current_moment(cli: Cli) -> 
         (["stray"], 1, "unexpected extra argument"),
     ],
 )
-def test_errors_are_one_line_and_have_their_exit_codes(cli: Cli, options: list[str], code: int, says: str) -> None:
+def test_errors_are_one_line_and_have_their_exit_codes(cli: Cli, options: list[str], code: int, message: str) -> None:
     found, out, err = cli(*options)
     assert (found, out) == (code, "")
     assert err.startswith("migacct: error: ")
-    assert says in err
+    assert message in err
     assert err.count("\n") == 1
 
 
@@ -399,12 +399,12 @@ def test_yaml_is_in_block_style_with_quoted_texts(cli: Cli) -> None:
 
 
 def test_value_that_no_run_has_is_a_warning(cli: Cli) -> None:
-    for options, said in (
+    for options, message in (
         (["-A", "ml,nosuch", "-u", "alice", "-r", "cpu"], "no run visible to you has the account 'nosuch'"),
         (["-q", "nosuch"], "no run visible to you has the QOS 'nosuch'"),
         (["-W", "nosuch"], "no run visible to you has the wckey 'nosuch'"),
     ):
-        assert cli("-n", *options) == (0, "", f"migacct: warning: {said}\n")
+        assert cli("-n", *options) == (0, "", f"migacct: warning: {message}\n")
     assert cli("-n", "-q", "high", "-r", "cpu") == (0, "", "")
 
 

@@ -21,7 +21,7 @@ def retype(job: int, before: str, after: str, **changes: Any) -> dict[str, Any]:
 
 def started(store: Store, job: int, profile: str, slices: int = 1, **fields: Any) -> None:
     held = {"gpu": "GPU-a", "profile": profile, "size": 1, "gi": 1, "ci": 0, "mig_uuid": f"MIG-{job}"}
-    pieces = [{**held, "start": 10 * job + i} for i in range(slices)]
+    slice_rows = [{**held, "start": 10 * job + i} for i in range(slices)]
     comment = "migbatch: model=resnet-50 [mig:3g.40gb:1#abc12345]"
     base = {
         "job_id": job,
@@ -34,7 +34,7 @@ def started(store: Store, job: int, profile: str, slices: int = 1, **fields: Any
     }
     store.upsert_jobs([{**base, "state": "PENDING", "start": None, **fields}])
     store.ingest(
-        "n1", f"j{job}", "b", [{"seq": 1, "ts": 10.0, "kind": "start", "job": job, "restart": 0, "slices": pieces}]
+        "n1", f"j{job}", "b", [{"seq": 1, "ts": 10.0, "kind": "start", "job": job, "restart": 0, "slices": slice_rows}]
     )
 
 
@@ -66,13 +66,13 @@ def url(tmp_path: Path) -> str:
     return url
 
 
-def told(url: str, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+def migacct_output(url: str, capsys: pytest.CaptureFixture[str], *options: str) -> str:
     assert migacct.called(["-a", "-S", "1970-01-01", "--db", url, *options]) == 0
     return capsys.readouterr().out
 
 
 def test_retyped_columns_show_both_profiles_and_the_reason(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    out = told(url, capsys, "-X", "-n", "-P", "-o", "jobid,profile,retyped,retypedwhy")
+    out = migacct_output(url, capsys, "-X", "-n", "-P", "-o", "jobid,profile,retyped,retypedwhy")
     assert out.splitlines() == [
         f"1|3g.40gb|1g.10gb>3g.40gb|{WHY}",
         "2|1g.10gb||",
@@ -84,7 +84,7 @@ def test_retyped_columns_show_both_profiles_and_the_reason(url: str, capsys: pyt
 
 
 def test_json_shows_both_profiles_and_the_reason(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = {row["job"]: row["retyped"] for row in json.loads(told(url, capsys, "--json"))["jobs"]}
+    rows = {row["job"]: row["retyped"] for row in json.loads(migacct_output(url, capsys, "--json"))["jobs"]}
     moved = {"from": "1g.10gb", "to": "3g.40gb", "why": WHY}
     assert rows == {"1": moved, "2": None, "30_1": moved, "30_2": None, "5": None, "4": {
         "from": "1g.10gb:2", "to": "3g.40gb:2", "why": WHY,
@@ -92,5 +92,8 @@ def test_json_shows_both_profiles_and_the_reason(url: str, capsys: pytest.Captur
 
 
 def test_prediction_is_that_of_the_profile_after_retyping(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = {row["job"]: row["predicted_throughput_per_s"] for row in json.loads(told(url, capsys, "--json"))["jobs"]}
+    rows = {
+        row["job"]: row["predicted_throughput_per_s"]
+        for row in json.loads(migacct_output(url, capsys, "--json"))["jobs"]
+    }
     assert (rows["1"], rows["2"], rows["4"]) == (50.0, 20.0, 50.0)

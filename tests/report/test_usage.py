@@ -27,7 +27,7 @@ from slurm_migbatch.store import windows
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.queries import RunFilter
 from slurm_migbatch.store.reader import open_reader
-from tests.support.store_events import Node, piece
+from tests.support.store_events import Node, slice_entry
 from tests.support.transcripts import transcript
 from tests.support.usage_record import H, at, describe, run
 
@@ -45,17 +45,18 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
         n1, n2 = Node(store), Node(store, "n2", "bb")
         n1.send(describe(n1, at("09-01")))
         n2.send(describe(n2, at("10-16"), 4))
-        three = piece(0, 4, "3g.40gb", "GPU-n1-0")
+        three = slice_entry(0, 4, "3g.40gb", "GPU-n1-0")
         busy = {"seconds": 10 * H, "sm": 0.25, "tensor": 0.1, "dram": 0.2}
         # 10 hours on half a GPU, three quarters of it idle
         run(store, n1, 1, at("10-02T10:00"), at("10-02T20:00"), three, activity=busy)
         # from September into October, 2 of 4 hours
-        run(store, n1, 2, at("09-30T22:00"), at("10-01T02:00"), piece(0, 8, "7g.80gb", "GPU-n1-1"))
+        run(store, n1, 2, at("09-30T22:00"), at("10-01T02:00"), slice_entry(0, 8, "7g.80gb", "GPU-n1-1"))
         # two slices on two nodes
-        two = (piece(0, 2, "2g.20gb", "GPU-n1-0"), piece(2, 2, "2g.20gb", "GPU-n1-0"))
+        two = (slice_entry(0, 2, "2g.20gb", "GPU-n1-0"), slice_entry(2, 2, "2g.20gb", "GPU-n1-0"))
         run(store, n1, 3, at("10-20T00:00"), at("10-20T07:00"), *two, user="bob", uid=1002)
         n2.send(
-            n2.start(at("10-20T00:00"), 3, piece(gpu="GPU-n2-0")), n2.stop(at("10-20T07:00"), 3, piece(gpu="GPU-n2-0"))
+            n2.start(at("10-20T00:00"), 3, slice_entry(gpu="GPU-n2-0")),
+            n2.stop(at("10-20T07:00"), 3, slice_entry(gpu="GPU-n2-0")),
         )
         # another account, and a run that has not ended
         run(store, n2, 4, at("10-21T00:00"), at("10-21T01:00"), account="biology", user="carol", uid=1003)
@@ -224,7 +225,7 @@ def test_window_without_held_slices_is_no_error(usage: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--by", "colour"), "--by 'colour': write some of user, account"),
         (("-S", "never"), "Invalid time specification (pos=0): never"),
@@ -233,10 +234,10 @@ def test_window_without_held_slices_is_no_error(usage: Cli) -> None:
         (("-N", "n[1"), "-N: "),
     ],
 )
-def test_bad_values_exit_with_2_and_a_message(usage: Cli, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_values_exit_with_2_and_a_message(usage: Cli, arguments: tuple[str, ...], message: str) -> None:
     code, out, err = usage(*arguments)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -251,7 +252,9 @@ def test_usage_agrees_with_a_plain_sql_query(usage: Cli, tmp_path: Path, seed: i
             began = chance.uniform(start - 90 * H, end + 20 * H) // 1
             ended = None if chance.random() < 0.1 else began + chance.expovariate(1 / (20 * H)) // 1 + 1
             node, profile = chance.choice(nodes), chance.choice(list(SHARES))
-            slices = [piece(0, SIZES[profile], profile, f"GPU-{job}-{n}") for n in range(chance.choice((1, 1, 3)))]
+            slices = [
+                slice_entry(0, SIZES[profile], profile, f"GPU-{job}-{n}") for n in range(chance.choice((1, 1, 3)))
+            ]
             sm = chance.random()
             seen = {"activity": {"seconds": 1.0, "sm": sm, "tensor": 0, "dram": 0}} if chance.random() < 0.6 else {}
             who = {"user": chance.choice("ab"), "account": chance.choice(("x", "y"))}

@@ -17,7 +17,7 @@ from slurm_migbatch.predict.recurring import CUT, DONE, FAILED, OUT_OF_MEMORY, P
 from slurm_migbatch.report.waste import SliceUse, Verdict, WaitFigures, judge, waited
 from slurm_migbatch.store.db import open_store
 from tests.support.gpu_kinds import H100
-from tests.support.store_events import Node, piece
+from tests.support.store_events import Node, slice_entry
 from tests.support.usage_record import at, describe, run
 
 POLICY = RunsPolicy(3, 1.1)
@@ -82,7 +82,7 @@ def test_idle_slice_is_reported() -> None:
     assert kinds(verdict) == ["idle"] and verdict.sbatch == ""
     assert verdict.wasted_gpu_hours == pytest.approx(2 * 0.98)
     assert "SMs were in use 2.0% of the 14 h for which it held 1g.10gb" in verdict.findings[0].sentence
-    assert kinds(used(sm=0.02)) == ["idle", "whole"], "and what to ask for if it did something"
+    assert kinds(used(sm=0.02)) == ["idle", "whole"], "and what to request if it did something"
 
 
 def test_suggested_request_counts_slices_on_each_node() -> None:
@@ -148,17 +148,25 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
     with open_store(url) as store:
         node = Node(store)
         node.send(describe(node, at("09-01")))
-        whole, busy = piece(0, 8, "7g.80gb", "GPU-n1-0"), {"seconds": 9.0, "tensor": 0.0, "dram": 0.05}
+        whole, busy = slice_entry(0, 8, "7g.80gb", "GPU-n1-0"), {"seconds": 9.0, "tensor": 0.0, "dram": 0.05}
         run(
             store, node, 7, at("10-02T10:00"), at("10-02T12:00"), whole, waited=3600,
             memory_mib=4096, activity={**busy, "sm": 0.12},
         )  # fmt: skip
         run(store, node, 8, at("10-03T10:00"), at("10-03T11:00"), whole, user="bob", uid=1002, memory_mib=70_000)
-        run(store, node, 9, at("10-04T10:00"), at("10-04T20:00"), piece(0, 4, "3g.40gb", "GPU-n1-0"), memory_mib=5000)
+        run(
+            store,
+            node,
+            9,
+            at("10-04T10:00"),
+            at("10-04T20:00"),
+            slice_entry(0, 4, "3g.40gb", "GPU-n1-0"),
+            memory_mib=5000,
+        )
         for number in range(20, 26):
             began = at("10-02T08:00") + 60 * number
-            run(store, node, number, began, began + 50, piece(gpu="GPU-n1-0"), waited=float(number))
-        run(store, node, 30, at("11-14T00:00"), None, piece(gpu="GPU-n1-0"))
+            run(store, node, number, began, began + 50, slice_entry(gpu="GPU-n1-0"), waited=float(number))
+        run(store, node, 30, at("11-14T00:00"), None, slice_entry(gpu="GPU-n1-0"))
     return url
 
 
@@ -241,7 +249,7 @@ def test_window_without_runs_is_no_error(waste: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("99",), 1, "the record has no run of job 99 with slices"),
         (("a;b",), 2, "'a;b' is not a job id"),
@@ -249,6 +257,6 @@ def test_window_without_runs_is_no_error(waste: Cli) -> None:
         (("-S", "never"), 2, "Invalid time specification (pos=0): never"),
     ],
 )
-def test_wrong_arguments_have_their_exit_codes(waste: Cli, arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_wrong_arguments_have_their_exit_codes(waste: Cli, arguments: tuple[str, ...], code: int, message: str) -> None:
     done = waste(*arguments)
-    assert done[:2] == (code, "") and said in done[2]
+    assert done[:2] == (code, "") and message in done[2]

@@ -68,7 +68,7 @@ def test_doctor_reports_a_missing_hook_program_on_node_and_controller(site: Conf
         failures = wrong(site, "h1", "--role node")
         assert len(failures) == 1 and f"{key}: {path} is not on this host: {effect}" in failures[0], failures
         assert f"copy the controller's {path} here" in failures[0] or not found
-        site.wait("the node's report", lambda: any(f"h1: {key}: {path} is" in each for each in told(site)))
+        site.wait("the node's report", lambda: any(f"h1: {key}: {path} is" in problem for problem in problems(site)))
     finally:
         site.on("h1", f"mv {path}.away {path}")
     assert wrong(site, "h1", "--role node") == []
@@ -80,7 +80,7 @@ def in_order(site: ConfiglessSite) -> None:
     found: list[str] = []
 
     def nothing() -> bool:
-        found[:] = told(site)
+        found[:] = problems(site)
         return not found
 
     try:
@@ -89,5 +89,5 @@ def in_order(site: ConfiglessSite) -> None:
         raise AssertionError(found) from None
 
 
-def told(site: ConfiglessSite) -> list[str]:
+def problems(site: ConfiglessSite) -> list[str]:
     return wrong(site, "ctl", "--nodes")

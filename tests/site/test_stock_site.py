@@ -47,7 +47,7 @@ def site(untouched: dict[str, tuple[bytes, int, int]], slurm_root: str) -> Itera
 def offers(site: StockSite) -> bool:
     """Return whether every GPU node has the counts of a plan: the rest of its counts is `mig:none` then."""
     gres = site.on("ctl", f"sinfo -h -N -p gpu -n {','.join(GPU_NODES)} -o %G", codes=(0, 1)).splitlines()
-    return len(gres) == len(GPU_NODES) and all(re.search(r"mig:none:[1-9]", each) for each in gres)
+    return len(gres) == len(GPU_NODES) and all(re.search(r"mig:none:[1-9]", count) for count in gres)
 
 
 def state_of(site: StockSite) -> dict[str, tuple[bytes, int, int]]:

@@ -19,7 +19,7 @@ STANDIN = Path(__file__).parent / "standin"
 
 
 @pytest.fixture
-def here(cluster: Cluster) -> Iterator[ClusterConfig]:
+def cluster_config(cluster: Cluster) -> Iterator[ClusterConfig]:
     yield ClusterConfig(slurm_bin=str(cluster.bin), slurm_conf=str(cluster.slurm_conf), timeout_s=60.0)
 
 
@@ -35,17 +35,17 @@ def chosen(config: ClusterConfig, backend: str, program: str) -> HistoryClient:
     return client_of(replace(config, backend=backend, pyslurm_python=program))
 
 
-def test_slurm_commands_are_the_default_backend(here: ClusterConfig) -> None:
-    assert type(client_of(here)) is HistoryClient
+def test_slurm_commands_are_the_default_backend(cluster_config: ClusterConfig) -> None:
+    assert type(client_of(cluster_config)) is HistoryClient
 
 
 @pytest.mark.parametrize(("name", "level"), [("auto", logging.INFO), ("pyslurm", logging.WARNING)])
 def test_service_falls_back_to_commands_without_pyslurm_and_logs_why(
-    here: ClusterConfig, name: str, level: int, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    cluster_config: ClusterConfig, name: str, level: int, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     program = python(tmp_path, "echo no module named pyslurm >&2; exit 1")
     with caplog.at_level(logging.INFO):
-        client = chosen(here, name, program)
+        client = chosen(cluster_config, name, program)
     assert type(client) is HistoryClient
     assert client.jobs() == []
     (record,) = [r for r in caplog.records if "pyslurm" in r.getMessage()]
@@ -54,13 +54,13 @@ def test_service_falls_back_to_commands_without_pyslurm_and_logs_why(
 
 @pytest.mark.parametrize("name", ["auto", "pyslurm"])
 def test_pyslurm_backend_returns_the_same_rows_as_the_commands(
-    here: ClusterConfig, name: str, tmp_path: Path, cluster: Cluster
+    cluster_config: ClusterConfig, name: str, tmp_path: Path, cluster: Cluster
 ) -> None:
     program = python(tmp_path, f'PYTHONPATH={STANDIN} STANDIN_BIN={cluster.bin} exec {sys.executable} "$@"')
     job = cluster.submit("--gres=mig:3g.40gb:1", "-H", wrap="true")
     ended = cluster.submit("--output=/dev/null", wrap="exit 3")
     cluster.wait_job(ended)
-    client, commands = chosen(here, name, program), client_of(here)
+    client, commands = chosen(cluster_config, name, program), client_of(cluster_config)
     assert isinstance(client, PyslurmHistoryClient)
     try:
         assert [row.job_id for row in client.jobs()] == [job]

@@ -440,7 +440,7 @@ def scontrol(tools: Path) -> CliClient:
     return tool(tools, "scontrol", SCONTROL.replace("LOG", str(tools / "log")))
 
 
-def heard(tools: Path) -> list[str]:
+def logged_arguments(tools: Path) -> list[str]:
     return [line for line in (tools / "log").read_text().splitlines() if not line.startswith("--")]
 
 
@@ -448,7 +448,7 @@ def test_node_updates_use_one_process_and_refused_nodes_are_named(tools: Path, s
     with pytest.raises(SlurmRefused, match="rejected 1 of 3 changes: bad: Invalid node name") as caught:
         scontrol.set_gres({"n1": "mig:none:1", "n2": "mig:none:1", "bad": "mig:none:2"})
     assert caught.value.refused == {"bad": "Invalid node name specified"}
-    assert heard(tools) == ["update NodeName=n1,n2 Gres=mig:none:1"]
+    assert logged_arguments(tools) == ["update NodeName=n1,n2 Gres=mig:none:1"]
     assert scontrol.calls == 1
 
 
@@ -456,7 +456,7 @@ def test_refused_node_does_not_block_updates_of_other_nodes(tools: Path, scontro
     with pytest.raises(SlurmRefused) as caught:
         scontrol.set_gres({"n1": "mig:none:1", "bad": "mig:none:1", "n2": "mig:none:1"})
     assert caught.value.refused == {"bad": "Invalid node name specified"}
-    assert heard(tools) == ["update NodeName=n1 Gres=mig:none:1", "update NodeName=n2 Gres=mig:none:1"]
+    assert logged_arguments(tools) == ["update NodeName=n1 Gres=mig:none:1", "update NodeName=n2 Gres=mig:none:1"]
 
 
 def test_job_updates_use_one_process_and_refused_jobs_are_named(tools: Path, scontrol: CliClient) -> None:
@@ -466,7 +466,7 @@ def test_job_updates_use_one_process_and_refused_jobs_are_named(tools: Path, sco
     with pytest.raises(SlurmRefused, match="rejected 2 of 200 changes") as caught:
         scontrol.update_jobs(updates)
     assert set(caught.value.refused) == {"7", "150_4"}
-    assert heard(tools) == [f"update JobId={j} Gres=mig:2g.20gb:1" for j in range(1, 200) if j != 7]
+    assert logged_arguments(tools) == [f"update JobId={j} Gres=mig:2g.20gb:1" for j in range(1, 200) if j != 7]
     assert scontrol.calls == 1
 
 
@@ -496,7 +496,7 @@ def test_updates_without_an_answer_from_scontrol_are_sent_again(tools: Path) -> 
         SCONTROL.replace("LOG", str(tools / "log")).replace("update die", "update JobId=2 Gres=mig:none:1"),
     )
     client.update_jobs({str(job): {"Gres": "mig:none:1"} for job in (1, 2, 3)})
-    assert heard(tools) == [f"update JobId={job} Gres=mig:none:1" for job in (1, 2, 3)]
+    assert logged_arguments(tools) == [f"update JobId={job} Gres=mig:none:1" for job in (1, 2, 3)]
 
 
 def test_unreachable_slurmctld_is_an_error_but_no_refusal(tools: Path) -> None:
@@ -568,7 +568,7 @@ def test_oversized_update_of_a_node_does_not_block_other_nodes(tools: Path, scon
     with pytest.raises(SlurmRefused) as caught:
         scontrol.set_gres({"n1": "mig:none:1", "odd": long, "n2": "mig:none:2"})
     assert set(caught.value.refused) == {"odd"} and len(str(caught.value)) < 300
-    assert heard(tools) == ["update NodeName=n1 Gres=mig:none:1", "update NodeName=n2 Gres=mig:none:2"]
+    assert logged_arguments(tools) == ["update NodeName=n1 Gres=mig:none:1", "update NodeName=n2 Gres=mig:none:2"]
 
 
 def test_unreadable_rows_are_logged_once(tools: Path, caplog: pytest.LogCaptureFixture) -> None:

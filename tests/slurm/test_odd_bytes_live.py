@@ -82,7 +82,7 @@ def filled(pattern: str, raw: bytes) -> str:
     return before + text(raw) + behind
 
 
-def each(pattern: str, turn: int) -> list[str]:
+def values_for(pattern: str, turn: int) -> list[str]:
     """A value for each separator and for each other byte; a turn may have only a third of the others."""
     return [filled(pattern, bytes([value])) for value in sorted({*SEPARATORS, *thinned(ALL, turn)})]
 
@@ -146,7 +146,7 @@ def test_queries_still_work_with_any_byte_in_a_submit_option(bench: Bench, optio
     pattern = SUBMITTED[option]
     taken = bench.held([f"{option}={filled(pattern, ALL)}"])
     if not taken:  # at least one of the bytes is refused
-        taken = bench.held([f"{option}={value}" for value in each(pattern, list(SUBMITTED).index(option))])
+        taken = bench.held([f"{option}={value}" for value in values_for(pattern, list(SUBMITTED).index(option))])
     shown = bench.looked_at()
     assert shown[str(plain)] == "plain"
     assert set(map(str, taken)) <= shown.keys()
@@ -163,7 +163,7 @@ def test_queries_still_work_with_any_byte_in_an_update(bench: Bench) -> None:
         update = ["scontrol", "update"]
         (whole,) = bench.commands([[*update, f"JobId={array}", f"{key}={filled(pattern, ALL)}"]], user)
         if whole[0]:
-            values = enumerate(each(pattern, turn), 1)
+            values = enumerate(values_for(pattern, turn), 1)
             asked = [[*update, f"JobId={array}_{number}", f"{key}={value}"] for number, value in values]
             answers = bench.commands(asked, user)
             taken += sum(not code for code, _ in answers)

@@ -48,8 +48,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
         return made[-1]
 
     yield client
-    for one in made:
-        one.close()
+    for opened in made:
+        opened.close()
 
 
 def pid(client: PyslurmClient) -> int:
@@ -77,7 +77,7 @@ def test_process_is_replaced_after_many_requests(make: Make, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ("def jobs(): time.sleep(600)", r"did not answer within 0\.5 s"),
         ("def jobs(): os.kill(os.getpid(), signal.SIGSEGV)", "ended on signal 11"),
@@ -85,12 +85,14 @@ def test_process_is_replaced_after_many_requests(make: Make, monkeypatch: pytest
         ("def jobs(): raise RPCError('Unable to contact slurm controller')", "Unable to contact slurm controller"),
     ],
 )
-def test_failed_request_is_an_error_and_the_next_one_succeeds(make: Make, more: str, said: str, tmp_path: Path) -> None:
+def test_failed_request_is_an_error_and_the_next_one_succeeds(
+    make: Make, more: str, message: str, tmp_path: Path
+) -> None:
     client = make(more, timeout=60.0)
     assert client.probe() == ""
     if "sleep" in more:
         client._timeout = 0.5
-    with pytest.raises(SlurmError, match=said):
+    with pytest.raises(SlurmError, match=message):
         client.jobs()
     client._timeout = 60.0
     (tmp_path / "pyslurm.py").write_text(SOURCE)
@@ -112,7 +114,7 @@ def test_hanging_process_is_killed(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ("raise ImportError('libslurmfull.so: cannot open')", "cannot open"),
         ("os._exit(1)", "exit code 1"),
@@ -120,8 +122,8 @@ def test_hanging_process_is_killed(make: Make) -> None:
         ("class Partitions:\n    def load(): raise RPCError('Protocol version has an unexpected size')", "Protocol"),
     ],
 )
-def test_probe_says_why_pyslurm_cannot_be_used(make: Make, more: str, said: str) -> None:
-    assert said in make(more).probe()
+def test_probe_says_why_pyslurm_cannot_be_used(make: Make, more: str, message: str) -> None:
+    assert message in make(more).probe()
 
 
 def test_probe_reports_missing_pyslurm_or_python(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_the_token_and_its_user_are_sent(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         ((401, "Authentication failure"), "replace it by one of slurm"),
         ((200, "<html>"), "invalid JSON"),
@@ -121,10 +121,10 @@ def test_the_token_and_its_user_are_sent(serve: Serve) -> None:
     ],
 )
 def test_answer_without_a_job_list_is_an_error_and_not_an_empty_queue(
-    serve: Serve, answer: tuple[int, Any], said: str
+    serve: Serve, answer: tuple[int, Any], message: str
 ) -> None:
     client, _ = serve({"jobs/": answer})
-    with pytest.raises(SlurmError, match=said):
+    with pytest.raises(SlurmError, match=message):
         client.jobs()
 
 
@@ -261,16 +261,16 @@ def test_api_version_is_determined_again_after_slurmrestd_changed(serve: Serve) 
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "said"),
+    ("text", "mode", "message"),
     [("a.b.c", 0o644, "readable by no other"), ("", 0o600, "has no token"), ("a b\nX-Evil: 1", 0o600, "no token")],
 )
 def test_token_that_is_invalid_or_readable_by_others_is_not_sent(
-    serve: Serve, tmp_path: Path, text: str, mode: int, said: str
+    serve: Serve, tmp_path: Path, text: str, mode: int, message: str
 ) -> None:
     client, server = serve({})
     (tmp_path / "token").write_text(text)
     (tmp_path / "token").chmod(mode)
-    with pytest.raises(SlurmError, match=said):
+    with pytest.raises(SlurmError, match=message):
         client.jobs()
     assert server.headers == []
 

@@ -27,7 +27,7 @@ from slurm_migbatch.store.receipt import NodeReceipt
 from slurm_migbatch.store.restore import restore
 from tests.support.old_schemas import all_rows, make_old
 from tests.support.servers import KINDS
-from tests.support.store_events import Node, piece, run_of, states
+from tests.support.store_events import Node, run_of, slice_entry, states
 
 OTHERS = ["sqlite", *(pytest.param(kind, marks=pytest.mark.slurm) for kind in KINDS)]
 
@@ -84,12 +84,12 @@ def test_restored_database_has_a_new_identity_and_asks_nodes_for_all_state(datab
         claim = NodeReceipt(first.database, first.acked)
         assert store.ingest("n1", "aa", "b", [], claim).complete
         back_up(database, tmp_path / "b.db", HISTORY)
-        node.send(node.start(101, 8, piece(3)))
+        node.send(node.start(101, 8, slice_entry(3)))
     restore(tmp_path / "b.db", database, HISTORY, replace=True)
     assert identity(database) != first.database
     with open_store(database) as store:
         assert [id for id, _, _ in states(store)] == [7]
-        # the node has dropped what was written since the backup; it is asked for all that it holds
+        # the node has dropped what was written since the backup; its whole state is requested
         later = store.ingest("n1", "aa", "b", [], NodeReceipt(first.database, 3))
         assert not later.complete and later.database == identity(database)
 
@@ -122,7 +122,9 @@ def test_restore_is_refused_while_migbatchd_is_active_on_another_host(
             assert all_rows(server) == before
             shared.give_term(term.number)
             restore(tmp_path / "b.db", server, HISTORY, replace=True)
-            assert shared.take_term("ctl1", 60.0).number > term.number, "who had a term before may never write again"
+            assert shared.take_term("ctl1", 60.0).number > term.number, (
+                "the holder of an earlier term may never write again"
+            )
 
 
 def test_backup_under_load_is_consistent(database: str, tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_backup_under_load_is_consistent(database: str, tmp_path: Path) -> None:
             number = 1
             while not stop.is_set():
                 number += 1
-                node.send(node.start(float(number), number, piece(number % 7)))
+                node.send(node.start(float(number), number, slice_entry(number % 7)))
 
         writer = threading.Thread(target=write)
         writer.start()
@@ -256,9 +258,9 @@ def test_restore_keeps_the_owner_and_mode_of_the_file(url: str, tmp_path: Path) 
     assert after.st_ino != before.st_ino
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("exists", [True, False])
 def test_root_restores_in_another_users_directory_as_that_user(
-    open_tmp_path: Path, there: bool, monkeypatch: pytest.MonkeyPatch
+    open_tmp_path: Path, exists: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user who may change the directory could put a link to any file where root is about to write."""
     state = open_tmp_path / "state"
@@ -268,7 +270,7 @@ def test_root_restores_in_another_users_directory_as_that_user(
     back_up(url, open_tmp_path / "b.db", HISTORY)
     for path in (state, *state.iterdir()):
         os.chown(path, 12345, 23456)
-    if not there:
+    if not exists:
         for path in state.iterdir():
             path.unlink()
     changes: list[tuple[str, int]] = []

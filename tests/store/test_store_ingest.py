@@ -14,7 +14,7 @@ from slurm_migbatch.store import ingest, lifecycle
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.models import Run
 from slurm_migbatch.store.receipt import NodeReceipt, Receipt
-from tests.support.store_events import Node, piece, run_of, states
+from tests.support.store_events import Node, run_of, slice_entry, states
 
 
 def kept(store: Store) -> list[tuple[int, str]]:
@@ -24,7 +24,7 @@ def kept(store: Store) -> list[tuple[int, str]]:
 
 def test_run_is_recorded_from_start_to_stop(store: Store) -> None:
     node = Node(store)
-    assert node.send(node.start(100, 7, piece(0), piece(4, 2, "2g.20gb"), decision="abc", warm=True)) == 1
+    assert node.send(node.start(100, 7, slice_entry(0), slice_entry(4, 2, "2g.20gb"), decision="abc", warm=True)) == 1
     run = run_of(store, 7)
     assert run.run["state"] == "RUNNING"
     assert (run.run["user"], run.run["uid"], run.run["account"], run.run["partition"]) == ("alice", 1001, "ml", "gpu")
@@ -34,10 +34,10 @@ def test_run_is_recorded_from_start_to_stop(store: Store) -> None:
         (7, 0, 1, "1g.10gb"),
         (7, 4, 2, "2g.20gb"),
     ]
-    assert node.send(node.stop(160, 7, piece(0), piece(4, 2, "2g.20gb"), exit_code=0)) == 2
+    assert node.send(node.stop(160, 7, slice_entry(0), slice_entry(4, 2, "2g.20gb"), exit_code=0)) == 2
     run = run_of(store, 7)
     assert (run.run["state"], run.run["ended"], run.run["exit_code"]) == ("COMPLETED", 160, 0)
-    assert [piece["outcome"] for piece in run.slices] == ["released", "released"]
+    assert [slice_entry["outcome"] for slice_entry in run.slices] == ["released", "released"]
     assert store.leases() == []
     assert len(store.leases(active=False)) == 2
 
@@ -126,10 +126,10 @@ def test_unknown_and_malformed_events_are_kept_and_block_nothing(store: Store) -
     odd = [
         node.event("teleport", 100, where={"to": ["mars"]}),
         node.event("start", 101),
-        node.event("start", 102, job="seven", slices=[piece()]),
-        node.event("start", 103, job=-1, slices=[piece()]),
+        node.event("start", 102, job="seven", slices=[slice_entry()]),
+        node.event("start", 103, job=-1, slices=[slice_entry()]),
         node.event("stop", 104, job=7, restart="x"),
-        node.event("start", 105, job=2**70, slices=[piece()]),
+        node.event("start", 105, job=2**70, slices=[slice_entry()]),
         node.event("inventory", 106, gpus="none"),
         node.event("inventory", 107, gpus=[1, {"uuid": None}]),
         node.event("boot", 108),
@@ -169,7 +169,7 @@ def test_oversized_fields_are_truncated(store: Store) -> None:
     node.send(
         node.event("teleport", 100, blob="x" * 3_000_000),
         node.event("teleport", 101, deep=deep),
-        node.start(102, 7, *(piece(i) for i in range(2000)), user="u" * 5000, decision="d" * 99),
+        node.start(102, 7, *(slice_entry(i) for i in range(2000)), user="u" * 5000, decision="d" * 99),
     )
     with store.reading() as connection:
         sizes = [len(row[0]) for row in connection.execute(text("SELECT payload FROM node_events"))]
@@ -180,7 +180,7 @@ def test_oversized_fields_are_truncated(store: Store) -> None:
 
 def test_stop_without_a_start_records_the_slices_that_were_held(store: Store) -> None:
     node = Node(store)
-    node.send(node.stop(160, 7, piece(4, 2, "2g.20gb"), exit_code=1))
+    node.send(node.stop(160, 7, slice_entry(4, 2, "2g.20gb"), exit_code=1))
     run = run_of(store, 7)
     assert (run.run["state"], run.run["profile"], run.run["ended"]) == ("FAILED", "2g.20gb", 160)
     assert [(s["slot_start"], s["outcome"], s["since"], s["until"]) for s in run.slices] == [(4, "released", None, 160)]
@@ -189,7 +189,7 @@ def test_stop_without_a_start_records_the_slices_that_were_held(store: Store) ->
 def test_repeated_start_replaces_the_slices_of_the_run(store: Store) -> None:
     """The hook was killed after its start was written, and ran again with another placement."""
     node = Node(store)
-    node.send(node.start(100, 7, piece(0), piece(1)), node.start(101, 7, piece(1), piece(2)))
+    node.send(node.start(100, 7, slice_entry(0), slice_entry(1)), node.start(101, 7, slice_entry(1), slice_entry(2)))
     assert [lease.start for lease in store.leases()] == [1, 2]
     run = run_of(store, 7)
     assert (run.run["started"], run.run["slice_count"], run.run["profile"]) == (100, 2, "1g.10gb:2")
@@ -197,7 +197,7 @@ def test_repeated_start_replaces_the_slices_of_the_run(store: Store) -> None:
 
 def test_start_in_an_occupied_slot_ends_the_earlier_lease(store: Store) -> None:
     node = Node(store)
-    node.send(node.start(100, 7, piece(0, 4, "3g.40gb")), node.start(200, 8, piece(2, 2, "2g.20gb")))
+    node.send(node.start(100, 7, slice_entry(0, 4, "3g.40gb")), node.start(200, 8, slice_entry(2, 2, "2g.20gb")))
     assert [(lease.job, lease.start) for lease in store.leases()] == [(8, 2)]
     assert states(store) == [(7, 0, "UNKNOWN"), (8, 0, "RUNNING")]
 
@@ -248,9 +248,9 @@ def test_start_is_compared_only_with_leases_on_its_own_gpus(store: Store, monkey
 
     monkeypatch.setattr(lifecycle, "_overlaps", compare)
     node = Node(store)
-    runs = [{"job": n, "restart": 0, "since": 90.0, "slices": [piece(gpu=f"GPU-{n}")]} for n in range(1, 61)]
+    runs = [{"job": n, "restart": 0, "since": 90.0, "slices": [slice_entry(gpu=f"GPU-{n}")]} for n in range(1, 61)]
     node.send(node.event("state", 100, gpus=[], runs=runs, zombies=[], idle=[]))
-    node.send(node.start(101, 99, piece(gpu="GPU-5"), piece(1, gpu="GPU-6")))
+    node.send(node.start(101, 99, slice_entry(gpu="GPU-5"), slice_entry(1, gpu="GPU-6")))
     assert len(store.leases()) == 61 and run_of(store, 5).slices[0]["outcome"] == "lost"
     assert len(compared) < 10
 
@@ -259,17 +259,17 @@ def test_number_of_open_leases_of_a_node_is_limited(store: Store, monkeypatch: p
     """When the node boots, the record ends all of them at once."""
     monkeypatch.setattr(lifecycle, "_MOST_OPEN", 3)
     node, other = Node(store), Node(store, "n2", "bb")
-    node.send(*(node.start(100, number, piece(gpu=f"GPU-{number}")) for number in range(1, 9)))
-    other.send(other.start(100, 20, piece(gpu="GPU-x")))
+    node.send(*(node.start(100, number, slice_entry(gpu=f"GPU-{number}")) for number in range(1, 9)))
+    other.send(other.start(100, 20, slice_entry(gpu="GPU-x")))
     assert [lease.job for lease in store.leases()] == [1, 2, 3, 20]
-    node.send(node.stop(110, 1, piece(gpu="GPU-1")), node.start(120, 9, piece(gpu="GPU-9")))
+    node.send(node.stop(110, 1, slice_entry(gpu="GPU-1")), node.start(120, 9, slice_entry(gpu="GPU-9")))
     assert [lease.job for lease in store.leases()] == [2, 3, 9, 20]
 
 
 def test_number_of_leases_of_a_run_on_a_node_is_limited(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "_MOST_OF_RUN", 3)
     node = Node(store)
-    node.send(*(node.start(100 + number, 7, piece(gpu=f"GPU-{number}")) for number in range(9)))
+    node.send(*(node.start(100 + number, 7, slice_entry(gpu=f"GPU-{number}")) for number in range(9)))
     assert len(store.leases(active=False)) == 3
 
 
@@ -314,11 +314,11 @@ def test_number_of_runs_that_a_node_can_invent_for_a_job_is_limited(
 
 def test_misfit_does_not_end_a_run_with_a_slice_on_another_node(store: Store) -> None:
     """Root on a node may report events of any job."""
-    here, other = Node(store), Node(store, "n2", "bb")
-    here.send(here.start(100, 7))
+    node, other = Node(store), Node(store, "n2", "bb")
+    node.send(node.start(100, 7))
     other.send(other.event("misfit", 101, job=7, restart=0, reason="x"))
     assert (run_of(store, 7).run["state"], run_of(store, 7).run["ended"]) == ("RUNNING", None)
-    here.send(here.stop(110, 7))
+    node.send(node.stop(110, 7))
     assert (run_of(store, 7).run["state"], run_of(store, 7).run["ended"]) == ("COMPLETED", 110.0)
 
 
@@ -349,14 +349,14 @@ def test_runs_whose_end_is_reported_at_boot_end_as_node_fail(store: Store) -> No
     node.send(
         node.event("boot", 50, boot_id="b1"),
         node.start(100, 7),
-        node.start(101, 8, piece(1)),
-        node.start(102, 9, piece(2)),
+        node.start(101, 8, slice_entry(1)),
+        node.start(102, 9, slice_entry(2)),
     )
     node.send(
-        node.stop(150, 9, piece(2), exit_code=None),
+        node.stop(150, 9, slice_entry(2), exit_code=None),
         node.event("zombie", 151, reason="?"),
         node.stop(200, 7, exit_code=None),
-        node.stop(200, 8, piece(1), exit_code=None),
+        node.stop(200, 8, slice_entry(1), exit_code=None),
         node.event("boot", 200, boot_id="b2"),
     )
     assert states(store) == [(7, 0, "NODE_FAIL"), (8, 0, "NODE_FAIL"), (9, 0, "UNKNOWN")]
@@ -372,27 +372,27 @@ def test_first_reported_boot_is_not_a_reboot(store: Store) -> None:
 
 def test_loss_of_the_journal_ends_its_leases_but_not_its_runs(store: Store) -> None:
     old = Node(store)
-    old.send(old.start(100, 7), old.start(101, 8, piece(1)))
+    old.send(old.start(100, 7), old.start(101, 8, slice_entry(1)))
     new = Node(store, journal="bb")
     new.send(new.event("boot", 200, boot_id="boot-1"))
     assert store.leases() == []
     assert states(store) == [(7, 0, "RUNNING"), (8, 0, "RUNNING")]
     # one ends under the new journal, the other is found again by a repair
-    new.send(new.stop(300, 7, exit_code=0), new.start(301, 8, piece(1)))
+    new.send(new.stop(300, 7, exit_code=0), new.start(301, 8, slice_entry(1)))
     assert states(store) == [(7, 0, "COMPLETED"), (8, 0, "RUNNING")]
     assert [(lease.job, lease.since) for lease in store.leases()] == [(8, 101)]
     # events of the old journal that arrive late open no lease
-    assert old.send(old.start(150, 9, piece(2))) == 3
+    assert old.send(old.start(150, 9, slice_entry(2))) == 3
     assert [lease.job for lease in store.leases()] == [8]
 
 
 def test_job_on_two_nodes_ends_when_its_last_node_stops(store: Store) -> None:
     first, second = Node(store), Node(store, "n2", "bb")
     first.send(first.start(100, 7))
-    second.send(second.start(101, 7, piece(gpu="GPU-b")))
+    second.send(second.start(101, 7, slice_entry(gpu="GPU-b")))
     first.send(first.stop(150, 7, exit_code=0))
     assert run_of(store, 7).run["state"] == "RUNNING"
-    second.send(second.stop(151, 7, piece(gpu="GPU-b"), exit_code=0))
+    second.send(second.stop(151, 7, slice_entry(gpu="GPU-b"), exit_code=0))
     run = run_of(store, 7).run
     assert (run["state"], run["ended"], run["nodes"], run["profile"]) == ("COMPLETED", 151, "n1,n2", "1g.10gb:2")
 
@@ -497,9 +497,11 @@ def test_node_name_is_required(store: Store) -> None:
 # -- state events: all that a node holds -------------------------------------------------------------------------
 
 
-def told(node: Node, ts: float, *runs: tuple[int, dict[str, Any]], **fields: Any) -> dict[str, Any]:
+def state_event(node: Node, ts: float, *runs: tuple[int, dict[str, Any]], **fields: Any) -> dict[str, Any]:
     """A `state` event with one slice for each run."""
-    rows = [{"job": job, "restart": 0, "uid": 1001, "since": ts - 10, "slices": [piece]} for job, piece in runs]
+    rows = [
+        {"job": job, "restart": 0, "uid": 1001, "since": ts - 10, "slices": [slice_entry]} for job, slice_entry in runs
+    ]
     return node.event("state", ts, **{"gpus": [], "runs": rows, "zombies": [], "idle": [], **fields})
 
 
@@ -517,17 +519,17 @@ def test_node_is_incomplete_until_it_reports_its_whole_state(store: Store) -> No
     node = Node(store)
     first = receipt(node, node.event("inventory", 100, gpus=[{"uuid": "GPU-a", "mig": True}]), node.start(101, 7))
     assert first == (2, first.database, False), "an inventory and what happens from now on are not all"
-    assert receipt(node, told(node, 102, (7, piece()))) == (3, first.database, True)
+    assert receipt(node, state_event(node, 102, (7, slice_entry()))) == (3, first.database, True)
     assert receipt(node, node.stop(103, 7)) == (4, first.database, True)
 
 
 def test_gpu_that_answers_again_requires_a_new_state_report(store: Store) -> None:
     """Readers of the events have dropped the GPU and what is held on it."""
     node, gpu = Node(store), {"uuid": "GPU-a", "mig": True}
-    assert receipt(node, told(node, 100, (7, piece()), gpus=[gpu])).complete
+    assert receipt(node, state_event(node, 100, (7, slice_entry()), gpus=[gpu])).complete
     assert receipt(node, node.event("inventory", 110, gpus=[{"uuid": "GPU-a", "mig": False}])).complete
     assert not receipt(node, node.event("inventory", 120, gpus=[gpu, {"uuid": "GPU-b", "mig": True}])).complete
-    assert receipt(node, told(node, 130, (7, piece()), gpus=[gpu])).complete
+    assert receipt(node, state_event(node, 130, (7, slice_entry()), gpus=[gpu])).complete
     assert receipt(node, node.event("inventory", 140, gpus=[gpu])).complete
 
 
@@ -540,28 +542,30 @@ def test_database_keeps_its_identity_and_another_one_needs_a_state_report(
         assert Node(again).store.ingest("n1", "aa", "b", []).database == mine
     with open_store(f"sqlite:///{tmp_path}/other.db") as other:
         assert other.ingest("n1", "aa", "b", []).database != mine
-    assert receipt(node, told(node, 100)).complete
-    assert not receipt(node, claim=NodeReceipt("0123")).complete, "it was told to another database since"
-    assert not receipt(node).complete, "until all is told again"
-    assert receipt(node, told(node, 101)).complete
+    assert receipt(node, state_event(node, 100)).complete
+    assert not receipt(node, claim=NodeReceipt("0123")).complete, "the node has sent it to another database since"
+    assert not receipt(node).complete, "until the whole state is sent again"
+    assert receipt(node, state_event(node, 101)).complete
 
 
 @pytest.mark.sqlite
 def test_older_backup_asks_for_all_state_and_the_nodes_report_counts(store: Store, url: str, tmp_path: Path) -> None:
     node = Node(store)
-    receipt(node, told(node, 100, (7, piece()), (8, piece(1))))
+    receipt(node, state_event(node, 100, (7, slice_entry()), (8, slice_entry(1))))
     backup = tmp_path / "backup.db"
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as source, closing(sqlite3.connect(backup)) as target:
         source.backup(target)
-    later = receipt(node, node.stop(110, 8, piece(1)), node.start(111, 9, piece(2)), node.stop(112, 9, piece(2)))
+    later = receipt(
+        node, node.stop(110, 8, slice_entry(1)), node.start(111, 9, slice_entry(2)), node.stop(112, 9, slice_entry(2))
+    )
     with open_store(f"sqlite:///{backup}") as old:
         node.store = old
         found = receipt(node, claim=NodeReceipt(later.database, later.acked))
         assert found == (1, later.database, False)
         assert {lease.job for lease in old.leases()} == {7, 8}
-        state = told(node, 120, (7, piece()), (11, piece(3)))
+        state = state_event(node, 120, (7, slice_entry()), (11, slice_entry(3)))
         claim = NodeReceipt(found.database, found.acked)
-        assert receipt(node, state, claim=claim) == (1, later.database, False), "a gap: maybe more is to come"
+        assert receipt(node, state, claim=claim) == (1, later.database, False), "a gap: more events may follow"
         assert receipt(node, state, claim=claim) == (5, later.database, True)
         assert {lease.job for lease in old.leases()} == {7, 11}
         assert states(old) == [(7, 0, "RUNNING"), (8, 0, "UNKNOWN"), (11, 0, "RUNNING")]
@@ -570,33 +574,33 @@ def test_older_backup_asks_for_all_state_and_the_nodes_report_counts(store: Stor
 
 def test_lost_events_require_a_new_state_report(store: Store) -> None:
     node = Node(store)
-    receipt(node, told(node, 100))
+    receipt(node, state_event(node, 100))
     node.seq += 3
     late = node.start(110, 7)
     receipt(node, late)
-    assert not receipt(node, late).complete, "a gap was stepped over"
-    receipt(node, told(node, 111))
+    assert not receipt(node, late).complete, "a gap was skipped"
+    receipt(node, state_event(node, 111))
     assert not receipt(node, claim=NodeReceipt(identity(store), 0, incomplete=True)).complete, "or it could not be read"
 
 
 def test_state_report_ends_leases_it_omits_and_opens_those_it_names(store: Store) -> None:
     node, other = Node(store), Node(store, "n2", "bb")
-    other.send(other.start(90, 7, piece(gpu="GPU-b")))
-    node.send(node.start(100, 7), node.start(101, 8, piece(1)))
-    guest = {"job": 12, "restart": 0, "uid": 1001, "since": 105.0, "slices": [piece(1)], "beside": [8, 0]}
-    host = {"job": 8, "restart": 0, "uid": 1001, "since": 101.0, "slices": [piece(1)], "user": "alice"}
-    receipt(node, told(node, 110, gpus=[{"uuid": "GPU-a", "index": 3, "mig": True}], runs=[guest, host]))
+    other.send(other.start(90, 7, slice_entry(gpu="GPU-b")))
+    node.send(node.start(100, 7), node.start(101, 8, slice_entry(1)))
+    guest = {"job": 12, "restart": 0, "uid": 1001, "since": 105.0, "slices": [slice_entry(1)], "beside": [8, 0]}
+    host = {"job": 8, "restart": 0, "uid": 1001, "since": 101.0, "slices": [slice_entry(1)], "user": "alice"}
+    receipt(node, state_event(node, 110, gpus=[{"uuid": "GPU-a", "index": 3, "mig": True}], runs=[guest, host]))
     assert {(lease.node, lease.job) for lease in store.leases()} == {("n2", 7), ("n1", 8), ("n1", 12)}
     assert states(store) == [(7, 0, "RUNNING"), (8, 0, "RUNNING"), (12, 0, "RUNNING")]
     assert [gpu["index"] for gpu in store.inventory()["n1"]] == [3]
-    node.send(node.stop(120, 8, piece(1)), node.stop(121, 12, piece(1)))
+    node.send(node.stop(120, 8, slice_entry(1)), node.stop(121, 12, slice_entry(1)))
     assert [lease.node for lease in store.leases()] == ["n2"]
 
 
 def test_journal_that_came_back_is_the_current_one_again(store: Store) -> None:
     node, newer = Node(store), Node(store, journal="bb")
-    receipt(node, told(node, 100, (7, piece())))
-    receipt(newer, told(newer, 110, (7, piece())))
+    receipt(node, state_event(node, 100, (7, slice_entry())))
+    receipt(newer, state_event(newer, 110, (7, slice_entry())))
     assert not receipt(node).complete
-    assert receipt(node, told(node, 120, (7, piece()))).complete
+    assert receipt(node, state_event(node, 120, (7, slice_entry()))).complete
     assert [lease.job for lease in store.leases()] == [7]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.store.db import Store, open_store
-from tests.support.store_events import piece
+from tests.support.store_events import slice_entry
 from tests.support.stores import prepared
 
 SIZES = {1: "1g.10gb", 2: "2g.20gb", 4: "3g.40gb"}
@@ -62,7 +62,7 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 def _slices(slots: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-    return [piece(start, size, SIZES[size]) for start, size in slots]
+    return [slice_entry(start, size, SIZES[size]) for start, size in slots]
 
 
 def record(store: Store) -> list[Any]:
@@ -70,8 +70,8 @@ def record(store: Store) -> list[Any]:
     found = []
     for row in store.runs():
         run = {name: value for name, value in row.run.items() if name not in ("id", "lesson")}
-        pieces = [{name: value for name, value in p.items() if name not in ("id", "run_id")} for p in row.slices]
-        found.append((run, pieces))
+        slice_rows = [{name: value for name, value in p.items() if name not in ("id", "run_id")} for p in row.slices]
+        found.append((run, slice_rows))
     return found
 
 
@@ -118,6 +118,6 @@ def test_lost_repeated_and_reordered_batches_change_nothing(events: list[dict[st
 def test_no_event_breaks_the_store(events: list[dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as directory, open_store(prepared(f"sqlite:///{directory}/s.db")) as store:
         store.ingest("n1", "aa", "b", events)
-        start = {"seq": 1, "ts": 5.0, "kind": "start", "job": 77, "slices": [piece()]}
+        start = {"seq": 1, "ts": 5.0, "kind": "start", "job": 77, "slices": [slice_entry()]}
         assert store.ingest("n1", "bb", "b", [start]).acked == 1
         assert [lease.job for lease in store.leases()] == [77]

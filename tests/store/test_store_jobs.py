@@ -8,7 +8,7 @@ import pytest
 
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.queries import RunFilter
-from tests.support.store_events import Node, job, piece, run_of, states
+from tests.support.store_events import Node, job, run_of, slice_entry, states
 
 DECISION: dict[str, Any] = {
     "id": "7fq3k",
@@ -61,23 +61,23 @@ def test_slurms_end_state_overrides_the_nodes_report(store: Store) -> None:
 
 def test_slurms_exit_code_overrides_the_nodes_report(store: Store) -> None:
     """Whatever a node reports later, even one that never had the job."""
-    here, other = Node(store), Node(store, "n2", "bb")
-    here.send(here.start(100, 7))
+    node, other = Node(store), Node(store, "n2", "bb")
+    node.send(node.start(100, 7))
     store.upsert_jobs([job(7, "FAILED", start=99.0, end=110.0, exit_code="3:0", nodes=("n1",))])
-    here.send(here.stop(111, 7, exit_code=0))
+    node.send(node.stop(111, 7, exit_code=0))
     other.send(other.stop(500, 7, exit_code=137))
     run = run_of(store, 7).run
     assert (run["state"], run["ended"], run["exit_code"], run["signal"]) == ("FAILED", 110, 3, 0)
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("exit_code", "shown"),
     [("0:0", (0, 0)), ("1:0", (1, 0)), ("0:9", (0, 9)), (256, (1, 0)), ("9", (0, 9)), ("x", (None, None))],
 )
 def test_exit_codes_are_parsed_as_slurm_writes_them(
-    store: Store, told: object, shown: tuple[int | None, int | None]
+    store: Store, exit_code: object, shown: tuple[int | None, int | None]
 ) -> None:
-    store.upsert_jobs([job(7, "FAILED by something", exit_code=told)])
+    store.upsert_jobs([job(7, "FAILED by something", exit_code=exit_code)])
     run = run_of(store, 7).run
     assert (run["state"], (run["exit_code"], run["signal"])) == ("FAILED", shown)
 
@@ -151,7 +151,7 @@ def test_decision_is_joined_to_its_run_in_any_order(store: Store, order: tuple[s
         elif step == "job":
             store.upsert_jobs([job(7, comment=MARKED)])
         else:
-            node.send(node.start(100, 7, piece(profile="1g.10gb+me"), decision="7fq3k"))
+            node.send(node.start(100, 7, slice_entry(profile="1g.10gb+me"), decision="7fq3k"))
     run = run_of(store, 7).run
     assert (run["decision"], run["bucket"], run["source"]) == ("7fq3k", DECISION["bucket"], "service")
     assert run["asked"] == DECISION["asked"]
@@ -214,4 +214,4 @@ def test_accounting_fields_of_a_job_are_kept(store: Store) -> None:
     run = run_of(store, 7).run
     assert (run["gid"], run["qos"], run["wckey"], run["comment"]) == (1001, "low", "*paper", "x" * 1024)
     store.upsert_jobs([{"job_id": 7, "state": "COMPLETED", "restarts": 0}])
-    assert run_of(store, 7).run["comment"] == "x" * 1024, "a row that does not tell it leaves it"
+    assert run_of(store, 7).run["comment"] == "x" * 1024, "a row without it leaves it unchanged"

@@ -10,7 +10,7 @@ from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.loans import freed, uses
 from slurm_migbatch.store.queries import RunFilter
 from slurm_migbatch.store.reader import open_reader
-from tests.support.store_events import Node, piece
+from tests.support.store_events import Node, slice_entry
 
 
 def loan(job: int, decided: float = 100.0, restart: int = 0, state: str = "released", **fields: Any) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def test_foreign_text_is_cleaned_and_truncated(store: Store) -> None:
 
 def test_loan_in_a_window_includes_the_memory_slices_of_its_slice(store: Store, url: str) -> None:
     node = Node(store)
-    node.send(node.start(100, 7, piece(0, 2, "1g.20gb")))
+    node.send(node.start(100, 7, slice_entry(0, 2, "1g.20gb")))
     lent = {"state": "running", "profile": "1g.20gb", "started": 100.0, "node": "n1"}
     store.save_loans([loan(7, gpu="GPU-a", **lent), loan(8, gpu="GPU-a", **lent), loan(9, **lent)])
     with closing(open_reader(url)) as record:
@@ -73,11 +73,11 @@ def test_loan_in_a_window_includes_the_memory_slices_of_its_slice(store: Store, 
 def test_past_uses_exclude_loans(store: Store) -> None:
     node = Node(store)
     node.send(
-        node.start(100, 1, piece(0)),
-        node.start(110, 2, piece(1)),
-        node.start(120, 3, piece(2)),
-        node.stop(130, 1, piece(0)),
-        node.stop(140, 2, piece(1)),
+        node.start(100, 1, slice_entry(0)),
+        node.start(110, 2, slice_entry(1)),
+        node.start(120, 3, slice_entry(2)),
+        node.stop(130, 1, slice_entry(0)),
+        node.stop(140, 2, slice_entry(1)),
     )
     store.save_loans([loan(2)])
     assert [tuple(use) for use in store.read(uses, 0.0)] == [("1g.10gb", 100.0, 130.0), ("1g.10gb", 120.0, None)]

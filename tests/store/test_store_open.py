@@ -18,7 +18,7 @@ from slurm_migbatch.store import sqlitefile
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.errors import NetworkFilesystemError, StoreError
 from slurm_migbatch.store.filesystem import filesystem_type, is_network
-from tests.support.store_events import Node, job, piece, states
+from tests.support.store_events import Node, job, slice_entry, states
 
 MOUNTS = """\
 22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -64,7 +64,7 @@ def test_network_filesystem_is_refused_with_advice(url: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "message"),
     [
         ("nonsense", "not a database URL"),
         ("sqlite://", "is not an absolute path"),
@@ -74,8 +74,8 @@ def test_network_filesystem_is_refused_with_advice(url: str, monkeypatch: pytest
         ("frobnicate://x", "use sqlite, mariadb or postgresql"),
     ],
 )
-def test_url_that_cannot_be_opened_is_an_error_with_its_reason(url: str, says: str) -> None:
-    with pytest.raises(StoreError, match=says):
+def test_url_that_cannot_be_opened_is_an_error_with_its_reason(url: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message):
         open_store(url)
 
 
@@ -142,7 +142,7 @@ def test_reader_sees_new_rows_of_a_running_writer(store: Store, url: str) -> Non
     node = Node(store)
     with open_store(url, readonly=True) as reader:
         for number in range(1, 4):
-            node.send(node.start(100 + number, number, piece(number)))
+            node.send(node.start(100 + number, number, slice_entry(number)))
             assert len(reader.runs()) == number
 
 
@@ -219,7 +219,7 @@ def test_two_concurrent_writers_lose_no_events(url: str) -> None:
         def send(store: Store, name: str) -> None:
             node = Node(store, name, "aa")
             for number in range(25):
-                node.send(node.start(100 + number, number + (1000 if name == "n2" else 1), piece(number % 7)))
+                node.send(node.start(100 + number, number + (1000 if name == "n2" else 1), slice_entry(number % 7)))
 
         threads = [threading.Thread(target=send, args=pair) for pair in ((first, "n1"), (second, "n2"))]
         for thread in threads:

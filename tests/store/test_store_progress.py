@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.progress import RunProgressRow
 from slurm_migbatch.workload.lesson import Lesson
-from tests.support.store_events import Node, job, piece, run_of
+from tests.support.store_events import Node, job, run_of, slice_entry
 
 GPU = {"uuid": "GPU-a", "index": 0, "minor": 0, "name": "NVIDIA H100 80GB HBM3", "mig": True, "geometry": {}}
 DECISION = {
@@ -175,28 +175,28 @@ def test_each_run_has_its_own_figures(store: Store) -> None:
 
 def test_figures_from_a_node_that_the_job_is_not_on_do_not_count(store: Store) -> None:
     """Root on a node may report any job, even that it holds a slice there."""
-    here, other = Node(store, "n1"), Node(store, "n2", "bb")
-    here.send(here.start(100, 7))
+    node, other = Node(store, "n1"), Node(store, "n2", "bb")
+    node.send(node.start(100, 7))
     store.upsert_jobs([job(7, "RUNNING", nodes=("n1",), start=99.0)])
     figures = {"items": 9, "throughput_per_s": 1.0, "steps": 9, "checkpoint": 105.0, "oom": True}
     other.send(other.start(101, 7), report(other, 110, **figures), stop(other, 111, memory=9000, shared=True))
     assert measured(store) == (None, None, None, None)
     assert run_of(store, 7).run["measured_facts"] is None
     assert store.job_progress([7])[0].checkpoint is None
-    here.send(report(here, 120, items=300, throughput_per_s=10.0))
+    node.send(report(node, 120, items=300, throughput_per_s=10.0))
     store.upsert_jobs([job(7, nodes=(), restarts=1, submit=130.0)])
-    here.send(report(here, 121, items=310, throughput_per_s=10.0, final=True), stop(here, 122, memory=5120))
+    node.send(report(node, 121, items=310, throughput_per_s=10.0, final=True), stop(node, 122, memory=5120))
     assert measured(store) == (310, 10, None, 5120), "Slurm was faster than the end of the run"
 
 
 def test_figures_of_other_nodes_are_dropped_once_slurm_reports_the_nodes(store: Store) -> None:
-    here, other = Node(store, "n1"), Node(store, "n2", "bb")
+    node, other = Node(store, "n1"), Node(store, "n2", "bb")
     store.upsert_jobs([job(7)])
     other.send(other.start(60, 7), report(other, 70, items=9, checkpoint=70.0, oom=True))
-    here.send(here.start(100, 7), report(here, 110, items=300))
+    node.send(node.start(100, 7), report(node, 110, items=300))
     store.upsert_jobs([job(7, "RUNNING", nodes=("n1",), start=99.0)])
     assert measured(store) == (None, None, None, None)
-    here.send(report(here, 120, items=310), stop(here, 122, memory=5120))
+    node.send(report(node, 120, items=310), stop(node, 122, memory=5120))
     store.upsert_jobs([job(7, "COMPLETED", nodes=("n1",), start=99.0, end=122.0)])
     assert measured(store) == (310, None, None, 5120)
     assert "oom" not in facts(store) and set(facts(store)["nodes"]) == {"n1"}
@@ -244,7 +244,7 @@ def test_each_run_of_a_job_has_its_own_saved_progress(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 7), report(node, 130, steps=50, checkpoint=130.0), stop(node, 131))
     node.send(
-        node.start(200, 7, piece(0, 4, "3g.40gb"), restart=1),
+        node.start(200, 7, slice_entry(0, 4, "3g.40gb"), restart=1),
         report(node, 230, restart=1, steps=90, checkpoint=229.0, restored=50),
     )
     assert [(r.restart, r.profile, r.steps, r.restored) for r in store.job_progress([7])] == [
@@ -299,7 +299,7 @@ def test_lesson_contains_all_that_is_known_of_its_run(store: Store) -> None:
 
 def test_runs_without_reports_or_decision_give_partial_lessons(store: Store) -> None:
     node = Node(store)
-    held = [piece(0), piece(1), piece(4, 4, "3g.40gb")]
+    held = [slice_entry(0), slice_entry(1), slice_entry(4, 4, "3g.40gb")]
     node.send(node.start(100, 7, *held), {**node.stop(160, 7, *held), "memory_mib": 800})
     (lesson,) = taught(store)
     assert (lesson.model, lesson.profile, lesson.gpu, lesson.slices) == (None, None, None, 3)
@@ -323,9 +323,9 @@ def test_reader_that_continues_by_number_misses_no_lesson(store: Store) -> None:
     """Runs end in a different order than they began, several in one message, and pages are short."""
     node = Node(store)
     jobs = list(range(1, 30))
-    node.send(*[node.start(100 + n, n, piece(n % 7)) for n in jobs])
+    node.send(*[node.start(100 + n, n, slice_entry(n % 7)) for n in jobs])
     for batch in itertools.batched(reversed(jobs), 4) if hasattr(itertools, "batched") else [tuple(jobs)]:
-        node.send(*[node.stop(500 + n, n, piece(n % 7)) for n in batch])
+        node.send(*[node.stop(500 + n, n, slice_entry(n % 7)) for n in batch])
     seen: list[Lesson] = []
     while page := store.lessons(seen[-1].number if seen else 0, limit=3):
         seen += page

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.models import Run, SupplyChange, span_class
 from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, JobId, RunFilter, statement_of
-from tests.support.store_events import Node, job, piece, states
+from tests.support.store_events import Node, job, slice_entry, states
 from tests.support.stores import prepared
 
 moments = st.floats(min_value=0, max_value=5e8) | st.sampled_from([0.0, 1.0, 4.0, 16.0, 64.0, 4.0**14, 4.0**15])
@@ -98,7 +98,7 @@ def filled(store: Store) -> Store:
     first.send(first.start(100, 1), first.stop(200, 1, exit_code=0))
     second.send(second.start(150, 2, user="bob", uid=1002), second.stop(300, 2, exit_code=1))
     store.upsert_jobs([job(3, submit=390.0), job(4, submit=450.0, user="bob", uid=1002)])
-    first.send(first.start(400, 3, piece(2)))
+    first.send(first.start(400, 3, slice_entry(2)))
     store.upsert_jobs(
         [
             job(11, "RUNNING", submit=900.0, start=901.0, array_job=10, array_task="1"),
@@ -153,7 +153,7 @@ def test_filter_by_window_and_node_returns_the_slices(filled: Store) -> None:
 
 def test_leases_are_listed_by_gpu_and_placement(store: Store) -> None:
     node = Node(store)
-    node.send(node.start(100, 1, piece(4, 2, "2g.20gb"), piece(0), piece(0, gpu="GPU-0")))
+    node.send(node.start(100, 1, slice_entry(4, 2, "2g.20gb"), slice_entry(0), slice_entry(0, gpu="GPU-0")))
     assert [(lease.gpu, lease.start, lease.profile) for lease in store.leases()] == [
         ("GPU-0", 0, "1g.10gb"),
         ("GPU-a", 0, "1g.10gb"),
@@ -176,6 +176,6 @@ def test_reading_sees_one_moment_of_the_database(store: Store) -> None:
     node.send(node.start(100, 1))
     with store.reading() as connection:
         before = connection.execute(Run.__table__.select()).all()
-        node.send(node.start(101, 2, piece(3)))
+        node.send(node.start(101, 2, slice_entry(3)))
         assert connection.execute(Run.__table__.select()).all() == before
     assert len(store.runs()) == 2

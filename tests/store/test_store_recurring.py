@@ -9,7 +9,7 @@ import pytest
 
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.recurring import RecurringRun, newest_lesson, recurring_runs
-from tests.support.store_events import Node, piece, run_of
+from tests.support.store_events import Node, run_of, slice_entry
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_runs_that_the_filter_cannot_recognize_have_no_key(store: Store) -> None
     node.send(node.start(100, 2), node.stop(200, 2))  # without a decision
     assert store.read(recurring_runs, store.read(newest_lesson) - 1, 10) == []
     decided(store, "d2")
-    unlike = [piece(), piece(4, 4, "3g.40gb")]
+    unlike = [slice_entry(), slice_entry(4, 4, "3g.40gb")]
     node.send(node.start(300, 3, *unlike, decision="d2"), node.stop(400, 3, *unlike))
     assert store.read(recurring_runs, store.read(newest_lesson) - 1, 10)[0].profile is None
 
@@ -103,10 +103,10 @@ def test_energy_is_known_when_every_node_of_the_run_has_reported_it(store: Store
     assert energy() == 100000
 
 
-@pytest.mark.parametrize("told", [None, "a", -1, 2e12, float("nan"), [5], True])
-def test_invalid_energy_is_not_recorded(store: Store, told: Any) -> None:
+@pytest.mark.parametrize("energy", [None, "a", -1, 2e12, float("nan"), [5], True])
+def test_invalid_energy_is_not_recorded(store: Store, energy: Any) -> None:
     node = Node(store)
-    node.send(node.start(100, 1), node.stop(200, 1, energy_j=told))
+    node.send(node.start(100, 1), node.stop(200, 1, energy_j=energy))
     assert "energy_j" not in facts_of(store)
 
 

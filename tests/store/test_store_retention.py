@@ -36,7 +36,7 @@ from slurm_migbatch.store.models import (
 )
 from slurm_migbatch.store.retention import PruneCursor
 from tests.support.store_events import Node as EventNode
-from tests.support.store_events import job, piece, states
+from tests.support.store_events import job, slice_entry, states
 
 NOW = 1_700_000_000.0
 DAY = 86400.0
@@ -270,8 +270,8 @@ def test_wrong_clock_of_a_node_does_not_remove_recent_rows(store: Store) -> None
     """The node reports 2001; by the controller's clock it reported a moment ago, and Slurm listed the job today."""
     node = EventNode(store)
     store.upsert_jobs([job(7, "RUNNING"), job(8, "RUNNING")], live={7, 8}, now=NOW)
-    node.send(*(node.start(1e9, number, piece(number)) for number in (7, 8)))
-    node.send(*(node.stop(1e9 + 5, number, piece(number)) for number in (7, 8)))
+    node.send(*(node.start(1e9, number, slice_entry(number)) for number in (7, 8)))
+    node.send(*(node.stop(1e9 + 5, number, slice_entry(number)) for number in (7, 8)))
     store.upsert_jobs([], live=set(), now=NOW + 10)
     prune(store)
     assert [id for id, _, _ in states(store)] == [7, 8]
@@ -323,10 +323,10 @@ def statements(store: Store) -> Iterator[list[tuple[str, Any]]]:
 def test_no_statement_scans_a_large_table(store: Store) -> None:
     """According to SQLite's query plan of each statement of a pass; nodes, journals and kept lessons are few."""
     fill(store, 5)
-    heard = statements(store)
-    found = next(heard)
+    statement_iterator = statements(store)
+    found = next(statement_iterator)
     prune(store)
-    next(heard, None)
+    next(statement_iterator, None)
     plans = set()
     with store.reading() as connection:
         for statement, parameters in found:

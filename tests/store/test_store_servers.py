@@ -19,7 +19,7 @@ from slurm_migbatch.store.runquery import RETYPED_FIELDS, RUN_FIELDS, JobId, Run
 from tests.support.gpu_kinds import H100
 from tests.support.processes import at_once
 from tests.support.servers import KINDS, empty
-from tests.support.store_events import Node, job, piece, run_of, states
+from tests.support.store_events import Node, job, run_of, slice_entry, states
 
 pytestmark = pytest.mark.slurm
 
@@ -56,7 +56,7 @@ def test_events_jobs_decisions_and_queries_work_on_a_server(store: Store, server
     assert node.send(
         node.event("inventory", 90, gpus=[gpu]),
         node.start(100, 7),
-        node.start(101, 8, piece(4, 2, "2g.20gb"), piece(6)),
+        node.start(101, 8, slice_entry(4, 2, "2g.20gb"), slice_entry(6)),
         node.event("odd", 102, text="a\0b\ud800c", number=float("inf")),
         node.stop(200, 7, exit_code=0),
     ) == 5  # fmt: skip
@@ -76,7 +76,7 @@ def test_events_jobs_decisions_and_queries_work_on_a_server(store: Store, server
             (7, 0, "COMPLETED")
         ]
         assert states(reader, RunFilter(jobs=(JobId(8),), users=("alice",))) == [(8, 0, "NODE_FAIL")]
-        assert states(reader, RunFilter(users=("Alice",))) == [], "users are told apart by case"
+        assert states(reader, RunFilter(users=("Alice",))) == [], "users are distinguished by case"
         rare = RunFilter(qos=("high",), wckeys=("k",), names=("x",), gids=(7,), limits_s=(60, 120), duplicates=False)
         assert states(reader, rare) == []
     with closing(open_reader(server)) as runs:
@@ -92,7 +92,7 @@ def test_events_jobs_decisions_and_queries_work_on_a_server(store: Store, server
     with closing(open_reader(server)) as runs:
         during = RunFilter(start=0.0, end=999.0)
         activity = {(since, sm) for *_, since, _until, _account, sm in windows.held_slices(runs, during)}
-        assert activity == {(100, 0.25), (101, None)}, "of a shared slice it is nobody's own"
+        assert activity == {(100, 0.25), (101, None)}, "on a shared slice it belongs to neither job"
         assert windows.waits(runs, during, [1.0, 1000.0]) is not None and windows.predictions(runs, during) is not None
         assert windows.loans(runs, during) == [] and len(windows.gpus(runs, during)) == 1
 

@@ -42,7 +42,7 @@ def test_one_host_has_the_term_until_it_ends_or_is_given_back(store):
     assert store.take_term("ctl2", 0.0) == TermState(2, "ctl2", True)
     assert store.take_term("ctl1", 600.0, 1) == TermState(3, "ctl1", True), "over at once, and a new term"
     store.give_term(2)
-    assert store.take_term("ctl2", 600.0) == TermState(3, "ctl1", False), "only the present one can be given back"
+    assert store.take_term("ctl2", 600.0) == TermState(3, "ctl1", False), "only the current term can be given back"
 
 
 def test_killed_process_takes_a_new_term_at_once_after_its_restart(store):

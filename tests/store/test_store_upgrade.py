@@ -19,7 +19,7 @@ from slurm_migbatch.store.migrations import migrate, pending
 from slurm_migbatch.store.restore import restore
 from slurm_migbatch.store.soundness import damages, differences, strays
 from tests.support.old_schemas import all_rows, make_old
-from tests.support.store_events import Node, piece, run_of
+from tests.support.store_events import Node, run_of, slice_entry
 
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -52,7 +52,10 @@ def test_every_earlier_schema_is_upgraded_with_its_rows(database: str, steps: in
         # and work continues from there: the node's next event, a job that is known, a number that is free
         node = Node(store, journal="aa")
         node.seq = 3
-        assert node.send(node.stop(1_700_000_100.0, 42, piece(2, 2, "2g.20gb")), node.start(1_700_000_101.0, 43)) == 5
+        assert (
+            node.send(node.stop(1_700_000_100.0, 42, slice_entry(2, 2, "2g.20gb")), node.start(1_700_000_101.0, 43))
+            == 5
+        )
         assert run_of(store, 42).run["state"] == "COMPLETED"
         assert run_of(store, 43).run["id"] > 9
         assert store.lessons()[0].memory_mib == 4000.0 and store.lessons()[-1].job == 42

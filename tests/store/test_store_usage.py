@@ -7,7 +7,7 @@ import pytest
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.queries import RunFilter
 from slurm_migbatch.store.usage import HeldSlices, held_slices
-from tests.support.store_events import Node, piece
+from tests.support.store_events import Node, slice_entry
 from tests.support.usage_record import run
 
 
@@ -20,8 +20,8 @@ def test_held_time_is_summed_and_clipped_to_the_window(database: str) -> None:
         run(store, node, 3, 1300, 1400, shared=True, activity=half)
         run(store, node, 4, 900, 1010, activity=half)
         run(store, node, 5, 1900, 2100)
-        run(store, node, 6, 1500, 1600, piece(0, 1), piece(1, 1))
-        run(store, node, 7, 1700, None, piece(0, 2, "2g.20gb"), user="")
+        run(store, node, 6, 1500, 1600, slice_entry(0, 1), slice_entry(1, 1))
+        run(store, node, 7, 1700, None, slice_entry(0, 2, "2g.20gb"), user="")
         run(store, node, 8, 2000, 2500)
         run(store, node, 9, 500, 1000)
         with store.reading() as connection:

@@ -7,13 +7,13 @@ from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.work import PastRuns, array_runs, past_work
 
 
-def piece(start: int, profile: str = "1g.10gb") -> dict[str, object]:
+def slice_entry(start: int, profile: str = "1g.10gb") -> dict[str, object]:
     return {"gpu": "GPU-1", "profile": profile, "start": start, "size": 1, "gi": 1, "ci": 0, "mig_uuid": "MIG-1"}
 
 
 def ran(db: Store, job: int, began: float, ended: float | None, slices: int = 1, **fields: object) -> None:
-    pieces = [piece(i) for i in range(slices)]
-    common = {"job": job, "restart": 0, "uid": 1, "slices": pieces}
+    slice_entries = [slice_entry(i) for i in range(slices)]
+    common = {"job": job, "restart": 0, "uid": 1, "slices": slice_entries}
     seq = 2 * job - 1
     start = {"seq": seq, "ts": began, "kind": "start", **common}
     db.upsert_jobs([{"job_id": job, "state": "RUNNING", "submit": began - 1, "start": began, **fields}])

@@ -1,4 +1,4 @@
-"""No rewritten request asks for GPUs in a way that Slurm 26.05 refuses: --gres=gpu with --gpus-per-node.
+"""No rewritten request has GPUs in a way that Slurm 26.05 refuses: --gres=gpu with --gpus-per-node.
 
 Both options fill the same field of a request, so a rewritten request may have no GPU there, nor in any other field.
 """
@@ -40,7 +40,7 @@ requests = st.builds(
 
 
 def gpus(text: str | None) -> list[str]:
-    """Entries of a field that ask for GPUs, or for none of them."""
+    """Entries of a field that request GPUs, or none."""
     return [entry for entry in gres.split(text or "") if gres.prefix_of(entry)[1].split(":")[0].split("=")[0] == "gpu"]
 
 

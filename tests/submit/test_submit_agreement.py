@@ -198,7 +198,7 @@ def test_shim_and_service_answer_a_submission_alike(shim: Shim, chooser: Chooser
 def test_shim_and_service_answer_a_job_update_alike(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
     if asked.uid:
         agree(asked, shim, chooser)
-    else:  # the service is not asked about root's changes
+    else:  # root's changes are not sent to the service
         answer = shim(asked)
         assert shim.errors == []
         assert isinstance(answer, Pass | Refuse) or set(answer.changes) == {"comment"}

@@ -92,9 +92,9 @@ def answers(chooser: Chooser, policy: SubmitPolicy, *requests: bytes) -> list[tu
 @settings(max_examples=examples(2000))
 @given(rest, st.lists(own, min_size=6, max_size=12), st.sampled_from(POLICIES))
 def test_answer_does_not_depend_on_earlier_requests(
-    chooser: Chooser, rest: dict[str, object], each: list[dict[str, str]], policy: SubmitPolicy
+    chooser: Chooser, rest: dict[str, object], submissions: list[dict[str, str]], policy: SubmitPolicy
 ) -> None:
-    requests = [protocol.encode(JobRequest(1001, **rest, **fields).to_fields()) for fields in each]
+    requests = [protocol.encode(JobRequest(1001, **rest, **fields).to_fields()) for fields in submissions]
     made = answers(chooser, policy, *requests)
     assert made == [alone for request in requests for alone in answers(chooser, policy, request)]
 
@@ -104,10 +104,10 @@ WHOLE = {"partition": "gpu", "tres_per_node": "gres/gpu:1", "batch": 1, "name": 
 
 
 @pytest.mark.parametrize(
-    ("policy", "each"),
+    ("policy", "submissions"),
     [
-        (SubmitPolicy(), [{**AUTO, "comment": f"{BERT} {told}"} for told in ("slo=201ms", "slo=0.21s", "slo=202ms")]),
-        (SubmitPolicy(), [{**AUTO, "comment": f"{BERT} slo=3s {told}"} for told in ("", "items=5", "deadline=2h")]),
+        (SubmitPolicy(), [{**AUTO, "comment": f"{BERT} {hints}"} for hints in ("slo=201ms", "slo=0.21s", "slo=202ms")]),
+        (SubmitPolicy(), [{**AUTO, "comment": f"{BERT} slo=3s {hints}"} for hints in ("", "items=5", "deadline=2h")]),
         (SubmitPolicy(), [{**AUTO, "comment": f"{BERT} engine=vllm slo={number}ms"} for number in range(1, 200)]),
         (
             SubmitPolicy(),
@@ -137,9 +137,9 @@ WHOLE = {"partition": "gpu", "tres_per_node": "gres/gpu:1", "batch": 1, "name": 
     ],
 )
 def test_similar_requests_with_different_answers_keep_their_own(
-    chooser: Chooser, policy: SubmitPolicy, each: list[dict[str, object]]
+    chooser: Chooser, policy: SubmitPolicy, submissions: list[dict[str, object]]
 ) -> None:
-    requests = [protocol.encode(JobRequest(1001, **fields).to_fields()) for fields in each]
+    requests = [protocol.encode(JobRequest(1001, **fields).to_fields()) for fields in submissions]
     made = answers(chooser, policy, *requests)
     assert len({str(answer) for answer in made}) > 1
     assert made == [alone for request in requests for alone in answers(chooser, policy, request)]
@@ -147,10 +147,10 @@ def test_similar_requests_with_different_answers_keep_their_own(
 
 def test_gres_text_that_looks_like_an_answer_field_is_kept(chooser: Chooser) -> None:
     gres = f"fpga:set_comment={BERT} slo=201ms ,gres/mig:auto"
-    each = [
+    submissions = [
         JobRequest(1001, partition="gpu", tres_per_node=gres, comment=f"{BERT} slo={slo}") for slo in ("201ms", "0.21s")
     ]
-    requests = [protocol.encode(job.to_fields()) for job in each]
+    requests = [protocol.encode(job.to_fields()) for job in submissions]
     given = answers(chooser, SubmitPolicy(), *requests)
     assert given == [alone for request in requests for alone in answers(chooser, SubmitPolicy(), request)]
 

@@ -113,7 +113,7 @@ FEWER = replace(
     H100,
     geometry=Geometry(
         H100.geometry.name,
-        [each for each in H100.geometry.profiles if each.profile.gres_type not in ("1g.20gb", "2g.20gb")],
+        [info for info in H100.geometry.profiles if info.profile.gres_type not in ("1g.20gb", "2g.20gb")],
     ),
 )
 
@@ -136,7 +136,7 @@ def test_gpus_that_take_over_the_name_of_others_are_predicted_anew(before: GpuKi
     service.handle(request)
     service.use(catalog=second)
     fresh = SubmitService(second, Chooser(LearnedPredictor()))
-    answers = [protocol.decode(each.handle(request)) for each in (service, fresh)]
+    answers = [protocol.decode(server.handle(request)) for server in (service, fresh)]
     names = [answer.pop("set_comment").rpartition("#")[0] for answer in answers]
     assert names[0] == names[1] and answers[0] == answers[1]
 

@@ -172,7 +172,7 @@ def test_marker_is_removed_when_a_pending_job_gives_up_its_slice(filtered) -> No
                 assert parse_comment(after.comment) is None
 
 
-pieces = st.sampled_from(
+fragments = st.sampled_from(
     [
         FAKE,
         "[mig:",
@@ -189,7 +189,7 @@ pieces = st.sampled_from(
         "[mig:1g.10gb:1#abc]",
     ]
 )
-texts = st.one_of(st.none(), st.lists(pieces, max_size=4).map("".join))
+texts = st.one_of(st.none(), st.lists(fragments, max_size=4).map("".join))
 gres = st.one_of(
     st.none(),
     st.sampled_from(

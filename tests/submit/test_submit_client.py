@@ -1,4 +1,4 @@
-"""cli_filter.lua in a real Lua 5.1: sbatch passes at once, srun and salloc ask for what their steps can repeat."""
+"""cli_filter.lua in a real Lua 5.1: sbatch passes at once, srun and salloc request what their steps can repeat."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from slurm_migbatch.submit.shim import CLI_FILTER, render
 from tests.support.gpu_kinds import SITE
 
 ASK = """
-local told = {}
-local function tell(...) told[#told + 1] = string.format(...) end
-slurm = { SUCCESS = 0, ERROR = -1, log_error = tell, log_info = tell, log_verbose = tell }
+local lines = {}
+local function log_message(...) lines[#lines + 1] = string.format(...) end
+slurm = { SUCCESS = 0, ERROR = -1, log_error = log_message, log_info = log_message, log_verbose = log_message }
 local loaded = dofile(arg[1])
 if type(loaded) == "table" then slurm_cli_setup_defaults, slurm_cli_pre_submit = loaded.after() end
-if arg[2] == "gone" then os.remove(arg[1]) end
+if arg[2] == "removed" then os.remove(arg[1]) end
 local real, compiled = loadstring, "compiled nothing"
 loadstring = function(...) compiled = "compiled more" return real(...) end
 local options = {}
@@ -29,12 +29,12 @@ end
 print(slurm_cli_pre_submit(options, 0))
 print(options.gres)
 print(compiled)
-print(table.concat(told, "|"))
+print(table.concat(lines, "|"))
 print(options["tres-per-task"])
 """
 
 
-def ask(folder: Path, *options: str, module: bool = False, gone: bool = False, job: str | None = None) -> list[str]:
+def ask(folder: Path, *options: str, module: bool = False, removed: bool = False, job: str | None = None) -> list[str]:
     """Return the result of a request: the code, its GRES, whether more than the head was compiled, the messages, its
     TRES per task."""
     text = render(
@@ -48,7 +48,7 @@ def ask(folder: Path, *options: str, module: bool = False, gone: bool = False, j
     )
     (folder / CLI_FILTER).write_text(text)
     (folder / "ask.lua").write_text(ASK)
-    line = ["lua5.1", "ask.lua", str(folder / CLI_FILTER), "gone" if gone else "there", *options]
+    line = ["lua5.1", "ask.lua", str(folder / CLI_FILTER), "removed" if removed else "kept", *options]
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
     environment |= {"SLURM_JOB_ID": job} if job else {}
     done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=True)
@@ -102,7 +102,7 @@ def test_gpus_per_socket_become_slices_that_steps_can_repeat(tmp_path: Path) -> 
 
 def test_request_passes_unchanged_if_the_script_has_been_removed(tmp_path: Path) -> None:
     """The script may just be being replaced; job_submit.lua checks the request all the same."""
-    code, gres, _, messages, _ = ask(tmp_path, "type=srun", "gres=mig:auto", gone=True)
+    code, gres, _, messages, _ = ask(tmp_path, "type=srun", "gres=mig:auto", removed=True)
     assert (code, gres, messages) == ("0", "mig:auto", "")
 
 

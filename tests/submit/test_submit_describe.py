@@ -69,7 +69,7 @@ def test_model_path_becomes_the_hints_of_the_model(tmp_path: Path, model: Path) 
     assert comment.startswith("migbatch: engine=vllm model=our-llama arch=") and str(model) not in comment
     hints = parse(comment)
     assert (hints.model, hints.llm.engine, hints.llm.max_num_seqs) == ("our-llama", "vllm", 4)
-    assert hints.llm.dtype == "fp16", "what the user tells counts"
+    assert hints.llm.dtype == "fp16", "the user's own hints count"
     assert hints.llm.arch is not None and "layers:16" in hints.llm.arch
 
 

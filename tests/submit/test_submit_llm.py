@@ -42,7 +42,7 @@ def test_request_gets_a_slice_that_meets_its_need_or_is_refused(chooser: Chooser
     if asked.refused:
         assert isinstance(answer, Refuse), answer.message
         assert asked.refused in answer.sentence
-        assert asked.params == 0 or asked.smallest is None, "the expert finds a slice for it"
+        assert asked.params == 0 or asked.smallest is None, "the expert's estimate fits on a slice"
         return
     size = SIZES[granted(answer)]
     assert size >= asked.need_gib, f"{asked.need_gib:.1f} GiB needed: {answer.message}"
@@ -87,7 +87,9 @@ def test_model_without_tokens_accepts_a_precision_but_no_token_hints(chooser: Ch
     assert isinstance(refused, Refuse) and refused.code == "hint_tokens"
     assert "resnet50 is no language model" in refused.sentence
     assert "leave out max_num_seqs=, tpot= (use batch=" in refused.sentence
-    assert isinstance(ask(chooser, "model=resnet50 batch=32 tpot=40ms mem=8gb"), Accept), "the memory is told"
+    assert isinstance(ask(chooser, "model=resnet50 batch=32 tpot=40ms mem=8gb"), Accept), (
+        "the request states the memory"
+    )
     assert isinstance(ask(chooser, "model=bert-large batch=32 dtype=fp16"), Accept)
 
 

@@ -23,7 +23,7 @@ from slurm_migbatch.workload.loans import LOAN, loan_hints, retyped
 from tests.support.examples import examples
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
-from tests.support.submit_agreement import AWAY, NOT_READ, is_read, told, unsized
+from tests.support.submit_agreement import AWAY, NOT_READ, hints_of, is_read, unsized
 
 USER = 1001
 TRAIN = "migbatch: role=train"
@@ -61,7 +61,7 @@ def answered(request: JobRequest, chooser: Chooser, shims: dict[str, Shim], id: 
         if isinstance(local, Refuse) and NOT_READ in local.sentence:
             assert isinstance(seen, Accept) and not is_read(request, seen), name
         elif isinstance(local, Refuse) and AWAY in local.sentence:
-            hints = told(request, SubmitPolicy())
+            hints = hints_of(request, SubmitPolicy())
             assert hints is not None and unsized(hints, chooser), name
         else:
             assert local == seen, name

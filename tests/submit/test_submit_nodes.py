@@ -1,4 +1,4 @@
-"""Jobs that name nodes, exclude some or ask for features; and slices that none of their nodes can ever hold."""
+"""Jobs that name nodes, exclude some or request features; and slices that none of their nodes can ever hold."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CATALOG = SiteCatalog(
         "both": Partition("both", (A100, H100)),
         "old": Partition("old", (A100,)),
     },
-    {each.name: each for each in NODES},
+    {node.name: node for node in NODES},
     "migcatalog",
 )
 
@@ -296,7 +296,7 @@ def test_service_and_shim_agree_on_submissions(shim: Shim, chooser: Chooser, ask
     both(asked, shim, chooser)
 
 
-told = st.builds(
+comments = st.builds(
     lambda words, listed, marker: " ".join(filter(None, [words, listed and f"[mig-exclude:{listed}]", marker])),
     st.sampled_from(["", " ", "mine", "migbatch: mem=30gib", "mine [mig-exclude:n9]", "x[mig-exclude:n9]", "m" * 900]),
     lists,
@@ -316,7 +316,7 @@ changes = st.builds(
         pending=st.sampled_from([True, True, False]),
         partition=st.just("gpu"),
         tres_per_node=st.just("gres/mig:1g.10gb:1"),
-        comment=told,
+        comment=comments,
     ),
 )
 
@@ -343,7 +343,7 @@ def test_service_and_shim_agree_on_what_a_node_can_hold(
 
 def test_search_agrees_with_the_placements_of_one_gpu() -> None:
     """The search allows on one GPU exactly what its placements allow."""
-    room = room_of(H100.geometry)
+    gpu = room_of(H100.geometry)
     plain = [info for info in H100.geometry.profiles if not info.profile.suffix]
 
     def placeable(infos, mask=0) -> bool:
@@ -357,7 +357,7 @@ def test_search_agrees_with_the_placements_of_one_gpu() -> None:
             for info in infos:
                 need[info.profile.gres_type] = need.get(info.profile.gres_type, 0) + 1
             legal = H100.geometry.admits(info.profile for info in infos) and placeable(infos)
-            assert can_hold([room], need) == legal, need
+            assert can_hold([gpu], need) == legal, need
 
 
 @settings(max_examples=examples(400), deadline=None)

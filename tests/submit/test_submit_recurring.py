@@ -50,7 +50,7 @@ def submitted(shim: Shim, number: int = 1, gres: str = "gres/mig:auto", script: 
 
 
 def remember(service: SubmitService, key: str, *gib: float, profile: str = "7g.80gb", **facts: object) -> None:
-    past = [PastRun(number, profile, DONE, each * 1024, **facts) for number, each in enumerate(gib)]  # type: ignore[arg-type]
+    past = [PastRun(number, profile, DONE, peak_gib * 1024, **facts) for number, peak_gib in enumerate(gib)]  # type: ignore[arg-type]
     service.learn({key: past})
 
 
@@ -167,10 +167,10 @@ def test_vllm_runs_on_larger_profiles_do_not_change_the_next_choice(
     submitted(shim, script=script)
     key = key_of(service, decisions)
     assert decisions[-1].engine == "vllm"
-    room = {name: SITE.view(("gpu",)).offers[name].memory_mib for name in ("3g.40gb", "7g.80gb")}
+    memory_mib = {name: SITE.view(("gpu",)).offers[name].memory_mib for name in ("3g.40gb", "7g.80gb")}
 
     def chosen(*profiles: str) -> tuple[str, str]:
-        past = [PastRun(n, p, DONE, 0.92 * room[p], engine="vllm") for n, p in enumerate(profiles)]
+        past = [PastRun(n, p, DONE, 0.92 * memory_mib[p], engine="vllm") for n, p in enumerate(profiles)]
         service.learn({key: past})
         answer = submitted(shim, 3, script=script)
         return answer.changes["tres_per_node"], answer.message
@@ -191,7 +191,7 @@ def test_job_with_the_retry_hint_may_be_requeued(shim: Shim) -> None:
 def test_whole_gpu_is_granted_with_advice_of_a_smaller_slice(
     shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
 ) -> None:
-    """One line of advice, where the site enables it; the job gets what it asked for."""
+    """One line of advice, where the site enables it; the job gets what it requested."""
     assert "would do" not in submitted(shim, gres="gres/gpu").message
     key = key_of(service, decisions)
     remember(service, key, 14, 14, 14)

@@ -126,14 +126,14 @@ def test_invalid_answer_of_the_service_is_ignored(tmp_path: Path, table: Path, r
         odd.bind(str(path))
         odd.listen(8)
 
-        def talk() -> None:
+        def send_requests() -> None:
             client = odd.accept()[0]
             client.recv(65536)
             if reply:
                 client.send(reply)
             client.close()
 
-        thread = threading.Thread(target=talk)
+        thread = threading.Thread(target=send_requests)
         thread.start()
         with Shim(tmp_path, socket=str(path), table=str(table)) as shim:
             assert shim(auto()).changes["comment"] == "[mig:1g.10gb:1#auto]"

@@ -82,7 +82,7 @@ def chosen(chooser: Chooser) -> str:
     return profile
 
 
-def said(bed: Cluster, *command: str) -> subprocess.CompletedProcess[str]:
+def run_as_alice(bed: Cluster, *command: str) -> subprocess.CompletedProcess[str]:
     return bed.run(list(command), "mbalice", check=False)
 
 
@@ -102,7 +102,7 @@ def test_service_answers_slurmctld_and_records_its_decisions(
         job = bed.submit("-H", "--gres=mig:auto", f"--comment={HINTS}", wrap="true")
         tres, comment = job_of(bed, job)
         assert tres == f"gres:mig:{chosen}:1" and comment.startswith(f"{HINTS} [mig:{chosen}:1#")
-        messages = said(bed, "sbatch", "-H", "--gres=mig:auto", f"--comment={HINTS}", "--wrap=true").stderr
+        messages = run_as_alice(bed, "sbatch", "-H", "--gres=mig:auto", f"--comment={HINTS}", "--wrap=true").stderr
         assert f"{chosen} for mig:auto: the smallest slice that meets the request" in messages
     service.close()
     assert [decision.granted for decision in seen] == [f"mig:{chosen}:1"] * 2
@@ -132,7 +132,7 @@ def test_without_the_service_the_table_answers(bed: Cluster, folder: Path, choos
 )
 @pytest.mark.parametrize("command", ["sbatch", "srun", "salloc"])
 def test_bad_requests_are_refused_with_a_sentence(bed: Cluster, command: str, options: list[str], words: str) -> None:
-    result = said(bed, command, *options, *(["--wrap=true"] if command == "sbatch" else ["true"]))
+    result = run_as_alice(bed, command, *options, *(["--wrap=true"] if command == "sbatch" else ["true"]))
     assert result.returncode != 0 and words in result.stderr
 
 
@@ -144,14 +144,16 @@ def test_a_job_without_slices_is_left_alone(bed: Cluster) -> None:
 def test_arrays_and_heterogeneous_jobs_get_markers(bed: Cluster) -> None:
     array = bed.submit("-H", "-a", "1-2", "--gres=mig:1g.10gb", wrap="true")
     assert job_of(bed, array)[1] == "[mig:1g.10gb:1]"
-    both = said(bed, "sbatch", "--parsable", "-H", "--gres=mig:1g.10gb", "--wrap=true", ":", "--gres=mig:2g.20gb")
+    both = run_as_alice(
+        bed, "sbatch", "--parsable", "-H", "--gres=mig:1g.10gb", "--wrap=true", ":", "--gres=mig:2g.20gb"
+    )
     first = int(both.stdout.split(";")[0])
     text = bed.run(["scontrol", "show", "job", str(first)]).stdout
     assert "Comment=[mig:1g.10gb:1]" in text and "Comment=[mig:2g.20gb:1]" in text
 
 
 def test_steps_run_in_jobs_that_asked_for_gpus(bed: Cluster) -> None:
-    """The environment that sbatch leaves must not make steps ask for GPUs that the job does not have."""
+    """The environment that sbatch leaves must not make steps request GPUs that the job does not have."""
     for options in (["--gpus=1"], ["--gpus-per-node=1"], ["--gpus-per-task=1", "-n1", "-N1"], ["--gres=gpu:1"]):
         job = bed.submit(*options, wrap="srun true && echo stepped")
         assert job_of(bed, job)[1] == "[mig:7g.80gb:1]"
@@ -161,7 +163,7 @@ def test_steps_run_in_jobs_that_asked_for_gpus(bed: Cluster) -> None:
 def test_steps_run_in_jobs_that_asked_for_any_slices_per_task(bed: Cluster) -> None:
     """Steps read what sbatch leaves of --tres-per-task in the environment."""
     if bed.root.version() < TRES_PER_TASK:
-        assert "unrecognized option" in said(bed, "sbatch", "--tres-per-task=gres/mig", "--wrap=true").stderr
+        assert "unrecognized option" in run_as_alice(bed, "sbatch", "--tres-per-task=gres/mig", "--wrap=true").stderr
         return
     for asked in ("gres/mig:auto", "gres/mig", "cpu:1,gres/mig:auto:1"):
         job = bed.submit("-n2", "-N1", f"--tres-per-task={asked}", wrap="srun true && echo stepped")
@@ -173,7 +175,7 @@ def test_updates_of_a_pending_job_rewrite_its_gres_and_marker(bed: Cluster) -> N
     job = bed.submit("-H", "--gres=mig:2g.20gb", "--comment=mine", wrap="true")
 
     def change(*what: str) -> int:
-        return said(bed, "scontrol", "update", f"JobId={job}", *what).returncode
+        return run_as_alice(bed, "scontrol", "update", f"JobId={job}", *what).returncode
 
     assert change("Comment=other") == 0
     assert job_of(bed, job) == ("gres:mig:2g.20gb:1", "other [mig:2g.20gb:1]")
@@ -195,31 +197,33 @@ def test_updates_of_a_pending_job_rewrite_its_gres_and_marker(bed: Cluster) -> N
 def test_a_running_job_keeps_its_marker(bed: Cluster) -> None:
     job = bed.submit("--gres=mig:2g.20gb", wrap="sleep 600")
     bed.wait_job(job, "RUNNING")
-    assert said(bed, "scontrol", "update", f"JobId={job}", "Comment=new").returncode == 0
+    assert run_as_alice(bed, "scontrol", "update", f"JobId={job}", "Comment=new").returncode == 0
     assert job_of(bed, job)[1] == "new [mig:2g.20gb:1]"
-    assert said(bed, "scontrol", "update", f"JobId={job}", "Gres=mig:7g.80gb:1").returncode != 0
-    assert said(bed, "scancel", str(job)).returncode == 0
+    assert run_as_alice(bed, "scontrol", "update", f"JobId={job}", "Gres=mig:7g.80gb:1").returncode != 0
+    assert run_as_alice(bed, "scancel", str(job)).returncode == 0
 
 
 def test_cli_filter_makes_steps_match_their_job_and_refuses_bad_requests(folder: Path, slurm_root: str) -> None:
-    """With cli_filter, srun's own steps ask for what the job has; bad requests do not reach slurmctld."""
+    """With cli_filter, srun's own steps request what the job has; bad requests do not reach slurmctld."""
     scripts = {"job_submit": str(folder / JOB_SUBMIT), "cli_filter": str(folder / CLI_FILTER)}
     with Cluster(None, nodes=1, counts=COUNTS, slurm_root=slurm_root, **scripts) as bed:
         for option in ("mig:auto", "mig", "mig:1g.10gb", "mig:1g.10gb+me", "gpu:1", "mig:1g.10gb,mig:2g.20gb"):
-            assert said(bed, "srun", "--immediate=180", f"--gres={option}", "true").returncode == 0, option
+            assert run_as_alice(bed, "srun", "--immediate=180", f"--gres={option}", "true").returncode == 0, option
         for options in (["--gpus=1"], ["--gpus-per-node=1"], ["--gpus-per-task=1", "-n1", "-N1"]):
-            assert said(bed, "srun", "--immediate=180", *options, "true").returncode == 0, options
-        assert said(bed, "salloc", "--gpus=1", "srun", "true").returncode == 0
-        assert said(bed, "salloc", "--gres=mig:1g.10gb", "srun", "--gres=mig:auto", "true").returncode == 0
+            assert run_as_alice(bed, "srun", "--immediate=180", *options, "true").returncode == 0, options
+        assert run_as_alice(bed, "salloc", "--gpus=1", "srun", "true").returncode == 0
+        assert run_as_alice(bed, "salloc", "--gres=mig:1g.10gb", "srun", "--gres=mig:auto", "true").returncode == 0
         for option in PER_TASK if bed.root.version() >= TRES_PER_TASK else ():
             words = "-n2", "-N1", f"--tres-per-task={option}"
-            assert said(bed, "srun", "--immediate=180", *words, "true").returncode == 0, option
-            assert said(bed, "salloc", *words, "srun", "true").returncode == 0, option
-            step = said(bed, "salloc", "-n2", "--gres=mig:1g.10gb:2", "srun", f"--tres-per-task={option}", "true")
+            assert run_as_alice(bed, "srun", "--immediate=180", *words, "true").returncode == 0, option
+            assert run_as_alice(bed, "salloc", *words, "srun", "true").returncode == 0, option
+            step = run_as_alice(
+                bed, "salloc", "-n2", "--gres=mig:1g.10gb:2", "srun", f"--tres-per-task={option}", "true"
+            )
             assert step.returncode == 0, option
-        refused = said(bed, "srun", "--gres=mig:1g", "true")
+        refused = run_as_alice(bed, "srun", "--gres=mig:1g", "true")
         assert refused.returncode != 0 and "cli_filter plugin terminated" in refused.stderr
-        assert "for mig:auto" in said(bed, "sbatch", "-v", "--gres=mig:auto", "--wrap=true").stderr
+        assert "for mig:auto" in run_as_alice(bed, "sbatch", "-v", "--gres=mig:auto", "--wrap=true").stderr
         job = bed.submit("-H", "--gres=mig:auto", "--comment=migbatch: model=/our/model mem=15gb", wrap="true")
         assert job_of(bed, job)[1].startswith(f"migbatch: {DESCRIBED} mem=15gb [mig:")
 
@@ -247,9 +251,9 @@ def decided(request: pytest.FixtureRequest, folder: Path, chooser: Chooser) -> I
 def array(bed: Cluster, decided: None) -> Iterator[int]:
     """Four tasks in three records: the first runs, the second waits with a comment of its own, the others wait."""
     made = bed.submit("-H", "-a", "1-4", "--gres=mig:1g.10gb:1", "--comment=mine", wrap="sleep 600")
-    assert said(bed, "scontrol", "release", f"{made}_1").returncode == 0
+    assert run_as_alice(bed, "scontrol", "release", f"{made}_1").returncode == 0
     bed.wait("a running task", lambda: bed.run(["squeue", "-h", "-t", "R", "-j", str(made)]).stdout, 180)
-    assert said(bed, "scontrol", "update", f"JobId={made}_2", "Comment=second").returncode == 0
+    assert run_as_alice(bed, "scontrol", "update", f"JobId={made}_2", "Comment=second").returncode == 0
     slice_gres = "gres:mig:1g.10gb:1"
     marker = "[mig:1g.10gb:1]"
     assert tasks_of(bed, made) == {
@@ -258,13 +262,13 @@ def array(bed: Cluster, decided: None) -> Iterator[int]:
         "3-4": (slice_gres, f"mine {marker}"),
     }
     yield made
-    said(bed, "scancel", str(made))
+    run_as_alice(bed, "scancel", str(made))
 
 
 def test_comment_update_of_a_split_array_changes_all_records(bed: Cluster, array: int) -> None:
     """slurmctld shows the filter the same description for all records, with what was written for the record before."""
     for text in ("all", "all", ""):
-        changed = said(bed, "scontrol", "update", f"JobId={array}", f"Comment={text}")
+        changed = run_as_alice(bed, "scontrol", "update", f"JobId={array}", f"Comment={text}")
         assert changed.returncode == 0, changed.stderr
         whole = "gres:mig:1g.10gb:1", f"{text} [mig:1g.10gb:1]".strip()
         assert tasks_of(bed, array) == {"1": whole, "2": whole, "3-4": whole}
@@ -273,7 +277,7 @@ def test_comment_update_of_a_split_array_changes_all_records(bed: Cluster, array
 def test_gres_update_of_a_split_array_changes_its_pending_tasks(bed: Cluster, array: int) -> None:
     running = "gres:mig:1g.10gb:1", "mine [mig:1g.10gb:1]"
     for gres, kind in (("mig:2g.20gb:1", "2g.20gb:1"), ("mig:auto", "1g.10gb:1"), ("gpu:1", "7g.80gb:1")):
-        changed = said(bed, "scontrol", "update", f"JobId={array}", f"Gres={gres}")
+        changed = run_as_alice(bed, "scontrol", "update", f"JobId={array}", f"Gres={gres}")
         (failed,) = [line for line in changed.stderr.splitlines() if "No error" not in line]
         assert re.match(rf"{array}_\[?1\]?: ", failed)
         tasks = tasks_of(bed, array)
@@ -282,7 +286,7 @@ def test_gres_update_of_a_split_array_changes_its_pending_tasks(bed: Cluster, ar
             "2": (f"gres:mig:{kind}", f"second [mig:{kind}]"),
             "3-4": (f"gres:mig:{kind}", f"mine [mig:{kind}]"),
         }
-    said(bed, "scontrol", "update", f"JobId={array}", "Gres=mig:3g.40gb:1", "Comment=both")
+    run_as_alice(bed, "scontrol", "update", f"JobId={array}", "Gres=mig:3g.40gb:1", "Comment=both")
     changed = "gres:mig:3g.40gb:1", "both [mig:3g.40gb:1]"
     assert tasks_of(bed, array) == {"1": running, "2": changed, "3-4": changed}
 
@@ -290,26 +294,26 @@ def test_gres_update_of_a_split_array_changes_its_pending_tasks(bed: Cluster, ar
 def test_user_comment_that_repeats_the_marker_of_the_filter_is_refused(bed: Cluster, array: int) -> None:
     """Also right after the filter has written it, word for word."""
 
-    def says(target: int | str, comment: str) -> int:
-        return said(bed, "scontrol", "update", f"JobId={target}", f"Comment={comment}").returncode
+    def update_exit_code(target: int | str, comment: str) -> int:
+        return run_as_alice(bed, "scontrol", "update", f"JobId={target}", f"Comment={comment}").returncode
 
     for task in ("1", "2", "3", "[3-4]"):
         for forged in ("new [mig:1g.10gb:1]", "new [mig:7g.80gb:1]", "mine [mig:1g.10gb:1]"):
-            assert says(f"{array}_{task}", "new") == 0
+            assert update_exit_code(f"{array}_{task}", "new") == 0
             before = tasks_of(bed, array)
-            assert says(f"{array}_{task}", forged) != 0
-            assert says(f"{array}", forged) != 0
+            assert update_exit_code(f"{array}_{task}", forged) != 0
+            assert update_exit_code(f"{array}", forged) != 0
             assert tasks_of(bed, array) == before
-    assert says(array, "new") == 0
+    assert update_exit_code(array, "new") == 0
     before = tasks_of(bed, array)
     assert {comment for _, comment in before.values()} == {"new [mig:1g.10gb:1]"}
-    assert says(array, "new [mig:7g.80gb:1]") != 0
+    assert update_exit_code(array, "new [mig:7g.80gb:1]") != 0
     other = bed.submit("-H", "-a", "1-2", "--gres=mig:1g.10gb:1", wrap="true")
-    assert says(array, "new") == 0
-    assert says(other, "new [mig:1g.10gb:1]") != 0
+    assert update_exit_code(array, "new") == 0
+    assert update_exit_code(other, "new [mig:1g.10gb:1]") != 0
     assert tasks_of(bed, other) == {"1-2": ("gres:mig:1g.10gb:1", "[mig:1g.10gb:1]")}
     # For another task of the same array, in the very next request: it is refused, or read as `new` itself.
-    says(f"{array}_2", "new")
-    says(f"{array}_1", "new [mig:1g.10gb:1]")
+    update_exit_code(f"{array}_2", "new")
+    update_exit_code(f"{array}_1", "new [mig:1g.10gb:1]")
     assert tasks_of(bed, array).items() >= {"1": before["1"], "2": before["2"]}.items()
-    said(bed, "scancel", str(other))
+    run_as_alice(bed, "scancel", str(other))

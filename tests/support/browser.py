@@ -68,7 +68,7 @@ class Page:
         answer = self.send("Page.captureScreenshot", captureBeyondViewport=whole, format="png")
         path.write_bytes(base64.b64decode(answer["data"]))
 
-    def heard(self, event: dict[str, Any]) -> None:
+    def record_event(self, event: dict[str, Any]) -> None:
         """Record an event of the tab."""
         params = event["params"]
         if event["method"] == "Network.requestWillBeSent":
@@ -144,7 +144,7 @@ class Browser:
                 if "id" in message:
                     self._answers.pop(message["id"]).put(message)
                 elif page := self._pages.get(message.get("sessionId", "")):
-                    page.heard(message)
+                    page.record_event(message)
 
 
 @contextlib.contextmanager

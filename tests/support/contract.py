@@ -187,7 +187,7 @@ class Changing:
         until(world, first, "RUNNING")
         before = until(world, second, "PENDING")
         assert (before.after, before.eligible) == ((first,), None) and not could_run(before, before.submit)
-        assert before.reason in ("Dependency", "None"), "until Slurm has looked at it"
+        assert before.reason in ("Dependency", "None"), "until Slurm has considered it"
         world.client.update_jobs({str(second): {"Gres": "mig:2g.20gb:1", "Comment": "typed"}})
         after = until(world, second, "PENDING")
         assert (after.after, after.eligible) == ((first,), None)

@@ -56,7 +56,7 @@ class FakeStore:
 
     def __init__(self):
         self.events = {}
-        self.told = set()
+        self.complete = set()
         self.jobs = {}
         self.decisions = []
         self.supply = []
@@ -83,12 +83,12 @@ class FakeStore:
             while (node, journal, seq + 1) in self.events:
                 seq += 1
             if claim.database != "d1" or claim.acked > seq:
-                self.told.discard(node)
+                self.complete.discard(node)
             if any(event["kind"] == "state" for event in events):
-                self.told.add(node)
+                self.complete.add(node)
             if claim.incomplete:
-                self.told.discard(node)
-            return Receipt(seq, "d1", node in self.told)
+                self.complete.discard(node)
+            return Receipt(seq, "d1", node in self.complete)
 
     def read(self, query, *args, **kwargs):
         self._check()

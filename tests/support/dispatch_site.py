@@ -58,7 +58,7 @@ def pending(row: JobRow, copies: int = 1, pool: frozenset[str] = EVERYWHERE) -> 
     return Pending(row, grant, pool, copies)
 
 
-def space(**used: Layout | None) -> FreeCapacity:
+def free_capacity(**used: Layout | None) -> FreeCapacity:
     """Return the free capacity of the GPUs beside what is used; None: the whole GPU is used."""
     capacities = {
         name: NodeCapacity([(gpu, used.get(name) or EMPTY)], Counter())

@@ -74,7 +74,7 @@ def account(bed: Cluster, job: int | str, state: str = "COMPLETED", *, decided: 
     """
     row: dict[str, Any] = {}
 
-    def told() -> bool:
+    def accounted() -> bool:
         nonlocal row
         row = accounts(bed).get(str(job), {"state": "", "slices": []})
         ends = [entry["until_unix_s"] for entry in row["slices"]]
@@ -82,7 +82,7 @@ def account(bed: Cluster, job: int | str, state: str = "COMPLETED", *, decided: 
         return row["state"].startswith(state) and over and (row["bucket"] is not None or not decided)
 
     try:
-        bed.wait(f"job {job} {state} in migacct", told, PATIENCE_S)
+        bed.wait(f"job {job} {state} in migacct", accounted, PATIENCE_S)
     except TestbedError as error:
         raise TestbedError(f"{error}; it says {row}") from None
     return row
@@ -122,7 +122,7 @@ def holding(bed: Cluster, job: int) -> tuple[str, str]:
     """Wait until a running job holds its slice, and return node and slice: Slurm may report it as running earlier."""
     holders: list[tuple[str, str]] = []
 
-    def there() -> bool:
+    def slices_held() -> bool:
         holders[:] = [
             (node, entry["mig_uuid"])
             for node in bed.spec.node_names
@@ -132,7 +132,7 @@ def holding(bed: Cluster, job: int) -> tuple[str, str]:
         ]
         return bool(holders)
 
-    until(f"the slice of job {job}", there)
+    until(f"the slice of job {job}", slices_held)
     assert len(holders) == 1
     return holders[0]
 

@@ -83,12 +83,12 @@ class Attached:
     def __init__(self, pid: int, *options: str) -> None:
         self.strace = subprocess.Popen(["strace", *options], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
         self.pid = pid
-        said = b""
-        while b"attached" not in said:  # its last line where there are several threads
+        output = b""
+        while b"attached" not in output:  # its last line where there are several threads
             assert self.strace.stderr is not None
             part = self.strace.stderr.readline()
-            assert part, said
-            said += part
+            assert part, output
+            output += part
 
     @classmethod
     def counting(cls, pid: int, log: Path) -> Attached:

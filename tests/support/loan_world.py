@@ -55,7 +55,7 @@ class Training:
     after: float | None = 1.0
     done: float = 0.0
     saved: float = 0.0
-    told: float | None = None
+    signalled_at: float | None = None
     starts: float = 2.0
     stepped: int = -1  # restart count of the last run that has reported a step
 
@@ -127,7 +127,7 @@ class LoanWorld(World):
         self.control.dry_run.recall(past.actions)
         observer.remember(past)
 
-    def new_loop(self, told: dict[str, dict[str, int]] | None = None) -> None:
+    def new_loop(self, last_counts: dict[str, dict[str, int]] | None = None) -> None:
         """Do nothing: the controller of `start_service` decides on supply, too."""
 
     @property
@@ -253,15 +253,15 @@ class LoanWorld(World):
                 continue
             if self.ends.get(job, 0) - now > 10**8 and row.start is not None and row.start >= now - seconds:
                 state.done = state.saved  # it continues from its checkpoint
-                state.told = None
+                state.signalled_at = None
             state.done += seconds
             if state.stepped < row.restarts and row.start is not None and now - row.start >= state.starts:
                 state.stepped = row.restarts
                 self.tell(job, row.restarts, items=1)
-            if state.told is None and (job, "USR1") in self.slurm.signals[-20:] and self._fresh(job):
-                state.told = now
-            if state.told is not None and state.after is not None and now - state.told >= state.after:
-                state.saved, state.told = state.done, None
+            if state.signalled_at is None and (job, "USR1") in self.slurm.signals[-20:] and self._fresh(job):
+                state.signalled_at = now
+            if state.signalled_at is not None and state.after is not None and now - state.signalled_at >= state.after:
+                state.saved, state.signalled_at = state.done, None
                 self.tell(job, row.restarts, checkpoint=now)
             if state.done >= state.needs:
                 self.ends[job] = now

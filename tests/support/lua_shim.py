@@ -20,7 +20,7 @@ from slurm_migbatch.workload.catalog import SiteCatalog
 from tests.support.gpu_kinds import SITE
 
 HARNESS = r"""
-local told, errors = {}, {}
+local messages, errors = {}, {}
 
 -- with a second argument: instructions of Lua, and bytes that its string functions look at or make
 local steps = 0
@@ -60,9 +60,9 @@ if arg[2] then
 end
 slurm = setmetatable({
   SUCCESS = 0, ERROR = -1,
-  log_user = function(...) told[#told + 1] = string.format(...) end,
+  log_user = function(...) messages[#messages + 1] = string.format(...) end,
   log_error = function(...) errors[#errors + 1] = string.format(...) end,
-  log_info = function(...) told[#told + 1] = string.format(...):gsub("^migbatch: job [^:]*: ", "") end,
+  log_info = function(...) messages[#messages + 1] = string.format(...):gsub("^migbatch: job [^:]*: ", "") end,
   reservations = { bare = { node_list = "n1" }, whole = { node_list = "migcatalog,n1" } },
 }, { __index = function(_, name) error("slurm." .. name .. " is not used by this shim") end })
 
@@ -117,7 +117,7 @@ while true do
     if key:sub(1, 4) == "now_" then now[key:sub(5)] = decode(value) else fields[key] = decode(value) end
     line = io.read("*l")
   end
-  told, errors = {}, {}
+  messages, errors = {}, {}
   local set, environment, rc = {}, { SLURM_TRES_PER_TASK = fields.given_environment }, nil
   local uid = tonumber(fields.uid)
   steps = 0
@@ -127,7 +127,7 @@ while true do
   else
     rc = slurm_job_submit(record(fields, set, environment), parts, uid)
   end
-  io.write("steps=", steps, "\n", "rc=", rc, "\n", "told=", encode(table.concat(told, "|")), "\n", "errors=",
+  io.write("steps=", steps, "\n", "rc=", rc, "\n", "messages=", encode(table.concat(messages, "|")), "\n", "errors=",
     encode(table.concat(errors, "|")), "\n")
   for name, value in pairs(set) do io.write("set_", name, "=", encode(value), "\n") end
   for name, value in pairs(environment) do io.write("env_", name:lower(), "=", encode(value), "\n") end
@@ -196,7 +196,7 @@ class Shim:
         self.environment = {key[4:].upper(): value for key, value in fields.items() if key.startswith("env_")}
         self.errors = [fields["errors"]] if fields["errors"] else []
         if fields["rc"] != "0":
-            return Refuse(fields["told"], "")
+            return Refuse(fields["messages"], "")
         changes = {key[4:]: value for key, value in fields.items() if key.startswith("set_")}
         match = re.search(rf"(?<=[0-9])#{CHANGED}(?=[0-9a-z]*\]$)", changes.get("comment", ""))
         self.changed = match is not None
@@ -204,7 +204,7 @@ class Shim:
             comment = changes["comment"]
             ending = comment[match.end() :]
             changes["comment"] = comment[: match.start()] + (ending if ending == "]" else f"#{ending}")
-        return Accept(changes, fields["told"]) if changes else Pass(fields["told"])
+        return Accept(changes, fields["messages"]) if changes else Pass(fields["messages"])
 
     def __enter__(self) -> Shim:
         return self

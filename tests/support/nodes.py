@@ -256,7 +256,7 @@ class Node:
         """Assert that journal and driver agree, no slot has two owners, and capability devices the right ones."""
         in_driver = self.instances()
         rows = [row for row in self.journal.slices() if row.state != "lost"]
-        assert not [row for row in rows if row.state in ("intent", "evict")], "something is still in flight"
+        assert not [row for row in rows if row.state in ("intent", "evict")], "a change is unfinished"
         hosts = {row.id: row for row in rows if row.beside is None}
         guests = [row for row in rows if row.beside is not None]
         assert len({row.beside for row in guests}) == len(guests), "a slice has three holders"

@@ -94,7 +94,7 @@ class QueryProcess:
         eventually(lambda: "serving users" in self.log)
 
     def private(self, words: str) -> None:
-        """Set PrivateData of the site before the service first asks for it."""
+        """Set PrivateData of the site before the first query of the service for it."""
         (self.home / "config").write_text(f"PrivateData = {words or 'none'}\nAccountingStorageType = (null)\n")
 
     @property

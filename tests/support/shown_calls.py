@@ -56,7 +56,7 @@ def calls(line: str) -> Iterator[tuple[str, list[str]]]:
         yield match[1], words
 
 
-def told(code: str) -> Iterator[tuple[str, list[str]]]:
+def inline_calls(code: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the call of our program in inline code.
 
     `a|b` and `{a,b}` are alternatives, `[...]` may be left out, `...` stands for more words.

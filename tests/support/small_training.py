@@ -54,12 +54,12 @@ def rate(step: int) -> float:
 
 
 def train(
-    run: elastic.Trainer, losses: TextIO, total: int = TOTAL, say: Callable[[int], object] = lambda step: None
+    run: elastic.Trainer, losses: TextIO, total: int = TOTAL, report_step: Callable[[int], object] = lambda step: None
 ) -> dict[str, np.ndarray]:
     x, y = data()
     model = run.restore() or fresh()
     for step in run.steps(total, save=lambda: model):
-        say(step.number)
+        report_step(step.number)
         total_loss = 0.0
         added: dict[str, np.ndarray] = {}
         for micro in step:
@@ -87,7 +87,7 @@ def main(directory: str, losses: str, most: str, *care: str) -> None:
             directory, items=ITEMS, effective_batch=BATCH, fits=int(most), seed=11, care=elastic.Care(**options)
         ) as run,
     ):
-        train(run, file, say=lambda number: print(number, flush=True))
+        train(run, file, report_step=lambda number: print(number, flush=True))
 
 
 if __name__ == "__main__":

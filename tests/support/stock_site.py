@@ -199,7 +199,7 @@ class StockSite(Cluster):
         (self.directory / "run/procs" / f"{name}.json").unlink()
 
     def _answers(self, host: str, name: str) -> bool:
-        """Return whether slurmctld answers, or slurmctld has heard from the slurmd of a node."""
+        """Return whether slurmctld answers, or the slurmd of a node has registered with slurmctld."""
         if name == "slurmctld":
             return any(f"at {host} is UP" in line for line in self.on(host, "scontrol ping", codes=(0, 1)).splitlines())
         state = self.on("ctl", f"sinfo -h -N -p all -n {host} -o %T", codes=(0, 1)).strip()

@@ -8,7 +8,7 @@ from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.queries import RunFilter, RunRow
 
 
-def piece(start: int = 0, size: int = 1, profile: str = "1g.10gb", gpu: str = "GPU-a") -> dict[str, Any]:
+def slice_entry(start: int = 0, size: int = 1, profile: str = "1g.10gb", gpu: str = "GPU-a") -> dict[str, Any]:
     """Return one slice of an event."""
     return {
         "gpu": gpu, "profile": profile, "start": start, "size": size, "gi": start + 1, "ci": 0,
@@ -30,7 +30,7 @@ class Node:
     def start(self, ts: float, job: int, *slices: dict[str, Any], restart: int = 0, **fields: Any) -> dict[str, Any]:
         """Create a start event of a job of alice."""
         identity = {"uid": 1001, "user": "alice", "account": "ml", "partition": "gpu", "decision": "", "warm": False}
-        held_slices = list(slices or [piece()])
+        held_slices = list(slices or [slice_entry()])
         return self.event(
             "start", ts, job=job, restart=restart, slices=held_slices, elapsed_ms=5.0, **{**identity, **fields}
         )
@@ -39,7 +39,7 @@ class Node:
         self, ts: float, job: int, *slices: dict[str, Any], restart: int = 0, exit_code: int | None = 0, **fields: Any
     ) -> dict[str, Any]:
         """Create a stop event of a job."""
-        held_slices = list(slices or [piece()])
+        held_slices = list(slices or [slice_entry()])
         return self.event("stop", ts, job=job, restart=restart, exit_code=exit_code, slices=held_slices, **fields)
 
     def send(self, *events: dict[str, Any]) -> int:

@@ -46,7 +46,7 @@ def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: SubmitPolic
     local = shim(request)
     assert shim.errors == []
     service = of_service(request, chooser, policy or SubmitPolicy())
-    hints = told(request, policy or SubmitPolicy())
+    hints = hints_of(request, policy or SubmitPolicy())
     if isinstance(local, Refuse) and NOT_READ in local.sentence:
         assert isinstance(service, Accept) and not is_read(request, service)
     elif isinstance(local, Refuse) and AWAY in local.sentence:
@@ -87,7 +87,7 @@ def beyond(hints: Hints, chooser: Chooser) -> bool:
     return (hints.batch or 0) > grid.batches[-1] or (hints.input or 0) > grid.inputs[-1]
 
 
-def told(request: JobRequest, policy: SubmitPolicy) -> Hints | None:
+def hints_of(request: JobRequest, policy: SubmitPolicy) -> Hints | None:
     """Return the hints of a submission, or of the job after a change; None if they are refused."""
     comment, extra = request.comment, request.extra
     if request.now is not None:

@@ -11,7 +11,7 @@ from tests.support.supply_gpus import H100, slot
 INVENTORY = {"kind": "inventory", "gpus": [{"uuid": "a", "mig": True, "geometry": H100.to_dict()}]}
 
 
-def piece(text: str, gpu: str = "a") -> dict[str, Any]:
+def slice_entry(text: str, gpu: str = "a") -> dict[str, Any]:
     held_slot = slot(text)
     return {
         "gpu": gpu,
@@ -22,7 +22,7 @@ def piece(text: str, gpu: str = "a") -> dict[str, Any]:
 
 
 def start(job: int, *places: str, restart: int = 0) -> dict[str, Any]:
-    return {"kind": "start", "job": job, "restart": restart, "slices": [piece(p) for p in places]}
+    return {"kind": "start", "job": job, "restart": restart, "slices": [slice_entry(p) for p in places]}
 
 
 def stop(job: int, *places: str, restart: int = 0) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class World:
     def to_start(self) -> list[JobRow]:
         return self.slurm.stepped.to_start
 
-    def new_loop(self, told: dict[str, dict[str, int]] | None = None) -> None:
+    def new_loop(self, last_counts: dict[str, dict[str, int]] | None = None) -> None:
         """Start the service (again)."""
         self.loop = SupplyController(
             self.slurm,
@@ -131,7 +131,7 @@ class World:
             lambda node, counts, why: self.records.append((node, counts, why)),
             silence_s=self.silence_s,
         )
-        self.loop.advertiser.recall(told or {})
+        self.loop.advertiser.recall(last_counts or {})
 
     def round(self) -> RoundReport:
         sums = {n: sum(m.gres.values()) for n, m in self.slurm.machines.items()}
@@ -163,7 +163,7 @@ class World:
         self.killed.append(row.job_id)
 
     def finish(self) -> None:
-        """End the jobs whose run time is over: tell Slurm, and run their Epilogs."""
+        """End the jobs whose run time is over: report them to Slurm, and run their Epilogs."""
         for job, end in sorted(self.ends.items()):
             if end <= self.clock.time():
                 self.slurm.completed(job)

@@ -18,5 +18,5 @@ def transcript(page: str, command: str) -> str:
 
 def shows(shown: str, output: str) -> bool:
     """Return whether the output contains what is shown; `...` matches anything, and all whitespace is equal."""
-    pieces = (re.escape(" ".join(piece.split())) for piece in shown.split("..."))
-    return re.search(".*?".join(pieces), " ".join(output.split())) is not None
+    parts = (re.escape(" ".join(part.split())) for part in shown.split("..."))
+    return re.search(".*?".join(parts), " ".join(output.split())) is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 from slurm_migbatch.store.db import Store
 from tests.support.gpu_kinds import H100
-from tests.support.store_events import Node, piece
+from tests.support.store_events import Node, slice_entry
 
 H = 3600.0
 
@@ -50,7 +50,7 @@ def run(
     **stop: Any,
 ) -> None:
     """Record a job from its submission to its end, by Slurm and by its node."""
-    held_slices = list(slices or [piece(gpu=f"GPU-{node.name}-0")])
+    held_slices = list(slices or [slice_entry(gpu=f"GPU-{node.name}-0")])
     identity: dict[str, Any] = {"user": user, "uid": uid, "account": account, "partition": partition}
     row = {"job_id": job, "restarts": 0, "name": f"job{job}", "submit": start - waited, "start": start, **identity}
     store.upsert_jobs([{**row, "state": "RUNNING"}], now=start)

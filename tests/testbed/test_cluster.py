@@ -54,15 +54,15 @@ def test_down_finds_all_processes_without_control_groups_too(
     monkeypatch.setattr(CgroupProcessGroup, "hierarchy", staticmethod(lambda: None))
     bed = new_cluster(nodes=1, gpus=1)
     bed.wait_job(bed.submit(wrap="setsid sleep 600 & env -i sleep 600"), "RUNNING")
-    bed.wait("the job's processes", lambda: "sleep 600" in told(bed.daemons.group.members(), "cmdline"))
+    bed.wait("the job's processes", lambda: "sleep 600" in proc_texts(bed.daemons.group.members(), "cmdline"))
     members = bed.daemons.group.members()
-    assert {"slurmctld", "slurmd", "slurmstepd", "munged"} <= told(members, "comm")
+    assert {"slurmctld", "slurmd", "slurmstepd", "munged"} <= proc_texts(members, "comm")
     bed.down()
     assert [pid for pid in members if start_time(pid) is not None] == []
     assert not bed.directory.exists()
 
 
-def told(pids: set[int], what: str) -> set[str]:
+def proc_texts(pids: set[int], what: str) -> set[str]:
     """What this file in /proc says for each of the processes that is alive."""
     found = set()
     for pid in pids:

@@ -31,9 +31,12 @@ def places(tmp_path):
     progress.touch()
     (tmp_path / "n1/scratch").mkdir()
     env = {"PATH": f"{commands}:/usr/bin:/bin", "MIGBATCH_PROGRESS": str(progress), "SLURM_JOB_ID": "17"}
-    with socket.create_server(("127.0.0.1", 0)) as api, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-        door.bind(str(tmp_path / "submit.sock"))
-        door.listen(50)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as api,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+    ):
+        listener.bind(str(tmp_path / "submit.sock"))
+        listener.listen(50)
         arguments = {
             "submit": [],
             "report": [],

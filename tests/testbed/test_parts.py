@@ -142,7 +142,7 @@ def test_recycled_pid_is_not_taken_for_the_process() -> None:
         known.end(60.0)
         assert not known.alive
     assert start_time(child.pid) is None
-    assert ProcessId.mine().pid == os.getpid()
+    assert ProcessId.own().pid == os.getpid()
 
 
 def test_children_in_a_session_are_found_and_those_that_left_it_are_not() -> None:
@@ -153,7 +153,7 @@ def test_children_in_a_session_are_found_and_those_that_left_it_are_not() -> Non
         wait_until(leader.children_of_session, 30.0, "a child")
         (child,) = leader.children_of_session()
         assert child not in (leader, ProcessId.of(outside.pid))
-        assert ProcessId.of(outside.pid) not in ProcessId.mine().children_of_session()
+        assert ProcessId.of(outside.pid) not in ProcessId.own().children_of_session()
         for killed in (leader, child, ProcessId.of(outside.pid)):
             killed.signal(signal.SIGKILL)
         outside.wait()

@@ -29,7 +29,7 @@ class Place(Value):
         return f"{self.node}:{self.gpu}"
 
 
-class Room(Place):
+class FreePlace(Place):
     """A value with more fields."""
 
     free: bool = True
@@ -49,7 +49,7 @@ def test_kw_only_fields_are_given_by_name_only() -> None:
 
 def test_fields_are_set_by_position_by_name_and_by_default() -> None:
     assert (Place("n1").text, Place("n1", 2).text, Place(gpu=3, node="n2").text) == ("n1:0", "n1:2", "n2:3")
-    assert (Place("n1").names, Room("n1").free, Room("n1", 1, ("a",), False).free) == ((), True, False)
+    assert (Place("n1").names, FreePlace("n1").free, FreePlace("n1", 1, ("a",), False).free) == ((), True, False)
 
 
 @pytest.mark.parametrize(
@@ -67,20 +67,20 @@ def test_values_are_frozen_compared_and_hashed_by_their_fields() -> None:
     with pytest.raises(AttributeError):
         del place.node
     assert place == Place("n1") != Place("n2")
-    assert place != Room("n1")
+    assert place != FreePlace("n1")
     assert len({place, Place("n1"), Place("n2")}) == 2
     assert repr(place) == "Place(node='n1', gpu=0, names=())"
     assert copy.deepcopy(place) == pickle.loads(pickle.dumps(place)) == place
 
 
 def test_replace_returns_a_changed_copy() -> None:
-    assert replace(Room("n1"), gpu=4) == Room("n1", 4)
+    assert replace(FreePlace("n1"), gpu=4) == FreePlace("n1", 4)
     with pytest.raises(TypeError):
-        replace(Room("n1"), nothing=4)
+        replace(FreePlace("n1"), nothing=4)
 
 
 def test_fields_returns_the_declared_metadata() -> None:
-    assert [(name, dict(facts)) for name, facts in fields(Room)] == [
+    assert [(name, dict(facts)) for name, facts in fields(FreePlace)] == [
         ("node", {"kind": "str"}),
         ("gpu", {"kind": "int"}),
         ("names", {"limit": 3, "kind": "tuple[str, ...]"}),

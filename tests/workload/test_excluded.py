@@ -13,11 +13,11 @@ names = st.lists(st.sampled_from(["n1", "n[1-3,7]", "gpu-01", "a.b", "m[01-09]",
 
 
 @given(st.text(), names, st.integers(0, 1000))
-def test_node_list_is_written_as_far_as_it_fits_and_read_back(text: str, listed: list[str], room: int) -> None:
-    written = attached(text, ",".join(listed), room)
-    assert len(written) <= len(text) + max(0, min(room, LONGEST + len(OPEN) + 2))
+def test_node_list_is_written_as_far_as_it_fits_and_read_back(text: str, listed: list[str], max_bytes: int) -> None:
+    written = attached(text, ",".join(listed), max_bytes)
+    assert len(written) <= len(text) + max(0, min(max_bytes, LONGEST + len(OPEN) + 2))
     if written == text:
-        assert room < len(OPEN) + 2 + len(listed[0])
+        assert max_bytes < len(OPEN) + 2 + len(listed[0])
         return
     before, nodes = split(written)
     assert before == text and ",".join(listed).startswith(nodes)

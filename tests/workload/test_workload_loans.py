@@ -29,7 +29,7 @@ WAITING = f"{HINTS} [mig:loan:1#loan7fq3k000]"
 LENDS = {"train", "night"}
 
 
-def told(**more: object) -> LoanHints:
+def training_hints(**more: object) -> LoanHints:
     known = {
         "min": Profile(1, 10), "max": Profile(3, 40), "signal": "usr1", "mem_mib": 9216, "model": "org/net-1",
         "batch": 64, "input": 128, "input_unit": "tok",
@@ -40,14 +40,14 @@ def told(**more: object) -> LoanHints:
 @pytest.mark.parametrize("gres", ["gres:mig:loan:2", "gres/mig:loan:1", "mig:loan:1", "gres:fpga:2,gres:mig:loan:2"])
 def test_waiting_loan_job_is_recognized(gres: str) -> None:
     found = loan_hints(WAITING, "train", gres, LENDS)
-    assert found == told() and found.waiting
+    assert found == training_hints() and found.waiting
 
 
 def test_released_loan_job_is_recognized_with_its_slice() -> None:
     fields = retyped("gres/mig:loan:1", WAITING, "2g.20gb")
     assert fields == {"Gres": "mig:2g.20gb:1", "Comment": f"{HINTS} [mig:2g.20gb:1#loan7fq3k000]"}
     found = loan_hints(fields["Comment"], "train", "gres/mig:2g.20gb:1", LENDS)
-    assert found == told(slice=Profile(2, 20)) and not found.waiting
+    assert found == training_hints(slice=Profile(2, 20)) and not found.waiting
 
 
 def test_released_job_can_return_to_waiting() -> None:
@@ -58,7 +58,7 @@ def test_released_job_can_return_to_waiting() -> None:
 def test_guest_job_has_the_guest_marker() -> None:
     fields = retyped("gres/mig:loan:1", WAITING, GUEST)
     assert fields["Gres"] == "mig:guest:1" and fields["Comment"].endswith("[mig:guest:1#loan7fq3k000]")
-    assert loan_hints(fields["Comment"], "train", "gres/mig:guest:1", LENDS) == told(guest=True)
+    assert loan_hints(fields["Comment"], "train", "gres/mig:guest:1", LENDS) == training_hints(guest=True)
 
 
 def test_one_update_is_enough_where_slurm_forgets_the_old_gres() -> None:
@@ -71,11 +71,11 @@ def test_job_keeps_its_first_profile_where_slurm_does_not_forget_gres() -> None:
     assert released["TresPerJob"] == "" and released["Gres"] == "mig:2g.20gb:1"
     running = "gres:mig:2g.20gb:1"
     only = {"min": Profile(2, 20), "max": Profile(2, 20)}
-    assert loan_hints(released["Comment"], "train", running, LENDS) == told(slice=Profile(2, 20), **only)
+    assert loan_hints(released["Comment"], "train", running, LENDS) == training_hints(slice=Profile(2, 20), **only)
     back = retyped(running, released["Comment"], LOAN)
     assert back == {"TresPerJob": "", "Gres": "mig:loan:2,mig:2g.20gb:0", "Comment": WAITING}
     shown = "gres:mig:loan:2,gres:mig:2g.20gb:0"
-    assert loan_hints(WAITING, "train", shown, LENDS) == told(**only)
+    assert loan_hints(WAITING, "train", shown, LENDS) == training_hints(**only)
     assert retyped(shown, WAITING, "2g.20gb")["Gres"] == "mig:2g.20gb:1"
     assert retyped(shown, WAITING, LOAN)["Gres"] == "mig:loan:2,mig:2g.20gb:0"
 
@@ -87,14 +87,14 @@ def test_excluded_nodes_are_kept_in_gres_until_the_job_waits_again() -> None:
     shown = "gres:mig:2g.20gb:1,gres:mig:not-n1:0,gres:mig:not-n3:0"
     assert away(shown) == {"n1", "n3"}
     only = {"min": Profile(2, 20), "max": Profile(2, 20)}
-    assert loan_hints(released["Comment"], "train", shown, LENDS) == told(slice=Profile(2, 20), **only)
+    assert loan_hints(released["Comment"], "train", shown, LENDS) == training_hints(slice=Profile(2, 20), **only)
     assert emptied(shown)["ExcNodeList"] == ""
     back = retyped(shown, released["Comment"], LOAN)
     assert (back["Gres"], back["ExcNodeList"]) == ("mig:loan:2,mig:2g.20gb:0", "")
 
 
 def test_job_left_with_empty_gres_is_recognized() -> None:
-    assert loan_hints(WAITING, "train", "", LENDS) == told()
+    assert loan_hints(WAITING, "train", "", LENDS) == training_hints()
     assert loan_hints(HINTS, "train", "", LENDS) is None
     assert retyped("", WAITING, "1g.10gb")["TresPerJob"] == ""
 
@@ -124,7 +124,7 @@ def test_other_jobs_are_not_recognized_as_loans(comment: str, partition: str, gr
 
 
 def test_job_in_several_lending_partitions_is_recognized() -> None:
-    assert loan_hints(WAITING, "train,night", "mig:loan:1", LENDS) == told()
+    assert loan_hints(WAITING, "train,night", "mig:loan:1", LENDS) == training_hints()
 
 
 def test_invalid_hints_of_a_loan_job_are_ignored() -> None:

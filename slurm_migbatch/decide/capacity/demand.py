@@ -220,7 +220,7 @@ class DemandBook:
         follows = queue.version == self._version + 1 and loan is self._loan and not self._site.full
         self._version = -1  # until the update is complete
         if follows and self._same_site(nodes, supply):
-            for row in queue.gone:
+            for row in queue.removed:
                 self._throttled.pop(id(row), None)
                 self._components.pop(id(row), None)
             old_entries, self._entries = self._entries, []

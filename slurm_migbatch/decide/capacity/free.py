@@ -1,4 +1,4 @@
-"""Compute unassigned space for slices: what supply leaves for jobs without a place.
+"""Compute unassigned capacity for slices: what supply leaves for jobs without a place.
 
 If supply is managed it is the empty space of GPUs outside leases, outside the slots planned for pending
 jobs, and on GPUs without reservations; it can hold any profile. Otherwise (or if a node is not to be changed)
@@ -22,7 +22,7 @@ from slurm_migbatch.slurm.client import NodeRow
 
 
 @lru_cache(maxsize=1 << 15)
-def _room(geometry: Geometry, used: Layout, profile: Profile) -> int:
+def _count_fitting(geometry: Geometry, used: Layout, profile: Profile) -> int:
     return capacity(geometry, used, profile) if profile in geometry else 0
 
 
@@ -35,7 +35,7 @@ class NodeCapacity:
 
     def count(self, profile: Profile) -> int:
         """Return how many slices of this profile alone fit."""
-        return self.fixed[profile] + sum([_room(geometry, used, profile) for geometry, used in self.gpus])
+        return self.fixed[profile] + sum([_count_fitting(geometry, used, profile) for geometry, used in self.gpus])
 
     def take(self, wanted: Sequence[Profile]) -> bool:
         """Take slices, all or none."""
@@ -52,7 +52,7 @@ class NodeCapacity:
             self.fixed[profile] -= 1
             return True
         for i, (geometry, used) in enumerate(self.gpus):
-            slot = choose(geometry, used, profile) if _room(geometry, used, profile) else None
+            slot = choose(geometry, used, profile) if _count_fitting(geometry, used, profile) else None
             if slot is not None:
                 self.gpus[i] = (geometry, used.add(slot))
                 return True
@@ -63,12 +63,12 @@ class FreeCapacity:
     """Free capacity by node.
 
     Args:
-        rooms: of nodes that have any; taking changes them.
+        capacities: of nodes that have any; taking changes them.
         kinds: which profiles each node can have at all, free or not.
     """
 
-    def __init__(self, rooms: Mapping[str, NodeCapacity], kinds: Mapping[str, frozenset[Profile]]) -> None:
-        self._rooms = dict(rooms)
+    def __init__(self, capacities: Mapping[str, NodeCapacity], kinds: Mapping[str, frozenset[Profile]]) -> None:
+        self._capacities = dict(capacities)
         self._kinds = dict(kinds)
 
     def kinds(self, pool: Collection[str]) -> frozenset[Profile]:
@@ -79,48 +79,48 @@ class FreeCapacity:
         """Return how many jobs of `slice_count` slices of this profile fit, at most `enough`."""
         total = 0
         for name in self._in(pool):
-            total += self._rooms[name].count(profile) // slice_count
+            total += self._capacities[name].count(profile) // slice_count
             if total >= enough:
                 return enough
         return total
 
     def take(self, pool: Collection[str], profile: Profile, slice_count: int = 1) -> str | None:
-        """Take space for one job; return the node, or None if it fits nowhere."""
+        """Take capacity for one job; return the node, or None if it fits nowhere."""
         return self.take_all(pool, [profile] * slice_count)
 
     def take_all(self, pool: Collection[str], wanted: Sequence[Profile]) -> str | None:
-        """Take space for slices of several profiles on one node."""
+        """Take capacity for slices of several profiles on one node."""
         for name in self._in(pool):
-            if self._rooms[name].take(wanted):
+            if self._capacities[name].take(wanted):
                 return name
         return None
 
     def _in(self, pool: Collection[str]) -> Iterable[str]:
-        if len(pool) < len(self._rooms):
-            return sorted(name for name in pool if name in self._rooms)
-        return [name for name in self._rooms if name in pool]
+        if len(pool) < len(self._capacities):
+            return sorted(name for name in pool if name in self._capacities)
+        return [name for name in self._capacities if name in pool]
 
 
 def of_plan(nodes: Mapping[str, Node], plan: ClusterPlan, demands: Iterable[Demand]) -> FreeCapacity:
-    """Return the space that a plan of supply for these demands leaves."""
+    """Return the capacity that a plan of supply for these demands leaves."""
     given = plan.given(demands)
     reserved = {(node, gpu) for reservation in plan.reservations for node, gpu, _ in reservation.places}
-    rooms: dict[str, NodeCapacity] = {}
+    capacities: dict[str, NodeCapacity] = {}
     kinds: dict[str, frozenset[Profile]] = {}
     for name, node_plan in plan.nodes.items():
         node = nodes.get(name)
         if node is None or not node_plan.open or node.mode in (Mode.CLOSED, Mode.WITHDRAWN):
             continue
         kinds[name] = _kinds(tuple(gpu.geometry for gpu in node.gpus))
-        room = _left(node, node_plan, given.get(name, Counter()), reserved)
-        if room.gpus or room.fixed:
-            rooms[name] = room
-    return FreeCapacity(rooms, kinds)
+        node_capacity = _left(node, node_plan, given.get(name, Counter()), reserved)
+        if node_capacity.gpus or node_capacity.fixed:
+            capacities[name] = node_capacity
+    return FreeCapacity(capacities, kinds)
 
 
 def _left(node: Node, made: NodePlan, given: Counter[Profile], reserved: Collection[tuple[str, str]]) -> NodeCapacity:
     unplaced = given + node.unmatched()
-    room = NodeCapacity()
+    node_capacity = NodeCapacity()
     frozen = made.fixed or node.mode is not Mode.OPEN
     for gpu in node.gpus:
         used, planned = gpu.occupied, list[Slot]()
@@ -131,12 +131,12 @@ def _left(node: Node, made: NodePlan, given: Counter[Profile], reserved: Collect
                 unplaced[slot.profile] -= 1
                 planned.append(slot)
             elif frozen:
-                room.fixed[slot.profile] += 1
+                node_capacity.fixed[slot.profile] += 1
         if planned:
             used = layout_of((*used.slots, *planned))
         if not frozen and (node.name, gpu.uuid) not in reserved and _any(gpu.geometry, used):
-            room.gpus.append((gpu.geometry, used))
-    return room
+            node_capacity.gpus.append((gpu.geometry, used))
+    return node_capacity
 
 
 @lru_cache(maxsize=1 << 15)
@@ -150,15 +150,15 @@ def _kinds(geometries: tuple[Geometry, ...]) -> frozenset[Profile]:
 
 
 def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[FreeCapacity, dict[int, int]]:
-    """Return the space that Slurm's own counts leave if supply is not managed.
+    """Return the capacity that Slurm's own counts leave if supply is not managed.
 
     Args:
         demands: pending work in Slurm's order.
 
     Returns:
-        The space that remains when everything that fits has started, and the number of started copies of each job.
+        The capacity that remains when everything that fits has started, and the number of started copies of each job.
     """
-    rooms: dict[str, NodeCapacity] = {}
+    capacities: dict[str, NodeCapacity] = {}
     kinds: dict[str, frozenset[Profile]] = {}
     for row in rows:
         if row.open:
@@ -167,8 +167,8 @@ def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[FreeC
             used = profiles(row.used)
             free = Counter({profile: n - used.get(profile, 0) for profile, n in offered.items()})
             if +free:
-                rooms[row.name] = NodeCapacity(fixed=+free)
-    space = FreeCapacity(rooms, kinds)
+                capacities[row.name] = NodeCapacity(fixed=+free)
+    free_capacity = FreeCapacity(capacities, kinds)
     placed: dict[int, int] = {}
     hopeless: set[tuple[frozenset[str], tuple[tuple[Profile, int], ...], int]] = set()
     for demand in demands:
@@ -177,20 +177,20 @@ def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[FreeC
         for _ in range(demand.copies if wanted else 0):
             if key in hopeless:
                 break
-            if _take_nodes(space, demand.pool, wanted, demand.nodes):
+            if _take_nodes(free_capacity, demand.pool, wanted, demand.nodes):
                 placed[demand.job] = placed.get(demand.job, 0) + 1
             else:
                 hopeless.add(key)
-    return space, placed
+    return free_capacity, placed
 
 
-def _take_nodes(space: FreeCapacity, pool: frozenset[str], wanted: list[Profile], nodes: int) -> bool:
+def _take_nodes(free_capacity: FreeCapacity, pool: frozenset[str], wanted: list[Profile], nodes: int) -> bool:
     """Take the slices of one copy on each of so many nodes; return whether there were enough.
 
     If not, those taken stay taken: Slurm starts the job there when others have ended.
     """
     for _ in range(nodes):
-        node = space.take_all(pool, wanted)
+        node = free_capacity.take_all(pool, wanted)
         if node is None:
             return False
         pool -= {node}

@@ -29,7 +29,7 @@ class JobQueue:
         rows: by job id; of several rows of a job the last.
         version: number of queues so far; users of `edits` must have processed every one.
         edits: edits from the previous queue to this one.
-        fresh: rows that are new, or at another position than before; `gone`: those that were removed.
+        fresh: rows that are new, or at another position than before; `removed`: those that were removed.
         changed: job ids of both.
         guests: jobs that Slurm has started as guests.
         running: number of active tasks of each array.
@@ -41,7 +41,7 @@ class JobQueue:
         self.version = 0
         self.edits: Sequence[Edit[JobRow]] = ()
         self.fresh: Sequence[JobRow] = ()
-        self.gone: Sequence[JobRow] = ()
+        self.removed: Sequence[JobRow] = ()
         self.changed: frozenset[int] = frozenset()
         self.guests: frozenset[int] = frozenset()
         self.running: Counter[int] = Counter()
@@ -84,7 +84,7 @@ class JobQueue:
             position = end
         removed += self.jobs[position:]
         self.version += 1
-        self.edits, self.jobs, self.gone = found, now, removed
+        self.edits, self.jobs, self.removed = found, now, removed
         fresh = list(chain.from_iterable([edit.new for edit in found]))
         by_job = {row.job_id: row for row in fresh}
         if len(by_job) < len(fresh):  # some row is listed twice
@@ -92,7 +92,7 @@ class JobQueue:
         self.fresh = fresh
         self.changed = frozenset(chain(by_job, [row.job_id for row in removed]))
         started = set(self.guests)
-        for row in self.gone:
+        for row in self.removed:
             self.rows.pop(row.job_id, None)
             if row.active:
                 self._drop(row, started)

@@ -265,7 +265,7 @@ def throttles(
     now: float,
     arrays: Sequence[ElasticArray],
     history: ArrayHistory,
-    space: FreeCapacity,
+    free_capacity: FreeCapacity,
     scarce: Callable[[ElasticArray], bool],
 ) -> list[Throttle]:
     """Return the throttles that should change.
@@ -292,7 +292,7 @@ def throttles(
             new_requirement = _of_service(now, array, array.rate, user_limit, history)
         if new_requirement is not None:
             requirements.append(new_requirement)
-    shares_of = _shares(now, requirements, space, history.served.spent)
+    shares_of = _shares(now, requirements, free_capacity, history.served.spent)
     changed = []
     for requirement in requirements:
         array, why = requirement.array, requirement.why
@@ -364,7 +364,7 @@ def _at_once(need: int, asked: int | None) -> str:
 
 
 def _shares(
-    now: float, wanted: Sequence[_Wanted], space: FreeCapacity, served: Mapping[str, float]
+    now: float, wanted: Sequence[_Wanted], free_capacity: FreeCapacity, served: Mapping[str, float]
 ) -> dict[int, Share]:
     """Return the concurrent tasks of the arrays that compete for capacity, by array; others are omitted."""
     pools: dict[frozenset[str], list[_Wanted]] = {}
@@ -376,7 +376,8 @@ def _shares(
             continue
         needed_units = sum(requirement.claim.need * requirement.array.units for requirement in members)
         idle = max(
-            space.count(pool, requirement.array.profile, requirement.array.each, needed_units) * requirement.array.units
+            free_capacity.count(pool, requirement.array.profile, requirement.array.each, needed_units)
+            * requirement.array.units
             for requirement in members
         )
         total = idle + sum(

@@ -320,10 +320,10 @@ def retypes(
     now: float,
     waiting: Iterable[Pending],
     promises: Callable[[Pending], ServiceGuarantee | None],
-    space: FreeCapacity,
+    free_capacity: FreeCapacity,
     turns: RetypeHistory,
 ) -> list[Retype]:
-    """Return which jobs get another profile now; take the capacity for them from `space`.
+    """Return which jobs get another profile now; take the capacity for them from `free_capacity`.
 
     At most MOST jobs with alternatives are considered.
 
@@ -340,8 +340,8 @@ def retypes(
             break
         key = (pending.pool, pending.slice_count)
         if key not in idle:
-            kinds = space.kinds(pending.pool)
-            idle[key] = frozenset(k for k in kinds if space.count(pending.pool, k, pending.slice_count, 1))
+            kinds = free_capacity.kinds(pending.pool)
+            idle[key] = frozenset(k for k in kinds if free_capacity.count(pending.pool, k, pending.slice_count, 1))
         if not idle[key] or not turns.free(pending.row, now):
             continue
         promise = promises(pending)
@@ -357,7 +357,7 @@ def retypes(
             considered += 1
     changes: list[Retype] = []
     for (pool, slice_count), members in groups.items():
-        changes += _of_pool(now, pool, slice_count, members, space)
+        changes += _of_pool(now, pool, slice_count, members, free_capacity)
     return changes
 
 
@@ -366,9 +366,9 @@ def _of_pool(
     pool: frozenset[str],
     slice_count: int,
     members: Sequence[tuple[Pending, ServiceGuarantee]],
-    space: FreeCapacity,
+    free_capacity: FreeCapacity,
 ) -> list[Retype]:
-    kinds = sorted({option.profile for _, promise in members for option in promise.options} & space.kinds(pool))
+    kinds = sorted({option.profile for _, promise in members for option in promise.options} & free_capacity.kinds(pool))
     works: dict[WorkClass, int] = {}
     waiting: list[Waiting] = []
     owners: list[int] = []
@@ -378,10 +378,10 @@ def _of_pool(
             waiting.append(Waiting(pending.arrived, work, len(owners)))
             owners.append(number)
     stock_costs = StockCosts(list(works), [float(kind.compute) for kind in kinds], [1] * len(kinds))
-    idle = [space.count(pool, kind, slice_count, len(waiting)) for kind in kinds]
+    idle = [free_capacity.count(pool, kind, slice_count, len(waiting)) for kind in kinds]
     chosen: dict[tuple[int, Profile], list[str]] = {}
     for job, kind in assign(now, waiting, idle, stock_costs):
-        node = space.take(pool, kinds[kind], slice_count)
+        node = free_capacity.take(pool, kinds[kind], slice_count)
         if node is not None and kinds[kind] != members[owners[job.name]][0].profile:
             chosen.setdefault((owners[job.name], kinds[kind]), []).append(node)
     changes = []

@@ -144,22 +144,22 @@ def _due(claim: Claim) -> tuple[float, int]:
     return (-math.inf if claim.due is None else claim.due), claim.array
 
 
-def _fits(now: float, chosen: Sequence[Claim], room: int) -> bool:
+def _fits(now: float, chosen: Sequence[Claim], free_slices: int) -> bool:
     """Return whether these claims can all be met, with one task for each other claim.
 
     They can if by every deadline there is capacity for the work that is due by then.
 
     Work is assumed to be divisible, so this is necessary; tasks that are long for their deadlines may still be late.
-    `room`: compute slices besides those of the others.
+    `free_slices`: compute slices besides those of the others.
     """
-    room -= sum(claim.need * claim.units for claim in chosen if claim.due is None)
-    if room < 0:
+    free_slices -= sum(claim.need * claim.units for claim in chosen if claim.due is None)
+    if free_slices < 0:
         return False
     due_work = 0.0
     for claim in sorted(chosen, key=_due):
         if claim.due is not None:
             due_work += claim.work
-            if due_work > room * (claim.due - now) * (1 + _GRAIN):
+            if due_work > free_slices * (claim.due - now) * (1 + _GRAIN):
                 return False
     return True
 

@@ -176,7 +176,7 @@ class _View:
     jobs: dict[int, JobRow]
     demands: Sequence[Demand]
     placed: Mapping[int, int]
-    space: FreeCapacity
+    free_capacity: FreeCapacity
     snapshot: ClusterSnapshot
     managed: Collection[str]
     crowded: dict[frozenset[str], set[int]] = field(default_factory=dict)
@@ -220,7 +220,7 @@ def plan_dispatch(
     if settings.arrays:
         _count_served(view, placeable, memory)
     history = ArrayHistory(memory.bounds, memory.served, memory.loads)
-    limits = throttles(view.now, placeable, history, view.space, _crowd(view))
+    limits = throttles(view.now, placeable, history, view.free_capacity, _crowd(view))
     memory.refused = {array: until for array, until in memory.refused.items() if until > view.now}
     limits = [limit for limit in limits if limit.array.array not in memory.refused]
     # throttles decide how many tasks of these arrays run: those without a place may not need one
@@ -255,7 +255,7 @@ def _retypes(
         return promise if promise is None or limit_s is None else promise.within(limit_s, pending.slice_count)
 
     rest = (pending for pending in waiting if pending.row.job_id not in settled)
-    return [*pipeline_plan.changes, *retypes(view.now, rest, allowed, view.space, memory.turns)]
+    return [*pipeline_plan.changes, *retypes(view.now, rest, allowed, view.free_capacity, memory.turns)]
 
 
 def _shares(snapshot: ClusterSnapshot) -> Callable[[Profile], float]:
@@ -303,13 +303,13 @@ def _view(snapshot: ClusterSnapshot, supply: SupplyDecision | None) -> _View:
     now, jobs = snapshot.now, {row.job_id: row for row in snapshot.jobs}
     if supply is not None:
         placed: Mapping[int, int] = {job: placement.copies for job, placement in supply.plan.placed.items()}
-        space = of_plan(supply.nodes, supply.plan, supply.demands)
-        view = _View(now, jobs, supply.demands, placed, space, snapshot, supply.nodes.keys())
+        free_capacity = of_plan(supply.nodes, supply.plan, supply.demands)
+        view = _View(now, jobs, supply.demands, placed, free_capacity, snapshot, supply.nodes.keys())
     else:
         names = {row.name for row in snapshot.nodes if row.open and row.gres}
         demand_list = demands(snapshot.jobs, snapshot.nodes, names, now)
-        space, placed = of_counts(snapshot.nodes, demand_list)
-        view = _View(now, jobs, demand_list, placed, space, snapshot, names)
+        free_capacity, placed = of_counts(snapshot.nodes, demand_list)
+        view = _View(now, jobs, demand_list, placed, free_capacity, snapshot, names)
     for demand in view.demands:
         if demand.parts and view.placed.get(demand.job, 0) < demand.copies:
             view.crowded.setdefault(demand.pool, set()).add(demand.job)

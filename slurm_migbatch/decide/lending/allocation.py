@@ -126,16 +126,16 @@ class Reclaim(Generic[Slot]):
 
 def reclaim(
     loans: Sequence[ReclaimCandidate[Slot]],
-    rooms: Sequence[frozenset[Slot]],
+    lent_sets: Sequence[frozenset[Slot]],
     starts: int,
     now: float,
     protect: float = 60.0,
 ) -> Reclaim[Slot]:
     """Return the loans to end, at the lowest cost, so that `starts` instances fit.
 
-    Each of `rooms` is a set of lent slots all of which must end for one start: one slot if the instance has its
-    size, three 1g for one 3g. Rooms that include a protected loan come after all others. A slot of a job that must stop
-    is freed without further loss, so rooms of it are taken next.
+    Each of `lent_sets` is a set of lent slots all of which must end for one start: one slot if the instance has its
+    size, three 1g for one 3g. Sets with a protected loan come after all others. A slot of a job that must stop
+    is freed without further loss, so sets with it are taken next.
     """
     owner = {slot: loan for loan in loans for slot in loan.slots}
     given_back: dict[Hashable, int] = {}
@@ -143,27 +143,27 @@ def reclaim(
     taken: set[Slot] = set()
     order: list[Slot] = []
     served = 0
-    open_rooms = [room for room in rooms if room and all(slot in owner for slot in room)]
-    while served < starts and open_rooms:
+    open_sets = [lent_set for lent_set in lent_sets if lent_set and all(slot in owner for slot in lent_set)]
+    while served < starts and open_sets:
         ranked = min(
-            enumerate(open_rooms),
+            enumerate(open_sets),
             key=lambda numbered: (*_rank(numbered[1], owner, given_back, stopped, now, protect), numbered[0]),
         )
-        room = open_rooms.pop(ranked[0])
-        for slot in sorted(room, key=str):
+        lent_set = open_sets.pop(ranked[0])
+        for slot in sorted(lent_set, key=str):
             loan = owner[slot]
             taken.add(slot)
             order.append(slot)
             given_back[loan.job] = given_back.get(loan.job, 0) + 1
             if loan.count - given_back[loan.job] < max(1, loan.least):
                 stopped[loan.job] = None
-        open_rooms = [other for other in open_rooms if not other & taken]
+        open_sets = [other for other in open_sets if not other & taken]
         served += 1
     return Reclaim(tuple(order), tuple(stopped), served)
 
 
 def _rank(
-    room: frozenset[Slot],
+    lent_set: frozenset[Slot],
     owner: Mapping[Slot, ReclaimCandidate[Slot]],
     given_back: Mapping[Hashable, int],
     stopped: Mapping[Hashable, None],
@@ -173,7 +173,7 @@ def _rank(
     """Return whether a further protected job would be affected, and the added loss."""
     added: dict[Hashable, int] = {}
     loan_of: dict[Hashable, ReclaimCandidate[Slot]] = {}
-    for slot in room:
+    for slot in lent_set:
         loan = owner[slot]
         added[loan.job] = added.get(loan.job, 0) + 1
         loan_of[loan.job] = loan

@@ -51,10 +51,10 @@ class Grown(NamedTuple):
 class _PlannedGpu:
     """A GPU: its used slots, and the profiles to place next to them (reserve and loans of this round)."""
 
-    __slots__ = ("geometry", "group", "lendable", "planned", "reserve", "space", "used", "version")
+    __slots__ = ("capacity", "geometry", "group", "lendable", "planned", "reserve", "used", "version")
 
-    def __init__(self, space: GpuCapacity, used: Layout, lendable: bool, group: int) -> None:
-        self.space, self.geometry, self.used = space, space.geometry, used
+    def __init__(self, capacity: GpuCapacity, used: Layout, lendable: bool, group: int) -> None:
+        self.capacity, self.geometry, self.used = capacity, capacity.geometry, used
         self.lendable, self.group = lendable, group
         self.planned: tuple[Profile, ...] = ()
         self.reserve: tuple[Profile, ...] = ()
@@ -68,28 +68,28 @@ class LendingCapacity:
     """
 
     def __init__(
-        self, spaces: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob], now: float, hysteresis: Hysteresis
+        self, capacities: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob], now: float, hysteresis: Hysteresis
     ) -> None:
         self.now, self.hysteresis = now, hysteresis
-        self.regions, groups = _groups(spaces, elastic_jobs)
-        self.reserve_in = {group for group, space in zip(groups, spaces, strict=True) if not space.own}
+        self.regions, groups = _groups(capacities, elastic_jobs)
+        self.reserve_in = {group for group, capacity in zip(groups, capacities, strict=True) if not capacity.own}
         layouts: dict[Layout, Layout] = {}  # equal layouts share one object: faster lookups
         self.gpus = []
-        for space, group in zip(spaces, groups, strict=True):
-            used = space.used
-            lendable = hysteresis.may_lend(now, space.idle_since, space.reclaimed)
-            lendable = lendable or (space.own and space.reclaimed != math.inf)
-            self.gpus.append(_PlannedGpu(space, layouts.setdefault(used, used), lendable, group))
-        self.place_of = {(space.node, space.gpu): index for index, space in enumerate(spaces)}
+        for capacity, group in zip(capacities, groups, strict=True):
+            used = capacity.used
+            lendable = hysteresis.may_lend(now, capacity.idle_since, capacity.reclaimed)
+            lendable = lendable or (capacity.own and capacity.reclaimed != math.inf)
+            self.gpus.append(_PlannedGpu(capacity, layouts.setdefault(used, used), lendable, group))
+        self.place_of = {(capacity.node, capacity.gpu): index for index, capacity in enumerate(capacities)}
         self.geometries: dict[int, dict[Geometry, None]] = {}
         for gpu in self.gpus:
             self.geometries.setdefault(gpu.group, {})[gpu.geometry] = None
-        slices = sum(gpu.geometry.compute_slices for gpu in self.gpus if gpu.lendable or gpu.space.lent)
+        slices = sum(gpu.geometry.compute_slices for gpu in self.gpus if gpu.lendable or gpu.capacity.lent)
         taken = sum(
             gpu.geometry.info(slot.profile).compute_slices
             for gpu in self.gpus
-            if gpu.lendable or gpu.space.lent
-            for slot in gpu.space.taken
+            if gpu.lendable or gpu.capacity.lent
+            for slot in gpu.capacity.taken
         )
         self.share = max(1.0, (slices - taken) / max(1, len(elastic_jobs)))
         self._profiles: dict[frozenset[str] | None, set[Profile]] = {}
@@ -150,7 +150,7 @@ class LendingCapacity:
     def vacated(self, target: Target) -> bool:
         """Return whether nothing may be lent on the GPU of a target now, mostly because jobs are still leaving it."""
         index = self.place_of.get((target.node, target.gpu))
-        return index is not None and self.gpus[index].space.reclaimed == math.inf
+        return index is not None and self.gpus[index].capacity.reclaimed == math.inf
 
     def gpu_of(self, elastic_job: ElasticJob, target: Target) -> int | None:
         """Return the GPU of a target if the slice fits there."""
@@ -195,13 +195,13 @@ class LendingCapacity:
         """Remove one slice from a GPU."""
         self._become(index, without(self.gpus[index].planned, profile))
 
-    def without_reserve(self, space: GpuCapacity) -> GpuCapacity:
+    def without_reserve(self, capacity: GpuCapacity) -> GpuCapacity:
         """Return a GPU on which the slots of its reserve are taken."""
-        gpu = self.gpus[self.place_of[space.node, space.gpu]]
+        gpu = self.gpus[self.place_of[capacity.node, capacity.gpu]]
         if not gpu.reserve:
-            return space
+            return capacity
         reserved = list(plan_free(gpu.geometry, gpu.used, gpu.planned).slots)
-        return replace(space, taken=(*space.taken, *(slot for slot in reserved if slot.profile in gpu.reserve)))
+        return replace(capacity, taken=(*capacity.taken, *(slot for slot in reserved if slot.profile in gpu.reserve)))
 
     # -- sizes -------------------------------------------------------------------------------------------------------
 
@@ -378,7 +378,7 @@ class LendingCapacity:
                 free_slots[index] = sorted(plan_free(gpu.geometry, gpu.used, gpu.planned).slots)
             slot = next(slot for slot in free_slots[index] if slot.profile == profile)
             free_slots[index].remove(slot)
-            return SlotReference(gpu.space.node, gpu.space.gpu, slot)
+            return SlotReference(gpu.capacity.node, gpu.capacity.gpu, slot)
 
         grants = tuple(
             Release(
@@ -431,7 +431,7 @@ class LendingCapacity:
         if profile not in gpu.geometry:
             return None
         losses = loss(gpu.geometry, gpu.used, gpu.planned, profile)
-        return None if losses is None else (not gpu.space.own, *losses, index, gpu.version)
+        return None if losses is None else (not gpu.capacity.own, *losses, index, gpu.version)
 
 
 _Entry: TypeAlias = tuple[bool, int, int, int, int]
@@ -452,16 +452,16 @@ def _steps(number: int, assignment: Assignment) -> Iterable[_Step]:
 
 
 def _groups(
-    spaces: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob]
+    capacities: Sequence[GpuCapacity], elastic_jobs: Sequence[ElasticJob]
 ) -> tuple[dict[frozenset[str] | None, set[int]], list[int]]:
     """Group GPUs that the same jobs may use; return the groups of each set of nodes, and the group of each GPU."""
     regions = list(dict.fromkeys(elastic_job.nodes for elastic_job in elastic_jobs if elastic_job.nodes is not None))
     regions_of = {
         node: tuple(number for number, region in enumerate(regions) if node in region)
-        for node in dict.fromkeys(space.node for space in spaces)
+        for node in dict.fromkeys(capacity.node for capacity in capacities)
     }
     numbers: dict[tuple[bool, tuple[int, ...]], int] = {}
-    groups = [numbers.setdefault((space.own, regions_of[space.node]), len(numbers)) for space in spaces]
+    groups = [numbers.setdefault((capacity.own, regions_of[capacity.node]), len(numbers)) for capacity in capacities]
     members: dict[frozenset[str] | None, set[int]] = {None: set(groups)}
     for number, region in enumerate(regions):
         members[region] = {group for (_, region_numbers), group in numbers.items() if number in region_numbers}

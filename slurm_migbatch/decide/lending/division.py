@@ -36,7 +36,7 @@ _AT_ONCE: Final = Hysteresis(idle_s=0.0, rest_s=0.0)
 class _Plan:
     """A GPU with its changeable jobs: the slice of each, and work done in `loan_s`, in seconds of a GPU."""
 
-    space: GpuCapacity
+    capacity: GpuCapacity
     jobs: tuple[ElasticJob, ...]
     profiles: Mapping[Hashable, Profile]
     work: float
@@ -44,7 +44,7 @@ class _Plan:
 
 
 def divide(
-    spaces: Sequence[GpuCapacity],
+    capacities: Sequence[GpuCapacity],
     elastic_jobs: Sequence[ElasticJob],
     waiting: Sequence[ElasticJob],
     now: float,
@@ -59,7 +59,7 @@ def divide(
         most: maximum number of jobs to stop.
     """
     running = {job.job: job for job in elastic_jobs if job.place is not None}
-    plans = [plan for space in spaces if (plan := _plan(space, running, now, hysteresis)) is not None]
+    plans = [plan for capacity in capacities if (plan := _plan(capacity, running, now, hysteresis)) is not None]
     plans.sort(key=lambda plan: -max(by_size(profile)[0] for profile in plan.profiles.values()))
     divided: dict[int, _Plan] = {}
     gains: dict[int, float] = {}
@@ -77,8 +77,8 @@ def divide(
             plan = divided.get(number, plan)
             if (
                 job.job in plan.profiles
-                or not _may_use(job, plan.space)
-                or not _has_cpus(job, plan.space, assigned_cpus)
+                or not _may_use(job, plan.capacity)
+                or not _has_cpus(job, plan.capacity, assigned_cpus)
             ):
                 continue
             if not (changed_jobs - plan.changed).isdisjoint(plan.profiles):  # one of its jobs leaves for another GPU
@@ -99,11 +99,11 @@ def divide(
         divided[number] = extended
         gains[number] = gains.get(number, 0.0) + gain
         changed_jobs |= extended.changed
-        assigned_cpus[extended.space.node] += job.cpus
+        assigned_cpus[extended.capacity.node] += job.cpus
     return [
         Division(
-            plan.space.node,
-            plan.space.gpu,
+            plan.capacity.node,
+            plan.capacity.gpu,
             {job: plan.profiles[job] for job in plan.changed},
             len(plan.jobs),
             gains[number] / hysteresis.loan_s,
@@ -113,17 +113,19 @@ def divide(
 
 
 def _plan(
-    space: GpuCapacity, running: Mapping[Hashable, ElasticJob], now: float, hysteresis: Hysteresis
+    capacity: GpuCapacity, running: Mapping[Hashable, ElasticJob], now: float, hysteresis: Hysteresis
 ) -> _Plan | None:
     """Return a GPU whose division may change; None if no job on it may."""
-    if not hysteresis.may_lend(now, space.idle_since, space.reclaimed) and not (space.own and space.reclaimed is None):
+    if not hysteresis.may_lend(now, capacity.idle_since, capacity.reclaimed) and not (
+        capacity.own and capacity.reclaimed is None
+    ):
         return None
-    loans = [running[loan.job] for loan in space.lent if loan.job in running]
-    jobs = [job for job in loans if _may_use(job, space) and _may_change(job, now, hysteresis)]
+    loans = [running[loan.job] for loan in capacity.lent if loan.job in running]
+    jobs = [job for job in loans if _may_use(job, capacity) and _may_change(job, now, hysteresis)]
     if not jobs:
         return None
     profiles = {job.job: job.place.slot.profile for job in jobs if job.place is not None}
-    return _Plan(space, tuple(jobs), profiles, math.fsum(_speed(job) for job in jobs) * hysteresis.loan_s)
+    return _Plan(capacity, tuple(jobs), profiles, math.fsum(_speed(job) for job in jobs) * hysteresis.loan_s)
 
 
 def _with(plan: _Plan, job: ElasticJob, hysteresis: Hysteresis) -> _Plan | None:
@@ -136,11 +138,11 @@ def _with(plan: _Plan, job: ElasticJob, hysteresis: Hysteresis) -> _Plan | None:
 
 def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], hysteresis: Hysteresis) -> _Plan | None:
     """Return a GPU on which a group of its jobs and one more divide their slices and the free space."""
-    slots = {loan.job: loan.slot for loan in plan.space.lent}
+    slots = {loan.job: loan.slot for loan in plan.capacity.lent}
     sharing = [*[held for held in plan.jobs if held.job in group], job]
     shares = _shares(
-        plan.space.geometry,
-        (*plan.space.taken, *[slot for name, slot in slots.items() if name not in group]),
+        plan.capacity.geometry,
+        (*plan.capacity.taken, *[slot for name, slot in slots.items() if name not in group]),
         tuple([slots.get(held.job) for held in sharing]),
         tuple([held.speed_items for held in sharing]),
     )
@@ -156,7 +158,7 @@ def _divided(plan: _Plan, job: ElasticJob, group: frozenset[Hashable], hysteresi
         )
         for held in jobs
     )
-    return _Plan(plan.space, jobs, profiles, work, changed)
+    return _Plan(plan.capacity, jobs, profiles, work, changed)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -204,15 +206,15 @@ def _sizes(
     return tuple(assignment.profile for assignment in assignments)
 
 
-def _may_use(job: ElasticJob, space: GpuCapacity) -> bool:
+def _may_use(job: ElasticJob, capacity: GpuCapacity) -> bool:
     """Return whether a job can start on a node; up to Slurm 23.02 it cannot where it has just run."""
-    return job.nodes is None or space.node in job.nodes
+    return job.nodes is None or capacity.node in job.nodes
 
 
-def _has_cpus(job: ElasticJob, space: GpuCapacity, asked: Mapping[str, int]) -> bool:
+def _has_cpus(job: ElasticJob, capacity: GpuCapacity, asked: Mapping[str, int]) -> bool:
     """Return whether a node has CPUs for one more job; `asked`: CPUs, by node, that other divisions have assigned."""
-    runs_there = job.place is not None and job.place.node == space.node
-    return space.cpus is None or runs_there or job.cpus <= space.cpus - asked.get(space.node, 0)
+    runs_there = job.place is not None and job.place.node == capacity.node
+    return capacity.cpus is None or runs_there or job.cpus <= capacity.cpus - asked.get(capacity.node, 0)
 
 
 def _may_change(job: ElasticJob, now: float, hysteresis: Hysteresis) -> bool:

@@ -42,12 +42,12 @@ from slurm_migbatch.decide.lending.values import (
 )
 from slurm_migbatch.mig.profile import Profile
 
-_NO_ROOM: Final = ("room", "idle", "reserve")
+_NO_CAPACITY: Final = ("room", "idle", "reserve")
 """Reasons of jobs that would run if there were more room."""
 
 
 def lend(
-    spaces: Sequence[GpuCapacity],
+    capacities: Sequence[GpuCapacity],
     elastic_jobs: Sequence[ElasticJob],
     reserve: Mapping[Profile, int],
     now: float,
@@ -62,7 +62,7 @@ def lend(
         now: unix seconds.
         releases: maximum number of jobs to release or grow; None: unlimited.
     """
-    cluster = LendingCapacity(spaces, elastic_jobs, now, hysteresis)
+    cluster = LendingCapacity(capacities, elastic_jobs, now, hysteresis)
     limit = math.inf if releases is None else releases
     assignments = _resume(cluster, elastic_jobs, limit)
     short = cluster.place_reserve(reserve)
@@ -78,22 +78,26 @@ def lend(
         for assignment in started:
             del lacking[assignment.elastic_job.job]
         short = cluster.place_reserve(reserve)
-    all_have_room = not any(reason in _NO_ROOM for reason in lacking.values())
-    cluster.raise_sizes(assignments, move=all_have_room)  # space that a move leaves free is for jobs that wait for room
-    cluster.exchange(assignments, move=all_have_room)
+    all_placed = not any(reason in _NO_CAPACITY for reason in lacking.values())
+    cluster.raise_sizes(assignments, move=all_placed)  # space that a move leaves free is for jobs that wait for room
+    cluster.exchange(assignments, move=all_placed)
     grown: list[Grown] = []
-    if all_have_room:
+    if all_placed:
         grown = cluster.grow(elastic_jobs, int(min(limit - len(assignments), len(elastic_jobs))))
     grants, grows = cluster.placed(assignments, grown)
     divisions: Sequence[Division] = ()
     if not grows:
         touched = {(assignment.place.node, assignment.place.gpu) for assignment in grants}
-        untouched = [cluster.without_reserve(space) for space in spaces if (space.node, space.gpu) not in touched]
-        lacking_room = [job for job in waiting if lacking.get(job.job) in _NO_ROOM and _needs_room(cluster, job)]
-        without_room = _without_room_soon(spaces, elastic_jobs, lacking_room, now, hysteresis)
-        if without_room or not lacking_room:
+        untouched = [
+            cluster.without_reserve(capacity) for capacity in capacities if (capacity.node, capacity.gpu) not in touched
+        ]
+        lacking_capacity = [
+            job for job in waiting if lacking.get(job.job) in _NO_CAPACITY and _needs_capacity(cluster, job)
+        ]
+        without_capacity = _without_capacity_soon(capacities, elastic_jobs, lacking_capacity, now, hysteresis)
+        if without_capacity or not lacking_capacity:
             divisions = divide(
-                untouched, elastic_jobs, without_room, now, hysteresis, int(min(limit, len(elastic_jobs)))
+                untouched, elastic_jobs, without_capacity, now, hysteresis, int(min(limit, len(elastic_jobs)))
             )
     return Lending(grants, grows, tuple(divisions), lacking, short)
 
@@ -170,40 +174,40 @@ def _start_in_reserve(cluster: LendingCapacity, kept_out: Sequence[ElasticJob], 
     return started
 
 
-def _needs_room(cluster: LendingCapacity, elastic_job: ElasticJob) -> bool:
+def _needs_capacity(cluster: LendingCapacity, elastic_job: ElasticJob) -> bool:
     """Return whether a GPU may be divided for a job: no GPU is being vacated for it, and it does not share a slice."""
     is_being_vacated = elastic_job.target is not None and cluster.vacated(elastic_job.target)
     return not is_being_vacated and not elastic_job.shares
 
 
-def _without_room_soon(
-    spaces: Sequence[GpuCapacity],
+def _without_capacity_soon(
+    capacities: Sequence[GpuCapacity],
     elastic_jobs: Sequence[ElasticJob],
     waiting: Sequence[ElasticJob],
     now: float,
     hysteresis: Hysteresis,
 ) -> list[ElasticJob]:
     """Return the jobs that have no room even after all loans that are about to end have left."""
-    vacant_spaces = [_vacant(space) for space in spaces if space.leaving] if waiting else []
-    if not vacant_spaces:
+    vacated = [_vacant(capacity) for capacity in capacities if capacity.leaving] if waiting else []
+    if not vacated:
         return list(waiting)
-    cluster = LendingCapacity(vacant_spaces, elastic_jobs, now, hysteresis)
+    cluster = LendingCapacity(vacated, elastic_jobs, now, hysteresis)
     for elastic_job in elastic_jobs:
         target = elastic_job.target
         gpu = cluster.gpu_of(elastic_job, target) if elastic_job.place is None and target is not None else None
         if gpu is not None and target is not None:
             cluster.put(gpu, target.profile)
-    without_room = []
+    without_capacity = []
     for elastic_job in waiting:
         placement = cluster.smallest(elastic_job, cluster.useful(elastic_job))
         if placement is None:
-            without_room.append(elastic_job)
+            without_capacity.append(elastic_job)
         else:
             cluster.put(*placement)
-    return without_room
+    return without_capacity
 
 
-def _vacant(space: GpuCapacity) -> GpuCapacity:
+def _vacant(capacity: GpuCapacity) -> GpuCapacity:
     """Return a GPU as it will be after the loans that are about to end have left."""
-    lent = tuple(loan for loan in space.lent if loan.slot not in space.leaving)
-    return replace(space, lent=lent, leaving=(), reclaimed=None)
+    lent = tuple(loan for loan in capacity.lent if loan.slot not in capacity.leaving)
+    return replace(capacity, lent=lent, leaving=(), reclaimed=None)

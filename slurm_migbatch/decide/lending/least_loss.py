@@ -12,7 +12,7 @@ from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 
 
-def rooms_for(profile: Profile, spaces: Iterable[GpuCapacity]) -> list[frozenset[SlotReference]]:
+def lent_sets_for(profile: Profile, capacities: Iterable[GpuCapacity]) -> list[frozenset[SlotReference]]:
     """Return the smallest sets of loans whose end makes room for a slice of this profile; for `allocation.reclaim`.
 
     One set for each placement that is covered by loans and free space only; it includes further loans if a count limit
@@ -20,19 +20,19 @@ def rooms_for(profile: Profile, spaces: Iterable[GpuCapacity]) -> list[frozenset
     yield none.
     """
     return [
-        frozenset(SlotReference(space.node, space.gpu, slot) for slot in slots)
-        for space in spaces
-        if profile in space.geometry
-        for slots in _rooms(space.geometry, space.taken, tuple(loan.slot for loan in space.lent), profile)
+        frozenset(SlotReference(capacity.node, capacity.gpu, slot) for slot in slots)
+        for capacity in capacities
+        if profile in capacity.geometry
+        for slots in _lent_sets(capacity.geometry, capacity.taken, tuple(loan.slot for loan in capacity.lent), profile)
     ]
 
 
 @lru_cache(maxsize=1 << 14)
-def _rooms(
+def _lent_sets(
     geometry: Geometry, taken: tuple[Slot, ...], lent: tuple[Slot, ...], profile: Profile
 ) -> tuple[tuple[Slot, ...], ...]:
     used = Layout(taken)
-    rooms: list[frozenset[Slot]] = []
+    lent_sets: list[frozenset[Slot]] = []
     for slot in sorted(geometry.info(profile).slots):
         if not used.free_of(slot.placement):
             continue
@@ -44,8 +44,8 @@ def _rooms(
                 for extra in combinations(optional, count)
                 if geometry.fits(Layout(held for held in (*taken, *optional) if held not in extra), slot)
             ]
-            rooms += fitting
+            lent_sets += fitting
             if fitting and not count:
                 break
-    minimal = [room for room in dict.fromkeys(rooms) if not any(other < room for other in rooms)]
-    return () if frozenset() in minimal else tuple(tuple(sorted(room)) for room in minimal)
+    minimal = [lent_set for lent_set in dict.fromkeys(lent_sets) if not any(other < lent_set for other in lent_sets)]
+    return () if frozenset() in minimal else tuple(tuple(sorted(lent_set)) for lent_set in minimal)

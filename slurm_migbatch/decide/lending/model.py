@@ -87,7 +87,7 @@ class LendingView:
     """Input of a lending round.
 
     Attributes:
-        spaces: GPUs of nodes that may lend. `taken` has running inference and supply's plan for pending
+        capacities: GPUs of nodes that may lend. `taken` has running inference and supply's plan for pending
             inference; `lent` the loans.
         passing: by node and GPU, bit mask of the memory slices that are taken or lent but about to be free, because
             their jobs are completing.
@@ -105,7 +105,7 @@ class LendingView:
     """
 
     now: float
-    spaces: tuple[GpuCapacity, ...] = ()
+    capacities: tuple[GpuCapacity, ...] = ()
     passing: Mapping[tuple[str, int], int] = field(default_factory=dict)
     starts: tuple[WaitingInference, ...] = ()
     shortages: tuple[CpuShortage, ...] = ()
@@ -198,28 +198,30 @@ class Round:
 class RoundCapacity:
     """Free space of the GPUs during a round."""
 
-    def __init__(self, spaces: Mapping[tuple[str, int], GpuCapacity]) -> None:
-        self.spaces = dict(spaces)
+    def __init__(self, capacities: Mapping[tuple[str, int], GpuCapacity]) -> None:
+        self.capacities = dict(capacities)
 
     @classmethod
     def coming(cls, view: LendingView) -> RoundCapacity:
         """Return the GPUs as they will be when leaving jobs have left."""
         leaving = {job for job, loan in view.loans.items() if loan.leaving}
-        spaces = {}
-        for space in view.spaces:
-            leaving_mask = view.passing.get((space.node, space.gpu), 0)
-            taken = tuple(slot for slot in space.taken if not slot.placement.mask & leaving_mask)
+        capacities = {}
+        for capacity in view.capacities:
+            leaving_mask = view.passing.get((capacity.node, capacity.gpu), 0)
+            taken = tuple(slot for slot in capacity.taken if not slot.placement.mask & leaving_mask)
             lent = tuple(
-                loan for loan in space.lent if loan.job not in leaving and not loan.slot.placement.mask & leaving_mask
+                loan
+                for loan in capacity.lent
+                if loan.job not in leaving and not loan.slot.placement.mask & leaving_mask
             )
-            same = len(taken) == len(space.taken) and len(lent) == len(space.lent)
-            spaces[space.node, space.gpu] = space if same else replace(space, taken=taken, lent=lent)
-        return cls(spaces)
+            same = len(taken) == len(capacity.taken) and len(lent) == len(capacity.lent)
+            capacities[capacity.node, capacity.gpu] = capacity if same else replace(capacity, taken=taken, lent=lent)
+        return cls(capacities)
 
     def within(self, nodes: frozenset[str] | None) -> list[GpuCapacity]:
         """Return the GPUs of these nodes; None: of all."""
-        return [space for space in self.spaces.values() if nodes is None or space.node in nodes]
+        return [capacity for capacity in self.capacities.values() if nodes is None or capacity.node in nodes]
 
-    def put(self, space: GpuCapacity) -> None:
+    def put(self, capacity: GpuCapacity) -> None:
         """Replace the state of a GPU."""
-        self.spaces[space.node, space.gpu] = space
+        self.capacities[capacity.node, capacity.gpu] = capacity

@@ -18,7 +18,7 @@ from typing import Final
 from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.allocation import ReclaimCandidate, RestartCosts, reclaim
 from slurm_migbatch.decide.lending.cpus import cheapest
-from slurm_migbatch.decide.lending.least_loss import rooms_for
+from slurm_migbatch.decide.lending.least_loss import lent_sets_for
 from slurm_migbatch.decide.lending.ledger import Cause, Loan, State
 from slurm_migbatch.decide.lending.model import (
     CpuShortage,
@@ -86,8 +86,8 @@ def _signalled(view: LendingView, rules: LendingRules, loan: Loan) -> LoanOrder 
 
 def reclaim_loans(view: LendingView, rules: LendingRules) -> tuple[list[LoanOrder], RoundCapacity]:
     """Return the orders that end loans for pending inference, and the GPUs as they will be when it has started."""
-    capacity = RoundCapacity.coming(view)
-    planner = _ReclaimPlanner(view, rules, capacity)
+    round_capacity = RoundCapacity.coming(view)
+    planner = _ReclaimPlanner(view, rules, round_capacity)
     hopeless: set[tuple[frozenset[str], tuple[Profile, ...], int]] = set()
     for start in view.starts:
         key = start.pool, start.slices, start.nodes
@@ -99,7 +99,7 @@ def reclaim_loans(view: LendingView, rules: LendingRules) -> tuple[list[LoanOrde
         planner.kept.pop(start.job, None)
     for shortage in view.shortages:
         planner.free_cpus(shortage)
-    return planner.orders, capacity
+    return planner.orders, round_capacity
 
 
 _SPARED_S: Final = 1e6
@@ -110,7 +110,7 @@ _SPARED_S: Final = 1e6
 class _Found:
     """Room for the slices of a job on one node: the GPUs with these slices, and the loans that end for it."""
 
-    spaces: tuple[GpuCapacity, ...]
+    capacities: tuple[GpuCapacity, ...]
     ended: tuple[int, ...]
     loss: float
 
@@ -118,16 +118,16 @@ class _Found:
 class _ReclaimPlanner:
     """Loans that may be reclaimed, and the orders for those that are."""
 
-    def __init__(self, view: LendingView, rules: LendingRules, capacity: RoundCapacity) -> None:
-        self.view, self.rules, self.capacity = view, rules, capacity
+    def __init__(self, view: LendingView, rules: LendingRules, round_capacity: RoundCapacity) -> None:
+        self.view, self.rules, self.round_capacity = view, rules, round_capacity
         self.orders: list[LoanOrder] = []
         #: by inference job that is still to be served, the slots of loans that end for it
         self.kept: dict[int, list[SlotReference]] = {start.job: [] for start in view.starts if view.ends_for}
-        for space in view.spaces if self.kept else ():
-            for loan in space.lent:
+        for capacity in view.capacities if self.kept else ():
+            for loan in capacity.lent:
                 inference = view.ends_for.get(job_id(loan.job), 0)
                 if inference in self.kept:
-                    self.kept[inference].append(SlotReference(space.node, space.gpu, loan.slot))
+                    self.kept[inference].append(SlotReference(capacity.node, capacity.gpu, loan.slot))
 
     @cached_property
     def loans(self) -> dict[int, ReclaimCandidate[SlotReference]]:
@@ -145,17 +145,19 @@ class _ReclaimPlanner:
     def serve(self, start: WaitingInference) -> bool:
         """Find room for one copy, ending loans if necessary; False, without changes, if there is none."""
         if start.nodes == 1 and len(start.slices) == 1:
-            places = [place for place in [self._place(start, self.capacity.within(start.pool))] if place is not None]
+            places = [
+                place for place in [self._place(start, self.round_capacity.within(start.pool))] if place is not None
+            ]
         else:
-            found = (self._place(start, self.capacity.within(frozenset([node]))) for node in sorted(start.pool))
+            found = (self._place(start, self.round_capacity.within(frozenset([node]))) for node in sorted(start.pool))
             places = sorted((place for place in found if place is not None), key=lambda place: place.loss)[
                 : start.nodes
             ]
         if len(places) < start.nodes:
             return False
         for place in places:
-            for space in place.spaces:
-                self.capacity.put(space)
+            for capacity in place.capacities:
+                self.round_capacity.put(capacity)
             for job in place.ended:
                 del self.loans[job]
                 why = f"inference job {start.job} needs {_profiles_text(start.slices)}"
@@ -193,34 +195,36 @@ class _ReclaimPlanner:
         ]
         return cheapest(lacking, [(self.loans[job].loss(1), cpus, job) for job, cpus in loans])
 
-    def _place(self, start: WaitingInference, spaces: Iterable[GpuCapacity]) -> _Found | None:
-        space_at = {(space.node, space.gpu): space for space in spaces}
+    def _place(self, start: WaitingInference, capacities: Iterable[GpuCapacity]) -> _Found | None:
+        capacity_at = {(capacity.node, capacity.gpu): capacity for capacity in capacities}
         ended: list[int] = []
         lost = 0.0
         changed: dict[tuple[str, int], GpuCapacity] = {}
         kept_for_others = self._kept_for_others(start.job)
         for profile in start.slices:
-            free = _free(profile, _beside(space_at.values(), kept_for_others)) if kept_for_others else None
-            free = free or _free(profile, space_at.values())
+            free = _free(profile, _beside(capacity_at.values(), kept_for_others)) if kept_for_others else None
+            free = free or _free(profile, capacity_at.values())
             if free is None:
                 loans = [loan for job, loan in self.loans.items() if job not in ended]
                 reclaimable = {place for loan in loans for place in loan.slots}
-                rooms = [room for room in rooms_for(profile, space_at.values()) if room <= reclaimable]
-                reclaimed = reclaim(loans, rooms, 1, self.view.now, self.rules.protect_s)
+                lent_sets = [
+                    lent_set for lent_set in lent_sets_for(profile, capacity_at.values()) if lent_set <= reclaimable
+                ]
+                reclaimed = reclaim(loans, lent_sets, 1, self.view.now, self.rules.protect_s)
                 if not reclaimed.served:
                     return None
                 jobs = [job_id(job) for job in reclaimed.stopped]
                 lost += sum(self.loans[job].loss(1) for job in jobs)
                 ended += jobs
                 first = reclaimed.slots[0]
-                space = space_at[first.node, first.gpu]
+                capacity = capacity_at[first.node, first.gpu]
                 slots = {place.slot for place in reclaimed.slots}
-                free = replace(space, lent=tuple(loan for loan in space.lent if loan.slot not in slots))
-                space_at[free.node, free.gpu] = free
+                free = replace(capacity, lent=tuple(loan for loan in capacity.lent if loan.slot not in slots))
+                capacity_at[free.node, free.gpu] = free
             placed = plan_free(free.geometry, free.used, (profile,)).slots
-            space = space_at[free.node, free.gpu]
-            space = replace(space, taken=(*space.taken, *placed))
-            space_at[space.node, space.gpu] = changed[space.node, space.gpu] = space
+            capacity = capacity_at[free.node, free.gpu]
+            capacity = replace(capacity, taken=(*capacity.taken, *placed))
+            capacity_at[capacity.node, capacity.gpu] = changed[capacity.node, capacity.gpu] = capacity
         return _Found(tuple(changed.values()), tuple(ended), lost)
 
     def _kept_for_others(self, job: int) -> dict[tuple[str, int], list[Slot]]:
@@ -268,22 +272,22 @@ def _loan(elastic_job: ElasticJob, rules: LendingRules, now: float) -> ReclaimCa
     )
 
 
-def _free(profile: Profile, spaces: Iterable[GpuCapacity]) -> GpuCapacity | None:
+def _free(profile: Profile, capacities: Iterable[GpuCapacity]) -> GpuCapacity | None:
     """Return the GPU that has room for the profile at the lowest loss."""
     best: tuple[tuple[int, int], GpuCapacity] | None = None
-    for space in spaces:
-        if profile in space.geometry:
-            lost = loss(space.geometry, space.used, (), profile)
+    for capacity in capacities:
+        if profile in capacity.geometry:
+            lost = loss(capacity.geometry, capacity.used, (), profile)
             if lost is not None and (best is None or lost < best[0]):
-                best = lost, space
+                best = lost, capacity
     return None if best is None else best[1]
 
 
-def _beside(spaces: Iterable[GpuCapacity], kept: Mapping[tuple[str, int], Sequence[Slot]]) -> Iterator[GpuCapacity]:
+def _beside(capacities: Iterable[GpuCapacity], kept: Mapping[tuple[str, int], Sequence[Slot]]) -> Iterator[GpuCapacity]:
     """Yield the GPUs with these slots taken, as far as they are free."""
-    for space in spaces:
-        slots = [slot for slot in kept.get((space.node, space.gpu), ()) if space.used.free_of(slot.placement)]
-        yield replace(space, taken=(*space.taken, *slots)) if slots else space
+    for capacity in capacities:
+        slots = [slot for slot in kept.get((capacity.node, capacity.gpu), ()) if capacity.used.free_of(slot.placement)]
+        yield replace(capacity, taken=(*capacity.taken, *slots)) if slots else capacity
 
 
 def _profiles_text(slices: Collection[Profile]) -> str:

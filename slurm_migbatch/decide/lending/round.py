@@ -40,7 +40,7 @@ LACKING: Final[Mapping[str, str]] = {
 def decide(view: LendingView, rules: LendingRules) -> Round:
     """Decide what to do now; the orders name each job at most once."""
     orders = due(view, rules)
-    ended, capacity = reclaim_loans(view, rules)
+    ended, round_capacity = reclaim_loans(view, rules)
     orders += ended
     busy = {order.job for order in orders}
     elastic_jobs = _elastic_jobs(view, rules, busy)
@@ -48,7 +48,12 @@ def decide(view: LendingView, rules: LendingRules) -> Round:
     waiting = {job_id(elastic_job.job) for elastic_job in elastic_jobs if elastic_job.place is None}
     elastic_jobs = [elastic_job for elastic_job in elastic_jobs if job_id(elastic_job.job) not in lacking]
     lending = lend(
-        _lendable(view, capacity, busy), elastic_jobs, view.reserve, view.now, rules.hysteresis, rules.most_releases
+        _lendable(view, round_capacity, busy),
+        elastic_jobs,
+        view.reserve,
+        view.now,
+        rules.hysteresis,
+        rules.most_releases,
     )
     lacking |= {job_id(job): LACKING[reason] for job, reason in lending.lacking.items()}
     lacking.update(dict.fromkeys(_without_quota(view, rules) - waiting, LACKING["quota"]))
@@ -156,42 +161,45 @@ def _may_return(view: LendingView, rules: LendingRules) -> bool:
     return True
 
 
-def _lendable(view: LendingView, capacity: RoundCapacity, busy: set[int]) -> list[GpuCapacity]:
+def _lendable(view: LendingView, round_capacity: RoundCapacity, busy: set[int]) -> list[GpuCapacity]:
     """Return the GPUs for lending: with inference's future slots, leaving jobs, and loans without a slot.
 
     A GPU with a leaving job is not lent from until it has left.
     """
-    spaces: dict[tuple[str, int], GpuCapacity] = {}
-    for space in view.spaces:
-        key = space.node, space.gpu
-        coming = capacity.spaces[key]
-        if coming is space:
-            spaces[key] = space
+    capacities: dict[tuple[str, int], GpuCapacity] = {}
+    for capacity in view.capacities:
+        key = capacity.node, capacity.gpu
+        coming = round_capacity.capacities[key]
+        if coming is capacity:
+            capacities[key] = capacity
             continue
         mask = sum(slot.placement.mask for slot in coming.taken)
-        lent = tuple(loan for loan in space.lent if not loan.slot.placement.mask & mask)
-        leaving = len(lent) < len(space.lent) or key in view.passing or _leaves(view, space, busy)
-        vacant = () if space.reclaimed == inf else tuple(_leaving(view, lent, busy, view.passing.get(key, 0)))
-        spaces[key] = replace(coming, lent=lent, reclaimed=inf if leaving else space.reclaimed, leaving=vacant)
+        lent = tuple(loan for loan in capacity.lent if not loan.slot.placement.mask & mask)
+        leaving = len(lent) < len(capacity.lent) or key in view.passing or _leaves(view, capacity, busy)
+        vacant = () if capacity.reclaimed == inf else tuple(_leaving(view, lent, busy, view.passing.get(key, 0)))
+        capacities[key] = replace(coming, lent=lent, reclaimed=inf if leaving else capacity.reclaimed, leaving=vacant)
     for promise in view.promises:
-        for key, space in spaces.items():
-            if promise.nodes is not None and space.node not in promise.nodes:
+        for key, capacity in capacities.items():
+            if promise.nodes is not None and capacity.node not in promise.nodes:
                 continue
-            if promise.gpu is not None and space.gpu != promise.gpu:
+            if promise.gpu is not None and capacity.gpu != promise.gpu:
                 continue
             if promise.gpu is not None and promise.job in busy:
                 # the jobs of this GPU are released together: supply knows released jobs, but not promises
-                spaces[key] = replace(space, reclaimed=inf)
+                capacities[key] = replace(capacity, reclaimed=inf)
                 break
-            if promise.profile in space.geometry and loss(space.geometry, space.used, (), promise.profile) is not None:
-                (slot,) = plan_free(space.geometry, space.used, (promise.profile,)).slots
-                spaces[key] = replace(space, lent=(*space.lent, LentSlot(slot, promise.job)))
+            if (
+                promise.profile in capacity.geometry
+                and loss(capacity.geometry, capacity.used, (), promise.profile) is not None
+            ):
+                (slot,) = plan_free(capacity.geometry, capacity.used, (promise.profile,)).slots
+                capacities[key] = replace(capacity, lent=(*capacity.lent, LentSlot(slot, promise.job)))
                 break
-    return list(spaces.values())
+    return list(capacities.values())
 
 
-def _leaves(view: LendingView, space: GpuCapacity, busy: set[int]) -> bool:
-    return any(True for _ in _leaving(view, space.lent, busy))
+def _leaves(view: LendingView, capacity: GpuCapacity, busy: set[int]) -> bool:
+    return any(True for _ in _leaving(view, capacity.lent, busy))
 
 
 def _leaving(view: LendingView, lent: Iterable[LentSlot], busy: set[int], passing: int = 0) -> Iterator[Slot]:

@@ -236,16 +236,16 @@ class SliceSharing:
 
     def _running(self, view: LendingView, busy: set[int]) -> Iterator[Host]:
         """Yield the first holder of each slice that is and remains on loan."""
-        spaces = {(space.node, space.gpu): space for space in view.spaces}
+        capacities = {(capacity.node, capacity.gpu): capacity for capacity in view.capacities}
         for elastic_job in view.elastic_jobs:
             job, place = job_id(elastic_job.job), elastic_job.place
             loan = view.loans.get(job)
             if place is None or loan is None or loan.state is not State.RUNNING or job in busy:
                 continue
-            space = spaces.get((place.node, place.gpu))
-            if space is None or view.job_views[job].row.state != "RUNNING":
+            capacity = capacities.get((place.node, place.gpu))
+            if capacity is None or view.job_views[job].row.state != "RUNNING":
                 continue
-            memory_mib = space.geometry.info(place.slot.profile).memory_mib
+            memory_mib = capacity.geometry.info(place.slot.profile).memory_mib
             yield Host(self._sharer(view, job, elastic_job.needs_s), place.slot.profile, memory_mib)
 
     def _sharer(self, view: LendingView, job: int, needs_s: float | None = None) -> Sharer:

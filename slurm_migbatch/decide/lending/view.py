@@ -195,13 +195,13 @@ def view_of(
         ledger: updated by this snapshot.
         barred: jobs that are not to be released now (Slurm has just refused it).
     """
-    spaces, passing, places = _spaces(inputs, job_views, ledger, idle)
+    capacities, passing, places = _capacities(inputs, job_views, ledger, idle)
     pools = pools_of(inputs, job_views, ledger)
     growing = growth_nodes(inputs, job_views, ledger)
     regions = {job: pool.nodes for job, pool in pools.items()} | growing
     return LendingView(
         now=inputs.now,
-        spaces=tuple(spaces),
+        capacities=tuple(capacities),
         passing=passing,
         starts=tuple(_starts(inputs, job_views)),
         elastic_jobs=tuple(_elastic_jobs(job_views, ledger, knowledge, places, regions, barred)),
@@ -224,7 +224,7 @@ def view_of(
 # -- GPUs --------------------------------------------------------------------------------------------------------------
 
 
-def _spaces(
+def _capacities(
     inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger, idle: Idleness
 ) -> tuple[list[GpuCapacity], dict[tuple[str, int], int], dict[int, SlotReference]]:
     active_runs = {(row.job_id, row.restarts) for row in inputs.rows if row.active and row.state != "COMPLETING"}
@@ -240,7 +240,7 @@ def _spaces(
     }
     cpus = _free_cpus(inputs, job_views, ledger)
     idle.keep({gpu.uuid for node in inputs.facts.values() for gpu in node.gpus})
-    spaces: list[GpuCapacity] = []
+    capacities: list[GpuCapacity] = []
     passing: dict[tuple[str, int], int] = {}
     places: dict[int, SlotReference] = {}
     for name, node in inputs.facts.items():
@@ -256,7 +256,7 @@ def _spaces(
             ]
             not_lendable = plan.nodes[name].fixed or gpu.uuid in reserved_gpus
             reclaimed = inf if not_lendable else ledger.reclaimed.get(gpu.uuid)
-            space = GpuCapacity(
+            capacity = GpuCapacity(
                 name,
                 number,
                 gpu.geometry,
@@ -268,10 +268,10 @@ def _spaces(
                 cpus=cpus.get(name),
             )
             try:
-                gpu.geometry.check(space.used)
+                gpu.geometry.check(capacity.used)
             except LayoutError:  # the node's report and Slurm's state do not agree yet
                 continue
-            spaces.append(space)
+            capacities.append(capacity)
             places.update(
                 {run[0]: SlotReference(name, number, slot) for slot, run in gpu.leases if _is_open(run, ledger)}
             )
@@ -280,7 +280,7 @@ def _spaces(
             leaving_mask = sum(slot.placement.mask for slot in leaving if slot not in guest_slots)
             if leaving_mask:
                 passing[name, number] = leaving_mask
-    return spaces, passing, places
+    return capacities, passing, places
 
 
 def _free_cpus(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[str, int]:

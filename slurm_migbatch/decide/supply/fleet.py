@@ -67,12 +67,12 @@ class FleetMemory:
         self.classes = NodeClasses((), ())
         self._admissions: dict[str, Admission] = {}
         #: by slices, the nodes that may have room for them as they are: all except those where a search failed
-        self._roomy: dict[tuple[Profile, ...], set[str]] = {}
+        self._candidate_nodes: dict[tuple[Profile, ...], set[str]] = {}
 
     def trim(self) -> None:
         """Drop conditions once there are many; to be called between plans."""
-        if len(self._roomy) > _MOST_BUNDLES:
-            self._roomy.clear()
+        if len(self._candidate_nodes) > _MOST_BUNDLES:
+            self._candidate_nodes.clear()
         if self.book.trim():
             self._admissions.clear()
 
@@ -85,7 +85,7 @@ class FleetMemory:
                 admission if admission is not None and admission.node is node else Admission(node, self.book, admission)
             )
         fresh = [name for name, admission in admissions.items() if before.get(name) is not admission]
-        for names in self._roomy.values():
+        for names in self._candidate_nodes.values():
             names.update(fresh)
         self._admissions = admissions
         return [
@@ -93,11 +93,11 @@ class FleetMemory:
             for name, admission in admissions.items()
         ]
 
-    def roomy(self, slices: tuple[Profile, ...]) -> set[str]:
+    def candidate_nodes(self, slices: tuple[Profile, ...]) -> set[str]:
         """Return the nodes that may have room for these slices as they are; the caller removes those without."""
-        names = self._roomy.get(slices)
+        names = self._candidate_nodes.get(slices)
         if names is None:
-            names = self._roomy[slices] = set(self._admissions)
+            names = self._candidate_nodes[slices] = set(self._admissions)
         return names
 
 
@@ -366,9 +366,9 @@ class Fleet:
 
     # -- several slices on one node ----------------------------------------------------------------------------
 
-    def roomy(self, pool: frozenset[str], slices: tuple[Profile, ...]) -> set[str]:
+    def candidate_nodes(self, pool: frozenset[str], slices: tuple[Profile, ...]) -> set[str]:
         """Return the nodes of the pool that may have room for these slices; claims never add nodes to them."""
-        return {name for name in self._memory.roomy(slices) & pool if name in self.nodes}
+        return {name for name in self._memory.candidate_nodes(slices) & pool if name in self.nodes}
 
     def spare(self, node: str) -> Mapping[Profile, int]:
         """Return by profile the unclaimed offers of the node."""
@@ -390,7 +390,7 @@ class Fleet:
             first_index = self._first[node]
             return [(profile, node if i is None else self.gpu(first_index + i)) for profile, i in search.chosen]
         if not search.cut_short and self._is_fresh(node):
-            self._memory.roomy(slices).discard(node)
+            self._memory.candidate_nodes(slices).discard(node)
         return None
 
     def _shapes(self, node: str) -> list[GpuState]:

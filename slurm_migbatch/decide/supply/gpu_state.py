@@ -48,9 +48,9 @@ class GpuState:
     """A GPU in a condition, with its claims placed as `slots`."""
 
     __slots__ = (
+        "_fitting",
         "_instead",
         "_next",
-        "_room",
         "book",
         "claims",
         "condition",
@@ -77,16 +77,16 @@ class GpuState:
         #: previous offers that no claim uses and that can stay
         self.rest = book.legal(geometry, self.taken, keep.clear_of(self.taken.mask))
         self.value = book.value(geometry, self.taken)
-        self._room: frozenset[Profile] | None = None
+        self._fitting: frozenset[Profile] | None = None
         self._next: dict[Profile, tuple[Cost, GpuState] | None] = {}
         self._instead: dict[tuple[Slot, Profile], GpuState | None] = {}
 
     @property
-    def room(self) -> frozenset[Profile]:
+    def fitting(self) -> frozenset[Profile]:
         """Profiles of which one more slice may fit; of all others none fits."""
-        if self._room is None:
-            self._room = self.book.room(self.geometry, self.used, self.claims)
-        return self._room
+        if self._fitting is None:
+            self._fitting = self.book.fitting(self.geometry, self.used, self.claims)
+        return self._fitting
 
     def add(self, profile: Profile) -> tuple[Cost, GpuState] | None:
         """Return the condition with one more claim and its cost; None if it does not fit."""
@@ -106,7 +106,7 @@ class GpuState:
             return state
 
     def _add(self, profile: Profile) -> tuple[Cost, GpuState] | None:
-        if profile not in self.room:
+        if profile not in self.fitting:
             return None
         after = self.book.claimed(self.condition, (*self.claims, profile))
         if after is None:
@@ -138,7 +138,7 @@ class GpuStates:
         self._shapes: dict[Condition, GpuState | None] = {}
         self._values: dict[tuple[Geometry, Layout], int] = {}
         self._finals: dict[tuple[object, ...], Final] = {}
-        self._rooms: dict[tuple[Geometry, int, tuple[Profile, ...], tuple[Profile, ...]], frozenset[Profile]] = {}
+        self._fitting: dict[tuple[Geometry, int, tuple[Profile, ...], tuple[Profile, ...]], frozenset[Profile]] = {}
 
     def trim(self) -> bool:
         """Clear the cache if it is large, and return whether it was cleared; to be called between plans."""
@@ -147,7 +147,7 @@ class GpuStates:
         self._shapes.clear()
         self._values.clear()
         self._finals.clear()
-        self._rooms.clear()
+        self._fitting.clear()
         return True
 
     def start(self, condition: Condition) -> GpuState:
@@ -180,24 +180,24 @@ class GpuStates:
             )
         return value
 
-    def room(self, geometry: Geometry, used: Layout, claims: tuple[Profile, ...]) -> frozenset[Profile]:
+    def fitting(self, geometry: Geometry, used: Layout, claims: tuple[Profile, ...]) -> frozenset[Profile]:
         """Return the profiles that fit next to used slots and claims, wherever the claims may be placed.
 
         That depends only on the memory slices in use and the profiles, so many GPUs share a result.
         """
         key = (geometry, used.mask, used.profiles, claims)
-        fitting = self._rooms.get(key)
+        fitting = self._fitting.get(key)
         if fitting is None:
             if claims:
                 fitting = frozenset(
                     profile
-                    for profile in self.room(geometry, used, claims[1:])
+                    for profile in self.fitting(geometry, used, claims[1:])
                     if len(plan_free(geometry, used, sorted((*claims, profile), reverse=True))) > len(claims)
                 )
             else:
                 profiles = [info.profile for info in geometry.profiles]
                 fitting = frozenset(profile for profile in profiles if capacity(geometry, used, profile))
-            self._rooms[key] = fitting
+            self._fitting[key] = fitting
         return fitting
 
     def final(

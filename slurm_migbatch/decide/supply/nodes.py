@@ -107,7 +107,7 @@ class KnownNodes:
 
 def _touched(queue: JobQueue) -> frozenset[str]:
     """Return the nodes of jobs that entered the queue, left it or changed."""
-    rows = chain(queue.gone, queue.fresh)
+    rows = chain(queue.removed, queue.fresh)
     return frozenset([name for row in rows if row.nodes and GRES in row.gres for name in row.nodes])
 
 

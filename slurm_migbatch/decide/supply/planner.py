@@ -336,7 +336,7 @@ class _PlanRound:
         """Return the pool's nodes, those first that lack the fewest of `slices` among unclaimed offers."""
         needed = Counter(slices)
         ranked = []
-        for name in self.fleet.roomy(pool, slices):
+        for name in self.fleet.candidate_nodes(pool, slices):
             unclaimed = self.fleet.spare(name)
             ranked.append((sum([max(0, n - unclaimed[profile]) for profile, n in needed.items()]), name))
         return [name for _, name in sorted(ranked)]

@@ -29,7 +29,7 @@ from slurm_migbatch.config import Config, ModelConfig
 from slurm_migbatch.daemon.facts import chooser_of, known_models
 from slurm_migbatch.daemon.refit import run
 from slurm_migbatch.lab.bars import Bar, times_of
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.known import from_facts
@@ -52,7 +52,7 @@ _ASKED: Final = 3000
 _NICE: Final = -10
 
 
-def measure(runs: int = 10_000, models: int = 1000, progress: Say = silent) -> dict[str, Any]:
+def measure(runs: int = 10_000, models: int = 1000, progress: Progress = silent) -> dict[str, Any]:
     """Learn twice from `runs` runs of `models` models, and predict."""
     chance = random.Random(20)  # noqa: S311 synthetic jobs
     with tempfile.TemporaryDirectory(prefix="migbatch-bench-") as folder:
@@ -168,7 +168,7 @@ def _runs(
         )  # fmt: skip
 
 
-def _refit(config: Config, progress: Say) -> dict[str, Any]:
+def _refit(config: Config, progress: Progress) -> dict[str, Any]:
     wall, cpu = time.perf_counter(), time.process_time()
     refit = run(config, force="a benchmark", progress=progress)["refit"]
     return {

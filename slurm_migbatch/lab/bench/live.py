@@ -18,7 +18,7 @@ from typing import Any, Final
 from slurm_migbatch.lab.bars import Bar, quantile
 from slurm_migbatch.lab.bench import wavebed
 from slurm_migbatch.lab.experiments.wave import Wave, draw
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.slurm import waves
 from slurm_migbatch.slurm.times import format_clock
@@ -32,7 +32,7 @@ TARGET_PREDICTION: Final = 0.10
 def measure(
     seed: int = 1,
     wave: Wave | None = None,
-    say: Say = silent,
+    progress: Progress = silent,
     slurm_root: str = "",
 ) -> dict[str, Any]:
     """Run the whole experiment: both ways, each on its own test bed, one after the other (root, about 20 minutes).
@@ -44,10 +44,10 @@ def measure(
     wave = wave or draw(seed)
     ways: dict[str, dict[str, Any]] = {}
     for name, lending in (("half", False), ("lending", True)):
-        say(f"{name}: the simulator", 0)
+        progress(f"{name}: the simulator", 0)
         predicted = waves.predict(wave, lending)
-        say(f"{name}: {len(wave.requests)} inference and {len(wave.trainings)} training jobs on a real Slurm", 0)
-        ways[name] = {**run(wave, lending, say, slurm_root), "predicted": predicted}
+        progress(f"{name}: {len(wave.requests)} inference and {len(wave.trainings)} training jobs on a real Slurm", 0)
+        ways[name] = {**run(wave, lending, progress, slurm_root), "predicted": predicted}
     return {
         "bench": "live",
         "seed": seed,
@@ -82,12 +82,12 @@ def _bars(half: Mapping[str, Any], lending: Mapping[str, Any]) -> list[Bar]:
     return bars
 
 
-def run(wave: Wave, lending: bool, say: Say = silent, slurm_root: str = "") -> dict[str, Any]:
+def run(wave: Wave, lending: bool, progress: Progress = silent, slurm_root: str = "") -> dict[str, Any]:
     """Run one way on its own test bed (with the Slurm of `slurm_root`, if given); return its figures."""
     exempt = {"PreemptExemptTime": format_clock(waves.exempt_s(wave))}
     with wavebed.bed_for(wave, waves.settings(wave), slurm_root, _partitions(wave, lending), exempt) as bed:
         library = wavebed.install(bed.directory / "elastic")
-        played = wavebed.play(bed, _plans(wave, library), say)
+        played = wavebed.play(bed, _plans(wave, library), progress)
     inference, training = played.jobs[wavebed.INFERENCE_USER], played.jobs[wavebed.TRAINING_USER]
     delays = [job.started - job.submitted for job in inference if job.started]
     jct = [job.ended - job.submitted for job in training]

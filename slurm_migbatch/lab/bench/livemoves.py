@@ -22,7 +22,7 @@ from slurm_migbatch.lab.bench import wavebed
 from slurm_migbatch.lab.experiments import fragmentation, movewave
 from slurm_migbatch.lab.experiments.fragmentation import Outcome, Served
 from slurm_migbatch.lab.experiments.movewave import MoveWave
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.testbed.slurmroot import SlurmRoot
@@ -35,7 +35,7 @@ DRAWS: Final = 20
 STEP_S: Final = 0.2
 
 
-def measure(data: Path, seed: int = 1, say: Say = silent, slurm_root: str = "") -> dict[str, Any]:
+def measure(data: Path, seed: int = 1, progress: Progress = silent, slurm_root: str = "") -> dict[str, Any]:
     """Run the whole experiment: both ways, each on its own test bed, one after the other (root, about 20 minutes).
 
     Raises:
@@ -46,14 +46,14 @@ def measure(data: Path, seed: int = 1, say: Say = silent, slurm_root: str = "") 
     kinds = movewave.kinds_of(data)
     wave = movewave.draw(kinds, seed)
     release = SlurmRoot(Path(slurm_root).absolute() if slurm_root else None).version()
-    say(f"the simulator, {DRAWS} days", 0)
+    progress(f"the simulator, {DRAWS} days", 0)
     scatter = movewave.scatter(kinds, range(1, DRAWS + 1), release)
     ways: dict[str, dict[str, Any]] = {}
     outcomes: dict[str, Outcome] = {}
     for name, moves in ((STILL, False), (OURS, True)):
         predicted = movewave.figures(wave, movewave.predict(wave, moves, release))
-        say(f"{name}: {len(wave.drawn.kinds)} jobs on a real Slurm", 0)
-        outcomes[name], move_figures = run(wave, moves, say, slurm_root)
+        progress(f"{name}: {len(wave.drawn.kinds)} jobs on a real Slurm", 0)
+        outcomes[name], move_figures = run(wave, moves, progress, slurm_root)
         settled = provenance(DECIDES, movewave.config(wave, moves))
         ways[name] = {**movewave.figures(wave, outcomes[name]), **move_figures, **settled, "predicted": predicted}
     over = [round(value, 4) for value in movewave.wait_over(outcomes[OURS], outcomes[STILL])]
@@ -98,11 +98,13 @@ def bars(ours: Mapping[str, Any], still: Mapping[str, Any]) -> list[Bar]:
     return found
 
 
-def run(wave: MoveWave, moves: bool, say: Say = silent, slurm_root: str = "") -> tuple[Outcome, dict[str, Any]]:
+def run(
+    wave: MoveWave, moves: bool, progress: Progress = silent, slurm_root: str = ""
+) -> tuple[Outcome, dict[str, Any]]:
     """Run one way on its own test bed (with the Slurm of `slurm_root`, if given); return jobs, and figures of moves."""
     with wavebed.bed_for(wave, movewave.settings(wave, moves), slurm_root, {}) as bed:
         library = wavebed.install(bed.directory / "elastic")
-        played = wavebed.play(bed, plans(wave, library), say)
+        played = wavebed.play(bed, plans(wave, library), progress)
     remaining = {user: iter(jobs) for user, jobs in played.jobs.items()}
     jobs = [next(remaining[_user(kind.served)]) for kind in wave.drawn.kinds]
     outcome: Outcome = [Served(job.started - job.submitted, job.ended - job.submitted, job.runs - 1) for job in jobs]

@@ -16,7 +16,7 @@ from typing import Any, Final
 from slurm_migbatch.daemon.advertiser import gres_string
 from slurm_migbatch.decide.capacity.demand import LOAN
 from slurm_migbatch.lab.bench.rpcs import RpcCount, diag
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.proc import wait_until
@@ -30,7 +30,12 @@ _ROUND: Final = re.compile(r"(?m)^migbatch_supply_round_seconds_(sum|count) (\S+
 
 
 def measure(
-    nodes: int = 256, gpus: int = 8, jobs: int = 512, say: Say = silent, slurm_root: str = "", rest_s: float = REST_S
+    nodes: int = 256,
+    gpus: int = 8,
+    jobs: int = 512,
+    progress: Progress = silent,
+    slurm_root: str = "",
+    rest_s: float = REST_S,
 ) -> dict[str, Any]:
     """Run the whole measurement (root, some minutes).
 
@@ -49,16 +54,16 @@ def measure(
         TestbedError: the test bed failed.
     """
     begun = time.monotonic()
-    say(f"{nodes} nodes start", 4)
+    progress(f"{nodes} nodes start", 4)
     with Cluster(nodes=nodes, gpus=gpus, cpus=64, slurm_root=slurm_root, migbatch="all") as bed:
         client = CliClient(bed.bin, bed.slurm_conf)
         wait_until(lambda: _offering(client) >= nodes, _PATIENCE_S, "an offer of every node", every=1.0)
         start_s = time.monotonic() - begun
-        say(f"without jobs, {rest_s:g} s", 4)
+        progress(f"without jobs, {rest_s:g} s", 4)
         without_jobs = _phase(bed, lambda: time.sleep(rest_s))
-        say(f"{jobs} jobs", 4)
+        progress(f"{jobs} jobs", 4)
         busy = _phase(bed, lambda: _run(bed, client, jobs))
-        say("updates of all nodes, combined and one by one", 4)
+        progress("updates of all nodes, combined and one by one", 4)
         bed.stop("migbatchd")
         updates = _updates(bed, client)
     return {

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.bench.rpcs import Diag, diag
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.proc import wait_until
@@ -30,7 +30,7 @@ def measure(
     pending: int = 1000,
     nodes: int = 8,
     gpus: int = 9,
-    say: Say = silent,
+    progress: Progress = silent,
     slurm_root: str = "",
 ) -> dict[str, Any]:
     """Run the whole measurement (root, some minutes).
@@ -60,7 +60,7 @@ def measure(
         options={"MaxJobCount": "20000"},
     ) as bed:
         client = CliClient(bed.bin, bed.slurm_conf)
-        say(f"{pending} training jobs are submitted", 3)
+        progress(f"{pending} training jobs are submitted", 3)
         line = (
             'sbatch --parsable -p train -o /dev/null --gres=mig:auto --comment="migbatch: role=train max=1g.10gb" '
             "--time=60 --wrap='sleep 600'\n"
@@ -71,7 +71,7 @@ def measure(
         for name, dry in (("dry run", True), ("lending", False)):
             if not dry:
                 bed.product.reconfigure(lending={"dry_run": False, "most_releases": RELEASES})
-            say(f"{name}, {WATCH_S:g} s", 3)
+            progress(f"{name}, {WATCH_S:g} s", 3)
             phases[name] = _phase(bed, client)
         bed.run(["scancel", "-u", "mbalice"], timeout=600.0)
     return {

@@ -27,7 +27,7 @@ from slurm_migbatch.daemon.settings import settings_of
 from slurm_migbatch.decide.snapshot import LendingPast
 from slurm_migbatch.lab.bars import Bar, exponent, quantile
 from slurm_migbatch.lab.bench.largesite import LargeSite, NoRecord
-from slurm_migbatch.lab.bench.looks import checks_s, reading_s
+from slurm_migbatch.lab.bench.queue_reading import checks_s, reading_s
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 
@@ -100,7 +100,7 @@ def measure(
     pending: int | None = None,
     rounds: int = ROUNDS,
     gpu: str = "h100-80gb",
-    say: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Run rounds on sites of these sizes.
 
@@ -110,7 +110,7 @@ def measure(
     """
     config, sites = Config(), []
     for count in nodes:
-        say(f"{count * gpus} GPUs")
+        progress(f"{count * gpus} GPUs")
         site = LargeSite(geometry(gpu), count, gpus, PENDING * count if pending is None else pending, seed=1)
         sites.append(_rounds(config, site, rounds))
     grown = exponent([(site.gpus, site.later_s) for site in sites])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.lab.bars import Bar, exponent
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
@@ -31,7 +31,7 @@ _FILE: Final = "philly_jobs.csv.gz"
 def measure(
     data: Path,
     scales: Sequence[int] = (1, 2, 4, 8),
-    say: Say = silent,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Read the trace and simulate it first come first served; `data` is its file or a directory above it.
 
@@ -48,7 +48,7 @@ def measure(
     read_s = time.process_time() - began
     runs = []
     for scale in scales:
-        say(f"{scale} x {len(trace.jobs)} jobs on {scale * GPUS} GPUs", len(scales))
+        progress(f"{scale} x {len(trace.jobs)} jobs on {scale * GPUS} GPUs", len(scales))
         jobs = trace.copies(scale).jobs if scale > 1 else trace.jobs
         gc.collect()
         cpu, wall = time.process_time(), time.perf_counter()

@@ -103,14 +103,14 @@ def soak(  # noqa: PLR0913 - click passes one argument for each option
         click.echo(json.dumps({**figures, "bars": [bar.to_dict() for bar in bars]}, indent=2))
     else:
         for key, value in figures.items():
-            _say(key, value)
+            _print_value(key, value)
         for bar in bars:
             click.echo(bar.line())
     if missed := [bar.name for bar in bars if not bar.ok]:
         raise TestbedError(f"soak failed: {', '.join(missed)}")
 
 
-def _say(key: str, value: object) -> None:
+def _print_value(key: str, value: object) -> None:
     """Print a figure; of a long list its first lines."""
     if not isinstance(value, (list, dict)) or len(json.dumps(value)) < 100:
         click.echo(f"{key}: {value if isinstance(value, str) else json.dumps(value)}")

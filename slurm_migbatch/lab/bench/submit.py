@@ -17,7 +17,7 @@ from typing import Any
 from slurm_migbatch.lab.bars import Bar, quantile, times_of
 from slurm_migbatch.lab.bench.hooks import BenchError
 from slurm_migbatch.lab.bench.sbatch import KINDS, SAME, compare, crowd, started
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.predict.facts import BUILT_IN
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
@@ -44,7 +44,9 @@ _PACE_S = 0.002
 _MANY = 1000
 
 
-def measure(submissions: int = 1000, block: int = 25, requests: int = 3000, progress: Say = silent) -> dict[str, Any]:
+def measure(
+    submissions: int = 1000, block: int = 25, requests: int = 3000, progress: Progress = silent
+) -> dict[str, Any]:
     """Run all measurements.
 
     Args:

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from slurm_migbatch.decide.supply.moves import MOVE
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.bench.rpcs import diag
-from slurm_migbatch.lab.say import Say
+from slurm_migbatch.lab.progress import Progress
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.proc import wait_until
 from slurm_migbatch.testbed.running_cluster import FINAL
@@ -121,7 +121,7 @@ def bed_for(
     )
 
 
-def play(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]], say: Say) -> PlayedWave:
+def play(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]], progress: Progress) -> PlayedWave:
     """Submit everything and wait until it has ended.
 
     Raises:
@@ -131,7 +131,7 @@ def play(bed: Cluster, plans: Mapping[str, Sequence[WaveJob]], say: Say) -> Play
     before = diag(bed)
     begun = time.time()
     job_ids = _submit(bed, plans)
-    say(f"all submitted after {time.time() - begun:.0f} s", 0)
+    progress(f"all submitted after {time.time() - begun:.0f} s", 0)
     _await_end(bed, [job for of_user in job_ids.values() for job in of_user])
     after = diag(bed)
     recorded = _records(bed)

@@ -67,7 +67,7 @@ def hooks(rounds: int, as_json: bool) -> None:
     print_bars(result)
 
 
-def _tell_sbatch(name: str, kind: dict[str, Any]) -> None:
+def _print_sbatch(name: str, kind: dict[str, Any]) -> None:
     click.echo(f"  {name}, {kind['with']['n']} submissions each:")
     overs = {"with": "filter_over_none", "asking": "asking_over_none", "empty": "empty_over_none"}
     for side in _SIDES:
@@ -95,17 +95,17 @@ def submit(submissions: int, as_json: bool) -> None:
     """Time sbatch with and without the filter, its service and its table (as root, on four private clusters)."""
     from slurm_migbatch.lab.bench.submit import measure
 
-    with steps() as say:
-        result = measure(submissions, progress=say)
+    with steps() as progress:
+        result = measure(submissions, progress=progress)
     if as_json:
         click.echo(json.dumps(result))
         return
     service, table, crowd = result["service"], result["table"], result["crowd"]
     click.echo(f"sbatch on Slurm {result['slurm']}")
     for name, kind in result["sbatch"].items():
-        _tell_sbatch(name, kind)
+        _print_sbatch(name, kind)
     for name, kind in result["sbatch_with_cli_filter"].items():
-        _tell_sbatch(f"{name}, with cli_filter too", kind)
+        _print_sbatch(f"{name}, with cli_filter too", kind)
     click.echo(
         f"{crowd['users']} users at once: {crowd['submissions']} submissions in {crowd['seconds']:.0f} s, "
         f"{crowd['sbatch']['median_ms']:.1f} ms each (p99 {crowd['sbatch']['p99_ms']:.1f}); "
@@ -136,8 +136,8 @@ def simulator(data: Path, scales: tuple[int, ...], as_json: bool) -> None:
     """Time the simulator: the Philly trace on 550 GPUs, and how its time grows with both."""
     from slurm_migbatch.lab.bench.simulator import measure
 
-    with measuring() as say:
-        result = measure(data, scales or (1, 2, 4, 8), say=say)
+    with measuring() as progress:
+        result = measure(data, scales or (1, 2, 4, 8), progress=progress)
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -166,8 +166,8 @@ def scale(nodes: tuple[int, ...], gpus: int, pending: int | None, rounds: int, a
     from slurm_migbatch.lab.bench.scale import NODES, measure
 
     sites = nodes or NODES
-    with steps() as say:
-        result = measure(sites, gpus, pending, rounds, say=lambda text: say(text, len(sites)))
+    with steps() as progress:
+        result = measure(sites, gpus, pending, rounds, progress=lambda text: progress(text, len(sites)))
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -252,8 +252,8 @@ def learn(runs: int, models: int, as_json: bool) -> None:
     """Time a refit of the predictor on many runs, and predictions with many known models."""
     from slurm_migbatch.lab.bench.learn import measure
 
-    with steps() as say:
-        result = measure(runs, models, progress=say)
+    with steps() as progress:
+        result = measure(runs, models, progress=progress)
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -291,8 +291,8 @@ def every(data: Path, seeds: int | None, quick: bool, studies: bool, plot: Path 
     """
     from slurm_migbatch.lab.experiments.every import measure
 
-    with steps() as say:
-        result = measure(data, seeds, quick=quick, studies=studies, say=say)
+    with steps() as progress:
+        result = measure(data, seeds, quick=quick, studies=studies, progress=progress)
     if plot is not None:
         for row in result["experiments"]:
             if not row["error"]:

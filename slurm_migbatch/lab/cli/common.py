@@ -14,7 +14,7 @@ import click
 from slurm_migbatch.cli.common import print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
-from slurm_migbatch.lab.say import Say
+from slurm_migbatch.lab.progress import Progress
 from slurm_migbatch.lab.traces.csvlines import TraceError
 from slurm_migbatch.testbed.errors import TestbedError
 
@@ -57,11 +57,11 @@ def draws_option(help_text: str, option: str = "--seeds", least: int = 2) -> Opt
 
 
 @contextmanager
-def measuring() -> Iterator[Say]:
+def measuring() -> Iterator[Progress]:
     """Show on stderr what is being measured; if a measurement is not possible, end the command with the reason."""
     try:
-        with steps() as say:
-            yield say
+        with steps() as progress:
+            yield progress
     except (NotMeasurable, TestbedError, TraceError) as error:
         raise Failure(str(error)) from None
 
@@ -116,7 +116,7 @@ def experiment(
     """Return a decorator that makes a command from the function that prints its result.
 
     Args:
-        module: has the function `measure`, called with the directory of data, with `options` and with `say`.
+        module: has the function `measure`, called with the directory of data, with `options` and with `progress`.
         options: of the command, beside those for the data, plots and JSON.
     """
 
@@ -129,8 +129,8 @@ def experiment(
                 if plot is not None:
                     raise click.UsageError("--wrong has no plots; leave --plot out")
                 way = wrong
-            with measuring() as say:
-                result = import_module(way.module).measure(**values, say=say)
+            with measuring() as progress:
+                result = import_module(way.module).measure(**values, progress=progress)
             if plot is not None:
                 write_plots(name, result, plot)
             if as_json:

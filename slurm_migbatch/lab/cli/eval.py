@@ -59,8 +59,8 @@ def predictor(
 
     options = Options(points, level, leave, blind, trees=not quick)
     learned_from = None if train is None else read_folder(train)
-    with steps() as say:
-        result = evaluate(read_folder(data), learned_from, options, say=say)
+    with steps() as progress:
+        result = evaluate(read_folder(data), learned_from, options, progress=progress)
     result = {"data": str(data), "train": None if train is None else str(train), **result}
     if as_json:
         click.echo(json.dumps(result))
@@ -81,8 +81,8 @@ def profiling(data: Path, level: float, leave: Literal["model", "family", "labor
     from slurm_migbatch.lab.evaluate.profiling import evaluate
     from slurm_migbatch.profiling.table import read_folder
 
-    with steps() as say:
-        result = {"data": str(data), **evaluate(data, read_folder(data), level=level, leave=leave, say=say)}
+    with steps() as progress:
+        result = {"data": str(data), **evaluate(data, read_folder(data), level=level, leave=leave, progress=progress)}
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -116,8 +116,8 @@ def batch(data: Path, as_json: bool) -> None:
     from slurm_migbatch.lab.evaluate.batches import evaluate
     from slurm_migbatch.profiling.table import read_folder
 
-    with measuring() as say:
-        result = {"data": str(data), **evaluate(read_folder(data), say)}
+    with measuring() as progress:
+        result = {"data": str(data), **evaluate(read_folder(data), progress)}
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -146,8 +146,8 @@ def services(data: Path, as_json: bool) -> None:
     """
     from slurm_migbatch.lab.evaluate.services import evaluate
 
-    with measuring() as say:
-        result = evaluate(data, say)
+    with measuring() as progress:
+        result = evaluate(data, progress)
     if as_json:
         click.echo(json.dumps(result))
         return

@@ -11,7 +11,7 @@ import click
 
 from slurm_migbatch.cli.common import print_table
 from slurm_migbatch.lab.cli.common import json_option, measuring, print_bars
-from slurm_migbatch.lab.say import Say
+from slurm_migbatch.lab.progress import Progress
 
 
 @click.command()
@@ -39,8 +39,8 @@ def live(seed: int, moves: bool, data: Path | None, slurm_root: str, as_json: bo
         raise click.UsageError("--moves needs --data DIR, with Alibaba's openb trace")
     if data is not None and not moves:
         raise click.UsageError("--data is for --moves")
-    with measuring() as say:
-        result = _measured(seed, data, say, slurm_root)
+    with measuring() as progress:
+        result = _measured(seed, data, progress, slurm_root)
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -51,14 +51,14 @@ def live(seed: int, moves: bool, data: Path | None, slurm_root: str, as_json: bo
     print_bars(result)
 
 
-def _measured(seed: int, data: Path | None, say: Say, slurm_root: str) -> dict[str, Any]:
+def _measured(seed: int, data: Path | None, progress: Progress, slurm_root: str) -> dict[str, Any]:
     if data is not None:
         from slurm_migbatch.lab.bench import livemoves
 
-        return livemoves.measure(data, seed, say, slurm_root)
+        return livemoves.measure(data, seed, progress, slurm_root)
     from slurm_migbatch.lab.bench.live import measure
 
-    return measure(seed, say=say, slurm_root=slurm_root)
+    return measure(seed, progress=progress, slurm_root=slurm_root)
 
 
 def _print_decider(result: Mapping[str, Any]) -> None:
@@ -154,8 +154,8 @@ def rounds(pending: int, slurm_root: str, as_json: bool) -> None:
     """
     from slurm_migbatch.lab.bench.rounds import measure
 
-    with measuring() as say:
-        result = measure(pending, say=say, slurm_root=slurm_root)
+    with measuring() as progress:
+        result = measure(pending, progress=progress, slurm_root=slurm_root)
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -188,8 +188,8 @@ def nodes(nodes: int, gpus: int, jobs: int, slurm_root: str, as_json: bool) -> N
     """Count slurmctld's work for migbatchd on a site of many nodes, all of them on this machine (as root)."""
     from slurm_migbatch.lab.bench.manynodes import UPDATE, measure
 
-    with measuring() as say:
-        result = measure(nodes, gpus, jobs, say, slurm_root)
+    with measuring() as progress:
+        result = measure(nodes, gpus, jobs, progress, slurm_root)
     if as_json:
         click.echo(json.dumps(result))
         return

@@ -16,7 +16,7 @@ def study() -> None:
     """
 
 
-def _say(result: Result) -> None:
+def _print_study(result: Result) -> None:
     click.echo("study of a paper's idea: migbatchd uses none of these rules, including those called ours")
     print_notes(result)
 
@@ -24,7 +24,7 @@ def _say(result: Result) -> None:
 @experiment("slurm_migbatch.lab.studies.instances")
 def instances(result: Result) -> None:
     """Study of ElasticBatch: GPUs for services with rates and latency limits, on ParvaGPU's scenarios."""
-    _say(result)
+    _print_study(result)
     names = result["scenarios"]
     print_table(
         ("GPUs", *names, "total"),
@@ -62,7 +62,7 @@ def instances(result: Result) -> None:
 @experiment("slurm_migbatch.lab.studies.placement", draws_option("Draws of the arrivals."))
 def placement(result: Result) -> None:
     """Study: accepted jobs by placement rule: pods of the openb trace on 100 GPUs."""
-    _say(result)
+    _print_study(result)
     classes = ("latency sensitive", "best effort")
     for title, population in result["populations"].items():
         click.echo(f"\n{title}: {population['pods']} pods, mean and 95 % interval of {result['seeds']} draws")
@@ -86,7 +86,7 @@ def placement(result: Result) -> None:
 @experiment("slurm_migbatch.lab.studies.pariselsa", draws_option("Streams of arrivals."))
 def paris_elsa(result: Result) -> None:
     """Study of PARIS and ELSA: work of one model that 8 partitioned GPUs complete in time, by layout and dispatch."""
-    _say(result)
+    _print_study(result)
     for entry in result["results"]:
         click.echo(f"\nbatches of variance {entry['variance']:g}: items per second, means of {result['seeds']} streams")
         names = list(entry["models"][0]["rates"])
@@ -106,7 +106,7 @@ def paris_elsa(result: Result) -> None:
 @experiment("slurm_migbatch.lab.studies.dstack", draws_option("Mixes of each number of models.", "--mixes"))
 def dstack(result: Result) -> None:
     """Study of D-STACK: work that one GPU does under deadlines, relative to a GPU that could be divided arbitrarily."""
-    _say(result)
+    _print_study(result)
     for entry in result["results"]:
         click.echo(f"\nbatches {entry['batches']}: load under all deadlines over the ideal's, means over mixes")
         lines = [
@@ -130,7 +130,7 @@ def bsbf(result: Result) -> None:
     """Study of SJF-BSBF: completion times if two jobs may share a whole GPU, by rule."""
     from slurm_migbatch.lab.studies.bsbf import BASELINES
 
-    _say(result)
+    _print_study(result)
     names = list(result["cells"][0]["jct_s"])
     lines = [
         (
@@ -148,7 +148,7 @@ def bsbf(result: Result) -> None:
 @experiment("slurm_migbatch.lab.studies.deepboot", draws_option("Workloads and requests.", least=1))
 def deepboot(result: Result) -> None:
     """Study of DeepBoot: training on several whole GPUs that inference leaves, relative to training's own half."""
-    _say(result)
+    _print_study(result)
     for entry in result["results"]:
         click.echo(
             f"\n{entry['load']}: {entry['requests']} requests of {entry['apps']} applications, means over "

@@ -29,7 +29,7 @@ from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.evaluate.choice import FACTORS, LIMIT_BATCH
 from slurm_migbatch.lab.evaluate.heldout import folds
 from slurm_migbatch.lab.papers.rightsize import efficacy
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import provenance
 from slurm_migbatch.lab.sim.gpus import named
 from slurm_migbatch.mig.geometry import Geometry
@@ -73,12 +73,12 @@ class Outcome:
     quality: float
 
 
-def evaluate(rows: Sequence[Measurement], say: Say = silent) -> dict[str, Any]:
+def evaluate(rows: Sequence[Measurement], progress: Progress = silent) -> dict[str, Any]:
     """Compute every row. Raises NotMeasurable if no model was measured on slices of a known GPU."""
     config, knowledge = Config(), ModelKnowledge()
     outcomes: dict[tuple[int, str], list[Outcome]] = {}
     for fold in folds(rows, knowledge):
-        say(", ".join(sorted({sample.model for sample in fold.samples})), fold.of)
+        progress(", ".join(sorted({sample.model for sample in fold.samples})), fold.of)
         for sample in fold.samples:
             measured = _measured(sample)
             if sample.kind != "infer" or not measured:

@@ -23,7 +23,7 @@ from slurm_migbatch.lab.evaluate.heldout import (
     with_empty_store,
 )
 from slurm_migbatch.lab.evaluate.scores import LEVELS, collect, coverage, scored, scored_all
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.predict.facts import BUILT_IN
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.points import FIRST_BATCH, MIDDLE_BATCH, SMALL_BATCH
@@ -70,13 +70,13 @@ def evaluate(
     rows: Sequence[Measurement],
     train: Sequence[Measurement] | None,
     options: Options,
-    say: Say = silent,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Compute everything that the rows allow; the rest is listed under `notes`."""
     knowledge = ModelKnowledge(() if options.blind else BUILT_IN)
     kinds = {kind: _KindPredictions() for kind in KINDS}
     for fold in folds(rows, knowledge, train=train, leave=options.leave):
-        say(", ".join(sorted({sample.model for sample in fold.samples})), fold.of)
+        progress(", ".join(sorted({sample.model for sample in fold.samples})), fold.of)
         time = list(outcomes(fold, "time", options.points))
         taught = [MeasuredCurves.of(sample) for sample in samples_of(fold.rows, knowledge)]
         for sample in fold.samples:

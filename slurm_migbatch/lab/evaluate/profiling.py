@@ -21,7 +21,7 @@ from slurm_migbatch.lab.evaluate import placing
 from slurm_migbatch.lab.evaluate.curves import compute_slices
 from slurm_migbatch.lab.evaluate.heldout import Fold, Leave, folds
 from slurm_migbatch.lab.evaluate.scenarios import ServiceLoad, models_of, services
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.fewshot import adapt
 from slurm_migbatch.predict.known import ModelKnowledge
@@ -70,7 +70,7 @@ def evaluate(
     *,
     level: float = 0.8,
     leave: Leave = "model",
-    say: Say = silent,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Count slices, exceeded limits and short services by stage, for each way of choosing, in total and by scenario."""
     knowledge = ModelKnowledge()
@@ -79,7 +79,7 @@ def evaluate(
     impossible = 0
     all_folds: list[Fold] = []
     for fold in folds(rows, knowledge, leave=leave):
-        say(", ".join(sorted({sample.model for sample in fold.samples})), fold.of)
+        progress(", ".join(sorted({sample.model for sample in fold.samples})), fold.of)
         all_folds.append(fold)
     served, origin = services(data, [sample for fold in all_folds for sample in fold.samples])
     for fold in all_folds:

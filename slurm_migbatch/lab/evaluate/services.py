@@ -32,7 +32,7 @@ from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.evaluate.scenarios import ServiceLoad
 from slurm_migbatch.lab.papers.instances import ServiceDemand, allocate
 from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.studies.instances import MEASURED, MIG_OFF, PROCS, HeldOutModel, InstanceBench
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.learned import CONFIDENCE
@@ -211,23 +211,23 @@ def made_up(subjects: Sequence[HeldOutModel], count: int, seed: int) -> dict[str
     return scenarios
 
 
-def evaluate(data: Path, say: Say = silent) -> dict[str, Any]:
+def evaluate(data: Path, progress: Progress = silent) -> dict[str, Any]:
     """Compute all rows; `data` is ParvaGPU's folder, or one that holds it as `parvagpu`. Raises NotMeasurable."""
     folder = data / "parvagpu" if (data / "parvagpu").is_dir() else data
-    bench = InstanceBench(folder, read_folder(folder), say)
+    bench = InstanceBench(folder, read_folder(folder), progress)
     if len(bench.subjects) < 2:
         raise NotMeasurable(f"{folder} has services of one model, {min(bench.subjects)}: at least two are needed")
     mig_off = next(row for row in bench.baselines() if row["name"] == MIG_OFF)
     rows = [mig_off, bench.measured(MEASURED, PROCS), _in_line(bench), _hindsight(bench)]
     planner = ServicePlanner(bench)
-    say("points", 2)
+    progress("points", 2)
     placed = [
         _rounds(ServicePlanner(bench, trusting=True), bench.loads, GRID, _grid_points(bench, bench.loads)),
         _rounds(planner, bench.loads, LIMIT, _limit_points(planner, bench.loads)),
     ]
     wrong = []
     for name, factor in _wrongs(SEEDS):
-        say(f"predictions wrong: {name}", len(FACTORS) + 2 * len(SEEDS))
+        progress(f"predictions wrong: {name}", len(FACTORS) + 2 * len(SEEDS))
         planner = ServicePlanner(bench, factor)
         wrong.append(_rounds(planner, bench.loads, name, _limit_points(planner, bench.loads), rounds=2))
     planner = ServicePlanner(bench, _times(FACTORS[0]), trusting=True)
@@ -236,7 +236,7 @@ def evaluate(data: Path, say: Say = silent) -> dict[str, Any]:
     names = sorted(bench.subjects)
     synthetic = []
     for name, half, seed in ((CHOSEN_ON, names[0::2], 1), ("others", names[1::2], 2)):
-        say(f"synthetic services, models {name}", 2)
+        progress(f"synthetic services, models {name}", 2)
         scenarios = made_up([bench.subjects[model] for model in half], MADE, seed)
         synthetic += _made(bench, name, scenarios)
     return {

@@ -35,7 +35,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.decide.paris_elsa.partition import ways
 from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, rounded_interval
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, learned_from, pace, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
@@ -271,10 +271,10 @@ def configs(config: Config) -> dict[str, Config]:
     }
 
 
-def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
+def measure(data: Path, seeds: int = 10, progress: Progress = silent) -> dict[str, Any]:
     """Run the whole experiment on a folder with measured tables. Raises NotMeasurable, TableError, OSError."""
     seconds = table(data)
-    results = [_load(seconds, load, seeds, say) for load in LOADS]
+    results = [_load(seconds, load, seeds, progress) for load in LOADS]
     return {
         "bench": "dispatch",
         "data": str(data),
@@ -292,7 +292,7 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     }
 
 
-def _load(seconds: Seconds, load: float, seeds: int, say: Say) -> dict[str, Any]:
+def _load(seconds: Seconds, load: float, seeds: int, progress: Progress) -> dict[str, Any]:
     drawn = [draw(seconds, load, seed) for seed in range(seeds)]
     config = config_of(drawn[0])
     ends_by_way: dict[str, list[Ends]] = {}
@@ -300,11 +300,11 @@ def _load(seconds: Seconds, load: float, seeds: int, say: Say) -> dict[str, Any]
     steps = len(LOADS) * (len(variants) * seeds + len(cuts()))
     for name, variant in variants.items():
         for seed, jobs in enumerate(drawn):
-            say(f"load {load:g}: seed {seed}, {name}", steps)
+            progress(f"load {load:g}: seed {seed}, {name}", steps)
             ends_by_way.setdefault(name, []).append(shipped(jobs, variant, seconds))
     chosen = {}
     for cut, layouts in cuts().items():
-        say(f"load {load:g}: {cut}", steps)
+        progress(f"load {load:g}: {cut}", steps)
         best = _best(drawn, layouts)
         if best is None:
             raise NotMeasurable(f"{cut}: with none of them all jobs keep their limits")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from slurm_migbatch.lab.experiments.headlines import HEADLINES
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _START: Final = "from slurm_migbatch.cli.main import main; main()"
@@ -145,7 +145,7 @@ def measure(
     experiments: Sequence[Experiment] = EXPERIMENTS,
     run: Run = child,
     together: int = min(2, os.cpu_count() or 1),
-    say: Say = silent,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Run them, with `studies` also those without targets; `seeds` None: each its default.
 
@@ -158,7 +158,7 @@ def measure(
 
     def measure_one(experiment: Experiment) -> dict[str, Any]:
         draws = experiment.draws(seeds, quick)
-        say(f"{experiment.name}{'' if draws is None else f', {draws} draws'}", 2 * len(experiments))
+        progress(f"{experiment.name}{'' if draws is None else f', {draws} draws'}", 2 * len(experiments))
         began = time.perf_counter()
         entry: dict[str, Any] = {
             "name": experiment.name,
@@ -180,7 +180,7 @@ def measure(
         entry["notes"] = list(entry["result"].get("notes", ()))
         entry["decides"] = deciders(entry["result"])
         entry["seconds"] = round(time.perf_counter() - began, 1)
-        say(f"{experiment.name}: {entry['error'] or 'measured'}, {entry['seconds']:.0f} s", 2 * len(experiments))
+        progress(f"{experiment.name}: {entry['error'] or 'measured'}, {entry['seconds']:.0f} s", 2 * len(experiments))
         return entry
 
     began = time.perf_counter()

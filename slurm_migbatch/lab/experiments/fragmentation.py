@@ -40,7 +40,7 @@ from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
 from slurm_migbatch.lab.bars import Bar, rounded_interval
 from slurm_migbatch.lab.papers.grmu import Grmu
 from slurm_migbatch.lab.papers.placement import BestFit, Fgd, FirstFit, mix
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
@@ -252,7 +252,7 @@ def ways(config: Config, asked: Mapping[Profile, int]) -> dict[str, Callable[[Dr
     }
 
 
-def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
+def measure(data: Path, seeds: int = 10, progress: Progress = silent) -> dict[str, Any]:
     """Run all rules at all loads for both populations; `data` is openb's directory, or one that holds it. Raises
     NotMeasurable, TraceError.
     """
@@ -260,7 +260,7 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     kinds_by_population, notices = populations(data, gpu)
 
     def tell(text: str, of: int) -> None:
-        say(text, len(kinds_by_population) * of)
+        progress(text, len(kinds_by_population) * of)
 
     results = {name: _population(name, kinds, gpu, seeds, tell) for name, kinds in kinds_by_population.items()}
     return {
@@ -280,7 +280,7 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     }
 
 
-def _population(name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, say: Say) -> dict[str, Any]:
+def _population(name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, progress: Progress) -> dict[str, Any]:
     config = config_of(kinds)
     requests = Counter(kind.profile for kind in kinds)
     loads = []
@@ -292,7 +292,7 @@ def _population(name: str, kinds: Sequence[PodKind], gpu: Geometry, seeds: int, 
         for seed in range(seeds):
             drawn = draw(kinds, load, seed)
             for way, run in placing.items():
-                say(f"{name}, load {load:g}: seed {seed}, {way}", steps)
+                progress(f"{name}, load {load:g}: seed {seed}, {way}", steps)
                 figures_by_way.setdefault(way, []).append(figures(drawn, run(drawn, queued), gpu, queued))
         loads.append(
             {

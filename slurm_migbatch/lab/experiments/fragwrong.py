@@ -26,7 +26,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.lab.bars import Bar, rounded_interval
 from slurm_migbatch.lab.experiments import fragmentation
 from slurm_migbatch.lab.experiments.fragmentation import FIRST, GPU, LIMIT, QUEUED, TURNED_AWAY, Draw
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies.placement import PodKind, populations
@@ -90,7 +90,7 @@ def _chance(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64([seed, 1]))
 
 
-def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
+def measure(data: Path, seeds: int = 10, progress: Progress = silent) -> dict[str, Any]:
     """Run all rows at all loads for both populations; `data` is openb's directory, or one that holds it.
 
     Raises:
@@ -100,7 +100,7 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     kinds_by_population, notices = populations(data, gpu)
     steps = len(kinds_by_population) * (len(QUEUED) + 1) * seeds * len(ROWS)
     results = {
-        name: _population(name, kinds, gpu, seeds, lambda text: say(text, steps))
+        name: _population(name, kinds, gpu, seeds, lambda text: progress(text, steps))
         for name, kinds in kinds_by_population.items()
     }
     return {

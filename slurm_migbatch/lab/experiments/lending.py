@@ -20,7 +20,7 @@ import numpy as np
 
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.sim.metrics import of_jobs
 from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.traces import requests as requests_trace
@@ -130,7 +130,7 @@ def figures(runs: Sequence[SimulatedRun], end: float, reclaims: int) -> dict[str
 
 
 def measure(
-    data: Path, seeds: int = 10, loads: Sequence[Load] | None = None, say: Say = silent, processes: int = 1
+    data: Path, seeds: int = 10, loads: Sequence[Load] | None = None, progress: Progress = silent, processes: int = 1
 ) -> dict[str, Any]:
     """Run the experiment on a directory with Pollux's and MISO's data and a measured request trace.
 
@@ -141,7 +141,7 @@ def measure(
 
     origin, moments, miso = lendslices.inputs(data, seeds)
     results = lendruns.measure(
-        miso, moments, seeds, lendslices.LOADS if loads is None else loads, say=say, processes=processes
+        miso, moments, seeds, lendslices.LOADS if loads is None else loads, progress=progress, processes=processes
     )
     settings = lendruns.settings()
     notes = [

@@ -36,7 +36,7 @@ from slurm_migbatch.lab.experiments import lendbound, lending, lendslices
 from slurm_migbatch.lab.experiments.lending import Load
 from slurm_migbatch.lab.experiments.lendslices import LOADS, PROMISE_S, TRAINING
 from slurm_migbatch.lab.processes import pool
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import SimulatedJob
@@ -305,7 +305,7 @@ def measure(
     seeds: int,
     loads: Sequence[Load] = LOADS,
     ways: Mapping[str, Way] = WAYS,
-    say: Say = silent,
+    progress: Progress = silent,
     window_s: float = WINDOW_S,
     processes: int = 1,
 ) -> list[dict[str, Any]]:
@@ -328,7 +328,7 @@ def measure(
         bounds = {(load.name, seed): submit(_bounds, load, seed, window_s) for load in loads for seed in range(seeds)}
         figures = {}
         for (load_name, seed, name), run in runs.items():
-            say(f"{load_name}: seed {seed}, {name}", len(runs))
+            progress(f"{load_name}: seed {seed}, {name}", len(runs))
             figures[load_name, seed, name] = run()
         bound_figures = {key: run() for key, run in bounds.items()}
     results = []

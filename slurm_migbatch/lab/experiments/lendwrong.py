@@ -32,7 +32,7 @@ from slurm_migbatch.lab.experiments import lending, lendruns, lendslices
 from slurm_migbatch.lab.experiments.lending import Load
 from slurm_migbatch.lab.experiments.lendruns import KnownSpeeds, PlayedLoad
 from slurm_migbatch.lab.processes import pool
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import JobCosts
 from slurm_migbatch.mig.profile import Profile
@@ -170,7 +170,7 @@ def measure(
     data: Path,
     seeds: int = 10,
     loads: Sequence[Load] | None = None,
-    say: Say = silent,
+    progress: Progress = silent,
     processes: int = 1,
     window_s: float = lendruns.WINDOW_S,
 ) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def measure(
     """
     _, moments, miso = lendslices.inputs(data, WORKLOADS)
     loads = LOADS if loads is None else loads
-    results = [_of_load(load, moments, miso, seeds, say, processes, window_s, len(loads)) for load in loads]
+    results = [_of_load(load, moments, miso, seeds, progress, processes, window_s, len(loads)) for load in loads]
     return {
         "bench": "lending, wrong predictions",
         "data": str(data),
@@ -201,7 +201,7 @@ def _of_load(
     moments: lendslices.Moments,
     found: lendslices.Miso,
     seeds: int,
-    say: Say,
+    progress: Progress,
     processes: int,
     window_s: float,
     of: int,
@@ -216,7 +216,7 @@ def _of_load(
         }
         figures = {}
         for (seed, name), run in runs.items():
-            say(f"{load.name}: seed {seed}, {name if isinstance(name, str) else 'half'}", of * len(runs))
+            progress(f"{load.name}: seed {seed}, {name if isinstance(name, str) else 'half'}", of * len(runs))
             figures[seed, name] = run()
     rows = {
         name: _row(

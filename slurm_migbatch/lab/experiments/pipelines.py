@@ -40,7 +40,7 @@ from slurm_migbatch.decide.dispatch.pipelines import START_S
 from slurm_migbatch.decide.dispatch.split import Choice, Stage, path_s, split
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, quantile, rounded_interval
 from slurm_migbatch.lab.experiments.dispatch import MeasuredTable, OnSlice, Seconds, table
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, learned_from, pace, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
@@ -287,13 +287,13 @@ def scenarios() -> list[Scenario]:
     return [*found, Scenario(f"load {LOADS[0]:g}, predictions wrong by up to {WRONG:g} times", LOADS[0], wrong=True)]
 
 
-def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
+def measure(data: Path, seeds: int = 10, progress: Progress = silent) -> dict[str, Any]:
     """Run the whole experiment on a folder with measured tables. Raises NotMeasurable, TableError, OSError."""
     seconds = table(data)
     lacking = sorted({f"{m} at {b}" for kind in KINDS.values() for m, b, _ in kind if (m, b) not in seconds})
     if lacking:
         raise NotMeasurable(f"{data} lacks measurements of {', '.join(lacking)}")
-    results = [_scenario(scenario, seconds, seeds, say) for scenario in scenarios()]
+    results = [_scenario(scenario, seconds, seeds, progress) for scenario in scenarios()]
     return {
         "bench": "pipelines",
         "data": str(data),
@@ -310,13 +310,13 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     }
 
 
-def _scenario(scenario: Scenario, seconds: Seconds, seeds: int, say: Say) -> dict[str, Any]:
+def _scenario(scenario: Scenario, seconds: Seconds, seeds: int, progress: Progress) -> dict[str, Any]:
     drawn = [draw(seconds, scenario.load, seed) for seed in range(seeds)]
     config = config_of(drawn[0])
     results_by_way: dict[str, list[list[Ended]]] = {}
     for way in WAYS:
         for seed, pipelines in enumerate(drawn):
-            say(f"{scenario.name}: seed {seed}, {way}", len(scenarios()) * len(WAYS) * seeds)
+            progress(f"{scenario.name}: seed {seed}, {way}", len(scenarios()) * len(WAYS) * seeds)
             factors = wrong(seconds, seed) if scenario.wrong else exact(seconds)
             results_by_way.setdefault(way, []).append(played(way, pipelines, seconds, factors, config))
     results_by_way[ORACLE] = [oracle(pipelines) for pipelines in drawn]

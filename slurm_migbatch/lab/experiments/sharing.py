@@ -35,7 +35,7 @@ from slurm_migbatch.daemon.settings import lending_settings
 from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, finite_interval
 from slurm_migbatch.lab.processes import pool
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import provenance
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
@@ -225,7 +225,7 @@ def measure(
     data: Path,
     seeds: int = 10,
     cells: Sequence[Cell] | None = None,
-    say: Say = silent,
+    progress: Progress = silent,
     processes: int = 1,
 ) -> dict[str, Any]:
     """Run the whole experiment on a directory with the data sets of Muri and Gavel, `processes` cells at once.
@@ -238,7 +238,7 @@ def measure(
     with pool(processes, source_data) as submit:
         runs = [submit(_measured, cell, number, seeds) for number, cell in enumerate(chosen)]
         for cell, run in zip(chosen, runs, strict=True):
-            say(cell.name, len(chosen))
+            progress(cell.name, len(chosen))
             rows.append(run())
     return {
         "bench": "sharing",

@@ -84,12 +84,12 @@ def place(
     Returns:
         GPUs by node of every job that is placed: as many as wanted, or the largest number below that can be placed.
     """
-    room = dict(free)
+    free_gpus = dict(free)
     unchanged = {job: dict(nodes) for job, nodes in had.items() if sum(nodes.values()) == wanted.get(job, 0)}
     for job, nodes in had.items():
         if job not in unchanged:
             for node, count in nodes.items():
-                room[node] = room.get(node, 0) + count
+                free_gpus[node] = free_gpus.get(node, 0) + count
     spread = {node for nodes in unchanged.values() if len(nodes) > 1 for node in nodes}
     placed = {job: nodes for job, nodes in unchanged.items() if nodes}
     for job, target in sorted(wanted.items(), key=lambda item: -item[1]):
@@ -97,31 +97,31 @@ def place(
             continue
         own_nodes = had.get(job, {})
         for count in range(target, least[job] - 1, -1):
-            nodes = _nodes(count, room, spread, own_nodes) if count else {}
+            nodes = _nodes(count, free_gpus, spread, own_nodes) if count else {}
             if nodes:
                 placed[job] = nodes
                 for node, taken in nodes.items():
-                    room[node] -= taken
+                    free_gpus[node] -= taken
                 if len(nodes) > 1:
                     spread.update(nodes)
                 break
     return placed
 
 
-def _nodes(count: int, room: Mapping[int, int], spread: set[int], own_nodes: Mapping[int, int]) -> dict[int, int]:
+def _nodes(count: int, free_gpus: Mapping[int, int], spread: set[int], own_nodes: Mapping[int, int]) -> dict[int, int]:
     """Choose nodes for a job; return GPUs by node, empty if there are too few.
 
     It is the node with the fewest GPUs that suffice, preferably one of its own; if none suffices, the emptiest nodes on
     which no job is that is spread over several.
     """
-    enough = [node for node, size in room.items() if size >= count]
+    enough = [node for node, size in free_gpus.items() if size >= count]
     if enough:
-        return {min(enough, key=lambda node: (node not in own_nodes, room[node], node)): count}
+        return {min(enough, key=lambda node: (node not in own_nodes, free_gpus[node], node)): count}
     taken: dict[int, int] = {}
-    for node in sorted(room, key=lambda node: (-room[node], node not in own_nodes, node)):
+    for node in sorted(free_gpus, key=lambda node: (-free_gpus[node], node not in own_nodes, node)):
         missing = count - sum(taken.values())
         if not missing:
             break
-        if room[node] and node not in spread:
-            taken[node] = min(missing, room[node])
+        if free_gpus[node] and node not in spread:
+            taken[node] = min(missing, free_gpus[node])
     return taken if sum(taken.values()) == count else {}

@@ -60,7 +60,7 @@ def page(
         "about": about,
         "header": header,
         "rows": rows,
-        "css": Markup(text_of("look.css")),  # noqa: S704 our own file
+        "css": Markup(text_of("style.css")),  # noqa: S704 our own file
         "plots": [Markup(_in_scheme(plot)) for plot in plots if plot],  # noqa: S704 its texts are escaped there
         "scenario": scenario,
         "notices": notices,

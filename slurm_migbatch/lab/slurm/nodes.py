@@ -97,7 +97,7 @@ class _SimulatedNode:
     version: int = 0
     rows: dict[int, Slice] = field(default_factory=dict)
     untold: list[dict[str, Any]] = field(default_factory=list)
-    heard: float = 0.0
+    last_contact: float = 0.0
     published: float = 0.0
 
 
@@ -161,7 +161,7 @@ class SimulatedNodes:
         """Add a node with these GPUs; it reports them at once."""
         gpus = {f"GPU-{name}-{number}": geometry for number, geometry in enumerate(geometries)}
         self._node_of.update(dict.fromkeys(gpus, name))
-        self._nodes[name] = _SimulatedNode(gpus, dict.fromkeys(gpus, ()), heard=self.clock.now)
+        self._nodes[name] = _SimulatedNode(gpus, dict.fromkeys(gpus, ()), last_contact=self.clock.now)
         gpu_states = [
             {"uuid": uuid, "minor": number, "index": number, "name": geometry.name, "mig": True}
             | {"geometry": geometry.to_dict()}
@@ -263,8 +263,8 @@ class SimulatedNodes:
         if entry is None:
             return float("inf")
         if node not in self.deaf:
-            entry.heard = self.clock.now
-        return self.clock.now - entry.heard
+            entry.last_contact = self.clock.now
+        return self.clock.now - entry.last_contact
 
     def poll(self) -> None:
         """Let every reachable node apply its newest plan."""

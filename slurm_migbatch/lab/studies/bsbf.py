@@ -35,7 +35,7 @@ import numpy as np
 
 from slurm_migbatch.decide.lending.lookahead import PAIR, RULES
 from slurm_migbatch.lab.bars import NotMeasurable, finite_interval
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
@@ -199,7 +199,7 @@ def completion(
     return ends
 
 
-def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
+def measure(data: Path, seeds: int = 10, progress: Progress = silent) -> dict[str, Any]:
     """Run the whole experiment on a directory with the data sets of Muri, Philly, Pollux and Gavel.
 
     Raises NotMeasurable, TraceError, OSError.
@@ -209,7 +209,7 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
     drawn_from, kinds = list(populations(source_data)), list(slowdowns(source_data))
     for number, population in enumerate(drawn_from):
         for kind in kinds:
-            say(f"{population.name}, slowdown {kind.name}", len(drawn_from) * len(kinds))
+            progress(f"{population.name}, slowdown {kind.name}", len(drawn_from) * len(kinds))
             cells.append(_cell(population, kind, number, seeds))
     return {
         "bench": "sharing",

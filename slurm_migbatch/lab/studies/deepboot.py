@@ -45,7 +45,7 @@ from slurm_migbatch.lab.experiments.lending import (
 )
 from slurm_migbatch.lab.papers.forecast import Levels
 from slurm_migbatch.lab.papers.goodput import Goodput, GoodputError, Observed, fit
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
@@ -189,7 +189,7 @@ def measure(
     seeds: int = 10,
     loads: Sequence[Load] = LOADS,
     ways: Mapping[str, Way] = WAYS,
-    say: Say = silent,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Run the study on a directory with Pollux's data and a measured request trace.
 
@@ -210,7 +210,7 @@ def measure(
         for seed in range(seeds):
             served = inference(load, shape, seed)
             for name, way in ways.items():
-                say(f"{load.name}: seed {seed}, {name}", len(loads) * seeds * len(ways))
+                progress(f"{load.name}: seed {seed}, {name}", len(loads) * seeds * len(ways))
                 costs = FREE if name == "free" else AFE
                 figures_by_way[name].append(simulate(jobs[seed % len(jobs)], served, learning, way, seed, costs))
         results.append(summary(load, figures_by_way))

@@ -56,7 +56,7 @@ from slurm_migbatch.lab.papers.sessions import (
     session_s,
 )
 from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.metrics import jain
 from slurm_migbatch.lab.studies.pariselsa import GPU, kinds_of
@@ -225,7 +225,7 @@ def measure(
     mixes: int = 10,
     sizes: Sequence[int] = SIZES,
     batches: Sequence[str] = BATCHES,
-    say: Say = silent,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Run the whole experiment on a directory with measured tables.
 
@@ -246,7 +246,7 @@ def measure(
         rows = []
         for size in sizes:
             for number in range(mixes):
-                say(f"batches {batch_choice}: {size} models, mix {number + 1}", len(batches) * len(sizes) * mixes)
+                progress(f"batches {batch_choice}: {size} models, mix {number + 1}", len(batches) * len(sizes) * mixes)
                 chance = np.random.Generator(np.random.PCG64([size, number]))
                 mix = Mix(draw(models, size, gpu.compute_slices, batch_choice, chance), gpu, kinds)
                 rows.append({"size": size, "mix": number, **_row(mix)})

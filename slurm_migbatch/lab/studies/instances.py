@@ -35,7 +35,7 @@ from slurm_migbatch.lab.evaluate.scenarios import GUARD, services
 from slurm_migbatch.lab.evaluate.scenarios import ServiceLoad as Load
 from slurm_migbatch.lab.papers.instances import ServiceDemand, allocate, compose, fewest_slices, fluid, pack
 from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.sim.gpus import models, named
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -119,25 +119,25 @@ class Replay:
     used: Mapping[str, frozenset[int]]
 
 
-def measure(data: Path, say: Say = silent) -> dict[str, Any]:
+def measure(data: Path, progress: Progress = silent) -> dict[str, Any]:
     """Compute all rows; `data` is ParvaGPU's directory, or one that holds it as `parvagpu`. Raises NotMeasurable."""
     folder = data / "parvagpu" if (data / "parvagpu").is_dir() else data
-    bench = InstanceBench(folder, read_folder(folder), say)
+    bench = InstanceBench(folder, read_folder(folder), progress)
     rows = bench.baselines()
-    say("measured figures", 0)
+    progress("measured figures", 0)
     rows.append(bench.measured(MEASURED, PROCS))
     rows.append(bench.measured(f"{MEASURED}, up to {MOST_PROCS} processes", MOST_PROCS))
     rows.append(bench.measured(f"{MEASURED}, without MPS", 1))
     rows.append(bench.composed())
     predicted = []
     for points in (0, POINTS):
-        say(f"predicted figures, {points} points", 0)
+        progress(f"predicted figures, {points} points", 0)
         predicted.append(bench.rounds({m: s.points(points) for m, s in bench.subjects.items()}, f"{points} points"))
-    say("margins", 0)
+    progress("margins", 0)
     margins = [bench.margin(points, level) for points in (0, POINTS) for level in LEVELS]
     shares = []
     for share in SHARES:
-        say(f"{share:.0%} of the cells", len(SHARES))
+        progress(f"{share:.0%} of the cells", len(SHARES))
         known = {m: s.points(max(1, round(share * len(s.usable)))) for m, s in bench.subjects.items()}
         shares.append(bench.rounds(known, f"{share:.0%} of the cells"))
     return {
@@ -162,11 +162,11 @@ MIG_OFF: Final = "MIG off, a GPU for each model"
 class InstanceBench:
     """The scenarios of one table, with one subject for each model."""
 
-    def __init__(self, data: Path, rows: Sequence[Measurement], say: Say) -> None:
+    def __init__(self, data: Path, rows: Sequence[Measurement], progress: Progress) -> None:
         knowledge = ModelKnowledge()
         found: list[tuple[Sample, Fold]] = []
         for fold in folds(rows, knowledge):
-            say(f"without {', '.join(sorted({sample.model for sample in fold.samples}))}", fold.of)
+            progress(f"without {', '.join(sorted({sample.model for sample in fold.samples}))}", fold.of)
             found += [(sample, fold) for sample in fold.samples]
         loads, origin = services(data, [sample for sample, _ in found])
         count = Counter((load.sample.gpu.name, shape) for load in loads if (shape := named(load.sample.gpu.name)))

@@ -36,7 +36,7 @@ from slurm_migbatch.decide.paris_elsa.partition import Cut, flow, homogeneous, p
 from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, Stream, Trial, bounded_rate, central, stream
 from slurm_migbatch.lab.bars import NotMeasurable, rounded_interval
 from slurm_migbatch.lab.papers.pariselsa import early, first_idle, largest_remainder, packed, paris
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -153,7 +153,7 @@ def measure(
     seeds: int = 10,
     job_count: int = PIECES,
     variances: Sequence[float] = VARIANCES,
-    say: Say = silent,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Run the whole experiment on a directory with measured tables.
 
@@ -173,7 +173,7 @@ def measure(
     for variance in variances:
         rows = []
         for curve in measured:
-            say(f"variance {variance:g}: {curve.model}", len(variances) * len(measured))
+            progress(f"variance {variance:g}: {curve.model}", len(variances) * len(measured))
             rows.append(_model(curve, variance, gpu, kinds, seeds, job_count))
         results.append({"variance": variance, "models": rows, **_summary(rows)})
     return {

@@ -29,7 +29,7 @@ import numpy as np
 from slurm_migbatch.lab.bars import NotMeasurable, rounded_interval
 from slurm_migbatch.lab.papers.placement import BestFit, Fgd, FirstFit, LeastLoss, Mix, PlacementRule, mix
 from slurm_migbatch.lab.papers.settings import plain
-from slurm_migbatch.lab.say import Say, silent
+from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces.csvlines import lines
@@ -88,7 +88,7 @@ Place = Callable[[PodKind], Callable[[], None] | None]
 """Place a job and return the function that removes it; None if it does not fit."""
 
 
-def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
+def measure(data: Path, seeds: int = 10, progress: Progress = silent) -> dict[str, Any]:
     """Run all rules at all loads for both populations; `data` is openb's directory, or one that holds it. Raises
     NotMeasurable.
     """
@@ -99,7 +99,7 @@ def measure(data: Path, seeds: int = 10, say: Say = silent) -> dict[str, Any]:
         request_mix = mix(Counter(kind.profile for kind in kinds))
         loads = []
         for load in LOADS:
-            say(f"{name}, load {load:g}", len(drawn_from) * len(LOADS))
+            progress(f"{name}, load {load:g}", len(drawn_from) * len(LOADS))
             loads.append({"load": load, "rules": _rules(gpu, kinds, request_mix, load, seeds)})
         results[name] = {
             "pods": len(kinds),

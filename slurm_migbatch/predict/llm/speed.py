@@ -215,8 +215,8 @@ def fitting(workload: Workload, need: Need, machine: Machine) -> float:
     serving = workload.serving
     assert serving is not None
     sequence_mib = workload.architecture.cache_values(serving.input + serving.output) * serving.cache_bits / 8 / MIB
-    room = machine.mib * serving.share - (need.used - need.cache)
-    return max(room / sequence_mib, 1.0) if sequence_mib > 0 else float(serving.concurrency)
+    cache_mib = machine.mib * serving.share - (need.used - need.cache)
+    return max(cache_mib / sequence_mib, 1.0) if sequence_mib > 0 else float(serving.concurrency)
 
 
 def pace_of(workload: Workload, need: Need, machine: Machine, eff: Efficiencies = DEFAULT) -> Pace:

@@ -40,7 +40,7 @@ def render(title: str, about: str, charts: Sequence[Chart], made: str, notes: Se
         made=made,
         policy=policy,
         swatch=swatch,
-        css=Markup(text_of("look.css") + text_of("page.css")),  # noqa: S704 our own file
+        css=Markup(text_of("style.css") + text_of("page.css")),  # noqa: S704 our own file
         data=in_script([chart.to_dict() for chart in charts]),
         library=Markup(library()),  # noqa: S704 the library, which has no end of a script in it
         script=Markup(script),  # noqa: S704 our own file

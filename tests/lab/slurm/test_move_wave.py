@@ -89,7 +89,7 @@ def test_only_the_training_job_in_the_way_is_moved() -> None:
     late = movewave.predict(IN_THE_WAY, True, release=(22, 5))
     training, early = late[1], moved[1]
     assert training is not None and early is not None
-    assert training.jct_s > early.jct_s + 60, "an older Slurm puts off what was requeued"
+    assert training.jct_s > early.jct_s + 60, "older Slurm releases delay requeued jobs"
 
 
 def test_figures_count_restarts_of_inference_separately() -> None:
@@ -158,15 +158,15 @@ def test_command_prints_one_json_object_or_a_table(openb: Path, monkeypatch: pyt
     assert result["ways"]["moves"]["configuration"] != result["ways"]["nothing moved"]["configuration"]
     assert result["configuration"] == result["ways"]["moves"]["configuration"]
     table = CliRunner().invoke(bench, words, standalone_mode=False).stdout
-    for said in ("first fit, computed", "nothing moved", result["configuration"], "predicted for 2 such days"):
-        assert said in table
+    for text in ("first fit, computed", "nothing moved", result["configuration"], "predicted for 2 such days"):
+        assert text in table
     assert "[moves] enabled=True" in table and "steps lost that a checkpoint had saved: 0" in table
 
 
 def test_missing_or_unexpected_options_are_refused(openb: Path) -> None:
-    for words, said in (
+    for words, text in (
         (["--moves"], "--moves needs --data DIR"),
         (["--data", str(openb)], "--data is for --moves"),
     ):
         done = CliRunner().invoke(bench, ["live", *words])
-        assert done.exit_code == 2 and said in done.output
+        assert done.exit_code == 2 and text in done.output

@@ -61,7 +61,7 @@ def test_array_task_runs_again_on_a_larger_slice_and_others_are_unchanged(slurm:
     assert sent(slurm, done) == [""]
     slurm.clock.sleep(10)
     found = {row.array_task: row for row in slurm.jobs()}
-    assert found["1"].reason == "JobArrayTaskLimit", "the array's throttle holds for it"
+    assert found["1"].reason == "JobArrayTaskLimit", "the array's throttle applies to it"
     slurm.completed(found["3"].job_id)
     slurm.released(found["3"].job_id)
     slurm.clock.sleep(10)
@@ -69,7 +69,7 @@ def test_array_task_runs_again_on_a_larger_slice_and_others_are_unchanged(slurm:
     again = found.pop("1")
     assert (again.state, again.gres, again.comment, again.restarts) == ("RUNNING", "gres/mig:1g.20gb:1", LARGER, 1)
     assert again.job_id == first.job_id
-    assert "2" not in found, "what completed is not run again"
+    assert "2" not in found, "a completed task is not run again"
     assert {(row.gres, row.comment, row.restarts) for row in found.values()} == {("gres/mig:1g.10gb:1", COMMENT, 0)}
 
 

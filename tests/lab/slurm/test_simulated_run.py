@@ -79,7 +79,7 @@ def test_a_submission_that_slurm_refuses_has_no_job() -> None:
 
 
 def test_simulation_that_cannot_progress_raises_an_error() -> None:
-    def nobody(look: ControllerInput) -> bool:
+    def nobody(controller_input: ControllerInput) -> bool:
         return False
 
     simulation = SlurmSimulation(SITE, [Submission(0.0, "mig:7g.80gb:1")])
@@ -148,11 +148,11 @@ def test_training_job_continues_from_its_checkpoint() -> None:
     assert work.end_at() == 105.0
     assert work.usr(45.0) == 47.0
     assert (work.saved, work.end_at()) == (40.0, 107.0 + PAUSE_S)
-    assert work.usr(46.0) == 47.0, "asked again, it waits for the one that it is writing"
-    assert work.term(60.0, 30.0) == 60.0, "it stands still, and everything is safe"
+    assert work.usr(46.0) == 47.0, "signalled again, it finishes the current checkpoint"
+    assert work.term(60.0, 30.0) == 60.0, "it is paused, and all its work is saved"
     assert work.saved == 40.0
     work.begin(60.0, [Profile.parse("7g.80gb")], 1)
-    assert work.usr(61.0) is None, "nobody hears it yet"
+    assert work.usr(61.0) is None, "no signal handler is installed yet"
     assert work.term(62.0, 30.0) == 62.0
     work.begin(62.0, [Profile.parse("7g.80gb")], 1)
     assert work.term(75.0, 30.0) == 77.0

@@ -192,7 +192,7 @@ def test_job_starts_after_its_dependencies_have_completed() -> None:
     s.clock.sleep(3)
     assert s.queue[last].state == "RUNNING"
     late = s.submit("mig:1g.10gb:1", after=(first,))
-    assert s.queue[late].reason == "None", "what has completed is no dependency"
+    assert s.queue[late].reason == "None", "a completed job is no dependency"
 
 
 def test_failed_dependency_is_never_satisfied_and_an_unknown_one_is_refused() -> None:

@@ -53,7 +53,7 @@ _slurm = _Slurm(os.environ.get("STANDIN_BIN"))
 
 
 class Job:
-    """The attributes that pyslurm.Job has, as far as anybody here asks for them."""
+    """The attributes that pyslurm.Job has, as far as this code reads them."""
 
     def __init__(self, row: JobRow) -> None:
         self._row = row

@@ -219,11 +219,11 @@ class WholeGpuLending(Policy):
         loans = [self._loan(sim, run, gpus) for run, gpus in lent.items()]
         starts = self.surge.call(sim.now, starts, len(self.lent))
         if self.way.servers:
-            rooms = [frozenset(gpu for gpu in node if gpu in self.holder) for node in self._nodes()]
+            lent_sets = [frozenset(gpu for gpu in node if gpu in self.holder) for node in self._nodes()]
             starts = -(-starts // self.learning.per_node)
         else:
-            rooms = [frozenset([gpu]) for gpu in self.lent if gpu in self.holder]
-        decided = reclaim(loans, rooms, starts, sim.now)
+            lent_sets = [frozenset([gpu]) for gpu in self.lent if gpu in self.holder]
+        decided = reclaim(loans, lent_sets, starts, sim.now)
         stopped = set(decided.stopped)
         for loan in loans:
             reclaimed = loan.slots.intersection(decided.slots)

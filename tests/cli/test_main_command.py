@@ -221,7 +221,7 @@ def test_existing_file_is_not_overwritten_without_force(tmp_path, monkeypatch):
     assert (tmp_path / "link").is_symlink() and path.read_text() == render_config()
     status = path.stat()
     assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (64001, 64001, 0o640)
-    assert render("migbatch", "-o", "migbatch.toml").exception is None, "it is the same"
+    assert render("migbatch", "-o", "migbatch.toml").exception is None, "the file already has this text"
     assert sorted(os.listdir()) == ["link", "migbatch.toml"]
 
 

@@ -114,7 +114,7 @@ def test_known_addresses_of_nodes_are_kept_while_slurm_does_not_answer() -> None
         assert "n1 connects from 10.1.2.3" in await places.wrong("n1", "10.1.2.3")
         assert "cannot get the address of n2" in await places.wrong("n2", "10.1.2.3")
         answers[0] = {"n1": {"127.0.0.1"}, "n2": {"10.1.2.3"}}
-        assert await places.wrong("n2", "10.1.2.3") != "", "Slurm is not asked for every stranger"
+        assert await places.wrong("n2", "10.1.2.3") != "", "Slurm is not queried for every unknown caller"
         now[0] = 200.0
         assert await places.wrong("n2", "10.1.2.3") == ""
 
@@ -254,14 +254,14 @@ def test_private_jobs_are_shown_only_to_users_who_may_see_them(
         assert "does not list job 2" in hidden
         for uid in (0, 1000):
             assert "does not list" not in asked(config, uid, "/v1/why/2")
-        assert "403" in tcp(running.port, "/v1/why/2"), "the network is told nothing of jobs"
+        assert "403" in tcp(running.port, "/v1/why/2"), "callers over the network learn nothing about jobs"
         for odd in ("9" * 5000, "9" * 11, "x", "-1", "%D9%A3"):
             assert "403" in tcp(running.port, f"/v1/why/{odd}") and "number" in asked(config, 0, f"/v1/why/{odd}")
         assert "403" in tcp(running.port, "/v1/waiting")
     slurm.private = ""
     with Running(make()) as running:
         eventually(lambda: running.service.rounds.controller.decision)
-        assert "does not list" not in asked(config, 1001, "/v1/why/2"), "without PrivateData everybody may ask"
+        assert "does not list" not in asked(config, 1001, "/v1/why/2"), "without PrivateData every user may query"
 
 
 def tcp(port: int, path: str) -> str:
@@ -309,10 +309,10 @@ def test_private_jobs_are_visible_to_owner_coordinator_and_operator(monkeypatch:
     assert visible(site, 1004) == visible(site, 4711) == []
     assert visible(Site(privatedata="usage"), 1004) == [1, 2]
     alone = Site(privatedata="jobs", accountingstoragetype="")
-    assert (visible(alone, 1003), alone.asked) == ([], 0), "without slurmdbd nobody is asked"
+    assert (visible(alone, 1003), alone.asked) == ([], 0), "without slurmdbd there is no query"
     away = Site()
     away.answer = SlurmError("away")
-    assert visible(away, 1000) == [1], "what is not known is private"
+    assert visible(away, 1000) == [1], "if Slurm does not answer, jobs are private"
 
 
 @pytest.mark.parametrize("user", ["ann", "ann@example.org", "DOM\\ann", "ann+x", "pc$", "_x.y-z"])

@@ -283,7 +283,7 @@ def test_job_of_root_is_not_changed_and_still_gets_its_slice(stack: Cluster) -> 
 
 def test_step_that_requests_no_slice_sees_none(stack: Cluster) -> None:
     """However its environment is exported; steps after it, and its own, see what they would without it."""
-    look = (
+    command = (
         "/bin/sh -c 'echo NAME=${CUDA_VISIBLE_DEVICES-unset} $MIGBATCH_SLICES. $FOO. $BAR. ${MIGBATCH_STEP_GRES-unset}'"
     )
     lines = ["export FOO=mine"]
@@ -295,8 +295,8 @@ def test_step_that_requests_no_slice_sees_none(stack: Cluster) -> None:
         ("nothing", "--gres=none --export=NONE"),
         ("asked", "--gres=mig:1g.10gb:1"),
     ):
-        lines.append(f"srun {options} {look.replace('NAME', name)}")
-    lines.append(f"SLURM_GRES=none srun {look.replace('NAME', 'variable')}")
+        lines.append(f"srun {options} {command.replace('NAME', name)}")
+    lines.append(f"SLURM_GRES=none srun {command.replace('NAME', 'variable')}")
     job, message = sbatch(stack, "--gres=mig:1g.10gb:1", wrap="\n".join(lines))
     assert job, message
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)

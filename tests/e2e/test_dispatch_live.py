@@ -48,13 +48,13 @@ class Site:
         name = comment.rpartition("#")[2].removesuffix("]")
         found: dict[str, Any] = {}
 
-        def told() -> bool:
+        def decision_recorded() -> bool:
             nonlocal found
             with open_store(self.bed.product.record, readonly=True) as store:
                 found = store.decision(name) or {}
             return bool(found)
 
-        until("the decision in the record", told)
+        until("the decision in the record", decision_recorded)
         self.bed.run(["scancel", str(job)])
         lows = {c["profile"]: c["throughput_per_s_range"][0] for c in found["candidates"] if c["ok"]}
         return {profile: preferred(int(low * 1000), ceiling=False) / 1000 for profile, low in lows.items()}
@@ -117,15 +117,15 @@ def scarce(bed: Cluster, wait: str) -> None:
 
 
 def test_auto_jobs_are_retyped_to_an_idle_profile_when_theirs_are_scarce(site: Callable[..., Site]) -> None:
-    here = site()
-    bed = here.bed
+    cluster = site()
+    bed = cluster.bed
     path, wait = gate(bed)
     scarce(bed, wait)
-    small = here.submit(here.items(20), hints="deadline=30s")
-    middle = here.submit(here.items(20), hints="deadline=30s min=2g.20gb")
-    bound = here.submit(here.items(20), hints="deadline=30s max=2g.20gb")
-    named = here.submit(here.items(20), hints="deadline=30s", gres="mig:1g.10gb")
-    if here.forgets:
+    small = cluster.submit(cluster.items(20), hints="deadline=30s")
+    middle = cluster.submit(cluster.items(20), hints="deadline=30s min=2g.20gb")
+    bound = cluster.submit(cluster.items(20), hints="deadline=30s max=2g.20gb")
+    named = cluster.submit(cluster.items(20), hints="deadline=30s", gres="mig:1g.10gb")
+    if cluster.forgets:
         for job, before in ((small, "1g.10gb"), (middle, "2g.20gb")):
             assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
             row = account(bed, job, decided=True)
@@ -133,7 +133,7 @@ def test_auto_jobs_are_retyped_to_an_idle_profile_when_theirs_are_scarce(site: C
             assert f"no room for {before}, and 3g.40gb is idle on n1" in row["retyped"]["why"]
             assert row["elapsed_s"] <= 30
     # a job that may have no other profile, and one whose user named a profile, wait
-    waiting = [bound, named] if here.forgets else [small, middle, bound, named]
+    waiting = [bound, named] if cluster.forgets else [small, middle, bound, named]
     assert {bed.job_state(job) for job in waiting} == {"PENDING"}
     path.touch()
     for job in waiting:
@@ -144,15 +144,15 @@ def test_auto_jobs_are_retyped_to_an_idle_profile_when_theirs_are_scarce(site: C
 
 def test_pipeline_gets_larger_slices_if_its_deadline_needs_them(site: Callable[..., Site]) -> None:
     """Two jobs of twenty seconds on the slices granted, one after the other from the fifteenth second on, due in 60."""
-    here = site(hints="migbatch: model=densenet121 batch=32")  # which is faster on larger slices
-    bed = here.bed
-    first = here.submit(here.items(20), "--begin=now+15", hints="pipeline=night deadline=60s")
-    second = here.submit(here.items(20), f"--dependency=afterok:{first}", hints="pipeline=night")
+    cluster = site(hints="migbatch: model=densenet121 batch=32")  # which is faster on larger slices
+    bed = cluster.bed
+    first = cluster.submit(cluster.items(20), "--begin=now+15", hints="pipeline=night deadline=60s")
+    second = cluster.submit(cluster.items(20), f"--dependency=afterok:{first}", hints="pipeline=night")
     for job in (first, second):
         assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
     with open_store(bed.product.record, readonly=True) as store:
         split = [action for action in store.actions([first, second]) if "left to its pipeline" in action["why"]]
-    assert bool(split) == here.forgets
+    assert bool(split) == cluster.forgets
     assert all(action["kind"] == "retype" and action["outcome"] is None for action in split)
     if not split:
         assert {account(bed, job)["profile"] for job in (first, second)} == {"1g.10gb"}
@@ -160,21 +160,23 @@ def test_pipeline_gets_larger_slices_if_its_deadline_needs_them(site: Callable[.
 
 def test_an_elastic_array_meets_its_deadline_with_the_cheapest_slices(site: Callable[..., Site]) -> None:
     """Twelve tasks of eight seconds, due in 60: one at a time is too slow, all at once also use expensive slices."""
-    here = site(counts={"3g.40gb": 2, "1g.10gb": 6})
-    bed, items, tasks = here.bed, here.items(8), 12
-    elastic = here.submit(items, f"--array=1-{tasks}", hints="deadline=60s")
-    narrow = here.tasks(elastic, tasks)
+    cluster = site(counts={"3g.40gb": 2, "1g.10gb": 6})
+    bed, items, tasks = cluster.bed, cluster.items(8), 12
+    elastic = cluster.submit(items, f"--array=1-{tasks}", hints="deadline=60s")
+    narrow = cluster.tasks(elastic, tasks)
     assert took(narrow) <= 60
     assert {row["profile"] for row in narrow} == {"1g.10gb"}
 
-    wide = here.submit(items, f"--array=1-{tasks}")  # no deadline, no limit
-    spread = here.tasks(wide, tasks)
-    if here.forgets:
+    wide = cluster.submit(items, f"--array=1-{tasks}")  # no deadline, no limit
+    spread = cluster.tasks(wide, tasks)
+    if cluster.forgets:
         dear = [row for row in spread if row["profile"] == "3g.40gb"]
         assert dear and all(row["retyped"]["to"] == "3g.40gb" for row in dear)
         assert slice_seconds(narrow) < slice_seconds(spread)
 
-    fixed = here.submit(items, f"--array=1-{tasks}%1", hints="deadline=60s")  # a user's own throttle is never exceeded
+    fixed = cluster.submit(
+        items, f"--array=1-{tasks}%1", hints="deadline=60s"
+    )  # a user's own throttle is never exceeded
 
     def late() -> bool:
         rows = [row for name, row in accounts(bed).items() if name.startswith(f"{fixed}_") and row["started_unix_s"]]
@@ -197,8 +199,8 @@ def test_an_elastic_array_meets_its_deadline_with_the_cheapest_slices(site: Call
 
 def test_service_array_runs_as_many_instances_as_its_load_needs(site: Callable[..., Site]) -> None:
     """Three can handle the rate of its hints; once all of them do as much as they can, more run."""
-    here = site(counts={"3g.40gb": 2, "1g.10gb": 6}, node_conf={"SampleEvery": "0.5", "ProgressEvery": "1"})
-    bed, rate = here.bed, here.rates["1g.10gb"]
+    cluster = site(counts={"3g.40gb": 2, "1g.10gb": 6}, node_conf={"SampleEvery": "0.5", "ProgressEvery": "1"})
+    bed, rate = cluster.bed, cluster.rates["1g.10gb"]
     speed, stop = bed.home("mbalice") / "speed", bed.home("mbalice") / "stop"
     speed.write_text(f"{int(rate / 2)}\n")
     work = f"n=$((n + $(cat {speed}))); echo items=$n >> $MIGBATCH_PROGRESS; sleep 1"
@@ -230,10 +232,10 @@ def test_scarce_slices_go_to_the_earlier_deadline_and_the_later_one_is_met(
     site: Callable[..., Site],
 ) -> None:
     """Six slices; within 60 s Alice needs four at once, and Bob, who has 200 s, would take three from now on."""
-    here = site(counts={"3g.40gb": 2, "1g.10gb": 6})
-    bed, items = here.bed, here.items(8)
-    bob = here.submit(items, "--array=1-40", "--hold", hints="deadline=200s", user="mbbob")
-    alice = here.submit(items, "--array=1-20", "--hold", hints="deadline=60s")
+    cluster = site(counts={"3g.40gb": 2, "1g.10gb": 6})
+    bed, items = cluster.bed, cluster.items(8)
+    bob = cluster.submit(items, "--array=1-40", "--hold", hints="deadline=200s", user="mbbob")
+    alice = cluster.submit(items, "--array=1-20", "--hold", hints="deadline=60s")
 
     def throttles() -> dict[int, tuple[str, str]]:
         with open_store(bed.product.record, readonly=True) as store:
@@ -246,20 +248,20 @@ def test_scarce_slices_go_to_the_earlier_deadline_and_the_later_one_is_met(
 
 def test_job_blocked_by_a_user_limit_gets_its_own_profile_back(site: Callable[..., Site]) -> None:
     """Slurm accepts the update, then does not start the job for its limit: it gets its own profile back for good."""
-    here = site(dbd=True, options={"AccountingStorageEnforce": "limits,qos"})
-    bed = here.bed
+    cluster = site(dbd=True, options={"AccountingStorageEnforce": "limits,qos"})
+    bed = cluster.bed
     bed.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", "MaxTRESPerUser=gres/mig:3g.40gb=0"])
     path, wait = gate(bed)
     scarce(bed, wait)
-    job = here.submit(here.items(3), hints="deadline=30s")
+    job = cluster.submit(cluster.items(3), hints="deadline=30s")
 
     def moves() -> list[tuple[str, str]]:
         with open_store(bed.product.record, readonly=True) as store:
             return [(row["before"], row["after"]) for row in store.actions([job]) if row["kind"] == "retype"]
 
-    if here.forgets:
+    if cluster.forgets:
         until("the limit found out", lambda: moves() == [("1g.10gb", "3g.40gb"), ("3g.40gb", "1g.10gb")])
     path.touch()
     assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
     assert account(bed, job)["profile"] == "1g.10gb"
-    assert len(moves()) == (2 if here.forgets else 0)
+    assert len(moves()) == (2 if cluster.forgets else 0)

@@ -68,18 +68,18 @@ def step(node, job, name="4294967291", uid=0):
         yield
 
 
-def through_reconcile(node):
+def by_reconcile(node):
     assert node.executor.reconcile(Deadline(30))[1] == ""
 
 
-def through_a_hook(node):
+def by_hook(node):
     """Without the agent."""
     code, line = run_hook(node, "prolog", 70, "[mig:1g.10gb:1]", uid=BOB)
     assert code == exits.OK, line
     assert run_hook(node, "epilog", 70)[0] == exits.OK
 
 
-def through_the_agent(node):
+def by_agent(node):
     node.configure(ReconcileEvery=0.2)
     with agent_process(node):
         end = time.monotonic() + 60
@@ -87,7 +87,7 @@ def through_the_agent(node):
             time.sleep(0.1)
 
 
-def through_lack_of_room(node):
+def by_allocation(node):
     node.configure(ReconcileEvery=600)
     with agent_process(node):
         code, line = run_hook(node, "prolog", 71, "[mig:7g.80gb:1]", uid=BOB)
@@ -96,22 +96,22 @@ def through_lack_of_room(node):
 
 
 @pytest.mark.parametrize(
-    "way", [through_reconcile, through_a_hook, through_the_agent, through_lack_of_room], ids=lambda way: way.__name__
+    "ended_by", [by_reconcile, by_hook, by_agent, by_allocation], ids=lambda trigger: trigger.__name__
 )
-@pytest.mark.parametrize("said", ["", "1 0 COMPLETED n1", "1 1 PENDING", "1 0 RUNNING n2,n3", "1 1 RUNNING n1"])
-def test_run_whose_epilog_never_ran_is_ended(node, way, said):
+@pytest.mark.parametrize("squeue_row", ["", "1 0 COMPLETED n1", "1 1 PENDING", "1 0 RUNNING n2,n3", "1 1 RUNNING n1"])
+def test_run_whose_epilog_never_ran_is_ended(node, ended_by, squeue_row):
     assert node.prolog(1, "[mig:2g.20gb:1]")[0] == exits.OK
-    node.slurm_says(*([said] if said else []))
+    node.slurm_says(*([squeue_row] if squeue_row else []))
     (node.root / "scontrol.answer").write_text("n2\nn3\n")
     node.forget_executor()
-    way(node)
+    ended_by(node)
     assert not node.slices("held")
     assert [(event["job"], event["exit_code"]) for event in node.events("stop") if event["job"] == 1] == [(1, None)]
     node.check()
 
 
 @pytest.mark.parametrize(
-    "said",
+    "squeue_row",
     [
         "1 0 RUNNING n1",
         "1 0 SUSPENDED n1",
@@ -126,10 +126,10 @@ def test_run_whose_epilog_never_ran_is_ended(node, way, said):
         "1 x COMPLETED n1",
     ],
 )
-def test_run_that_may_still_be_active_is_left_alone(node, said):
+def test_run_that_may_still_be_active_is_left_alone(node, squeue_row):
     node.prolog(1, "[mig:2g.20gb:1]")
     node.slurm_says()
-    (node.root / "squeue" / "1").write_text(f"{said}\n")
+    (node.root / "squeue" / "1").write_text(f"{squeue_row}\n")
     node.executor.reconcile(Deadline(30))
     assert node.asked_slurm() == [1]
     assert [row.job for row in node.slices("held")] == [1]
@@ -147,7 +147,7 @@ for job in range(300):
 
 
 def test_query_of_a_large_array_takes_little_memory(node):
-    """squeue prints all tasks when it is asked about the last one, which has the array's own id."""
+    """squeue prints all tasks if it is queried for the last one, which has the array's own id."""
     node.prolog(1, "[mig:2g.20gb:1]")
     (node.root / "bin" / "squeue").write_text(PADDING)
     tracemalloc.start()
@@ -197,14 +197,14 @@ def test_run_with_a_live_step_is_kept_whatever_slurmctld_says(node):
     node.slurm_says()
     with step(node, 1):
         assert node.executor.reconcile(Deadline(30)) == ([], "")
-        assert node.asked_slurm() == [], "no need to ask"
+        assert node.asked_slurm() == [], "no query is needed"
     with step(node, 1, uid=BOB):  # a user can bind a socket of that name, but not as root
         assert len(node.executor.reconcile(Deadline(30))[0]) == 1
     node.check()
 
 
 LOOK = "from slurm_migbatch.node.liveness import steps\nsteps('n1')"
-UNTOLD = "from slurm_migbatch.node import unix_sockets\nunix_sockets._UID = -1"
+WITHOUT_OWNER = "from slurm_migbatch.node import unix_sockets\nunix_sockets._UID = -1"
 
 
 @pytest.mark.parametrize("name", ["n1_1.0", "n1_1.4294967291", "n1_1.0.1", "n1_1.4294967290"])
@@ -214,7 +214,7 @@ def test_steps_are_found_in_the_kernels_list_of_sockets(tmp_path, name):
         assert liveness.steps("n2", str(tmp_path)) == set()
         assert liveness.steps("n1", "/elsewhere") == set()
         os.chown(tmp_path / name, BOB, -1)
-        assert liveness.steps("n1", str(tmp_path)) == {1}, "who made it counts"
+        assert liveness.steps("n1", str(tmp_path)) == {1}, "the creator of the socket counts"
     with socket_at(tmp_path / name, uid=BOB):
         os.chown(tmp_path / name, 0, -1)
         assert liveness.steps("n1", str(tmp_path)) == set()
@@ -236,24 +236,24 @@ def test_step_that_is_missing_in_one_list_of_sockets_is_found(tmp_path, monkeypa
         assert liveness.steps("n1", str(tmp_path)) == {7}
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["owner told", "kernel before 5.3"])
-def test_only_sockets_of_root_count_as_steps(tmp_path, monkeypatch, told):
+@pytest.mark.parametrize("owner_shown", [True, False], ids=["owner shown", "kernel before 5.3"])
+def test_only_sockets_of_root_count_as_steps(tmp_path, monkeypatch, owner_shown):
     path = tmp_path / "n1_7.0"
-    if not told:
+    if not owner_shown:
         real = unix_sockets.bound
         monkeypatch.setattr(unix_sockets, "bound", lambda: [entry._replace(uid=None) for entry in real()])
     with socket_at(path):
         assert liveness.steps("n1", str(tmp_path)) == {7}
     with socket_at(path, uid=BOB):
-        os.chown(path, BOB if told else 0, -1)
+        os.chown(path, BOB if owner_shown else 0, -1)
         assert liveness.steps("n1", str(tmp_path)) == set()
     with socket_at(path, uid=BOB, effective=0):  # a setuid program has inherited it
-        os.chown(path, BOB if told else 0, -1)
+        os.chown(path, BOB if owner_shown else 0, -1)
         assert liveness.steps("n1", str(tmp_path)) == set()
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["owner told", "kernel before 5.3"])
-def test_search_for_steps_is_not_blocked_by_a_hung_mount(tmp_path, told):
+@pytest.mark.parametrize("owner_shown", [True, False], ids=["owner shown", "kernel before 5.3"])
+def test_search_for_steps_is_not_blocked_by_a_hung_mount(tmp_path, owner_shown):
     """A user binds a socket and replaces its directory by a link to a FUSE mount of their own."""
     hung, place = tmp_path / "hung", tmp_path / "place"
     hung.mkdir()
@@ -262,7 +262,7 @@ def test_search_for_steps_is_not_blocked_by_a_hung_mount(tmp_path, told):
         place.rename(tmp_path / "moved")
         place.symlink_to(hung)
         with hung_mount(hung):
-            looking = subprocess.Popen([sys.executable, "-c", LOOK if told else f"{UNTOLD}\n{LOOK}"])
+            looking = subprocess.Popen([sys.executable, "-c", LOOK if owner_shown else f"{WITHOUT_OWNER}\n{LOOK}"])
             try:
                 assert looking.wait(60) == 0
             finally:
@@ -309,15 +309,15 @@ def killed_at_first_sight_of(node, call):
     assert os.WIFSIGNALED(in_child(work)[0])
 
 
-@pytest.mark.parametrize("way", [through_reconcile, through_a_hook, through_the_agent], ids=lambda way: way.__name__)
-def test_release_is_completed_without_slurm_after_the_epilog_was_killed(node, way):
+@pytest.mark.parametrize("ended_by", [by_reconcile, by_hook, by_agent], ids=lambda trigger: trigger.__name__)
+def test_release_is_completed_without_slurm_after_the_epilog_was_killed(node, ended_by):
     node.prolog(1, "[mig:2g.20gb:1]")
     (node.root / "squeue.down").touch()
     node.forget_executor()
     killed_at_first_sight_of(node, "ask")
     assert [note.job for note in ending.listed(node.executor.paths.run)] == [1]
     node.forget_executor()
-    way(node)
+    ended_by(node)
     assert not node.slices("held")
     assert [event["exit_code"] for event in node.events("stop") if event["job"] == 1] == [3]
     assert not list(ending.listed(node.executor.paths.run))
@@ -332,7 +332,7 @@ def test_release_is_completed_after_an_epilog_that_got_no_lock(node):
         code, line = run_hook(node, "epilog", 1)
         assert code == exits.OK and "the agent or the next hook completes" in line
         node.reconcile()
-        assert node.slices("held"), "whoever has the lock works on it"
+        assert node.slices("held"), "the owner of the lock completes it"
     node.reconcile()
     assert not node.slices("held")
     assert [event["exit_code"] for event in node.events("stop")] == [0]
@@ -350,7 +350,7 @@ def test_interrupted_release_is_completed_by_one_process_only(node):
         in_child(lambda: Executor(node.config).run(node.env("epilog", 1))[0], kill_at=killed)
     with locked(node.executor.paths.lock, [run_lock(1)], Deadline(1)):
         assert not any("interrupted release" in line for line in node.reconcile())
-        assert node.executor.journal.runs("state='ending'"), "whoever has the lock works on it"
+        assert node.executor.journal.runs("state='ending'"), "the owner of the lock completes it"
         assert node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)[0] == exits.OK  # nor does another job's hook complete it
         assert node.executor.journal.runs("state='ending'")
     assert any("interrupted release is completed" in line for line in node.reconcile())
@@ -394,7 +394,7 @@ def test_parallel_hooks_release_every_run_once_and_leave_no_note(node):
     """Many jobs start and end in parallel with the agent: every run is released once, and no note remains."""
     with agent_process(node):
 
-        def one(number):
+        def run_hooks(number):
             for i in range(3):
                 job = 100 + number * 10 + i
                 environ = {k.decode(): v.decode() for k, v in node.environ("prolog", job, "[mig:1g.10gb:1]").items()}
@@ -404,7 +404,7 @@ def test_parallel_hooks_release_every_run_once_and_leave_no_note(node):
                     line = [sys.executable, "-c", hook, name, str(node.etc)]
                     assert subprocess.run(line, env=environ, check=False, capture_output=True).returncode == 0
 
-        threads = [threading.Thread(target=one, args=(number,)) for number in range(6)]
+        threads = [threading.Thread(target=run_hooks, args=(number,)) for number in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -73,5 +73,5 @@ def test_release_that_would_replace_a_users_excluded_nodes_is_refused() -> None:
     slurm.own["8"] = "n7"
     orders = [LoanOrder(Kind.RELEASE, job, 1, "idle", profile=Profile(2, 20), away=("n1",)) for job in (7, 8)]
     done = apply_orders(orders, {7: job_view(7), 8: job_view(8)}, slurm, lambda: 0.0)
-    assert "8" not in slurm.needs and [bool(one.error) for one in done] == [False, True]
+    assert "8" not in slurm.needs and [bool(request.error) for request in done] == [False, True]
     assert done[1].error == "its user excludes n7, which is kept"

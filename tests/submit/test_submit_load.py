@@ -1,4 +1,4 @@
-"""The submit socket under load: real processes of several users that ask too much, and slurmctld among them."""
+"""The submit socket under load: processes of several users that send too much, and slurmctld among them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Crowd:
         self.path, self._stack = path, stack
 
     def start(self, uid: int, code: str, *arguments: object, path: Path | None = None) -> subprocess.Popen[str]:
-        """Start a program of a user; return once it has begun to ask."""
+        """Start a program of a user; return once it has begun to send requests."""
         argv = ["/usr/bin/python3", "-I", "-c", code, str(path or self.path), *map(str, arguments)]
         child = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, user=uid, group=uid, extra_groups=[])
         self._stack.callback(self._end, child)
@@ -104,7 +104,7 @@ class Crowd:
         child.communicate()
 
     @staticmethod
-    def told(child: subprocess.Popen[str]) -> list[str]:
+    def output_of(child: subprocess.Popen[str]) -> list[str]:
         """What a program printed after that, once it has ended."""
         assert child.stdout is not None
         return child.stdout.read().split()
@@ -152,24 +152,24 @@ def asked(link: socket.socket, text: bytes = b"x") -> bytes:
     return link.recv(65536)
 
 
-@pytest.mark.parametrize("door", [reserved, lambda path: path], ids=["its own socket", "the socket of all"])
+@pytest.mark.parametrize("socket_path", [reserved, lambda path: path], ids=["its own socket", "the socket of all"])
 def test_slurmctld_is_answered_before_users_who_asked_earlier(
-    crowd: Crowd, serve: Callable[..., SubmitServer], door: Callable[[Path], Path]
+    crowd: Crowd, serve: Callable[..., SubmitServer], socket_path: Callable[[Path], Path]
 ) -> None:
     gate = Gate()
     serve(gate)
-    with connect(door(crowd.path)) as kept:
+    with connect(socket_path(crowd.path)) as kept:
         assert asked(kept) == b"0:x"
         greedy = crowd.start(GREEDY, ASK_MANY, PER_USER)
         eventually(lambda: gate.order == [0, GREEDY])  # the first of its requests takes long
         polite = crowd.start(POLITE, ASK_MANY, 1)
         kept.send(b"y")
-        with connect(door(crowd.path)) as another:
+        with connect(socket_path(crowd.path)) as another:
             another.send(b"z")
             gate.opened.set()
             assert kept.recv(100) == b"0:y" and another.recv(100) == b"0:z"
-        assert crowd.told(greedy) == [f"{GREEDY}:request"] * PER_USER
-        assert crowd.told(polite) == [f"{POLITE}:request"]
+        assert crowd.output_of(greedy) == [f"{GREEDY}:request"] * PER_USER
+        assert crowd.output_of(polite) == [f"{POLITE}:request"]
     after = gate.order[2:]
     assert after[:2] == [0, 0]
     assert after.index(POLITE) <= 4  # users take turns, however many requests one of them has waiting
@@ -178,7 +178,7 @@ def test_slurmctld_is_answered_before_users_who_asked_earlier(
 def test_flood_of_one_user_does_not_keep_others_from_an_answer(
     crowd: Crowd, serve: Callable[..., SubmitServer], chooser: Chooser
 ) -> None:
-    """Six processes connect and ask without a pause; slurmctld and another user get every answer."""
+    """Six processes connect and send requests without a pause; slurmctld and another user get every answer."""
     service = SubmitService(SITE, chooser)
     serve(service)
 
@@ -196,7 +196,7 @@ def test_flood_of_one_user_does_not_keep_others_from_an_answer(
         with connect(reserved(crowd.path)) as new:
             assert asked(new, ours).startswith(b"verdict=accept")
     polite = crowd.start(POLITE, ASK_ONE_BY_ONE, 20, request(POLITE, "gres/mig:auto"))
-    assert crowd.told(polite) == ["20"]
+    assert crowd.output_of(polite) == ["20"]
 
 
 def test_a_user_who_asks_too_often_is_not_answered(
@@ -205,10 +205,10 @@ def test_a_user_who_asks_too_often_is_not_answered(
     monkeypatch.setattr(submit_server, "BURST", 5)
     monkeypatch.setattr(submit_server, "PER_SECOND", 0.0)
     serve(Echo())
-    first = crowd.told(crowd.start(GREEDY, ASK_MANY, 4))
-    again = crowd.told(crowd.start(GREEDY, ASK_MANY, 4))
+    first = crowd.output_of(crowd.start(GREEDY, ASK_MANY, 4))
+    again = crowd.output_of(crowd.start(GREEDY, ASK_MANY, 4))
     assert Counter(first + again) == {f"{GREEDY}:request": 5, "closed": 3}
-    assert crowd.told(crowd.start(POLITE, ASK_MANY, 4)) == [f"{POLITE}:request"] * 4
+    assert crowd.output_of(crowd.start(POLITE, ASK_MANY, 4)) == [f"{POLITE}:request"] * 4
     with connect(reserved(crowd.path)) as kept:
         assert [asked(kept) for _ in range(20)] == [b"0:x"] * 20
 
@@ -219,8 +219,8 @@ def test_a_user_may_ask_again_after_a_while(
     monkeypatch.setattr(submit_server, "BURST", 1)
     monkeypatch.setattr(submit_server, "PER_SECOND", 2.0)
     serve(Echo())
-    assert crowd.told(crowd.start(GREEDY, ASK_MANY, 8))[0] == f"{GREEDY}:request"
-    eventually(lambda: crowd.told(crowd.start(GREEDY, ASK_MANY, 1)) == [f"{GREEDY}:request"])
+    assert crowd.output_of(crowd.start(GREEDY, ASK_MANY, 8))[0] == f"{GREEDY}:request"
+    eventually(lambda: crowd.output_of(crowd.start(GREEDY, ASK_MANY, 1)) == [f"{GREEDY}:request"])
 
 
 def test_connections_of_all_users_together_are_limited(
@@ -231,13 +231,13 @@ def test_connections_of_all_users_together_are_limited(
     server = serve(Echo())
     children = [crowd.start(uid, HOLD, PER_USER) for uid in range(3001, 3005)]
     eventually(lambda: server.waiting == 20)
-    assert crowd.told(crowd.start(POLITE, ASK_MANY, 1)) == ["closed"]
-    for door in (crowd.path, reserved(crowd.path)):
-        with connect(door) as kept:
+    assert crowd.output_of(crowd.start(POLITE, ASK_MANY, 1)) == ["closed"]
+    for socket_path in (crowd.path, reserved(crowd.path)):
+        with connect(socket_path) as kept:
             assert asked(kept) == b"0:x"
     for child in children:
         child.kill()
-    eventually(lambda: crowd.told(crowd.start(POLITE, ASK_MANY, 1)) == [f"{POLITE}:request"])
+    eventually(lambda: crowd.output_of(crowd.start(POLITE, ASK_MANY, 1)) == [f"{POLITE}:request"])
 
 
 def test_slurmctld_has_a_socket_that_users_cannot_reach(
@@ -245,14 +245,14 @@ def test_slurmctld_has_a_socket_that_users_cannot_reach(
 ) -> None:
     service = SubmitService(SITE, chooser, slurm_uids=[SLURM])
     serve(service)
-    door = reserved(crowd.path)
-    assert stat.S_IMODE(door.stat().st_mode) == 0o600 and door.stat().st_uid == SLURM
+    socket_path = reserved(crowd.path)
+    assert stat.S_IMODE(socket_path.stat().st_mode) == 0o600 and socket_path.stat().st_uid == SLURM
     job = protocol.encode(JobRequest(POLITE, partition="gpu", tres_per_node="gres/mig:auto").to_fields()).decode()
-    assert crowd.told(crowd.start(SLURM, ASK_ONE_BY_ONE, 3, job, path=door)) == ["3"]
+    assert crowd.output_of(crowd.start(SLURM, ASK_ONE_BY_ONE, 3, job, path=socket_path)) == ["3"]
     code = "import socket, sys\nprint('asked')\n"
     code += "print(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect_ex(sys.argv[1]))"
-    assert crowd.told(crowd.start(POLITE, code, path=door)) == [str(errno.EACCES)]
-    assert crowd.told(crowd.start(POLITE, code)) == ["0"]
+    assert crowd.output_of(crowd.start(POLITE, code, path=socket_path)) == [str(errno.EACCES)]
+    assert crowd.output_of(crowd.start(POLITE, code)) == ["0"]
 
 
 def test_users_are_rejected_if_the_reserved_socket_cannot_be_chowned(
@@ -268,9 +268,9 @@ def test_users_are_rejected_if_the_reserved_socket_cannot_be_chowned(
 
     monkeypatch.setattr(os, "chown", chown)
     serve(Service())
-    door = reserved(crowd.path)
-    assert crowd.told(crowd.start(POLITE, ASK_MANY, 2, path=door)) == ["closed"] * 2
-    assert crowd.told(crowd.start(SLURM, ASK_MANY, 2, path=door)) == [f"{SLURM}:request"] * 2
+    socket_path = reserved(crowd.path)
+    assert crowd.output_of(crowd.start(POLITE, ASK_MANY, 2, path=socket_path)) == ["closed"] * 2
+    assert crowd.output_of(crowd.start(SLURM, ASK_MANY, 2, path=socket_path)) == [f"{SLURM}:request"] * 2
 
 
 def test_both_sockets_are_removed_at_stop(crowd: Crowd) -> None:

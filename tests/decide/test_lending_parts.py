@@ -82,11 +82,11 @@ def test_loan_is_recorded_whenever_it_changes_and_ends_once(steps: list[str]) ->
             key = changed.job_id, changed.restart, changed.decided
             assert key not in record or record[key].ended is None, "an ended loan does not change"
             record[key] = changed
-        going = {key: one for key, one in record.items() if one.ended is None}
+        going = {key: entry for key, entry in record.items() if entry.ended is None}
         assert list(going.values()) == list(ledger.open.values())
-        assert all(one.state is not State.ENDED for one in going.values())
+        assert all(run.state is not State.ENDED for run in going.values())
         fresh = Ledger()
-        fresh.load(Loan.from_row(one.row()) or pytest.fail() for one in record.values())
+        fresh.load(Loan.from_row(entry.row()) or pytest.fail() for entry in record.values())
         assert (fresh.open, fresh.past) == (ledger.open, ledger.past)
 
 
@@ -129,12 +129,12 @@ def test_only_slurms_requeue_delay_after_a_loan_counts_as_delay() -> None:
     past = ledger.past[7]
     mine = elastic(7, restarts=1, reason="BeginTime", eligible=NOW + 120)
     assert delayed(mine, past, NOW)
-    assert not delayed(replace(mine, eligible=NOW + 3600), past, NOW), "his --begin"
+    assert not delayed(replace(mine, eligible=NOW + 3600), past, NOW), "the user's own --begin"
     assert not delayed(replace(mine, restarts=2), past, NOW), "that requeue was not after a loan"
     assert not delayed(mine, None, NOW)
     assert not delayed(replace(mine, reason="JobHeldUser"), past, NOW)
     assert delayed(replace(mine, restarts=2), replace(past, restart=1), NOW)
-    assert delayed(replace(mine, reason="None"), past, NOW), "just requeued: Slurm has not said why it waits"
+    assert delayed(replace(mine, reason="None"), past, NOW), "just requeued: Slurm has not given a reason yet"
     assert not delayed(replace(mine, reason="None", eligible=NOW - 1), past, NOW)
 
 
@@ -146,13 +146,13 @@ def test_slurmd_may_confuse_a_run_with_the_last_until_slurms_delay_is_over() -> 
     assert ledger.taken_for_last(7) == {"n1"} and ledger.past[7].node == "n1"
     hurried = replace(back, eligible=NOW, reason="Priority")
     ledger.follow({7: job_view(hurried)}, {}, {}, NOW + 31)
-    assert ledger.taken_for_last(7) == {"n1"}, "slurmd forgets at most every two seconds"
+    assert ledger.taken_for_last(7) == {"n1"}, "slurmd removes credentials at most every two seconds"
     ledger.follow({7: job_view(hurried)}, {}, {}, NOW + 34)
     assert not ledger.taken_for_last(7)
     fresh = Ledger()
     fresh.load([replace(ended) for ended in [Loan(7, 0, NOW, "1g.10gb", State.ENDED, ended=NOW, node="n1")]])
     fresh.follow({7: job_view(hurried)}, {}, {}, NOW + 34)
-    assert fresh.taken_for_last(7) == {"n1"}, "the record does not tell when that will be"
+    assert fresh.taken_for_last(7) == {"n1"}, "the record has no time for it"
 
 
 # -- the forecast ------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_length_of_a_gap_is_forecast_by_gaps_at_the_same_time_of_day() -> None:
     use = frozenset({(1, 0), (2, 0), (3, 0)})
     for at, kept in ((noon + 900.0, {TWO: 3}), (noon + 8 * 3600.0, {})):
         expected.update({TWO: use}, {}, at)
-        assert expected.reserve(at, 600.0, 0.2) == {}, "it has come"
+        assert expected.reserve(at, 600.0, 0.2) == {}, "the expected demand has arrived"
         expected.update({}, {}, at + 60.0)
         assert expected.reserve(at + 60.0 + 150.0, 600.0, 0.2) == kept
 
@@ -197,8 +197,8 @@ def elastic_jobs(predicted: dict[Profile, float] | None = None) -> ElasticJobs:
 
 
 def test_speeds_have_only_profiles_within_min_max_and_memory() -> None:
-    one = replace(job_view(elastic(7)), hints=LoanHints(min=ONE, max=THREE, mem_mib=15_000))
-    found = elastic_jobs().speeds(one)
+    training = replace(job_view(elastic(7)), hints=LoanHints(min=ONE, max=THREE, mem_mib=15_000))
+    found = elastic_jobs().speeds(training)
     assert set(found) == {Profile.parse("1g.20gb"), TWO, THREE}
     assert found[THREE] == pytest.approx(math.sqrt(3 / 7))
 
@@ -206,44 +206,48 @@ def test_speeds_have_only_profiles_within_min_max_and_memory() -> None:
 def test_predicted_speeds_are_used_for_models_that_the_predictor_knows() -> None:
     known = replace(job_view(elastic(7)), hints=LoanHints(max=THREE, model="bert-large"))
     assert elastic_jobs({ONE: 0.2, THREE: 0.5, ALL: 1.0}).speeds(known) == {ONE: 0.2, THREE: 0.5}
-    assert THREE in elastic_jobs({}).speeds(known), "of others the usual is expected"
+    assert THREE in elastic_jobs({}).speeds(known), "without a prediction the usual speed is expected"
 
 
 def test_rates_that_a_job_achieved_are_combined_with_expected_speeds() -> None:
-    made, one = elastic_jobs(), job_view(elastic(7))
-    usual = made.speeds(one)
+    made, training = elastic_jobs(), job_view(elastic(7))
+    usual = made.speeds(training)
     made.recall((7, 0), ONE, Report(items=1000.0, rate=100.0))
-    assert made.speeds(one) == pytest.approx(usual), "one profile alone tells nothing"
+    assert made.speeds(training) == pytest.approx(usual), "a report on one profile changes nothing"
     made.recall((7, 1), THREE, Report(items=1000.0, rate=100.0))
-    found = made.speeds(one)
+    found = made.speeds(training)
     assert found[THREE] == pytest.approx(found[ONE]), "it does not gain"
     made.update({}, {})
-    assert made.speeds(one) == usual
+    assert made.speeds(training) == usual
 
 
 def test_costs_of_stopping_a_job_follow_from_its_run_and_its_reports() -> None:
     made = elastic_jobs()
-    one = job_view(elastic(7, "1g.10gb", state="RUNNING", start=NOW - 500))
-    assert made.costs(one, NOW).restart_s == 40.0
-    assert made.costs(one, NOW).unsaved_s == 500.0
+    training = job_view(elastic(7, "1g.10gb", state="RUNNING", start=NOW - 500))
+    assert made.costs(training, NOW).restart_s == 40.0
+    assert made.costs(training, NOW).unsaved_s == 500.0
     made.report((7, 0), Report(checkpoint=NOW - 20, ckpt_s=3.0))
-    assert made.costs(one, NOW).restart_s == 33.0
-    assert made.costs(one, NOW).unsaved_s == 20.0
-    assert made.left_s(replace(one, row=replace(one.row, time_limit_s=600)), NOW) == pytest.approx(100 / math.sqrt(7))
+    assert made.costs(training, NOW).restart_s == 33.0
+    assert made.costs(training, NOW).unsaved_s == 20.0
+    assert made.left_s(replace(training, row=replace(training.row, time_limit_s=600)), NOW) == pytest.approx(
+        100 / math.sqrt(7)
+    )
 
 
 def test_remaining_time_of_a_job_follows_from_its_items_and_its_reports() -> None:
     made = elastic_jobs({ONE: 0.2, THREE: 0.5, ALL: 1.0})
-    one = replace(job_view(elastic(7)), hints=LoanHints(max=THREE, model="bert-large", items=10_000))
-    assert made.needs_s(one) is None, "it has told nothing"
+    training = replace(job_view(elastic(7)), hints=LoanHints(max=THREE, model="bert-large", items=10_000))
+    assert made.needs_s(training) is None, "it has reported nothing"
     made.recall((7, 0), THREE, Report(items=1000.0, rate=50.0))
-    assert made.needs_s(one) == pytest.approx(9000 / 100), "50 a second at half the speed of the whole GPU"
-    assert made.needs_s(replace(one, hints=LoanHints(max=THREE, model="bert-large"))) is None
-    assert made.needs_s(replace(one, hints=replace(one.hints, items=1000))) is None, "it has done more than it said"
-    again = replace(one, row=replace(one.row, restarts=1))
+    assert made.needs_s(training) == pytest.approx(9000 / 100), "50 a second at half the speed of the whole GPU"
+    assert made.needs_s(replace(training, hints=LoanHints(max=THREE, model="bert-large"))) is None
+    assert made.needs_s(replace(training, hints=replace(training.hints, items=1000))) is None, (
+        "it has done more items than it stated"
+    )
+    again = replace(training, row=replace(training.row, restarts=1))
     made.report((7, 1), Report(items=4000.0, rate=5.0))
     made.update({7: again}, {})
-    assert made.needs_s(again) == pytest.approx(5000 / 100), "beside another job: done, but no rate of its own"
+    assert made.needs_s(again) == pytest.approx(5000 / 100), "while it shared a slice: items count, but not the rate"
 
 
 @given(
@@ -263,7 +267,7 @@ def test_values_that_a_job_reports_are_finite_numbers_or_none(event: dict[str, o
 # -- the view ----------------------------------------------------------------------------------------------------------
 
 
-def scene(
+def lending_inputs(
     rows: list[JobRow],
     *leases: tuple[str, int, tuple[int, int]],
     empty: tuple[str, ...] = (),
@@ -279,7 +283,7 @@ def scene(
     facts |= {name: NodeFacts((GpuFacts(f"GPU-{name}", H100),)) for name in empty}
     nodes = [NodeRow(name, frozenset({"IDLE"}), partitions=("gpu", "train")) for name in facts]
     offer = Layout([slot(offered)]) if offered else EMPTY
-    gpu = Gpu("GPU-0", H100, tuple(Lease(one, run[0], NOW + 1000) for one, run in slots), offer)
+    gpu = Gpu("GPU-0", H100, tuple(Lease(held, run[0], NOW + 1000) for held, run in slots), offer)
     wanted = demands(rows, nodes, facts, NOW)
     others = [Node(name, (Gpu(f"GPU-{name}", H100),)) for name in empty]
     plan = Planner().plan([Node("n1", (gpu,), unlocated=starting), *others], wanted, NOW)
@@ -304,25 +308,25 @@ def ran(*jobs: JobRow, node: str = "n1") -> Ledger:
 @pytest.mark.parametrize("restarts", [1, 2])
 def test_up_to_slurm_2302_a_requeued_job_returns_early_only_on_other_nodes(restarts: int) -> None:
     row = back(1, restarts)
-    (order,) = decide(look(scene([row], empty=("n2",)), ran(row)), LendingRules()).orders
+    (order,) = decide(view_of_inputs(lending_inputs([row], empty=("n2",)), ran(row)), LendingRules()).orders
     assert (order.kind, order.job, order.away) == (Kind.RELEASE, 1, ("n1",))
     new = back(1, restarts, "gres/")
-    (order,) = decide(look(scene([new], empty=("n2",)), ran(new)), LendingRules()).orders
+    (order,) = decide(view_of_inputs(lending_inputs([new], empty=("n2",)), ran(new)), LendingRules()).orders
     assert order.away == (), "later releases start the Prolog of every run"
 
 
 @pytest.mark.parametrize(("restarts", "node", "comes"), [(1, "n1", True), (2, "n1", False), (2, "", False)])
 def test_early_return_without_another_node_is_tried_only_once(restarts: int, node: str, comes: bool) -> None:
     row = back(1, restarts)
-    orders = decide(look(scene([row]), ran(row, node=node)), LendingRules()).orders
+    orders = decide(view_of_inputs(lending_inputs([row]), ran(row, node=node)), LendingRules()).orders
     assert [(order.job, order.away) for order in orders] == ([(1, ())] if comes else [])
 
 
 def test_job_whose_last_node_is_unknown_waits_for_slurms_delay() -> None:
     row = back(1, 2)
-    assert not decide(look(scene([row], empty=("n2",)), ran(row, node="")), LendingRules()).orders
+    assert not decide(view_of_inputs(lending_inputs([row], empty=("n2",)), ran(row, node="")), LendingRules()).orders
     over = replace(row, eligible=NOW, reason="Priority")
-    (order,) = decide(look(scene([over], empty=("n2",)), ran(row, node="")), LendingRules()).orders
+    (order,) = decide(view_of_inputs(lending_inputs([over], empty=("n2",)), ran(row, node="")), LendingRules()).orders
     assert order.away == ()
 
 
@@ -331,14 +335,14 @@ def test_training_job_is_lent_nothing_on_nodes_that_its_user_excludes(listed: st
     row = elastic(1, reason="ReqNodeNotAvail")
     text, space, marker = row.comment.rpartition(" ")
     row = replace(row, comment=f"{text}{space}[mig-exclude:{listed}] {marker}")
-    found = look(scene([row], empty=("n2",))).elastic_jobs
-    assert [each.nodes for each in found] == nodes
+    found = view_of_inputs(lending_inputs([row], empty=("n2",))).elastic_jobs
+    assert [grant.nodes for grant in found] == nodes
     assert job_views_of([row], ["train"])[1].hints == job_views_of([elastic(1)], ["train"])[1].hints
 
 
 def test_supply_plans_no_slice_of_a_released_job_where_it_must_not_start() -> None:
     row = replace(elastic(1, reason="Resources"), gres="gres:mig:1g.10gb:1,gres:mig:not-n1:0")
-    (demand,) = scene([row], empty=("n2",)).wanted
+    (demand,) = lending_inputs([row], empty=("n2",)).wanted
     assert demand.pool == {"n2"}
 
 
@@ -352,10 +356,10 @@ def test_idle_times_of_gpus_invented_by_a_node_are_forgotten() -> None:
     assert idle.since["GPU-1"] == 10.0
 
 
-def look(one: LendingInputs, ledger: Ledger | None = None, idle: Idleness | None = None):  # type: ignore[no-untyped-def]
-    job_views = job_views_of(one.rows, ["train"])
+def view_of_inputs(inputs: LendingInputs, ledger: Ledger | None = None, idle: Idleness | None = None):  # type: ignore[no-untyped-def]
+    job_views = job_views_of(inputs.rows, ["train"])
     knowledge = LendingKnowledge(elastic_jobs().speeds)
-    return view_of(one, job_views, ledger or Ledger(), idle or Idleness(), knowledge, {})
+    return view_of(inputs, job_views, ledger or Ledger(), idle or Idleness(), knowledge, {})
 
 
 def inference(job: int, name: str, **more: object) -> JobRow:
@@ -363,43 +367,45 @@ def inference(job: int, name: str, **more: object) -> JobRow:
 
 
 def test_slots_that_supply_plans_for_inference_count_as_taken() -> None:
-    (space,) = look(scene([inference(1, "3g.40gb"), elastic(2, reason="ReqNodeNotAvail")])).spaces
-    assert [each.profile for each in space.taken] == [THREE]
+    (capacity,) = view_of_inputs(
+        lending_inputs([inference(1, "3g.40gb"), elastic(2, reason="ReqNodeNotAvail")])
+    ).capacities
+    assert [held.profile for held in capacity.taken] == [THREE]
 
 
 def test_slot_of_starting_inference_is_taken_before_its_node_reports_it() -> None:
     starting = JobRow(1, state="RUNNING", partition="gpu", gres="gres/mig:3g.40gb:1", nodes=("n1",))
-    (space,) = look(scene([starting], offered="3g.40gb@4", starting={THREE: 1})).spaces
-    assert space.taken == (slot("3g.40gb@4"),)
-    (space,) = look(scene([starting], ("3g.40gb", 4, (1, 0)), offered="3g.40gb@4")).spaces
-    assert space.taken == (slot("3g.40gb@4"),), "once"
+    (capacity,) = view_of_inputs(lending_inputs([starting], offered="3g.40gb@4", starting={THREE: 1})).capacities
+    assert capacity.taken == (slot("3g.40gb@4"),)
+    (capacity,) = view_of_inputs(lending_inputs([starting], ("3g.40gb", 4, (1, 0)), offered="3g.40gb@4")).capacities
+    assert capacity.taken == (slot("3g.40gb@4"),), "once"
 
 
 @pytest.mark.parametrize(("partitions", "own"), [(("train",), True), (("gpu", "train"), False), ((), False)])
 def test_node_is_trainings_own_if_it_is_only_in_training_partitions(partitions: tuple[str, ...], own: bool) -> None:
-    one = scene([elastic(2, reason="ReqNodeNotAvail")])
-    nodes = [replace(row, partitions=partitions) for row in one.nodes]
-    (space,) = look(replace(one, nodes=nodes, training_only=frozenset({"train", "other"}))).spaces
-    assert space.own == own
+    inputs = lending_inputs([elastic(2, reason="ReqNodeNotAvail")])
+    nodes = [replace(row, partitions=partitions) for row in inputs.nodes]
+    (capacity,) = view_of_inputs(replace(inputs, nodes=nodes, training_only=frozenset({"train", "other"}))).capacities
+    assert capacity.own == own
 
 
 def test_inference_without_room_counts_as_a_start_and_training_does_not() -> None:
     rows = [inference(1, "3g.40gb"), elastic(2, "1g.10gb", reason="Resources"), elastic(3, reason="ReqNodeNotAvail")]
     rows.append(JobRow(9, state="RUNNING", partition="gpu", gres="gres/mig:7g.80gb:1", nodes=("n1",)))
-    found = look(scene(rows, ("7g.80gb", 0, (9, 0))))
+    found = view_of_inputs(lending_inputs(rows, ("7g.80gb", 0, (9, 0))))
     assert [(start.job, start.slices) for start in found.starts] == [(1, (THREE,))]
-    assert [one.job for one in found.elastic_jobs] == [3]
+    assert [elastic_job.job for elastic_job in found.elastic_jobs] == [3]
 
 
 def test_jobs_that_slurm_would_not_start_are_not_released() -> None:
     rows = [elastic(job, reason=reason) for job, reason in enumerate(("JobHeldUser", "Dependency", "AssocGrpGRES"), 1)]
-    assert look(scene(rows)).elastic_jobs == ()
+    assert view_of_inputs(lending_inputs(rows)).elastic_jobs == ()
 
 
 def test_slots_of_ending_and_of_unlisted_runs_are_passing() -> None:
     rows = [JobRow(9, state="COMPLETING", partition="gpu", gres="gres/mig:3g.40gb:1", nodes=("n1",))]
-    found = look(scene(rows, ("3g.40gb", 0, (9, 0)), ("3g.40gb", 4, (8, 0))))
-    assert found.passing == {("n1", 0): 0xFF}, "nobody lists job 8 any more"
+    found = view_of_inputs(lending_inputs(rows, ("3g.40gb", 0, (9, 0)), ("3g.40gb", 4, (8, 0))))
+    assert found.passing == {("n1", 0): 0xFF}, "job 8 is in no list any more"
 
 
 def test_idle_time_of_a_gpu_restarts_when_inference_ends_but_not_a_loan() -> None:
@@ -407,21 +413,21 @@ def test_idle_time_of_a_gpu_restarts_when_inference_ends_but_not_a_loan() -> Non
     row = elastic(5, "3g.40gb", state="RUNNING", nodes=("n1",), start=NOW - 50)
     ledger.follow({5: job_view(row)}, {}, {}, NOW)
     other = JobRow(9, state="RUNNING", partition="gpu", gres="gres/mig:3g.40gb:1", nodes=("n1",))
-    both = scene([row, other], ("3g.40gb", 0, (9, 0)), ("3g.40gb", 4, (5, 0)))
-    (space,) = look(both, ledger, idle).spaces
-    assert ([one.job for one in space.lent], len(space.taken), space.idle_since) == ([5], 1, 0.0)
-    (space,) = look(scene([other], ("3g.40gb", 0, (9, 0))), ledger, idle).spaces
-    assert space.idle_since == 0.0, "a loan ended"
-    (space,) = look(scene([]), Ledger(), idle).spaces
-    assert space.idle_since == NOW
+    both = lending_inputs([row, other], ("3g.40gb", 0, (9, 0)), ("3g.40gb", 4, (5, 0)))
+    (capacity,) = view_of_inputs(both, ledger, idle).capacities
+    assert ([loan.job for loan in capacity.lent], len(capacity.taken), capacity.idle_since) == ([5], 1, 0.0)
+    (capacity,) = view_of_inputs(lending_inputs([other], ("3g.40gb", 0, (9, 0))), ledger, idle).capacities
+    assert capacity.idle_since == 0.0, "a loan ended"
+    (capacity,) = view_of_inputs(lending_inputs([]), Ledger(), idle).capacities
+    assert capacity.idle_since == NOW
 
 
 def test_node_that_is_drained_or_reports_overlapping_slots_lends_nothing() -> None:
-    one = scene([])
-    closed = replace(one, nodes=[replace(one.nodes[0], states=frozenset({"DRAIN"}))])
-    assert look(closed).spaces == ()
+    inputs = lending_inputs([])
+    closed = replace(inputs, nodes=[replace(inputs.nodes[0], states=frozenset({"DRAIN"}))])
+    assert view_of_inputs(closed).capacities == ()
     facts = GpuFacts("GPU-0", H100, ((slot("3g.40gb@0"), (1, 0)), (slot("1g.10gb@0"), (2, 0))))
-    assert look(replace(one, facts={"n1": NodeFacts((facts,))})).spaces == ()
+    assert view_of_inputs(replace(inputs, facts={"n1": NodeFacts((facts,))})).capacities == ()
 
 
 @pytest.mark.parametrize(
@@ -434,10 +440,12 @@ def test_job_that_was_reclaimed_often_may_still_grow(restarts: int, hits: int, r
     A run that has lasted an hour may grow in any case.
     """
     row = elastic(5, "1g.10gb", state="RUNNING", nodes=("n1",), start=NOW - ran_s, restarts=restarts)
-    ledger, one = Ledger(), scene([row], ("1g.10gb", 0, (5, restarts)))
+    ledger, inputs = Ledger(), lending_inputs([row], ("1g.10gb", 0, (5, restarts)))
     ledger.follow({5: job_view(row)}, {}, {}, NOW)
     ledger.past[5] = LoanHistory(hits)
-    orders = decide(look(one, ledger), LendingRules(hysteresis=Hysteresis(first_s=1, idle_s=0, rest_s=0))).orders
+    orders = decide(
+        view_of_inputs(inputs, ledger), LendingRules(hysteresis=Hysteresis(first_s=1, idle_s=0, rest_s=0))
+    ).orders
     assert [order.cause for order in orders] == ([Cause.GROW] if grows else [])
 
 
@@ -447,12 +455,12 @@ def test_job_grows_only_on_nodes_of_its_partition(reachable: bool) -> None:
     row = elastic(5, "1g.10gb", state="RUNNING", nodes=("n1",), start=NOW - 10_000)
     inference_runs = [JobRow(job, partition="gpu", state="RUNNING", nodes=("n1",)) for job in (7, 8, 9)]
     leases = [("1g.10gb", 0, (5, 0)), ("1g.10gb", 1, (7, 0)), ("2g.20gb", 2, (8, 0)), ("3g.40gb", 4, (9, 0))]
-    one = scene([row, *inference_runs], *leases, empty=("n2",))
+    inputs = lending_inputs([row, *inference_runs], *leases, empty=("n2",))
     partitions = ("gpu", "train") if reachable else ("gpu",)
-    one = replace(one, nodes=[one.nodes[0], replace(one.nodes[1], partitions=partitions)])
+    inputs = replace(inputs, nodes=[inputs.nodes[0], replace(inputs.nodes[1], partitions=partitions)])
     ledger = Ledger()
     ledger.follow({5: job_view(row)}, {}, {}, NOW)
-    found = decide(look(one, ledger), LendingRules(hysteresis=Hysteresis(idle_s=0, rest_s=0)))
+    found = decide(view_of_inputs(inputs, ledger), LendingRules(hysteresis=Hysteresis(idle_s=0, rest_s=0)))
     assert [(order.cause, order.job) for order in found.orders] == [(Cause.GROW, 5)] * reachable
     assert found.targets == ({5: (ALL, "n2", 0)} if reachable else {})
 
@@ -463,16 +471,16 @@ def test_target_slice_of_a_stopped_job_is_kept_until_its_release() -> None:
     ledger.follow({5: job_view(row)}, {}, {}, NOW)
     ledger.requeue(5, Cause.GROW, "larger")
     ledger.targets[5] = Target(ALL, "n2", NOW + 100)
-    leaving = scene([row], ("1g.10gb", 0, (5, 0)), empty=("n2",))
+    leaving = lending_inputs([row], ("1g.10gb", 0, (5, 0)), empty=("n2",))
     ledger.follow({5: job_view(row)}, {}, {}, NOW)
-    assert [(loan.profile, loan.nodes) for loan in look(leaving, ledger).promises] == [(ALL, {"n2"})]
+    assert [(loan.profile, loan.nodes) for loan in view_of_inputs(leaving, ledger).promises] == [(ALL, {"n2"})]
     waiting = back(5, prefix="gres/")
     ledger.follow({5: job_view(waiting)}, {}, {}, NOW + 1)
     earlier = elastic(4, reason="Resources")
-    one = scene([earlier, waiting], empty=("n2",))
-    (held,) = [job for job in look(one, ledger).elastic_jobs if job.job == 5]
+    inputs = lending_inputs([earlier, waiting], empty=("n2",))
+    (held,) = [job for job in view_of_inputs(inputs, ledger).elastic_jobs if job.job == 5]
     assert held.target == Target(ALL, "n2", NOW + 100)
-    orders = decide(look(one, ledger), LendingRules()).orders
+    orders = decide(view_of_inputs(inputs, ledger), LendingRules()).orders
     assert next(order.profile for order in orders if order.job == 5) == ALL
     ledger.release(waiting, ALL, "idle", NOW + 2)
     assert not ledger.targets
@@ -485,9 +493,9 @@ def test_target_slice_of_a_stopped_job_is_kept_until_its_release() -> None:
 def test_target_slice_of_a_stopped_job_is_held_while_slurm_refuses_its_release() -> None:
     row, ledger = back(5, prefix="gres/"), Ledger()
     ledger.targets[5] = Target(THREE, "n1", NOW + 100)
-    one = scene([row])
+    inputs = lending_inputs([row])
     knowledge = LendingKnowledge(elastic_jobs().speeds)
-    found = view_of(one, job_views_of(one.rows, ["train"]), ledger, Idleness(), knowledge, {}, barred={5})
+    found = view_of(inputs, job_views_of(inputs.rows, ["train"]), ledger, Idleness(), knowledge, {}, barred={5})
     assert [(loan.job, loan.profile, loan.gpu) for loan in found.promises] == [(5, THREE, 0)]
 
 
@@ -496,18 +504,18 @@ def test_jobs_grow_together_only_as_far_as_their_quota_allows() -> None:
     rows = [
         elastic(job, "1g.10gb", state="RUNNING", nodes=(f"n{job}",), account="ml", start=NOW - 9000) for job in (1, 2)
     ]
-    one = scene(rows, ("1g.10gb", 0, (1, 0)), empty=("n2",))
+    inputs = lending_inputs(rows, ("1g.10gb", 0, (1, 0)), empty=("n2",))
     facts = GpuFacts("GPU-n2", H100, ((slot("1g.10gb@0"), (2, 0)),))
-    one = replace(one, facts={**one.facts, "n2": NodeFacts((facts,))})
+    inputs = replace(inputs, facts={**inputs.facts, "n2": NodeFacts((facts,))})
     ledger = Ledger()
     ledger.follow({row.job_id: job_view(row) for row in rows}, {}, {}, NOW)
     rules = LendingRules(hysteresis=Hysteresis(idle_s=0, rest_s=0), quota={"ml": 8})
-    assert [order.cause for order in decide(look(one, ledger), rules).orders] == [Cause.GROW]
-    assert len(decide(look(one, ledger), replace(rules, quota={"ml": 14})).orders) == 2
+    assert [order.cause for order in decide(view_of_inputs(inputs, ledger), rules).orders] == [Cause.GROW]
+    assert len(decide(view_of_inputs(inputs, ledger), replace(rules, quota={"ml": 14})).orders) == 2
     ledger.targets[9] = Target(THREE, "n3", NOW + 100)
     waiting = elastic(9, reason="JobHeldUser", account="ml")
-    one = replace(one, rows=[*rows, waiting])
-    assert look(one, ledger).lent == {"ml": 5}, "a stopped job's slices count"
+    inputs = replace(inputs, rows=[*rows, waiting])
+    assert view_of_inputs(inputs, ledger).lent == {"ml": 5}, "a stopped job's slices count"
 
 
 @pytest.mark.parametrize(("prefix", "at_once"), [("gres:", 1), ("gres/", 3)])
@@ -515,8 +523,8 @@ def test_up_to_slurm_2302_jobs_return_one_by_one_to_the_only_node(prefix: str, a
     """Slurm up to 23.02 refuses the Prolog of a second job that starts within two seconds."""
     comment = "migbatch: role=train max=1g.10gb [mig:loan:1#loan1]"
     rows = [back(job, 1, prefix, comment=comment) for job in (1, 2, 3)]
-    ledger, one = ran(*rows), scene(rows)
-    first = decide(look(one, ledger), LendingRules())
+    ledger, inputs = ran(*rows), lending_inputs(rows)
+    first = decide(view_of_inputs(inputs, ledger), LendingRules())
     assert len(first.orders) == at_once
     if at_once > 1:
         return
@@ -527,9 +535,9 @@ def test_up_to_slurm_2302_jobs_return_one_by_one_to_the_only_node(prefix: str, a
     )
 
     def later(seconds: float) -> list[int]:
-        now = replace(scene([running, *rows[1:]], ("1g.10gb", 0, (1, 1))), now=NOW + seconds)
+        now = replace(lending_inputs([running, *rows[1:]], ("1g.10gb", 0, (1, 1))), now=NOW + seconds)
         ledger.follow(job_views_of(now.rows, ["train"]), {}, {}, now.now)
-        return [order.job for order in decide(look(now, ledger), LendingRules()).orders]
+        return [order.job for order in decide(view_of_inputs(now, ledger), LendingRules()).orders]
 
     running = replace(running, start=NOW + 1)
     assert later(2) == []
@@ -544,7 +552,7 @@ def test_slices_of_ending_loans_are_expected_to_be_free_after_the_grace() -> Non
     signalled = replace(loan, state=State.SIGNALLED, signalled=95.0)
     loans = [loan, signalled, replace(signalled, signalled=None), replace(signalled, signalled=10.0)]
     loans += [replace(signalled, checkpoint=99.0), replace(loan, state=State.REQUEUED)]
-    ledger.open = {number: replace(each, job_id=number) for number, each in enumerate(loans)}
+    ledger.open = {number: replace(loan, job_id=number) for number, loan in enumerate(loans)}
     soon = 100.0 + SOON_S
     assert ends_of(ledger, settings, 100.0) == {1: 125.0 + SOON_S, 2: 130.0 + SOON_S, 3: soon, 4: soon, 5: soon}
     assert ends_of(Ledger(), None, 100.0) == {}

@@ -82,9 +82,9 @@ def extras_of(path):
     return ("node",) if name.startswith(ON_NODES) else ("controller",)
 
 
-@pytest.mark.parametrize("room", sorted({p.parent for p in PACKAGE.rglob("*.py")}), ids=lambda p: p.name)
-def test_imports_are_declared(room):
-    missing = {str(path.relative_to(ROOT)): undeclared(path, *extras_of(path)) for path in room.glob("*.py")}
+@pytest.mark.parametrize("package", sorted({p.parent for p in PACKAGE.rglob("*.py")}), ids=lambda p: p.name)
+def test_imports_are_declared(package):
+    missing = {str(path.relative_to(ROOT)): undeclared(path, *extras_of(path)) for path in package.glob("*.py")}
     assert {path: modules for path, modules in missing.items() if modules} == {}
 
 

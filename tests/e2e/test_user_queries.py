@@ -68,8 +68,8 @@ def test_unprivileged_user_sees_own_jobs_but_not_those_of_others(new_cluster: Ca
     for done in bob.values():
         assert not any(word in done.stdout + done.stderr for word in (*SECRETS, "mbalice")), done
     opened.touch()
-    for each in (holder, job):
-        assert bed.wait_job(each) == "COMPLETED"
+    for job_id in (holder, job):
+        assert bed.wait_job(job_id) == "COMPLETED"
     assert account(bed, job, decided=True)["profile"] == "1g.20gb"
     found = json.loads(login.out("mbalice", "migacct", "--json", "-j", str(job)))["jobs"]
     assert [row_found["state"] for row_found in found] == ["COMPLETED"]

@@ -16,7 +16,7 @@ from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, JobReader, new_mark
 
 _SAMPLE: Final = 50_000
 """Rows that are read; the time is that of all."""
-_LOOKS: Final = 4
+_REPEATS: Final = 4
 
 
 def reading_s(jobs: Sequence[JobRow]) -> tuple[float, float]:
@@ -28,7 +28,7 @@ def reading_s(jobs: Sequence[JobRow]) -> tuple[float, float]:
     if not sample:
         return 0.0, 0.0
     reader, spent = JobReader(), []
-    for _ in range(_LOOKS):
+    for _ in range(_REPEATS):
         mark = new_mark()
         output = "".join(_printed(row, mark) for row in sample)
         begun = time.thread_time()
@@ -42,7 +42,7 @@ def checks_s(jobs: Sequence[JobRow], facts: Mapping[str, NodeFacts]) -> float:
     """Return the seconds of processor time of the service's checks of a known queue; the median."""
     kept, unsaved, auditor, orphans = KeptRows(), UnsavedJobs(), Auditor(), OrphanWatch()
     spent = []
-    for now in range(_LOOKS):
+    for now in range(_REPEATS):
         begun = time.thread_time()
         with uncollected():  # like the service
             rows = kept.of(jobs)

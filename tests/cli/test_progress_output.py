@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.cli.common import run, steps, tell_stage
+from slurm_migbatch.cli.common import run, show_stage, steps
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.lab.cli.simulate import progress_bar
 
@@ -35,19 +35,19 @@ def bar() -> None:
 
 
 def test_stages_and_progress_bars_are_shown_only_on_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert on(Screen(), monkeypatch, lambda: tell_stage("reading")) == "reading ...\n"
-    assert on(io.StringIO(), monkeypatch, lambda: tell_stage("reading")) == ""
+    assert on(Screen(), monkeypatch, lambda: show_stage("reading")) == "reading ...\n"
+    assert on(io.StringIO(), monkeypatch, lambda: show_stage("reading")) == ""
     shown = on(Screen(), monkeypatch, bar)
     assert "playing" in shown and "100%" in shown
     assert on(io.StringIO(), monkeypatch, bar) == ""
 
 
 def counted() -> None:
-    with steps() as say:
-        say("reading", 0)
+    with steps() as progress:
+        progress("reading", 0)
         for number in range(3):
-            say(f"cell {number}", 3)
-        say("writing", 2)
+            progress(f"cell {number}", 3)
+        progress("writing", 2)
 
 
 def test_steps_are_shown_as_a_bar_if_their_number_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +61,8 @@ def test_steps_are_shown_as_a_bar_if_their_number_is_known(monkeypatch: pytest.M
 
 def test_failed_work_ends_the_line_of_its_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
-        with pytest.raises(OSError), steps() as say:
-            say("reading", 2)
+        with pytest.raises(OSError), steps() as progress:
+            progress("reading", 2)
             raise OSError
 
     assert on(Screen(), monkeypatch, fails).endswith("\n")

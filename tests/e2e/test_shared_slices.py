@@ -94,7 +94,7 @@ def pair(bed: Cluster, guest_steps: int = 150) -> tuple[int, int] | None:
         assert holders(bed) == [host] and bed.job_state(guest) == "PENDING" and not actions(bed, guest)
         return None
     bed.wait("both on it", lambda: holders(bed) == [host, guest], PATIENCE_S)
-    # a job that has not reported is requeued without being asked to save first
+    # a job that has not reported is requeued without a signal to save first
     bed.wait("reports of both", lambda: reported(bed, [host, guest]) == {host, guest}, PATIENCE_S)
     more_rounds(bed, "lending", 2)
     return host, guest
@@ -126,7 +126,7 @@ def test_guest_starts_and_ends_without_affecting_the_host(bed: Cluster) -> None:
     bed.wait("one holder", lambda: holders(bed) == [host], PATIENCE_S)
     assert devices(bed) == {(uid_of(bed, "mbalice"), 0o400)}
     assert bed.job_state(host) == "RUNNING" and [restart for restart, *_ in leases(bed, host)] == [0]
-    assert bed.job_state(other) == "PENDING", "another user's shares with nobody"
+    assert bed.job_state(other) == "PENDING", "another user's job does not share"
     (share,) = actions(bed, guest)
     assert share["kind"] == "share" and f"beside job {host}" in share["why"]
     bed.wait("its lease over", lambda: all(end is not None for *_, end in leases(bed, guest)))

@@ -79,7 +79,7 @@ def test_three_loans_are_reclaimed_for_one_large_slice_without_loss(bed: Cluster
         lambda: sorted(loan["job"] for loan in ended(bed) if why in loan["why"]) == jobs,
     )
     steps = {job: saved(bed, job) for job in jobs}
-    assert all(steps.values()), "each wrote a checkpoint when it was told"
+    assert all(steps.values()), "each wrote a checkpoint on its signal"
     assert bed.wait_job(inference) == "COMPLETED"
     until("the return of the three", lambda: all(len(begun(bed, job)) == 2 for job in jobs))
     assert {job: begun(bed, job)[1] for job in jobs} == steps
@@ -115,7 +115,7 @@ def test_reclaim_continues_if_migbatchd_dies_between_signal_and_requeue(bed: Clu
     assert inference, message
     until("the signal", lambda: any(loan["state"] == "signalled" for loan in loans(bed)))
     bed.kill("migbatchd")
-    assert [loan["state"] for loan in loans(bed)] == ["signalled"], "the record knows it without the service"
+    assert [loan["state"] for loan in loans(bed)] == ["signalled"], "the record has it without the service"
     bed.restart("migbatchd")
     assert bed.wait_job(inference, timeout=PATIENCE_S) == "COMPLETED"
     until("the requeue in the record", lambda: "retype" in [row["kind"] for row in actions(bed, deaf)])
@@ -205,7 +205,7 @@ def test_dry_run_changes_nothing_and_records_the_same_decision(bed: Cluster) -> 
     until("a decision", lambda: bool(actions(bed, job)))
     (would,) = actions(bed, job)
     more_rounds(bed, "lending")
-    assert actions(bed, job) == [would], "it is said once"
+    assert actions(bed, job) == [would], "it is recorded once"
     assert would["dry_run"]
     assert bed.run(["squeue", "-h", "-j", str(job), "-o", "%T %b %k"]).stdout == before
     assert "would release" in next(loan["why"] for loan in loans(bed) if loan["job"] == job)
@@ -235,7 +235,7 @@ def test_requeued_loan_starts_on_a_node_where_slurmd_runs_its_prolog(
     bed.run(["scontrol", "requeue", str(job)])
     until("its return", lambda: len(begun(bed, job)) == 2 and job in running(bed))
     after = placed(bed)
-    assert after["restarts"] == 1, "no run came straight back"
+    assert after["restarts"] == 1, "no run started again immediately"
     if not forgets(bed.run(["squeue", "-h", "-j", str(job), "-o", "%b"]).stdout.strip()):
         excluded = bed.run(["squeue", "-h", "-j", str(job), "-o", "%x"]).stdout.strip()
         assert {before["node"], after["node"]} == {"n1", "n2"} and excluded == before["node"]

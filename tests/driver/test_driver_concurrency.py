@@ -66,8 +66,8 @@ def test_concurrently_created_instances_never_overlap(make):
     assert sum(event[1] == "+" for event in events) > 50
     taken = {
         (index, unit)
-        for index, one in enumerate(machine.dump()["gpus"])
-        for i in one["instances"]
+        for index, gpu in enumerate(machine.dump()["gpus"])
+        for i in gpu["instances"]
         for unit in range(i["start"], i["start"] + i["size"])
     }
     assert taken == set(held)
