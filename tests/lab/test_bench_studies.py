@@ -29,7 +29,7 @@ def test_every_experiment_has_a_command_in_its_group():
     assert {experiment.name for experiment in EXPERIMENTS if experiment.study} == studies
     assert {experiment.name for experiment in EXPERIMENTS if experiment.group == "bench"} <= names
     assert {experiment.name for experiment in EXPERIMENTS if experiment.group == "eval"} <= set(eval_.commands)
-    assert set(SHOWN) == {experiment.name for experiment in EXPERIMENTS} and len(SHOWN) == len(EXPERIMENTS)
+    assert set(SHOWN) == {experiment.title for experiment in EXPERIMENTS} and len(SHOWN) == len(EXPERIMENTS)
     assert PLOTS.keys() <= set(SHOWN)
     for experiment in EXPERIMENTS:
         groups = {"bench": command.bench, "bench study": study, "eval": eval_}
@@ -46,7 +46,7 @@ def test_study_runs_as_a_study_command_and_has_no_bars(tmp_path):
         ran.append(words)
         return answer(words)
 
-    result = every.measure(tmp_path, 3, studies=True, experiments=chosen, run=run, together=1)
+    result = every.measure(tmp_path, 3, also=("studies",), experiments=chosen, run=run, together=1)
     assert ran[1] == ["bench", "study", "dstack", "--data", str(tmp_path), "--mixes", "3", "--json"]
     measured, study = result["experiments"]
     assert (measured["study"], study["study"]) == (False, True)
@@ -57,15 +57,33 @@ def test_study_runs_as_a_study_command_and_has_no_bars(tmp_path):
 def test_studies_run_only_if_requested(tmp_path):
     chosen = (Experiment("services", "eval"), Experiment("placement", "bench study", "--seeds"))
     rows = [
-        every.measure(tmp_path, studies=wish, experiments=chosen, run=answer)["experiments"] for wish in (False, True)
+        every.measure(tmp_path, also=("studies",) if wish else (), experiments=chosen, run=answer)["experiments"]
+        for wish in (False, True)
     ]
     assert [[row["name"] for row in found] for found in rows] == [["services"], ["services", "placement"]]
+
+
+def test_wrong_predictions_are_measured_only_if_requested(tmp_path):
+    chosen = (Experiment("lending", seeds="--seeds"), Experiment("lending", seeds="--seeds", default=2, wrong=True))
+    ran = []
+
+    def run(words):
+        ran.append(words)
+        return answer(words)
+
+    rows = [
+        every.measure(tmp_path, also=("wrong",) if wish else (), experiments=chosen, run=run)["experiments"]
+        for wish in (False, True)
+    ]
+    assert [[row["name"] for row in found] for found in rows] == [["lending"], ["lending", "lending --wrong"]]
+    (wrong,) = [words for words in ran if "--wrong" in words]
+    assert wrong[wrong.index("--seeds") + 1] == "2"
 
 
 def test_table_marks_studies_and_names_the_deciding_function(tmp_path, monkeypatch):
     chosen = (Experiment("dispatch", seeds="--seeds"), Experiment("instances", "bench study"))
     monkeypatch.setattr(every, "child", answer)
-    found = every.measure(tmp_path, studies=True, experiments=chosen, run=answer, together=1)
+    found = every.measure(tmp_path, also=("studies",), experiments=chosen, run=answer, together=1)
     for row in found["experiments"]:
         row["error"] = None
     monkeypatch.setattr(every, "measure", lambda *_args, **_kw: found)

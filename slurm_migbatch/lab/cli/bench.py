@@ -281,18 +281,25 @@ def learn(runs: int, models: int, as_json: bool) -> None:
     is_flag=True,
     help="Also the studies of papers' ideas, which migbatchd does not use and have no targets.",
 )
+@click.option(
+    "--wrong", is_flag=True, help="Also lending and fragmentation with wrong predictions, two draws of each by default."
+)
 @plot_option
 @json_option
-def every(data: Path, seeds: int | None, quick: bool, studies: bool, plot: Path | None, as_json: bool) -> None:
+def every(
+    data: Path, seeds: int | None, quick: bool, studies: bool, wrong: bool, plot: Path | None, as_json: bool
+) -> None:
     """Run all experiments, and measure the speed of simulator, supply and submission (as root, with Slurm).
 
     Prints one table of targets, and the papers' claims. The last line says how long it took. The exit code is 0 if all
     could be measured, else 1.
     """
-    from slurm_migbatch.lab.experiments.every import measure
+    from slurm_migbatch.lab.experiments.every import Extra, measure
 
+    requested: dict[Extra, bool] = {"studies": studies, "wrong": wrong}
+    also = [extra for extra, wanted in requested.items() if wanted]
     with steps() as progress:
-        result = measure(data, seeds, quick=quick, studies=studies, progress=progress)
+        result = measure(data, seeds, quick=quick, also=also, progress=progress)
     if plot is not None:
         for row in result["experiments"]:
             if not row["error"]:

@@ -1,6 +1,6 @@
 """Run all experiments that have targets, each in its own process: a failure is reported, and the others continue.
 
-Studies of papers' ideas, which have none, run on request.
+Studies of papers' ideas, which have none, and experiments with wrong predictions, which take long, run on request.
 
 Two run at a time if the machine has two processors; measurements of elapsed time run alone, after the others
 (the simulator counts its own processor seconds). Every process has one thread for linear algebra, so that two of
@@ -14,17 +14,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from slurm_migbatch.lab.experiments.headlines import HEADLINES
 from slurm_migbatch.lab.progress import Progress, silent
 
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _START: Final = "from slurm_migbatch.cli.main import main; main()"
+
+Extra: TypeAlias = Literal["studies", "wrong"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Experiment:
         fixed: further options. `quick`: those instead with --quick.
         data: whether it reads data sets. `alone`: whether it measures elapsed time, so nothing else may run
             at the same time.
+        wrong: whether it is measured with wrong predictions and forecasts.
     """
 
     name: str
@@ -47,6 +50,17 @@ class Experiment:
     quick: tuple[str, ...] = ()
     data: bool = True
     alone: bool = False
+    wrong: bool = False
+
+    @property
+    def title(self) -> str:
+        """The name, with `--wrong` if predictions are wrong."""
+        return f"{self.name} --wrong" if self.wrong else self.name
+
+    @property
+    def extra(self) -> Extra | Literal[""]:
+        """What it is, if it runs only on request."""
+        return "studies" if self.study else "wrong" if self.wrong else ""
 
     @property
     def study(self) -> bool:
@@ -68,6 +82,7 @@ class Experiment:
             *(("--data", str(data)) if self.data else ()),
             *((self.seeds, str(draws)) if draws is not None else ()),
             *(self.quick if quick else self.fixed),
+            *(("--wrong",) if self.wrong else ()),
             "--json",
         ]
 
@@ -75,8 +90,10 @@ class Experiment:
 QUICK_SEEDS: Final = 2
 EXPERIMENTS: Final = (
     Experiment("lending", seeds="--seeds"),
+    Experiment("lending", seeds="--seeds", default=2, wrong=True),
     Experiment("sharing", seeds="--seeds"),
     Experiment("fragmentation", seeds="--seeds"),
+    Experiment("fragmentation", seeds="--seeds", default=2, wrong=True),
     Experiment("services", "eval"),
     Experiment("dispatch", seeds="--seeds"),
     Experiment("pipelines", seeds="--seeds"),
@@ -93,6 +110,7 @@ EXPERIMENTS: Final = (
 """In the order in which they are begun: the longest first."""
 SHOWN: Final = (
     *("fragmentation", "services", "dispatch", "pipelines", "sharing", "lending", "simulator", "scale", "submit"),
+    *("fragmentation --wrong", "lending --wrong"),
     *("instances", "placement", "paris-elsa", "dstack", "deepboot", "bsbf"),
 )
 
@@ -141,13 +159,13 @@ def measure(
     seeds: int | None = None,
     *,
     quick: bool = False,
-    studies: bool = False,
+    also: Collection[Extra] = (),
     experiments: Sequence[Experiment] = EXPERIMENTS,
     run: Run = child,
     together: int = min(2, os.cpu_count() or 1),
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Run them, with `studies` also those without targets; `seeds` None: each its default.
+    """Run them, of the extra ones those in `also`; `seeds` None: each its default.
 
     Returns:
         {"bench", "data", "quick", "seconds", "failed", "bars", "experiments"}: the experiments' bars with "experiment",
@@ -158,10 +176,10 @@ def measure(
 
     def measure_one(experiment: Experiment) -> dict[str, Any]:
         draws = experiment.draws(seeds, quick)
-        progress(f"{experiment.name}{'' if draws is None else f', {draws} draws'}", 2 * len(experiments))
+        progress(f"{experiment.title}{'' if draws is None else f', {draws} draws'}", 2 * len(experiments))
         began = time.perf_counter()
         entry: dict[str, Any] = {
-            "name": experiment.name,
+            "name": experiment.title,
             "study": experiment.study,
             "seeds": draws,
             "error": None,
@@ -171,8 +189,8 @@ def measure(
         try:
             result = run(experiment.options(data, seeds, quick))
             entry["result"] = result
-            if experiment.name in HEADLINES:
-                entry["headline"] = HEADLINES[experiment.name](result).to_dict()
+            if experiment.title in HEADLINES:
+                entry["headline"] = HEADLINES[experiment.title](result).to_dict()
         except (RuntimeError, OSError) as error:
             entry["error"] = str(error)
         except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -180,11 +198,11 @@ def measure(
         entry["notes"] = list(entry["result"].get("notes", ()))
         entry["decides"] = deciders(entry["result"])
         entry["seconds"] = round(time.perf_counter() - began, 1)
-        progress(f"{experiment.name}: {entry['error'] or 'measured'}, {entry['seconds']:.0f} s", 2 * len(experiments))
+        progress(f"{experiment.title}: {entry['error'] or 'measured'}, {entry['seconds']:.0f} s", 2 * len(experiments))
         return entry
 
     began = time.perf_counter()
-    experiments = [experiment for experiment in experiments if studies or not experiment.study]
+    experiments = [experiment for experiment in experiments if experiment.extra in ("", *also)]
     with ThreadPoolExecutor(together) as pool:
         rows = list(pool.map(measure_one, [experiment for experiment in experiments if not experiment.alone]))
     rows += [measure_one(experiment) for experiment in experiments if experiment.alone]
