@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.sharing import Place
@@ -15,6 +16,14 @@ from slurm_migbatch.workload.loans import LoanHints
 
 Run = tuple[int, int]
 """A job and its restart count."""
+
+_CLOCKS_S: Final = 60.0
+"""Largest difference between clocks of hosts, for `passed_s`."""
+
+
+def passed_s(since: float, now: float) -> float:
+    """Return the seconds that have passed since a time of this service; infinite if the clock was set back since."""
+    return now - since if since <= now + _CLOCKS_S else math.inf
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from slurm_migbatch.store.models import Decision, Gpu, Lease, Run
 
 #: final states of a run in Slurm
 FINAL_STATES = frozenset({*ENDED, "LAUNCH_FAILED", "RECONFIG_FAIL", "REQUEUED", "UNKNOWN"})
+#: signals with which Slurm and users stop jobs
+STOP_SIGNALS = frozenset({2, 9, 15})
 #: Slurm's times are in whole seconds
 SLURM_TICK_S = 1.0
 #: upper bound of the difference between the clocks of a cluster: munge refuses older credentials
@@ -319,7 +321,7 @@ def _end_state(run: Run, moment: float) -> str:
     if run.exit_code is None:
         return "UNKNOWN"
     if run.signal:
-        return "CANCELLED" if run.signal in (2, 9, 15) else "FAILED"
+        return "CANCELLED" if run.signal in STOP_SIGNALS else "FAILED"
     return "FAILED" if run.exit_code else "COMPLETED"
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, func, select
 
 from slurm_migbatch.store import clean
+from slurm_migbatch.store.lifecycle import STOP_SIGNALS
 from slurm_migbatch.store.models import Decision, MeasuredPoint, Run
 
 _DONE: Final = frozenset({"COMPLETED", "TIMEOUT"})
@@ -120,7 +121,10 @@ def _ended(row: Any, measured: Mapping[str, Any]) -> str:
     if row.state in _CUT:
         return "cut"
     if row.state in ("FAILED", "REQUEUED") and failed:
-        return "oom" if measured.get("oom") is True else "failed"
+        if measured.get("oom") is True:
+            return "oom"
+        stopped = row.state == "REQUEUED" and row.signal in STOP_SIGNALS  # preempted, for example
+        return "cut" if stopped else "failed"
     return ""
 
 

@@ -6,13 +6,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import or_, select
+from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.mig.grant import CHANGED, strip
 from slurm_migbatch.store import clean, measured
 from slurm_migbatch.store.lifecycle import FINAL_STATES, finish_if_free, link, run_of
-from slurm_migbatch.store.models import Decision, Job, Lease, Run, portions
+from slurm_migbatch.store.models import Decision, Job, Lease, Loan, Run, portions
 
 #: the fields of a row that runs use; a change of priority alone, for example, changes no run
 _USED = (
@@ -135,7 +135,10 @@ def _left(session: Session, live: Collection[int], now: float) -> None:
     for portion in portions(unlisted):
         for job in session.scalars(select(Job).where(Job.job_id.in_(portion))):
             job.live = False
-        for run in session.scalars(select(Run).where(Run.job_id.in_(portion), Run.latest, Run.ended.is_(None))).all():
+        # lending itself says more of a loan's end, unless it was disabled meanwhile
+        loans = update(Loan).where(Loan.job_id.in_(portion), Loan.ended.is_(None))
+        session.execute(loans.values(state="ended", ended=now, cause="left", why_ended="the job is no longer in Slurm"))
+        for run in session.scalars(select(Run).where(Run.job_id.in_(portion), Run.ended.is_(None))).all():
             if run.started is None:
                 run.state, run.state_from, run.ended = "CANCELLED", "poll", now
             elif session.scalar(select(Lease.id).where(Lease.run_id == run.id, Lease.until.is_(None)).limit(1)) is None:

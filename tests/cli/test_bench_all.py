@@ -130,7 +130,7 @@ def test_failed_experiment_is_reported_and_the_others_still_run(tmp_path):
 
     found = measure(
         tmp_path,
-        studies=True,
+        also=("studies",),
         experiments=(Experiment("sharing"), Experiment("lending"), Experiment("instances", "bench study"), SCALE),
         run=run,
         together=2,
@@ -152,11 +152,11 @@ def test_seeds_and_options_are_passed_to_the_commands(tmp_path):
         asked.append(words)
         return {"bars": []}
 
-    kinds = {experiment.name: experiment for experiment in EXPERIMENTS}
+    kinds = {experiment.title: experiment for experiment in EXPERIMENTS}
     assert set(kinds) == set(SHOWN) >= set(HEADLINES)
     for seeds, quick in ((None, False), (None, True), (12, True)):
         chosen = (kinds["dstack"], kinds["simulator"])
-        measure(tmp_path, seeds, quick=quick, studies=True, experiments=chosen, run=run, together=1)
+        measure(tmp_path, seeds, quick=quick, also=("studies",), experiments=chosen, run=run, together=1)
     mixes = [words[words.index("--mixes") + 1] for words in asked if words[2] == "dstack"]
     assert mixes == [str(kinds["dstack"].default), "2", "12"]
     scaled = ["--scale" in words for words in asked if words[1] == "simulator"]

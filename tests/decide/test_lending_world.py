@@ -143,6 +143,17 @@ def test_job_that_ignores_the_signal_is_requeued_after_the_grace_period(world: M
     w.until(lambda: len(w.loaned()) == 7)
 
 
+def test_reclaim_ends_although_the_clock_is_set_back(world: MakeWorld) -> None:
+    w = world()
+    filled(w, after=None)
+    w.infer("7g.80gb", runs=10)
+    w.until(lambda: len(w.slurm.signals) == 7)
+    w.clock.now -= 3600
+    for _ in range(int(w.rules.grace_s) + 2):
+        w.step()
+    assert len(w.slurm.requeues) == 7
+
+
 @pytest.mark.parametrize("payback_s", [600.0, 5.0])
 def test_job_that_has_made_no_step_yet_is_requeued_at_once(world: MakeWorld, payback_s: float) -> None:
     """It has nothing to save and would not handle the signal, whatever payback_s is."""

@@ -284,6 +284,21 @@ def test_retype_is_undone_if_a_qos_limit_then_holds_the_job() -> None:
     assert undone([replace(job(2), reason="QOSMaxGRESPerUser")], turns) == []  # it was never re-typed
 
 
+def test_retype_is_undone_once_although_the_limit_remains() -> None:
+    turns = RetypeHistory()
+    found = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), turns))
+    turns.note(found, NOW)
+    back = only_retype(undone([job(1, "1g.10gb", reason="AssocGrpGRES")], turns))
+    turns.note(back, NOW)
+    assert undone([job(1, reason="AssocGrpGRES")], turns) == []
+
+
+def test_profile_that_the_user_requested_since_a_retype_is_kept() -> None:
+    turns = RetypeHistory()
+    turns.note(only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), turns)), NOW)
+    assert undone([job(1, "3g.40gb", reason="QOSMaxGRESPerUser")], turns) == []
+
+
 @pytest.mark.parametrize(
     "row",
     [
@@ -319,6 +334,18 @@ def test_job_placed_by_supply_is_not_retyped() -> None:
     jobs = {1: row, 2: array}
     assert [(p.row.job_id, p.copies) for p in without_place(wanted, jobs, {1: 1, 2: 3})] == [(2, 2)]
     assert [(p.row.job_id, p.copies) for p in without_place(wanted, jobs, {})] == [(1, 1), (2, 5)]
+
+
+def test_retype_to_a_slower_slice_keeps_the_time_limit() -> None:
+    slow = promise_of(P("1g.6gb"), candidates(rates={"1g.6gb": 10.0, "1g.10gb": 6.0}), 600, 120)
+
+    def chosen(limit_s: int | None) -> list[Retype]:
+        return retypes(
+            NOW, [pending(job(1, time_limit_s=limit_s))], lambda p: slow, free_capacity(**A30_FULL), RetypeHistory()
+        )
+
+    assert only_retype(chosen(None)).after == only_retype(chosen(100)).after == P("1g.10gb")
+    assert chosen(90) == []
 
 
 # -- the update sent to Slurm ------------------------------------------------------------------------------------------

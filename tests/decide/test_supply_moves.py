@@ -264,6 +264,12 @@ def test_moved_job_is_requeued_when_its_grace_time_is_over() -> None:
     assert [order.step for order in followed(memory, row(), now=NOW + RULES.grace_s)] == [MoveStep.REQUEUE]
 
 
+def test_move_does_not_wait_for_a_clock_that_was_set_back() -> None:
+    memory = moving()
+    followed(memory, row(), now=NOW)
+    assert [order.step for order in followed(memory, row(), now=NOW - 3600)] == [MoveStep.REQUEUE]
+
+
 def test_job_that_cannot_be_requeued_is_never_moved_again() -> None:
     memory = moving()
     steps, now = [], NOW

@@ -143,6 +143,29 @@ def test_precision_in_an_ollama_tag_overrides_the_ollama_default() -> None:
     assert workload("model=llama3.3:70b-instruct-fp16 engine=ollama").precision.bits == 16
 
 
+@pytest.mark.parametrize(
+    ("hints", "bits"),
+    [
+        ("model=t5-11b engine=transformers", 32),
+        ("model=llama-3.1-8b dtype=fp32", 32),
+        ("model=llama-3.1-8b engine=ollama", 16),
+        ("model=llama-3.1-8b-awq", 16),
+        ("model=gpt-oss-20b", 16),
+        ("model=t5-11b engine=vllm", 16),
+    ],
+)
+def test_weights_that_are_not_quantized_have_the_bits_of_their_data_type(hints: str, bits: int) -> None:
+    assert workload(f"{hints} quantization=none").precision.bits == bits
+
+
+@pytest.mark.parametrize("engine", ["", "engine=vllm", "engine=sglang", "engine=transformers"])
+def test_key_value_cache_of_a_model_run_in_32_bits_has_32_bits(engine: str) -> None:
+    serving = workload(f"model=llama-3.1-8b dtype=fp32 {engine}").serving
+    assert serving is not None and serving.cache_bits == 32
+    serving = workload(f"model=llama-3.1-8b dtype=fp32 kv_cache_dtype=fp8 {engine}").serving
+    assert serving is not None and serving.cache_bits == 8
+
+
 def test_params_hint_overrides_a_contradicting_name() -> None:
     for name in ("mistral", "llama-3-8b"):
         assert workload(f"model={name} params=70b").architecture.parameters == pytest.approx(70e9, rel=1e-3)

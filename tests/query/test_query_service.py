@@ -109,7 +109,7 @@ def test_usage_is_summed_by_the_service(service: QueryProcess) -> None:
         ["daemon", "2"],
         ["bin", "1"],
     ]
-    assert answer_to(service, BOB, UsageQuestion(by="colour")).code == 1
+    assert answer_to(service, BOB, UsageQuestion(by="colour")).code == 2
 
 
 def test_waste_is_shown_only_for_own_jobs(service: QueryProcess) -> None:

@@ -444,6 +444,22 @@ def test_requeued_jobs_id_reused_after_a_reset_of_slurms_ids_is_another_job(stor
     ]
 
 
+def test_pending_run_of_an_id_that_slurm_reuses_ends_with_that_id(store: Store) -> None:
+    node = Node(store)
+    row = {"job_id": 7, "submit": 90.0, "start": 100.0, "restarts": 0, "state": "RUNNING"}
+    store.upsert_jobs([row], live=[7], now=100.5)
+    store.upsert_jobs([{**row, "submit": 110.0, "start": None, "restarts": 1, "state": "PENDING"}], live=[7], now=110.5)
+    store.upsert_jobs([{**row, "submit": 4990.0, "start": 5000.0}], live=[7], now=5000.5)
+    node.send(node.start(5000, 7, user="bob"), node.stop(5100, 7))
+    store.upsert_jobs([], live=[], now=5101.0)
+    assert [(row.run["reuse"], row.run["restart"], row.run["state"]) for row in store.runs()] == [
+        (0, 0, "REQUEUED"),
+        (0, 1, "CANCELLED"),
+        (1, 0, "COMPLETED"),
+    ]
+    assert all(row.run["ended"] is not None for row in store.runs())
+
+
 def test_newer_inventory_replaces_the_older_one(store: Store) -> None:
     node = Node(store)
     gpu = {

@@ -10,7 +10,7 @@ from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.loans import freed, uses
 from slurm_migbatch.store.queries import RunFilter
 from slurm_migbatch.store.reader import open_reader
-from tests.support.store_events import Node, slice_entry
+from tests.support.store_events import Node, job, slice_entry
 
 
 def loan(job: int, decided: float = 100.0, restart: int = 0, state: str = "released", **fields: Any) -> dict[str, Any]:
@@ -32,6 +32,16 @@ def test_saving_a_loan_again_updates_it(store: Store) -> None:
     assert [(row["job_id"], row["restart"]) for row in store.loans(active=True)] == [(8, 0), (7, 1)]
     assert [row["why_ended"] for row in store.loans([7])] == ["reclaimed", None]
     assert [row["job_id"] for row in store.loans(since=111.0)] == [8, 7]
+
+
+def test_loan_ends_with_its_job_while_nobody_lends(store: Store) -> None:
+    """Lending was disabled while the loans were active."""
+    store.save_loans([loan(7, state="running", started=102.0), loan(8, state="running", started=102.0)])
+    store.upsert_jobs([job(7, "RUNNING", start=102.0), job(8, "RUNNING", start=102.0)], live=[7, 8], now=103.0)
+    store.upsert_jobs([], live=[8], now=200.0)
+    assert [row["job_id"] for row in store.loans(active=True)] == [8]
+    ended = store.loans([7])[0]
+    assert (ended["state"], ended["ended"], ended["cause"]) == ("ended", 200.0, "left")
 
 
 def test_actions_are_kept_in_their_order(store: Store) -> None:

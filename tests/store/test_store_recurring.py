@@ -59,6 +59,16 @@ def test_end_of_a_recurring_run_is_classified(store: Store) -> None:
         assert store.read(recurring_runs, store.read(newest_lesson) - 1, 10)[0].ended == ended
 
 
+def test_run_that_slurm_stopped_and_requeued_has_not_failed(store: Store) -> None:
+    node = Node(store)
+    decided(store, "d1")
+    for job, exit_code, ended in ((1, 143, "cut"), (2, 1, "failed")):
+        first = ran(store, job, node, exit_code=exit_code)
+        store.upsert_jobs([{"job_id": job, "state": "PENDING", "submit": 201.0, "restarts": 1}])
+        (again,) = store.read(recurring_runs, first.number, 10)
+        assert run_of(store, job).run["state"] == "REQUEUED" and again.ended == ended
+
+
 def test_later_end_state_returns_the_run_again(store: Store) -> None:
     node = Node(store)
     decided(store, "d1")

@@ -281,6 +281,8 @@ class RetypeHistory:
 
     hold_s: float = 60.0
     last: dict[str, tuple[float, Profile]] = field(default_factory=dict)
+    #: the profile that each job got then; if it has another one now, its user has changed it since
+    given: dict[str, Profile] = field(default_factory=dict)
     barred: dict[str, frozenset[Profile]] = field(default_factory=dict)
 
     def free(self, row: JobRow, now: float) -> bool:
@@ -292,6 +294,7 @@ class RetypeHistory:
         """Record that a job was re-typed."""
         for name in change.names:
             self.last[name] = (now, change.pending.profile)
+            self.given[name] = change.after
 
     def bar(self, change: Retype) -> None:
         """Record that the job must not get this profile again."""
@@ -301,7 +304,7 @@ class RetypeHistory:
     def forget_but(self, jobs: Iterable[JobRow]) -> None:
         """Remove all jobs but these."""
         present = {name_of(row) for row in jobs}
-        for by_name in (self.last, self.barred):
+        for by_name in (self.last, self.given, self.barred):
             for name in [name for name in by_name if name not in present]:
                 del by_name[name]
 
@@ -350,7 +353,13 @@ def retypes(
         barred = turns.barred.get(name_of(pending.row), frozenset())
         # a job retried because its slice was too small requests one that holds it
         min_memory_gb = pending.profile.memory_gb if promise.retry and pending.row.restarts else 0
-        options = (o for o in promise.options if o.profile not in barred and o.profile.memory_gb >= min_memory_gb)
+        options = (
+            option
+            for option in promise.options
+            if option.profile not in barred
+            and option.profile.memory_gb >= min_memory_gb
+            and _ends_in_time(pending, promise, option.profile)
+        )
         promise = replace(promise, options=tuple(options))
         if any(o.profile in idle[key] and o.profile != pending.profile for o in promise.options):
             groups.setdefault(key, []).append((pending, promise))
@@ -359,6 +368,15 @@ def retypes(
     for (pool, slice_count), members in groups.items():
         changes += _of_pool(now, pool, slice_count, members, free_capacity)
     return changes
+
+
+def _ends_in_time(pending: Pending, promise: ServiceGuarantee, profile: Profile) -> bool:
+    """Return whether a job ends within its time limit on a profile, or is no slower there than on the present one."""
+    limit_s, seconds = pending.row.time_limit_s, promise.seconds(profile, pending.slice_count)
+    if limit_s is None or seconds is None or seconds <= limit_s:
+        return True
+    present_s = promise.seconds(pending.profile, pending.slice_count)
+    return present_s is None or seconds <= present_s
 
 
 def _of_pool(
@@ -437,8 +455,11 @@ def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
         last = turns.last.get(name_of(row))
         if last is None or not row.pending or not row.reason.startswith(("QOS", "Assoc")) or not can_be_named(row):
             continue
+        if last[1] in turns.barred.get(name_of(row), frozenset()):  # undone already, and it still waits
+            continue
         grant = marked(row.comment)
-        if grant is not None and grant.parts[0][0] != last[1] and dict(grant.parts) == dict(slices(row.gres)):
+        given = turns.given.get(name_of(row))
+        if grant is not None and grant.parts[0][0] == given != last[1] and dict(grant.parts) == dict(slices(row.gres)):
             pending = Pending(row, grant, frozenset(), row.tasks)
             turns.bar(Retype(pending, (), grant.parts[0][0], ""))
             changes.append(Retype(pending, (), last[1], f"a limit prevents it from starting ({row.reason})"))

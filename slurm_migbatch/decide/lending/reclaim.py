@@ -31,6 +31,7 @@ from slurm_migbatch.decide.lending.model import (
     job_id,
 )
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, SlotReference
+from slurm_migbatch.decide.snapshot import passed_s
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
@@ -48,14 +49,14 @@ def due(view: LendingView, rules: LendingRules) -> list[LoanOrder]:
             order = _signalled(view, rules, loan)
             orders += [] if order is None else [order]
         elif loan.state is State.REQUEUED and running:
-            if loan.requeued is None or view.now - loan.requeued >= rules.again_s:
+            if loan.requeued is None or passed_s(loan.requeued, view.now) >= rules.again_s:
                 orders.append(LoanOrder(Kind.REQUEUE, job, loan.restart, loan.why_ended, loan.cause))
         elif (
             loan.state in (State.RELEASED, State.WITHDRAWN)
             and job_view.row.pending
             and job_view.hints.slice is not None
         ):
-            late = loan.released is not None and view.now - loan.released >= rules.start_s
+            late = loan.released is not None and passed_s(loan.released, view.now) >= rules.start_s
             if loan.state is State.WITHDRAWN or late:
                 why = loan.why_ended or f"it has not started within {rules.start_s:g} s"
                 orders.append(LoanOrder(Kind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE))
@@ -78,7 +79,7 @@ def _signalled(view: LendingView, rules: LendingRules, loan: Loan) -> LoanOrder 
         return LoanOrder(Kind.SIGNAL, loan.job_id, loan.restart, loan.why_ended, loan.cause, signal=signal)
     if loan.signalled is None:  # its hints have changed meanwhile
         return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, loan.why_ended, loan.cause)
-    if loan.checkpoint is None and view.now - loan.signalled < rules.grace_s:
+    if loan.checkpoint is None and passed_s(loan.signalled, view.now) < rules.grace_s:
         return None
     why = _after(loan.checkpoint is not None, rules)
     return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, why, loan.cause)

@@ -27,7 +27,7 @@ from slurm_migbatch.decide.capacity.comments import hints_of
 from slurm_migbatch.decide.capacity.demand import slices, waits_for_begin
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Node, PlannedMove, Reservation, Restartable
 from slurm_migbatch.decide.capacity.queue import GRES, JobQueue
-from slurm_migbatch.decide.snapshot import ClusterSnapshot
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, passed_s
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import forgets, is_marked
 
@@ -151,9 +151,9 @@ class MoveMemory:
                 orders.append(MoveOrder(MoveStep.SIGNAL, job, move.restart, move.why, hints.signal.upper()))
                 self.moves[job] = replace(move, signalled=now)
             elif move.requeued is None:
-                if move.checkpoint or move.signalled is None or now - move.signalled >= rules.grace_s:
+                if move.checkpoint or move.signalled is None or passed_s(move.signalled, now) >= rules.grace_s:
                     orders.append(self._requeue(move, now))
-            elif now - move.requeued >= _AGAIN_S:
+            elif passed_s(move.requeued, now) >= _AGAIN_S:
                 if move.tries < _TRIES:
                     orders.append(self._requeue(move, now))
                 else:

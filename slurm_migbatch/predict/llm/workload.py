@@ -207,7 +207,10 @@ def _precision(llm_hints: LlmHints, found: Found) -> Precision:
         stated = precision.quantised(name)
         if stated is None:
             raise Refusal("model_quantization", show(llm_hints.quantization))
-        return stated
+        if name != "none":
+            return stated
+        kept = found.precision if found.precision.bits >= 16 else stated
+        found = replace(found, precision=kept, stated=True)
     if found.precision.name not in ("bf16", "fp16", "fp32"):
         return found.precision
     if llm_hints.dtype not in (None, "auto"):
@@ -247,7 +250,7 @@ def _serving(hints: Hints, found: Found) -> Workload:
     if cache not in precision.CACHE:
         raise Refusal("model_cache", show(llm_hints.kv_cache_dtype or ""))
     bits = precision.CACHE[cache]
-    if found.precision.bits == 32 and engine not in CASTING and cache == "auto":
+    if found.precision.bits == 32 and cache == "auto":  # CASTING engines too, as their user then gave dtype=
         bits = 32.0
     serving = Serving(length, concurrency, inputs, outputs, bits, engine, share, reserve)
     return Workload(found, serving, None, tuple(assumed))
