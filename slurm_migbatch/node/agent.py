@@ -91,8 +91,8 @@ class Agent:
     def _serve(self, ready: Callable[[], None] | None) -> None:
         first = Executor(self._config, self._gpus)
         try:
-            first.journal.check()
             try:
+                first.check()
                 for line in first.repairer.all(Deadline(60.0)):
                     log.info("repaired: %s", line)
             except (DriverError, TooLate, OSError) as error:  # for example RunDir is full; tried again later

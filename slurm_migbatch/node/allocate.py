@@ -28,7 +28,7 @@ from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.node import cudaform, effects, ending, guest, handoff, owner, placement, plan, progress
-from slurm_migbatch.node.caps import Caps, CapsError
+from slurm_migbatch.node.caps import Caps, CapsError, CapsOpen
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.diagnosis import GpuLabel, explain_misfit
@@ -131,8 +131,8 @@ class Allocator:
                     continue
                 if lost:
                     raise Unsafe("; ".join(lost.values())) from None
-                tried = f"; {why}" if why else ""
-                raise Misfit(f"no free placement for {grant.gres}{tried}", str(full)) from None
+                tried = f"{why}. " if why else ""  # may name processes of other users
+                raise Misfit(f"no free placement for {grant.gres}", f"{tried}{full}") from None
             try:
                 return self._apply(env, owner_id, deadline, claims)
             except _Retry as again:
@@ -143,7 +143,8 @@ class Allocator:
                 self._gpus.reset()
                 for claim in claims:
                     lost[claim.gpu] = f"{claim.gpu}: {error}"
-        raise Misfit(f"no free placement for {grant.gres} after {ATTEMPTS} attempts; {why}", self.explain_misfit(grant))
+        tried = f"{ATTEMPTS} attempts, the last: {why}. "
+        raise Misfit(f"no free placement for {grant.gres}", f"{tried}{self.explain_misfit(grant)}")
 
     def explain_misfit(self, grant: Grant) -> str:
         """Describe the plan's slots for the grant and the slices in use. Raises DriverError, JournalError."""
@@ -359,10 +360,15 @@ class Allocator:
         handoff.write(self._paths.job, new_handoff)
 
     def _existing_instances(self, gpu: NvmlGpu) -> dict[Slot, Instance]:
-        """Return the GPU's instances by slot; unknown ones are repaired first."""
+        """Return the GPU's instances by slot; unknown and missing ones are repaired first.
+
+        A missing one's ids, and with them its devices, may be given to the instances to be created.
+        """
         instances = gpu.instances()
-        known = {row.slot for row in self._journal.slices("gpu=? AND state<>'lost'", (gpu.uuid,))}
-        if any(instance.slot not in known for instance in instances):
+        rows = self._journal.slices("gpu=? AND state<>'lost'", (gpu.uuid,))
+        known, uuids = {row.slot for row in rows}, {instance.mig_uuid for instance in instances}
+        missing = any(row.state == "held" and row.mig_uuid is not None and row.mig_uuid not in uuids for row in rows)
+        if missing or any(instance.slot not in known for instance in instances):
             self._repairer.gpu(gpu, Deadline(GRACE_S), have_lock=True)
             instances = gpu.instances()
         return {instance.slot: instance for instance in instances}
@@ -440,7 +446,10 @@ class Allocator:
         """Make the user the owner of the capability devices; clear the job map first, which may name another job."""
         self._maps.clear(gpu.index, instance.gi_id, instance.mig_uuid)
         ci = instance.ci_id if instance.ci_id is not None else 0
-        minors = self._caps.grant(gpu.minor, instance.gi_id, ci, env.uid)
+        try:
+            minors = self._caps.grant(gpu.minor, instance.gi_id, ci, env.uid, known=row.warm)
+        except CapsOpen:
+            raise _Retry(None, f"{row} was recreated by another program") from None
         return row.on(instance, minors)
 
     def _memory(self, gpu: NvmlGpu, profile: Profile) -> int:

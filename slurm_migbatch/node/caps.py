@@ -37,6 +37,10 @@ class CapsError(RuntimeError):
     """The capability devices of an instance cannot be set; the message says which and why."""
 
 
+class CapsOpen(CapsError):
+    """The devices have not been closed since the instance was created: it is not the one that it should be."""
+
+
 class Access(NamedTuple):
     """The content of one `access` file."""
 
@@ -52,10 +56,13 @@ class Caps:
         self._proc = proc_root
         self._dev = dev_root
 
-    def grant(self, gpu_minor: int, gi: int, ci: int, uid: int) -> tuple[int, int]:
-        """Make `uid` the only user of an instance's devices (0: none). Returns the two capability minors."""
+    def grant(self, gpu_minor: int, gi: int, ci: int, uid: int, *, known: bool = False) -> tuple[int, int]:
+        """Make `uid` the only user of an instance's devices (0: none). Returns the two capability minors.
+
+        `known`: they were closed before; raises CapsOpen if they were not.
+        """
         base = f"{self._proc}/driver/nvidia/capabilities/gpu{gpu_minor}/mig/gi{gi}"
-        minors = self._claim(f"{base}/access"), self._claim(f"{base}/ci{ci}/access")
+        minors = self._claim(f"{base}/access", known), self._claim(f"{base}/ci{ci}/access", known)
         self.assign(minors, uid)
         return minors
 
@@ -92,6 +99,11 @@ class Caps:
         accesses = self.read(f"{base}/access"), self.read(f"{base}/ci{ci}/access")
         return any(access.modify or self.owner(access.minor) != (uid, MODE) for access in accesses)
 
+    def never_closed(self, gpu_minor: int, gi: int, ci: int) -> bool:
+        """Return whether everyone may have opened the instance since it was created. Raises CapsError."""
+        base = f"{self._proc}/driver/nvidia/capabilities/gpu{gpu_minor}/mig/gi{gi}"
+        return self.read(f"{base}/access").modify or self.read(f"{base}/ci{ci}/access").modify
+
     def read(self, path: str) -> Access:
         """Read one access file. Raises CapsError."""
         try:
@@ -105,8 +117,10 @@ class Caps:
         except (KeyError, ValueError) as error:
             raise CapsError(f"{path} has a format that this release does not support") from error
 
-    def _claim(self, path: str) -> int:
+    def _claim(self, path: str, known: bool) -> int:
         access = self.read(path)
+        if access.modify and known:
+            raise CapsOpen(f"{path} says that everyone may open the device")
         if access.modify:
             # The kernel reads the first line; the rest keeps a plain file (test bed) complete. Same length, one write.
             text = f"DeviceFileModify: 0\nDeviceFileMinor: {access.minor}\nDeviceFileMode: {access.mode}\n"

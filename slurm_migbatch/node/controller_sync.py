@@ -199,7 +199,8 @@ class ControllerSync:
 
     def _list_gpus(self) -> list[dict[str, object]] | None:
         try:
-            return inventory.inventory(self._gpus)
+            with self._gpus.using():
+                return inventory.inventory(self._gpus)
         except DriverError as error:
             log.warning("cannot list the GPUs: %s", error)  # events continue
             return None
@@ -209,7 +210,9 @@ class ControllerSync:
     def _findings(self) -> None:
         """Report problems of this node; `migbatch doctor --nodes` shows them on the controller."""
         assert self._checks is not None
-        tell(self._controller(), self._config.node, self._checks(self._gpus))
+        with self._gpus.using():
+            found = list(self._checks(self._gpus))
+        tell(self._controller(), self._config.node, found)
         self._stopping.wait(self._config.check_every)
 
     # -- plans ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
 from slurm_migbatch.node.jobmaps import JobMaps
-from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError, JournalRun, move_aside
+from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError, JournalRun, JournalSlice, move_aside
 from slurm_migbatch.node.liveness import Liveness, LivenessError
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.rebuild import rebuild
@@ -50,7 +50,7 @@ class Executor:
     def _open(self) -> Journal:
         try:
             journal = Journal(self.path)
-            if not journal.built:
+            if not journal.built or repair.outdated(journal, self.paths):
                 journal.close()
                 return self._rebuild()
             self._wire(journal)
@@ -71,6 +71,9 @@ class Executor:
             try:
                 journal = Journal(self.path)  # another hook may have done it meanwhile
                 journal.check()
+                if journal.built and repair.outdated(journal, self.paths):
+                    journal.close()
+                    raise Corrupt(f"{self.path} is an older copy: it lacks runs that have slices")
             except Corrupt:
                 aside = move_aside(self.path)
                 journal = Journal(self.path)
@@ -78,6 +81,14 @@ class Executor:
                 rebuild(journal, self.paths, self.gpus, self.caps, aside)
             self._wire(journal)
             return journal
+
+    def check(self) -> None:
+        """Check the whole journal; a damaged one is rebuilt. Raises JournalError, DriverError, TooLate."""
+        try:
+            self.journal.check()
+        except Corrupt:
+            self.journal.close()
+            self.journal = self._rebuild()
 
     def close(self) -> None:
         """Close everything except the driver."""
@@ -87,13 +98,24 @@ class Executor:
     def reconcile(self, deadline: Deadline, *, dry: bool = False) -> tuple[list[str], str]:
         """Make journal, driver and Slurm agree; return what was (or would be) done, and why Slurm could not be queried.
 
-        Raises DriverError, JournalError, TooLate.
+        Raises JournalError; DriverError or TooLate after everything else was done.
         """
-        done = self.repairer.all(deadline, dry=dry)
+        done: list[str] = []
+        failure: DriverError | TooLate | None = None
         try:
-            return done + self.repairer.orphans(deadline, dry=dry), ""
+            with self.gpus.using():
+                done += self.repairer.all(deadline, dry=dry)
+        except (DriverError, TooLate) as error:
+            failure = error
+        # A GPU whose lock is held may have taken all the time.
+        rest, unknown = Deadline(max(deadline.remaining, deadline.seconds / 2)), ""
+        try:
+            done += self.repairer.orphans(rest, dry=dry)
         except LivenessError as error:
-            return done, str(error)
+            unknown = str(error)
+        if failure is not None:
+            raise failure
+        return done, unknown
 
     # -- hooks ---------------------------------------------------------------------------------------------------
 
@@ -190,13 +212,15 @@ class Executor:
         recorded = parse_comment(run.marker)  # None in a rebuilt journal
         same = recorded is None or (sorted(recorded.parts), recorded.guest) == (sorted(grant.parts), grant.guest)
         given = handoff.load(self.paths.job, run.job, run.restart)
-        slices = self.journal.slices("job=? AND restart=?", (run.job, run.restart))
-        held = [row for row in slices if row.state == "held"]
+        held = [row for row in self._slices(run) if row.state == "held"]
         if same and given is not None and held and {g.mig_uuid for g in given.slices} == {p.mig_uuid for p in held}:
             return True
         self._begin_release([run], None, "")
         self.repairer.finish(run._replace(state="ending"))
         return False
+
+    def _slices(self, run: JournalRun) -> list[JournalSlice]:
+        return self.journal.slices("job=? AND restart=?", (run.job, run.restart))
 
     def _handoffs(self, env: HookEnv) -> list[int]:
         """Return the restart counts of the job's earlier runs that have a hand-off.
@@ -235,7 +259,12 @@ class Executor:
 
     def _epilog(self, env: HookEnv, owner_id: str, deadline: Deadline) -> Outcome:
         last_restart = 0xFFFF if env.restart is None else env.restart
+        notes = [note for note in ending.listed(self.paths.run, env.job) if note.restart <= last_restart]
         runs = self.journal.runs("job=? AND restart<=? AND state<>'ended'", (env.job, last_restart))
+        if not notes:
+            # The next run's Prolog may have done this Epilog's work while it waited for the lock: see `ending.py`.
+            now = time.time()
+            runs = [run for run in runs if not now - deadline.elapsed < run.since <= now]
         interrupted = [run for run in runs if run.state == "starting"]
         if interrupted:
             # Its Prolog was killed (this hook has the run's lock, so it is not running any more): undo its work.
@@ -243,9 +272,10 @@ class Executor:
                 self.repairer.all(deadline, retry=False, locked_job=env.job)
             except DriverError as error:
                 return exits.OK, f"{env.run}: interrupted start not yet undone: {error}"
-        # Leftovers of a refused run stay (see TOMBSTONE_S) until it is old or the next run has started.
-        refused = [run for run in runs if run.state == "misfit"]
-        runs = [run for run in runs if run.state not in ("starting", "misfit")]
+        # Leftovers of a refused run stay (see TOMBSTONE_S) until it is old or the next run has started, but not slices:
+        # a second Prolog may have refused a run that has some.
+        refused = [run for run in runs if run.state == "misfit" and not self._slices(run)]
+        runs = [run for run in runs if run.state != "starting" and run not in refused]
         for run in refused:
             self.repairer.refuse_again(run)
         self.repairer.strays(time.time())
@@ -254,9 +284,8 @@ class Executor:
             for run in self._begin_release(runs, env.exit_code, owner_id):
                 problems += self.repairer.finish(run)
             unwritable.clear(self.paths.run)
-        for note in ending.listed(self.paths.run, env.job):
-            if note.restart <= last_restart:
-                self.repairer.noted(note)
+        for note in notes:
+            self.repairer.noted(note)
         if not runs and not interrupted:
             return exits.OK, ""
         parked = f"; set aside {'; '.join(problems)}" if problems else ""

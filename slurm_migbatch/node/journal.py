@@ -48,6 +48,12 @@ SCHEMA_VERSION = 2
 APPLICATION_ID = 0x4D494742  # "MIGB"
 KEEP_RUNS_S = 86400.0
 """How long ended runs stay; hand-offs without slices, which name them, are deleted earlier (`repair.TOMBSTONE_S`)."""
+MOST_EVENTS = 200_000
+"""How many events stay while no controller takes them, about 100 MB; then the oldest are deleted, and the controller,
+which finds them missing, requests a full state."""
+TRIM_EVERY = 1000
+MOST_TRIMMED = 5000
+"""Most events that one transaction deletes: a hook waits for it."""
 IN_FLIGHT = ("intent", "evict")
 OCCUPYING = ("intent", "evict", "held", "idle", "zombie", "foreign")
 
@@ -430,10 +436,15 @@ class Journal:
     # -- events ------------------------------------------------------------------------------------------------
 
     def event(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Spool one event for the controller; part of the open transaction."""
+        """Spool one event for the controller, if there are too many instead of the oldest; in the open transaction."""
         body = json.dumps({"ts": round(time.time(), 3), "kind": kind, **fields}, separators=(",", ":"))
         with _errors(self.path):
-            self._connection.execute("INSERT INTO events (body) VALUES (?)", (body,))
+            seq = self._connection.execute("INSERT INTO events (body) VALUES (?)", (body,)).lastrowid or 0
+            if seq % TRIM_EVERY == 0:
+                self._connection.execute(
+                    "DELETE FROM events WHERE seq<=? AND seq<(SELECT min(seq) FROM events)+?",
+                    (seq - MOST_EVENTS, MOST_TRIMMED),
+                )
 
     def spooled(self, limit: int = 500, size: float = math.inf) -> list[dict[str, object]]:
         """Read the oldest events that were not acknowledged, in order: at most `size` bytes, but at least one."""
@@ -477,9 +488,20 @@ class Journal:
 
     def _drop_acknowledged(self, seq: int, database: str) -> None:
         self._connection.execute("DELETE FROM events WHERE seq<=?", (seq,))
+        if seq > self._newest():
+            # The file is an older copy. New events need numbers that the controller does not have yet, and a message
+            # about another database makes it request a full state.
+            self._connection.execute("DELETE FROM sqlite_sequence WHERE name='events'")
+            self._connection.execute("INSERT INTO sqlite_sequence (name,seq) VALUES ('events',?)", (seq,))
+            database = ""
         if self.recorded != (database, seq):
             self.set_meta("database", database)
             self.set_meta("acked", str(seq))
+
+    def _newest(self) -> int:
+        """Return the number of the newest event, whether it is still spooled or not."""
+        row = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name='events'").fetchone()
+        return 0 if row is None else int(row[0])
 
 
 def _slice(row: Sequence[Any]) -> JournalSlice:

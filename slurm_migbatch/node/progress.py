@@ -194,7 +194,7 @@ def remove(directory: int, job: int, restart: int) -> None:
     with suppress(OSError):
         tmpfs.uncover(directory, name)
     with suppress(OSError, ProgressError), _opened(directory, name, None, os.O_RDWR | os.O_APPEND) as handle:
-        _empty(handle)
+        _empty(handle, for_good=True)
     effects.point("progress unlink")
     with suppress(OSError):
         os.unlink(name, dir_fd=directory)
@@ -239,12 +239,22 @@ def shorten(directory: int, job: int, restart: int, uid: int) -> None:
         raise ProgressError(f"progress file {name}: {error.strerror}") from error
 
 
-def _empty(handle: int) -> None:
-    """Truncate an open file to zero bytes; it is no longer append-only afterwards. Raises OSError."""
+def _empty(handle: int, *, for_good: bool = False) -> None:
+    """Truncate an open file to zero bytes; it is no longer append-only afterwards. Raises OSError.
+
+    While it is not, its owner may add extended attributes (from Linux 6.6 on), also through a descriptor that he keeps.
+    They take space from all files, so they are removed, and root becomes the owner `for_good`.
+    """
     effects.point("progress empty")
     with suppress(OSError):
         tmpfs.set_append_only(handle, False)
+    if for_good:
+        os.fchown(handle, 0, 0)
+        os.fchmod(handle, 0o600)
     os.ftruncate(handle, 0)
+    for name in os.listxattr(handle):
+        if name.startswith("user."):
+            os.removexattr(handle, name)
 
 
 @contextmanager

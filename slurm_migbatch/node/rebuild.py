@@ -53,7 +53,9 @@ def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) 
             state = "running" if entry.slices else "misfit"
             journal.put_run(JournalRun(entry.job, entry.restart, entry.uid, "", "", "", "", state))
         journal.set_meta("built", "1")
-        text = f"the journal was damaged; it is kept as {aside}" if aside else "the journal was missing"
+        text = (
+            f"the journal was damaged, or an older copy; it is kept as {aside}" if aside else "the journal was missing"
+        )
         journal.event("fault", {"gpu": None, "what": text, "action": "rebuilt", "drain": False})
 
 

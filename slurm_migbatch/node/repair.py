@@ -207,16 +207,23 @@ class Repairer:
 
         With `retry`, zombies without processes are destroyed. `locked_job`: the job whose runs the
         calling hook has locked.
-        Raises DriverError, JournalError, TooLate.
+        Raises JournalError; DriverError or TooLate of a GPU, after everything else was repaired.
         """
         done: list[str] = []
+        failures: list[DriverError | TooLate] = []
         survey = self._gpus.survey()
         for gpu in survey.managed:
-            done += [f"{gpu.uuid}: {repair}" for repair in self.gpu(gpu, deadline, dry=dry, retry=retry)]
+            try:
+                done += [f"{gpu.uuid}: {repair}" for repair in self.gpu(gpu, deadline, dry=dry, retry=retry)]
+            except (DriverError, TooLate) as error:
+                failures.append(error)
         if not survey.unidentified:  # else a missing GPU may be one of them and have its instances
             done += self.absent({gpu.uuid for gpu in survey.managed} | set(survey.failing), dry=dry)
         done += self.runs(dry=dry, locked_job=locked_job)
-        return done + self.job_maps(dry=dry)
+        done += self.job_maps(dry=dry)
+        if failures:
+            raise failures[0]
+        return done
 
     def job_maps(self, *, dry: bool = False) -> list[str]:
         """Update the job maps; return what was (or would be) done, as sentences. Raises DriverError."""
@@ -321,7 +328,7 @@ class Repairer:
     def _settle(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, event: str = "") -> None:
         """Complete and close the instance, then mark it idle in the journal; destroy it if it cannot be completed.
 
-        If it is another instance than the row's, who may have used it is unknown.
+        If it is another instance than the row's (both may have the same UUID), who may have used it is unknown.
         """
         if row.mig_uuid not in (None, instance.mig_uuid):
             row = row._replace(uid=None)
@@ -329,6 +336,8 @@ class Repairer:
             if instance.ci_id is None:
                 effects.point("driver complete")
                 instance = gpu.complete(instance)
+            elif self._caps.never_closed(gpu.minor, instance.gi_id, instance.ci_id):
+                row = row._replace(uid=None)
             minors = self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, 0)
         except (DriverError, CapsError) as error:
             self._discard(gpu, row, instance, str(error))
@@ -372,6 +381,8 @@ class Repairer:
     def _lose(self, _gpu: NvmlGpu | None, row: JournalSlice, _instance: None, why: str) -> None:
         self._close_devices(row)
         with self._journal.write():
+            if not self._unchanged(row):
+                return
             guest = self._journal.guest_of(row)
             if guest is not None and guest.state in IN_FLIGHT:
                 self._journal.leave(guest)  # its Prolog notices it and checks again
@@ -391,11 +402,18 @@ class Repairer:
 
     def _regain(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, why: str) -> None:
         with self._journal.write():
+            if not self._unchanged(row):
+                return
             row = self._journal.put(row.on(instance, (row.cap_gi, row.cap_ci))._replace(state="held", reason=""))
             guest = self._journal.guest_of(row)
             if guest is not None:
                 self._journal.put(guest._replace(state="held", reason=""))
         self._guard(gpu, row, instance, why)
+
+    def _unchanged(self, row: JournalSlice) -> bool:
+        """Return whether a job still has the row, in the open transaction: Epilogs take no lock of a GPU."""
+        same = "id=? AND gpu=? AND state=? AND job IS ? AND restart IS ?"
+        return bool(self._journal.slices(same, (row.id, row.gpu, row.state, row.job, row.restart)))
 
     def _respect(self, gpu: NvmlGpu, _row: None, instance: Instance, why: str) -> None:
         with self._journal.write():
@@ -416,6 +434,10 @@ class Repairer:
                 # An Epilog, which does not take the GPU's lock, closed them in between. No other user can have them
                 # yet: giving them to one requires the lock.
                 self._caps.assign(minors, 0)
+            if not held:
+                with self._journal.write():
+                    if self._unchanged(row):
+                        self._journal.put(row._replace(uid=None))  # who may have used it is unknown
         except CapsError as error:
             with self._journal.write():
                 self._journal.event(
@@ -634,6 +656,16 @@ class Repairer:
     def finish(self, run: JournalRun) -> list[str]:
         """Finish a release; see `Releaser.finish`."""
         return self._releaser.finish(run)
+
+
+def outdated(journal: Journal, paths: Paths) -> bool:
+    """Return whether the journal was restored from an older copy: a hand-off grants slices to a run that it lacks."""
+    listed = set(handoff.listed(paths.job))  # first: a run is in the journal as long as its hand-off grants something
+    if not listed:
+        return False
+    recent = "state IN ('starting','running','ending','misfit') OR (state='ended' AND since>=?)"
+    listed -= {(run.job, run.restart) for run in journal.runs(recent, (time.time() - TOMBSTONE_S,))}
+    return any(given is not None and given.slices for given in (handoff.load(paths.job, *key) for key in listed))
 
 
 def boot_id(path: str) -> str:

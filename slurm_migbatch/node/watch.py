@@ -148,7 +148,8 @@ class Watcher:
     def run_round(self, journal: Journal, paths: Paths, now: float) -> None:
         """Run one round over all running jobs; `now` is monotonic. Raises JournalError, OSError."""
         runs, held = self._holders(journal)
-        self._sample(held, now)
+        with self._gpus.using():
+            self._sample(held, now)
         if held or self._peaks:
             # a run that is ending is not sampled any more, and its figures were read before
             left = {(row.job or 0, row.restart or 0) for row in journal.slices("state IN ('held','lost')")}

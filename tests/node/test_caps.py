@@ -88,9 +88,9 @@ def test_devices_of_a_vanished_instance_stay_with_their_new_owner(node):
     node.prolog(1, "[mig:2g.20gb:1]", uid=ALICE)
     node.destroy_by_hand()
     node.prolog(2, "[mig:2g.20gb:1]", uid=BOB)
-    alice, bob = sorted(node.slices("held"), key=lambda row: row.job)
-    with node.journal.write():  # as if the driver gave the same minors to any placement
-        node.journal.put(alice._replace(cap_gi=bob.cap_gi, cap_ci=bob.cap_ci))
+    alice, bob = sorted((row for row in node.slices() if row.job), key=lambda row: row.job)
+    with node.journal.write():  # as if nobody had noticed, and any placement had the same minors
+        node.journal.put(alice._replace(state="held", cap_gi=bob.cap_gi, cap_ci=bob.cap_ci))
     node.reconcile()
     assert [row.state for row in node.slices() if row.job == 1] == ["lost"]
     assert [path.stat().st_uid for path in devices(node, (bob.cap_gi, bob.cap_ci))] == [BOB, BOB]

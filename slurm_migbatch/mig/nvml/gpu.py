@@ -181,7 +181,11 @@ class NvmlGpu:
         for call in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
             try:
                 listed = self._ask(f"listing the processes on {instance}", call)
-            except (NotMig, DriverMissing):
+            except NotMig:
+                continue
+            except DriverMissing as error:
+                if error.code != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                    raise  # a driver that does not answer does not say that there are none
                 continue
             pids.update(int(p.pid) for p in listed if getattr(p, "gpuInstanceId", None) == instance.gi_id)
         return tuple(sorted(pids))
