@@ -17,7 +17,7 @@ devices anyway. `helper_is_setuid` detects that; `migbatch node init` says what 
 """
 
 # Hooks do not use pathlib: importing it takes longer than a warm start.
-# ruff: noqa: PTH101, PTH102, PTH116, PTH123
+# ruff: noqa: PTH101, PTH102, PTH116, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from typing import NamedTuple
 from slurm_migbatch.node import effects
 
 MODE = 0o400
+PREFIX = "nvidia-cap"
 HELPERS = ("/usr/bin/nvidia-modprobe", "/usr/sbin/nvidia-modprobe", "/sbin/nvidia-modprobe", "/bin/nvidia-modprobe")
 
 
@@ -86,12 +87,26 @@ class Caps:
     def owner(self, minor: int) -> tuple[int, int] | None:
         """Return the uid and permission bits of a capability's device; None if there is no device."""
         try:
-            status = os.lstat(f"{self._dev}/nvidia-caps/nvidia-cap{minor}")
+            status = os.lstat(f"{self._dev}/nvidia-caps/{PREFIX}{minor}")
         except FileNotFoundError:
             return None
         except OSError as error:
             raise CapsError(f"nvidia-cap{minor}: {error.strerror}") from error
         return status.st_uid, stat.S_IMODE(status.st_mode)
+
+    def owned_by(self, uid: int) -> list[int]:
+        """Return the minors of all devices that belong to a user. Raises CapsError."""
+        directory = f"{self._dev}/nvidia-caps"
+        try:
+            names = os.listdir(directory)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise CapsError(f"{directory}: {error.strerror}") from error
+        minors = [
+            int(name[len(PREFIX) :]) for name in names if name.startswith(PREFIX) and name[len(PREFIX) :].isdigit()
+        ]
+        return [minor for minor in minors if (self.owner(minor) or (0, 0))[0] == uid]
 
     def wrong(self, gpu_minor: int, gi: int, ci: int, uid: int) -> bool:
         """Return whether `grant` with the same values would change anything."""
@@ -170,7 +185,7 @@ class Caps:
         return handle
 
     def _set(self, directory: int, minor: int, device: int, uid: int) -> None:
-        name = f"nvidia-cap{minor}"
+        name = f"{PREFIX}{minor}"
         try:
             handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
         except FileNotFoundError:

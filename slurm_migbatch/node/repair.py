@@ -373,6 +373,8 @@ class Repairer:
     def _forget(self, _gpu: NvmlGpu | None, row: JournalSlice, _instance: None, why: str) -> None:
         with self._journal.write():
             self._journal.drop(row)
+            if row.state == "intent" and row.uid:
+                self._close_unrecorded(row.uid)
             if row.state in ("idle", "foreign", "evict") and row.gi is not None:
                 self._journal.event("destroy", {**row.place, "elapsed_ms": 0})
             if row.state in ("zombie", "foreign"):
@@ -399,6 +401,18 @@ class Repairer:
         taken = {minor for other in others for minor in (other.cap_gi, other.cap_ci)}
         with suppress(CapsError):
             self._caps.assign([m for m in (row.cap_gi, row.cap_ci) if m is not None and m not in taken], 0)
+
+    def _close_unrecorded(self, uid: int) -> None:
+        """Close a user's devices that no row names: an interrupted start opened them, and its instance is gone.
+
+        In the open transaction, so that no start of the user begins; one that works has devices that no row names yet.
+        """
+        rows = self._journal.slices("uid=?", (uid,))
+        if any(row.state == "intent" and owner.alive(row.owner) for row in rows):
+            return
+        named = {minor for row in rows for minor in (row.cap_gi, row.cap_ci)}
+        with suppress(CapsError):
+            self._caps.assign([minor for minor in self._caps.owned_by(uid) if minor not in named], 0)
 
     def _regain(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, why: str) -> None:
         with self._journal.write():

@@ -10,7 +10,7 @@ import pytest
 
 from slurm_migbatch.mig.driver import DriverError, DriverMissing
 from slurm_migbatch.mig.nvml import NvmlDriver, NvmlGpu
-from slurm_migbatch.node import ending, exits, journal, liveness, owner, progress, tmpfs
+from slurm_migbatch.node import client, ending, exits, journal, liveness, owner, progress, tmpfs
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.gpus import Survey
@@ -259,6 +259,24 @@ def test_epilog_of_a_job_whose_instance_is_gone_does_not_close_the_next_users_de
     node.epilog(1)
     assert [node.cap(minor) for minor in (second.cap_gi, second.cap_ci)] == [(BOB, 0o400)] * 2
     node.check()
+
+
+def test_no_device_remains_a_users_if_the_instance_vanishes_under_an_interrupted_start(node):
+    """The journal does not name the devices of a start until its end."""
+    ends = []
+    for kill_at in range(1, 200):
+        environ = node.environ("prolog", kill_at, "[mig:1g.10gb:2]", uid=ALICE)
+        status, _ = in_child(lambda environ=environ: client.run("prolog", str(node.etc), environ)[0], kill_at)
+        ends.append(os.WIFSIGNALED(status))
+        node.destroy_by_hand()
+        node.reconcile()
+        node.epilog(kill_at)
+        owners = {path.stat().st_uid for path in (node.machine.dev_root / "nvidia-caps").glob("*")}
+        assert owners <= {0}, f"killed before side effect {kill_at}"
+        node.check()
+        if not ends[-1]:
+            break
+    assert len(ends) > 5 and not ends[-1]
 
 
 def test_agent_starts_on_a_journal_whose_damage_only_a_full_check_finds(node):
