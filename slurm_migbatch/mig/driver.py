@@ -27,11 +27,11 @@ class Busy(DriverError):
     """The instance or the GPU is still in use; try again."""
 
 
-class NoRoom(DriverError):
+class InsufficientResources(DriverError):
     """The placement is taken or a limit of the GPU is reached."""
 
 
-class AlreadyThere(NoRoom):
+class InstanceExists(InsufficientResources):
     """Exactly this slot exists already; `instance` is the existing one."""
 
     def __init__(self, code: int, message: str, instance: Instance) -> None:

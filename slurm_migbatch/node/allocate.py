@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_migbatch.mig.driver import Busy, DriverError, GpuLost, Instance, NoRoom
+from slurm_migbatch.mig.driver import Busy, DriverError, GpuLost, Instance, InsufficientResources
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
@@ -434,7 +434,7 @@ class Allocator:
         effects.point("driver create")
         try:
             instance = gpu.create(row.slot)
-        except NoRoom as error:
+        except InsufficientResources as error:
             raise _Retry((row.gpu, row.slot), f"{row}: {error}") from None
         elapsed = round((time.monotonic() - start) * 1000)
         self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, 0)  # closed until all are created

@@ -215,10 +215,10 @@ def compile_imports(python: str) -> None:
         raise InstallError(f"{interpreter} cannot compile the package: {output}")
 
 
-def _discard(room: Path) -> None:
+def _discard(directory: Path) -> None:
     """Delete byte code that others than root may have changed, or that users cannot read: compileall would keep it."""
     try:
-        for cache in room.glob("**/__pycache__"):
+        for cache in directory.glob("**/__pycache__"):
             if not _fit(cache, 0o055):
                 shutil.rmtree(cache)
                 continue

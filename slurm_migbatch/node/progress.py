@@ -29,7 +29,7 @@ Root never opens anything that a user could have put in the file's place:
 - Opening does not wait (O_NONBLOCK), not even for a lease (fcntl F_SETLEASE) that the user holds on the file.
 - Of a file of any length at most HEAD + TAIL bytes are read, and lines are parsed by an allow-list, numbers only.
 
-A user can only use up the file's own space: ROOM bytes, allocated when it is created, in a
+A user can only use up the file's own space: RESERVED_BYTES bytes, allocated when it is created, in a
 separate tmpfs (`tmpfs.py`). The agent empties files that are half full. If that file system cannot be mounted (in
 a container without the privilege) there is no file. Users can report false values about their own runs, so these
 figures are marked as the job's own wherever they are shown.
@@ -50,10 +50,10 @@ from slurm_migbatch.node import effects, tmpfs
 
 HEAD = 4096
 TAIL = 16384
-ROOM = 256 << 10
+RESERVED_BYTES = 256 << 10
 """Size limit of a file in bytes."""
 
-MAX_BYTES = ROOM // 2
+MAX_BYTES = RESERVED_BYTES // 2
 """Size from which it is emptied."""
 
 MAX_LINE = 400
@@ -173,7 +173,7 @@ def make(directory: int, job: int, restart: int, uid: int) -> None:
     handle = os.open(name, flags, 0o600, dir_fd=directory)
     try:
         os.fchmod(handle, 0o600)
-        tmpfs.reserve(directory, handle, ROOM)
+        tmpfs.reserve(directory, handle, RESERVED_BYTES)
         os.fchown(handle, uid, -1)
         with suppress(OSError):  # not supported by every kernel; it only keeps the user from shortening the file
             tmpfs.set_append_only(handle, True)
@@ -230,7 +230,7 @@ def shorten(directory: int, job: int, restart: int, uid: int) -> None:
     try:
         with _opened(directory, name, uid, os.O_RDWR | os.O_APPEND) as handle:
             _empty(handle)
-            tmpfs.reserve(directory, handle, ROOM)
+            tmpfs.reserve(directory, handle, RESERVED_BYTES)
             with suppress(OSError):
                 tmpfs.set_append_only(handle, True)
     except FileNotFoundError:

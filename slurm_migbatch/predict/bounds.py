@@ -35,7 +35,7 @@ AT_ONCE: Final = 8.0
 """Tokens of one sequence that a single pass may produce with speculative decoding."""
 TRAINING: Final = 2.0
 """Operations of a training step in forward passes, at least: adapters need no gradients of the weights."""
-ROOM: Final = 1.1
+MEMORY_MARGIN: Final = 1.1
 """Tolerance on the memory in a profile's name, which is rounded."""
 PARTLY: Final = frozenset({"llamacpp", "ollama"})
 """Engines that can keep part of the weights on the host."""
@@ -110,7 +110,7 @@ def _held(row: Measurement, model: _Model, bits: Precision | None, gpu: GpuSpec,
     if row.memory_mib is None:
         return ""
     capacity = (Profile.parse(row.profile).memory_gb if row.profile else gpu.memory_gb) * 1024
-    if capacity and row.memory_mib > ROOM * capacity:
+    if capacity and row.memory_mib > MEMORY_MARGIN * capacity:
         return f"memory_mib {row.memory_mib:.4g} is more than {where} has"
     least = _least_mib(model, bits)
     if least is not None and row.engine not in PARTLY and row.memory_mib < least * row.procs:

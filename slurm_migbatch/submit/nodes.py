@@ -137,7 +137,7 @@ def _short(text: str | None) -> str:
     return text if text is not None and len(text) <= READ else ""
 
 
-def check_room(
+def check_capacity(
     slices: Mapping[str, int], choice: NodeChoice, catalog: SiteCatalog, names: Collection[str], wanted: int
 ) -> None:
     """Raise Refusal if fewer than `wanted` of the nodes can ever hold these slices at once.

@@ -304,7 +304,7 @@ class _Job:
             answer = self._lend(request, asking, partition, hints, limits, old_marker)
         else:
             answer, slices = self._compose(request, asking, partition, hints, limits, old_marker)
-            nodes.check_room(slices, choice, self.catalog, managed, request.min_nodes or 1)
+            nodes.check_capacity(slices, choice, self.catalog, managed, request.min_nodes or 1)
         return self._among(answer, choice, self._ignored(unread, asking))
 
     def _ignored(self, unread: str, asking: GresRequest) -> list[str]:
@@ -629,12 +629,12 @@ def _with_marker(text: str, marker: str, nodes: str | None, decision: str | None
     `longest` bytes.
     """
     comment = f"{text} {marker}" if text else marker
-    room = max(0, longest - len(marker))
+    reserved = max(0, longest - len(marker))
     if decision is not None:
-        room = max(DECISION_BYTES - len(decision), 0) + (0 if decision else 1)
-    if len(comment) + room > SLURM_LIMIT:
-        raise Refusal("comment_long", str(len(comment) + room - SLURM_LIMIT))
-    free = SLURM_LIMIT - len(comment) - room - excluding.SPARE
+        reserved = max(DECISION_BYTES - len(decision), 0) + (0 if decision else 1)
+    if len(comment) + reserved > SLURM_LIMIT:
+        raise Refusal("comment_long", str(len(comment) + reserved - SLURM_LIMIT))
+    free = SLURM_LIMIT - len(comment) - reserved - excluding.SPARE
     text = excluding.attached(text, nodes if nodes and len(nodes) <= READ else "", free)
     return f"{text} {marker}" if text else marker
 

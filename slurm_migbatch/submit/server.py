@@ -267,8 +267,8 @@ class SubmitServer:
 
     def _keep(self, client: _Client) -> None:
         """Keep the connection of a privileged client open for its next request."""
-        room = self._last is None and len(self._clients) - self._silent < KEPT
-        if client.uid in self._service.speakers and room:
+        may_stay = self._last is None and len(self._clients) - self._silent < KEPT
+        if client.uid in self._service.speakers and may_stay:
             client.until = None
             self._silent -= 1
         else:

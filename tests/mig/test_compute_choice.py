@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from slurm_migbatch.mig.driver import NoRoom, NotMig
+from slurm_migbatch.mig.driver import InsufficientResources, NotMig
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.mig.nvml.visible import VisibleDevice
@@ -65,7 +65,7 @@ def test_double_memory_slice_with_a_partial_compute_instance_is_incomplete(machi
         assert visible.seen.profile is not None and visible.seen.profile.name == name
     (seen,) = gpu.instances()
     assert seen.ci_id is None
-    with pytest.raises(NoRoom):
+    with pytest.raises(InsufficientResources):
         gpu.complete(seen)
     gpu.destroy(seen)
     again = gpu.create(Slot.of(name, 0, 2))

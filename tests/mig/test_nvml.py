@@ -9,14 +9,14 @@ import pytest
 
 from slurm_migbatch.mig.driver import (
     Activation,
-    AlreadyThere,
     Busy,
     DriverError,
     DriverMissing,
     GpuLost,
+    InstanceExists,
+    InsufficientResources,
     InvalidRequest,
     NoPermission,
-    NoRoom,
     NotFound,
     NotMig,
 )
@@ -166,14 +166,14 @@ def test_instances_are_listed_by_placement(h100):
 
 def test_existing_slot_is_distinguished_from_a_blocked_one(h100):
     made = h100.create(TWO)
-    with pytest.raises(AlreadyThere) as existing:
+    with pytest.raises(InstanceExists) as existing:
         h100.create(TWO)
     assert existing.value.instance == made
-    with pytest.raises(NoRoom, match=r"overlaps 2g\.20gb@2:2") as blocked:
+    with pytest.raises(InsufficientResources, match=r"overlaps 2g\.20gb@2:2") as blocked:
         h100.create(Slot.of("1g.10gb", 3, 1))
-    assert not isinstance(blocked.value, AlreadyThere)
+    assert not isinstance(blocked.value, InstanceExists)
     h100.create(Slot.of("1g.10gb+me", 0, 1))
-    with pytest.raises(NoRoom, match="at most 1 of"):
+    with pytest.raises(InsufficientResources, match="at most 1 of"):
         h100.create(Slot.of("1g.10gb+me", 1, 1))
 
 
@@ -290,7 +290,7 @@ def test_partial_compute_instance_is_listed_as_incomplete_and_destroyed(machine,
     pynvml.nvmlGpuInstanceCreateComputeInstance(gi, pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE)
     (partial,) = h100.instances()
     assert partial.ci_id is None
-    with pytest.raises(NoRoom):
+    with pytest.raises(InsufficientResources):
         h100.complete(partial)
     h100.destroy(partial)
     assert drivers_view(machine) == set()

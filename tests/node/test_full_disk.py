@@ -86,7 +86,7 @@ def test_flood_of_progress_reports_leaves_disk_space_for_the_journal(small_node)
     node, alice = small_node, User(ALICE)
     assert node.prolog(1, "[mig:1g.10gb:1]")[0] == exits.OK
     handle = alice.run(lambda: append(reported(node, 1)))
-    assert alice.run(lambda: flood(handle)) < 2 * progress.ROOM
+    assert alice.run(lambda: flood(handle)) < 2 * progress.RESERVED_BYTES
     os.close(handle)
     code, line = node.epilog(1)
     assert code == exits.OK, line
@@ -106,7 +106,7 @@ def test_hard_links_and_kept_descriptors_do_not_evade_the_size_limit(small_node)
         kept.append(alice.run(lambda where=where: append(where)))
         assert node.epilog(job)[0] == exits.OK
     written = sum(alice.run(lambda handle=handle: flood(handle)) for handle in kept)
-    assert written < progress.ROOM
+    assert written < progress.RESERVED_BYTES
     assert node.prolog(50, "[mig:7g.80gb:1]", uid=BOB)[0] == exits.OK
     bob = User(BOB)
     handle = bob.run(lambda: append(reported(node, 50, BOB)))
@@ -126,7 +126,7 @@ def test_flood_of_one_job_leaves_room_for_progress_reports_of_others(small_node)
     alices_file = alice.run(lambda: append(reported(node, 1)))
     alice.run(lambda: flood(alices_file))
     line = b"items=1000000 seconds=1\n"
-    for _ in range(progress.ROOM // len(line) // 2):
+    for _ in range(progress.RESERVED_BYTES // len(line) // 2):
         assert bob.run(lambda: os.write(bobs_file, line)) == len(line)
     node.prolog(3, "[mig:1g.10gb:1]", uid=BOB)
     third = bob.run(lambda: append(reported(node, 3, BOB)))

@@ -399,7 +399,7 @@ def test_mount_over_the_progress_file_is_not_read(node, tmp_path):
 
 def test_mounts_over_files_of_ended_jobs_take_no_space_from_others(node, tmp_path, monkeypatch):
     """Such mounts outlive the job and the program behind them."""
-    monkeypatch.setattr(tmpfs, "MAX_BYTES", 2 * progress.ROOM)
+    monkeypatch.setattr(tmpfs, "MAX_BYTES", 2 * progress.RESERVED_BYTES)
     other = tmp_path / "other"
     other.touch()
     for job in range(1, 4):
@@ -502,7 +502,7 @@ def test_progress_file_system_grows_and_shrinks_with_the_jobs(node):
 
     node.prolog(1, "[mig:1g.10gb:1]")
     node.prolog(2, "[mig:1g.10gb:1]")
-    assert size() == 2 * progress.ROOM
+    assert size() == 2 * progress.RESERVED_BYTES
     for job in (1, 2):
         node.epilog(job)
     assert size() <= os.sysconf("SC_PAGESIZE")

@@ -9,9 +9,9 @@ from slurm_migbatch.mig.driver import (
     DriverError,
     DriverMissing,
     GpuLost,
+    InsufficientResources,
     InvalidRequest,
     NoPermission,
-    NoRoom,
     NotFound,
     NotMig,
 )
@@ -32,7 +32,7 @@ _ERRORS: dict[int, tuple[type[DriverError], str]] = {
         "the NVIDIA library and kernel module are of different versions: reload the module or reboot",
     ),
     pynvml.NVML_ERROR_IN_USE: (Busy, "still in use"),
-    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (NoRoom, "insufficient resources"),
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (InsufficientResources, "insufficient resources"),
     pynvml.NVML_ERROR_NOT_READY: (Busy, "the driver is not ready yet"),
 }
 

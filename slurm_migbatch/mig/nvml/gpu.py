@@ -12,14 +12,14 @@ import pynvml
 from slurm_migbatch.mig.driver import (
     Activation,
     Activity,
-    AlreadyThere,
     Busy,
     DriverError,
     DriverMissing,
     Holder,
     Instance,
+    InstanceExists,
+    InsufficientResources,
     InvalidRequest,
-    NoRoom,
     NotFound,
     NotMig,
 )
@@ -133,16 +133,16 @@ class NvmlGpu:
     def create(self, slot: Slot) -> Instance:
         """Create a GPU instance in `slot` with the compute instance that fills it; raises NotMig, NoPermission.
 
-        If the compute instance cannot be created, the GPU instance is destroyed again. Raises NoRoom if the place is
-        taken, AlreadyThere (a NoRoom) if exactly this slot exists.
+        If the compute instance cannot be created, the GPU instance is destroyed again. Raises InsufficientResources if
+        the place is taken, InstanceExists if exactly this slot exists.
         """
         operation = f"creating {slot}"
         profile_id = self._profile_id(slot)
         place = pynvml.c_nvmlGpuInstancePlacement_t(slot.placement.start, slot.placement.size)
         try:
             gi = self._ask(operation, pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, profile_id, ctypes.byref(place))
-        except NoRoom as error:
-            raise self._why_no_room(slot, error) from None
+        except InsufficientResources as error:
+            raise self._insufficient(slot, error) from None
         try:
             return self._describe(gi, self._info(gi), create=True)
         except DriverError as error:
@@ -396,14 +396,14 @@ class NvmlGpu:
                 f"instance: {error.message}",
             ) from None
 
-    def _why_no_room(self, slot: Slot, error: NoRoom) -> NoRoom:
+    def _insufficient(self, slot: Slot, error: InsufficientResources) -> InsufficientResources:
         existing = self.instances()
         same = next((instance for instance in existing if instance.slot == slot), None)
         if same is not None:
-            return AlreadyThere(error.code, f"{self!r}: {same} exists already", same)
+            return InstanceExists(error.code, f"{self!r}: {same} exists already", same)
         taken = Layout(instance.slot for instance in existing)
         reason = self.geometry().why_not(taken, slot) or f"the driver has no room for it next to {taken}"
-        return NoRoom(error.code, f"{self!r}: {slot} cannot be created: {reason}")
+        return InsufficientResources(error.code, f"{self!r}: {slot} cannot be created: {reason}")
 
     def _holders_or_none(self, instance: Instance) -> tuple[Holder, ...]:
         try:
