@@ -17,7 +17,7 @@ devices anyway. `helper_is_setuid` detects that; `migbatch node init` says what 
 """
 
 # Hooks do not use pathlib: importing it takes longer than a warm start.
-# ruff: noqa: PTH101, PTH102, PTH116, PTH123, PTH208
+# ruff: noqa: PTH101, PTH102, PTH116, PTH123
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from typing import NamedTuple
 from slurm_migbatch.node import effects
 
 MODE = 0o400
-PREFIX = "nvidia-cap"
 HELPERS = ("/usr/bin/nvidia-modprobe", "/usr/sbin/nvidia-modprobe", "/sbin/nvidia-modprobe", "/bin/nvidia-modprobe")
 
 
@@ -87,25 +86,27 @@ class Caps:
     def owner(self, minor: int) -> tuple[int, int] | None:
         """Return the uid and permission bits of a capability's device; None if there is no device."""
         try:
-            status = os.lstat(f"{self._dev}/nvidia-caps/{PREFIX}{minor}")
+            status = os.lstat(f"{self._dev}/nvidia-caps/nvidia-cap{minor}")
         except FileNotFoundError:
             return None
         except OSError as error:
             raise CapsError(f"nvidia-cap{minor}: {error.strerror}") from error
         return status.st_uid, stat.S_IMODE(status.st_mode)
 
-    def owned_by(self, uid: int) -> list[int]:
-        """Return the minors of all devices that belong to a user. Raises CapsError."""
-        directory = f"{self._dev}/nvidia-caps"
+    def owned_by(self, uid: int, gpu_minor: int | None) -> list[int]:
+        """Return the minors of a user's devices of instances, on one GPU or on all. Raises CapsError.
+
+        Devices to configure and to monitor MIG are none of them: an administrator may have given these to a user.
+        """
+        path = f"{self._proc}/driver/nvidia-caps/mig-minors"
+        of_gpu = f"gpu{'' if gpu_minor is None else f'{gpu_minor}/'}"
         try:
-            names = os.listdir(directory)
-        except FileNotFoundError:
-            return []
+            with open(path, encoding="ascii") as file:
+                minors = [int(line.split()[1]) for line in file if line.startswith(of_gpu)]
         except OSError as error:
-            raise CapsError(f"{directory}: {error.strerror}") from error
-        minors = [
-            int(name[len(PREFIX) :]) for name in names if name.startswith(PREFIX) and name[len(PREFIX) :].isdigit()
-        ]
+            raise CapsError(f"{path}: {error.strerror}") from error
+        except (IndexError, ValueError) as error:
+            raise CapsError(f"{path} has a format that this release does not support") from error
         return [minor for minor in minors if (self.owner(minor) or (0, 0))[0] == uid]
 
     def wrong(self, gpu_minor: int, gi: int, ci: int, uid: int) -> bool:
@@ -185,7 +186,7 @@ class Caps:
         return handle
 
     def _set(self, directory: int, minor: int, device: int, uid: int) -> None:
-        name = f"{PREFIX}{minor}"
+        name = f"nvidia-cap{minor}"
         try:
             handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
         except FileNotFoundError:

@@ -370,11 +370,11 @@ class Repairer:
     def _clear(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, why: str) -> None:
         self._discard(gpu, row, instance, why)
 
-    def _forget(self, _gpu: NvmlGpu | None, row: JournalSlice, _instance: None, why: str) -> None:
+    def _forget(self, gpu: NvmlGpu | None, row: JournalSlice, _instance: None, why: str) -> None:
         with self._journal.write():
             self._journal.drop(row)
             if row.state == "intent" and row.uid:
-                self._close_unrecorded(row.uid)
+                self._close_unrecorded(row.uid, None if gpu is None else gpu.minor)
             if row.state in ("idle", "foreign", "evict") and row.gi is not None:
                 self._journal.event("destroy", {**row.place, "elapsed_ms": 0})
             if row.state in ("zombie", "foreign"):
@@ -402,7 +402,7 @@ class Repairer:
         with suppress(CapsError):
             self._caps.assign([m for m in (row.cap_gi, row.cap_ci) if m is not None and m not in taken], 0)
 
-    def _close_unrecorded(self, uid: int) -> None:
+    def _close_unrecorded(self, uid: int, gpu_minor: int | None) -> None:
         """Close a user's devices that no row names: an interrupted start opened them, and its instance is gone.
 
         In the open transaction, so that no start of the user begins; one that works has devices that no row names yet.
@@ -412,7 +412,7 @@ class Repairer:
             return
         named = {minor for row in rows for minor in (row.cap_gi, row.cap_ci)}
         with suppress(CapsError):
-            self._caps.assign([minor for minor in self._caps.owned_by(uid) if minor not in named], 0)
+            self._caps.assign([minor for minor in self._caps.owned_by(uid, gpu_minor) if minor not in named], 0)
 
     def _regain(self, gpu: NvmlGpu, row: JournalSlice, instance: Instance, why: str) -> None:
         with self._journal.write():

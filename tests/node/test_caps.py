@@ -401,3 +401,15 @@ def test_setuid_nvidia_modprobe_is_detected(tmp_path):
     assert helper_is_setuid([str(helper)]) == ""
     helper.chmod(0o4755)
     assert helper_is_setuid([str(tmp_path / "no"), str(helper)]) == str(helper)
+
+
+def test_devices_to_configure_mig_and_of_other_gpus_are_not_listed_as_a_users(new_node):
+    node = new_node(gpus=["h100-80gb", "h100-80gb"])
+    node.prolog(1, "[mig:7g.80gb:1]", uid=ALICE)
+    (row,) = node.slices("held")
+    caps, config_minor = node.executor.caps, 1
+    caps.assign([config_minor], ALICE)  # as an administrator may
+    of_gpu = {gpu.uuid: caps.owned_by(ALICE, gpu.minor) for gpu in node.executor.gpus.listed()}
+    assert sorted(of_gpu.pop(row.gpu)) == sorted((row.cap_gi, row.cap_ci))
+    assert list(of_gpu.values()) == [[]]
+    assert sorted(caps.owned_by(ALICE, None)) == sorted((row.cap_gi, row.cap_ci))
