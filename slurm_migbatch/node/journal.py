@@ -49,7 +49,7 @@ APPLICATION_ID = 0x4D494742  # "MIGB"
 KEEP_RUNS_S = 86400.0
 """How long ended runs stay; hand-offs without slices, which name them, are deleted earlier (`repair.TOMBSTONE_S`)."""
 MOST_EVENTS = 200_000
-"""How many events stay while no controller takes them, about 100 MB; then the oldest are deleted, and the controller,
+"""How many events stay while no controller takes them; beyond it the oldest are deleted, and the controller,
 which finds them missing, requests a full state."""
 TRIM_EVERY = 1000
 MOST_TRIMMED = 5000
