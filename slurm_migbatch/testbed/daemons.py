@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from .process_group import ProcessGroup
 # slurmctld saves its state before it ends, which may be slow on a busy machine.
 GRACE_S = 60.0
 _BURIAL_S = 60.0
-_CHILD_S = 5.0
+_CHILD_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -87,18 +87,21 @@ class Daemons:
 
     def stop(self, name: str, grace: float = GRACE_S) -> None:
         """Stop a process by SIGTERM, then SIGKILL after `grace` seconds; its record stays for `restart`."""
-        self._known(name).id.end(grace)
-        self._reap(name)
+        self._end(name, lambda process: process.end(grace))
 
     def kill(self, name: str) -> None:
-        """Kill a process by SIGKILL, as a crash would.
+        """Kill a process by SIGKILL, as a crash would."""
+        self._end(name, lambda process: process.signal(signal.SIGKILL))
 
-        Its children in the same session keep its ports open until they notice that it has ended (slurmctld's
-        slurmscriptd does at once), so wait for them. Job processes have sessions of their own and continue.
+    def _end(self, name: str, send: Callable[[ProcessId], object]) -> None:
+        """End a process by `send`, and wait for its children in the same session, which keep its ports open.
+
+        slurmctld's slurmscriptd ends once it notices that slurmctld has ended. Job processes have sessions of their own
+        and continue.
         """
         daemon = self._known(name)
         children = daemon.id.children_of_session()
-        daemon.id.signal(signal.SIGKILL)
+        send(daemon.id)
         daemon.id.wait(_BURIAL_S)
         self._reap(name)
         for child in children:

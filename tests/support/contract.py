@@ -321,7 +321,7 @@ class Arrays:
         assert kinds(found)["0"] == {"2g.20gb": 1}
         assert all(kind == {"1g.10gb": 14} for task, kind in kinds(found).items() if task != "0")
         assert all(r.restarts == 0 for task, r in found.items() if task != "0")
-        assert [r.throttle for r in found.values() if r.job_id == array] == [4]
+        assert [r.throttle for r in found.values() if r.job_id == array] == [4], world.client.jobs()
 
     def test_task_with_the_arrays_own_id_is_cancelled_alone_by_its_task_name(self, world: World) -> None:
         """The record of the task that starts last has the array's own id, which as a job id means all tasks."""
