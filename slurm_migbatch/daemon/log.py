@@ -120,7 +120,7 @@ class Seldom:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log, self._most, self._clock = log, most, clock
-        self._heard: set[str] = set()
+        self._sources: set[str] = set()
         self._begun = clock()
         #: warnings suppressed since the last written one
         self.kept_back = 0
@@ -129,12 +129,12 @@ class Seldom:
         """Write `text`, unless `source` or all together have exceeded their rate; return whether it was written."""
         now = self._clock()
         if now - self._begun >= SELDOM_S:
-            self._heard.clear()
+            self._sources.clear()
             self._begun = now
-        if source in self._heard or len(self._heard) >= self._most:
+        if source in self._sources or len(self._sources) >= self._most:
             self.kept_back += 1
             return False
-        self._heard.add(source)
+        self._sources.add(source)
         suppressed = f" ({self.kept_back} similar warnings suppressed)" if self.kept_back else ""
         self.kept_back = 0
         self._log.warning("%s%s", text[:500], suppressed)

@@ -37,13 +37,13 @@ class _Gpu:
     zombies: set[Slot] = field(default_factory=set)
     made: set[Slot] = field(default_factory=set)
     #: the value returned last; None if something has changed since
-    told: GpuFacts | None = None
+    last_facts: GpuFacts | None = None
 
     def facts(self, uuid: str) -> GpuFacts:
         """Return the GPU's state; the same object until something changes."""
-        if self.told is None:
-            self.told = self._facts(uuid)
-        return self.told
+        if self.last_facts is None:
+            self.last_facts = self._facts(uuid)
+        return self.last_facts
 
     def _facts(self, uuid: str) -> GpuFacts:
         zombies = self.zombies.difference(self.held) if self.zombies else ()
@@ -61,7 +61,7 @@ class _Gpu:
         """Record that a run has the slot now; with `host_run`, together with that run."""
         if slot not in self.held and len(self.held) >= MOST_SLOTS:
             return
-        self.told = None
+        self.last_facts = None
         if host_run is not None and self.held.get(slot) == host_run:
             self.guests[slot] = run
         else:  # the end of an earlier holder was not received
@@ -76,7 +76,7 @@ class _Gpu:
 
     def give(self, slot: Slot, run: tuple[int, int]) -> None:
         """Record that a run no longer has the slot; a run that shared it keeps it."""
-        self.told = None
+        self.last_facts = None
         if self.guests.get(slot) == run:
             del self.guests[slot]
         elif self.held.get(slot) == run:
@@ -104,7 +104,7 @@ class LiveView:
                 gpu = self._nodes.get(lease.node, {}).get(lease.gpu)
                 slot = _slot(lease.profile, lease.start, lease.size)
                 if gpu is not None and slot is not None:
-                    gpu.told = None
+                    gpu.last_facts = None
                     (gpu.guests if slot in gpu.held else gpu.held)[slot] = (lease.job, lease.restart)
                 self._facts.pop(lease.node, None)
 
@@ -134,7 +134,7 @@ class LiveView:
             self._unhealthy.discard(node)
         elif kind == "boot":
             for gpu in self._nodes.get(node, {}).values():
-                gpu.told = None
+                gpu.last_facts = None
                 gpu.held.clear()
                 gpu.guests.clear()
                 gpu.zombies.clear()
@@ -173,7 +173,7 @@ class LiveView:
             self._inventory(node, event["gpus"])
             self._unhealthy.discard(node)
         for gpu in self._nodes.get(node, {}).values():
-            gpu.told = None
+            gpu.last_facts = None
             gpu.zombies.clear()
             gpu.made.clear()
             if "runs" in event:
@@ -208,7 +208,7 @@ class LiveView:
         slot = _slot(event.get("profile"), event.get("start"), event.get("size"))
         if gpu is None or slot is None:
             return
-        gpu.told = None
+        gpu.last_facts = None
         if kind == "create":
             gpu.make(slot)
         elif kind == "zombie":

@@ -75,11 +75,11 @@ class RecurringWatch:
     def __init__(
         self,
         writer: StoreWriter,
-        told: Callable[[Mapping[str, list[list[Any]]]], None],
+        publish: Callable[[Mapping[str, list[list[Any]]]], None],
         ended: Callable[[Sequence[RecurringRun]], None] = lambda rows: None,
     ) -> None:
-        """Set up. `told` receives changes of recurring jobs; `ended` all new rows, but none from before the start."""
-        self._writer, self._told, self._ended = writer, told, ended
+        """Set up. `publish` receives changes of recurring jobs; `ended` all new rows, but none before the start."""
+        self._writer, self._publish, self._ended = writer, publish, ended
         self.jobs = RecurringJobs()
         self._reached: int | None = None
         self._nudged = asyncio.Event()
@@ -116,7 +116,7 @@ class RecurringWatch:
             rows = await asyncio.wrap_future(read)
             reached = rows[-1].number if rows else newest
             if changed := self.jobs.take(rows):
-                self._told(changed)
+                self._publish(changed)
             if rows and not first:
                 self._ended(rows)
         self._reached = reached

@@ -232,14 +232,14 @@ class Chooser:
         job: RecurringJob | None = None,
         policy: RunsPolicy = NO_RUNS,
         *,
-        told: bool = False,
+        passes_batch: bool = False,
     ) -> SliceChoice:
         """Choose the slice for `auto`; raises Refusal if there is none.
 
         Args:
             job: the recurring job with its runs, used if the hints name neither model nor memory.
             policy: the site's settings for that.
-            told: the batch can be passed to the job, so one is chosen if the hints leave it open.
+            passes_batch: the batch can be passed to the job, so one is chosen if the hints leave it open.
         """
         limits = limits_of(hints, partition)
         bucket = self.bucket(hints)
@@ -249,7 +249,9 @@ class Chooser:
         workload = self.workload(hints)
         if workload is not None:
             return self._choose_for_tokens(workload, hints, partition, limits, allowed)
-        choice = None if bucket is None else self._by_bucket(hints, bucket, partition, limits, told=told)
+        choice = (
+            None if bucket is None else self._by_bucket(hints, bucket, partition, limits, passes_batch=passes_batch)
+        )
         if choice is not None:
             return choice
         if job is not None and policy.runs and hints.model is None and hints.mem_mib is None:
@@ -257,10 +259,10 @@ class Chooser:
         return self._without_figures(hints, partition, limits, allowed)
 
     def _by_bucket(
-        self, hints: Hints, bucket: Bucket, partition: Partition, limits: JobLimits, *, told: bool
+        self, hints: Hints, bucket: Bucket, partition: Partition, limits: JobLimits, *, passes_batch: bool
     ) -> SliceChoice | None:
         """Choose by the predictions for a bucket; None if there are none for the slices that the job may have."""
-        leaves_batch = told and _leaves_batch(hints)
+        leaves_batch = passes_batch and _leaves_batch(hints)
         key = partition.name, bucket, limits, leaves_batch, _arrivals(hints)  # no other hint affects the choice
         cached = self._choices.get(key)
         if cached is not None and cached[0] is partition:
@@ -292,7 +294,7 @@ class Chooser:
         bucket = self.bucket(hints)
         if bucket is None or not _leaves_batch(hints):
             return bucket
-        return self.choose(hints, partition, told=True).bucket or bucket
+        return self.choose(hints, partition, passes_batch=True).bucket or bucket
 
     def _with_batch(
         self,

@@ -36,7 +36,7 @@ def rates_at_limit(chooser: Chooser, hints: Hints, partition: Partition) -> dict
         return {}
     rates = {offer.profile: _rate(chooser, hints, bucket, partition, offer) for offer in partition.plain}
     if hints.batch is None and hints.slo_us is not None:
-        choice = chooser.choose(hints, partition, told=True)
+        choice = chooser.choose(hints, partition, passes_batch=True)
         if choice.batch is not None and (known := choice.figures) is not None:
             rates[choice.offer.profile] = known.rate / 1000
     return {profile: rate for profile, rate in rates.items() if rate > 0}

@@ -80,7 +80,7 @@ def _on(
     Return no list if the first `max_count` jobs are not enough. A bisection finds their number: if the end of n jobs
     makes room, so does the end of more.
     """
-    gpus = [catalog.kinds[name].room for name in node.gpus]
+    gpus = [catalog.kinds[name].gpu_layouts for name in node.gpus]
 
     def suffice(count: int) -> bool:
         total = Counter(need)

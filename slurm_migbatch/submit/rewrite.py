@@ -372,7 +372,7 @@ class _Job:
                 reason = "whole_gpu" if choice is None else choice.reason
             elif _is_auto(part):
                 choice = choice or self.chooser.choose(
-                    hints, partition, self._recurring(), self.policy.runs, told=in_environment
+                    hints, partition, self._recurring(), self.policy.runs, passes_batch=in_environment
                 )
                 offer, reason = choice.offer, choice.reason
                 messages.append(MESSAGES["chosen"] % (_times(count, offer), choice.text))

@@ -165,9 +165,9 @@ def _kind(kind: GpuKind) -> dict[str, Any]:
     return {
         "types": dict.fromkeys(kind.types, True),
         "full": kind.full.profile.gres_type,
-        "layouts": [list(layout) for layout in kind.room.layouts],
-        "compute": kind.room.compute,
-        "memory": kind.room.memory,
+        "layouts": [list(layout) for layout in kind.gpu_layouts.layouts],
+        "compute": kind.gpu_layouts.compute,
+        "memory": kind.gpu_layouts.memory,
         "profiles": [
             [
                 info.profile.gres_type,
@@ -175,7 +175,7 @@ def _kind(kind: GpuKind) -> dict[str, Any]:
                 info.memory_slices,
                 info.memory_mib,
                 not info.profile.suffix,
-                kind.room.footprints[info.profile.gres_type].number + 1,
+                kind.gpu_layouts.footprints[info.profile.gres_type].number + 1,
                 info.max_instances,
             ]
             for info in kind.geometry.profiles

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from slurm_migbatch.mig.geometry import Geometry, GeometryError, ProfileInfo
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.workload.holding import GpuRoom, Need, can_hold, room_of
+from slurm_migbatch.workload.holding import GpuLayouts, Need, can_hold, layouts_of
 
 WIRE_VERSION = 1
 NODE_FEATURE: Final = "mig_node_"
@@ -55,9 +55,9 @@ class GpuKind:
         return self.geometry.full
 
     @property
-    def room(self) -> GpuRoom:
+    def gpu_layouts(self) -> GpuLayouts:
         """The slices that one of these GPUs can hold at once."""
-        return room_of(self.geometry)
+        return layouts_of(self.geometry)
 
     def answers_to(self, gpu_type: str) -> bool:
         """Return whether a GPU type written by a user names this one."""
@@ -243,7 +243,9 @@ class SiteCatalog:
         """Return how many of `nodes` are in the partitions `names` and could hold these slices at once, if empty."""
         shapes = Counter(node.gpus for node in nodes if not node.partitions.isdisjoint(names))
         kinds = self.kinds
-        return sum(count for gpus, count in shapes.items() if can_hold([kinds[name].room for name in gpus], dict(need)))
+        return sum(
+            count for gpus, count in shapes.items() if can_hold([kinds[name].gpu_layouts for name in gpus], dict(need))
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form."""

@@ -33,7 +33,7 @@ class Footprint:
 
 
 @dataclass(frozen=True)
-class GpuRoom:
+class GpuLayouts:
     """What one GPU can hold: its profiles by GRES type, and the footprints of its maximal layouts."""
 
     footprints: Mapping[str, Footprint]
@@ -60,7 +60,7 @@ class GpuRoom:
 
 
 @lru_cache(maxsize=256)
-def room_of(geometry: Geometry) -> GpuRoom:
+def layouts_of(geometry: Geometry) -> GpuLayouts:
     """Return what a GPU of this geometry can hold."""
     numbers: dict[tuple[object, ...], int] = {}
     footprints: dict[str, Footprint] = {}
@@ -81,7 +81,7 @@ def room_of(geometry: Geometry) -> GpuRoom:
         if not any(other != layout and all(a <= b for a, b in zip(layout, other, strict=True)) for other in possible)
     ]
     layouts = tuple(sorted(fullest, reverse=True))
-    return GpuRoom(footprints, layouts, geometry.compute_slices, geometry.memory_slices)
+    return GpuLayouts(footprints, layouts, geometry.compute_slices, geometry.memory_slices)
 
 
 def _layouts(infos: Sequence[ProfileInfo], compute: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -103,13 +103,13 @@ def _layouts(infos: Sequence[ProfileInfo], compute: int, most: Sequence[int]) ->
                 stack.append((extended, mask | bits, free - infos[number].compute_slices, at + 1))
 
 
-def can_hold(gpus: Sequence[GpuRoom], need: Mapping[str, int]) -> bool:
+def can_hold(gpus: Sequence[GpuLayouts], need: Mapping[str, int]) -> bool:
     """Return whether these GPUs, all empty, could hold so many slices of each GRES type at once."""
     return _Search(gpus).holds(0, tuple(need.items()))
 
 
 class _Search:
-    def __init__(self, gpus: Sequence[GpuRoom]) -> None:
+    def __init__(self, gpus: Sequence[GpuLayouts]) -> None:
         self._gpus, self._steps = gpus, 0
 
     def holds(self, at: int, need: Need) -> bool:
@@ -130,7 +130,7 @@ class _Search:
         return len(tried) == 1 and self.holds(at + 1, need)
 
     @staticmethod
-    def _within(gpus: Sequence[GpuRoom], need: Need) -> bool:
+    def _within(gpus: Sequence[GpuLayouts], need: Need) -> bool:
         """Return whether the sums of slices over all GPUs allow it."""
         compute = memory = 0
         for kind, count in need:

@@ -163,9 +163,9 @@ def test_choice_that_fits_is_the_smallest_that_fits(asked: Hints, times: list[fl
         assert not any(candidate.ok for candidate in choice.candidates)
 
 
-def outcome(chooser: Chooser, hints: Hints, partition: Partition, told: bool) -> SliceChoice | str:
+def outcome(chooser: Chooser, hints: Hints, partition: Partition, passes_batch: bool) -> SliceChoice | str:
     try:
-        return chooser.choose(hints, partition, told=told)
+        return chooser.choose(hints, partition, passes_batch=passes_batch)
     except Refusal as refusal:
         return str(refusal)
 
@@ -175,10 +175,10 @@ def test_earlier_choices_do_not_change_later_ones() -> None:
     lives_on = Chooser(LearnedPredictor())
     partitions = [GPU, SITE.partitions["mixed"], Partition("gpu", (A100_40,))]
     batches, roles, rates = [None, 32], [None, "serve"], [None, 5_000, 900_000]
-    highest, needs, told = [None, "4g.40gb", "2g.20gb"], [None, 15_000], [False, True]
+    highest, needs, passes_batch = [None, "4g.40gb", "2g.20gb"], [None, 15_000], [False, True]
     for _ in range(2):
         for partition, batch, role, rate, high, need, tells in itertools.product(
-            partitions, batches, roles, rates, highest, needs, told
+            partitions, batches, roles, rates, highest, needs, passes_batch
         ):
             llm = LlmHints(rate=rate) if role == "serve" else LlmHints()
             hints = Hints("bert-large", batch, slo_us=40_000, mem_mib=need, role=role, max=high, llm=llm)

@@ -74,7 +74,7 @@ open_hints = st.builds(
 )
 services = open_hints.flatmap(
     lambda hints: st.sampled_from([NO_LLM, replace(NO_LLM, rate=20_000), replace(NO_LLM, rate=500_000)]).map(
-        lambda told: replace(hints, role="serve", llm=told, items=None, deadline_s=None)
+        lambda llm: replace(hints, role="serve", llm=llm, items=None, deadline_s=None)
     )
 )
 asked = st.one_of(open_hints, services)
@@ -83,7 +83,7 @@ asked = st.one_of(open_hints, services)
 def both(chooser: Chooser, hints: Hints) -> tuple[SliceChoice, SliceChoice] | None:
     """The choice with a chosen batch and the choice for the usual batch; None if the job is refused."""
     try:
-        return chooser.choose(hints, GPU, told=True), chooser.choose(hints, GPU)
+        return chooser.choose(hints, GPU, passes_batch=True), chooser.choose(hints, GPU)
     except Refusal as refusal:
         assert refusal.code == "mem_nowhere"
         return None
@@ -141,14 +141,14 @@ def test_slice_is_never_larger_than_the_one_for_the_usual_batch(curve: Curve, hi
 @given(curves, open_hints, st.sampled_from(["batch", "slo", "train", "untold"]))
 def test_batch_is_chosen_only_for_inference_with_slo_and_no_batch_hint(curve: Curve, hints: Hints, what: str) -> None:
     hints = replace(hints, mem_mib=None)
-    chooser, told = Chooser(curve), what != "untold"
+    chooser, passes_batch = Chooser(curve), what != "untold"
     if what == "batch":
         hints = replace(hints, batch=8)
     elif what == "slo":
         hints = replace(hints, slo_us=None)
     elif what == "train":
         hints = replace(hints, role="train")
-    choice = chooser.choose(hints, GPU, told=told)
+    choice = chooser.choose(hints, GPU, passes_batch=passes_batch)
     assert choice.batch is None and choice.bucket is not None and choice.bucket.batch == 8
     assert choice == chooser.choose(hints, GPU)
 
@@ -158,7 +158,7 @@ def test_smaller_batch_allows_a_smaller_slice() -> None:
     chooser = Chooser(Curve(0.010, 0.00075, 0.0))
     hints = Hints(model="m", slo_us=15_000)
     assert chooser.choose(hints, GPU).offer.profile.name == "3g.40gb"
-    choice = chooser.choose(hints, GPU, told=True)
+    choice = chooser.choose(hints, GPU, passes_batch=True)
     assert (choice.offer.profile.name, choice.batch) == ("1g.10gb", 2)
     assert (
         "; batches of 8 would need 3g.40gb. Predicted for m/infer/b2/128tok: at most 12.5 ms per batch" in choice.text
@@ -168,7 +168,7 @@ def test_smaller_batch_allows_a_smaller_slice() -> None:
 def test_smaller_batch_meets_a_limit_that_the_usual_batch_cannot() -> None:
     slow = Curve(0.001, 0.004, 0.0)
     hints = Hints(model="m", slo_us=10_000)
-    choice = Chooser(slow).choose(hints, GPU, told=True)
+    choice = Chooser(slow).choose(hints, GPU, passes_batch=True)
     assert choice.batch == 1 and "no slice is predicted to meet it with batches of 8" in choice.text
     assert Chooser(slow).choose(hints, GPU).reason == "time_short"
 
@@ -179,7 +179,7 @@ def test_batch_of_a_service_fills_within_the_latency_limit(rate: int | None, bat
     than one instance works there are more instances; without a rate hint, items are assumed to arrive that fast."""
     chooser = Chooser(Curve(0.010, 1e-9, 0.0))
     llm_hints = NO_LLM if rate is None else replace(NO_LLM, rate=rate * 1000)
-    choice = chooser.choose(Hints(model="m", slo_us=100_000, role="serve", llm=llm_hints), GPU, told=True)
+    choice = chooser.choose(Hints(model="m", slo_us=100_000, role="serve", llm=llm_hints), GPU, passes_batch=True)
     assert choice.batch == batch and choice.figures is not None
     assert rates_at_limit(chooser, Hints(model="m", slo_us=100_000, role="serve", llm=llm_hints), GPU)[
         choice.offer.profile
@@ -191,7 +191,7 @@ def test_shipped_predictor_chooses_a_batch_that_keeps_the_limits() -> None:
     for model in chooser.grids:
         for partition in (GPU, MIXED):
             for slo_us in (5_000, 40_000, 400_000):
-                choice = chooser.choose(Hints(model=model, slo_us=slo_us), partition, told=True)
+                choice = chooser.choose(Hints(model=model, slo_us=slo_us), partition, passes_batch=True)
                 if choice.batch is not None:
                     known = choice.figures
                     assert known is not None and known.latency_us <= slo_us

@@ -19,7 +19,7 @@ from slurm_migbatch.submit.request import TEXTS, Accept, Answer, JobRequest, Pas
 from slurm_migbatch.submit.rewrite import SLURM_LIMIT, SubmitPolicy, rewrite
 from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
-from slurm_migbatch.workload.holding import STEPS, _Search, can_hold, room_of
+from slurm_migbatch.workload.holding import STEPS, _Search, can_hold, layouts_of
 from tests.support.examples import examples
 from tests.support.lua_shim import Shim
 from tests.support.submit_agreement import words
@@ -343,7 +343,7 @@ def test_service_and_shim_agree_on_what_a_node_can_hold(
 
 def test_search_agrees_with_the_placements_of_one_gpu() -> None:
     """The search allows on one GPU exactly what its placements allow."""
-    gpu = room_of(H100.geometry)
+    gpu = layouts_of(H100.geometry)
     plain = [info for info in H100.geometry.profiles if not info.profile.suffix]
 
     def placeable(infos, mask=0) -> bool:
@@ -363,7 +363,7 @@ def test_search_agrees_with_the_placements_of_one_gpu() -> None:
 @settings(max_examples=examples(400), deadline=None)
 @given(asked=counts, gpus=st.integers(1, 16))
 def test_search_stops_near_its_step_limit(asked: dict[str, int], gpus: int) -> None:
-    search = _Search([room_of(H100.geometry)] * gpus)
+    search = _Search([layouts_of(H100.geometry)] * gpus)
     search.holds(0, tuple(asked.items()))
     assert search._steps <= STEPS + 30 * gpus
 

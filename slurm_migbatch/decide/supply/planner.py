@@ -256,7 +256,7 @@ class _PlanRound:
             place = self.fleet.find(demand.pool, profile)
             if place is None:
                 self._tries = 0
-                if demand.loan or not self._make_room(demand.pool, profile, frozenset(), _REPAIR_DEPTH):
+                if demand.loan or not self._move_claims(demand.pool, profile, frozenset(), _REPAIR_DEPTH):
                     self._hopeless.add(key)
                     return False
                 place = self.fleet.find(demand.pool, profile)
@@ -343,7 +343,7 @@ class _PlanRound:
 
     # -- moving claims ---------------------------------------------------------------------------------------------
 
-    def _make_room(self, pool: frozenset[str], profile: Profile, spared: frozenset[int], depth: int) -> bool:
+    def _move_claims(self, pool: frozenset[str], profile: Profile, spared: frozenset[int], depth: int) -> bool:
         """Move claims of single slices from one GPU so that `profile` fits on it; all or nothing.
 
         Args:
@@ -430,7 +430,7 @@ class _PlanRound:
         for claim in leaving:
             pool = self.demands[claim[0]].pool
             place = self.fleet.find(pool, claim[2])
-            if place is None and depth > 1 and self._make_room(pool, claim[2], spared, depth - 1):
+            if place is None and depth > 1 and self._move_claims(pool, claim[2], spared, depth - 1):
                 place = self.fleet.find(pool, claim[2])
             if place is None:
                 return False

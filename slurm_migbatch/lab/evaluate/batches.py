@@ -181,7 +181,7 @@ def _ways(
         partition: of one GPU, with the measured slices.
         most: the largest measured batch of each profile; larger ones cannot be looked up.
     """
-    usual, ours = chooser.choose(hints, partition), chooser.choose(hints, partition, told=True)
+    usual, ours = chooser.choose(hints, partition), chooser.choose(hints, partition, passes_batch=True)
     if usual.bucket is None:
         return {}
     slo_us = usual.bucket.slo_us or 0
