@@ -96,10 +96,10 @@ def _disk_space(connection: Connection, file: Path | None) -> Iterator[Finding]:
     size = size_of(file)
     disk = os.statvfs(file)
     free = disk.f_bavail * disk.f_frsize
-    text = f"{size // _MIB} MiB, {spare // _MIB} of them free for new rows; {free // _MIB} MiB free beside it"
+    text = f"{size // _MIB} MiB, {spare // _MIB} of them free for new rows; {free // _MIB} MiB free in its file system"
     if free < _LEAST_MIB * _MIB:
-        yield Finding(BAD, "room", text, f"free {_LEAST_MIB} MiB below {file.parent}")
+        yield Finding(BAD, "disk space", text, f"free {_LEAST_MIB} MiB below {file.parent}")
     elif free < size:
-        yield Finding(ODD, "room", text, "an upgrade writes a backup of the same size in that directory")
+        yield Finding(ODD, "disk space", text, "an upgrade writes a backup of the same size in that directory")
     else:
-        yield Finding(GOOD, "room", text)
+        yield Finding(GOOD, "disk space", text)

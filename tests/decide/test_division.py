@@ -57,7 +57,7 @@ def gpu(*jobs: ElasticJob, number: int = 0, taken: tuple[Slot, ...] = ()) -> Gpu
 def test_whole_gpu_is_divided_for_a_waiting_job() -> None:
     host = runs(1, slot(ALL, 0))
     found = lend([gpu(host)], [host, waits(2)], {}, NOW, RULES)
-    assert found.lacking == {2: "room"}
+    assert found.lacking == {2: "capacity"}
     (division,) = found.divisions
     assert (division.node, division.gpu, division.jobs) == ("n0", 0, 2)
     assert sorted(division.profiles.values()) == [THREE, FOUR]

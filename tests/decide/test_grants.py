@@ -304,7 +304,7 @@ def why(capacities, *elastic_jobs, reserve=None, releases=None):
 def test_each_reason_for_not_lending_is_reported():
     assert why([gpu()], waits("a", {Profile.parse("1g.24gb"): 1.0})) == ["profile"]
     assert why([gpu()], waits("a", {ONE: 0.0})) == ["profile"]
-    assert why([gpu(taken=[slot(FOUR, 0)])], waits("a", {FOUR: 1.0})) == ["room"]
+    assert why([gpu(taken=[slot(FOUR, 0)])], waits("a", {FOUR: 1.0})) == ["capacity"]
     large, running = on(ALL, 0, "r")
     crowded = gpu(1, taken=[slot(FOUR, 0), slot(TWO, 4)])
     assert why([large, crowded], running, waits("a"), reserve={ONE: 1})[1:] == ["reserve"]
@@ -404,7 +404,7 @@ def test_stopped_jobs_get_their_larger_slices_before_other_jobs_get_any():
     jobs = [waits(0), waits(1, target=goes_to(FOUR)), waits(2, target=goes_to(THREE)), waits(3)]
     found = lend([gpu()], jobs, {}, NOW, RULES)
     assert {grant.job: grant.profile for grant in found.grants} == {1: FOUR, 2: THREE}
-    assert found.lacking == {0: "room", 3: "room"}
+    assert found.lacking == {0: "capacity", 3: "capacity"}
 
 
 def test_target_that_no_longer_has_room_is_ignored():

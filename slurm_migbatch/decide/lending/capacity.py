@@ -173,7 +173,7 @@ class LendingCapacity:
                     return "reserve"
         if any(self.best(profile, groups, False) is not None for profile in useful):
             return "idle"
-        return "room"
+        return "capacity"
 
     def best(self, profile: Profile, groups: Iterable[int], lendable: bool) -> int | None:
         """Return the GPU that loses the least if a slice of this profile is added; None if it fits nowhere.

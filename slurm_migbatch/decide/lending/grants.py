@@ -42,7 +42,7 @@ from slurm_migbatch.decide.lending.values import (
 )
 from slurm_migbatch.mig.profile import Profile
 
-_NO_CAPACITY: Final = ("room", "idle", "reserve")
+_NO_CAPACITY: Final = ("capacity", "idle", "reserve")
 """Reasons of jobs that would run if there were more room."""
 
 

@@ -31,7 +31,7 @@ LACKING: Final[Mapping[str, str]] = {
     "reserve": "inference is expected to need the free space ([lending] horizon_s and sure), and no slice "
     "fits that is the job's equal share of what can be lent",
     "idle": "the free slices have not been idle long enough, or were reclaimed recently ([lending] min_idle_s, rest_s)",
-    "room": "no GPU has room for a slice between its min and max",
+    "capacity": "no GPU has room for a slice between its min and max",
     "turn": "with this release of Slurm requeued jobs restart one at a time",
     "blackout": "nothing is lent at this time of day ([lending] blackout)",
 }

@@ -39,7 +39,7 @@ REST_S: Final = 600.0
 LEAD_S: Final = 30.0
 """How long before its time limit, plus the time for its checkpoint, a job that is to get a new limit is stopped."""
 
-_LACKING: Final = (LACKING["room"], LACKING["reserve"])
+_LACKING: Final = (LACKING["capacity"], LACKING["reserve"])
 
 
 class SliceSharing:

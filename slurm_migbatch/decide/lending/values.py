@@ -13,10 +13,10 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot, layout_of
 from slurm_migbatch.mig.profile import Profile
 
-Reason: TypeAlias = Literal["profile", "round", "reserve", "idle", "room"]
+Reason: TypeAlias = Literal["profile", "round", "reserve", "idle", "capacity"]
 """Why a job got nothing: no GPU has a useful profile for it; enough was released this round;
-the space is reserved for inference; free space has not been idle, or at rest after a reclaim, for long enough; there
-is no room.
+the space is reserved for inference; free space has not been idle, or at rest after a reclaim, for long enough; no
+GPU has the capacity.
 """
 
 
