@@ -100,7 +100,7 @@ def test_db_check_of_an_intact_database(site: Site) -> None:
     make_old(site.url, len(HISTORY))
     code, found = site.levels()
     assert code == 0
-    assert found == {"integrity": "ok", "schema": "ok", "tables": "ok", "age": "warn", "room": "ok"}
+    assert found == {"integrity": "ok", "schema": "ok", "tables": "ok", "age": "warn", "disk space": "ok"}
     back_up(site.url, site.directory / "b.db", HISTORY)
     code, found = site.levels(str(site.directory / "b.db"))
     assert (code, found) == (0, {"integrity": "ok", "schema": "ok", "tables": "ok", "age": "ok"})
@@ -111,7 +111,7 @@ def test_db_check_of_an_intact_database(site: Site) -> None:
 def test_db_check_of_older_newer_and_changed_schemas(site: Site) -> None:
     assert site.levels() == (1, {"database": "FAIL"})
     make_old(site.url, 4)
-    assert site.levels() == (0, {"integrity": "ok", "schema": "warn", "room": "ok"})
+    assert site.levels() == (0, {"integrity": "ok", "schema": "warn", "disk space": "ok"})
     assert site("db", "upgrade")[1] == f"schema {HISTORY[-1].name!r}\n"
     assert site.levels()[1]["schema"] == "ok"
     assert [path.name for path in site.file.parent.glob("*.schema-*")] == ["migbatch.db.schema-0004"]
@@ -123,7 +123,7 @@ def test_db_check_of_older_newer_and_changed_schemas(site: Site) -> None:
     with engine.begin() as connection:
         connection.execute(text("INSERT INTO schema_migrations VALUES ('0999 tomorrow', 1.0)"))
     engine.dispose()
-    assert site.levels() == (1, {"integrity": "ok", "schema": "FAIL", "room": "ok"})
+    assert site.levels() == (1, {"integrity": "ok", "schema": "FAIL", "disk space": "ok"})
     for words in (("show", "12"), ("db", "upgrade"), ("model", "show")):
         code, _, err = site(*words)
         assert code == 1 and err.count("\n") == 1 and "'0999 tomorrow'" in err, words
@@ -133,7 +133,7 @@ def test_db_check_of_a_damaged_database(site: Site) -> None:
     make_old(site.url, len(HISTORY))
     with closing(sqlite3.connect(site.file)) as raw, raw:
         raw.execute("DELETE FROM runs WHERE id = 5")
-    assert site.levels() == (1, {"integrity": "ok", "schema": "ok", "tables": "FAIL", "room": "ok"})
+    assert site.levels() == (1, {"integrity": "ok", "schema": "ok", "tables": "FAIL", "disk space": "ok"})
     data = bytearray(site.file.read_bytes())
     page = int.from_bytes(data[16:18], "big")
     for at in range(4, len(data) // page):

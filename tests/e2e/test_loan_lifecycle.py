@@ -165,14 +165,14 @@ def test_two_training_jobs_divide_a_gpu_and_the_last_one_gets_all_of_it(
         more_rounds(bed, "lending", 20)
         assert running(bed) == {first: "7g.80gb"}
         return
-    until("two loans", lambda: sorted(running(bed).values()) == ["3g.40gb", "4g.40gb"], 60)
+    until("two loans", lambda: sorted(running(bed).values()) == ["3g.40gb", "4g.40gb"])
     until("the return of the first", lambda: len(begun(bed, first)) == 2)
     assert begun(bed, first)[1] > 0, "it wrote a checkpoint before it was stopped"
     assert [row["kind"] for row in actions(bed, first)] == ["release", "signal", "requeue", "retype", "release"]
     (over,) = [loan["why"] for loan in ended(bed) if loan["job"] == first]
     assert "divided anew among 2 jobs" in over
     assert bed.wait_job(second, timeout=PATIENCE_S) == "COMPLETED"
-    until("the whole GPU again", lambda: running(bed) == {first: "7g.80gb"}, 90)
+    until("the whole GPU again", lambda: running(bed) == {first: "7g.80gb"})
     until("its third run", lambda: len(begun(bed, first)) == 3)
 
 

@@ -111,10 +111,10 @@ def test_agent_ends_only_the_run_of_a_killed_epilog(bed):
     job = left_behind_beside(bed)
     bed.product.start_agent("n1")
     try:
-        bed.wait("the agent's repair", lambda: job not in held(bed), 90)
+        bed.wait("the agent's repair", lambda: job not in held(bed))
         bed.run(["scontrol", "update", "NodeName=n1", "State=RESUME"], check=False)
         job = left_behind_beside(bed)
-        bed.wait("another round of the agent", lambda: job not in held(bed), 90)
+        bed.wait("another round of the agent", lambda: job not in held(bed))
         assert held(bed) == {suspended, again, idle_job}
     finally:
         bed.run(["scontrol", "resume", str(suspended)])

@@ -107,7 +107,7 @@ def test_requeued_job_starts_a_new_run(bed):
     bed.wait("the requeue", lambda: bed.job_state(job) == "PENDING")
     time.sleep(5)
     bed.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
-    bed.wait("the second run", lambda: {1} <= {r["restart"] for r in status(bed)["runs"] if r["job"] == int(job)}, 90)
+    bed.wait("the second run", lambda: {1} <= {r["restart"] for r in status(bed)["runs"] if r["job"] == int(job)})
     assert [r["restart"] for r in status(bed)["runs"] if r["job"] == int(job)] == [1]
     bed.run(["scancel", str(job)])
     bed.wait("its end", lambda: not [r for r in status(bed)["runs"] if r["job"] == int(job)])

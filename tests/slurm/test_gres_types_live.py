@@ -20,6 +20,6 @@ def test_types_with_the_same_number_are_the_same_to_slurm(slurm_root: str) -> No
             for kind in (SAME, OFFERED)
         }
         for kind, job in jobs.items():
-            assert bed.wait_job(job, "RUNNING", timeout=60) == "RUNNING", kind
+            assert bed.wait_job(job, "RUNNING") == "RUNNING", kind
         refused = bed.run(["sbatch", f"--gres=mig:{OTHER}:1", "--wrap=true"], "mbalice", check=False)
         assert refused.returncode, "no node has such a type"
