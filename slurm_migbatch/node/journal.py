@@ -509,6 +509,10 @@ def _slice(row: Sequence[Any]) -> JournalSlice:
     return JournalSlice._make((row[0], slot, *row[4:14], bool(row[14]), *row[15:19], bool(row[19]), row[20]))
 
 
+#: what operational errors of SQLite say of a damaged file; 3.26 has the last one instead of another error
+_DAMAGED = ("malformed", "corrupt", "no such table", "unsupported file format")
+
+
 @contextmanager
 def _errors(path: str) -> Iterator[None]:
     """Translate SQLite's errors to JournalError and Corrupt."""
@@ -516,7 +520,7 @@ def _errors(path: str) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         text = str(error)
-        if "malformed" in text or "corrupt" in text or "no such table" in text:
+        if any(cause in text for cause in _DAMAGED):
             raise Corrupt(f"{path} is damaged: {text}") from error
         raise JournalError(f"{path}: {text}; check that the disk is local, writable and not full") from error
     except sqlite3.DatabaseError as error:

@@ -109,6 +109,12 @@ def _alone(connection: Connection) -> Iterator[None]:
 
 
 def _lock_transaction(connection: Connection) -> None:
-    """Lock PostgreSQL for one transaction of a migration; those of SQLite are exclusive from BEGIN IMMEDIATE on."""
+    """Lock PostgreSQL for one transaction of a migration; those of SQLite are exclusive from BEGIN IMMEDIATE on.
+
+    SQLite 3.26 answers `PRAGMA table_info` from the schema that the connection read before another one changed it. A
+    statement that reads a table reads the schema again.
+    """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
+    elif connection.dialect.name == "sqlite":
+        connection.execute(text("SELECT count(*) FROM sqlite_master"))

@@ -73,6 +73,12 @@ def overlapping(start: float | None, end: float | None) -> TextClause:
     return _clause(runquery.overlapping(start, end, values), values)
 
 
+def on_nodes(nodes: Collection[str]) -> TextClause:
+    """Return the condition on `Lease` that its slice is on one of these nodes."""
+    values = runquery.Values()
+    return _clause(f"leases.node IN {values.all(nodes)}", values)
+
+
 def _clause(condition: str, values: runquery.Values) -> TextClause:
     named = {name: values.found[name] for name in dict.fromkeys(_NAMED.findall(condition))}
     return text(f"({condition})").bindparams(**named)

@@ -40,6 +40,8 @@ OPEN, LAST_SPAN_CLASS = 0, 16
 #: states of running or pending runs
 LIVE_STATES = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "STOPPED", "SIGNALING"})
 _CLOCKS_S = 60.0
+_MOST_PLACEHOLDERS = 100
+_PUNCTUATION = dict.fromkeys(map(ord, "-_."))
 
 
 class JobId(Value):
@@ -107,8 +109,21 @@ class Values:
         return f":{name}"
 
     def all(self, values: Iterable[Any]) -> str:
-        """Return the placeholder of a list of values after IN; a list that matches nothing if empty."""
-        return f"({', '.join(map(self.one, values)) or 'NULL'})"
+        """Return the text of a list of values after IN; a list that matches nothing if empty.
+
+        Numbers and plain words of a long list stand in the text: SQLite before 3.32 accepts at most 999 placeholders.
+        """
+        listed = list(values)
+        form = self.one if len(listed) <= _MOST_PLACEHOLDERS else self._plain
+        return f"({', '.join(map(form, listed)) or 'NULL'})"
+
+    def _plain(self, value: Any) -> str:
+        """Return a number, or a word of letters, digits, `-`, `_` and `.`, as SQL; of anything else the placeholder."""
+        if type(value) is int:
+            return str(value)
+        if type(value) is str and value.isascii() and value.translate(_PUNCTUATION).isalnum():
+            return f"'{value}'"
+        return self.one(value)
 
 
 class Statement(Value):

@@ -332,7 +332,8 @@ def test_no_statement_scans_a_large_table(store: Store) -> None:
         for statement, parameters in found:
             if statement.startswith(("SELECT", "DELETE", "UPDATE")):
                 plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
-                plans |= {(row[3], statement) for row in plan if row[3].startswith("SCAN")}
+                steps = (row[3].replace("SCAN TABLE ", "SCAN ") for row in plan)  # the form before SQLite 3.36
+                plans |= {(step, statement) for step in steps if step.startswith("SCAN")}
     allowed = {"SCAN nodes", "SCAN journals", "SCAN old_lessons"}
     assert {plan for plan, _ in plans if not any(plan.startswith(name) for name in allowed)} == set(), plans
 
