@@ -205,7 +205,7 @@ class Product:
             catalog = json.loads((self.state / "catalog.json").read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return False
-        return bool(catalog.get("partitions"))
+        return {row["name"] for row in catalog["nodes"]}.issuperset(self.cluster.spec.node_names)
 
     def _answers_submissions(self) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
