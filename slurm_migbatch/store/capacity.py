@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from slurm_migbatch.store.models import Gpu, Node, NodeEvent, NodeJournal
+from slurm_migbatch.store.queries import among
 
 #: events that describe all GPUs of a node
 _DESCRIBING = ("inventory", "state")
-_FEW = 500
 
 
 def gpu_seconds(
@@ -54,8 +54,8 @@ def _descriptions(connection: Connection, end: float, nodes: Collection[str]) ->
         by_time[moment] = by_time.get(moment, 0) + 1
     events = select(NodeEvent.node, NodeEvent.ts, NodeEvent.payload)
     events = events.where(NodeEvent.kind.in_(_DESCRIBING), NodeEvent.ts <= end)
-    if nodes and len(nodes) <= _FEW:  # the caller skips others
-        events = events.where(NodeEvent.node.in_(nodes))
+    if nodes:
+        events = events.where(among(NodeEvent.node, nodes))
     for node, moment, payload in connection.execute(events):
         count = _mig_gpus(payload)
         if count is not None:

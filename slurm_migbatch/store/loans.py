@@ -13,7 +13,8 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean
-from slurm_migbatch.store.models import Action, Lease, Loan, listed, portions
+from slurm_migbatch.store.models import Action, Lease, Loan, portions
+from slurm_migbatch.store.queries import among
 
 _MOMENTS = ("released", "started", "signalled", "checkpoint", "requeued", "ended")
 _TEXTS = ("user", "account", "partition", "profile", "state", "node", "gpu", "why", "cause", "why_ended")
@@ -70,7 +71,7 @@ def loans(
     """
     statement = select(*_LOAN).order_by(Loan.decided, Loan.id)
     if jobs:
-        statement = statement.where(listed(Loan.job_id, jobs))
+        statement = statement.where(among(Loan.job_id, jobs))
     if active:
         statement = statement.where(Loan.ended.is_(None))
     if since is not None:
@@ -82,7 +83,7 @@ def actions(connection: Connection, jobs: Collection[int] = (), limit: int = 100
     """Return the newest actions, oldest first; only of these jobs, () for all."""
     statement = select(*_ACTION).order_by(Action.id.desc()).limit(limit)
     if jobs:
-        statement = statement.where(listed(Action.job_id, jobs))
+        statement = statement.where(among(Action.job_id, jobs))
     return [dict(row._mapping) for row in connection.execute(statement)][::-1]
 
 

@@ -7,13 +7,12 @@ compares the two.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import (
     JSON,
     BigInteger,
-    ColumnElement,
     Double,
     ForeignKey,
     Index,
@@ -21,11 +20,10 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
-    bindparam,
     event,
     inspect,
 )
-from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Mapped, Mapper, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column
 
 from slurm_migbatch.store import clean
 from slurm_migbatch.store.runquery import LAST_SPAN_CLASS, OPEN
@@ -56,15 +54,6 @@ def portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield the items, 500 at a time: old versions of SQLite accept at most 999 values in a statement."""
     for start in range(0, len(items), 500):
         yield items[start : start + 500]
-
-
-def listed(column: InstrumentedAttribute[Any], numbers: Collection[int]) -> ColumnElement[bool]:
-    """Return the condition that a column is one of these numbers, which stand in the statement's text, see `portions`.
-
-    For statements that cannot be divided into portions.
-    """
-    values = bindparam(None, list(map(int, numbers)), expanding=True, literal_execute=True, type_=BigInteger())
-    return column.in_(values)
 
 
 def span_class(began: float, ended: float | None) -> int:

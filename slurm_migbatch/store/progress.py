@@ -27,7 +27,8 @@ from sqlalchemy import Connection, select
 
 from slurm_migbatch.decide.snapshot import RunProgress
 from slurm_migbatch.store import clean
-from slurm_migbatch.store.models import Run, listed
+from slurm_migbatch.store.models import Run
+from slurm_migbatch.store.queries import among
 
 CLOCKS_S = 60.0
 _LARGEST = {"steps": 1e15, "checkpoint": 1e11, "ckpt_s": 1e6, "restored": 1e15}
@@ -85,7 +86,7 @@ def reports(connection: Connection, jobs: Collection[int]) -> list[RunProgressRo
             Run.job_id, Run.restart, Run.profile, Run.started, Run.ended, Run.measured_items,
             Run.measured_throughput_per_s, Run.measured_facts, Run.reuse,
         )
-        .where(listed(Run.job_id, jobs))
+        .where(among(Run.job_id, jobs))
         .order_by(Run.job_id, Run.reuse, Run.restart)
     )  # fmt: skip
     rows = connection.execute(statement).all()

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, TextClause, func, or_, select, text
+from sqlalchemy import ColumnElement, Connection, TextClause, bindparam, func, or_, select, text
+from sqlalchemy.orm import InstrumentedAttribute
 
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.store import runquery
@@ -73,15 +74,16 @@ def overlapping(start: float | None, end: float | None) -> TextClause:
     return _clause(runquery.overlapping(start, end, values), values)
 
 
-def on_nodes(nodes: Collection[str]) -> TextClause:
-    """Return the condition on `Lease` that its slice is on one of these nodes."""
+def among(column: InstrumentedAttribute[Any], chosen: Collection[Any]) -> TextClause:
+    """Return the condition that a column has one of these values, of which there may be many, see `runquery.Values`."""
     values = runquery.Values()
-    return _clause(f"leases.node IN {values.all(nodes)}", values)
+    return _clause(f"{column.class_.__tablename__}.{column.key} IN {values.all(chosen)}", values)
 
 
 def _clause(condition: str, values: runquery.Values) -> TextClause:
-    named = {name: values.found[name] for name in dict.fromkeys(_NAMED.findall(condition))}
-    return text(f"({condition})").bindparams(**named)
+    names = dict.fromkeys(_NAMED.findall(condition))
+    # unique: clauses of one statement may have the same names
+    return text(f"({condition})").bindparams(*(bindparam(name, values.found[name], unique=True) for name in names))
 
 
 def runs(connection: Connection, wanted: RunFilter) -> list[RunRow]:

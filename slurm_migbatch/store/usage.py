@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, String, TextClause, and_, case, cast, func, or_, select
 
 from slurm_migbatch.store.models import Lease, Run
-from slurm_migbatch.store.queries import COUNTED, RunFilter, conditions_of, on_nodes
+from slurm_migbatch.store.queries import COUNTED, RunFilter, among, conditions_of
 from slurm_migbatch.values import replace
 
 #: available groups, besides profile and size, which are always included
@@ -76,7 +76,7 @@ def held_slices(
         COUNTED,
     ]
     if wanted.nodes:
-        conditions.append(on_nodes(wanted.nodes))
+        conditions.append(among(Lease.node, wanted.nodes))
     names = [GROUPS[name].label(f"group_{name}") for name in groups]
     spans = (
         select(

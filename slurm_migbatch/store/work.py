@@ -8,8 +8,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection, func, literal_column, select
 
 from slurm_migbatch.decide.snapshot import TaskRun
-from slurm_migbatch.store.models import Loan, Run, listed
-from slurm_migbatch.store.queries import overlapping
+from slurm_migbatch.store.models import Loan, Run
+from slurm_migbatch.store.queries import among, overlapping
 
 
 class PastRuns(NamedTuple):
@@ -26,7 +26,7 @@ def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, lis
     """Return the runs of these arrays' tasks in the order of their ends, running ones last."""
     by_array: dict[int, list[TaskRun]] = {array: [] for array in arrays}
     statement = select(Run.array_job, Run.started, Run.ended, Run.state).where(
-        listed(Run.array_job, arrays), Run.started.is_not(None)
+        among(Run.array_job, arrays), Run.started.is_not(None)
     )
     for array, started, ended, state in connection.execute(statement):
         by_array[int(array or 0)].append(TaskRun(float(started or 0.0), ended, state))

@@ -26,6 +26,9 @@ def test_held_time_is_summed_and_clipped_to_the_window(database: str) -> None:
         run(store, node, 9, 500, 1000)
         with store.reading() as connection:
             everyone = list(held_slices(connection, RunFilter(), ("user", "node"), 1000, 2000, 1800))
+            here = list(held_slices(connection, RunFilter(nodes=("n1",)), ("user", "node"), 1000, 2000, 1800))
+            of_account = RunFilter(accounts=("chemistry",), nodes=("n1",))
+            both = list(held_slices(connection, of_account, ("user", "node"), 1000, 2000, 1800))
             other = list(held_slices(connection, RunFilter(nodes=("n2",)), (), 1000, 2000, 1800))
             nobody = list(held_slices(connection, RunFilter(accounts=("ml",)), ("partition",), 1000, 2000, 1800))
     alice = ("alice", "n1")
@@ -35,6 +38,7 @@ def test_held_time_is_summed_and_clipped_to_the_window(database: str) -> None:
         HeldSlices(alice, "1g.10gb", 1, 4, 1, 10.0, 10.0, 5.0),
         HeldSlices(alice, "1g.10gb", 1, 6, 1, 200.0, 0.0, 0.0),
     ]
+    assert sorted(here) == sorted(both) == sorted(everyone)
     assert other == nobody == []
 
 
