@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from slurm_migbatch.decide.actions import MoveOrder, MoveStep
 from slurm_migbatch.decide.capacity.demand import waits_for_begin
 from slurm_migbatch.decide.lending.ledger import JobView, first_task
-from slurm_migbatch.decide.lending.model import Kind, LoanOrder
+from slurm_migbatch.decide.lending.model import GIVING, Kind, LoanOrder
 from slurm_migbatch.decide.lending.stage import OrderOutcome
 from slurm_migbatch.decide.supply.moves import MOVE
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
@@ -152,8 +152,8 @@ def name_of(row: JobRow, *, first_only: bool = False) -> str:
 def _fields(order: LoanOrder, row: JobRow, now: float) -> dict[str, str]:
     kind = LOAN if order.profile is None else GUEST if order.kind is Kind.SHARE else order.profile.gres_type
     fields = retyped(row.gres, row.comment, kind, order.away)
-    if order.kind in (Kind.RELEASE, Kind.SHARE) and waits_for_begin(row, now):
-        # a future time would work too, but Slurm's scheduler might not run again when it is reached
+    if order.kind in GIVING and waits_for_begin(row, now):
+        # not in the future if possible: the scheduler might not run when it is reached (`BeginTimes`)
         fields["StartTime"] = "now" if order.away or now - row.submit >= KILLED_S else "now+2"
     if order.kind is Kind.SHARE:
         fields["ReqNodeList"] = order.node  # a guest's GRES does not name its host

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from slurm_migbatch.daemon.actuator import apply_moves, apply_orders, name_of
 from slurm_migbatch.daemon.advertiser import Advertised, Advertiser, OfferChange
+from slurm_migbatch.daemon.begin_times import BeginTimes
 from slurm_migbatch.daemon.dryrun import DryRun
 from slurm_migbatch.daemon.flightrecorder import FlightRecorder
 from slurm_migbatch.daemon.garbage import uncollected
@@ -28,7 +29,7 @@ from slurm_migbatch.decide.dispatch.stage import DispatchDecision, DispatchOutco
 from slurm_migbatch.decide.explain import why_not_started
 from slurm_migbatch.decide.lending import stage as loans
 from slurm_migbatch.decide.lending.ledger import Loan
-from slurm_migbatch.decide.lending.model import LoanOrder
+from slurm_migbatch.decide.lending.model import GIVING, LoanOrder
 from slurm_migbatch.decide.lending.stage import LendingDecision, OrderOutcome, why_not_lent
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Questions
 from slurm_migbatch.decide.supply.moves import why_moved
@@ -127,6 +128,7 @@ class Controller:
         self.decision: Decision | None = None
         self._jobs: Sequence[JobRow] = ()
         self._unanswered = Questions()
+        self._begin_times = BeginTimes()
         self.dry_run = DryRun()
         #: set before the first round, if rounds are recorded
         self.recorder: FlightRecorder | None = None
@@ -158,6 +160,7 @@ class Controller:
         dispatched = self._apply_dispatch(decision.dispatch, snapshot)
         lent, unsaved = self._apply_lending(decision.lending)
         moved = self._apply_moves(decision.supply)
+        applied.notes += self._wake_scheduler(snapshot)
         outcomes = Outcomes(dispatched, lent, unsaved)
         settled = settle(outcomes, self.memory, self.settings)
         if self.recorder is not None:
@@ -202,6 +205,8 @@ class Controller:
                 self._slurm.hasten(name_of(jobs[action.job]) if action.job in jobs else action.job)
             except SlurmError as error:
                 applied.notes.append(f"job {action.job} keeps its requeue delay: {error}")
+            else:
+                self._begin_times.note([action.job], snapshot.now)
         rows = {row.name: row for row in snapshot.nodes}
         plans = [offer.plan for offer in decided.offers]
         try:
@@ -290,6 +295,8 @@ class Controller:
             orders = [order for order in orders if not order.recorded]
         if orders:
             outcomes += apply_orders(orders, decided.job_views, self._slurm, self._clock.time)
+            started = [o.order.job for o in outcomes if o.applied and o.order.kind in GIVING]
+            self._begin_times.note(started, self._clock.time())
         return outcomes, unsaved
 
     def _apply_moves(self, decided: SupplyDecision | None) -> bool:
@@ -301,6 +308,17 @@ class Controller:
         rows = self.memory.supply.queue.rows
         self._record_actions(apply_moves(decided.moves, rows, self._slurm, self._clock.time))
         return True
+
+    def _wake_scheduler(self, snapshot: ClusterSnapshot) -> list[str]:
+        """Have Slurm examine jobs whose start time it has overlooked; return notes on what failed."""
+        overlooked = self._begin_times.overlooked({row.job_id: row for row in snapshot.jobs}, snapshot.now)
+        if not overlooked:
+            return []
+        try:
+            self._slurm.update_jobs({name_of(row): {"StartTime": "now"} for row in overlooked})
+        except SlurmError as error:
+            return [f"Slurm examines some jobs late that may start now: {error}"]
+        return []
 
     # -- record ----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from slurm_migbatch.decide.capacity.demand import waits_for_begin
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.testbed.cluster import Cluster
@@ -23,8 +24,8 @@ def row(client: CliClient, job: int) -> JobRow | None:
     return next((r for r in client.jobs() if r.job_id == job), None)
 
 
-def until(client: CliClient, job: int, state: str) -> JobRow:
-    deadline = time.monotonic() + 180
+def until(client: CliClient, job: int, state: str, timeout: float = 180.0) -> JobRow:
+    deadline = time.monotonic() + timeout
     found = None
     while time.monotonic() < deadline:
         found = row(client, job)
@@ -60,6 +61,32 @@ def test_job_is_held_updated_requeued_hastened_and_cancelled(cluster: Cluster, c
     cluster.wait_job(job)
     client.cancel(job)
     client.cancel(10**8)
+
+
+def test_job_whose_start_time_was_overlooked_starts_on_request(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    """On a quiet cluster Slurm may examine it up to a minute late; `daemon.begin_times` relies on this update."""
+    cluster = new_cluster(nodes=1, gpus=1)
+    client = CliClient(cluster.bin, cluster.slurm_conf)
+    for _ in range(5):
+        job = cluster.submit("--begin=now+1hour", wrap="sleep 600")
+        time.sleep(3.0)  # until nothing changes any more
+        client.hasten(job)
+        given = time.time()
+        while (found := row(client, job)) is not None and found.pending and time.time() < given + 5.0:
+            time.sleep(0.5)
+        assert found is not None
+        overlooked = found.pending
+        if overlooked:
+            assert found.eligible is not None and found.eligible <= time.time() - 1.0
+            assert waits_for_begin(found, time.time())
+            client.update_jobs({str(job): {"StartTime": "now"}})
+            assert until(client, job, "RUNNING", timeout=30.0)
+        client.cancel(job)
+        cluster.wait_job(job)
+        if overlooked:
+            break
 
 
 @pytest.mark.parametrize("limit", ["--time=5", "--time=UNLIMITED"])
