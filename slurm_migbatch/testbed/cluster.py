@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shlex
+import shutil
 import socket
 from dataclasses import asdict
 from pathlib import Path
@@ -152,6 +153,8 @@ class Cluster(RunningCluster):
     def _prepare(self) -> None:
         for folder in ("etc", "log", "run/procs", "state", "munge", "bin", "home", "nodes"):
             (self.directory / folder).mkdir(mode=0o755, parents=True, exist_ok=True)
+        for folder in ("log", "run", "state"):
+            shutil.chown(self.directory / folder, self.spec.slurm_user)
         for service in (
             "slurmctld",
             *self.spec.node_names,
@@ -163,6 +166,7 @@ class Cluster(RunningCluster):
         if self.spec.backup:
             for folder in ("local", "migbatch", "second/local", "second/migbatch"):
                 (self.directory / folder).mkdir(mode=0o755, parents=True)
+                shutil.chown(self.directory / folder, self.spec.slurm_user)
             names = "".join(f"{address} {name}\n" for name, address in conf.controllers(self.spec).items())
             (self.directory / "etc/hosts").write_text(names + Path("/etc/hosts").read_text())
         for user in self.users:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -62,6 +63,7 @@ def start(cluster: RunningCluster) -> None:
             dbd={
                 "host": socket.gethostname(),
                 "port": cluster.ports["slurmdbd"],
+                "user": cluster.spec.slurm_user,
                 "munge_socket": cluster.munge_socket,
                 "log": cluster.directory / "log/slurmdbd.log",
                 "pid_file": cluster.directory / "run/slurmdbd.pid",
@@ -69,6 +71,7 @@ def start(cluster: RunningCluster) -> None:
         )
     )
     conf.chmod(0o600)
+    shutil.chown(conf, cluster.spec.slurm_user)
     cluster.spawn("slurmdbd", [cluster.root.locate("slurmdbd"), "-D"], {"MYSQL_UNIX_PORT": str(sock)}, in_root=True)
     cluster.wait("slurmdbd", lambda: cluster.run(["sacctmgr", "-n", "list", "cluster"], check=False).returncode == 0)
     cluster.run(["sacctmgr", "-i", "add", "cluster", cluster.spec.name])

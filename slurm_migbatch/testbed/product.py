@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import pwd
 import secrets
 import shutil
 import socket
@@ -57,7 +58,10 @@ class Product:
     def install_hooks(self) -> None:
         """Copy the node's files, write node.conf, the hooks and their runners, and name them in the specification."""
         self._copy(self.cluster.directory / "lib")
-        write_private(self.etc / "token", secrets.token_hex(32).encode())
+        secret = secrets.token_hex(32).encode()
+        for token in (self.etc / "token", self.etc / "controller-token"):
+            write_private(token, secret)
+        shutil.chown(token, self.cluster.spec.slurm_user)
         (self.etc / "node.conf").write_text("".join(f"{key}={value}\n" for key, value in self._node_conf().items()))
         hooks = self.cluster.directory / "hooks"
         self.cluster.run([PYTHON, "-c", _INSTALL, str(self.cluster.directory / "lib"), str(hooks), str(self.etc)])
@@ -79,6 +83,7 @@ class Product:
     def install_filter(self) -> None:
         """Write migbatch.toml and the Lua shims, and name those in the test bed's specification."""
         self.state.mkdir(mode=0o755, exist_ok=True)
+        shutil.chown(self.state, self.cluster.spec.slurm_user)
         self._write_config()
         if self.cluster.spec.backup:
             self._install_primary_programs()
@@ -115,12 +120,24 @@ class Product:
 
     def start_daemon(self) -> None:
         """Start migbatchd, on both controllers if there are two, and wait until it answers."""
-        line = [sys.executable, "-m", "slurm_migbatch.cli.migbatchd", "-c"]
+        line = [*self._as_slurm_user(), sys.executable, "-m", "slurm_migbatch.cli.migbatchd", "-c"]
         self.cluster.spawn_on(1, "migbatchd", [*line, str(self.config)])
         if self.cluster.spec.backup:
             self.cluster.spawn_on(2, "migbatchd-2", [*line, str(self.config_of(2))])
         for controller in self.controllers:
             self.cluster.wait("migbatchd", lambda controller=controller: self.health(controller) is not None)  # type: ignore[misc]
+
+    def _as_slurm_user(self) -> list[str]:
+        """Return the beginning of a command line (of root) that runs Python as SlurmUser.
+
+        Unlike on a site, the process may read every file: the interpreter may be below a directory that only root can
+        open. Writing has no such exception.
+        """
+        user = self.cluster.spec.slurm_user
+        if user == "root":
+            return []
+        capabilities = ["--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search"]
+        return ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *capabilities, "--"]
 
     @property
     def default_record(self) -> str:
@@ -241,6 +258,7 @@ class Product:
             "ScontrolPath": str(self.cluster.bin / "scontrol"),
             "SlurmConf": str(self.cluster.slurm_conf),
             "SlurmdSpoolDir": f"{nodes}/spool",
+            "PeerUids": ",".join(str(uid) for uid in sorted({0, pwd.getpwnam(self.cluster.spec.slurm_user).pw_uid})),
             **self.cluster.spec.node_conf,
         }
 
@@ -253,7 +271,7 @@ class Product:
             "cluster": {
                 "slurm_bin": str(self.cluster.bin),
                 "slurm_conf": str(self.cluster.slurm_conf),
-                "slurm_user": "root",
+                "slurm_user": self.cluster.spec.slurm_user,
                 "catalog_nodes": catalog_names(self.cluster.spec),
                 **(self._rest() if self.cluster.spec.rest else {}),
             },
@@ -271,7 +289,7 @@ class Product:
                 "port": self.cluster.ports["migbatchd"],
                 "auth": self.cluster.spec.auth,
                 "munge_socket": str(self.cluster.munge_socket),
-                "token_file": str(self.etc / "token"),
+                "token_file": str(self.etc / "controller-token"),
             },
             "query": {"listen": f"127.0.0.{controller}", "port": self.cluster.ports["query"]},
             "daemon": {"run_dir": str(self.state)},

@@ -44,6 +44,7 @@ class Spec:
         partition_nodes: host list of a partition (gpu, train) that does not have all nodes.
         features: further features of nodes, beside each node's own name (node -> names joined by commas).
         topology: topology.conf of the site (nodes n1, ...; `options` names TopologyPlugin); empty for none.
+        slurm_user: SlurmUser: the user of slurmctld, slurmdbd and migbatchd.
         backup: whether there is a second controller, each under its own host name (`mbctl1`, `mbctl2`; processes
             `slurmctld` and `slurmctld-2`, `migbatchd` and `migbatchd-2`); `config` must name a database server.
     """
@@ -71,6 +72,7 @@ class Spec:
     features: Mapping[str, str] = field(default_factory=dict)
     name: str = "migbatch"
     topology: str = ""
+    slurm_user: str = "slurm"
     backup: bool = False
 
     @property

@@ -44,6 +44,12 @@ def standby(bed, controller):
     return (bed.product.health(controller) or {}).get("standby", "")
 
 
+def active(bed, controller):
+    """Whether a migbatchd answers and is not on standby: while it takes over, it does not listen."""
+    health = bed.product.health(controller)
+    return health is not None and not health.get("standby")
+
+
 def refusal(bed, controller):
     """Status and message of the answer to a node."""
     request = urllib.request.Request(f"{bed.product.url(controller)}/node/v1/plan", data=b"{}")
@@ -96,7 +102,7 @@ def test_backup_controller_takes_over_when_the_primary_dies_creating_a_slice(bed
     assert job, message
     auto, message = sbatch(bed, "--gres=mig:auto", "--comment=migbatch: mem=15gb", wrap="echo $CUDA_VISIBLE_DEVICES")
     assert auto, message
-    until("the second migbatchd", lambda: bed.product.health(2) is not None and not standby(bed, 2))
+    until("the second migbatchd", lambda: active(bed, 2))
     until("a round of it", lambda: re.search(r"_round_seconds_count [1-9]", bed.product.metrics(2)) is not None)
     supplied = time.monotonic()
     record_property("seconds from the kill to slurmctld's takeover", round(taken - killed, 1))
@@ -120,7 +126,7 @@ def test_backup_controller_takes_over_when_the_primary_dies_creating_a_slice(bed
     # the first controller is back, asks for control, and gets it
     bed.restart("migbatchd")
     bed.restart("slurmctld")
-    until("the first migbatchd", lambda: bed.product.health(1) is not None and not standby(bed, 1))
+    until("the first migbatchd", lambda: active(bed, 1))
     until("a second one that stands by", lambda: "mbctl1" in standby(bed, 2))
     for job_id, profile in ((running, "1g.10gb"), (making, "2g.20gb"), (job, "7g.80gb")):
         assert [slice_row["profile"] for slice_row in account(bed, job_id)["slices"]] == [profile]
@@ -140,7 +146,7 @@ def test_migbatchd_that_resumes_in_the_term_of_another_does_nothing(bed):
     signal_all(first, signal.SIGSTOP)
     with suppress(TestbedError):  # scontrol may say that it got no answer
         bed.run(["scontrol", "takeover", "1"])
-    until("the second migbatchd", lambda: bed.product.health(2) is not None and not standby(bed, 2))
+    until("the second migbatchd", lambda: active(bed, 2))
     job, message = sbatch(bed, "--partition=gpu", "--gres=mig:7g.80gb:1", wrap="echo $CUDA_VISIBLE_DEVICES")
     assert job, message
     until("its start", lambda: bed.job_state(job) in ("RUNNING", "COMPLETED"))

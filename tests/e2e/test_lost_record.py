@@ -106,7 +106,9 @@ def removed(bed: Cluster, copy: Path) -> None:
 def set_back(bed: Cluster, copy: Path) -> None:
     for file in bed.product.state.glob("migbatch.db*"):
         file.unlink()
-    shutil.copyfile(copy, bed.product.state / "migbatch.db")
+    restored = bed.product.state / "migbatch.db"
+    shutil.copyfile(copy, restored)
+    shutil.chown(restored, bed.spec.slurm_user)
     bed.product.reconfigure()
 
 

@@ -69,7 +69,8 @@ def _render(made: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bed(folder: Path, slurm_root: str) -> Iterator[Cluster]:
-    spec = {"nodes": 1, "job_submit": str(folder / JOB_SUBMIT), "counts": COUNTS}
+    # the service under test is in this process, so slurmctld must run as the same user
+    spec = {"nodes": 1, "slurm_user": "root", "job_submit": str(folder / JOB_SUBMIT), "counts": COUNTS}
     with Cluster(None, slurm_root=slurm_root, **spec) as cluster:
         yield cluster
 

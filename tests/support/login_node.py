@@ -27,7 +27,9 @@ class LoginNode:
             shutil.copytree(Path(spec.origin).parent, self._lib / package)
         self.conf = bed.directory / "login.conf"
         url = f"http://127.0.0.1:{bed.ports['query']}"
-        self.conf.write_text(f"Servers=http://127.0.0.1:1,{url}\nSlurmUser=root\nMungeSocket={bed.munge_socket}\n")
+        self.conf.write_text(
+            f"Servers=http://127.0.0.1:1,{url}\nSlurmUser={bed.spec.slurm_user}\nMungeSocket={bed.munge_socket}\n"
+        )
 
     def run(
         self, user: str | None, command: str, *arguments: str, at: str = "login"
