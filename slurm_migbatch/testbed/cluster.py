@@ -182,6 +182,7 @@ class Cluster(RunningCluster):
         write_private(self.directory / "munge/key", secrets.token_bytes(1024))
         if self.spec.rest:
             write_private(restd.key(self.directory), secrets.token_bytes(32))
+            shutil.chown(restd.key(self.directory), self.spec.slurm_user)
         self.write_conf()
 
     def write_conf(self) -> None:

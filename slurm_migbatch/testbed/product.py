@@ -131,12 +131,15 @@ class Product:
         """Return the beginning of a command line (of root) that runs Python as SlurmUser.
 
         Unlike on a site, the process may read every file: the interpreter may be below a directory that only root can
-        open. Writing has no such exception.
+        open. Writing has no such exception. With --slurm-root it may also enter the root, to run Slurm's commands.
         """
         user = self.cluster.spec.slurm_user
         if user == "root":
             return []
-        capabilities = ["--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search"]
+        added = "+dac_read_search"
+        if self.cluster.root.path is not None:
+            added += ",+sys_admin,+sys_chroot,+sys_ptrace"
+        capabilities = [f"--inh-caps=-all,{added}", f"--ambient-caps={added}"]
         return ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *capabilities, "--"]
 
     @property

@@ -1,13 +1,14 @@
-"""Run slurmrestd of a test bed: Slurm's REST API on a unix socket, for holders of root's token.
+"""Run slurmrestd of a test bed: Slurm's REST API on a unix socket, for holders of SlurmUser's token.
 
-slurmrestd runs neither as root nor as SlurmUser, which is root here, so it runs as nobody, and a token (auth/jwt) tells
-slurmctld whose request it forwards.
+slurmrestd runs neither as root nor as SlurmUser, so it runs as nobody, and a token (auth/jwt) tells slurmctld whose
+request it forwards.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import socket
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,7 @@ def key(directory: Path) -> Path:
 
 
 def token_file(directory: Path) -> Path:
-    """Return the file that holds root's token."""
+    """Return the file that holds SlurmUser's token."""
     return directory / "etc/rest-token"
 
 
@@ -47,7 +48,7 @@ def offered(root: Path | None) -> bool:
 
 
 def start(cluster: RunningCluster) -> None:
-    """Start slurmrestd, wait until it listens, and write root's token; also after an earlier one was killed."""
+    """Start slurmrestd, wait until it listens, and write SlurmUser's token; also after an earlier one was killed."""
     entry = pwd.getpwnam(_USER)
     sock = Path(address(cluster.directory).removeprefix("unix:"))
     sock.parent.mkdir(mode=0o755, exist_ok=True)
@@ -58,8 +59,9 @@ def start(cluster: RunningCluster) -> None:
     env = {"SLURM_JWT": "daemon", "SLURM_BITSTR_LEN": "0"}  # require tokens; print lists of array tasks in full
     cluster.spawn(NAME, [*user, *program], env, in_root=True)
     cluster.wait(NAME, lambda: _listens(sock))
-    output = cluster.run(["scontrol", "token", "username=root", f"lifespan={_DAY_S}"]).stdout
+    output = cluster.run(["scontrol", "token", f"username={cluster.spec.slurm_user}", f"lifespan={_DAY_S}"]).stdout
     write_private(token_file(cluster.directory), output.partition("=")[2].strip().encode())
+    shutil.chown(token_file(cluster.directory), cluster.spec.slurm_user)
 
 
 def _listens(place: Path) -> bool:

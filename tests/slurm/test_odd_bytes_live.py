@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -127,7 +128,14 @@ def bench(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Bench]:
         client = HistoryClient(cluster.bin, cluster.slurm_conf)
     else:
         where, token = restd.address(cluster.directory), str(restd.token_file(cluster.directory))
-        client = SlurmrestdHistoryClient(cluster.bin, cluster.slurm_conf, address=where, token_file=token, user="root")
+        client = SlurmrestdHistoryClient(
+            cluster.bin,
+            cluster.slurm_conf,
+            address=where,
+            token_file=token,
+            user="slurm",
+            owners=[pwd.getpwnam("slurm").pw_uid],
+        )
     bench = Bench(cluster, client)
     yield bench
     bench.close()
