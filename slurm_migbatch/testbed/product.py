@@ -61,7 +61,7 @@ class Product:
         secret = secrets.token_hex(32).encode()
         for token in (self.etc / "token", self.etc / "controller-token"):
             write_private(token, secret)
-        shutil.chown(token, self.cluster.spec.slurm_user)
+        shutil.chown(token, self.cluster.spec.daemon_user)
         (self.etc / "node.conf").write_text("".join(f"{key}={value}\n" for key, value in self._node_conf().items()))
         hooks = self.cluster.directory / "hooks"
         self.cluster.run([PYTHON, "-c", _INSTALL, str(self.cluster.directory / "lib"), str(hooks), str(self.etc)])
@@ -83,7 +83,7 @@ class Product:
     def install_filter(self) -> None:
         """Write migbatch.toml and the Lua shims, and name those in the test bed's specification."""
         self.state.mkdir(mode=0o755, exist_ok=True)
-        shutil.chown(self.state, self.cluster.spec.slurm_user)
+        shutil.chown(self.state, self.cluster.spec.daemon_user)
         self._write_config()
         if self.cluster.spec.backup:
             self._install_primary_programs()
@@ -120,20 +120,20 @@ class Product:
 
     def start_daemon(self) -> None:
         """Start migbatchd, on both controllers if there are two, and wait until it answers."""
-        line = [*self._as_slurm_user(), sys.executable, "-m", "slurm_migbatch.cli.migbatchd", "-c"]
+        line = [*self._as_daemon_user(), sys.executable, "-m", "slurm_migbatch.cli.migbatchd", "-c"]
         self.cluster.spawn_on(1, "migbatchd", [*line, str(self.config)])
         if self.cluster.spec.backup:
             self.cluster.spawn_on(2, "migbatchd-2", [*line, str(self.config_of(2))])
         for controller in self.controllers:
             self.cluster.wait("migbatchd", lambda controller=controller: self.health(controller) is not None)  # type: ignore[misc]
 
-    def _as_slurm_user(self) -> list[str]:
-        """Return the beginning of a command line (of root) that runs Python as SlurmUser.
+    def _as_daemon_user(self) -> list[str]:
+        """Return the beginning of a command line (of root) that runs Python as migbatchd's user.
 
         Unlike on a site, the process may read every file: the interpreter may be below a directory that only root can
         open. Writing has no such exception. With --slurm-root it may also enter the root, to run Slurm's commands.
         """
-        user = self.cluster.spec.slurm_user
+        user = self.cluster.spec.daemon_user
         if user == "root":
             return []
         added = "+dac_read_search"

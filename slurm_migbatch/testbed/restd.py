@@ -61,7 +61,7 @@ def start(cluster: RunningCluster) -> None:
     cluster.wait(NAME, lambda: _listens(sock))
     output = cluster.run(["scontrol", "token", f"username={cluster.spec.slurm_user}", f"lifespan={_DAY_S}"]).stdout
     write_private(token_file(cluster.directory), output.partition("=")[2].strip().encode())
-    shutil.chown(token_file(cluster.directory), cluster.spec.slurm_user)
+    shutil.chown(token_file(cluster.directory), cluster.spec.daemon_user)
 
 
 def _listens(place: Path) -> bool:

@@ -44,7 +44,8 @@ class Spec:
         partition_nodes: host list of a partition (gpu, train) that does not have all nodes.
         features: further features of nodes, beside each node's own name (node -> names joined by commas).
         topology: topology.conf of the site (nodes n1, ...; `options` names TopologyPlugin); empty for none.
-        slurm_user: SlurmUser: the user of slurmctld, slurmdbd and migbatchd.
+        slurm_user: SlurmUser, the user of slurmctld and slurmdbd.
+        daemon_user: the user of migbatchd: root, as `migbatch install` chooses, or SlurmUser.
         backup: whether there is a second controller, each under its own host name (`mbctl1`, `mbctl2`; processes
             `slurmctld` and `slurmctld-2`, `migbatchd` and `migbatchd-2`); `config` must name a database server.
     """
@@ -73,6 +74,7 @@ class Spec:
     name: str = "migbatch"
     topology: str = ""
     slurm_user: str = "slurm"
+    daemon_user: str = "root"
     backup: bool = False
 
     @property

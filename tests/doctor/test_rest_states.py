@@ -168,7 +168,7 @@ def test_slurmrestd_of_slurm_is_checked(cluster: Cluster, tmp_path: Path) -> Non
         slurm_conf=str(cluster.slurm_conf),
         slurmrestd=restd.address(cluster.directory),
         slurmrestd_token=str(restd.token_file(cluster.directory)),
-        slurm_user="root",
+        slurm_user=cluster.spec.slurm_user,
     )
     (found,) = check_rest(dataclasses.replace(Config(), cluster=rest), reader(0))
     assert found.level == GOOD and "answers with API version v0.0.4" in found.text

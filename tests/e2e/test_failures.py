@@ -171,7 +171,7 @@ def test_migbatchd_works_after_its_record_was_restored_from_a_copy(new_cluster: 
     for leftover in bed.product.state.glob("migbatch.db*"):
         leftover.unlink()
     shutil.copyfile(copy, record)
-    shutil.chown(record, bed.spec.slurm_user)
+    shutil.chown(record, bed.spec.daemon_user)
     with HandoffWatch(bed) as watch:
         bed.restart("migbatchd")
         later = [sbatch(bed, "--gres=mig:auto", HINTS)[0], sbatch(bed, "--gres=mig:7g.80gb:1")[0]]

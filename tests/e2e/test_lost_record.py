@@ -108,7 +108,7 @@ def set_back(bed: Cluster, copy: Path) -> None:
         file.unlink()
     restored = bed.product.state / "migbatch.db"
     shutil.copyfile(copy, restored)
-    shutil.chown(restored, bed.spec.slurm_user)
+    shutil.chown(restored, bed.spec.daemon_user)
     bed.product.reconfigure()
 
 

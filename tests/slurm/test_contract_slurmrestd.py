@@ -5,7 +5,6 @@ It needs a Slurm that has slurmrestd: `pytest --slurm-root=...` of 24.11 or 26.0
 
 from __future__ import annotations
 
-import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,16 +22,10 @@ from tests.support.real_slurm import Control
 pytestmark = pytest.mark.slurmrestd
 
 
-OWNERS = (pwd.getpwnam("slurm").pw_uid,)
-
-
 def client_of(cluster: Cluster, token: Path | str | None = None, user: str = "slurm") -> SlurmrestdClient:
-    """Return a client with SlurmUser's token, or another; this test runs as root."""
     file = str(restd.token_file(cluster.directory) if token is None else token)
     where = restd.address(cluster.directory)
-    return SlurmrestdClient(
-        cluster.bin, cluster.slurm_conf, 60.0, address=where, token_file=file, user=user, owners=OWNERS
-    )
+    return SlurmrestdClient(cluster.bin, cluster.slurm_conf, 60.0, address=where, token_file=file, user=user)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pwd
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -128,14 +127,8 @@ def bench(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Bench]:
         client = HistoryClient(cluster.bin, cluster.slurm_conf)
     else:
         where, token = restd.address(cluster.directory), str(restd.token_file(cluster.directory))
-        client = SlurmrestdHistoryClient(
-            cluster.bin,
-            cluster.slurm_conf,
-            address=where,
-            token_file=token,
-            user="slurm",
-            owners=[pwd.getpwnam("slurm").pw_uid],
-        )
+        user = cluster.spec.slurm_user
+        client = SlurmrestdHistoryClient(cluster.bin, cluster.slurm_conf, address=where, token_file=token, user=user)
     bench = Bench(cluster, client)
     yield bench
     bench.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pwd
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,20 @@ def test_tasks_see_their_own_slices(stack: Cluster) -> None:
     assert set(seen) == {"0", "1"}
     stack.run(["scancel", str(job)])
     stack.wait_job(job)
+
+
+def uids(bed: Cluster, name: str) -> set[int]:
+    """The user ids of a process of the test bed."""
+    daemon = bed.daemons.get(name)
+    assert daemon is not None
+    status = Path(f"/proc/{daemon.pid}/status").read_text()
+    return {int(uid) for uid in status.partition("\nUid:")[2].splitlines()[0].split()}
+
+
+def test_slurmctld_runs_as_slurmuser_and_migbatchd_as_root(stack: Cluster) -> None:
+    """As on most sites, and as `migbatch install` installs it."""
+    assert uids(stack, "slurmctld") == {pwd.getpwnam("slurm").pw_uid}
+    assert [uids(stack, name) for name in ("migbatchd", "slurmd-n1", "agent-n1")] == [{0}] * 3
 
 
 def test_submit_filter_refuses_and_rewrites_requests_of_users(stack: Cluster) -> None:

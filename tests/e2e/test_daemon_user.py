@@ -1,0 +1,60 @@
+"""migbatchd as SlurmUser, as `migbatch install --user` installs it: it may write nothing that is root's."""
+
+from __future__ import annotations
+
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.end_to_end import account, cancel, sbatch, settled, until
+from tests.support.lending import LENDING, begun, loans, running, saved, train
+
+USER = "slurm"
+
+
+@pytest.fixture(scope="module")
+def bed(slurm_root: str) -> Iterator[Cluster]:
+    config = {"lending": LENDING}
+    with Cluster(
+        None, slurm_root=slurm_root, migbatch="all", nodes=1, gpus=1, daemon_user=USER, config=config
+    ) as running_cluster:
+        yield running_cluster
+
+
+def test_jobs_get_their_slices_and_are_accounted(bed: Cluster) -> None:
+    daemon = bed.daemons.get("migbatchd")
+    assert daemon is not None
+    assert Path(f"/proc/{daemon.pid}").stat().st_uid == pwd.getpwnam(USER).pw_uid
+    for request in ("mig:auto", "mig:7g.80gb", "mig:2g.20gb:2"):
+        job, message = sbatch(bed, "-p", "gpu", f"--gres={request}", wrap="echo $CUDA_VISIBLE_DEVICES")
+        assert job, message
+        assert bed.wait_job(job) == "COMPLETED"
+        assert all(found["mig_uuid"] for found in account(bed, job)["slices"])
+    settled(bed)
+
+
+def test_loan_is_reclaimed_and_returns(bed: Cluster) -> None:
+    job = train(bed, "signal=usr1 min=7g.80gb")
+    until("the loan", lambda: running(bed) == {job: "7g.80gb"})
+    until("some steps", lambda: begun(bed, job) == [0])
+    inference, message = sbatch(bed, "-p", "gpu", "--gres=mig:3g.40gb", wrap="sleep 3", user="mbbob")
+    assert inference, message
+    assert bed.wait_job(inference) == "COMPLETED"
+    until("its return", lambda: len(begun(bed, job)) == 2)
+    assert begun(bed, job)[1] == saved(bed, job) > 0
+    cancel(bed)
+    until("the end of the loans", lambda: not loans(bed))
+    settled(bed)
+
+
+def test_migbatchd_continues_after_a_crash(bed: Cluster) -> None:
+    bed.kill("migbatchd")
+    bed.restart("migbatchd")
+    bed.wait("migbatchd", lambda: (bed.product.health() or {}).get("ok") is True)
+    job, message = sbatch(bed, "--gres=mig:auto", wrap="true")
+    assert job, message
+    assert bed.wait_job(job) == "COMPLETED"
+    settled(bed)
