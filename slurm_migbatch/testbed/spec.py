@@ -40,7 +40,7 @@ class Spec:
         auth: how nodes and migbatchd authenticate each other.
         node_conf, config: values of node.conf and migbatch.toml (section -> key -> value) beside the test bed's own.
         job_submit, cli_filter: Lua scripts to load; empty for none.
-        options: further lines of slurm.conf.
+        options: further lines of slurm.conf, or other values of the test bed's own.
         partition_nodes: host list of a partition (gpu, train) that does not have all nodes.
         features: further features of nodes, beside each node's own name (node -> names joined by commas).
         topology: topology.conf of the site (nodes n1, ...; `options` names TopologyPlugin); empty for none.

@@ -1,4 +1,8 @@
-"""migbatchd as SlurmUser, as `migbatch install --user` installs it: it may write nothing that is root's."""
+"""A site that differs from the test bed's usual settings.
+
+migbatchd runs as SlurmUser, as `migbatch install --user` installs it, so it may write nothing that is root's. Slurm has
+its defaults where the test bed is usually faster or more patient, and memory is a consumable resource.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,20 @@ from tests.support.end_to_end import account, cancel, sbatch, settled, until
 from tests.support.lending import LENDING, begun, loans, running, saved, train
 
 USER = "slurm"
+SITE = {
+    "SelectTypeParameters": "CR_Core_Memory",
+    "DefMemPerCPU": "100",
+    "SchedulerParameters": "bf_interval=30,batch_sched_delay=3",
+    "KillWait": "30",
+    "MessageTimeout": "10",
+    "MinJobAge": "300",
+}
 
 
 @pytest.fixture(scope="module")
 def bed(slurm_root: str) -> Iterator[Cluster]:
-    config = {"lending": LENDING}
-    with Cluster(
-        None, slurm_root=slurm_root, migbatch="all", nodes=1, gpus=1, daemon_user=USER, config=config
-    ) as running_cluster:
+    spec = {"nodes": 1, "gpus": 1, "daemon_user": USER, "config": {"lending": LENDING}, "options": SITE}
+    with Cluster(None, slurm_root=slurm_root, migbatch="all", **spec) as running_cluster:
         yield running_cluster
 
 
