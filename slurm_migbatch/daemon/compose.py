@@ -34,7 +34,8 @@ def keeper_of(config: Config) -> TermKeeper:
     url = config.store.url
     _check_store(url)
     shared = not url.startswith("sqlite")
-    return TermKeeper(client_of(config.cluster), (lambda: open_store(url)) if shared else None)
+    # scontrol, whatever lists the queue
+    return TermKeeper(HistoryClient(*config.cluster.commands), (lambda: open_store(url)) if shared else None)
 
 
 def compose(config: Config, keeper: TermKeeper) -> Service | Standby:

@@ -76,6 +76,11 @@ class Cluster(RunningCluster):
             raise TestbedError(
                 f"{', '.join(missing)} missing on this machine; `make system` installs Debian's packages"
             )
+        if users.lookup(self.spec.slurm_user) is None:
+            raise TestbedError(
+                f"no user {self.spec.slurm_user!r}, as whom slurmctld runs, on this machine; `make system` installs "
+                "Debian's packages, which create it"
+            )
         mask = os.umask(0o022)  # ordinary users must be able to read most files
         with registry.interrupted_once():
             try:

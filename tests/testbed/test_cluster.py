@@ -139,6 +139,7 @@ def test_error_for_an_ended_process_has_its_name_and_last_output(new_cluster: Ca
         ({"gpu_type": "h999"}, "h999"),
         ({"slurm_root": "/nonexistent"}, "testbed root"),
         ({"users": 99}, "at most"),
+        ({"slurm_user": "nobodyhere"}, "no user 'nobodyhere', as whom slurmctld runs"),
         ({"options": {"NoSuchKey": "1"}}, "NoSuchKey"),
     ],
 )
