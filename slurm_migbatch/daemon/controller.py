@@ -367,6 +367,10 @@ class Controller:
             seconds=seconds,
         )
 
+    def expect_start(self, job: int) -> None:
+        """Record that a job was requeued and given a start time outside of a round, see `BeginTimes`."""
+        self._begin_times.note([job], self._clock.time())
+
     def why(self, job: int) -> str:
         """Return why a job is pending; one sentence."""
         now = self._clock.time()

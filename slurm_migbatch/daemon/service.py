@@ -239,6 +239,8 @@ class Service:
 
     async def _retry(self, row: RecurringRun, offer: ProfileOffer) -> None:
         trouble = await asyncio.to_thread(self._retries.send, row, offer)
+        if not trouble:
+            self.rounds.controller.expect_start(row.job)
         action = {
             "ts": time.time(), "job_id": row.job, "restart": row.restart + 1, "kind": "retype", "before": row.profile,
             "after": offer.profile.name, "why": "it ran out of memory, and the job has the hint retry=oom",
