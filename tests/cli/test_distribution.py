@@ -37,12 +37,12 @@ cluster = {
         "name": "c", "host": "h", "hosts": ["h(127.0.0.1)"], "run": "/r", "log": "/l",
         "port": 1, "ports": {"n1": 3}, "dbd_port": 2, "directory": "/d", "munge_socket": "/m",
         "options": {},
-        "spec": {"node_names": ["n1"], "cpus": 4, "partition_nodes": {}, "features": {}},
+        "spec": {"node_names": ["n1"], "cpus": 4, "partition_nodes": {}, "features": {}, "slurm_user": "slurm"},
     },
     "version": (24, 11),
 }
 unit = {"program": "/opt/migbatch", "config": "/etc/migbatch.toml", "user": "root", "etc": "/etc/migbatch"}
-dbd = {"dbd": {"host": "h", "port": 2, "munge_socket": "/m", "log": "/l", "pid_file": "/p"}}
+dbd = {"dbd": {"host": "h", "port": 2, "user": "slurm", "munge_socket": "/m", "log": "/l", "pid_file": "/p"}}
 names = {
     "cgroup.conf.j2": cluster, "gres.conf.j2": cluster, "slurm.conf.j2": cluster, "testbed.conf.j2": cluster,
     "migbatchd.service.j2": unit, "slurmdbd.conf.j2": dbd,
