@@ -1,7 +1,8 @@
 """A site that differs from the test bed's usual settings.
 
 migbatchd runs as SlurmUser, as `migbatch install --user` installs it, so it may write nothing that is root's. Slurm has
-its defaults where the test bed is usually faster or more patient, and memory is a consumable resource.
+its defaults where the test bed is usually faster or more patient, memory is a consumable resource, and slurmdbd runs:
+without accounts the main scheduler of 23.11 passes over jobs, which then wait for backfill.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SITE = {
 
 @pytest.fixture(scope="module")
 def bed(slurm_root: str) -> Iterator[Cluster]:
-    spec = {"nodes": 1, "gpus": 1, "daemon_user": USER, "config": {"lending": LENDING}, "options": SITE}
+    spec = {"nodes": 1, "gpus": 1, "dbd": True, "daemon_user": USER, "config": {"lending": LENDING}, "options": SITE}
     with Cluster(None, slurm_root=slurm_root, migbatch="all", **spec) as running_cluster:
         yield running_cluster
 
