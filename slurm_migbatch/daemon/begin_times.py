@@ -7,7 +7,7 @@ quiet cluster the job may start up to a minute late. Seen with Slurm 22.05 to 26
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import waits_for_begin
@@ -28,13 +28,16 @@ class BeginTimes:
         """Record that these jobs may have been given a start time now (unix seconds)."""
         self._given.update(dict.fromkeys(jobs, now))
 
-    def overlooked(self, rows: Mapping[int, JobRow], now: float) -> list[JobRow]:
+    def overlooked(self, queue: Iterable[JobRow], now: float) -> list[JobRow]:
         """Return the jobs that still wait for a start time that has passed; each is returned once.
 
         Args:
-            rows: the queue, by job id.
+            queue: every job that Slurm lists.
             now: the time at which it was listed.
         """
+        if not self._given:
+            return []
+        rows = {row.job_id: row for row in queue if row.job_id in self._given}
         found = []
         for job, given in list(self._given.items()):
             row = rows.get(job)

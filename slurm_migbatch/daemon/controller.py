@@ -311,7 +311,7 @@ class Controller:
 
     def _wake_scheduler(self, snapshot: ClusterSnapshot) -> list[str]:
         """Have Slurm examine jobs whose start time it has overlooked; return notes on what failed."""
-        overlooked = self._begin_times.overlooked({row.job_id: row for row in snapshot.jobs}, snapshot.now)
+        overlooked = self._begin_times.overlooked(snapshot.jobs, snapshot.now)
         if not overlooked:
             return []
         try:

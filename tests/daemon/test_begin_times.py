@@ -15,7 +15,7 @@ def after(row: JobRow, *moments: float) -> list[list[int]]:
     """Return what was overlooked at each moment, in seconds after the start time was given."""
     times = BeginTimes()
     times.note([7], NOW)
-    return [[found.job_id for found in times.overlooked({7: row}, NOW + at)] for at in moments]
+    return [[found.job_id for found in times.overlooked([row], NOW + at)] for at in moments]
 
 
 def test_overlooked_job_is_returned_once_and_not_in_its_first_second() -> None:
@@ -29,7 +29,7 @@ def test_job_that_slurm_has_examined_is_left_alone() -> None:
 
 def test_start_time_of_a_user_is_left_alone() -> None:
     """Nobody noted it; and one far ahead is not a start time that migbatchd has given."""
-    assert BeginTimes().overlooked({7: WAITING}, NOW + 10) == []
+    assert BeginTimes().overlooked([WAITING], NOW + 10) == []
     assert after(replace(WAITING, eligible=NOW + 3600), 5, 100, 3700) == [[], [], []]
 
 
@@ -41,5 +41,5 @@ def test_state_of_the_moment_of_the_request_is_not_taken_for_its_result() -> Non
 def test_jobs_that_have_left_the_queue_are_forgotten() -> None:
     times = BeginTimes()
     times.note([7], NOW)
-    assert times.overlooked({}, NOW + 1) == []
-    assert times.overlooked({7: WAITING}, NOW + 5) == []
+    assert times.overlooked([], NOW + 1) == []
+    assert times.overlooked([WAITING], NOW + 5) == []
