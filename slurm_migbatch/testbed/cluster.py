@@ -171,7 +171,8 @@ class Cluster(RunningCluster):
         if self.spec.backup:
             for folder in ("local", "migbatch", "second/local", "second/migbatch"):
                 (self.directory / folder).mkdir(mode=0o755, parents=True)
-                shutil.chown(self.directory / folder, self.spec.slurm_user)
+                owner = self.spec.slurm_user if folder.endswith("local") else self.spec.daemon_user
+                shutil.chown(self.directory / folder, owner)
             names = "".join(f"{address} {name}\n" for name, address in conf.controllers(self.spec).items())
             (self.directory / "etc/hosts").write_text(names + Path("/etc/hosts").read_text())
         for user in self.users:

@@ -59,9 +59,9 @@ class Product:
         """Copy the node's files, write node.conf, the hooks and their runners, and name them in the specification."""
         self._copy(self.cluster.directory / "lib")
         secret = secrets.token_hex(32).encode()
-        for token in (self.etc / "token", self.etc / "controller-token"):
-            write_private(token, secret)
-        shutil.chown(token, self.cluster.spec.daemon_user)
+        write_private(self.etc / "token", secret)
+        write_private(self.etc / "controller-token", secret)
+        shutil.chown(self.etc / "controller-token", self.cluster.spec.daemon_user)
         (self.etc / "node.conf").write_text("".join(f"{key}={value}\n" for key, value in self._node_conf().items()))
         hooks = self.cluster.directory / "hooks"
         self.cluster.run([PYTHON, "-c", _INSTALL, str(self.cluster.directory / "lib"), str(hooks), str(self.etc)])
