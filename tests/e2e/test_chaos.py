@@ -100,10 +100,10 @@ def test_loans_that_ignore_the_signal_or_cannot_save_are_reclaimed(bed: Cluster)
     for job in inference:
         assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
     until("the end of its grace", lambda: "requeue" in [row["kind"] for row in actions(bed, full)])
-    assert saved(bed, full) == old, "there was no capacity for another one"
+    assert saved(bed, full) == old, "the disk was full, so no other checkpoint was written"
     until("the return of both", lambda: set(running(bed)) == {deaf, full})
     until("its second run", lambda: len(begun(bed, full)) == 2)
-    assert begun(bed, full) == [0, old], "no run had capacity for another checkpoint, until the end of the test"
+    assert begun(bed, full) == [0, old], "the disk stayed full until the end of the test"
     truth(bed)
     cancel(bed)
     until("the end of the loans", lambda: not loans(bed))

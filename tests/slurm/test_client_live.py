@@ -87,6 +87,8 @@ def test_job_whose_start_time_was_overlooked_starts_on_request(
         cluster.wait_job(job)
         if overlooked:
             break
+    else:
+        pytest.fail("Slurm examined each job in time")
 
 
 @pytest.mark.parametrize("limit", ["--time=5", "--time=UNLIMITED"])
