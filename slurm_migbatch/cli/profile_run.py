@@ -147,7 +147,11 @@ def _slo(value: str) -> float:
     help="With --server: output tokens per request [default: 128].",
 )
 @click.option("--engine", type=click.Choice(CHOICES["engine"]), help="With --server: engine [default: detected].")
-@click.option("--precision", metavar="WORD", help="With --server: bf16, fp8, awq, ... [default: from --model].")
+@click.option(
+    "--precision",
+    metavar="WORD",
+    help="For a language model: bf16, fp8, awq, ... [default: from --model]. With --kind train, that of the products.",
+)
 @click.option(
     "--tuning",
     callback=given(_tuning),
@@ -351,6 +355,7 @@ def _subject(options: RunOptions, device: Device) -> ProfiledModel:
         flops_per_item=options.flops,
         source=_source(options),
         tuning=options.tuning,
+        precision=_precision(options.precision),
     )
 
 

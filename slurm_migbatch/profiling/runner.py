@@ -35,6 +35,7 @@ class ProfiledModel:
     flops_per_item: float | None = None
     source: str = ""
     tuning: str = ""
+    precision: str = ""
 
     def owns(self, row: Measurement) -> bool:
         """Return whether an earlier row is of this model on such a device."""
@@ -42,8 +43,8 @@ class ProfiledModel:
 
     def is_about(self, row: Measurement) -> bool:
         """Return whether an earlier row is of this model on such a GPU or any slice of one."""
-        own = (self.device.gpu, self.model, self.kind, self.tuning)
-        return (row.gpu, row.model, row.kind, row.tuning) == own
+        own = (self.device.gpu, self.model, self.kind, self.tuning, self.precision)
+        return (row.gpu, row.model, row.kind, row.tuning, row.precision) == own
 
     def row(self, cell: MeasurementCell, outcome: Ran | DidNotFit, software: str = "") -> Measurement:
         """Return the row of an outcome; one without speed if the cell did not fit."""
@@ -56,6 +57,7 @@ class ProfiledModel:
             family=self.family,
             kind=self.kind,
             tuning=self.tuning,
+            precision=self.precision,
             profile=device.profile,
             compute_slices=device.compute_slices,
             memory_slices=device.memory_slices,

@@ -194,9 +194,11 @@ def _modules(step: Any) -> list[Any]:
     if torch is None:
         return []
     candidates = [getattr(step, "model", None), step, getattr(step, "__self__", None), getattr(step, "func", None)]
-    for cell in getattr(step, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # a name that is not bound yet
-            candidates.append(cell.cell_contents)
+    # torch.inference_mode()(step) keeps what it wraps
+    for function in (step, getattr(step, "__wrapped__", None)):
+        for cell in getattr(function, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # a name that is not bound yet
+                candidates.append(cell.cell_contents)
     modules = [module for module in candidates if isinstance(module, torch.nn.Module)]
     return modules[:1] if isinstance(getattr(step, "model", None), torch.nn.Module) else modules
 

@@ -355,6 +355,13 @@ TORCH = {
             class Bench(torch.nn.Module):
                 def __call__(self): pass
             return Bench(5)
+        def wrapped(batch):
+            import functools
+            model = torch.nn.Module(11)
+            inner = lambda: model(batch)
+            @functools.wraps(inner)
+            def outer(): return inner()
+            return outer
         def named(batch):
             teacher, student = torch.nn.Module(1000), torch.nn.Module(7)
             def step(): return teacher(student(batch))
@@ -389,7 +396,7 @@ def test_torch_is_synchronized_and_queried_for_facts(frameworks):
     assert (ran.params, ran.flops_per_item) == (30, 2000)
 
 
-@pytest.mark.parametrize(("name", "params"), [("itself", 5), ("named", 7)])
+@pytest.mark.parametrize(("name", "params"), [("itself", 5), ("named", 7), ("wrapped", 11)])
 def test_parameters_are_counted_for_the_model_that_is_run(frameworks, name, params):
     ran = go(Python(str(frameworks / "on_torch.py"), name), device=Device("GPU", "0"))
     assert (ran.params, ran.flops_per_item) == (params, None)
