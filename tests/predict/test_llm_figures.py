@@ -165,3 +165,60 @@ def test_model_that_is_no_language_model_gives_no_llm_workload() -> None:
     assert workload_of(parse("migbatch: batch=8")) is None
     with pytest.raises(Refusal):
         workload_of(parse("migbatch: max_num_seqs=8"))
+
+
+def test_training_step_of_a_small_model_is_limited_by_launches_on_every_slice() -> None:
+    """SmolLM2 takes the host longer than it takes even the smallest slice; Llama-3.2-1B with 8 sequences does not."""
+    small = {name: of.latency_s.mid for name, of in figures("model=smollm2-135m method=full seq=512").items()}
+    assert small["1g.10gb"] / small["7g.80gb"] < 1.4
+    large = {
+        name: of.latency_s.mid for name, of in figures("model=llama-3.2-1b method=full seq=2048 micro_batch=8").items()
+    }
+    assert large["1g.10gb"] / large["7g.80gb"] > 5
+    adapters, full = (
+        figures(f"model=smollm2-135m method={method} seq=128")["7g.80gb"].latency_s.mid for method in ("lora", "full")
+    )
+    assert adapters > full  # a third less passes, but twice the launches
+
+
+def test_interval_of_a_training_step_is_wider_where_the_host_decides() -> None:
+    def width(text: str) -> float:
+        interval = figures(text)["7g.80gb"].latency_s
+        return interval.high / interval.mid
+
+    assert width("model=smollm2-135m method=full seq=512") > 1.15 * width("model=llama-3.1-8b method=lora seq=8192")
+
+
+@pytest.mark.parametrize(
+    "work", ["engine=transformers input=8192tok max_num_seqs=1", "method=full seq=2048 micro_batch=8"]
+)
+def test_weights_in_32_bits_are_computed_in_32_bits(work: str) -> None:
+    times = {
+        dtype: figures(f"model=llama-3.2-1b dtype={dtype} {work}")["7g.80gb"].ttft_s.mid for dtype in ("bf16", "fp32")
+    }
+    assert 5 < times["fp32"] / times["bf16"] < 16
+
+
+def test_encoder_passes_its_batch_at_once() -> None:
+    one, many = (figures(f"model=bge-large batch={batch} input=128tok")["7g.80gb"] for batch in (1, 8))
+    assert many.latency_s.mid < 3 * one.latency_s.mid
+    assert many.tokens_s.mid > 3 * one.tokens_s.mid
+
+
+def test_engine_launches_less_than_pytorch_alone() -> None:
+    alone, engine = (
+        figures(f"model=llama-3.1-8b engine={engine} max_num_seqs=1 input=512tok output=128")["7g.80gb"].tpot_s.mid
+        for engine in ("transformers", "vllm")
+    )
+    assert 3 < alone / engine < 8
+
+
+def test_only_attention_without_a_fused_kernel_keeps_its_scores_in_training() -> None:
+    """BERT's memory grows with the tokens; that of DeBERTa, whose attention is always eager, with their square."""
+
+    def activations(text: str) -> float:
+        return need_of(workload(text), 81152).activations
+
+    for name, low, high in (("bert-base", 1.9, 2.1), ("deberta-v3-base", 2.5, 4.0)):
+        short, long = (activations(f"model={name} method=full seq={seq} micro_batch=8") for seq in (256, 512))
+        assert low < long / short < high, name

@@ -55,7 +55,7 @@ class Architecture:
     `outputs`: logits of a token where the vocabulary is unknown; 0: one for each of its entries.
     `encoder_layers`: of an encoder with the same sizes, whose output each decoder layer attends to. `source`: its
     tokens if it does not read the text. `extra`: other parameters. `item_mib`: working memory of one item of a plain
-    model (an image, a clip).
+    model (an image, a clip). `scores`: transformers has only its eager attention, which keeps the scores in training.
     """
 
     layers: int
@@ -84,6 +84,7 @@ class Architecture:
     kind: Kind = "decoder"
     item_mib: int = 0
     outputs: int = 0
+    scores: bool = False
 
     @cached_property
     def attention(self) -> int:

@@ -61,6 +61,7 @@ def _t5(*, heads: int, head: int = 64, first: bool = False, **more: Any) -> Arch
         encoder_layers=more["layers"],
         extra=2 * 32 * heads,
         kind="both",
+        scores=True,
         **more,
     )
 

@@ -196,7 +196,7 @@ def activations_mib(architecture: Architecture, training: Training, bytes_each: 
     read = architecture.source or training.seq
     for layers, tokens in ((architecture.layers, training.seq), (architecture.encoder_layers, read)):
         layer = bytes_per_token
-        if architecture.kind != "decoder":  # eager attention keeps the scores, their mask and the dropout result
+        if architecture.scores:  # eager attention keeps them, their mask and the dropout result
             layer += 2.5 * bytes_each * architecture.heads * tokens
         kept += tokens * layers * (width * bytes_each if training.checkpointing else layer)
         largest = max(largest, tokens * layer if layers and training.checkpointing else 0.0)

@@ -3,8 +3,10 @@
 Reading a prompt (prefill) is limited by the SMs; generating a token (decode) by reading all weights and every
 sequence's cache, so by the slice's share of memory bandwidth; each layer adds launches. Sequences that are served
 together wait for each other's prefills: while one generates its tokens, each other one begins
-once. GenZ (arXiv 2406.01698) and LLM-Viewer (arXiv 2402.16363) use the same kind of roofline with few
-efficiencies; `migbatch eval llm` shows how the efficiencies are fitted, and their error.
+once. Without a serving engine, and in training, PyTorch launches each operation by itself, while the GPU executes
+earlier ones: the slower of both counts, and small models and batches are as fast on a small slice. GenZ
+(arXiv 2406.01698) and LLM-Viewer (arXiv 2402.16363) use the same kind of roofline with few efficiencies; `migbatch eval
+llm` shows how the efficiencies are fitted, and their error, `migbatch eval torch` the error without an engine.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ class Efficiencies:
     """Efficiencies relative to a data sheet's figures.
 
     `compute`: share of the dense 16-bit rate in prefill; `narrow`: speedup of 8-bit weights with 8-bit
-    activations; `bandwidth`: share of the memory bandwidth in decode; `layer_us`: microseconds of launches and gaps
-    in each layer; `first`, `each`: prefills that a first token waits for, and further ones for each other sequence;
-    `turn`: share of the time between two requests' ends that the next one also waits. `spread_ttft`, `spread_tpot`:
-    standard deviations of logarithms, for a model that was not measured.
+    activations; `wide`: share of the dense 16-bit rate with 32-bit weights; `bandwidth`: share of the memory bandwidth
+    in decode; `layer_us`: microseconds of launches and gaps in each layer; `first`, `each`: prefills that a first token
+    waits for, and further ones for each other sequence; `turn`: share of the time between two requests' ends that the
+    next one also waits. `spread_ttft`, `spread_tpot`: standard deviations of logarithms, for a model that was not
+    measured. `eager`: launches run beside the GPU's work instead of adding to it.
     """
 
     compute: float = 0.766
@@ -43,11 +46,38 @@ class Efficiencies:
     turn: float = 0.2
     spread_ttft: float = 0.567
     spread_tpot: float = 0.119
+    wide: float = 0.045
+    eager: bool = False
 
 
 DEFAULT: Final = Efficiencies()
 """From the fit that `migbatch eval llm` makes on the 92 measurements of TensorRT-LLM, SGLang and vLLM on a whole H100
 in NVIDIA's aiconfigurator-core 0.12.0 (Apache-2.0, systems/silicon_sample.csv).
+"""
+EAGER: Final = Efficiencies(compute=0.48, layer_us=800.0, spread_ttft=0.4, spread_tpot=0.4, eager=True)
+"""PyTorch without an engine, from `measurements/` (`migbatch eval torch`): a whole H100 and one host, on whose
+processor launches depend. With 32-bit weights it reached seven tenths of the 32-bit rate, which is a fifteenth of the
+dense 16-bit rate; PyTorch uses TF32 for matrix products only if a program sets it.
+"""
+
+
+@dataclass(frozen=True)
+class TrainingEfficiencies:
+    """The same of a training step.
+
+    `compute`: share of the dense 16-bit rate, `wide`: with 32-bit weights that are not computed in 16 bits. `layer_us`:
+    microseconds of launches in each layer and pass; `adapted`: factor of these with adapters on all matrices.
+    """
+
+    compute: float = 0.37
+    wide: float = 0.04
+    layer_us: float = 1400.0
+    adapted: float = 2.0
+
+
+TRAINING: Final = TrainingEfficiencies()
+"""From the same measurements as EAGER; the model FLOPs utilisation that PaLM (arXiv 2204.02311, section 4.1) and later
+reports give for large models is 0.35 to 0.55.
 """
 EIGHT_BITS: Final = frozenset({"fp8", "fp8-dynamic", "fbgemm-fp8", "modelopt", "w8a8", "w8a8-fp8", "smoothquant"})
 """Quantisations whose products are computed in 8 bits."""
@@ -58,12 +88,10 @@ predictor`).
 """
 STRANGER_DOUBT: Final = 0.2
 """The same for a model of which only the size is known, and for an engine or kind of work that was not measured."""
-TRAINING_COMPUTE: Final = 0.4
-"""Share of the dense 16-bit rate in training: the model FLOPs utilisation that PaLM (arXiv 2204.02311, section 4.1) and
-later reports give for large models, 0.35 to 0.55.
-"""
 TRAINING_SPREAD: Final = 0.3
-"""Standard deviation of logarithms of a training step: the range of those reports."""
+"""Standard deviation of logarithms of a training step."""
+HOST_SPREAD: Final = 0.4
+"""The same of launches, which depend on the host."""
 SPAN: Final = 1.2816
 """Standard deviations that one in ten exceeds: both ends of an 80 % interval, 90 % bounds."""
 LATE: Final = 0.95
@@ -175,11 +203,25 @@ def machine_of(kind: GpuKind, info: ProfileInfo) -> Machine:
     )
 
 
-def prefill_s(architecture: Architecture, kept: Precision, tokens: float, machine: Machine, eff: Efficiencies) -> float:
-    """Return the seconds of the prefill of one prompt of this many tokens, without other sequences."""
-    rate = machine.flops * eff.compute * (eff.narrow if kept.name in EIGHT_BITS else 1.0)
+def efficiencies_of(workload: Workload) -> Efficiencies:
+    """Return the efficiencies of a workload's engine; models that generate nothing are assumed to run without one."""
+    serving = workload.serving
+    plain = serving is not None and not serving.engine and workload.architecture.kind in ("encoder", "both")
+    return EAGER if plain or (serving is not None and serving.engine == "transformers") else DEFAULT
+
+
+def prefill_s(
+    architecture: Architecture,
+    kept: Precision,
+    tokens: float,
+    machine: Machine,
+    eff: Efficiencies,
+    prompts: float = 1.0,
+) -> float:
+    """Return the seconds of one pass over `prompts` prompts of this many tokens each, without other sequences."""
     floor = weights_mib(architecture, kept) * MIB / (machine.bytes_s * eff.bandwidth)
-    return max(architecture.operations(tokens) / rate, floor) + _launches(architecture, eff)
+    device = max(prompts * architecture.operations(tokens) / _rate(kept, machine, eff), floor)
+    return _with_launches(device, architecture, eff)
 
 
 def step_s(workload: Workload, sequences: float, tokens: float, machine: Machine, eff: Efficiencies) -> float:
@@ -188,9 +230,15 @@ def step_s(workload: Workload, sequences: float, tokens: float, machine: Machine
     assert serving is not None
     read = weights_read_mib(architecture, kept, sequences) * MIB
     read += sequences * architecture.cache_values(round(tokens)) * serving.cache_bits / 8
-    rate = machine.flops * eff.compute * (eff.narrow if kept.name in EIGHT_BITS else 1.0)
-    compute = sequences * architecture.operations(1, tokens) / rate
-    return max(read / (machine.bytes_s * eff.bandwidth), compute) + _launches(architecture, eff)
+    compute = sequences * architecture.operations(1, tokens) / _rate(kept, machine, eff)
+    return _with_launches(max(read / (machine.bytes_s * eff.bandwidth), compute), architecture, eff)
+
+
+def _rate(kept: Precision, machine: Machine, eff: Efficiencies) -> float:
+    """Return the operations per second in a pass with weights of this precision."""
+    if kept.bits > 16:
+        return machine.flops * eff.wide
+    return machine.flops * eff.compute * (eff.narrow if kept.name in EIGHT_BITS else 1.0)
 
 
 def weights_read_mib(architecture: Architecture, kept: Precision, sequences: float) -> float:
@@ -206,8 +254,10 @@ def weights_read_mib(architecture: Architecture, kept: Precision, sequences: flo
     return read - architecture.routed * kept.bits / 8 / MIB * unused
 
 
-def _launches(architecture: Architecture, eff: Efficiencies) -> float:
-    return (architecture.layers + architecture.encoder_layers) * eff.layer_us * 1e-6
+def _with_launches(device_s: float, architecture: Architecture, eff: Efficiencies) -> float:
+    launches_s = (architecture.layers + architecture.encoder_layers) * eff.layer_us * 1e-6
+    # a smooth maximum: launches run ahead of the GPU, but not from the first to the last
+    return math.hypot(device_s, launches_s) if eff.eager else device_s + launches_s
 
 
 def fitting(workload: Workload, need: Need, machine: Machine) -> float:
@@ -219,17 +269,19 @@ def fitting(workload: Workload, need: Need, machine: Machine) -> float:
     return max(cache_mib / sequence_mib, 1.0) if sequence_mib > 0 else float(serving.concurrency)
 
 
-def pace_of(workload: Workload, need: Need, machine: Machine, eff: Efficiencies = DEFAULT) -> Pace:
+def pace_of(workload: Workload, need: Need, machine: Machine, eff: Efficiencies | None = None) -> Pace:
     """Return the performance of a slice with this many sequences at once, each followed by another: a closed-loop
-    benchmark.
+    benchmark. `eff` defaults to those of the workload's engine.
     """
     serving = workload.serving
     assert serving is not None
+    eff = eff or efficiencies_of(workload)
     inputs, outputs = float(serving.input), float(max(serving.output, 1))
     at_once = min(float(serving.concurrency), fitting(workload, need, machine))
-    prefill = prefill_s(workload.architecture, workload.precision, inputs, machine, eff)
     if workload.architecture.kind in ("encoder", "plain"):
-        return Pace(prefill * at_once, 0.0, prefill * at_once, inputs / prefill, round(at_once))
+        batch = prefill_s(workload.architecture, workload.precision, inputs, machine, eff, at_once)
+        return Pace(batch, 0.0, batch, at_once * inputs / batch, round(at_once))
+    prefill = prefill_s(workload.architecture, workload.precision, inputs, machine, eff)
     step = step_s(workload, at_once, inputs + outputs / 2, machine, eff)
     others = at_once - 1.0
     tpot = step + others * prefill / outputs
@@ -270,8 +322,8 @@ def figures_of(
 
 def arithmetic_spread(workload: Workload, machine: Machine) -> tuple[float, float]:
     """Return the standard deviations of logarithms of computed times: to the first token, of each further one."""
-    doubt = _doubt(workload, machine)
-    return math.hypot(DEFAULT.spread_ttft, doubt), math.hypot(DEFAULT.spread_tpot, doubt)
+    eff, doubt = efficiencies_of(workload), _doubt(workload, machine)
+    return math.hypot(eff.spread_ttft, doubt), math.hypot(eff.spread_tpot, doubt)
 
 
 def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, correction: Correction = ASIS) -> Pace:
@@ -297,7 +349,8 @@ def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, corre
             high = middle
     pace = replace(pace, tokens_s=full.tokens_s)  # the stated rate is the slice's capacity
     load = min(rate / max(most, 1e-12), LATE)
-    prefill = prefill_s(workload.architecture, workload.precision, float(serving.input), machine, DEFAULT)
+    eff = efficiencies_of(workload)
+    prefill = prefill_s(workload.architecture, workload.precision, float(serving.input), machine, eff)
     waits = load / (2.0 * (1.0 - load)) * prefill
     return replace(pace, ttft=pace.ttft + waits, request=pace.request + waits)
 
@@ -306,7 +359,7 @@ def _training_figures(
     workload: Workload, training: Training, need: Need, machine: Machine, memory: Interval, correction: Correction
 ) -> TokenFigures:
     seconds = training_step_s(workload, need, machine) * math.exp(correction.step)
-    spread = correction.spread_step or training_spread(workload, machine)
+    spread = correction.spread_step or training_spread(workload, need, machine)
     speeds = workload.architecture.kind != "plain"
     tokens = training.micro_batch * (training.seq if speeds else 1)
     step, rate = _interval(seconds, spread), _interval(training.micro_batch / seconds, spread)
@@ -316,13 +369,20 @@ def _training_figures(
     )
 
 
-def training_spread(workload: Workload, machine: Machine) -> float:
+def training_spread(workload: Workload, need: Need, machine: Machine) -> float:
     """Return the standard deviation of the logarithm of a computed training step."""
-    return math.hypot(TRAINING_SPREAD, _doubt(workload, machine))
+    device, host = _training_parts(workload, need, machine, TRAINING)
+    by_host = host**2 / (device**2 + host**2)
+    return math.hypot(TRAINING_SPREAD, HOST_SPREAD * by_host, _doubt(workload, machine))
 
 
-def training_step_s(workload: Workload, need: Need, machine: Machine) -> float:
+def training_step_s(workload: Workload, need: Need, machine: Machine, eff: TrainingEfficiencies = TRAINING) -> float:
     """Return the computed seconds of a training step."""
+    return math.hypot(*_training_parts(workload, need, machine, eff))
+
+
+def _training_parts(workload: Workload, need: Need, machine: Machine, eff: TrainingEfficiencies) -> tuple[float, float]:
+    """Return the seconds that a training step takes the GPU, and those of its launches."""
     architecture, training = workload.architecture, workload.training
     assert training is not None
     tokens = float(training.seq * training.micro_batch)
@@ -331,9 +391,13 @@ def training_step_s(workload: Workload, need: Need, machine: Machine) -> float:
     operations = architecture.operations(float(training.seq)) * training.micro_batch
     if architecture.kind == "plain":
         operations, tokens = 2.0 * architecture.extra * training.micro_batch, float(training.micro_batch)
-    compute = passes * operations / (machine.flops * TRAINING_COMPUTE)
+    rate = machine.flops * (eff.wide if workload.precision.bits > 16 else eff.compute)
+    compute = passes * operations / rate
     states = (need.weights + 2.0 * need.states) * MIB / machine.bytes_s
-    return compute + states + architecture.logits * tokens * LOGIT_BYTES / machine.bytes_s
+    device = compute + states + architecture.logits * tokens * LOGIT_BYTES / machine.bytes_s
+    layers = architecture.layers + architecture.encoder_layers
+    host = passes * layers * eff.layer_us * 1e-6 * (1.0 if training.method == "full" else eff.adapted)
+    return device, host
 
 
 def _doubt(workload: Workload, machine: Machine) -> float:

@@ -128,7 +128,7 @@ def point_of(row: Measurement) -> TrainedPoint | None:
     usable = row.input_size and row.procs == 1 and row.source not in (RUNS, SILENT)
     if not usable or row.gpu == CPU or not _agrees(row):
         return None
-    workload = _workload(row)
+    workload = tuned_workload(row)
     if workload is None or workload.architecture.kind == "plain":
         return None
     machine, sm = machine_of(row)
@@ -141,11 +141,12 @@ def point_of(row: Measurement) -> TrainedPoint | None:
         return None
     return TrainedPoint(
         model_of(row.gpu), workload.model.name, way_of(workload), laboratory_of(row), shape_of(workload),
-        load_of(workload, sm), (step, memory), training_spread(workload, machine),
+        load_of(workload, sm), (step, memory), training_spread(workload, need, machine),
     )  # fmt: skip
 
 
-def _workload(row: Measurement) -> Workload | None:
+def tuned_workload(row: Measurement) -> Workload | None:
+    """Return the training job of a row; None if its values are refused or it is no language model."""
     tuning = row.trained
     llm = replace(
         weights_hint(row),
@@ -216,7 +217,8 @@ class TrainedMeasurements:
         """Return the correction for a training job on a share of a GPU."""
         if gpu not in self._steps or workload.training is None or workload.architecture.kind == "plain":
             return ASIS
-        asked = _asked(workload, gpu, share, training_spread(workload, machine))
+        spread = training_spread(workload, need_of(workload, int(machine.mib)), machine)
+        asked = _asked(workload, gpu, share, spread)
         shift, spread, own = self._steps[gpu].at(asked)
         return Correction(step=shift, spread_step=spread, points=own)
 
