@@ -23,6 +23,7 @@ SMALL: Final[dict[str, list[str]]] = {
     "eval llm": ["--data", "{served}"],
     "eval predictor": ["--data", "{sliced}", "--quick"],
     "eval profiling": ["--data", "{sliced}"],
+    "eval torch": ["--data", str(Path(__file__).parents[2] / "measurements")],
 }
 #: commands that take minutes, and where they, or their parts, are tested with less work
 LONG: Final = {
@@ -57,8 +58,8 @@ def named() -> dict[str, list[list[str]]]:
             continue
         last = 2 if words[1] == "study" else 1
         for name in re.split(r"[|,]", words[last].strip("{}")):
-            options = [word for word in words[last + 1 :] if word != "DIR"]
-            kept = [word for word in options if word not in ("--data", "--plot", "--leave")]
+            options = [word for word in words[last + 1 :] if word not in ("DIR", "measurements")]
+            kept = [word for word in options if word not in ("--data", "--train", "--plot", "--leave")]
             found.setdefault(" ".join([*words[:last], name]), []).append(kept)
     return found
 

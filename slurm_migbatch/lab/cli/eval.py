@@ -196,6 +196,50 @@ def llm(data: Path, as_json: bool) -> None:
     print_bars(result)
 
 
+@eval_.command()
+@data_option
+@json_option
+def torch(data: Path, as_json: bool) -> None:
+    """Time and memory of language models in PyTorch without an engine, each network held out of the fit in turn.
+
+    Tables are common ones, as `migbatch profile run` writes them: of kind infer a pass over a batch, of kind train a
+    step, on one whole GPU. The data sheet's rates without launches are printed for comparison.
+    """
+    from slurm_migbatch.lab.evaluate.torch import evaluate, read
+
+    with measuring():
+        result = {"data": str(data), **evaluate(read(data))}
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    counts = ", ".join(f"{count} of {kind}" for kind, count in result["points"].items())
+    click.echo(f"{len(result['networks'])} networks, points: {counts}")
+    for kind, values in result["fit"].items():
+        fitted = " ".join(f"{name}={value:g} ({result['shipped'][kind][name]:g})" for name, value in values.items())
+        click.echo(f"fit on all of {kind} (as shipped): {fitted}")
+    click.echo("mean and median error in %")
+    lines = [
+        (*name.split("/"), f"{score['mean']:.1f}", f"{score['median']:.1f}")
+        for name, score in result["scores"].items()
+        if score is not None
+    ]
+    print_table(("kind", "figure", "computed", "mean", "median"), lines)
+    click.echo("mean error in % by network")
+    shown = {
+        name: score for name, score in result["scores"].items() if score and name.endswith(("held out", "shipped"))
+    }
+    shown = {name: score for name, score in shown.items() if name.count("memory") or name.endswith("held out")}
+    rows = [
+        (network, *(f"{score['per_network'].get(network, '-')}" for score in shown.values()))
+        for network in result["networks"]
+    ]
+    print_table(("network", *(" ".join(name.split("/")[:2]) for name in shown)), rows)
+    for name, levels in result["coverage"].items():
+        shares = ", ".join(f"{level} held {share:.1%}" for level, share in levels.items())
+        click.echo(f"intervals of {name.replace('/', ': ')}: {shares}")
+    print_bars(result)
+
+
 def _print_services(result: dict[str, Any]) -> None:
     for note in result["notes"]:
         click.echo(f"note: {note}")
