@@ -21,7 +21,7 @@ APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge slurm-wlm-basic-plu
 # Each process of a run imports every test: compiled anew, they take longer to import than most of them to run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv system driver demo test test-fast test-all test-engine lint bench soak kills pyslurm test-matrix test-databases deb rpm clean
+.PHONY: help venv system driver demo test test-fast test-all test-engine test-torch lint bench soak kills pyslurm test-matrix test-databases deb rpm clean
 
 help: ## this list
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -52,18 +52,22 @@ lint: venv ## ruff, import contracts and mypy
 	$(BIN)/mypy packages/*.py
 
 test: venv system ## every test but those that build packages or need a browser, real private Slurm clusters included (WORKERS=n at once)
-	$(PYTEST) -m 'not packages and not engine and not browser and not ruby'
+	$(PYTEST) -m 'not packages and not engine and not torch and not browser and not ruby'
 
 test-fast: venv system ## the tests that need no Slurm, with few generated examples
-	$(BIN)/pytest -n $(or $(WORKERS),auto) --dist loadfile --hypothesis-profile=few -m 'not slurm and not packages and not engine and not browser and not ruby'
+	$(BIN)/pytest -n $(or $(WORKERS),auto) --dist loadfile --hypothesis-profile=few -m 'not slurm and not packages and not engine and not torch and not browser and not ruby'
 
 test-all: venv system ## every test with all of its generated examples, packages built and installed, pages in Chromium
 	@./.ci/system-packages rpm ruby chromium fonts-dejavu-core
-	$(PYTEST) --hypothesis-profile=all -m 'not engine'
+	$(PYTEST) --hypothesis-profile=all -m 'not engine and not torch'
 
 test-engine: venv ## `migbatch profile run --server` on a real serving engine (llama.cpp, random weights, the CPU)
 	$(BIN)/pip install --quiet -e '.[engine]'
 	$(BIN)/pytest -m engine tests/profiling
+
+test-torch: venv ## elastic trainings with PyTorch, on the GPU if there is one: the same weights after interruptions
+	$(BIN)/pip install --quiet -e '.[torch]'
+	$(BIN)/pytest -m torch tests/elastic
 
 bench: venv system ## what the filter, the hooks, the reports and the learning cost
 	$(BIN)/migbatch bench submit
