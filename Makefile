@@ -44,12 +44,13 @@ driver: venv ## compile the simulated NVIDIA driver (also done on first use)
 demo: venv system ## a private cluster, jobs of three users, and checks of what they got (3 minutes)
 	$(BIN)/python -m slurm_migbatch.testbed.demo
 
-lint: venv ## ruff, import contracts and mypy
+lint: venv ## ruff, import contracts, mypy, and the simulated driver without a warning of the compiler
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
 	$(BIN)/mypy packages/*.py
+	$(MAKE) -s -C slurm_migbatch/testbed/driver BUILD=$(CURDIR)/build/lint CFLAGS="-O2 -Werror"
 
 test: venv system ## every test but those that build packages or need a browser, real private Slurm clusters included (WORKERS=n at once)
 	$(PYTEST) -m 'not packages and not engine and not torch and not browser and not ruby'

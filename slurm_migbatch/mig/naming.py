@@ -1,6 +1,6 @@
 """Name GPU instance profiles if the driver does not.
 
-Drivers name a profile only while MIG is on and only through the newer query; before that the name is computed as
+Drivers name a profile only through the newer query, and some only while MIG is on; else the name is computed as
 in NVIDIA's own tools (go-nvlib, pkg/nvlib/device/mig_profile.go): the profile's memory is rounded up to eighths of the
 GPU's memory, and these are multiplied by the GPU's memory in whole GiB.
 """

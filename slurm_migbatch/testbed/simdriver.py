@@ -20,6 +20,7 @@ import subprocess
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,13 +98,17 @@ def build(dest: Path | None = None) -> Path:
     return target / LIBRARY
 
 
-def _free_major() -> int:
-    """Return a character device major that no driver of this host serves, so that opening its devices gives ENXIO."""
-    served = {line.split()[0] for line in Path("/proc/devices").read_text().splitlines() if line[:3].strip().isdigit()}
-    for major in range(254, 239, -1):  # the range for local and experimental use
+def _free_major(devices: str) -> int:
+    """Return a device major that no driver of this host serves, so that opening its devices gives ENXIO.
+
+    `devices` is the text of /proc/devices.
+    """
+    served = {line.split()[0] for line in devices.splitlines() if line[:3].strip().isdigit()}
+    # for local and experimental use, from which drivers also take theirs, then what drivers take when that is full
+    for major in chain(range(254, 233, -1), range(127, 119, -1), range(63, 59, -1), range(511, 383, -1)):
         if str(major) not in served:
             return major
-    raise SimDriverError("no free device major between 240 and 254 on this host")
+    raise SimDriverError("no free character device major on this host, see /proc/devices")
 
 
 _FUNCTIONS: dict[str, list[Any]] = {
@@ -222,7 +227,8 @@ class SimulatedMachine:
         (path / "libnvidia-ml.so").symlink_to(LIBRARY)
         lines = [f"{gpu} {minor} {uuid.uuid4()}" for gpu, minor in zip(gpus, device_minors, strict=True)]
         control = _DriverControl(path / CONTROL)
-        control("create", path, "\n".join(lines).encode(), int(mig), _free_major(), int(ampere_auto_reset))
+        major = _free_major(Path("/proc/devices").read_text())
+        control("create", path, "\n".join(lines).encode(), int(mig), major, int(ampere_auto_reset))
         machine = cls(path)
         machine.set_latency(latency)
         return machine

@@ -56,6 +56,8 @@ def test_model_has_exactly_the_published_profiles(opened, model):
             found.add(pynvml.nvmlDeviceGetGpuInstanceProfileInfo(opened[model], enum).name.removeprefix("MIG "))
         except pynvml.NVMLError_NotSupported:
             continue
+        except pynvml.NVMLError_InvalidArgument:  # nvidia-ml-py may know profiles of newer drivers
+            break
     assert found == {row.name for row in FACTS[model].rows}
 
 

@@ -121,13 +121,25 @@ def test_creation_order_matters_without_explicit_placements(machine):
         pynvml.nvmlDeviceCreateGpuInstance(device, profile_id)
 
 
-def test_all_possible_placements_are_listed_and_a_small_array_is_rejected(machine):
+def test_all_possible_placements_are_listed_whatever_count_says_before(machine):
+    """The caller's array must be large enough; nvml.h has no error for one that is not."""
     create(gpu(), 9, 4, 4)
     assert placements(gpu(), 9) == [(0, 4), (4, 4)]
     count = ctypes.c_uint(1)
-    array = (pynvml.c_nvmlGpuInstancePlacement_t * 1)()
+    array = (pynvml.c_nvmlGpuInstancePlacement_t * 2)()
     result = code(pynvml.nvmlDeviceGetGpuInstancePossiblePlacements, gpu(), 9, array, ctypes.byref(count))
-    assert (result, count.value) == (pynvml.NVML_ERROR_INSUFFICIENT_SIZE, 2)
+    assert (result, count.value) == (0, 2)
+    assert [(place.start, place.size) for place in array] == [(0, 4), (4, 4)]
+
+
+def test_placements_before_version_2_need_an_array_and_know_no_media_extensions(machine):
+    call = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetGpuInstancePossiblePlacements")
+    count = ctypes.c_uint(0)
+    array = (pynvml.c_nvmlGpuInstancePlacement_t * 8)()
+    assert call(gpu(), 9, None, ctypes.byref(count)) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert call(gpu(), 20, array, ctypes.byref(count)) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert (call(gpu(), 9, array, ctypes.byref(count)), count.value) == (0, 2)
+    assert [(place.start, place.size) for place in array[:2]] == [(0, 4), (4, 4)]
 
 
 def test_compute_instances_share_one_gpu_instance(machine):

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from slurm_migbatch.testbed import simdriver
-from slurm_migbatch.testbed.simdriver import GPU_MODELS, SimDriverError, SimulatedMachine, build
+from slurm_migbatch.testbed.simdriver import GPU_MODELS, SimDriverError, SimulatedMachine, _free_major, build
 from tests.support.driver_helpers import code, create, gpu, nvml, slice_of
 
 
@@ -34,8 +34,21 @@ def test_failed_build_reports_the_compiler_message(tmp_path, monkeypatch):
         build(tmp_path / "out")
 
 
+def test_device_major_is_one_that_the_host_does_not_serve():
+    """Hosts with many drivers serve all of 234 to 254."""
+    head = "Character devices:\n  1 mem\n  4 /dev/vc/0\n"
+    assert _free_major(f"{head}254 ndctl\n\nBlock devices:\n  7 loop\n253 device-mapper\n") == 252
+    busy = head + "".join(f"{major} nvidia-{major}\n" for major in range(234, 255))
+    assert _free_major(busy) == 127
+    busy += "".join(f"{major:3} other\n" for major in (*range(60, 64), *range(120, 128)))
+    assert _free_major(busy) == 511
+    busy += "".join(f"{major} other\n" for major in range(384, 512))
+    with pytest.raises(SimDriverError, match="no free character device major"):
+        _free_major(busy)
+
+
 def test_sources_compile_without_any_warning(tmp_path):
-    """-Wall -Wextra -Werror come from the Makefile; this adds what the Makefile leaves out."""
+    """-Wall and -Wextra come from the Makefile, -Werror from `make lint`; this adds what both leave out."""
     extra = ["-Wall", "-Wextra", "-Wconversion", "-Wno-sign-conversion", "-Wpointer-arith", "-Wcast-qual", "-Werror"]
     for source in sorted(simdriver.SOURCES.glob("*.c")):
         subprocess.run(["cc", "-std=gnu11", "-fsyntax-only", *extra, str(source)], check=True)

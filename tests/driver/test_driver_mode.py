@@ -3,7 +3,7 @@
 import pynvml
 import pytest
 
-from tests.support.driver_helpers import code, create, gpu, instances, nvml, slice_of
+from tests.support.driver_helpers import code, create, gpu, instances, nvml, placements, slice_of
 
 AMPERE = ["a30", "a100-40gb", "a100-80gb"]
 LATER = ["h100-80gb", "h200", "b200", "rtx-pro-6000"]
@@ -75,17 +75,35 @@ def test_mig_mode_cannot_change_while_a_process_runs(make):
         assert pynvml.nvmlDeviceSetMigMode(gpu(), 1) == 0
 
 
-def test_without_mig_only_version_1_profile_info_is_available(make):
+def test_without_mig_profiles_are_described_and_nothing_can_be_created(make):
+    """Ampere is taken to answer like Hopper, whose answers test_driver_recorded.py compares one by one."""
+    with nvml(make(["h100-80gb", "a100-80gb"], mig=False)):
+        for index in range(2):
+            device = gpu(index)
+            for version in (1, 2):
+                assert pynvml.nvmlDeviceGetGpuInstanceProfileInfo(device, 0, version=version).id == 19
+            assert pynvml.nvmlDeviceGetGpuInstanceProfileInfoByIdV(device, 19).name == "MIG 1g.10gb"
+            assert pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, 19) == 7
+            assert instances(device, 19) == []
+            assert code(pynvml.nvmlDeviceGetGpuInstanceById, device, 0) == pynvml.NVML_ERROR_NOT_FOUND
+            assert code(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device, 0) == pynvml.NVML_ERROR_NOT_FOUND
+            assert pynvml.nvmlDeviceGetMaxMigDeviceCount(device) == 0
+            assert code(pynvml.nvmlDeviceCreateGpuInstance, device, 19) == pynvml.NVML_ERROR_NOT_SUPPORTED
+            assert code(create, device, 19, 0, 1) == pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+def test_profile_ids_of_other_gpus_are_known_without_mig(make):
     with nvml(make(["h100-80gb"], mig=False)):
-        refused = pynvml.NVML_ERROR_NOT_SUPPORTED
-        assert pynvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu(), 0, version=1).id == 19
-        assert code(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu(), 0) == refused
-        assert code(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity, gpu(), 19) == refused
-        assert code(pynvml.nvmlDeviceCreateGpuInstance, gpu(), 19) == refused
-        assert code(create, gpu(), 19, 0, 1) == refused
-        assert code(instances, gpu(), 19) == refused
-        assert code(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu(), 0) == refused
-        assert pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu()) == 0
+        unknown = pynvml.NVML_ERROR_INVALID_ARGUMENT
+        for profile_id, info, rest in (
+            (21, pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED),
+            (2, unknown, unknown),
+        ):
+            assert code(pynvml.nvmlDeviceGetGpuInstanceProfileInfoByIdV, gpu(), profile_id) == info
+            assert code(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity, gpu(), profile_id) == rest
+            assert code(placements, gpu(), profile_id) == rest
+        assert instances(gpu(), 21) == []
+        assert code(instances, gpu(), 2) == unknown
 
 
 def test_reboot_removes_instances_processes_and_sessions(machine):

@@ -53,9 +53,14 @@ def test_profiles_have_the_profile_ids_of_the_device_and_not_the_enums(h100, a30
 
 
 @pytest.mark.parametrize("model", GPU_MODELS)
-def test_geometry_is_the_same_with_mig_off(tmp_path, geometries, model):
-    """With MIG off, profile names are computed instead of read."""
+@pytest.mark.parametrize("names", ["reported", "computed"])
+def test_geometry_is_the_same_with_mig_off(tmp_path, monkeypatch, geometries, model, names):
+    """Drivers differ in whether they name profiles with MIG off; names that they report are not computed."""
     machine = SimulatedMachine.create(tmp_path / "off", gpus=[model], mig=False)
+    if names == "computed":
+        machine.fail("nvmlDeviceGetGpuInstanceProfileInfoV", pynvml.NVML_ERROR_NOT_SUPPORTED, times=None)
+    else:
+        monkeypatch.setattr("slurm_migbatch.mig.nvml.describe.computed_profile", None)
     with NvmlDriver(str(machine.library)) as driver:
         (gpu,) = driver.gpus()
         assert gpu.mig_mode() == (False, False)

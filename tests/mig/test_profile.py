@@ -65,6 +65,9 @@ def test_profiles_are_ordered_by_compute_then_memory_then_suffix():
         (0, 1, 9984, 81559, "1g.10gb"),
         (7, 1, 9984, 81559, "1g.10gb+me"),
         (2, 3, 71168, 143771, "3g.71gb"),  # half a GB rounds up
+        (2, 3, 71424, 143771, "3g.71gb"),  # as newer drivers report it
+        (9, 1, 33280, 143771, "1g.35gb"),
+        (4, 7, 143360, 143771, "7g.141gb"),
         (0, 1, 16384, 143771, "1g.18gb"),
         (0xD, 1, 24192, 97887, "1g.24gb-me"),
         (0x10, 2, 48512, 97887, "2g.48gb+me.all"),

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import pynvml
 import pytest
 
 from slurm_migbatch.mig.driver import DriverMissing, InvalidRequest, NotFound
@@ -160,6 +161,17 @@ def test_memory_still_held_from_the_last_point_is_not_subtracted(machine, sleepe
     machine.start_process(uuid, sleeper.pid, memory_mib=400)
     with meter.watch({sleeper.pid}) as peak:
         assert seen(peak, 400)
+
+
+def test_memory_that_the_driver_keeps_for_itself_is_not_in_use(tmp_path):
+    """Some 400 to 600 MiB of a whole GPU, which made an idle one look used."""
+    machine = SimulatedMachine.create(tmp_path / "whole", gpus=["h100-80gb"], mig=False)
+    with VisibleDevice("0", str(machine.library)) as device:
+        assert device.usage().used == 0
+        machine.start_process(device.seen.uuid, memory_mib=300)
+        assert device.usage().used == 300
+        machine.fail("nvmlDeviceGetMemoryInfo_v2", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, times=None)
+        assert device.usage().used > 300  # drivers before R510 do not tell it apart
 
 
 def test_closing_the_device_unloads_the_library(machine):

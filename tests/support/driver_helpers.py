@@ -37,6 +37,15 @@ GPUS: dict[str, dict[str, Row]] = {
 }
 
 
+class ProfileV3(ctypes.Structure):
+    """nvmlGpuInstanceProfileInfo_v3_t, which is missing from nvidia-ml-py."""
+
+    _fields_ = [
+        *[field for field in pynvml.c_nvmlGpuInstanceProfileInfo_v2_t._fields_ if field[0] != "isP2pSupported"],
+        ("capabilities", ctypes.c_uint),
+    ]
+
+
 @contextmanager
 def nvml(machine: SimulatedMachine) -> Iterator[Any]:
     """Let pynvml use `machine`, whatever library this process used before."""

@@ -1,4 +1,6 @@
-"""Public facts about each simulated GPU, with their sources; nothing here is read from the driver.
+"""Facts about each simulated GPU, with their sources: public ones, and recorded answers of real drivers.
+
+Nothing here is read from the simulated driver.
 
 A row is what `nvidia-smi mig -lgip` prints of one profile: GiB of memory as printed, SMs, copy engines, decoders,
 encoders, JPEG and OFA engines, instances; the placements are those of `-lgipp`. The driver reports memory in MiB and
@@ -13,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GUIDE = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html"
+RECORDED = "driver 580.159.04, recorded (tests/support/recorded)"
 START = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/getting-started-with-mig.html"
 
 
@@ -149,7 +152,7 @@ A100_80 = Facts(
 H100_GUIDE = f"{GUIDE}#h100-mig-profiles"
 H100_LISTING = "https://jbarrow.ai/field_notes/nvidia-mig/ (-lgip of an H100 80GB HBM3)"
 H100_PLACES = "https://github.com/NVIDIA/go-nvml/issues/146 (-lgi: 2g at 0:2 and 2:2, 3g at 4:4)"
-H100_BOTH = (H100_LISTING, H100_GUIDE, H100_PLACES)
+H100_BOTH = (RECORDED, H100_LISTING, H100_GUIDE, H100_PLACES)
 H100 = Facts(
     "NVIDIA H100 80GB HBM3",
     132,
@@ -158,6 +161,7 @@ H100 = Facts(
     (9, 0),
     0x2330,
     (
+        RECORDED,
         "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html (name)",
         "NVIDIA H100 Tensor Core GPU Architecture whitepaper (132 SMs, compute capability)",
         "https://github.com/NVIDIA/mig-parted/blob/main/deployments/systemd/config-default.yaml (PCI ids)",
@@ -171,13 +175,13 @@ H100 = Facts(
         Row("4g.40gb", 5, 3, 4, 39.5, 64, 4, 4, 0, 4, 0, 1, ONLY, 4, H100_BOTH),
         Row("7g.80gb", 0, 4, 7, 79.25, 132, 8, 7, 0, 7, 1, 1, ONLY, 8, H100_BOTH),
     ),
-    ("memory_mib",),
 )
 
 H200_GUIDE = f"{GUIDE}#h200-mig-profiles"
 H200_LISTING = "https://github.com/NVIDIA/mig-parted/issues/120 (-lgip of an H200)"
 H200_PLACES = "https://github.com/openshift/instaslice-operator test/utils/emulated.go (placements)"
-H200_BOTH = (H200_LISTING, H200_GUIDE, H200_PLACES)
+H200_MEMORY = "32.25, 69.50 and 139.75 GiB in the listing (an older driver); the recorded driver is followed"
+H200_BOTH = (RECORDED, H200_LISTING, H200_GUIDE, H200_PLACES)
 H200 = Facts(
     "NVIDIA H200",
     132,
@@ -186,19 +190,19 @@ H200 = Facts(
     (9, 0),
     0x2335,
     (
+        RECORDED,
         "https://github.com/NVIDIA/mig-parted/issues/120 (name, PCI id 0x233510DE)",
         "NVIDIA H200 datasheet (141 GB; the GH100 of the H100 SXM)",
     ),
     (
         Row("1g.18gb", 19, 0, 1, 16.0, 16, 1, 1, 0, 1, 0, 7, SEVEN, 1, H200_BOTH),
         Row("1g.18gb+me", 20, 7, 1, 16.0, 16, 1, 1, 0, 1, 1, 1, SEVEN, 1, H200_BOTH),
-        Row("1g.35gb", 15, 9, 1, 32.25, 26, 1, 1, 0, 1, 0, 4, EVEN, 2, H200_BOTH),
-        Row("2g.35gb", 14, 1, 2, 32.25, 32, 2, 2, 0, 2, 0, 3, PAIRS, 2, H200_BOTH),
-        Row("3g.71gb", 9, 2, 3, 69.5, 60, 3, 3, 0, 3, 0, 2, HALVES, 4, H200_BOTH),
-        Row("4g.71gb", 5, 3, 4, 69.5, 64, 4, 4, 0, 4, 0, 1, ONLY, 4, H200_BOTH),
-        Row("7g.141gb", 0, 4, 7, 139.75, 132, 8, 7, 0, 7, 1, 1, ONLY, 8, H200_BOTH),
+        Row("1g.35gb", 15, 9, 1, 32.5, 26, 1, 1, 0, 1, 0, 4, EVEN, 2, H200_BOTH, (), H200_MEMORY),
+        Row("2g.35gb", 14, 1, 2, 32.5, 32, 2, 2, 0, 2, 0, 3, PAIRS, 2, H200_BOTH, (), H200_MEMORY),
+        Row("3g.71gb", 9, 2, 3, 69.75, 60, 3, 3, 0, 3, 0, 2, HALVES, 4, H200_BOTH, (), H200_MEMORY),
+        Row("4g.71gb", 5, 3, 4, 69.75, 64, 4, 4, 0, 4, 0, 1, ONLY, 4, H200_BOTH, (), H200_MEMORY),
+        Row("7g.141gb", 0, 4, 7, 140.0, 132, 8, 7, 0, 7, 1, 1, ONLY, 8, H200_BOTH, (), H200_MEMORY),
     ),
-    ("memory_mib",),
 )
 
 # -- B200 ----------------------------------------------------------------------------------------------------------

@@ -35,19 +35,19 @@ class Ask(Protocol):
         """Call with the GPU's handle before `args`; `operation` names the call in the DriverError it may raise."""
 
 
-def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometry, tuple[query.KnownProfile, ...]]:
+def read_geometry(gpu: str, model: str, ask: Ask) -> tuple[Geometry, tuple[query.KnownProfile, ...]]:
     """Return the geometry of a GPU, and a map from every profile id to its profile.
 
     `gpu` names the card in messages, `model` is its model. Raises NotMig for GPUs without MIG and for vGPU guests.
-    With MIG off drivers do not name profiles, so the names are computed. Two ids of one name (none is known) are one
-    profile in the geometry.
+    Names that the driver does not report are computed. Two ids of one name (none is known) are one profile in the
+    geometry.
     """
     if _is_vgpu(ask):
         raise NotMig(pynvml.NVML_ERROR_NOT_SUPPORTED, f"{gpu} is a vGPU guest, which cannot be partitioned")
     total = int(ask("its memory", pynvml.nvmlDeviceGetMemoryInfo).total)
     infos: dict[Profile, ProfileInfo] = {}
     known: list[query.KnownProfile] = []
-    for raw, profile in listed_profiles(ask, total, mig_on=mig_on):
+    for raw, profile in listed_profiles(ask, total):
         known.append(query.KnownProfile(int(raw.id), profile, int(raw.instanceCount)))
         places = sorted(ask(f"the placements of {profile}", query.placements, int(raw.id)))
         if profile in infos or not places:
@@ -72,11 +72,11 @@ def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometr
     return Geometry(model, infos.values()), tuple(known)
 
 
-def listed_profiles(ask: Ask, total_bytes: int, *, mig_on: bool) -> Iterator[tuple[Any, Profile]]:
+def listed_profiles(ask: Ask, total_bytes: int) -> Iterator[tuple[Any, Profile]]:
     """Yield NVML's description of each profile of a GPU, and the profile."""
     for enum in range(_LAST_ENUM):
         try:
-            raw = ask("a profile", query.gpu_profile_info, enum, mig_on)
+            raw = ask("a profile", query.gpu_profile_info, enum)
         except NotMig:
             continue
         except InvalidRequest:

@@ -21,7 +21,7 @@ Call = Callable[..., Any]
 _SM, _TENSOR, _DRAM = 2, 5, 10
 """NVML_GPM_METRIC_SM_UTIL, _ANY_TENSOR_UTIL and _DRAM_BW_UTIL, percent."""
 LEAST_S: Final = 0.1
-"""Minimum time between samples that NVML requires."""
+"""Minimum time between samples: in less NVML has no figure for the traffic of the memory."""
 
 
 class GpmSamples:

@@ -86,7 +86,7 @@ class NvmlGpu:
     # -- facts -------------------------------------------------------------------------------------------------
 
     def geometry(self) -> Geometry:
-        """Read profiles and placements; raises NotMig. With MIG off the names are computed, see `mig/naming.py`."""
+        """Read profiles and placements; raises NotMig. For names that are not reported see `mig/naming.py`."""
         return self._known()[0]
 
     def facts(self) -> dict[str, str | int | float]:
@@ -266,7 +266,7 @@ class NvmlGpu:
     def _known(self) -> tuple[Geometry, tuple[query.KnownProfile, ...]]:
         on = self.mig_mode()[0]
         if on not in self._geometry:
-            self._geometry[on] = read_geometry(repr(self), self._name, self._ask, on)
+            self._geometry[on] = read_geometry(repr(self), self._name, self._ask)
         return self._geometry[on]
 
     def _profile_id(self, slot: Slot) -> int:

@@ -11,6 +11,11 @@ from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.profile import Profile
 
 _MAX_INSTANCES = 64
+_NO_SUCH_VERSION = (
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+)
 
 
 class KnownProfile(NamedTuple):
@@ -21,19 +26,27 @@ class KnownProfile(NamedTuple):
     limit: int
 
 
-def gpu_profile_info(handle: Any, enum: int, mig_on: bool) -> Any:
-    """Return the named description if the driver has it (MIG on, R470 or later), else the plain one."""
-    if mig_on:
-        try:
-            return pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, enum, version=2)
-        except pynvml.NVMLError as error:
-            if error.value not in (
-                pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-                pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-                pynvml.NVML_ERROR_NOT_SUPPORTED,
-            ):
-                raise
+def gpu_profile_info(handle: Any, enum: int) -> Any:
+    """Return the named description if the driver has it, MIG on or off, else the plain one (before R470)."""
+    try:
+        return pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, enum, version=2)
+    except pynvml.NVMLError as error:
+        if error.value not in _NO_SUCH_VERSION:
+            raise
     return pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, enum, version=1)
+
+
+def memory(handle: Any) -> Any:
+    """Return total and used bytes. What the driver keeps for itself is not used, except on drivers before R510.
+
+    It is hundreds of MiB of a whole GPU.
+    """
+    try:
+        return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError as error:
+        if error.value not in _NO_SUCH_VERSION:
+            raise
+    return pynvml.nvmlDeviceGetMemoryInfo(handle)
 
 
 def placements(handle: Any, profile_id: int) -> list[Placement]:

@@ -16,6 +16,7 @@ import pynvml
 
 from slurm_migbatch.mig.driver import DriverError, NotFound
 from slurm_migbatch.mig.naming import reported_profile
+from slurm_migbatch.mig.nvml import query
 from slurm_migbatch.mig.nvml.describe import SILENT, listed_profiles
 from slurm_migbatch.mig.nvml.errors import translated
 from slurm_migbatch.mig.nvml.library import LibraryUser
@@ -44,7 +45,10 @@ class Seen(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Memory in use on a device, all in MiB: `used` in total, `processes` by process id (None: unknown)."""
+    """Memory in use on a device, all in MiB: `used` in total, `processes` by process id (None: unknown).
+
+    Both are without what the driver keeps for itself, except `used` on drivers before R510.
+    """
 
     used: float
     processes: tuple[tuple[int, float | None], ...]
@@ -53,8 +57,8 @@ class Usage(NamedTuple):
 class VisibleDevice(LibraryUser):
     """A device as CUDA_VISIBLE_DEVICES names it: `MIG-<uuid>`, `GPU-<uuid>` (or its beginning) or an index.
 
-    A whole GPU in MIG mode means its first slice, as in CUDA. Raises DriverMissing if there is no driver, NotFound if
-    there is no such device, else DriverError.
+    A whole GPU in MIG mode means its first slice, as in CUDA. Raises DriverMissing if there is no driver, NotFound or
+    InvalidRequest if there is no such device (drivers differ for UUIDs), else DriverError.
     """
 
     def __init__(self, name: str, library: str | None = None) -> None:
@@ -68,7 +72,7 @@ class VisibleDevice(LibraryUser):
 
     def usage(self) -> Usage:
         """Return the memory in use now; raises DriverError."""
-        memory = self._ask("its memory", pynvml.nvmlDeviceGetMemoryInfo, self._handle)
+        memory = self._ask("its memory", query.memory, self._handle)
         listed: list[Any] = []
         with suppress(*SILENT):
             listed = self._ask("its processes", pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
@@ -153,7 +157,7 @@ class VisibleDevice(LibraryUser):
         def ask(operation: str, call: Callable[..., Any], *args: object) -> Any:
             return self._ask(operation, call, gpu, *args)
 
-        for raw, profile in listed_profiles(ask, total, mig_on=True):
+        for raw, profile in listed_profiles(ask, total):
             yield profile, int(raw.memorySizeMB)
 
 

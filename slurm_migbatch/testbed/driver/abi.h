@@ -37,7 +37,7 @@ typedef struct sim_opaque *nvmlComputeInstance_t;
 
 #define NVML_VERSION_WORD(type, version) ((unsigned)(sizeof(type) | ((unsigned)(version) << 24)))
 
-#define NVML_GPU_INSTANCE_PROFILE_COUNT 0x12
+#define NVML_GPU_INSTANCE_PROFILE_COUNT 0x11
 #define NVML_COMPUTE_INSTANCE_PROFILE_COUNT 9
 #define NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_COUNT 1
 

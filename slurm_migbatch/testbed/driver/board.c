@@ -11,8 +11,6 @@
 #define PCIE_WIDTH 16
 #define PCIE_UTIL_COUNT 2
 #define ACCOUNTING_BUFFER 4000
-#define THRESHOLD_SHUTDOWN 0
-#define THRESHOLD_SLOWDOWN 1
 
 /* A whole GPU, partitioned or not, and a place to put the answer. */
 static nvmlReturn_t board(struct call *call, nvmlDevice_t device, const void *out, struct target *t)
@@ -130,12 +128,16 @@ nvmlReturn_t accounting_pids(struct call *call, nvmlDevice_t device, unsigned *c
 
 nvmlReturn_t temperature_threshold(struct call *call, nvmlDevice_t device, unsigned type, unsigned *celsius)
 {
+	/* by NVML_TEMPERATURE_THRESHOLD_*: shutdown, slowdown, memory, GPU, acoustic ones and GPS */
+	static const unsigned thresholds[] = {95, 89, 95, 87, 0, 0, 0, 0};
 	struct target t;
 
 	TRY(board(call, device, celsius, &t));
-	if (type > THRESHOLD_SLOWDOWN)
+	if (type >= sizeof(thresholds) / sizeof(thresholds[0]))
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (!thresholds[type])
 		return NVML_ERROR_NOT_SUPPORTED;
-	*celsius = type == THRESHOLD_SHUTDOWN ? 95 : 92;
+	*celsius = thresholds[type];
 	return NVML_SUCCESS;
 }
 

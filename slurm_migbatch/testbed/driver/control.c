@@ -44,9 +44,12 @@ static int parse_gpus(struct body *body, const char *gpus, int mig)
 
 	while (sscanf(gpus, " %63s %u %63s%n", key, &minor, uuid, &used) == 3) {
 		const struct model *model = model_by_key(key);
-		struct gpu *gpu = &body->gpus[body->gpu_count];
+		struct gpu *gpu;
 
-		if (!model || minor >= MAX_GPUS || body->gpu_count == MAX_GPUS || !uuid_parse(uuid, gpu->uuid))
+		if (!model || minor >= MAX_GPUS || body->gpu_count >= MAX_GPUS)
+			return -EINVAL;
+		gpu = &body->gpus[body->gpu_count];
+		if (!uuid_parse(uuid, gpu->uuid))
 			return -EINVAL;
 		gpu->model = (uint8_t)(model - sim_models);
 		gpu->minor = (uint8_t)minor;

@@ -65,7 +65,7 @@ nvmlReturn_t device_by_uuid(struct call *call, const char *uuid, nvmlDevice_t *o
 		return NVML_ERROR_INVALID_ARGUMENT;
 	mig = !strncmp(uuid, "MIG-", 4);
 	if ((!mig && strncmp(uuid, "GPU-", 4)) || !uuid_parse(uuid + 4, wanted))
-		return NVML_ERROR_INVALID_ARGUMENT;
+		return NVML_ERROR_NOT_FOUND;
 	for (unsigned g = 0; g < call->body->gpu_count; g++) {
 		const struct gpu *gpu = &call->body->gpus[g];
 

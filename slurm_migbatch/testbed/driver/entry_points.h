@@ -246,7 +246,7 @@ FN(nvmlDeviceGetGpuInstanceProfileInfoV, gi_profile_info_v, READ, (nvmlDevice_t 
    device, profile, info)
 FN(nvmlDeviceGetGpuInstanceProfileInfoByIdV, gi_profile_info_by_id, READ,
    (nvmlDevice_t device, unsigned id, void *info), device, id, info)
-FN(nvmlDeviceGetGpuInstancePossiblePlacements, gi_placements, READ,
+FN(nvmlDeviceGetGpuInstancePossiblePlacements, gi_placements_v1, READ,
    (nvmlDevice_t device, unsigned id, nvmlPlacement_t *placements, unsigned *count), device, id, placements, count)
 FN(nvmlDeviceGetGpuInstancePossiblePlacements_v2, gi_placements, READ,
    (nvmlDevice_t device, unsigned id, nvmlPlacement_t *placements, unsigned *count), device, id, placements, count)

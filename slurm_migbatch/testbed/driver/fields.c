@@ -103,7 +103,7 @@ static nvmlReturn_t fill(const struct call *call, const struct target *t, nvmlFi
 		return NVML_ERROR_NOT_SUPPORTED; /* a MIG device has no more fields of its own */
 	switch (id) {
 	case ECC_CURRENT:
-	case ECC_PENDING: return whole(field, 1);
+	case ECC_PENDING: return wide(field, 1);
 	case PERF_POLICY_POWER ... PERF_POLICY_TOTAL_BASE_CLOCKS: return wide(field, 0);
 	case MEMORY_TEMP: return whole(field, sensor_celsius());
 	case TOTAL_ENERGY:
@@ -122,8 +122,8 @@ static nvmlReturn_t fill(const struct call *call, const struct target *t, nvmlFi
 	case NVLINK_THROUGHPUT_DATA_RX:
 	case NVLINK_THROUGHPUT_RAW_RX: return over_link(call, t, field, LOAD_NVLINK_RX);
 	case PCIE_REPLAY:
-	case PCIE_REPLAY_ROLLOVER: return wide(field, 0);
-	case REMAPPED_COR ... REMAPPED_FAILURE: return whole(field, 0);
+	case PCIE_REPLAY_ROLLOVER: return whole(field, 0);
+	case REMAPPED_COR ... REMAPPED_FAILURE: return wide(field, 0);
 	case IS_RESETLESS_MIG_SUPPORTED: return whole(field, gpu_model(t->gpu)->arch >= NVML_DEVICE_ARCH_HOPPER);
 	case POWER_AVERAGE:
 	case POWER_INSTANT: return whole(field, sensor_milliwatt(t->gpu));

@@ -34,16 +34,17 @@ nvmlReturn_t gi_profile_info(struct call *call, nvmlDevice_t device, unsigned pr
 	return NVML_SUCCESS;
 }
 
-/* The caller's version word says which struct it passed. */
-static nvmlReturn_t give_profile(const struct profile *profile, void *info)
+/* The caller's version word says which struct it passed. With MIG off it is not written back, and v3 has no name, as
+ * recorded; with MIG on no real driver was asked. */
+static nvmlReturn_t give_profile(const struct gpu *gpu, const struct profile *profile, void *info)
 {
-	unsigned version = *(const unsigned *)info;
+	unsigned version = *(const unsigned *)info, written = gpu->mig_current ? version : 0;
 
 	if (version == NVML_VERSION_WORD(nvmlGpuInstanceProfileInfo_v2_t, 2)) {
 		nvmlGpuInstanceProfileInfo_v2_t *v2 = info;
 
 		*v2 = (nvmlGpuInstanceProfileInfo_v2_t){
-			.version = version,
+			.version = written,
 			.id = profile->id,
 			.sliceCount = profile->g,
 			.instanceCount = profile->max,
@@ -62,7 +63,7 @@ static nvmlReturn_t give_profile(const struct profile *profile, void *info)
 		nvmlGpuInstanceProfileInfo_v3_t *v3 = info;
 
 		*v3 = (nvmlGpuInstanceProfileInfo_v3_t){
-			.version = version,
+			.version = written,
 			.id = profile->id,
 			.sliceCount = profile->g,
 			.instanceCount = profile->max,
@@ -75,7 +76,8 @@ static nvmlReturn_t give_profile(const struct profile *profile, void *info)
 			.memorySizeMB = profile->memory_mb,
 			.capabilities = profile->gfx ? NVML_GPU_INSTANCE_PROFILE_CAPS_GFX : 0,
 		};
-		snprintf(v3->name, sizeof(v3->name), "MIG %s", profile->name);
+		if (gpu->mig_current)
+			snprintf(v3->name, sizeof(v3->name), "MIG %s", profile->name);
 		return NVML_SUCCESS;
 	}
 	return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
@@ -89,9 +91,15 @@ nvmlReturn_t gi_profile_info_v(struct call *call, nvmlDevice_t device, unsigned 
 	TRY(resolve_gpu(call, device, &t));
 	if (!info || profile_enum >= NVML_GPU_INSTANCE_PROFILE_COUNT)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	TRY(require_mig(t.gpu));
 	profile = profile_by_enum(gpu_model(t.gpu), profile_enum);
-	return profile ? give_profile(profile, info) : NVML_ERROR_NOT_SUPPORTED;
+	return profile ? give_profile(t.gpu, profile, info) : NVML_ERROR_NOT_SUPPORTED;
+}
+
+/* What a call answers for a profile id that this GPU does not have: INVALID_ARGUMENT for one that no GPU has. For one
+ * that other GPUs have, the calls differ; so it was recorded with MIG off, with MIG on it is not known. */
+static nvmlReturn_t without(const struct gpu *gpu, unsigned id, nvmlReturn_t known)
+{
+	return !gpu->mig_current && profile_id_known(id) ? known : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 nvmlReturn_t gi_profile_info_by_id(struct call *call, nvmlDevice_t device, unsigned id, void *info)
@@ -102,12 +110,11 @@ nvmlReturn_t gi_profile_info_by_id(struct call *call, nvmlDevice_t device, unsig
 	TRY(resolve_gpu(call, device, &t));
 	if (!info)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	TRY(require_mig(t.gpu));
 	profile = profile_by_id(gpu_model(t.gpu), id);
-	return profile ? give_profile(profile, info) : NVML_ERROR_INVALID_ARGUMENT;
+	return profile ? give_profile(t.gpu, profile, info) : without(t.gpu, id, NVML_ERROR_NOT_FOUND);
 }
 
-/* Starts in ascending order, as the driver lists them. */
+/* Starts in ascending order, as the driver lists them. `count` is only written: the array must be large enough. */
 nvmlReturn_t gi_placements(struct call *call, nvmlDevice_t device, unsigned id, nvmlPlacement_t *placements,
 			   unsigned *count)
 {
@@ -121,16 +128,28 @@ nvmlReturn_t gi_placements(struct call *call, nvmlDevice_t device, unsigned id, 
 	TRY(require_root());
 	profile = profile_by_id(gpu_model(t.gpu), id);
 	if (!profile)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	if (placements && *count < profile->start_count) {
-		*count = profile->start_count;
-		return NVML_ERROR_INSUFFICIENT_SIZE;
-	}
+		return without(t.gpu, id, NVML_ERROR_NOT_SUPPORTED);
 	*count = profile->start_count;
 	for (unsigned start = 0; placements && start < gpu_model(t.gpu)->memory_slices; start++)
 		if (memchr(profile->starts, (int)start, profile->start_count))
 			placements[n++] = (nvmlPlacement_t){start, profile->size};
 	return NVML_SUCCESS;
+}
+
+/* Before _v2 there was no asking for the number alone, and there were no media extensions. */
+nvmlReturn_t gi_placements_v1(struct call *call, nvmlDevice_t device, unsigned id, nvmlPlacement_t *placements,
+			      unsigned *count)
+{
+	const struct profile *profile;
+	struct target t;
+
+	TRY(resolve_gpu(call, device, &t));
+	if (!placements)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	profile = profile_by_id(gpu_model(t.gpu), id);
+	if (profile && (profile->enum_id == GI_1_SLICE_REV1 || profile->enum_id == GI_2_SLICE_REV1))
+		return NVML_ERROR_NOT_SUPPORTED;
+	return gi_placements(call, device, id, placements, count);
 }
 
 /* --- what is left of a GPU -------------------------------------------------- */
@@ -204,10 +223,9 @@ nvmlReturn_t gi_capacity(struct call *call, nvmlDevice_t device, unsigned id, un
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	TRY(require_root());
-	TRY(require_mig(t.gpu));
 	profile = profile_by_id(gpu_model(t.gpu), id);
 	if (!profile)
-		return NVML_ERROR_INVALID_ARGUMENT;
+		return without(t.gpu, id, NVML_ERROR_NOT_SUPPORTED);
 	for (unsigned i = 0; i < profile->start_count; i++) /* places of one profile do not overlap each other */
 		places += place_free(t.gpu, profile->starts[i], profile->size, call->now);
 	room = headroom(t.gpu, profile, call->now);
@@ -311,10 +329,12 @@ nvmlReturn_t gi_list(struct call *call, nvmlDevice_t device, unsigned id, nvmlGp
 	if (!instances || !count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	TRY(require_root());
-	TRY(require_mig(t.gpu));
 	profile = profile_by_id(gpu_model(t.gpu), id);
-	if (!profile)
-		return NVML_ERROR_INVALID_ARGUMENT;
+	if (!profile) {
+		TRY(without(t.gpu, id, NVML_SUCCESS));
+		*count = 0;
+		return NVML_SUCCESS;
+	}
 	for (unsigned i = 0; i < MAX_GIS; i++)
 		if (gi_visible(&t.gpu->gi[i], call->now) && gi_profile(t.gpu, &t.gpu->gi[i]) == profile)
 			instances[n++] = handle_gi(t.index, i, &t.gpu->gi[i]);
@@ -330,7 +350,6 @@ nvmlReturn_t gi_by_id(struct call *call, nvmlDevice_t device, unsigned id, nvmlG
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	TRY(require_root());
-	TRY(require_mig(t.gpu));
 	if (id >= MAX_GIS || !gi_visible(&t.gpu->gi[id], call->now))
 		return NVML_ERROR_NOT_FOUND;
 	*out = handle_gi(t.index, id, &t.gpu->gi[id]);

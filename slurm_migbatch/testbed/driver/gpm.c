@@ -1,4 +1,5 @@
 /* GPU performance monitoring: samples of counters, and metrics from two of them. Hopper and later. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,7 +111,7 @@ nvmlReturn_t gpm_sample_mig(struct call *call, nvmlDevice_t device, unsigned gi_
 		return NVML_ERROR_INVALID_ARGUMENT;
 	TRY(require_gpm(&t));
 	if (!t.gpu->mig_current)
-		return NVML_ERROR_NOT_SUPPORTED;
+		return NVML_ERROR_INVALID_ARGUMENT;
 	if (gi_id >= MAX_GIS || !gi_visible(&t.gpu->gi[gi_id], call->now))
 		return NVML_ERROR_NOT_FOUND;
 	t.gi_id = gi_id;
@@ -126,17 +127,17 @@ static const struct metric {
 	enum load_kind kind;
 	const char *name, *about;
 } metrics[] = {
-	{1, LOAD_GRAPHICS, "Graphics Util", "Graphics (Compute/Graphics) Utilization"},
-	{2, LOAD_SM, "SM Util", "SM Utilization"},
-	{3, LOAD_OCCUPANCY, "SM Occupancy", "SM Occupancy"},
-	{4, LOAD_INTEGER, "Integer Util", "Integer Utilization"},
-	{5, LOAD_TENSOR, "Any Tensor Util", "Any Tensor Utilization"},
-	{6, LOAD_DFMA, "DFMA Tensor Util", "DFMA Tensor Utilization"},
-	{7, LOAD_HMMA, "HMMA Tensor Util", "HMMA Tensor Utilization"},
-	{9, LOAD_IMMA, "IMMA Tensor Util", "IMMA Tensor Utilization"},
-	{10, LOAD_DRAM, "DRAM BW Util", "DRAM Bandwidth Utilization"},
-	{11, LOAD_FP64, "FP64 Util", "FP64 Utilization"},
-	{12, LOAD_FP32, "FP32 Util", "FP32 Utilization"},
+	{1, LOAD_GRAPHICS, "gract", "Graphics (Compute/Graphics) Utilization"},
+	{2, LOAD_SM, "smutil", "SM Utilization"},
+	{3, LOAD_OCCUPANCY, "smocc", "SM Occupancy"},
+	{4, LOAD_INTEGER, "intutil", "Integer Utilization"},
+	{5, LOAD_TENSOR, "mmaact", "Any Tensor Utilization"},
+	{6, LOAD_DFMA, "dfmat", "DFMA Tensor Utilization"},
+	{7, LOAD_HMMA, "hmmat", "HMMA Tensor Utilization"},
+	{9, LOAD_IMMA, "immat", "IMMA Tensor Utilization"},
+	{10, LOAD_DRAM, "dram", "DRAM Bandwidth Utilization"},
+	{11, LOAD_FP64, "fp64", "FP64 Utilization"},
+	{12, LOAD_FP32, "fp32", "FP32 Utilization"},
 	{13, LOAD_FP16, "FP16 Util", "FP16 Utilization"},
 	{20, LOAD_PCIE_TX, "PCIe TX", "PCIe Traffic From GPU"},
 	{21, LOAD_PCIE_RX, "PCIe RX", "PCIe Traffic To GPU"},
@@ -144,10 +145,12 @@ static const struct metric {
 	{61, LOAD_NVLINK_TX, "NVLink TX", "NVLink Write Bandwidth Of All Links"},
 };
 
+#define METRIC_UNNAMED 8 /* served, though nvml.h has no name for it */
 #define METRIC_NVDEC_0 30
 #define METRIC_NVJPG_0 40
 #define METRIC_NVOFA_0 50
 #define METRIC_LAST 1024 /* more than any release of NVML has */
+#define DRAM_LEAST_US 100000 /* the traffic of the memory in less time is NaN, with success */
 
 static bool engine(unsigned id, const struct gpm_sample *sample)
 {
@@ -164,6 +167,10 @@ static nvmlReturn_t measure(nvmlGpmMetric_t *metric, const struct gpm_sample *fr
 	metric->value = 0;
 	if (metric->metricId == 0 || metric->metricId > METRIC_LAST)
 		return NVML_ERROR_INVALID_ARGUMENT;
+	if (metric->metricId == METRIC_UNNAMED) {
+		metric->metricInfo.unit = "%";
+		return NVML_SUCCESS;
+	}
 	if (engine(metric->metricId, to)) {
 		metric->metricInfo.shortName = "Engine Util";
 		metric->metricInfo.longName = "Engine Utilization";
@@ -187,6 +194,8 @@ static nvmlReturn_t measure(nvmlGpmMetric_t *metric, const struct gpm_sample *fr
 		metric->value = (double)(to->total[known->kind] - from->total[known->kind]) / took;
 		if (!traffic)
 			metric->value /= LOAD_FULL / 100;
+		if (known->kind == LOAD_DRAM && took < DRAM_LEAST_US)
+			metric->value = NAN;
 		return NVML_SUCCESS;
 	}
 	return NVML_ERROR_NOT_SUPPORTED;

@@ -6,7 +6,6 @@
 #include "process.h"
 
 #define MIB (1024ULL * 1024)
-#define BAR1_MIB 131072
 #define NOT_KNOWN 0 /* the driver's own share of an idle GPU is not modelled */
 
 /* Bytes of a GPU or of the instance of a MIG device: compute instances of one GPU instance share its memory. */
@@ -62,7 +61,7 @@ nvmlReturn_t memory_bar1(struct call *call, nvmlDevice_t device, nvmlBAR1Memory_
 	TRY(resolve_device(call, device, &t));
 	if (!memory)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	total = BAR1_MIB * MIB; /* an instance has its share */
+	total = gpu_model(t.gpu)->bar1_gib * 1024 * MIB; /* an instance has its share */
 	if (t.ci)
 		total = total * t.gi->size / gpu_model(t.gpu)->memory_slices;
 	*memory = (nvmlBAR1Memory_t){total, total, 0};

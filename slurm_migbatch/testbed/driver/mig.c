@@ -142,8 +142,8 @@ nvmlReturn_t mig_by_index(struct call *call, nvmlDevice_t device, unsigned index
 	struct target t;
 
 	TRY(resolve_gpu(call, device, &t));
-	TRY(require_mig(t.gpu));
-	if (!out || index >= gpu_model(t.gpu)->compute_slices)
+	/* with MIG off no index is refused (recorded, see tests/support/recorded) */
+	if (!out || (t.gpu->mig_current && index >= gpu_model(t.gpu)->compute_slices))
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (!walk(call, t.gpu, NULL, index, &gi_id, &ci_id, &seen))
 		return NVML_ERROR_NOT_FOUND;
@@ -151,11 +151,13 @@ nvmlReturn_t mig_by_index(struct call *call, nvmlDevice_t device, unsigned index
 	return NVML_SUCCESS;
 }
 
-/* For calls that exist on MIG devices only. */
+/* For calls that take a MIG device only. That they refuse a GPU as an invalid argument is recorded with MIG off. */
 static nvmlReturn_t resolve_mig(struct call *call, nvmlDevice_t device, struct target *t)
 {
 	TRY(resolve_device(call, device, t));
-	return t->ci ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+	if (t->ci)
+		return NVML_SUCCESS;
+	return t->gpu->mig_current ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 nvmlReturn_t mig_parent(struct call *call, nvmlDevice_t device, nvmlDevice_t *out)
@@ -197,7 +199,9 @@ nvmlReturn_t mig_attributes(struct call *call, nvmlDevice_t device, nvmlDeviceAt
 	struct ci_profile compute;
 	struct target t;
 
-	TRY(resolve_mig(call, device, &t));
+	TRY(resolve_device(call, device, &t));
+	if (!t.ci)
+		return NVML_ERROR_NOT_SUPPORTED;
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	profile = gi_profile(t.gpu, t.gi);

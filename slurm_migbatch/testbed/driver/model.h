@@ -33,8 +33,9 @@ struct model {
 	unsigned pci_device_id, pci_subsystem_id;
 	unsigned cores;
 	unsigned bus_width;	/* bits */
-	unsigned graphics_mhz, memory_mhz; /* maxima */
-	unsigned power_limit_w;
+	unsigned bar1_gib;
+	unsigned graphics_mhz, memory_mhz, video_mhz; /* maxima */
+	unsigned power_limit_w, least_power_w;
 	unsigned nvlinks;
 	unsigned ci3_size;	/* compute-placement size of the full 3-slice compute instance */
 	unsigned profile_count;
@@ -53,7 +54,9 @@ struct ci_profile {
 	bool whole; /* takes all of the GPU instance */
 };
 
-/* NVML_GPU_INSTANCE_PROFILE_*: one compute slice with twice the memory. */
+/* NVML_GPU_INSTANCE_PROFILE_*: one or two compute slices with the media engines, one with twice the memory. */
+#define GI_1_SLICE_REV1 7
+#define GI_2_SLICE_REV1 8
 #define GI_1_SLICE_REV2 9
 
 /* NVML_COMPUTE_INSTANCE_PROFILE_*: those that share their slice count with another one. */
@@ -67,6 +70,8 @@ extern const unsigned sim_model_count;
 const struct model *model_by_key(const char *key);
 const struct profile *profile_by_id(const struct model *model, unsigned id);
 const struct profile *profile_by_enum(const struct model *model, unsigned enum_id);
+/* Whether a GPU of any model has a profile with this id. */
+bool profile_id_known(unsigned id);
 const struct profile *profile_full(const struct model *model);
 
 /* The compute profile `enum_id` in an instance of `profile`; false where it does not exist. */

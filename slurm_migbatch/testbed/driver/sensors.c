@@ -84,7 +84,7 @@ nvmlReturn_t sensor_power_range(struct call *call, nvmlDevice_t device, unsigned
 	if (!highest)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*highest = gpu_model(t.gpu)->power_limit_w * 1000;
-	*lowest = *highest / 2;
+	*lowest = gpu_model(t.gpu)->least_power_w * 1000;
 	return NVML_SUCCESS;
 }
 
@@ -152,6 +152,11 @@ nvmlReturn_t sensor_pstate(struct call *call, nvmlDevice_t device, unsigned *pst
 
 /* --- clocks ------------------------------------------------------------------ */
 
+static unsigned highest_mhz(const struct model *model, unsigned type)
+{
+	return type == CLOCK_MEM ? model->memory_mhz : type == CLOCK_VIDEO ? model->video_mhz : model->graphics_mhz;
+}
+
 nvmlReturn_t clock_max(struct call *call, nvmlDevice_t device, unsigned type, unsigned *mhz)
 {
 	struct target t;
@@ -159,7 +164,7 @@ nvmlReturn_t clock_max(struct call *call, nvmlDevice_t device, unsigned type, un
 	TRY(sensor(call, device, mhz, &t));
 	if (type > CLOCK_VIDEO)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	*mhz = type == CLOCK_MEM ? gpu_model(t.gpu)->memory_mhz : gpu_model(t.gpu)->graphics_mhz;
+	*mhz = highest_mhz(gpu_model(t.gpu), type);
 	return NVML_SUCCESS;
 }
 
@@ -171,7 +176,7 @@ nvmlReturn_t clock_application(struct call *call, nvmlDevice_t device, unsigned 
 	TRY(clock_max(call, device, type, mhz));
 	TRY(resolve_gpu(call, device, &t));
 	set = type == CLOCK_MEM ? t.gpu->app_memory_mhz : t.gpu->app_graphics_mhz;
-	if (set)
+	if (set && set < *mhz)
 		*mhz = set;
 	return NVML_SUCCESS;
 }
@@ -182,13 +187,17 @@ nvmlReturn_t clock_info(struct call *call, nvmlDevice_t device, unsigned type, u
 	const struct locked *locked;
 	struct target t;
 
+	TRY(sensor(call, device, mhz, &t));
+	if (type > CLOCK_VIDEO)
+		return NVML_ERROR_NOT_SUPPORTED; /* unlike the highest clock of such a type */
 	TRY(clock_application(call, device, type, mhz));
-	TRY(resolve_gpu(call, device, &t));
 	locked = type == CLOCK_MEM ? &t.gpu->locked_memory : &t.gpu->locked_graphics;
 	if (locked->highest && *mhz > locked->highest)
 		*mhz = locked->highest;
 	if (*mhz < locked->lowest)
 		*mhz = locked->lowest;
+	if (*mhz > highest_mhz(gpu_model(t.gpu), type))
+		*mhz = highest_mhz(gpu_model(t.gpu), type);
 	return NVML_SUCCESS;
 }
 

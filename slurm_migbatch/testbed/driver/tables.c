@@ -1,9 +1,10 @@
 /* GPU models and MIG profiles.
  *
- * Sources: nvidia-smi listings and NVIDIA's MIG user guide. Rows that were
- * derived rather than read from a listing say so. Memory is what the driver
- * reports (GiB column of `nvidia-smi mig -lgip` x 1024). The tests hold these
- * rows to a table of their own, with the source of each (tests/support/gpu_facts.py).
+ * Sources: nvidia-smi listings, NVIDIA's MIG user guide, and recorded answers of
+ * real drivers (tests/support/recorded). Rows that were derived rather than read
+ * from a listing say so. Memory is what the driver reports (GiB column of
+ * `nvidia-smi mig -lgip` x 1024). The tests hold these rows to a table of their
+ * own, with the source of each (tests/support/gpu_facts.py).
  */
 #include "model.h"
 
@@ -66,11 +67,11 @@ static const struct profile h100_80[] = {
 static const struct profile h200[] = {
 	{"1g.18gb", 19, 0x0, 1, 1, 16384, 16, 1, 1, 0, 1, 0, 7, S1, false},
 	{"1g.18gb+me", 20, 0x7, 1, 1, 16384, 16, 1, 1, 0, 1, 1, 1, S1, false},
-	{"1g.35gb", 15, 0x9, 1, 2, 33024, 26, 1, 1, 0, 1, 0, 4, S2D, false},
-	{"2g.35gb", 14, 0x1, 2, 2, 33024, 32, 2, 2, 0, 2, 0, 3, S2, false},
-	{"3g.71gb", 9, 0x2, 3, 4, 71168, 60, 3, 3, 0, 3, 0, 2, S3, false},
-	{"4g.71gb", 5, 0x3, 4, 4, 71168, 64, 4, 4, 0, 4, 0, 1, S0, false},
-	{"7g.141gb", 0, 0x4, 7, 8, 143104, 132, 8, 7, 0, 7, 1, 1, S0, false},
+	{"1g.35gb", 15, 0x9, 1, 2, 33280, 26, 1, 1, 0, 1, 0, 4, S2D, false},
+	{"2g.35gb", 14, 0x1, 2, 2, 33280, 32, 2, 2, 0, 2, 0, 3, S2, false},
+	{"3g.71gb", 9, 0x2, 3, 4, 71424, 60, 3, 3, 0, 3, 0, 2, S3, false},
+	{"4g.71gb", 5, 0x3, 4, 4, 71424, 64, 4, 4, 0, 4, 0, 1, S0, false},
+	{"7g.141gb", 0, 0x4, 7, 8, 143360, 132, 8, 7, 0, 7, 1, 1, S0, false},
 };
 
 /* The first four rows are listed. The others are derived: memory as twice
@@ -105,21 +106,22 @@ static const struct profile rtx_pro_6000[] = {
 
 #define PROFILES(array) COUNT(array), array
 
+/* Video clock and least power limit are known of H100 and H200 only; the others' are the graphics clock and half. */
 const struct model sim_models[] = {
 	{"a30", "NVIDIA A30", NVML_DEVICE_ARCH_AMPERE, 8, 0, 4, 4, 24576, 0x20B710DE, 0x153210DE,
-	 3584, 3072, 1440, 1215, 165, 4, 3, PROFILES(a30)},
+	 3584, 3072, 128, 1440, 1215, 1440, 165, 83, 4, 3, PROFILES(a30)},
 	{"a100-40gb", "NVIDIA A100-SXM4-40GB", NVML_DEVICE_ARCH_AMPERE, 8, 0, 7, 8, 40960, 0x20B010DE, 0x134F10DE,
-	 6912, 5120, 1410, 1215, 400, 12, 3, PROFILES(a100_40)},
+	 6912, 5120, 128, 1410, 1215, 1410, 400, 200, 12, 3, PROFILES(a100_40)},
 	{"a100-80gb", "NVIDIA A100-SXM4-80GB", NVML_DEVICE_ARCH_AMPERE, 8, 0, 7, 8, 81920, 0x20B210DE, 0x146310DE,
-	 6912, 5120, 1410, 1593, 400, 12, 3, PROFILES(a100_80)},
+	 6912, 5120, 128, 1410, 1593, 1410, 400, 200, 12, 3, PROFILES(a100_80)},
 	{"h100-80gb", "NVIDIA H100 80GB HBM3", NVML_DEVICE_ARCH_HOPPER, 9, 0, 7, 8, 81559, 0x233010DE, 0x16C110DE,
-	 16896, 5120, 1980, 2619, 700, 18, 4, PROFILES(h100_80)},
-	{"h200", "NVIDIA H200", NVML_DEVICE_ARCH_HOPPER, 9, 0, 7, 8, 143771, 0x233510DE, 0x18BE10DE,
-	 16896, 6144, 1980, 3201, 700, 18, 4, PROFILES(h200)},
+	 16896, 5120, 128, 1980, 2619, 1545, 700, 200, 18, 4, PROFILES(h100_80)},
+	{"h200", "NVIDIA H200", NVML_DEVICE_ARCH_HOPPER, 9, 0, 7, 8, 143771, 0x233510DE, 0x18BF10DE,
+	 16896, 6016, 256, 1980, 3201, 1545, 700, 200, 18, 4, PROFILES(h200)},
 	{"b200", "NVIDIA B200", NVML_DEVICE_ARCH_BLACKWELL, 10, 0, 7, 8, 183359, 0x290110DE, 0x199910DE,
-	 18944, 8192, 1965, 3996, 1000, 18, 4, PROFILES(b200)},
+	 18944, 8192, 128, 1965, 3996, 1965, 1000, 500, 18, 4, PROFILES(b200)},
 	{"rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", NVML_DEVICE_ARCH_BLACKWELL, 12, 0, 4, 12,
-	 97887, 0x2BB510DE, 0x204E10DE, 24064, 512, 2430, 12481, 600, 0, 3, PROFILES(rtx_pro_6000)},
+	 97887, 0x2BB510DE, 0x204E10DE, 24064, 512, 128, 2430, 12481, 2430, 600, 300, 0, 3, PROFILES(rtx_pro_6000)},
 };
 const unsigned sim_model_count = COUNT(sim_models);
 
@@ -145,6 +147,14 @@ const struct profile *profile_by_enum(const struct model *model, unsigned enum_i
 		if (model->profiles[i].enum_id == enum_id)
 			return &model->profiles[i];
 	return NULL;
+}
+
+bool profile_id_known(unsigned id)
+{
+	for (unsigned i = 0; i < sim_model_count; i++)
+		if (profile_by_id(&sim_models[i], id))
+			return true;
+	return false;
 }
 
 const struct profile *profile_full(const struct model *model)
