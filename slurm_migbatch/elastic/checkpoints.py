@@ -237,7 +237,7 @@ class _Sink(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Write all of `data`. A large piece is hashed meanwhile: both take about as long, and neither holds the GIL."""
+        """Write all of `data`. A large piece is hashed meanwhile, which takes about as long; neither holds the GIL."""
         view = memoryview(data).cast("B")
         if len(view) < _BLOCK:
             self.digest.update(view)
