@@ -150,7 +150,9 @@ static const struct metric {
 #define METRIC_NVJPG_0 40
 #define METRIC_NVOFA_0 50
 #define METRIC_LAST 1024 /* more than any release of NVML has */
-#define DRAM_LEAST_US 100000 /* the traffic of the memory in less time is NaN, with success */
+/* The traffic of the memory is NaN, with success, in less time than this. A real driver also said so once over the first
+ * 0.3 s of a process, for reasons not known. */
+#define DRAM_LEAST_US 100000
 
 static bool engine(unsigned id, const struct gpm_sample *sample)
 {
