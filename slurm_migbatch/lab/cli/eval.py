@@ -203,7 +203,7 @@ def torch(data: Path, as_json: bool) -> None:
     """Time and memory of language models in PyTorch without an engine, each network held out of the fit in turn.
 
     Tables are common ones, as `migbatch profile run` writes them: of kind infer a pass over a batch, of kind train a
-    step, on one whole GPU. The data sheet's rates without launches are printed for comparison.
+    step, on a GPU or a slice of one. The data sheet's rates without launches are printed for comparison.
     """
     from slurm_migbatch.lab.evaluate.torch import evaluate, read
 

@@ -1,7 +1,7 @@
 """Score the figures of language models that run in PyTorch without an engine, each network held out of the fit.
 
 Tables are common ones, with rows of kind `infer` (a pass over a batch of prompts) and `train` (a step) of public models
-on one whole GPU. For comparison: the data sheet's rates without launches, and the memory of weights, gradients and
+on a GPU or a slice of one. For comparison: the data sheet's rates without launches, and the memory of weights, gradients and
 optimizer alone.
 """
 
@@ -81,12 +81,12 @@ def read(folder: Path) -> dict[str, list[Point]]:
         if point is not None:
             points[row.kind].append(point)
     if not any(points.values()):
-        raise NotMeasurable(f"{folder} has no row of a public language model in PyTorch on a whole GPU")
+        raise NotMeasurable(f"{folder} has no row of a public language model in PyTorch on a known GPU")
     return points
 
 
 def _point(row: Measurement) -> Point | None:
-    wanted = row.kind in KINDS and not row.profile and row.procs == 1 and row.input_size and row.seconds
+    wanted = row.kind in KINDS and row.procs == 1 and row.input_size and row.seconds
     if not wanted or facts_of(row.gpu) is None:
         return None
     workload = tuned_workload(row) if row.kind == "train" else _passed(row)
