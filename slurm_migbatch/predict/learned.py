@@ -20,12 +20,13 @@ from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.knee import LARGEST_BATCH, batch_edges, input_edges
 from slurm_migbatch.predict.known import Known, ModelKnowledge
-from slurm_migbatch.predict.llm.memory import training_need_mib
+from slurm_migbatch.predict.llm.families import Model
+from slurm_migbatch.predict.llm.memory import need_of
 from slurm_migbatch.predict.llm.names import known as public_model
 from slurm_migbatch.predict.llm.served import ServedMeasurements
-from slurm_migbatch.predict.llm.speed import Correction, machine_of
+from slurm_migbatch.predict.llm.speed import Correction, figures_of, machine_of
 from slurm_migbatch.predict.llm.trained import TrainedMeasurements
-from slurm_migbatch.predict.llm.workload import Workload
+from slurm_migbatch.predict.llm.workload import Workload, training_of
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.predict.state import SURFACES, Learned
@@ -41,8 +42,8 @@ LARGEST_PIXELS: Final = 1024
 EDGE_SHARES: Final = ((1, 1), (2, 2), (3, 4), (4, 4), (7, 8))
 """Slices whose knees set the bucket edges: compute slices of 7 and memory slices of 8."""
 EDGE_GPU: Final = "a100-80gb"
-_ARITHMETIC: Final = np.array([[0.8], [0.9], [1.0]])
-"""Ends of the interval around computed training memory, which assumes that attention keeps its scores."""
+ENOUGH_POINTS: Final = 2
+"""Measured points of a training from which on its curve is more accurate than its computation."""
 _MOST_GROWN: Final = 64
 """Grids of memory that are kept, of a model, a kind of work and a kind of GPU each."""
 _MOST: Final = 6.0
@@ -103,15 +104,42 @@ class LearnedPredictor:
         """
         model, role, known, gpu = block.model, block.role, self._known[block.model], GpuSpec.of_kind(kind)
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
+        public = self._computable(model, role, gpu)
+        if public is not None:
+            return self._computed(public, block, kind, infos)
         batches = np.repeat(np.array(block.batches, dtype=np.float64), len(block.inputs))
         size, points = len(infos), len(batches)
         cells = _cells(block, infos, gpu, known)
         seconds = _monotone(self.interval("time", model, known, gpu, role, cells).reshape(-1, size), infos)
         seconds = seconds.reshape(3, points, size)
         mib = self._memory(block, kind, infos, gpu)
-        least = self._training_mib(model, role, gpu, block.batches, block.inputs)[:, None]
-        mib = np.maximum(mib, least * _ARITHMETIC[:, None])
         sheet: Array = np.stack([seconds, batches[:, None] / seconds[::-1], mib])
+        return sheet
+
+    def _computable(self, model: str, role: str, gpu: GpuSpec) -> Model | None:
+        """Return the public model whose training is computed from its architecture; None if it was measured, or its
+        architecture is unknown.
+
+        On the measured slices of MIGPerf and on an H100 that is more accurate than the curves of other models
+        (`migbatch eval torch`).
+        """
+        public = public_model(model) if role == "train" else None
+        fitted = self.learned.fitted.get((model, role, self.learned.as_measured(gpu).name))
+        measured = fitted is not None and fitted.points >= ENOUGH_POINTS and {"time", "memory"} <= fitted.beliefs.keys()
+        return None if public is None or public.architecture.kind == "plain" or measured else public
+
+    def _computed(self, public: Model, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo]) -> Array:
+        """Return the numbers of `sheet` for a training job as computed, corrected by measured trainings."""
+        cells = [(batch, tokens) for batch in block.batches for tokens in block.inputs]
+        sheet = np.empty((3, 3, len(cells), len(infos)))
+        machines = [machine_of(kind, info) for info in infos]
+        for row, (batch, tokens) in enumerate(cells):
+            workload = self.sized(training_of(public, batch, tokens))
+            need = need_of(workload, kind.full.memory_mib)  # of a training job it depends on no slice
+            for column, (info, machine) in enumerate(zip(infos, machines, strict=True)):
+                figures = figures_of(workload, need, machine, 0.0, self.correction(workload, kind, info))
+                intervals = figures.latency_s, figures.throughput_per_s, figures.memory_mib
+                sheet[:, :, row, column] = [(ends.low, ends.mid, ends.high) for ends in intervals]
         return sheet
 
     def _memory(self, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo], gpu: GpuSpec) -> Array:
@@ -138,19 +166,6 @@ class LearnedPredictor:
             own = self.interval("memory", block.model, known, gpu, block.role, _cells(block, infos, gpu, known))
             mib = np.maximum(mib, own.reshape(shape))
         return mib.reshape(3, len(block), len(infos))
-
-    def _training_mib(
-        self, model: str, role: str, gpu: GpuSpec, batches: Sequence[int], inputs: Sequence[int]
-    ) -> Array:
-        """Return the computed MiB of training, by batch and within it by input size; 0 if it was measured, and for
-        models of unknown architecture.
-        """
-        size = len(batches) * len(inputs)
-        public = public_model(model) if role == "train" else None
-        fitted = self.learned.fitted.get((model, role, self.learned.as_measured(gpu).name))
-        if public is None or public.architecture.kind == "plain" or (fitted and "memory" in fitted.beliefs):
-            return np.zeros(size)
-        return np.array([training_need_mib(public, batch, tokens) for batch in batches for tokens in inputs])
 
     def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:
         """Return the correction of computed figures by measured servers and training jobs of language models."""

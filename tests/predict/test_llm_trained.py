@@ -20,9 +20,11 @@ from slurm_migbatch.predict.llm.trained import TrainedMeasurements, points_of
 from slurm_migbatch.predict.llm.workload import Workload, workload_of
 from slurm_migbatch.predict.samples import samples_of
 from slurm_migbatch.predict.selection import Chooser, SliceChoice
+from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.predict.state import Learned, StateError
 from slurm_migbatch.predict.training import learn, settle
 from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.workload.buckets import Bucket
 from slurm_migbatch.workload.gpufacts import model_of
 from slurm_migbatch.workload.hints import parse
 from slurm_migbatch.workload.refusal import Refusal
@@ -264,3 +266,37 @@ def test_number_of_trained_points_is_bounded() -> None:
     rows = [replace(row, input_size=512 + number) for number in range(60) for row in rows_of(SMALL, 1.2)[:3]]
     points = points_of([*rows, *rows_of("gpt2", 1.2)])
     assert len(points) <= MOST_POINTS and {point.model for point in points} == {SMALL, "gpt2"}
+
+
+def bert(batch: int, seconds: float, mib: float) -> Measurement:
+    return Measurement(
+        H100.name, "bert-base", "encoder", "train", "7g.80gb", 7, 8, 132, batch, 128, throughput_per_s=batch / seconds,
+        latency_s=seconds, memory_mib=mib, source=OWN,
+    )  # fmt: skip
+
+
+def test_training_of_a_public_encoder_is_computed_until_two_points_are_measured() -> None:
+    """A job that names the model alone gets the same figures as one with the words of language models."""
+    cell, profile = Bucket("bert-base", "train", 16, 128, "tok"), P("2g.20gb")
+    computed = asked(Learned(), "bert-base", "2g.20gb", 16, 128)
+    plain = LearnedPredictor().figures(cell, H100)[profile]
+    assert (plain.latency_s, plain.throughput_per_s) == (computed.latency_s, computed.throughput_per_s)
+    assert plain.memory_mib == computed.memory_mib
+
+    rows = [bert(16, 0.2, 5000.0), bert(8, 0.1, 4000.0), bert(32, 0.4, 8000.0)]
+    once, often = (learn(rows[:count], KNOWLEDGE, version=1) for count in (1, 3))
+    corrected = LearnedPredictor(once).figures(cell, H100)[profile]
+    assert corrected.latency_s.mid > 1.5 * plain.latency_s.mid  # the measured step took three times the computed one
+    measured = LearnedPredictor(often).figures(cell, H100)[P("7g.80gb")]
+    assert measured.latency_s.mid == pytest.approx(0.2, rel=0.1)
+    assert measured.memory_mib.mid == pytest.approx(5000.0, rel=0.1)
+
+
+def test_table_without_the_service_has_the_computed_figures_of_training() -> None:
+    sheet = LearnedPredictor().sheet(Block("roberta-base", "train", "tok", (1, 8), (128, 512)), H100)
+    profiles = [info.profile for info in H100.geometry.profiles if not info.profile.suffix]
+    for row, (batch, size) in enumerate(((1, 128), (1, 512), (8, 128), (8, 512))):
+        for column, profile in enumerate(profiles):
+            computed = asked(Learned(), "roberta-base", str(profile), batch, size)
+            assert sheet[0, :, row, column].tolist() == computed.latency_s.to_list()
+            assert sheet[2, :, row, column].tolist() == computed.memory_mib.to_list()

@@ -1,8 +1,8 @@
 """Score the figures of language models that run in PyTorch without an engine, each network held out of the fit.
 
 Tables are common ones, with rows of kind `infer` (a pass over a batch of prompts) and `train` (a step) of public models
-on a GPU or a slice of one. For comparison: the data sheet's rates without launches, and the memory of weights, gradients and
-optimizer alone.
+on a GPU or a slice of one. For comparison: the data sheet's rates without launches, and the memory of weights,
+gradients and optimizer alone.
 """
 
 from __future__ import annotations

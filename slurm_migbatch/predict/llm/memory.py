@@ -15,8 +15,6 @@ from types import MappingProxyType
 from typing import Final
 
 from slurm_migbatch.predict.llm.architecture import Architecture
-from slurm_migbatch.predict.llm.families import Model
-from slurm_migbatch.predict.llm.names import Found, native
 from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.predict.llm.workload import Serving, Training, Workload
 from slurm_migbatch.values.figures import gib
@@ -162,13 +160,6 @@ def _training(workload: Workload, training: Training) -> Need:
         states = lora_parameters(architecture) * (8.0 + STATES[training.optimizer]) / MIB
     activations = activations_mib(architecture, training, 4.0 if kept.bits > 16 else 2.0)
     return Need(base, 0.0, states, activations * workload.beside, TRAINER_MIB * workload.beside, training.share)
-
-
-def training_need_mib(model: Model, micro_batch: int, seq: int) -> float:
-    """Return the MiB that full training of a public model with AdamW takes, in its published precision."""
-    kept = Found(model.name, model.architecture, native(model))
-    training = Training("full", "adamw", False, min(seq, model.architecture.context), micro_batch, 1.0)
-    return _training(Workload(kept, None, training), training).used
 
 
 def lora_parameters(architecture: Architecture) -> int:

@@ -17,6 +17,7 @@ from typing import Final
 from slurm_migbatch.predict.llm import names, precision
 from slurm_migbatch.predict.llm.architecture import Architecture
 from slurm_migbatch.predict.llm.describe import ArchError, read_arch
+from slurm_migbatch.predict.llm.families import Model
 from slurm_migbatch.predict.llm.names import Found
 from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.workload.hints import NO_LLM, SERVE, Hints
@@ -265,6 +266,13 @@ def _usual_length(engine: str, architecture: Architecture, concurrency: int) -> 
     usual = SHORT if engine in ALONE else USUAL_LENGTH
     shared = max(USUAL_LENGTH * USUAL_CONCURRENCY // concurrency, USUAL_INPUT + USUAL_OUTPUT)
     return min(architecture.context, usual, shared)
+
+
+def training_of(model: Model, micro_batch: int, seq: int) -> Workload:
+    """Return the full training of a public model with AdamW, in its published precision."""
+    kept = Found(model.name, model.architecture, names.native(model))
+    training = Training("full", "adamw", False, min(seq, model.architecture.context), micro_batch, TRAINING_SHARE)
+    return Workload(kept, None, training)
 
 
 def _training(hints: Hints, found: Found) -> Workload:
