@@ -10,6 +10,7 @@ from tests.support.examples import thinned
 from tests.support.node_processes import in_processes
 from tests.support.nodes import ALICE, BOB
 
+LATE = "the agent or the next hook completes the release"
 MARKERS = ["[mig:1g.10gb:1]", "[mig:2g.20gb:1]", "[mig:3g.40gb:1]", "[mig:1g.10gb:2]", "[mig:4g.40gb:1]"]
 
 
@@ -23,8 +24,12 @@ def worker(node, jobs, seed):
         if code != exits.OK or ("made" not in line and "warm" not in line and "no free placement" not in line):
             print(code, line, flush=True)
             bad += 1
+        started = "no free placement" not in line
         code, line = executor.run(node.env("epilog", job))
-        if code != exits.OK:
+        while code == exits.OK and LATE in line:  # on a busy host it may not get a lock in time
+            print(line, flush=True)
+            code, line = executor.run(node.env("epilog", job))
+        if code != exits.OK or (started and "released" not in line):
             print(code, line, flush=True)
             bad += 1
         executor.close()
