@@ -6,7 +6,8 @@ or an imported laboratory, improves the first prediction for all other models a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -104,14 +105,14 @@ class LearnedPredictor:
         """
         model, role, known, gpu = block.model, block.role, self._known[block.model], GpuSpec.of_kind(kind)
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
-        public = self._computable(model, role, gpu)
-        if public is not None:
-            return self._computed(public, block, kind, infos)
         batches = np.repeat(np.array(block.batches, dtype=np.float64), len(block.inputs))
         size, points = len(infos), len(batches)
-        cells = _cells(block, infos, gpu, known)
-        seconds = _monotone(self.interval("time", model, known, gpu, role, cells).reshape(-1, size), infos)
-        seconds = seconds.reshape(3, points, size)
+        public = self._computable(model, role, gpu)
+        if public is None:
+            ends = self.interval("time", model, known, gpu, role, _cells(block, infos, gpu, known))
+        else:
+            ends = self._computed_seconds(public, block, kind, infos)
+        seconds = _monotone(ends.reshape(-1, size), infos).reshape(3, points, size)
         mib = self._memory(block, kind, infos, gpu)
         sheet: Array = np.stack([seconds, batches[:, None] / seconds[::-1], mib])
         return sheet
@@ -128,25 +129,39 @@ class LearnedPredictor:
         measured = fitted is not None and fitted.points >= ENOUGH_POINTS and {"time", "memory"} <= fitted.beliefs.keys()
         return None if public is None or public.architecture.kind == "plain" or measured else public
 
-    def _computed(self, public: Model, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo]) -> Array:
-        """Return the numbers of `sheet` for a training job as computed, corrected by measured trainings."""
-        cells = [(batch, tokens) for batch in block.batches for tokens in block.inputs]
-        sheet = np.empty((3, 3, len(cells), len(infos)))
+    def _computed_seconds(self, public: Model, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo]) -> Array:
+        """Return the seconds of a training step (3 x cells x profiles) as computed, corrected by measured trainings."""
+        seconds = np.empty((3, len(block), len(infos)))
         machines = [machine_of(kind, info) for info in infos]
-        for row, (batch, tokens) in enumerate(cells):
-            workload = self.sized(training_of(public, batch, tokens))
-            need = need_of(workload, kind.full.memory_mib)  # of a training job it depends on no slice
+        for row, workload in enumerate(self._trainings(public, block)):
+            need = need_of(workload, kind.full.memory_mib)
             for column, (info, machine) in enumerate(zip(infos, machines, strict=True)):
-                figures = figures_of(workload, need, machine, 0.0, self.correction(workload, kind, info))
-                intervals = figures.latency_s, figures.throughput_per_s, figures.memory_mib
-                sheet[:, :, row, column] = [(ends.low, ends.mid, ends.high) for ends in intervals]
-        return sheet
+                ends = figures_of(workload, need, machine, 0.0, self.correction(workload, kind, info)).latency_s
+                seconds[:, row, column] = ends.low, ends.mid, ends.high
+        return seconds
+
+    def _trainings(self, public: Model, block: Block) -> Iterator[Workload]:
+        for batch, tokens in itertools.product(block.batches, block.inputs):
+            yield self.sized(training_of(public, batch, tokens))
+
+    def _memory_ends(self, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo], gpu: GpuSpec) -> Array:
+        """Return low, mid and high of the MiB, 3 x cells x profiles."""
+        public = self._computable(block.model, block.role, gpu)
+        if public is None:
+            known = self._known[block.model]
+            cells = _cells(block, infos, gpu, known)
+            ends = self.interval("memory", block.model, known, gpu, block.role, cells)
+            return ends.reshape(3, len(block), len(infos))
+        # of a training job it depends on no slice
+        needs = [need_of(workload, kind.full.memory_mib) for workload in self._trainings(public, block)]
+        mib = np.array([(need.used - need.doubt, need.used, need.used + need.doubt) for need in needs]).T
+        return np.repeat(mib[:, :, None], len(infos), axis=2)
 
     def _memory(self, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo], gpu: GpuSpec) -> Array:
         """Return MiB (3 x cells x profiles) that never fall as batch or input grows: each end of an interval is at
         least that of all cells of the model's grid with no larger batch and input.
         """
-        grid, known = self._grids[block.model], self._known[block.model]
+        grid = self._grids[block.model]
         shape = 3, len(block.batches), len(block.inputs), len(infos)
         key = block.model, block.role, kind
         grown = self._grown.get(key)
@@ -154,7 +169,7 @@ class LearnedPredictor:
             if len(self._grown) >= _MOST_GROWN:
                 self._grown.clear()
             whole = Block(block.model, block.role, grid.unit, grid.batches, grid.inputs)
-            ends = self.interval("memory", block.model, known, gpu, block.role, _cells(whole, infos, gpu, known))
+            ends = self._memory_ends(whole, kind, infos, gpu)
             ends = ends.reshape(3, len(grid.batches), len(grid.inputs), len(infos))
             grown = self._grown[key] = np.maximum.accumulate(np.maximum.accumulate(ends, axis=1), axis=2)
         rows = np.searchsorted(grid.batches, block.batches, "right") - 1
@@ -163,8 +178,7 @@ class LearnedPredictor:
             (rows[:, None, None] >= 0) & (columns[:, None] >= 0), grown[:, rows.clip(0)][:, :, columns.clip(0)], 0.0
         )
         if not ({*block.batches} <= {*grid.batches} and {*block.inputs} <= {*grid.inputs}):
-            own = self.interval("memory", block.model, known, gpu, block.role, _cells(block, infos, gpu, known))
-            mib = np.maximum(mib, own.reshape(shape))
+            mib = np.maximum(mib, self._memory_ends(block, kind, infos, gpu).reshape(shape))
         return mib.reshape(3, len(block), len(infos))
 
     def correction(self, workload: Workload, kind: GpuKind, info: ProfileInfo) -> Correction:

@@ -280,7 +280,8 @@ def test_training_of_a_public_encoder_is_computed_until_two_points_are_measured(
     cell, profile = Bucket("bert-base", "train", 16, 128, "tok"), P("2g.20gb")
     computed = asked(Learned(), "bert-base", "2g.20gb", 16, 128)
     plain = LearnedPredictor().figures(cell, H100)[profile]
-    assert (plain.latency_s, plain.throughput_per_s) == (computed.latency_s, computed.throughput_per_s)
+    assert plain.latency_s.to_list() == pytest.approx(computed.latency_s.to_list(), rel=0.1)
+    assert plain.throughput_per_s.to_list() == pytest.approx(computed.throughput_per_s.to_list(), rel=0.1)
     assert plain.memory_mib == computed.memory_mib
 
     rows = [bert(16, 0.2, 5000.0), bert(8, 0.1, 4000.0), bert(32, 0.4, 8000.0)]
@@ -295,8 +296,10 @@ def test_training_of_a_public_encoder_is_computed_until_two_points_are_measured(
 def test_table_without_the_service_has_the_computed_figures_of_training() -> None:
     sheet = LearnedPredictor().sheet(Block("roberta-base", "train", "tok", (1, 8), (128, 512)), H100)
     profiles = [info.profile for info in H100.geometry.profiles if not info.profile.suffix]
+    full = profiles.index(P("7g.80gb"))
+    assert (sheet[0] >= sheet[0][:, :, full : full + 1]).all(), "a slice is faster than the GPU"
     for row, (batch, size) in enumerate(((1, 128), (1, 512), (8, 128), (8, 512))):
         for column, profile in enumerate(profiles):
             computed = asked(Learned(), "roberta-base", str(profile), batch, size)
-            assert sheet[0, :, row, column].tolist() == computed.latency_s.to_list()
+            assert sheet[0, :, row, column].tolist() == pytest.approx(computed.latency_s.to_list(), rel=0.1)
             assert sheet[2, :, row, column].tolist() == computed.memory_mib.to_list()
