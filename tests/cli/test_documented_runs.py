@@ -58,7 +58,7 @@ def named() -> dict[str, list[list[str]]]:
             continue
         last = 2 if words[1] == "study" else 1
         for name in re.split(r"[|,]", words[last].strip("{}")):
-            options = [word for word in words[last + 1 :] if word not in ("DIR", "measurements")]
+            options = [word for word in words[last + 1 :] if not word.startswith(("DIR", "measurements"))]
             kept = [word for word in options if word not in ("--data", "--train", "--plot", "--leave")]
             found.setdefault(" ".join([*words[:last], name]), []).append(kept)
     return found
