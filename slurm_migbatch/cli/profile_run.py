@@ -150,7 +150,8 @@ def _slo(value: str) -> float:
 @click.option(
     "--precision",
     metavar="WORD",
-    help="For a language model: bf16, fp8, awq, ... [default: from --model]. With --kind train, that of the products.",
+    help="For a language model: bf16, fp8, awq, ... [default: from --model]. With --kind train, that of its matrix "
+    "products.",
 )
 @click.option(
     "--tuning",

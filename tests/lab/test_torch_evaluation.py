@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,17 +72,14 @@ def test_measurements_are_possible() -> None:
     assert [row for row in read_folder(MEASUREMENTS) if impossible(row, knowledge)] == []
 
 
-def test_targets_name_every_measured_model() -> None:
+def test_targets_name_every_measured_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """The factories need torch, which is not installed here; their names do not."""
     spec = importlib.util.spec_from_file_location("architectures", MEASUREMENTS / "architectures.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["torch"] = sys  # any module: only its `bfloat16` is read on import
-    sys.bfloat16 = None  # type: ignore[attr-defined]
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules["torch"], sys.bfloat16  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(bfloat16=None))
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the module adds to it
+    spec.loader.exec_module(module)
     for row in read_folder(MEASUREMENTS):
         assert callable(getattr(module.infer, row.model.replace("-", "_").replace(".", "_"))), row.model
     with pytest.raises(AttributeError):

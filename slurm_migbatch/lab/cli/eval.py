@@ -219,16 +219,12 @@ def torch(data: Path, as_json: bool) -> None:
         click.echo(f"fit on all of {kind} (as shipped): {fitted}")
     click.echo("mean and median error in %")
     lines = [
-        (*name.split("/"), f"{score['mean']:.1f}", f"{score['median']:.1f}")
-        for name, score in result["scores"].items()
-        if score is not None
+        (*name.split("/"), f"{score['mean']:.1f}", f"{score['median']:.1f}") for name, score in result["scores"].items()
     ]
     print_table(("kind", "figure", "computed", "mean", "median"), lines)
     click.echo("mean error in % by network")
-    shown = {
-        name: score for name, score in result["scores"].items() if score and name.endswith(("held out", "shipped"))
-    }
-    shown = {name: score for name, score in shown.items() if name.count("memory") or name.endswith("held out")}
+    ends = ("seconds/held out", "memory/as shipped")
+    shown = {name: score for name, score in result["scores"].items() if name.endswith(ends)}
     rows = [
         (network, *(f"{score['per_network'].get(network, '-')}" for score in shown.values()))
         for network in result["networks"]

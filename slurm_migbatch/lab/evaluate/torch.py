@@ -8,7 +8,7 @@ gradients and optimizer alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -18,12 +18,12 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
+from slurm_migbatch.lab.evaluate.llm import LEVELS
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.llm.memory import Need, need_of
 from slurm_migbatch.predict.llm.served import machine_of, weights_hint
 from slurm_migbatch.predict.llm.speed import (
     EAGER,
-    SPAN,
     TRAINING,
     Efficiencies,
     Machine,
@@ -48,7 +48,6 @@ FITTED: Final[Mapping[str, tuple[str, ...]]] = {
 PRIOR_SPREAD: Final = 0.7
 """Standard deviation of the logarithms of what is fitted, around the shipped values: hardly any weight."""
 TARGETS: Final = {"infer/seconds": 30.0, "train/seconds": 25.0, "train/memory": 10.0}
-LEVELS: Final = {0.8: SPAN, 0.9: 1.6449}
 
 
 @dataclass(frozen=True)
@@ -131,13 +130,13 @@ def evaluate(points: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
             continue
         shipped: Efficiencies | TrainingEfficiencies = TRAINING if kind == "train" else EAGER
         held = _held_out(of_kind, shipped)
-        ways: dict[str, Callable[[Point], float]] = {
-            "held out": lambda point, held=held: point.seconds(held[point.network]),  # type: ignore[misc]
-            "as shipped": lambda point, shipped=shipped: point.seconds(shipped),  # type: ignore[misc]
-            "data sheet": lambda point, shipped=shipped: point.seconds(_ideal(shipped)),  # type: ignore[misc]
-        }
-        for way, computed in ways.items():
-            scores[f"{kind}/seconds/{way}"] = _score((p, p.row.seconds, computed(p)) for p in of_kind)
+        networks = [point.network for point in of_kind]
+        ways = {"held out": held, "as shipped": dict.fromkeys(networks, shipped)}
+        ways["data sheet"] = dict.fromkeys(networks, _ideal(shipped))
+        for way, by_network in ways.items():
+            scores[f"{kind}/seconds/{way}"] = _score(
+                (p, p.row.seconds, p.seconds(by_network[p.network])) for p in of_kind
+            )
         scores[f"{kind}/memory/as shipped"] = _score((p, p.row.memory_mib, p.need.used) for p in of_kind)
         fixed = _score((p, p.row.memory_mib, p.need.weights + p.need.states) for p in of_kind)
         scores[f"{kind}/memory/weights and states"] = fixed
@@ -162,7 +161,7 @@ def evaluate(points: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
     return {
         "points": {kind: len(of_kind) for kind, of_kind in points.items()},
         "networks": sorted({point.network for of_kind in points.values() for point in of_kind}),
-        "scores": scores,
+        "scores": {name: score for name, score in scores.items() if score is not None},
         "coverage": {name: levels for name, levels in coverage.items() if levels},
         "fit": fits,
         "shipped": {"infer": _named(EAGER, "infer"), "train": _named(TRAINING, "train")},
