@@ -384,8 +384,9 @@ class LendingConfig:
     pairs: str = key(
         "",
         "CSV file of slowdowns on a shared slice: app1,app2,slowdown1,slowdown2 (how many times longer app1 takes "
-        "beside app2, and app2 beside app1). Other pairs are measured at run time from job reports; until the first "
-        "report a slowdown of 1.5 is assumed.",
+        "beside app2, and app2 beside app1), and profile (without one: on all). Other pairs are measured at run time "
+        "from job reports; until the first report their slowdown follows from the SM activity of both alone, or is "
+        "1.5 where that is unknown.",
         absolute_or_empty,
     )
     restart_s: float = key(30.0, "Cost of a restart in seconds for a job without a measured one.", between(0, 86400))

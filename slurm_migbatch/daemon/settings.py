@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def lending_settings(config: LendingConfig) -> LendingSettings:
         restart_s=config.restart_s,
         checkpoint_s=config.checkpoint_s,
         share=config.share,
-        slowdowns=_measured(config.pairs),
+        pair_slowdowns=_measured(config.pairs),
         dry_run=config.dry_run,
     )
 
@@ -86,7 +86,7 @@ def blackout_of(config: LendingConfig) -> Callable[[float], bool]:
     return lambda now: any(hours.covers(datetime.fromtimestamp(now)) for hours in blackout)
 
 
-def _measured(path: str) -> Mapping[tuple[str, str], float]:
+def _measured(path: str) -> pairs.Pairs:
     if not path:
         return {}
     try:

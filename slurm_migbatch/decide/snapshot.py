@@ -77,6 +77,7 @@ class Report:
         items, rate: items done, and items a second.
         latency_ms: of one batch.
         at: time of the report by the node's clock, unix seconds.
+        activity: mean share of its slices' SMs in use so far (0 to 1), if it has them alone.
     """
 
     checkpoint: float | None = None
@@ -85,6 +86,7 @@ class Report:
     rate: float | None = None
     latency_ms: float | None = None
     at: float | None = None
+    activity: float | None = None
 
 
 # -- data from the record -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ the user may open. Imports only built-in modules, because it runs once for each 
 Two jobs of one user may share a slice; the driver then time-slices between them. If MpsPartitions= of node.conf
 names the job's partition, CUDA gets the directory of an MPS control daemon instead: a directory of the user's
 own, one for each slice. The user or the site must start the daemon, outside of both jobs so that it does not end with
-either; without one, CUDA time-slices as before. Not tested on hardware.
+either; without one, CUDA time-slices as before (tested on an H100 with MIG off, driver 580).
 """
 
 from __future__ import annotations

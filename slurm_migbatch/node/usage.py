@@ -62,7 +62,11 @@ def gather(paths: Paths, run: JournalRun, slices: Sequence[JournalSlice]) -> Run
     return RunUsage(report, memory, None if memory is None else peak.average(), energy_j)
 
 
-def progress_event(run: JournalRun, report: progress.ProgressReport, *, final: bool) -> dict[str, object]:
-    """Return the fields of a `progress` event; unknown ones are omitted."""
+def progress_event(
+    run: JournalRun, report: progress.ProgressReport, *, final: bool, sm: float | None = None
+) -> dict[str, object]:
+    """Return the fields of a `progress` event; unknown ones are omitted. `sm`: mean SM activity of its own slices."""
     fields = {name: value for name, value in report._asdict().items() if value is not None}
+    if sm is not None:
+        fields["sm"] = round(sm, 4)
     return {"job": run.job, "restart": run.restart, **fields, "final": final}

@@ -312,15 +312,29 @@ class Watcher:
             report = progress.understand(content, min(row.since for row in slices))
             try:
                 if report is not None:
-                    self._send(journal, run, report, now, long=long)
+                    sm = None if any(row.shared for row in slices) else self._sm_activity(run)
+                    self._send(journal, run, report, now, long=long, sm=sm)
             finally:  # this may lose a report of a user who writes this much, but the file must not fill up
                 if long:
                     progress.shorten(paths.progress, run.job, run.restart, run.uid)
         except progress.ProgressError as error:
             self._warn_once(f"{run}: {error}")
 
+    def _sm_activity(self, run: JournalRun) -> float | None:
+        """Return the mean SM activity of a run's slices so far; None if the driver does not report it."""
+        peak = self._peaks.get((run.job, run.restart))
+        activity = None if peak is None else peak.average()
+        return None if activity is None else activity.sm
+
     def _send(
-        self, journal: Journal, run: JournalRun, report: progress.ProgressReport, now: float, *, long: bool
+        self,
+        journal: Journal,
+        run: JournalRun,
+        report: progress.ProgressReport,
+        now: float,
+        *,
+        long: bool,
+        sm: float | None,
     ) -> None:
         """Send the report if it is new and due."""
         id = run.job, run.restart
@@ -337,7 +351,7 @@ class Watcher:
             # an Epilog that has begun meanwhile sends the last report; this one must not follow it
             if not journal.runs("job=? AND restart=? AND state='running'", id):
                 return
-            journal.event("progress", progress_event(run, report, final=False))
+            journal.event("progress", progress_event(run, report, final=False, sm=sm))
         self._last_sent[id] = now, report
 
     def _take_burst(self, id: peaks.RunId, now: float) -> bool:

@@ -22,6 +22,7 @@ SMALL: Final[dict[str, list[str]]] = {
     "eval batch": ["--data", "{sliced}"],
     "eval llm": ["--data", "{served}"],
     "eval predictor": ["--data", "{sliced}", "--quick"],
+    "eval pairs": ["--data", str(Path(__file__).parents[2] / "measurements")],
     "eval profiling": ["--data", "{sliced}"],
     "eval torch": ["--data", str(Path(__file__).parents[2] / "measurements")],
 }

@@ -223,7 +223,7 @@ def test_rows_with_a_duplicate_id_cannot_be_written() -> None:
         ({Profile(1, 10): 2}, dict[Profile, int]),
         ({("a", "b"): 1.5}, dict[tuple[str, str], float]),
         (frozenset({Profile(2, 20), Profile(1, 10)}), frozenset[Profile]),
-        (Settings(None, DispatchSettings(), LendingSettings(slowdowns={("a", "b"): 1.2})), Settings),
+        (Settings(None, DispatchSettings(), LendingSettings(pair_slowdowns={("a", "b", "1g.10gb"): 1.2})), Settings),
         (LoanHints(slice=Profile(1, 10), model="m"), LoanHints),
         (
             [

@@ -53,7 +53,7 @@ DERIVED = {
     "LevelGaps": {"_part", "_day", "_around", "_days", "_ages", "_relevant"},
     "SliceSharing": {"_enabled"},
     "SharedRuns": {"_rules"},
-    "PairSlowdowns": {"_table", "_usual"},
+    "PairSlowdowns": {"_table", "_usual", "_means"},
     "LengthHistory": {"weight"},
 }
 

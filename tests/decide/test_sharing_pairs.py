@@ -26,6 +26,9 @@ from slurm_migbatch.mig.profile import Profile
 
 P2, P1 = Profile(2, 20), Profile(1, 10)
 NO_MARGIN = SharingRules(gain=0.0, spare=0.0)
+ONLY_EQUALS = SharingRules(
+    measured={("bert", "bert", ""): 1.4, ("bert", "other", ""): 9.0, ("other", "bert", ""): 9.0}, gain=0.0
+)
 
 
 def sharer(job, left=1000.0, *, uid=7, app="bert", memory=5000.0, limit=None):
@@ -51,6 +54,20 @@ def test_equal_jobs_share_if_the_slowdown_is_below_one_and_a_half(slowdown, shar
     assert found([host(1)], [sharer(2)], rules) == ([(2, 1)] if shares else [])
 
 
+def test_unknown_slowdown_follows_from_the_activity_of_both_on_slices_of_the_profile():
+    rules = SharingRules(measured={("gpt", "bert", "1g.10gb"): 1.2}, assumed={"1g.10gb": 1.9}, gain=0.0)
+    busy, idle = (replace(sharer(job), activity={"2g.20gb": share}) for job, share in ((1, 0.9), (2, 0.2)))
+    assert rules.slow(busy, busy, P2) > 2.0 > 1.5 > rules.slow(busy, idle, P2) > rules.slow(idle, idle, P2) > 1.0
+    assert rules.slow(busy, sharer(3), P2) == 1.5 and rules.slow(busy, busy, P1) == 1.9
+    assert rules.slow(sharer(1, app="gpt"), sharer(2), P1) == 1.2 and rules.slow(sharer(1, app="gpt"), busy, P2) == 1.5
+
+
+def test_busy_jobs_do_not_share_where_idle_ones_do():
+    for share, expected in ((0.95, []), (0.2, [(2, 1)])):
+        first, second = (replace(sharer(job), activity={"2g.20gb": share}) for job in (1, 2))
+        assert found([Host(first, P2, 20_000.0)], [second]) == expected
+
+
 def test_short_guest_shares_with_a_long_host_despite_a_large_slowdown():
     """1.75 * (1 - 1/3.5) = 1.25 < (1 + 10000/100) / 2; with host and guest exchanged it does not pay."""
     rules = SharingRules(slowdown=1.75, gain=0.0)
@@ -60,7 +77,7 @@ def test_short_guest_shares_with_a_long_host_despite_a_large_slowdown():
 
 def test_finish_times_of_a_pair_match_a_hand_computed_case():
     """100 s beside 300 s at 1.2 and 1.4: the guest ends at 120 s, the host has done 120/1.4 s by then: 334.3 s."""
-    rules = SharingRules(measured={("a", "b"): 1.2, ("b", "a"): 1.4}, gain=0.0)
+    rules = SharingRules(measured={("a", "b", ""): 1.2, ("b", "a", ""): 1.4}, gain=0.0)
     ends = finishes(100, 300, 1.2, 1.4)
     assert ends == pytest.approx((120.0, 334.2857), abs=1e-3)
     assert together(100, 300, 1.2, 1.4) == pytest.approx(sum(ends) / 2) and apart(100, 300) == 350.0
@@ -70,7 +87,7 @@ def test_finish_times_of_a_pair_match_a_hand_computed_case():
 
 
 def test_measured_slowdowns_replace_the_default_where_they_are_known():
-    bad = {("bert", "gpt"): 3.0, ("gpt", "bert"): 3.0}
+    bad = {("bert", "gpt", ""): 3.0, ("gpt", "bert", ""): 3.0}
     rules = SharingRules(slowdown=1.1, measured=bad, gain=0.0)
     assert found([host(1, app="gpt")], [sharer(2)], rules) == []
     assert found([host(1, app="gpt")], [sharer(2, app="vgg")], rules) == [(2, 1)]
@@ -119,7 +136,7 @@ def test_sharing_is_refused_if_it_makes_a_time_limit_too_likely_to_be_hit():
 
 def test_host_past_its_expected_end_is_not_assumed_to_end_at_once():
     """A job waits for a slice that is free in 10 s, but not for one whose job is long past its limit."""
-    rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
+    rules = ONLY_EQUALS
     errors = LengthErrors(0.0, 1.5)
     soon = Sharer(3, 7, "other", None, 20.0, 5000.0, whole_s=20.0, errors=errors)
     over = replace(soon, limit_s=0.0, ran_s=20_000.0)
@@ -147,9 +164,11 @@ def test_pair_slower_than_one_job_alone_is_ended_if_a_restart_costs_less():
 
 
 def test_pair_that_would_be_ended_is_not_started():
-    rules = SharingRules(measured={("bert", "bert"): 2.3}, depth=0, gain=0.0)
+    rules = SharingRules(measured={("bert", "bert", ""): 2.3}, depth=0, gain=0.0)
     assert found([host(1, 10000.0)], [sharer(2, 10.0)], rules) == []
-    assert found([host(1, 10000.0)], [sharer(2, 10.0)], replace(rules, measured={("bert", "bert"): 2.2})) == [(2, 1)]
+    assert found([host(1, 10000.0)], [sharer(2, 10.0)], replace(rules, measured={("bert", "bert", ""): 2.2})) == [
+        (2, 1)
+    ]
 
 
 def test_job_that_reaches_its_limit_only_by_sharing_gets_a_new_limit():
@@ -168,7 +187,7 @@ def test_job_that_reaches_its_limit_only_by_sharing_gets_a_new_limit():
 
 def test_slices_that_become_free_are_foreseen_for_jobs_in_slurms_order():
     """The slice free in 10 s goes to the longer job, first in the queue; so the shorter does not wait for it."""
-    rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
+    rules = ONLY_EQUALS
     running = [host(1, 4000.0), host(3, 10.0, app="other")]
     assert found(running, [sharer(5, 900.0), sharer(2, 800.0)], rules) == [(2, 1)]
     assert found(running, [sharer(2, 800.0)], rules) == []
@@ -228,13 +247,13 @@ def test_slurms_order_is_kept_between_users():
 def test_job_waits_for_a_slice_free_soon_although_the_pair_test_passes():
     """At 1.4 two equal jobs gain, but a slice of its own in 10 s gains more: 1000 and 1010 s, not 1400 twice."""
     running, waiting = [host(1), host(3, 10.0, app="other")], [sharer(2)]
-    rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
+    rules = ONLY_EQUALS
     assert found(running, waiting, rules) == []
     assert found(running, waiting, replace(rules, depth=0)) == [(2, 1)]
 
 
 def test_shared_slice_is_not_free_before_both_jobs_have_ended():
-    rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
+    rules = ONLY_EQUALS
     soon = replace(host(3, 10.0, app="other"), guest=sharer(4, 5000.0, app="other"))
     running = [host(1), soon]
     speeds = everywhere(1, 2, 3, 4)
@@ -243,7 +262,7 @@ def test_shared_slice_is_not_free_before_both_jobs_have_ended():
 
 def test_next_free_slice_goes_to_a_shorter_solo_job_and_the_other_shares():
     """The slice free in 10 s goes to the shorter job, which shares with no other; so the other one shares."""
-    rules = SharingRules(measured={("bert", "bert"): 1.4, ("bert", "other"): 9.0, ("other", "bert"): 9.0}, gain=0.0)
+    rules = ONLY_EQUALS
     running = [host(1), host(3, 10.0, app="other")]
     waiting = [replace(sharer(5, 990.0), solo=True), sharer(2)]
     assert found(running, waiting, rules) == [(2, 1)]
@@ -342,7 +361,7 @@ def test_every_pair_has_one_user_and_keeps_memory_and_time_limits(first, waiting
         host, guest = by_job[pair.host], guests[pair.guest]
         assert host.sharer.uid == guest.uid and pair.host != pair.guest
         assert host.sharer.memory_mib + guest.memory_mib <= 0.9 * host.memory_mib
-        slow = rules.slow(guest, host.sharer), rules.slow(host.sharer, guest)
+        slow = rules.slow(guest, host.sharer, host.profile), rules.slow(host.sharer, guest, host.profile)
         assert min(slow) >= 1
         if guest.left_s is not None and host.sharer.left_s is not None:
             own, its = max(1.0, guest.left_s / 0.5), max(1.0, host.sharer.left_s / 0.5)

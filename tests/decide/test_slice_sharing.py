@@ -249,14 +249,14 @@ def test_reports_of_sharing_runs_do_not_count_as_speed_on_the_profile(world: Mak
     assert w.lending.slice_sharing.shared == {(host, 0), (guest, 0)}
 
 
-def working(w: LoanWorld, rates: dict[int, float], seconds: int) -> None:
+def working(w: LoanWorld, rates: dict[int, float], seconds: int, **fields: Any) -> None:
     """That many steps of a second, in which jobs report their work at these rates (items per second)."""
     for _ in range(seconds):
         w.step()
         for job, rate in rates.items():
             if job in w.running():
                 w.items[job] = w.items.get(job, 0.0) + rate
-                w.tell(job, w.row(job).restarts, items=w.items[job], throughput_per_s=rate)
+                w.tell(job, w.row(job).restarts, items=w.items[job], throughput_per_s=rate, **fields)
 
 
 def reporting_pair(w: LoanWorld, needs: float, limit: int) -> tuple[int, int]:
@@ -288,7 +288,24 @@ def test_pair_with_a_measured_gain_goes_on(world: MakeWorld) -> None:
     host, guest = reporting_pair(w, 300.0, 600)
     working(w, {host: 8.0, guest: 8.0}, 100)
     assert guest in w.running() and not w.slurm.requeues
-    assert w.lending.slice_sharing.runs.rules.measured == {("bert-large", "bert-large"): pytest.approx(1.25, rel=0.05)}
+    assert w.lending.slice_sharing.runs.rules.measured == {
+        ("bert-large", "bert-large", "7g.80gb"): pytest.approx(1.25, rel=0.05)
+    }
+
+
+@pytest.mark.parametrize(("activity", "shares"), [(0.95, False), (0.3, True)])
+def test_untried_pair_shares_only_if_both_leave_their_slice_idle_often(
+    world: MakeWorld, activity: float, shares: bool
+) -> None:
+    """The SM activity of the host is reported by its node; that of the user's next job is assumed to be the same."""
+    w = world()
+    host = w.train(needs=5000.0, hints=WHOLE)
+    w.until(lambda: host in w.loaned())
+    working(w, {host: 10.0}, 70, sm=activity)
+    guest = short(w, needs=800.0, limit=1600)
+    working(w, {host: 10.0}, 30, sm=activity)
+    assert (guest in w.running()) is shares
+    assert w.lending.slice_sharing.runs.slowdowns.activity(w.row(host).uid, "") == {"7g.80gb": activity}
 
 
 def test_job_reaching_its_limit_by_sharing_is_requeued_with_a_new_limit(world: MakeWorld) -> None:

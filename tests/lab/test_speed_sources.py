@@ -145,7 +145,14 @@ def test_drawn_sensitivities_have_the_given_mean_and_maximum() -> None:
 def test_tables_of_pair_slowdowns_are_read(tmp_path: Path) -> None:
     table = tmp_path / "pairs.csv"
     table.write_text("app1,app2,slowdown1,slowdown2\na,b,1.1,1.4\nc,c,1.5,1.5\n")
-    assert pairs.read(table) == {("a", "b"): 1.1, ("b", "a"): 1.4, ("c", "c"): 1.5}
+    assert pairs.read(table) == {("a", "b", ""): 1.1, ("b", "a", ""): 1.4, ("c", "c", ""): 1.5}
+    table.write_text("app1,app2,slowdown1,slowdown2,profile\na,b,1.1,1.4,MIG 1g.10gb\na,b,1.2,1.2,\n")
+    assert pairs.read(table) == {
+        ("a", "b", "1g.10gb"): 1.1, ("b", "a", "1g.10gb"): 1.4, ("a", "b", ""): 1.2, ("b", "a", ""): 1.2,
+    }  # fmt: skip
+    table.write_text("app1,app2,slowdown1,slowdown2,profile\na,b,1.1,1.4,small\n")
+    with pytest.raises(TableError, match=r"pairs\.csv:2: .*small"):
+        pairs.read(table)
     table.write_text("app1,app2,slowdown1,slowdown2\na,b,0.9,1.4\n")
     with pytest.raises(TableError, match=r"pairs\.csv:2: slowdown1 must be between 1 and 1e\+06, not 0\.9"):
         pairs.read(table)

@@ -508,6 +508,25 @@ def test_stop_event_has_the_activity_of_the_slice(node, watch):
     assert [by_job[2][name] for name in ("sm", "tensor", "dram")] == pytest.approx([0.1, 0.0, 0.05], abs=0.02)
 
 
+def test_progress_event_has_the_sm_activity_of_a_run_that_has_its_slice_alone(node, watch):
+    """Two jobs on a slice cannot be told apart."""
+    node.prolog(1, "[mig:1g.10gb:1]")
+    memory(node, 1, 1000)
+    (row,) = node.slices("held")
+    node.machine.set_load(row.mig_uuid, sm=80)
+    write(node, "items=5 seconds=1\n")
+    watch()
+    apart()
+    write(node, "items=10 seconds=2\n")
+    watch(node.config.progress_every)
+    apart()
+    with node.journal.write():
+        node.journal.put(row._replace(shared=True))
+    write(node, "items=15 seconds=3\n")
+    watch(node.config.progress_every)
+    assert [event.get("sm") for event in node.events("progress")] == [None, pytest.approx(0.8, abs=0.02), None]
+
+
 def test_activity_is_a_time_average_and_survives_an_agent_restart(node, watch):
     node.prolog(1, "[mig:1g.10gb:1]")
     memory(node, 1, 1000)

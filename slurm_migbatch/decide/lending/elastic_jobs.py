@@ -38,7 +38,8 @@ def report_of(event: Mapping[str, Any], now: float) -> tuple[Run, Report] | None
     checkpoint = _number(event.get("checkpoint"), now + _FUTURE_S)
     items, rate = _number(event.get("items"), 1e15), _number(event.get("throughput_per_s"), 1e9)
     latency_ms, at = _number(event.get("latency_ms"), 1e9), _number(event.get("ts"), now + _FUTURE_S)
-    return (job, restart), Report(checkpoint, _number(event.get("ckpt_s"), _MOST_S), items, rate, latency_ms, at)
+    ckpt_s, activity = _number(event.get("ckpt_s"), _MOST_S), _number(event.get("sm"), 1.0)
+    return (job, restart), Report(checkpoint, ckpt_s, items, rate, latency_ms, at, activity)
 
 
 class ElasticJobs:

@@ -13,8 +13,9 @@ Additions of this module, because a slice is not a whole GPU and its jobs belong
 - neither may reach its time limit because it shares. The length of a job follows from its `items` and reports;
   otherwise it is assumed to need a part of its limit (`SharingRules.of_limit`), with the error of its user's earlier
   jobs (`decide.lending.run_lengths`), and without a limit a long time;
-- slowdowns are measured ones of the two applications if there are any, else an assumption (`SharingRules.slowdown`);
-  a pair that turns out to do less than one alone is ended (`partings`);
+- slowdowns are measured ones of the two applications on slices of the profile if there are any, else computed from the
+  SM activity of each alone, else an assumption (`SharingRules.slow`); a pair that turns out to do less than one alone
+  is ended (`partings`);
 - whether a job is better off next to another one now, or on a slice of its own when one becomes free, is found by
   simulating its user's queue to its end (`lookahead.plan`), with limits on jobs and steps. If the steps do not suffice
   the pair test decides.
@@ -42,7 +43,7 @@ from slurm_migbatch.decide.lending.lookahead import (
     plan,
 )
 from slurm_migbatch.decide.lending.pair_finish import apart, finishes, together
-from slurm_migbatch.decide.lending.pair_slowdowns import costs_s, together_rate
+from slurm_migbatch.decide.lending.pair_slowdowns import PairKey, costs_s, time_sliced, together_rate
 from slurm_migbatch.decide.lending.run_lengths import LengthErrors
 from slurm_migbatch.mig.profile import Profile
 
@@ -68,6 +69,7 @@ class Sharer:
         whole_s: its whole time limit; None: none of it has passed.
         errors: errors of its user's earlier estimates.
         resumes: it can be stopped with a checkpoint.
+        activity: by profile, the mean share (0 to 1) of a slice's SMs that it uses if alone; as far as known.
     """
 
     job: int
@@ -81,6 +83,7 @@ class Sharer:
     whole_s: float | None = None
     errors: LengthErrors = field(default_factory=LengthErrors)
     resumes: bool = False
+    activity: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ class SharingRules:
     Attributes:
         slowdown: of an unknown pair. At 1.5 equal jobs are as well off one after the other, so that only short ones
             next to long ones share.
-        measured: (application, the one next to it) -> slowdown.
+        measured: slowdowns of known pairs.
+        assumed: slowdown of an unknown pair by profile, where it is not `slowdown`.
         spare: part of the slice's memory that stays free.
         of_limit: the part of its time limit that a job of unknown length is assumed to need.
         gain: by how much the mean finish must be earlier, relatively, if the pair test decides; a margin for
@@ -120,7 +124,8 @@ class SharingRules:
     """
 
     slowdown: float = 1.5
-    measured: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    measured: Mapping[PairKey, float] = field(default_factory=dict)
+    assumed: Mapping[str, float] = field(default_factory=dict)
     spare: float = 0.1
     of_limit: float = 0.5
     gain: float = 0.05
@@ -133,9 +138,17 @@ class SharingRules:
     renewed_s: float = 300.0
     worth: float = 0.9
 
-    def slow(self, sharer: Sharer, other: Sharer) -> float:
-        """Return how many times longer `sharer` takes next to `other`."""
-        return max(1.0, self.measured.get((sharer.app, other.app), self.slowdown))
+    def slow(self, sharer: Sharer, other: Sharer, profile: Profile) -> float:
+        """Return how many times longer `sharer` takes next to `other` on a slice of the profile."""
+        name = str(profile)
+        known = self.measured.get((sharer.app, other.app, name), self.measured.get((sharer.app, other.app, "")))
+        if known is None:
+            own, others = sharer.activity.get(name), other.activity.get(name)
+            if own is not None and others is not None:
+                known = time_sliced(own, others)[0]
+            else:
+                known = self.assumed.get(name, self.slowdown)
+        return max(1.0, known)
 
 
 @dataclass(frozen=True)
@@ -201,8 +214,8 @@ def partings(
         if measured_slowdowns == (None, None) or guest_s is None or host_s is None:
             continue
         slow = (
-            measured_slowdowns[0] or rules.slow(guest, host_job),
-            measured_slowdowns[1] or rules.slow(host_job, guest),
+            measured_slowdowns[0] or rules.slow(guest, host_job, host.profile),
+            measured_slowdowns[1] or rules.slow(host_job, guest, host.profile),
         )
         if together_rate(*slow) < rules.worth and costs_s(guest_s, host_s, *slow) > restart_s:
             why = (
@@ -329,8 +342,8 @@ class _Group:
                 lone_hosts[str(first.job)] = host
             else:
                 by_job[str(second.job)] = second
-                factors[str(first.job), str(second.job)] = rules.slow(first, second)
-                factors[str(second.job), str(first.job)] = rules.slow(second, first)
+                factors[str(first.job), str(second.job)] = rules.slow(first, second, self.profile)
+                factors[str(second.job), str(first.job)] = rules.slow(second, first, self.profile)
         memory_mib = min(host.memory_mib for host in self.hosts)
 
         def slowdown(own: str, other: str) -> float:
@@ -342,7 +355,10 @@ class _Group:
                 may_share = _fit(sharer, partner, memory_mib if host is None else host.memory_mib, rules)
                 if may_share and host is not None:
                     may_share = (guest.job, host.sharer.job) not in self.resting and self._in_time(host, guest)
-                slowdowns = rules.slow(sharer, partner), rules.slow(partner, sharer)
+                slowdowns = (
+                    rules.slow(sharer, partner, self.profile),
+                    rules.slow(partner, sharer, self.profile),
+                )
                 factor = factors[own, other] = (
                     slowdowns[0] if may_share and together_rate(*slowdowns) >= rules.worth else math.inf
                 )
@@ -362,7 +378,8 @@ class _Group:
         return self._left_s(guest), self._left_s(host.sharer)
 
     def _slow(self, host: Host, guest: Sharer) -> tuple[float, float]:
-        return self.rules.slow(guest, host.sharer), self.rules.slow(host.sharer, guest)
+        profile = self.profile
+        return self.rules.slow(guest, host.sharer, profile), self.rules.slow(host.sharer, guest, profile)
 
     def _reason(self, host: Host, guest: Sharer) -> str:
         alone, slow = self._alone_s(host, guest), self._slow(host, guest)

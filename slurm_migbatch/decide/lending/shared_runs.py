@@ -32,7 +32,7 @@ class SharedRuns:
     @property
     def rules(self) -> SharingRules:
         """The rules with the currently known slowdowns."""
-        return replace(self._rules, measured=self.slowdowns.known, slowdown=self.slowdowns.assumed)
+        return replace(self._rules, measured=self.slowdowns.known, assumed=self.slowdowns.assumed)
 
     def update(
         self,
@@ -41,26 +41,32 @@ class SharedRuns:
         held: Mapping[Run, Profile],
         beside: Mapping[Run, Run],
         reports: Mapping[Run, Report],
+        shared: Collection[Run] = (),
     ) -> None:
-        """Update from a round: the profile of each run that has or shares a slice, and the latest reports."""
+        """Update from a round: the profile of each run that has or shares a slice, and the latest reports.
+
+        `shared`: the runs that have ever shared a slice.
+        """
         self._work(now, job_views, held, beside)
         for run, profile in held.items():
             job_view, report = job_views.get(run[0]), reports.get(run)
             if job_view is None or report is None or report.items is None or report.at is None:
                 continue
             other = beside.get(run)
-            reported = Reported(_kind(job_view, profile), _app(job_view), report.items, report.at)
+            activity = None if run in shared else report.activity
+            reported = Reported(_kind(job_view, profile), _app(job_view), report.items, report.at, activity)
             self.slowdowns.add_report(run, reported, other, _app(job_views.get(other[0])) if other is not None else "")
         self.slowdowns.forget(held.keys())
 
-    def with_length(self, sharer: Sharer, job_view: JobView) -> Sharer:
-        """Return `sharer` with the known data on its length."""
+    def with_history(self, sharer: Sharer, job_view: JobView) -> Sharer:
+        """Return `sharer` with the known data on its length and its activity."""
         row = job_view.row
         worked, errors = self._worked.get(row.job_id, 0.0), self.lengths.errors(row.uid)
-        return replace(sharer, ran_s=worked, whole_s=row.time_limit_s, errors=errors)
+        activity = self.slowdowns.activity(row.uid, _label(job_view))
+        return replace(sharer, ran_s=worked, whole_s=row.time_limit_s, errors=errors, activity=activity)
 
     def _work(
-        self, now: float, job_views: Mapping[int, JobView], held: Collection[Run], beside: Mapping[Run, Run]
+        self, now: float, job_views: Mapping[int, JobView], held: Mapping[Run, Profile], beside: Mapping[Run, Run]
     ) -> None:
         """Add the work of runs since the last round, as if alone, and record the lengths of jobs that left."""
         elapsed_s = 0.0 if self._now is None else max(0.0, now - self._now)
@@ -72,7 +78,7 @@ class SharedRuns:
             row, other = job_view.row, beside.get(run)
             self._limits[run[0]] = row.uid, row.time_limit_s
             if run[0] in self._worked:
-                slow = 1.0 if other is None else self._slow(run, other, job_views)
+                slow = 1.0 if other is None else self._slow(run, other, job_views, held[run])
                 self._worked[run[0]] += elapsed_s / slow
             else:
                 self._worked[run[0]] = 0.0 if row.start is None else max(0.0, now - row.start)
@@ -81,12 +87,20 @@ class SharedRuns:
             if limit is not None:
                 self.lengths.note(uid, self._rules.of_limit * limit, worked)
 
-    def _slow(self, run: Run, other: Run, job_views: Mapping[int, JobView]) -> float:
+    def _slow(self, run: Run, other: Run, job_views: Mapping[int, JobView], profile: Profile) -> float:
         measured = self.slowdowns.measured(run, other)
         if measured is not None:
             return measured
-        apps = _app(job_views.get(run[0])), _app(job_views.get(other[0]))
-        return max(1.0, self.slowdowns.known.get(apps, self.slowdowns.assumed))
+        sharers = (self._pair_member(run[0], job_views), self._pair_member(other[0], job_views))
+        return self.rules.slow(*sharers, profile)
+
+    def _pair_member(self, job: int, job_views: Mapping[int, JobView]) -> Sharer:
+        """Return a job with what its slowdown depends on."""
+        job_view = job_views.get(job)
+        if job_view is None:
+            return Sharer(job, 0)
+        uid = job_view.row.uid
+        return Sharer(job, uid, _app(job_view), activity=self.slowdowns.activity(uid, _label(job_view)))
 
 
 def _app(job_view: JobView | None) -> str:
@@ -95,7 +109,13 @@ def _app(job_view: JobView | None) -> str:
 
 
 def _kind(job_view: JobView, profile: Profile) -> Kind:
-    """Return the key of a rate alone; a job that names no model has its own."""
-    hints, row = job_view.hints, job_view.row
-    label = f"{hints.model} {hints.batch} {hints.input}{hints.input_unit}" if hints.model else f"job {row.job_id}"
-    return Kind(row.uid, label, profile.name)
+    """Return the key of a rate alone."""
+    return Kind(job_view.row.uid, _label(job_view), profile.name)
+
+
+def _label(job_view: JobView) -> str:
+    """Return the name of jobs with the same hints; a job that names no model has its own."""
+    hints = job_view.hints
+    if not hints.model:
+        return f"job {job_view.row.job_id}"
+    return f"{hints.model} {hints.batch} {hints.input}{hints.input_unit}"

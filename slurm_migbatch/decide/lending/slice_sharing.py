@@ -78,7 +78,7 @@ class SliceSharing:
         }
         self._located = set(profile_of_run)
         self.shared = {run for run in self.shared | self._beside.keys() if run[0] in job_views}
-        self.runs.update(now, job_views, profile_of_run, self._beside, reports)
+        self.runs.update(now, job_views, profile_of_run, self._beside, reports, self.shared)
 
     def marked(self, view: LendingView) -> LendingView:
         """Return the view with the jobs marked that share a slice or are about to."""
@@ -255,7 +255,7 @@ class SliceSharing:
         sharer = Sharer(
             job, row.uid, hints.model or "", needs_s, limit, hints.mem_mib, resumes=hints.signal is not None
         )
-        return self.runs.with_length(sharer, job_view)
+        return self.runs.with_history(sharer, job_view)
 
     @staticmethod
     def _speeds(view: LendingView, hosts: Iterable[Host]) -> dict[int, Mapping[Profile, float]]:

@@ -18,6 +18,7 @@ from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.ledger import JobView, Ledger, Loan, Place, State
 from slurm_migbatch.decide.lending.model import GIVING, Kind, LendingRules, LoanOrder, Round
+from slurm_migbatch.decide.lending.pair_slowdowns import PairKey
 from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
@@ -53,7 +54,7 @@ class LendingSettings:
         horizon_s, sure: slices that are not reserved should stay idle for `horizon_s` with probability `sure`.
         forecast_days, day_s: how much history a forecast uses, and the length of a day.
         restart_s, checkpoint_s: defaults for a job without reports.
-        share, slowdowns: whether two training jobs may share a slice, and measured slowdowns of pairs.
+        share, pair_slowdowns: whether two training jobs may share a slice, and measured slowdowns of pairs.
         dry_run: orders are only logged, never carried out.
     """
 
@@ -67,7 +68,7 @@ class LendingSettings:
     restart_s: float = 30.0
     checkpoint_s: float = 30.0
     share: bool = False
-    slowdowns: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    pair_slowdowns: Mapping[PairKey, float] = field(default_factory=dict)
     dry_run: bool = False
 
 
@@ -106,7 +107,7 @@ class LendingMemory:
         #: caches of demands
         self.books = PoolBooks()
         self.refusals = Refusals()
-        self.slice_sharing = SliceSharing(SharingRules(measured=settings.slowdowns), enabled=settings.share)
+        self.slice_sharing = SliceSharing(SharingRules(measured=settings.pair_slowdowns), enabled=settings.share)
         self.loaded = False
         #: inference that lacks only CPUs, and since when
         self.short_of_cpus: dict[int, float] = {}

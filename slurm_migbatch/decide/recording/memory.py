@@ -21,7 +21,7 @@ from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.forecast import LevelGaps, Part
 from slurm_migbatch.decide.lending.ledger import Ledger, Loan, LoanHistory
 from slurm_migbatch.decide.lending.pair_slowdowns import Kind as RateKind
-from slurm_migbatch.decide.lending.pair_slowdowns import PairSlowdowns, Stretch
+from slurm_migbatch.decide.lending.pair_slowdowns import PairKey, PairSlowdowns, Stretch
 from slurm_migbatch.decide.lending.pairs import Pair
 from slurm_migbatch.decide.lending.run_lengths import LengthHistory
 from slurm_migbatch.decide.lending.shared_runs import SharedRuns
@@ -112,9 +112,10 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "_now": float | None,
     },
     PairSlowdowns: {
-        "_learned": dict[tuple[str, str], float],
+        "_slowdowns": dict[PairKey, float],
         "_alone": dict[Run, float],
         "_usually": dict[RateKind, float],
+        "_activity": dict[RateKind, float],
         "_stretches": dict[Run, Stretch],
         "_runs": dict[tuple[Run, Run], float],
     },

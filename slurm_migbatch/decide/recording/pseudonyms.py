@@ -306,10 +306,13 @@ class _Mask:
     def _runs(self, runs: State) -> State:
         number = self._names.number
         slowdowns, lengths = runs["slowdowns"], runs["lengths"]
-        usually = {kind._replace(uid=number(kind.uid)): rate for kind, rate in slowdowns["_usually"].items()}
+        kinds = {
+            name: {kind._replace(uid=number(kind.uid)): value for kind, value in slowdowns[name].items()}
+            for name in ("_usually", "_activity")
+        }
         return {
             **runs,
-            "slowdowns": {**slowdowns, "_usually": usually},
+            "slowdowns": {**slowdowns, **kinds},
             "lengths": {**lengths, "_sums": {number(uid): sums for uid, sums in lengths["_sums"].items()}},
             "_limits": {job: (number(uid), limit) for job, (uid, limit) in runs["_limits"].items()},
         }

@@ -236,6 +236,43 @@ def torch(data: Path, as_json: bool) -> None:
     print_bars(result)
 
 
+@eval_.command()
+@data_option
+@json_option
+def pairs(data: Path, as_json: bool) -> None:
+    """Slowdowns of two training jobs on one slice, from the SM activity of each alone.
+
+    Tables name two jobs, the SMs that they shared, the SM activity of each alone and its slowdown next to the other.
+    What is expected for one number of SMs is also shown with its only constant fitted on the others (held out).
+    """
+    from slurm_migbatch.lab.evaluate.pairs import evaluate, read
+
+    with measuring():
+        result = {"data": str(data), **evaluate(read(data))}
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    switching = result["switching"]
+    click.echo(f"{len(result['jobs'])} jobs; constant as shipped {switching['shipped']}, fitted {switching['fitted']}")
+    click.echo("medians of pairs in time slices: work of both per time, relative to one alone (below 1: a loss)")
+    lines = [
+        (row["size"], str(row["pairs"]), *(f"{row[key]:.2f}" for key in ("activity", "slowdown", "work", "losing")))
+        for row in result["sizes"]
+    ]
+    print_table(("shared", "pairs", "SM activity", "slowdown", "work", "share of losses"), lines)
+    click.echo("mean error in % of the expected slowdown, and of the expected work")
+    ways = tuple(result["sizes"][0]["errors"])
+    errors = [
+        (row["size"], *(f"{row['errors'][way]:.1f}, {row['work_errors'][way]:.1f}" for way in ways))
+        for row in result["sizes"]
+    ]
+    print_table(("shared", *ways), errors)
+    for row in result["sharing"]:
+        medians = ", ".join(f"{way} {work:.2f}" for way, work in row["work"].items())
+        click.echo(f"median work of {row['pairs']} pairs on {row['size']}: {medians}")
+    print_bars(result)
+
+
 def _print_services(result: dict[str, Any]) -> None:
     for note in result["notes"]:
         click.echo(f"note: {note}")

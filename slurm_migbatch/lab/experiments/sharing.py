@@ -94,7 +94,9 @@ def rules(slowdowns: Slowdowns | None = None) -> SharingRules:
     """Return the rules that migbatchd derives from the configuration; `slowdowns`: the content of `[lending] pairs`."""
     settings = lending_settings(config().lending)
     assert settings.share
-    return SharingRules(measured=settings.slowdowns if slowdowns is None else slowdowns)
+    if slowdowns is None:
+        return SharingRules(measured=settings.pair_slowdowns)
+    return SharingRules(measured={(*pair, ""): slowdown for pair, slowdown in slowdowns.items()})
 
 
 def settings() -> dict[str, str]:

@@ -132,7 +132,11 @@ def _speeds(scenario: Scenario, cluster: SimulatedCluster, source: RateSource | 
         speeds = Curves(source, scenario.geometry, shared=part.shared)
     elif part.kind == "linear":
         speeds = Linear(cluster, exponent=part.exponent, shared=part.shared)
-    return Paired(speeds, pairs.read(scenario.near(part.pairs)), part.shared) if part.pairs else speeds
+    if not part.pairs:
+        return speeds
+    table = pairs.read(scenario.near(part.pairs))
+    everywhere = {(app, other): slowdown for (app, other, profile), slowdown in table.items() if not profile}
+    return Paired(speeds, everywhere, part.shared)
 
 
 def _measured(scenario: Scenario) -> tuple[Measurement, ...]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from slurm_migbatch.lab.traces.csvlines import TraceError, lines
-from slurm_migbatch.profiling.pairs import Pairs
 
 
-def pairs(path: Path, gpu: str = "v100") -> Pairs:
+def pairs(path: Path, gpu: str = "v100") -> dict[tuple[str, str], float]:
     """Return the pairs on one GPU type: `Paired` names are its job types, `ResNet-18 (batch size 16)`.
 
     Pairs that did not fit together (0 steps a second) are skipped, as are jobs of several workers. A job that was

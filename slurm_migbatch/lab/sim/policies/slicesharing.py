@@ -239,7 +239,7 @@ class LivePairs(SliceQueue):
         insort(self.queue, (self.order(run.job), run), key=lambda entry: entry[0])
 
     def _rules(self) -> SharingRules:
-        return replace(self.rules, measured=self.slowdowns.known, slowdown=self.slowdowns.assumed)
+        return replace(self.rules, measured=self.slowdowns.known, assumed=self.slowdowns.assumed)
 
     def _hosts(self, sim: Simulation) -> list[Host]:
         memory = sim.cluster.gpus[0].geometry.info(self.profile).memory_mib
