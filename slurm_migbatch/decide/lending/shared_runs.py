@@ -70,6 +70,7 @@ class SharedRuns:
     ) -> None:
         """Add the work of runs since the last round, as if alone, and record the lengths of jobs that left."""
         elapsed_s = 0.0 if self._now is None else max(0.0, now - self._now)
+        rules = self.rules if beside else self._rules
         self._now = now
         for run in held:
             job_view = job_views.get(run[0])
@@ -78,7 +79,7 @@ class SharedRuns:
             row, other = job_view.row, beside.get(run)
             self._limits[run[0]] = row.uid, row.time_limit_s
             if run[0] in self._worked:
-                slow = 1.0 if other is None else self._slow(run, other, job_views, held[run])
+                slow = 1.0 if other is None else self._slow(run, other, job_views, rules, held[run])
                 self._worked[run[0]] += elapsed_s / slow
             else:
                 self._worked[run[0]] = 0.0 if row.start is None else max(0.0, now - row.start)
@@ -87,12 +88,14 @@ class SharedRuns:
             if limit is not None:
                 self.lengths.note(uid, self._rules.of_limit * limit, worked)
 
-    def _slow(self, run: Run, other: Run, job_views: Mapping[int, JobView], profile: Profile) -> float:
+    def _slow(
+        self, run: Run, other: Run, job_views: Mapping[int, JobView], rules: SharingRules, profile: Profile
+    ) -> float:
         measured = self.slowdowns.measured(run, other)
         if measured is not None:
             return measured
         sharers = (self._pair_member(run[0], job_views), self._pair_member(other[0], job_views))
-        return self.rules.slow(*sharers, profile)
+        return rules.slow(*sharers, profile)
 
     def _pair_member(self, job: int, job_views: Mapping[int, JobView]) -> Sharer:
         """Return a job with what its slowdown depends on."""

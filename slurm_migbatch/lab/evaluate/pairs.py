@@ -7,7 +7,6 @@ SMs: in `TIME_SLICES`, or by MPS.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +87,7 @@ def _job(row: Mapping[str, str], number: int) -> str:
 def evaluate(pairs: Sequence[MeasuredPair]) -> dict[str, Any]:
     """Return for each number of SMs what pairs cost, and the errors of expected slowdowns; all errors are in %."""
     sliced = [pair for pair in pairs if pair.sharing == TIME_SLICES]
-    sizes = sorted({pair.size for pair in sliced}, key=lambda size: int(size.split()[0]))
+    sizes = dict.fromkeys(pair.size for pair in sorted(sliced, key=lambda pair: pair.sm_count))
     rows = [_size(size, sliced) for size in sizes]
     mean_error = fmean(row["errors"]["held out"] for row in rows)
     return {
@@ -161,7 +160,7 @@ def _by_sharing(pairs: Iterable[MeasuredPair]) -> list[dict[str, Any]]:
 
 def _error(pairs: Iterable[MeasuredPair], expected: Callable[[MeasuredPair], Both]) -> float:
     return fmean(
-        100.0 * abs(math.expm1(math.log(guess / real)))
+        100.0 * abs(guess / real - 1)
         for pair in pairs
         for guess, real in zip(expected(pair), pair.slowdown, strict=True)
     )
