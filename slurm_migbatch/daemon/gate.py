@@ -119,7 +119,7 @@ class Gate:
 
         async def handler(request: Request) -> Response:
             response = await self._handle(request, endpoint)
-            answered(request.url.path, response.status_code)
+            answered(request.scope["path"], response.status_code)
             return response
 
         return handler
@@ -153,7 +153,7 @@ class Gate:
         return response
 
     async def _authenticate(self, request: Request, headers: _Headers) -> tuple[Caller, str]:
-        payload = request_payload(request.method, request.url.path, headers.node, headers.digest)
+        payload = request_payload(request.method, request.scope["path"], headers.node, headers.digest)
         try:
             identity = await self._in_pool(self._signer.verify, headers.credential, payload, headers.node)
         except AuthError as error:
@@ -214,7 +214,7 @@ class Gate:
         advice = f"; {self._advice[1]}" if response.status_code in (401, 403) else ""
         self._seldom.warning(
             address,
-            f"{self._advice[0]}: {request.url.path} from {source}: {response.status_code} "
+            f"{self._advice[0]}: {request.scope['path']} from {source}: {response.status_code} "
             f"{bytes(response.body)[:300].decode(errors='replace')}{advice}",
         )
 

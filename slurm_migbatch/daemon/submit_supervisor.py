@@ -181,7 +181,8 @@ class SubmitSupervisor:
                 await asyncio.wait_for(child.wait(), _STOP_S)
             except asyncio.TimeoutError:
                 log.warning("the submit service does not exit and is killed")
-                child.kill()
+                with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                    child.kill()
                 await child.wait()
 
     def _changed(self, catalog: SiteCatalog) -> None:

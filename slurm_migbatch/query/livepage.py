@@ -73,7 +73,7 @@ class LivePage:
         if self._rule.given(request.headers):
             return _EVERYTHING
         self._rule.check(request.client.host if request.client else "", request.headers)
-        if request.url.path == ALL or "authorization" in request.headers:
+        if request.scope["path"] == ALL or "authorization" in request.headers:
             raise Refused(401, f"send the token of {self._rule.key}, as a password or as Authorization: Bearer TOKEN")
         if request.url.hostname not in _HOSTS:
             raise Refused(403, "without the token this page is available at localhost or 127.0.0.1 only")

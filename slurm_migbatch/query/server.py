@@ -94,6 +94,8 @@ class Workers:
             self._kill(process)
 
     async def _work(self, uid: int, body: bytes) -> bytes:
+        while self._idle and self._idle[-1].returncode is not None:
+            self._kill(self._idle.pop())
         process = self._idle.pop() if self._idle else await self._new()
         try:
             answer = await asyncio.wait_for(self._exchange(process, uid, body), self._patience_s)
@@ -141,6 +143,8 @@ class Workers:
     def _kill(self, process: Process) -> None:
         """Terminate a worker and the commands that it has started."""
         self._all.pop(process, None)
+        if process.returncode is not None:  # its number may be another's
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 

@@ -21,11 +21,11 @@ class NodeListError(ValueError):
     """A text that is not a host list; the message names the invalid part."""
 
 
-def expand(text: str) -> tuple[str, ...]:
+def expand(text: str, most: int = MAX_HOSTS) -> tuple[str, ...]:
     """Return the names in `text`, in its order, each once. Empty text has none.
 
     Raises:
-        NodeListError: a bracket or range is malformed, or there are more than MAX_HOSTS names.
+        NodeListError: a bracket or range is malformed, or there are more than `most` names; none is made then.
     """
     names: dict[str, None] = {}
     for item in _items(text):
@@ -35,10 +35,10 @@ def expand(text: str) -> tuple[str, ...]:
             if segment.start() != end:
                 break
             end = segment.end()
-            choices.append(_ranges(segment[0][1:-1], item) if segment[0][0] == "[" else [segment[0]])
+            choices.append(_ranges(segment[0][1:-1], item, most) if segment[0][0] == "[" else [segment[0]])
             size *= len(choices[-1])
-            if size + len(names) > MAX_HOSTS:
-                raise NodeListError(f"{item!r} names more than {MAX_HOSTS} hosts")
+            if size + len(names) > most:
+                raise NodeListError(f"{item!r} names more than {most} hosts")
         if end != len(item) or not item:
             raise NodeListError(f"{item!r} is not a host list; write names such as 'n1,n[3-5]'")
         names.update(dict.fromkeys(map("".join, product(*choices))))
@@ -63,7 +63,7 @@ def _items(text: str) -> Iterator[str]:
         yield text[start:].strip()
 
 
-def _ranges(body: str, item: str) -> list[str]:
+def _ranges(body: str, item: str, most: int) -> list[str]:
     """Expand `1-3,07` to 1 2 3 07; a range keeps the zero padding of its first number."""
     numbers: list[str] = []
     for part in body.split(","):
@@ -71,8 +71,8 @@ def _ranges(body: str, item: str) -> list[str]:
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not match or low > high:
             raise NodeListError(f"{part!r} in {item!r} is not a number or a rising range")
-        if len(numbers) + high - low >= MAX_HOSTS:
-            raise NodeListError(f"{item!r} names more than {MAX_HOSTS} hosts")
+        if len(numbers) + high - low >= most:
+            raise NodeListError(f"{item!r} names more than {most} hosts")
         numbers.extend(str(n).zfill(len(match[1])) for n in range(low, high + 1))
     return numbers
 

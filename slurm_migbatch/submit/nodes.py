@@ -8,7 +8,7 @@ nodes have all of them, and the job is pending. `gres_templates/migbatch_core.lu
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -90,12 +90,17 @@ def is_simple(constraint: str) -> bool:
     return _SIMPLE.fullmatch(constraint) is not None
 
 
-def satisfies(node: MigNode, constraint: str) -> bool:
-    """Return whether a node satisfies a constraint; only simple ones are checked, others by Slurm."""
+def _satisfier(constraint: str) -> Callable[[MigNode], bool]:
+    """Return a check whether a node satisfies a constraint; only simple ones are checked, others by Slurm.
+
+    Its cost for each node does not depend on the number of features: slurmctld waits for the answer.
+    """
     if not is_simple(constraint):
-        return True
-    words = re.split(r"[&|]", constraint)
-    return not node.features.isdisjoint(words) if "|" in constraint else node.features.issuperset(words)
+        return lambda node: True
+    words = frozenset(re.split(r"[&|]", constraint))
+    if "|" in constraint:
+        return lambda node: not node.features.isdisjoint(words)
+    return lambda node: node.features >= words
 
 
 def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str], note: str) -> NodeChoice:
@@ -108,11 +113,11 @@ def choose(request: JobRequest, catalog: SiteCatalog, partitions: Collection[str
     )
     if not catalog.nodes or not (requested or excluded or constraint):
         return NodeChoice()
-    without = listed(excluded) or ()
+    without, satisfies = frozenset(listed(excluded) or ()), _satisfier(constraint)
     nodes = tuple(
         node
         for node in catalog.nodes.values()
-        if not node.partitions.isdisjoint(partitions) and node.name not in without and satisfies(node, constraint)
+        if not node.partitions.isdisjoint(partitions) and node.name not in without and satisfies(node)
     )
     names = listed(requested) if requested else None
     if names is None:

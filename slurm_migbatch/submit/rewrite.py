@@ -285,7 +285,7 @@ class _Job:
         """Grant slices to the request; `elastic`: it already is an elastic training job."""
         if not mentions(getattr(request, name) for name in TRES_FIELDS):
             return Pass(MESSAGES["idle"] if request.comment and hinting.is_hint(request.comment) else "")
-        names = [name for name in (request.partition or "").split(",") if name]
+        names = list(dict.fromkeys(name for name in (request.partition or "").split(",") if name))
         managed = [name for name in names if name in self.catalog]
         asking = read(request, gpus=bool(managed))
         if asking is None:

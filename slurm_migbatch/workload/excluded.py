@@ -29,7 +29,6 @@ MOST: Final = 1024
 
 _ITEM = re.compile(r"[A-Za-z0-9_.\[\],-]+")
 _LIST = re.compile(r"(?:\A| )\[mig-exclude:([A-Za-z0-9_.\[\],-]+)\](?=(?: \[mig:[^\[\]]*\])?\Z)")
-_RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 
 def split(text: str) -> tuple[str, str]:
@@ -76,10 +75,7 @@ def excluded(comment: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def _named(nodes: str) -> frozenset[str]:
-    if sum(int(high) - int(low) for low, high in _RANGE.findall(nodes)) > MOST:
-        return frozenset()
     try:
-        names = expand(nodes)
+        return frozenset(expand(nodes, MOST))
     except NodeListError:
         return frozenset()
-    return frozenset(names) if len(names) <= MOST else frozenset()

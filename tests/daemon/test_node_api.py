@@ -249,6 +249,17 @@ def get(port, path):
     return answer.status, text
 
 
+def test_host_that_a_client_names_changes_no_path(running):
+    """Releases of starlette before 1.8 make a URL of it: with it, the metrics grew with every name."""
+    for host in ("a/1/", "a?x="):
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=120)
+        connection.request("POST", "/node/v1/events", b"{}", {"Host": host})
+        assert connection.getresponse().status == 401
+        connection.close()
+    counted = [line for line in get(running.port, "/metrics")[1].splitlines() if "_node_requests_total{" in line]
+    assert counted == ['migbatch_node_requests_total{path="/node/v1/events",status="401"} 2.0']
+
+
 def test_health_and_metrics_follow_slurm_and_nodes(running, node, slurm):
     eventually(lambda: running.service.health()["ok"])
     checks = '{"slurm":"ok","database":"ok","supply":"ok","dispatch":"ok"}'

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import struct
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from slurm_migbatch.mig.driver import DriverError, DriverMissing, NotMig
 from slurm_migbatch.mig.nvml.gpm import LEAST_S
 from slurm_migbatch.mig.nvml.gpu import NvmlGpu
 from slurm_migbatch.node import peaks, progress, tmpfs
-from slurm_migbatch.node.inotify import WriteWatch
+from slurm_migbatch.node.inotify import MOST_READS, WriteWatch
 from slurm_migbatch.node.peaks import Peak
 from slurm_migbatch.node.watch import BURST, BURST_REFILL_S, READ_EVERY_S, Watcher
 from slurm_migbatch.testbed.proc import wait_until
@@ -323,6 +324,20 @@ def test_inotify_reports_which_runs_wrote(tmp_path):
         notice.close()
         for number in (handle, wake, woken):
             os.close(number)
+
+
+def test_inotify_is_not_read_for_as_long_as_a_job_writes(tmp_path, monkeypatch):
+    """Several writers add events faster than they are read; all other jobs would wait."""
+    event = struct.pack("iIII16s", 1, 2, 0, 16, b"17.0")
+    reads = []
+    handle = os.open(tmp_path, os.O_RDONLY)
+    watch = WriteWatch(handle)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", lambda number, size: reads.append(number) or event * (size // len(event)))
+        assert watch.written() is None  # the files of all jobs are read
+    assert len(reads) == MOST_READS
+    watch.close()
+    os.close(handle)
 
 
 def test_agent_notices_a_checkpoint_long_before_its_next_round(new_node):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -19,6 +20,8 @@ from slurm_migbatch.submit.answer_cache import LONGEST, AnswerCache
 from slurm_migbatch.submit.request import TEXTS, JobRequest, Present, Refuse
 from slurm_migbatch.submit.rewrite import SLURM_LIMIT, SubmitPolicy, rewrite
 from slurm_migbatch.submit.service import SubmitService
+from slurm_migbatch.submit.table import compile_table, write_table
+from slurm_migbatch.workload.catalog import MigNode, SiteCatalog
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
 
@@ -282,3 +285,66 @@ def test_too_long_tres_per_task_in_the_job_environment_is_not_read(shim: Shim, t
         few = counting.steps
         counting(asked, environment=",mig" * 8000)
         assert counting.steps <= few + 100
+
+
+def on_nodes(count: int) -> SiteCatalog:
+    """The site with this many nodes, each with a feature of its own."""
+    names = [f"n{number}" for number in range(count)]
+    features = [frozenset({"h100", f"mig_node_{name}"}) for name in names]
+    return SiteCatalog(
+        {name: SITE.partitions[name] for name in ("gpu", "old")},
+        {
+            name: MigNode(name, ("h100-80gb",), frozenset({"gpu"}), own, named=True)
+            for name, own in zip(names, features, strict=True)
+        },
+        "migcatalog",
+    )
+
+
+@pytest.fixture(scope="module", params=["service", "shim"])
+def steps_on_nodes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, chooser: Chooser
+) -> Iterator[Callable[[int, JobRequest], int]]:
+    """Steps of an answer on a site of 10 or 210 nodes."""
+    sites = {count: on_nodes(count) for count in (10, 210)}
+    if request.param == "service":
+        yield lambda count, asked: steps_of(lambda: rewrite(counted(asked), sites[count], chooser, SubmitPolicy()))
+        return
+    with ExitStack() as stack:
+        shims = {}
+        for count, site in sites.items():
+            folder = tmp_path_factory.mktemp("counting")
+            write_table(folder / "table.lua", compile_table(site, chooser))
+            shim = Shim(folder, table=str(folder / "table.lua"), catalog=site, count_steps=True)
+            shims[count] = stack.enter_context(shim)
+
+        def steps_on(count: int, asked: JobRequest) -> int:
+            for _ in range(2):  # the first request reads the table
+                shims[count](asked)
+            assert shims[count].errors == []
+            return shims[count].steps
+
+        yield steps_on
+
+
+@pytest.mark.parametrize(
+    "longer",
+    [
+        {"features": "|".join(f"f{number}" for number in range(100))},
+        {"features": "&".join(["h100"] * 100)},
+        {"partition": ",".join(["old"] * 100 + ["gpu"])},
+    ],
+    ids=["any", "all", "partitions"],
+)
+def test_steps_for_each_node_do_not_depend_on_the_length_of_a_text(
+    longer: dict[str, str], steps_on_nodes: Callable[[int, JobRequest], int]
+) -> None:
+    """slurmctld of a large site waits for the answer."""
+
+    def each_node(**fields: str) -> float:
+        asked = JobRequest(
+            USER, **{"partition": "old,gpu", "tres_per_node": "gres/mig:1g.10gb:1", "features": "h100|f", **fields}
+        )
+        return (steps_on_nodes(210, asked) - steps_on_nodes(10, asked)) / 200
+
+    assert 5 < each_node(**longer) <= 1.5 * each_node()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +46,17 @@ def test_node_list_is_written_as_far_as_it_fits_and_read_back(text: str, listed:
 )
 def test_excluded_nodes_are_read_from_the_comment(comment: str, nodes: set[str]) -> None:
     assert excluded(comment) == nodes
+
+
+def test_no_more_names_are_made_than_are_accepted() -> None:
+    """Each job's comment is read in every round."""
+    tracemalloc.start()
+    try:
+        for number in range(4):
+            assert excluded(f"[mig-exclude:x{number}n[0-255][0-255]] {GRANT}") == set()
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_invalid_node_names_are_left_out() -> None:

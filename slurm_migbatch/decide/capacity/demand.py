@@ -353,7 +353,8 @@ class _Site:
         named = row.reservation.split(",")  # Slurm takes the one in which the job can start first
         reserved = {name for name in names if row.reservation and not self._facts[name][3].isdisjoint(named)}
         names = reserved or {name for name in names if not self._facts[name][4]}
-        return frozenset(name for name in names if _has_features(row.features, self._facts[name][2]))
+        may_satisfy = _satisfier(row.features)
+        return frozenset(name for name in names if may_satisfy(self._facts[name][2]))
 
 
 def _node_facts(nodes: Iterable[NodeRow], supply: Collection[str]) -> tuple[list[_NodeFacts], frozenset[str]]:
@@ -374,17 +375,18 @@ def _parts(text: str) -> tuple[tuple[Profile, int], ...]:
     return tuple(sorted(slices(text).items(), reverse=True))
 
 
-def _has_features(expression: str, features: frozenset[str]) -> bool:
-    """Return whether a node may satisfy --constraint; True for all but plain `a&b` and `a|b`, which Slurm evaluates."""
-    words = _WORDS.findall(expression)
-    operators = _WORDS.sub("", expression)
-    if not words:
-        return True
-    if set(operators) <= {"&", ","}:
-        return features.issuperset(words)
-    if set(operators) <= {"|"}:
-        return not features.isdisjoint(words)
-    return True
+def _satisfier(expression: str) -> Callable[[frozenset[str]], bool]:
+    """Return a check whether a node with these features may satisfy --constraint.
+
+    It is True for all but plain `a&b` and `a|b`, which Slurm evaluates. Its cost does not grow with the expression.
+    """
+    words = frozenset(_WORDS.findall(expression))
+    operators = set(_WORDS.sub("", expression))
+    if words and operators <= {"&", ","}:
+        return words.issubset
+    if words and operators <= {"|"}:
+        return lambda features: not features.isdisjoint(words)
+    return lambda features: True
 
 
 @lru_cache(maxsize=4096)
