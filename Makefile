@@ -21,7 +21,7 @@ APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge slurm-wlm-basic-plu
 # Each process of a run imports every test: compiled anew, they take longer to import than most of them to run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv system driver demo test test-fast test-all test-engine test-torch lint bench soak kills pyslurm test-matrix test-databases deb rpm clean
+.PHONY: help venv system driver compiled demo test test-fast test-all test-engine test-torch lint bench soak kills pyslurm test-matrix test-databases deb rpm clean
 
 help: ## this list
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -41,6 +41,10 @@ system: ## install Debian's Slurm packages where they are missing (root)
 driver: venv ## compile the simulated NVIDIA driver (also done on first use)
 	$(BIN)/python -c 'from slurm_migbatch.testbed.simdriver import build; build()'
 
+# Each process of a run imports every test: compiled by two processes before, not by all of them at the same time.
+compiled: venv
+	@printf '%s\n' tests/[a-z]*/ | xargs -n 13 -P 2 $(BIN)/pytest --collect-only -qq -p no:cacheprovider > /dev/null || true
+
 demo: venv system ## a private cluster, jobs of three users, and checks of what they got (3 minutes)
 	$(BIN)/python -m slurm_migbatch.testbed.demo
 
@@ -52,13 +56,13 @@ lint: venv ## ruff, import contracts, mypy, and the simulated driver without a w
 	$(BIN)/mypy packages/*.py
 	$(MAKE) -s -C slurm_migbatch/testbed/driver BUILD=$(CURDIR)/build/lint CFLAGS="-O2 -Werror"
 
-test: venv system ## every test but those that build packages or need a browser, real private Slurm clusters included (WORKERS=n at once)
+test: venv system compiled ## every test but those that build packages or need a browser, real private Slurm clusters included (WORKERS=n at once)
 	$(PYTEST) -m 'not packages and not engine and not torch and not browser and not ruby'
 
-test-fast: venv system ## the tests that need no Slurm, with few generated examples
+test-fast: venv system compiled ## the tests that need no Slurm, with few generated examples
 	$(BIN)/pytest -n $(or $(WORKERS),auto) --dist loadfile --hypothesis-profile=few -m 'not slurm and not packages and not engine and not torch and not browser and not ruby'
 
-test-all: venv system ## every test with all of its generated examples, packages built and installed, pages in Chromium
+test-all: venv system compiled ## every test with all of its generated examples, packages built and installed, pages in Chromium
 	@./.ci/system-packages rpm ruby chromium fonts-dejavu-core
 	$(PYTEST) --hypothesis-profile=all -m 'not engine and not torch'
 
@@ -96,7 +100,7 @@ pyslurm: $(ROOTS)/resolute/.pyslurm ## a root with Slurm 25.11 and pyslurm built
 
 RELEASES := noble trixie resolute forky # Slurm 23.11, 24.11, 25.11 and 26.05; Debian 12 has 22.05
 
-test-matrix: venv system $(RELEASES:%=$(ROOTS)/%/.done) $(ROOTS)/resolute/.pyslurm ## the tests on a real Slurm, with 22.05, 23.11, 24.11, 25.11 (pyslurm too) and 26.05
+test-matrix: venv system compiled $(RELEASES:%=$(ROOTS)/%/.done) $(ROOTS)/resolute/.pyslurm ## the tests on a real Slurm, with 22.05, 23.11, 24.11, 25.11 (pyslurm too) and 26.05
 	$(PYTEST) -m slurm
 	for release in $(RELEASES); do $(PYTEST) -m slurm --slurm-root=$(ROOTS)/$$release || exit; done
 

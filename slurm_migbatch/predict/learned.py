@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -25,7 +26,7 @@ from slurm_migbatch.predict.llm.families import Model
 from slurm_migbatch.predict.llm.memory import need_of
 from slurm_migbatch.predict.llm.names import known as public_model
 from slurm_migbatch.predict.llm.served import ServedMeasurements
-from slurm_migbatch.predict.llm.speed import Correction, figures_of, machine_of
+from slurm_migbatch.predict.llm.speed import Correction, Machine, machine_of, step_interval
 from slurm_migbatch.predict.llm.trained import TrainedMeasurements
 from slurm_migbatch.predict.llm.workload import Workload, training_of
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
@@ -131,14 +132,16 @@ class LearnedPredictor:
 
     def _computed_seconds(self, public: Model, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo]) -> Array:
         """Return the seconds of a training step (3 x cells x profiles) as computed, corrected by measured trainings."""
-        seconds = np.empty((3, len(block), len(infos)))
-        machines = [machine_of(kind, info) for info in infos]
-        for row, workload in enumerate(self._trainings(public, block)):
+        gpu, machines = model_of(kind.name), [machine_of(kind, info) for info in infos]
+        ends = []
+        for workload in self._trainings(public, block):
             need = need_of(workload, kind.full.memory_mib)
-            for column, (info, machine) in enumerate(zip(infos, machines, strict=True)):
-                ends = figures_of(workload, need, machine, 0.0, self.correction(workload, kind, info)).latency_s
-                seconds[:, row, column] = ends.low, ends.mid, ends.high
-        return seconds
+            for machine in machines:
+                correction = self._trained.correction(workload, gpu, machine, _share(machine, kind))
+                ends.append(step_interval(workload, need, machine, correction))
+        seconds = np.array([(end.low, end.mid, end.high) for end in ends]).T
+        shaped: Array = seconds.reshape(3, len(block), len(infos))
+        return shaped
 
     def _trainings(self, public: Model, block: Block) -> Iterator[Workload]:
         for batch, tokens in itertools.product(block.batches, block.inputs):
@@ -185,7 +188,7 @@ class LearnedPredictor:
         """Return the correction of computed figures by measured servers and training jobs of language models."""
         machine = machine_of(kind, info)
         measured = self._served if workload.training is None else self._trained
-        return measured.correction(workload, model_of(kind.name), machine, machine.flops / (kind.tflops * 1e12))
+        return measured.correction(workload, model_of(kind.name), machine, _share(machine, kind))
 
     def sized(self, workload: Workload) -> Workload:
         """Return a language model's training job with its memory corrected by measurements; any other workload
@@ -251,20 +254,31 @@ class LearnedPredictor:
             belief = min(measured, key=lambda fitted: (fitted.kind, -fitted.points, fitted.gpu)).beliefs["time"]
         else:
             belief = self.learned.population("time", "infer").prior(model, known, gpu)
-        batches = np.arange(1, LARGEST_BATCH + 1, dtype=np.float64)
-        columns = []
-        for compute, memory in EDGE_SHARES:
-            ones = np.ones(len(batches))
-            cells = Cells(batches, 14 * compute / 108 * ones, memory / 8 * ones, ones, ones, ones)
-            columns.append(np.exp(SURFACES["time"].value(belief.mean, cells)[0]))
-        anchors = {known.reference, *(size for fitted in measured for size in fitted.inputs)}
-        largest = LARGEST_PIXELS if known.unit == "px" else LARGEST_INPUT.get(known.family, LARGEST_INPUT["decoder"])
-        return Grid(
-            known.unit,
-            input_edges(known.work, anchors, max(largest, *anchors)),
-            batch_edges(np.column_stack(columns)),
-            known.reference,
-        )
+        anchors = frozenset({known.reference, *(size for fitted in measured for size in fitted.inputs)})
+        return _grid_of(known, tuple(belief.mean.tolist()), anchors)
+
+
+def _share(machine: Machine, kind: GpuKind) -> float:
+    """Return a slice's share of the GPU's operations per second."""
+    return machine.flops / (kind.tflops * 1e12)
+
+
+@lru_cache(maxsize=1024)  # most models have the same grid in every version of the predictor
+def _grid_of(known: Known, mean: tuple[float, ...], anchors: frozenset[int]) -> Grid:
+    """Return the bucket edges of a model whose time has the parameters `mean`; `anchors`: input sizes to include."""
+    batches = np.arange(1, LARGEST_BATCH + 1, dtype=np.float64)
+    ones = np.ones(len(batches))
+    columns = []
+    for compute, memory in EDGE_SHARES:
+        cells = Cells(batches, 14 * compute / 108 * ones, memory / 8 * ones, ones, ones, ones)
+        columns.append(np.exp(SURFACES["time"].value(np.array(mean), cells)[0]))
+    largest = LARGEST_PIXELS if known.unit == "px" else LARGEST_INPUT.get(known.family, LARGEST_INPUT["decoder"])
+    return Grid(
+        known.unit,
+        input_edges(known.work, anchors, max(largest, *anchors)),
+        batch_edges(np.column_stack(columns)),
+        known.reference,
+    )
 
 
 def _cells(block: Block, infos: Sequence[ProfileInfo], gpu: GpuSpec, known: Known) -> Cells:

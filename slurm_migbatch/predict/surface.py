@@ -44,10 +44,6 @@ KEPT_OF_BLOCKS: Final = 3 / ALIVE
 """
 
 
-def _sigmoid(x: Array) -> Array:
-    return 0.5 * (1.0 + np.tanh(0.5 * x))
-
-
 class TimeSurface:
     """Seconds for one batch of one process.
 
@@ -77,15 +73,15 @@ class TimeSurface:
         """
         host, item, start, scale, mix, start_sm, serial, share, inputs = theta
         logs = cells.logs
-        idle = np.exp(np.clip(start + start_sm * logs.sm, -30.0, 30.0))
+        idle = np.exp(np.minimum(np.maximum(start + start_sm * logs.sm, -30.0), 30.0))
         filled = cells.batch + idle
         roof = mix * logs.sm + (1.0 - mix) * logs.memory
         device = item + np.log(filled) - scale * roof + share * logs.procs + inputs * logs.work
         longer = np.logaddexp(SHARPNESS * host, SHARPNESS * device) / SHARPNESS
-        by_device = _sigmoid(SHARPNESS * (device - host))
+        by_device = np.exp(SHARPNESS * (device - longer))
         added = serial + logs.batch + logs.volume
         value = np.logaddexp(longer, added)
-        overlapped = _sigmoid(longer - added)
+        overlapped = np.exp(longer - value)
         to_device = overlapped * by_device
         unfilled = to_device * idle / filled
         slopes = np.empty((*value.shape, len(self.names)))
@@ -148,8 +144,9 @@ class MemorySurface:
         logs = cells.logs
         shared = base + context * logs.sm
         grown = item + logs.batch + logs.volume
-        value = np.logaddexp(shared, grown) + logs.procs
-        fixed = _sigmoid(shared - grown)
+        one = np.logaddexp(shared, grown)
+        value = one + logs.procs
+        fixed = np.exp(shared - one)
         slopes = np.empty((*value.shape, len(self.names)))
         slopes[..., 0] = fixed
         slopes[..., 1] = 1.0 - fixed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -77,6 +78,7 @@ def short_name(name: str, memory_gb: int) -> str:
     return f"{model_of(name)}-{memory_gb}gb"
 
 
+@lru_cache(maxsize=256)
 def model_of(name: str) -> str:
     """Return a GPU's model without its memory: "h100"; but "h100-pcie", because that variant has a different speed."""
     text = re.sub(r"^(nvidia|tesla|quadro) | [0-9]+gb$", "", _words(name))

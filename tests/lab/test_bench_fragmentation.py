@@ -25,7 +25,7 @@ TWO, THREE, FOUR, ALL = (Profile.parse(p) for p in ("2g.20gb", "3g.40gb", "4g.40
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    for name, value in (("ARRIVALS", 40), ("WARM", 8), ("NODES", 1), ("PER_NODE", 2)):
+    for name, value in (("ARRIVALS", 26), ("WARM", 5), ("NODES", 1), ("PER_NODE", 2)):
         monkeypatch.setattr(fragmentation, name, value)
 
 

@@ -33,7 +33,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def small(monkeypatch):
-    for name, value in (("ARRIVALS", 30), ("WARM", 5), ("NODES", 1), ("PER_NODE", 2)):
+    for name, value in (("ARRIVALS", 18), ("WARM", 4), ("NODES", 1), ("PER_NODE", 2)):
         monkeypatch.setattr(fragmentation, name, value)
 
 

@@ -358,8 +358,7 @@ def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, corre
 def _training_figures(
     workload: Workload, training: Training, need: Need, machine: Machine, memory: Interval, correction: Correction
 ) -> TokenFigures:
-    seconds = training_step_s(workload, need, machine) * math.exp(correction.step)
-    spread = correction.spread_step or training_spread(workload, need, machine)
+    seconds, spread = corrected_step(workload, need, machine, correction)
     speeds = workload.architecture.kind != "plain"
     tokens = training.micro_batch * (training.seq if speeds else 1)
     step, rate = _interval(seconds, spread), _interval(training.micro_batch / seconds, spread)
@@ -369,9 +368,26 @@ def _training_figures(
     )
 
 
+def corrected_step(
+    workload: Workload, need: Need, machine: Machine, correction: Correction = ASIS
+) -> tuple[float, float]:
+    """Return the seconds of a training step, and the standard deviation of their logarithm."""
+    device, host = _training_parts(workload, need, machine, TRAINING)
+    spread = correction.spread_step or _spread_of(device, host, workload, machine)
+    return math.hypot(device, host) * math.exp(correction.step), spread
+
+
+def step_interval(workload: Workload, need: Need, machine: Machine, correction: Correction = ASIS) -> Interval:
+    """Return the seconds of a training step as `figures_of` does, without its other figures."""
+    return _interval(*corrected_step(workload, need, machine, correction))
+
+
 def training_spread(workload: Workload, need: Need, machine: Machine) -> float:
     """Return the standard deviation of the logarithm of a computed training step."""
-    device, host = _training_parts(workload, need, machine, TRAINING)
+    return _spread_of(*_training_parts(workload, need, machine, TRAINING), workload, machine)
+
+
+def _spread_of(device: float, host: float, workload: Workload, machine: Machine) -> float:
     by_host = host**2 / (device**2 + host**2)
     return math.hypot(TRAINING_SPREAD, HOST_SPREAD * by_host, _doubt(workload, machine))
 
