@@ -42,8 +42,11 @@ driver: venv ## compile the simulated NVIDIA driver (also done on first use)
 	$(BIN)/python -c 'from slurm_migbatch.testbed.simdriver import build; build()'
 
 # Each process of a run imports every test: compiled by two processes before, not by all of them at the same time.
-compiled: venv
+$(VENV)/.compiled: $(VENV)/.done $(wildcard tests/*.py tests/*/*.py tests/*/*/*.py)
 	@printf '%s\n' tests/[a-z]*/ | xargs -n 13 -P 2 $(BIN)/pytest --collect-only -qq -p no:cacheprovider > /dev/null || true
+	@touch $@
+
+compiled: $(VENV)/.compiled
 
 demo: venv system ## a private cluster, jobs of three users, and checks of what they got (3 minutes)
 	$(BIN)/python -m slurm_migbatch.testbed.demo
