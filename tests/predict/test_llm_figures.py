@@ -39,6 +39,51 @@ def test_memory_of_llama_3_1_8b_agrees_with_the_vllm_report() -> None:
     assert (need.activations + need.runtime) / 1024 == pytest.approx(0.8, rel=0.08)
 
 
+@pytest.mark.parametrize(
+    ("engine", "values_a_head"),
+    [("transformers", 128 + 64 + 128), ("llamacpp", 320), ("ollama", 320), ("tgi", 2 * (128 + 64))],
+)
+def test_engine_that_expands_latent_attention_caches_keys_and_values_of_every_head(
+    engine: str, values_a_head: int
+) -> None:
+    asked = f"model=deepseek-v2-lite engine={engine} max_model_len=32k max_num_seqs=8"
+    need = need_of(workload(asked), 144000)
+    assert need.cache == 27 * 16 * values_a_head * 2 * 8 * 32768 / 2**20
+    served = {name: figure.throughput_per_s.high for name, figure in figures(asked + " input=8k output=1k").items()}
+    vllm = figures(asked.replace(engine, "vllm") + " input=8k output=1k")
+    assert served["7g.80gb"] < vllm["7g.80gb"].throughput_per_s.high, "a token reads a larger cache"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_serving_engine_caches_the_latent_vector(engine: str) -> None:
+    need = need_of(workload(f"model=deepseek-v2-lite engine={engine} max_model_len=32k max_num_seqs=8"), 144000)
+    assert need.cache == 27 * (512 + 64) * 2 * 8 * 32768 / 2**20
+
+
+@pytest.mark.parametrize(
+    ("asked", "usual", "larger"),
+    [
+        ("model=dinov2-large role=train batch=64", 224, 518),
+        ("model=dinov2-large batch=64", 224, 518),
+        ("model=sdxl", 1024, 2048),
+        ("model=Wan-AI/Wan2.2-TI2V-5B", 832, 1280),
+    ],
+)
+def test_working_memory_of_an_image_grows_with_its_pixels(asked: str, usual: int, larger: int) -> None:
+    plain, reference = need_of(workload(asked), 81152), workload(f"{asked} input={usual}px")
+    assert need_of(reference, 81152) == plain
+    large = workload(f"{asked} input={larger}px")
+    assert need_of(large, 81152).activations == pytest.approx(plain.activations * (larger / usual) ** 2)
+    assert f"x{larger}px" in large.label and f"x{usual}px" in workload(asked).label
+
+
+def test_item_that_is_no_image_has_its_usual_size() -> None:
+    whole = need_of(workload("model=bark"), 81152)
+    assert need_of(workload("model=bark input=512"), 81152) == whole
+    assert workload("model=bark batch=2 role=train").label.endswith("/2 at once")
+    assert need_of(workload("model=sdxl input=77tok"), 81152) == need_of(workload("model=sdxl"), 81152)
+
+
 def test_full_training_takes_16_bytes_per_parameter() -> None:
     need = need_of(workload("model=llama-3.1-8b method=full checkpointing=on"), 81152)
     assert need.weights + need.states == pytest.approx(16 * 8030261248 / 2**20)

@@ -15,6 +15,10 @@ VOCAB: Final = 152_000
 Bias = Literal["", "qkv", "mlp", "all"]
 Kind = Literal["decoder", "encoder", "both", "plain"]
 """A generative model, one without a cache, one of encoder and decoder with cross attention, or parameters alone."""
+Stored = Literal["latent", "expanded", "padded"]
+"""What an engine caches of latent attention: the latent vector; the keys and values of every head; those, with values
+padded to the size of keys.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,13 @@ class Latent:
     head: int = 128
     rope: int = 64
     value: int = 128
+
+    def cached(self, heads: int, stored: Stored) -> int:
+        """Return the number of values that one layer caches for a token."""
+        if stored == "latent":
+            return self.kv_rank + self.rope
+        keys = self.head + self.rope
+        return heads * (keys + self.value if stored == "expanded" else 2 * max(keys, self.value))
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,8 @@ class Architecture:
     `outputs`: logits of a token where the vocabulary is unknown; 0: one for each of its entries.
     `encoder_layers`: of an encoder with the same sizes, whose output each decoder layer attends to. `source`: its
     tokens if it does not read the text. `extra`: other parameters. `item_mib`: working memory of one item of a plain
-    model (an image, a clip). `scores`: transformers has only its eager attention, which keeps the scores in training.
+    model (an image, a clip), whose longer side has `item_px` pixels (0: it is no image). `scores`: transformers has
+    only its eager attention, which keeps the scores in training.
     """
 
     layers: int
@@ -83,6 +95,7 @@ class Architecture:
     extra: int = 0
     kind: Kind = "decoder"
     item_mib: int = 0
+    item_px: int = 0
     outputs: int = 0
     scores: bool = False
 
@@ -122,6 +135,16 @@ class Architecture:
         return self.vocab * self.width * (1 if self.tied or self.headless else 2) + self.positions * self.width
 
     @property
+    def query_width(self) -> int:
+        """Width of a token's queries, of all heads."""
+        return self.heads * (self.head if self.latent is None else self.latent.head + self.latent.rope)
+
+    @property
+    def key_width(self) -> int:
+        """Width of a token's keys, of all heads; values are no wider."""
+        return self.kv_heads * self.head if self.latent is None else self.query_width
+
+    @property
     def logits(self) -> int:
         """Logits of a token."""
         return 0 if self.headless else self.outputs or self.vocab
@@ -159,12 +182,15 @@ class Architecture:
             parameters -= self.routed * (self.experts.count - self.experts.active) // self.experts.count
         return parameters + (0 if self.headless else self.vocab * self.width)
 
-    def cache_values(self, tokens: int) -> int:
-        """Return the number of values that one sequence of this many tokens keeps in the key-value cache."""
+    def cache_values(self, tokens: int, stored: Stored = "latent") -> int:
+        """Return the number of values that one sequence of this many tokens keeps in the key-value cache.
+
+        `stored`: what the engine caches of latent attention.
+        """
         if self.kind in ("encoder", "plain"):
             return 0
         if self.latent is not None:
-            return self.layers * (self.latent.kv_rank + self.latent.rope) * tokens
+            return self.layers * self.latent.cached(self.heads, stored) * tokens
         per_token = 2 * self.kv_heads * self.head
         wide = self.wide_layers if self.window else self.layers
         narrow = (self.layers - wide) * min(tokens, self.window) if self.window else 0

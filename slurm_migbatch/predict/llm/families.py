@@ -108,8 +108,8 @@ def _bert(width: int, heads: int, types: int = 2, extra: int = 0, context: int =
     )
 
 
-def _plain(millions: float, item_mib: int) -> Architecture:
-    return Architecture(0, 0, extra=round(millions * 1e6), kind="plain", item_mib=item_mib)
+def _plain(millions: float, item_mib: int, item_px: int = 0) -> Architecture:
+    return Architecture(0, 0, extra=round(millions * 1e6), kind="plain", item_mib=item_mib, item_px=item_px)
 
 
 _SHAPES: Final[Mapping[str, Callable[..., Architecture]]] = {

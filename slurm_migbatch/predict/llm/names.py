@@ -80,7 +80,8 @@ BESIDE: Final = 7_000_000_000
 and those for images.
 """
 CLIP_MIB: Final = 16 * 1024
-"""Its working memory of one clip, as that of the largest one in the table."""
+CLIP_PX: Final = 832
+"""Its working memory of one clip, and the longer side of the clip, as those of Wan 2.1."""
 _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
 
@@ -184,7 +185,9 @@ def resolve(name: str) -> Found | None:
     if upper is None:
         return None
     if any(map(_GENERATOR.fullmatch, kept)):
-        architecture = Architecture(0, 0, extra=round(upper.total) + BESIDE, kind="plain", item_mib=CLIP_MIB)
+        architecture = Architecture(
+            0, 0, extra=round(upper.total) + BESIDE, kind="plain", item_mib=CLIP_MIB, item_px=CLIP_PX
+        )
     else:
         encoder_size = TOWER if SENSES.intersection(kept) else 0
         architecture = of_size(Sized(upper.total + encoder_size, upper.active + encoder_size))
