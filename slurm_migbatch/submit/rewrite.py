@@ -81,6 +81,7 @@ MESSAGES: Final = {
     "loan": "submitted as elastic training: waits for an idle slice between %s and %s, may be preempted and "
     "resumed; for a dedicated slice use --gres=mig:%s",
     "tight": "%s as requested, but %s is predicted to need %s of its %s GiB",
+    "mem_below": "mem=%s MiB as requested, but %s needs %s GiB for its weights alone",
     "whole_of": "%s for %s: on this partition a whole GPU is its largest slice; of its kinds (%s) the first is taken, "
     "ask for another by gpu:<kind>",
     "nodes_left": "--nodelist is left to Slurm, which refuses the job unless these nodes offer its slices at this "
@@ -381,6 +382,8 @@ class _Job:
                 if not free and offer.profile not in warned:
                     warned.add(offer.profile)
                     messages += self._warning(offer, partition, hints)
+            if part.name == "mig":
+                messages += self._below_weights(hints)
             slices[offer.profile] = slices.get(offer.profile, 0) + count
             if slices[offer.profile] > MAX_COUNT:
                 raise Refusal("count", str(slices[offer.profile]))
@@ -434,7 +437,7 @@ class _Job:
         changes = _changes(request, asking, [f"{prefix}mig:{LOAN}:{waiting_count(prefix)}"], comment)
         if request.now is None:
             changes["requeue"] = "1"
-        message = "migbatch: " + MESSAGES["loan"] % (low, high, low)
+        message = "migbatch: " + "; ".join([MESSAGES["loan"] % (low, high, low), *self._below_weights(hints)])
         outcome = _Outcome(name, f"mig:{LOAN}:1", "loan", message, bucket)
         decision = self._decision(request, partition, hints, outcome)
         return Accept(changes, message, decision, waits=True)
@@ -526,6 +529,15 @@ class _Job:
         if need is None or need[1] <= offer.memory_mib:
             return []
         return [MESSAGES["tight"] % (offer.profile.gres_type, need[0], gib(need[1]), gib(offer.memory_mib))]
+
+    def _below_weights(self, hints: Hints) -> list[str]:
+        """Return the warning about a language model whose mem= does not hold its weights."""
+        if hints.mem_mib is None:
+            return []
+        weights = self.chooser.weights(hints)
+        if weights is None or weights[1] <= hints.mem_mib:
+            return []
+        return [MESSAGES["mem_below"] % (hints.mem_mib, weights[0], gib(weights[1]))]
 
 
 def _check_lengths(holder: JobRequest | Present) -> None:
