@@ -382,13 +382,12 @@ class _Job:
                 if not free and offer.profile not in warned:
                     warned.add(offer.profile)
                     messages += self._warning(offer, partition, hints)
-            if part.name == "mig":
-                messages += self._below_weights(hints)
             slices[offer.profile] = slices.get(offer.profile, 0) + count
             if slices[offer.profile] > MAX_COUNT:
                 raise Refusal("count", str(slices[offer.profile]))
         if len(slices) > MAX_PARTS:
             raise Refusal("kinds")
+        messages += self._below_weights(hints, asking)
         grant = self._named(Grant(slices.items()), old_marker, self.decision_id or (AUTO if chosen else ""))
         message = "migbatch: " + "; ".join(dict.fromkeys(messages)) if messages else ""
         prefix = asking.parts[0].prefix
@@ -437,7 +436,7 @@ class _Job:
         changes = _changes(request, asking, [f"{prefix}mig:{LOAN}:{waiting_count(prefix)}"], comment)
         if request.now is None:
             changes["requeue"] = "1"
-        message = "migbatch: " + "; ".join([MESSAGES["loan"] % (low, high, low), *self._below_weights(hints)])
+        message = "migbatch: " + "; ".join([MESSAGES["loan"] % (low, high, low), *self._below_weights(hints, asking)])
         outcome = _Outcome(name, f"mig:{LOAN}:1", "loan", message, bucket)
         decision = self._decision(request, partition, hints, outcome)
         return Accept(changes, message, decision, waits=True)
@@ -530,9 +529,9 @@ class _Job:
             return []
         return [MESSAGES["tight"] % (offer.profile.gres_type, need[0], gib(need[1]), gib(offer.memory_mib))]
 
-    def _below_weights(self, hints: Hints) -> list[str]:
-        """Return the warning about a language model whose mem= does not hold its weights."""
-        if hints.mem_mib is None:
+    def _below_weights(self, hints: Hints, asking: GresRequest) -> list[str]:
+        """Return the warning about a language model whose mem= does not hold its weights, if slices are requested."""
+        if hints.mem_mib is None or not any(part.name == "mig" for part in asking.parts):
             return []
         weights = self.chooser.weights(hints)
         if weights is None or weights[1] <= hints.mem_mib:

@@ -55,6 +55,16 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Recurrent:
+    """Layers that keep a state instead of keys and values (Mamba, arXiv 2312.00752; RWKV, arXiv 2305.13048): their
+    number, and the values that the state of each has for a sequence.
+    """
+
+    layers: int
+    state: int
+
+
+@dataclass(frozen=True)
 class Architecture:
     """One architecture.
 
@@ -67,7 +77,7 @@ class Architecture:
     `encoder_layers`: of an encoder with the same sizes, whose output each decoder layer attends to. `source`: its
     tokens if it does not read the text. `extra`: other parameters. `item_mib`: working memory of one item of a plain
     model (an image, a clip), whose longer side has `item_px` pixels (0: it is no image). `scores`: transformers has
-    only its eager attention, which keeps the scores in training.
+    only its eager attention, which keeps the scores in training. `recurrent`: those of the layers without attention.
     """
 
     layers: int
@@ -90,6 +100,7 @@ class Architecture:
     wide_layers: int = 0
     experts: Experts | None = None
     latent: Latent | None = None
+    recurrent: Recurrent | None = None
     encoder_layers: int = 0
     source: int = 0
     extra: int = 0
@@ -135,6 +146,11 @@ class Architecture:
         return self.vocab * self.width * (1 if self.tied or self.headless else 2) + self.positions * self.width
 
     @property
+    def attending(self) -> int:
+        """Layers of the decoder with attention."""
+        return self.layers - (0 if self.recurrent is None else self.recurrent.layers)
+
+    @property
     def query_width(self) -> int:
         """Width of a token's queries, of all heads."""
         return self.heads * (self.head if self.latent is None else self.latent.head + self.latent.rope)
@@ -161,7 +177,8 @@ class Architecture:
             return self.extra
         norm = self.width * (2 if self.norm_bias else 1)
         layer = self.attention + self.norms * norm
-        total = self.layers * layer + self.encoder_layers * (layer + self.feed_forward(self.ffn)) + self.extra
+        total = self.attending * self.attention + self.layers * self.norms * norm
+        total += self.encoder_layers * (layer + self.feed_forward(self.ffn)) + self.extra
         if self.encoder_layers:  # cross attention and its norm; the encoder's own last norm
             total += self.layers * (self.attention + norm) + norm
         experts = self.experts
@@ -190,15 +207,18 @@ class Architecture:
         if self.kind in ("encoder", "plain"):
             return 0
         if self.latent is not None:
-            return self.layers * self.latent.cached(self.heads, stored) * tokens
+            return self.attending * self.latent.cached(self.heads, stored) * tokens
         per_token = 2 * self.kv_heads * self.head
-        wide = self.wide_layers if self.window else self.layers
-        narrow = (self.layers - wide) * min(tokens, self.window) if self.window else 0
+        wide = self.wide_layers if self.window else self.attending
+        narrow = (self.attending - wide) * min(tokens, self.window) if self.window else 0
         read = self.source or min(self.context, tokens)
         cross = self.layers * per_token * read if self.encoder_layers else 0
-        return per_token * (wide * tokens + narrow) + cross
+        states = 0 if self.recurrent is None else self.recurrent.layers * self.recurrent.state
+        return per_token * (wide * tokens + narrow) + cross + states
 
     def operations(self, tokens: float, before: float = 0.0) -> float:
         """Return the operations of a pass over `tokens` of a sequence after `before` earlier ones."""
         pairs = tokens * (before + tokens / 2)
-        return 2.0 * self.active * tokens + 4.0 * (self.layers + self.encoder_layers) * self.heads * self.head * pairs
+        return (
+            2.0 * self.active * tokens + 4.0 * (self.attending + self.encoder_layers) * self.heads * self.head * pairs
+        )

@@ -79,6 +79,10 @@ BESIDE: Final = 7_000_000_000
 """Most parameters of the other parts of such a generator: its text encoder (T5-XXL and UMT5-XXL have up to 5.7 billion)
 and those for images.
 """
+STATES: Final = re.compile(r"mamba[0-9]?|rwkv[0-9]?")
+"""A word that names a model whose layers keep a state instead of keys and values."""
+STATE_WIDTHS: Final = 2 * 264
+"""Values of such a state in widths of the model, as those of Mamba-2: 264 numbers of 32 bits, twice the usual."""
 CLIP_MIB: Final = 16 * 1024
 CLIP_PX: Final = 832
 """Its working memory of one clip, and the longer side of the clip, as those of Wan 2.1."""
@@ -191,7 +195,15 @@ def resolve(name: str) -> Found | None:
     else:
         encoder_size = TOWER if SENSES.intersection(kept) else 0
         architecture = of_size(Sized(upper.total + encoder_size, upper.active + encoder_size))
+        if any(map(STATES.fullmatch, kept)) and "hybrid" not in kept:
+            architecture = _stateful(architecture)
     return Found(name.rsplit("/", 1)[-1], architecture, quantisation or precision.plain("auto"), "size", stated)
+
+
+def _stateful(architecture: Architecture) -> Architecture:
+    """Return the architecture with a cache that does not grow: a window of as many values as its state has."""
+    values = 2 * architecture.kv_heads * architecture.head
+    return replace(architecture, window=math.ceil(STATE_WIDTHS * architecture.width / values), wide_layers=0)
 
 
 def native(model: Model) -> Precision:
