@@ -45,6 +45,11 @@ class Known:
     quadratic: float = 0.0
     doubt: int = 0
 
+    @property
+    def is_public_image(self) -> bool:
+        """Whether the model takes images and everything about it is known."""
+        return self.unit == "px" and self.doubt == 0
+
     def work(self, size: float) -> float:
         """Return the operations of an item of `size` relative to one of `reference`."""
         scale = size / self.reference
