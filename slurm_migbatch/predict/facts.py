@@ -1,7 +1,7 @@
 """Hold public specifications of models, which the physical prior starts from. Sites add their own as JSON.
 
 Parameters and multiply-adds of the vision models are torchvision's published figures (its model pages; one multiply-add
-counts as two operations here), of Swin-L, DeiT and ViT-H at 224 px timm's (results/benchmark-infer-*.csv and its model
+counts as two operations here), of Swin-L and DeiT timm's (results/benchmark-infer-*.csv and its model
 cards), of DETR its paper's (arXiv 2005.12872, table 1, at 800 x 1066); those of language models follow from their
 published configurations (layers, width, parameters), with two operations per parameter and token plus the attention
 term. Kernels (launches of one forward pass) and activation memory are our estimates from the same configurations. All
@@ -148,6 +148,8 @@ FURTHER: Final = (
     _vision("efficientnet-b2", 9.1, 1.09, 340, 191, size=288),
     _vision("efficientnet-b3", 12.2, 1.83, 385, 281, size=300),
     _vision("efficientnet-b5", 30.4, 10.27, 575, 1167, size=456),
+    _vision("efficientnet-b6", 43.0, 19.07, 660, 1979, size=528),
+    _vision("efficientnet-b7", 66.3, 37.75, 810, 3429, size=600),
     _vision("efficientnet-v2-s", 21.5, 8.37, 520, 422, size=384, also="efficientnetv2-s"),
     _vision("efficientnet-v2-m", 54.1, 24.58, 750, 1060, size=480, also="efficientnetv2-m"),
     _vision("efficientnet-v2-l", 118.5, 56.08, 1040, 1864, size=480, also="efficientnetv2-l"),
@@ -162,7 +164,7 @@ FURTHER: Final = (
     _vision("regnet-y-32gf", 145.0, 32.28, 320, 243, also="regnety-320"),
     _vision("deit-s", 22.1, 4.61, 220, 44, also="deit-small deit-small-patch16-224 vit-small vit-s-16"),
     _vision("vit-b-32", 88.2, 4.41, 220, 19, also="vit-base-patch32-224"),
-    _vision("vit-h-14", 632.0, 167.4, 575, 505, also="vit-huge vit-huge-patch14-224 vit-huge-patch14-224-in21k"),
+    _vision("vit-h-14", 632.0, 167.30, 575, 345, also="vit-huge vit-huge-patch14-224 vit-huge-patch14-224-in21k"),
     _vision("swin-s", 49.6, 8.74, 520, 145, also="swin-small swin-small-patch4-window7-224"),
     _vision("swin-b", 87.8, 15.43, 520, 193, also="swin-base swin-base-patch4-window7-224"),
     _vision("swin-l", 196.5, 34.53, 520, 290, also="swin-large swin-large-patch4-window7-224"),
