@@ -1,9 +1,11 @@
 """Hold public specifications of models, which the physical prior starts from. Sites add their own as JSON.
 
 Parameters and multiply-adds of the vision models are torchvision's published figures (its model pages; one multiply-add
-counts as two operations here); those of language models follow from their published configurations (layers, width,
-parameters), with two operations per parameter and token plus the attention term. Kernels (launches of one forward pass)
-and activation memory are our estimates from the same configurations. All of this is a prior, not a measurement.
+counts as two operations here), of Swin-L and DeiT timm's (results/benchmark-infer-*.csv and its model
+cards), of DETR its paper's (arXiv 2005.12872, table 1, at 800 x 1066); those of language models follow from their
+published configurations (layers, width, parameters), with two operations per parameter and token plus the attention
+term. Kernels (launches of one forward pass) and activation memory are our estimates from the same configurations. All
+of this is a prior, not a measurement.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ feed-forward's hidden layer before and after its nonlinearity, and the residual 
 def _vision(
     name: str, params_m: float, gmacs: float, kernels: int, act: float, *, size: int = 224, also: str = ""
 ) -> ModelFacts:
-    family = "vit" if name.startswith(("vit", "swin")) else "cnn"
+    family = "vit" if name.startswith(("vit", "swin", "deit")) else "cnn"
     aliases = tuple(also.split())
     return ModelFacts(name, family, params_m, 2 * gmacs, "px", size, kernels, act, aliases=aliases, alive=ALIVE)
 
@@ -87,7 +89,7 @@ def _text(
     )  # fmt: skip
 
 
-BUILT_IN: Final = (
+TYPICAL: Final = (
     _vision("resnet18", 11.7, 1.81, 62, 25, also="resnet-18"),
     _vision("resnet34", 21.8, 3.66, 110, 38, also="resnet-34"),
     _vision("resnet50", 25.6, 4.09, 160, 90, also="resnet-50 resnet50-v1.5 resnet50-v1-5"),
@@ -102,10 +104,17 @@ BUILT_IN: Final = (
     _vision("vgg19", 143.7, 19.63, 46, 120, also="vgg-19"),
     _vision("efficientnet-b0", 5.3, 0.39, 240, 80),
     _vision("efficientnet-b4", 19.3, 4.39, 470, 340, size=380),
-    _vision("convnext-tiny", 28.6, 4.46, 200, 90),
-    _vision("vit-b-16", 86.6, 17.56, 220, 60, also="vit-base vit-base-patch16-224 vit"),
+    _vision("convnext-tiny", 28.6, 4.46, 200, 90, also="convnext-t convnext convnext-tiny-224"),
+    _vision(
+        "vit-b-16",
+        86.6,
+        17.56,
+        220,
+        60,
+        also="vit-base vit-base-patch16-224 vit deit-b deit-base deit-base-patch16-224",
+    ),
     _vision("vit-l-16", 304.3, 61.55, 430, 110, also="vit-large vit-large-patch16-224"),
-    _vision("swin-t", 28.3, 4.49, 260, 90, also="swin-tiny"),
+    _vision("swin-t", 28.3, 4.49, 260, 90, also="swin-tiny swin-tiny-patch4-window7-224"),
     _text("distilbert", "encoder", 66, 6, 768, embed_m=24, also="distilbert-base-uncased"),
     _text("bert-base", "encoder", 110, 12, 768, embed_m=24, also="bert bert-base-uncased bert-base-cased"),
     _text("bert-large", "encoder", 335, 24, 1024, embed_m=32, also="bert-large-uncased bert-large-cased"),
@@ -127,3 +136,39 @@ BUILT_IN: Final = (
         "mistral-7b", "decoder", 7248, 32, 4096, embed_m=0, weight_bytes=2, also="mistral-7b-v0.1 mistral-7b-instruct"
     ),
 )
+"""Those whose means stand for undescribed models of their families (`known`)."""
+FURTHER: Final = (
+    # kernels as those of the described model of the same kind, by its blocks; activations as theirs, in proportion to
+    # the outputs of all matrix products and convolutions (timm's `infer_macts`)
+    _vision("resnext50-32x4d", 25.0, 4.23, 160, 116, also="resnext50 resnext-50"),
+    _vision("resnext101-32x8d", 88.8, 16.41, 314, 250, also="resnext101 resnext-101"),
+    _vision("wide-resnet50-2", 68.9, 11.40, 160, 116, also="wide-resnet50 wide-resnet-50-2"),
+    _vision("wide-resnet101-2", 126.9, 22.75, 314, 171, also="wide-resnet101 wide-resnet-101-2"),
+    _vision("efficientnet-b1", 7.8, 0.69, 340, 128, size=240),
+    _vision("efficientnet-b2", 9.1, 1.09, 340, 191, size=288),
+    _vision("efficientnet-b3", 12.2, 1.83, 385, 281, size=300),
+    _vision("efficientnet-b5", 30.4, 10.27, 575, 1167, size=456),
+    _vision("efficientnet-b6", 43.0, 19.07, 660, 1979, size=528),
+    _vision("efficientnet-b7", 66.3, 37.75, 810, 3429, size=600),
+    _vision("efficientnet-v2-s", 21.5, 8.37, 520, 422, size=384, also="efficientnetv2-s"),
+    _vision("efficientnet-v2-m", 54.1, 24.58, 750, 1060, size=480, also="efficientnetv2-m"),
+    _vision("efficientnet-v2-l", 118.5, 56.08, 1040, 1864, size=480, also="efficientnetv2-l"),
+    _vision("convnext-small", 50.2, 8.68, 400, 144, also="convnext-s convnext-small-224"),
+    _vision("convnext-base", 88.6, 15.36, 400, 193, also="convnext-b convnext-base-224"),
+    _vision("convnext-large", 197.8, 34.36, 400, 289, also="convnext-l convnext-large-224"),
+    _vision("regnet-y-800mf", 6.4, 0.83, 225, 42, also="regnety-008"),
+    _vision("regnet-y-1.6gf", 11.2, 1.61, 430, 65, also="regnet-y-1-6gf regnety-016"),
+    _vision("regnet-y-3.2gf", 19.4, 3.18, 340, 91, also="regnet-y-3-2gf regnety-032"),
+    _vision("regnet-y-8gf", 39.4, 8.47, 275, 158, also="regnety-080"),
+    _vision("regnet-y-16gf", 83.6, 15.91, 290, 185, also="regnety-160"),
+    _vision("regnet-y-32gf", 145.0, 32.28, 320, 243, also="regnety-320"),
+    _vision("deit-s", 22.1, 4.61, 220, 44, also="deit-small deit-small-patch16-224 vit-small vit-s-16"),
+    _vision("vit-b-32", 88.2, 4.41, 220, 19, also="vit-base-patch32-224"),
+    _vision("vit-h-14", 632.0, 167.30, 575, 345, also="vit-huge vit-huge-patch14-224 vit-huge-patch14-224-in21k"),
+    _vision("swin-s", 49.6, 8.74, 520, 145, also="swin-small swin-small-patch4-window7-224"),
+    _vision("swin-b", 87.8, 15.43, 520, 193, also="swin-base swin-base-patch4-window7-224"),
+    _vision("swin-l", 196.5, 34.53, 520, 290, also="swin-large swin-large-patch4-window7-224"),
+    # its backbone at this size has most of its activations
+    _vision("detr-resnet50", 41.3, 64.5, 470, 1400, size=800, also="detr detr-resnet-50 detr-r50"),
+)
+BUILT_IN: Final = (*TYPICAL, *FURTHER)

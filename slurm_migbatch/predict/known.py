@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
+from slurm_migbatch.predict.facts import BUILT_IN, TYPICAL, ModelFacts
 from slurm_migbatch.profiling.measurement import LEAST_COUNT, Measurement
 
 TEXT_FAMILIES: Final = ("encoder", "decoder")
@@ -44,6 +44,11 @@ class Known:
     alive_mib: float
     quadratic: float = 0.0
     doubt: int = 0
+
+    @property
+    def is_public_image(self) -> bool:
+        """Whether the model takes images and everything about it is known."""
+        return self.unit == "px" and self.doubt == 0
 
     def work(self, size: float) -> float:
         """Return the operations of an item of `size` relative to one of `reference`."""
@@ -172,9 +177,9 @@ def _family_of(input_size: int | None) -> str:
 
 @lru_cache(maxsize=1)
 def _families() -> Mapping[str, Known]:
-    """Return the geometric mean of the built-in models of each family."""
+    """Return the geometric mean of the typical models of each family."""
     groups: dict[str, list[Known]] = {}
-    for facts in BUILT_IN:
+    for facts in TYPICAL:
         groups.setdefault(facts.family, []).append(from_facts(facts))
     return {family: _mean(models) for family, models in groups.items()}
 

@@ -227,7 +227,9 @@ class LearnedPredictor:
         value, deviation = belief.predict(surface, cells)
         stranger = self.learned.population(figure, role).is_stranger(known, self.learned.as_measured(gpu), stack)
         calibration = self.learned.calibration(figure, role)
-        factor = calibration.factor(self._level, points, paces(surface, belief, cells), stranger=stranger)
+        factor = calibration.factor(
+            self._level, points, paces(surface, belief, cells), stranger=stranger, image=known.is_public_image
+        )
         half = np.clip(factor * deviation, 1e-3, _MOST)
         ends: Array = np.exp(np.stack([value - half, value, value + half]))
         return ends

@@ -10,6 +10,7 @@ the steps is that of the Lua shim on the compiled table.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -21,7 +22,7 @@ from slurm_migbatch.predict.llm import choice as llm_choice
 from slurm_migbatch.predict.llm import names as llm_names
 from slurm_migbatch.predict.llm import workload as llm_workload
 from slurm_migbatch.predict.llm.choice import Targets
-from slurm_migbatch.predict.llm.memory import need_of
+from slurm_migbatch.predict.llm.memory import need_of, weights_mib
 from slurm_migbatch.predict.llm.speed import TokenFigures
 from slurm_migbatch.predict.llm.workload import Workload
 from slurm_migbatch.predict.recommend import Advice
@@ -390,11 +391,23 @@ class Chooser:
         """Return a language model's workload in words and the MiB that a slice must have for it; None if the hints
         name none.
         """
-        try:
-            workload = self.workload(hints)
-        except Refusal:  # the user has named the slice
-            return None
+        workload = self._stated_workload(hints)
         return None if workload is None else (workload.label, need_of(workload, offer.memory_mib).slice_mib)
+
+    def weights(self, hints: Hints) -> tuple[str, int] | None:
+        """Return a language model's name with its precision and the MiB of its weights; None if the hints name none."""
+        workload = self._stated_workload(hints)
+        if workload is None:
+            return None
+        name = f"{workload.model.name}/{workload.precision.name}"
+        return name, math.ceil(weights_mib(workload.architecture, workload.precision))
+
+    def _stated_workload(self, hints: Hints) -> Workload | None:
+        """Return the workload of hints whose slice or memory the user has stated, so that they may be incomplete."""
+        try:
+            return self.workload(hints)
+        except Refusal:
+            return None
 
     def has_curve(self, model: str) -> bool:
         """Return whether a model has buckets, other than a language model."""

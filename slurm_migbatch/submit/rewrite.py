@@ -80,7 +80,9 @@ MESSAGES: Final = {
     "whole": "%s for %s: on this partition a whole GPU is its largest slice",
     "loan": "submitted as elastic training: waits for an idle slice between %s and %s, may be preempted and "
     "resumed; for a dedicated slice use --gres=mig:%s",
+    "loan_unknown": "nothing is known about %s, so any slice may be lent; add mem= to the hints",
     "tight": "%s as requested, but %s is predicted to need %s of its %s GiB",
+    "mem_below": "mem=%s MiB as requested, but %s needs %s GiB for its weights alone",
     "whole_of": "%s for %s: on this partition a whole GPU is its largest slice; of its kinds (%s) the first is taken, "
     "ask for another by gpu:<kind>",
     "nodes_left": "--nodelist is left to Slurm, which refuses the job unless these nodes offer its slices at this "
@@ -386,6 +388,7 @@ class _Job:
                 raise Refusal("count", str(slices[offer.profile]))
         if len(slices) > MAX_PARTS:
             raise Refusal("kinds")
+        messages += self._below_weights(hints, asking)
         grant = self._named(Grant(slices.items()), old_marker, self.decision_id or (AUTO if chosen else ""))
         message = "migbatch: " + "; ".join(dict.fromkeys(messages)) if messages else ""
         prefix = asking.parts[0].prefix
@@ -434,7 +437,8 @@ class _Job:
         changes = _changes(request, asking, [f"{prefix}mig:{LOAN}:{waiting_count(prefix)}"], comment)
         if request.now is None:
             changes["requeue"] = "1"
-        message = "migbatch: " + MESSAGES["loan"] % (low, high, low)
+        notes = [*self._below_weights(hints, asking), *self._unknown(hints)]
+        message = "migbatch: " + "; ".join([MESSAGES["loan"] % (low, high, low), *notes])
         outcome = _Outcome(name, f"mig:{LOAN}:1", "loan", message, bucket)
         decision = self._decision(request, partition, hints, outcome)
         return Accept(changes, message, decision, waits=True)
@@ -526,6 +530,21 @@ class _Job:
         if need is None or need[1] <= offer.memory_mib:
             return []
         return [MESSAGES["tight"] % (offer.profile.gres_type, need[0], gib(need[1]), gib(offer.memory_mib))]
+
+    def _unknown(self, hints: Hints) -> list[str]:
+        """Return the warning about a model of which nothing is known, without mem=."""
+        if hints.model is None or hints.mem_mib is not None or self.chooser.has_curve(hints.model):
+            return []
+        return [] if self.chooser.workload(hints) else [MESSAGES["loan_unknown"] % show(hints.model)]
+
+    def _below_weights(self, hints: Hints, asking: GresRequest) -> list[str]:
+        """Return the warning about a language model whose mem= does not hold its weights, if slices are requested."""
+        if hints.mem_mib is None or not any(part.name == "mig" for part in asking.parts):
+            return []
+        weights = self.chooser.weights(hints)
+        if weights is None or weights[1] <= hints.mem_mib:
+            return []
+        return [MESSAGES["mem_below"] % (hints.mem_mib, weights[0], gib(weights[1]))]
 
 
 def _check_lengths(holder: JobRequest | Present) -> None:

@@ -93,8 +93,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "model_away": "model %s cannot be sized while the submit service is down: add mem=, name a profile, or retry "
         "in a few minutes",
         "model_none": "the hints name no model: add model=, params= (for example params=8b) or mem=",
-        "model_size": "the size of model %s is not known: add params= (for example params=8b), mem=, or the hints that "
-        "migbatch model describe prints",
+        "model_size": "the size of model %s is not known: add mem=, or params= if it is a language model (for example "
+        "params=8b), or the hints that migbatch model describe prints",
         "hint_tokens": "model %s is no language model that migbatch knows: leave out %s (use batch=, input=, slo=, "
         "items= and deadline=), or add params= or mem=",
         "model_near": "unknown model %s: write model=%s if that is meant, or add params= or mem=",

@@ -183,3 +183,27 @@ def test_prior_memory_is_in_the_range_of_eager_pytorch(
     figures = PRIOR.figures(Bucket(model, role, batch, 224, "px"), H100)[P("7g.80gb")]
     assert least < figures.memory_mib.mid / 1024 < most
     assert figures.memory_mib.high / 1024 < 3.5 * most
+
+
+@pytest.mark.parametrize(
+    ("name", "smaller"),
+    [
+        ("microsoft/swin-base-patch4-window7-224", "swin-t"),
+        ("facebook/convnext-large-224", "convnext-tiny"),
+        ("google/efficientnet-b7", "efficientnet-b4"),
+        ("efficientnet_b5", "efficientnet-b4"),
+        ("resnext101_32x8d", "resnet101"),
+        ("wide_resnet50_2", "resnet50"),
+        ("facebook/deit-small-patch16-224", ""),
+        ("google/vit-huge-patch14-224-in21k", "vit-l-16"),
+        ("facebook/detr-resnet-50", "resnet50"),
+        ("regnet_y_32gf", ""),
+    ],
+)
+def test_public_vision_models_are_known_under_their_usual_names(name: str, smaller: str) -> None:
+    predictor = LearnedPredictor()
+    canonical = predictor.knowledge.canonical(name)
+    assert canonical in predictor.grids()
+    if smaller:
+        one, other = (predictor.knowledge.of(model) for model in (smaller, canonical))
+        assert other.traffic_mib > one.traffic_mib and other.flops > one.flops

@@ -97,6 +97,23 @@ NAMED = {
     "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2": ("multilingual-minilm-l12", "fp32"),
     "Alibaba-NLP/gte-multilingual-base": ("gte-multilingual-base", "fp32"),
     "unsloth/GLM-4.5-Air-MXFP4_MOE.gguf": ("glm-4.5-air", "mxfp4-moe"),
+    "state-spaces/mamba-2.8b": ("mamba-2.8b", "bf16"),
+    "state-spaces/mamba-2.8b-hf": ("mamba-2.8b-hf", "fp32"),
+    "tiiuae/falcon-mamba-7b-instruct": ("falcon-mamba-7b", "bf16"),
+    "ai21labs/Jamba-v0.1": ("jamba-mini", "bf16"),
+    "ai21labs/AI21-Jamba-1.5-Large": ("jamba-large", "bf16"),
+    "jamba-1.5-mini": ("jamba-mini", "bf16"),
+    "Zyphra/Zamba2-7B-Instruct": ("zamba2-7b", "bf16"),
+    "nvidia/Nemotron-H-8B-Base-8K": ("nemotron-h-8b", "bf16"),
+    "xai-org/grok-1": ("grok-1", "bf16"),
+    "arctic": ("snowflake-arctic", "bf16"),
+    "Snowflake/snowflake-arctic-instruct": ("snowflake-arctic", "bf16"),
+    "Snowflake/snowflake-arctic-embed-m": ("bge-base", "fp32"),
+    "Snowflake/snowflake-arctic-embed-m-v2.0": ("gte-multilingual-base", "fp32"),
+    "MiniMaxAI/MiniMax-Text-01": ("minimax-text-01", "bf16"),
+    "stepfun-ai/step3": ("step3", "bf16"),
+    "tencent/Tencent-Hunyuan-Large": ("hunyuan-large", "bf16"),
+    "tencent/HunyuanVideo": ("hunyuanvideo", "bf16"),
 }
 
 
@@ -353,6 +370,37 @@ def test_sliding_window_and_latent_attention_reduce_the_cache() -> None:
     assert gemma.cache_values(8192) == 2 * 16 * 128 * (10 * 8192 + 52 * 1024)
     assert deepseek.cache_values(1) == 61 * (512 + 64)
     assert BY_NAME["llama-3.1-8b"].architecture.cache_values(1) == 65536
+
+
+@pytest.mark.parametrize(
+    ("name", "attending"),
+    [("mamba-2.8b", 0), ("falcon-mamba-7b", 0), ("rwkv-6-world-7b", 0), ("acme/mamba2-370m", 0),
+     ("rwkv-4-world-1b5", 0), ("jamba-mini", 4), ("zamba2-7b", 13), ("nemotron-h-8b", 4), ("minimax-text-01", 10)],
+)  # fmt: skip
+def test_only_layers_with_attention_have_a_cache_that_grows(name: str, attending: int) -> None:
+    architecture = workload(f"model={name}").architecture
+    per_token = 2 * architecture.kv_heads * architecture.head
+    grown = architecture.cache_values(300_000) - architecture.cache_values(200_000)
+    assert grown == attending * per_token * 100_000
+    assert architecture.cache_values(200_000) > attending * per_token * 200_000, "the state is kept, too"
+
+
+def test_model_without_a_cache_needs_little_beside_its_weights() -> None:
+    need = need_of(workload("model=state-spaces/mamba-2.8b"), 20096)
+    assert 5.1 < need.weights / 1024 < 5.2 and need.used / 1024 < 7.0
+    hybrid = need_of(workload("model=nvidia/mamba2-hybrid-8b-3t-128k"), 81152)
+    assert hybrid.cache > 8 * 1024, "a hybrid of unknown parts is taken for a model with a full cache"
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("jamba-1.5-large", 398.6), ("jamba-1.5-mini", 51.6), ("grok-1", 314), ("arctic", 480), ("minimax-text-01", 456),
+     ("step3", 321), ("hunyuan-large", 389), ("zamba2-7b", 7.4), ("nemotron-h-56b", 56)],
+)  # fmt: skip
+def test_size_of_a_model_whose_layers_are_not_all_described_is_the_published_one(name: str, billions: float) -> None:
+    assert BY_NAME[workload(f"model={name}").model.name].architecture.parameters == pytest.approx(
+        billions * 1e9, rel=0.01
+    )
 
 
 def test_weight_memory_follows_the_precision() -> None:

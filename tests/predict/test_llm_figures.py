@@ -14,7 +14,7 @@ from slurm_migbatch.predict.llm.families import ALL
 from slurm_migbatch.predict.llm.memory import need_of, sglang_reserve_mib
 from slurm_migbatch.predict.llm.names import Sized, of_size
 from slurm_migbatch.predict.llm.speed import TokenFigures, machine_of
-from slurm_migbatch.predict.llm.workload import Workload, workload_of
+from slurm_migbatch.predict.llm.workload import SHARES, Workload, workload_of
 from slurm_migbatch.workload.catalog import GpuKind
 from slurm_migbatch.workload.hints import parse
 from slurm_migbatch.workload.refusal import Refusal
@@ -37,6 +37,95 @@ def test_memory_of_llama_3_1_8b_agrees_with_the_vllm_report() -> None:
     assert need.weights / 1024 == pytest.approx(14.96, abs=0.01)
     assert need.cache / 1024 == 8.0
     assert (need.activations + need.runtime) / 1024 == pytest.approx(0.8, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("engine", "values_a_head"),
+    [("transformers", 128 + 64 + 128), ("llamacpp", 320), ("ollama", 320), ("tgi", 2 * (128 + 64))],
+)
+def test_engine_that_expands_latent_attention_caches_keys_and_values_of_every_head(
+    engine: str, values_a_head: int
+) -> None:
+    asked = f"model=deepseek-v2-lite engine={engine} max_model_len=32k max_num_seqs=8"
+    need = need_of(workload(asked), 144000)
+    assert need.cache == 27 * 16 * values_a_head * 2 * 8 * 32768 / 2**20
+    served = {name: figure.throughput_per_s.high for name, figure in figures(asked + " input=8k output=1k").items()}
+    vllm = figures(asked.replace(engine, "vllm") + " input=8k output=1k")
+    assert served["7g.80gb"] < vllm["7g.80gb"].throughput_per_s.high, "a token reads a larger cache"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_serving_engine_caches_the_latent_vector(engine: str) -> None:
+    need = need_of(workload(f"model=deepseek-v2-lite engine={engine} max_model_len=32k max_num_seqs=8"), 144000)
+    assert need.cache == 27 * (512 + 64) * 2 * 8 * 32768 / 2**20
+
+
+@pytest.mark.parametrize(
+    ("asked", "usual", "larger"),
+    [
+        ("model=dinov2-large role=train batch=64", 224, 518),
+        ("model=dinov2-large batch=64", 224, 518),
+        ("model=sdxl", 1024, 2048),
+        ("model=Wan-AI/Wan2.2-TI2V-5B", 832, 1280),
+    ],
+)
+def test_working_memory_of_an_image_grows_with_its_pixels(asked: str, usual: int, larger: int) -> None:
+    plain, reference = need_of(workload(asked), 81152), workload(f"{asked} input={usual}px")
+    assert need_of(reference, 81152) == plain
+    large = workload(f"{asked} input={larger}px")
+    assert need_of(large, 81152).activations == pytest.approx(plain.activations * (larger / usual) ** 2)
+    assert f"x{larger}px" in large.label and f"x{usual}px" in workload(asked).label
+
+
+def test_item_that_is_no_image_has_its_usual_size() -> None:
+    whole = need_of(workload("model=bark"), 81152)
+    assert need_of(workload("model=bark input=512"), 81152) == whole
+    assert workload("model=bark batch=2 role=train").label.endswith("/2 at once")
+    assert need_of(workload("model=sdxl input=77tok"), 81152) == need_of(workload("model=sdxl"), 81152)
+
+
+def _least_cache_mib(made: Workload) -> float:
+    """Return the MiB that the cache of a served workload has at least, from the published sizes alone."""
+    serving, sizes = made.serving, made.architecture
+    assert serving is not None
+    if sizes.kind in ("encoder", "plain"):
+        return 0.0
+    layers = sizes.wide_layers if sizes.window else sizes.layers - (sizes.recurrent.layers if sizes.recurrent else 0)
+    values = 2 * sizes.kv_heads * sizes.head
+    if sizes.latent is not None and serving.engine in ("transformers", "llamacpp", "ollama", "tgi"):
+        values = sizes.heads * (sizes.latent.head + sizes.latent.rope + sizes.latent.value)
+    elif sizes.latent is not None:
+        values = sizes.latent.kv_rank + sizes.latent.rope
+    return layers * values * serving.concurrency * serving.length * serving.cache_bits / 8 / 2**20
+
+
+@pytest.mark.parametrize("engine", [*SHARES])
+def test_need_of_every_model_on_every_engine_holds_its_weights_and_cache(engine: str) -> None:
+    chosen = f"engine={engine}" if engine else ""
+    for model in ALL:
+        made = workload(f"model={model.name} {chosen} max_model_len=4k max_num_seqs=4")
+        need = need_of(made, 81152)
+        bits = min(made.precision.bits, made.precision.embedding_bits)
+        weights = made.architecture.parameters * bits / 8 / 2**20
+        assert need.used >= weights * 0.999 + _least_cache_mib(made), model.name
+        assert need.slice_mib * need.share >= need.used, model.name
+
+
+@given(
+    st.sampled_from([model.name for model in ALL]),
+    st.sampled_from([*SHARES]),
+    st.sampled_from(["", "role=train method=full", "method=lora checkpointing=on", "method=qlora"]),
+    st.integers(1, 1 << 14),
+    st.integers(1, 1 << 14),
+)
+def test_need_does_not_fall_with_the_size_of_the_input(name: str, engine: str, work: str, one: int, other: int) -> None:
+    chosen = f"engine={engine}" if engine else ""
+
+    def need(size: int) -> int:
+        return need_of(workload(f"model={name} {chosen} {work} batch=2 input={size}"), 81152).slice_mib
+
+    short, long = sorted((one, other))
+    assert need(short) <= need(long)
 
 
 def test_full_training_takes_16_bytes_per_parameter() -> None:

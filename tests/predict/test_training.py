@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -219,6 +220,22 @@ def test_calibration_holds_for_left_out_models(models: int, seed: int) -> None:
     held = np.mean([[score.value <= factors[LEVELS.index(0.8)] for score in scores("new")] for _ in range(200)])
     assert 0.8 - 1.5 / np.sqrt(models) <= held
     assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
+
+
+def test_first_memory_of_a_public_image_model_in_training_is_surer_than_that_of_others() -> None:
+    pace = np.zeros(1, dtype=np.intp)
+    calibration = unmeasured("memory", "train")
+    for level in LEVELS:
+        image, other = (calibration.factor(level, 0, pace, stranger=True, image=public)[0] for public in (True, False))
+        assert 1.2 * _normal_multiple(level) <= 1.5 * image < 1.5 * other, level
+    for points in (1, 2, 3):
+        measured = [calibration.factor(0.8, points, pace, stranger=True, image=public)[0] for public in (True, False)]
+        assert measured[0] == measured[1]
+    assert Calibration.from_dict(calibration.to_dict()) == calibration
+
+
+def _normal_multiple(level: float) -> float:
+    return NormalDist().inv_cdf(0.5 + level / 2.0)
 
 
 def test_unmeasured_stacks_and_families_get_the_intervals_of_strangers(learned: Learned) -> None:

@@ -74,6 +74,32 @@ def test_named_slice_is_granted_with_a_warning_if_it_is_too_small(chooser: Choos
     assert granted(ask(chooser, "model=mixtrall engine=vllm", "gres/mig:1g.10gb")) == "1g.10gb"
 
 
+@pytest.mark.parametrize(
+    ("hints", "warning"),
+    [
+        ("model=llama-3.1-70b mem=10gb", "mem=9537 MiB as requested, but llama-3.1-70b/bf16 needs 131 GiB for its"),
+        ("params=70b mem=8gb", "mem=7630 MiB as requested, but this model/bf16 needs 130 GiB for its weights"),
+        ("model=llama-3.1-8b method=lora mem=9gb", "mem=8584 MiB as requested, but llama-3.1-8b/bf16 needs 15 GiB"),
+        ("model=llama-3.1-70b-awq mem=40gb", ""),
+        ("model=llama-3.1-8b mem=18gb", ""),
+        ("model=our-own-model engine=vllm mem=1gb", ""),
+    ],
+)
+@pytest.mark.parametrize("gres", ["gres/mig:auto", "gres/mig:3g.40gb"])
+def test_memory_hint_below_the_weights_is_granted_with_a_warning(
+    chooser: Chooser, hints: str, warning: str, gres: str
+) -> None:
+    answer = ask(chooser, hints, gres)
+    assert isinstance(answer, Accept), answer.sentence
+    assert warning in answer.message and ("weights alone" in answer.message) == bool(warning)
+
+
+def test_model_of_unknown_size_is_not_taken_for_a_language_model(chooser: Chooser) -> None:
+    answer = ask(chooser, "model=facebook/unknown-detector batch=16")
+    assert isinstance(answer, Refuse)
+    assert "add mem=, or params= if it is a language model (for example params=8b)" in answer.sentence
+
+
 def test_model_without_tokens_accepts_a_precision_but_no_token_hints(chooser: Chooser) -> None:
     def message(hints: str) -> str:
         answer = ask(chooser, hints)

@@ -115,7 +115,16 @@ def test_elastic_job_waits_and_its_user_is_told_for_which_slices(ask) -> None:
     ],
 )
 def test_training_job_without_a_profile_waits_for_a_loan(ask, fields: dict[str, Any]) -> None:
-    assert waits(ask(**fields))
+    answer = ask(**fields)
+    assert waits(answer) and "nothing is known" not in answer.message
+
+
+def test_training_job_of_an_unknown_model_is_told_that_any_slice_may_be_lent(chooser: Chooser) -> None:
+    request = JobRequest(USER, partition="train", tres_per_node="gres/mig:auto", batch=1)
+    for words, warned in (("model=other batch=64", True), ("model=other batch=64 mem=20gib", False)):
+        answer = rewrite(replace(request, comment=f"{TRAIN} {words}"), LENDING, chooser, SubmitPolicy())
+        assert isinstance(answer, Accept) and waits(answer)
+        assert ("nothing is known about other" in answer.message and "add mem=" in answer.message) == warned
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,8 @@ class HeldOutPrediction(Guess):
 
     def half_width(self, level: float) -> Array:
         """Return half the width of the two-sided interval with coverage `level`, in logarithms."""
-        return self.calibration.factor(level, self.points, self.pace, stranger=self.stranger) * self.spread
+        image = self.sample.known.is_public_image
+        return self.calibration.factor(level, self.points, self.pace, stranger=self.stranger, image=image) * self.spread
 
     def held(self, level: float) -> Array:
         """Return 1.0 if the interval of `level` covers the measured value, else 0.0."""

@@ -148,7 +148,9 @@ def _stage(label: str, sample: Sample, belief: Belief, done: Sequence[int], lear
     value, deviation = belief.predict(TIME, sample.cells)
     stranger = learned.population("time", sample.kind).is_stranger(sample.known, sample.gpu, sample.stack)
     calibration = learned.calibration("time", sample.kind)
-    factor = calibration.factor(level, len(done), paces(TIME, belief, sample.cells), stranger=stranger)
+    factor = calibration.factor(
+        level, len(done), paces(TIME, belief, sample.cells), stranger=stranger, image=sample.known.is_public_image
+    )
     half = factor * deviation
     value, half = value.copy(), half.copy()
     value[list(done)], half[list(done)] = sample.logs[list(done)], 0.0

@@ -15,6 +15,10 @@ VOCAB: Final = 152_000
 Bias = Literal["", "qkv", "mlp", "all"]
 Kind = Literal["decoder", "encoder", "both", "plain"]
 """A generative model, one without a cache, one of encoder and decoder with cross attention, or parameters alone."""
+Stored = Literal["latent", "expanded", "padded"]
+"""What an engine caches of latent attention: the latent vector; the keys and values of every head; those, with values
+padded to the size of keys.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,13 @@ class Latent:
     head: int = 128
     rope: int = 64
     value: int = 128
+
+    def cached(self, heads: int, stored: Stored) -> int:
+        """Return the number of values that one layer caches for a token."""
+        if stored == "latent":
+            return self.kv_rank + self.rope
+        keys = self.head + self.rope
+        return heads * (keys + self.value if stored == "expanded" else 2 * max(keys, self.value))
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,16 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Recurrent:
+    """Layers that keep a state instead of keys and values (Mamba, arXiv 2312.00752; RWKV, arXiv 2305.13048): their
+    number, and the values that the state of each has for a sequence.
+    """
+
+    layers: int
+    state: int
+
+
+@dataclass(frozen=True)
 class Architecture:
     """One architecture.
 
@@ -55,7 +76,8 @@ class Architecture:
     `outputs`: logits of a token where the vocabulary is unknown; 0: one for each of its entries.
     `encoder_layers`: of an encoder with the same sizes, whose output each decoder layer attends to. `source`: its
     tokens if it does not read the text. `extra`: other parameters. `item_mib`: working memory of one item of a plain
-    model (an image, a clip). `scores`: transformers has only its eager attention, which keeps the scores in training.
+    model (an image, a clip), whose longer side has `item_px` pixels (0: it is no image). `scores`: transformers has
+    only its eager attention, which keeps the scores in training. `recurrent`: those of the layers without attention.
     """
 
     layers: int
@@ -78,11 +100,13 @@ class Architecture:
     wide_layers: int = 0
     experts: Experts | None = None
     latent: Latent | None = None
+    recurrent: Recurrent | None = None
     encoder_layers: int = 0
     source: int = 0
     extra: int = 0
     kind: Kind = "decoder"
     item_mib: int = 0
+    item_px: int = 0
     outputs: int = 0
     scores: bool = False
 
@@ -122,6 +146,21 @@ class Architecture:
         return self.vocab * self.width * (1 if self.tied or self.headless else 2) + self.positions * self.width
 
     @property
+    def attending(self) -> int:
+        """Layers of the decoder with attention."""
+        return self.layers - (0 if self.recurrent is None else self.recurrent.layers)
+
+    @property
+    def query_width(self) -> int:
+        """Width of a token's queries, of all heads."""
+        return self.heads * (self.head if self.latent is None else self.latent.head + self.latent.rope)
+
+    @property
+    def key_width(self) -> int:
+        """Width of a token's keys, of all heads; values are no wider."""
+        return self.kv_heads * self.head if self.latent is None else self.query_width
+
+    @property
     def logits(self) -> int:
         """Logits of a token."""
         return 0 if self.headless else self.outputs or self.vocab
@@ -138,7 +177,8 @@ class Architecture:
             return self.extra
         norm = self.width * (2 if self.norm_bias else 1)
         layer = self.attention + self.norms * norm
-        total = self.layers * layer + self.encoder_layers * (layer + self.feed_forward(self.ffn)) + self.extra
+        total = self.attending * self.attention + self.layers * self.norms * norm
+        total += self.encoder_layers * (layer + self.feed_forward(self.ffn)) + self.extra
         if self.encoder_layers:  # cross attention and its norm; the encoder's own last norm
             total += self.layers * (self.attention + norm) + norm
         experts = self.experts
@@ -159,20 +199,26 @@ class Architecture:
             parameters -= self.routed * (self.experts.count - self.experts.active) // self.experts.count
         return parameters + (0 if self.headless else self.vocab * self.width)
 
-    def cache_values(self, tokens: int) -> int:
-        """Return the number of values that one sequence of this many tokens keeps in the key-value cache."""
+    def cache_values(self, tokens: int, stored: Stored = "latent") -> int:
+        """Return the number of values that one sequence of this many tokens keeps in the key-value cache.
+
+        `stored`: what the engine caches of latent attention.
+        """
         if self.kind in ("encoder", "plain"):
             return 0
         if self.latent is not None:
-            return self.layers * (self.latent.kv_rank + self.latent.rope) * tokens
+            return self.attending * self.latent.cached(self.heads, stored) * tokens
         per_token = 2 * self.kv_heads * self.head
-        wide = self.wide_layers if self.window else self.layers
-        narrow = (self.layers - wide) * min(tokens, self.window) if self.window else 0
+        wide = self.wide_layers if self.window else self.attending
+        narrow = (self.attending - wide) * min(tokens, self.window) if self.window else 0
         read = self.source or min(self.context, tokens)
         cross = self.layers * per_token * read if self.encoder_layers else 0
-        return per_token * (wide * tokens + narrow) + cross
+        states = 0 if self.recurrent is None else self.recurrent.layers * self.recurrent.state
+        return per_token * (wide * tokens + narrow) + cross + states
 
     def operations(self, tokens: float, before: float = 0.0) -> float:
         """Return the operations of a pass over `tokens` of a sequence after `before` earlier ones."""
         pairs = tokens * (before + tokens / 2)
-        return 2.0 * self.active * tokens + 4.0 * (self.layers + self.encoder_layers) * self.heads * self.head * pairs
+        return (
+            2.0 * self.active * tokens + 4.0 * (self.attending + self.encoder_layers) * self.heads * self.head * pairs
+        )

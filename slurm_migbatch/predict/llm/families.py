@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any, Final
 
-from slurm_migbatch.predict.llm.architecture import Architecture, Experts, Latent
+from slurm_migbatch.predict.llm.architecture import Architecture, Experts, Latent, Recurrent
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,6 +34,7 @@ def _decoder(
     heads: int,
     experts: tuple[int, ...] = (),
     latent: tuple[int, ...] = (),
+    recurrent: tuple[int, ...] = (),
     parameters: int = 0,
     **more: Any,
 ) -> Architecture:
@@ -43,9 +44,19 @@ def _decoder(
         heads=heads,
         experts=Experts(*experts) if experts else None,
         latent=Latent(*latent) if latent else None,
-        **{"head": width // heads, **more},
+        recurrent=Recurrent(*recurrent) if recurrent else None,
+        **{"head": width // max(heads, 1), **more},
     )
     return replace(decoder, extra=decoder.extra + max(parameters - decoder.parameters, 0)) if parameters else decoder
+
+
+def _stateful(layers: int, width: int, state: int, widening: float = 2.0, **more: Any) -> Architecture:
+    """Return a model without attention: the matrices of a block are those of a gated feed-forward of `widening` times
+    the width, six squares of the width in Mamba and thirteen in RWKV.
+    """
+    return _decoder(
+        width, 0, (), (), (layers, state), layers=layers, kv_heads=0, head=0, ffn=int(widening * width), **more
+    )
 
 
 def _t5(*, heads: int, head: int = 64, first: bool = False, **more: Any) -> Architecture:
@@ -108,12 +119,13 @@ def _bert(width: int, heads: int, types: int = 2, extra: int = 0, context: int =
     )
 
 
-def _plain(millions: float, item_mib: int) -> Architecture:
-    return Architecture(0, 0, extra=round(millions * 1e6), kind="plain", item_mib=item_mib)
+def _plain(millions: float, item_mib: int, item_px: int = 0) -> Architecture:
+    return Architecture(0, 0, extra=round(millions * 1e6), kind="plain", item_mib=item_mib, item_px=item_px)
 
 
 _SHAPES: Final[Mapping[str, Callable[..., Architecture]]] = {
     "decoder": _decoder,
+    "stateful": _stateful,
     "t5": _t5,
     "whisper": _whisper,
     "bert": _bert,

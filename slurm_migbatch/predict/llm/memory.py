@@ -105,11 +105,8 @@ def need_of(workload: Workload, slice_mib: int) -> Need:
 def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
     architecture, weights = workload.architecture, weights_mib(workload.architecture, workload.precision)
     if architecture.kind == "plain":
-        items = float(architecture.item_mib * serving.concurrency)
-        return Need(weights, 0.0, 0.0, items, CONTEXT_MIB, serving.share)
-    values = max(
-        serving.concurrency * architecture.cache_values(serving.length), architecture.cache_values(serving.reserve)
-    )
+        return Need(weights, 0.0, 0.0, workload.item_mib * serving.concurrency, CONTEXT_MIB, serving.share)
+    values = max(serving.concurrency * workload.cache_values(serving.length), workload.cache_values(serving.reserve))
     cache = values * serving.cache_bits / 8 / MIB
     longest = serving.length if architecture.kind == "encoder" else max(serving.input, architecture.source)
     all_tokens = serving.concurrency * longest
@@ -119,8 +116,7 @@ def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
         tokens = all_tokens
     else:
         tokens = LARGE_STEP_TOKENS if slice_mib >= LARGE_MIB else STEP_TOKENS
-    width, inner = architecture.width, architecture.heads * architecture.head
-    keys = 2 * architecture.kv_heads * architecture.head
+    width, inner, keys = architecture.width, architecture.query_width, 2 * architecture.key_width
     bytes_each = workload.precision.bits / 8 if workload.precision.bits > 16 else 2.0
     values_per_token = 2 * _passed(architecture) + 4 * width + inner + keys
     logits = 6 * architecture.logits * serving.concurrency
@@ -158,7 +154,11 @@ def _training(workload: Workload, training: Training) -> Need:
         states = architecture.parameters * (bytes_beside + STATES[training.optimizer]) / MIB
     else:
         states = lora_parameters(architecture) * (8.0 + STATES[training.optimizer]) / MIB
-    activations = activations_mib(architecture, training, 4.0 if kept.bits > 16 else 2.0)
+    if architecture.kind == "plain":
+        items = training.micro_batch * (1 if training.checkpointing else TRAINING_ITEMS)
+        activations = items * workload.item_mib
+    else:
+        activations = activations_mib(architecture, training, 4.0 if kept.bits > 16 else 2.0)
     return Need(base, 0.0, states, activations * workload.beside, TRAINER_MIB * workload.beside, training.share)
 
 
@@ -176,11 +176,7 @@ def lora_parameters(architecture: Architecture) -> int:
 
 def activations_mib(architecture: Architecture, training: Training, bytes_each: float) -> float:
     """Return the MiB of activations that training keeps for its backward pass."""
-    if architecture.kind == "plain":
-        items = TRAINING_ITEMS if not training.checkpointing else 1
-        return float(items * architecture.item_mib * training.micro_batch)
-    width, inner = architecture.width, architecture.heads * architecture.head
-    keys = architecture.kv_heads * architecture.head
+    width, inner, keys = architecture.width, architecture.query_width, architecture.key_width
     passed = _passed(architecture) * (4 if architecture.gated else 2)
     bytes_per_token = (9 * width + 3 * inner + 3 * keys + passed) * bytes_each
     kept = largest = 0.0

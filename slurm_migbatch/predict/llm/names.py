@@ -79,8 +79,13 @@ BESIDE: Final = 7_000_000_000
 """Most parameters of the other parts of such a generator: its text encoder (T5-XXL and UMT5-XXL have up to 5.7 billion)
 and those for images.
 """
+STATES: Final = re.compile(r"mamba[0-9]?|rwkv[0-9]?")
+"""A word that names a model whose layers keep a state instead of keys and values."""
+STATE_WIDTHS: Final = 2 * 264
+"""Values of such a state in widths of the model, as those of Mamba-2: 264 numbers of 32 bits, twice the usual."""
 CLIP_MIB: Final = 16 * 1024
-"""Its working memory of one clip, as that of the largest one in the table."""
+CLIP_PX: Final = 832
+"""Its working memory of one clip, and the longer side of the clip, as those of Wan 2.1."""
 _MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
 _CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
 
@@ -184,11 +189,21 @@ def resolve(name: str) -> Found | None:
     if upper is None:
         return None
     if any(map(_GENERATOR.fullmatch, kept)):
-        architecture = Architecture(0, 0, extra=round(upper.total) + BESIDE, kind="plain", item_mib=CLIP_MIB)
+        architecture = Architecture(
+            0, 0, extra=round(upper.total) + BESIDE, kind="plain", item_mib=CLIP_MIB, item_px=CLIP_PX
+        )
     else:
         encoder_size = TOWER if SENSES.intersection(kept) else 0
         architecture = of_size(Sized(upper.total + encoder_size, upper.active + encoder_size))
+        if any(map(STATES.fullmatch, kept)) and "hybrid" not in kept:
+            architecture = _stateful(architecture)
     return Found(name.rsplit("/", 1)[-1], architecture, quantisation or precision.plain("auto"), "size", stated)
+
+
+def _stateful(architecture: Architecture) -> Architecture:
+    """Return the architecture with a cache that does not grow: a window of as many values as its state has."""
+    values = 2 * architecture.kv_heads * architecture.head
+    return replace(architecture, window=math.ceil(STATE_WIDTHS * architecture.width / values), wide_layers=0)
 
 
 def native(model: Model) -> Precision:

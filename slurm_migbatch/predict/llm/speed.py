@@ -229,7 +229,7 @@ def step_s(workload: Workload, sequences: float, tokens: float, machine: Machine
     architecture, kept, serving = workload.architecture, workload.precision, workload.serving
     assert serving is not None
     read = weights_read_mib(architecture, kept, sequences) * MIB
-    read += sequences * architecture.cache_values(round(tokens)) * serving.cache_bits / 8
+    read += sequences * workload.cache_values(round(tokens)) * serving.cache_bits / 8
     compute = sequences * architecture.operations(1, tokens) / _rate(kept, machine, eff)
     return _with_launches(max(read / (machine.bytes_s * eff.bandwidth), compute), architecture, eff)
 
@@ -264,7 +264,7 @@ def fitting(workload: Workload, need: Need, machine: Machine) -> float:
     """Return how many sequences of the usual length fit into the cache, at least one."""
     serving = workload.serving
     assert serving is not None
-    sequence_mib = workload.architecture.cache_values(serving.input + serving.output) * serving.cache_bits / 8 / MIB
+    sequence_mib = workload.cache_values(serving.input + serving.output) * serving.cache_bits / 8 / MIB
     cache_mib = machine.mib * serving.share - (need.used - need.cache)
     return max(cache_mib / sequence_mib, 1.0) if sequence_mib > 0 else float(serving.concurrency)
 

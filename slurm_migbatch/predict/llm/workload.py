@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from slurm_migbatch.predict.llm import names, precision
-from slurm_migbatch.predict.llm.architecture import Architecture
+from slurm_migbatch.predict.llm.architecture import Architecture, Stored
 from slurm_migbatch.predict.llm.describe import ArchError, read_arch
 from slurm_migbatch.predict.llm.families import Model
 from slurm_migbatch.predict.llm.names import Found
@@ -36,6 +36,13 @@ ALONE: Final = frozenset({"llamacpp", "ollama", "transformers"})
 """Engines that serve one sequence at a time by default."""
 CASTING: Final = frozenset({"vllm", "sglang", "trtllm", "tgi"})
 """Engines that load 32-bit weights as 16-bit ones."""
+EXPANDING: Final[Mapping[str, Stored]] = MappingProxyType(
+    {"transformers": "expanded", "llamacpp": "expanded", "ollama": "expanded", "tgi": "padded"}
+)
+"""What engines cache of latent attention, if it is not the latent vector: llama.cpp expands it for files converted
+before April 2025 (its pull request 12801), and Ollama's library has such files; TGI pads the values
+(flash_deepseek_v2_modeling.py).
+"""
 ANYWHERE: Final = frozenset({"engine", "dtype", "quantization", "method", "optimizer", "checkpointing"})
 """Hints that may be given for any model."""
 OLLAMA: Final = "q4-k-m"
@@ -84,7 +91,8 @@ class Training:
 @dataclass(frozen=True)
 class Workload:
     """One model with one kind of work. `assumed`: the values filled in, in words. `beside`: correction factor of the
-    estimated part of training memory (activations, runtime) by measurements.
+    estimated part of training memory (activations, runtime) by measurements. `px`: longer side of the images of a plain
+    model, 0 if it takes none.
     """
 
     model: Found
@@ -92,6 +100,7 @@ class Workload:
     training: Training | None
     assumed: tuple[str, ...] = ()
     beside: float = 1.0
+    px: int = 0
 
     @property
     def architecture(self) -> Architecture:
@@ -103,6 +112,11 @@ class Workload:
         """Precision of its weights."""
         return self.model.precision
 
+    def cache_values(self, tokens: int) -> int:
+        """Return the number of values that a served sequence of this many tokens keeps in the engine's cache."""
+        engine = "" if self.serving is None else self.serving.engine
+        return self.architecture.cache_values(tokens, EXPANDING.get(engine, "latent"))
+
     @property
     def label(self) -> str:
         """A stable name of everything that figures depend on, for messages and the record."""
@@ -110,14 +124,24 @@ class Workload:
         if self.training is not None:
             training = self.training
             checkpointing = "/checkpointing" if training.checkpointing else ""
-            return (
-                f"{head}/{training.method}/{training.optimizer}/{training.micro_batch}x{training.seq}tok{checkpointing}"
-            )
+            items = self._items(training.micro_batch, training.seq)
+            return f"{head}/{training.method}/{training.optimizer}/{items}{checkpointing}"
         serving = self.serving
         assert serving is not None
         if self.architecture.kind == "plain":
-            return f"{head}/infer/{serving.concurrency} at once"
+            return f"{head}/infer/{self._items(serving.concurrency, 0)}"
         return f"{head}/serve/{serving.concurrency}x{serving.length}tok"
+
+    def _items(self, count: int, tokens: int) -> str:
+        if self.architecture.kind != "plain":
+            return f"{count}x{tokens}tok"
+        return f"{count}x{self.px}px" if self.px else f"{count} at once"
+
+    @property
+    def item_mib(self) -> float:
+        """Working memory in MiB of one item of a plain model, which grows with the pixels of an image."""
+        usual = self.architecture.item_px
+        return self.architecture.item_mib * ((self.px / usual) ** 2 if self.px and usual else 1.0)
 
 
 def asks(hints: Hints) -> bool:
@@ -154,9 +178,14 @@ def workload_of(hints: Hints) -> Workload | None:
         return None
     if hints.input_unit == "px" and resolved.architecture.kind != "plain":
         raise Refusal("input_unit", resolved.name, "tok", "input=1024tok")
-    if hints.role == "train" or hints.llm.method is not None or hints.llm.seq is not None:
-        return _training(hints, resolved)
-    return _serving(hints, resolved)
+    trains = hints.role == "train" or hints.llm.method is not None or hints.llm.seq is not None
+    return replace(_training(hints, resolved) if trains else _serving(hints, resolved), px=_pixels(hints, resolved))
+
+
+def _pixels(hints: Hints, found: Found) -> int:
+    """Return the longer side of a plain model's images: the usual one if the hints give none; 0: it takes no images."""
+    usual = found.architecture.item_px
+    return hints.input if usual and hints.input and hints.input_unit != "tok" else usual
 
 
 def _model(hints: Hints) -> Found | None:
