@@ -199,7 +199,7 @@ class Belief:
         order).
         """
         value, slopes = surface.value(self.mean, cells)
-        variance = np.maximum(np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes), 0.0)
+        variance = np.maximum(np.einsum("ij,ij->i", slopes @ self.covariance, slopes), 0.0)
         misfit = np.full(len(cells), MISFIT**2)
         if len(self.offsets):
             near = _near(places_of(cells), self.places)
