@@ -48,6 +48,10 @@ train_checkpoint_s = 2.0
 [policy]
 """
 HEAD = "JobID|JobName|User|Partition|Submit|Start|End|Elapsed|Timelimit|State|ReqTRES|AllocTRES\n"
+TABLE = """gpu,model,kind,profile,batch,throughput_per_s
+a100-40gb,net,train,7g.40gb,8,100
+a100-40gb,net,train,3g.20gb,8,60
+"""
 KINDS = (
     "gres/mig:2g.20gb=1",
     "gres/gpu=1",
@@ -230,6 +234,27 @@ def test_invalid_command_lines_are_refused(write: Callable[..., Path], tmp_path:
     assert done.exit_code == 2 and "--log writes the events of one policy" in done.output
     done = run(write(base=BASE.replace("gpus = 2", "gpus = 2\nmig = false")))
     assert isinstance(done.exception, PlaceError) and "cluster.mig = true" in str(done.exception)
+
+
+def named(job_name: str) -> str:
+    return line(0, "gres/gpu=1").replace("bert-base", job_name)
+
+
+@pytest.mark.parametrize("job_name", ["llama70b", "train.sh", "facebook/detr", "bert_large_ft"])
+def test_a_job_name_of_sbatch_is_not_taken_for_a_model(write: Callable[..., Path], job_name: str) -> None:
+    path = write('auto = "all"\n', named(job_name))
+    (ours,) = simulated(path)["policies"]
+    (same,) = simulated(write('auto = "all"\n', named("a job")))["policies"]
+    assert ours["figures"]["all"]["done"]["mean"] == 1
+    assert ours == same
+
+
+def test_job_names_are_not_looked_up_in_a_table_of_speeds(write: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(TABLE)
+    base = BASE.replace('kind = "whole"', 'kind = "table"\npath = "table.csv"')
+    found = simulated(write('name = "fifo"\n', named("train.sh"), base))
+    assert found["policies"][0]["figures"]["all"]["done"]["mean"] == 1
+    assert any('workload.models = "draw" draws a model' in notice for notice in found["notices"])
 
 
 # -- the record and the submit filter ----------------------------------------------------------------------------------

@@ -431,7 +431,7 @@ def test_sacct_reader_returns_gpus_slices_and_notices_of_skipped_lines(write: Wr
     assert (serve.name, serve.arrival, serve.work, serve.kind, serve.user) == ("102_3", 0, 30, "infer", "bob")
     assert (serve.profile, serve.gpus, serve.estimate) == (Profile.parse("1g.10gb"), 2, None)
     assert (train.name, train.arrival, train.work, train.kind) == ("101", 60, 3600, "train")
-    assert (train.profile, train.gpus, train.estimate, train.app) == (None, 2, 86400, "train")
+    assert (train.profile, train.gpus, train.estimate, train.app) == (None, 2, 86400, "")
     assert (old.profile, old.gpus) == (Profile.parse("3g.40gb"), 1)
     assert sorted(trace.notices) == [
         "1 jobs that ended within a second are skipped",
@@ -584,7 +584,7 @@ job_db_inx,id_job,id_user,partition,state,timelimit,time_submit,time_start,time_
 def test_job_table_gpus_are_identified_by_tres_number_or_name(write: Write) -> None:
     first, second, third = jobtable.read(write(JOBTABLE), infer=("live",)).jobs
     assert (first.name, first.user, first.kind, first.arrival, first.work) == ("11", "502", "infer", 0, 150)
-    assert (first.gpus, first.estimate, first.app) == (1, None, "b")
+    assert (first.gpus, first.estimate, first.app) == (1, None, "")
     assert (second.name, second.kind, second.arrival, second.work) == ("10", "train", 100, 300)
     assert (second.gpus, second.estimate, third.gpus) == (2, 3600, 4)
     assert jobtable.read(write(JOBTABLE)).notices == (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -28,6 +29,12 @@ from slurm_migbatch.profiling import pairs
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.profiling.table import read_folder
 
+NO_MODELS: Final = (
+    "no job of the trace names a model, so speeds of kind {kind} apply to none: each job is as fast as its share of the "
+    'compute slices; workload.models = "draw" draws a model for each job'
+)
+"""What is told if a table of speeds is given and the trace has no models."""
+
 
 class ScenarioData:
     """Files of a scenario, read once and used for every seed."""
@@ -37,7 +44,10 @@ class ScenarioData:
         self.scenario = scenario
         self.measured = _measured(scenario)
         self.source = _source(scenario, self.measured)
-        self.trace = _trace(scenario)
+        trace = _trace(scenario)
+        if self.source is not None and scenario.workload.models == "keep" and not any(job.app for job in trace.jobs):
+            trace = replace(trace, notices=(*trace.notices, NO_MODELS.format(kind=scenario.speeds.kind)))
+        self.trace = trace
 
     def jobs(self, seed: int) -> tuple[SimulatedJob, ...]:
         """Return the jobs for one seed. Raises ConfigError if the speeds lack a job's model."""

@@ -9,7 +9,7 @@ for GPUs. Jobs that got none, and jobs that have not run or not ended, are skipp
 one line for each run: each is a separate job here.
 
 Note: the time from start to end, without suspensions, is used as the work, so the work is relative to the speed on the
-allocated resources.
+allocated resources. Names of jobs are free text and no model's name.
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ def read(path: Path, tres: Mapping[int, str] | None = None, infer: Collection[st
                 line.text("id_user"),
                 "infer" if infer and line.text("partition") in infer else "train",
                 profile,
-                line.text("job_name") if line.has("job_name") else "",
-                _limit(line),
+                estimate=_limit(line),
             )
         )
     trace = trace_of("jobtable", jobs, left_out)

@@ -8,7 +8,7 @@ one line for each run (with -D): each is a separate job here.
 
 `JobIDRaw`, `ElapsedRaw` (seconds) and `TimelimitRaw` (minutes) are read if the columns without "Raw" are missing.
 
-JobName is text from users, and the column may be left out. sacct does not escape a `|` or a newline in it: such a line
+JobName is text from users and no model's name; the column may be left out. sacct does not escape a `|` or a newline in it: such a line
 has too many or too few cells, and the error names the line.
 
 Note: `Elapsed` is used as the work, that is at the speed on the allocated resources. Times are the site's local
@@ -93,7 +93,6 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
                 "infer" if partition in infer else "train",
                 gpus=count,
                 profile=profile,
-                app=line.text("JobName") if line.has("JobName") else "",
                 user=line.text("User"),
                 estimate=_seconds(line, "Timelimit", 60),
             )
