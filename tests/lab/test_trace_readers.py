@@ -512,6 +512,33 @@ def test_profile_is_recognised_in_the_gres_type_names_of_sites(
     assert (job.profile, job.gpus) == (Profile.parse(profile) if profile else None, 3)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "gpu_type", "profile"),
+    [
+        ("a100-80gb", "nvidia_a100_80gb_pcie_3g.39gb", "3g.40gb"),
+        ("a100-80gb", "7g.79gb", "7g.80gb"),
+        ("a100-80gb", "1g.20gb", "1g.20gb"),
+        ("a100-80gb", "1g.9gb", "1g.10gb"),
+        ("h200", "nvidia_h200_1g.16gb", "1g.18gb"),
+        ("h200", "3g.70gb", "3g.71gb"),
+        ("a100-80gb", "1g.5gb", "1g.5gb"),
+        ("a100-80gb", "3g.20gb", "3g.20gb"),
+        ("a100-80gb", "1g.10gb.me", "1g.10gb+me"),
+        ("h200", "1g.16gb.me", "1g.18gb+me"),
+    ],
+)
+def test_slices_get_the_profiles_of_the_gpu_whatever_autodetect_calls_them(
+    write: Write, gpu: str, gpu_type: str, profile: str
+) -> None:
+    line = f"9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00|1:00|FAILED||gres/gpu:{gpu_type}=2"
+    path = write(SACCT.splitlines()[0] + "\n" + line + "\n")
+    (job,) = sacct.read(path, geometry=geometry(gpu)).jobs
+    assert (job.profile, job.gpus) == (Profile.parse(profile), 2)
+    names = {1001: "gres/gpu", 1002: f"gres/gpu:{gpu_type}"}
+    first = jobtable.read(write(JOBTABLE), names, geometry=geometry(gpu)).jobs[1]
+    assert first.profile == Profile.parse(profile)
+
+
 def test_sacct_reader_refuses_ambiguous_times(write: Write) -> None:
     """Slurm's own grammar reads a zone as a date, and a missing year as the current one."""
     head, line = SACCT.splitlines()[0], "|n|u|gpu|{0}|{0}|x|1:00|1:00|FAILED||gres/gpu=1"

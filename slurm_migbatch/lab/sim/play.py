@@ -30,8 +30,8 @@ from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.profiling.table import read_folder
 
 NO_MODELS: Final = (
-    "no job of the trace names a model, so speeds of kind {kind} apply to none: each job is as fast as its share of the "
-    'compute slices; workload.models = "draw" draws a model for each job'
+    "no job of the trace names a model, so speeds of kind {kind} apply to none: each job is as fast as its share of "
+    'the compute slices; workload.models = "draw" draws a model for each job'
 )
 """What is told if a table of speeds is given and the trace has no models."""
 
@@ -169,15 +169,16 @@ def _source(scenario: Scenario, measured: tuple[Measurement, ...]) -> RateSource
 def _trace(scenario: Scenario) -> Trace:
     part = scenario.workload
     path = scenario.near(part.path)
+    geometry = scenario.geometry if scenario.cluster.mig else None
     app_profiles = pollux.profiles(scenario.near(part.profiles)) if part.profiles else None
     if part.trace == "openb":
         trace = openb.read(path, gpus.geometry(scenario.cluster.gpu))
     elif part.trace == "joblog":
-        trace = joblog.read(path, scenario.geometry if scenario.cluster.mig else None, part.infer)
+        trace = joblog.read(path, geometry, part.infer)
     elif part.trace == "sacct":
-        trace = sacct.read(path, part.infer)
+        trace = sacct.read(path, part.infer, geometry)
     elif part.trace == "jobtable":
-        trace = jobtable.read(path, part.named_tres, part.infer)
+        trace = jobtable.read(path, part.named_tres, part.infer, geometry)
     elif part.trace == "mixed":
         trace = mixed.read(path, app_profiles)
     elif part.trace == "pollux":

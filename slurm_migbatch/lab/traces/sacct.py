@@ -8,14 +8,15 @@ one line for each run (with -D): each is a separate job here.
 
 `JobIDRaw`, `ElapsedRaw` (seconds) and `TimelimitRaw` (minutes) are read if the columns without "Raw" are missing.
 
-JobName is text from users and no model's name; the column may be left out. sacct does not escape a `|` or a newline in it: such a line
-has too many or too few cells, and the error names the line.
+JobName is text from users and no model's name; the column may be left out. sacct does not escape a `|` or a newline in
+it: such a line has too many or too few cells, and the error names the line.
 
 Note: `Elapsed` is used as the work, that is at the speed on the allocated resources. Times are the site's local
 ones and are read in the reader's time zone, so an hour may be off after a clock change, unless they name a zone
 (SLURM_TIME_FORMAT). `gres/gpu=2` and `gres/gpu:a100=2` are the same GPUs. Slices are recognized by the profile in their
 GRES type: `gres/mig:1g.10gb` with slurm_migbatch, `gres/gpu:a100_1g.10gb` with Slurm's own MIG support,
-`gres/gpu:a100-1g.10gb` at some sites.
+`gres/gpu:a100-1g.10gb` at some sites. AutoDetect's names differ from the driver's (`gres/gpu:a100_3g.39gb`): a slice
+has the simulated GPU's profile with as many compute slices and, within 3 %, as much memory.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from typing import Final
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces.csvlines import CsvLine, lines
+from slurm_migbatch.lab.traces.mignames import profile_on
 from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
@@ -50,8 +53,13 @@ _SECONDS: Final = re.compile(r"[0-9]{9,10}", re.ASCII)
 """The same with SLURM_TIME_FORMAT=%s."""
 
 
-def read(path: Path, infer: Collection[str] = ()) -> Trace:
-    """Read jobs that held GPUs or slices; those of the partitions `infer` are inference. Raises TraceError."""
+def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = None) -> Trace:
+    """Read jobs that held GPUs or slices. Raises TraceError.
+
+    Args:
+        infer: partitions whose jobs are inference.
+        geometry: of the GPU whose profiles the slices have by other names; None: the names of the export.
+    """
     left_out: Counter[str] = Counter()
     rows: list[tuple[float, CsvLine, str, Profile | None, int, float]] = []
     seen: set[tuple[str, ...]] = set()
@@ -70,7 +78,7 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
         if state in _UNFINISHED or not ended or line.text("Start") in _UNKNOWN:
             left_out["jobs that have not run or not ended"] += 1
             continue
-        held = _held(line)
+        held = _held(line, geometry)
         if held is None:
             left_out["jobs without a GPU"] += 1
             continue
@@ -104,12 +112,12 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
     return Trace("sacct", tuple(jobs), notices=tuple(notices))
 
 
-def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
+def _held(line: CsvLine, geometry: Geometry | None) -> tuple[Profile | None, int] | None:
     text = line.text("AllocTRES")
     if not text and line.has("ReqTRES"):
         text = line.text("ReqTRES")
     try:
-        return held_in(text)
+        return held_in(text, geometry)
     except gres.GresError as error:
         raise line.wrong(f"AllocTRES cannot be parsed: {error}") from None
     except ProfileError as error:
@@ -117,8 +125,11 @@ def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
 
 
 @lru_cache(maxsize=1 << 12)
-def held_in(tres_list: str) -> tuple[Profile | None, int] | None:
-    """Return the largest profile and the number of slices, or None and the number of GPUs; None without either."""
+def held_in(tres_list: str, geometry: Geometry | None = None) -> tuple[Profile | None, int] | None:
+    """Return the largest profile and the number of slices, or None and the number of GPUs; None without either.
+
+    The profile is that of the geometry, if it has one under another name.
+    """
     entries = ",".join(entry for entry in tres_list.split(",") if entry.startswith("gres/"))
     slices: Counter[Profile] = Counter()
     gpus: Counter[bool] = Counter()
@@ -129,7 +140,8 @@ def held_in(tres_list: str) -> tuple[Profile | None, int] | None:
         elif tres.name == "gpu":
             gpus[tres.type is not None] += tres.count
     if slices:
-        return max(slices), sum(slices.values())
+        largest = max(slices)
+        return largest if geometry is None else profile_on(geometry, largest), sum(slices.values())
     count = max(gpus.values(), default=0)
     return (None, count) if count else None
 
