@@ -65,7 +65,8 @@ class WorkloadPart:
     """What arrives."""
 
     trace: str = required(
-        f"Format of the trace, for a site's own history sacct (`sacct -P`): {', '.join(TRACES)}.", one_of(*TRACES)
+        f"Format of the trace, for a site's own history sacct (`sacct -P`, `sacct --json`): {', '.join(TRACES)}.",
+        one_of(*TRACES),
     )
     path: str = required("The trace file; relative to this file.")
     profiles: str = key(

@@ -1,6 +1,6 @@
 """Read a site's own history: the output of `sacct -P`.
 
-    sacct -aPX -S 2026-01-01 -o JobID,JobName,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES
+    sacct -aPX -S 2026-01-01 -o JobID,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES
 
 The first line must name the columns; others are ignored. Steps, jobs that got no GPU, jobs that have not run or not
 ended, and lines that repeat an earlier one (of two exports that overlap) are skipped, with a notice. A requeued job has
@@ -8,8 +8,10 @@ one line for each run (with -D): each is a separate job here.
 
 `JobIDRaw`, `ElapsedRaw` (seconds) and `TimelimitRaw` (minutes) are read if the columns without "Raw" are missing.
 
-JobName is text from users and no model's name; the column may be left out. sacct does not escape a `|` or a newline in
-it: such a line has too many or too few cells, and the error names the line.
+Other delimiters (`--delimiter`) are recognized in the first line, and `sacct --json` is read as well.
+
+JobName is text from users and no model's name, so it is not read. sacct does not escape a `|` or a newline in it: the
+cells of such a line are joined again, if no other column has users' text, or else the line is skipped, with a notice.
 
 Note: `Elapsed` is used as the work, that is at the speed on the allocated resources. Times are the site's local
 ones and are read in the reader's time zone, so an hour may be off after a clock change, unless they name a zone
@@ -30,7 +32,8 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
-from slurm_migbatch.lab.traces.csvlines import CsvLine, lines
+from slurm_migbatch.lab.traces import sacctlines
+from slurm_migbatch.lab.traces.csvlines import CsvLine
 from slurm_migbatch.lab.traces.mignames import profile_on
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.geometry import Geometry
@@ -40,9 +43,8 @@ from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = ("JobID|JobIDRaw", "User", "Submit", "Start", "Elapsed|ElapsedRaw", "State", "AllocTRES")
-COMMAND: Final = "sacct -aPX -o JobID,JobName,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
+COMMAND: Final = "sacct -aPX -o JobID,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
 _UNKNOWN: Final = frozenset({"", "Unknown", "None", "N/A", "INVALID"})
-_TOO_MANY: Final = "if a JobName contains a '|', leave the column out"
 _UNFINISHED: Final = frozenset({"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING", "CONFIGURING"})
 _IN_TYPE: Final = re.compile(
     r"(?<![0-9])([0-9]{1,2}g)[._-]?([0-9]{1,4}gb(?:[.+]me(?:\.all)?|-me|[.+]gfx)?)(?![0-9a-z])", re.IGNORECASE
@@ -64,7 +66,7 @@ def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = No
     rows: list[tuple[float, CsvLine, str, Profile | None, int, float]] = []
     seen: set[tuple[str, ...]] = set()
     columns = (*COLUMNS, "Partition") if infer else COLUMNS
-    for line in lines(path, columns, delimiter="|", plain=True, command=COMMAND, too_many=_TOO_MANY):
+    for line in sacctlines.read(path, columns, COMMAND, left_out):
         run = tuple(line.text(column) for name in COLUMNS if (column := line.first_of(name.split("|"))))
         if "." in run[0]:
             left_out["steps of jobs"] += 1
@@ -130,7 +132,7 @@ def held_in(tres_list: str, geometry: Geometry | None = None) -> tuple[Profile |
 
     The profile is that of the geometry, if it has one under another name.
     """
-    entries = ",".join(entry for entry in tres_list.split(",") if entry.startswith("gres/"))
+    entries = ",".join(entry for entry in re.split("[,;]", tres_list) if entry.startswith("gres/"))
     slices: Counter[Profile] = Counter()
     gpus: Counter[bool] = Counter()
     for tres in gres.parse(entries):
