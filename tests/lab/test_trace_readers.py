@@ -209,6 +209,12 @@ def test_original_philly_json_log_is_read(write: Write, tmp_path: Path) -> None:
     trace = philly.read(write(json.dumps(PHILLY_LOG), "cluster_job_log"))
     assert trace.jobs == (SimulatedJob(0, "b", 0.0, 3630.0, gpus=3, user="v"),)
     assert trace.notices == ("1 jobs without a GPU are skipped",)
+    endless: dict[str, Any] = {**PHILLY_LOG[0], "jobid": "c"}
+    endless["attempts"] = [{"start_time": "2017-10-09 01:00:00", "detail": PHILLY_LOG[0]["attempts"][0]["detail"]}]
+    log = [{**PHILLY_LOG[0], "attempts": [*PHILLY_LOG[0]["attempts"], *endless["attempts"]]}, endless]
+    trace = philly.read(write(json.dumps(log), "cluster_job_log"))
+    assert trace.jobs == (SimulatedJob(0, "b", 0.0, 3630.0, gpus=3, user="v"),)
+    assert trace.notices == ("1 jobs that have not run or not ended are skipped",)
     assert philly.read(write(PHILLY)) == joblog.read(write(PHILLY))
     for text, reason in (
         ("{}", "must be a list of jobs"),
@@ -246,6 +252,14 @@ def test_openb_pods_from_day_105_on_become_jobs_with_profiles(write: Write) -> N
         "1 pods that were never scheduled are skipped",
         "1 pods that came before day 105 are skipped",
     )
+
+
+def test_openb_extract_without_later_pods_begins_at_its_first_day(write: Write) -> None:
+    head, old, *_ = OPENB.splitlines()
+    late = "late,1,1,1,500,,BE,Running,3600,4600,4000"
+    trace = openb.read(write("\n".join([head, old, late]) + "\n"), A100)
+    assert [(job.name, job.arrival) for job in trace.jobs] == [("old", 0), ("late", 3600)]
+    assert trace.notices == ()
 
 
 def test_pods_without_a_run_time_are_skipped_and_counted_by_reason(write: Write) -> None:
