@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,24 @@ def test_several_policies_are_compared_by_the_same_figures(write: Callable[..., 
     assert jct(slices) <= jct(ours) < 0.95 * jct(fifo)
     assert ours["figures"]["held"]["mean"] == pytest.approx(slices["figures"]["held"]["mean"], rel=0.1)
     assert ours["figures"]["all"]["paused_s"]["mean"] > 0
+
+
+def test_comparison_tells_that_jobs_of_several_gpus_are_placed_by_other_rules(write: Callable[..., Path]) -> None:
+    jobs = "".join(line(n, f"gres/gpu={1 + n % 2}") for n in range(4))
+    both = run(write(jobs=jobs), "--policy", "migbatch", "--policy", "easy")
+    assert "note: 2 jobs have several GPUs or slices: migbatch starts them on one node or in equal" in both.output
+    for names in (("migbatch",), ("easy", "fifo")):
+        alone = run(write(jobs=jobs), *(word for name in names for word in ("--policy", name)))
+        assert alone.exit_code == 0 and "several GPUs" not in alone.output
+    single = run(write(jobs=line(0, "gres/gpu=1")), "--policy", "migbatch", "--policy", "easy")
+    assert single.exit_code == 0 and "several GPUs" not in single.output
+
+
+def test_processor_time_of_a_job_is_printed(write: Callable[..., Path]) -> None:
+    done = run(write(jobs=mixed(4)), "--policy", "migbatch", "--policy", "easy")
+    assert re.search(
+        r"^processor time for each simulated job: migbatch [0-9.e-]+ s, easy [0-9.e-]+ s$", done.output, re.M
+    )
 
 
 def test_whole_gpu_jobs_take_about_as_long_as_with_fifo(write: Callable[..., Path]) -> None:
