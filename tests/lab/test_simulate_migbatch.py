@@ -224,6 +224,26 @@ def test_refused_jobs_are_reported(write: Callable[..., Path]) -> None:
     assert second.startswith("2 jobs had not ended")
 
 
+def test_slices_of_another_gpu_model_are_replayed_on_the_nearest_ones(write: Callable[..., Path]) -> None:
+    kinds = ("1g.5gb", "1g.5gb", "1g.10gb", "3g.20gb", "1g.6gb", "7g.80gb", "5g.99gb")
+    jobs = "".join(line(n, f"gres/mig:{kind}=1") for n, kind in enumerate(kinds))
+    loaded = scenario.load(write(jobs=jobs, base=BASE.replace("[speeds]", 'slices = "nearest"\n[speeds]')))
+    trace = ScenarioData(loaded).trace
+    assert [str(job.profile) for job in trace.jobs] == [
+        "1g.10gb", "1g.10gb", "1g.10gb", "3g.40gb", "2g.20gb", "7g.80gb", "5g.99gb",
+    ]  # fmt: skip
+    assert trace.notices[-3:] == (
+        "2 jobs on slices 1g.5gb are replayed on 1g.10gb",
+        "1 jobs on slices 1g.6gb are replayed on 2g.20gb",
+        "1 jobs on slices 3g.20gb are replayed on 3g.40gb",
+    )
+    large = BASE.replace("nodes = 2", 'nodes = 2\ngpu = "h200"').replace("[speeds]", 'slices = "nearest"\n[speeds]')
+    by_model = ScenarioData(scenario.load(write(jobs=jobs, base=large))).trace
+    assert [str(job.profile) for job in by_model.jobs[:4]] == ["1g.18gb", "1g.18gb", "1g.35gb", "3g.71gb"], (
+        "most slices are those of an A100 with 40 GB, where 1g.10gb has a quarter of the memory"
+    )
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
