@@ -535,6 +535,7 @@ def test_profile_is_recognised_in_the_gres_type_names_of_sites(
         ("a100-80gb", "1g.9gb", "1g.10gb"),
         ("h200", "nvidia_h200_1g.16gb", "1g.18gb"),
         ("h200", "3g.70gb", "3g.71gb"),
+        ("h200", "1g.33gb", "1g.35gb"),
         ("a100-80gb", "1g.5gb", "1g.5gb"),
         ("a100-80gb", "3g.20gb", "3g.20gb"),
         ("a100-80gb", "1g.10gb.me", "1g.10gb+me"),
