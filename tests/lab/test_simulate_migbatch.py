@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,10 @@ train_checkpoint_s = 2.0
 [policy]
 """
 HEAD = "JobID|JobName|User|Partition|Submit|Start|End|Elapsed|Timelimit|State|ReqTRES|AllocTRES\n"
+TABLE = """gpu,model,kind,profile,batch,throughput_per_s
+a100-40gb,net,train,7g.40gb,8,100
+a100-40gb,net,train,3g.20gb,8,60
+"""
 KINDS = (
     "gres/mig:2g.20gb=1",
     "gres/gpu=1",
@@ -136,6 +141,24 @@ def test_several_policies_are_compared_by_the_same_figures(write: Callable[..., 
     assert ours["figures"]["all"]["paused_s"]["mean"] > 0
 
 
+def test_comparison_tells_that_jobs_of_several_gpus_are_placed_by_other_rules(write: Callable[..., Path]) -> None:
+    jobs = "".join(line(n, f"gres/gpu={1 + n % 2}") for n in range(4))
+    both = run(write(jobs=jobs), "--policy", "migbatch", "--policy", "easy")
+    assert "note: 2 jobs have several GPUs or slices: migbatch starts them on one node or in equal" in both.output
+    for names in (("migbatch",), ("easy", "fifo")):
+        alone = run(write(jobs=jobs), *(word for name in names for word in ("--policy", name)))
+        assert alone.exit_code == 0 and "several GPUs" not in alone.output
+    single = run(write(jobs=line(0, "gres/gpu=1")), "--policy", "migbatch", "--policy", "easy")
+    assert single.exit_code == 0 and "several GPUs" not in single.output
+
+
+def test_processor_time_of_a_job_is_printed(write: Callable[..., Path]) -> None:
+    done = run(write(jobs=mixed(4)), "--policy", "migbatch", "--policy", "easy")
+    assert re.search(
+        r"^processor time for each simulated job: migbatch [0-9.e-]+ s, easy [0-9.e-]+ s$", done.output, re.M
+    )
+
+
 def test_whole_gpu_jobs_take_about_as_long_as_with_fifo(write: Callable[..., Path]) -> None:
     jobs = "".join(line(n, f"gres/gpu={1 + n % 4}") for n in range(20))
     ours, fifo = simulated(write(jobs=jobs), "--policy", "migbatch", "--policy", "fifo")["policies"]
@@ -201,6 +224,26 @@ def test_refused_jobs_are_reported(write: Callable[..., Path]) -> None:
     assert second.startswith("2 jobs had not ended")
 
 
+def test_slices_of_another_gpu_model_are_replayed_on_the_nearest_ones(write: Callable[..., Path]) -> None:
+    kinds = ("1g.5gb", "1g.5gb", "1g.10gb", "3g.20gb", "1g.6gb", "7g.80gb", "5g.99gb")
+    jobs = "".join(line(n, f"gres/mig:{kind}=1") for n, kind in enumerate(kinds))
+    loaded = scenario.load(write(jobs=jobs, base=BASE.replace("[speeds]", 'slices = "nearest"\n[speeds]')))
+    trace = ScenarioData(loaded).trace
+    assert [str(job.profile) for job in trace.jobs] == [
+        "1g.10gb", "1g.10gb", "1g.10gb", "3g.40gb", "2g.20gb", "7g.80gb", "5g.99gb",
+    ]  # fmt: skip
+    assert trace.notices[-3:] == (
+        "2 jobs on slices 1g.5gb are replayed on 1g.10gb",
+        "1 jobs on slices 1g.6gb are replayed on 2g.20gb",
+        "1 jobs on slices 3g.20gb are replayed on 3g.40gb",
+    )
+    large = BASE.replace("nodes = 2", 'nodes = 2\ngpu = "h200"').replace("[speeds]", 'slices = "nearest"\n[speeds]')
+    by_model = ScenarioData(scenario.load(write(jobs=jobs, base=large))).trace
+    assert [str(job.profile) for job in by_model.jobs[:4]] == ["1g.18gb", "1g.18gb", "1g.35gb", "3g.71gb"], (
+        "most slices are those of an A100 with 40 GB, where 1g.10gb has a quarter of the memory"
+    )
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
@@ -230,6 +273,27 @@ def test_invalid_command_lines_are_refused(write: Callable[..., Path], tmp_path:
     assert done.exit_code == 2 and "--log writes the events of one policy" in done.output
     done = run(write(base=BASE.replace("gpus = 2", "gpus = 2\nmig = false")))
     assert isinstance(done.exception, PlaceError) and "cluster.mig = true" in str(done.exception)
+
+
+def named(job_name: str) -> str:
+    return line(0, "gres/gpu=1").replace("bert-base", job_name)
+
+
+@pytest.mark.parametrize("job_name", ["llama70b", "train.sh", "facebook/detr", "bert_large_ft"])
+def test_a_job_name_of_sbatch_is_not_taken_for_a_model(write: Callable[..., Path], job_name: str) -> None:
+    path = write('auto = "all"\n', named(job_name))
+    (ours,) = simulated(path)["policies"]
+    (same,) = simulated(write('auto = "all"\n', named("a job")))["policies"]
+    assert ours["figures"]["all"]["done"]["mean"] == 1
+    assert ours == same
+
+
+def test_job_names_are_not_looked_up_in_a_table_of_speeds(write: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(TABLE)
+    base = BASE.replace('kind = "whole"', 'kind = "table"\npath = "table.csv"')
+    found = simulated(write('name = "fifo"\n', named("train.sh"), base))
+    assert found["policies"][0]["figures"]["all"]["done"]["mean"] == 1
+    assert any('workload.models = "draw" draws a model' in notice for notice in found["notices"])
 
 
 # -- the record and the submit filter ----------------------------------------------------------------------------------

@@ -209,6 +209,12 @@ def test_original_philly_json_log_is_read(write: Write, tmp_path: Path) -> None:
     trace = philly.read(write(json.dumps(PHILLY_LOG), "cluster_job_log"))
     assert trace.jobs == (SimulatedJob(0, "b", 0.0, 3630.0, gpus=3, user="v"),)
     assert trace.notices == ("1 jobs without a GPU are skipped",)
+    endless: dict[str, Any] = {**PHILLY_LOG[0], "jobid": "c"}
+    endless["attempts"] = [{"start_time": "2017-10-09 01:00:00", "detail": PHILLY_LOG[0]["attempts"][0]["detail"]}]
+    log = [{**PHILLY_LOG[0], "attempts": [*PHILLY_LOG[0]["attempts"], *endless["attempts"]]}, endless]
+    trace = philly.read(write(json.dumps(log), "cluster_job_log"))
+    assert trace.jobs == (SimulatedJob(0, "b", 0.0, 3630.0, gpus=3, user="v"),)
+    assert trace.notices == ("1 jobs that have not run or not ended are skipped",)
     assert philly.read(write(PHILLY)) == joblog.read(write(PHILLY))
     for text, reason in (
         ("{}", "must be a list of jobs"),
@@ -246,6 +252,14 @@ def test_openb_pods_from_day_105_on_become_jobs_with_profiles(write: Write) -> N
         "1 pods that were never scheduled are skipped",
         "1 pods that came before day 105 are skipped",
     )
+
+
+def test_openb_extract_without_later_pods_begins_at_its_first_day(write: Write) -> None:
+    head, old, *_ = OPENB.splitlines()
+    late = "late,1,1,1,500,,BE,Running,3600,4600,4000"
+    trace = openb.read(write("\n".join([head, old, late]) + "\n"), A100)
+    assert [(job.name, job.arrival) for job in trace.jobs] == [("old", 0), ("late", 3600)]
+    assert trace.notices == ()
 
 
 def test_pods_without_a_run_time_are_skipped_and_counted_by_reason(write: Write) -> None:
@@ -431,7 +445,7 @@ def test_sacct_reader_returns_gpus_slices_and_notices_of_skipped_lines(write: Wr
     assert (serve.name, serve.arrival, serve.work, serve.kind, serve.user) == ("102_3", 0, 30, "infer", "bob")
     assert (serve.profile, serve.gpus, serve.estimate) == (Profile.parse("1g.10gb"), 2, None)
     assert (train.name, train.arrival, train.work, train.kind) == ("101", 60, 3600, "train")
-    assert (train.profile, train.gpus, train.estimate, train.app) == (None, 2, 86400, "train")
+    assert (train.profile, train.gpus, train.estimate, train.app) == (None, 2, 86400, "")
     assert (old.profile, old.gpus) == (Profile.parse("3g.40gb"), 1)
     assert sorted(trace.notices) == [
         "1 jobs that ended within a second are skipped",
@@ -467,7 +481,7 @@ def test_file_of_another_format_is_refused_with_the_sacct_command(write: Write) 
     with pytest.raises(
         TraceError, match=r":1: lacks the columns JobID or JobIDRaw, .*; write the file with sacct -aPX -o JobID,"
     ):
-        sacct.read(write('{\n "jobs": []\n}\n'))
+        sacct.read(write("id job\n1 2\n"))
 
 
 @pytest.mark.parametrize(
@@ -512,6 +526,34 @@ def test_profile_is_recognised_in_the_gres_type_names_of_sites(
     assert (job.profile, job.gpus) == (Profile.parse(profile) if profile else None, 3)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "gpu_type", "profile"),
+    [
+        ("a100-80gb", "nvidia_a100_80gb_pcie_3g.39gb", "3g.40gb"),
+        ("a100-80gb", "7g.79gb", "7g.80gb"),
+        ("a100-80gb", "1g.20gb", "1g.20gb"),
+        ("a100-80gb", "1g.9gb", "1g.10gb"),
+        ("h200", "nvidia_h200_1g.16gb", "1g.18gb"),
+        ("h200", "3g.70gb", "3g.71gb"),
+        ("h200", "1g.33gb", "1g.35gb"),
+        ("a100-80gb", "1g.5gb", "1g.5gb"),
+        ("a100-80gb", "3g.20gb", "3g.20gb"),
+        ("a100-80gb", "1g.10gb.me", "1g.10gb+me"),
+        ("h200", "1g.16gb.me", "1g.18gb+me"),
+    ],
+)
+def test_slices_get_the_profiles_of_the_gpu_whatever_autodetect_calls_them(
+    write: Write, gpu: str, gpu_type: str, profile: str
+) -> None:
+    line = f"9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00|1:00|FAILED||gres/gpu:{gpu_type}=2"
+    path = write(SACCT.splitlines()[0] + "\n" + line + "\n")
+    (job,) = sacct.read(path, geometry=geometry(gpu)).jobs
+    assert (job.profile, job.gpus) == (Profile.parse(profile), 2)
+    names = {1001: "gres/gpu", 1002: f"gres/gpu:{gpu_type}"}
+    first = jobtable.read(write(JOBTABLE), names, geometry=geometry(gpu)).jobs[1]
+    assert first.profile == Profile.parse(profile)
+
+
 def test_sacct_reader_refuses_ambiguous_times(write: Write) -> None:
     """Slurm's own grammar reads a zone as a date, and a missing year as the current one."""
     head, line = SACCT.splitlines()[0], "|n|u|gpu|{0}|{0}|x|1:00|1:00|FAILED||gres/gpu=1"
@@ -535,9 +577,139 @@ def test_job_without_an_end_time_counts_as_not_ended_in_any_state(write: Write) 
     assert "3 jobs that have not run or not ended are skipped" in trace.notices
 
 
-def test_line_with_an_extra_cell_is_refused_with_an_explanation(write: Write) -> None:
-    with pytest.raises(TraceError, match=r":2: has 13 cells, the header has 12: .* JobName .* leave the column out"):
-        sacct.read(write(SACCT.replace("|train|", "|tr|ain|")))
+SKIPPED = "{} lines with a delimiter or a newline in a text of their user are skipped"
+
+
+@pytest.mark.parametrize("name", ["lr=0.1|wd=0.2", "|", "a|||", "a\nb", "a\n\nb", "a\nb|c\nd", "a\n|"])
+def test_job_name_with_a_delimiter_or_newline_is_read(write: Write, name: str) -> None:
+    first, _, _ = sacct.read(write(SACCT.replace("|serve|", f"|{name}|"))).jobs
+    assert sacct.read(write(SACCT.replace("|serve|", f"|{name}|"))) == sacct.read(write(SACCT))
+    assert (first.name, first.user, first.gpus) == ("102_3", "bob", 2)
+
+
+def test_line_whose_texts_cannot_be_told_apart_is_skipped_and_counted(write: Write) -> None:
+    head, *rows = SACCT.splitlines()
+    commented = [f"{head}|Comment", *(f"{row}|c" for row in rows)]
+    text = "\n".join(commented).replace("|train|", "|tr|ain|") + "\n"
+    trace = sacct.read(write(text))
+    assert [job.name for job in trace.jobs] == ["102_3", "107"]
+    assert SKIPPED.format(1) in trace.notices
+    broken = sacct.read(write(SACCT.replace("101|train|", "100|be\n101|train|")))
+    assert broken.jobs == sacct.read(write(SACCT)).jobs
+    assert SKIPPED.format(1) in broken.notices
+    cut = sacct.read(write(SACCT + "108|cut"))
+    assert SKIPPED.format(1) in cut.notices
+
+
+def test_line_with_an_extra_cell_and_no_text_of_users_is_refused(write: Write) -> None:
+    with pytest.raises(TraceError, match=r":2: has 13 cells, the header has 12"):
+        sacct.read(write(SACCT.replace("|JobName|", "|Account|").replace("|train|", "|tr|ain|")))
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "^", "~"])
+def test_sacct_with_another_delimiter_is_read(write: Write, delimiter: str) -> None:
+    text = "".join(f"{row}\n" for row in SACCT.splitlines()).replace("|", delimiter)
+    assert sacct.read(write(text), infer=("live",)) == sacct.read(write(SACCT), infer=("live",))
+    names = text.replace("serve", f"a{delimiter}b")
+    assert sacct.read(write(names), infer=("live",)) == sacct.read(write(SACCT), infer=("live",))
+
+
+def test_commas_in_lists_of_tres_do_not_divide_them(write: Write) -> None:
+    head = "JobID,User,Submit,Start,Elapsed,State,ReqTRES,AllocTRES,Partition\n"
+    moment = "2026-01-05T10:00:00"
+    row = f"1,ann,{moment},{moment},00:01:00,COMPLETED,cpu=1,gres/gpu=1,node=1,cpu=1,gres/gpu:a100=2,gres/gpu=2,gpu\n"
+    none = f"2,ann,{moment},{moment},00:01:00,COMPLETED,,billing=4,cpu=1,gres/gpu=3,mem=1G,gpu\n"
+    quoted = f'"3","ann",{moment},{moment},00:01:00,COMPLETED,"","cpu=1,gres/gpu=4",gpu\n'
+    split = f"4,ann,{moment},{moment},00:01:00,COMPLETED,,cpu=1;gres/gpu:a100=2;gres/gpu=2,gpu\n"
+    assert [job.gpus for job in sacct.read(write(head + row + none + quoted + split)).jobs] == [2, 3, 4, 2]
+
+
+def json_job(**changed: Any) -> dict[str, Any]:
+    """Return a job as `sacct --json` of Slurm 23.11 prints it, shortened."""
+    job = {
+        "job_id": 12,
+        "user": "ann",
+        "partition": "live",
+        "array": {"job_id": 0, "task_id": {"set": False, "infinite": False, "number": 0}},
+        "time": {
+            "submission": 1772352000,
+            "start": 1772352005,
+            "end": 1772355605,
+            "elapsed": 3600,
+            "limit": {"set": True, "infinite": False, "number": 90},
+        },
+        "state": {"current": ["COMPLETED"], "reason": "None"},
+        "tres": {
+            "allocated": [
+                {"type": "cpu", "name": "", "id": 1, "count": 8},
+                {"type": "gres", "name": "gpu", "id": 1001, "count": 2},
+                {"type": "gres", "name": "gpu:a100_3g.39gb", "id": 1002, "count": 2},
+            ],
+            "requested": [],
+        },
+        "steps": [{}],
+    }
+    times = changed.pop("time", {})
+    return {**job, **changed, "time": {**job["time"], **times}}  # type: ignore[dict-item]
+
+
+def test_sacct_json_is_read(write: Write) -> None:
+    infinite = {"set": True, "infinite": True, "number": 0}
+    task = {"job_id": 20, "task_id": {"set": True, "infinite": False, "number": 3}}
+    jobs = [
+        json_job(),
+        json_job(job_id=13, array=task, time={"limit": infinite, "submission": 1772352060}),
+        json_job(job_id=14, time={"start": {"set": False, "infinite": False, "number": 0}, "end": 0}),
+        json_job(job_id=15, state={"current": "RUNNING", "reason": "None"}, time={"end": 0}),
+        json_job(job_id=16, tres={"allocated": [{"type": "cpu", "name": "", "id": 1, "count": 8}]}),
+        json_job(job_id=17, time={"limit": 60, "submission": 1772352120}, state={"current": "FAILED"}),
+    ]
+    trace = sacct.read(write(json.dumps({"meta": {}, "jobs": jobs}, indent=1), "sacct.json"), ("live",), A100)
+    first, second, third = trace.jobs
+    assert (first.name, first.user, first.kind, first.work, first.estimate) == ("12", "ann", "infer", 3600, 5400)
+    assert (first.gpus, first.profile, first.arrival) == (2, Profile.parse("3g.40gb"), 0)
+    assert (second.name, second.estimate, second.arrival) == ("20_3", None, 60)
+    assert (third.name, third.estimate) == ("17", 3600)
+    assert trace.notices == (
+        "2 jobs that have not run or not ended are skipped",
+        "1 jobs without a GPU are skipped",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "is JSON, but not of sacct --json, which has a list of jobs; write the file with sacct -aPX -o JobID,"),
+        ('{"jobs": 3}', "is JSON, but not of sacct --json"),
+        ('{"jobs": [', "is not complete JSON (Expecting value"),
+        ('{"jobs": [{}]}', "job 0 of the list: lacks 'time'; write the file with sacct"),
+        ('{"jobs": [7]}', "job 0 of the list: is not a job as sacct --json prints it"),
+        (json.dumps({"jobs": [json_job(time={"elapsed": "x"})]}), "job 0 of the list: is not a job as sacct"),
+        (json.dumps({"jobs": [json_job(time={"submission": 7})]}), "job 0 of the list: Submit must be a time such as"),
+    ],
+)
+def test_invalid_sacct_json_raises_an_error_with_the_reason(write: Write, text: str, message: str) -> None:
+    with pytest.raises(TraceError, match=re.escape(message)):
+        sacct.read(write(text))
+
+
+SWF = "; Version: 2.2\n; Computer: ANL\n"
+SWF_JOB = "1 0 5 3600 128 -1 -1 128 7200 -1 1 5 1 -1 1 1 -1 -1\n"
+
+
+@pytest.mark.parametrize("text", [SWF + SWF_JOB, SWF_JOB])
+def test_standard_workload_format_is_refused_because_it_has_no_gpus(write: Write, text: str) -> None:
+    for read in (sacct.read, joblog.read, jobtable.read):
+        with pytest.raises(
+            TraceError, match=r"trace\.csv: is in the Standard Workload Format \(SWF\), which has no GPUs"
+        ):
+            read(write(text))
+
+
+def test_json_for_a_table_is_refused_with_the_kinds_that_are_json(write: Write) -> None:
+    for read in (joblog.read, jobtable.read, philly.read):
+        with pytest.raises(TraceError, match=r'is JSON, not a table; .* sacct --json \(trace = "sacct"\)'):
+            read(write('{"jobs": []}'))
 
 
 def test_blank_lines_are_ignored_except_as_the_first_line(write: Write) -> None:
@@ -584,7 +756,7 @@ job_db_inx,id_job,id_user,partition,state,timelimit,time_submit,time_start,time_
 def test_job_table_gpus_are_identified_by_tres_number_or_name(write: Write) -> None:
     first, second, third = jobtable.read(write(JOBTABLE), infer=("live",)).jobs
     assert (first.name, first.user, first.kind, first.arrival, first.work) == ("11", "502", "infer", 0, 150)
-    assert (first.gpus, first.estimate, first.app) == (1, None, "b")
+    assert (first.gpus, first.estimate, first.app) == (1, None, "")
     assert (second.name, second.kind, second.arrival, second.work) == ("10", "train", 100, 300)
     assert (second.gpus, second.estimate, third.gpus) == (2, 3600, 4)
     assert jobtable.read(write(JOBTABLE)).notices == (

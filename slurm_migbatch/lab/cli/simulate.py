@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ class _PolicyFigures:
         first: the first seed's result.
         merged: figures over all seeds; `by_seed`: of each seed.
         notices: notes for the user.
+        cpu_s: processor seconds for each job, in all seeds together.
     """
 
     policy: str
@@ -145,6 +147,7 @@ class _PolicyFigures:
     merged: Mapping[str, Any]
     by_seed: Sequence[Mapping[str, Any]]
     notices: Sequence[str]
+    cpu_s: float
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form."""
@@ -162,19 +165,36 @@ def _simulate(chosen: Sequence[Scenario], as_json: bool, html: Path | None, log:
     if log is not None:
         with log.open("w", encoding="utf-8") as file:
             write(outcomes[0].first.events, file)
+    trace_notices = [*workload.trace.notices, *_unlike(chosen, workload)]
     if html is not None:
-        html.write_text(_page(scenario, workload.trace.notices, outcomes), encoding="utf-8")
+        html.write_text(_page(scenario, trace_notices, outcomes), encoding="utf-8")
     if as_json:
         head = {"trace": scenario.workload.trace, "seeds": list(scenario.seeds())}
-        notices = list(workload.trace.notices)
-        click.echo(json.dumps({**head, "notices": notices, "policies": [outcome.to_dict() for outcome in outcomes]}))
+        click.echo(
+            json.dumps({**head, "notices": trace_notices, "policies": [outcome.to_dict() for outcome in outcomes]})
+        )
         return
-    for note in _notes(workload.trace.notices, outcomes):
+    for note in _notes(trace_notices, outcomes):
         click.echo(f"note: {note}")
     for outcome in outcomes:
         if outcome.settings:
             click.echo(_decider(outcome))
     print_table((f"on {scenario.workload.trace}", *(outcome.policy for outcome in outcomes)), _rows(outcomes))
+    costs = ", ".join(f"{outcome.policy} {outcome.cpu_s:.2g} s" for outcome in outcomes)
+    click.echo(f"processor time for each simulated job: {costs}")
+
+
+def _unlike(chosen: Sequence[Scenario], workload: ScenarioData) -> Iterator[str]:
+    """Tell where jobs of several GPUs are not placed by the same rule."""
+    from slurm_migbatch.lab.sim.registry import DEFAULT
+
+    others = [scenario.policy for scenario in chosen if scenario.policy != DEFAULT]
+    gangs = sum(job.gpus > 1 for job in workload.trace.jobs)
+    if gangs and others and len(others) < len(chosen) and chosen[0].cluster.nodes > 1:
+        yield (
+            f"{gangs} jobs have several GPUs or slices: {DEFAULT} starts them on one node or in equal numbers on "
+            f"several, as Slurm does; {', '.join(others)} on any nodes, so they may start sooner there"
+        )
 
 
 @contextmanager
@@ -203,6 +223,7 @@ def _play(scenario: Scenario, workload: ScenarioData, *, wanted: bool) -> _Polic
     settings = registry.find(scenario.policy).settings(scenario.params)
     figures: list[dict[str, Any]] = []
     first: SimulationResult | None = None
+    began = time.process_time()
     for seed in scenario.seeds():
         with progress_bar(f"{scenario.policy}, seed {seed}") as progress:
             result = play(scenario, workload, seed, log=wanted and first is None, progress=progress)
@@ -210,7 +231,8 @@ def _play(scenario: Scenario, workload: ScenarioData, *, wanted: bool) -> _Polic
         first = first or result
     assert first is not None
     notices = [*first.notices, *_unfinished(figures[0])]
-    return _PolicyFigures(scenario.policy, settings, first, over_seeds(figures), figures, notices)
+    cpu_s = (time.process_time() - began) / max(1, sum(figure["all"]["jobs"] for figure in figures))
+    return _PolicyFigures(scenario.policy, settings, first, over_seeds(figures), figures, notices, cpu_s)
 
 
 def _unfinished(figures: Mapping[str, Any]) -> Iterator[str]:

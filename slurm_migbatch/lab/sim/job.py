@@ -48,7 +48,8 @@ class SimulatedJob:
         largest: the largest slice that is useful to it; None if any is.
         least, most: smallest and largest number of GPUs or slices on which an elastic job can run; both are `gpus`
             for other jobs.
-        app: model or application, by the names of the table of speeds.
+        app: model or application, by the names of the table of speeds; empty if the trace does not say it: a name that
+            users choose for their jobs is none.
         batch: items in one step of all its GPUs together, 0 if unknown.
         user: the user whose share it counts to, in policies that share fairly.
         slo_s: seconds after its arrival within which it must end; None without a limit.

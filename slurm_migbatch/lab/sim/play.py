@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -20,13 +21,19 @@ from slurm_migbatch.lab.sim.registry import Setup
 from slurm_migbatch.lab.sim.result import SimulationResult
 from slurm_migbatch.lab.sim.scenario import Scenario
 from slurm_migbatch.lab.sim.speeds import Linear, Neighbours, Paired, Speeds, Whole
-from slurm_migbatch.lab.traces import joblog, jobtable, mixed, muri, openb, philly, pollux, sacct
+from slurm_migbatch.lab.traces import joblog, jobtable, mignames, mixed, muri, openb, philly, pollux, sacct
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling import pairs
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.profiling.table import read_folder
+
+NO_MODELS: Final = (
+    "no job of the trace names a model, so speeds of kind {kind} apply to none: each job is as fast as its share of "
+    'the compute slices; workload.models = "draw" draws a model for each job'
+)
+"""What is told if a table of speeds is given and the trace has no models."""
 
 
 class ScenarioData:
@@ -37,7 +44,10 @@ class ScenarioData:
         self.scenario = scenario
         self.measured = _measured(scenario)
         self.source = _source(scenario, self.measured)
-        self.trace = _trace(scenario)
+        trace = _trace(scenario)
+        if self.source is not None and scenario.workload.models == "keep" and not any(job.app for job in trace.jobs):
+            trace = replace(trace, notices=(*trace.notices, NO_MODELS.format(kind=scenario.speeds.kind)))
+        self.trace = trace
 
     def jobs(self, seed: int) -> tuple[SimulatedJob, ...]:
         """Return the jobs for one seed. Raises ConfigError if the speeds lack a job's model."""
@@ -157,29 +167,36 @@ def _source(scenario: Scenario, measured: tuple[Measurement, ...]) -> RateSource
 
 
 def _trace(scenario: Scenario) -> Trace:
-    part = scenario.workload
-    path = scenario.near(part.path)
-    app_profiles = pollux.profiles(scenario.near(part.profiles)) if part.profiles else None
-    if part.trace == "openb":
-        trace = openb.read(path, gpus.geometry(scenario.cluster.gpu))
-    elif part.trace == "joblog":
-        trace = joblog.read(path, scenario.geometry if scenario.cluster.mig else None, part.infer)
-    elif part.trace == "sacct":
-        trace = sacct.read(path, part.infer)
-    elif part.trace == "jobtable":
-        trace = jobtable.read(path, part.named_tres, part.infer)
-    elif part.trace == "mixed":
-        trace = mixed.read(path, app_profiles)
-    elif part.trace == "pollux":
-        trace = pollux.read(path, app_profiles or {})
-    else:
-        trace = {"philly": philly.read, "muri": muri.read}[part.trace](path)
+    part, trace = scenario.workload, _read(scenario)
     if part.begin_s or part.end_s < 1e12:
         trace = trace.window(part.begin_s, part.end_s)
     trace = trace.first(part.limit)
+    if part.slices == "nearest" and scenario.cluster.mig:
+        trace = mignames.on_nearest(trace, scenario.geometry)
     if part.load != 1.0:
         trace = trace.faster(part.load)
     if not trace.jobs:
         why = f": {'; '.join(trace.notices)}" if trace.notices else ""
-        raise ConfigError(str(scenario.path), [Problem(0, f"no jobs are left of {path}{why}")])
+        raise ConfigError(str(scenario.path), [Problem(0, f"no jobs are left of {scenario.near(part.path)}{why}")])
     return trace
+
+
+def _read(scenario: Scenario) -> Trace:
+    """Return the whole trace. Raises TraceError."""
+    part = scenario.workload
+    path = scenario.near(part.path)
+    geometry = scenario.geometry if scenario.cluster.mig else None
+    app_profiles = pollux.profiles(scenario.near(part.profiles)) if part.profiles else None
+    if part.trace == "openb":
+        return openb.read(path, gpus.geometry(scenario.cluster.gpu))
+    if part.trace == "joblog":
+        return joblog.read(path, geometry, part.infer)
+    if part.trace == "sacct":
+        return sacct.read(path, part.infer, geometry)
+    if part.trace == "jobtable":
+        return jobtable.read(path, part.named_tres, part.infer, geometry)
+    if part.trace == "mixed":
+        return mixed.read(path, app_profiles)
+    if part.trace == "pollux":
+        return pollux.read(path, app_profiles or {})
+    return {"philly": philly.read, "muri": muri.read}[part.trace](path)

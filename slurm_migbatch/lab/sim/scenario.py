@@ -50,7 +50,11 @@ def _tres_names(names: tuple[str, ...]) -> str | None:
 class ClusterPart:
     """The GPUs."""
 
-    gpu: str = key("a100-80gb", "GPU model.", one_of(*gpus.models()))
+    gpu: str = key(
+        "a100-80gb",
+        f"GPU model: {', '.join(gpus.models())}. MIG profiles of others (H100 NVL, GH200, H20) are not known here.",
+        one_of(*gpus.models()),
+    )
     nodes: int = key(1, "Nodes.", between(1, 100_000))
     gpus: int = key(8, "GPUs of each node.", between(1, 64))
     mig: bool = key(True, "Whether the GPUs have MIG on.")
@@ -65,7 +69,8 @@ class WorkloadPart:
     """What arrives."""
 
     trace: str = required(
-        f"Format of the trace, for a site's own history sacct (`sacct -P`): {', '.join(TRACES)}.", one_of(*TRACES)
+        f"Format of the trace, for a site's own history sacct (`sacct -P`, `sacct --json`): {', '.join(TRACES)}.",
+        one_of(*TRACES),
     )
     path: str = required("The trace file; relative to this file.")
     profiles: str = key(
@@ -83,6 +88,12 @@ class WorkloadPart:
     )
     tres: tuple[str, ...] = key(
         (), "Names of a jobtable's TRES, such as 1001=gres/gpu; empty: all of the site's are GPUs.", _tres_names
+    )
+    slices: str = key(
+        "keep",
+        "Slices of another GPU model: keep, so that policies refuse them, or nearest, the smallest of this model with "
+        "as large a share of compute and memory.",
+        one_of("keep", "nearest"),
     )
     models: str = key(
         "keep",

@@ -6,7 +6,7 @@ import csv
 import math
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +19,9 @@ _MOMENT: Final = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d)?)(\.\d{1,12})? ?(Z|[+-]\d\d:\d\d)?)?", re.ASCII
 )
 """Date, time of day, fraction of a second, zone."""
+
+_SWF: Final = re.compile(r"\s*(-?[0-9.]+\s+){17}-?[0-9.]+\s*", re.ASCII)
+"""A line of the Standard Workload Format: 18 numbers."""
 
 
 class TraceError(ValueError):
@@ -115,45 +118,51 @@ def opened(path: Path, errors: str = "strict") -> Iterator[TextIO]:
 def lines(
     path: Path,
     columns: Sequence[str],
-    *,
     delimiter: str = ",",
-    plain: bool = False,
+    *,
+    quoted: bool = True,
+    errors: str = "strict",
     command: str = "",
-    too_many: str = "",
+    mend: Callable[[Sequence[str], list[str]], list[str] | None] | None = None,
 ) -> Iterator[CsvLine]:
     """Yield every row of a file whose header has at least these columns.
 
     Args:
         columns: required columns of the header; `a|b` requires one of them.
         delimiter: separator of cells.
-        plain: whether `"` is an ordinary character, and bytes that are not UTF-8 are replaced.
+        quoted: whether `"` is no ordinary character.
+        errors: "replace" replaces bytes that are not UTF-8.
         command: the command that prints such a file, for the error.
-        too_many: why a row may have more cells than the header, and what to do about it, for the error.
+        mend: gets the header and a row that is not blank, and returns the row to read; None: there is none.
 
     Raises:
         TraceError: the file cannot be read, is empty, lacks a column or has one twice, or a row has too few or too many
             cells.
     """
     try:
-        with opened(path, "replace" if plain else "strict") as file:
-            rows = csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
+        with opened(path, errors) as file:
+            rows = csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)
             header = next(rows, None)
             if header is None:
                 raise TraceError(path, 0, f"is empty; its first line should name {_named(columns)}")
             places = _places(path, header, columns, command)
             width = len(header)
             for cells in rows:
-                if len(cells) != width:
-                    if not "".join(cells).strip():
-                        continue
-                    why = f": {too_many}" if too_many and len(cells) > width else ""
-                    raise TraceError(path, rows.line_num, f"has {len(cells)} cells, the header has {width}{why}")
-                yield CsvLine(path, rows.line_num, places, cells)
+                row = cells if mend is None or _blank(cells, width) else mend(header, cells)
+                if row is None or _blank(row, width):
+                    continue
+                if len(row) != width:
+                    raise TraceError(path, rows.line_num, f"has {len(row)} cells, the header has {width}")
+                yield CsvLine(path, rows.line_num, places, row)
     except UnicodeDecodeError as error:
         saved = "save it as CSV in UTF-8; compressed, with gzip and a name that ends in .gz"
         raise TraceError(path, 0, f"is not UTF-8 text (byte {error.start}): {saved}") from None
     except csv.Error as error:
         raise TraceError(path, rows.line_num, f"is not valid CSV: {error}") from None
+
+
+def _blank(cells: Sequence[str], width: int) -> bool:
+    return len(cells) != width and not "".join(cells).strip()
 
 
 def _places(path: Path, header: Sequence[str], columns: Sequence[str], command: str) -> dict[str, int]:
@@ -164,9 +173,20 @@ def _places(path: Path, header: Sequence[str], columns: Sequence[str], command: 
     if repeated := [known for name in columns for known in name.split("|") if names.count(known) > 1]:
         raise TraceError(path, 1, f"has the columns {', '.join(repeated)} more than once")
     if missing := [name for name in columns if not any(known in names for known in name.split("|"))]:
+        if other := _other_form(",".join(names)):
+            raise TraceError(path, 0, other + (f"; write the file with {command}" if command else ""))
         found = show(", ".join(header)) + (f"; write the file with {command}" if command else "")
         raise TraceError(path, 1, f"lacks the columns {_named(missing)}; found {found}")
     return {name: number for number, name in enumerate(names)}
+
+
+def _other_form(first: str) -> str:
+    """Return what a file is that is no table with a header, by its first line; empty: unknown."""
+    if first.startswith(";") or _SWF.fullmatch(first):
+        return "is in the Standard Workload Format (SWF), which has no GPUs: a trace must tell the GPUs of each job"
+    if first.startswith(("{", "[")):
+        return 'is JSON, not a table; JSON is read from sacct --json (trace = "sacct") and of Philly (trace = "philly")'
+    return ""
 
 
 def _named(columns: Sequence[str]) -> str:

@@ -50,7 +50,6 @@ class LoggedJob(NamedTuple):
     user: str
     kind: Kind = "train"
     profile: Profile | None = None
-    app: str = ""
     estimate: float | None = None
 
 
@@ -136,7 +135,6 @@ def trace_of(name: str, jobs: list[LoggedJob], left_out: Mapping[str, int]) -> T
                 job.kind,
                 gpus=job.gpus,
                 profile=job.profile,
-                app=job.app,
                 user=job.user,
                 estimate=job.estimate,
             )

@@ -9,7 +9,7 @@ for GPUs. Jobs that got none, and jobs that have not run or not ended, are skipp
 one line for each run: each is a separate job here.
 
 Note: the time from start to end, without suspensions, is used as the work, so the work is relative to the speed on the
-allocated resources.
+allocated resources. Names of jobs are free text and no model's name.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from slurm_migbatch.lab.traces import sacct
 from slurm_migbatch.lab.traces.csvlines import CsvLine, lines
 from slurm_migbatch.lab.traces.joblog import LoggedJob, trace_of
 from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.workload.refusal import show
@@ -41,12 +42,18 @@ _NO_LIMIT: Final = 0xFFFFFFFE
 """From here, a time limit is not set or infinite (`NO_VAL`, `INFINITE`)."""
 
 
-def read(path: Path, tres: Mapping[int, str] | None = None, infer: Collection[str] = ()) -> Trace:
+def read(
+    path: Path,
+    tres: Mapping[int, str] | None = None,
+    infer: Collection[str] = (),
+    geometry: Geometry | None = None,
+) -> Trace:
     """Read the jobs that held GPUs or slices; time 0 is the first submission. Raises TraceError.
 
     Args:
         tres: names of TRES by their numbers, `gres/gpu:a100`, `gres/mig:1g.10gb`; None: all of the site's are GPUs.
         infer: partitions whose jobs are inference.
+        geometry: of the GPU whose profiles the slices have by other names; None: the names in `tres`.
     """
     left_out: Counter[str] = Counter()
     unnamed: set[int] = set()
@@ -58,7 +65,7 @@ def read(path: Path, tres: Mapping[int, str] | None = None, infer: Collection[st
             left_out["that have not run or not ended"] += 1
             continue
         counts = _counts(line)
-        held = _largest(counts, unnamed) if tres is None else _named(line, counts, tres)
+        held = _largest(counts, unnamed) if tres is None else _named(line, counts, tres, geometry)
         if held is None:
             left_out["without a GPU"] += 1
             continue
@@ -73,8 +80,7 @@ def read(path: Path, tres: Mapping[int, str] | None = None, infer: Collection[st
                 line.text("id_user"),
                 "infer" if infer and line.text("partition") in infer else "train",
                 profile,
-                line.text("job_name") if line.has("job_name") else "",
-                _limit(line),
+                estimate=_limit(line),
             )
         )
     trace = trace_of("jobtable", jobs, left_out)
@@ -106,10 +112,12 @@ def _largest(counts: Mapping[int, int], unnamed: set[int]) -> tuple[None, int] |
     return (None, max(of_site.values())) if of_site else None
 
 
-def _named(line: CsvLine, counts: Mapping[int, int], tres: Mapping[int, str]) -> tuple[Profile | None, int] | None:
+def _named(
+    line: CsvLine, counts: Mapping[int, int], tres: Mapping[int, str], geometry: Geometry | None
+) -> tuple[Profile | None, int] | None:
     held = ",".join(f"{tres[number]}={count}" for number, count in counts.items() if number in tres)
     try:
-        return sacct.held_in(held)
+        return sacct.held_in(held, geometry)
     except (GresError, ProfileError) as error:
         raise line.wrong(f"TRES cannot be parsed: {error}") from None
 

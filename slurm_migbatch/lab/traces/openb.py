@@ -3,12 +3,14 @@ best-effort.
 
 Note: pods that request no GPU are skipped, and so are those whose run time is unknown: never scheduled (no
 scheduled_time), not ended (no deletion_time), or ended before they began. The trace spans 149 days, but nearly all
-pods arrived in the last 45: time 0 is day 105, and older pods are skipped. `gpu_milli` is a share of one GPU only if
+pods arrived in the last 45: time 0 is day 105, and older pods are skipped. In an extract without later pods, time 0 is
+that of the trace. `gpu_milli` is a share of one GPU only if
 `num_gpu` is 1.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +33,7 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
     """
     columns = ("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time", "scheduled_time")
     jobs: list[SimulatedJob] = []
-    without_gpu = unscheduled = unfinished = negative = early = 0
+    without_gpu = unscheduled = unfinished = negative = 0
     for line in lines(path, columns):
         gpus, milli = line.count_of("num_gpu"), line.count_of("gpu_milli")
         created = line.number_of("creation_time", 0)
@@ -48,9 +50,6 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
         if work <= 0:
             negative += 1
             continue
-        if created < begin_day * DAY:
-            early += 1
-            continue
         if gpus > 1 and milli != 1000:
             raise line.wrong(f"a pod with {gpus} GPUs uses whole ones: gpu_milli must be 1000, not {milli}")
         if not 0 < milli <= 1000:
@@ -60,7 +59,7 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
             SimulatedJob(
                 line.number,
                 line.text("name"),
-                created - begin_day * DAY,
+                created,
                 work,
                 "infer" if kind in SERVED else "train",
                 gpus=gpus,
@@ -69,6 +68,9 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
             )
         )
     jobs.sort(key=lambda job: (job.arrival, job.id))
+    begin = begin_day * DAY
+    late = [replace(job, arrival=job.arrival - begin) for job in jobs if job.arrival >= begin]
+    early = len(jobs) - len(late) if late else 0
     left_out = (
         (without_gpu, "request no GPU"),
         (unscheduled, "were never scheduled"),
@@ -77,7 +79,7 @@ def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
         (early, f"came before day {begin_day:g}"),
     )
     notices = tuple(f"{count} pods that {why} are skipped" for count, why in left_out if count)
-    return Trace("openb", tuple(jobs), notices=notices)
+    return Trace("openb", tuple(late or jobs), notices=notices)
 
 
 def slice_of(geometry: Geometry, share: float) -> Profile | None:

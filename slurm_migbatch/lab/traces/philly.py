@@ -1,7 +1,8 @@
 """Read Microsoft Philly's log as it was published: `cluster_job_log`, one JSON list of all jobs.
 
 Note: a job has a list of attempts, each with its GPUs; here it is one job on the GPUs of its first attempt, as long as
-all attempts together. Times have no zone and are read as UTC. The CSV form of two public artifacts is read by `joblog`.
+all attempts together that have ended. Times have no zone and are read as UTC. The CSV form of two public artifacts is
+read by `joblog`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def read(path: Path) -> Trace:
 
 def _job(number: int, entry: dict[str, Any]) -> LoggedJob:
     attempts = entry["attempts"]
-    ended_attempts = [run for run in attempts if not {run["start_time"], run["end_time"]} & _UNKNOWN]
+    ended_attempts = [run for run in attempts if not {run.get("start_time"), run.get("end_time")} & _UNKNOWN]
     seconds = sum(moment(run["end_time"]) - moment(run["start_time"]) for run in ended_attempts)
     gpus = sum(len(node["gpus"]) for node in attempts[0]["detail"]) if attempts else 0
     return LoggedJob(moment(entry["submitted_time"]), number, str(entry["jobid"]), seconds, gpus, str(entry["vc"]))

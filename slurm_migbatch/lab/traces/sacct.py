@@ -1,6 +1,6 @@
 """Read a site's own history: the output of `sacct -P`.
 
-    sacct -aPX -S 2026-01-01 -o JobID,JobName,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES
+    sacct -aPX -S 2026-01-01 -o JobID,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES
 
 The first line must name the columns; others are ignored. Steps, jobs that got no GPU, jobs that have not run or not
 ended, and lines that repeat an earlier one (of two exports that overlap) are skipped, with a notice. A requeued job has
@@ -8,14 +8,17 @@ one line for each run (with -D): each is a separate job here.
 
 `JobIDRaw`, `ElapsedRaw` (seconds) and `TimelimitRaw` (minutes) are read if the columns without "Raw" are missing.
 
-JobName is text from users, and the column may be left out. sacct does not escape a `|` or a newline in it: such a line
-has too many or too few cells, and the error names the line.
+Other delimiters (`--delimiter`) are recognized in the first line, and `sacct --json` is read as well.
+
+JobName is text from users and no model's name, so it is not read. sacct does not escape a `|` or a newline in it: the
+cells of such a line are joined again, if no other column has users' text, or else the line is skipped, with a notice.
 
 Note: `Elapsed` is used as the work, that is at the speed on the allocated resources. Times are the site's local
 ones and are read in the reader's time zone, so an hour may be off after a clock change, unless they name a zone
 (SLURM_TIME_FORMAT). `gres/gpu=2` and `gres/gpu:a100=2` are the same GPUs. Slices are recognized by the profile in their
 GRES type: `gres/mig:1g.10gb` with slurm_migbatch, `gres/gpu:a100_1g.10gb` with Slurm's own MIG support,
-`gres/gpu:a100-1g.10gb` at some sites.
+`gres/gpu:a100-1g.10gb` at some sites. AutoDetect's names differ from the driver's (`gres/gpu:a100_3g.39gb`): a slice
+has the simulated GPU's profile with as many compute slices and, within 3 %, as much memory.
 """
 
 from __future__ import annotations
@@ -29,17 +32,19 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.lab.sim.job import SimulatedJob
-from slurm_migbatch.lab.traces.csvlines import CsvLine, lines
+from slurm_migbatch.lab.traces import sacctlines
+from slurm_migbatch.lab.traces.csvlines import CsvLine
+from slurm_migbatch.lab.traces.mignames import profile_on
 from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = ("JobID|JobIDRaw", "User", "Submit", "Start", "Elapsed|ElapsedRaw", "State", "AllocTRES")
-COMMAND: Final = "sacct -aPX -o JobID,JobName,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
+COMMAND: Final = "sacct -aPX -o JobID,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
 _UNKNOWN: Final = frozenset({"", "Unknown", "None", "N/A", "INVALID"})
-_TOO_MANY: Final = "if a JobName contains a '|', leave the column out"
 _UNFINISHED: Final = frozenset({"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING", "CONFIGURING"})
 _IN_TYPE: Final = re.compile(
     r"(?<![0-9])([0-9]{1,2}g)[._-]?([0-9]{1,4}gb(?:[.+]me(?:\.all)?|-me|[.+]gfx)?)(?![0-9a-z])", re.IGNORECASE
@@ -50,13 +55,18 @@ _SECONDS: Final = re.compile(r"[0-9]{9,10}", re.ASCII)
 """The same with SLURM_TIME_FORMAT=%s."""
 
 
-def read(path: Path, infer: Collection[str] = ()) -> Trace:
-    """Read jobs that held GPUs or slices; those of the partitions `infer` are inference. Raises TraceError."""
+def read(path: Path, infer: Collection[str] = (), geometry: Geometry | None = None) -> Trace:
+    """Read jobs that held GPUs or slices. Raises TraceError.
+
+    Args:
+        infer: partitions whose jobs are inference.
+        geometry: of the GPU whose profiles the slices have by other names; None: the names of the export.
+    """
     left_out: Counter[str] = Counter()
     rows: list[tuple[float, CsvLine, str, Profile | None, int, float]] = []
     seen: set[tuple[str, ...]] = set()
     columns = (*COLUMNS, "Partition") if infer else COLUMNS
-    for line in lines(path, columns, delimiter="|", plain=True, command=COMMAND, too_many=_TOO_MANY):
+    for line in sacctlines.read(path, columns, COMMAND, left_out):
         run = tuple(line.text(column) for name in COLUMNS if (column := line.first_of(name.split("|"))))
         if "." in run[0]:
             left_out["steps of jobs"] += 1
@@ -70,7 +80,7 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
         if state in _UNFINISHED or not ended or line.text("Start") in _UNKNOWN:
             left_out["jobs that have not run or not ended"] += 1
             continue
-        held = _held(line)
+        held = _held(line, geometry)
         if held is None:
             left_out["jobs without a GPU"] += 1
             continue
@@ -93,7 +103,6 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
                 "infer" if partition in infer else "train",
                 gpus=count,
                 profile=profile,
-                app=line.text("JobName") if line.has("JobName") else "",
                 user=line.text("User"),
                 estimate=_seconds(line, "Timelimit", 60),
             )
@@ -105,12 +114,12 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
     return Trace("sacct", tuple(jobs), notices=tuple(notices))
 
 
-def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
+def _held(line: CsvLine, geometry: Geometry | None) -> tuple[Profile | None, int] | None:
     text = line.text("AllocTRES")
     if not text and line.has("ReqTRES"):
         text = line.text("ReqTRES")
     try:
-        return held_in(text)
+        return held_in(text, geometry)
     except gres.GresError as error:
         raise line.wrong(f"AllocTRES cannot be parsed: {error}") from None
     except ProfileError as error:
@@ -118,9 +127,12 @@ def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
 
 
 @lru_cache(maxsize=1 << 12)
-def held_in(tres_list: str) -> tuple[Profile | None, int] | None:
-    """Return the largest profile and the number of slices, or None and the number of GPUs; None without either."""
-    entries = ",".join(entry for entry in tres_list.split(",") if entry.startswith("gres/"))
+def held_in(tres_list: str, geometry: Geometry | None = None) -> tuple[Profile | None, int] | None:
+    """Return the largest profile and the number of slices, or None and the number of GPUs; None without either.
+
+    The profile is that of the geometry, if it has one under another name.
+    """
+    entries = ",".join(entry for entry in re.split("[,;]", tres_list) if entry.startswith("gres/"))
     slices: Counter[Profile] = Counter()
     gpus: Counter[bool] = Counter()
     for tres in gres.parse(entries):
@@ -130,7 +142,8 @@ def held_in(tres_list: str) -> tuple[Profile | None, int] | None:
         elif tres.name == "gpu":
             gpus[tres.type is not None] += tres.count
     if slices:
-        return max(slices), sum(slices.values())
+        largest = max(slices)
+        return largest if geometry is None else profile_on(geometry, largest), sum(slices.values())
     count = max(gpus.values(), default=0)
     return (None, count) if count else None
 

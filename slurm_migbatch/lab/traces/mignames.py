@@ -1,0 +1,83 @@
+"""Find the profile of the simulated GPU that a GRES type of a site means.
+
+A site's types are not always the driver's names. AutoDetect=nvml of slurmd writes the memory that a slice has, in GiB,
+`3g.39gb` on an A100 with 80 GB, where the driver says `3g.40gb`; drivers differ by as much between their versions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+from slurm_migbatch.lab.sim import gpus
+from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.mig.geometry import Geometry, ProfileInfo
+from slurm_migbatch.mig.profile import Profile
+
+ALIKE: Final = 0.03
+"""Largest difference of two names of the same memory, as a share of the driver's."""
+_MIB: Final = 1024
+
+
+@lru_cache(maxsize=1 << 12)
+def profile_on(geometry: Geometry, profile: Profile) -> Profile:
+    """Return the geometry's profile that is meant; `profile` itself if it has none like it.
+
+    That is the one with the same compute slices and suffix whose memory is the same, as its name or as its MiB say it.
+    """
+    if profile in geometry:
+        return profile
+    alike = [info for info in geometry.profiles if _alike(info, profile)]
+    return min(alike, key=lambda info: abs(info.profile.memory_gb - profile.memory_gb)).profile if alike else profile
+
+
+def on_nearest(trace: Trace, geometry: Geometry) -> Trace:
+    """Return the trace with slices of other GPU models replaced by slices of this one.
+
+    The slice is the smallest with at least the share of the compute and of the memory that the job had on its model.
+    Profiles of no known model stay.
+    """
+    counts = Counter(job.profile for job in trace.jobs if job.profile is not None)
+    models = _by_use(counts)
+    found = {profile: _sufficient(geometry, profile, models) for profile in sorted(counts) if profile not in geometry}
+    instead = {profile: chosen for profile, chosen in found.items() if chosen is not None}
+    jobs = tuple(
+        job if job.profile not in instead else replace(job, profile=instead[job.profile]) for job in trace.jobs
+    )
+    notices = [f"{counts[old]} jobs on slices {old} are replayed on {new}" for old, new in instead.items()]
+    return replace(trace, jobs=jobs, notices=(*trace.notices, *notices))
+
+
+def _by_use(counts: Counter[Profile]) -> list[Geometry]:
+    """Return all models, those first that have the profiles of most jobs: the same profile is another share of each."""
+
+    def used(model: Geometry) -> int:
+        return sum(count for profile, count in counts.items() if profile_on(model, profile) in model)
+
+    return sorted(map(gpus.geometry, gpus.models()), key=used, reverse=True)
+
+
+def _sufficient(geometry: Geometry, profile: Profile, models: Iterable[Geometry]) -> Profile | None:
+    model = next((model for model in models if profile_on(model, profile) in model), None)
+    if model is None:
+        return None
+    had = model.info(profile_on(model, profile))
+    enough = [
+        info
+        for info in geometry.profiles
+        if not info.profile.suffix
+        and info.compute_slices * model.compute_slices >= had.compute_slices * geometry.compute_slices
+        and info.memory_slices * model.memory_slices >= had.memory_slices * geometry.memory_slices
+    ]
+    return min(enough, key=lambda info: (info.memory_slices, info.compute_slices)).profile
+
+
+def _alike(info: ProfileInfo, profile: Profile) -> bool:
+    own = info.profile
+    if (own.compute, own.suffix) != (profile.compute, profile.suffix):
+        return False
+    nominal = abs(own.memory_gb - profile.memory_gb) <= ALIKE * own.memory_gb
+    return nominal or info.memory_mib // _MIB <= profile.memory_gb <= -(-info.memory_mib // _MIB)
