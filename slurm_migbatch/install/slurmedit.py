@@ -7,6 +7,7 @@ on). So a key that the site has is changed in place, and migbatch's own file hol
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ _SHAPE: Final = (
     ("cpus", "CPUs"),
     ("procs", "CPUs"),
 )
+_SLICE: Final = re.compile(r"[:_][1-9][0-9]*g\.[0-9]+gb(?![0-9a-z])")
 _OF_GPUS: Final = frozenset({"mig", "gpu", "mps", "shard"})
 _PREEMPTS: Final = (
     f"Slurm preempts on this site already, so PreemptExemptTime is left to you: with {PREEMPT_EXEMPT} Slurm leaves "
@@ -77,6 +79,7 @@ def plan(
     if unknown := sorted(set(counts) - configured):
         result.problems.append(f"{conf.main} has no NodeName line for {fold(unknown)}, which reported MIG GPUs")
     result.problems += _clashes(rows, counts)
+    result.problems += _static_slices(rows, counts)
     for line, values, names in rows:
         result.edits += _node_edit(conf, line, values, names, counts)
     result.edits += _partition_edits(conf, rows, counts, site.catalog.names, lending, result)
@@ -279,6 +282,19 @@ def _clashes(rows: Sequence[_Row], counts: _Counts) -> Iterator[str]:
             if feature in own and names != (own[feature],):
                 text = f"{feature} is reserved by migbatch for node {own[feature]}; rename this feature"
                 yield f"{_place(line)}: {text}"
+
+
+def _static_slices(rows: Sequence[_Row], counts: _Counts) -> Iterator[str]:
+    """Yield a sentence for each entry of a MIG node's GRES that counts slices as GPUs, as AutoDetect names them."""
+    for line, values, names in rows:
+        members = [name for name in names if name in counts]
+        for text in gres.split(values.get("gres", "")) if members else ():
+            match = _SLICE.search(text)
+            if match is not None and text.startswith("gpu:"):
+                yield (
+                    f"{_place(line)}: {text} counts slices of {fold(members)}, which migbatch creates for each job: "
+                    "write the whole GPUs (Gres=gpu:TYPE:NUMBER) or leave gpu out, and destroy the slices"
+                )
 
 
 def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str, str]:

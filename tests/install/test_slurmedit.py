@@ -239,6 +239,12 @@ def test_autodetected_gpus_get_device_files_in_gres_conf():
         (NODES, "NodeName=h1 AutoDetect=nvml\n", "gres.conf:1: AutoDetect=nvml detects the slices of h1"),
         (NODES, "NodeName=h1 Name=mig Type=a Count=1\n", "gres.conf:1: lines with Name=mig belong to migbatch"),
         ("NodeName=h[1-2],m1 Gres=gpu:a:1,gpu:b:1\n", "AutoDetect=nvml\n", "slurm.conf:1: AutoDetect is disabled"),
+        (
+            "NodeName=h[1-2],m1 Gres=gpu:a100_3g.39gb:2\n",
+            "AutoDetect=nvml\n",
+            "slurm.conf:1: gpu:a100_3g.39gb:2 counts",
+        ),
+        ("NodeName=h[1-2],m1 Gres=gpu:a:1,gpu:1g.10gb:7(S:0)\n", "", "gpu:1g.10gb:7(S:0) counts slices of h[1-2],m1"),
         (f"{NODES}PartitionName=x Nodes=n[1\n", "", "slurm.conf:4: "),
     ],
 )
