@@ -537,9 +537,9 @@ exit 1
     client.signal_all([5, "6"], "USR1")
     assert (tools / "log").read_text() == "--full --state=RUNNING --signal=USR1 5 6\n"
     with pytest.raises(SlurmRefused) as caught:
-        client.signal_all([5, 6, "7_1"], "USR2", full=False)
+        client.signal_all([5, 6, "7_1"], "USR2")
     assert caught.value.refused == {"7_1": "Access/permission denied"}
-    assert (tools / "log").read_text() == "--state=RUNNING --signal=USR2 7_1\n"
+    assert (tools / "log").read_text() == "--full --state=RUNNING --signal=USR2 7_1\n"
 
 
 def test_other_failures_of_scancel_are_errors(tools: Path) -> None:

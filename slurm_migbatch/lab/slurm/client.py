@@ -166,7 +166,7 @@ class SimulatedSlurm(Slurmctld):
         self.calls["hasten"] += 1
         self.update_jobs({str(job_id): {"StartTime": "now+2"}})
 
-    def signal_all(self, job_ids: Iterable[int | str], name: str, _full: bool = True) -> None:
+    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
         """See SlurmClient."""
 
         def send(job: str) -> str:
