@@ -117,7 +117,7 @@ class SubmitService:
     ) -> None:
         """Set up. `slurm_uids`: users besides root who may submit for others (the uid of SlurmUser)."""
         self._site = SubmitState(catalog, chooser, policy or SubmitPolicy())
-        #: earlier states with the same chooser and policy, the latest first
+        #: earlier states with the same chooser, the latest first
         self._earlier: tuple[SubmitState, ...] = ()
         self._clock = clock
         self._past: dict[str, tuple[PastRun, ...]] = {}
@@ -129,14 +129,11 @@ class SubmitService:
         self.speakers = frozenset({0, *slurm_uids})
         self.statistics = Statistics()
 
-    def use(
-        self, *, catalog: SiteCatalog | None = None, chooser: Chooser | None = None, policy: SubmitPolicy | None = None
-    ) -> None:
+    def use(self, *, catalog: SiteCatalog | None = None, chooser: Chooser | None = None) -> None:
         """Use another site for answers from now on; if it was in use before, its cached answers are used again."""
         site = self._site
-        new_state = SubmitState(catalog or site.catalog, chooser or site.chooser, policy or site.policy)
+        new_state = SubmitState(catalog or site.catalog, chooser or site.chooser, site.policy)
         compatible = [state for state in (site, *self._earlier) if state.chooser is new_state.chooser]
-        compatible = [state for state in compatible if state.policy == new_state.policy]
         self._site = next((state for state in compatible if state.catalog == new_state.catalog), new_state)
         self._earlier = tuple([state for state in compatible if state is not self._site][:EARLIER])
 
