@@ -35,8 +35,6 @@ IDLE: Final = 0.1
 """SM share below which a run has held its slices idle."""
 LEAST_WAITS: Final = 5
 """Minimum number of runs to estimate a wait."""
-KINDS: Final = ("idle", "whole", "memory", "sms")
-"""Held but idle; a whole GPU where a slice is enough; memory, SMs of which a smaller slice has enough."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,8 @@ class Finding:
     """One way in which a run held more than it used.
 
     Attributes:
-        kind: one of KINDS.
+        kind: "idle": held but idle; "whole": a whole GPU where a slice is enough; "memory", "sms": a smaller slice has
+            enough of it.
         sentence: for its user.
         wasted_gpu_hours: hours that others could have used; those of several findings must not be added up.
         figures: the underlying figures, JSON-able, units in the names.
@@ -93,7 +92,7 @@ class Verdict:
 
     Attributes:
         gpu_hours: that it held.
-        findings: in the order of KINDS.
+        findings: "idle" or "whole" first, then "memory", then "sms".
         profile: GRES type of the smaller slice that would have been enough, or of the larger one to request after it
             ran out of memory; empty if none, or unknown.
         sbatch: option to submit with next time; empty likewise.

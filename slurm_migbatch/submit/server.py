@@ -168,11 +168,6 @@ class SubmitServer:
         os.close(self._wake)
         os.close(self._woken)
 
-    @property
-    def waiting(self) -> int:
-        """Connections of ordinary users that are open."""
-        return self._open.total()
-
     def _run(self) -> None:
         while self._last is None or time.monotonic() < self._last:
             ready = self._poll.poll(0 if self._turns else self._patience())

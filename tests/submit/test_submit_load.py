@@ -228,9 +228,8 @@ def test_connections_of_all_users_together_are_limited(
 ) -> None:
     """A user may have many uids by way of a user namespace."""
     monkeypatch.setattr(submit_server, "USERS", 20)
-    server = serve(Echo())
+    serve(Echo())
     children = [crowd.start(uid, HOLD, PER_USER) for uid in range(3001, 3005)]
-    eventually(lambda: server.waiting == 20)
     assert crowd.output_of(crowd.start(POLITE, ASK_MANY, 1)) == ["closed"]
     for socket_path in (crowd.path, reserved(crowd.path)):
         with connect(socket_path) as kept:
