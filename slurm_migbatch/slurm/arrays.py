@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from slurm_migbatch.slurm.client import JobRow, SlurmError
-from slurm_migbatch.slurm.listing import count_tasks
+from slurm_migbatch.slurm.taskexpr import fold_tasks
 
 #: runs squeue with arguments; raises SlurmError
 Run = Callable[..., str]
@@ -97,19 +97,6 @@ def parse_tasks(output: str) -> dict[int, WaitingTasks]:
     except ValueError:
         raise SlurmError(f"cannot parse squeue's list of array tasks near {line[:80]!r}") from None
     return {array: WaitingTasks(tuple(sorted(own)), others) for array, (own, others) in tasks_by_array.items()}
-
-
-def fold_tasks(tasks: Iterable[int]) -> str:
-    """Fold task numbers like Slurm, `1-3,5` for 1 2 3 5, without a step."""
-    runs: list[list[int]] = []
-    for task in sorted(tasks):
-        if runs and task == runs[-1][1] + 1:
-            runs[-1][1] = task
-        else:
-            runs.append([task, task])
-    text = ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
-    assert not runs or count_tasks(text) == sum(high - low + 1 for low, high in runs)
-    return text
 
 
 def throttle(record: str) -> int | None:

@@ -21,9 +21,7 @@ from slurm_migbatch.decide.dispatch.retype import (
     name_of,
     promise_from_record,
     promise_of,
-    ranges,
     retypes,
-    tasks_of,
     undone,
     without_place,
 )
@@ -32,6 +30,7 @@ from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.taskexpr import expand_tasks, fold_tasks
 from tests.support.dispatch_site import (
     A30,
     EVERYWHERE,
@@ -420,8 +419,8 @@ def test_tasks_of_one_array_may_be_retyped_to_different_profiles() -> None:
 @given(st.sets(st.integers(0, 60), min_size=1))
 def test_task_ranges_round_trip(numbers: set[int]) -> None:
     ordered = tuple(sorted(numbers))
-    assert tasks_of(ranges(ordered)) == ordered
-    assert tasks_of(f"[{ranges(ordered)}%4]") == ordered
+    assert expand_tasks(fold_tasks(ordered)) == ordered
+    assert expand_tasks(f"[{fold_tasks(ordered)}%4]") == ordered
 
 
 def test_grant_is_parsed_from_the_marker() -> None:

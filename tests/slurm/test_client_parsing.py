@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, row_of
 from slurm_migbatch.slurm.dialog import line
-from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, JobReader, count_tasks, parse_gres, parse_jobs, parse_nodes
+from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, JobReader, parse_gres, parse_jobs, parse_nodes
+from slurm_migbatch.slurm.taskexpr import count_tasks, expand_tasks
 from slurm_migbatch.slurm.unread import Unread
 from slurm_migbatch.slurm.versions import NEWEST, parse_version
 
@@ -328,7 +329,13 @@ def test_unreadable_node_is_left_out_and_named(odd: str) -> None:
     [("0-400:2%4", 201), ("1,3,5-9", 7), ("7", 1), ("[4-7]", 4), ("0-0", 1), ("1-10:4", 3), ("5,9%1", 2)],
 )
 def test_tasks_of_an_array_expression_are_counted(expression: str, count: int) -> None:
-    assert count_tasks(expression) == count
+    assert count_tasks(expression) == len(expand_tasks(expression)) == count
+
+
+@pytest.mark.parametrize("expression", ["", "x", "1-", "-1", "1,,2", "1-x", "1-4:x"])
+def test_malformed_array_expression_is_an_error(expression: str) -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        count_tasks(expression)
 
 
 @pytest.mark.parametrize(

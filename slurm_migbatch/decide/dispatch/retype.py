@@ -33,6 +33,7 @@ from slurm_migbatch.mig.grant import CHANGED, Grant, GrantError, parse_comment, 
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.taskexpr import expand_tasks, fold_tasks
 from slurm_migbatch.workload.excluded import user_text
 from slurm_migbatch.workload.loans import LOAN, forgets
 
@@ -251,8 +252,8 @@ class Retype:
         if row.array_job is None or row.array_task is None:
             return (str(row.job_id),)
         if not self.tasks and row.tasks > 1:
-            return (f"{row.array_job}_[{ranges(tasks_of(row.array_task))}]",)
-        return tuple(f"{row.array_job}_{task}" for task in self.tasks or tasks_of(row.array_task))
+            return (f"{row.array_job}_[{fold_tasks(expand_tasks(row.array_task))}]",)
+        return tuple(f"{row.array_job}_{task}" for task in self.tasks or expand_tasks(row.array_task))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -410,8 +411,8 @@ def _of_pool(
         tasks: tuple[int, ...] = ()
         if row.array_task is not None:
             # Slurm starts tasks in order, so those without a place are the last
-            open_tasks = tasks_left.setdefault(number, list(tasks_of(row.array_task)))
-            if len(nodes) < row.tasks or (row.tasks > 1 and len(ranges(open_tasks)) > LONGEST_LIST):
+            open_tasks = tasks_left.setdefault(number, list(expand_tasks(row.array_task)))
+            if len(nodes) < row.tasks or (row.tasks > 1 and len(fold_tasks(open_tasks)) > LONGEST_LIST):
                 tasks = tuple(open_tasks[len(open_tasks) - len(nodes) :])
                 del open_tasks[len(open_tasks) - len(nodes) :]
         changes.append(Retype(pending, tasks, profile, _why(pending, promise, profile, nodes)))
@@ -479,7 +480,7 @@ def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[st
             grant, counts = marked(row.comment), dict(slices(row.gres))
             if grant is not None and len(counts) == 1 and dict(grant.parts) != counts:
                 comment = Grant(counts.items(), (CHANGED + grant.decided)[:_LONGEST_NAME]).attach(strip(row.comment))
-                task = row.array_task if row.array_task.isdigit() else f"[{ranges(tasks_of(row.array_task))}]"
+                task = row.array_task if row.array_task.isdigit() else f"[{fold_tasks(expand_tasks(row.array_task))}]"
                 fields_of[f"{row.array_job}_{task}"] = {"Comment": comment}
     return fields_of
 
@@ -487,28 +488,7 @@ def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[st
 # -- tasks of arrays ---------------------------------------------------------------------------------------------------
 
 
-def tasks_of(expression: str) -> tuple[int, ...]:
-    """Return the numbers in an array expression such as "4-400:2%4" or "[1,3-5]". Raises ValueError."""
-    tasks: list[int] = []
-    for part in expression.partition("%")[0].strip("[]").split(","):
-        span, _, step = part.partition(":")
-        low, dash, high = span.partition("-")
-        tasks.extend(range(int(low), int(high) + 1, int(step or 1)) if dash else [int(low)])
-    return tuple(tasks)
-
-
 def can_be_named(row: JobRow) -> bool:
     """Return whether one command can name all pending tasks of a row; steps (`0-9998:2`) have to be expanded."""
     text = "" if row.array_task is None else row.array_task.partition("%")[0]
-    return len(text) <= LONGEST_LIST and (":" not in text or len(ranges(tasks_of(text))) <= LONGEST_LIST)
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Format ascending numbers as ranges: 1,3-5."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+    return len(text) <= LONGEST_LIST and (":" not in text or len(fold_tasks(expand_tasks(text))) <= LONGEST_LIST)

@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from slurm_migbatch.lab.slurm.records import positive
-from slurm_migbatch.lab.slurm.slurmctld import GRES, PRIORITY, Facts, Slurmctld, expand_tasks
+from slurm_migbatch.lab.slurm.slurmctld import GRES, PRIORITY, Facts, Slurmctld
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
 from slurm_migbatch.slurm.gres import GresError
+from slurm_migbatch.slurm.taskexpr import expand_tasks
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
 
 INVALID_JOB: Final = "Invalid job id specified"
@@ -295,7 +296,8 @@ class SimulatedSlurm(Slurmctld):
         if match := _TASK.fullmatch(name):
             return self._task(int(match[1]), int(match[2]), split)
         if match := _TASKS.fullmatch(name):
-            return [row for task in expand_tasks(match[2]) for row in self._task(int(match[1]), task, split)]
+            tasks = sorted(set(expand_tasks(match[2])))
+            return [row for task in tasks for row in self._task(int(match[1]), task, split)]
         if not name.isdigit():
             return []
         job = int(name)
