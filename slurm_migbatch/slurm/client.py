@@ -53,6 +53,9 @@ ACTIVE = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
 )
 
+#: Slurm's limit of one string of a job, in bytes; it checks it after the submit filter.
+SLURM_LIMIT: Final = 1024
+
 #: State of a job whose row could not be read; only its id is known, and `reason` says why.
 UNREAD = "UNREAD"
 

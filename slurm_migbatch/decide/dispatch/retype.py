@@ -32,7 +32,7 @@ from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.mig.grant import CHANGED, Grant, GrantError, parse_comment, strip
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres as gres_list
-from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.client import SLURM_LIMIT, JobRow
 from slurm_migbatch.slurm.taskexpr import expand_tasks, fold_tasks
 from slurm_migbatch.workload.excluded import user_text
 from slurm_migbatch.workload.loans import LOAN, forgets
@@ -49,8 +49,6 @@ that the user did not name.
 """
 UNNAMED: Final = "auto"
 """The decision's name if the compiled table chose: it has no record."""
-SLURM_LIMIT: Final = 1024
-"""Maximum bytes of one string of a job in Slurm."""
 LONGEST_LIST: Final = 2000
 """Maximum characters of a list of tasks passed to scontrol."""
 _LONGEST_NAME: Final = 16
