@@ -44,7 +44,7 @@ def split_arrays(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> 
     if not arrays:
         return list(rows)
     parts: dict[int, WaitingTasks] = {}
-    for chunk in _chunks(arrays):
+    for chunk in chunks(arrays):
         parts |= parse_tasks(run(*tasks_command(chunk)))
     mixed = {array: part for array, part in parts.items() if part.others and part.own}
     if not mixed:
@@ -52,8 +52,8 @@ def split_arrays(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> 
     alone = [str(job) for part in mixed.values() for job in part.others]
     firsts = [f"{array}_{part.own[0]}" for array, part in mixed.items()]
     present = {row.job_id for row in rows}
-    others = [row for chunk in _chunks(alone) for row in listed(chunk) if row.job_id not in present]
-    own = {row.job_id: row for chunk in _chunks(firsts) for row in listed(chunk)}
+    others = [row for chunk in chunks(alone) for row in listed(chunk) if row.job_id not in present]
+    own = {row.job_id: row for chunk in chunks(firsts) for row in listed(chunk)}
     limits = dict(zip(mixed, map(throttle, show(firsts)), strict=True))
     result = []
     for row in rows:
@@ -108,10 +108,10 @@ def throttle(record: str) -> int | None:
     return int(match[1]) or None if match else None
 
 
-def _chunks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
-    """Yield the parts that fit into one argument of a command."""
-    for start in range(0, len(items), _AT_ONCE):
-        yield items[start : start + _AT_ONCE]
+def chunks(items: Sequence[_Item], size: int = _AT_ONCE) -> Iterator[Sequence[_Item]]:
+    """Yield parts of at most `size`, by default those that fit into one argument of a command."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def _put(rows: list[JobRow], row: JobRow) -> None:

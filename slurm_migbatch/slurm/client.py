@@ -211,6 +211,11 @@ class NodeRow:
         return bool(self.states & {"INVAL", "INVALID_REG"})
 
 
+def on_nodes(rows: Iterable[JobRow], nodes: frozenset[str]) -> list[JobRow]:
+    """Return the jobs that have one of the nodes."""
+    return [row for row in rows if not nodes.isdisjoint(row.nodes)]
+
+
 class SlurmClient(Protocol):
     """What the controller needs of Slurm. Every method may raise SlurmError."""
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from slurm_migbatch.slurm import restrows
 from slurm_migbatch.slurm.cli import CliClient, check_fields, check_signal, checked_job
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, on_nodes
 from slurm_migbatch.slurm.order import in_order
 from slurm_migbatch.slurm.reservations import NodeReservation
 from slurm_migbatch.slurm.restapi import DEFAULT_PARTITION, REQUEUE, RestApi, RestError
@@ -85,7 +85,7 @@ class SlurmrestdClient(CliClient):
 
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
         """List jobs as `jobs` does, because the API has no smaller request; see SlurmClient."""
-        return [row for row in self.jobs() if not nodes.isdisjoint(row.nodes)]
+        return on_nodes(self.jobs(), nodes)
 
     def nodes(self) -> list[NodeRow]:
         """List nodes by one request, and by one more while some are reserved; see SlurmClient."""

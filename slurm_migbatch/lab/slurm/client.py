@@ -11,7 +11,7 @@ from typing import Any, Final
 from slurm_migbatch.lab.slurm.records import positive
 from slurm_migbatch.lab.slurm.slurmctld import GRES, PRIORITY, Facts, Slurmctld
 from slurm_migbatch.slurm import gres as gres_list
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, on_nodes
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.taskexpr import expand_tasks
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
@@ -79,7 +79,7 @@ class SimulatedSlurm(Slurmctld):
 
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
         """See SlurmClient."""
-        return [row for row in self.jobs() if not nodes.isdisjoint(row.nodes)]
+        return on_nodes(self.jobs(), nodes)
 
     def nodes(self) -> list[NodeRow]:
         """See SlurmClient."""
