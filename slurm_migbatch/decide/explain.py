@@ -52,7 +52,7 @@ def without_loan(row: JobRow, lending: Collection[str] | None) -> str:
     waits, instead = "it waits for a loan of an idle slice", "request an explicit profile for a slice of its own"
     if lending is None:
         return f"{waits}, and lending is disabled ([lending] enabled = false): {instead}"
-    if foreign := sorted({name for name in row.partition.split(",") if name} - set(lending)):
+    if foreign := sorted(set(row.partitions).difference(lending)):
         return f"{waits}, and partition {', '.join(foreign)} does not lend ([lending] partitions): {instead}"
     return f"{waits}; the next round of lending decides on it"
 

@@ -103,7 +103,7 @@ class _Selection:
     def of_kind(self, row: JobRow) -> bool:
         """Return whether a job's profile or partition is selected."""
         kinds = {profile.gres_type for profile in slices(row.gres)}
-        return not self.only or self.only in kinds or self.only in row.partition.split(",")
+        return not self.only or self.only in kinds or self.only in row.partitions
 
     def of_job(self, job: int, profile: str = "") -> bool:
         """Return whether a job, which may have left the queue, is selected."""

@@ -132,6 +132,11 @@ class JobRow:
     after: tuple[int, ...] = ()  # jobs that it still waits for (--dependency), ascending; of arrays the array's id
 
     @property
+    def partitions(self) -> tuple[str, ...]:
+        """Names of its partitions; a pending job may have several."""
+        return tuple([name for name in self.partition.split(",") if name])
+
+    @property
     def cpus_per_node(self) -> int:
         """CPUs that it takes on each of its nodes."""
         return -(-self.cpus // max(1, self.num_nodes))
@@ -312,7 +317,7 @@ def merge_partitions(rows: Iterable[JobRow]) -> list[JobRow]:
             continue
         names = partitions.setdefault(row.job_id, [])
         for part in (first, row):
-            names.extend(p for p in part.partition.split(",") if p and p not in names)
+            names.extend(p for p in part.partitions if p not in names)
     for job_id, names in partitions.items():
         row = merged[job_id]
         if len(names) > 1 and row.pending:

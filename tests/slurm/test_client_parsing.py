@@ -620,3 +620,8 @@ def test_completing_row_has_the_restart_count_of_the_ending_run(end: float | Non
     assert row.of_its_run(1_000.0).restarts == restarts
     for other in (replace(row, state="RUNNING"), replace(row, state="PENDING"), replace(row, restarts=0)):
         assert other.of_its_run(1_000.0) is other
+
+
+@pytest.mark.parametrize(("text", "names"), [("", ()), ("a", ("a",)), ("b,a", ("b", "a")), ("a,,b,", ("a", "b"))])
+def test_partitions_of_a_job_have_names(text: str, names: tuple[str, ...]) -> None:
+    assert JobRow(1, partition=text).partitions == names

@@ -387,9 +387,7 @@ class Slurmctld:
         return row.reason.partition(",")[0] in _STARTABLE
 
     def _tier(self, row: JobRow) -> int:
-        return max(
-            (self.partitions[name].tier for name in row.partition.split(",") if name in self.partitions), default=1
-        )
+        return max((self.partitions[name].tier for name in row.partitions if name in self.partitions), default=1)
 
     def _key(self, row: JobRow) -> Key:
         task = int((row.array_task or "0").partition("%")[0].partition(",")[0].partition("-")[0])
