@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.config import Config
-from slurm_migbatch.daemon.addresses import controllers
 from slurm_migbatch.doctor.health import DaemonState
 from slurm_migbatch.install.scripts import PRIMARY
 from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+from slurm_migbatch.slurm.settings import controllers
 
 _SUBJECT: Final = "controllers"
 _BEAT_S: Final = 120.0
