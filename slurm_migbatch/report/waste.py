@@ -7,7 +7,6 @@ and a half times its peak must fit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -29,6 +28,7 @@ from slurm_migbatch.predict.recurring import (
 )
 from slurm_migbatch.report.equivalents import gpu_equivalent
 from slurm_migbatch.values.figures import digits, gib
+from slurm_migbatch.values.quantiles import quantile
 from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
 
 IDLE: Final = 0.1
@@ -126,8 +126,7 @@ def waited(seconds: Sequence[float]) -> WaitFigures | None:
     """Return the figures of these waits; None if there are fewer than LEAST_WAITS."""
     if len(seconds) < LEAST_WAITS:
         return None
-    ordered = sorted(seconds)
-    return WaitFigures(median(ordered), ordered[math.ceil(0.9 * len(ordered)) - 1], len(ordered))
+    return WaitFigures(median(seconds), quantile(seconds, 0.9), len(seconds))
 
 
 def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, policy: RunsPolicy) -> Verdict:

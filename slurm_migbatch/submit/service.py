@@ -26,6 +26,7 @@ from slurm_migbatch.submit.gres_request import mentions_gpus
 from slurm_migbatch.submit.request import TRES_FIELDS, Accept, Answer, JobRequest, Pass, Refuse, RequestError
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.submit.script import condense
+from slurm_migbatch.values.quantiles import quantile
 from slurm_migbatch.workload.catalog import SiteCatalog
 from slurm_migbatch.workload.loans import LOAN
 
@@ -95,8 +96,7 @@ class Statistics:
 
     def quantile(self, share: float) -> float:
         """Return the handling time in seconds that `share` of the last requests did not exceed; 0 before the first."""
-        ordered = sorted(self._seconds)
-        return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
+        return quantile(self._seconds, share) if self._seconds else 0.0
 
 
 class SubmitService:
