@@ -126,7 +126,7 @@ class SubmitService:
         self._ids: deque[str] = deque()
         self._unrecorded: deque[tuple[Decide, str, float]] = deque(maxlen=MOST_UNRECORDED)
         #: who may ask on behalf of others
-        self.speakers = frozenset({0, *slurm_uids})
+        self.proxy_uids = frozenset({0, *slurm_uids})
         self.statistics = Statistics()
 
     def use(self, *, catalog: SiteCatalog | None = None, chooser: Chooser | None = None) -> None:
@@ -154,13 +154,13 @@ class SubmitService:
         """
         began = time.perf_counter()
         request = condense(request)
-        site, speaker = self._site, peer_uid in self.speakers
-        cached = site.answers.get(request) if speaker else None
+        site, is_proxy = self._site, peer_uid in self.proxy_uids
+        cached = site.answers.get(request) if is_proxy else None
         try:
             if cached is not None:
                 verdict, message = self._give(cached)
             else:
-                verdict, message = self._answer(request, peer_uid, site, speaker=speaker)
+                verdict, message = self._answer(request, peer_uid, site, is_proxy=is_proxy)
         except RequestError as error:
             verdict, message = "error", protocol.encode({"verdict": "error", "message": str(error)})
         except Exception:  # the shim then decides by its table; a bug here must not stop submissions
@@ -169,20 +169,20 @@ class SubmitService:
         self.statistics.note(verdict, time.perf_counter() - began)
         return message
 
-    def _answer(self, request: bytes, peer_uid: int, site: SubmitState, *, speaker: bool) -> tuple[str, bytes]:
+    def _answer(self, request: bytes, peer_uid: int, site: SubmitState, *, is_proxy: bool) -> tuple[str, bytes]:
         fields = protocol.decode(request)
-        question = Question.of(fields, site.chooser) if speaker and len(request) <= LONGEST else None
+        question = Question.of(fields, site.chooser) if is_proxy and len(request) <= LONGEST else None
         similar = None if question is None else site.alike.get(question)
         if similar is not None:
             site.answers.put(request, similar)
             return self._give(similar)
         job = JobRequest.from_fields(fields)
-        if not speaker and job.uid != peer_uid:
+        if not is_proxy and job.uid != peer_uid:
             raise RequestError(f"uid {peer_uid} may only query his own requests")
         name, now = self._next_id(), self._clock()
         answer = rewrite(job, site.catalog, site.chooser, site.policy, decision_id=name, ts=now, past=self._past)
         verdict, message = _VERDICTS[type(answer)], protocol.encode_answer(answer)
-        if speaker:
+        if is_proxy:
             decision = answer.decision if isinstance(answer, Accept) else None
             if site.keeps(job, answer):
                 site.answers.keep(request, verdict, message, decision, name)

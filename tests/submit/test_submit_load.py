@@ -263,7 +263,7 @@ def test_users_are_rejected_if_the_reserved_socket_cannot_be_chowned(
         raise PermissionError(errno.EPERM, "not permitted")
 
     class Service(Echo):
-        speakers = frozenset({0, SLURM})
+        proxy_uids = frozenset({0, SLURM})
 
     monkeypatch.setattr(os, "chown", chown)
     serve(Service())
