@@ -323,7 +323,7 @@ def retypes(
     waiting: Iterable[Pending],
     promises: Callable[[Pending], ServiceGuarantee | None],
     free_capacity: FreeCapacity,
-    turns: RetypeHistory,
+    history: RetypeHistory,
 ) -> list[Retype]:
     """Return which jobs get another profile now; take the capacity for them from `free_capacity`.
 
@@ -344,18 +344,18 @@ def retypes(
         if key not in idle:
             kinds = free_capacity.kinds(pending.pool)
             idle[key] = frozenset(k for k in kinds if free_capacity.count(pending.pool, k, pending.slice_count, 1))
-        if not idle[key] or not turns.free(pending.row, now):
+        if not idle[key] or not history.free(pending.row, now):
             continue
         promise = promises(pending)
         if promise is None:
             continue
-        barred = turns.barred.get(name_of(pending.row), frozenset())
+        excluded_profiles = history.barred.get(name_of(pending.row), frozenset())
         # a job retried because its slice was too small requests one that holds it
         min_memory_gb = pending.profile.memory_gb if promise.retry and pending.row.restarts else 0
         options = (
             option
             for option in promise.options
-            if option.profile not in barred
+            if option.profile not in excluded_profiles
             and option.profile.memory_gb >= min_memory_gb
             and _ends_in_time(pending, promise, option.profile)
         )
@@ -443,7 +443,7 @@ def _why(pending: Pending, promise: ServiceGuarantee, profile: Profile, nodes: S
     return f"{text}; it meets {promise.terms}" if promise.terms else text
 
 
-def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
+def undone(jobs: Iterable[JobRow], history: RetypeHistory) -> list[Retype]:
     """Return the changes that undo re-types of jobs that a limit of their user has prevented from starting since.
 
     These jobs do not get the same profile again. (Slurm does not refuse the update because of such a limit; the job
@@ -451,21 +451,21 @@ def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
     """
     changes = []
     for row in jobs:
-        last = turns.last.get(name_of(row))
+        last = history.last.get(name_of(row))
         if last is None or not row.pending or not row.reason.startswith(("QOS", "Assoc")) or not can_be_named(row):
             continue
-        if last[1] in turns.barred.get(name_of(row), frozenset()):  # undone already, and it still waits
+        if last[1] in history.barred.get(name_of(row), frozenset()):  # undone already, and it still waits
             continue
         grant = marked(row.comment)
-        given = turns.given.get(name_of(row))
+        given = history.given.get(name_of(row))
         if grant is not None and grant.parts[0][0] == given != last[1] and dict(grant.parts) == dict(slices(row.gres)):
             pending = Pending(row, grant, frozenset(), row.tasks)
-            turns.bar(Retype(pending, (), grant.parts[0][0], ""))
+            history.bar(Retype(pending, (), grant.parts[0][0], ""))
             changes.append(Retype(pending, (), last[1], f"a limit prevents it from starting ({row.reason})"))
     return changes
 
 
-def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[str, str]]:
+def marker_corrections(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[str, str]]:
     """Return the updates for tasks of these arrays whose marker differs from their GRES.
 
     A task that starts while its array is re-typed keeps its GRES but gets the array's new comment; after a requeue it
