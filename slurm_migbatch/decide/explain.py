@@ -65,7 +65,7 @@ def _by_plan(job: int, row: JobRow, decided: SupplyDecision, now: float) -> str:
         if placed.standing:
             return f"its slices are offered on {node_names}; Slurm should start it in its next cycle"
         return f"{node_names} is being updated to offer its slices"
-    if job in plan.cramped:
+    if job in plan.unplaceable:
         return (
             f"it is part of the heterogeneous job {row.het_job}, which needs separate nodes for each component, and "
             "there are too few nodes on which they can run"

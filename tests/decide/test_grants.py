@@ -514,7 +514,7 @@ def test_room_of_a_reclaimed_loan_is_for_the_job_it_is_reclaimed_for():
             gpu(taken=[slot(ONE, 6)], lent=[LentSlot(places[job - 1].slot, job) for job in (1, 2)]),
             gpu(node="n1", taken=[slot(ONE, 3), *old], lent=[LentSlot(places[job - 1].slot, job) for job in (3, 4)]),
         ),
-        passing={("n1", 0): slot(ONE, 3).placement.mask},
+        about_to_be_free={("n1", 0): slot(ONE, 3).placement.mask},
         starts=(WaitingInference(8, (TWO,), both), WaitingInference(11, (ONE,), both, nodes=2)),
         elastic_jobs=tuple(
             runs(job, place, {ONE: 0.1} if job == 4 else ROOT, since=NOW - 10) for job, place in enumerate(places, 1)

@@ -37,7 +37,7 @@ from typing import TypeAlias
 from slurm_migbatch.decide.capacity.model import (
     ClusterPlan,
     Demand,
-    Kind,
+    DemandShape,
     Mode,
     Node,
     NodePlan,
@@ -150,14 +150,14 @@ class _PlanRound:
         self.reserver = Reserver(self.fleet, now, partial(_end, self.demands, now), previous, share, _MAX_RESERVATIONS)
         self.copies = defaultdict[int, int](int)  # by number of the demand
         self.waiting: dict[int, None] = {}
-        self.cramped: set[int] = set()
+        self.unplaceable: set[int] = set()
         self._components: dict[int, list[int]] = {}
         for number, apart in [(i, demand.apart) for i, demand in enumerate(demands) if demand.apart is not None]:
             self._components.setdefault(apart, []).append(number)
         #: kinds of demands that fitted nowhere; not tried again in this round, because space only shrinks
-        self._hopeless: set[Kind | tuple[Kind, ...]] = set()
+        self._hopeless: set[DemandShape | tuple[DemandShape, ...]] = set()
         #: those of them whose pool has reached its limit of reservations
-        self._done: set[Kind] = set()
+        self._done: set[DemandShape] = set()
         #: by pool and slices, the nodes to try for demands of several slices; those without room are removed
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
         self._tries = 0
@@ -194,7 +194,7 @@ class _PlanRound:
             reservations=tuple(self.reserver.made),
             placed=self._placed(),
             waiting=tuple(self.waiting),
-            cramped=frozenset(self.cramped),
+            unplaceable=frozenset(self.unplaceable),
             unexplained=self.fleet.unexplained,
             moves=tuple(self._moves),
         )
@@ -289,7 +289,7 @@ class _PlanRound:
             self._hopeless.add(key)
         self.waiting.update(dict.fromkeys(demand.job for demand in demands if demand.parts))
         if not can_be_apart(demands):
-            self.cramped.update(demand.job for demand in demands)
+            self.unplaceable.update(demand.job for demand in demands)
         elif self.reserver.reserve(demands, 0):
             self.fleet.commit()
 
