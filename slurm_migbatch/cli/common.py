@@ -250,11 +250,6 @@ def steps() -> Iterator[Callable[[str, int], None]]:
     end(done=True)
 
 
-def counted(number: int, what: str) -> str:
-    """Return `1 point` or `2 points`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     """Print `key: value` lines as seff does; an empty key continues the value above."""
     from slurm_migbatch.report.lines import pair_lines

@@ -76,7 +76,7 @@ def check(ctx: click.Context, config: Config, file: Path | None, as_json: bool, 
     """
     from slurm_migbatch.cli.doctor import print_findings
     from slurm_migbatch.doctor.record import check_record
-    from slurm_migbatch.node.findings import BAD
+    from slurm_migbatch.node.findings import FAIL
     from slurm_migbatch.store.engines import file_url
 
     store = config.store
@@ -87,7 +87,7 @@ def check(ctx: click.Context, config: Config, file: Path | None, as_json: bool, 
         click.echo(json.dumps({"version": 1, "findings": [found._asdict() for found in findings]}))
     else:
         print_findings(findings, quiet)
-    if any(found.level == BAD for found in findings):
+    if any(found.level == FAIL for found in findings):
         ctx.exit(EXIT_FAILED)
 
 

@@ -14,7 +14,7 @@ import click
 from slurm_migbatch.cli.common import HELP
 from slurm_migbatch.cli.ending import EXIT_FAILED, EXIT_USAGE
 from slurm_migbatch.mig.text import printable
-from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 
 Role = Literal["controller", "node", "login"]
 _ROLES = click.Choice(get_args(Role))
@@ -74,8 +74,8 @@ def doctor(
     else:
         print_findings(findings, quiet)
     levels = {found.level for found in findings}
-    if BAD in levels or UNKNOWN in levels:
-        ctx.exit(EXIT_FAILED if BAD in levels else EXIT_USAGE)
+    if FAIL in levels or UNKNOWN in levels:
+        ctx.exit(EXIT_FAILED if FAIL in levels else EXIT_USAGE)
 
 
 def roles(config: str, node_conf: str, login_conf: str) -> list[Role]:
@@ -131,11 +131,11 @@ def print_findings(findings: Sequence[Finding], quiet: bool) -> None:
     They may contain foreign text: names of processes, hosts and files.
     """
     for found in findings:
-        if found.level == GOOD and quiet:
+        if found.level == OK and quiet:
             continue
         click.echo(printable(f"{found.level:<7} {found.subject}: {found.text}"))
         if found.advice:
             click.echo(printable(f"        -> {found.advice}"))
     count = Counter(found.level for found in findings)
     unmade = f", {count[UNKNOWN]} could not run" if count[UNKNOWN] else ""
-    click.echo(f"{len(findings)} checks, {count[BAD]} failed, {count[ODD]} warnings{unmade}")
+    click.echo(f"{len(findings)} checks, {count[FAIL]} failed, {count[WARN]} warnings{unmade}")

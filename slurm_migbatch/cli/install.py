@@ -131,7 +131,7 @@ def _may_leave(role: str, options: dict[str, str], record: InstallRecord) -> Non
     from slurm_migbatch.cli.common import slurm_client
     from slurm_migbatch.config import Config, load
     from slurm_migbatch.doctor.leaving import check_leaving
-    from slurm_migbatch.node.findings import BAD
+    from slurm_migbatch.node.findings import FAIL
     from slurm_migbatch.slurm.client import SlurmError
 
     path = _config_path(options)
@@ -141,7 +141,7 @@ def _may_leave(role: str, options: dict[str, str], record: InstallRecord) -> Non
         raise Failure(
             f"cannot list the jobs that need slices: {error}; if slurmctld is stopped, add --slurm-down"
         ) from None
-    found = [finding for finding in check_leaving(jobs) if finding.level == BAD]
+    found = [finding for finding in check_leaving(jobs) if finding.level == FAIL]
     if found:
         raise Failure("; ".join(f"{finding.text}: {finding.advice}" for finding in found))
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, config_option, counted, open_record, print_pairs, print_table, steps
+from slurm_migbatch.cli.common import HELP, config_option, open_record, print_pairs, print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.config import Config
+from slurm_migbatch.values.figures import plural
 
 if TYPE_CHECKING:
     from slurm_migbatch.daemon.refit import Material
@@ -327,6 +328,6 @@ def _ratio(ratio: Mapping[str, Any] | None) -> tuple[str, str]:
 def _print_left_out(left_out: Mapping[str, Any]) -> None:
     for name, figures in sorted(left_out.items()):
         for figure, errors in sorted(figures.items()):
-            whose = f"{counted(errors['runs'], 'run')} of {counted(errors['users'], 'user')}"
+            whose = f"{plural(errors['runs'], 'run')} of {plural(errors['users'], 'user')}"
             away = f"up to a factor of {errors['factor']:g} from other data or physics"
             click.echo(f"rejected: {figure} of {name} in {whose}, {away}")

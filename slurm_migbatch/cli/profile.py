@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import HELP, LazyGroup, config_option, counted, given, open_record, print_table, steps
+from slurm_migbatch.cli.common import HELP, LazyGroup, config_option, given, open_record, print_table, steps
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.profiling.measurement import CPU, KINDS, SERVE, TEXT_LENGTHS, Measurement
+from slurm_migbatch.values.figures import plural
 from slurm_migbatch.workload.gpufacts import facts_of
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
         predictor = LearnedPredictor(models_of(config).current().saved.learned, facts)
         table = scan(paths, lambda row: impossible(row, predictor.knowledge))
         rows: Sequence[Measurement] = table.rows
-        progress(f"comparing {counted(len(rows), 'point')} with known data", stages)
+        progress(f"comparing {plural(len(rows), 'point')} with known data", stages)
         far = [found.text for found in unusual(rows, predictor)]
         notices = [*table.notices, *far, *([_UNUSUAL] if far else []), *_unused(rows)]
         if source is not None:
@@ -100,7 +101,7 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
         return
     for notice in notices:
         click.echo(f"migbatch: notice: {notice}", err=True)
-    summary = f"{counted(len(rows), 'point')} of {counted(len(result['models']), 'model')}"
+    summary = f"{plural(len(rows), 'point')} of {plural(len(result['models']), 'model')}"
     if result["did_not_run"]:
         summary += f" ({result['did_not_run']} did not run)"
     if dry_run:
@@ -155,7 +156,7 @@ def export(file: Path | None, model: str | None, kind: str | None, config: Confi
         write(rows, sys.stdout)
         return
     save(file, rows)
-    click.echo(f"{counted(len(rows), 'point')} written to {file}", err=True)
+    click.echo(f"{plural(len(rows), 'point')} written to {file}", err=True)
 
 
 @click.command("list")

@@ -123,20 +123,3 @@ def _plain(address: str) -> str:
         mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
         return str(mapped or parsed)
     return address
-
-
-def controllers(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return slurmctld's hosts with their addresses in the order of slurm.conf, by `scontrol show config`."""
-    return dict(_host(value) for key, value in settings.items() if key.startswith("slurmctldhost") and value)
-
-
-def controller_hosts(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names or addresses of slurmctld's hosts by `scontrol show config`; of `name(address)` the address."""
-    backup = settings.get("slurmctldaddr", "")
-    return tuple(dict.fromkeys([*controllers(settings).values(), *([_host(backup)[1]] if backup else [])]))
-
-
-def _host(value: str) -> tuple[str, str]:
-    """Return the name and the address of `name(address)`; for `name` alone it is both."""
-    name, _, address = value.partition("(")
-    return name, address.rstrip(")") or name

@@ -25,7 +25,7 @@ from slurm_migbatch.slurm.gres import prefix_of
 #: consecutive snapshots of Slurm that must agree before a job is cancelled
 CERTAIN = 2
 
-#: seconds for a node to release what a dead Epilog left: two rounds of its agent, and the report
+#: seconds for a node to release what a killed Epilog did not release: two rounds of its agent, and the report
 PATIENCE_S = 120.0
 
 

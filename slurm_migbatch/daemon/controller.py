@@ -75,7 +75,6 @@ class RoundReport:
     """Observations and actions of one round.
 
     Attributes:
-        at: unix seconds.
         changes: nodes with a new offer.
         reservations: slots that are kept free.
         notes: sentences for the log: nodes that need attention.
@@ -91,7 +90,6 @@ class RoundReport:
         again: whether another round should follow soon.
     """
 
-    at: float
     changes: tuple[OfferChange, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     notes: tuple[str, ...] = ()
@@ -148,7 +146,7 @@ class Controller:
                 jobs, calls = self._slurm.jobs(), calls + 1
         except SlurmError as error:
             text = f"cannot query Slurm, nothing was changed: {error}"
-            return RoundReport(self._clock.time(), error=text, slurm_calls=calls + 1)
+            return RoundReport(error=text, slurm_calls=calls + 1)
         snapshot = self._observe(jobs, rows)
         observed = self._clock.monotonic()
         self._jobs = jobs
@@ -174,7 +172,7 @@ class Controller:
             **stages,
             "advertise": self._clock.monotonic() - decided,
         }
-        report = self._report(snapshot, decision, applied, calls, seconds)
+        report = self._report(decision, applied, calls, seconds)
         return replace(
             report,
             dispatch=(*(decision.dispatch.settled if decision.dispatch else ()), *settled.dispatch),
@@ -341,7 +339,6 @@ class Controller:
 
     def _report(
         self,
-        snapshot: ClusterSnapshot,
         decision: Decision,
         applied: _Applied,
         calls: int,
@@ -350,9 +347,8 @@ class Controller:
         supply = decision.supply
         ended = decision.lending.ended if decision.lending is not None else ()
         if supply is None:
-            return RoundReport(snapshot.now, ended=ended, failed=decision.failed, slurm_calls=calls, seconds=seconds)
+            return RoundReport(ended=ended, failed=decision.failed, slurm_calls=calls, seconds=seconds)
         return RoundReport(
-            at=snapshot.now,
             changes=tuple(applied.done.changes),
             reservations=supply.plan.reservations,
             notes=(*supply.notes, *applied.notes),

@@ -106,7 +106,7 @@ class Gate:
             authorise: returns the name under which the requests of a caller with a verified credential are counted;
                 raises Refused.
             seldom: where refusals are logged.
-            advice: log text of a refusal, and what to do about a caller who is not believed.
+            advice: log text of a refusal, and what to do about a caller who is not authenticated.
         """
         self._signer, self._limits, self._pool, self._may, self._seldom = signer, limits, pool, authorise, seldom
         self._advice = advice
@@ -163,7 +163,7 @@ class Gate:
         caller = Caller(headers.node, "" if link is None else link.address, identity.uid, link)
         name = await self._may(caller)
         if link is not None:
-            link.believe()
+            link.mark_authenticated()
         return caller, name
 
     def _headers(self, request: Request) -> _Headers:

@@ -7,10 +7,11 @@ import errno
 import logging
 from collections.abc import Callable, Mapping
 
-from slurm_migbatch.daemon.addresses import controller_hosts, is_loopback, resolved
+from slurm_migbatch.daemon.addresses import is_loopback, resolved
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.server import ApiServer
 from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.slurm.settings import controller_hosts
 
 log = logging.getLogger(__name__)
 

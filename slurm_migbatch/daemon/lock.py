@@ -1,4 +1,4 @@
-"""One migbatchd per run directory: an advisory lock that dies with the process."""
+"""One migbatchd per run directory: an advisory lock that the kernel releases when the process ends."""
 
 from __future__ import annotations
 

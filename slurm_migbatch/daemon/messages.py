@@ -138,7 +138,7 @@ def read_findings(node: str, body: bytes) -> FindingsMessage:
     message = _message(node, body)
     parsed = []
     for row in _rows(message, "findings", findings.MOST):
-        if row.get("level") not in (findings.BAD, findings.ODD, findings.UNKNOWN):
+        if row.get("level") not in (findings.FAIL, findings.WARN, findings.UNKNOWN):
             raise MessageError(f"level of a finding is {_shown(row.get('level'))}")
         texts = (printable(_text(row, key, findings.LONGEST)) for key in ("subject", "text", "advice"))
         parsed.append(Finding(str(row["level"]), *texts))

@@ -49,7 +49,7 @@ class Plans(Protocol):
         """Wait until `node` has confirmed `version` or a later one, at most `timeout` seconds."""
 
     def silence(self, node: str) -> float:
-        """Return the seconds since `node` was last heard; infinite if never."""
+        """Return the seconds since the last contact with `node`; infinite if there was none."""
 
 
 @dataclass

@@ -87,7 +87,7 @@ class Connections:
         self._by_source.setdefault(link.source, {})[link] = None
         return True
 
-    def believe(self, link: Link) -> None:
+    def mark_authenticated(self, link: Link) -> None:
         """Record that the caller of a connection is authenticated: it is no longer closed in favour of others."""
         self._pending.pop(link, None)
         links = self._by_source.get(link.source, {})
@@ -97,7 +97,7 @@ class Connections:
 
     def forget(self, link: Link) -> None:
         """Remove a closed connection."""
-        self.believe(link)
+        self.mark_authenticated(link)
         self._all.discard(link)
 
     def _drop(self, link: Link, why: str) -> None:
@@ -117,7 +117,7 @@ def _descriptors(wanted: int) -> int:
     return max(soft, RESERVED + 16)
 
 
-class _Quiet(logging.LoggerAdapter[logging.Logger]):
+class _ConnectionLogFilter(logging.LoggerAdapter[logging.Logger]):
     """Filters uvicorn's log lines about one connection, which clients could cause in any number."""
 
     #: uvicorn reads this before it writes trace messages
@@ -149,7 +149,7 @@ class Link(H11Protocol):
         self.source = ""
         #: the address of the other end, whatever headers say; "" on the unix socket
         self.address = ""
-        self.logger = _Quiet(connections)  # type: ignore[assignment]  # uvicorn calls warning and error of it
+        self.logger = _ConnectionLogFilter(connections)  # type: ignore[assignment]  # uvicorn calls warning and error of it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Record the peer's address, and start the timer."""
@@ -190,9 +190,9 @@ class Link(H11Protocol):
         super().on_response_complete()
         self._wait()  # also while closing: a client that does not read its last answer could keep it open
 
-    def believe(self) -> None:
+    def mark_authenticated(self) -> None:
         """Record that the credential of the request was verified."""
-        self._connections.believe(self)
+        self._connections.mark_authenticated(self)
 
     def when_closed(self, then: Callable[[], None]) -> None:
         """Call `then` when the connection is closed; immediately if it already is."""
@@ -223,7 +223,7 @@ def _peer_uid(connection: Any) -> int | None:
     return uid
 
 
-class _Door:
+class _Listener:
     """One listening socket. Unlike asyncio's it stops when descriptors run out, and then rejects waiting clients."""
 
     def __init__(self, listener: socket.socket, make: Callable[[], Link], seldom: Seldom) -> None:
@@ -308,7 +308,7 @@ class ApiServer:
             date_header=False,
         )
         self._state = ServerState()
-        self._doors: dict[str, _Door] = {}
+        self._listeners: dict[str, _Listener] = {}
         self.connections: Connections | None = None
 
     @property
@@ -319,7 +319,7 @@ class ApiServer:
     @property
     def addresses(self) -> tuple[str, ...]:
         """The addresses that it listens on."""
-        return tuple(self._doors)
+        return tuple(self._listeners)
 
     def listen(self, host: str) -> bool:
         """Serve on one more address of this host; False if it already listens there.
@@ -327,7 +327,7 @@ class ApiServer:
         Raises:
             OSError: the address or port is not available.
         """
-        if host in self._doors:
+        if host in self._listeners:
             return False
         info = socket.getaddrinfo(host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, address = info[0][0], info[0][4][:2]
@@ -368,9 +368,9 @@ class ApiServer:
 
     async def stop(self) -> None:
         """Answer requests in flight, for two seconds at most, then close."""
-        for door in self._doors.values():
-            door.close()
-        self._doors.clear()
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
         for link in list(self._state.connections):
             link.shutdown()
         deadline = asyncio.get_running_loop().time() + _STOP_S
@@ -389,4 +389,6 @@ class ApiServer:
             if not self._config.loaded:
                 self._config.load()
         connections = self.connections
-        self._doors[name] = _Door(listener, lambda: Link(connections, self._config, self._state), connections.seldom)
+        self._listeners[name] = _Listener(
+            listener, lambda: Link(connections, self._config, self._state), connections.seldom
+        )

@@ -98,7 +98,7 @@ class Service:
         self._unsaved = UnsavedJobs()
         self._ended: set[int] = set()
         self._asking = False
-        self._errands: set[asyncio.Task[None]] = set()
+        self._background_tasks: set[asyncio.Task[None]] = set()
         self.rounds = Rounds(config, client, self.node_plans, self.writer, self.metrics, self.submit.facts)
         learns = config.dispatch.enabled and config.supply.enabled and not config.supply.preference
         self.stock = OfferTuner(self.rounds.observer, self.writer, lambda: self.poller.latest, enabled=learns)
@@ -235,7 +235,7 @@ class Service:
         """Requeue the jobs whose runs ran out of memory, if their users want it."""
         if self.config.recurring.retry:
             for row, offer in self._retries.due(rows, self.recurring.jobs.past):
-                self._errand(self._retry(row, offer))
+                self._in_background(self._retry(row, offer))
 
     async def _retry(self, row: RecurringRun, offer: ProfileOffer) -> None:
         trouble = await asyncio.to_thread(self._retries.send, row, offer)
@@ -266,12 +266,12 @@ class Service:
         self._ended |= departed
         if self._ended and not self._asking:
             self._asking = True
-            self._errand(self._ask_ends(frozenset(self._ended)))
+            self._in_background(self._ask_ends(frozenset(self._ended)))
         if self.config.daemon.audit:
             excesses = self._auditor.check(self.rounds.view.facts(), snapshot.jobs)
             rows = {row.job_id: row for row in snapshot.jobs} if excesses else {}
             for excess in excesses:
-                self._errand(self._cancel(excess, name_of(rows[excess.job])))
+                self._in_background(self._cancel(excess, name_of(rows[excess.job])))
         for orphan in self._orphans.check(self.rounds.view.facts(), snapshot.jobs, time.monotonic()):
             log.warning("%s; run `migbatch node reconcile` there, and check that its agent runs", orphan)
 
@@ -298,10 +298,10 @@ class Service:
         except Exception as error:
             log.error("cannot cancel job %s, cancel it by hand: %s", name, error)
 
-    def _errand(self, work: Awaitable[None]) -> None:
+    def _in_background(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
-        self._errands.add(task)  # the event loop itself has only weak references to tasks
-        task.add_done_callback(self._errands.discard)
+        self._background_tasks.add(task)  # the event loop itself has only weak references to tasks
+        task.add_done_callback(self._background_tasks.discard)
 
     def _gauges(self) -> None:
         started = time.time()

@@ -23,10 +23,10 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from slurm_migbatch.daemon.addresses import controllers
 from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.slurm.settings import controllers
 from slurm_migbatch.store.db import Store
 
 log = logging.getLogger(__name__)

@@ -52,7 +52,7 @@ def without_loan(row: JobRow, lending: Collection[str] | None) -> str:
     waits, instead = "it waits for a loan of an idle slice", "request an explicit profile for a slice of its own"
     if lending is None:
         return f"{waits}, and lending is disabled ([lending] enabled = false): {instead}"
-    if foreign := sorted({name for name in row.partition.split(",") if name} - set(lending)):
+    if foreign := sorted(set(row.partitions).difference(lending)):
         return f"{waits}, and partition {', '.join(foreign)} does not lend ([lending] partitions): {instead}"
     return f"{waits}; the next round of lending decides on it"
 
@@ -65,7 +65,7 @@ def _by_plan(job: int, row: JobRow, decided: SupplyDecision, now: float) -> str:
         if placed.standing:
             return f"its slices are offered on {node_names}; Slurm should start it in its next cycle"
         return f"{node_names} is being updated to offer its slices"
-    if job in plan.cramped:
+    if job in plan.unplaceable:
         return (
             f"it is part of the heterogeneous job {row.het_job}, which needs separate nodes for each component, and "
             "there are too few nodes on which they can run"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from slurm_migbatch.install.slurmconf import Conf
 from slurm_migbatch.install.slurmedit import catalog_lacks
 from slurm_migbatch.install.topology import SWITCH
-from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 
 _WHY = {
@@ -33,9 +33,9 @@ def check_catalog(conf: Conf, catalog: str, mig: Collection[str]) -> Iterator[Fi
         reason = _WHY.get(key, "-c, -n")
         text = reason if key == "NodeAddr" else f"jobs with {reason} are refused unless a node offers their profile"
         advice = f"its NodeName line needs {key}={value}: migbatch install --role controller --apply"
-        yield Finding(BAD, "catalog", f"{catalog} lacks {key}: {text}", advice)
+        yield Finding(FAIL, "catalog", f"{catalog} lacks {key}: {text}", advice)
     if not lacking:
-        yield Finding(GOOD, "catalog", f"{catalog} has an address, and the size and features of the MIG nodes")
+        yield Finding(OK, "catalog", f"{catalog} has an address, and the size and features of the MIG nodes")
 
 
 def topologies_of(partitions: Mapping[str, Mapping[str, str]], mig: Collection[str]) -> tuple[str, ...]:
@@ -61,12 +61,12 @@ def check_topology(shown: Mapping[str, str], catalog: str) -> Iterator[Finding]:
             yield Finding(UNKNOWN, subject, f"cannot be read: {error}", "see `scontrol show topology`")
             continue
         if set(expand(catalog)) <= listed:
-            yield Finding(GOOD, subject, f"{catalog} is in a {kind}")
+            yield Finding(OK, subject, f"{catalog} is in a {kind}")
         elif kind == "switch":
             text = f"{catalog} is in no switch: jobs are refused unless a node offers their profile"
-            yield Finding(BAD, subject, text, f"{_ADVICE}`- switch: {SWITCH}` with `nodes: {catalog}`)")
+            yield Finding(FAIL, subject, text, f"{_ADVICE}`- switch: {SWITCH}` with `nodes: {catalog}`)")
         else:
             text = f"{catalog} is in no block: multi-node jobs are refused unless nodes offer their profile"
             advice = f"{_ADVICE}`- block: {SWITCH}` with `nodes: {catalog}`)"
             short = "before Slurm 25.11 [cluster] catalog_nodes needs as many nodes as a block"
-            yield Finding(ODD, subject, text, f"{advice}; {short}")
+            yield Finding(WARN, subject, text, f"{advice}; {short}")

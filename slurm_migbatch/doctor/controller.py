@@ -25,7 +25,7 @@ from slurm_migbatch.doctor.service import check_service
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import Conf, load
-from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.cli import LOCAL
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
@@ -41,7 +41,7 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
     yield from _packages()
     if not config.path:
         advice = "migbatch install --role controller --apply"
-        yield Finding(ODD, "migbatch.toml", "not found, using defaults", advice)
+        yield Finding(WARN, "migbatch.toml", "not found, using defaults", advice)
     yield from paths.check_paths(config, reader(config.cluster.slurm_user))
     yield from paths.check_credentials(config, _daemon(config))
     yield from paths.check_metrics_token(config, _daemon(config))
@@ -49,7 +49,7 @@ def examine(config: Config, rendering: lua.Rendering, *, everywhere: bool = Fals
     own = health.this_one(config)
     reports: Mapping[str, ReceivedReport] | None = None
     if own.standby:
-        yield Finding(GOOD, "migbatchd", f"standby: {own.standby}")
+        yield Finding(OK, "migbatchd", f"standby: {own.standby}")
         if everywhere:
             yield Finding(UNKNOWN, "nodes", "nodes report to the active migbatchd", "run migbatch doctor on its host")
     else:
@@ -94,12 +94,12 @@ def needed() -> Iterator[str]:
 
 def _packages() -> Iterator[Finding]:
     text = f"Python {sys.version.split()[0]}, slurm-migbatch {version('slurm-migbatch')}"
-    yield Finding(GOOD, "installation", text)
+    yield Finding(OK, "installation", text)
     for package in needed():
         try:
-            yield Finding(GOOD, package, version(package))
+            yield Finding(OK, package, version(package))
         except PackageNotFoundError:
-            yield Finding(BAD, package, "is not installed", "pip install 'slurm-migbatch[controller]'")
+            yield Finding(FAIL, package, "is not installed", "pip install 'slurm-migbatch[controller]'")
 
 
 def _slurm(
@@ -117,7 +117,7 @@ def _slurm(
     except SlurmError as error:
         yield _no_slurm(error)
         return
-    yield Finding(GOOD, "Slurm", f"{number[0]}.{number[1]:02d}, {len(rows)} nodes")
+    yield Finding(OK, "Slurm", f"{number[0]}.{number[1]:02d}, {len(rows)} nodes")
     conf = parse_settings(_scontrol(config, "show", "config"))
     slurm_conf = load(path, read) if (path := conf.get("slurm_conf", "")) else None
     yield from _release(config, conf, untyped_gres(slurm_conf) if slurm_conf else ())
@@ -134,10 +134,10 @@ def _slurm(
             recorded, held, seen = store.inventory(), store.leases(), store.read(last_seen)
     except StoreError as error:
         advice = "run migbatch doctor as root; start migbatchd once, it creates the database"
-        yield Finding(BAD, "database", str(error), advice)
+        yield Finding(FAIL, "database", str(error), advice)
     else:
         inventory = recorded
-        yield Finding(GOOD, "record", f"{len(recorded)} nodes have reported")
+        yield Finding(OK, "record", f"{len(recorded)} nodes have reported")
     # while migbatchd is down it receives no reports, so their age is measured from the newest one
     now = max(seen.values(), default=0.0) if local_state.silent else time.time()
     yield from nodes.check_nodes(rows, inventory, seen, now, config, causes(reports or {}))
@@ -146,7 +146,7 @@ def _slurm(
     try:
         yield from nodes.check_orphans(held, client.jobs(), time.time())
     except SlurmError as error:
-        yield Finding(BAD, "Slurm's queue", str(error), "check the output of squeue")
+        yield Finding(FAIL, "Slurm's queue", str(error), "check the output of squeue")
     partitions = lending.parse_partitions(_scontrol(config, "-o", "show", "partition"))
     yield from _topology(config, rows, partitions)
     if config.lending.enabled:
@@ -198,7 +198,7 @@ def _release(config: Config, conf: Mapping[str, str], untyped: Sequence[str]) ->
     try:
         release = parse_release(f"slurm {release_text}" if release_text else _scontrol(config, "version"))
     except SlurmError as error:
-        yield Finding(ODD, "Slurm release", str(error), "check that `scontrol show config` works here")
+        yield Finding(WARN, "Slurm release", str(error), "check that `scontrol show config` works here")
         return
     yield from check_release(release, SiteTraits(conf, untyped))
 
@@ -214,7 +214,7 @@ def leaving(config: Config) -> Iterator[Finding]:
 
 
 def _no_slurm(error: SlurmError) -> Finding:
-    return Finding(BAD, "Slurm", str(error), "check [cluster] slurm_bin and slurm_conf, and that slurmctld runs")
+    return Finding(FAIL, "Slurm", str(error), "check [cluster] slurm_bin and slurm_conf, and that slurmctld runs")
 
 
 def _scontrol(config: Config, *arguments: str) -> str:

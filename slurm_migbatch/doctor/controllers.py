@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.config import Config
-from slurm_migbatch.daemon.addresses import controllers
 from slurm_migbatch.doctor.health import DaemonState
 from slurm_migbatch.install.scripts import PRIMARY
-from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
+from slurm_migbatch.slurm.settings import controllers
 
 _SUBJECT: Final = "controllers"
 _BEAT_S: Final = 120.0
@@ -38,14 +38,14 @@ def check_controllers(
     if config.store.url.startswith("sqlite"):
         text = f"slurm.conf also has {', '.join(remote_states)}, but SQLite supports one host: no fail-over"
         advice = "set [store] url on both to one database in MariaDB or PostgreSQL (docs/install.md)"
-        yield Finding(ODD, _SUBJECT, text, advice)
+        yield Finding(WARN, _SUBJECT, text, advice)
         return
     problems = [*_state(conf), *_programs(conf)]
     for host, state in remote_states.items():
         problems += _other(host, local_state, state)
     yield from problems
     if not problems:
-        yield Finding(GOOD, _SUBJECT, f"fail-over with {', '.join(remote_states)} is configured")
+        yield Finding(OK, _SUBJECT, f"fail-over with {', '.join(remote_states)} is configured")
 
 
 def _state(conf: Mapping[str, str]) -> Iterator[Finding]:
@@ -63,7 +63,7 @@ def _state(conf: Mapping[str, str]) -> Iterator[Finding]:
     if age is None or age > _BEAT_S:
         sign = "no sign" if age is None else f"no sign for {age:.0f} s"
         text = f"StateSaveLocation {heartbeat.parent} has {sign} of slurmctld's primary here"
-        yield Finding(BAD, _SUBJECT, text, "both hosts must share this directory; without it there is no fail-over")
+        yield Finding(FAIL, _SUBJECT, text, "both hosts must share this directory; without it there is no fail-over")
 
 
 def _programs(conf: Mapping[str, str]) -> Iterator[Finding]:
@@ -71,17 +71,17 @@ def _programs(conf: Mapping[str, str]) -> Iterator[Finding]:
         path = conf.get(key.lower(), "")
         if not path:
             text = f"{key} is not set: migbatchd detects a takeover some seconds later"
-            yield Finding(ODD, _SUBJECT, text, "migbatch install --role controller --edit --apply sets it")
+            yield Finding(WARN, _SUBJECT, text, "migbatch install --role controller --edit --apply sets it")
         elif Path(path).name == name and not Path(path).exists():
             text = f"{key}={path} is not on this host"
-            yield Finding(BAD, _SUBJECT, text, "copy /etc/slurm from the other controller")
+            yield Finding(FAIL, _SUBJECT, text, "copy /etc/slurm from the other controller")
 
 
 def _other(host: str, local_state: DaemonState, other: DaemonState) -> Iterator[Finding]:
     if other.silent:
         effect = "so no slices are supplied" if local_state.standby else "so it would not take over"
         text = f"migbatchd on {host} does not answer, {effect}: {other.silent}"
-        yield Finding(BAD, _SUBJECT, text, f"on {host}: systemctl status migbatchd; and the firewall between the two")
+        yield Finding(FAIL, _SUBJECT, text, f"on {host}: systemctl status migbatchd; and the firewall between the two")
         return
     if local_state.silent:
         return  # reported by its own checks
@@ -89,18 +89,18 @@ def _other(host: str, local_state: DaemonState, other: DaemonState) -> Iterator[
         roles = "both are on standby" if local_state.standby else "both are active"
         text = f"migbatchd of this host and of {host}: {roles}"
         advice = "normal for some seconds after a takeover; otherwise [store] url must be the same database on both"
-        yield Finding(BAD, _SUBJECT, f"{text}{f': {local_state.standby}' if local_state.standby else ''}", advice)
+        yield Finding(FAIL, _SUBJECT, f"{text}{f': {local_state.standby}' if local_state.standby else ''}", advice)
     if not (local_state.marks and other.marks):
         return
     differing = [name for name, mark in local_state.marks.items() if other.marks.get(name) != mark]
     if len(differing) == len(local_state.marks):
         text = f"migbatchd of {host} uses another database: the two have separate records"
-        yield Finding(BAD, _SUBJECT, text, "set [store] url in migbatch.toml to the same on both; restart migbatchd")
+        yield Finding(FAIL, _SUBJECT, text, "set [store] url in migbatch.toml to the same on both; restart migbatchd")
         return
     sections = ", ".join(f"[{name}]" for name in differing if name != "release")
     if sections:
         text = f"migbatch.toml here and on {host} differ in {sections}: decisions change after a takeover"
-        yield Finding(BAD, _SUBJECT, text, "make them equal, then on both: systemctl reload migbatchd")
+        yield Finding(FAIL, _SUBJECT, text, "make them equal, then on both: systemctl reload migbatchd")
     if "release" in differing:
         text = f"slurm-migbatch here and on {host} have different releases"
-        yield Finding(BAD, _SUBJECT, text, "install the same release on both")
+        yield Finding(FAIL, _SUBJECT, text, "install the same release on both")

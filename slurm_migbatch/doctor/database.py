@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, false, insert, inspect, make_url, sel
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from slurm_migbatch.doctor.programs import Reader, closed_to
-from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN, Finding
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, Finding
 from slurm_migbatch.store.engines import make_engine
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.models import Node
@@ -37,15 +37,15 @@ def check_file(path: str, writer: Reader | None) -> Iterator[Finding]:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
         text = f"{path} is read-only: {error.strerror}; events wait on the nodes"
-        yield Finding(BAD, _SUBJECT, text, f"mount -o remount,rw its file system, or chattr -i {path}")
+        yield Finding(FAIL, _SUBJECT, text, f"mount -o remount,rw its file system, or chattr -i {path}")
         return
     for target in (path, folder):
         if closed := closed_to(target, writer, 0o2):
             name = writer.name if writer else "root"
             text = f"read-only for migbatchd, which runs as {name}: {closed}; events wait on the nodes"
-            yield Finding(BAD, _SUBJECT, text, f"chown -R {name} {folder}; chmod u+rwX {target}")
+            yield Finding(FAIL, _SUBJECT, text, f"chown -R {name} {folder}; chmod u+rwX {target}")
             return
-    yield Finding(GOOD, _SUBJECT, f"{path} is writable")
+    yield Finding(OK, _SUBJECT, f"{path} is writable")
 
 
 def check_server(url: str) -> Iterator[Finding]:
@@ -57,7 +57,7 @@ def check_server(url: str) -> Iterator[Finding]:
     try:
         engine = make_engine(url, readonly=False)
     except StoreError as error:
-        yield Finding(BAD, _SUBJECT, str(error), "correct [store] url in migbatch.toml")
+        yield Finding(FAIL, _SUBJECT, str(error), "correct [store] url in migbatch.toml")
         return
     try:
         with engine.connect() as connection:
@@ -71,15 +71,15 @@ def check_server(url: str) -> Iterator[Finding]:
     finally:
         engine.dispose()
     if refusal is None:
-        yield Finding(GOOD, _SUBJECT, f"{shown} is writable")
+        yield Finding(OK, _SUBJECT, f"{shown} is writable")
     elif not _READ_ONLY.isdisjoint(_codes(refusal)):
         text = f"{shown} is read-only: {_words(refusal)}; events wait on the nodes"
         postgres = engine.dialect.name == "postgresql"
-        yield Finding(BAD, _SUBJECT, text, _WRITABLE_POSTGRESQL if postgres else _WRITABLE_MARIADB)
+        yield Finding(FAIL, _SUBJECT, text, _WRITABLE_POSTGRESQL if postgres else _WRITABLE_MARIADB)
     else:
         text = f"{shown} rejects writes of migbatchd: {_words(refusal)}; events wait on the nodes"
         advice = "as its administrator: GRANT this user all privileges on that database (docs/install.md)"
-        yield Finding(BAD, _SUBJECT, text, advice)
+        yield Finding(FAIL, _SUBJECT, text, advice)
 
 
 def _refusal(connection: Connection) -> DBAPIError | None:

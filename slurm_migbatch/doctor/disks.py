@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_migbatch.node.findings import BAD, GOOD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, Finding
 
 _MIB = 1 << 20
 _INODES = 100
@@ -54,6 +54,6 @@ def check_disks(disks: Iterable[DiskSpace]) -> Iterator[Finding]:
         elif disk.inodes is not None and disk.inodes < _INODES:
             problem, advice = f"has {disk.inodes} inodes left", "delete files there: df -i"
         if problem:
-            yield Finding(BAD, disk.what, f"the file system of {disk.path} {problem}", f"{advice} ({disk.path})")
+            yield Finding(FAIL, disk.what, f"the file system of {disk.path} {problem}", f"{advice} ({disk.path})")
         else:
-            yield Finding(GOOD, disk.what, f"{disk.path}: {disk.free // _MIB} MiB free")
+            yield Finding(OK, disk.what, f"{disk.path}: {disk.free // _MIB} MiB free")

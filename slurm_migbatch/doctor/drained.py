@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 
 SUBJECT: Final = "drained"
 _BY_HOOK: Final = re.compile(r"migbatch:|.*\b(?:pro|epi)log\b", re.IGNORECASE)
@@ -30,11 +30,11 @@ def check_drained(node: str, state: str, reason: str, failure: str) -> Iterator[
     """
     states = set(re.findall(r"[A-Z_]+", state.upper()))
     if not states & {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL"}:
-        yield Finding(GOOD, SUBJECT, f"{node} is {state.lower()}")
+        yield Finding(OK, SUBJECT, f"{node} is {state.lower()}")
         return
     resume = f"scontrol update NodeName={node} State=RESUME after correcting the cause"
     if not by_hook(reason):
-        yield Finding(ODD, SUBJECT, f"{node} is {state.lower()}: {reason or 'no reason given'}", resume)
+        yield Finding(WARN, SUBJECT, f"{node} is {state.lower()}: {reason or 'no reason given'}", resume)
         return
     cause = f"; error of the hook: {failure}" if failure else ""
-    yield Finding(BAD, SUBJECT, f"{node} is {state.lower()}: {reason}{cause}", resume)
+    yield Finding(FAIL, SUBJECT, f"{node} is {state.lower()}: {reason}{cause}", resume)

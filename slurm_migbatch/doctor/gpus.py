@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from slurm_migbatch.mig.driver import DriverError, NotMig
 from slurm_migbatch.node.config import NodeConfig
-from slurm_migbatch.node.findings import BAD, GOOD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, Finding
 from slurm_migbatch.node.open_devices import MOST, status_of
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def check_gpus(gpus: Sequence[CheckedGpu], holding: Sequence[DeviceHolder]) -> I
     """Check that MIG is on where slices are created, and name what blocks it."""
     if not any(gpu.managed for gpu in gpus):
         text = "the driver has no GPU that node.conf assigns to migbatch"
-        yield Finding(BAD, "GPUs", text, "check nvidia-smi -L, and Gpus= in node.conf")
+        yield Finding(FAIL, "GPUs", text, "check nvidia-smi -L, and Gpus= in node.conf")
     for gpu in gpus:
         if gpu.managed:
             yield from _mode(gpu, [holder for holder in holding if holder.device == gpu.device])
@@ -158,27 +158,27 @@ def check_gpus(gpus: Sequence[CheckedGpu], holding: Sequence[DeviceHolder]) -> I
             text = (
                 f"{holder.name} ({holder.pid}) has {holder.device} open, probably via hwloc's OpenCL: slices stay busy"
             )
-            yield Finding(BAD, holder.name, text, _CURES[holder.name])
+            yield Finding(FAIL, holder.name, text, _CURES[holder.name])
 
 
 def _mode(gpu: CheckedGpu, holding: Sequence[DeviceHolder]) -> Iterator[Finding]:
     subject = f"GPU {gpu.index}"
     if gpu.problem:
         advice = f"check dmesg and nvidia-smi -i {gpu.uuid}; drain the node before a reset"
-        yield Finding(BAD, subject, f"{gpu}: {gpu.problem}", advice)
+        yield Finding(FAIL, subject, f"{gpu}: {gpu.problem}", advice)
     elif not gpu.capable:
-        yield Finding(GOOD, subject, f"{gpu} does not support MIG and is not used")
+        yield Finding(OK, subject, f"{gpu} does not support MIG and is not used")
     elif gpu.on and gpu.later:
-        yield Finding(GOOD, subject, f"{gpu}: MIG is on")
+        yield Finding(OK, subject, f"{gpu}: MIG is on")
     elif gpu.on:
         advice = f"nvidia-smi -i {gpu.uuid} -mig 1"
-        yield Finding(BAD, subject, f"{gpu}: MIG will be off after the next reset", advice)
+        yield Finding(FAIL, subject, f"{gpu}: MIG will be off after the next reset", advice)
     elif gpu.later:
         advice = f"stop its processes, then: nvidia-smi --gpu-reset -i {gpu.uuid}"
-        yield Finding(BAD, subject, f"{gpu}: MIG needs a reset{_blocked(holding)}", _freed(holding, advice))
+        yield Finding(FAIL, subject, f"{gpu}: MIG needs a reset{_blocked(holding)}", _freed(holding, advice))
     else:
         text = f"{gpu}: MIG is off, so no slice can be created{_blocked(holding)}"
-        yield Finding(BAD, subject, text, _freed(holding, "migbatch node init"))
+        yield Finding(FAIL, subject, text, _freed(holding, "migbatch node init"))
 
 
 def _blocked(holding: Sequence[DeviceHolder]) -> str:
@@ -195,6 +195,6 @@ def check_helper(path: str) -> Iterator[Finding]:
     """Check that users cannot make nvidia-modprobe reset the owners of devices; `path`: of a setuid one, or empty."""
     if path:
         text = f"{path} is setuid: users can make it open devices of other users' slices"
-        yield Finding(BAD, "nvidia-modprobe", text, f"chmod u-s {path}")
+        yield Finding(FAIL, "nvidia-modprobe", text, f"chmod u-s {path}")
     else:
-        yield Finding(GOOD, "nvidia-modprobe", "is not setuid")
+        yield Finding(OK, "nvidia-modprobe", "is not setuid")

@@ -12,7 +12,7 @@ from slurm_migbatch.doctor.programs import HostProgram, programs_of, read_progra
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.hosts import HOOKS as HOOKS
 from slurm_migbatch.install.slurmconf import Conf
-from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 
 _INSTALL: Final = "migbatch install --role node --edit --apply"
 _BY_CONTROLLER: Final = "on the controller: migbatch install --role controller --edit --apply; then its /etc/slurm here"
@@ -77,14 +77,16 @@ def check_hooks(facts: Sequence[HookFacts]) -> Iterator[Finding]:
     """Check that slurmd runs migbatch's hooks, and that they can run."""
     for hook in facts:
         problems = [*_called(hook), *_sound(hook)]
-        yield from problems or [Finding(GOOD, hook.key, f"runs {hook.hook.path}")]
+        yield from problems or [Finding(OK, hook.key, f"runs {hook.hook.path}")]
 
 
 def _called(facts: HookFacts) -> Iterator[Finding]:
     ours = facts.hook.path
     if not facts.values:
         text = f"slurm.conf has no {facts.key}=: no job gets a slice on this node"
-        yield Finding(BAD, facts.key, text, f"set {facts.key}={ours}, or run migbatch install --role controller --edit")
+        yield Finding(
+            FAIL, facts.key, text, f"set {facts.key}={ours}, or run migbatch install --role controller --edit"
+        )
         return
     shown = ", ".join(facts.values)
     present = [program for program in facts.programs if program.text is not None]
@@ -99,12 +101,12 @@ def _called(facts: HookFacts) -> Iterator[Finding]:
         by_hand = not facts.several and not any(map(scripts.is_pattern, facts.values))
         if by_hand and scripts.is_shell(present[-1].text or ""):
             advice = f"add to {present[-1].path} below its first line: {scripts.hook_line(ours)}"
-        yield Finding(BAD, facts.key, f"{shown} does not run {ours}: jobs start without slices", advice)
+        yield Finding(FAIL, facts.key, f"{shown} does not run {ours}: jobs start without slices", advice)
     if len(calling) > 1:
         *others, kept = sorted(calling, key=lambda program: _is_only_ours(program, ours))
         text = f"{ours} runs {len(calling)} times for each job, by {', '.join(program.path for program in calling)}"
         advice = " and ".join(f"remove its line from {program.path}" for program in others)
-        yield Finding(ODD, facts.key, text, f"{advice}: {kept.path} is sufficient")
+        yield Finding(WARN, facts.key, text, f"{advice}: {kept.path} is sufficient")
     for program in calling:
         if program.path != ours:
             yield from _runs(facts.key, program)
@@ -121,31 +123,31 @@ def _missing_program(key: str, path: str) -> Finding:
     advice = f"install it, or run {_INSTALL}"
     if Path(path).name.startswith("migbatch-"):
         advice = f"copy the controller's {path} here; configless nodes get no programs from slurmctld"
-    return Finding(BAD, key, f"{path} is not on this host: {effect}", advice)
+    return Finding(FAIL, key, f"{path} is not on this host: {effect}", advice)
 
 
 def _sound(facts: HookFacts) -> Iterator[Finding]:
     if facts.hook.text is None:
         text = f"{facts.hook.path} is missing: jobs get no slices on this node"
-        yield Finding(BAD, facts.key, text, "migbatch install --role node --apply")
+        yield Finding(FAIL, facts.key, text, "migbatch install --role node --apply")
         return
     yield from _runs(facts.key, facts.hook)
     if not is_ours(facts.hook):
         text = f"{facts.hook.path} differs from the file that migbatch writes"
         advice = f"mv {facts.hook.path} {facts.hook.path}.old, then migbatch install --role node --apply"
-        yield Finding(BAD, facts.key, text, advice)
+        yield Finding(FAIL, facts.key, text, advice)
     elif facts.broken:
         text = f"{facts.hook.path} loads {facts.broken}, which does not exist"
-        yield Finding(BAD, facts.key, text, f"rm {facts.hook.path}, then migbatch install --role node --apply")
+        yield Finding(FAIL, facts.key, text, f"rm {facts.hook.path}, then migbatch install --role node --apply")
 
 
 def _runs(key: str, program: HostProgram) -> Iterator[Finding]:
     if not program.executable:
         text = f"{program.path} is not executable: slurmd fails and drains the node"
-        yield Finding(BAD, key, text, f"chmod 755 {program.path}")
+        yield Finding(FAIL, key, text, f"chmod 755 {program.path}")
     if program.insecure:
         yield Finding(
-            BAD, key, f"users other than root can change code that root runs: {program.insecure}", _secured(program)
+            FAIL, key, f"users other than root can change code that root runs: {program.insecure}", _secured(program)
         )
 
 

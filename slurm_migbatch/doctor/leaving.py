@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from slurm_migbatch.node.findings import BAD, GOOD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, Finding
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow
 
@@ -15,14 +15,16 @@ def check_leaving(jobs: Sequence[JobRow]) -> Iterator[Finding]:
     waiting = [_named(row) for row in jobs if row.pending and _needs_mig(row)]
     running = [_named(row) for row in jobs if not row.pending and _needs_mig(row)]
     if running:
-        yield Finding(BAD, "leaving", f"jobs hold slices: {_first(running)}", "wait until they end, or scancel them")
+        yield Finding(FAIL, "leaving", f"jobs hold slices: {_first(running)}", "wait until they end, or scancel them")
     if waiting:
         text = f"jobs wait for slices: {_first(waiting)}; a slurmctld without mig kills them or starts them without any"
-        yield Finding(BAD, "leaving", text, "let them run, scancel them, or change their request")
+        yield Finding(FAIL, "leaving", text, "let them run, scancel them, or change their request")
     if unread:
-        yield Finding(BAD, "leaving", f"cannot determine the requests of jobs {_first(unread)}", "check each in squeue")
+        yield Finding(
+            FAIL, "leaving", f"cannot determine the requests of jobs {_first(unread)}", "check each in squeue"
+        )
     if not (running or waiting or unread):
-        yield Finding(GOOD, "leaving", "no job requests slices; mig can be removed from slurm.conf and gres.conf")
+        yield Finding(OK, "leaving", "no job requests slices; mig can be removed from slurm.conf and gres.conf")
 
 
 def _needs_mig(row: JobRow) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_migbatch.config import Config
-from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 from slurm_migbatch.site import FORGETS, PREEMPT_EXEMPT, WAITING
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.slurm.nodelist import expand
@@ -37,7 +37,7 @@ def check_lending(
     """Check that training jobs can pend, be requeued, and be preempted by Slurm itself; `conf`: keys in lower case."""
     if conf.get("jobrequeue") == "0":
         text = "JobRequeue is 0: loans cannot be reclaimed"
-        yield Finding(BAD, "lending", text, "set JobRequeue=1 in slurm.conf")
+        yield Finding(FAIL, "lending", text, "set JobRequeue=1 in slurm.conf")
     yield from _catalog(config, rows)
     if version < FORGETS:
         yield from _remembering(config, rows, version)
@@ -45,7 +45,7 @@ def check_lending(
         yield from _partition(name, conf.get("preempttype", ""), partitions)
     if conf.get("preempttype") in _PREEMPTING and conf.get("preemptexempttime", "").strip() in _AT_ONCE:
         text = "PreemptExemptTime is 0: Slurm itself preempts loans before migbatchd reclaims those with the least loss"
-        yield Finding(ODD, "lending", text, f"set PreemptExemptTime={PREEMPT_EXEMPT} in slurm.conf")
+        yield Finding(WARN, "lending", text, f"set PreemptExemptTime={PREEMPT_EXEMPT} in slurm.conf")
 
 
 def _catalog(config: Config, rows: Sequence[NodeRow]) -> Iterator[Finding]:
@@ -55,15 +55,15 @@ def _catalog(config: Config, rows: Sequence[NodeRow]) -> Iterator[Finding]:
             lacking = [f"mig:{kind}:{n}" for kind, n in WAITING.items() if row.gres.get(kind, 0) < n]
             if lacking:
                 text = f"{row.name} does not list {', '.join(lacking)}, so training jobs are refused"
-                yield Finding(BAD, "lending", text, "migbatch install --role controller --apply --edit")
+                yield Finding(FAIL, "lending", text, "migbatch install --role controller --apply --edit")
             else:
-                yield Finding(GOOD, "lending", f"training jobs can pend as mig:{LOAN} ({row.name} lists it)")
+                yield Finding(OK, "lending", f"training jobs can pend as mig:{LOAN} ({row.name} lists it)")
 
 
 def _remembering(config: Config, rows: Sequence[NodeRow], version: tuple[int, int]) -> Iterator[Finding]:
     release = f"Slurm {version[0]}.{version[1]:02d}"
     text = f"{release} cannot change the GRES type of a pending job: jobs keep their first lent profile"
-    yield Finding(ODD, "lending", text, f"Slurm {FORGETS[0]}.{FORGETS[1]:02d} or later lets jobs change profile")
+    yield Finding(WARN, "lending", text, f"Slurm {FORGETS[0]}.{FORGETS[1]:02d} or later lets jobs change profile")
     catalog = expand(config.cluster.catalog_nodes)
     lacking = [
         row.name
@@ -75,7 +75,7 @@ def _remembering(config: Config, rows: Sequence[NodeRow], version: tuple[int, in
     ]
     if lacking:
         text = f"{', '.join(lacking)}: {release} needs mig:{LOAN}:1 in the Gres of every node that lends"
-        yield Finding(BAD, "lending", text, "migbatch install --role controller --apply --edit")
+        yield Finding(FAIL, "lending", text, "migbatch install --role controller --apply --edit")
 
 
 def _partition(name: str, preempt: str, partitions: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
@@ -83,7 +83,7 @@ def _partition(name: str, preempt: str, partitions: Mapping[str, Mapping[str, st
     words = partitions.get(name)
     if words is None:
         advice = "correct [lending] partitions in migbatch.toml, or add the partition"
-        yield Finding(BAD, subject, "Slurm has no such partition", advice)
+        yield Finding(FAIL, subject, "Slurm has no such partition", advice)
         return
     mode = words.get("PreemptMode", "OFF").split(",")
     tier = _number(words.get("PriorityTier"))
@@ -92,12 +92,12 @@ def _partition(name: str, preempt: str, partitions: Mapping[str, Mapping[str, st
     if preempt not in _PREEMPTING or "REQUEUE" not in mode:
         text = "Slurm cannot preempt its jobs: loans are not reclaimed while migbatchd is down"
         advice = f"set PreemptType=preempt/partition_prio, and PreemptMode=REQUEUE for partition {name}"
-        yield Finding(ODD, subject, text, advice)
+        yield Finding(WARN, subject, text, advice)
     elif preempt == "preempt/partition_prio" and overlapping and not higher:
         text = "no partition on its nodes has a higher PriorityTier, so Slurm never preempts there"
-        yield Finding(ODD, subject, text, f"give it a lower PriorityTier than {', '.join(overlapping)}")
+        yield Finding(WARN, subject, text, f"give it a lower PriorityTier than {', '.join(overlapping)}")
     else:
-        yield Finding(GOOD, subject, "Slurm can preempt its jobs")
+        yield Finding(OK, subject, "Slurm can preempt its jobs")
 
 
 def _nodes(words: Mapping[str, str]) -> set[str]:

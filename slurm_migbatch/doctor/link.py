@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from slurm_migbatch.node.auth import AuthError, Signer, make_signer
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
-from slurm_migbatch.node.findings import BAD, GOOD, Finding, tell
+from slurm_migbatch.node.findings import FAIL, OK, Finding, tell
 from slurm_migbatch.query.client import connection_to
 
 CLOCK_S: Final = 5.0
@@ -102,25 +102,25 @@ def check_link(config: NodeConfig, facts: LinkFacts) -> Iterator[Finding]:
     conf_path = f"{config.etc}/node.conf"
     if not facts.url:
         advice = f"set Controller=http://<host of migbatchd>:6830 in {conf_path}, then: systemctl restart migbatch-node"
-        yield Finding(BAD, subject, "node.conf has no Controller=: this node does not report to migbatchd", advice)
+        yield Finding(FAIL, subject, "node.conf has no Controller=: this node does not report to migbatchd", advice)
     elif facts.unreachable:
         advice = (
             f"check that migbatchd runs there, that its [node_api] port matches Controller= of {conf_path}, and the "
             "firewall"
         )
-        yield Finding(BAD, subject, f"no answer from {facts.url}: {facts.unreachable}", advice)
+        yield Finding(FAIL, subject, f"no answer from {facts.url}: {facts.unreachable}", advice)
     elif facts.stranger:
         advice = f"set Controller= in {conf_path} to [node_api] port of migbatch.toml (default 6830)"
-        yield Finding(BAD, subject, f"the server at {facts.url} is not migbatchd", advice)
+        yield Finding(FAIL, subject, f"the server at {facts.url} is not migbatchd", advice)
     elif facts.signer:
-        yield Finding(BAD, "credentials", facts.signer, _mended(config, facts.signer))
+        yield Finding(FAIL, "credentials", facts.signer, _mended(config, facts.signer))
     elif facts.refused:
-        yield Finding(BAD, "credentials", facts.refused, _mended(config, facts.refused))
+        yield Finding(FAIL, "credentials", facts.refused, _mended(config, facts.refused))
     else:
-        yield Finding(GOOD, subject, f"{facts.url} and this node accept each other's messages")
+        yield Finding(OK, subject, f"{facts.url} and this node accept each other's messages")
     for url in facts.silent:
         text = f"no answer from {url}, so there is no fail-over"
-        yield Finding(BAD, subject, text, "check that migbatchd runs there as standby: systemctl status migbatchd")
+        yield Finding(FAIL, subject, text, "check that migbatchd runs there as standby: systemctl status migbatchd")
     if facts.ahead is not None:
         yield from check_clock("this host", facts.ahead)
 
@@ -129,9 +129,9 @@ def check_clock(whose: str, ahead: float) -> Iterator[Finding]:
     """Check that a clock equals the controller's within `CLOCK_S`; `ahead`: seconds."""
     if abs(ahead) > CLOCK_S:
         text = f"{whose} is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the controller"
-        yield Finding(BAD, "clock", text, "synchronize both (systemctl status chronyd): munge and Slurm need it")
+        yield Finding(FAIL, "clock", text, "synchronize both (systemctl status chronyd): munge and Slurm need it")
     else:
-        yield Finding(GOOD, "clock", f"{whose} and the controller agree to {abs(ahead):.1f} s")
+        yield Finding(OK, "clock", f"{whose} and the controller agree to {abs(ahead):.1f} s")
 
 
 def _mended(config: NodeConfig, why: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from slurm_migbatch.doctor import queries, slurmfiles
 from slurm_migbatch.install.hosts import slurm_conf
 from slurm_migbatch.node.auth import AuthError, MungeSigner
-from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN, Finding
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, Finding
 from slurm_migbatch.query.login import LOGIN_CONF, LoginError, find_servers
 
 
@@ -23,9 +23,9 @@ def examine(path: str = "", config: str = "") -> Iterator[Finding]:
     try:
         servers = find_servers(config)
     except LoginError as error:
-        yield Finding(BAD, "login.conf", str(error), f"write Servers=http://<controller>:6831 to {LOGIN_CONF}")
+        yield Finding(FAIL, "login.conf", str(error), f"write Servers=http://<controller>:6831 to {LOGIN_CONF}")
         return
-    yield Finding(GOOD, "login.conf", f"{', '.join(servers.urls)} (named by {servers.source})")
+    yield Finding(OK, "login.conf", f"{', '.join(servers.urls)} (named by {servers.source})")
     advice = f"check that migbatchd runs there with [query] enabled, on this port ({servers.source}), and the firewall"
     for url in servers.urls:
         yield from queries.check_answers(url, advice, f"correct Servers= in {LOGIN_CONF}")
@@ -34,6 +34,6 @@ def examine(path: str = "", config: str = "") -> Iterator[Finding]:
         signer.verify(signer.sign(b"", ""), b"", "")
     except AuthError as error:
         text = f"{error}: queries from this host cannot be authenticated"
-        yield Finding(BAD, "munge", text, "systemctl enable --now munge, with the cluster's /etc/munge/munge.key")
+        yield Finding(FAIL, "munge", text, "systemctl enable --now munge, with the cluster's /etc/munge/munge.key")
     else:
-        yield Finding(GOOD, "munge", "makes credentials")
+        yield Finding(OK, "munge", "makes credentials")

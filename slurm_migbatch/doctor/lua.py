@@ -12,7 +12,7 @@ from slurm_migbatch.doctor.programs import Reader, unreadable
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import read
 from slurm_migbatch.node.conf import insecure
-from slurm_migbatch.node.findings import BAD, GOOD, ODD, UNKNOWN, Finding
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.submit import shim
 
 #: (name, module): content of a script of that name as rendered now
@@ -42,7 +42,7 @@ def check_script(
     name = Path(path).name
     text = read(path)
     if text is None:
-        yield Finding(BAD, path, "is missing", _INSTALL)
+        yield Finding(FAIL, path, "is missing", _INSTALL)
         return
     paths = [path]
     if not text.startswith(scripts.OURS):
@@ -50,7 +50,7 @@ def check_script(
         if not scripts.calls_lua(text, ours):
             lines = scripts.call_lua("", ours).strip().replace("\n", "; ")
             yield Finding(
-                BAD, path, "belongs to the site and does not load ours", f"{_INSTALL} --edit, or add: {lines}"
+                FAIL, path, "belongs to the site and does not load ours", f"{_INSTALL} --edit, or add: {lines}"
             )
             return
         paths.append(ours)
@@ -61,31 +61,31 @@ def check_script(
             problems += _differs(path, rendering(name, path != paths[0]))
     except RenderingError as error:
         problems.append(Finding(UNKNOWN, path, f"cannot determine its content: {error}", "see migbatchd's log"))
-    yield from problems or [Finding(GOOD, path, "up to date" if known else "exists, with safe permissions")]
+    yield from problems or [Finding(OK, path, "up to date" if known else "exists, with safe permissions")]
 
 
 def _differs(path: str, wanted: str) -> Iterator[Finding]:
     text = read(path)
     remedy = f"mv {path} {path}.old, then {_INSTALL}"
     if text is None:
-        yield Finding(BAD, path, "is missing: every submission fails", _INSTALL)
+        yield Finding(FAIL, path, "is missing: every submission fails", _INSTALL)
     elif _KNOWN.sub("", text) != _KNOWN.sub("", wanted):
         text = "differs from what this release renders: it was edited, or migbatch.toml or migbatch have changed"
-        yield Finding(BAD, path, text, f"migbatch install --role controller shows the difference; {remedy}")
+        yield Finding(FAIL, path, text, f"migbatch install --role controller shows the difference; {remedy}")
     elif text != wanted:
         text = "has outdated profiles, which are used for submissions while migbatchd is down"
-        yield Finding(ODD, path, text, _INSTALL)
+        yield Finding(WARN, path, text, _INSTALL)
 
 
 def _access(places: list[str], slurm_user: Reader | None, users: bool) -> Iterator[Finding]:
     for script in (script for script in places if Path(script).exists()):
         owner = slurm_user.uid if slurm_user else 0
         if reason := insecure(script, owner):
-            yield Finding(BAD, script, reason, f"slurmctld runs it: chown root {script}; chmod go-w {script}")
+            yield Finding(FAIL, script, reason, f"slurmctld runs it: chown root {script}; chmod go-w {script}")
         user = None if users else slurm_user
         if (users or slurm_user) and (closed := unreadable(script, user)):
             name = user.name if user else "users"
-            yield Finding(BAD, script, f"{name} cannot read it: {closed}", f"chmod a+r {script}")
+            yield Finding(FAIL, script, f"{name} cannot read it: {closed}", f"chmod a+r {script}")
 
 
 def check_posix() -> Iterator[Finding]:
@@ -98,13 +98,13 @@ def check_posix() -> Iterator[Finding]:
         except (OSError, subprocess.TimeoutExpired):
             continue
         if result.returncode == 0:
-            yield Finding(GOOD, "lua-posix", f"found by {lua}")
+            yield Finding(OK, "lua-posix", f"found by {lua}")
             return
     # slurmctld's package needs only Lua's library, so a host may have no lua program
     for folder in ("/usr/share/lua", "/usr/local/share/lua"):
         for module in sorted(Path(folder).glob("5.*/posix/init.lua")):
-            yield Finding(GOOD, "lua-posix", f"is in {module.parent}")
+            yield Finding(OK, "lua-posix", f"is in {module.parent}")
             return
     text = "no Lua on this host finds the module posix"
     advice = "install lua-posix for slurmctld's Lua; until then submissions use the compiled table only"
-    yield Finding(ODD, "lua-posix", text, advice)
+    yield Finding(WARN, "lua-posix", text, advice)

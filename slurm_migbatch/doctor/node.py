@@ -20,7 +20,7 @@ from slurm_migbatch.node.caps import helper_is_setuid
 from slurm_migbatch.node.conf import ConfError, insecure
 from slurm_migbatch.node.config import NodeConfig, load
 from slurm_migbatch.node.disk_reserve import RESERVE
-from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN, Finding
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, Finding
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.scontrol import ScontrolError, query
 from slurm_migbatch.node.status import agent_answers
@@ -46,7 +46,7 @@ def examine(places: NodePlaces) -> Iterator[Finding]:
         environ = {b"SLURMD_NODENAME": places.name.encode()} if places.name else dict(os.environb)
         config = load(places.etc, node_conf.node_name(environ))
     except ConfError as error:
-        yield Finding(BAD, "node.conf", str(error), "migbatch install --role node --apply writes one to start from")
+        yield Finding(FAIL, "node.conf", str(error), "migbatch install --role node --apply writes one to start from")
         return
     driver = Gpus(config)
     try:
@@ -70,12 +70,12 @@ def _settings(config: NodeConfig) -> Iterator[Finding]:
     path = f"{config.etc}/{node_conf.NAME}"
     reason = insecure(path)
     if reason:
-        yield Finding(BAD, "node.conf", reason, f"chown root {path}; chmod go-w {path} {config.etc}")
+        yield Finding(FAIL, "node.conf", reason, f"chown root {path}; chmod go-w {path} {config.etc}")
     elif closed := unreadable(path, None):
         text = f"TaskProlog, which users run, cannot read it: {closed}"
-        yield Finding(BAD, "node.conf", text, f"chmod a+rX {config.etc} {path}")
+        yield Finding(FAIL, "node.conf", text, f"chmod a+rX {config.etc} {path}")
     else:
-        yield Finding(GOOD, "node.conf", path)
+        yield Finding(OK, "node.conf", path)
 
 
 def _local(places: NodePlaces, config: NodeConfig, driver: Gpus) -> Iterator[Finding]:
@@ -102,10 +102,10 @@ def _gpus(config: NodeConfig, driver: Gpus, whole: list[str]) -> Iterator[Findin
         unidentified = driver.unidentified()
     except DriverError as error:
         text = f"the driver does not answer: {error}"
-        yield Finding(BAD, "GPUs", text, "check nvidia-smi, dmesg, and NvmlLibrary= in node.conf")
+        yield Finding(FAIL, "GPUs", text, "check nvidia-smi, dmesg, and NvmlLibrary= in node.conf")
         return
     for problem in unidentified.values():
-        yield Finding(BAD, "GPUs", problem, "check dmesg and nvidia-smi; drain the node before a reset")
+        yield Finding(FAIL, "GPUs", problem, "check dmesg and nvidia-smi; drain the node before a reset")
     whole += [gpu.device for gpu in checked if not gpu.cut]
     idle = [gpu.device for gpu in checked if gpu.cut and not (gpu.on and gpu.later)]
     held = [
@@ -135,10 +135,10 @@ def _agent(config: NodeConfig) -> Iterator[Finding]:
     if os.geteuid() != 0:
         yield Finding(UNKNOWN, "agent", "only root can query it", _AS_ROOT)
     elif agent_answers(config):
-        yield Finding(GOOD, "agent", "answers")
+        yield Finding(OK, "agent", "answers")
     else:
         text = "is not running: the node does not report, and hooks are slow"
-        yield Finding(BAD, "agent", text, "systemctl enable --now migbatch-node, then: journalctl -u migbatch-node")
+        yield Finding(FAIL, "agent", text, "systemctl enable --now migbatch-node, then: journalctl -u migbatch-node")
 
 
 def _journal(config: NodeConfig) -> Iterator[Finding]:
@@ -151,7 +151,7 @@ def _journal(config: NodeConfig) -> Iterator[Finding]:
             os.close(descriptor)
     if faults:
         text = f"the last {faults} hooks failed to write the journal in {config.state_dir}"
-        yield Finding(BAD, "journal", text, f"check that its disk is writable and not full: df {config.state_dir}")
+        yield Finding(FAIL, "journal", text, f"check that its disk is writable and not full: df {config.state_dir}")
 
 
 def _drained(config: NodeConfig) -> Iterator[Finding]:
@@ -171,6 +171,6 @@ def check_job_maps(config: NodeConfig) -> Iterator[Finding]:
     problems = jobmaps.problems(config)
     for text in problems:
         advice = "correct JobMapDir= and GpustatDir= in node.conf, or the directory; jobs are not affected"
-        yield Finding(BAD, "job maps", f"exporters cannot map slices to jobs: {text}", advice)
+        yield Finding(FAIL, "job maps", f"exporters cannot map slices to jobs: {text}", advice)
     if configured and not problems:
-        yield Finding(GOOD, "job maps", ", ".join(configured))
+        yield Finding(OK, "job maps", ", ".join(configured))

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.audit import orphans
 from slurm_migbatch.doctor.drained import check_drained
-from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.gres import type_number
 from slurm_migbatch.slurm.nodelist import expand, fold
@@ -46,14 +46,14 @@ def check_nodes(
     catalog = expand(config.cluster.catalog_nodes)
     mig = [row for row in rows if row.name in mig_nodes(rows, config)]
     if not mig:
-        yield Finding(BAD, "MIG nodes", "no node has mig in its Gres", INSTALL)
+        yield Finding(FAIL, "MIG nodes", "no node has mig in its Gres", INSTALL)
     for row in mig:
         if row.invalid:
             text = f"slurmctld refuses its registration: {row.reason or 'gres counts differ'}"
             advice = (
                 "gres.conf, slurm.conf and live counts must have the same sum; restart slurmd after correcting them"
             )
-            yield Finding(BAD, row.name, text, advice)
+            yield Finding(FAIL, row.name, text, advice)
         elif not row.open:
             state = "+".join(sorted(row.states))
             for finding in check_drained(row.name, state, row.reason, causes.get(row.name, "")):
@@ -63,12 +63,12 @@ def check_nodes(
         if row.name not in inventory:
             text = "has reported no GPUs"
             advice = "start `migbatch node agent` there (systemctl status migbatch-node) and check its log"
-            yield Finding(BAD, row.name, text, advice)
+            yield Finding(FAIL, row.name, text, advice)
         elif (silent_s := now - seen.get(row.name, 0.0)) > SILENCE_S:
             text = f"no message from its agent for {silent_s:.0f} s"
-            yield Finding(BAD, row.name, text, f"on {row.name}: systemctl status migbatch-node, and migbatch doctor")
+            yield Finding(FAIL, row.name, text, f"on {row.name}: systemctl status migbatch-node, and migbatch doctor")
         else:
-            yield Finding(GOOD, row.name, f"{sum(row.gres.values())} counts, {len(row.used)} types in use")
+            yield Finding(OK, row.name, f"{sum(row.gres.values())} counts, {len(row.used)} types in use")
     yield from _foreign({row.name for row in rows}, seen, now)
     for name in catalog:
         yield from _catalog(rows, mig, name)
@@ -83,9 +83,9 @@ def check_orphans(held: Sequence[LeaseRow], jobs: Sequence[JobRow], now: float) 
     for orphan in orphan_runs:
         text = f"job {orphan.job} run {orphan.restart} holds slices, though Slurm no longer has it there"
         advice = f"if this persists for a minute, run `migbatch node reconcile` on {orphan.node}; is its agent running?"
-        yield Finding(ODD, orphan.node, text, advice)
+        yield Finding(WARN, orphan.node, text, advice)
     if not orphan_runs:
-        yield Finding(GOOD, "leases", f"{len(held)} slices are held, all by jobs in Slurm")
+        yield Finding(OK, "leases", f"{len(held)} slices are held, all by jobs in Slurm")
 
 
 def _foreign(known: Collection[str], seen: Mapping[str, float], now: float) -> Iterator[Finding]:
@@ -94,7 +94,7 @@ def _foreign(known: Collection[str], seen: Mapping[str, float], now: float) -> I
     if foreign:
         text = f"{fold(foreign)} reported within the last {SILENCE_S:.0f} s, but this cluster has no such node"
         advice = "if another cluster's migbatchd uses this database, give each its own ([store] url); "
-        yield Finding(BAD, "record", text, f"{advice}if the node was removed from slurm.conf, stop its agent")
+        yield Finding(FAIL, "record", text, f"{advice}if the node was removed from slurm.conf, stop its agent")
 
 
 def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iterator[Finding]:
@@ -102,22 +102,22 @@ def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iter
     if row is None:
         text = f"no node {name} that lists every profile"
         advice = f"without it, jobs are refused unless a node offers their profile: {INSTALL}"
-        yield Finding(BAD, "catalog node", text, advice)
+        yield Finding(FAIL, "catalog node", text, advice)
         return
     if row.open:
         yield Finding(
-            BAD, "catalog node", f"{name} is not down", f"scontrol update NodeName={name} State=DOWN Reason=catalog"
+            FAIL, "catalog node", f"{name} is not down", f"scontrol update NodeName={name} State=DOWN Reason=catalog"
         )
     lacking = sorted({kind for other in mig for kind in other.gres} - set(row.gres) - {"none"})
     outside = sorted({p for other in mig for p in other.partitions} - set(row.partitions))
     if lacking:
-        yield Finding(BAD, "catalog node", f"{name} does not list {', '.join(lacking)}", INSTALL)
+        yield Finding(FAIL, "catalog node", f"{name} does not list {', '.join(lacking)}", INSTALL)
     if outside:
         yield Finding(
-            BAD, "catalog node", f"{name} is not in partition {', '.join(outside)}", "add it to Nodes= of these"
+            FAIL, "catalog node", f"{name} is not in partition {', '.join(outside)}", "add it to Nodes= of these"
         )
     if not (row.open or lacking or outside):
-        yield Finding(GOOD, "catalog node", f"{name} lists {len(row.gres)} types")
+        yield Finding(OK, "catalog node", f"{name} lists {len(row.gres)} types")
 
 
 def _names(rows: Sequence[NodeRow], mig: Sequence[NodeRow], catalog: Collection[str]) -> Iterator[Finding]:
@@ -131,9 +131,9 @@ def _names(rows: Sequence[NodeRow], mig: Sequence[NodeRow], catalog: Collection[
     if lacking:
         text = f"{fold(lacking)} or the catalog node lacks the feature {NODE_FEATURE}<name>"
         advice = f"jobs that name these nodes are refused unless they offer the profile: {INSTALL}"
-        yield Finding(ODD, "node features", text, f"{advice}, then restart slurmctld")
+        yield Finding(WARN, "node features", text, f"{advice}, then restart slurmctld")
     elif mig:
-        yield Finding(GOOD, "node features", "jobs can name nodes and pend for them")
+        yield Finding(OK, "node features", "jobs can name nodes and pend for them")
 
 
 def _alike(mig: Sequence[NodeRow]) -> Iterator[Finding]:
@@ -150,4 +150,4 @@ def _alike(mig: Sequence[NodeRow]) -> Iterator[Finding]:
             advice = (
                 "jobs would be sent to nodes that cannot create their slice: put these nodes into separate partitions"
             )
-            yield Finding(BAD, "profiles", text, advice)
+            yield Finding(FAIL, "profiles", text, advice)

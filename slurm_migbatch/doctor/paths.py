@@ -10,7 +10,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.doctor.programs import Reader, unreadable
 from slurm_migbatch.node.auth import AuthError, make_signer
 from slurm_migbatch.node.conf import insecure
-from slurm_migbatch.node.findings import BAD, GOOD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, Finding
 
 
 def check_paths(config: Config, slurm_user: Reader | None) -> Iterator[Finding]:
@@ -20,22 +20,22 @@ def check_paths(config: Config, slurm_user: Reader | None) -> Iterator[Finding]:
             continue
         reason = insecure(path, slurm_user.uid if slurm_user else 0)
         if reason:
-            yield Finding(BAD, path, reason, f"slurmctld and root use it: chown root {path}; chmod go-w {path}")
+            yield Finding(FAIL, path, reason, f"slurmctld and root use it: chown root {path}; chmod go-w {path}")
         else:
-            yield Finding(GOOD, path, "safe")
+            yield Finding(OK, path, "safe")
     if slurm_user is None:
         text = f"this host has no user {config.cluster.slurm_user}"
-        yield Finding(BAD, "SlurmUser", text, "set [cluster] slurm_user in migbatch.toml to SlurmUser of slurm.conf")
+        yield Finding(FAIL, "SlurmUser", text, "set [cluster] slurm_user in migbatch.toml to SlurmUser of slurm.conf")
         return
     closed = [*_closed(config, slurm_user)]
-    yield from closed or [Finding(GOOD, "SlurmUser", f"{slurm_user.name} can read slurmctld's files")]
+    yield from closed or [Finding(OK, "SlurmUser", f"{slurm_user.name} can read slurmctld's files")]
 
 
 def _closed(config: Config, slurm_user: Reader) -> Iterator[Finding]:
     for path in (config.submit.table, str(Path(config.submit.socket).parent)):
         if Path(path).exists() and (closed := unreadable(path, slurm_user)):
             text = f"{slurm_user.name} cannot read {path}, which slurmctld needs: {closed}"
-            yield Finding(BAD, "SlurmUser", text, f"chmod a+rX {closed.partition(' ')[0]}")
+            yield Finding(FAIL, "SlurmUser", text, f"chmod a+rX {closed.partition(' ')[0]}")
 
 
 def check_metrics_token(config: Config, daemon: Reader | None) -> Iterator[Finding]:
@@ -48,12 +48,12 @@ def check_metrics_token(config: Config, daemon: Reader | None) -> Iterator[Findi
     try:
         status = path.stat()
     except OSError as error:
-        yield Finding(BAD, str(path), f"[node_api] metrics_token_file: {error.strerror}", advice)
+        yield Finding(FAIL, str(path), f"[node_api] metrics_token_file: {error.strerror}", advice)
         return
     if status.st_mode & 0o077 or (daemon is not None and status.st_uid != daemon.uid):
-        yield Finding(BAD, str(path), f"must be readable by {name} only, or migbatchd rejects it", advice)
+        yield Finding(FAIL, str(path), f"must be readable by {name} only, or migbatchd rejects it", advice)
     else:
-        yield Finding(GOOD, str(path), "has the metrics token, private")
+        yield Finding(OK, str(path), "has the metrics token, private")
 
 
 def check_credentials(config: Config, daemon: Reader | None) -> Iterator[Finding]:
@@ -64,16 +64,16 @@ def check_credentials(config: Config, daemon: Reader | None) -> Iterator[Finding
         path = Path(api.token_file)
         advice = f"openssl rand -hex 32 > {path}; chmod 600 {path}; then a key for each node: migbatch node key NODE"
         if path.exists() and path.stat().st_mode & 0o077:
-            yield Finding(BAD, str(path), "other users can read the nodes' secret", f"{advice} again")
+            yield Finding(FAIL, str(path), "other users can read the nodes' secret", f"{advice} again")
             return
         if path.exists() and daemon is not None and path.stat().st_uid != daemon.uid:
             text = f"does not belong to {daemon.name}, migbatchd's user, so migbatchd rejects it"
-            yield Finding(BAD, str(path), text, f"chown {daemon.name} {path}")
+            yield Finding(FAIL, str(path), text, f"chown {daemon.name} {path}")
             return
     try:
         signer = make_signer(api.auth, munge_socket=api.munge_socket, token_file=api.token_file, uids=(os.geteuid(),))
         signer.verify(signer.sign(b"", "doctor"), b"", "doctor")
     except AuthError as error:
-        yield Finding(BAD, "credentials", str(error), advice)
+        yield Finding(FAIL, "credentials", str(error), advice)
     else:
-        yield Finding(GOOD, "credentials", f"{api.auth} works")
+        yield Finding(OK, "credentials", f"{api.auth} works")

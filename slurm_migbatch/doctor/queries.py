@@ -7,7 +7,7 @@ import http.client
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from slurm_migbatch.node.findings import BAD, GOOD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, Finding
 from slurm_migbatch.query.client import connection_to
 from slurm_migbatch.query.protocol import GREETING, PATH
 
@@ -29,14 +29,14 @@ def check_answers(url: str, advice: str, stranger: str) -> Iterator[Finding]:
         status, body, allowed = response.status, response.read(_MOST), response.getheader("Allow", "")
     except (OSError, http.client.HTTPException) as error:
         text = f"no answer from {address}: {getattr(error, 'strerror', None) or error}"
-        yield Finding(BAD, "query service", text, advice)
+        yield Finding(FAIL, "query service", text, advice)
         return
     finally:
         connection.close()
     older_release = status == http.HTTPStatus.METHOD_NOT_ALLOWED and allowed == "POST"  # a release that does not greet
     if older_release or (status == http.HTTPStatus.OK and body == GREETING):
-        yield Finding(GOOD, "query service", address)
+        yield Finding(OK, "query service", address)
     elif status == http.HTTPStatus.SERVICE_UNAVAILABLE and body.startswith(STANDBY):
-        yield Finding(GOOD, "query service", f"{address}: that migbatchd is on standby")
+        yield Finding(OK, "query service", f"{address}: that migbatchd is on standby")
     else:
-        yield Finding(BAD, "query service", f"another program answers at {address}", stranger)
+        yield Finding(FAIL, "query service", f"another program answers at {address}", stranger)

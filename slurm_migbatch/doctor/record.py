@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 from slurm_migbatch.store import soundness
 from slurm_migbatch.store.backup import size_of
 from slurm_migbatch.store.engines import make_engine, sqlite_file
@@ -31,7 +31,7 @@ def check_record(url: str, keep_s: float = math.inf, *, live: bool = True) -> It
     try:
         engine = make_engine(url, readonly=True)
     except StoreError as error:
-        yield Finding(BAD, "database", str(error), "check [store] url of migbatch.toml" if live else _NO_BACKUP)
+        yield Finding(FAIL, "database", str(error), "check [store] url of migbatch.toml" if live else _NO_BACKUP)
         return
     try:
         with engine.connect() as connection, connection.begin():
@@ -40,7 +40,7 @@ def check_record(url: str, keep_s: float = math.inf, *, live: bool = True) -> It
             yield from _disk_space(connection, sqlite_file(url) if live else None)
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        yield Finding(BAD, "database", f"is not readable: {cause}", _RESTORE)
+        yield Finding(FAIL, "database", f"is not readable: {cause}", _RESTORE)
     finally:
         engine.dispose()
 
@@ -48,32 +48,32 @@ def check_record(url: str, keep_s: float = math.inf, *, live: bool = True) -> It
 def _damages(connection: Connection) -> Iterator[Finding]:
     errors = list(soundness.damages(connection))
     for text in errors:
-        yield Finding(BAD, "integrity", text, _RESTORE)
+        yield Finding(FAIL, "integrity", text, _RESTORE)
     if not errors:
-        yield Finding(GOOD, "integrity", "no errors found")
+        yield Finding(OK, "integrity", "no errors found")
 
 
 def _schema(connection: Connection, keep_s: float, *, live: bool) -> Iterator[Finding]:
     try:
         missing = pending(connection, HISTORY)
     except NewerDatabaseError as error:
-        yield Finding(BAD, "schema", str(error), "upgrade, or restore a backup from before")
+        yield Finding(FAIL, "schema", str(error), "upgrade, or restore a backup from before")
         return
     present = applied(connection)
     if not present:
         advice = "check [store] url; migbatchd creates it at its start" if live else _NO_BACKUP
-        yield Finding(BAD, "schema", "is not a migbatch record", advice)
+        yield Finding(FAIL, "schema", "is not a migbatch record", advice)
         return
     if missing:
         text = f"{present[-1]!r}; this release has {missing[-1]!r}"
-        yield Finding(ODD, "schema", text, "start migbatchd, or run migbatch db upgrade")
+        yield Finding(WARN, "schema", text, "start migbatchd, or run migbatch db upgrade")
         return
-    yield Finding(GOOD, "schema", repr(present[-1]))
+    yield Finding(OK, "schema", repr(present[-1]))
     errors = [*soundness.differences(connection), *soundness.strays(connection)]
     for text in errors:
-        yield Finding(BAD, "tables", text, "restore a backup (migbatch db restore)")
+        yield Finding(FAIL, "tables", text, "restore a backup (migbatch db restore)")
     if not errors:
-        yield Finding(GOOD, "tables", "as in this release; no dangling references")
+        yield Finding(OK, "tables", "as in this release; no dangling references")
     yield from _age(connection, keep_s)
 
 
@@ -84,9 +84,9 @@ def _age(connection: Connection, keep_s: float) -> Iterator[Finding]:
     days = (time.time() - oldest) / 86400
     if time.time() - oldest > keep_s + _LATE_S:
         text = f"goes back {days:.0f} days, [store] keep is {keep_s / 86400:.0f}; runs still in use are kept longer"
-        yield Finding(ODD, "age", text, "check whether migbatchd runs and its log about old records")
+        yield Finding(WARN, "age", text, "check whether migbatchd runs and its log about old records")
     else:
-        yield Finding(GOOD, "age", f"goes back {days:.0f} days")
+        yield Finding(OK, "age", f"goes back {days:.0f} days")
 
 
 def _disk_space(connection: Connection, file: Path | None) -> Iterator[Finding]:
@@ -98,8 +98,8 @@ def _disk_space(connection: Connection, file: Path | None) -> Iterator[Finding]:
     free = disk.f_bavail * disk.f_frsize
     text = f"{size // _MIB} MiB, {spare // _MIB} of them free for new rows; {free // _MIB} MiB free in its file system"
     if free < _LEAST_MIB * _MIB:
-        yield Finding(BAD, "disk space", text, f"free {_LEAST_MIB} MiB below {file.parent}")
+        yield Finding(FAIL, "disk space", text, f"free {_LEAST_MIB} MiB below {file.parent}")
     elif free < size:
-        yield Finding(ODD, "disk space", text, "an upgrade writes a backup of the same size in that directory")
+        yield Finding(WARN, "disk space", text, "an upgrade writes a backup of the same size in that directory")
     else:
-        yield Finding(GOOD, "disk space", text)
+        yield Finding(OK, "disk space", text)

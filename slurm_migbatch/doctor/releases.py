@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from slurm_migbatch.install.slurmconf import Conf
-from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.versions import NEWEST, OLDEST, Release
 
@@ -54,14 +54,14 @@ FAULTS: Final = (
     Fault(
         (25, 5, 0),
         (25, 5, 1),
-        BAD,
+        FAIL,
         "it allocates the same GRES to several jobs",
         "install 25.05.1 or later before any job requests slices",
     ),
     Fault(
         (25, 11, 0),
         (25, 11, 5),
-        ODD,
+        WARN,
         "with MetricsType set, slurmctld may crash (double free) while nodes are updated, which migbatchd does often",
         "remove MetricsType from slurm.conf, or install 25.11.5 or later",
         lambda site: site.metrics,
@@ -69,7 +69,7 @@ FAULTS: Final = (
     Fault(
         (0, 0, 0),
         (25, 5, 0),
-        ODD,
+        WARN,
         "a takeover by the backup controller drains nodes whose Gres= in slurm.conf has no type ({untyped})",
         "add the types in slurm.conf as in gres.conf (Gres=gpu:h100:8), or install 25.05.1 or later",
         lambda site: site.backup and bool(site.untyped),
@@ -87,9 +87,9 @@ def check_release(release: Release, site: SiteTraits) -> Iterator[Finding]:
     if release[:2] > NEWEST:
         tested = " to ".join("{}.{:02d}".format(*tested) for tested in (OLDEST, NEWEST))
         text = f"{shown} is later than the releases that migbatch was tested with ({tested})"
-        yield Finding(ODD, _SUBJECT, text, "look for a later migbatch, and test this one before users depend on it")
+        yield Finding(WARN, _SUBJECT, text, "look for a later migbatch, and test this one before users depend on it")
     elif not faults:
-        yield Finding(GOOD, _SUBJECT, f"{shown} has no known bug that breaks slices here")
+        yield Finding(OK, _SUBJECT, f"{shown} has no known bug that breaks slices here")
 
 
 def untyped_gres(conf: Conf) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Final
 
 from slurm_migbatch.doctor.drained import SUBJECT
 from slurm_migbatch.doctor.link import CLOCK_S, check_clock
-from slurm_migbatch.node.findings import BAD, GOOD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, Finding
 
 SILENCE_S: Final = 120.0
 """Seconds after which a report is old: nodes send one a minute, unless CheckEvery= says otherwise."""
@@ -51,11 +51,11 @@ def summary(reports: Mapping[str, ReceivedReport], nodes: Collection[str]) -> It
         report = reports.get(node)
         if report is None or report.age > SILENCE_S:
             continue
-        problems = [finding for finding in report.findings if finding.level == BAD]
+        problems = [finding for finding in report.findings if finding.level == FAIL]
         others = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         if problems:
             text = f"its own checks found {problems[0].subject}: {problems[0].text}{others}"
-            yield Finding(BAD, node, text, "run migbatch doctor --nodes")
+            yield Finding(FAIL, node, text, "run migbatch doctor --nodes")
         if abs(report.ahead) > CLOCK_S:
             yield from (finding._replace(subject=node) for finding in check_clock("its clock", report.ahead))
 
@@ -67,11 +67,11 @@ def check_reports(reports: Mapping[str, ReceivedReport], nodes: Collection[str])
         if report is None or report.age > SILENCE_S:
             period = f"for {report.age:.0f} s" if report else "since migbatchd was started"
             advice = f"on {node}: systemctl status migbatch-node, and migbatch doctor"
-            yield Finding(BAD, node, f"its agent has not reported its checks {period}", advice)
+            yield Finding(FAIL, node, f"its agent has not reported its checks {period}", advice)
             continue
         for finding in report.findings:
             text = f"{finding.text} ({report.age:.0f} s ago)"
             yield finding._replace(subject=f"{node}: {finding.subject}", text=text)
         yield from (finding._replace(subject=f"{node}: clock") for finding in check_clock("its clock", report.ahead))
-        if not any(finding.level == BAD for finding in report.findings):
-            yield Finding(GOOD, node, f"no problems found {report.age:.0f} s ago")
+        if not any(finding.level == FAIL for finding in report.findings):
+            yield Finding(OK, node, f"no problems found {report.age:.0f} s ago")

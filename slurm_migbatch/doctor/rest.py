@@ -11,7 +11,7 @@ from typing import Final
 from slurm_migbatch.config import Config
 from slurm_migbatch.config.schema import ClusterConfig
 from slurm_migbatch.doctor.programs import Reader, closed_to
-from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN, Finding
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, Finding
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.restaddress import RestAddress
 from slurm_migbatch.slurm.slurmrestd import SlurmrestdClient
@@ -44,23 +44,23 @@ def _token(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]:
     try:
         status = Path(path).stat()
     except OSError as error:
-        yield Finding(BAD, _SUBJECT, f"[cluster] slurmrestd_token {path}: {error.strerror}", f"umask 077; {command}")
+        yield Finding(FAIL, _SUBJECT, f"[cluster] slurmrestd_token {path}: {error.strerror}", f"umask 077; {command}")
         return
     if status.st_mode & 0o077:
         text = (
             f"{path} (mode {stat.S_IMODE(status.st_mode):04o}): others can act as {cluster.slurm_user} with this token"
         )
-        yield Finding(BAD, _SUBJECT, text, f"chmod 600 {path}; migbatchd rejects it until then")
+        yield Finding(FAIL, _SUBJECT, text, f"chmod 600 {path}; migbatchd rejects it until then")
     elif daemon is None:
         return
     elif closed := closed_to(path, daemon, 0o4):
         text = f"migbatchd's user {name} cannot read the token {path}: {closed}"
         yield Finding(
-            BAD, _SUBJECT, text, f"chown {name} {path}; chmod 600 {path}; and allow {name} to enter its directory"
+            FAIL, _SUBJECT, text, f"chown {name} {path}; chmod 600 {path}; and allow {name} to enter its directory"
         )
     elif status.st_uid not in (0, daemon.uid):
         text = f"{path} belongs neither to {name}, migbatchd's user, nor to root: migbatchd rejects it"
-        yield Finding(BAD, _SUBJECT, text, f"chown {name} {path}")
+        yield Finding(FAIL, _SUBJECT, text, f"chown {name} {path}")
 
 
 def _socket(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]:
@@ -68,7 +68,7 @@ def _socket(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]:
     path = RestAddress.parse(cluster.slurmrestd).path
     if path and daemon is not None and Path(path).exists() and (closed := closed_to(path, daemon, 0o2)):
         text = f"migbatchd's user {daemon.name} cannot connect to {path}: {closed}"
-        yield Finding(BAD, _SUBJECT, text, f"make the socket writable for {daemon.name}, by group or mode")
+        yield Finding(FAIL, _SUBJECT, text, f"make the socket writable for {daemon.name}, by group or mode")
 
 
 def _answers(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]:
@@ -83,8 +83,8 @@ def _answers(cluster: ClusterConfig, daemon: Reader | None) -> Iterator[Finding]
         refusal = str(error)
     if refusal:
         yield Finding(
-            BAD, _SUBJECT, refusal, "see docs/install.md, Slurm's REST API; until then migbatchd makes no decisions"
+            FAIL, _SUBJECT, refusal, "see docs/install.md, Slurm's REST API; until then migbatchd makes no decisions"
         )
         return
     note = "" if token else f", without a token, as user {os.geteuid()}"
-    yield Finding(GOOD, _SUBJECT, f"{address} answers with API version v0.0.{version}{note}")
+    yield Finding(OK, _SUBJECT, f"{address} answers with API version v0.0.{version}{note}")

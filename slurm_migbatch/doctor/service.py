@@ -10,7 +10,7 @@ from typing import Final
 from slurm_migbatch.config import Config
 from slurm_migbatch.doctor.health import DaemonState, health_url, url_of
 from slurm_migbatch.doctor.queries import check_answers
-from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 from slurm_migbatch.submit.service import reserved
 
 _START: Final = "start migbatchd (systemctl start migbatchd)"
@@ -24,27 +24,30 @@ def check_service(config: Config, local_state: DaemonState) -> Iterator[Finding]
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
                 probe.settimeout(2)
                 probe.connect(str(path))
-            yield Finding(GOOD, "submit socket", str(path))
+            yield Finding(OK, "submit socket", str(path))
         except PermissionError:  # the socket reserved for slurmctld, which this user cannot open
             continue
         except OSError as error:
             text = f"{path}: {error.strerror or error}"
-            yield Finding(BAD, "submit socket", text, "start migbatchd; until then slurmctld uses the compiled table")
+            yield Finding(FAIL, "submit socket", text, "start migbatchd; until then slurmctld uses the compiled table")
     yield from check_query(config)
     if local_state.silent:
         url = health_url(config)
         text = f"{url} is not migbatchd" if local_state.stranger else f"{url}: {local_state.silent}"
         advice = "another program uses the [node_api] port" if local_state.stranger else _START
-        yield Finding(BAD, "node API", text, advice)
+        yield Finding(FAIL, "node API", text, advice)
     for part, text in local_state.checks.items():
-        yield Finding(GOOD if text == "ok" else BAD, f"migbatchd: {part}", text, "" if text == "ok" else "see its log")
+        yield Finding(OK if text == "ok" else FAIL, f"migbatchd: {part}", text, "" if text == "ok" else "see its log")
 
 
 def check_query(config: Config) -> Iterator[Finding]:
     """Check that the service for user queries listens, and that it is this one."""
     if not config.query.enabled:
         yield Finding(
-            ODD, "query service", "is disabled ([query] enabled)", "migacct and migbatch why do not work on login nodes"
+            WARN,
+            "query service",
+            "is disabled ([query] enabled)",
+            "migacct and migbatch why do not work on login nodes",
         )
         return
     url = url_of(config.query.listen, config.query.port)

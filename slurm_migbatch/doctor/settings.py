@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 
 #: seconds that a hook may take by default (node.conf HookDeadline); slurmd must wait longer
 _HOOK_DEADLINE_S = 30
@@ -19,34 +19,34 @@ def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
     types = conf.get("grestypes", "").split(",")
     missing = [word for word in ("mig", "gpu") if word not in types]
     if "mig" in missing:
-        yield Finding(BAD, "GresTypes", "does not include mig", f"set GresTypes=gpu,mig ({_EDIT})")
+        yield Finding(FAIL, "GresTypes", "does not include mig", f"set GresTypes=gpu,mig ({_EDIT})")
     elif missing:
         yield Finding(
-            ODD, "GresTypes", "does not include gpu", "without it, Slurm refuses --gpus before the submit filter runs"
+            WARN, "GresTypes", "does not include gpu", "without it, Slurm refuses --gpus before the submit filter runs"
         )
     else:
-        yield Finding(GOOD, "GresTypes", conf["grestypes"])
+        yield Finding(OK, "GresTypes", conf["grestypes"])
     plugins = conf.get("jobsubmitplugins", "")
     if "lua" in [name.removeprefix("job_submit/") for name in plugins.split(",")]:
-        yield Finding(GOOD, "JobSubmitPlugins", plugins)
+        yield Finding(OK, "JobSubmitPlugins", plugins)
     else:
-        yield Finding(BAD, "JobSubmitPlugins", "lua is not loaded", "set JobSubmitPlugins=lua and restart slurmctld")
+        yield Finding(FAIL, "JobSubmitPlugins", "lua is not loaded", "set JobSubmitPlugins=lua and restart slurmctld")
     for key in ("Prolog", "Epilog", "TaskProlog"):
         value = next((v for k, v in conf.items() if re.fullmatch(rf"{key.lower()}(\[\d+\])?", k) and v), "")
         if value:
-            yield Finding(GOOD, key, value)  # its effect is checked on the nodes, which have it
+            yield Finding(OK, key, value)  # its effect is checked on the nodes, which have it
         else:
-            yield Finding(BAD, key, "is not set: no job gets a slice", f"{_EDIT}, then restart every slurmd")
+            yield Finding(FAIL, key, "is not set: no job gets a slice", f"{_EDIT}, then restart every slurmd")
     yield from _prolog_flags(conf)
     yield from _timeout(conf)
     if conf.get("jobrequeue") == "0":
         yield Finding(
-            ODD, "JobRequeue", "is 0", "jobs cannot be requeued after a misfit or a GPU failure; set JobRequeue=1"
+            WARN, "JobRequeue", "is 0", "jobs cannot be requeued after a misfit or a GPU failure; set JobRequeue=1"
         )
     tracking = conf.get("proctracktype", "")
     if tracking and not tracking.endswith("cgroup"):
         yield Finding(
-            ODD,
+            WARN,
             "ProctrackType",
             f"is {tracking}: what leaves its process group or parent outlives the job, and keeps its slice",
             "set ProctrackType=proctrack/cgroup and restart every slurmd",
@@ -55,7 +55,7 @@ def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
         "accountingstoragetres", ""
     ):
         advice = "add gres/mig (and gres/mig:<profile> for each profile) for fairshare and sreport"
-        yield Finding(ODD, "AccountingStorageTRES", "does not include slices", advice)
+        yield Finding(WARN, "AccountingStorageTRES", "does not include slices", advice)
 
 
 def _prolog_flags(conf: Mapping[str, str]) -> Iterator[Finding]:
@@ -76,9 +76,9 @@ def _prolog_flags(conf: Mapping[str, str]) -> Iterator[Finding]:
         problems.append((text, "remove RunInJob"))
     for text, advice in problems:
         change = f"{advice} ({_EDIT}), then restart slurmctld and every slurmd"
-        yield Finding(BAD, key, f"{present or 'none'}: {text}", change)
+        yield Finding(FAIL, key, f"{present or 'none'}: {text}", change)
     if not problems:
-        yield Finding(GOOD, key, present)
+        yield Finding(OK, key, present)
 
 
 def _timeout(conf: Mapping[str, str]) -> Iterator[Finding]:
@@ -90,6 +90,6 @@ def _timeout(conf: Mapping[str, str]) -> Iterator[Finding]:
         limit = int(match[0]) if match else _NO_LIMIT
         if limit <= _HOOK_DEADLINE_S:
             text = f"slurmd kills hooks after {limit} s, before their own deadline"
-            yield Finding(BAD, key, text, "set it to at least 60, or lower HookDeadline in node.conf")
+            yield Finding(FAIL, key, text, "set it to at least 60, or lower HookDeadline in node.conf")
         else:
-            yield Finding(GOOD, key, "unlimited" if limit == _NO_LIMIT else f"{limit} s")
+            yield Finding(OK, key, "unlimited" if limit == _NO_LIMIT else f"{limit} s")

@@ -11,7 +11,7 @@ from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.hosts import CLI_FILTER
 from slurm_migbatch.install.slurmconf import Conf, Line, load
-from slurm_migbatch.node.findings import BAD, GOOD, ODD, Finding
+from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
 
 _DETECTS: Final = frozenset({"nvml", "full"})
@@ -41,13 +41,13 @@ def check_autodetect(gres: Conf, nodes: Collection[str]) -> Iterator[Finding]:
     for (path, number, value), members in detecting.items():
         text = f"{path}:{number}: AutoDetect={value} counts the slices of {fold(members)} when slurmd starts"
         yield Finding(
-            BAD,
+            FAIL,
             "gres.conf",
             f"{text}, and drains the node when they change",
             f"add to gres.conf: NodeName={fold(members)} AutoDetect=off (migbatch install --role controller does)",
         )
     if not detecting:
-        yield Finding(GOOD, "gres.conf", "AutoDetect is off for MIG nodes")
+        yield Finding(OK, "gres.conf", "AutoDetect is off for MIG nodes")
 
 
 def _expanded(names: str) -> tuple[str, ...]:
@@ -63,16 +63,16 @@ def check_cgroup(conf: Conf, cgroup: Conf, whole: Collection[str]) -> Iterator[F
     """
     plugins = {plugin.removeprefix("task/") for plugin in conf.value("TaskPlugin").lower().split(",")}
     if "cgroup" in plugins and cgroup.value("ConstrainDevices").lower() in ("yes", "true", "1"):
-        yield Finding(GOOD, "cgroup.conf", "ConstrainDevices=yes")
+        yield Finding(OK, "cgroup.conf", "ConstrainDevices=yes")
         return
     advice = "set TaskPlugin=task/cgroup in slurm.conf and ConstrainDevices=yes in cgroup.conf"
     if whole:
         shown = ", ".join(sorted(whole))
         text = f"devices are not constrained: every job can open {shown}, which Slurm allocates as whole GPUs"
-        yield Finding(BAD, "cgroup.conf", text, advice)
+        yield Finding(FAIL, "cgroup.conf", text, advice)
     else:
         text = "devices are not constrained; slices are still protected by the ownership of their devices"
-        yield Finding(ODD, "cgroup.conf", text, f"for a second barrier {advice}")
+        yield Finding(WARN, "cgroup.conf", text, f"for a second barrier {advice}")
 
 
 def check_cli_filter(conf: Conf) -> Iterator[Finding]:
@@ -85,12 +85,12 @@ def check_cli_filter(conf: Conf) -> Iterator[Finding]:
     closed = unreadable(path, None) if text is not None else ""
     if text is None:
         problem = f"{path} is missing: every srun, salloc and sbatch of this host fails"
-        yield Finding(BAD, CLI_FILTER, problem, f"copy the controller's {path} here")
+        yield Finding(FAIL, CLI_FILTER, problem, f"copy the controller's {path} here")
     elif closed:
         problem = f"users cannot read it, and their srun, salloc and sbatch fail: {closed}"
-        yield Finding(BAD, CLI_FILTER, problem, f"chmod a+r {path}")
+        yield Finding(FAIL, CLI_FILTER, problem, f"chmod a+r {path}")
     elif text == scripts.DOES_NOTHING:
         problem = f"{path} changes nothing: srun and salloc with mig:auto or --gpus are refused from this host"
-        yield Finding(ODD, CLI_FILTER, problem, f"copy the controller's {path} here")
+        yield Finding(WARN, CLI_FILTER, problem, f"copy the controller's {path} here")
     else:
-        yield Finding(GOOD, CLI_FILTER, path)
+        yield Finding(OK, CLI_FILTER, path)

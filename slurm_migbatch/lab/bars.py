@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from slurm_migbatch.values.quantiles import quantile
 
 
 class NotMeasurable(ValueError):
@@ -53,12 +55,6 @@ class Bar:
         floor = "" if self.floor is None else f"; {self.floor:.4g} without migbatch"
         met = "ok" if self.ok else "MISSED"
         return f"{met:<7} {self.name}: {self.value:.4g} (target {self.sign} {self.target:g}{floor})"
-
-
-def quantile(values: Iterable[float], share: float) -> float:
-    """Return the smallest value that at least `share` of all values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def times_of(seconds: Sequence[float]) -> dict[str, float]:

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
 
-GOOD: Final = "ok"
-ODD: Final = "warn"
-BAD: Final = "FAIL"
+OK: Final = "ok"
+WARN: Final = "warn"
+FAIL: Final = "FAIL"
 UNKNOWN: Final = "unknown"
 """Level of a check that could not run."""
 PATH: Final = "/node/v1/findings"
@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 
 def rows_to_report(findings: Iterable[Finding]) -> list[dict[str, str]]:
     """Return a node's report to its controller: its problems, the worst first, within limits."""
-    order = {BAD: 0, UNKNOWN: 1, ODD: 2}
+    order = {FAIL: 0, UNKNOWN: 1, WARN: 2}
     problems = sorted((found for found in findings if found.level in order), key=lambda found: order[found.level])
     return [{key: text[:LONGEST] for key, text in found._asdict().items()} for found in problems[:MOST]]
 

@@ -12,6 +12,8 @@ import re
 import select
 import struct
 
+from slurm_migbatch.node.libc import last_error
+
 _IN_MODIFY = 0x2
 _IN_Q_OVERFLOW = 0x4000
 _IN_ONLYDIR = 0x1000000
@@ -29,10 +31,10 @@ class WriteWatch:
         libc = ctypes.CDLL(None, use_errno=True)
         self.handle = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         if self.handle < 0:
-            raise _error("inotify_init1")
+            raise last_error("inotify_init1")
         path = f"/proc/self/fd/{directory}".encode()
         if libc.inotify_add_watch(self.handle, path, ctypes.c_uint32(_IN_MODIFY | _IN_ONLYDIR)) < 0:
-            error = _error("inotify_add_watch")
+            error = last_error("inotify_add_watch")
             self.close()
             raise error
 
@@ -66,8 +68,3 @@ class WriteWatch:
                 if match is not None:
                     runs.add((int(match[1]), int(match[2])))
         return None
-
-
-def _error(call: str) -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, f"{call}: {os.strerror(number)}")

@@ -70,15 +70,14 @@ class Liveness:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
 
-    def over(self, runs: Iterable[JournalRun], deadline: Deadline, *, pause: float | None = None) -> list[JournalRun]:
+    def over(self, runs: Iterable[JournalRun], deadline: Deadline) -> list[JournalRun]:
         """Return the `running` runs that are over by two observations. Raises LivenessError."""
         candidates = self.once(runs, deadline)
         if not candidates:
             return []
-        wait = PAUSE_S if pause is None else pause
-        if deadline.remaining < wait:
+        if deadline.remaining < PAUSE_S:
             raise LivenessError("no time left to query Slurm twice")
-        time.sleep(wait)
+        time.sleep(PAUSE_S)
         return self.once(candidates, deadline)
 
     def once(self, runs: Iterable[JournalRun], deadline: Deadline) -> list[JournalRun]:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from slurm_migbatch.node import effects
+from slurm_migbatch.node.libc import last_error
 
 MAX_BYTES = 64 << 20
 """Most memory of all files together."""
@@ -74,7 +75,7 @@ def uncover(directory: int, name: str) -> None:
             os.close(handle)
         effects.point("umount")
         if _libc.umount2(f"/proc/self/fd/{directory}/{name}".encode(), _DETACH | _UMOUNT_NOFOLLOW):
-            raise _error("umount")
+            raise last_error("umount")
 
 
 @contextmanager
@@ -138,16 +139,11 @@ def _page() -> int:
 def _mount(directory: int, flags: int, options: str) -> None:
     target = f"/proc/self/fd/{directory}".encode()
     if _libc.mount(b"migbatch", target, b"tmpfs", ctypes.c_ulong(flags), options.encode()):
-        raise _error("mount")
+        raise last_error("mount")
 
 
 def _allocate(handle: int, size: int) -> None:
     while _libc.fallocate(handle, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)):
-        error = _error("fallocate")
+        error = last_error("fallocate")
         if error.errno != errno.EINTR:
             raise error
-
-
-def _error(call: str) -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, f"{call}: {os.strerror(number)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from slurm_migbatch.query.protocol import DEFAULT_PORT
-from slurm_migbatch.slurm.settings import parse_settings
+from slurm_migbatch.slurm.settings import controllers, parse_settings
 from slurm_migbatch.slurm.users import uid_of
 from slurm_migbatch.values import TYPE_CHECKING, Pattern, Value
 
@@ -83,11 +83,7 @@ def read_conf(lines: Iterable[str], path: str) -> Servers:
 def of_slurm(config: str) -> Servers:
     """Return the services on slurmctld's hosts, by the output of `scontrol show config`. Raises LoginError."""
     settings = parse_settings(config)
-    hosts: dict[str, None] = {}
-    for key, value in settings.items():
-        if key.startswith("slurmctldhost") and value:
-            name, _, address = value.partition("(")
-            hosts[address.rstrip(")") or name] = None
+    hosts = dict.fromkeys(controllers(settings).values())
     urls = tuple(f"http://{f'[{host}]' if ':' in host else host}:{DEFAULT_PORT}" for host in hosts)
     if not urls or not all(map(_URL.fullmatch, urls)):
         raise LoginError(f"Slurm has no SlurmctldHost; ask the administrator for {LOGIN_CONF} (Servers=http://...)")

@@ -16,8 +16,8 @@ from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import columns
 from slurm_migbatch.report.columns import measured_by, percentage, prediction_error
 from slurm_migbatch.report.lines import pair_lines
-from slurm_migbatch.slurm.listing import has_task
 from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.slurm.taskexpr import has_task
 from slurm_migbatch.slurm.times import format_duration, time_formatter
 from slurm_migbatch.store.queries import JobId, RunFilter, RunRow
 from slurm_migbatch.values import replace

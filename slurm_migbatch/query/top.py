@@ -103,7 +103,7 @@ class _Selection:
     def of_kind(self, row: JobRow) -> bool:
         """Return whether a job's profile or partition is selected."""
         kinds = {profile.gres_type for profile in slices(row.gres)}
-        return not self.only or self.only in kinds or self.only in row.partition.split(",")
+        return not self.only or self.only in kinds or self.only in row.partitions
 
     def of_job(self, job: int, profile: str = "") -> bool:
         """Return whether a job, which may have left the queue, is selected."""
@@ -190,8 +190,7 @@ def _gpu(asked: _Selection, view: NodeView, gpu: GpuView, node: NodeRow | None, 
     trouble = asked.sentence("; ".join(reason for reason in view.reasons if gpu.uuid in reason or "GPU" not in reason))
     slots = tuple(sorted([*taken, *offered], key=lambda slot: (slot.start, slot.size)))
     number = -1 if gpu.index is None else gpu.index
-    model = gpu.name.removeprefix("NVIDIA ")[:60]
-    return GpuRow(view.name, number, model, gpu.slices, view.state or "?", closed, trouble, slots)
+    return GpuRow(view.name, number, gpu.slices, view.state or "?", closed, trouble, slots)
 
 
 def _held(asked: _Selection, leases: Iterable[LeaseRow]) -> list[SlotRow]:
@@ -285,7 +284,6 @@ def _loans(asked: _Selection) -> Iterator[LoanRow]:
             _known(report.steps if report else None),
             _known(report.items if report else None),
             _known(goal),
-            (report.checkpoint if report else None) or 0.0,
             asked.sentence(view.why),
         )
 

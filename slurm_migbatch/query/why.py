@@ -21,8 +21,8 @@ from slurm_migbatch.query.show import candidate_lines, job_id, name_of, pairs_of
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.lines import pair_lines
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.slurm.listing import has_task
 from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.slurm.taskexpr import has_task
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.runquery import JobId
 from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load

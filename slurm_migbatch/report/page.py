@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 #: kinds of slots: held by a job, held on loan, offered to Slurm, disabled
 USED: Final = "used"
@@ -49,7 +49,6 @@ class GpuRow(NamedTuple):
 
     node: str
     number: int
-    model: str
     slices: int
     state: str
     closed: bool
@@ -108,7 +107,6 @@ class LoanRow(NamedTuple):
     steps: int
     items: float
     goal: float
-    checkpoint: float
     why: str
 
 

@@ -7,7 +7,6 @@ and a half times its peak must fit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -29,14 +28,13 @@ from slurm_migbatch.predict.recurring import (
 )
 from slurm_migbatch.report.equivalents import gpu_equivalent
 from slurm_migbatch.values.figures import digits, gib
+from slurm_migbatch.values.quantiles import quantile
 from slurm_migbatch.workload.catalog import GpuKind, Partition, ProfileOffer
 
 IDLE: Final = 0.1
 """SM share below which a run has held its slices idle."""
 LEAST_WAITS: Final = 5
 """Minimum number of runs to estimate a wait."""
-KINDS: Final = ("idle", "whole", "memory", "sms")
-"""Held but idle; a whole GPU where a slice is enough; memory, SMs of which a smaller slice has enough."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,8 @@ class Finding:
     """One way in which a run held more than it used.
 
     Attributes:
-        kind: one of KINDS.
+        kind: "idle": held but idle; "whole": a whole GPU where a slice is enough; "memory", "sms": a smaller slice has
+            enough of it.
         sentence: for its user.
         wasted_gpu_hours: hours that others could have used; those of several findings must not be added up.
         figures: the underlying figures, JSON-able, units in the names.
@@ -93,7 +92,7 @@ class Verdict:
 
     Attributes:
         gpu_hours: that it held.
-        findings: in the order of KINDS.
+        findings: "idle" or "whole" first, then "memory", then "sms".
         profile: GRES type of the smaller slice that would have been enough, or of the larger one to request after it
             ran out of memory; empty if none, or unknown.
         sbatch: option to submit with next time; empty likewise.
@@ -127,8 +126,7 @@ def waited(seconds: Sequence[float]) -> WaitFigures | None:
     """Return the figures of these waits; None if there are fewer than LEAST_WAITS."""
     if len(seconds) < LEAST_WAITS:
         return None
-    ordered = sorted(seconds)
-    return WaitFigures(median(ordered), ordered[math.ceil(0.9 * len(ordered)) - 1], len(ordered))
+    return WaitFigures(median(seconds), quantile(seconds, 0.9), len(seconds))
 
 
 def judge(use: SliceUse, past: Sequence[PastRun], geometry: Geometry | None, policy: RunsPolicy) -> Verdict:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from slurm_migbatch.slurm.client import JobRow, SlurmError
-from slurm_migbatch.slurm.listing import count_tasks
+from slurm_migbatch.slurm.taskexpr import fold_tasks
 
 #: runs squeue with arguments; raises SlurmError
 Run = Callable[..., str]
@@ -44,7 +44,7 @@ def split_arrays(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> 
     if not arrays:
         return list(rows)
     parts: dict[int, WaitingTasks] = {}
-    for chunk in _chunks(arrays):
+    for chunk in chunks(arrays):
         parts |= parse_tasks(run(*tasks_command(chunk)))
     mixed = {array: part for array, part in parts.items() if part.others and part.own}
     if not mixed:
@@ -52,8 +52,8 @@ def split_arrays(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> 
     alone = [str(job) for part in mixed.values() for job in part.others]
     firsts = [f"{array}_{part.own[0]}" for array, part in mixed.items()]
     present = {row.job_id for row in rows}
-    others = [row for chunk in _chunks(alone) for row in listed(chunk) if row.job_id not in present]
-    own = {row.job_id: row for chunk in _chunks(firsts) for row in listed(chunk)}
+    others = [row for chunk in chunks(alone) for row in listed(chunk) if row.job_id not in present]
+    own = {row.job_id: row for chunk in chunks(firsts) for row in listed(chunk)}
     limits = dict(zip(mixed, map(throttle, show(firsts)), strict=True))
     result = []
     for row in rows:
@@ -99,19 +99,6 @@ def parse_tasks(output: str) -> dict[int, WaitingTasks]:
     return {array: WaitingTasks(tuple(sorted(own)), others) for array, (own, others) in tasks_by_array.items()}
 
 
-def fold_tasks(tasks: Iterable[int]) -> str:
-    """Fold task numbers like Slurm, `1-3,5` for 1 2 3 5, without a step."""
-    runs: list[list[int]] = []
-    for task in sorted(tasks):
-        if runs and task == runs[-1][1] + 1:
-            runs[-1][1] = task
-        else:
-            runs.append([task, task])
-    text = ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
-    assert not runs or count_tasks(text) == sum(high - low + 1 for low, high in runs)
-    return text
-
-
 def throttle(record: str) -> int | None:
     """Return how many tasks of an array may run at once, by `scontrol show job`; None for no limit.
 
@@ -121,10 +108,10 @@ def throttle(record: str) -> int | None:
     return int(match[1]) or None if match else None
 
 
-def _chunks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
-    """Yield the parts that fit into one argument of a command."""
-    for start in range(0, len(items), _AT_ONCE):
-        yield items[start : start + _AT_ONCE]
+def chunks(items: Sequence[_Item], size: int = _AT_ONCE) -> Iterator[Sequence[_Item]]:
+    """Yield parts of at most `size`, by default those that fit into one argument of a command."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def _put(rows: list[JobRow], row: JobRow) -> None:

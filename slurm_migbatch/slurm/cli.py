@@ -11,14 +11,14 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.slurm import reservations
-from slurm_migbatch.slurm.arrays import split_arrays
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions
+from slurm_migbatch.slurm.arrays import chunks, split_arrays
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, on_nodes
 from slurm_migbatch.slurm.dialog import Dialog, Records, Request, line
 from slurm_migbatch.slurm.listing import (
     NODES_COMMAND,
@@ -108,7 +108,7 @@ class CliClient:
         """List jobs on nodes by one squeue call; see SlurmClient."""
         only = f"--nodelist={','.join(sorted(nodes))}"
         if len(only) >= _LONGEST_ARGUMENT:
-            return [row for row in self.jobs() if not nodes.isdisjoint(row.nodes)]
+            return on_nodes(self.jobs(), nodes)
         mark = new_mark()
         rows, now = parse_jobs(self._run(*squeue_command(mark), only), mark), time.time()
         return [row.of_its_run(now) for row in rows]
@@ -190,7 +190,7 @@ class CliClient:
                 by_gres.setdefault(gres, []).append(node)
             else:  # too long for a request, for example because of what the node reports
                 unsent[node] = f"its name or GRES cannot be passed to scontrol ({len(gres)} bytes: {gres[:80]!r})"
-        shared = [chunk for names in by_gres.values() for chunk in _chunks(names, 64)]
+        shared = [chunk for names in by_gres.values() for chunk in chunks(names, 64)]
         refused = self._offer([(chunk, updates[chunk[0]]) for chunk in shared])
         if together := [node for number in refused for node in shared[number] if len(shared[number]) > 1]:
             # Slurm refuses a request because of one of its nodes, and leaves the others unchanged
@@ -241,7 +241,7 @@ class CliClient:
         """
         self.update_jobs({str(job_id): {"StartTime": "now+2"}})
 
-    def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
+    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
         """Signal jobs by one `scancel --signal --state=RUNNING`, and array tasks by some more.
 
         Without the state scancel retries a pending job for minutes ("Job can not be altered now"). With it, it still
@@ -252,7 +252,7 @@ class CliClient:
         self.before_change()
         names = [checked_job(job) for job in job_ids]
         jobs, tasks = [n for n in names if "_" not in n], [n for n in names if "_" in n]
-        options = [*(["--full"] if full else []), "--state=RUNNING", f"--signal={name}"]
+        options = ["--full", "--state=RUNNING", f"--signal={name}"]
         reasons: dict[str, str] = {}
         if jobs:
             process = self._finish("scancel", *options, *jobs)
@@ -261,7 +261,7 @@ class CliClient:
                 raise _failed("scancel", (*options, *jobs), process)
         if tasks:
             with ThreadPoolExecutor(8) as pool:
-                for output in pool.map(lambda some: self._once(*options, *some), _chunks(tasks, 8)):
+                for output in pool.map(lambda some: self._once(*options, *some), chunks(tasks, 8)):
                     reasons |= _SCANCEL.findall(output)
         refused = {job: why.strip() for job, why in reasons.items() if not any(phrase in why for phrase in _ENDED)}
         if refused:
@@ -407,11 +407,6 @@ def _plain(why: str, job: str) -> str:
 
 def _node_update(nodes: Sequence[str], gres: str) -> Request:
     return ("update", "NodeName=" + ",".join(nodes), f"Gres={gres}")
-
-
-def _chunks(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    for start in range(0, len(names), size):
-        yield names[start : start + size]
 
 
 def _short(text: str) -> str:

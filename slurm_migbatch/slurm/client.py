@@ -53,6 +53,9 @@ ACTIVE = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
 )
 
+#: Slurm's limit of one string of a job, in bytes; it checks it after the submit filter.
+SLURM_LIMIT: Final = 1024
+
 #: State of a job whose row could not be read; only its id is known, and `reason` says why.
 UNREAD = "UNREAD"
 
@@ -127,6 +130,11 @@ class JobRow:
     qos: str = ""
     wckey: str = ""
     after: tuple[int, ...] = ()  # jobs that it still waits for (--dependency), ascending; of arrays the array's id
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """Names of its partitions; a pending job may have several."""
+        return tuple([name for name in self.partition.split(",") if name])
 
     @property
     def cpus_per_node(self) -> int:
@@ -208,6 +216,11 @@ class NodeRow:
         return bool(self.states & {"INVAL", "INVALID_REG"})
 
 
+def on_nodes(rows: Iterable[JobRow], nodes: frozenset[str]) -> list[JobRow]:
+    """Return the jobs that have one of the nodes."""
+    return [row for row in rows if not nodes.isdisjoint(row.nodes)]
+
+
 class SlurmClient(Protocol):
     """What the controller needs of Slurm. Every method may raise SlurmError."""
 
@@ -269,13 +282,14 @@ class SlurmClient(Protocol):
     def hasten(self, job_id: int | str) -> None:
         """Reduce the start delay of a requeued job that is pending again to the two seconds that slurmd needs."""
 
-    def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
+    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
         """Send a signal ("USR1") to running jobs; jobs that are not running (any more) get none, without an error.
+
+        The batch script and all its children get it as well as the steps.
 
         Args:
             job_ids: of jobs, or of single array tasks as "123_4" (not by their numeric id, see `CliClient`).
             name: the signal without "SIG".
-            full: to the batch script and all its children as well as to the steps.
 
         If Slurm refuses some, the others get theirs and `SlurmRefused` names those refused.
         """
@@ -303,7 +317,7 @@ def merge_partitions(rows: Iterable[JobRow]) -> list[JobRow]:
             continue
         names = partitions.setdefault(row.job_id, [])
         for part in (first, row):
-            names.extend(p for p in part.partition.split(",") if p and p not in names)
+            names.extend(p for p in part.partitions if p not in names)
     for job_id, names in partitions.items():
         row = merged[job_id]
         if len(names) > 1 and row.pending:

@@ -25,6 +25,7 @@ from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError, row
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.states import checked_reason, checked_state
+from slurm_migbatch.slurm.taskexpr import count_tasks
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
 
 #: squeue --Format fields in the order of a row; the same names work from 22.05 to 26.05. Width 0: not truncated.
@@ -247,26 +248,6 @@ def _node_alone(text: str) -> tuple[str, ...]:
 def _limit(text: str) -> int | None:
     """Return a time limit in seconds; None for none."""
     return None if text in _NOTHING or text in ("INVALID", "Partition_Limit") else _seconds(text)
-
-
-def count_tasks(expression: str) -> int:
-    """Return how many tasks an array expression names: "4-400:2%4" is 199, "1,3,5" is 3.
-
-    squeue sometimes puts a list in brackets. Raises ValueError.
-    """
-    return sum(map(len, _spans(expression)))
-
-
-def has_task(expression: str, task: str) -> bool:
-    """Return whether an array expression names a task. Raises ValueError."""
-    return any(int(task) in span for span in _spans(expression))
-
-
-def _spans(expression: str) -> Iterator[range]:
-    for part in expression.partition("%")[0].strip("[]").split(","):
-        span, _, step = part.partition(":")
-        low, _, high = span.partition("-")
-        yield range(int(low), int(high or low) + 1, int(step or 1))
 
 
 def jobs_waited_for(text: str) -> tuple[int, ...]:

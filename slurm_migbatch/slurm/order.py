@@ -22,7 +22,7 @@ def in_order(rows: Iterable[JobRow], tiers: Mapping[str, int]) -> list[JobRow]:
     listed = [
         (replace(row, partition=name), tiers.get(name, 0))
         for row in rows
-        for name in (row.partition.split(",") if row.pending else [row.partition])
+        for name in ((row.partitions if row.pending else ()) or (row.partition,))
     ]
     listed.sort(key=lambda entry: (-entry[1], -entry[0].priority, entry[0].submit, *_place(entry[0])))
     return merge_partitions(row for row, _ in listed)

@@ -33,11 +33,12 @@ from typing import IO, Any
 
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import UNREAD, JobRow, SlurmError
-from slurm_migbatch.slurm.listing import count_tasks, jobs_waited_for
+from slurm_migbatch.slurm.listing import jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.order import NO_TASK, in_order
 from slurm_migbatch.slurm.pyslurm_worker import JOB
 from slurm_migbatch.slurm.states import checked_reason, checked_state
+from slurm_migbatch.slurm.taskexpr import count_tasks
 
 #: seconds for which squeue's GRES of a pending job is used while pyslurm shows no change
 TRUST_S = 30.0

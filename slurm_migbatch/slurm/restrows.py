@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError
-from slurm_migbatch.slurm.listing import count_tasks, jobs_waited_for
+from slurm_migbatch.slurm.listing import jobs_waited_for
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.reservations import NodeReservation
 from slurm_migbatch.slurm.states import ENDED, PRESENT, checked_reason
+from slurm_migbatch.slurm.taskexpr import count_tasks
 
 #: flags of a job's state and, at the end, base states; squeue shows the first of these that a job has
 _SHOWN: Final = (

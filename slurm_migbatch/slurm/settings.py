@@ -4,7 +4,10 @@ This module needs the standard library only, because login nodes import it."""
 
 from __future__ import annotations
 
-from slurm_migbatch.values import Pattern
+from slurm_migbatch.values import TYPE_CHECKING, Pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _SETTING = Pattern(r"\s*([A-Za-z][\w\[\]]*)\s*=\s*(.*?)\s*")
 
@@ -13,3 +16,20 @@ def parse_settings(output: str) -> dict[str, str]:
     """Return the settings, keys in lower case, values empty for (null)."""
     matches = filter(None, map(_SETTING.fullmatch, output.splitlines()))
     return {match[1].lower(): "" if match[2] == "(null)" else match[2] for match in matches}
+
+
+def controllers(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return slurmctld's hosts with their addresses in the order of slurm.conf, by `scontrol show config`."""
+    return dict(_host(value) for key, value in settings.items() if key.startswith("slurmctldhost") and value)
+
+
+def controller_hosts(settings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names or addresses of slurmctld's hosts by `scontrol show config`; of `name(address)` the address."""
+    backup = settings.get("slurmctldaddr", "")
+    return tuple(dict.fromkeys([*controllers(settings).values(), *([_host(backup)[1]] if backup else [])]))
+
+
+def _host(value: str) -> tuple[str, str]:
+    """Return the name and the address of `name(address)`; for `name` alone it is both."""
+    name, _, address = value.partition("(")
+    return name, address.rstrip(")") or name

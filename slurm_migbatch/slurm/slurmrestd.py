@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from slurm_migbatch.slurm import restrows
 from slurm_migbatch.slurm.cli import CliClient, check_fields, check_signal, checked_job
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, on_nodes
 from slurm_migbatch.slurm.order import in_order
 from slurm_migbatch.slurm.reservations import NodeReservation
 from slurm_migbatch.slurm.restapi import DEFAULT_PARTITION, REQUEUE, RestApi, RestError
@@ -85,7 +85,7 @@ class SlurmrestdClient(CliClient):
 
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
         """List jobs as `jobs` does, because the API has no smaller request; see SlurmClient."""
-        return [row for row in self.jobs() if not nodes.isdisjoint(row.nodes)]
+        return on_nodes(self.jobs(), nodes)
 
     def nodes(self) -> list[NodeRow]:
         """List nodes by one request, and by one more while some are reserved; see SlurmClient."""
@@ -148,13 +148,13 @@ class SlurmrestdClient(CliClient):
         if refused:
             raise SlurmRefused(refused, len(jobs))
 
-    def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
+    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
         """Signal jobs and array tasks by one request; see SlurmClient."""
         check_signal(name)
         names = [checked_job(job) for job in job_ids]
         if not names:
             return
-        self._signal({"jobs": names, "signal": name, "job_state": ["RUNNING"], "flags": ["FULL_JOB"] if full else []})
+        self._signal({"jobs": names, "signal": name, "job_state": ["RUNNING"], "flags": ["FULL_JOB"]})
 
     def cancel(self, job_id: int | str) -> None:
         """Cancel a job or one task of an array; one that has already ended is no error."""

@@ -117,7 +117,7 @@ def schema_of(file: Path) -> str:
             if results != ["ok"]:
                 raise StoreError(f"{file} is damaged: {results[0]}")
             try:
-                (last,) = connection.execute(f"SELECT max(name) FROM {RECORD.name}").fetchone()  # noqa: S608 - ours
+                (last,) = connection.execute(f"SELECT max(name) FROM {RECORD.name}").fetchone()  # noqa: S608 names are constants
             except sqlite3.OperationalError:
                 last = None
     except sqlite3.Error as error:

@@ -276,9 +276,9 @@ class Store:
         """Return the GPUs of every node as last described, by node, ordered by index."""
         return self.read(queries.inventory)
 
-    def leases(self, active: bool = True) -> list[LeaseRow]:
-        """Return the slices held now, or with active=False all leases."""
-        return self.read(queries.leases, active=active)
+    def leases(self) -> list[LeaseRow]:
+        """Return the slices held now."""
+        return self.read(queries.leases)
 
     def runs(self, wanted: RunFilter | None = None) -> list[RunRow]:
         """Return the runs with their slices, by job id."""

@@ -24,7 +24,7 @@ _NAMED = re.compile(r":(v\d+)")
 
 @dataclass(frozen=True)
 class LeaseRow:
-    """One slice held by one run. `until` is None while it is held."""
+    """A slice that a run holds."""
 
     node: str
     gpu: str
@@ -34,7 +34,6 @@ class LeaseRow:
     job: int
     restart: int
     since: float | None
-    until: float | None = None
 
 
 @dataclass(frozen=True)
@@ -97,15 +96,14 @@ def runs(connection: Connection, wanted: RunFilter) -> list[RunRow]:
     ]
 
 
-def leases(connection: Connection, *, active: bool = True) -> list[LeaseRow]:
+def leases(connection: Connection) -> list[LeaseRow]:
     """Return the slices held, by node, GPU and placement."""
     columns = (
         Lease.node, Lease.gpu, Lease.profile, Lease.slot_start, Lease.slot_size, Lease.job_id, Lease.restart,
-        Lease.since, Lease.until,
+        Lease.since,
     )  # fmt: skip
-    statement = select(*columns).order_by(Lease.node, Lease.gpu, Lease.slot_start, Lease.id)
-    if active:
-        statement = statement.where(Lease.until.is_(None))
+    statement = select(*columns).where(Lease.until.is_(None))
+    statement = statement.order_by(Lease.node, Lease.gpu, Lease.slot_start, Lease.id)
     return [LeaseRow(*row) for row in connection.execute(statement)]
 
 

@@ -213,7 +213,7 @@ def statement_of(wanted: RunFilter, run_fields: Collection[str], slice_fields: C
         )
         order += ", leases.node, leases.position, leases.id"
     where = " AND ".join(f"({condition})" for condition in conditions(wanted, values)) or "1 = 1"
-    text = f"SELECT {', '.join(columns)} FROM {tables} WHERE {where} ORDER BY {order}"  # noqa: S608 names are ours
+    text = f"SELECT {', '.join(columns)} FROM {tables} WHERE {where} ORDER BY {order}"  # noqa: S608 names are constants
     return Statement(text, values.found, tuple(names), slices)
 
 

@@ -114,7 +114,7 @@ def gpus(record: RunReader, wanted: RunFilter) -> Rows:
 
 def _select(record: RunReader, columns: str, tables: str, known: Iterable[str], values: Values, end: str = "") -> Rows:
     where = " AND ".join(f"({condition})" for condition in known)
-    return record.rows(f"SELECT {columns} FROM {tables} WHERE {where}{end}", values.found)  # noqa: S608 names are ours
+    return record.rows(f"SELECT {columns} FROM {tables} WHERE {where}{end}", values.found)  # noqa: S608 names are constants
 
 
 def _within(moment: str, wanted: RunFilter, values: Values) -> Iterator[str]:

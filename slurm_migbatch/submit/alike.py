@@ -13,10 +13,10 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.slurm.client import SLURM_LIMIT
 from slurm_migbatch.submit.answer_cache import CachedAnswer
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import TRES_FIELDS
-from slurm_migbatch.submit.rewrite import SLURM_LIMIT
 from slurm_migbatch.submit.script import recurring_key
 from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.buckets import rounded

@@ -20,6 +20,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.recurring import NO_RUNS, PastRun, RecurringJob, RunsPolicy, advise
 from slurm_migbatch.predict.selection import NO_LIMITS, Chooser, JobLimits, SliceChoice, limits_of
+from slurm_migbatch.slurm.client import SLURM_LIMIT
 from slurm_migbatch.slurm.gres import prefix_of
 from slurm_migbatch.submit import nodes
 from slurm_migbatch.submit.decision import SubmitDecision
@@ -65,8 +66,6 @@ from slurm_migbatch.workload.loans import (
 )
 from slurm_migbatch.workload.refusal import Refusal, lower, show
 
-SLURM_LIMIT: Final = 1024
-"""Slurm's limit of one string of a job, in bytes. Checked after the submit filter: longer ones are not read here."""
 DECISION_BYTES: Final = 8
 """Length of a decision's name in the marker. Space for it is reserved even if none is written, so that the service and
 the table accept the same comments.

@@ -144,7 +144,7 @@ class SubmitServer:
             OSError: a socket cannot be created.
         """
         own = reserved(self._path)
-        for path, listener in ((own, listen(own, owners=self._service.speakers)), (self._path, listen(self._path))):
+        for path, listener in ((own, listen(own, owners=self._service.proxy_uids)), (self._path, listen(self._path))):
             self._listeners[listener.fileno()] = path, listener
             self._files.append((path, path.stat().st_ino))
             self._poll.register(listener.fileno(), select.EPOLLIN)
@@ -168,11 +168,6 @@ class SubmitServer:
         os.close(self._wake)
         os.close(self._woken)
 
-    @property
-    def waiting(self) -> int:
-        """Connections of ordinary users that are open."""
-        return self._open.total()
-
     def _run(self) -> None:
         while self._last is None or time.monotonic() < self._last:
             ready = self._poll.poll(0 if self._turns else self._patience())
@@ -193,7 +188,7 @@ class SubmitServer:
             client = self._clients.get(number)
             if client is None:
                 continue
-            if client.uid in self._service.speakers:
+            if client.uid in self._service.proxy_uids:
                 self._speak(client)
             else:
                 self._turns.add(client)
@@ -227,15 +222,15 @@ class SubmitServer:
             except OSError:
                 link.close()
                 continue
-            speaker = uid in self._service.speakers
-            if not speaker and (path != self._path or not self._admits(uid)):
+            is_proxy = uid in self._service.proxy_uids
+            if not is_proxy and (path != self._path or not self._admits(uid)):
                 link.close()
                 continue
             client = _Client(link, uid, time.monotonic() + IDLE_S)
             self._clients[link.fileno()] = client
             self._silent += 1
             self._poll.register(link.fileno(), select.EPOLLIN)
-            if speaker:
+            if is_proxy:
                 self._speak(client)  # usually the request has already arrived
             else:
                 self._open[uid] += 1
@@ -268,7 +263,7 @@ class SubmitServer:
     def _keep(self, client: _Client) -> None:
         """Keep the connection of a privileged client open for its next request."""
         may_stay = self._last is None and len(self._clients) - self._silent < KEPT
-        if client.uid in self._service.speakers and may_stay:
+        if client.uid in self._service.proxy_uids and may_stay:
             client.until = None
             self._silent -= 1
         else:

@@ -26,6 +26,7 @@ from slurm_migbatch.submit.gres_request import mentions_gpus
 from slurm_migbatch.submit.request import TRES_FIELDS, Accept, Answer, JobRequest, Pass, Refuse, RequestError
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.submit.script import condense
+from slurm_migbatch.values.quantiles import quantile
 from slurm_migbatch.workload.catalog import SiteCatalog
 from slurm_migbatch.workload.loans import LOAN
 
@@ -95,8 +96,7 @@ class Statistics:
 
     def quantile(self, share: float) -> float:
         """Return the handling time in seconds that `share` of the last requests did not exceed; 0 before the first."""
-        ordered = sorted(self._seconds)
-        return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
+        return quantile(self._seconds, share) if self._seconds else 0.0
 
 
 class SubmitService:
@@ -117,7 +117,7 @@ class SubmitService:
     ) -> None:
         """Set up. `slurm_uids`: users besides root who may submit for others (the uid of SlurmUser)."""
         self._site = SubmitState(catalog, chooser, policy or SubmitPolicy())
-        #: earlier states with the same chooser and policy, the latest first
+        #: earlier states with the same chooser, the latest first
         self._earlier: tuple[SubmitState, ...] = ()
         self._clock = clock
         self._past: dict[str, tuple[PastRun, ...]] = {}
@@ -126,17 +126,14 @@ class SubmitService:
         self._ids: deque[str] = deque()
         self._unrecorded: deque[tuple[Decide, str, float]] = deque(maxlen=MOST_UNRECORDED)
         #: who may ask on behalf of others
-        self.speakers = frozenset({0, *slurm_uids})
+        self.proxy_uids = frozenset({0, *slurm_uids})
         self.statistics = Statistics()
 
-    def use(
-        self, *, catalog: SiteCatalog | None = None, chooser: Chooser | None = None, policy: SubmitPolicy | None = None
-    ) -> None:
+    def use(self, *, catalog: SiteCatalog | None = None, chooser: Chooser | None = None) -> None:
         """Use another site for answers from now on; if it was in use before, its cached answers are used again."""
         site = self._site
-        new_state = SubmitState(catalog or site.catalog, chooser or site.chooser, policy or site.policy)
+        new_state = SubmitState(catalog or site.catalog, chooser or site.chooser, site.policy)
         compatible = [state for state in (site, *self._earlier) if state.chooser is new_state.chooser]
-        compatible = [state for state in compatible if state.policy == new_state.policy]
         self._site = next((state for state in compatible if state.catalog == new_state.catalog), new_state)
         self._earlier = tuple([state for state in compatible if state is not self._site][:EARLIER])
 
@@ -157,13 +154,13 @@ class SubmitService:
         """
         began = time.perf_counter()
         request = condense(request)
-        site, speaker = self._site, peer_uid in self.speakers
-        cached = site.answers.get(request) if speaker else None
+        site, is_proxy = self._site, peer_uid in self.proxy_uids
+        cached = site.answers.get(request) if is_proxy else None
         try:
             if cached is not None:
                 verdict, message = self._give(cached)
             else:
-                verdict, message = self._answer(request, peer_uid, site, speaker=speaker)
+                verdict, message = self._answer(request, peer_uid, site, is_proxy=is_proxy)
         except RequestError as error:
             verdict, message = "error", protocol.encode({"verdict": "error", "message": str(error)})
         except Exception:  # the shim then decides by its table; a bug here must not stop submissions
@@ -172,20 +169,20 @@ class SubmitService:
         self.statistics.note(verdict, time.perf_counter() - began)
         return message
 
-    def _answer(self, request: bytes, peer_uid: int, site: SubmitState, *, speaker: bool) -> tuple[str, bytes]:
+    def _answer(self, request: bytes, peer_uid: int, site: SubmitState, *, is_proxy: bool) -> tuple[str, bytes]:
         fields = protocol.decode(request)
-        question = Question.of(fields, site.chooser) if speaker and len(request) <= LONGEST else None
+        question = Question.of(fields, site.chooser) if is_proxy and len(request) <= LONGEST else None
         similar = None if question is None else site.alike.get(question)
         if similar is not None:
             site.answers.put(request, similar)
             return self._give(similar)
         job = JobRequest.from_fields(fields)
-        if not speaker and job.uid != peer_uid:
+        if not is_proxy and job.uid != peer_uid:
             raise RequestError(f"uid {peer_uid} may only query his own requests")
         name, now = self._next_id(), self._clock()
         answer = rewrite(job, site.catalog, site.chooser, site.policy, decision_id=name, ts=now, past=self._past)
         verdict, message = _VERDICTS[type(answer)], protocol.encode_answer(answer)
-        if speaker:
+        if is_proxy:
             decision = answer.decision if isinstance(answer, Accept) else None
             if site.keeps(job, answer):
                 site.answers.keep(request, verdict, message, decision, name)

@@ -7,7 +7,6 @@ import os
 import secrets
 import shlex
 import shutil
-import socket
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +16,7 @@ from slurm_migbatch.mig.geometry import Geometry
 from . import conf, database, geometry, process_group, registry, restd, users
 from .daemons import Daemon, Daemons
 from .errors import TestbedError
-from .ports import PortBook, listening
+from .ports import PortBook, answers, listening
 from .proc import ProcessId
 from .product import Product
 from .running_cluster import RunningCluster, write_private
@@ -229,7 +228,7 @@ class Cluster(RunningCluster):
             self.spawn("root", self.root.holder(self.directory))
             self.wait("the chroot", lambda: "ready" in self.daemons.tail("root"))
         self._write_wrappers()
-        self.wait("munged", lambda: _answers(self.munge_socket))
+        self.wait("munged", lambda: answers(self.munge_socket))
         if self.spec.dbd:
             database.start(self)
         if self.spec.migbatch:
@@ -262,8 +261,3 @@ class Cluster(RunningCluster):
         if name == "slurmctld":
             self.wait("slurmctld", lambda: listening(self.ports["slurmctld"]))
         return daemon
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(path)) == 0

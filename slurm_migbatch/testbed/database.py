@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from slurm_migbatch import site
 
 from .errors import TestbedError
+from .ports import answers
 
 if TYPE_CHECKING:
     from .running_cluster import RunningCluster
@@ -55,7 +56,7 @@ def start(cluster: RunningCluster) -> None:
             "--innodb-lock-wait-timeout=900",
         ],
     )
-    cluster.wait("mariadbd", lambda: _answers(sock))
+    cluster.wait("mariadbd", lambda: answers(sock))
     conf = cluster.directory / "etc/slurmdbd.conf"
     conf.write_text(
         site.render(
@@ -79,8 +80,3 @@ def start(cluster: RunningCluster) -> None:
     names = ",".join(user.name for user in cluster.users)
     if names:
         cluster.run(["sacctmgr", "-i", "add", "user", names, f"Account={ACCOUNT}"])
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(path)) == 0

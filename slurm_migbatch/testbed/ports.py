@@ -56,3 +56,9 @@ def listening(port: int) -> bool:
                 if state == "0A" and int(local.rpartition(":")[2], 16) == port:
                     return True
     return False
+
+
+def answers(path: Path) -> bool:
+    """Return whether a process accepts connections on a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0

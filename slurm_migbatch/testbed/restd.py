@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 from pathlib import Path
 from typing import Final
 
+from .ports import answers
 from .running_cluster import RunningCluster, write_private
 
 NAME: Final = "slurmrestd"
@@ -58,12 +58,7 @@ def start(cluster: RunningCluster) -> None:
     program = [cluster.root.locate(NAME), "-s", "openapi/slurmctld", "-a", "rest_auth/jwt", f"unix:{sock}"]
     env = {"SLURM_JWT": "daemon", "SLURM_BITSTR_LEN": "0"}  # require tokens; print lists of array tasks in full
     cluster.spawn(NAME, [*user, *program], env, in_root=True)
-    cluster.wait(NAME, lambda: _listens(sock))
+    cluster.wait(NAME, lambda: answers(sock))
     output = cluster.run(["scontrol", "token", f"username={cluster.spec.slurm_user}", f"lifespan={_DAY_S}"]).stdout
     write_private(token_file(cluster.directory), output.partition("=")[2].strip().encode())
     shutil.chown(token_file(cluster.directory), cluster.spec.daemon_user)
-
-
-def _listens(place: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(place)) == 0

@@ -1,4 +1,4 @@
-"""Write figures for messages and tables, of which three digits are meaningful."""
+"""Write figures for messages and tables, of which three digits are meaningful, and counts."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ def digits(value: float) -> str:
 def gib(mib: float) -> str:
     """Write MiB in GiB."""
     return digits(mib / 1024)
+
+
+def plural(count: int, noun: str) -> str:
+    """Write a count with its noun: 1 run, 1,200 runs."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

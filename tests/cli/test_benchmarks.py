@@ -6,11 +6,9 @@ import statistics
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.lab.bars import Bar, mean_with_interval, quantile, times_of
+from slurm_migbatch.lab.bars import Bar, mean_with_interval, times_of
 from slurm_migbatch.lab.bench.submit import time_table
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.learned import LearnedPredictor
@@ -98,14 +96,6 @@ def test_bar_with_a_floor_states_the_value_without_migbatch():
     assert bar.line() == "MISSED  x: 1.4 (target <= 1.15; 1.367 without migbatch)"
     assert bar.to_dict()["floor"] == 1.3666
     assert Bar.from_dict(bar.to_dict()) == bar
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0.01, 1.0))
-def test_quantile_is_the_smallest_value_that_covers_the_share(values, share):
-    q = quantile(values, share)
-    assert q in values
-    assert sum(v <= q for v in values) >= share * len(values) - 1e-9
-    assert all(sum(v <= w for v in values) < share * len(values) + 1e-9 for w in values if w < q)
 
 
 def test_times_report_median_p99_and_minimum_in_milliseconds():

@@ -10,7 +10,7 @@ import slurm_migbatch
 
 ROOT = Path(slurm_migbatch.__file__).parent
 FORBIDDEN = {
-    "storeys": ("mig/profile.py", "slurm_migbatch.decide.core"),
+    "layers": ("mig/profile.py", "slurm_migbatch.decide.core"),
     "stages": ("decide/capacity/model.py", "slurm_migbatch.decide.snapshot"),
     "product": ("daemon/main.py", "slurm_migbatch.lab.bars"),
     "hooks": ("node/exits.py", "slurm_migbatch.slurm.gres"),

@@ -16,7 +16,7 @@ from slurm_migbatch.cli import doctor
 from slurm_migbatch.cli.common import run
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.cli.migacctclick import command as migacct
-from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN, Finding
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, Finding
 from tests.support.gpu_kinds import SITE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/operate.md"
@@ -61,7 +61,7 @@ def test_command_exits_with_the_documented_code(
     assert CHECKS[row](tmp_path) == row[1]
 
 
-@pytest.mark.parametrize(("levels", "code"), [((GOOD,), 0), ((GOOD, UNKNOWN), 2), ((BAD, UNKNOWN), 1)])
+@pytest.mark.parametrize(("levels", "code"), [((OK,), 0), ((OK, UNKNOWN), 2), ((FAIL, UNKNOWN), 1)])
 def test_doctor_exit_code_follows_from_its_findings(
     levels: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

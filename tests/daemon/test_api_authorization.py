@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 
-from slurm_migbatch.daemon.addresses import NodeAddresses, controller_hosts, is_local, resolved
+from slurm_migbatch.daemon.addresses import NodeAddresses, is_local, resolved
 from slurm_migbatch.daemon.ended import HistoryClient, Standing
 from slurm_migbatch.daemon.log import Seldom
 from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.node.auth import TokenSigner
 from slurm_migbatch.slurm.client import JobRow, SlurmError
+from slurm_migbatch.slurm.settings import controller_hosts
 from slurm_migbatch.store.db import open_store
 from tests.support.daemon_fakes import FakeSigner, FakeSlurm, Node, gpu, inventory, state
 from tests.support.daemon_running import Running, pending

@@ -230,7 +230,7 @@ def test_notes_that_differ_only_in_counts_are_logged_once_per_node(config, slurm
     rounds = Service(config, client=slurm, open_store=lambda: store, signer=signer).rounds
     for count in range(1, 5):
         for node in ("n1", "n2"):
-            rounds._log_report(RoundReport(0.0, notes=(f"Slurm counts {count} x 1g.10gb on {node}",)))
+            rounds._log_report(RoundReport(notes=(f"Slurm counts {count} x 1g.10gb on {node}",)))
     written = [record.getMessage() for record in caplog.records if "Slurm counts" in record.getMessage()]
     assert written == ["Slurm counts 1 x 1g.10gb on n1", "Slurm counts 1 x 1g.10gb on n2"]
 
@@ -239,9 +239,9 @@ def test_unchanged_note_is_logged_once(config, slurm, store, signer, caplog):
     rounds = Service(config, client=slurm, open_store=lambda: store, signer=signer).rounds
     many = tuple(f"n{number} is odd" for number in range(50))
     for _ in range(3):
-        rounds._log_report(RoundReport(0.0, notes=many))
+        rounds._log_report(RoundReport(notes=many))
     rounds._seldom._begun -= SELDOM_S
-    rounds._log_report(RoundReport(0.0, notes=many))
+    rounds._log_report(RoundReport(notes=many))
     written = [record.getMessage().partition(" (")[0] for record in caplog.records if "is odd" in record.getMessage()]
     assert sorted(written) == sorted(many), "not all of them in one minute"
 

@@ -22,6 +22,7 @@ from slurm_migbatch.decide.dispatch.stage import DispatchSettings
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.model import LendingRules
 from slurm_migbatch.decide.lending.stage import LendingSettings
+from slurm_migbatch.decide.lending.training_speed import SpeedReport
 from slurm_migbatch.decide.recording.codec import Codec, CodecError
 from slurm_migbatch.decide.recording.deltas import Delta, RowDelta
 from slurm_migbatch.decide.recording.segments import AskedPredictions, SegmentReader, SegmentWriter
@@ -305,3 +306,12 @@ def test_fields_with_an_earlier_name_are_read() -> None:
     recorded["calm"] = recorded.pop("hysteresis")
     assert Codec().decode(recorded, LendingRules) == rules
     assert Codec().decode({"unknown": 1, **recorded}, LendingRules) == rules
+
+
+def test_named_tuples_with_fields_of_an_earlier_version_are_read() -> None:
+    report = SpeedReport("1g.10gb", 100.0, 10.0)
+    assert Codec().decode(["1g.10gb", 100.0, 10.0], SpeedReport) == report
+    assert Codec().decode(["1g.10gb", 100.0, 10.0, 8.0, None], SpeedReport) == report
+    for fields in (["1g.10gb", 100.0], ["1g.10gb", 100.0, 10.0, 8.0], ["1g.10gb", 100.0, 10.0, 8.0, 1, 2]):
+        with pytest.raises(CodecError):
+            Codec().decode(fields, SpeedReport)

@@ -22,7 +22,6 @@ from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Node
 from slurm_migbatch.decide.core import Decision, DecisionMemory, Settings
 from slurm_migbatch.decide.dispatch.instances import HOLD_S
-from slurm_migbatch.decide.dispatch.retype import tasks_of
 from slurm_migbatch.decide.dispatch.shares import LATER
 from slurm_migbatch.decide.dispatch.stage import plan_dispatch
 from slurm_migbatch.decide.recording.pseudonyms import CollectedNames, Pseudonyms, without_names
@@ -35,6 +34,7 @@ from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
+from slurm_migbatch.slurm.taskexpr import expand_tasks
 from slurm_migbatch.store.db import open_store
 from tests.support.dispatch_site import EVERYWHERE, GPUS, NOW, P, candidates, job
 
@@ -82,7 +82,7 @@ class Queue:
             self.rows[row.job_id] = changed
             return
         assert row.array_task is not None
-        retyped, pending = set(tasks_of(tasks)), set(tasks_of(row.array_task))
+        retyped, pending = set(expand_tasks(tasks)), set(expand_tasks(row.array_task))
         assert retyped <= pending
         if retyped == pending:
             self.rows[row.job_id] = changed

@@ -61,7 +61,6 @@ def test_whole_gpu_is_divided_for_a_waiting_job() -> None:
     (division,) = found.divisions
     assert (division.node, division.gpu, division.jobs) == ("n0", 0, 2)
     assert sorted(division.profiles.values()) == [THREE, FOUR]
-    assert division.gain > MARGIN
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,8 @@ def test_every_division_fits_beside_the_remaining_slots_and_does_more_work(
         before += sum(job.speeds[job.place.slot.profile] for job in moved if job.place is not None)
         after = sum(ROOT[profile] for profile in division.profiles.values())
         after += sum(ROOT[loan.slot.profile] for loan in staying)
-        assert after - before >= division.gain > MARGIN
+        restarts = sum(ROOT[profile] for profile in division.profiles.values()) * COSTS.full / RULES.loan_s
+        assert after - before - restarts > MARGIN - 1e-9
 
 
 def test_round_evaluates_few_divisions_even_on_a_large_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

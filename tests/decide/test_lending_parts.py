@@ -405,7 +405,7 @@ def test_jobs_that_slurm_would_not_start_are_not_released() -> None:
 def test_slots_of_ending_and_of_unlisted_runs_are_passing() -> None:
     rows = [JobRow(9, state="COMPLETING", partition="gpu", gres="gres/mig:3g.40gb:1", nodes=("n1",))]
     found = view_of_inputs(lending_inputs(rows, ("3g.40gb", 0, (9, 0)), ("3g.40gb", 4, (8, 0))))
-    assert found.passing == {("n1", 0): 0xFF}, "job 8 is in no list any more"
+    assert found.about_to_be_free == {("n1", 0): 0xFF}, "job 8 is in no list any more"
 
 
 def test_idle_time_of_a_gpu_restarts_when_inference_ends_but_not_a_loan() -> None:

@@ -10,7 +10,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.lending.lookahead import (
-    ANY,
     FASTEST,
     NEVER,
     PAIR,
@@ -26,6 +25,7 @@ from slurm_migbatch.decide.lending.lookahead import (
     rollout,
 )
 from slurm_migbatch.decide.lending.pair_finish import apart, finishes, pays, together
+from tests.support.sharing_rules import ANY
 
 SECONDS = st.floats(1.0, 1e4)
 SLOW = st.floats(1.0, 3.0)

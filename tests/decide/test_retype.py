@@ -17,13 +17,11 @@ from slurm_migbatch.decide.dispatch.retype import (
     RetypeHistory,
     ServiceGuarantee,
     marked,
-    mended,
+    marker_corrections,
     name_of,
     promise_from_record,
     promise_of,
-    ranges,
     retypes,
-    tasks_of,
     undone,
     without_place,
 )
@@ -32,6 +30,7 @@ from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.taskexpr import expand_tasks, fold_tasks
 from tests.support.dispatch_site import (
     A30,
     EVERYWHERE,
@@ -244,59 +243,61 @@ def test_retyped_jobs_have_room_and_keep_their_guarantee(
 
 
 def test_job_is_not_retyped_again_before_the_hold_time_is_over() -> None:
-    turns = RetypeHistory(hold_s=30.0)
-    found = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), turns))
-    turns.note(found, NOW)
+    history = RetypeHistory(hold_s=30.0)
+    found = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), history))
+    history.note(found, NOW)
     retyped = pending(job(1, "1g.10gb"))
     free = free_capacity(h1=None, h2=None)
-    assert retypes(NOW + 29, [retyped], lambda p: promise(), free, turns) == []
-    back = only_retype(retypes(NOW + 30, [retyped], lambda p: promise(), free, turns))
+    assert retypes(NOW + 29, [retyped], lambda p: promise(), free, history) == []
+    back = only_retype(retypes(NOW + 30, [retyped], lambda p: promise(), free, history))
     assert back.after == P("1g.6gb")
 
 
 def test_refused_retype_is_not_tried_again() -> None:
-    turns = RetypeHistory(hold_s=0.0)
-    found = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), turns))
-    turns.bar(found)
-    other = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), turns))
+    history = RetypeHistory(hold_s=0.0)
+    found = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), history))
+    history.bar(found)
+    other = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), history))
     assert other.after == P("1g.20gb")
-    turns.forget_but([])
+    history.forget_but([])
     assert only_retype(
-        retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), turns)
+        retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), history)
     ).after == P("1g.10gb")
 
 
 def test_retype_is_undone_if_a_qos_limit_then_holds_the_job() -> None:
-    turns = RetypeHistory()
-    found = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), turns))
-    turns.note(found, NOW)
+    history = RetypeHistory()
+    found = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), history))
+    history.note(found, NOW)
     waits = job(1, "1g.10gb")
-    assert undone([waits], turns) == []
-    back = only_retype(undone([replace(waits, reason="QOSMaxGRESPerUser")], turns))
+    assert undone([waits], history) == []
+    back = only_retype(undone([replace(waits, reason="QOSMaxGRESPerUser")], history))
     assert back.after == P("1g.6gb") and "QOSMaxGRESPerUser" in back.why
     later = only_retype(
-        retypes(NOW + 99, [pending(job(1, submit=NOW + 98))], lambda p: promise(), free_capacity(**A30_FULL), turns)
+        retypes(NOW + 99, [pending(job(1, submit=NOW + 98))], lambda p: promise(), free_capacity(**A30_FULL), history)
     )
     assert later.after == P("1g.20gb")
     split = replace(waits, array_job=1, array_task="0-9998:2", tasks=5000, reason="QOSMaxGRESPerUser")
-    assert undone([split], turns) == []  # no command can name the remaining tasks
-    assert undone([replace(job(1), reason="QOSMaxGRESPerUser")], turns) == []  # it has its original profile
-    assert undone([replace(job(2), reason="QOSMaxGRESPerUser")], turns) == []  # it was never re-typed
+    assert undone([split], history) == []  # no command can name the remaining tasks
+    assert undone([replace(job(1), reason="QOSMaxGRESPerUser")], history) == []  # it has its original profile
+    assert undone([replace(job(2), reason="QOSMaxGRESPerUser")], history) == []  # it was never re-typed
 
 
 def test_retype_is_undone_once_although_the_limit_remains() -> None:
-    turns = RetypeHistory()
-    found = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), turns))
-    turns.note(found, NOW)
-    back = only_retype(undone([job(1, "1g.10gb", reason="AssocGrpGRES")], turns))
-    turns.note(back, NOW)
-    assert undone([job(1, reason="AssocGrpGRES")], turns) == []
+    history = RetypeHistory()
+    found = only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), history))
+    history.note(found, NOW)
+    back = only_retype(undone([job(1, "1g.10gb", reason="AssocGrpGRES")], history))
+    history.note(back, NOW)
+    assert undone([job(1, reason="AssocGrpGRES")], history) == []
 
 
 def test_profile_that_the_user_requested_since_a_retype_is_kept() -> None:
-    turns = RetypeHistory()
-    turns.note(only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), turns)), NOW)
-    assert undone([job(1, "3g.40gb", reason="QOSMaxGRESPerUser")], turns) == []
+    history = RetypeHistory()
+    history.note(
+        only_retype(retypes(NOW, [pending(job(1))], lambda p: promise(), free_capacity(**A30_FULL), history)), NOW
+    )
+    assert undone([job(1, "3g.40gb", reason="QOSMaxGRESPerUser")], history) == []
 
 
 @pytest.mark.parametrize(
@@ -403,10 +404,10 @@ def test_task_started_during_a_retype_of_its_array_gets_its_marker_back() -> Non
     odd = replace(good, job_id=12, array_task="3", tasks=1, state="RUNNING", gres="gres/mig:1g.6gb:1")
     # `chg`: its user may change the GRES before Slurm gets this
     right = "migbatch: model=resnet-50 items=600 deadline=2m [mig:1g.6gb:1#chgabc12345]"
-    assert mended([good, odd, job(7)], {9}) == {"9_3": {"Comment": right}}
-    assert mended([good, odd], set()) == {}
-    assert mended([replace(good, gres="gres/mig:1g.6gb:1")], {9}) == {"9_[4-6]": {"Comment": right}}
-    assert mended([replace(good, gres="gres/mig:1g.6gb:1", array_task="4-9998:2", tasks=4998)], {9}) == {}
+    assert marker_corrections([good, odd, job(7)], {9}) == {"9_3": {"Comment": right}}
+    assert marker_corrections([good, odd], set()) == {}
+    assert marker_corrections([replace(good, gres="gres/mig:1g.6gb:1")], {9}) == {"9_[4-6]": {"Comment": right}}
+    assert marker_corrections([replace(good, gres="gres/mig:1g.6gb:1", array_task="4-9998:2", tasks=4998)], {9}) == {}
 
 
 def test_tasks_of_one_array_may_be_retyped_to_different_profiles() -> None:
@@ -420,8 +421,8 @@ def test_tasks_of_one_array_may_be_retyped_to_different_profiles() -> None:
 @given(st.sets(st.integers(0, 60), min_size=1))
 def test_task_ranges_round_trip(numbers: set[int]) -> None:
     ordered = tuple(sorted(numbers))
-    assert tasks_of(ranges(ordered)) == ordered
-    assert tasks_of(f"[{ranges(ordered)}%4]") == ordered
+    assert expand_tasks(fold_tasks(ordered)) == ordered
+    assert expand_tasks(f"[{fold_tasks(ordered)}%4]") == ordered
 
 
 def test_grant_is_parsed_from_the_marker() -> None:

@@ -106,14 +106,14 @@ def test_components_are_placed_or_reserved_all_or_none() -> None:
     assert {r.at for r in found.reservations} == {NOW + 600}
     assert plan(nodes, [*queue, other], found).reservations == found.reservations
     assert set(found.waiting) == {1, 2, 9}
-    assert not found.cramped
+    assert not found.unplaceable
 
 
 def test_no_reservation_for_components_that_never_fit_on_separate_nodes() -> None:
     found = plan([node("n1", gpus=4)], [component(1, "3g.40gb", "n1"), component(2, "1g.20gb", "n1")])
     assert not found.placed
     assert not found.reservations
-    assert found.cramped == {1, 2}
+    assert found.unplaceable == {1, 2}
 
 
 def test_component_is_not_moved_to_the_node_of_another_component() -> None:

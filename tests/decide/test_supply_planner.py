@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand, Gpu, Lease, Mode, Node, Reservation
 from slurm_migbatch.decide.supply import planner as planner_module
 from slurm_migbatch.decide.supply.admission import When
-from slurm_migbatch.decide.supply.fleet import Claim, GpuClaims
+from slurm_migbatch.decide.supply.fleet import GpuClaims
 from slurm_migbatch.decide.supply.planner import NOTHING_MOVES, Moving, Planner
 from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.mig.geometry import Geometry
@@ -85,9 +85,9 @@ def test_failed_reservation_is_not_retried_for_jobs_of_the_same_kind(monkeypatch
     tried: list[int] = []
     reserve = Reserver.reserve
 
-    def counted(self: Reserver, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]) -> bool:
+    def counted(self: Reserver, demands: Sequence[Demand], copy: int) -> bool:
         tried.extend(demand.job for demand in demands)
-        return reserve(self, demands, copy, ends)
+        return reserve(self, demands, copy)
 
     monkeypatch.setattr(Reserver, "reserve", counted)
     nodes = [node("n1", gpu("a", "4g.40gb@0"))]
@@ -329,14 +329,12 @@ def test_plans_converge_when_they_are_carried_out(data: st.DataObject) -> None:
 class _LooksAtAll(Reserver):
     """Searches every GPU again for each reservation, and fails where that finds another place."""
 
-    def _first(
-        self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]
-    ) -> tuple[When, GpuClaims, Slot] | None:
-        found = super()._first(pool, profile, ends)
+    def _first(self, pool: frozenset[str], profile: Profile) -> tuple[When, GpuClaims, Slot] | None:
+        found = super()._first(pool, profile)
         fleet, best = self._fleet, None
         for name in sorted(pool & fleet.nodes.keys(), key=fleet.first_index):
             for gpu in fleet.on(name) if fleet.plannable(name) else ():
-                soonest = self._soonest(gpu, profile, ends)
+                soonest = self._soonest(gpu, profile)
                 if soonest is not None and (best is None or self._rank_of(soonest[0]) < best[0]):
                     best = self._rank_of(soonest[0]), soonest[0], gpu, soonest[1]
         assert found == (None if best is None else best[1:])

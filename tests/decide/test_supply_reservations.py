@@ -21,10 +21,10 @@ FOUND = Reserver._first
 def test_reserved_gpu_is_the_one_that_could_hold_the_slice_soonest(rng: random.Random, rounds: int) -> None:
     asked = []
 
-    def compared(self, pool, profile, ends):
-        found = FOUND(self, pool, profile, ends)
+    def compared(self, pool, profile):
+        found = FOUND(self, pool, profile)
         gpus = [some for known, _ in self._fleet.open_nodes(pool) for some in self._fleet.on(known.node.name)]
-        ranks = [(self._rank_of(at[0]), some.index) for some in gpus if (at := self._soonest(some, profile, ends))]
+        ranks = [(self._rank_of(at[0]), some.index) for some in gpus if (at := self._soonest(some, profile))]
         assert (found and (self._rank_of(found[0]), found[1].index)) == min(ranks, default=None)
         asked.append(found)
         return found

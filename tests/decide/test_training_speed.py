@@ -29,7 +29,6 @@ def test_runs_are_weighted_by_their_length():
         SpeedReport("1g.10gb", math.inf, 100),
         SpeedReport("", 10, 100),
         SpeedReport("1g.10gb", 10, math.nan),
-        SpeedReport("1g.10gb", 10, 100, micro=-1),
         SpeedReport("1g.10gb", math.nan, 100),
     ],
 )

@@ -40,7 +40,7 @@ from slurm_migbatch.doctor.programs import Reader, reader, unreadable
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import load
-from slurm_migbatch.node.findings import BAD, GOOD, LONGEST, MOST, ODD, UNKNOWN, Finding
+from slurm_migbatch.node.findings import FAIL, LONGEST, MOST, OK, UNKNOWN, WARN, Finding
 from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.store.engines import sqlite_file
@@ -51,8 +51,8 @@ NOBODY = Reader("nobody", 65534, frozenset({65534}))
 def wrong(findings) -> list[str]:
     """The findings to correct, as `subject: text -> advice`."""
     found = list(findings)
-    assert all(finding.advice for finding in found if finding.level != GOOD)
-    return [f"{finding.subject}: {finding.text} -> {finding.advice}" for finding in found if finding.level == BAD]
+    assert all(finding.advice for finding in found if finding.level != OK)
+    return [f"{finding.subject}: {finding.text} -> {finding.advice}" for finding in found if finding.level == FAIL]
 
 
 def only_problem(findings) -> str:
@@ -117,7 +117,7 @@ def test_missing_or_unsuitable_prolog_flags_are_reported(flags: str, message: st
 @pytest.mark.parametrize("value", ["lua", "require_timelimit,lua", "job_submit/lua"])
 def test_job_submit_plugins_with_lua_are_accepted(value: str) -> None:
     found = settings.check_slurm_conf({"jobsubmitplugins": value})
-    assert [finding.level for finding in found if finding.subject == "JobSubmitPlugins"] == [GOOD]
+    assert [finding.level for finding in found if finding.subject == "JobSubmitPlugins"] == [OK]
 
 
 # --- scripts
@@ -147,9 +147,9 @@ def test_site_lua_script_must_load_an_up_to_date_module(tmp_path: Path, script: 
     site.write_text(scripts.call_lua(site.read_text(), str(ours)))
     assert "is missing: every submission fails" in only_problem(findings())
     ours.write_text(rendering(script, True))
-    assert [finding.level for finding in findings()] == [GOOD]
+    assert [finding.level for finding in findings()] == [OK]
     ours.write_text(rendering(script, True).replace("{1}", "{2}"))
-    assert [finding.level for finding in findings()] == [ODD]
+    assert [finding.level for finding in findings()] == [WARN]
     ours.write_text(rendering(script, True).replace("return M", "return nil"))
     assert "differs from what this release renders" in only_problem(findings())
     ours.write_text(rendering(script, True))
@@ -391,7 +391,7 @@ def test_migbatchd_health_is_requested_once_and_reported(tmp_path: Path) -> None
         found = list(controller.examine(config, lambda name, module: ""))
     assert asked == ["/healthz"]
     levels = {finding.subject: finding.level for finding in found}
-    assert (levels["migbatchd: slurm"], levels["migbatchd: writer"]) == (GOOD, BAD)
+    assert (levels["migbatchd: slurm"], levels["migbatchd: writer"]) == (OK, FAIL)
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
@@ -407,7 +407,7 @@ def test_nodes_are_unknown_when_the_record_cannot_be_read(
         config = dataclasses.replace(config, store=StoreConfig(f"sqlite:///{tmp_path}/none.db"), daemon=daemon)
         found = list(controller.examine(config, lambda name, module: "", everywhere=everywhere))
     by_subject = {finding.subject: finding for finding in found}
-    assert by_subject["database"].level == BAD and "as root" in by_subject["database"].advice
+    assert by_subject["database"].level == FAIL and "as root" in by_subject["database"].advice
     assert by_subject["nodes"].level == UNKNOWN and "n1" not in by_subject
 
 

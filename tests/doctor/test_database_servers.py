@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from slurm_migbatch.doctor.database import check_server
-from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.engines import make_engine
 from tests.support.servers import KINDS, START
@@ -55,7 +55,7 @@ def found(url: str) -> tuple[str, str, str]:
 def test_writable_server_is_ok(servers: tuple[str, str]) -> None:
     for url in servers:
         level, message, _ = found(url)
-        assert (level, message.endswith(" is writable")) == (GOOD, True)
+        assert (level, message.endswith(" is writable")) == (OK, True)
 
 
 def test_read_only_server_is_reported(servers: tuple[str, str]) -> None:
@@ -65,11 +65,11 @@ def test_read_only_server_is_reported(servers: tuple[str, str]) -> None:
     admin(url, statement.format(on))
     try:
         level, message, advice = found(own)
-        assert level == BAD and "is read-only: " in message and "events wait on the nodes" in message
+        assert level == FAIL and "is read-only: " in message and "events wait on the nodes" in message
         assert {"mariadb": "SET GLOBAL read_only", "postgresql": "default_transaction_read_only"}[kind] in advice
     finally:
         admin(url, statement.format(off))
-    assert found(own)[0] == GOOD
+    assert found(own)[0] == OK
 
 
 def test_user_without_write_privileges_is_reported(servers: tuple[str, str]) -> None:
@@ -80,10 +80,10 @@ def test_user_without_write_privileges_is_reported(servers: tuple[str, str]) -> 
     admin(url, f"REVOKE INSERT, UPDATE, DELETE ON {where} FROM {grantee}")
     try:
         level, message, advice = found(own)
-        assert level == BAD and "rejects writes of migbatchd: " in message and "GRANT" in advice
+        assert level == FAIL and "rejects writes of migbatchd: " in message and "GRANT" in advice
     finally:
         admin(url, f"GRANT ALL ON {where} TO {grantee}")
-    assert found(own)[0] == GOOD
+    assert found(own)[0] == OK
 
 
 def test_server_without_a_record_gives_no_finding(servers: tuple[str, str]) -> None:

@@ -20,7 +20,7 @@ from slurm_migbatch.install.files import read
 from slurm_migbatch.install.slurmconf import Conf, load
 from slurm_migbatch.node import failure
 from slurm_migbatch.node.caps import helper_is_setuid
-from slurm_migbatch.node.findings import BAD, GOOD, LONGEST, MOST, ODD, UNKNOWN, Finding, rows_to_report
+from slurm_migbatch.node.findings import FAIL, LONGEST, MOST, OK, UNKNOWN, WARN, Finding, rows_to_report
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.install import HOOKS, render
 from slurm_migbatch.testbed.simdriver import build
@@ -39,14 +39,14 @@ input()
 def wrong(findings) -> list[tuple[str, str]]:
     """Subject and text of the findings to correct; each has advice."""
     found = list(findings)
-    assert found and all(finding.advice for finding in found if finding.level != GOOD)
-    return [(finding.subject, finding.text) for finding in found if finding.level == BAD]
+    assert found and all(finding.advice for finding in found if finding.level != OK)
+    return [(finding.subject, finding.text) for finding in found if finding.level == FAIL]
 
 
 def only_problem(findings) -> str:
     """Subject, text and advice of the only finding to correct."""
     found = list(findings)
-    (bad,) = [finding for finding in found if finding.level == BAD]
+    (bad,) = [finding for finding in found if finding.level == FAIL]
     assert bad.advice
     return f"{bad.subject}: {bad.text} -> {bad.advice}"
 
@@ -179,11 +179,11 @@ def test_hook_that_would_run_twice_is_reported(slurm: Path) -> None:
     for program in (site, stub):
         program.chmod(0o755)
     change(slurm / "slurm.conf", f"\nProlog={ours}", f"\nProlog={stub}\nProlog={site}")
-    (found,) = [finding for finding in check_hooks_of(slurm, several=True) if finding.level != GOOD]
-    assert found.level == ODD and f"{ours} runs 2 times for each job" in found.text
+    (found,) = [finding for finding in check_hooks_of(slurm, several=True) if finding.level != OK]
+    assert found.level == WARN and f"{ours} runs 2 times for each job" in found.text
     assert found.advice == f"remove its line from {site}: {stub} is sufficient"
     site.write_text("#!/bin/sh\nmkdir -p /scratch\n")
-    assert [finding for finding in check_hooks_of(slurm, several=True) if finding.level != GOOD] == []
+    assert [finding for finding in check_hooks_of(slurm, several=True) if finding.level != OK] == []
 
 
 # --- Slurm's files
@@ -207,9 +207,9 @@ def test_unconstrained_gpu_devices_are_reported(slurm: Path) -> None:
         (slurm / "slurm.conf").write_text(f"TaskPlugin={plugin}\n")
         return list(slurmfiles.check_cgroup(conf(slurm), conf(slurm, "cgroup.conf"), whole))
 
-    assert [finding.level for finding in check("task/affinity,task/cgroup", "/dev/nvidia1")] == [GOOD]
+    assert [finding.level for finding in check("task/affinity,task/cgroup", "/dev/nvidia1")] == [OK]
     assert "every job can open /dev/nvidia1" in only_problem(check("task/none", "/dev/nvidia1"))
-    assert [finding.level for finding in check("task/none")] == [ODD]
+    assert [finding.level for finding in check("task/none")] == [WARN]
     (slurm / "cgroup.conf").write_text("ConstrainDevices=no\n")
     assert "/dev/nvidia1" in only_problem(check("task/cgroup", "/dev/nvidia1"))
 
@@ -417,12 +417,12 @@ def test_full_or_read_only_disk_is_reported(tmp_path: Path, options: str, messag
 @pytest.mark.parametrize(
     ("state", "reason", "level"),
     [
-        ("IDLE", "", GOOD),
-        ("MIXED", "", GOOD),
-        ("IDLE+DRAIN", "maintenance", ODD),
-        ("IDLE+DRAIN", "migbatch: GPU-1 is lost", BAD),
-        ("DOWN+DRAIN", "Prolog error", BAD),
-        ("IDLE+DRAIN", "Epilog error", BAD),
+        ("IDLE", "", OK),
+        ("MIXED", "", OK),
+        ("IDLE+DRAIN", "maintenance", WARN),
+        ("IDLE+DRAIN", "migbatch: GPU-1 is lost", FAIL),
+        ("DOWN+DRAIN", "Prolog error", FAIL),
+        ("IDLE+DRAIN", "Epilog error", FAIL),
     ],
 )
 def test_node_drained_by_a_hook_is_reported_with_the_hook_error(state: str, reason: str, level: str) -> None:
@@ -432,7 +432,7 @@ def test_node_drained_by_a_hook_is_reported_with_the_hook_error(state: str, reas
     assert drained.read(shown) == (state, reason)
     (found,) = drained.check_drained("n1", *drained.read(shown), "prolog exited with 11: no directory")
     assert found.level == level
-    assert ("error of the hook: prolog exited with 11" in found.text) is (level == BAD)
+    assert ("error of the hook: prolog exited with 11" in found.text) is (level == FAIL)
 
 
 def test_error_of_the_last_failed_hook_is_recorded(tmp_path: Path) -> None:
@@ -451,9 +451,9 @@ def test_clock_difference_to_the_controller_is_reported(ahead: float, text: str)
 
 
 def test_reported_findings_are_bounded_and_sorted_worst_first() -> None:
-    many = [Finding(GOOD, "a", "b"), *(Finding(ODD, "x" * 1000, "y" * 1000, "z" * 1000) for _ in range(1000))]
-    found = rows_to_report([*many, Finding(UNKNOWN, "u", "t", "a"), Finding(BAD, "s", "t", "a")])
-    assert [finding["level"] for finding in found[:3]] == [BAD, UNKNOWN, ODD]
+    many = [Finding(OK, "a", "b"), *(Finding(WARN, "x" * 1000, "y" * 1000, "z" * 1000) for _ in range(1000))]
+    found = rows_to_report([*many, Finding(UNKNOWN, "u", "t", "a"), Finding(FAIL, "s", "t", "a")])
+    assert [finding["level"] for finding in found[:3]] == [FAIL, UNKNOWN, WARN]
     assert len(found) == MOST and max(len(text) for finding in found for text in finding.values()) == LONGEST
 
 

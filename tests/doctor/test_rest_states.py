@@ -13,7 +13,7 @@ import pytest
 from slurm_migbatch.config import Config
 from slurm_migbatch.doctor.programs import Reader, reader
 from slurm_migbatch.doctor.rest import check_rest
-from slurm_migbatch.node.findings import BAD, GOOD, UNKNOWN
+from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN
 from slurm_migbatch.testbed import restd
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.rest_server import PARTITIONS, Answers, RestHandler, RestServer
@@ -79,19 +79,19 @@ def site(open_tmp_path: Path) -> Iterator[Site]:
 
 def test_answering_slurmrestd_is_ok(site: Site) -> None:
     level, text, _ = site.finding()
-    assert (level, text) == (GOOD, f"unix:{site.socket} answers with API version v0.0.45")
+    assert (level, text) == (OK, f"unix:{site.socket} answers with API version v0.0.45")
     assert {headers.get("X-SLURM-USER-TOKEN") for headers in site.server.headers} == {"a.b.c"}
     assert list(check_rest(Config(), NOBODY)) == [], "there is no finding with another backend"
 
 
 def test_slurmrestd_is_checked_with_the_token_while_migbatchd_is_down(site: Site) -> None:
     site.socket.chmod(0o755)
-    assert site.finding(None)[0] == GOOD
+    assert site.finding(None)[0] == OK
 
 
 def test_slurmrestd_that_authenticates_the_socket_peer_is_ok(site: Site) -> None:
     level, text, _ = site.finding(slurmrestd_token="")
-    assert level == GOOD and "without a token, as user 0" in text
+    assert level == OK and "without a token, as user 0" in text
 
 
 @pytest.mark.parametrize(
@@ -108,48 +108,48 @@ def test_token_readable_by_others_or_unreadable_for_migbatchd_is_reported(
 ) -> None:
     site.own(owner, mode)
     level, text, mend = site.finding()
-    assert level == BAD and message in text and advice in mend
+    assert level == FAIL and message in text and advice in mend
     assert not site.server.headers, "a readable token is not sent"
 
 
 def test_token_owned_by_another_user_is_reported_under_root(site: Site) -> None:
     site.own(1)
     level, text, advice = site.finding(reader(0))
-    assert level == BAD and "belongs neither to root, migbatchd's user" in text and "chown root" in advice
+    assert level == FAIL and "belongs neither to root, migbatchd's user" in text and "chown root" in advice
 
 
 def test_missing_or_empty_token_is_reported(site: Site) -> None:
     site.token.write_text("scontrol: error: no\n")
     level, text, _ = site.finding()
-    assert level == BAD and "has no token" in text
+    assert level == FAIL and "has no token" in text
     site.token.unlink()
     level, text, advice = site.finding()
-    assert level == BAD and "No such file" in text and "scontrol token username=slurm" in advice
+    assert level == FAIL and "No such file" in text and "scontrol token username=slurm" in advice
 
 
 def test_token_rejected_by_slurmrestd_is_reported(site: Site) -> None:
     site.server.answers["jobs/"] = (401, "Authentication failure")
     level, text, _ = site.finding()
-    assert level == BAD and f"it rejects the token in {site.token}" in text
+    assert level == FAIL and f"it rejects the token in {site.token}" in text
 
 
 def test_socket_closed_to_migbatchd_is_reported(site: Site) -> None:
     site.socket.chmod(0o755)
     level, text, advice = site.finding()
-    assert level == BAD and f"migbatchd's user nobody cannot connect to {site.socket}" in text and "by group" in advice
-    assert site.finding(reader(0))[0] == BAD, "the token's owner is unknown"
+    assert level == FAIL and f"migbatchd's user nobody cannot connect to {site.socket}" in text and "by group" in advice
+    assert site.finding(reader(0))[0] == FAIL, "the token's owner is unknown"
 
 
 @pytest.mark.parametrize("where", ["unix:/nonexistent/socket", "http://127.0.0.1:1"])
 def test_slurmrestd_that_does_not_listen_is_reported(site: Site, where: str) -> None:
     level, text, advice = site.finding(slurmrestd=where)
-    assert level == BAD and f"slurmrestd at {where} cannot be reached: " in text and "docs/install.md" in advice
+    assert level == FAIL and f"slurmrestd at {where} cannot be reached: " in text and "docs/install.md" in advice
 
 
 def test_unsupported_api_version_is_reported(site: Site) -> None:
     del site.server.answers["ping/"]
     level, text, _ = site.finding()
-    assert level == BAD and "offers none of the API versions v0.0.40 to v0.0.45" in text
+    assert level == FAIL and "offers none of the API versions v0.0.40 to v0.0.45" in text
 
 
 def test_check_without_root_is_unknown_with_advice(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,10 +171,10 @@ def test_slurmrestd_of_slurm_is_checked(cluster: Cluster, tmp_path: Path) -> Non
         slurm_user=cluster.spec.slurm_user,
     )
     (found,) = check_rest(dataclasses.replace(Config(), cluster=rest), reader(0))
-    assert found.level == GOOD and "answers with API version v0.0.4" in found.text
+    assert found.level == OK and "answers with API version v0.0.4" in found.text
     token = tmp_path / "token"
     token.write_text(cluster.run(["scontrol", "token", "lifespan=600"], "mbalice").stdout)
     token.chmod(0o600)
     other = dataclasses.replace(rest, slurmrestd_token=str(token))
     (found,) = check_rest(dataclasses.replace(Config(), cluster=other), reader(0))
-    assert found.level == BAD and found.advice
+    assert found.level == FAIL and found.advice

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.decide.lending.lookahead import ANY, NEVER, PAIR, RULES
+from slurm_migbatch.decide.lending.lookahead import NEVER, PAIR, RULES
 from slurm_migbatch.decide.lending.pair_finish import finishes
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.sim import registry
@@ -26,6 +26,7 @@ from slurm_migbatch.lab.sim.policies.sharing import BsbfSharing
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.speeds import Paired, Whole
 from slurm_migbatch.lab.studies import bsbf as bench
+from tests.support.sharing_rules import ANY
 
 Pairs = dict[tuple[str, str], float]
 

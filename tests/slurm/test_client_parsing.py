@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions, row_of
 from slurm_migbatch.slurm.dialog import line
-from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, JobReader, count_tasks, parse_gres, parse_jobs, parse_nodes
+from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, JobReader, parse_gres, parse_jobs, parse_nodes
+from slurm_migbatch.slurm.taskexpr import count_tasks, expand_tasks
 from slurm_migbatch.slurm.unread import Unread
 from slurm_migbatch.slurm.versions import NEWEST, parse_version
 
@@ -328,7 +329,13 @@ def test_unreadable_node_is_left_out_and_named(odd: str) -> None:
     [("0-400:2%4", 201), ("1,3,5-9", 7), ("7", 1), ("[4-7]", 4), ("0-0", 1), ("1-10:4", 3), ("5,9%1", 2)],
 )
 def test_tasks_of_an_array_expression_are_counted(expression: str, count: int) -> None:
-    assert count_tasks(expression) == count
+    assert count_tasks(expression) == len(expand_tasks(expression)) == count
+
+
+@pytest.mark.parametrize("expression", ["", "x", "1-", "-1", "1,,2", "1-x", "1-4:x"])
+def test_malformed_array_expression_is_an_error(expression: str) -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        count_tasks(expression)
 
 
 @pytest.mark.parametrize(
@@ -537,9 +544,9 @@ exit 1
     client.signal_all([5, "6"], "USR1")
     assert (tools / "log").read_text() == "--full --state=RUNNING --signal=USR1 5 6\n"
     with pytest.raises(SlurmRefused) as caught:
-        client.signal_all([5, 6, "7_1"], "USR2", full=False)
+        client.signal_all([5, 6, "7_1"], "USR2")
     assert caught.value.refused == {"7_1": "Access/permission denied"}
-    assert (tools / "log").read_text() == "--state=RUNNING --signal=USR2 7_1\n"
+    assert (tools / "log").read_text() == "--full --state=RUNNING --signal=USR2 7_1\n"
 
 
 def test_other_failures_of_scancel_are_errors(tools: Path) -> None:
@@ -613,3 +620,8 @@ def test_completing_row_has_the_restart_count_of_the_ending_run(end: float | Non
     assert row.of_its_run(1_000.0).restarts == restarts
     for other in (replace(row, state="RUNNING"), replace(row, state="PENDING"), replace(row, restarts=0)):
         assert other.of_its_run(1_000.0) is other
+
+
+@pytest.mark.parametrize(("text", "names"), [("", ()), ("a", ("a",)), ("b,a", ("b", "a")), ("a,,b,", ("a", "b"))])
+def test_partitions_of_a_job_have_names(text: str, names: tuple[str, ...]) -> None:
+    assert JobRow(1, partition=text).partitions == names

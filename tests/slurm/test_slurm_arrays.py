@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.lab.bench.rpcs import Diag, RpcCount, parse_sdiag
-from slurm_migbatch.slurm.arrays import fold_tasks, parse_tasks, split_arrays, throttle
+from slurm_migbatch.slurm.arrays import parse_tasks, split_arrays, throttle
 from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.slurm.dialog import Records
-from slurm_migbatch.slurm.listing import count_tasks
+from slurm_migbatch.slurm.taskexpr import count_tasks, fold_tasks
 
 META = JobRow(32, array_job=32, array_task="1-9", tasks=9, partition="gpu", priority=5, gres="gres/mig:1g.10gb:1")
 SPLIT = replace(META, job_id=35, array_task="4", tasks=1, restarts=2, gres="gres/mig:3g.40gb:1")

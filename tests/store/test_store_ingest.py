@@ -14,7 +14,7 @@ from slurm_migbatch.store import ingest, lifecycle
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.models import Run
 from slurm_migbatch.store.receipt import NodeReceipt, Receipt
-from tests.support.store_events import Node, run_of, slice_entry, states
+from tests.support.store_events import Node, lease_times, run_of, slice_entry, states
 
 
 def kept(store: Store) -> list[tuple[int, str]]:
@@ -39,7 +39,7 @@ def test_run_is_recorded_from_start_to_stop(store: Store) -> None:
     assert (run.run["state"], run.run["ended"], run.run["exit_code"]) == ("COMPLETED", 160, 0)
     assert [slice_entry["outcome"] for slice_entry in run.slices] == ["released", "released"]
     assert store.leases() == []
-    assert len(store.leases(active=False)) == 2
+    assert len(lease_times(store)) == 2
 
 
 @pytest.mark.parametrize(
@@ -206,14 +206,14 @@ def test_start_in_an_occupied_slot_ends_the_earlier_lease(store: Store) -> None:
 def test_two_jobs_can_share_a_slot_and_end_in_any_order(store: Store, order: tuple[int, int]) -> None:
     node = Node(store)
     node.send(node.start(10, 1), node.start(20, 2, beside=[1, 0]))
-    assert [(lease.job, lease.since, lease.until) for lease in store.leases()] == [(1, 10.0, None), (2, 20.0, None)]
+    assert lease_times(store) == [(1, 10.0, None), (2, 20.0, None)]
+    assert [lease.job for lease in store.leases()] == [1, 2]
     first, second = order
     node.send(node.stop(30, first, shared=True))
     assert [lease.job for lease in store.leases()] == [second]
     node.send(node.stop(40, second, shared=True))
     assert not store.leases()
-    ended = {lease.job: (lease.since, lease.until) for lease in store.leases(active=False)}
-    assert ended == {1: (10.0, 30.0 if first == 1 else 40.0), 2: (20.0, 30.0 if first == 2 else 40.0)}
+    assert lease_times(store) == [(1, 10.0, 30.0 if first == 1 else 40.0), (2, 20.0, 30.0 if first == 2 else 40.0)]
     assert states(store) == [(1, 0, "COMPLETED"), (2, 0, "COMPLETED")]
     node.send(node.start(50, 3))
     assert [lease.job for lease in store.leases()] == [3]
@@ -270,7 +270,7 @@ def test_number_of_leases_of_a_run_on_a_node_is_limited(store: Store, monkeypatc
     monkeypatch.setattr(lifecycle, "_MOST_OF_RUN", 3)
     node = Node(store)
     node.send(*(node.start(100 + number, 7, slice_entry(gpu=f"GPU-{number}")) for number in range(9)))
-    assert len(store.leases(active=False)) == 3
+    assert len(lease_times(store)) == 3
 
 
 def test_a_requeued_job_is_a_new_run(store: Store) -> None:

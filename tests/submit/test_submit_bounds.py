@@ -15,10 +15,11 @@ from typing import Any, Final
 import pytest
 
 from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.slurm.client import SLURM_LIMIT
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.answer_cache import LONGEST, AnswerCache
 from slurm_migbatch.submit.request import TEXTS, JobRequest, Present, Refuse
-from slurm_migbatch.submit.rewrite import SLURM_LIMIT, SubmitPolicy, rewrite
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.catalog import MigNode, SiteCatalog

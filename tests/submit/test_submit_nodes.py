@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.slurm.client import SLURM_LIMIT
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.nodes import READ, listed
 from slurm_migbatch.submit.request import TEXTS, Accept, Answer, JobRequest, Pass, Present, Refuse
-from slurm_migbatch.submit.rewrite import SLURM_LIMIT, SubmitPolicy, rewrite
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
 from slurm_migbatch.workload.holding import STEPS, _Search, can_hold, layouts_of

@@ -96,7 +96,7 @@ class FakeStore:
         answers = {learnable: Learnable(0, 0.0), newest_lesson: 0, instance_events: {}, last_offers: offers}
         return answers[query]
 
-    def leases(self, active=True):
+    def leases(self):
         self._check()
         return []
 

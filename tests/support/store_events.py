@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import select
+
 from slurm_migbatch.store.db import Store
+from slurm_migbatch.store.models import Lease
 from slurm_migbatch.store.queries import RunFilter, RunRow
 
 
@@ -57,6 +60,12 @@ def run_of(store: Store, job: int, restart: int = 0) -> RunRow:
 def states(store: Store, wanted: RunFilter | None = None) -> list[tuple[int, int, str]]:
     """Return (job, restart, state) of every run."""
     return [(row.run["job_id"], row.run["restart"], row.run["state"]) for row in store.runs(wanted)]
+
+
+def lease_times(store: Store) -> list[tuple[int, float | None, float | None]]:
+    """Return (job, since, until) of every lease; `until` is None while it is held."""
+    statement = select(Lease.job_id, Lease.since, Lease.until).order_by(Lease.id)
+    return store.read(lambda connection: [(job, since, until) for job, since, until in connection.execute(statement)])
 
 
 def job(job_id: int, state: str = "PENDING", **fields: Any) -> dict[str, Any]:

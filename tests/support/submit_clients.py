@@ -9,7 +9,7 @@ from pathlib import Path
 class Echo:
     """A fake service: it answers with the peer's uid and the request."""
 
-    speakers = frozenset({0})
+    proxy_uids = frozenset({0})
 
     def __init__(self) -> None:
         self.left = 0

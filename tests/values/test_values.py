@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 
 from slurm_migbatch.values import Field, Pattern, Value, fields, replace
-from slurm_migbatch.values.figures import digits, gib
+from slurm_migbatch.values.figures import digits, gib, plural
 
 
 class Place(Value):
@@ -106,3 +106,7 @@ def test_digits_shows_three_digits_and_no_exponent_for_large_numbers() -> None:
     found = [digits(value) for value in (0.0, 0.25, 1.2345, 99.96, 100.0, 180.4, 1234.5, 72000.0)]
     assert found == ["0", "0.25", "1.23", "100", "100", "180", "1234", "72000"]
     assert [gib(mib) for mib in (9984, 1430512)] == ["9.75", "1397"]
+
+
+def test_counts_have_their_noun_in_the_right_number() -> None:
+    assert [plural(count, "run") for count in (0, 1, 2, 1200)] == ["0 runs", "1 run", "2 runs", "1,200 runs"]

@@ -320,7 +320,7 @@ class _Site:
 
     def has_others(self, row: JobRow) -> bool:
         """Return whether there are nodes without MIG GPUs in a partition of the job."""
-        return not self._mixed.isdisjoint(row.partition.split(","))
+        return not self._mixed.isdisjoint(row.partitions)
 
     def pool(self, row: JobRow, avoid: Collection[str]) -> frozenset[str]:
         """Return the nodes on which Slurm could start a job, without those to be avoided."""
@@ -341,7 +341,7 @@ class _Site:
 
     def _found(self, row: JobRow) -> frozenset[str]:
         names: set[str] = set()
-        for partition in row.partition.split(","):
+        for partition in row.partitions:
             names |= self._in_partition.get(partition, set())
         if row.requested_nodes:
             try:

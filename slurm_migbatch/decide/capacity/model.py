@@ -145,7 +145,7 @@ class Node:
         return Counter([lease.slot.profile for lease in leases])
 
 
-class Kind:
+class DemandShape:
     """Pool, slices on each node and number of nodes of a demand; the hash is computed once.
 
     `slices`: one profile for each slice on a node, the largest first. `single`: whether this is one slice in total.
@@ -160,14 +160,16 @@ class Kind:
         self.single = nodes == 1 and len(self.slices) == 1
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Kind) and self._hash == other._hash and self._key == other._key)
+        return self is other or (
+            isinstance(other, DemandShape) and self._hash == other._hash and self._key == other._key
+        )
 
     def __hash__(self) -> int:
         return self._hash
 
 
-#: Demands of a kind usually share one object.
-_kind = lru_cache(maxsize=256)(Kind)
+#: Demands of one shape usually share one object.
+_shape_of = lru_cache(maxsize=256)(DemandShape)
 
 
 @dataclass(frozen=True)
@@ -190,9 +192,9 @@ class Demand:
     loan: bool = False
 
     @lazy
-    def kind(self) -> Kind:
+    def kind(self) -> DemandShape:
         """The properties of the demand that determine where it fits."""
-        return _kind(self.pool, self.parts, self.nodes)
+        return _shape_of(self.pool, self.parts, self.nodes)
 
     @property
     def slices(self) -> tuple[Profile, ...]:
@@ -279,7 +281,7 @@ class ClusterPlan:
     #: jobs without supply for all of their copies now; some have a reservation
     waiting: tuple[int, ...] = ()
     #: those of them that can never start: components that cannot have nodes of their own, even if all nodes are free
-    cramped: frozenset[int] = frozenset()
+    unplaceable: frozenset[int] = frozenset()
     #: node -> profiles that Slurm counts as used beyond what leases and plan explain; the node is left unchanged
     unexplained: Mapping[str, Mapping[Profile, int]] = field(default_factory=dict)
     moves: tuple[PlannedMove, ...] = ()

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _TOLERANCE: Final = 1e-9
+_SPARE: Final = 0.1
+"""Share by which tasks may be slower than expected."""
 
 
 @dataclass(frozen=True)
@@ -27,32 +29,32 @@ class Array:
     deadline: float
 
 
-def at_once(array: Array, now: float, max_tasks: int, *, current: int | None = None, spare: float = 0.1) -> int:
+def at_once(array: Array, now: float, max_tasks: int, *, current: int | None = None) -> int:
     """Return the fewest concurrent tasks, from 1 to `max_tasks`, with which the array meets its deadline, else
     `max_tasks`.
 
     Tasks cannot be stopped: with fewer than are running, none starts until enough have ended, so the slots that remain
-    are those that are busy the longest. `spare` is the share by which tasks may be slower than expected. A number below
-    `current` is only returned if it would be enough with twice the spare time, so that the number does not oscillate.
+    are those that are busy the longest. A number below `current` is only returned if it would be enough with twice the
+    spare time, so that the number does not oscillate.
     """
     if max_tasks < 1:
         raise ValueError(f"an array needs at least one concurrent task, not {max_tasks}")
     if not array.pending:
         return 1
-    count = _fewest(array, now, max_tasks, spare) or max_tasks
+    count = _fewest(array, now, max_tasks, _SPARE) or max_tasks
     if current is not None and count < current:
-        return min(max(count, _fewest(array, now, max_tasks, 2 * spare) or max_tasks), max(current, 1), max_tasks)
+        return min(max(count, _fewest(array, now, max_tasks, 2 * _SPARE) or max_tasks), max(current, 1), max_tasks)
     return count
 
 
-def ends_in_time(array: Array, now: float, max_tasks: int, *, spare: float = 0.1) -> bool:
+def ends_in_time(array: Array, now: float, max_tasks: int) -> bool:
     """Return whether an array can meet its deadline with at most so many concurrent tasks; see `at_once`."""
-    return not array.pending or _fewest(array, now, max_tasks, spare) is not None
+    return not array.pending or _fewest(array, now, max_tasks, _SPARE) is not None
 
 
-def work_s(array: Array, *, spare: float = 0.1) -> float:
-    """Return the sum of the remaining seconds of all tasks; see `at_once`."""
-    return (array.pending * array.task_s + sum(array.running)) * (1 + spare)
+def work_s(array: Array) -> float:
+    """Return the sum of the remaining seconds of all tasks, with spare time."""
+    return (array.pending * array.task_s + sum(array.running)) * (1 + _SPARE)
 
 
 def _fewest(array: Array, now: float, max_tasks: int, spare: float) -> int | None:

@@ -143,7 +143,7 @@ def plan_pipelines(
     queue: Iterable[JobRow],
     promises: Promises,
     rates: Rates,
-    turns: RetypeHistory,
+    history: RetypeHistory,
     known: dict[PipelineKey, KnownPipeline],
     equivalent: Equivalent,
 ) -> Plan:
@@ -165,7 +165,7 @@ def plan_pipelines(
         del known[key]
     for key, rows in rows_of.items():
         known[key] = _noted(known.get(key), rows)
-    round_ = _Round(now, promises, rates, turns, equivalent)
+    round_ = _Round(now, promises, rates, history, equivalent)
     for key in sorted(rows_of, key=lambda key: (known[key].at, key)):
         known[key] = round_.examine(known[key], rows_of[key])
     return Plan(tuple(round_.changes), round_.limits)
@@ -185,9 +185,9 @@ class _Round:
     """One round over all pipelines."""
 
     def __init__(
-        self, now: float, promises: Promises, rates: Rates, turns: RetypeHistory, equivalent: Equivalent
+        self, now: float, promises: Promises, rates: Rates, history: RetypeHistory, equivalent: Equivalent
     ) -> None:
-        self._now, self._promises, self._rates, self._turns = now, promises, rates, turns
+        self._now, self._promises, self._rates, self._history = now, promises, rates, history
         self._equivalent = equivalent
         self._weighed = self._splits = 0
         self.changes: list[Retype] = []
@@ -282,7 +282,7 @@ class _Round:
         limit_s = math.inf if row.time_limit_s is None else row.time_limit_s
         profiles = tuple(sorted(p for p, s in seconds_of.items() if s <= limit_s or p == pending.profile))
         option_count = len(profiles)
-        if not self._turns.free(row, self._now):
+        if not self._history.free(row, self._now):
             profiles = (pending.profile,)
         waves = 1 if row.throttle is None else math.ceil(row.tasks / max(1, row.throttle))
         count = pending.slice_count * row.tasks
@@ -305,10 +305,12 @@ class _Round:
         promise = self._promises(pending)
         if promise is None or promise.items is None:
             return None
-        barred = self._turns.barred.get(name_of(row), frozenset())
+        excluded_profiles = self._history.barred.get(name_of(row), frozenset())
         # a job retried because its slice was too small requests one that holds it
         min_memory_gb = pending.profile.memory_gb if promise.retry and row.restarts else 0
-        options = tuple(o for o in promise.options if o.profile not in barred and o.profile.memory_gb >= min_memory_gb)
+        options = tuple(
+            o for o in promise.options if o.profile not in excluded_profiles and o.profile.memory_gb >= min_memory_gb
+        )
         return (pending, options, promise.items) if pending.profile in {o.profile for o in options} else None
 
     def _whole_s(self, row: JobRow) -> float | None:

@@ -32,7 +32,8 @@ from slurm_migbatch.decide.snapshot import WeighedProfile
 from slurm_migbatch.mig.grant import CHANGED, Grant, GrantError, parse_comment, strip
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres as gres_list
-from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.client import SLURM_LIMIT, JobRow
+from slurm_migbatch.slurm.taskexpr import expand_tasks, fold_tasks
 from slurm_migbatch.workload.excluded import user_text
 from slurm_migbatch.workload.loans import LOAN, forgets
 
@@ -48,8 +49,6 @@ that the user did not name.
 """
 UNNAMED: Final = "auto"
 """The decision's name if the compiled table chose: it has no record."""
-SLURM_LIMIT: Final = 1024
-"""Maximum bytes of one string of a job in Slurm."""
 LONGEST_LIST: Final = 2000
 """Maximum characters of a list of tasks passed to scontrol."""
 _LONGEST_NAME: Final = 16
@@ -251,8 +250,8 @@ class Retype:
         if row.array_job is None or row.array_task is None:
             return (str(row.job_id),)
         if not self.tasks and row.tasks > 1:
-            return (f"{row.array_job}_[{ranges(tasks_of(row.array_task))}]",)
-        return tuple(f"{row.array_job}_{task}" for task in self.tasks or tasks_of(row.array_task))
+            return (f"{row.array_job}_[{fold_tasks(expand_tasks(row.array_task))}]",)
+        return tuple(f"{row.array_job}_{task}" for task in self.tasks or expand_tasks(row.array_task))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -324,7 +323,7 @@ def retypes(
     waiting: Iterable[Pending],
     promises: Callable[[Pending], ServiceGuarantee | None],
     free_capacity: FreeCapacity,
-    turns: RetypeHistory,
+    history: RetypeHistory,
 ) -> list[Retype]:
     """Return which jobs get another profile now; take the capacity for them from `free_capacity`.
 
@@ -345,18 +344,18 @@ def retypes(
         if key not in idle:
             kinds = free_capacity.kinds(pending.pool)
             idle[key] = frozenset(k for k in kinds if free_capacity.count(pending.pool, k, pending.slice_count, 1))
-        if not idle[key] or not turns.free(pending.row, now):
+        if not idle[key] or not history.free(pending.row, now):
             continue
         promise = promises(pending)
         if promise is None:
             continue
-        barred = turns.barred.get(name_of(pending.row), frozenset())
+        excluded_profiles = history.barred.get(name_of(pending.row), frozenset())
         # a job retried because its slice was too small requests one that holds it
         min_memory_gb = pending.profile.memory_gb if promise.retry and pending.row.restarts else 0
         options = (
             option
             for option in promise.options
-            if option.profile not in barred
+            if option.profile not in excluded_profiles
             and option.profile.memory_gb >= min_memory_gb
             and _ends_in_time(pending, promise, option.profile)
         )
@@ -410,8 +409,8 @@ def _of_pool(
         tasks: tuple[int, ...] = ()
         if row.array_task is not None:
             # Slurm starts tasks in order, so those without a place are the last
-            open_tasks = tasks_left.setdefault(number, list(tasks_of(row.array_task)))
-            if len(nodes) < row.tasks or (row.tasks > 1 and len(ranges(open_tasks)) > LONGEST_LIST):
+            open_tasks = tasks_left.setdefault(number, list(expand_tasks(row.array_task)))
+            if len(nodes) < row.tasks or (row.tasks > 1 and len(fold_tasks(open_tasks)) > LONGEST_LIST):
                 tasks = tuple(open_tasks[len(open_tasks) - len(nodes) :])
                 del open_tasks[len(open_tasks) - len(nodes) :]
         changes.append(Retype(pending, tasks, profile, _why(pending, promise, profile, nodes)))
@@ -444,7 +443,7 @@ def _why(pending: Pending, promise: ServiceGuarantee, profile: Profile, nodes: S
     return f"{text}; it meets {promise.terms}" if promise.terms else text
 
 
-def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
+def undone(jobs: Iterable[JobRow], history: RetypeHistory) -> list[Retype]:
     """Return the changes that undo re-types of jobs that a limit of their user has prevented from starting since.
 
     These jobs do not get the same profile again. (Slurm does not refuse the update because of such a limit; the job
@@ -452,21 +451,21 @@ def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
     """
     changes = []
     for row in jobs:
-        last = turns.last.get(name_of(row))
+        last = history.last.get(name_of(row))
         if last is None or not row.pending or not row.reason.startswith(("QOS", "Assoc")) or not can_be_named(row):
             continue
-        if last[1] in turns.barred.get(name_of(row), frozenset()):  # undone already, and it still waits
+        if last[1] in history.barred.get(name_of(row), frozenset()):  # undone already, and it still waits
             continue
         grant = marked(row.comment)
-        given = turns.given.get(name_of(row))
+        given = history.given.get(name_of(row))
         if grant is not None and grant.parts[0][0] == given != last[1] and dict(grant.parts) == dict(slices(row.gres)):
             pending = Pending(row, grant, frozenset(), row.tasks)
-            turns.bar(Retype(pending, (), grant.parts[0][0], ""))
+            history.bar(Retype(pending, (), grant.parts[0][0], ""))
             changes.append(Retype(pending, (), last[1], f"a limit prevents it from starting ({row.reason})"))
     return changes
 
 
-def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[str, str]]:
+def marker_corrections(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[str, str]]:
     """Return the updates for tasks of these arrays whose marker differs from their GRES.
 
     A task that starts while its array is re-typed keeps its GRES but gets the array's new comment; after a requeue it
@@ -479,7 +478,7 @@ def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[st
             grant, counts = marked(row.comment), dict(slices(row.gres))
             if grant is not None and len(counts) == 1 and dict(grant.parts) != counts:
                 comment = Grant(counts.items(), (CHANGED + grant.decided)[:_LONGEST_NAME]).attach(strip(row.comment))
-                task = row.array_task if row.array_task.isdigit() else f"[{ranges(tasks_of(row.array_task))}]"
+                task = row.array_task if row.array_task.isdigit() else f"[{fold_tasks(expand_tasks(row.array_task))}]"
                 fields_of[f"{row.array_job}_{task}"] = {"Comment": comment}
     return fields_of
 
@@ -487,28 +486,7 @@ def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[st
 # -- tasks of arrays ---------------------------------------------------------------------------------------------------
 
 
-def tasks_of(expression: str) -> tuple[int, ...]:
-    """Return the numbers in an array expression such as "4-400:2%4" or "[1,3-5]". Raises ValueError."""
-    tasks: list[int] = []
-    for part in expression.partition("%")[0].strip("[]").split(","):
-        span, _, step = part.partition(":")
-        low, dash, high = span.partition("-")
-        tasks.extend(range(int(low), int(high) + 1, int(step or 1)) if dash else [int(low)])
-    return tuple(tasks)
-
-
 def can_be_named(row: JobRow) -> bool:
     """Return whether one command can name all pending tasks of a row; steps (`0-9998:2`) have to be expanded."""
     text = "" if row.array_task is None else row.array_task.partition("%")[0]
-    return len(text) <= LONGEST_LIST and (":" not in text or len(ranges(tasks_of(text))) <= LONGEST_LIST)
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Format ascending numbers as ranges: 1,3-5."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+    return len(text) <= LONGEST_LIST and (":" not in text or len(fold_tasks(expand_tasks(text))) <= LONGEST_LIST)

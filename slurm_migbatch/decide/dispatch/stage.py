@@ -41,7 +41,7 @@ from slurm_migbatch.decide.dispatch.retype import (
     Retype,
     RetypeHistory,
     ServiceGuarantee,
-    mended,
+    marker_corrections,
     name_of,
     promise_from_record,
     promise_of,
@@ -292,7 +292,7 @@ def _repairs(
 ) -> dict[str, dict[str, str]]:
     memory.looked_after = {array: until for array, until in memory.looked_after.items() if until > view.now}
     changed = {name for change in changes for name in change.targets} | {str(limit.array.array) for limit in limits}
-    repairs = mended(view.jobs.values(), memory.looked_after)
+    repairs = marker_corrections(view.jobs.values(), memory.looked_after)
     return {name: fields for name, fields in repairs.items() if name not in changed}
 
 

@@ -38,14 +38,12 @@ class Assignment:
 
 
 class Grown(NamedTuple):
-    """A running job, its larger profile, the GPU that has room for it, and the figures of `Grow`."""
+    """A running job, its larger profile, the GPU that has room for it, and its new speed over the old one."""
 
     elastic_job: ElasticJob
     profile: Profile
     gpu: int
     faster: float
-    gain: float
-    stay_s: float
 
 
 class _PlannedGpu:
@@ -311,7 +309,7 @@ class LendingCapacity:
 
     def grow(self, elastic_jobs: Sequence[ElasticJob], max_count: int) -> list[Grown]:
         """Return the running jobs for which a larger slice pays off, the largest gain first."""
-        offers: list[tuple[float, int, float, Profile, float]] = []
+        offers: list[tuple[float, int, Profile, float]] = []
         for number, elastic_job in enumerate(elastic_jobs):
             if elastic_job.place is None or elastic_job.shares:
                 continue
@@ -332,16 +330,16 @@ class LendingCapacity:
                 stay = min(self.hysteresis.loan_s, elastic_job.ends_s / speed)
                 worth = paid_worth(speed, fair, restart_s=elastic_job.costs.seconds(1, 1, kept=False), stay_s=stay)
                 if worth > current_speed / fair + _GAIN:
-                    offers.append((current_speed / fair - worth, number, stay, profile, current_speed))
+                    offers.append((current_speed / fair - worth, number, profile, current_speed))
         grown: dict[int, Grown] = {}
-        for negated_gain, number, stay, profile, current_speed in sorted(offers):
+        for _, number, profile, current_speed in sorted(offers):
             if len(grown) >= max_count:
                 break
             elastic_job = elastic_jobs[number]
             gpu = None if number in grown else self._grown(elastic_job, profile)
             if gpu is not None:
                 faster = elastic_job.speeds[profile] / current_speed if current_speed else math.inf
-                grown[number] = Grown(elastic_job, profile, gpu, faster, -negated_gain, stay)
+                grown[number] = Grown(elastic_job, profile, gpu, faster)
         return list(grown.values())
 
     def _grown(self, elastic_job: ElasticJob, profile: Profile) -> int | None:
@@ -385,7 +383,6 @@ class LendingCapacity:
                 assignment.elastic_job.job,
                 assignment.profile,
                 place(assignment.gpu, assignment.profile),
-                assignment.worths[assignment.profile],
                 assignment.reserved,
             )
             for assignment in assignments
@@ -397,8 +394,6 @@ class LendingCapacity:
                 growth.profile,
                 place(growth.gpu, growth.profile),
                 growth.faster,
-                growth.gain,
-                growth.stay_s,
             )
             for growth in grown
             if growth.elastic_job.place is not None

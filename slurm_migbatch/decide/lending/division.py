@@ -62,7 +62,6 @@ def divide(
     plans = [plan for capacity in capacities if (plan := _plan(capacity, running, now, hysteresis)) is not None]
     plans.sort(key=lambda plan: -max(by_size(profile)[0] for profile in plan.profiles.values()))
     divided: dict[int, _Plan] = {}
-    gains: dict[int, float] = {}
     stopped = 0
     movable = {job.job for plan in plans for job in plan.jobs}
     changed_jobs: set[Hashable] = set()
@@ -91,13 +90,12 @@ def divide(
                 best = gain, number, extended
         if best is None:
             continue
-        gain, number, extended = best
+        _, number, extended = best
         stops = len(extended.changed - divided.get(number, plans[number]).changed)
         if stopped + stops > most:
             break
         stopped += stops
         divided[number] = extended
-        gains[number] = gains.get(number, 0.0) + gain
         changed_jobs |= extended.changed
         assigned_cpus[extended.capacity.node] += job.cpus
     return [
@@ -106,9 +104,8 @@ def divide(
             plan.capacity.gpu,
             {job: plan.profiles[job] for job in plan.changed},
             len(plan.jobs),
-            gains[number] / hysteresis.loan_s,
         )
-        for number, plan in divided.items()
+        for plan in divided.values()
     ]
 
 

@@ -3,7 +3,7 @@
 SJF-BSBF of "wise resource sharing" (Lai et al., arXiv 2407.13088), after the authors' code (Lai-JX/Scheduler,
 `cluster/switch.py` and `scheduler_impl/schedulers.py`): shortest first, at most two jobs on a GPU, and next to another
 only if the pair's mean finish is earlier than if they run one after the other (`together`, `apart`, `pays`, `PAIR`).
-FFS is the same without the test (`ANY`).
+FFS is the same without the test.
 
 `plan` is an addition that is not in the paper: the pair test considers two jobs only. It shares too little if a queue
 waits behind them (the rule refuses equal jobs from a slowdown of 1.5, and throughput grows up to 2), and too much for
@@ -144,7 +144,6 @@ def _brief_pair(own: float, other: float, slow_own: float, slow_other: float) ->
 
 
 NEVER: Final = SharingRule("never", None)
-ANY: Final = SharingRule("any", lambda own, other, slow_own, slow_other: 0.0)
 PAIR: Final = pair_test(0.0)
 FASTEST: Final = SharingRule("any that is faster together", _faster(1.0))
 FAST: Final = SharingRule("1.3 times as fast together", _faster(1.3))

@@ -89,8 +89,8 @@ class LendingView:
     Attributes:
         capacities: GPUs of nodes that may lend. `taken` has running inference and supply's plan for pending
             inference; `lent` the loans.
-        passing: by node and GPU, bit mask of the memory slices that are taken or lent but about to be free, because
-            their jobs are completing.
+        about_to_be_free: by node and GPU, bit mask of the memory slices that are taken or lent, but whose jobs are
+            completing.
         starts: inference for which supply found no room, in Slurm's order.
         shortages: inference that lacks only CPUs, in Slurm's order.
         elastic_jobs: elastic training jobs in Slurm's order: pending ones that could be released, and running loans.
@@ -106,7 +106,7 @@ class LendingView:
 
     now: float
     capacities: tuple[GpuCapacity, ...] = ()
-    passing: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    about_to_be_free: Mapping[tuple[str, int], int] = field(default_factory=dict)
     starts: tuple[WaitingInference, ...] = ()
     shortages: tuple[CpuShortage, ...] = ()
     elastic_jobs: tuple[ElasticJob, ...] = ()
@@ -207,7 +207,7 @@ class RoundCapacity:
         leaving = {job for job, loan in view.loans.items() if loan.leaving}
         capacities = {}
         for capacity in view.capacities:
-            leaving_mask = view.passing.get((capacity.node, capacity.gpu), 0)
+            leaving_mask = view.about_to_be_free.get((capacity.node, capacity.gpu), 0)
             taken = tuple(slot for slot in capacity.taken if not slot.placement.mask & leaving_mask)
             lent = tuple(
                 loan

@@ -175,8 +175,10 @@ def _lendable(view: LendingView, round_capacity: RoundCapacity, busy: set[int]) 
             continue
         mask = sum(slot.placement.mask for slot in coming.taken)
         lent = tuple(loan for loan in capacity.lent if not loan.slot.placement.mask & mask)
-        leaving = len(lent) < len(capacity.lent) or key in view.passing or _leaves(view, capacity, busy)
-        vacant = () if capacity.reclaimed == inf else tuple(_leaving(view, lent, busy, view.passing.get(key, 0)))
+        leaving = len(lent) < len(capacity.lent) or key in view.about_to_be_free or _leaves(view, capacity, busy)
+        vacant = (
+            () if capacity.reclaimed == inf else tuple(_leaving(view, lent, busy, view.about_to_be_free.get(key, 0)))
+        )
         capacities[key] = replace(coming, lent=lent, reclaimed=inf if leaving else capacity.reclaimed, leaving=vacant)
     for promise in view.promises:
         for key, capacity in capacities.items():
@@ -202,12 +204,12 @@ def _leaves(view: LendingView, capacity: GpuCapacity, busy: set[int]) -> bool:
     return any(True for _ in _leaving(view, capacity.lent, busy))
 
 
-def _leaving(view: LendingView, lent: Iterable[LentSlot], busy: set[int], passing: int = 0) -> Iterator[Slot]:
-    """Yield the slots of loans that are about to end; `passing`: memory slices (bits) of jobs that complete."""
+def _leaving(view: LendingView, lent: Iterable[LentSlot], busy: set[int], about_to_be_free: int = 0) -> Iterator[Slot]:
+    """Yield the slots of loans that are about to end; `about_to_be_free`: bit mask of slices of jobs that complete."""
     for loan in lent:
         job = job_id(loan.job)
         stopped = job in busy or (job in view.loans and view.loans[job].leaving)
-        if stopped or loan.slot.placement.mask & passing:
+        if stopped or loan.slot.placement.mask & about_to_be_free:
             yield loan.slot
 
 

@@ -28,10 +28,10 @@ from slurm_migbatch.decide.lending.view import (
     LendingInputs,
     LendingKnowledge,
     PoolBooks,
-    believed,
     job_views_of,
     places_of,
     view_of,
+    without_false_runs,
 )
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, LendingPast, Report, Run, RunProgress
 from slurm_migbatch.decide.supply.moves import SOON_S
@@ -171,7 +171,7 @@ def plan_lending(
         now,
         snapshot.jobs,
         snapshot.nodes,
-        believed(snapshot.inventory, job_views),
+        without_false_runs(snapshot.inventory, job_views),
         supply.plan,
         supply.demands,
         settings.training_only,

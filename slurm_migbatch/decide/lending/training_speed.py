@@ -24,15 +24,12 @@ TRUST: Final = 3.0
 class SpeedReport(NamedTuple):
     """A run's latest report: its work on slices of one profile since it began there.
 
-    `seconds` are those of training (if a record has items and items a second, their quotient). `micro` is the batch
-    of one forward and backward pass, None if unknown.
+    `seconds` are those of training (if a record has items and items a second, their quotient).
     """
 
     profile: str
     items: float
     seconds: float
-    micro: float | None = None
-    steps: int | None = None
 
 
 def usable(reports: Iterable[SpeedReport]) -> list[SpeedReport]:
@@ -40,10 +37,7 @@ def usable(reports: Iterable[SpeedReport]) -> list[SpeedReport]:
     return [
         report
         for report in reports
-        if report.profile
-        and 0 < report.items < math.inf
-        and LEAST_S <= report.seconds < math.inf
-        and (report.micro or 1) > 0
+        if report.profile and 0 < report.items < math.inf and LEAST_S <= report.seconds < math.inf
     ]
 
 

@@ -148,7 +148,6 @@ class Release:
     job: Hashable
     profile: Profile
     place: SlotReference
-    worth: float
     reserved: bool = False
 
 
@@ -156,8 +155,7 @@ class Release:
 class Grow:
     """A running job is worth stopping, to start again on a larger profile.
 
-    `faster` is the new speed over the old one; `gain` the value left after the cost of the restart, over `stay_s`
-    seconds.
+    `faster` is the new speed over the old one.
     """
 
     job: Hashable
@@ -165,8 +163,6 @@ class Grow:
     profile: Profile
     place: SlotReference
     faster: float
-    gain: float
-    stay_s: float
 
 
 @dataclass(frozen=True)
@@ -176,14 +172,12 @@ class Division:
     Attributes:
         profiles: profile of each job there that does not keep its slice.
         jobs: number of jobs on it then.
-        gain: extra work of the new division, in whole GPUs, after the cost of restarts.
     """
 
     node: str
     gpu: int
     profiles: Mapping[Hashable, Profile]
     jobs: int
-    gain: float
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[in
     return job_views
 
 
-def believed(facts: Mapping[str, NodeFacts], job_views: Mapping[int, JobView]) -> Mapping[str, NodeFacts]:
+def without_false_runs(facts: Mapping[str, NodeFacts], job_views: Mapping[int, JobView]) -> Mapping[str, NodeFacts]:
     """Return the nodes' reports without the runs of training jobs that Slurm has on other nodes.
 
     Their slices count as nobody's. root on a node can report any run; its job would be stopped for a slice that it does
@@ -195,14 +195,14 @@ def view_of(
         ledger: updated by this snapshot.
         barred: jobs that are not to be released now (Slurm has just refused it).
     """
-    capacities, passing, places = _capacities(inputs, job_views, ledger, idle)
+    capacities, about_to_be_free, places = _capacities(inputs, job_views, ledger, idle)
     pools = pools_of(inputs, job_views, ledger)
     growing = growth_nodes(inputs, job_views, ledger)
     regions = {job: pool.nodes for job, pool in pools.items()} | growing
     return LendingView(
         now=inputs.now,
         capacities=tuple(capacities),
-        passing=passing,
+        about_to_be_free=about_to_be_free,
         starts=tuple(_starts(inputs, job_views)),
         elastic_jobs=tuple(_elastic_jobs(job_views, ledger, knowledge, places, regions, barred)),
         promises=(
@@ -241,7 +241,7 @@ def _capacities(
     cpus = _free_cpus(inputs, job_views, ledger)
     idle.keep({gpu.uuid for node in inputs.facts.values() for gpu in node.gpus})
     capacities: list[GpuCapacity] = []
-    passing: dict[tuple[str, int], int] = {}
+    about_to_be_free: dict[tuple[str, int], int] = {}
     places: dict[int, SlotReference] = {}
     for name, node in inputs.facts.items():
         closed = name not in open_nodes or not node.healthy or plan is None or name not in plan.nodes
@@ -279,8 +279,8 @@ def _capacities(
             leaving = (slot for slot, run in gpu.leases if run not in active_runs and run[0] not in unread)
             leaving_mask = sum(slot.placement.mask for slot in leaving if slot not in guest_slots)
             if leaving_mask:
-                passing[name, number] = leaving_mask
-    return capacities, passing, places
+                about_to_be_free[name, number] = leaving_mask
+    return capacities, about_to_be_free, places
 
 
 def _free_cpus(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[str, int]:
@@ -357,7 +357,7 @@ def _promised(
 def _starts(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> list[WaitingInference]:
     if inputs.plan is None:
         return []
-    waiting = frozenset(inputs.plan.waiting) - inputs.plan.cramped
+    waiting = frozenset(inputs.plan.waiting) - inputs.plan.unplaceable
     starts = []
     for demand in inputs.wanted:
         if demand.job in waiting and demand.job not in job_views and demand.parts:

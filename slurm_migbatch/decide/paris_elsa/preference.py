@@ -57,7 +57,7 @@ class Class:
     profile: Profile
 
 
-def preference(gpus: Mapping[Geometry, int], classes: Sequence[Class], *, seed: int = 0) -> tuple[Profile, ...]:
+def preference(gpus: Mapping[Geometry, int], classes: Sequence[Class]) -> tuple[Profile, ...]:
     """Return the order in which to fill free space; empty if these GPUs could serve no known work.
 
     Args:
@@ -66,13 +66,13 @@ def preference(gpus: Mapping[Geometry, int], classes: Sequence[Class], *, seed: 
     """
     types = sorted(((geometry, n) for geometry, n in gpus.items() if n), key=lambda t: (-t[1], t[0].name))
     orders = [
-        (geometry.name, _order(geometry, min(n, GPUS), classes, seed, search=position < MOST_TYPES))
+        (geometry.name, _order(geometry, min(n, GPUS), classes, search=position < MOST_TYPES))
         for position, (geometry, n) in enumerate(types)
     ]
     return tuple(profile for _, order in sorted(orders, key=lambda o: o[0]) for profile in order)
 
 
-def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int, *, search: bool) -> tuple[Profile, ...]:
+def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], *, search: bool) -> tuple[Profile, ...]:
     fitting = [
         job_class
         for job_class in classes
@@ -90,10 +90,8 @@ def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int, *
         return ()
     if not search or len(ways(geometry, kinds)) > MOST_WAYS:
         return _by_load(kinds, works)
-    cut = partition(
-        geometry, kinds, works, gpus, seed=seed, job_count=TRIAL_JOBS, neighbours=NEIGHBOURS, node_limit=NODE_LIMIT
-    )
-    arrivals = stream(works, TRIAL_JOBS, np.random.Generator(np.random.PCG64(seed + 1)), exact=True)
+    cut = partition(geometry, kinds, works, gpus, job_count=TRIAL_JOBS, neighbours=NEIGHBOURS, node_limit=NODE_LIMIT)
+    arrivals = stream(works, TRIAL_JOBS, np.random.Generator(np.random.PCG64(1)), exact=True)
     prices = [float(kind.compute) for kind in kinds]
     best: tuple[Profile, ...] = ()
     best_rate = 0.0

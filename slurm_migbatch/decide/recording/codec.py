@@ -24,6 +24,8 @@ from slurm_migbatch.mig.profile import Profile, ProfileError
 
 EARLIER: Final = {"calm": "hysteresis"}
 """Names of fields in recordings of earlier versions, and those that they have now."""
+LONGER: Final = {"SpeedReport": 5}
+"""Number of fields of named tuples in recordings of earlier versions, of which only the first ones are left."""
 Json = Any
 Convert = Callable[[Any], Any]
 
@@ -159,9 +161,13 @@ class Codec:
     def _named_tuple(self, kind: type) -> Codes:
         hints = get_type_hints(kind)
         parts = [self.codes(hints[name]) for name in kind._fields]  # type: ignore[attr-defined]
+
+        def shortened(data: Json) -> Json:
+            return data[: len(parts)] if len(_list(data)) == LONGER.get(kind.__name__) else data
+
         return Codes(
             lambda value: [part.encode(item) for part, item in zip(parts, value, strict=True)],
-            lambda data: kind(*(part.decode(item) for part, item in zip(parts, _list(data), strict=True))),
+            lambda data: kind(*(part.decode(item) for part, item in zip(parts, shortened(data), strict=True))),
         )
 
     def _sequence(self, part: Any, kind: Convert) -> Codes:

@@ -30,13 +30,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TypeAlias
 
 from slurm_migbatch.decide.capacity.model import (
     ClusterPlan,
     Demand,
-    Kind,
+    DemandShape,
     Mode,
     Node,
     NodePlan,
@@ -135,7 +136,7 @@ class _PlanRound:
     ) -> None:
         #: pending demands, followed by the demands of training jobs that are being moved
         self.demands = [*demands, *moving.leaving, *(run.demand for run in moving.candidates)]
-        self.now, self._moving = now, moving
+        self._moving = moving
         #: number of pending demands
         self._queued = len(demands)
         self._moves: list[PlannedMove] = []
@@ -146,17 +147,17 @@ class _PlanRound:
             _by_node(previous),
         )
         share = _RESERVED_IF_MOVABLE if moving.possible else _RESERVED
-        self.reserver = Reserver(self.fleet, now, previous, share, _MAX_RESERVATIONS)
+        self.reserver = Reserver(self.fleet, now, partial(_end, self.demands, now), previous, share, _MAX_RESERVATIONS)
         self.copies = defaultdict[int, int](int)  # by number of the demand
         self.waiting: dict[int, None] = {}
-        self.cramped: set[int] = set()
+        self.unplaceable: set[int] = set()
         self._components: dict[int, list[int]] = {}
         for number, apart in [(i, demand.apart) for i, demand in enumerate(demands) if demand.apart is not None]:
             self._components.setdefault(apart, []).append(number)
         #: kinds of demands that fitted nowhere; not tried again in this round, because space only shrinks
-        self._hopeless: set[Kind | tuple[Kind, ...]] = set()
+        self._hopeless: set[DemandShape | tuple[DemandShape, ...]] = set()
         #: those of them whose pool has reached its limit of reservations
-        self._done: set[Kind] = set()
+        self._done: set[DemandShape] = set()
         #: by pool and slices, the nodes to try for demands of several slices; those without room are removed
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
         self._tries = 0
@@ -193,7 +194,7 @@ class _PlanRound:
             reservations=tuple(self.reserver.made),
             placed=self._placed(),
             waiting=tuple(self.waiting),
-            cramped=frozenset(self.cramped),
+            unplaceable=frozenset(self.unplaceable),
             unexplained=self.fleet.unexplained,
             moves=tuple(self._moves),
         )
@@ -233,7 +234,7 @@ class _PlanRound:
                 self.waiting[demand.job] = None
                 if demand.job in self._moving.wanting and not self._moves:
                     self._move_for(demand)
-                if not self.reserver.reserve([demand], copy, self._ends):
+                if not self.reserver.reserve([demand], copy):
                     if self.reserver.is_full(demand.pool):
                         self._done.add(demand.kind)
                     return
@@ -288,8 +289,8 @@ class _PlanRound:
             self._hopeless.add(key)
         self.waiting.update(dict.fromkeys(demand.job for demand in demands if demand.parts))
         if not can_be_apart(demands):
-            self.cramped.update(demand.job for demand in demands)
-        elif self.reserver.reserve(demands, 0, self._ends):
+            self.unplaceable.update(demand.job for demand in demands)
+        elif self.reserver.reserve(demands, 0):
             self.fleet.commit()
 
     def _keep_clear(self, components: Sequence[Demand], nodes: Sequence[Sequence[str]]) -> None:
@@ -441,11 +442,6 @@ class _PlanRound:
         self.fleet.change(gpu_claims, settled, staying)
         return True
 
-    def _ends(self, claim: Claim) -> float | None:
-        """Return when a claim that starts now should be over."""
-        limit = self.demands[claim[0]].limit_s
-        return None if limit is None else self.now + limit
-
     # -- the result --------------------------------------------------------------------------------------------
 
     def _node_plans(
@@ -514,6 +510,12 @@ class _PlanRound:
 def _new(taken: Layout, free: Layout, occupied: Layout) -> frozenset[Profile]:
     """Return the profiles of taken slots that are neither offered yet nor in use."""
     return frozenset([slot.profile for slot in taken.slots if slot not in free and slot not in occupied])
+
+
+def _end(demands: Sequence[Demand], now: float, claim: Claim) -> float | None:
+    """Return when a claim that starts now should be over."""
+    limit = demands[claim[0]].limit_s
+    return None if limit is None else now + limit
 
 
 def _by_node(reservations: Iterable[Reservation]) -> dict[str, set[str]]:

@@ -35,8 +35,17 @@ _Stamp = list[tuple[object, ...]]
 class Reserver:
     """Makes the reservations of one plan."""
 
-    def __init__(self, fleet: Fleet, now: float, previous: Sequence[Reservation], share: float, most: int) -> None:
-        self._fleet, self._now = fleet, now
+    def __init__(
+        self,
+        fleet: Fleet,
+        now: float,
+        ends: Callable[[Claim], float | None],
+        previous: Sequence[Reservation],
+        share: float,
+        most: int,
+    ) -> None:
+        """Set up; `ends`: when a claim that starts now should be over."""
+        self._fleet, self._now, self._ends = fleet, now, ends
         self._previous = {(r.job, r.copy): r for r in previous}
         self._share, self._most = share, most
         self._count: dict[frozenset[str], int] = {}
@@ -59,7 +68,7 @@ class Reserver:
         """Return whether the pool has reached its limit of reservations; this does not change back."""
         return len(self.made) >= self._most or self._count.get(pool, 0) >= self._limit(pool)
 
-    def reserve(self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]) -> bool:
+    def reserve(self, demands: Sequence[Demand], copy: int) -> bool:
         """Reserve for one copy of a demand, or for all of several that need separate nodes.
 
         False if the limit is reached or no place can ever hold it.
@@ -69,10 +78,10 @@ class Reserver:
             return False
         first = demands[0]
         if len(demands) == 1 and first.kind.single:
-            single = self._single(first, copy, first.slices[0], ends)
+            single = self._single(first, copy, first.slices[0])
             soonest = None if single is None else (single[0], [single[1]])
         else:
-            soonest = self._several(demands, copy, ends)
+            soonest = self._several(demands, copy)
         if soonest is None:
             return False
         when, places = soonest
@@ -80,7 +89,7 @@ class Reserver:
         for gpu_claims, slot in (place for demand_places in places for place in demand_places):
             by_gpu.setdefault(gpu_claims.index, []).append(slot)
         for index in by_gpu:
-            self._freeze(self._fleet.gpu(index), ends)
+            self._freeze(self._fleet.gpu(index))
         for index, slots in by_gpu.items():
             self._block(self._fleet.gpu(index), slots)
         for pool in pools:
@@ -107,22 +116,18 @@ class Reserver:
 
     # -- one slice ---------------------------------------------------------------------------------------------
 
-    def _single(
-        self, demand: Demand, copy: int, profile: Profile, ends: Callable[[Claim], float | None]
-    ) -> tuple[When, list[tuple[GpuClaims, Slot]]] | None:
-        best = self._first(demand.pool, profile, ends)
+    def _single(self, demand: Demand, copy: int, profile: Profile) -> tuple[When, list[tuple[GpuClaims, Slot]]] | None:
+        best = self._first(demand.pool, profile)
         if best is None:
             return None
         previous = self._previous.get((demand.job, copy))
         if previous is not None and len(previous.places) == 1:
-            kept = self._again(previous.places[0], demand.pool, profile, ends)
+            kept = self._again(previous.places[0], demand.pool, profile)
             if kept is not None and not self._better(best[0], kept[0]):
                 return kept[0], [(kept[1], kept[2])]
         return best[0], [(best[1], best[2])]
 
-    def _first(
-        self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]
-    ) -> tuple[When, GpuClaims, Slot] | None:
+    def _first(self, pool: frozenset[str], profile: Profile) -> tuple[When, GpuClaims, Slot] | None:
         """Return the GPU that could hold the profile soonest.
 
         GPUs are ranked once per pool and profile. Later claims and reservations only make a GPU worse, so it is
@@ -131,17 +136,17 @@ class Reserver:
         """
         ranked = self._ranked.get((pool, profile))
         if ranked is None:
-            ranked = self._ranked[pool, profile] = self._rank(pool, profile, ends)
+            ranked = self._ranked[pool, profile] = self._rank(pool, profile)
             heapq.heapify(ranked)
         while ranked:
             bound, index, node = ranked[0]
             if node:
                 heapq.heappop(ranked)
-                for entry in self._closer(node, profile, ends):
+                for entry in self._closer(node, profile):
                     heapq.heappush(ranked, entry)
                 continue
             gpu_claims = self._fleet.gpu(index)
-            soonest = self._soonest(gpu_claims, profile, ends)
+            soonest = self._soonest(gpu_claims, profile)
             if soonest is None:
                 heapq.heappop(ranked)
             elif (rank := self._rank_of(soonest[0])) > bound:
@@ -150,7 +155,7 @@ class Reserver:
                 return soonest[0], gpu_claims, soonest[1]
         return None
 
-    def _closer(self, node: str, profile: Profile, ends: Callable[[Claim], float | None]) -> Iterator[_Ranked]:
+    def _closer(self, node: str, profile: Profile) -> Iterator[_Ranked]:
         """Yield the ranks of the GPUs of a node, or a tighter lower bound for the whole node."""
         admission, first = self._fleet.admissions[node], self._fleet.first_index(node)
         if profile in admission.first:
@@ -162,9 +167,9 @@ class Reserver:
                 yield soonest[0], first + soonest[1], node
         else:
             for gpu_claims in self._fleet.on(node):
-                yield self._at_best(gpu_claims, profile, ends), gpu_claims.index, ""
+                yield self._at_best(gpu_claims, profile), gpu_claims.index, ""
 
-    def _rank(self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]) -> list[_Ranked]:
+    def _rank(self, pool: frozenset[str], profile: Profile) -> list[_Ranked]:
         """Return lower bounds of when the GPUs of the pool have room."""
         fleet, ranked = self._fleet, list[_Ranked]()
         # If no GPU has room now, at least one slot or claim has to end first.
@@ -172,9 +177,7 @@ class Reserver:
         for admission, first in fleet.open_nodes(pool):
             name, next_end = admission.node.name, admission.next_end
             if next_end <= self._now:
-                ranked += [
-                    (self._at_best(gpu_claims, profile, ends), gpu_claims.index, "") for gpu_claims in fleet.on(name)
-                ]
+                ranked += [(self._at_best(gpu_claims, profile), gpu_claims.index, "") for gpu_claims in fleet.on(name)]
             elif profile in admission.first:
                 if (soonest := admission.first[profile]) is not None:
                     ranked.append((soonest[0], first + soonest[1], name))
@@ -185,7 +188,7 @@ class Reserver:
                 ranked.append((self._rank_of((0, earliest, 0)), first, name))
         return ranked
 
-    def _at_best(self, gpu_claims: GpuClaims, profile: Profile, ends: Callable[[Claim], float | None]) -> When:
+    def _at_best(self, gpu_claims: GpuClaims, profile: Profile) -> When:
         """Return a lower bound of the rank of a GPU: when enough memory slices are free, wherever they lie."""
         shape = gpu_claims.shape
         if shape.future is not None or shape.add(profile) is not None:
@@ -193,13 +196,13 @@ class Reserver:
         if profile not in shape.geometry:
             return (0, math.inf, 0)
         missing = max(1, shape.geometry.info(profile).memory_slices - shape.idle)
-        for end, memory_slices in self._by_end(gpu_claims, ends):
+        for end, memory_slices in self._by_end(gpu_claims):
             missing -= memory_slices
             if missing <= 0:
                 return self._rank_of((0, end, 0))
         return (0, math.inf, 0)
 
-    def _by_end(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> Sequence[tuple[float, int]]:
+    def _by_end(self, gpu_claims: GpuClaims) -> Sequence[tuple[float, int]]:
         """Return the end and the memory slices of each slot and claim on a GPU, the soonest end first."""
         stamp = (gpu_claims.claims, gpu_claims.until)
         cached = self._ends_at.get(gpu_claims.index)
@@ -208,7 +211,7 @@ class Reserver:
         info = gpu_claims.shape.geometry.info
         sizes_by_end = [(math.inf if end is None else end, slot.placement.size) for slot, end in gpu_claims.until]
         for claim in gpu_claims.claims:
-            end = ends(claim)
+            end = self._ends(claim)
             sizes_by_end.append((math.inf if end is None else end, info(claim[2]).memory_slices))
         sizes_by_end.sort()
         self._ends_at[gpu_claims.index] = stamp, sizes_by_end
@@ -218,13 +221,11 @@ class Reserver:
         """Return `when` in a form comparable with results of earlier rounds: all that is free now is `_BEFORE`."""
         return when if when[1] > self._now else (when[0], _BEFORE, when[2])
 
-    def _soonest(
-        self, gpu_claims: GpuClaims, profile: Profile, ends: Callable[[Claim], float | None]
-    ) -> tuple[When, Slot] | None:
+    def _soonest(self, gpu_claims: GpuClaims, profile: Profile) -> tuple[When, Slot] | None:
         geometry = gpu_claims.gpu.geometry
         if profile not in geometry:
             return None
-        busy = self._busy(gpu_claims, ends)
+        busy = self._busy(gpu_claims)
         if gpu_claims.reserved:
             options = [
                 (when, slot)
@@ -236,17 +237,13 @@ class Reserver:
             options = [(_latest(busy, inside, blocked, self._now), slot) for slot, inside, blocked in openings]
         return min(options, default=None)
 
-    def _when(self, gpu_claims: GpuClaims, slot: Slot, ends: Callable[[Claim], float | None]) -> When | None:
+    def _when(self, gpu_claims: GpuClaims, slot: Slot) -> When | None:
         """Return when the slot should be free; None if a reservation or the rest of the GPU forbids it."""
-        busy = self._busy(gpu_claims, ends)
+        busy = self._busy(gpu_claims)
         return _when(gpu_claims.gpu.geometry, gpu_claims.reserved, busy, slot, self._now)
 
     def _again(
-        self,
-        place: tuple[str, str, Slot],
-        pool: frozenset[str],
-        profile: Profile,
-        ends: Callable[[Claim], float | None],
+        self, place: tuple[str, str, Slot], pool: frozenset[str], profile: Profile
     ) -> tuple[When, GpuClaims, Slot] | None:
         """Return the previous round's place and when it should be free; None if it is no longer available."""
         name, uuid, slot = place
@@ -256,7 +253,7 @@ class Reserver:
             return None
         for gpu_claims in self._fleet.on(name):
             if gpu_claims.gpu.uuid == uuid and slot in gpu_claims.gpu.geometry.slots:
-                when = self._when(gpu_claims, slot, ends)
+                when = self._when(gpu_claims, slot)
                 return None if when is None else (when, gpu_claims, slot)
         return None
 
@@ -267,17 +264,15 @@ class Reserver:
 
     # -- several slices or nodes -------------------------------------------------------------------------------
 
-    def _several(
-        self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
-    ) -> tuple[When, list[_Places]] | None:
+    def _several(self, demands: Sequence[Demand], copy: int) -> tuple[When, list[_Places]] | None:
         """Return places for each demand on nodes of its own, so that the last is free as soon as possible."""
         most = sum(demand.nodes for demand in demands)
-        options = [self._node_options(demand, most, ends) for demand in demands]
+        options = [self._node_options(demand, most) for demand in demands]
         best = _soonest_apart(demands, options)
         if best is None:
             return None
         latest, chosen = best
-        kept = self._all_again(demands, copy, ends)
+        kept = self._all_again(demands, copy)
         if kept is not None and not self._better(latest, kept[0]):
             return kept
         return latest, [
@@ -285,13 +280,11 @@ class Reserver:
             for by_node, names in zip(options, chosen, strict=True)
         ]
 
-    def _node_options(
-        self, demand: Demand, most: int, ends: Callable[[Claim], float | None]
-    ) -> dict[str, tuple[When, _Places]]:
+    def _node_options(self, demand: Demand, most: int) -> dict[str, tuple[When, _Places]]:
         """Return when and where nodes could hold the slices, the soonest first; of those with most idle space only."""
         options: dict[str, tuple[When, _Places]] = {}
         for name in self._most_idle(demand.pool, _MAX_NODES + most):
-            soonest = self._node_soonest(name, demand.slices, ends)
+            soonest = self._node_soonest(name, demand.slices)
             if soonest is not None:
                 options[name] = soonest
         return dict(sorted(options.items(), key=lambda item: (item[1][0], item[0])))
@@ -308,9 +301,7 @@ class Reserver:
         untouched = (entry for entry in ranked if entry[1] not in touched)
         return [name for _, name in islice(heapq.merge(touched_ranked, untouched), most)]
 
-    def _all_again(
-        self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
-    ) -> tuple[When, list[_Places]] | None:
+    def _all_again(self, demands: Sequence[Demand], copy: int) -> tuple[When, list[_Places]] | None:
         """Return the previous round's places, if all of them are still available together."""
         whens = []
         kept: list[_Places] = []
@@ -326,7 +317,7 @@ class Reserver:
             by_node: dict[str, list[Profile]] = {}
             places = []
             for place in previous.places:
-                same_place = self._again(place, demand.pool, place[2].profile, ends)
+                same_place = self._again(place, demand.pool, place[2].profile)
                 if same_place is None:
                     return None
                 when, gpu_claims, slot = same_place
@@ -346,7 +337,7 @@ class Reserver:
         for index, slots in by_gpu.items():
             gpu_claims = self._fleet.gpu(index)
             together = Layout(slots)
-            others = [s.profile for s, _ in self._busy(gpu_claims, ends) if not s.placement.mask & together.mask]
+            others = [s.profile for s, _ in self._busy(gpu_claims) if not s.placement.mask & together.mask]
             reserved = [s.profile for s in gpu_claims.reserved]
             if not gpu_claims.gpu.geometry.admits((*others, *reserved, *together.profiles)):
                 return None
@@ -355,9 +346,7 @@ class Reserver:
     def _idle(self, name: str) -> int:
         return sum([gpu_claims.shape.idle for gpu_claims in self._fleet.on(name)])
 
-    def _node_soonest(
-        self, name: str, slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
-    ) -> tuple[When, _Places] | None:
+    def _node_soonest(self, name: str, slices: tuple[Profile, ...]) -> tuple[When, _Places] | None:
         """Return when all slices should fit on the node, and where; None: never.
 
         That is the earliest time at which enough of the slots on it have ended. Cached while its GPUs are unchanged.
@@ -369,14 +358,12 @@ class Reserver:
         cached = self._soonest_on.get((name, slices))
         if cached is not None and all(map(_same, cached[0], stamp)):
             return cached[1]
-        soonest = self._node_first(all_claims, slices, ends)
+        soonest = self._node_first(all_claims, slices)
         self._soonest_on[name, slices] = stamp, soonest
         return soonest
 
-    def _node_first(
-        self, all_claims: Sequence[GpuClaims], slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
-    ) -> tuple[When, _Places] | None:
-        busy = {gpu_claims.index: list(self._busy(gpu_claims, ends)) for gpu_claims in all_claims}
+    def _node_first(self, all_claims: Sequence[GpuClaims], slices: tuple[Profile, ...]) -> tuple[When, _Places] | None:
+        busy = {gpu_claims.index: list(self._busy(gpu_claims)) for gpu_claims in all_claims}
         times = sorted({_order(until) for slots in busy.values() for _, until in slots})
         low, high = 0, len(times)
         answer: tuple[int, list[tuple[GpuClaims, Slot]]] | None = None
@@ -411,7 +398,7 @@ class Reserver:
 
     # -- effect ------------------------------------------------------------------------------------------------
 
-    def _busy(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> Busy:
+    def _busy(self, gpu_claims: GpuClaims) -> Busy:
         """Return the slots in use or claimed in their order, each with its end.
 
         Claims of one profile are assigned to its slots in their order.
@@ -424,17 +411,17 @@ class Reserver:
             return cached[1]
         ends_of: dict[Profile, list[float | None]] = {}
         for claim in gpu_claims.claims:
-            ends_of.setdefault(claim[2], []).append(ends(claim))
+            ends_of.setdefault(claim[2], []).append(self._ends(claim))
         claimed = [(slot, ends_of[slot.profile].pop(0)) for slot in gpu_claims.shape.slots.slots]
         busy = in_order([*gpu_claims.until, *claimed])
         self._busy_at[gpu_claims.index] = stamp, busy
         return busy
 
-    def _freeze(self, gpu_claims: GpuClaims, ends: Callable[[Claim], float | None]) -> None:
+    def _freeze(self, gpu_claims: GpuClaims) -> None:
         """Fix the claims on this GPU in their slots, because the reserved slots depend on it."""
         if not gpu_claims.claims:
             return
-        gpu_claims.until = self._busy(gpu_claims, ends)
+        gpu_claims.until = self._busy(gpu_claims)
         gpu_claims.settled = (*gpu_claims.settled, *gpu_claims.claims)
         shape = gpu_claims.shape
         frozen = self._fleet.book.start(shape.condition._replace(used=shape.taken, keep=shape.rest, claims=()))

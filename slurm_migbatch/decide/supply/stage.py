@@ -180,7 +180,8 @@ def _moving(
 
 def is_elastic(row: JobRow, lending: Collection[str]) -> bool:
     """Return whether a pending job is an elastic training job; hints are not parsed, because the queue may be long."""
-    return is_marked(row.comment) and all(name in lending for name in row.partition.split(","))
+    names = row.partitions if is_marked(row.comment) else ()
+    return bool(names) and all(name in lending for name in names)
 
 
 @lru_cache(maxsize=16)

@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.lab.bars import Bar, quantile
+from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.bench import wavebed
 from slurm_migbatch.lab.experiments.wave import Wave, draw
 from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.slurm import waves
 from slurm_migbatch.slurm.times import format_clock
+from slurm_migbatch.values.quantiles import quantile
 
 TARGET_JCT: Final = 0.70
 TARGET_DELAY_S: Final = 5.0

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.lab.bars import mean_with_interval, quantile, times_of
+from slurm_migbatch.lab.bars import mean_with_interval, times_of
 from slurm_migbatch.lab.bench.hooks import BenchError
 from slurm_migbatch.lab.bench.rpcs import diag
 from slurm_migbatch.submit import protocol
@@ -31,6 +31,7 @@ from slurm_migbatch.submit.request import Answer, JobRequest
 from slurm_migbatch.submit.service import reserved
 from slurm_migbatch.submit.shim import JOB_SUBMIT
 from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.values.quantiles import quantile
 
 _RPC: Final = "REQUEST_SUBMIT_BATCH_JOB"
 _CROWD: Final = "crowd"

@@ -25,11 +25,12 @@ from slurm_migbatch.daemon.flightrecorder import FlightRecorder
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.settings import settings_of
 from slurm_migbatch.decide.snapshot import LendingPast
-from slurm_migbatch.lab.bars import Bar, exponent, quantile
+from slurm_migbatch.lab.bars import Bar, exponent
 from slurm_migbatch.lab.bench.largesite import LargeSite, NoRecord
 from slurm_migbatch.lab.bench.queue_reading import checks_s, reading_s
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.values.quantiles import quantile
 
 NODES: Final = (125, 250, 500, 1000, 12_500)
 """Sizes of the sites, in nodes."""

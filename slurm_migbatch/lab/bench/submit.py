@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slurm_migbatch.lab.bars import Bar, quantile, times_of
+from slurm_migbatch.lab.bars import Bar, times_of
 from slurm_migbatch.lab.bench.hooks import BenchError
 from slurm_migbatch.lab.bench.sbatch import KINDS, SAME, compare, crowd, started
 from slurm_migbatch.lab.progress import Progress, silent
@@ -25,6 +25,7 @@ from slurm_migbatch.submit import protocol, shim
 from slurm_migbatch.submit.request import Accept, JobRequest
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.submit.table import compile_table, write_table
+from slurm_migbatch.values.quantiles import quantile
 from slurm_migbatch.workload.catalog import SiteCatalog, load
 
 RATIO_TARGET, ADVISED_TARGET, SERVICE_TARGET_MS, TABLE_TARGET_US = 1.05, 1.15, 2.0, 50.0

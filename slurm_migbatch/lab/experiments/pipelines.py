@@ -38,7 +38,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.dispatch.pipelines import START_S
 from slurm_migbatch.decide.dispatch.split import Choice, Stage, path_s, split
-from slurm_migbatch.lab.bars import Bar, NotMeasurable, quantile, rounded_interval
+from slurm_migbatch.lab.bars import Bar, NotMeasurable, rounded_interval
 from slurm_migbatch.lab.experiments.dispatch import MeasuredTable, OnSlice, Seconds, table
 from slurm_migbatch.lab.progress import Progress, silent
 from slurm_migbatch.lab.shipped import DECIDES, learned_from, pace, provenance
@@ -49,6 +49,7 @@ from slurm_migbatch.lab.studies.pariselsa import GPU
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.report.equivalents import WHOLE, gpu_equivalent
+from slurm_migbatch.values.quantiles import quantile
 
 NODES: Final = 2
 PER_NODE: Final = 4

@@ -42,7 +42,7 @@ from slurm_migbatch.decide.capacity.bundles import bundles
 from slurm_migbatch.decide.dispatch.instances import TOLERANCE, fewest
 from slurm_migbatch.lab.papers.settings import InstanceSetting
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.layout import EMPTY, Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
@@ -114,13 +114,6 @@ class Allocation:
     def slices(self) -> int:
         """Compute slices of all instances."""
         return sum(instance.slot.profile.compute for instance in self.placed)
-
-    def layouts(self) -> tuple[Layout, ...]:
-        """Return the layout of each GPU."""
-        slots: list[list[Slot]] = [[] for _ in range(self.gpus)]
-        for instance in self.placed:
-            slots[instance.gpu].append(instance.slot)
-        return tuple(Layout(of_gpu) for of_gpu in slots)
 
     def of(self, service: str) -> Counter[InstanceSetting]:
         """Count the instances of each setting that a service has."""

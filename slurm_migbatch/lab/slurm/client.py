@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from slurm_migbatch.lab.slurm.records import positive
-from slurm_migbatch.lab.slurm.slurmctld import GRES, PRIORITY, Facts, Slurmctld, expand_tasks
+from slurm_migbatch.lab.slurm.slurmctld import GRES, PRIORITY, Facts, Slurmctld
 from slurm_migbatch.slurm import gres as gres_list
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, on_nodes
 from slurm_migbatch.slurm.gres import GresError
+from slurm_migbatch.slurm.taskexpr import expand_tasks
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
 
 INVALID_JOB: Final = "Invalid job id specified"
@@ -78,7 +79,7 @@ class SimulatedSlurm(Slurmctld):
 
     def jobs_on(self, nodes: frozenset[str]) -> list[JobRow]:
         """See SlurmClient."""
-        return [row for row in self.jobs() if not nodes.isdisjoint(row.nodes)]
+        return on_nodes(self.jobs(), nodes)
 
     def nodes(self) -> list[NodeRow]:
         """See SlurmClient."""
@@ -166,7 +167,7 @@ class SimulatedSlurm(Slurmctld):
         self.calls["hasten"] += 1
         self.update_jobs({str(job_id): {"StartTime": "now+2"}})
 
-    def signal_all(self, job_ids: Iterable[int | str], name: str, _full: bool = True) -> None:
+    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
         """See SlurmClient."""
 
         def send(job: str) -> str:
@@ -295,7 +296,8 @@ class SimulatedSlurm(Slurmctld):
         if match := _TASK.fullmatch(name):
             return self._task(int(match[1]), int(match[2]), split)
         if match := _TASKS.fullmatch(name):
-            return [row for task in expand_tasks(match[2]) for row in self._task(int(match[1]), task, split)]
+            tasks = sorted(set(expand_tasks(match[2])))
+            return [row for task in tasks for row in self._task(int(match[1]), task, split)]
         if not name.isdigit():
             return []
         job = int(name)

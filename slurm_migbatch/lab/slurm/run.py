@@ -146,8 +146,8 @@ class WorkloadOutcome:
         submissions: the job id of each submission, in their order; None if it was refused.
         refusals: the message of each refused submission, by its index in the workload.
         begin: unix seconds of the submission time 0.
-        misfits: jobs that found no slice; `unplanned`: those that found one outside the plan.
-        rounds: number of calls of the controller; `calls`: number of calls of Slurm, by method.
+        misfits: jobs that found no slice.
+        rounds: number of calls of the controller.
     """
 
     jobs: Mapping[int, EndedJob]
@@ -155,9 +155,7 @@ class WorkloadOutcome:
     refusals: Mapping[int, str]
     begin: float
     misfits: tuple[int, ...]
-    unplanned: tuple[int, ...]
     rounds: int
-    calls: Mapping[str, int]
 
 
 class Stuck(RuntimeError):
@@ -226,9 +224,7 @@ class SlurmSimulation:
             dict(self._refusals),
             self.begin,
             tuple(self.nodes.misfits),
-            tuple(self.nodes.unplanned),
             rounds,
-            dict(self.slurm.calls),
         )
 
     def _wait(self, pace: RoundTiming, last: float, idle: float) -> bool:

@@ -47,8 +47,8 @@ from slurm_migbatch.lab.slurm.records import (
     positive,
 )
 from slurm_migbatch.slurm import gres as gres_list
-from slurm_migbatch.slurm.arrays import fold_tasks
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
+from slurm_migbatch.slurm.taskexpr import expand_tasks, fold_tasks
 
 GRES: Final = "mig"
 PRIORITY: Final = 1000
@@ -277,7 +277,8 @@ class Slurmctld:
         if not self._placing.listed(self._shape(row, facts)):
             raise SlurmError(f"Batch job submission failed: {REFUSED}", ("sbatch",), 1, REFUSED)
         task_expression, _, throttle = array.partition("%")
-        task_numbers = expand_tasks(task_expression) if task_expression else list(range(tasks)) if tasks > 1 else []
+        expanded = expand_tasks(task_expression) if task_expression else range(tasks) if tasks > 1 else ()
+        task_numbers = sorted(set(expanded))
         self._next += 1
         self._facts[row.job_id] = facts
         if task_numbers:
@@ -386,9 +387,7 @@ class Slurmctld:
         return row.reason.partition(",")[0] in _STARTABLE
 
     def _tier(self, row: JobRow) -> int:
-        return max(
-            (self.partitions[name].tier for name in row.partition.split(",") if name in self.partitions), default=1
-        )
+        return max((self.partitions[name].tier for name in row.partitions if name in self.partitions), default=1)
 
     def _key(self, row: JobRow) -> Key:
         task = int((row.array_task or "0").partition("%")[0].partition(",")[0].partition("-")[0])
@@ -830,13 +829,3 @@ class Slurmctld:
         )
         self._node_rows[machine.name] = machine.version, row
         return row
-
-
-def expand_tasks(expression: str) -> list[int]:
-    """Return the tasks of --array without its throttle: "1-7:2,9" is 1, 3, 5, 7, 9. Raises ValueError."""
-    tasks: set[int] = set()
-    for part in expression.split(","):
-        span, _, step = part.partition(":")
-        low, dash, high = span.partition("-")
-        tasks.update(range(int(low), int(high) + 1, int(step or 1)) if dash else [int(low)])
-    return sorted(tasks)

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.decide.lending.values import usual_speed
-from slurm_migbatch.lab.bars import quantile
 from slurm_migbatch.lab.experiments.wave import Wave, WaveRequest, WaveTraining
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
@@ -18,6 +17,7 @@ from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulatio
 from slurm_migbatch.lab.slurm.work import Fixed, SimulatedTraining
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.values.quantiles import quantile
 
 LIMIT_S: Final = 3600
 _UNTIL_S: Final = 20_000.0

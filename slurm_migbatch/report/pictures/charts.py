@@ -11,7 +11,8 @@ import numpy as np
 from slurm_migbatch.profiling.colours import COLOURS
 from slurm_migbatch.report.pictures.bins import Reals, TimeBins
 from slurm_migbatch.report.pictures.sums import WAITS, Agreement, LayoutOverTime, Loans, Use, Waits
-from slurm_migbatch.report.pictures.words import amount, axis_moment, in_chart, moment, percent, plural, seconds
+from slurm_migbatch.report.pictures.words import amount, axis_moment, in_chart, moment, percent, seconds
+from slurm_migbatch.values.figures import plural
 
 BLUE, ORANGE, GREY = COLOURS[0], COLOURS[4], COLOURS[6]
 #: from short to long, for waits: cividis, whose order is visible with any colour vision

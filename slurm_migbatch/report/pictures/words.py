@@ -32,11 +32,6 @@ def percent(share: float) -> str:
     return f"{share:.0%}".replace("%", " %")
 
 
-def plural(count: int, noun: str) -> str:
-    """Write a count with its noun: 1 run, 1,200 runs."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def seconds(value: float) -> str:
     """Write a duration: 8 s, 3 min, 2.5 h, 4 d."""
     for length, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):

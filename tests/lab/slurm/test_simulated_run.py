@@ -36,10 +36,11 @@ def ran(jobs: list[Submission], where: SimulatedSite = SITE) -> WorkloadOutcome:
 def test_jobs_of_every_size_complete_without_misfits() -> None:
     kinds = ["1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"]
     jobs = [Submission(5 + 3.0 * n, f"mig:{kinds[n % 4]}:1", lambda: Fixed(40.0), limit_s=120) for n in range(40)]
-    outcome = ran(jobs)
+    simulation = SlurmSimulation(SITE, jobs)
+    outcome = simulation.run(ServiceController(simulation), RoundTiming(), 20_000.0)
     assert len(outcome.jobs) == 40
     assert {job_outcome.state for job_outcome in outcome.jobs.values()} == {"COMPLETED"}
-    assert not outcome.misfits and not outcome.unplanned
+    assert not outcome.misfits and not simulation.nodes.unplanned
     assert all(job_outcome.end - (job_outcome.start or 0.0) >= 40.0 for job_outcome in outcome.jobs.values())
 
 
