@@ -27,8 +27,11 @@ def decisions() -> list[SubmitDecision]:
 
 
 @pytest.fixture
-def service(chooser: Chooser, decisions: list[SubmitDecision]) -> Iterator[SubmitService]:
-    policy = SubmitPolicy(runs=RunsPolicy(3), advise=True)
+def service(
+    chooser: Chooser, decisions: list[SubmitDecision], request: pytest.FixtureRequest
+) -> Iterator[SubmitService]:
+    """The parameter says whether the site gives advice on whole GPUs; by default it does."""
+    policy = SubmitPolicy(runs=RunsPolicy(3), advise=getattr(request, "param", True))
     made = SubmitService(SITE, chooser, decisions.append, policy=policy)
     yield made
     made.close()
@@ -131,12 +134,12 @@ def test_whole_gpu_advice_beside_an_auto_slice_uses_the_newest_runs(
     assert "2.2 GiB" not in before.message and "2.2 GiB" in after.message
 
 
+@pytest.mark.parametrize("service", [False], indirect=True)
 @pytest.mark.parametrize("gres", ["gres/mig:auto,gres/gpu:1", "gres/gpu:1,gres/mig:auto"])
 def test_auto_slice_beside_a_whole_gpu_uses_the_newest_runs(
     shim: Shim, service: SubmitService, decisions: list[SubmitDecision], gres: str
 ) -> None:
     """Also on a site that gives no advice on whole GPUs."""
-    service.use(policy=SubmitPolicy(runs=RunsPolicy(3)))
     assert "mig:1g.10gb:1" in submitted(shim, gres=gres).changes["tres_per_node"]
     remember(service, key_of(service, decisions), 30, 30, 30)
     assert "mig:3g.40gb:1" in submitted(shim, gres=gres).changes["tres_per_node"]
@@ -202,6 +205,12 @@ def test_whole_gpu_is_granted_with_advice_of_a_smaller_slice(
     assert "would do" not in submitted(shim, gres="gres/gpu").message
     remember(service, key, 14, 14, 14, sm=0.9, dram=0.2)
     assert "would do" not in submitted(shim, gres="gres/gpu").message
-    remember(service, key, 14, 14, 14)
-    service.use(policy=SubmitPolicy(runs=RunsPolicy(3)))
-    assert "would do" not in submitted(shim, gres="gres/gpu").message
+
+
+@pytest.mark.parametrize("service", [False], indirect=True)
+def test_whole_gpu_is_granted_without_advice_where_the_site_gives_none(
+    shim: Shim, service: SubmitService, decisions: list[SubmitDecision]
+) -> None:
+    submitted(shim, gres="gres/gpu")
+    remember(service, key_of(service, decisions), 14, 14, 14)
+    assert "is enough" not in submitted(shim, gres="gres/gpu").message
