@@ -61,6 +61,10 @@ def _source(value: str) -> str:
 def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json: bool, config: Config) -> None:
     """Import measured points into the record: tables in the common CSV format, or folders with such or published data.
 
+    A table has the columns gpu, model, batch and throughput_per_s or latency_s, and may have profile (empty for a whole
+    GPU), procs, memory_mib, input_size, params, flops_per_item and those that `profile run` writes. Usual other names
+    and units (batch_size, latency_ms, memory_gb, 1g10gb, OOM) are read as these, with a notice.
+
     Everything is checked before anything is written, and either all is written or nothing. An existing point (the same
     GPU, model, kind, profile, batch, input size, processes and source, and the same serving or training method) gets
     the new values; importing the same file again changes nothing.

@@ -3,11 +3,14 @@
 Every bound favours the row, so only impossible rows are rejected: the data-sheet rate with structured sparsity in the
 narrowest type that the row may use, weights in the fewest bits, caches that hold as large a part of them as any GPU's
 does, and as many tokens in one pass as speculative decoding produces. The precision of a language model's row is the
-one it names, or else the one in the model's name. Models and GPUs without public specifications have no bound.
+one it names, or else the one in the model's name, but at most 16 bits: whoever states none may have cast the model.
+Parameters that a row states count if they are fewer than the model's. Models and GPUs without public specifications
+have no bound.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,13 +23,17 @@ from slurm_migbatch.predict.llm.memory import MIB, weights_mib
 from slurm_migbatch.predict.llm.precision import Precision
 from slurm_migbatch.predict.llm.speed import weights_read_mib
 from slurm_migbatch.predict.llm.workload import OLLAMA
-from slurm_migbatch.profiling.measurement import SERVE, Measurement
-from slurm_migbatch.workload.gpufacts import GpuModelFacts, facts_of
+from slurm_migbatch.profiling.measurement import LEAST_COUNT, SERVE, Measurement
+from slurm_migbatch.workload.gpufacts import GpuModelFacts, facts_of, memory_gb_of
 
 SPARSE: Final = 2.0
 """Speedup of matrix products by structured sparsity."""
 FEWEST_BITS: Final = 4.0
 """Fewest bits of a weight of unknown precision."""
+UNSTATED_BITS: Final = 16.0
+"""Most bits of a weight of a model that is published in more, if the row does not state its precision."""
+PART: Final = 0.95
+"""Share of a model's parameters below which a row's own number is that of a part, such as an encoder alone."""
 NARROW: Final = 4.0
 """Speedup of the narrowest type (4 bits) over the dense 16-bit rate."""
 CACHED_MIB: Final = 160.0
@@ -63,20 +70,31 @@ def impossible(row: Measurement, knowledge: ModelKnowledge) -> str:
     model = _model(row, knowledge)
     bits = _bits(row)
     return (
-        _held(row, model, bits, gpu, where)
+        _sliced(row)
+        or _held(row, model, bits, gpu, where)
         or _computed(row, model, bits, facts.tflops * 1e12 * sm, where)
         or _read(row, model, bits, facts, memory, where)
     )
 
 
+def _sliced(row: Measurement) -> str:
+    """Compare the profile with the memory in the GPU's name."""
+    memory_gb = memory_gb_of(row.gpu)
+    if not row.profile or not memory_gb or Profile.parse(row.profile).memory_gb <= MEMORY_MARGIN * memory_gb:
+        return ""
+    return f"{row.profile} is more than {row.gpu} has: write the GPU's name with its memory (a100-80gb)"
+
+
 def _model(row: Measurement, knowledge: ModelKnowledge) -> _Model:
+    stated = row.params if row.params is not None and row.params >= LEAST_COUNT else math.inf
     facts = knowledge.facts.get(knowledge.canonical(row.model))
-    if facts is not None and row.kind != SERVE:
+    if facts is not None and row.kind != SERVE and stated >= PART * from_facts(facts).params:
         known = from_facts(facts)
         operations = None if row.input_size is None else known.flops * known.work(row.input_size)
         return _Model(known.params, operations)
     resolved = names.resolve(row.model)
-    if resolved is not None and resolved.how == "public" and resolved.architecture.kind != "plain":
+    whole = resolved is not None and stated >= PART * resolved.architecture.parameters
+    if resolved is not None and whole and resolved.how == "public" and resolved.architecture.kind != "plain":
         architecture = resolved.architecture
         tokens = row.output if row.kind == SERVE else row.input_size
         return _Model(
@@ -94,7 +112,9 @@ def _bits(row: Measurement) -> Precision | None:
         resolved = names.resolve(row.model)
         if resolved is None or resolved.how != "public" or resolved.architecture.kind in ("plain", "encoder"):
             return None
-        return precision.quantised(OLLAMA) if row.engine == "ollama" else resolved.precision
+        if row.engine == "ollama":
+            return precision.quantised(OLLAMA)
+        return resolved.precision if resolved.precision.bits <= UNSTATED_BITS else precision.plain("bf16")
     return precision.plain(stated) if stated in ("bf16", "fp16", "fp32") else precision.quantised(stated)
 
 
@@ -111,11 +131,11 @@ def _held(row: Measurement, model: _Model, bits: Precision | None, gpu: GpuSpec,
         return ""
     capacity = (Profile.parse(row.profile).memory_gb if row.profile else gpu.memory_gb) * 1024
     if capacity and row.memory_mib > MEMORY_MARGIN * capacity:
-        return f"memory_mib {row.memory_mib:.4g} is more than {where} has"
+        return f"memory_mib {row.memory_mib:.0f} is more than {where} has"
     least = _least_mib(model, bits)
     if least is not None and row.engine not in PARTLY and row.memory_mib < least * row.procs:
-        need = f"{least * row.procs:.4g}"
-        error = f"memory_mib {row.memory_mib:.4g} is less than the weights of {row.model} ({need})"
+        need = f"{least * row.procs:.0f}"
+        error = f"memory_mib {row.memory_mib:.0f} is less than the weights of {row.model} ({need})"
         return error + (
             "" if bits is None or row.precision else f" in {bits.name}: specify the precision if it differs"
         )

@@ -1,7 +1,8 @@
 """Read and write the common table: measurements as CSV, one file or a whole folder of laboratories.
 
 A file has the columns of `Measurement` in any order, with a header; `gpu`, `model`, `batch` and a column of speed
-are required, missing others are unknown. Other columns are ignored with a notice.
+are required, missing others are unknown. Usual names and units of others are read as these (`aliases`), and other
+columns ignored, with a notice.
 
 A source may contain one point more than once: it was measured again. Of those that ran the median of each figure is
 taken, which is robust against one disturbed run; a point that ran once fits, however often it did not.
@@ -13,13 +14,13 @@ import csv
 import gzip
 import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, TextIO
 
-from slurm_migbatch.profiling import csvfile
+from slurm_migbatch.profiling import aliases, csvfile
 from slurm_migbatch.profiling.csvfile import Problems
 from slurm_migbatch.profiling.measurement import (
     COLUMNS,
@@ -71,8 +72,8 @@ def _merged(group: Sequence[Measurement]) -> Measurement:
 
 
 def is_table(header: Sequence[str]) -> bool:
-    """Return whether a file with this header is a common table."""
-    return set(header) >= _NEEDED
+    """Return whether a file with this header is a common table, perhaps with other names of its columns."""
+    return set(aliases.renamed(header, COLUMNS)) >= _NEEDED
 
 
 def read_folder(path: Path) -> list[Measurement]:
@@ -202,13 +203,15 @@ def _cell(value: object) -> str:
 def _neutral(
     path: Path, header: Sequence[str], problems: Problems, impossible: Callable[[Measurement], str]
 ) -> Reading:
-    if not set(header) & set(_SPEED):
-        problems.add(path, 1, "has neither throughput_per_s nor latency_s: every row would mean that it did not run")
+    renamed = aliases.renamed(header, COLUMNS)
+    if unusable := _unusable(header, renamed):
+        problems.add(path, 1, unusable)
         return Reading([], [])
-    if duplicates := sorted({name for name in header if name in COLUMNS and header.count(name) > 1}):
-        problems.add(path, 1, f"has duplicate columns: {', '.join(duplicates)}")
-        return Reading([], [])
-    make: Callable[[dict[str, str]], Measurement] = Measurement.from_text
+    names = dict(zip(header, renamed, strict=True))
+
+    def make(row: dict[str, str]) -> Measurement:
+        return Measurement.from_text(aliases.converted(row, names))
+
     rows: list[Measurement] = []
     contradicting: list[int] = []
     small: dict[str, list[int]] = {}
@@ -221,9 +224,7 @@ def _neutral(
         for name in _SINGLE:
             if 0 < (getattr(row, name) or 0) < LEAST_COUNT:
                 small.setdefault(name, []).append(number)
-    notices = []
-    if unknown := [show(name) for name in dict.fromkeys(header) if name not in COLUMNS and name]:
-        notices.append(f"{path}: ignoring unknown columns: {', '.join(unknown)}")
+    notices = _of_columns(path, names)
     if contradicting:
         notices.append(
             f"{path}: in {len(contradicting)} lines (first {contradicting[0]}) throughput_per_s and latency_s "
@@ -236,6 +237,26 @@ def _neutral(
         if (lines := small.get(name))
     ]
     return Reading(rows, notices)
+
+
+def _of_columns(path: Path, names: Mapping[str, str]) -> list[str]:
+    """Return notices of the columns with other names, and of those that are ignored."""
+    notices = []
+    if others := [f"{show(name)} as {column}" for name, column in names.items() if name != column]:
+        notices.append(f"{path}: reading columns {', '.join(others)}")
+    if unknown := [show(name) for name, column in names.items() if column not in COLUMNS and name]:
+        notices.append(f"{path}: ignoring unknown columns: {', '.join(unknown)}")
+    return notices
+
+
+def _unusable(header: Sequence[str], renamed: Sequence[str]) -> str:
+    """Return why a table with these columns cannot be read; "" if it can."""
+    if not set(renamed) & set(_SPEED):
+        unread = [show(name) for name in header if name.startswith(("throughput", "latency"))]
+        near = f" (the unit of {', '.join(unread)} is not known)" if unread else ""
+        return f"has neither throughput_per_s nor latency_s{near}: every row would mean that it did not run"
+    duplicates = sorted({name for name in renamed if name in COLUMNS and renamed.count(name) > 1})
+    return f"has duplicate columns: {', '.join(duplicates)}" if duplicates else ""
 
 
 def _disagrees(row: Measurement) -> bool:

@@ -49,6 +49,7 @@ def test_usual_and_threefold_speeds_are_possible(row: Measurement) -> None:
         (replace(IMAGES, latency_s=20e-6), "TFLOPS.*2g.20gb"),
         (replace(IMAGES, procs=400), "less than the weights"),
         (replace(IMAGES, memory_mib=30_000.0), "more than 2g.20gb has"),
+        (replace(IMAGES, gpu="NVIDIA A100-SXM4-40GB", profile="7g.80gb"), "7g.80gb is more than NVIDIA A100"),
     ],
 )
 def test_row_beyond_the_hardware_limits_is_impossible(row: Measurement, message: str) -> None:
@@ -64,6 +65,24 @@ def test_narrower_precision_allows_less_memory() -> None:
     adapters = replace(TRAINED, model="llama-3.1-8b", latency_s=5.0, memory_mib=9000.0)
     assert "less than the weights" in impossible(adapters, KNOWLEDGE)
     assert impossible(replace(adapters, tuning="qlora"), KNOWLEDGE) == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "mib"), [("flan-t5-xl", 6900), ("whisper-large-v2", 4100), ("gpt-j-6b", 13_100), ("gpt2-xl", 4100)]
+)
+def test_model_may_have_been_cast_to_16_bits_if_no_precision_is_stated(model: str, mib: float) -> None:
+    row = Measurement(gpu="h100-80gb", model=model, batch=1, latency_s=1.0, memory_mib=mib)
+    assert impossible(row, KNOWLEDGE) == ""
+    assert "less than the weights" in impossible(replace(row, memory_mib=mib / 2), KNOWLEDGE)
+    assert "less than the weights" in impossible(replace(row, precision="fp32"), KNOWLEDGE)
+
+
+def test_part_of_a_model_with_parameters_of_its_own_is_possible() -> None:
+    encoder = Measurement(
+        gpu="h100-80gb", model="whisper-large-v2", batch=1, latency_s=1.0, memory_mib=1400, params=635e6
+    )
+    assert impossible(encoder, KNOWLEDGE) == ""
+    assert "less than the weights" in impossible(replace(encoder, params=None), KNOWLEDGE)
 
 
 def test_missing_facts_set_no_bound() -> None:

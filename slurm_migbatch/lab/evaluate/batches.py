@@ -46,6 +46,7 @@ from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.report.equivalents import gpu_equivalent
 from slurm_migbatch.workload.catalog import GpuKind, Partition
 from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.refusal import Refusal
 
 POINTS: Final = (0, 3)
 USUAL, SLICE, OURS, EFFICACY, MOST = (
@@ -181,7 +182,10 @@ def _ways(
         partition: of one GPU, with the measured slices.
         most: the largest measured batch of each profile; larger ones cannot be looked up.
     """
-    usual, ours = chooser.choose(hints, partition), chooser.choose(hints, partition, passes_batch=True)
+    try:
+        usual, ours = chooser.choose(hints, partition), chooser.choose(hints, partition, passes_batch=True)
+    except Refusal:  # its name, held out, resembles one that is known
+        return {}
     if usual.bucket is None:
         return {}
     slo_us = usual.bucket.slo_us or 0

@@ -1,0 +1,106 @@
+"""Read column names, units and cells of tables that others made as those of the common table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+ALIASES: Final[Mapping[str, tuple[str, float]]] = {
+    "gpu_name": ("gpu", 1.0),
+    "gpu_model": ("gpu", 1.0),
+    "model_name": ("model", 1.0),
+    "network": ("model", 1.0),
+    "mig_profile": ("profile", 1.0),
+    "mig_slice": ("profile", 1.0),
+    "slice": ("profile", 1.0),
+    "batch_size": ("batch", 1.0),
+    "batchsize": ("batch", 1.0),
+    "bs": ("batch", 1.0),
+    "processes": ("procs", 1.0),
+    "sms": ("sm_count", 1.0),
+    "throughput": ("throughput_per_s", 1.0),
+    "throughput_s": ("throughput_per_s", 1.0),
+    "throughput_img_s": ("throughput_per_s", 1.0),
+    "throughput_imgs_s": ("throughput_per_s", 1.0),
+    "throughput_images_s": ("throughput_per_s", 1.0),
+    "throughput_samples_s": ("throughput_per_s", 1.0),
+    "throughput_items_s": ("throughput_per_s", 1.0),
+    "images_per_s": ("throughput_per_s", 1.0),
+    "images_per_second": ("throughput_per_s", 1.0),
+    "samples_per_s": ("throughput_per_s", 1.0),
+    "samples_per_second": ("throughput_per_s", 1.0),
+    "latency_ms": ("latency_s", 1e-3),
+    "latency_us": ("latency_s", 1e-6),
+    "mean_latency_ms": ("latency_s", 1e-3),
+    "avg_latency_ms": ("latency_s", 1e-3),
+    "latency_p99_ms": ("latency_p99_s", 1e-3),
+    "p99_latency_ms": ("latency_p99_s", 1e-3),
+    "p99_ms": ("latency_p99_s", 1e-3),
+    "ttft_ms": ("ttft_s", 1e-3),
+    "ttft_p99_ms": ("ttft_p99_s", 1e-3),
+    "tpot_ms": ("tpot_s", 1e-3),
+    "tpot_p99_ms": ("tpot_p99_s", 1e-3),
+    "itl_ms": ("tpot_s", 1e-3),
+    "memory_mb": ("memory_mib", 1.0),
+    "mem_mb": ("memory_mib", 1.0),
+    "memory_gb": ("memory_mib", 1024.0),
+    "memory_gib": ("memory_mib", 1024.0),
+    "mem_gb": ("memory_mib", 1024.0),
+    "peak_memory_mb": ("memory_mib", 1.0),
+    "peak_memory_gb": ("memory_mib", 1024.0),
+    "params_m": ("params", 1e6),
+    "params_b": ("params", 1e9),
+    "gflops": ("flops_per_item", 1e9),
+}
+"""Column of the common table and factor, by name in another table. A MB or GB counts as a MiB or GiB: programs that
+print them mostly mean these, and too much memory ends no job.
+"""
+_NOT_RUN: Final = frozenset({"oom", "out of memory"})
+"""Cells of figures of a point that did not run. Others without a number (N/A) are refused: an empty speed means the
+same, and they may mean that nobody measured it.
+"""
+_WHOLE: Final = frozenset({"full", "whole", "none", "n/a", "na", "-", "off", "no mig", "nomig"})
+"""Cells of the column `profile` for a whole GPU without MIG."""
+_PROFILE: Final = re.compile(r"(?:mig[ _-]?)?([1-9][0-9]?)g[ ._-]?([0-9]{1,3})gb(.*)")
+_GROUPED: Final = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_TEXTS: Final = frozenset({"gpu", "model", "family", "kind", "source", "engine", "precision", "tuning"})
+
+
+def plain(name: str) -> str:
+    """Return a column's name in words joined by _, with its unit: `Throughput (img/s)` is `throughput_img_s`."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def renamed(header: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the common table for the columns of a header; `known`: its names. Others are unchanged.
+
+    A name of the common table itself is never replaced, and no alias adds a column that the header already has.
+    """
+    own = set(header) & set(known)
+    names = []
+    for name in header:
+        alias = ALIASES.get(plain(name), (plain(name), 1.0))[0]
+        names.append(alias if name not in own and alias in known and alias not in own else name)
+    return tuple(names)
+
+
+def converted(row: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """Return the cells of a row in the units of the common table; `names`: its names, by the header's."""
+    return {names[name]: _cell(name, names[name], text.strip()) for name, text in row.items()}
+
+
+def _cell(name: str, column: str, text: str) -> str:
+    if column == "profile":
+        match = _PROFILE.fullmatch(text.lower())
+        return "" if text.lower() in _WHOLE else f"{match[1]}g.{match[2]}gb{match[3]}" if match else text
+    if column in _TEXTS:
+        return text
+    if text.lower() in _NOT_RUN:
+        return ""
+    number = text.replace(",", "") if _GROUPED.fullmatch(text) else text
+    factor = 1.0 if name == column else ALIASES.get(plain(name), ("", 1.0))[1]
+    try:
+        return number if factor == 1.0 else f"{float(number) * factor:.12g}"
+    except ValueError:
+        return number
