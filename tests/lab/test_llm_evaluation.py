@@ -103,24 +103,6 @@ def test_tables_are_found_in_subfolders_among_other_data(laboratory: Path, tmp_p
         read(tmp_path / "data")
 
 
-def test_servers_on_slices_are_read_from_common_tables(tmp_path: Path) -> None:
-    head = "gpu,model,kind,profile,batch,input_size,output,engine,precision,latency_s,ttft_s,tpot_s"
-    rows = (
-        "NVIDIA H100 80GB HBM3,llama-3.1-8b,serve,3g.40gb,8,1024,256,vllm,,5.3,0.2,0.02",
-        "NVIDIA H100 80GB HBM3,llama-3.1-8b,serve,,8,1024,256,vllm,fp8,2.6,0.1,0.01",
-        "NVIDIA H100 80GB HBM3,llama-3.1-8b,serve,,8,1024,256,vllm,,99,0.1,0.01",  # the times contradict each other
-        "NVIDIA H100 80GB HBM3,our-net,serve,,8,1024,256,vllm,,2.6,0.1,0.01",
-        "NVIDIA H100 80GB HBM3,resnet50,infer,,8,,,,,0.01,,",
-    )
-    (tmp_path / "points.csv").write_text("\n".join([head, *rows]) + "\n")
-    slice_, whole = read(tmp_path)
-    assert read(tmp_path / "points.csv") == [slice_, whole]
-    assert (slice_.model, slice_.gpu, slice_.ttft, slice_.tpot) == ("llama-3.1-8b", "h100", 0.2, 0.02)
-    assert slice_.machine.sliced and slice_.machine.mib == 40 * 1024 and 0.35 < slice_.share < 0.5
-    assert slice_.machine.bytes_s == pytest.approx(whole.machine.bytes_s / 2)
-    assert (whole.share, whole.workload.precision.name) == (1.0, "fp8")
-
-
 def test_folder_without_a_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no measured point"):
         read(tmp_path)

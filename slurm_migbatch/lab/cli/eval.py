@@ -160,8 +160,7 @@ def services(data: Path, as_json: bool) -> None:
 def llm(data: Path, as_json: bool) -> None:
     """Time to the first token and of each further one of language models, each held out of the fit in turn.
 
-    Tables are common ones with rows of kind serve, as `migbatch profile run --server` writes them, on slices too, or
-    have the columns of aiconfigurator's silicon_sample.csv, for one whole GPU. A plain roofline is printed for
+    Tables have the columns of aiconfigurator's silicon_sample.csv, for one whole GPU. A plain roofline is printed for
     comparison.
     """
     from slurm_migbatch.lab.evaluate.llm import evaluate, read

@@ -1,9 +1,8 @@
 """Score the figures of language models: efficiencies fitted on all models but one, scored on that one.
 
-A table has a row for each measured point of a serving engine: a common table with rows of kind serve, on slices too
-(`migbatch profile run --server` writes it), or one of whole GPUs in the form of aiconfigurator's silicon_sample.csv
-(`backend, model_path, system, precision, isl, osl, batch_size, silicon_ttft_ms, silicon_tpot_ms`). For comparison: a
-plain roofline with the same specifications, the data sheet's rates, no fit, no waiting.
+A table has a row for each measured point of a serving engine on one whole GPU (`backend, model_path, system, precision,
+isl, osl, batch_size, silicon_ttft_ms, silicon_tpot_ms`, the form of aiconfigurator's silicon_sample.csv). For
+comparison: a plain roofline with the same specifications, the data sheet's rates, no fit, no waiting.
 """
 
 from __future__ import annotations
@@ -24,14 +23,12 @@ from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.llm import names, precision
 from slurm_migbatch.predict.llm.memory import MIB, need_of, weights_mib
 from slurm_migbatch.predict.llm.names import Found
-from slurm_migbatch.predict.llm.served import ServedMeasurements, ServedPoint, load_of, machine_of, workload_served
+from slurm_migbatch.predict.llm.served import ServedMeasurements, ServedPoint, load_of
 from slurm_migbatch.predict.llm.speed import SPAN, Efficiencies, Machine, Pace, pace_of, prefill_s, step_s
 from slurm_migbatch.predict.llm.workload import SHARES, Serving, Workload
 from slurm_migbatch.predict.samples import SITE
-from slurm_migbatch.profiling.csvfile import TableError, find, header
-from slurm_migbatch.profiling.measurement import SERVE, Measurement
-from slurm_migbatch.profiling.table import is_table, scan
-from slurm_migbatch.workload.gpufacts import facts_of, model_of
+from slurm_migbatch.profiling.csvfile import find, header
+from slurm_migbatch.workload.gpufacts import facts_of
 from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = (
@@ -78,50 +75,27 @@ ANCHOR: Final = ("meta-llama/Llama-3.1-8B", 14.96, 0.8)
 
 @dataclass(frozen=True)
 class Point:
-    """One measured point. Times in seconds; `share`: of the GPU's SMs."""
+    """One measured point. Times in seconds."""
 
     model: str
     workload: Workload
     machine: Machine
     ttft: float
     tpot: float
-    gpu: str = "gpu"
-    share: float = 1.0
 
 
 def read(folder: Path) -> list[Point]:
     """Return the points of all tables below a folder (or of one file); raises TraceError.
 
-    A table has columns of times; other files of a folder are ignored, and so are rows of common tables of other kinds,
-    unknown models or GPUs, or whose figures contradict each other.
+    A table has a column of times (MEASURED); other files of a folder are ignored.
     """
-    files = find(folder) if folder.is_dir() else [folder]
-    common = [file for file in files if {"ttft_s", "tpot_s"} <= set(header(file)) and is_table(header(file))]
-    others = [file for file in files if file not in common and not MEASURED.isdisjoint(header(file))]
-    try:
-        rows = scan(common).rows
-    except TableError as error:
-        raise TraceError(folder, 0, str(error)) from None
-    points = [point for row in rows if row.kind == SERVE and (point := _of_row(row)) is not None]
-    if not folder.is_dir() and not common:
-        others = [folder]
-    points += [_point(line) for file in others for line in lines(file, COLUMNS)]
+    files = [file for file in find(folder) if not MEASURED.isdisjoint(header(file))] if folder.is_dir() else [folder]
+    points = [_point(line) for file in files for line in lines(file, COLUMNS)]
     if not points:
         raise TraceError(
-            folder,
-            0,
-            "holds no measured point of a serving engine: a common table has rows of kind serve with the columns "
-            f"input_size, output, ttft_s and tpot_s; another table the columns {', '.join(COLUMNS)}",
+            folder, 0, f"holds no measured point of a serving engine: a table has the columns {', '.join(COLUMNS)}"
         )
     return points
-
-
-def _of_row(row: Measurement) -> Point | None:
-    workload = workload_served(row)
-    if workload is None or row.ttft_s is None or row.tpot_s is None:
-        return None
-    machine, share = machine_of(row)
-    return Point(workload.model.name, workload, machine, row.ttft_s, row.tpot_s, model_of(row.gpu), share)
 
 
 def _point(line: CsvLine) -> Point:
@@ -231,8 +205,8 @@ def served(point: Point, eff: Efficiencies, factor: float = 1.0) -> ServedPoint:
     assert serving is not None
     ratios = (math.log(factor * point.ttft / computed.ttft), math.log(factor * point.tpot / computed.tpot))
     return ServedPoint(
-        point.gpu, serving.engine, point.model, point.workload.precision.name, SITE,
-        load_of(point.workload, point.share), ratios, (eff.spread_ttft, eff.spread_tpot),
+        "gpu", serving.engine, point.model, point.workload.precision.name, SITE, load_of(point.workload, 1.0), ratios,
+        (eff.spread_ttft, eff.spread_tpot),
     )  # fmt: skip
 
 
@@ -272,7 +246,7 @@ def _stores(of_model: Sequence[Point], others: Sequence[Point]) -> dict[str, tup
         chosen: list[Point] = []
         for series in sorted({_series(point) for point in of_model}):
             series_points = sorted(
-                (p for p in of_model if _series(p) == series), key=lambda p: load_of(p.workload, p.share)
+                (p for p in of_model if _series(p) == series), key=lambda p: load_of(p.workload, 1.0)
             )
             if len(series_points) > count:  # from the middle, and from both ends
                 chosen += [

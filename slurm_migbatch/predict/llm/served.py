@@ -123,23 +123,6 @@ def points_of(rows: Iterable[Measurement]) -> list[ServedPoint]:
 
 def point_of(row: Measurement) -> ServedPoint | None:
     """Return the point of a row, plausible or not; None if it is not about a served language model."""
-    workload = workload_served(row)
-    if workload is None:
-        return None
-    assert row.ttft_s is not None and row.tpot_s is not None
-    machine, sm = machine_of(row)
-    pace = pace_of(workload, need_of(workload, int(machine.mib)), machine)
-    away = (math.log(row.ttft_s / pace.ttft), math.log(row.tpot_s / pace.tpot))
-    return ServedPoint(
-        model_of(row.gpu), row.engine, workload.model.name, workload.precision.name, laboratory_of(row),
-        load_of(workload, sm), away, arithmetic_spread(workload, machine),
-    )  # fmt: skip
-
-
-def workload_served(row: Measurement) -> Workload | None:
-    """Return the workload of a row with both times on a known GPU; None if it is not about a served language model, or
-    its figures contradict each other.
-    """
     if row.ttft_s is None or row.tpot_s is None or not row.output or not row.input_size or not _agrees(row):
         return None
     engine = row.engine if row.engine in CHOICES["engine"] else None
@@ -148,8 +131,17 @@ def workload_served(row: Measurement) -> Workload | None:
         workload = workload_of(Hints(model=row.model, input=row.input_size, input_unit="tok", llm=llm))
     except Refusal:
         return None
-    known = workload is not None and workload.architecture.kind in ("decoder", "both") and facts_of(row.gpu) is not None
-    return workload if known else None
+    if workload is None or workload.architecture.kind not in ("decoder", "both"):
+        return None
+    if facts_of(row.gpu) is None:
+        return None
+    machine, sm = machine_of(row)
+    pace = pace_of(workload, need_of(workload, int(machine.mib)), machine)
+    away = (math.log(row.ttft_s / pace.ttft), math.log(row.tpot_s / pace.tpot))
+    return ServedPoint(
+        model_of(row.gpu), row.engine, workload.model.name, workload.precision.name, laboratory_of(row),
+        load_of(workload, sm), away, arithmetic_spread(workload, machine),
+    )  # fmt: skip
 
 
 def weights_hint(row: Measurement) -> LlmHints:
