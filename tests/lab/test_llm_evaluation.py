@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.lab.evaluate.llm import evaluate, fit, read, roofline
+from slurm_migbatch.lab.evaluate.llm import evaluate, fit, roofline
+from slurm_migbatch.lab.evaluate.servers import read, scan_servers
 from slurm_migbatch.lab.traces.csvlines import TraceError
 from tests.support.laboratory_tables import TRUE, grid, served, table
 
@@ -82,12 +83,77 @@ def test_tables_of_other_gpus_are_read(tmp_path: Path) -> None:
     assert [round(machine.mib / 1024) for machine in machines] == [80, 140, 179, 185, 80, 94]
 
 
-def test_a_server_on_several_gpus_is_refused(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_scored_are_skipped_and_counted(tmp_path: Path) -> None:
     place = table(tmp_path, [grid()[0]]) / "served.csv"
     head, row = place.read_text().split()
-    place.write_text(f"{head},tp_size\n{row},1\n{row},4\n")
-    with pytest.raises(TraceError, match=r"served\.csv:3: tp_size must be 1, not 4"):
+    unknown = row.replace("h100_sxm", "l40s")
+    place.write_text(f"{head},tp_size\n{row},1\n{row},4\n{unknown},1\n{unknown},1\n")
+    found = scan_servers(tmp_path)
+    assert len(found.points) == 1
+    assert [notice.replace(str(place), "FILE") for notice in found.notices] == [
+        "1 row is not scored (first FILE:3): tp_size must be 1, not 4: servers on several GPUs are left out",
+        "2 rows are not scored (first FILE:4): system must name a GPU whose speed and memory are known, such as "
+        "h100_sxm, not 'l40s'",
+    ]
+
+
+def test_table_without_a_usable_row_is_refused_with_the_reason(tmp_path: Path) -> None:
+    place = table(tmp_path, [grid()[0]]) / "served.csv"
+    head, row = place.read_text().split()
+    place.write_text(f"{head},tp_size\n{row},4\n")
+    with pytest.raises(TraceError, match=r"served\.csv:2: tp_size must be 1, not 4"):
         read(tmp_path)
+
+
+COMMON = "gpu,model,kind,profile,batch,input_size,output,engine,throughput_per_s,latency_s,ttft_s,tpot_s\n"
+LLAMA, QWEN = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-7B-Instruct"
+
+
+def common_row(
+    model: str = LLAMA, gpu: str = "h100-80gb", profile: str = "3g.40gb", batch: int = 4, **cells: str
+) -> str:
+    own = {"kind": "serve", "output": "128", "rate": f"{batch / 2.64:.4f}", **cells}
+    return f"{gpu},{model},{own['kind']},{profile},{batch},1024,{own['output']},vllm,{own['rate']},2.64,0.1,0.02\n"
+
+
+def common_table(folder: Path, *rows: str) -> Path:
+    (folder / "common.csv").write_text(COMMON + "".join(rows))
+    return folder
+
+
+def test_common_tables_are_read_with_the_share_of_their_profile(tmp_path: Path) -> None:
+    slices, whole = read(common_table(tmp_path, common_row(), common_row(profile="")))
+    assert (slices.ttft, slices.tpot, slices.model) == (0.1, 0.02, "llama-3.1-8b")
+    assert slices.machine.sliced and not whole.machine.sliced
+    assert slices.machine.bytes_s == pytest.approx(whole.machine.bytes_s / 2)
+    assert slices.machine.mib == 40 * 1024
+    assert 0.35 < slices.machine.flops / whole.machine.flops < 0.45 and slices.share < whole.share == 1.0
+    assert slices.workload.serving is not None
+    assert (slices.workload.serving.input, slices.workload.serving.output) == (1024, 128)
+
+
+def test_each_model_of_a_common_table_is_held_out(tmp_path: Path) -> None:
+    rows = [common_row(model, profile=profile) for model in (LLAMA, QWEN) for profile in ("", "3g.40gb")]
+    result = evaluate(read(common_table(tmp_path, *rows)))
+    assert result["models"] == ["llama-3.1-8b", "qwen2.5-7b"]
+    assert {place: errors["points"] for place, errors in result["places"].items()} == {"whole GPUs": 2, "slices": 2}
+
+
+def test_rows_of_a_common_table_that_cannot_be_scored_are_counted(tmp_path: Path) -> None:
+    rows = [
+        common_row(),
+        common_row(gpu="l40s", profile=""),
+        common_row(model="nobody/knows-this"),
+        common_row(batch=8, rate="100"),
+        common_row(output=""),
+        common_row(kind="infer"),
+    ]
+    found = scan_servers(common_table(tmp_path, *rows))
+    assert len(found.points) == 1
+    words = ("such as h100-80gb, not 'l40s'", "'nobody/knows-this' is unknown", "requests (not tokens)", "output must")
+    assert len(found.notices) == len(words)
+    for notice, word in zip(found.notices, words, strict=True):
+        assert notice.startswith("1 row is not scored (first ") and word in notice
 
 
 def test_tables_are_found_in_subfolders_among_other_data(laboratory: Path, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_migbatch.lab.evaluate.llm import COLUMNS, pace, read
+from slurm_migbatch.lab.evaluate.llm import pace
+from slurm_migbatch.lab.evaluate.servers import COLUMNS, read
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies.pariselsa import kinds_of
 from slurm_migbatch.mig.profile import Profile

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import click
 
 from slurm_migbatch.cli.common import HELP, NumberRange, print_table, steps
-from slurm_migbatch.lab.cli.common import measuring, print_bars
+from slurm_migbatch.lab.cli.common import measuring, print_bars, print_notes
 
 _folder = click.Path(exists=True, path_type=Path)
 data_option = click.option("--data", required=True, metavar="DIR", type=_folder, help="Directory of tables to score.")
@@ -160,16 +160,20 @@ def services(data: Path, as_json: bool) -> None:
 def llm(data: Path, as_json: bool) -> None:
     """Time to the first token and of each further one of language models, each held out of the fit in turn.
 
-    Tables have the columns of aiconfigurator's silicon_sample.csv, for one whole GPU. A plain roofline is printed for
-    comparison.
+    Tables are common ones with rows of kind serve, on a GPU or a slice of one, as `migbatch profile run --server`
+    writes them, or have the columns of aiconfigurator's silicon_sample.csv, for one whole GPU. Rows that cannot be
+    scored (an unknown GPU or model, several GPUs) are skipped and counted. A plain roofline is printed for comparison.
     """
-    from slurm_migbatch.lab.evaluate.llm import evaluate, read
+    from slurm_migbatch.lab.evaluate.llm import evaluate
+    from slurm_migbatch.lab.evaluate.servers import scan_servers
 
     with measuring():
-        result = {"data": str(data), **evaluate(read(data))}
+        tables = scan_servers(data)
+        result = {"data": str(data), "notes": list(tables.notices), **evaluate(tables.points)}
     if as_json:
         click.echo(json.dumps(result))
         return
+    print_notes(result)
     click.echo(f"{result['points']} points of {', '.join(result['models'])}; the fit on all of them:")
     click.echo("  " + " ".join(f"{name}={value}" for name, value in result["fit"].items()))
     click.echo("mean error in % of held-out models")
@@ -183,6 +187,8 @@ def llm(data: Path, as_json: bool) -> None:
         for name, score in result["scores"].items()
     ]
     print_table(("method", "figure", "mean", "median", *result["models"]), lines)
+    for place, errors in result["places"].items():
+        click.echo(f"on {place} ({errors['points']} points): ttft {errors['ttft']:.1f}, tpot {errors['tpot']:.1f}")
     for figure, levels in result["coverage"].items():
         shares = ", ".join(
             f"{level} held {interval['share']:.1%} (x{interval['width']:.2f})" for level, interval in levels.items()

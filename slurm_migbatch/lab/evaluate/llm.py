@@ -1,16 +1,14 @@
 """Score the figures of language models: efficiencies fitted on all models but one, scored on that one.
 
-A table has a row for each measured point of a serving engine on one whole GPU (`backend, model_path, system, precision,
-isl, osl, batch_size, silicon_ttft_ms, silicon_tpot_ms`, the form of aiconfigurator's silicon_sample.csv). For
-comparison: a plain roofline with the same specifications, the data sheet's rates, no fit, no waiting.
+`servers` reads the tables. For comparison: a plain roofline with the same specifications, the data sheet's rates, no
+fit, no waiting.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import fields, replace
 from statistics import fmean, median, pstdev
 from typing import Any, Final
 
@@ -18,25 +16,15 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from slurm_migbatch.lab.bars import Bar
-from slurm_migbatch.lab.traces.csvlines import CsvLine, TraceError, lines
+from slurm_migbatch.lab.evaluate.servers import Point
 from slurm_migbatch.predict.cells import Array
-from slurm_migbatch.predict.llm import names, precision
+from slurm_migbatch.predict.llm import names
 from slurm_migbatch.predict.llm.memory import MIB, need_of, weights_mib
-from slurm_migbatch.predict.llm.names import Found
 from slurm_migbatch.predict.llm.served import ServedMeasurements, ServedPoint, load_of
-from slurm_migbatch.predict.llm.speed import SPAN, Efficiencies, Machine, Pace, pace_of, prefill_s, step_s
-from slurm_migbatch.predict.llm.workload import SHARES, Serving, Workload
+from slurm_migbatch.predict.llm.speed import SPAN, Efficiencies, Pace, arithmetic_spread, pace_of, prefill_s, step_s
+from slurm_migbatch.predict.llm.workload import Serving, Workload
 from slurm_migbatch.predict.samples import SITE
-from slurm_migbatch.profiling.csvfile import find, header
-from slurm_migbatch.workload.gpufacts import facts_of
-from slurm_migbatch.workload.refusal import show
 
-COLUMNS: Final = (
-    "backend", "model_path", "system", "precision", "isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms",
-)  # fmt: skip
-MEASURED: Final = frozenset({"silicon_ttft_ms", "silicon_tpot_ms"})
-SPREAD_OVER: Final = ("tp_size", "pp_size", "attention_dp_size")
-"""Columns of the GPUs of a server, if a table has them."""
 PRIOR: Final[Mapping[str, tuple[float, float]]] = {
     "compute": (0.7, 0.1),
     "narrow": (1.4, 0.1),
@@ -63,71 +51,12 @@ measurement.
 TARGETS: Final = {"ttft": 30.0, "tpot": 15.0}
 MEMORY_TARGET: Final = 8.0
 LEVELS: Final = {0.8: SPAN, 0.9: 1.6449}
-CACHE_FP8: Final = "fp8"
-"""Checkpoints in 8 bits keep their cache in 8 bits (kv_cache_quant_algo of ModelOpt's)."""
 SOME: Final = (1, 3)
 """Points of each series that a site has measured."""
 FACTORS: Final = (1.0, 3.0, 10.0)
 """Factor by which a table's times are wrong."""
 ANCHOR: Final = ("meta-llama/Llama-3.1-8B", 14.96, 0.8)
 """vLLM's report of a model in bf16: GiB of weights, GiB besides weights and cache."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """One measured point. Times in seconds."""
-
-    model: str
-    workload: Workload
-    machine: Machine
-    ttft: float
-    tpot: float
-
-
-def read(folder: Path) -> list[Point]:
-    """Return the points of all tables below a folder (or of one file); raises TraceError.
-
-    A table has a column of times (MEASURED); other files of a folder are ignored.
-    """
-    files = [file for file in find(folder) if not MEASURED.isdisjoint(header(file))] if folder.is_dir() else [folder]
-    points = [_point(line) for file in files for line in lines(file, COLUMNS)]
-    if not points:
-        raise TraceError(
-            folder, 0, f"holds no measured point of a serving engine: a table has the columns {', '.join(COLUMNS)}"
-        )
-    return points
-
-
-def _point(line: CsvLine) -> Point:
-    for column in SPREAD_OVER:
-        if line.has(column) and line.count_of(column, 1) > 1:
-            raise line.wrong(f"{column} must be 1, not {line.text(column)}: leave out servers on several GPUs")
-    system, model = line.text("system"), names.resolve(line.text("model_path"))
-    facts = facts_of(system)
-    if facts is None or not facts.mib:
-        raise line.wrong(
-            f"system must name a GPU whose speed and memory are known, such as h100_sxm, not '{show(system)}'"
-        )
-    if model is None:
-        raise line.wrong(f"model_path: the model '{show(line.text('model_path'))}' is unknown")
-    if model.architecture.kind == "plain":
-        raise line.wrong(f"model_path: the architecture of {model.name} is unknown: leave the model out")
-    if model.architecture.kind == "encoder":
-        raise line.wrong(f"model_path: {model.name} generates no tokens: leave the model out")
-    precision_name = line.text("precision") or "bf16"
-    plain = precision_name in precision.DTYPES
-    weight_precision = precision.plain(precision_name) if plain else precision.quantised(precision_name)
-    if weight_precision is None:
-        raise line.wrong(f"precision '{show(precision_name)}' is unknown: write bf16, fp8, nvfp4, awq or similar")
-    inputs, outputs = (line.count_of(name, 1, 10_000_000) for name in ("isl", "osl"))
-    engine = line.text("backend")
-    bits = precision.CACHE["fp8" if weight_precision.name == CACHE_FP8 else "auto"]
-    at_once = line.count_of("batch_size", 1, 65536)
-    serving = Serving(inputs + outputs, at_once, inputs, outputs, bits, engine, SHARES.get(engine, 0.9))
-    workload = Workload(Found(model.name, model.architecture, weight_precision), serving, None)
-    machine = Machine(facts.tflops * 1e12, facts.bandwidth_gbs * 1e9, float(facts.mib), sliced=False)
-    ttft, tpot = (line.number_of(f"silicon_{name}_ms", 1e-6, 1e9) / 1e3 for name in ("ttft", "tpot"))
-    return Point(model.name, workload, machine, ttft, tpot)
 
 
 def pace(point: Point, eff: Efficiencies) -> Pace:
@@ -205,8 +134,8 @@ def served(point: Point, eff: Efficiencies, factor: float = 1.0) -> ServedPoint:
     assert serving is not None
     ratios = (math.log(factor * point.ttft / computed.ttft), math.log(factor * point.tpot / computed.tpot))
     return ServedPoint(
-        "gpu", serving.engine, point.model, point.workload.precision.name, SITE, load_of(point.workload, 1.0), ratios,
-        (eff.spread_ttft, eff.spread_tpot),
+        point.gpu, serving.engine, point.model, point.workload.precision.name, SITE,
+        load_of(point.workload, point.share), ratios, arithmetic_spread(point.workload, point.machine, eff),
     )  # fmt: skip
 
 
@@ -244,9 +173,9 @@ def _stores(of_model: Sequence[Point], others: Sequence[Point]) -> dict[str, tup
     }
     for count in SOME:
         chosen: list[Point] = []
-        for series in sorted({_series(point) for point in of_model}):
+        for series in sorted({(point.gpu, _series(point)) for point in of_model}):
             series_points = sorted(
-                (p for p in of_model if _series(p) == series), key=lambda p: load_of(p.workload, 1.0)
+                (p for p in of_model if (p.gpu, _series(p)) == series), key=lambda p: load_of(p.workload, p.share)
             )
             if len(series_points) > count:  # from the middle, and from both ends
                 chosen += [
@@ -280,8 +209,9 @@ def evaluate(points: Sequence[Point]) -> dict[str, Any]:
         for point in by_model[model]:
             computed, plain = pace(point, eff), roofline(point)
             rows.append((model, point, (computed.ttft, computed.tpot), plain))
-            outside["ttft"].append((point.ttft, computed.ttft, eff.spread_ttft))
-            outside["tpot"].append((point.tpot, computed.tpot, eff.spread_tpot))
+            spread_ttft, spread_tpot = arithmetic_spread(point.workload, point.machine, eff)
+            outside["ttft"].append((point.ttft, computed.ttft, spread_ttft))
+            outside["tpot"].append((point.tpot, computed.tpot, spread_tpot))
     whole = fit(points)
     scores = {
         f"{method}/{figure}": _scores(rows, 2 + number, place, figure)
@@ -296,6 +226,7 @@ def evaluate(points: Sequence[Point]) -> dict[str, Any]:
         "points": len(points),
         "models": models,
         "scores": scores,
+        "places": _places(rows),
         "coverage": {figure: _coverage(predictions) for figure, predictions in outside.items()},
         "left_out_spread": {
             figure: round(pstdev([math.log(real / mid) for real, mid, _ in predictions]), 4)
@@ -321,13 +252,31 @@ def _scores(rows: Sequence[Any], method: int, place: int, figure: str) -> dict[s
     }
 
 
+def _places(rows: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Return our mean errors in % on whole GPUs and on slices."""
+    places: dict[str, dict[str, Any]] = {}
+    for place, sliced in (("whole GPUs", False), ("slices", True)):
+        own = [(point, ours) for _, point, ours, _ in rows if point.machine.sliced == sliced]
+        if own:
+            places[place] = {
+                "points": len(own),
+                **{
+                    figure: round(
+                        fmean(100.0 * abs(ours[index] / getattr(point, figure) - 1.0) for point, ours in own), 2
+                    )
+                    for index, figure in enumerate(("ttft", "tpot"))
+                },
+            }
+    return places
+
+
 def _coverage(predictions: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
     coverage = {}
     for level, span in LEVELS.items():
         inside = [abs(math.log(real / mid)) <= span * spread for real, mid, spread in predictions]
         coverage[f"{level:.0%}"] = {
             "share": round(fmean(inside), 3),
-            "width": round(math.exp(span * predictions[0][2]), 2),
+            "width": round(math.exp(span * median(spread for _, _, spread in predictions)), 2),
         }
     return coverage
 

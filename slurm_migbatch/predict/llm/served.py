@@ -123,15 +123,10 @@ def points_of(rows: Iterable[Measurement]) -> list[ServedPoint]:
 
 def point_of(row: Measurement) -> ServedPoint | None:
     """Return the point of a row, plausible or not; None if it is not about a served language model."""
-    if row.ttft_s is None or row.tpot_s is None or not row.output or not row.input_size or not _agrees(row):
+    if row.ttft_s is None or row.tpot_s is None or not row.output or not row.input_size or not agrees(row):
         return None
-    engine = row.engine if row.engine in CHOICES["engine"] else None
-    llm = replace(weights_hint(row), engine=engine, max_num_seqs=row.batch, output=row.output)
-    try:
-        workload = workload_of(Hints(model=row.model, input=row.input_size, input_unit="tok", llm=llm))
-    except Refusal:
-        return None
-    if workload is None or workload.architecture.kind not in ("decoder", "both"):
+    workload = workload_served(row)
+    if workload is None:
         return None
     if facts_of(row.gpu) is None:
         return None
@@ -142,6 +137,18 @@ def point_of(row: Measurement) -> ServedPoint | None:
         model_of(row.gpu), row.engine, workload.model.name, workload.precision.name, laboratory_of(row),
         load_of(workload, sm), away, arithmetic_spread(workload, machine),
     )  # fmt: skip
+
+
+def workload_served(row: Measurement) -> Workload | None:
+    """Return the workload of a row of a server; None if its model generates no tokens or a value of it is unknown."""
+    engine = row.engine if row.engine in CHOICES["engine"] else None
+    llm = replace(weights_hint(row), engine=engine, max_num_seqs=row.batch, output=row.output)
+    try:
+        workload = workload_of(Hints(model=row.model, input=row.input_size, input_unit="tok", llm=llm))
+    except Refusal:
+        return None
+    generates = workload is not None and workload.architecture.kind in ("decoder", "both")
+    return workload if generates else None
 
 
 def weights_hint(row: Measurement) -> LlmHints:
@@ -164,8 +171,8 @@ def laboratory_of(row: Measurement) -> str:
     return SITE if row.source.startswith(OWN_TABLES) else row.source
 
 
-def _agrees(row: Measurement) -> bool:
-    """Return whether a row's figures are consistent."""
+def agrees(row: Measurement) -> bool:
+    """Return whether the figures of a row with times of tokens are consistent."""
     assert row.ttft_s is not None and row.tpot_s is not None and row.output is not None
     if row.latency_s is None:
         return True

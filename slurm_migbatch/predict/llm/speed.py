@@ -320,9 +320,11 @@ def figures_of(
     )
 
 
-def arithmetic_spread(workload: Workload, machine: Machine) -> tuple[float, float]:
-    """Return the standard deviations of logarithms of computed times: to the first token, of each further one."""
-    eff, doubt = efficiencies_of(workload), _doubt(workload, machine)
+def arithmetic_spread(workload: Workload, machine: Machine, eff: Efficiencies | None = None) -> tuple[float, float]:
+    """Return the standard deviations of logarithms of computed times: to the first token, of each further one. `eff`
+    defaults to those of the workload's engine.
+    """
+    eff, doubt = eff or efficiencies_of(workload), _doubt(workload, machine)
     return math.hypot(eff.spread_ttft, doubt), math.hypot(eff.spread_tpot, doubt)
 
 
