@@ -8,6 +8,7 @@ import pytest
 
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.evaluate.batches import EFFICACY, OURS, POINTS, USUAL, WAYS, evaluate
+from slurm_migbatch.lab.evaluate.choice import FACTORS
 from tests.support.small_laboratory import laboratory
 
 
@@ -39,6 +40,17 @@ def test_gpus_are_recognised_by_their_names_in_measurements(gpu: str, profiles: 
 def test_unknown_model_has_no_cases_before_its_first_measurement() -> None:
     renamed = [replace(row, model=f"our-{row.model}", family="", params=None) for row in laboratory()]
     assert {row["points"] for row in evaluate(renamed)["rows"]} == set(POINTS) - {0}
+
+
+def test_model_that_would_be_refused_has_no_choice_before_its_first_measurement() -> None:
+    """The name resembles a public language model's, so that the request of a user is refused until it is measured."""
+    near, (first, *_) = "vit-large-patch14-336", sorted({row.model for row in laboratory()})
+    rows = [replace(row, model=near if row.model == first else row.model) for row in laboratory()]
+    result = evaluate(rows)
+    assert {row["points"] for row in result["rows"]} == set(POINTS)
+    (without,) = result["no_choice"]
+    assert (without["points"], without["models"]) == (0, [near])
+    assert without["cases"] % len(FACTORS) == 0
 
 
 def test_empty_table_is_refused() -> None:

@@ -10,6 +10,7 @@ import click
 
 from slurm_migbatch.cli.common import HELP, NumberRange, print_table, steps
 from slurm_migbatch.lab.cli.common import measuring, print_bars, print_notes
+from slurm_migbatch.values.figures import plural
 
 _folder = click.Path(exists=True, path_type=Path)
 data_option = click.option("--data", required=True, metavar="DIR", type=_folder, help="Directory of tables to score.")
@@ -133,6 +134,9 @@ def batch(data: Path, as_json: bool) -> None:
         for row in result["rows"]
     ]
     print_table(("points", "chosen by", "cases", "share of a GPU", "limits kept", "items/s per share over best"), lines)
+    for row in result["no_choice"]:
+        models = ", ".join(row["models"])
+        click.echo(f"no choice with {row['points']} points: {plural(row['cases'], 'case')} of {models}")
 
 
 @eval_.command()

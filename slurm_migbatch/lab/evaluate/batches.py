@@ -13,7 +13,8 @@ batch beyond the largest measured one counts as a limit that is exceeded.
 - D-STACK's efficacy: slice and batch with the best throughput / (latency x share), on at most the usual slice;
 - most throughput for the share of a GPU, over all slices and batches.
 
-The last two are not part of the product.
+The last two are not part of the product. A case in which the product has no figures of the model or refuses it, so that
+all rules lack theirs, is counted as one without a choice.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def evaluate(rows: Sequence[Measurement], progress: Progress = silent) -> dict[s
     """Compute every row. Raises NotMeasurable if no model was measured on slices of a known GPU."""
     config, knowledge = Config(), ModelKnowledge()
     outcomes: dict[tuple[int, str], list[Outcome]] = {}
+    without: dict[int, list[str]] = {points: [] for points in POINTS}
     for fold in folds(rows, knowledge):
         progress(", ".join(sorted({sample.model for sample in fold.samples})), fold.of)
         for sample in fold.samples:
@@ -86,8 +88,10 @@ def evaluate(rows: Sequence[Measurement], progress: Progress = silent) -> dict[s
                 continue
             for points in POINTS:
                 learned = settle(fold.learned, _shown(sample, points, knowledge), knowledge)
-                for way, found in _cases(sample, measured, learned, config):
-                    outcomes.setdefault((points, way), []).append(found)
+                for results in _cases(sample, measured, learned, config):
+                    for way, found in results.items():
+                        outcomes.setdefault((points, way), []).append(found)
+                    without[points] += [] if results else [sample.model]
     if not outcomes:
         raise NotMeasurable("no model of these tables was measured on slices of a GPU that is known")
     return {
@@ -101,6 +105,11 @@ def evaluate(rows: Sequence[Measurement], progress: Progress = silent) -> dict[s
                 "items_per_share": round(float(np.mean([choice.quality for choice in found])), 4),
             }
             for (points, way), found in outcomes.items()
+        ],
+        "no_choice": [
+            {"points": points, "cases": len(models), "models": sorted(set(models))}
+            for points, models in without.items()
+            if models
         ],
         **provenance(f"{Chooser.__module__}.{Chooser.choose.__qualname__}", config),
         "bars": [],
@@ -137,7 +146,8 @@ def _seconds(measured: Measured, setting: Setting) -> float:
     return float(np.exp(np.interp(np.log(setting[1]), batches, seconds)))
 
 
-def _cases(sample: Sample, measured: Measured, learned: Learned, config: Config) -> list[tuple[str, Outcome]]:
+def _cases(sample: Sample, measured: Measured, learned: Learned, config: Config) -> list[dict[str, Outcome]]:
+    """Return the outcomes by rule for each limit; a case without a choice has none."""
     gpu, facts = named(sample.gpu.name), sample.gpu.facts
     if gpu is None or gpu.full.profile not in measured:
         return []
@@ -150,8 +160,9 @@ def _cases(sample: Sample, measured: Measured, learned: Learned, config: Config)
     }
     largest_batch = {profile: float(np.exp(batches[-1])) for profile, (batches, _) in measured.items()}
     whole = _seconds(measured, (gpu.full.profile, int(LIMIT_BATCH)))
-    results = []
+    cases = []
     for factor in FACTORS:
+        results: dict[str, Outcome] = {}
         limit = whole * factor * (1 + 1e-9)
         hints = Hints(model=sample.model, input=sample.rows[0].input_size, slo_us=int(whole * factor * 1e6))
         best = max(
@@ -167,15 +178,16 @@ def _cases(sample: Sample, measured: Measured, learned: Learned, config: Config)
             seconds, share = _seconds(measured, setting), shares[setting[0]]
             in_time = seconds <= limit and setting[1] <= largest_batch[setting[0]] * (1 + 1e-9)
             quality = setting[1] / seconds / share / best if in_time else 0.0
-            results.append((way, Outcome(share, in_time, float(quality))))
-    return results
+            results[way] = Outcome(share, in_time, float(quality))
+        cases.append(results)
+    return cases
 
 
 def _ways(
     chooser: Chooser, hints: Hints, partition: Partition, shares: Mapping[Profile, float], most: Mapping[Profile, float]
 ) -> Mapping[str, Setting]:
     """Return each rule's grant; if none keeps the limit by its figures, the usual slice and batch. There are none for
-    a model of which nothing is known.
+    a model of which nothing is known, or that is refused.
 
     Args:
         chooser: of the default configuration.
