@@ -7,7 +7,6 @@ on). So a key that the site has is changed in place, and migbatch's own file hol
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,7 +31,6 @@ _SHAPE: Final = (
     ("cpus", "CPUs"),
     ("procs", "CPUs"),
 )
-_SLICE: Final = re.compile(r"[:_][1-9][0-9]*g\.[0-9]+gb(?![0-9a-z])")
 _OF_GPUS: Final = frozenset({"mig", "gpu", "mps", "shard"})
 _PREEMPTS: Final = (
     f"Slurm preempts on this site already, so PreemptExemptTime is left to you: with {PREEMPT_EXEMPT} Slurm leaves "
@@ -289,12 +287,13 @@ def _static_slices(rows: Sequence[_Row], counts: _Counts) -> Iterator[str]:
     for line, values, names in rows:
         members = [name for name in names if name in counts]
         for text in gres.split(values.get("gres", "")) if members else ():
-            match = _SLICE.search(text)
-            if match is not None and text.startswith("gpu:"):
-                yield (
-                    f"{_place(line)}: {text} counts slices of {fold(members)}, which migbatch creates for each job: "
-                    "write the whole GPUs (Gres=gpu:TYPE:NUMBER) or leave gpu out, and destroy the slices"
-                )
+            with suppress(gres.GresError):
+                entry = gres.parse_entry(text)
+                if entry.name == "gpu" and gres.profile_in(entry.type or "") is not None:
+                    yield (
+                        f"{_place(line)}: {text} counts slices of {fold(members)}, which migbatch creates for each "
+                        "job: write the whole GPUs (Gres=gpu:TYPE:NUMBER) or leave gpu out, and destroy the slices"
+                    )
 
 
 def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str, str]:

@@ -23,6 +23,9 @@ EMPTY = frozenset({"", "(null)", "n/a", "none"})
 _COUNT = re.compile(r"([0-9]{1,30})([kmgtp]?)", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
+_PROFILE = re.compile(
+    r"(?<![0-9])([0-9]{1,2}g)[._-]?([0-9]{1,4}gb(?:[.+]me(?:\.all)?|-me|[.+]gfx)?)(?![0-9a-z])", re.IGNORECASE
+)
 _INNER_COUNT = re.compile(r"CNT:([0-9]+)")
 #: flag of a node's GRES that jobs do not consume; an update that omits the flag does not clear it
 _NO_CONSUME = "no_consume"
@@ -113,6 +116,12 @@ def parse_entry(entry: str) -> Gres:
     inner = _INNER_COUNT.fullmatch(detail)
     count = count_of(number) if number else int(inner[1]) if inner else 1
     return Gres(tokens[0], tokens[1] if len(tokens) == 2 else None, count, number, prefix, detail)
+
+
+def profile_in(kind: str) -> str | None:
+    """Return the name of the MIG profile in a type, `3g.39gb` of AutoDetect's `a100_3g.39gb`; None if there is none."""
+    match = _PROFILE.search(kind)
+    return f"{match[1]}.{match[2]}".lower() if match is not None else None
 
 
 def parse(text: str | None) -> tuple[Gres, ...]:

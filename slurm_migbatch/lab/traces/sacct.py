@@ -46,9 +46,6 @@ COLUMNS: Final = ("JobID|JobIDRaw", "User", "Submit", "Start", "Elapsed|ElapsedR
 COMMAND: Final = "sacct -aPX -o JobID,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES"
 _UNKNOWN: Final = frozenset({"", "Unknown", "None", "N/A", "INVALID"})
 _UNFINISHED: Final = frozenset({"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING", "CONFIGURING"})
-_IN_TYPE: Final = re.compile(
-    r"(?<![0-9])([0-9]{1,2}g)[._-]?([0-9]{1,4}gb(?:[.+]me(?:\.all)?|-me|[.+]gfx)?)(?![0-9a-z])", re.IGNORECASE
-)
 _MOMENT: Final = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:(Z)|([+-]\d\d):?(\d\d))?", re.ASCII)
 """Date and time of day as sacct prints them, and the zone."""
 _SECONDS: Final = re.compile(r"[0-9]{9,10}", re.ASCII)
@@ -136,9 +133,9 @@ def held_in(tres_list: str, geometry: Geometry | None = None) -> tuple[Profile |
     slices: Counter[Profile] = Counter()
     gpus: Counter[bool] = Counter()
     for tres in gres.parse(entries):
-        match = _IN_TYPE.search(tres.type or "")
-        if match is not None and tres.count:
-            slices[Profile.parse(f"{match[1]}.{match[2]}".lower())] += tres.count
+        profile = gres.profile_in(tres.type or "")
+        if profile is not None and tres.count:
+            slices[Profile.parse(profile)] += tres.count
         elif tres.name == "gpu":
             gpus[tres.type is not None] += tres.count
     if slices:
