@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from slurm_migbatch.profiling.measurement import COLUMNS, TEXT_LENGTHS
+
 ALIASES: Final[Mapping[str, tuple[str, float]]] = {
     "gpu_name": ("gpu", 1.0),
     "gpu_model": ("gpu", 1.0),
@@ -64,7 +66,7 @@ _WHOLE: Final = frozenset({"full", "whole", "none", "n/a", "na", "-", "off", "no
 """Cells of the column `profile` for a whole GPU without MIG."""
 _PROFILE: Final = re.compile(r"(?:mig[ _-]?)?([1-9][0-9]?)g[ ._-]?([0-9]{1,3})gb(.*)")
 _GROUPED: Final = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
-_TEXTS: Final = frozenset({"gpu", "model", "family", "kind", "source", "engine", "precision", "tuning"})
+_TEXTS: Final = frozenset({"kind", *TEXT_LENGTHS})
 
 
 def plain(name: str) -> str:
@@ -72,16 +74,16 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
-def renamed(header: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the common table for the columns of a header; `known`: its names. Others are unchanged.
+def renamed(header: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the common table for the columns of a header; others are unchanged.
 
     A name of the common table itself is never replaced, and no alias adds a column that the header already has.
     """
-    own = set(header) & set(known)
+    own = set(header) & set(COLUMNS)
     names = []
     for name in header:
         alias = ALIASES.get(plain(name), (plain(name), 1.0))[0]
-        names.append(alias if name not in own and alias in known and alias not in own else name)
+        names.append(alias if name not in own and alias in COLUMNS and alias not in own else name)
     return tuple(names)
 
 

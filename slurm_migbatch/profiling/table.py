@@ -73,7 +73,7 @@ def _merged(group: Sequence[Measurement]) -> Measurement:
 
 def is_table(header: Sequence[str]) -> bool:
     """Return whether a file with this header is a common table, perhaps with other names of its columns."""
-    return set(aliases.renamed(header, COLUMNS)) >= _NEEDED
+    return set(aliases.renamed(header)) >= _NEEDED
 
 
 def read_folder(path: Path) -> list[Measurement]:
@@ -203,7 +203,7 @@ def _cell(value: object) -> str:
 def _neutral(
     path: Path, header: Sequence[str], problems: Problems, impossible: Callable[[Measurement], str]
 ) -> Reading:
-    renamed = aliases.renamed(header, COLUMNS)
+    renamed = aliases.renamed(header)
     if unusable := _unusable(header, renamed):
         problems.add(path, 1, unusable)
         return Reading([], [])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.lab.evaluate.llm import evaluate, fit, roofline
-from slurm_migbatch.lab.evaluate.servers import read, scan_servers
+from slurm_migbatch.lab.evaluate.servers import scan_servers
 from slurm_migbatch.lab.traces.csvlines import TraceError
 from tests.support.laboratory_tables import TRUE, grid, served, table
 
@@ -21,13 +21,13 @@ def laboratory(tmp_path: Path) -> Path:
 
 
 def test_fit_recovers_the_parameters_of_the_table(laboratory: Path) -> None:
-    found = fit(read(laboratory))
+    found = fit(scan_servers(laboratory).points)
     for name in ("compute", "narrow", "bandwidth"):
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.1), name
 
 
 def test_left_out_model_is_predicted_from_the_others(laboratory: Path) -> None:
-    result = evaluate(read(laboratory))
+    result = evaluate(scan_servers(laboratory).points)
     assert result["points"] == 48 and len(result["models"]) == 3
     assert result["scores"]["ours/tpot"]["mape"] < 8 and result["scores"]["ours/ttft"]["mape"] < 15
     assert result["scores"]["roofline/tpot"]["mape"] > 2 * result["scores"]["ours/tpot"]["mape"]
@@ -42,12 +42,12 @@ def test_measurements_of_a_model_do_not_affect_its_own_prediction(laboratory: Pa
         for line in text
     ]
     (laboratory / "served.csv").write_text("\n".join(changed))
-    scores = evaluate(read(laboratory))["scores"]["ours/tpot"]["per_model"]
+    scores = evaluate(scan_servers(laboratory).points)["scores"]["ours/tpot"]["per_model"]
     assert scores["qwen3-14b"] > 85
 
 
 def test_plain_roofline_is_faster_than_every_measurement(laboratory: Path) -> None:
-    for point in read(laboratory):
+    for point in scan_servers(laboratory).points:
         ttft, tpot = roofline(point)
         assert ttft < point.ttft and tpot < point.tpot and math.isfinite(ttft * tpot)
 
@@ -72,13 +72,13 @@ def test_invalid_table_row_raises_an_error_with_its_line_number(
     for column, value in change.items():
         row[column] = value
     with pytest.raises(TraceError, match=rf"served\.csv:2: .*{words}"):
-        read(table(tmp_path, [row]))
+        scan_servers(table(tmp_path, [row]))
 
 
 def test_tables_of_other_gpus_are_read(tmp_path: Path) -> None:
     systems = ("h100_sxm", "h200_sxm", "b200_sxm", "gb200", "a100_sxm", "h100_nvl")
     rows = [[*grid()[0][:2], system, "bf16", *grid()[0][4:]] for system in systems]
-    machines = [point.machine for point in read(table(tmp_path, rows))]
+    machines = [point.machine for point in scan_servers(table(tmp_path, rows)).points]
     assert [machine.bytes_s / 1e9 for machine in machines] == pytest.approx([3352, 4800, 8000, 8000, 2039, 3938])
     assert [round(machine.mib / 1024) for machine in machines] == [80, 140, 179, 185, 80, 94]
 
@@ -102,7 +102,7 @@ def test_table_without_a_usable_row_is_refused_with_the_reason(tmp_path: Path) -
     head, row = place.read_text().split()
     place.write_text(f"{head},tp_size\n{row},4\n")
     with pytest.raises(TraceError, match=r"served\.csv:2: tp_size must be 1, not 4"):
-        read(tmp_path)
+        scan_servers(tmp_path)
 
 
 COMMON = "gpu,model,kind,profile,batch,input_size,output,engine,throughput_per_s,latency_s,ttft_s,tpot_s\n"
@@ -122,7 +122,7 @@ def common_table(folder: Path, *rows: str) -> Path:
 
 
 def test_common_tables_are_read_with_the_share_of_their_profile(tmp_path: Path) -> None:
-    slices, whole = read(common_table(tmp_path, common_row(), common_row(profile="")))
+    slices, whole = scan_servers(common_table(tmp_path, common_row(), common_row(profile=""))).points
     assert (slices.ttft, slices.tpot, slices.model) == (0.1, 0.02, "llama-3.1-8b")
     assert slices.machine.sliced and not whole.machine.sliced
     assert slices.machine.bytes_s == pytest.approx(whole.machine.bytes_s / 2)
@@ -134,7 +134,7 @@ def test_common_tables_are_read_with_the_share_of_their_profile(tmp_path: Path) 
 
 def test_each_model_of_a_common_table_is_held_out(tmp_path: Path) -> None:
     rows = [common_row(model, profile=profile) for model in (LLAMA, QWEN) for profile in ("", "3g.40gb")]
-    result = evaluate(read(common_table(tmp_path, *rows)))
+    result = evaluate(scan_servers(common_table(tmp_path, *rows)).points)
     assert result["models"] == ["llama-3.1-8b", "qwen2.5-7b"]
     assert {place: errors["points"] for place, errors in result["places"].items()} == {"whole GPUs": 2, "slices": 2}
 
@@ -157,18 +157,27 @@ def test_rows_of_a_common_table_that_cannot_be_scored_are_counted(tmp_path: Path
 
 
 def test_tables_are_found_in_subfolders_among_other_data(laboratory: Path, tmp_path: Path) -> None:
-    points = read(laboratory)
+    points = scan_servers(laboratory).points
     deep = tmp_path / "data" / "silicon"
     deep.mkdir(parents=True)
     with gzip.open(deep / "served.csv.gz", "wt") as file:
         file.write((laboratory / "served.csv").read_text())
     (deep.parent / "jobs.csv").write_text("timestamp,duration\n1,2\n")
-    assert read(tmp_path / "data") == points
+    assert scan_servers(tmp_path / "data").points == points
     (deep / "part.csv").write_text("backend,silicon_ttft_ms\nvllm,3\n")
     with pytest.raises(TraceError, match=r"part\.csv:1: lacks the columns model_path"):
-        read(tmp_path / "data")
+        scan_servers(tmp_path / "data")
+
+
+def test_tables_of_servers_may_have_the_usual_names_of_others(tmp_path: Path) -> None:
+    (tmp_path / "points.csv").write_text(
+        "GPU,Model,kind,MIG Profile,Batch Size,input_size,output,engine,latency_ms,ttft_ms,tpot_ms\n"
+        "NVIDIA H100 80GB HBM3,llama-3.1-8b,serve,3g40gb,8,1024,256,vllm,5300,200,20\n"
+    )
+    (point,) = scan_servers(tmp_path).points
+    assert (point.ttft, point.tpot, point.machine.mib) == (0.2, 0.02, 40 * 1024)
 
 
 def test_folder_without_a_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no measured point"):
-        read(tmp_path)
+        scan_servers(tmp_path)

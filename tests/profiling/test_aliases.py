@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.profiling import aliases
 from slurm_migbatch.profiling.csvfile import TableError
-from slurm_migbatch.profiling.measurement import COLUMNS
 from slurm_migbatch.profiling.table import read_folder, scan
 
 OUTSIDE = """GPU,Model,MIG Profile,Batch Size,Throughput (img/s),Latency (ms),Memory (GB)
@@ -55,11 +54,11 @@ def test_columns_that_cannot_be_read_are_named(tmp_path: Path, header: str, mess
 
 def test_columns_of_the_common_table_are_not_replaced() -> None:
     header = ("latency_ms", "latency_s", "batch", "batch_size", "note")
-    assert aliases.renamed(header, COLUMNS) == header
+    assert aliases.renamed(header) == header
 
 
 @given(st.lists(st.text(max_size=20), max_size=6, unique=True), st.text(max_size=12))
 def test_no_text_breaks_the_reader(header: list[str], cell: str) -> None:
-    names = aliases.renamed(header, COLUMNS)
+    names = aliases.renamed(header)
     assert len(names) == len(header)
     aliases.converted(dict.fromkeys(header, cell), dict(zip(header, names, strict=True)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_migbatch.lab.evaluate.llm import pace
-from slurm_migbatch.lab.evaluate.servers import COLUMNS, read
+from slurm_migbatch.lab.evaluate.servers import COLUMNS, scan_servers
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies.pariselsa import kinds_of
 from slurm_migbatch.mig.profile import Profile
@@ -37,7 +37,7 @@ def served(folder: Path) -> Path:
     """Write a table of language models with exactly the figures that `TRUE` gives; return its folder."""
     folder.mkdir(exist_ok=True)
     rows = grid()
-    for row, point in zip(rows, read(table(folder, rows)), strict=True):
+    for row, point in zip(rows, scan_servers(table(folder, rows)).points, strict=True):
         figures = pace(point, TRUE)
         row[7:] = [1e3 * figures.ttft, 1e3 * figures.tpot]
     return table(folder, rows)

@@ -19,9 +19,11 @@ from slurm_migbatch.predict.llm.names import Found
 from slurm_migbatch.predict.llm.served import agrees, machine_of, workload_served
 from slurm_migbatch.predict.llm.speed import Machine
 from slurm_migbatch.predict.llm.workload import SHARES, Serving, Workload
+from slurm_migbatch.profiling import aliases
 from slurm_migbatch.profiling.csvfile import find, header
 from slurm_migbatch.profiling.measurement import SERVE, Measurement
 from slurm_migbatch.profiling.table import is_table, scan
+from slurm_migbatch.values.figures import plural
 from slurm_migbatch.workload.gpufacts import facts_of, model_of
 from slurm_migbatch.workload.refusal import show
 
@@ -48,7 +50,7 @@ class Point:
     machine: Machine
     ttft: float
     tpot: float
-    gpu: str = "gpu"
+    gpu: str
     share: float = 1.0
 
 
@@ -79,14 +81,9 @@ class _Skipped:
 
     def notices(self) -> list[str]:
         return [
-            f"{len(where)} row{'s are' if len(where) > 1 else ' is'} not scored (first {where[0]}): {why}"
+            f"{plural(len(where), 'row')} {'are' if len(where) > 1 else 'is'} not scored (first {where[0]}): {why}"
             for why, where in self._found.items()
         ]
-
-
-def read(folder: Path) -> list[Point]:
-    """Return the points of `scan_servers`."""
-    return list(scan_servers(folder).points)
 
 
 def scan_servers(folder: Path) -> ServerTables:
@@ -99,8 +96,8 @@ def scan_servers(folder: Path) -> ServerTables:
     points: list[Point] = []
     common: list[Path] = []
     for file in files:
-        columns = set(header(file))
-        if is_table(tuple(columns)) and columns.issuperset(COMMON):
+        columns = aliases.renamed(header(file))
+        if is_table(columns) and set(COMMON) <= set(columns):
             common.append(file)
         elif not folder.is_dir() or not MEASURED.isdisjoint(columns):
             points += _usable(((f"{file}:{line.number}", line) for line in lines(file, COLUMNS)), _of_line, skipped)
