@@ -153,6 +153,7 @@ class Gate:
         return response
 
     async def _authenticate(self, request: Request, headers: _Headers) -> tuple[Caller, str]:
+        # not request.url: starlette before 1.8 makes it of the Host header, so a client could choose the path
         payload = request_payload(request.method, request.scope["path"], headers.node, headers.digest)
         try:
             identity = await self._in_pool(self._signer.verify, headers.credential, payload, headers.node)

@@ -88,8 +88,8 @@ def _sliced(row: Measurement) -> str:
 def _model(row: Measurement, knowledge: ModelKnowledge) -> _Model:
     stated = row.params if row.params is not None and row.params >= LEAST_COUNT else math.inf
     facts = knowledge.facts.get(knowledge.canonical(row.model))
-    if facts is not None and row.kind != SERVE and stated >= PART * from_facts(facts).params:
-        known = from_facts(facts)
+    known = None if facts is None or row.kind == SERVE else from_facts(facts)
+    if known is not None and stated >= PART * known.params:
         operations = None if row.input_size is None else known.flops * known.work(row.input_size)
         return _Model(known.params, operations)
     resolved = names.resolve(row.model)
