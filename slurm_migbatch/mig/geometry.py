@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from slurm_migbatch.mig._frozen import Frozen
 from slurm_migbatch.mig.layout import Layout, LayoutError, Slot
 from slurm_migbatch.mig.placement import Placement
-from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.mig.profile import Profile, memory_names
 
 _ENGINES = ("decoders", "encoders", "jpegs", "ofas")
 _COUNTS = (
@@ -190,6 +190,21 @@ class Geometry(Frozen):
     def slots(self) -> frozenset[Slot]:
         """Every profile at every placement the driver lists for it."""
         return self._slots
+
+    @property
+    def other_names(self) -> Mapping[Profile, Profile]:
+        """The profile that is meant by each other name of the same memory, as AutoDetect and other drivers write it.
+
+        If several are, the one with the nearest nominal memory.
+        """
+        names: dict[Profile, Profile] = {}
+        for info in self.profiles:
+            own = info.profile
+            for memory_gb in memory_names(own, info.memory_mib):
+                name = Profile(own.compute, memory_gb, own.suffix)
+                best = names.get(name, own)
+                names[name] = min(best, own, key=lambda meant: abs(meant.memory_gb - name.memory_gb))
+        return {name: own for name, own in names.items() if name not in self._by_profile}
 
     def closest(self, profile: Profile) -> Profile | None:
         """Return the profile to suggest for one that does not exist (None if it does).

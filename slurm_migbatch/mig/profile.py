@@ -17,6 +17,8 @@ _NAME = re.compile(
     r"(?:mig )?([1-9][0-9]?)g\.(0|[1-9][0-9]{0,3})gb(\+me\.all|\+me|\+gfx|-me|\.me\.all|\.me|\.gfx)?",
 )
 _SHORT = re.compile(r"[0-9]{1,4}g(?:b)?")
+_MIB_PER_GB = 1024
+_TOLERANCE = 0.03
 _COMPUTE_PART = re.compile(r"[0-9]{1,2}c\.(.{1,32})")
 
 
@@ -71,6 +73,18 @@ def _name(profile: Profile) -> str:
 @lru_cache(maxsize=1024)
 def _gres_type(profile: Profile) -> str:
     return _name(profile).replace("+", ".")
+
+
+def memory_names(profile: Profile, memory_mib: int) -> range:
+    """Return the numbers of GB by which this profile's memory is named: its own, and those of AutoDetect.
+
+    AutoDetect of slurmd names a slice by its usable memory in GiB, `3g.39gb` where the driver says `3g.40gb`; drivers
+    differ by as much between their versions.
+    """
+    nominal = profile.memory_gb
+    margin = int(_TOLERANCE * nominal)
+    low, high = memory_mib // _MIB_PER_GB, -(-memory_mib // _MIB_PER_GB)
+    return range(min(nominal - margin, low), max(nominal + margin, high) + 1)
 
 
 def _advice(text: str) -> str:

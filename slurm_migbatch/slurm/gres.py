@@ -24,7 +24,7 @@ _COUNT = re.compile(r"([0-9]{1,30})([kmgtp]?)", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 _PROFILE = re.compile(
-    r"(?<![0-9])([0-9]{1,2}g)[._-]?([0-9]{1,4}gb(?:[.+]me(?:\.all)?|-me|[.+]gfx)?)(?![0-9a-z])", re.IGNORECASE
+    r"(?<![0-9])([0-9]{1,2}g)[._-]?([0-9]{1,4}gb)([.+]me(?:\.all)?|-me|[.+]gfx)?(?![0-9a-z])", re.IGNORECASE
 )
 _INNER_COUNT = re.compile(r"CNT:([0-9]+)")
 #: flag of a node's GRES that jobs do not consume; an update that omits the flag does not clear it
@@ -119,9 +119,14 @@ def parse_entry(entry: str) -> Gres:
 
 
 def profile_in(kind: str) -> str | None:
-    """Return the name of the MIG profile in a type, `3g.39gb` of AutoDetect's `a100_3g.39gb`; None if there is none."""
+    """Return the name of the MIG profile in a GPU type, as a type of `mig` is written; None if there is none.
+
+    `3g.39gb` of AutoDetect's `a100_3g.39gb`, `1g.10gb.me` of `h100_1g10gb+me`.
+    """
     match = _PROFILE.search(kind)
-    return f"{match[1]}.{match[2]}".lower() if match is not None else None
+    if match is None:
+        return None
+    return f"{match[1]}.{match[2]}{(match[3] or '').replace('+', '.')}".lower()
 
 
 def parse(text: str | None) -> tuple[Gres, ...]:

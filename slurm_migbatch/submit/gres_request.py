@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.submit.request import OPTIONS, TRES_FIELDS, JobRequest
+from slurm_migbatch.workload.catalog import Partition
 from slurm_migbatch.workload.refusal import Refusal, lower, show
 
 AUTO: Final = "auto"
@@ -26,13 +27,22 @@ _NUMBER = re.compile(r"([0-9]{1,30})([kmgtpKMGTP]?)")
 
 @dataclass(frozen=True)
 class GresEntry:
-    """One MIG or GPU entry. `number` is the count as written, "" if missing; `type` may be None."""
+    """One MIG or GPU entry. `number` is the count as written, "" if missing; `type` may be None.
+
+    `as_gpu`: it is a slice that the user wrote as a GPU of that type.
+    """
 
     text: str
     prefix: str
     name: str
     type: str | None
     number: str
+    as_gpu: bool = False
+
+    @property
+    def asked(self) -> str:
+        """The entry as the user wrote it, without the prefix."""
+        return self.text[len(self.prefix) :]
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,18 @@ class GresRequest:
     def others(self) -> tuple[str, ...]:
         """The entries that stay as they are."""
         return tuple(entry for entry in self.entries if isinstance(entry, str))
+
+
+def by_profile(asking: GresRequest, partition: Partition) -> GresRequest:
+    """Return the request with slices that are written as GPUs (`gpu:a100_3g.39gb:1` of static MIG) as slices."""
+    return replace(asking, entries=tuple(_as_slice(entry, partition) for entry in asking.entries))
+
+
+def _as_slice(entry: GresEntry | str, partition: Partition) -> GresEntry | str:
+    if isinstance(entry, str) or entry.name != "gpu" or entry.type is None or partition.kind_of(entry.type):
+        return entry
+    profile = partition.slice_of(entry.type)
+    return entry if profile is None else replace(entry, name="mig", type=profile, as_gpu=True)
 
 
 def mentions(texts: Iterable[str | None]) -> bool:

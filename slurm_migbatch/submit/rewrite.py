@@ -30,6 +30,7 @@ from slurm_migbatch.submit.gres_request import (
     MAX_COUNT,
     GresEntry,
     GresRequest,
+    by_profile,
     count_of,
     mentions,
     nodes_of,
@@ -77,6 +78,7 @@ CLEARED: Final = " "
 MESSAGES: Final = {
     "chosen": "%s for mig:auto: %s",
     "whole": "%s for %s: on this partition a whole GPU is its largest slice",
+    "slice": "%s is the slice that this partition has as --gres=mig:%s",
     "loan": "submitted as elastic training: waits for an idle slice between %s and %s, may be preempted and "
     "resumed; for a dedicated slice use --gres=mig:%s",
     "loan_unknown": "nothing is known about %s, so any slice may be lent; add mem= to the hints",
@@ -295,6 +297,7 @@ class _Job:
         choice = nodes.choose(request, self.catalog, managed, MESSAGES["nodes_left"])
         kinds = None if choice.nodes is None else {kind for node in choice.nodes for kind in node.gpus}
         partition = self.catalog.view(managed, kinds)
+        asking = by_profile(asking, partition)
         texts = self._hint_texts(request)
         hints = hinting.parse(*texts)
         unread = hinting.unread(*texts)
@@ -357,7 +360,7 @@ class _Job:
     ) -> tuple[Accept, dict[str, int]]:
         """Accept the request; return the answer, and the number of slices by GRES type."""
         slices: dict[Profile, int] = {}
-        messages: list[str] = []
+        messages = [MESSAGES["slice"] % (show(part.asked), part.type) for part in asking.parts if part.as_gpu]
         choice: SliceChoice | None = None
         warned: set[Profile] = set()
         reason = "explicit"
@@ -601,7 +604,7 @@ def _whole_gpu(part: GresEntry, partition: Partition) -> ProfileOffer:
 
 
 def _whole(part: GresEntry, partition: Partition, granted: str) -> str:
-    text = show(part.text[len(part.prefix) :])
+    text = show(part.asked)
     if part.type is None and len(partition.kinds) > 1:
         return MESSAGES["whole_of"] % (granted, text, ", ".join(kind.name for kind in partition.kinds))
     return MESSAGES["whole"] % (granted, text)

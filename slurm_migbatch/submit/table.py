@@ -33,7 +33,7 @@ from slurm_migbatch.predict.sheet import SCALE, Block, latency_codes, needs_mib,
 from slurm_migbatch.workload.buckets import Grid
 from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
 
-TABLE_VERSION: Final = 3
+TABLE_VERSION: Final = 4
 ROLES: Final = ("infer", "train")
 BASE: Final = 94
 ZERO: Final = ord("!")
@@ -164,6 +164,7 @@ def _nodes(catalog: SiteCatalog) -> dict[str, Any]:
 def _kind(kind: GpuKind) -> dict[str, Any]:
     return {
         "types": dict.fromkeys(kind.types, True),
+        "slices": kind.slice_names,
         "full": kind.full.profile.gres_type,
         "layouts": [list(layout) for layout in kind.gpu_layouts.layouts],
         "compute": kind.gpu_layouts.compute,

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from slurm_migbatch.mig.geometry import Geometry, GeometryError, ProfileInfo
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm import gres
 from slurm_migbatch.workload.holding import GpuLayouts, Need, can_hold, layouts_of
 
 WIRE_VERSION = 1
@@ -58,6 +59,11 @@ class GpuKind:
     def gpu_layouts(self) -> GpuLayouts:
         """The slices that one of these GPUs can hold at once."""
         return layouts_of(self.geometry)
+
+    @cached_property
+    def slice_names(self) -> Mapping[str, str]:
+        """The GRES type of the profile that each other name of a slice means, `3g.40gb` for AutoDetect's `3g.39gb`."""
+        return {name.gres_type: own.gres_type for name, own in self.geometry.other_names.items()}
 
     def answers_to(self, gpu_type: str) -> bool:
         """Return whether a GPU type written by a user names this one."""
@@ -160,6 +166,16 @@ class Partition:
         if gpu_type is None:
             return self.kinds[0]
         return next((kind for kind in self.kinds if kind.answers_to(gpu_type)), None)
+
+    def slice_of(self, gpu_type: str) -> str | None:
+        """Return the GRES type of the profile that a GPU type of static MIG names, `a100_3g.39gb`; None if none.
+
+        The profiles' own names come before those that AutoDetect gives them.
+        """
+        name = gres.profile_in(gpu_type)
+        if name is None or name in self.offers:
+            return name
+        return next((kind.slice_names[name] for kind in self.kinds if name in kind.slice_names), None)
 
 
 @dataclass(frozen=True)

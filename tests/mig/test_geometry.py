@@ -165,6 +165,24 @@ def test_unknown_profile_error_lists_profiles_and_the_closest(geometries):
 
 
 @pytest.mark.parametrize(
+    ("kind", "written", "meant"),
+    [
+        ("a100-80gb", "3g.39gb", "3g.40gb"),
+        ("a100-80gb", "7g.79gb", "7g.80gb"),
+        ("a100-80gb", "1g.9gb+me", "1g.10gb+me"),
+        ("a100-40gb", "1g.4gb", "1g.5gb"),
+        ("h200", "1g.17gb", "1g.18gb"),
+        ("a100-80gb", "3g.40gb", None),
+        ("a100-80gb", "3g.30gb", None),
+        ("a100-80gb", "5g.40gb", None),
+    ],
+)
+def test_autodetects_name_of_a_slice_means_the_drivers(geometries, kind, written, meant):
+    own = geometries[kind].other_names.get(Profile.parse(written))
+    assert (own.name if own else None) == meant
+
+
+@pytest.mark.parametrize(
     ("kind", "asked", "suggested"),
     [
         ("a100-80gb", "3g.39gb", "3g.40gb"),

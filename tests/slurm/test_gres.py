@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.slurm.gres import Gres, GresError, counts, parse, parse_entry, readable_counts, split
+from slurm_migbatch.slurm.gres import Gres, GresError, counts, parse, parse_entry, profile_in, readable_counts, split
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,21 @@ def test_formatted_gres_list_parses_back(entries: list[tuple[str, str | None, in
 @given(st.text(alphabet="a,()[:", max_size=20))
 def test_splitting_loses_nothing(text: str) -> None:
     assert ",".join(split(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "profile"),
+    [
+        ("a100_3g.39gb", "3g.39gb"),
+        ("nvidia_a100_80gb_pcie_mig_1g10gb+me", "1g.10gb.me"),
+        ("H100_7G_80GB", "7g.80gb"),
+        ("1g.24gb-me", "1g.24gb-me"),
+        ("1g.24gb.me.all", "1g.24gb.me.all"),
+        ("a100-sxm4-80gb", None),
+        ("h100_123g.10gb", None),
+        ("3g.40gbx", None),
+        ("h100", None),
+    ],
+)
+def test_profile_in_the_name_of_a_gpu_type(kind: str, profile: str | None) -> None:
+    assert profile_in(kind) == profile

@@ -21,7 +21,8 @@ prefixes = st.sampled_from(["gres:", "gres/", "", "gres:gres/"])
 counts = st.sampled_from(["", "", ":1", ":2", "=3", ":0", ":64", ":65", ":1k", ":-1", ":", "=x", ":99999", ":007"])
 types = words(
     "auto none 1g 3g 1g.10gb 1g.10gb+me 1g.10gb.me 2g.20gb 3g.40gb 7g.80gb 1g.5gb 7g.40gb 9g.9gb AUTO "
-    "1G.10gb h100 a100 a100-40gb a:b 2"
+    "1G.10gb h100 a100 a100-40gb a:b 2 h100_3g.39gb 3g.39gb A100_1g.4gb x1g10gb+me 1g.10gb.me5 123g.10gb 3g.39gbx "
+    "nvidia_h100_80gb_hbm3_mig_2g.19gb 1g.9gb-me 1g_9gb.me.all 2g.10gb.gfx"
 )
 entries = st.one_of(
     st.builds("{}mig:{}{}".format, prefixes, types, counts),
@@ -102,7 +103,7 @@ model_hints = st.sets(words("batch input slo work mem role rate min max")).flatm
 )
 good_entries = words(
     "gres:mig:auto gres/mig:auto gres:mig gres:mig:2 gres/mig:auto:3 gres:mig:1g.10gb "
-    "gres:mig:2g.20gb:2 gres/mig:3g.40gb=1 gres:gpu:1 gres/gpu:h100:2 gres:gpu gres:fpga:1 "
+    "gres:mig:2g.20gb:2 gres/mig:3g.40gb=1 gres:gpu:1 gres/gpu:h100:2 gres:gpu gres:fpga:1 gres/gpu:h100_3g.39gb:1 "
     "gres/mig:1g.20gb:4 gres:mig:7g.80gb gres:mig:1g.10gb+me"
 )
 sensible = st.builds(

@@ -163,8 +163,30 @@ def test_refusal_of_a_short_profile_name_lists_the_full_names(ask) -> None:
 
 
 def test_refusal_of_an_unknown_gpu_type_says_how_to_request_a_slice(ask) -> None:
-    """With static MIG in slurm.conf a slice is such a type: gpu:1g.10gb, gpu:a100_1g.10gb."""
-    assert "mig:<profile>" in ask("gres:gpu:1g.10gb:1").sentence
+    assert "mig:<profile>" in ask("gres:gpu:h100_9g.90gb:1").sentence
+
+
+@pytest.mark.parametrize(
+    ("gres", "partition", "expected"),
+    [
+        ("gres:gpu:1g.10gb:1", "gpu", "mig:1g.10gb:1"),
+        ("gres/gpu:nvidia_h100_80gb_hbm3_3g.39gb:2", "gpu", "mig:3g.40gb:2"),
+        ("gres:gres/gpu:h100_1g10gb+me", "gpu", "mig:1g.10gb.me:1"),
+        ("gpu:a100_1g.4gb=3", "mixed", "mig:1g.5gb:3"),
+        ("gres/gpu:a100_7g.39gb:1", "mixed", "mig:7g.40gb:1"),
+        ("gpu:3g.40gb:1,gpu:3g.39gb:1,gpu:h100:1", "gpu", "mig:3g.40gb:2,mig:7g.80gb:1"),
+    ],
+)
+def test_a_slice_as_static_mig_counts_it_is_granted_as_a_slice(ask, gres: str, partition: str, expected: str) -> None:
+    """AutoDetect of slurmd makes GPU types of slices, by their memory in GiB: gpu:a100_3g.39gb for 3g.40gb."""
+    answer = ask(gres, partition=partition)
+    assert granted(answer) == expected
+    assert "is the slice that this partition has as --gres=mig:" in answer.message
+
+
+def test_a_slice_of_static_mig_keeps_the_limits_of_the_hints(ask) -> None:
+    assert ask("gpu:3g.39gb:1", "migbatch: mem=50gb").code == "mem_over_profile"
+    assert granted(ask("gpu:3g.39gb:1", "migbatch: mem=30gb")) == "mig:3g.40gb:1"
 
 
 def test_partition_determines_how_a_request_is_rewritten(ask) -> None:

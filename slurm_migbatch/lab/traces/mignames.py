@@ -10,28 +10,17 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
 
 from slurm_migbatch.lab.sim import gpus
 from slurm_migbatch.lab.traces.trace import Trace
-from slurm_migbatch.mig.geometry import Geometry, ProfileInfo
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
-
-ALIKE: Final = 0.03
-"""Largest difference of two names of the same memory, as a share of the driver's."""
-_MIB: Final = 1024
 
 
 @lru_cache(maxsize=1 << 12)
 def profile_on(geometry: Geometry, profile: Profile) -> Profile:
-    """Return the geometry's profile that is meant; `profile` itself if it has none like it.
-
-    That is the one with the same compute slices and suffix whose memory is the same, as its name or as its MiB say it.
-    """
-    if profile in geometry:
-        return profile
-    alike = [info for info in geometry.profiles if _alike(info, profile)]
-    return min(alike, key=lambda info: abs(info.profile.memory_gb - profile.memory_gb)).profile if alike else profile
+    """Return the geometry's profile that is meant; `profile` itself if it has none of that name or memory."""
+    return geometry.other_names.get(profile, profile)
 
 
 def on_nearest(trace: Trace, geometry: Geometry) -> Trace:
@@ -73,11 +62,3 @@ def _sufficient(geometry: Geometry, profile: Profile, models: Iterable[Geometry]
         and info.memory_slices * model.memory_slices >= had.memory_slices * geometry.memory_slices
     ]
     return min(enough, key=lambda info: (info.memory_slices, info.compute_slices)).profile
-
-
-def _alike(info: ProfileInfo, profile: Profile) -> bool:
-    own = info.profile
-    if (own.compute, own.suffix) != (profile.compute, profile.suffix):
-        return False
-    nominal = abs(own.memory_gb - profile.memory_gb) <= ALIKE * own.memory_gb
-    return nominal or info.memory_mib // _MIB <= profile.memory_gb <= -(-info.memory_mib // _MIB)
