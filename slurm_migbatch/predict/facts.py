@@ -69,7 +69,7 @@ def _vision(
     return ModelFacts(name, family, params_m, 2 * gmacs, "px", size, kernels, act, aliases=aliases, alive=ALIVE)
 
 
-def _text(
+def text_facts(
     name: str,
     family: str,
     params_m: float,
@@ -80,6 +80,7 @@ def _text(
     weight_bytes: int = 4,
     also: str = "",
 ) -> ModelFacts:
+    """Return the specifications of a model of texts; `embed_m` of the million parameters are never multiplied."""
     reference = 128 if family == "encoder" else 512
     gflops = 2 * (params_m - embed_m) * reference / 1e3
     activation = reference * width * 34 * weight_bytes / 2**20
@@ -115,24 +116,24 @@ TYPICAL: Final = (
     ),
     _vision("vit-l-16", 304.3, 61.55, 430, 110, also="vit-large vit-large-patch16-224"),
     _vision("swin-t", 28.3, 4.49, 260, 90, also="swin-tiny swin-tiny-patch4-window7-224"),
-    _text("distilbert", "encoder", 66, 6, 768, embed_m=24, also="distilbert-base-uncased"),
-    _text("bert-base", "encoder", 110, 12, 768, embed_m=24, also="bert bert-base-uncased bert-base-cased"),
-    _text("bert-large", "encoder", 335, 24, 1024, embed_m=32, also="bert-large-uncased bert-large-cased"),
-    _text("roberta-base", "encoder", 125, 12, 768, embed_m=39),
-    _text("roberta-large", "encoder", 355, 24, 1024, embed_m=52),
-    _text("gpt2", "decoder", 124, 12, 768, embed_m=0, also="gpt-2"),
-    _text("gpt2-medium", "decoder", 355, 24, 1024, embed_m=0),
-    _text("gpt2-large", "decoder", 774, 36, 1280, embed_m=0),
-    _text("gpt2-xl", "decoder", 1558, 48, 1600, embed_m=0),
-    _text("opt-1.3b", "decoder", 1316, 24, 2048, embed_m=0, weight_bytes=2),
-    _text("qwen2.5-0.5b", "decoder", 494, 24, 896, embed_m=0, weight_bytes=2, also="qwen2.5-0.5b-instruct"),
-    _text("qwen2.5-1.5b", "decoder", 1544, 28, 1536, embed_m=0, weight_bytes=2, also="qwen2.5-1.5b-instruct"),
-    _text("qwen2.5-7b", "decoder", 7616, 28, 3584, embed_m=0, weight_bytes=2, also="qwen2.5-7b-instruct"),
-    _text("llama-3.2-1b", "decoder", 1236, 16, 2048, embed_m=0, weight_bytes=2, also="llama-3.2-1b-instruct"),
-    _text(
+    text_facts("distilbert", "encoder", 66, 6, 768, embed_m=24, also="distilbert-base-uncased"),
+    text_facts("bert-base", "encoder", 110, 12, 768, embed_m=24, also="bert bert-base-uncased bert-base-cased"),
+    text_facts("bert-large", "encoder", 335, 24, 1024, embed_m=32, also="bert-large-uncased bert-large-cased"),
+    text_facts("roberta-base", "encoder", 125, 12, 768, embed_m=39),
+    text_facts("roberta-large", "encoder", 355, 24, 1024, embed_m=52),
+    text_facts("gpt2", "decoder", 124, 12, 768, embed_m=0, also="gpt-2"),
+    text_facts("gpt2-medium", "decoder", 355, 24, 1024, embed_m=0),
+    text_facts("gpt2-large", "decoder", 774, 36, 1280, embed_m=0),
+    text_facts("gpt2-xl", "decoder", 1558, 48, 1600, embed_m=0),
+    text_facts("opt-1.3b", "decoder", 1316, 24, 2048, embed_m=0, weight_bytes=2),
+    text_facts("qwen2.5-0.5b", "decoder", 494, 24, 896, embed_m=0, weight_bytes=2, also="qwen2.5-0.5b-instruct"),
+    text_facts("qwen2.5-1.5b", "decoder", 1544, 28, 1536, embed_m=0, weight_bytes=2, also="qwen2.5-1.5b-instruct"),
+    text_facts("qwen2.5-7b", "decoder", 7616, 28, 3584, embed_m=0, weight_bytes=2, also="qwen2.5-7b-instruct"),
+    text_facts("llama-3.2-1b", "decoder", 1236, 16, 2048, embed_m=0, weight_bytes=2, also="llama-3.2-1b-instruct"),
+    text_facts(
         "llama-3.1-8b", "decoder", 8030, 32, 4096, embed_m=0, weight_bytes=2, also="llama-3.1-8b-instruct llama-3-8b"
     ),
-    _text(
+    text_facts(
         "mistral-7b", "decoder", 7248, 32, 4096, embed_m=0, weight_bytes=2, also="mistral-7b-v0.1 mistral-7b-instruct"
     ),
 )

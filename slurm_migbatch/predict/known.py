@@ -1,7 +1,8 @@
 """Describe a model before any measurement: its work, the data it moves, its launches.
 
-Uses built-in or site specifications; else what a measured table says (parameters, operations per item), with the rest
-filled by the mean of the built-in models of the same family; else the mean of all, marked by `doubt`.
+Uses built-in or site specifications; else what a measured table says (operations per item, parameters), with the rest
+filled by the mean of the built-in models of the same family; else the architecture of a public language model; else the
+mean of all, marked by `doubt`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from slurm_migbatch.predict.facts import BUILT_IN, TYPICAL, ModelFacts
+from slurm_migbatch.predict.facts import BUILT_IN, TYPICAL, ModelFacts, text_facts
+from slurm_migbatch.predict.llm import names
 from slurm_migbatch.profiling.measurement import LEAST_COUNT, Measurement
 
 TEXT_FAMILIES: Final = ("encoder", "decoder")
@@ -115,6 +117,28 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
     )
 
 
+def _of_language_model(name: str) -> Known | None:
+    """Return the specifications of a public language model by its architecture; None if it is no such model.
+
+    Those of a generative one are uncertain: an item of a table may be a pass over the input, or generated tokens too.
+    """
+    found = names.resolve(name)
+    if found is None or found.architecture.kind == "plain":
+        return None
+    architecture = found.architecture
+    family = "encoder" if architecture.kind == "encoder" else "decoder"
+    facts = text_facts(
+        found.name,
+        family,
+        architecture.parameters / 1e6,
+        architecture.layers + architecture.encoder_layers,
+        architecture.width,
+        embed_m=(architecture.parameters - architecture.active) / 1e6,
+        weight_bytes=4 if family == "encoder" else 2,
+    )
+    return replace(from_facts(facts), doubt=0 if family == "encoder" else 1)
+
+
 class ModelKnowledge:
     """Look up the specifications of a model under any of its names."""
 
@@ -140,11 +164,14 @@ class ModelKnowledge:
         rows = tuple(rows)
         if facts is not None:
             return from_facts(facts)
-        family = next((row.family for row in rows if row.family), "")
-        params = next((row.params for row in rows if row.params), None)
+        public = _of_language_model(name)
+        described = [row for row in rows if row.flops_per_item]
+        if public is not None and not described:
+            return public
+        family = next((row.family for row in rows if row.family), "" if public is None else public.family)
+        params = next((row.params for row in rows if row.params), None if public is None else public.params)
         sizes = sorted({row.input_size for row in rows if row.input_size})
         middle = sizes[len(sizes) // 2] if sizes else None
-        described = [row for row in rows if row.flops_per_item]
         if described:
             row = next((row for row in described if row.input_size == middle), described[0])
             estimate = guessed(family, params, row.flops_per_item, row.input_size or middle)

@@ -207,3 +207,33 @@ def test_public_vision_models_are_known_under_their_usual_names(name: str, small
     if smaller:
         one, other = (predictor.knowledge.of(model) for model in (smaller, canonical))
         assert other.traffic_mib > one.traffic_mib and other.flops > one.flops
+
+
+def test_a_language_model_that_only_a_table_names_is_described_by_its_architecture() -> None:
+    """Most tables have no parameters and operations; the mean of the built-in models would be 0.3 GiB of weights."""
+    knowledge = ModelKnowledge()
+    row = Measurement("a100-80gb", "meta-llama/Llama-2-7b-hf", "", "infer", "", None, None, None, 1, 512, latency_s=0.1)
+    known = knowledge.of(row.model, [row])
+    assert (known.family, known.unit, known.doubt) == ("decoder", "tok", 1)
+    assert known.params == pytest.approx(6.74e9, rel=0.01) and known.weight_mib == pytest.approx(12853, rel=0.01)
+    assert known.flops == pytest.approx(2 * 6.6e9 * 512, rel=0.05)
+    encoder = knowledge.of("BAAI/bge-large-en-v1.5")
+    assert (encoder.family, encoder.doubt) == ("encoder", 0) and encoder.params == pytest.approx(335e6, rel=0.02)
+    counted = knowledge.of(row.model, [Measurement(**{**vars(row), "flops_per_item": 7e12})])
+    assert counted.flops == 7e12 and counted.params == pytest.approx(6.74e9, rel=0.01)
+    unlisted = knowledge.of("our-own-net", [row])
+    assert unlisted.doubt == 2
+
+
+@pytest.mark.parametrize("name", ["llama-2-7b", "qwen2.5-14b"])
+def test_predicted_memory_of_such_a_model_holds_its_weights(name: str) -> None:
+    rows = [
+        Measurement(
+            "a100-80gb", model, "", "infer", "7g.80gb", 7, 8, 98, batch, 512, latency_s=0.02 * batch, memory_mib=mib
+        )
+        for model, mib in (("bert-base", 900.0), ("bert-large", 1900.0), ("gpt2", 1100.0), (name, None))
+        for batch in (1, 2, 4, 8, 16, 32)
+    ]  # fmt: skip
+    predictor = LearnedPredictor(learn(rows, ModelKnowledge(), version=1))
+    figures = predictor.figures(Bucket(name, "infer", 1, 512, "tok"), H100)[P("7g.80gb")]
+    assert figures.memory_mib.high > ModelKnowledge().of(name).weight_mib
