@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from slurm_migbatch.config import Config, ConfigError, Problem, load
-from slurm_migbatch.config.schema import between, key, one_of
+from slurm_migbatch.config.keys import between, key, one_of
 from slurm_migbatch.daemon.facts import chooser_of, known_models
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.cluster import PlaceError
