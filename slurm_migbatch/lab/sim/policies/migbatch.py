@@ -134,7 +134,7 @@ class _Play:
             for job, course in zip(self.jobs, courses, strict=True)
         ]
         self.simulation = SlurmSimulation(self._site(), workload)
-        self.simulation.nodes.neighbourhood = self._hindrances()
+        self.simulation.processes.neighbourhood = self._hindrances()
         self.service = ServiceController(self.simulation, config, chooser=_chooser(config, setup.measured, params))
         self.events: list[Mapping[str, Any]] = []
         self.rounds = 0
