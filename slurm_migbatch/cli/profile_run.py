@@ -7,17 +7,17 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import NumberRange, given, print_table
+from slurm_migbatch.cli.common import NumberRange, given
 from slurm_migbatch.cli.ending import Failure
+from slurm_migbatch.cli.profile_options import RunOptions
+from slurm_migbatch.cli.profile_output import findings_json, print_findings, progress
 from slurm_migbatch.profiling import cells as cells_
 from slurm_migbatch.profiling.cells import CellError, MeasurementCell
 from slurm_migbatch.profiling.measurement import RUN_KINDS, TEXT_LENGTHS, Measurement, Tuning
@@ -28,7 +28,7 @@ from slurm_migbatch.workload.llmhints import CHOICES
 if TYPE_CHECKING:
     from slurm_migbatch.profiling.device import Device
     from slurm_migbatch.profiling.measure import DidNotFit, Program, Ran
-    from slurm_migbatch.profiling.runner import Findings, ProfiledModel
+    from slurm_migbatch.profiling.runner import ProfiledModel
 
 _PLOT = ".svg"
 _FACTORS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
@@ -208,50 +208,6 @@ def run(**options: Any) -> None:
         _run(RunOptions(**options))
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """The options as click reads them."""
-
-    target: str | None
-    command: str | None
-    server: str | None
-    model: str
-    family: str
-    kind: str
-    batches: Sequence[int]
-    inputs: Sequence[int] | None
-    procs: Sequence[int]
-    points: int | None
-    slo: float | None
-    grid: bool
-    output: Path | None
-    resume: bool
-    plot: Path | None
-    device: str | None
-    python: str | None
-    warmup: int
-    repeats: int
-    min_seconds: float
-    max_seconds: float
-    timeout: float
-    params: float | None
-    flops: float | None
-    outputs: Sequence[int] | None
-    engine: str | None
-    precision: str | None
-    tuning: str
-    served_name: str | None
-    total_seconds: float
-    source: str | None
-    quiet: bool
-    as_json: bool
-
-    @property
-    def table(self) -> Path:
-        """The output table."""
-        return self.output or Path(f"{self.model.replace('/', '_').lower()}.csv")
-
-
 def _run(options: RunOptions) -> None:
     from slurm_migbatch.profiling.device import NoMeter, NvmlMeter, find_device
     from slurm_migbatch.profiling.measure import DidNotFit, measure
@@ -278,7 +234,7 @@ def _run(options: RunOptions) -> None:
     meter = NoMeter() if device.is_cpu else NvmlMeter(device.visible)
     rule = first if points is None else partial(_most_informative, subject, options.slo)
     most = len(cells_.open_cells(cells, filter(subject.owns, earlier)))
-    with _progress(subject, most if points is None else min(points, most), options.quiet) as (before, after):
+    with progress(subject, most if points is None else min(points, most), options.quiet) as (before, after):
 
         def bench(cell: MeasurementCell) -> Ran | DidNotFit:
             before(cell)
@@ -295,9 +251,9 @@ def _run(options: RunOptions) -> None:
         title = f"{subject.model} on {device.gpu} {device.profile}".rstrip()
         options.plot.write_text(draw(found.rows, title), encoding="utf-8")
     if options.as_json:
-        click.echo(json.dumps(_json(subject, device, found, path)))
+        click.echo(json.dumps(findings_json(subject, device, found, path)))
     else:
-        _print(found, path, len(earlier))
+        print_findings(found, path, len(earlier))
 
 
 def _run_server(options: RunOptions) -> None:
@@ -437,114 +393,3 @@ def _interpreter(program: str | None, environ: Mapping[str, str]) -> str:
         if candidate.is_file():
             return str(candidate)
     return sys.executable
-
-
-# -- output ----------------------------------------------------------------------------------------------------------
-
-
-def no_progress(*_: object) -> None:
-    """Print nothing."""
-
-
-@contextmanager
-def _progress(
-    subject: ProfiledModel, points: int, quiet: bool
-) -> Iterator[tuple[Callable[[MeasurementCell], None], Callable[[Measurement, Ran | DidNotFit, int], None]]]:
-    """Yield what to call before and after each point (with the number of points left): on a terminal a bar with the
-    remaining time, else lines for logs.
-    """
-    if quiet:
-        yield no_progress, no_progress
-        return
-    click.echo(f"{subject.model} on {subject.device}: {points} points at most", err=True)
-    if not sys.stderr.isatty():
-        yield no_progress, lambda row, outcome, left: click.echo(f"{_words(row, outcome)}; {left} left", err=True)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    text = TextColumn("{task.description}", markup=False)
-    with Progress(
-        BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text, console=Console(stderr=True), transient=True
-    ) as bar:
-        task = bar.add_task("starting", total=points)
-
-        def after(row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-            bar.console.print(_words(row, outcome), markup=False, highlight=False)
-            bar.advance(task)
-            bar.update(task, total=bar.tasks[0].completed + left)
-
-        yield lambda cell: bar.update(task, description=str(cell)), after
-
-
-def _words(row: Measurement, outcome: Ran | DidNotFit) -> str:
-    cell = MeasurementCell.of(row)
-    if not row.ran:
-        return f"{cell}: does not fit ({getattr(outcome, 'text', '')})"
-    memory = f", {row.memory_mib:.0f} MiB" if row.memory_mib else ""
-    return f"{cell}: {row.rate:.4g} items/s, {milliseconds(row.latency_s)} ms{memory}"
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Return a time in ms; empty if unknown."""
-    return "" if seconds is None else f"{1000 * seconds:.4g}"
-
-
-def _print(found: Findings, path: Path, earlier: int) -> None:
-    from slurm_migbatch.profiling.curves import KNEE_SHARE, curves
-
-    lines = [
-        (
-            str(row.batch),
-            str(row.input_size or ""),
-            str(row.procs),
-            f"{row.rate:.4g}" if row.ran else "does not fit",
-            milliseconds(row.latency_s),
-            milliseconds(row.latency_p99_s),
-            f"{row.memory_mib:.0f}" if row.memory_mib else "",
-        )
-        for row in sorted(found.rows, key=lambda row: (row.procs, row.input_size or 0, row.batch))
-    ]
-    print_table(("BATCH", "INPUT", "PROCS", "ITEMS/S", "MS", "P99_MS", "MIB"), lines)
-    for curve in curves(found.rows):
-        if curve.knee is not None and len(curve.points) > 1:
-            at = f" at {curve.name}" if curve.name else ""
-            click.echo(f"knee{at}: batch {curve.knee.batch}, the smallest with {KNEE_SHARE:.0%} of the best throughput")
-    if found.unfit:
-        click.echo(f"not tried, because smaller ones did not fit: {len(found.unfit)} points")
-    click.echo(f"{path}: {len(found.outcomes)} new rows" + (f", {earlier} existing" if earlier else ""))
-
-
-def _json(subject: ProfiledModel, device: Device, found: Findings, path: Path) -> dict[str, Any]:
-    from slurm_migbatch.profiling.curves import curves
-
-    def point(row: Measurement) -> dict[str, Any]:
-        outcome = found.outcomes.get(MeasurementCell.of(row))
-        summary = getattr(outcome, "summary", None)
-        return {
-            **row.to_dict(),
-            "ran": row.ran,
-            "new": outcome is not None,
-            "latency_p50_s": summary.p50 if summary else None,
-            "samples": summary.count if summary else None,
-            "why": getattr(outcome, "text", None),
-        }
-
-    return {
-        "model": subject.model,
-        "device": {
-            "gpu": device.gpu,
-            "uuid": device.visible or None,
-            "profile": device.profile or None,
-            "sm_count": device.sm_count,
-            "memory_mib": device.memory_mib,
-        },
-        "table": str(path),
-        "points": [point(row) for row in found.rows],
-        "unfit": [cell._asdict() for cell in found.unfit],
-        "knees": [
-            {"input_size": curve.input_size, "procs": curve.procs, "batch": curve.knee.batch}
-            for curve in curves(found.rows)
-            if curve.knee is not None
-        ],
-    }

@@ -15,7 +15,8 @@ import click
 
 from slurm_migbatch.cli.common import print_table
 from slurm_migbatch.cli.ending import Failure
-from slurm_migbatch.cli.profile_run import RunOptions, milliseconds, no_progress
+from slurm_migbatch.cli.profile_options import RunOptions
+from slurm_migbatch.cli.profile_output import milliseconds, no_progress
 from slurm_migbatch.daemon.addresses import is_local, resolved
 from slurm_migbatch.profiling.completions import Served, ServerAddress, ServerConnection, ServerError, find
 from slurm_migbatch.profiling.device import Device, find_device

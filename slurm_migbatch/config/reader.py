@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from slurm_migbatch.config.keys import model_names
 from slurm_migbatch.config.schema import (
     ClusterConfig,
     Config,
@@ -18,7 +19,6 @@ from slurm_migbatch.config.schema import (
     LendingConfig,
     ModelConfig,
     StoreConfig,
-    model_names,
 )
 
 if sys.version_info >= (3, 11):

@@ -39,6 +39,7 @@ from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalError, Journa
 from slurm_migbatch.node.liveness import LivenessError
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.repair import Repairer, lock_names
+from slurm_migbatch.node.run_repair import RunRepairer
 
 if TYPE_CHECKING:
     from slurm_migbatch.mig.nvml import NvmlGpu
@@ -99,6 +100,7 @@ class Allocator:
         gpus: Gpus,
         caps: Caps,
         repairer: Repairer,
+        run_repairer: RunRepairer,
         maps: JobMaps,
     ) -> None:
         self._config = config
@@ -107,6 +109,7 @@ class Allocator:
         self._gpus = gpus
         self._caps = caps
         self._repairer = repairer
+        self._run_repairer = run_repairer
         self._maps = maps
 
     def allocate(self, env: HookEnv, grant: Grant, owner_id: str, deadline: Deadline) -> AllocatedSlices:
@@ -158,7 +161,7 @@ class Allocator:
     def _repair_all(self, job: int, deadline: Deadline) -> None:
         self._repairer.all(deadline, retry=True, locked_job=job)
         with suppress(LivenessError):
-            self._repairer.orphans(Deadline(min(deadline.remaining / 2, SLURM_QUERY_S)))
+            self._run_repairer.orphans(Deadline(min(deadline.remaining / 2, SLURM_QUERY_S)))
         with self._journal.write():
             self._journal.set_meta("reconciled", self._journal.meta("boot_id"))
 
@@ -250,7 +253,7 @@ class Allocator:
                 self._repairer.gpu(gpu, deadline)
         unfinished = self._journal.runs("state IN ('starting','ending')")
         if abandoned or any(not owner.alive(r.owner) for r in unfinished) or ending.abandoned(self._paths.run):
-            self._repairer.runs(locked_job=job)
+            self._run_repairer.all(locked_job=job)
 
     def _write_claims(self, env: HookEnv, grant: Grant, owner_id: str, claims: Sequence[placement.SlotClaim]) -> None:
         for ordinal, claim in enumerate(claims):

@@ -24,8 +24,9 @@ from slurm_migbatch.node.jobmaps import JobMaps
 from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError, JournalRun, JournalSlice, move_aside
 from slurm_migbatch.node.liveness import Liveness, LivenessError
 from slurm_migbatch.node.paths import Paths
-from slurm_migbatch.node.rebuild import rebuild
+from slurm_migbatch.node.rebuild import outdated, rebuild
 from slurm_migbatch.node.repair import Repairer
+from slurm_migbatch.node.run_repair import RunRepairer, run_lock
 
 PATIENCE = 0.5
 """Share of a hook's time that it may wait for another process to release the journal."""
@@ -50,7 +51,7 @@ class Executor:
     def _open(self) -> Journal:
         try:
             journal = Journal(self.path)
-            if not journal.built or repair.outdated(journal, self.paths):
+            if not journal.built or outdated(journal, self.paths):
                 journal.close()
                 return self._rebuild()
             self._wire(journal)
@@ -60,8 +61,11 @@ class Executor:
 
     def _wire(self, journal: Journal) -> None:
         self.journal = journal
-        self.repairer = Repairer(journal, self.paths, self.gpus, self.caps, self.liveness, self.maps)
-        self._allocator = Allocator(self.config, journal, self.paths, self.gpus, self.caps, self.repairer, self.maps)
+        self.run_repairer = RunRepairer(journal, self.paths, self.caps, self.liveness, self.maps)
+        self.repairer = Repairer(journal, self.paths, self.gpus, self.caps, self.maps, self.run_repairer)
+        self._allocator = Allocator(
+            self.config, journal, self.paths, self.gpus, self.caps, self.repairer, self.run_repairer, self.maps
+        )
         repair.begin_boot(journal, self.paths, repair.boot_id(self.config.boot_id_file), self.maps)
 
     def _rebuild(self) -> Journal:
@@ -71,7 +75,7 @@ class Executor:
             try:
                 journal = Journal(self.path)  # another hook may have done it meanwhile
                 journal.check()
-                if journal.built and repair.outdated(journal, self.paths):
+                if journal.built and outdated(journal, self.paths):
                     journal.close()
                     raise Corrupt(f"{self.path} is an older copy: it lacks runs that have slices")
             except Corrupt:
@@ -110,7 +114,7 @@ class Executor:
         # A GPU whose lock is held may have taken all the time.
         rest, unknown = Deadline(max(deadline.remaining, deadline.seconds / 2)), ""
         try:
-            done += self.repairer.orphans(rest, dry=dry)
+            done += self.run_repairer.orphans(rest, dry=dry)
         except LivenessError as error:
             unknown = str(error)
         if failure is not None:
@@ -146,7 +150,7 @@ class Executor:
     def _guarded(self, work: Callable[[HookEnv, str, Deadline], Outcome], env: HookEnv, deadline: Deadline) -> Outcome:
         with owner.working() as owner_id:
             try:
-                with locked(self.paths.lock, [repair.run_lock(env.job)], deadline):
+                with locked(self.paths.lock, [run_lock(env.job)], deadline):
                     return work(env, owner_id, deadline)
             except JournalError:
                 raise
@@ -168,7 +172,7 @@ class Executor:
         if grant is None:
             return exits.OK, ""
         for note in ending.listed(self.paths.run, env.job):  # its restart count may be this run's, see `ending.py`
-            self.repairer.noted(note)
+            self.run_repairer.noted(note)
         self._release_earlier(env, owner_id, ("running", "ending"))
         earlier_handoffs = self._handoffs(env)
         known = self._journal_run(env)
@@ -216,7 +220,7 @@ class Executor:
         if same and given is not None and held and {g.mig_uuid for g in given.slices} == {p.mig_uuid for p in held}:
             return True
         self._begin_release([run], None, "")
-        self.repairer.finish(run._replace(state="ending"))
+        self.run_repairer.finish(run._replace(state="ending"))
         return False
 
     def _slices(self, run: JournalRun) -> list[JournalSlice]:
@@ -245,7 +249,7 @@ class Executor:
         if runs:
             self._begin_release(runs, None, owner_id)
             for run in runs:
-                self.repairer.finish(run._replace(state="ending"))
+                self.run_repairer.finish(run._replace(state="ending"))
 
     def _begin_release(self, runs: list[JournalRun], exit_code: int | None, owner_id: str) -> list[JournalRun]:
         ending_runs = [
@@ -277,15 +281,15 @@ class Executor:
         refused = [run for run in runs if run.state == "misfit" and not self._slices(run)]
         runs = [run for run in runs if run.state != "starting" and run not in refused]
         for run in refused:
-            self.repairer.refuse_again(run)
-        self.repairer.strays(time.time())
+            self.run_repairer.refuse_again(run)
+        self.run_repairer.strays(time.time())
         problems: list[str] = []
         if runs:
             for run in self._begin_release(runs, env.exit_code, owner_id):
-                problems += self.repairer.finish(run)
+                problems += self.run_repairer.finish(run)
             unwritable.clear(self.paths.run)
         for note in notes:
-            self.repairer.noted(note)
+            self.run_repairer.noted(note)
         if not runs and not interrupted:
             return exits.OK, ""
         parked = f"; set aside {'; '.join(problems)}" if problems else ""

@@ -46,7 +46,7 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[
         code, line = executor.run(env)
         # Without the agent, leftovers of a missing Epilog are only found here.
         with suppress(LivenessError, JournalError, DriverError, TooLate, OSError):
-            executor.repairer.orphans(Deadline(SLURM_QUERY_S))
+            executor.run_repairer.orphans(Deadline(SLURM_QUERY_S))
     except HookEnvError as error:
         return exits.CONTEXT, str(error)
     except (ConfError, PathsError) as error:

@@ -47,7 +47,8 @@ NAME = "journal.db"
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x4D494742  # "MIGB"
 KEEP_RUNS_S = 86400.0
-"""How long ended runs stay; hand-offs without slices, which name them, are deleted earlier (`repair.TOMBSTONE_S`)."""
+"""How long ended runs stay; hand-offs without slices, which name them, are deleted earlier (`run_repair.TOMBSTONE_S`).
+"""
 MOST_EVENTS = 200_000
 """How many events stay while no controller takes them; beyond it the oldest are deleted, and the controller,
 which finds them missing, requests a full state."""

@@ -1,4 +1,4 @@
-"""Rebuild the journal after it was damaged or lost: instances from the driver, holders from the hand-offs.
+"""Rebuild a damaged, lost or outdated journal: instances from the driver, holders from the hand-offs.
 
 Hand-offs are root's files in RunDir, so they can be trusted. An instance that no hand-off names is idle if no process
 is on it and only root may open it; otherwise it is parked, because its owner is unknown. Of two hand-offs of
@@ -17,9 +17,20 @@ from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.journal import Journal, JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths
+from slurm_migbatch.node.run_repair import TOMBSTONE_S
 
 if TYPE_CHECKING:
     from slurm_migbatch.mig.nvml import NvmlGpu
+
+
+def outdated(journal: Journal, paths: Paths) -> bool:
+    """Return whether the journal was restored from an older copy: a hand-off grants slices to a run that it lacks."""
+    listed = set(handoff.listed(paths.job))  # first: a run is in the journal as long as its hand-off grants something
+    if not listed:
+        return False
+    recent = "state IN ('starting','running','ending','misfit') OR (state='ended' AND since>=?)"
+    listed -= {(run.job, run.restart) for run in journal.runs(recent, (time.time() - TOMBSTONE_S,))}
+    return any(given is not None and given.slices for given in (handoff.load(paths.job, *key) for key in listed))
 
 
 def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) -> None:

@@ -1,8 +1,8 @@
 """Repair differences between the journal and the driver, whatever caused them.
 
-`diagnose` is pure: from a GPU's journal rows and the driver's instances it derives the repairs. `Repairer`
-makes them, under the GPU's lock, in steps that can each be interrupted and repeated. The driver is
-authoritative for which instances exist, the journal for who holds them.
+`differences.diagnose` derives the repairs of a GPU; `Repairer` makes them, under the GPU's lock, in steps that can
+each be interrupted and repeated. The driver is authoritative for which instances exist, the journal for who holds them.
+`run_repair.py` repairs runs.
 """
 
 # Hooks do not use pathlib: importing it takes longer than a warm start.
@@ -11,50 +11,25 @@ authoritative for which instances exist, the journal for who holds them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from slurm_migbatch.mig.driver import Busy, DriverError, Instance
-from slurm_migbatch.node import effects, ending, handoff, owner, progress
+from slurm_migbatch.node import effects, handoff, owner, progress
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.jobmaps import JobMaps
-from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalRun, JournalSlice
-from slurm_migbatch.node.liveness import Liveness
+from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalSlice
 from slurm_migbatch.node.paths import Paths
-from slurm_migbatch.node.release import Releaser
+from slurm_migbatch.node.run_repair import RunRepairer
 
 if TYPE_CHECKING:
     from slurm_migbatch.mig.nvml import NvmlGpu
+    from slurm_migbatch.node.differences import Repair
 
 EVICT_TRIES_S = 0.02
-RUN_LOCKS = 64
-TOMBSTONE_S = 600.0
-"""How long a run's hand-off stays, without slices, after the run was refused or has ended.
-
-slurmd does not run the Prolog again for a job that is requeued and returns within a second or two (seen on 22.05:
-`slurm_cred_jobid_cached` in slurmd's `_rpc_prolog`). Such a job would run without a slice. The previous run's hand-off
-lets TaskProlog requeue it once more instead.
-"""
-
-_ORDER = {"held": 0, "intent": 1, "evict": 2, "idle": 3, "zombie": 4, "foreign": 5, "lost": 6}
-"""Of two rows for one instance the first counts."""
-
-
-class Repair(NamedTuple):
-    """One repair on a GPU, with its row and instance."""
-
-    # A method of Repairer: undo, leave, forget, lose, regain, adopt, respect, complete, park, clear, release, guard
-    action: str
-    row: JournalSlice | None
-    instance: Instance | None
-    why: str
-
-    def __str__(self) -> str:
-        subject = self.row.slot if self.row is not None else self.instance
-        return f"{self.action} {subject}: {self.why}"
 
 
 def gpu_lock(gpu: str) -> str:
@@ -62,143 +37,18 @@ def gpu_lock(gpu: str) -> str:
     return f"gpu-{gpu}"
 
 
-def run_lock(job: int) -> str:
-    """Return the name of the lock file of a job's runs."""
-    return f"run-{job % RUN_LOCKS}"
-
-
-def diagnose(
-    rows: Sequence[JournalSlice],
-    instances: Sequence[Instance],
-    processes: Mapping[int, Sequence[int]],
-    alive: Callable[[str], bool],
-    exposed: Collection[int] = (),
-) -> list[Repair]:
-    """List the repairs that one GPU needs.
-
-    `processes` maps instance ids to the processes on them, `exposed` holds the ids whose capability devices have
-    the wrong owner. In-flight rows of a living owner are left alone, and so are the instances that they overlap: an
-    instance that a dead owner was to destroy may block a living one, which then destroys it. Repairs of a first
-    holder's row include the row of the second holder.
-    """
-
-    def working(row: JournalSlice) -> bool:
-        return row.state in IN_FLIGHT and alive(row.owner)
-
-    joining = [row for row in rows if row.beside is not None and row.state in IN_FLIGHT and not alive(row.owner)]
-    repairs = [Repair("leave", row, None, "the run to share it has ended") for row in joining]
-    rows = sorted((row for row in rows if row.beside is None), key=lambda row: (_ORDER[row.state], row.id or 0))
-    lost_uuids = {row.mig_uuid for row in rows if row.state == "lost" and row.mig_uuid is not None}
-    by_slot = {instance.slot: instance for instance in instances}
-    accounted: set[int] = set()
-    busy_places = [row.slot.placement for row in rows if working(row)]
-    intended_places = [row.slot.placement for row in rows if row.state == "intent" and alive(row.owner)]
-    for row in rows:
-        busy = working(row)
-        instance = by_slot.get(row.slot)
-        if instance is not None and not busy and not _is_of(row, instance, accounted, lost_uuids):
-            instance = None
-        if instance is not None:
-            accounted.add(instance.gi_id)
-        if busy:
-            continue
-        if instance is None:
-            repair = _missing(row)
-        elif row.state == "evict" and any(place.overlaps(row.slot.placement) for place in intended_places):
-            continue
-        elif row.state == "lost" and any(place.overlaps(row.slot.placement) for place in busy_places):
-            continue  # the owner that works there finds the place taken, and chooses another
-        else:
-            repair = _present(row, instance, processes.get(instance.gi_id, ()), instance.gi_id in exposed)
-        if repair is not None:
-            repairs.append(repair)
-    unclaimed = [
-        instance
-        for instance in instances
-        if instance.gi_id not in accounted and not any(place.overlaps(instance.placement) for place in busy_places)
-    ]
-    return repairs + [_unclaimed(instance, processes.get(instance.gi_id, ())) for instance in unclaimed]
-
-
-def _is_of(
-    row: JournalSlice, instance: Instance, accounted: Collection[int], lost_uuids: Collection[str | None]
-) -> bool:
-    """Return whether the instance in a row's slot belongs to the row.
-
-    `accounted`: ids of other rows' instances; `lost_uuids`: instances that jobs held when they disappeared.
-    """
-    if row.state == "held":
-        return row.mig_uuid is None or instance.mig_uuid == row.mig_uuid
-    if row.state == "intent" and row.mig_uuid is None and instance.mig_uuid in lost_uuids:
-        return False
-    if row.state == "lost" and instance.mig_uuid != row.mig_uuid:
-        return False
-    return instance.gi_id not in accounted
-
-
-def _missing(row: JournalSlice) -> Repair | None:
-    """Return the repair for a row whose instance does not exist in the driver."""
-    if row.state == "lost":
-        return None
-    if row.state == "held":
-        return Repair("lose", row, None, "the driver no longer has the instance that the job holds")
-    return Repair("forget", row, None, "the driver has no such instance")
-
-
-def _present(row: JournalSlice, instance: Instance, pids: Sequence[int], exposed: bool) -> Repair | None:
-    """Return the repair for a row without a living owner whose instance exists."""
-    if row.state == "lost":
-        return Repair("regain", row, instance, "the instance that its job holds exists again")
-    if row.state == "held":
-        why = "its capability devices were accessible to others than the job's user"
-        return Repair("guard", row, instance, why) if exposed else None
-    if row.state in IN_FLIGHT:
-        return Repair("undo", row, instance, "its owner process has ended")
-    if row.state == "idle":
-        return _idle(row, instance, pids, exposed)
-    if pids:
-        return None
-    return Repair("clear" if row.state == "zombie" else "release", row, instance, "no process uses it any more")
-
-
-def _idle(row: JournalSlice, instance: Instance, pids: Sequence[int], exposed: bool) -> Repair | None:
-    if instance.ci_id is None:
-        return Repair("complete", row, instance, "it has no compute instance")
-    if pids:
-        return Repair("park", row, instance, _living(pids))
-    if (row.gi, row.ci, row.mig_uuid) != (instance.gi_id, instance.ci_id, instance.mig_uuid):
-        return Repair("undo", row, instance, "it was recreated by another program")
-    if exposed:
-        return Repair("guard", row, instance, "its capability devices were accessible to others than root")
-    return None
-
-
-def _unclaimed(instance: Instance, pids: Sequence[int]) -> Repair:
-    """Return the repair for an instance that no row names."""
-    if pids:
-        return Repair("respect", None, instance, f"created by hand; {_living(pids)}")
-    if instance.ci_id is None:
-        return Repair("complete", None, instance, "it has no owner and no compute instance")
-    return Repair("adopt", None, instance, "it has no owner and no process")
-
-
-def _living(pids: Sequence[int]) -> str:
-    return "in use by process " + ", ".join(map(str, list(pids)[:4]))
-
-
 class Repairer:
     """Find and make the repairs of one node."""
 
     def __init__(
-        self, journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, liveness: Liveness, maps: JobMaps
+        self, journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, maps: JobMaps, run_repairer: RunRepairer
     ) -> None:
         self._journal = journal
-        self._liveness = liveness
         self._paths = paths
         self._gpus = gpus
         self._caps = caps
         self._maps = maps
-        self._releaser = Releaser(journal, paths, caps, maps)
+        self._run_repairer = run_repairer
 
     def all(
         self, deadline: Deadline, *, dry: bool = False, retry: bool = True, locked_job: int | None = None
@@ -219,7 +69,7 @@ class Repairer:
                 failures.append(error)
         if not survey.unidentified:  # else a missing GPU may be one of them and have its instances
             done += self.absent({gpu.uuid for gpu in survey.managed} | set(survey.failing), dry=dry)
-        done += self.runs(dry=dry, locked_job=locked_job)
+        done += self._run_repairer.all(dry=dry, locked_job=locked_job)
         done += self.job_maps(dry=dry)
         if failures:
             raise failures[0]
@@ -274,6 +124,8 @@ class Repairer:
             return self._gpu(gpu, dry, retry, dead)
 
     def _gpu(self, gpu: NvmlGpu, dry: bool, retry: bool, dead: Collection[str]) -> list[Repair]:
+        from slurm_migbatch.node.differences import diagnose  # most hooks do not need it
+
         def alive(name: str) -> bool:
             return name not in dead and owner.alive(name)
 
@@ -303,6 +155,22 @@ class Repairer:
             except CapsError:
                 exposed.add(instance.gi_id)
         return exposed
+
+    def absent(self, present: Collection[str], *, dry: bool = False) -> list[str]:
+        """Handle rows of GPUs that are missing or no longer managed: held ones are lost, the rest are dropped.
+
+        A GPU that does not answer counts as present: its instances may still exist.
+        """
+        done = []
+        for row in self._journal.slices():
+            if row.gpu in present or row.state == "lost" or (row.state in IN_FLIGHT and owner.alive(row.owner)):
+                continue
+            if row.beside is not None and row.state == "held":
+                continue  # marked lost with the first holder's row
+            done.append(f"{row}: its GPU is missing or has MIG off")
+            if not dry:
+                (self._lose if row.state == "held" else self._forget)(None, row, None, "its GPU no longer exists")
+        return done
 
     # -- actions, one method for each -------------------------------------------------------------------------------
 
@@ -503,184 +371,6 @@ class Repairer:
                 continue
             return round((time.monotonic() - start) * 1000)
 
-    # -- runs ----------------------------------------------------------------------------------------------------
-
-    def runs(self, *, dry: bool = False, locked_job: int | None = None) -> list[str]:
-        """Finish what dead owners began for runs: undo an incomplete start, complete a release or a refusal.
-
-        Runs that another process has locked are left to it. `locked_job`: the job whose runs the caller has locked.
-        """
-        done = self._interrupted(locked_job, dry=dry)
-        for run in self._journal.runs("state='misfit'"):
-            if not owner.alive(run.owner) and handoff.load(self._paths.job, run.job, run.restart) is None:
-                done.append(f"{run}: the hand-off that stops its tasks is rewritten")
-                if not dry:
-                    self.refuse_again(run)
-        for note in ending.abandoned(self._paths.run):
-            with suppress(TooLate), locked(self._paths.lock, [run_lock(note.job)], Deadline(0.0)):
-                done += self.noted(note, dry=dry)
-        return done + self.strays(time.time(), dry=dry)
-
-    def _interrupted(self, locked_job: int | None, *, dry: bool) -> list[str]:
-        done: list[str] = []
-        same_run = "job=? AND restart=? AND owner=?"
-        held_lock = None if locked_job is None else run_lock(locked_job)
-        for interrupted in self._journal.runs("state IN ('starting','ending')"):
-            if owner.alive(interrupted.owner):
-                continue
-            # If two processes completed one release, the later could close the devices of the slices' next user.
-            name = run_lock(interrupted.job)
-            with suppress(TooLate), locked(self._paths.lock, [name] if name != held_lock else [], Deadline(0.0)):
-                for run in self._journal.runs(same_run, (interrupted.job, interrupted.restart, interrupted.owner)):
-                    done += self._complete_run(run, dry=dry)
-        return done
-
-    def _complete_run(self, run: JournalRun, *, dry: bool) -> list[str]:
-        if run.state == "ending":
-            if not dry:
-                self.finish(run)
-            return [f"{run}: its interrupted release is completed"]
-        slices = self._journal.slices("job=? AND restart=?", (run.job, run.restart))
-        if run.state != "starting" or any(row.state in IN_FLIGHT for row in slices):
-            return []  # its GPU could not be repaired yet, or it has changed meanwhile
-        if not dry:
-            self._forget_start(run)
-        return [f"{run}: removed, its start was interrupted"]
-
-    def _forget_start(self, run: JournalRun) -> None:
-        handoff.remove(self._paths.job, run.job, run.restart)
-        progress.remove(self._paths.progress, run.job, run.restart)
-        with self._journal.write():
-            self._journal.drop_run(run)
-
-    def noted(self, note: ending.Note, *, dry: bool = False) -> list[str]:
-        """End the runs that an Epilog has noted as over; the run's lock must be held.
-
-        The note is deleted once none of them is unfinished.
-        """
-        unfinished = "job=? AND restart<=? AND state IN ('starting','running','ending')"
-        runs = [run for run in self._journal.runs(unfinished, note) if run.state == "running"]
-        done = [f"{run}: its interrupted Epilog is completed" for run in runs]
-        if dry:
-            return done
-        try:
-            self._end(runs, lambda: ending.exit_code(self._paths.run, note))
-        except FileNotFoundError:
-            return []  # another process has done it
-        if not self._journal.runs(unfinished, note):
-            ending.remove(self._paths.run, note)
-        return done
-
-    def orphans(self, deadline: Deadline, *, dry: bool = False) -> list[str]:
-        """End the runs that Slurm no longer has on this node although no Epilog has ended them.
-
-        Returns what was (or would be) done, as sentences. Raises LivenessError if Slurm cannot say, JournalError.
-        """
-        done = []
-        for run in self._liveness.over(self._journal.runs("state='running'"), deadline):
-            with suppress(TooLate), locked(self._paths.lock, [run_lock(run.job)], Deadline(0.0)):
-                done.append(f"{run}: released, it is no longer in Slurm on this node")
-                if not dry:
-                    self._end([run], lambda: None)
-        return done
-
-    def _end(self, runs: Iterable[JournalRun], exit_code: Callable[[], int | None]) -> None:
-        """End those of the runs that have not changed since they were read.
-
-        `exit_code` is called in the transaction that marks them as ending.
-        """
-        with owner.working() as owner_id:
-            with self._journal.write():
-                code, now = exit_code(), time.time()
-                unchanged = "job=? AND restart=? AND state='running' AND since=?"
-                to_end = [r for r in runs if self._journal.runs(unchanged, (r.job, r.restart, r.since))]
-                to_end = [r._replace(state="ending", owner=owner_id, exit_code=code, since=now) for r in to_end]
-                for run in to_end:
-                    self._journal.put_run(run)
-            for run in to_end:
-                self.finish(run)
-
-    def refuse_again(self, run: JournalRun) -> None:
-        """Write a refused run's hand-off if the hook that refused it was interrupted before."""
-        if handoff.load(self._paths.job, run.job, run.restart) is None:
-            why = "it was requeued"
-            handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
-
-    def strays(self, now: float, *, dry: bool = False) -> list[str]:
-        """Remove hand-offs of old or unknown runs, and progress files."""
-        # read before the runs are: a run is in the journal before its files exist
-        handoffs, progress_files = set(handoff.listed(self._paths.job)), set(progress.listed(self._paths.progress))
-        recent = "state IN ('starting','running','ending') OR (state IN ('ended','misfit') AND since>=?)"
-        known = {(run.job, run.restart): run.state for run in self._journal.runs(recent, (now - TOMBSTONE_S,))}
-        old = self._journal.runs("state='misfit' AND since<?", (now - TOMBSTONE_S,))
-        unknown = sorted(handoffs - set(known))
-        refused = [refusal for key in unknown if (refusal := self._unrecorded(key)) is not None]
-        strays = [key for key in unknown if key not in {(refusal.job, refusal.restart) for refusal in refused}]
-        stale_progress = sorted(
-            progress_files - {run for run, state in known.items() if state not in ("ended", "misfit")}
-        )
-        if not dry:
-            for refusal in refused:
-                self._record(refusal)
-            for job, restart in strays:
-                handoff.remove(self._paths.job, job, restart)
-            for job, restart in stale_progress:
-                progress.remove(self._paths.progress, job, restart)
-            for run in old:
-                self.finish(run)
-            kept = set(progress.listed(self._paths.progress))  # files on which their user holds a lease
-            stale_progress = [key for key in stale_progress if key not in kept]
-        return (
-            [f"job {refusal.job} run {refusal.restart}: its misfit is recorded" for refusal in refused]
-            + [f"job {job} run {restart}: old hand-off removed" for job, restart in strays]
-            + [f"job {job} run {restart}: old progress file removed" for job, restart in stale_progress]
-        )
-
-    def _unrecorded(self, key: tuple[int, int]) -> handoff.Handoff | None:
-        """Return the hand-off without slices of a run that the journal does not know; see `unwritable.py`."""
-        refusal = handoff.load(self._paths.job, *key)
-        if refusal is None or refusal.slices or self._journal.runs("job=? AND restart=?", key):
-            return None
-        return refusal
-
-    def _record(self, refused: handoff.Handoff) -> None:
-        run = JournalRun(refused.job, refused.restart, refused.uid, "", "", "", "", "misfit")
-        reason = "the node's journal could not be written"
-        with self._journal.write():
-            self._journal.put_run(run)
-            fields = {"job": run.job, "restart": run.restart, "grant": "", "reason": reason}
-            self._journal.event("misfit", fields)
-
-    def absent(self, present: Collection[str], *, dry: bool = False) -> list[str]:
-        """Handle rows of GPUs that are missing or no longer managed: held ones are lost, the rest are dropped.
-
-        A GPU that does not answer counts as present: its instances may still exist.
-        """
-        done = []
-        for row in self._journal.slices():
-            if row.gpu in present or row.state == "lost" or (row.state in IN_FLIGHT and owner.alive(row.owner)):
-                continue
-            if row.beside is not None and row.state == "held":
-                continue  # marked lost with the first holder's row
-            done.append(f"{row}: its GPU is missing or has MIG off")
-            if not dry:
-                (self._lose if row.state == "held" else self._forget)(None, row, None, "its GPU no longer exists")
-        return done
-
-    def finish(self, run: JournalRun) -> list[str]:
-        """Finish a release; see `Releaser.finish`."""
-        return self._releaser.finish(run)
-
-
-def outdated(journal: Journal, paths: Paths) -> bool:
-    """Return whether the journal was restored from an older copy: a hand-off grants slices to a run that it lacks."""
-    listed = set(handoff.listed(paths.job))  # first: a run is in the journal as long as its hand-off grants something
-    if not listed:
-        return False
-    recent = "state IN ('starting','running','ending','misfit') OR (state='ended' AND since>=?)"
-    listed -= {(run.job, run.restart) for run in journal.runs(recent, (time.time() - TOMBSTONE_S,))}
-    return any(given is not None and given.slices for given in (handoff.load(paths.job, *key) for key in listed))
-
 
 def boot_id(path: str) -> str:
     """Read the kernel's boot id; empty where it cannot be read."""
@@ -714,7 +404,7 @@ def begin_boot(journal: Journal, paths: Paths, boot: str, maps: JobMaps) -> bool
 def void_all(journal: Journal, paths: Paths) -> None:
     """Write hand-offs without slices for the active runs, and remove all other hand-offs and all progress files.
 
-    `TOMBSTONE_S` says why; slurmd's state of jobs survives the boot in its spool directory.
+    `run_repair.TOMBSTONE_S` says why; slurmd's state of jobs survives the boot in its spool directory.
     """
     runs = {(run.job, run.restart): run for run in journal.runs("state<>'ended'")}
     for job, restart in set(handoff.listed(paths.job)) - set(runs):

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from slurm_migbatch.decide.lending.inputs import job_views_of
 from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
-from slurm_migbatch.decide.lending.view import job_views_of
 from slurm_migbatch.query.questions import LoansQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.show import shown

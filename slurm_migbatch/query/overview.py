@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from slurm_migbatch.decide.lending.inputs import job_views_of
 from slurm_migbatch.decide.lending.ledger import JobView, Loan
-from slurm_migbatch.decide.lending.view import job_views_of
 from slurm_migbatch.query.expected import Expected, expect
 from slurm_migbatch.query.loans import waiting
 from slurm_migbatch.query.nodes import NodeView

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from slurm_migbatch.config import ConfigError, loads
-from slurm_migbatch.config.schema import parse_age
+from slurm_migbatch.config.age import parse_age
 
 
 @pytest.mark.parametrize(

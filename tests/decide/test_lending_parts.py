@@ -17,12 +17,15 @@ from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs, report_of
 from slurm_migbatch.decide.lending.expectation import Expectation
+from slurm_migbatch.decide.lending.idleness import Idleness
+from slurm_migbatch.decide.lending.inputs import LendingInputs, LendingKnowledge, job_views_of
 from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, LoanHistory, State
 from slurm_migbatch.decide.lending.model import Kind, LendingRules
+from slurm_migbatch.decide.lending.pools import delayed
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.stage import LendingSettings, ends_of
 from slurm_migbatch.decide.lending.values import Target
-from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, delayed, job_views_of, view_of
+from slurm_migbatch.decide.lending.view import view_of
 from slurm_migbatch.decide.snapshot import Report
 from slurm_migbatch.decide.supply.moves import SOON_S
 from slurm_migbatch.decide.supply.planner import Planner

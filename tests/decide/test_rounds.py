@@ -13,10 +13,12 @@ from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
 from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
+from slurm_migbatch.decide.lending.idleness import Idleness
+from slurm_migbatch.decide.lending.inputs import LendingInputs, LendingKnowledge, job_views_of
 from slurm_migbatch.decide.lending.ledger import Cause, Ledger, Loan, State
 from slurm_migbatch.decide.lending.model import Kind, LendingRules, LendingView
 from slurm_migbatch.decide.lending.round import decide
-from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, job_views_of, view_of
+from slurm_migbatch.decide.lending.view import view_of
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot

@@ -17,7 +17,7 @@ from slurm_migbatch.node.deadline import Deadline, locked
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.hookenv import HookEnv, HookEnvError
 from slurm_migbatch.node.liveness import JobRecord, LivenessError, is_over
-from slurm_migbatch.node.repair import run_lock
+from slurm_migbatch.node.run_repair import run_lock
 from slurm_migbatch.node.status import status
 from tests.support.hung_mount import hung_mount
 from tests.support.node_processes import agent_process, run_hook

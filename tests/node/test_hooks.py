@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.node import exits, handoff, plan, repair
+from slurm_migbatch.node import exits, handoff, plan, run_repair
 from slurm_migbatch.node.caps import CapsError
 from slurm_migbatch.node.deadline import Deadline, locked
 from tests.support.nodes import ALICE, BOB
@@ -208,7 +208,7 @@ def test_ended_run_leaves_a_handoff_that_forbids_tasks_until_a_new_prolog(node):
 def test_old_refusal_handoff_is_removed(node, monkeypatch):
     node.prolog(1, "[mig:9g.99gb:1]")
     node.epilog(1)
-    later = time.time() + repair.TOMBSTONE_S + 1
+    later = time.time() + run_repair.TOMBSTONE_S + 1
     monkeypatch.setattr(time, "time", lambda: later)
     node.reconcile()
     assert node.handoff(1) is None

@@ -12,6 +12,7 @@ from slurm_migbatch.mig.driver import Instance
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import exits
 from slurm_migbatch.node.deadline import Deadline, locked
+from slurm_migbatch.node.differences import diagnose
 from slurm_migbatch.node.journal import (
     IN_FLIGHT,
     NAME,
@@ -23,7 +24,6 @@ from slurm_migbatch.node.journal import (
     Overlap,
     move_aside,
 )
-from slurm_migbatch.node.repair import diagnose
 from tests.support.examples import examples
 from tests.support.journals import damage
 from tests.support.node_processes import run_hook

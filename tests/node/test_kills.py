@@ -69,7 +69,7 @@ def next_hook(node):
     """What a hook without the agent does (`slow.run`)."""
     code, line = node.prolog(50, "[mig:1g.10gb:1]")
     assert code == exits.OK and "requeued" not in line, line
-    node.executor.repairer.orphans(Deadline(30))
+    node.executor.run_repairer.orphans(Deadline(30))
 
 
 def settled(node, *jobs):

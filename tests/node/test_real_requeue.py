@@ -6,7 +6,7 @@ import pytest
 
 from slurm_migbatch.node.config import load
 from slurm_migbatch.node.executor import Executor
-from slurm_migbatch.node.repair import run_lock
+from slurm_migbatch.node.run_repair import run_lock
 
 pytestmark = pytest.mark.slurm
 

@@ -15,7 +15,8 @@ from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.gpus import Survey
 from slurm_migbatch.node.journal import NAME, Journal
-from slurm_migbatch.node.repair import Repairer, gpu_lock, run_lock
+from slurm_migbatch.node.repair import Repairer, gpu_lock
+from slurm_migbatch.node.run_repair import run_lock
 from tests.support.node_processes import agent_process, run_hook
 from tests.support.nodes import ALICE, BOB, in_child
 

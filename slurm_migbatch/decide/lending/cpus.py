@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import begin_not_shown
+from slurm_migbatch.decide.lending.inputs import LendingInputs
 from slurm_migbatch.decide.lending.ledger import JobView, Ledger
 from slurm_migbatch.decide.lending.model import CpuShortage
-from slurm_migbatch.decide.lending.view import LendingInputs
 
 LASTING_S: Final = 3.0
 """A shortage must last for so long: the lists of jobs and of nodes are of slightly different times."""

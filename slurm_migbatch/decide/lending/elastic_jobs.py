@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from slurm_migbatch.decide.lending.inputs import RunCosts
 from slurm_migbatch.decide.lending.ledger import JobView
 from slurm_migbatch.decide.lending.training_speed import SpeedReport, speeds, usable
 from slurm_migbatch.decide.lending.values import usual_speed, within
-from slurm_migbatch.decide.lending.view import RunCosts
 from slurm_migbatch.decide.snapshot import Predictions, Report, Run
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile

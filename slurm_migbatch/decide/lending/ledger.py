@@ -276,7 +276,7 @@ class Ledger:
         return job in job_views and now < target.until and (loan is None or loan.leaving)
 
     def taken_for_last(self, job: int) -> frozenset[str]:
-        """Return the nodes where slurmd would confuse a job's next run with its last one, see `decide.lending.view`."""
+        """Return the nodes where slurmd would confuse a job's next run with its last one: `decide.lending.pools`."""
         return frozenset(self.ran_on.get(job, ()))
 
     def _newly_seen(self, job_view: JobView, place: Place | None, now: float) -> None:

@@ -16,6 +16,15 @@ from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.lending.cpus import lasting, shortages
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
+from slurm_migbatch.decide.lending.idleness import Idleness
+from slurm_migbatch.decide.lending.inputs import (
+    LendingInputs,
+    LendingKnowledge,
+    PoolBooks,
+    job_views_of,
+    places_of,
+    without_false_runs,
+)
 from slurm_migbatch.decide.lending.ledger import JobView, Ledger, Loan, Place, State
 from slurm_migbatch.decide.lending.model import GIVING, Kind, LendingRules, LoanOrder, Round
 from slurm_migbatch.decide.lending.pair_slowdowns import PairKey
@@ -23,16 +32,7 @@ from slurm_migbatch.decide.lending.pairs import SharingRules
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
 from slurm_migbatch.decide.lending.values import Target
-from slurm_migbatch.decide.lending.view import (
-    Idleness,
-    LendingInputs,
-    LendingKnowledge,
-    PoolBooks,
-    job_views_of,
-    places_of,
-    view_of,
-    without_false_runs,
-)
+from slurm_migbatch.decide.lending.view import view_of
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, LendingPast, Report, Run, RunProgress
 from slurm_migbatch.decide.supply.moves import SOON_S
 from slurm_migbatch.decide.supply.stage import SupplyDecision

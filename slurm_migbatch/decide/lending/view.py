@@ -3,179 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Collection, Mapping
 from math import inf
-from typing import Final
 
-from slurm_migbatch.decide.capacity.demand import DemandBook, begin_not_shown, unlocated, waits_for_begin
-from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
-from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
-from slurm_migbatch.decide.capacity.queue import JobQueue, holds_slices
+from slurm_migbatch.decide.capacity.demand import unlocated
+from slurm_migbatch.decide.capacity.facts import GpuFacts
+from slurm_migbatch.decide.capacity.queue import holds_slices
 from slurm_migbatch.decide.capacity.spare import by_size
 from slurm_migbatch.decide.lending.allocation import RestartCosts
-from slurm_migbatch.decide.lending.ledger import (
-    EXPECTED_S,
-    OTHER_SLICE,
-    REQUEUE_DELAY_S,
-    JobView,
-    Ledger,
-    LoanHistory,
-    Place,
-    State,
-)
+from slurm_migbatch.decide.lending.idleness import Idleness
+from slurm_migbatch.decide.lending.inputs import LendingInputs, LendingKnowledge
+from slurm_migbatch.decide.lending.ledger import EXPECTED_S, OTHER_SLICE, JobView, Ledger, LoanHistory, State
 from slurm_migbatch.decide.lending.model import LendingView, PendingLoan, WaitingInference
+from slurm_migbatch.decide.lending.pools import growth_nodes, pools_of
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference
 from slurm_migbatch.decide.snapshot import Run
 from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.workload.loans import forgets, loan_hints
-
-_ANY: Final = "gres:mig:1g.10gb:1"
-_NOBODY: Final = (0, 0)
-_MOST_AWAY: Final = 1000
-"""GPUs that are not reported now and remembered all the same."""
-
-
-class PoolBook:
-    """Demands of jobs as if they were pending for any slice; those of unchanged jobs are kept from round to round."""
-
-    def __init__(self) -> None:
-        self._queue, self._demands = JobQueue(), DemandBook()
-
-    def of(self, rows: Sequence[JobRow], inputs: LendingInputs) -> list[Demand]:
-        """Return the demands; an unchanged row is the same object as before."""
-        self._queue.update(rows)
-        return self._demands.of(self._queue, inputs.nodes, inputs.facts.keys(), inputs.now)
-
-
-@dataclass
-class PoolBooks:
-    """The demands of pending jobs, and those of running ones that could grow."""
-
-    pending: PoolBook = field(default_factory=PoolBook)
-    growing: PoolBook = field(default_factory=PoolBook)
-
-
-@dataclass(frozen=True)
-class LendingInputs:
-    """The parts of a snapshot that a lending round uses.
-
-    Attributes:
-        plan: supply's plan of this round; None if there is none (then nothing is lent).
-        wanted: the demands that the plan was made for.
-        training_only: partitions that run only elastic training.
-        books: caches of earlier snapshots.
-    """
-
-    now: float
-    rows: Sequence[JobRow]
-    nodes: Sequence[NodeRow]
-    facts: Mapping[str, NodeFacts]
-    plan: ClusterPlan | None
-    wanted: Sequence[Demand]
-    training_only: frozenset[str] = frozenset()
-    books: PoolBooks = field(default_factory=PoolBooks)
-
-
-@dataclass(frozen=True)
-class RunCosts:
-    """Estimates of one run.
-
-    Attributes:
-        restart_s: cost of a restart in seconds. `unsaved_s`: work that it would lose, in seconds.
-    """
-
-    restart_s: float = 30.0
-    unsaved_s: float = 0.0
-    reported: bool = False
-
-
-@dataclass(frozen=True)
-class LendingKnowledge:
-    """Estimates of training jobs.
-
-    Attributes:
-        speeds: of each profile that a job may have, its speed relative to the whole GPU; 0 if it does not fit.
-        costs: of a job's current run.
-        left_s: remaining seconds on the whole GPU; infinite if unknown.
-        needs_s: the same, as the job itself states it; None: it does not.
-    """
-
-    speeds: Callable[[JobView], Mapping[Profile, float]]
-    costs: Callable[[JobView], RunCosts] = lambda job_view: RunCosts()
-    left_s: Callable[[JobView], float] = lambda job_view: inf
-    needs_s: Callable[[JobView], float | None] = lambda job_view: None
-
-
-@dataclass
-class Idleness:
-    """Since when all free space of each GPU (by UUID) has been free; loans count as free."""
-
-    since: dict[str, float] = field(default_factory=dict)
-    _taken: dict[str, int] = field(default_factory=dict)
-
-    def update(self, uuid: str, taken: int, now: float) -> float:
-        """Return since when (unix seconds) all free space of a GPU has been free.
-
-        `taken`: bit mask of the memory slices in use by others than loans.
-        """
-        if self._taken.get(uuid, taken) & ~taken:
-            self.since[uuid] = now
-        self._taken[uuid] = taken
-        return self.since.get(uuid, 0.0)
-
-    def keep(self, uuids: Collection[str]) -> None:
-        """Forget all other GPUs if many are stored: a node may report new UUIDs each time."""
-        if len(self._taken) > 2 * len(uuids) + _MOST_AWAY:
-            self.since = {uuid: at for uuid, at in self.since.items() if uuid in uuids}
-            self._taken = {uuid: taken for uuid, taken in self._taken.items() if uuid in uuids}
-
-
-def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, JobView]:
-    """Return every elastic training job, in Slurm's order."""
-    job_views = {}
-    for row in rows:
-        hints = loan_hints(row.comment, row.partition, row.gres, partitions)
-        if hints is not None:
-            job_views[row.job_id] = JobView(row, hints)
-    return job_views
-
-
-def without_false_runs(facts: Mapping[str, NodeFacts], job_views: Mapping[int, JobView]) -> Mapping[str, NodeFacts]:
-    """Return the nodes' reports without the runs of training jobs that Slurm has on other nodes.
-
-    Their slices count as nobody's. root on a node can report any run; its job would be stopped for a slice that it does
-    not hold.
-    """
-    rows = [job_view.row for job_view in job_views.values() if job_view.row.nodes]
-    nodes_of_run = {(row.job_id, row.restarts): row.nodes for row in rows}
-
-    def is_false(name: str, run: Run) -> bool:
-        return name not in nodes_of_run.get(run, (name,))
-
-    def without(name: str, gpu: GpuFacts) -> GpuFacts:
-        leases = tuple([(slot, _NOBODY if is_false(name, run) else run) for slot, run in gpu.leases])
-        return replace(gpu, leases=leases, guests=tuple([pair for pair in gpu.guests if not is_false(name, pair[1])]))
-
-    corrected = {
-        name: replace(node, gpus=tuple([without(name, gpu) for gpu in node.gpus]))
-        for name, node in facts.items()
-        if any(is_false(name, run) for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests))
-    }
-    return {**facts, **corrected} if corrected else facts
-
-
-def places_of(facts: Mapping[str, NodeFacts]) -> dict[Run, Place]:
-    """Return where each run has its slice."""
-    return {
-        run: (name, gpu.uuid, slot)
-        for name, node in facts.items()
-        for gpu in node.gpus
-        for slot, run in (*gpu.leases, *gpu.guests)
-    }
+from slurm_migbatch.slurm.client import JobRow
 
 
 def view_of(
@@ -365,97 +210,6 @@ def _starts(inputs: LendingInputs, job_views: Mapping[int, JobView]) -> list[Wai
             copies = demand.copies - (placed.copies if placed is not None else 0)
             starts.append(WaitingInference(demand.job, demand.slices, demand.pool, demand.nodes, max(1, copies)))
     return starts
-
-
-@dataclass(frozen=True)
-class LoanPool:
-    """Where a pending job could run after a release.
-
-    Attributes:
-        away: where Slurm must not start it, see `pools_of`.
-        early: whether it starts before Slurm's delay is over, on nodes where slurmd may still know its last run.
-    """
-
-    nodes: frozenset[str]
-    away: frozenset[str] = frozenset()
-    early: bool = False
-
-
-def pools_of(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, LoanPool]:
-    """Return where pending jobs could run after a release, if Slurm lets them run at all.
-
-    Up to 23.02 slurmd often confuses the next run of a job with its last one, until the last run's credentials have
-    expired: it starts no Prolog, so there is no slice, and the run ends at once. With these releases a job starts
-    before Slurm's delay after a requeue is over on other nodes only. A job that may use no other node is tried there
-    nevertheless, but only once; after that it waits until the delay is over.
-    """
-    demand_rows, early = [], set()
-    for row in inputs.rows:
-        job_view = job_views.get(row.job_id)
-        if job_view is not None and row.pending and job_view.hints.waiting and row.job_id not in ledger.open:
-            reason = row.reason
-            if delayed(row, ledger.past.get(row.job_id), inputs.now):
-                early.add(row.job_id)
-                reason = "None"
-            elif begin_not_shown(row, inputs.now):
-                reason = "BeginTime"
-            demand_rows.append(_for_any_slice(row, reason))
-        elif row.active and row.array_job is not None:
-            demand_rows.append(row)  # it counts towards the limit of its array
-    pool_demands = inputs.books.pending.of(demand_rows, inputs)
-    pools = {
-        demand.job: _pool(job_views[demand.job].row, demand.pool, ledger, early=demand.job in early)
-        for demand in pool_demands
-        if demand.job in job_views
-    }
-    return {job: pool for job, pool in pools.items() if pool is not None}
-
-
-def _pool(row: JobRow, nodes: frozenset[str], ledger: Ledger, *, early: bool) -> LoanPool | None:
-    """Return the nodes for which a job may be released now; None if there are none."""
-    if forgets(row.gres) or not row.restarts:
-        return LoanPool(nodes)
-    confusing_nodes = ledger.taken_for_last(row.job_id)
-    known = not early or bool(ledger.past.get(row.job_id, LoanHistory()).node)
-    if known and not confusing_nodes:
-        return LoanPool(nodes)
-    if known and nodes - confusing_nodes:
-        return LoanPool(nodes - confusing_nodes, away=confusing_nodes)
-    return LoanPool(nodes, early=True) if row.restarts == 1 else None
-
-
-def growth_nodes(inputs: LendingInputs, job_views: Mapping[int, JobView], ledger: Ledger) -> dict[int, frozenset[str]]:
-    """Return the nodes where each running loan may continue if stopped to grow; for its current node see `pools_of`."""
-    rows = [
-        _as_pending(job_views[job].row)
-        for job, loan in ledger.open.items()
-        if loan.state is State.RUNNING and job in job_views
-    ]
-    regions = {}
-    for demand in inputs.books.growing.of(rows, inputs):
-        row = job_views[demand.job].row
-        others = demand.pool if forgets(row.gres) else demand.pool.difference(row.nodes)
-        regions[demand.job] = others or (demand.pool if not row.restarts else others)
-    return regions
-
-
-@lru_cache(maxsize=1 << 14)
-def _for_any_slice(row: JobRow, reason: str) -> JobRow:
-    """Return a pending job as if it requested any slice, with this reason. Cached, because rounds repeat the query."""
-    return replace(row, gres=_ANY, reason=reason)
-
-
-@lru_cache(maxsize=1 << 14)
-def _as_pending(row: JobRow) -> JobRow:
-    """Return the job as if it were pending for any slice. Cached, because rounds repeat the query."""
-    return replace(row, state="PENDING", reason="None", nodes=(), gres=_ANY, array_job=None)
-
-
-def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:
-    """Return whether only Slurm's delay after a requeue keeps a job from starting."""
-    if row.eligible is None or past is None or past.restart != row.restarts - 1:
-        return False
-    return waits_for_begin(row, now) and row.eligible <= now + REQUEUE_DELAY_S
 
 
 def _elastic_jobs(

@@ -19,6 +19,7 @@ from slurm_migbatch.decide.dispatch.stage import DispatchMemory
 from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.forecast import LevelGaps, Part
+from slurm_migbatch.decide.lending.idleness import Idleness
 from slurm_migbatch.decide.lending.ledger import Ledger, Loan, LoanHistory
 from slurm_migbatch.decide.lending.pair_slowdowns import Kind as RateKind
 from slurm_migbatch.decide.lending.pair_slowdowns import PairKey, PairSlowdowns, Stretch
@@ -29,7 +30,6 @@ from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
 from slurm_migbatch.decide.lending.stage import LendingMemory, Refusals
 from slurm_migbatch.decide.lending.training_speed import SpeedReport
 from slurm_migbatch.decide.lending.values import Target
-from slurm_migbatch.decide.lending.view import Idleness
 from slurm_migbatch.decide.recording.codec import Codec, CodecError, Json
 from slurm_migbatch.decide.snapshot import Report, Run
 from slurm_migbatch.decide.supply.moves import MoveMemory

@@ -13,7 +13,7 @@ few times, then the job is never tried again. A service that starts reads the ac
 that it begins none.
 
 From Slurm 23.11 on a requeued training job starts again at once. Up to 23.02 slurmd may confuse the run with the last
-one and start no Prolog (`decide.lending.view.pools_of`), so there it waits for Slurm's delay of two minutes.
+one and start no Prolog (`decide.lending.pools.pools_of`), so there it waits for Slurm's delay of two minutes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Find policies by name, for configuration files and benchmarks: `POLICIES` has the module of each.
 
-A module defines a policy as a `PolicyKind`: a dataclass of its parameters (fields made with `config.schema.key`) and a
+A module defines a policy as a `PolicyKind`: a dataclass of its parameters (fields made with `config.keys.key`) and a
 function that makes the policy for a cluster. To register it, add a line to `POLICIES`; modules are imported on demand.
 `migbatch` is different: its jobs go through a simulated Slurm, with migbatchd's own decision.
 """

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from slurm_migbatch.config.keys import Check, between, key, one_of, required
 from slurm_migbatch.config.reader import ConfigError, Problem, lines_of, read_section, unknown_name
-from slurm_migbatch.config.schema import Check, between, key, one_of, required
 from slurm_migbatch.lab.sim import gpus, registry
 from slurm_migbatch.mig.geometry import Geometry
 

@@ -4,17 +4,17 @@ A job's slots are chosen by `node.placement.choose_slots` and sharing is decided
 code of the hooks, applied to rows equivalent to the journal's. Events are those of `docs/protocol` and go to a
 `LiveView` like migbatchd's.
 
-With `auto` every step happens by itself, after its delay (`NodeDelays`). Without it, the caller calls the steps one by
-one: `poll`, `prolog`, `epilog`, `report`.
+With `auto` plans are applied and events delivered by themselves, after their delays (`NodeDelays`), and `processes.py`
+runs Prologs and Epilogs. Without it, the caller calls the steps one by one: `poll`, `prolog`, `epilog`, `report`.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.plans import Guests, NodePlans, Plan
@@ -22,9 +22,8 @@ from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.sharing import is_guest
 from slurm_migbatch.lab.sim.gpus import CREATE_S, DESTROY_S
-from slurm_migbatch.lab.slurm.clock import TimedEvent, VirtualClock
+from slurm_migbatch.lab.slurm.clock import VirtualClock
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
-from slurm_migbatch.lab.slurm.work import Fixed, Work
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
@@ -65,30 +64,6 @@ INSTANT: Final = NodeDelays(0.0, 0.0, 0.0, 0.0, {}, {})
 """No durations."""
 
 
-class Neighbourhood(Protocol):
-    """Slowdowns of jobs on one GPU."""
-
-    @property
-    def wide(self) -> bool:
-        """Whether jobs on other slices of the GPU slow a job down, too."""
-
-    def share(self, job: int, held: Sequence[Slice]) -> float:
-        """Return a job's speed as a share of its speed alone; `held` are all held slices of its GPUs."""
-
-
-@dataclass(frozen=True)
-class Halved:
-    """Each of two jobs on one slice runs at `part` of its speed alone; jobs on other slices have no effect."""
-
-    part: float = 0.6
-    wide: bool = False
-
-    def share(self, job: int, held: Sequence[Slice]) -> float:
-        """See Neighbourhood."""
-        own_slots = {(row.gpu, row.slot) for row in held if row.job == job}
-        return self.part if any(row.job != job and (row.gpu, row.slot) in own_slots for row in held) else 1.0
-
-
 @dataclass
 class _SimulatedNode:
     geometries: dict[str, Geometry]
@@ -101,22 +76,11 @@ class _SimulatedNode:
     published: float = 0.0
 
 
-@dataclass
-class _Process:
-    """A job between its Prolog and its end: its work, and its next event."""
-
-    row: JobRow
-    work: Work | None = None
-    event: TimedEvent | None = None
-    share: float = 1.0
-
-
 class SimulatedNodes:
-    """All nodes of a site: `daemon.plans.Plans`, `daemon.nodesview.NodesView` and `records.Machines` in one.
+    """All nodes of a site: `daemon.plans.Plans` and `daemon.nodesview.NodesView` in one.
 
     Args:
-        slurm: the simulated slurmctld whose jobs run on these nodes.
-        work: returns a job's work; called once for each job.
+        slurm: the simulated slurmctld whose jobs are on these nodes.
         strict: a job that finds no free slot of the plan is a misfit, even if the node has room for it; and its slot
             is drawn at random among the free planned ones.
     """
@@ -127,9 +91,7 @@ class SimulatedNodes:
         slurm: Slurmctld,
         *,
         times: NodeDelays | None = None,
-        work: Callable[[JobRow], Work] = lambda row: Fixed(100.0),
         strict: bool = False,
-        neighbourhood: Neighbourhood = Halved(),
         auto: bool = False,
         seed: int = 0,
     ) -> None:
@@ -145,17 +107,11 @@ class SimulatedNodes:
         self.deaf: set[str] = set()
         #: called when a node has reported events: (node, events)
         self.on_events: Callable[[str, Sequence[Mapping[str, Any]]], object] = lambda node, events: None
-        self._work, self._strict = work, strict
-        #: how much jobs on one GPU slow each other down
-        self.neighbourhood = neighbourhood
+        self._strict = strict
         self._node_of: dict[str, str] = {}
-        self._works: dict[int, Work] = {}
         self._nodes: dict[str, _SimulatedNode] = {}
-        self._processes: dict[int, _Process] = {}
         self._where: dict[int, tuple[str, ...]] = {}
         self._ids = 0
-        if auto:
-            slurm.nodes_run = self
 
     def add(self, name: str, *geometries: Geometry) -> None:
         """Add a node with these GPUs; it reports them at once."""
@@ -219,6 +175,23 @@ class SimulatedNodes:
         """Put a zombie, an instance that cannot be destroyed, into the slot."""
         row = self._put(self._nodes[name], Slice(uuid, slot, "zombie", gi=self._ids))
         self._tell(name, "zombie", row.place)
+
+    def held_by(self, job: int) -> list[Slice]:
+        """Return the held slices of a job."""
+        row = self.slurm.queue.get(job)
+        nodes = [self._nodes[name] for name in row.nodes if name in self._nodes] if row is not None else []
+        return [
+            slice_row
+            for node in nodes
+            for slice_row in node.rows.values()
+            if slice_row.job == job and slice_row.state == "held"
+        ]
+
+    def held_on(self, gpus: Collection[str]) -> list[Slice]:
+        """Return all held slices of these GPUs."""
+        nodes = {self._node_of[gpu]: None for gpu in sorted(gpus)}
+        rows = (row for name in nodes for row in self._nodes[name].rows.values())
+        return [row for row in rows if row.state == "held" and row.gpu in gpus]
 
     # -- plans -----------------------------------------------------------------------------------------------------
 
@@ -303,9 +276,9 @@ class SimulatedNodes:
 
     def prolog(self, row: JobRow) -> bool:
         """Allocate a job's slices on each of its nodes; return False if a node has no place for it (a misfit)."""
-        return self._prolog(row) is not None
+        return self.run_prologs(row) is not None
 
-    def _prolog(self, row: JobRow) -> float | None:
+    def run_prologs(self, row: JobRow) -> float | None:
         """Run the Prologs; return the seconds on the slowest node, None if the job found no place on one of them."""
         slowest = 0.0
         self._where[row.job_id] = row.nodes
@@ -487,118 +460,6 @@ class SimulatedNodes:
         self._ids += 1
         node.rows[self._ids] = row = row._replace(id=self._ids)
         return row
-
-    # -- lives of jobs (Machines) ----------------------------------------------------------------------------------
-
-    def launch(self, row: JobRow) -> None:
-        """See records.Machines."""
-        process = self._processes[row.job_id] = _Process(row)
-        process.event = self.clock.after(self.times.prolog_s, lambda: self._launched(process))
-
-    def _launched(self, process: _Process) -> None:
-        row = process.row
-        took = self._prolog(row)
-        if took is None:
-            self.slurm.requeued(row.job_id)
-            return
-        process.event = self.clock.after(took, lambda: self._began(process))
-
-    def _began(self, process: _Process) -> None:
-        row = process.row
-        work = self._works.get(row.job_id)
-        if work is None:
-            work = self._works[row.job_id] = self._work(row)
-        held = self._of(row.job_id)
-        process.work = work
-        work.begin(self.clock.now, [slice_row.slot.profile for slice_row in held], row.restarts)
-        self._paced(held)
-        self._follow(process)
-
-    def _of(self, job: int) -> list[Slice]:
-        row = self.slurm.queue.get(job)
-        nodes = [self._nodes[name] for name in row.nodes if name in self._nodes] if row is not None else []
-        return [
-            slice_row
-            for node in nodes
-            for slice_row in node.rows.values()
-            if slice_row.job == job and slice_row.state == "held"
-        ]
-
-    def _paced(self, slice_rows: Iterable[Slice]) -> None:
-        """Set the current speed of all runs on these slots; with a wide neighbourhood, of all on these GPUs."""
-        wide = self.neighbourhood.wide
-        slots = {(slice_row.gpu, slice_row.slot) for slice_row in slice_rows if wide or slice_row.shared}
-        gpus = {gpu for gpu, _ in slots}
-        jobs = {
-            row.job: None
-            for gpu in sorted(gpus)
-            for row in self._nodes[self._node_of[gpu]].rows.values()
-            if row.state == "held" and row.gpu == gpu and (wide or (gpu, row.slot) in slots)
-        }
-        for job in jobs:
-            process = self._processes.get(job or 0)
-            if process is None or process.work is None:
-                continue
-            share = self.neighbourhood.share(process.row.job_id, self._around(process.row.job_id))
-            if share != process.share:
-                process.share = share
-                process.work.pace(self.clock.now, share)
-                self._follow(process)
-
-    def _around(self, job: int) -> list[Slice]:
-        """Return all held slices of the GPUs that a job is on."""
-        gpus = {slice_row.gpu for slice_row in self._of(job)}
-        nodes = {self._node_of[gpu]: None for gpu in sorted(gpus)}
-        rows = (row for name in nodes for row in self._nodes[name].rows.values())
-        return [row for row in rows if row.state == "held" and row.gpu in gpus]
-
-    def _follow(self, process: _Process) -> None:
-        """Set the job's next event to its end at the current speed."""
-        assert process.work is not None
-        if process.event is not None:
-            process.event.cancel()
-        end = process.work.end_at()
-        process.event = self.clock.at(end, lambda: self._ended(process)) if end < float("inf") else None
-
-    def _ended(self, process: _Process) -> None:
-        job = process.row.job_id
-        self._processes.pop(job, None)
-        self._works.pop(job, None)
-        self.slurm.completed(job)
-        self.clock.after(self.times.epilog_s, lambda: self._left(job))
-
-    def _left(self, job: int) -> None:
-        slice_rows = self._of(job)
-        self.epilog(job)
-        self._paced(slice_rows)
-        self.slurm.released(job)
-
-    def signal(self, row: JobRow, _name: str) -> None:
-        """See records.Machines."""
-        process = self._processes.get(row.job_id)
-        if process is None or process.work is None:
-            return
-        now = self.clock.now
-        saved_at = process.work.usr(now)
-        if saved_at is not None:
-            took = saved_at - now
-            self.clock.at(saved_at, lambda: self._saved(process, took))
-        self._follow(process)
-
-    def _saved(self, process: _Process, took: float) -> None:
-        if self._processes.get(process.row.job_id) is process:
-            self.progress(process.row.job_id, checkpoint=self.clock.now, ckpt_s=round(took, 3))
-
-    def terminate(self, row: JobRow) -> None:
-        """See records.Machines."""
-        process = self._processes.pop(row.job_id, None)
-        end = self.clock.now
-        if process is not None:
-            if process.event is not None:
-                process.event.cancel()
-            if process.work is not None:
-                end = process.work.term(self.clock.now, self.times.kill_wait_s)
-        self.clock.at(end + self.times.epilog_s, lambda: self._left(row.job_id))
 
 
 def _free_planned(view: placement.GpuOccupancy, profile: Profile) -> bool:

@@ -1,12 +1,14 @@
-"""Define the data of the simulated slurmctld: settings, partitions, nodes, and what runs the jobs on them."""
+"""Define the data of the simulated slurmctld: settings, partitions, nodes, jobs, and what runs the jobs."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
+from slurm_migbatch.lab.slurm.clock import TimedEvent
 from slurm_migbatch.site import PREEMPT_EXEMPT
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.slurm.times import parse_duration
@@ -127,6 +129,43 @@ class Shape(NamedTuple):
     cpus: int = 0  # on each node
     array: int | None = None  # id of an array with a throttle
     het: int | None = None
+    excluded: str = ""
+
+
+@dataclass
+class QueuedArray:
+    """A job array: its pending tasks that share a row, how many run, and how many may."""
+
+    waiting: list[int]
+    throttle: int | None = None
+    running: int = 0
+
+
+@dataclass
+class Facts:
+    """Data of a job besides its row.
+
+    Attributes:
+        submitted, started: its first submission and its first start; unix seconds.
+        priority: its priority when not held.
+        node, job: GRES by type, from --gres (on each node) and from options like --gpus (in all). A Slurm that does
+            not forget (`SlurmSettings.forgets`) keeps types with count 0, and the job then needs a free one of them.
+        after: its state after its Epilogs have run: "PENDING" or an end state.
+        epilogs: nodes on which its Epilog has not ended.
+        killed: when it was last signalled to end.
+        limit: the timer of its time limit.
+        excluded: nodes that it must not have.
+    """
+
+    submitted: float
+    priority: int
+    node: dict[str, int]
+    job: dict[str, int]
+    started: float | None = None
+    after: str = ""
+    epilogs: tuple[str, ...] = ()
+    killed: float = -math.inf
+    limit: TimedEvent | None = None
     excluded: str = ""
 
 

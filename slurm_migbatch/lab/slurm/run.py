@@ -15,6 +15,7 @@ from slurm_migbatch.install.reported import most_counts
 from slurm_migbatch.lab.slurm.client import SimulatedSlurm
 from slurm_migbatch.lab.slurm.clock import START, VirtualClock
 from slurm_migbatch.lab.slurm.nodes import NodeDelays, SimulatedNodes
+from slurm_migbatch.lab.slurm.processes import SimulatedProcesses
 from slurm_migbatch.lab.slurm.records import EndedJob, SimulatedPartition, SlurmSettings
 from slurm_migbatch.lab.slurm.slurmctld import NO_SUCH_JOB, PRIORITY
 from slurm_migbatch.lab.slurm.work import Fixed, Work
@@ -173,7 +174,8 @@ class SlurmSimulation:
         self.clock = VirtualClock(begin)
         self.begin = begin
         self.slurm = SimulatedSlurm(self.clock, site.slurm, site.partitions, auto=True)
-        self.nodes = SimulatedNodes(self.clock, self.slurm, times=site.times, work=self._work, auto=True)
+        self.nodes = SimulatedNodes(self.clock, self.slurm, times=site.times, auto=True)
+        self.processes = SimulatedProcesses(self.clock, self.slurm, self.nodes, self._work)
         for node in site.nodes:
             self.slurm.add_node(
                 node.name, node.counts, partitions=node.partitions, features=node.features, cpus=node.cpus

@@ -35,12 +35,15 @@ from typing import Any, Final
 from slurm_migbatch.lab.slurm.clock import TimedEvent, VirtualClock
 from slurm_migbatch.lab.slurm.pending import Key, PendingQueue
 from slurm_migbatch.lab.slurm.placing import Placing, Reservations
+from slurm_migbatch.lab.slurm.preemption import Preemption
 from slurm_migbatch.lab.slurm.records import (
     EndedJob,
+    Facts,
     Holding,
     Machines,
     NodeRecord,
     NoMachines,
+    QueuedArray,
     Shape,
     SimulatedPartition,
     SlurmSettings,
@@ -58,43 +61,6 @@ NO_SUCH_JOB: Final = "Job dependency problem"
 _STARTABLE: Final = frozenset(
     {"", "None", "Resources", "Priority", "ReqNodeNotAvail", "BeginTime", "JobArrayTaskLimit"}
 )
-
-
-@dataclass
-class QueuedArray:
-    """A job array: its pending tasks that share a row, how many run, and how many may."""
-
-    waiting: list[int]
-    throttle: int | None = None
-    running: int = 0
-
-
-@dataclass
-class Facts:
-    """Data of a job besides its row.
-
-    Attributes:
-        submitted, started: its first submission and its first start; unix seconds.
-        priority: its priority when not held.
-        node, job: GRES by type, from --gres (on each node) and from options like --gpus (in all). A Slurm that does
-            not forget (`SlurmSettings.forgets`) keeps types with count 0, and the job then needs a free one of them.
-        after: its state after its Epilogs have run: "PENDING" or an end state.
-        epilogs: nodes on which its Epilog has not ended.
-        killed: when it was last signalled to end.
-        limit: the timer of its time limit.
-        excluded: nodes that it must not have.
-    """
-
-    submitted: float
-    priority: int
-    node: dict[str, int]
-    job: dict[str, int]
-    started: float | None = None
-    after: str = ""
-    epilogs: tuple[str, ...] = ()
-    killed: float = -math.inf
-    limit: TimedEvent | None = None
-    excluded: str = ""
 
 
 @dataclass
@@ -152,6 +118,7 @@ class Slurmctld:
         self._placing = Placing(self.machines)
         self._active: dict[int, None] = {}
         self._node_rows: dict[str, tuple[int, NodeRow]] = {}
+        self._preemption = Preemption(self.queue, self.partitions, self.settings.exempt_s)
         self._preempting: dict[int, tuple[str, ...]] = {}
         #: jobs that wait for a job, by its id
         self._waiting_for: dict[int, list[int]] = {}
@@ -624,19 +591,13 @@ class Slurmctld:
     def _preempt(self, job: int, shape: Shape) -> None:
         """Requeue running jobs of lower tiers, the youngest first, if that makes room on enough nodes."""
         tier = self._tier(self.queue[job])
-        if not any(p.preempted and p.tier < tier for p in self.partitions.values()):
+        if not self._preemption.allowed(tier):
             return
         if any(self.machines[name].completing for name in self._preempting.get(job, ())):
             return
-        chosen: list[tuple[str, list[int]]] = []
         now = self.clock.time()
-        for machine in self._placing.pool(shape):
-            victims = self._victims(machine, shape, tier, now) if machine.open else None
-            if victims is not None:
-                chosen.append((machine.name, victims))
-                if len(chosen) == shape.nodes:
-                    break
-        else:
+        chosen = self._preemption.choose(shape, tier, self._placing.pool(shape), now)
+        if chosen is None:
             self._preempt_later(now)
             return
         self._preempting[job] = tuple(name for name, _ in chosen)
@@ -647,40 +608,13 @@ class Slurmctld:
         """Schedule a pass for the moment from which the next job may be preempted."""
         if not self.auto or self._exempt is not None:
             return
-        exempt_ends = [
-            row.start + self.settings.exempt_s
-            for row in self.queue.values()
-            if row.state == "RUNNING" and row.start is not None and self._preemptable(row, math.inf)
-            if row.start + self.settings.exempt_s > now
-        ]
-        if exempt_ends:
-            self._exempt = self.clock.at(min(exempt_ends), self._no_longer_exempt)
+        exempt_end = self._preemption.next_at(now)
+        if exempt_end is not None:
+            self._exempt = self.clock.at(exempt_end, self._no_longer_exempt)
 
     def _no_longer_exempt(self) -> None:
         self._exempt = None
         self._due()
-
-    def _preemptable(self, row: JobRow, tier: float) -> bool:
-        """Return whether jobs of a tier may preempt a job once its exempt time is over."""
-        partition = self.partitions.get(row.partition)
-        return partition is not None and partition.preempted and partition.tier < tier
-
-    def _victims(self, machine: NodeRecord, shape: Shape, tier: int, now: float) -> list[int] | None:
-        lacking = {kind: lack for kind, count in shape.need if (lack := max(1, count) - machine.free(kind)) > 0}
-        rows = [self.queue[job] for job in machine.holdings]
-        lower = [
-            row for row in rows if self._preemptable(row, tier) and (row.start or 0.0) + self.settings.exempt_s <= now
-        ]
-        victims = []
-        for row in sorted(lower, key=lambda row: (-(row.start or 0.0), -row.job_id)):
-            if all(lack <= 0 for lack in lacking.values()):
-                break
-            taken = machine.holdings[row.job_id].taken
-            if any(lack > 0 and taken.get(kind) for kind, lack in lacking.items()):
-                victims.append(row.job_id)
-                for kind in lacking:
-                    lacking[kind] -= taken.get(kind, 0)
-        return victims if all(lack <= 0 for lack in lacking.values()) else None
 
     # -- jobs end --------------------------------------------------------------------------------------------------
 

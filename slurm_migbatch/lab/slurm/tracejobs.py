@@ -143,7 +143,7 @@ def course_of(job: SimulatedJob, speeds: Speeds, geometry: Geometry) -> Course:
 
 @dataclass(frozen=True)
 class Hindrances:
-    """Slowdowns of jobs by others on the same GPU (a `nodes.Neighbourhood`), computed as in `sim.engine`.
+    """Slowdowns of jobs by others on the same GPU (a `processes.Neighbourhood`), computed as in `sim.engine`.
 
     Attributes:
         speeds: gives the slowdowns of jobs that share a slice.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_migbatch.config.schema import between, key, one_of, profiles
+from slurm_migbatch.config.keys import between, key, one_of, profiles
 from slurm_migbatch.lab.sim.cluster import PlaceError, SimulatedCluster
 from slurm_migbatch.lab.sim.policies.ffs import SjfFfs
 from slurm_migbatch.lab.sim.policies.halves import Halves

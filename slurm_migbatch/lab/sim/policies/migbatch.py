@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from slurm_migbatch.config import Config, ConfigError, Problem, load
-from slurm_migbatch.config.schema import between, key, one_of
+from slurm_migbatch.config.keys import between, key, one_of
 from slurm_migbatch.daemon.facts import chooser_of, known_models
 from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.cluster import PlaceError
@@ -134,7 +134,7 @@ class _Play:
             for job, course in zip(self.jobs, courses, strict=True)
         ]
         self.simulation = SlurmSimulation(self._site(), workload)
-        self.simulation.nodes.neighbourhood = self._hindrances()
+        self.simulation.processes.neighbourhood = self._hindrances()
         self.service = ServiceController(self.simulation, config, chooser=_chooser(config, setup.measured, params))
         self.events: list[Mapping[str, Any]] = []
         self.rounds = 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from slurm_migbatch.config.schema import between, key
+from slurm_migbatch.config.keys import between, key
 from slurm_migbatch.lab.papers.pollux import DELAY_S, PERIOD_S, PolluxJob, divide, place
 from slurm_migbatch.lab.sim.cluster import Part, SimulatedCluster, bit_indexes
 from slurm_migbatch.lab.sim.engine import Simulation

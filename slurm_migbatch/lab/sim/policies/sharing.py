@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slurm_migbatch.config.schema import between, key
+from slurm_migbatch.config.keys import between, key
 from slurm_migbatch.decide.lending.lookahead import (
     PAIR,
     RULES,

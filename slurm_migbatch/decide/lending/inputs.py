@@ -1,0 +1,135 @@
+"""Define the parts of a snapshot that a lending round uses, and take them from Slurm's rows and nodes' reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Final
+
+from slurm_migbatch.decide.capacity.demand import DemandBook
+from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
+from slurm_migbatch.decide.capacity.model import ClusterPlan, Demand
+from slurm_migbatch.decide.capacity.queue import JobQueue
+from slurm_migbatch.decide.lending.ledger import JobView, Place
+from slurm_migbatch.decide.snapshot import Run
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.workload.loans import loan_hints
+
+_NOBODY: Final = (0, 0)
+
+
+class PoolBook:
+    """Demands of jobs as if they were pending for any slice; those of unchanged jobs are kept from round to round."""
+
+    def __init__(self) -> None:
+        self._queue, self._demands = JobQueue(), DemandBook()
+
+    def of(self, rows: Sequence[JobRow], inputs: LendingInputs) -> list[Demand]:
+        """Return the demands; an unchanged row is the same object as before."""
+        self._queue.update(rows)
+        return self._demands.of(self._queue, inputs.nodes, inputs.facts.keys(), inputs.now)
+
+
+@dataclass
+class PoolBooks:
+    """The demands of pending jobs, and those of running ones that could grow."""
+
+    pending: PoolBook = field(default_factory=PoolBook)
+    growing: PoolBook = field(default_factory=PoolBook)
+
+
+@dataclass(frozen=True)
+class LendingInputs:
+    """The parts of a snapshot that a lending round uses.
+
+    Attributes:
+        plan: supply's plan of this round; None if there is none (then nothing is lent).
+        wanted: the demands that the plan was made for.
+        training_only: partitions that run only elastic training.
+        books: caches of earlier snapshots.
+    """
+
+    now: float
+    rows: Sequence[JobRow]
+    nodes: Sequence[NodeRow]
+    facts: Mapping[str, NodeFacts]
+    plan: ClusterPlan | None
+    wanted: Sequence[Demand]
+    training_only: frozenset[str] = frozenset()
+    books: PoolBooks = field(default_factory=PoolBooks)
+
+
+@dataclass(frozen=True)
+class RunCosts:
+    """Estimates of one run.
+
+    Attributes:
+        restart_s: cost of a restart in seconds. `unsaved_s`: work that it would lose, in seconds.
+    """
+
+    restart_s: float = 30.0
+    unsaved_s: float = 0.0
+    reported: bool = False
+
+
+@dataclass(frozen=True)
+class LendingKnowledge:
+    """Estimates of training jobs.
+
+    Attributes:
+        speeds: of each profile that a job may have, its speed relative to the whole GPU; 0 if it does not fit.
+        costs: of a job's current run.
+        left_s: remaining seconds on the whole GPU; infinite if unknown.
+        needs_s: the same, as the job itself states it; None: it does not.
+    """
+
+    speeds: Callable[[JobView], Mapping[Profile, float]]
+    costs: Callable[[JobView], RunCosts] = lambda job_view: RunCosts()
+    left_s: Callable[[JobView], float] = lambda job_view: inf
+    needs_s: Callable[[JobView], float | None] = lambda job_view: None
+
+
+def job_views_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, JobView]:
+    """Return every elastic training job, in Slurm's order."""
+    job_views = {}
+    for row in rows:
+        hints = loan_hints(row.comment, row.partition, row.gres, partitions)
+        if hints is not None:
+            job_views[row.job_id] = JobView(row, hints)
+    return job_views
+
+
+def without_false_runs(facts: Mapping[str, NodeFacts], job_views: Mapping[int, JobView]) -> Mapping[str, NodeFacts]:
+    """Return the nodes' reports without the runs of training jobs that Slurm has on other nodes.
+
+    Their slices count as nobody's. root on a node can report any run; its job would be stopped for a slice that it does
+    not hold.
+    """
+    rows = [job_view.row for job_view in job_views.values() if job_view.row.nodes]
+    nodes_of_run = {(row.job_id, row.restarts): row.nodes for row in rows}
+
+    def is_false(name: str, run: Run) -> bool:
+        return name not in nodes_of_run.get(run, (name,))
+
+    def without(name: str, gpu: GpuFacts) -> GpuFacts:
+        leases = tuple([(slot, _NOBODY if is_false(name, run) else run) for slot, run in gpu.leases])
+        return replace(gpu, leases=leases, guests=tuple([pair for pair in gpu.guests if not is_false(name, pair[1])]))
+
+    corrected = {
+        name: replace(node, gpus=tuple([without(name, gpu) for gpu in node.gpus]))
+        for name, node in facts.items()
+        if any(is_false(name, run) for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests))
+    }
+    return {**facts, **corrected} if corrected else facts
+
+
+def places_of(facts: Mapping[str, NodeFacts]) -> dict[Run, Place]:
+    """Return where each run has its slice."""
+    return {
+        run: (name, gpu.uuid, slot)
+        for name, node in facts.items()
+        for gpu in node.gpus
+        for slot, run in (*gpu.leases, *gpu.guests)
+    }
