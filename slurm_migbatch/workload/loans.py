@@ -13,7 +13,7 @@ then still needs one free unit of that type on the node. There
 - every node always offers one `loan`, and a job that waits requests two;
 - a job keeps the first profile that it was released for. A count of 0 in its GRES, which Slurm ignores and users
   cannot write, records this (`mig:loan:2,mig:2g.20gb:0`);
-- a requeued job must not start on some nodes (`decide.lending.view.pools_of`). Other counts of 0 name them, and mark
+- a requeued job must not start on some nodes (`decide.lending.pools.pools_of`). Other counts of 0 name them, and mark
   its ExcNodeList as not set by its user (`mig:2g.20gb:1,mig:not-n1:0`): squeue does not show that.
 """
 
