@@ -84,34 +84,55 @@ def site_source(catalog: SiteCatalog, *, records: Mapping[str, Any] | None = Non
 
 def compile_table(catalog: SiteCatalog, chooser: Chooser, *, models: Iterable[str] | None = None) -> str:
     """Return the table's text, all ASCII. `models`: canonical names of the models in it; None: all known ones."""
-    grids = chooser.grids
-    names = sorted(grids if models is None else set(models) & set(grids))
-    kinds = list(catalog.kinds.values())
-    times, needs = [_Pool() for _ in kinds], [_Pool() for _ in kinds]
-    cells: dict[str, list[tuple[Array, Array]]] = {
-        model: [
-            _pooled(*_figures(chooser, model, role, kind), grids[model], times[number], needs[number])
-            for number, kind in enumerate(kinds)
-            for role in ROLES
-        ]
-        for model in names
-    }
-    digits = [max((pool.digits for pool in pools), default=1) for pools in (times, needs)]
-    records = _Records()
-    fields: dict[str, Any] = {
-        "digits": digits,
-        "order": {kind.name: number for number, kind in enumerate(kinds)},
-        "times": {kind.name: records.add(pool.text) for kind, pool in zip(kinds, times, strict=True)},
-        "needs": {kind.name: records.add(pool.text) for kind, pool in zip(kinds, needs, strict=True)},
-        "models": {},
-        "aliases": {alias: new for alias, new in sorted(chooser.aliases.items()) if new in cells},
-    }
-    for model, sheets in cells.items():
-        fields["models"][model] = records.add(_grid_line(grids[model]))
-        for pair in sheets:
-            records.add(np.hstack([_text(ids, width) for ids, width in zip(pair, digits, strict=True)]).tobytes())
-    header = f"return {site_source(catalog, records=fields)}\n"
-    return f"migbatch table {TABLE_VERSION} {len(header)}\n{header}{b''.join(records.parts).decode('ascii')}\n"
+    return TableCompiler(chooser, models).text(catalog)
+
+
+class TableCompiler:
+    """Compile tables of one predictor. The records, which take long, are kept while the GPU kinds stay the same."""
+
+    def __init__(self, chooser: Chooser, models: Iterable[str] | None = None) -> None:
+        """`models`: canonical names of the models in the table; None: all known ones."""
+        self._chooser = chooser
+        self._models = sorted(chooser.grids if models is None else set(models) & set(chooser.grids))
+        self._compiled: tuple[list[GpuKind], dict[str, Any], bytes] | None = None
+
+    def text(self, catalog: SiteCatalog) -> str:
+        """Return the table of a catalog, all ASCII."""
+        kinds = list(catalog.kinds.values())
+        if self._compiled is None or self._compiled[0] != kinds:
+            self._compiled = (kinds, *self._records(kinds))
+        _, fields, records = self._compiled
+        header = f"return {site_source(catalog, records=fields)}\n"
+        return f"migbatch table {TABLE_VERSION} {len(header)}\n{header}{records.decode('ascii')}\n"
+
+    def _records(self, kinds: Sequence[GpuKind]) -> tuple[dict[str, Any], bytes]:
+        """Return the fields that locate the records, and the records."""
+        chooser = self._chooser
+        grids = chooser.grids
+        times, needs = [_Pool() for _ in kinds], [_Pool() for _ in kinds]
+        cells: dict[str, list[tuple[Array, Array]]] = {
+            model: [
+                _pooled(*_figures(chooser, model, role, kind), grids[model], times[number], needs[number])
+                for number, kind in enumerate(kinds)
+                for role in ROLES
+            ]
+            for model in self._models
+        }
+        digits = [max((pool.digits for pool in pools), default=1) for pools in (times, needs)]
+        records = _Records()
+        fields: dict[str, Any] = {
+            "digits": digits,
+            "order": {kind.name: number for number, kind in enumerate(kinds)},
+            "times": {kind.name: records.add(pool.text) for kind, pool in zip(kinds, times, strict=True)},
+            "needs": {kind.name: records.add(pool.text) for kind, pool in zip(kinds, needs, strict=True)},
+            "models": {},
+            "aliases": {alias: new for alias, new in sorted(chooser.aliases.items()) if new in cells},
+        }
+        for model, sheets in cells.items():
+            fields["models"][model] = records.add(_grid_line(grids[model]))
+            for pair in sheets:
+                records.add(np.hstack([_text(ids, width) for ids, width in zip(pair, digits, strict=True)]).tobytes())
+        return fields, b"".join(records.parts)
 
 
 def write_table(path: Path, source: str) -> None:
