@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from slurm_migbatch.slurm.fields import fields_of
+
 from . import process_group, users
 from .daemons import GRACE_S, Daemon, Daemons
 from .errors import TestbedError
@@ -215,7 +217,7 @@ class RunningCluster:
     def job_state(self, job: int) -> str:
         """Return the state as slurmctld knows it (PENDING, RUNNING, COMPLETED, ...)."""
         text = self.run(["scontrol", "show", "job", str(job), "-o"]).stdout
-        return next(field.partition("=")[2] for field in text.split() if field.startswith("JobState="))
+        return fields_of(text)["JobState"]
 
     def states(self) -> dict[str, str]:
         """Return the state of every job and array task that slurmctld keeps, by id as squeue prints it."""
