@@ -34,7 +34,6 @@ from .spec import Hooks
 PYTHON = "/usr/bin/python3"
 #: as in `submit.shim`, which is slow to import
 _JOB_SUBMIT, _CLI_FILTER = "job_submit.lua", "cli_filter.lua"
-_PARTS = ("__init__.py", "node", "mig")
 _INSTALL = """
 import sys
 from pathlib import Path

@@ -196,7 +196,7 @@ class RunningCluster:
             raise TestbedError(f"{shlex.join(argv)}: exit {done.returncode}: {output}")
         return done
 
-    def run_here(self, argv: Sequence[str], timeout: float = 300.0) -> str:
+    def run_here(self, argv: Sequence[str]) -> str:
         """Run a command of this machine (not of --slurm-root) as root in the test bed's environment; return its output.
 
         Raises:
@@ -204,7 +204,7 @@ class RunningCluster:
         """
         line = self.daemons.group.enter(argv)
         env = self.client_env(inside=False)
-        done = subprocess.run(line, check=False, env=env, cwd="/", capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(line, check=False, env=env, cwd="/", capture_output=True, text=True, timeout=300.0)
         if done.returncode != 0:
             raise TestbedError(f"{shlex.join(argv)}: exit {done.returncode}: {done.stderr.strip()}")
         return done.stdout
