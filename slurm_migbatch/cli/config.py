@@ -13,7 +13,7 @@ from slurm_migbatch.cli.common import HELP, config_option
 from slurm_migbatch.cli.ending import Failure
 from slurm_migbatch.config import Config
 from slurm_migbatch.config import render as render_config
-from slurm_migbatch.install.files import write
+from slurm_migbatch.values import atomicfile
 
 _MONITORING: Final = {"prometheus": monitoring.RULES, "grafana": monitoring.DASHBOARD}
 
@@ -59,7 +59,7 @@ def _save(path: Path, text: str, *, force: bool) -> None:
     except FileNotFoundError:
         if path.is_symlink():
             raise Failure(f"{path} is a link to a file that does not exist: choose another name") from None
-        write(str(path), text, 0o644, None)
+        atomicfile.write(path, text.encode(), 0o644)
         return
     if not stat.S_ISREG(present.st_mode):  # /dev/stdout, a pipe
         path.write_text(text, encoding="utf-8")
@@ -67,4 +67,4 @@ def _save(path: Path, text: str, *, force: bool) -> None:
         if not force:
             raise Failure(f"{path} already exists and is not overwritten: choose another name, or add --force")
         owner = (present.st_uid, present.st_gid)
-        write(str(path.resolve()), text, stat.S_IMODE(present.st_mode), owner)
+        atomicfile.write(path.resolve(), text.encode(), stat.S_IMODE(present.st_mode), owner)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -34,6 +33,7 @@ from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.slurm.users import uid_of
 from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.table import compile_table, write_table
+from slurm_migbatch.values import atomicfile
 from slurm_migbatch.workload.catalog import CatalogError, Partition, SiteCatalog, load
 from slurm_migbatch.workload.hints import SERVE, Hints
 from slurm_migbatch.workload.loans import LoanHints
@@ -254,7 +254,9 @@ class SiteFacts(SitePredictions):
         try:
             for path in (self._config.submit.catalog, self._config.submit.table):
                 Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            _replace(Path(self._config.submit.catalog), json.dumps(catalog.to_dict()))
+            file, text = Path(self._config.submit.catalog), json.dumps(catalog.to_dict())
+            if not _holds(file, text):
+                atomicfile.write(file, text.encode(), 0o644)
             table, text = Path(self._config.submit.table), compile_table(catalog, chooser)
             if not _holds(table, text):
                 write_table(table, text)
@@ -274,16 +276,3 @@ def _holds(path: Path, text: str) -> bool:
         return path.read_text(encoding="utf-8") == text
     except (OSError, UnicodeDecodeError):
         return False
-
-
-def _replace(path: Path, text: str) -> None:
-    if _holds(path, text):
-        return
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

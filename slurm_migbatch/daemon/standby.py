@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -21,8 +20,6 @@ from slurm_migbatch.daemon.listening import Listening
 from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
 from slurm_migbatch.daemon.tasks import cancel, keep
 from slurm_migbatch.daemon.term import ActiveRole
-
-log = logging.getLogger(__name__)
 
 
 class Standby:

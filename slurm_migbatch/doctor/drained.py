@@ -17,13 +17,6 @@ def by_hook(reason: str) -> bool:
     return _BY_HOOK.match(reason) is not None
 
 
-def read(shown: str) -> tuple[str, str]:
-    """Return State= and Reason= of one node in the output of `scontrol -o show node`."""
-    state = re.search(r"(?:\A|\s)State=(\S+)", shown)
-    reason = re.search(r"\sReason=(.*?)(?: \[[^\]]*@[^\]]*\])?\s*(?:\n|\Z|\s\w+=)", shown)
-    return state[1] if state else "", reason[1].strip() if reason else ""
-
-
 def check_drained(node: str, state: str, reason: str, failure: str) -> Iterator[Finding]:
     """Check that Slurm starts jobs on a node, by its state there (`IDLE+DRAIN`). `failure`: message of the last hook
     that failed there, or empty.

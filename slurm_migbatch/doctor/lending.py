@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.node.findings import FAIL, OK, WARN, Finding
 from slurm_migbatch.site import FORGETS, PREEMPT_EXEMPT, WAITING
 from slurm_migbatch.slurm.client import NodeRow
+from slurm_migbatch.slurm.fields import fields_of
 from slurm_migbatch.slurm.nodelist import expand
 from slurm_migbatch.workload.loans import LOAN
 
 _PREEMPTING = frozenset({"preempt/partition_prio", "preempt/qos"})
 _AT_ONCE = frozenset({"", "0", "00:00:00", "INFINITE", "NONE"})
-_WORD = re.compile(r"(\w+)=(\S*)")
 
 
 def parse_partitions(text: str) -> dict[str, dict[str, str]]:
     """Parse `scontrol -o show partition`: the words of each partition, by its name."""
-    partitions = {}
-    for line in text.splitlines():
-        words = dict(_WORD.findall(line))
-        if "PartitionName" in words:
-            partitions[words["PartitionName"]] = words
-    return partitions
+    partitions = map(fields_of, text.splitlines())
+    return {words["PartitionName"]: words for words in partitions if "PartitionName" in words}
 
 
 def check_lending(

@@ -24,6 +24,7 @@ from slurm_migbatch.node.findings import FAIL, OK, UNKNOWN, Finding
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.scontrol import ScontrolError, query
 from slurm_migbatch.node.status import agent_answers
+from slurm_migbatch.slurm.fields import fields_of, reason_of
 
 _JOURNAL_MIB: Final = 2 * RESERVE >> 20
 _RUN_MIB: Final = 1
@@ -161,8 +162,8 @@ def _drained(config: NodeConfig) -> Iterator[Finding]:
     except ScontrolError as error:
         yield Finding(UNKNOWN, drained.SUBJECT, str(error), "check ScontrolPath= and SlurmConf= in node.conf")
         return
-    state, reason = drained.read(text)
-    yield from drained.check_drained(config.node, state, reason, message)
+    state = fields_of(text).get("State", "")
+    yield from drained.check_drained(config.node, state, reason_of(text), message)
 
 
 def check_job_maps(config: NodeConfig) -> Iterator[Finding]:

@@ -26,15 +26,14 @@ def check_answers(url: str, advice: str, stranger: str) -> Iterator[Finding]:
     try:
         connection.request("GET", PATH)
         response = connection.getresponse()
-        status, body, allowed = response.status, response.read(_MOST), response.getheader("Allow", "")
+        status, body = response.status, response.read(_MOST)
     except (OSError, http.client.HTTPException) as error:
         text = f"no answer from {address}: {getattr(error, 'strerror', None) or error}"
         yield Finding(FAIL, "query service", text, advice)
         return
     finally:
         connection.close()
-    older_release = status == http.HTTPStatus.METHOD_NOT_ALLOWED and allowed == "POST"  # a release that does not greet
-    if older_release or (status == http.HTTPStatus.OK and body == GREETING):
+    if status == http.HTTPStatus.OK and body == GREETING:
         yield Finding(OK, "query service", address)
     elif status == http.HTTPStatus.SERVICE_UNAVAILABLE and body.startswith(STANDBY):
         yield Finding(OK, "query service", f"{address}: that migbatchd is on standby")

@@ -10,16 +10,15 @@ import difflib
 import hashlib
 import json
 import os
-import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Literal
 
 from slurm_migbatch.install.undo import added_words, undo, undone
 from slurm_migbatch.slurm.users import uid_of
+from slurm_migbatch.values import atomicfile
 
 Kind = Literal["own", "once", "site", "directory"]
 _RECORD: Final = "record.json"
@@ -199,44 +198,7 @@ class InstallRecord:
         with self._opened() as folder:
             if folder is None:
                 raise InstallConflict(f"{self.directory} has just been removed: run this again")
-            write(name, text, 0o600, None, folder)
-
-
-def write(
-    path: str,
-    text: str,
-    mode: int,
-    owner: tuple[int, int] | None,
-    folder: int | None = None,
-    attributes: Mapping[str, bytes] = MappingProxyType({}),
-) -> None:
-    """Write a file atomically; a link is replaced, not followed.
-
-    Args:
-        path: absolute, or a name in the open directory `folder`.
-        owner: None: this process's user.
-        attributes: extended attributes; those that the file system does not support are skipped.
-    """
-    # a unique name, because hosts that share a directory may write the same file at the same time
-    temporary = str(Path(path).with_name(f".{Path(path).name}.migbatch-{secrets.token_hex(8)}"))
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(temporary, flags, 0o600, dir_fd=folder)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(text.encode("utf-8", "surrogateescape"))
-            out.flush()
-            if owner is not None:
-                os.fchown(out.fileno(), *owner)
-            os.fchmod(out.fileno(), mode)
-            for name, value in attributes.items():
-                with suppress(OSError):
-                    os.setxattr(out.fileno(), name, value)
-            os.fsync(out.fileno())
-        os.replace(temporary, path, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary, dir_fd=folder)
-        raise
+            atomicfile.write(name, _encoded(text), 0o600, folder=folder)
 
 
 # --- differences
@@ -407,10 +369,14 @@ def _write(change: FileChange) -> None:
         raise InstallConflict(f"{change.path} has changed since it was read: run this again")
     if change.kind == "site" and change.before is not None:
         status = place.stat()
-        owner = (status.st_uid, status.st_gid)
-        write(str(place), change.after, status.st_mode & 0o7777, owner, attributes=_attributes(place))
+        mode, owner, attributes = status.st_mode & 0o7777, (status.st_uid, status.st_gid), _attributes(place)
     else:
-        write(str(place), change.after, change.mode, (_uid(change.owner), 0))
+        mode, owner, attributes = change.mode, (_uid(change.owner), 0), {}
+    atomicfile.write(place, _encoded(change.after), mode, owner, attributes=attributes)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _attributes(place: Path) -> dict[str, bytes]:

@@ -26,10 +26,10 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from slurm_migbatch.node import effects
+from slurm_migbatch.node.paths import fresh
 
 _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 _NOBODY = 0xFFFFFFFF
@@ -82,10 +82,7 @@ def write(directory: int, handoff: Handoff) -> None:
     name = f"{handoff.job}.{handoff.restart}"
     temporary = f".{name}"
     effects.point("handoff write")
-    with suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=directory)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(temporary, flags, 0o600, dir_fd=directory)
+    handle = fresh(directory, temporary)
     with os.fdopen(handle, "wb") as file:
         file.write(handoff.text().encode("utf-8", "backslashreplace"))
         file.flush()

@@ -213,11 +213,7 @@ def _write(directory: int, name: str, text: bytes) -> None:
     """Write the file atomically."""
     temporary = f".{name}~"
     effects.point("job map write")
-    with suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=directory)
-    handle = os.open(
-        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=directory
-    )
+    handle = paths.fresh(directory, temporary, 0o644)
     try:
         os.write(handle, text)
         os.fchmod(handle, 0o644)

@@ -56,6 +56,13 @@ def public(path: str) -> int:
     return _directory(path, 0o755)
 
 
+def fresh(directory: int, name: str, mode: int = 0o600) -> int:
+    """Create a file to write, in place of one that a killed process left; the umask applies. Raises OSError."""
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=directory)
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=directory)
+
+
 def _checked(path: str) -> str:
     os.close(_directory(path, 0o700))
     return path

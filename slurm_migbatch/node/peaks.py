@@ -15,10 +15,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from typing import NamedTuple
 
 from slurm_migbatch.mig.driver import Activity
+from slurm_migbatch.node.paths import fresh
 
 NAME = "peaks"
 MAX_BYTES = 1 << 20
@@ -100,10 +100,7 @@ def store(run_dir: int, peaks: Mapping[RunId, Peak], running: Collection[RunId])
         if (j, r) in running
     }
     temporary = f".{NAME}"
-    with suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=run_dir)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(temporary, flags, 0o600, dir_fd=run_dir)
+    handle = fresh(run_dir, temporary)
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
             json.dump({"version": 1, "runs": rows}, file, separators=(",", ":"))

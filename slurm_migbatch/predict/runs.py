@@ -97,14 +97,13 @@ class Observation:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A user's ignored figures of one model: how many, and by which factor they differ from what (`why`)."""
+    """A user's ignored figures of one model: how many, and by which factor they differ from the expected ones."""
 
     key: Key
     user: str
     figure: str
     count: int
     factor: float
-    why: str
 
 
 @dataclass(frozen=True)
@@ -287,7 +286,7 @@ def _implausible(
         bad |= {id(observation) for observation in own if abs(distance(observation, physical)) > math.log(ABSURD)}
         if absurd:
             factor = math.exp(min(abs(median(absurd)), 50.0))
-            left_out.append(LeftOut(key, user, figure, len(absurd), factor, "physics"))
+            left_out.append(LeftOut(key, user, figure, len(absurd), factor))
     users = _by_user([observation for observation in observations if id(observation) not in bad])
     medians = {user: median(distance(observation, present) for observation in own) for user, own in users.items()}
     if len(users) < 2:
@@ -301,7 +300,7 @@ def _implausible(
         if abs(medians[user] - agreed) > math.log(APART):
             bad |= {id(observation) for observation in own}
             factor = math.exp(min(abs(medians[user] - agreed), 50.0))
-            left_out.append(LeftOut(key, user, figure, len(own), factor, "others"))
+            left_out.append(LeftOut(key, user, figure, len(own), factor))
     return bad
 
 

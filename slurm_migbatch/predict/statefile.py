@@ -17,7 +17,6 @@ import gzip
 import json
 import os
 import re
-import secrets
 import stat
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -29,6 +28,7 @@ import numpy as np
 
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.state import Learned, StateError
+from slurm_migbatch.values import atomicfile
 
 FORMAT: Final = 1
 INDEX: Final = "index.json"
@@ -221,7 +221,8 @@ class ModelDirectory:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             lock = os.open(_LOCK, flags, 0o600, dir_fd=folder)  # any user who could open it could hold the lock forever
             try:
-                _hand_over(lock, folder)
+                if (owner := _owner(folder)) is not None:
+                    os.fchown(lock, *owner)
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 for name in os.listdir(folder):  # noqa: PTH208 of an open directory
                     if name.startswith(".") and name != _LOCK:  # left by a writer that was killed
@@ -337,28 +338,15 @@ def _versions(folder: int) -> list[int]:
 
 
 def _write(folder: int, name: str, content: bytes) -> None:
-    temporary = f".{name}.{secrets.token_hex(4)}"
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    try:
-        with os.fdopen(file, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fchmod(file, 0o644)  # every user may run `migbatch explain`
-            _hand_over(file, folder)
-            os.fsync(file)
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=folder)
-        raise
+    """Write a file that every user may read: every user may run `migbatch explain`."""
+    atomicfile.write(name, content, 0o644, _owner(folder), folder=folder)
     os.fsync(folder)
 
 
-def _hand_over(file: int, folder: int) -> None:
-    """Change the file's owner to migbatchd's user if root writes it."""
+def _owner(folder: int) -> tuple[int, int] | None:
+    """Return migbatchd's user, who owns the directory, if root writes for it."""
     owner = os.fstat(folder)
-    if os.geteuid() == 0 and owner.st_uid != 0:
-        os.fchown(file, owner.st_uid, owner.st_gid)
+    return (owner.st_uid, owner.st_gid) if os.geteuid() == 0 and owner.st_uid != 0 else None
 
 
 def _packed(saved: Saved) -> bytes:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from slurm_migbatch.profiling.measurement import (
     Measurement,
 )  # fmt: skip
 from slurm_migbatch.profiling.sources import LABORATORIES, Reading
+from slurm_migbatch.values import atomicfile
 from slurm_migbatch.workload.refusal import show
 
 _FOUND: Final = tuple(name for name in COLUMNS if name not in (*IDENTITY, *SERVED_IDENTITY, *TRAINED_IDENTITY))
@@ -177,21 +177,11 @@ def write(rows: Iterable[Measurement], file: TextIO) -> None:
 
 def save(path: Path, rows: Iterable[Measurement]) -> None:
     """Write the rows as a file that is always either the old or the new one; compressed if its name ends in .gz."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with temporary.open("wb") as raw:
-            # without name and time in it, the same points make the same file
-            packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.name.lower().endswith(".gz") else None
-            text = io.TextIOWrapper(packed or raw, "utf-8", newline="")
-            write(rows, text)
-            text.detach()
-            if packed is not None:
-                packed.close()
-            raw.flush()
-            os.fsync(raw.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    text = io.StringIO(newline="")
+    write(rows, text)
+    content = text.getvalue().encode()
+    # without a time in it, the same points make the same file
+    atomicfile.write(path, gzip.compress(content, mtime=0) if path.name.lower().endswith(".gz") else content)
 
 
 def _cell(value: object) -> str:

@@ -22,6 +22,7 @@ from sys import intern
 
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError, row_of
+from slurm_migbatch.slurm.fields import fields_of, reason_of
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.states import checked_reason, checked_state
@@ -63,12 +64,6 @@ SQUEUE_FIELDS = (
 
 _NOTHING = frozenset({"", "(null)", "N/A", "NONE", "n/a"})
 _NODE_START = re.compile(r"^NodeName=", re.MULTILINE)
-_NODE_KEY = re.compile(
-    r"(?:^|(?<= ))(NodeName|Gres|GresUsed|State|Partitions|ActiveFeatures|CPUAlloc|CPUTot|Reason)="
-    r"((?<=Reason=).*|\S*)",
-    re.DOTALL,
-)
-_WHO_WHEN = re.compile(r"\s*\[[^\[\]]*@[^\[\]]*\]\s*\Z")
 _THROTTLE = re.compile(r"%(\d+)\Z")
 #: afterok:12(unfulfilled), after:12+5, afterany:12_*:13_4, with , or ? between several
 _WAITED_FOR = re.compile(r"(?<=:)([0-9]{1,10})(?![0-9])")
@@ -287,9 +282,7 @@ def parse_nodes(output: str, unread: Callable[[str, str], object] = lambda name,
 
 
 def _node(text: str) -> NodeRow:
-    values: dict[str, str] = {}
-    for match in _NODE_KEY.finditer(text):
-        values.setdefault(match[1], match[2])
+    values = fields_of(text)
     name = values.get("NodeName", "")
     state = values.get("State", "")
     if not name or not state or "Gres" not in values or ("GresUsed" not in values and _text(values["Gres"])):
@@ -309,7 +302,7 @@ def _node(text: str) -> NodeRow:
         used=used,
         other_gres=",".join(str(g) for g in configured if g.name != "mig"),
         partitions=tuple(p for p in (_text(values.get("Partitions", "")) or "").split(",") if p),
-        reason=_WHO_WHEN.sub("", values.get("Reason", "")).strip(),
+        reason=reason_of(text),
         features=frozenset(f for f in (_text(values.get("ActiveFeatures", "")) or "").split(",") if f),
         cpus=cpus,
         cpus_used=cpus_used,

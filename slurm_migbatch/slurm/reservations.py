@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.fields import fields_of
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 
 RESERVED: Final = "RESERVED"
@@ -18,7 +19,6 @@ RESERVED: Final = "RESERVED"
 COMMAND: Final = ("scontrol", "--oneliner", "show", "reservation")
 #: flag of a reservation that accepts jobs which do not request it
 _MAGNETIC: Final = "MAGNETIC"
-_KEY: Final = re.compile(r"(?:^|(?<= ))(ReservationName|Nodes|Flags|State|TRES)=(\S*)")
 _CPUS: Final = re.compile(r"(?:^|,)cpu=(\d{1,9})(?:,|$)")
 
 
@@ -39,7 +39,7 @@ def parse(output: str, unread: Callable[[str, str], object]) -> list[NodeReserva
     """
     parsed = []
     for line in output.splitlines():
-        values = dict(_KEY.findall(line))
+        values = fields_of(line)
         name = values.get("ReservationName")
         if not name or values.get("State") != "ACTIVE":
             continue

@@ -14,6 +14,7 @@ from slurm_migbatch.install import slurmedit
 from slurm_migbatch.install.reported import describe
 from slurm_migbatch.install.slurmconf import apply, load
 from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.values import atomicfile
 
 from . import restd
 from .errors import TestbedError
@@ -54,9 +55,7 @@ def write(
     texts = installed(spec, geometry, version, etc, site.render("testbed.conf.j2", bed=values))
     texts[str(etc / "cgroup.conf")] = site.render("cgroup.conf.j2", version=version)
     for path, text in texts.items():
-        fresh = Path(f"{path}.new")
-        fresh.write_text(text)
-        fresh.replace(path)
+        atomicfile.write(path, text.encode())
     for name, source in (("job_submit.lua", spec.job_submit), ("cli_filter.lua", spec.cli_filter)):
         if source and Path(source) != etc / name:
             shutil.copyfile(source, etc / name)

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from slurm_migbatch.values import atomicfile
+
 from .errors import TestbedError
 from .proc import ProcessId
 from .process_group import ProcessGroup
@@ -67,10 +69,7 @@ class Daemons:
         except TestbedError:
             raise TestbedError(f"{name} ended at once: {self.tail(name)}") from None
         daemon = Daemon(name, tuple(argv), dict(env), identity.pid, identity.start)
-        path = self._record(name)
-        new_path = path.with_suffix(".new")
-        new_path.write_text(json.dumps(asdict(daemon)))
-        new_path.replace(path)
+        atomicfile.write(self._record(name), json.dumps(asdict(daemon)).encode())
         return daemon
 
     def get(self, name: str) -> Daemon | None:

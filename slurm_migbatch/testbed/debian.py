@@ -52,7 +52,7 @@ def _sources(etc: Path) -> Iterator[str]:
             yield from fields
 
 
-def make_root(suite: str, target: Path, url: str | None = None, log: Path | None = None) -> None:
+def make_root(suite: str, target: Path, url: str | None) -> None:
     """Install a minimal Debian or Ubuntu `suite` with Slurm into `target` (one to three minutes, 350 MB and more).
 
     The root appears at `target` complete or not at all.
@@ -60,8 +60,7 @@ def make_root(suite: str, target: Path, url: str | None = None, log: Path | None
     Args:
         suite: a suite of Ubuntu if listed in UBUNTU, else of Debian.
         target: the directory to create.
-        url: the archive; by default the one in this machine's apt sources for Debian, debootstrap's for Ubuntu.
-        log: file for the output of debootstrap.
+        url: the archive; None: the one in this machine's apt sources for Debian, debootstrap's for Ubuntu.
 
     Raises:
         TestbedError: `target` exists, or debootstrap is missing or failed.
@@ -79,8 +78,6 @@ def make_root(suite: str, target: Path, url: str | None = None, log: Path | None
     script = _script(suite)
     archive = url or (_default_mirror(script) if suite in UBUNTU else mirror())
     done = subprocess.run([*argv, suite, partial, archive, script], check=False, capture_output=True, text=True)
-    if log:
-        log.write_text(done.stdout + done.stderr)
     if done.returncode != 0:
         ending = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
         shutil.rmtree(partial, ignore_errors=True)

@@ -23,6 +23,7 @@ from typing import Any
 
 from slurm_migbatch.install.scripts import PRIMARY, primary_program, stub
 from slurm_migbatch.node.paths import limited
+from slurm_migbatch.values import atomicfile
 
 from . import restd
 from .conf import catalog_names
@@ -33,7 +34,6 @@ from .spec import Hooks
 PYTHON = "/usr/bin/python3"
 #: as in `submit.shim`, which is slow to import
 _JOB_SUBMIT, _CLI_FILTER = "job_submit.lua", "cli_filter.lua"
-_PARTS = ("__init__.py", "node", "mig")
 _INSTALL = """
 import sys
 from pathlib import Path
@@ -114,9 +114,7 @@ class Product:
 
         config = load(str(self.config))
         for shim in shims or (_JOB_SUBMIT, _CLI_FILTER):
-            new_path = self.etc / f"{shim}.new"
-            new_path.write_text(lua(config, shim))
-            new_path.replace(self.etc / shim)
+            atomicfile.write(self.etc / shim, lua(config, shim).encode())
 
     def start_daemon(self) -> None:
         """Start migbatchd, on both controllers if there are two, and wait until it answers."""

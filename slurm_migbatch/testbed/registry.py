@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from slurm_migbatch.values import atomicfile
+
 from . import process_group, users
 from .errors import TestbedError
 from .proc import ProcessId
@@ -54,11 +56,9 @@ class TestbedRecord:
 
     def save(self) -> None:
         """Write the record atomically."""
-        new_path = self.path.with_suffix(".new")
         fields = asdict(self)
         fields["cage"] = fields.pop("group")  # its name in the file
-        new_path.write_text(json.dumps(fields))
-        new_path.replace(self.path)
+        atomicfile.write(self.path, json.dumps(fields).encode())
 
     def disown(self) -> TestbedRecord:
         """Return the same test bed, now kept until `down`."""

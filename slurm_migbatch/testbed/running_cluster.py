@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from slurm_migbatch.slurm.fields import fields_of
+
 from . import process_group, users
 from .daemons import GRACE_S, Daemon, Daemons
 from .errors import TestbedError
@@ -194,7 +196,7 @@ class RunningCluster:
             raise TestbedError(f"{shlex.join(argv)}: exit {done.returncode}: {output}")
         return done
 
-    def run_here(self, argv: Sequence[str], timeout: float = 300.0) -> str:
+    def run_here(self, argv: Sequence[str]) -> str:
         """Run a command of this machine (not of --slurm-root) as root in the test bed's environment; return its output.
 
         Raises:
@@ -202,7 +204,7 @@ class RunningCluster:
         """
         line = self.daemons.group.enter(argv)
         env = self.client_env(inside=False)
-        done = subprocess.run(line, check=False, env=env, cwd="/", capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(line, check=False, env=env, cwd="/", capture_output=True, text=True, timeout=300.0)
         if done.returncode != 0:
             raise TestbedError(f"{shlex.join(argv)}: exit {done.returncode}: {done.stderr.strip()}")
         return done.stdout
@@ -215,7 +217,7 @@ class RunningCluster:
     def job_state(self, job: int) -> str:
         """Return the state as slurmctld knows it (PENDING, RUNNING, COMPLETED, ...)."""
         text = self.run(["scontrol", "show", "job", str(job), "-o"]).stdout
-        return next(field.partition("=")[2] for field in text.split() if field.startswith("JobState="))
+        return fields_of(text)["JobState"]
 
     def states(self) -> dict[str, str]:
         """Return the state of every job and array task that slurmctld keeps, by id as squeue prints it."""

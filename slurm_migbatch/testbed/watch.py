@@ -6,6 +6,7 @@ import os
 import threading
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
 from slurm_migbatch.node import handoff
 
@@ -24,23 +25,18 @@ class Held:
     size: int
 
 
-class HandoffWatch:
-    """A thread that compares hand-offs with the driver: `with HandoffWatch(cluster) as watch`, then read `problems`.
+_W = TypeVar("_W", bound="Watch")
 
-    It does not use migbatch's own journal: for every run with a hand-off, each of its slices must exist, keep its
-    placement and belong to no other run.
-    """
 
-    def __init__(self, cluster: RunningCluster, every: float = 0.3) -> None:
-        self._cluster = cluster
+class Watch:
+    """A thread that calls `observe` every few seconds, while `with` lasts."""
+
+    def __init__(self, every: float) -> None:
         self._every = every
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch")
-        self.problems: list[str] = []
-        self.rounds = 0
-        self.held: dict[tuple[int, int, str], Held] = {}
+        self._thread = threading.Thread(target=self._run, name=type(self).__name__)
 
-    def __enter__(self) -> HandoffWatch:
+    def __enter__(self: _W) -> _W:
         self._thread.start()
         return self
 
@@ -52,9 +48,32 @@ class HandoffWatch:
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):
-            for node in self._cluster.spec.node_names:
-                self.compare(node)
-            self.rounds += 1
+            self.observe()
+
+    def observe(self) -> None:
+        """Observe once."""
+        raise NotImplementedError
+
+
+class HandoffWatch(Watch):
+    """A thread that compares hand-offs with the driver: `with HandoffWatch(cluster) as watch`, then read `problems`.
+
+    It does not use migbatch's own journal: for every run with a hand-off, each of its slices must exist, keep its
+    placement and belong to no other run.
+    """
+
+    def __init__(self, cluster: RunningCluster, every: float = 0.3) -> None:
+        super().__init__(every)
+        self._cluster = cluster
+        self.problems: list[str] = []
+        self.rounds = 0
+        self.held: dict[tuple[int, int, str], Held] = {}
+
+    def observe(self) -> None:
+        """Compare all nodes."""
+        for node in self._cluster.spec.node_names:
+            self.compare(node)
+        self.rounds += 1
 
     def compare(self, node: str) -> None:
         """Compare one node's hand-offs with its driver."""

@@ -300,18 +300,10 @@ def test_recorded_predictions_are_replayed_and_others_count_as_unknown() -> None
     assert "asked" not in again
 
 
-def test_fields_with_an_earlier_name_are_read() -> None:
+def test_unknown_fields_of_a_dataclass_are_skipped_and_named_tuples_must_be_complete() -> None:
     rules = LendingRules(hysteresis=Hysteresis(first_s=150.0))
-    recorded = Codec().encode(rules, LendingRules)
-    recorded["calm"] = recorded.pop("hysteresis")
-    assert Codec().decode(recorded, LendingRules) == rules
-    assert Codec().decode({"unknown": 1, **recorded}, LendingRules) == rules
-
-
-def test_named_tuples_with_fields_of_an_earlier_version_are_read() -> None:
-    report = SpeedReport("1g.10gb", 100.0, 10.0)
-    assert Codec().decode(["1g.10gb", 100.0, 10.0], SpeedReport) == report
-    assert Codec().decode(["1g.10gb", 100.0, 10.0, 8.0, None], SpeedReport) == report
-    for fields in (["1g.10gb", 100.0], ["1g.10gb", 100.0, 10.0, 8.0], ["1g.10gb", 100.0, 10.0, 8.0, 1, 2]):
+    assert Codec().decode({"unknown": 1, **Codec().encode(rules, LendingRules)}, LendingRules) == rules
+    assert Codec().decode(["1g.10gb", 100.0, 10.0], SpeedReport) == SpeedReport("1g.10gb", 100.0, 10.0)
+    for fields in (["1g.10gb", 100.0], ["1g.10gb", 100.0, 10.0, 8.0]):
         with pytest.raises(CodecError):
             Codec().decode(fields, SpeedReport)

@@ -18,9 +18,9 @@ import pytest
 from slurm_migbatch.cli.common import run
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.daemon.flightrecorder import read_entries, segments
-from slurm_migbatch.decide.core import DecisionMemory, Settings
-from slurm_migbatch.decide.recording.codec import Codec, CodecError
-from slurm_migbatch.decide.recording.memory import REMEMBERED, encode, restore, take
+from slurm_migbatch.decide.core import Settings
+from slurm_migbatch.decide.recording.codec import CodecError
+from slurm_migbatch.decide.recording.memory import REMEMBERED
 from slurm_migbatch.decide.recording.replay import replay
 from slurm_migbatch.mig.profile import Profile
 from tests.support.loan_world import LoanWorld
@@ -79,20 +79,6 @@ def test_replay_of_a_recorded_day_makes_the_same_decisions(day: Path) -> None:
 def test_each_segment_can_be_replayed_alone(day: Path) -> None:
     for path in segments(day):
         assert not any(step.differences for step in replay(read_entries(path)))
-
-
-def test_memory_with_former_names_of_its_parts_is_read(tmp_path: Path) -> None:
-    w = LoanWorld(f"sqlite:///{tmp_path}/r.db", nodes=2)
-    play_day(w, record(w, tmp_path / "decisions"), 60)
-    encoded = encode(take(w.control.memory), Codec())
-    lending = encoded["lending"]
-    former = {"elastic_jobs": "trainees", "slice_sharing": "company"}
-    encoded["lending"] = {former.get(name, name): part for name, part in lending.items()}
-    assert lending["elastic_jobs"]["_geometries"]
-    fresh = DecisionMemory(w.control.settings)
-    restore(json.loads(json.dumps(encoded)), fresh, Codec())
-    assert encode(take(fresh), Codec())["lending"] == lending
-    w.close()
 
 
 def test_replay_with_another_setting_shows_changed_orders(day: Path) -> None:

@@ -23,6 +23,7 @@ from slurm_migbatch.node.caps import helper_is_setuid
 from slurm_migbatch.node.findings import FAIL, LONGEST, MOST, OK, UNKNOWN, WARN, Finding, rows_to_report
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.install import HOOKS, render
+from slurm_migbatch.slurm.fields import fields_of, reason_of
 from slurm_migbatch.testbed.simdriver import build
 from tests.support.hung_mount import hung_mount
 from tests.support.nodes import Node
@@ -421,6 +422,7 @@ def test_full_or_read_only_disk_is_reported(tmp_path: Path, options: str, messag
         ("MIXED", "", OK),
         ("IDLE+DRAIN", "maintenance", WARN),
         ("IDLE+DRAIN", "migbatch: GPU-1 is lost", FAIL),
+        ("IDLE+DRAIN", "migbatch: GPU-1 is lost, Xid=79", FAIL),
         ("DOWN+DRAIN", "Prolog error", FAIL),
         ("IDLE+DRAIN", "Epilog error", FAIL),
     ],
@@ -429,8 +431,9 @@ def test_node_drained_by_a_hook_is_reported_with_the_hook_error(state: str, reas
     shown = f"NodeName=n1 Arch=x86_64 State={state} ThreadsPerCore=1 Partitions=gpu " + (
         f"Reason={reason} [root@2026-11-22T22:10:00]\n" if reason else "\n"
     )
-    assert drained.read(shown) == (state, reason)
-    (found,) = drained.check_drained("n1", *drained.read(shown), "prolog exited with 11: no directory")
+    shown_state, shown_reason = fields_of(shown)["State"], reason_of(shown)
+    assert (shown_state, shown_reason) == (state, reason)
+    (found,) = drained.check_drained("n1", shown_state, shown_reason, "prolog exited with 11: no directory")
     assert found.level == level
     assert ("error of the hook: prolog exited with 11" in found.text) is (level == FAIL)
 

@@ -11,6 +11,7 @@ import pytest
 
 from slurm_migbatch.install import files
 from slurm_migbatch.install.files import InstallRecord, Wanted
+from slurm_migbatch.values import atomicfile
 from tests.support.installing import install, leave
 
 
@@ -132,11 +133,11 @@ def test_two_hosts_that_share_a_directory_write_the_same_file(tmp_path, monkeypa
 
     def meanwhile(handle):
         monkeypatch.setattr(os, "fsync", real)
-        files.write(str(path), "x\n", 0o755, None)
+        atomicfile.write(path, b"x\n", 0o755)
         real(handle)
 
     monkeypatch.setattr(os, "fsync", meanwhile)
-    files.write(str(path), "x\n", 0o755, None)
+    atomicfile.write(path, b"x\n", 0o755)
     assert path.read_text() == "x\n" and len(list(tmp_path.iterdir())) == 1
 
 

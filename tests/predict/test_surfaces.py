@@ -80,12 +80,12 @@ def test_relative_speed_of_an_unmeasured_model_is_an_expectation() -> None:
     model = known("resnet50")
     sure = pool(TIME, "train", ()).prior("x", model, A100)
     small, whole = grid([256], [SHARES[0]]), grid([256], [SHARES[2]])
-    saturated = relative_speed(TIME, adapt(TIME, sure, whole, np.log([0.5]), 0.01), small, whole)[0]
+    saturated = relative_speed(adapt(TIME, sure, whole, np.log([0.5]), 0.01), small, whole)[0]
     assert 0.08 < saturated < 0.25
-    assert 0.08 < relative_speed(TIME, sure, small, whole)[0] < 0.9
-    assert relative_speed(TIME, sure, whole, whole)[0] == pytest.approx(1.0)
+    assert 0.08 < relative_speed(sure, small, whole)[0] < 0.9
+    assert relative_speed(sure, whole, whole)[0] == pytest.approx(1.0)
     with pytest.raises(ValueError, match="counterpart"):
-        relative_speed(TIME, sure, small, grid([1, 2], [SHARES[2]]))
+        relative_speed(sure, small, grid([1, 2], [SHARES[2]]))
 
 
 def test_the_batch_of_best_efficacy_is_the_knee() -> None:

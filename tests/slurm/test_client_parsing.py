@@ -357,6 +357,21 @@ def test_node_is_open_depending_on_its_state(state: str, is_open: bool) -> None:
     assert (row.partitions, row.reason) == (("a", "b"), "x")
 
 
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        ("Reason=profile catalog", "profile catalog"),
+        ("Reason=maintenance [root@2026-11-22T22:10:00] Comment=see [ann@desk]", "maintenance"),
+        ("Reason=migbatch: gpu=1 is lost [root@2026] Extra={} ReservationName=r", "migbatch: gpu=1 is lost"),
+        ("Comment=no Reason", ""),
+        ("", ""),
+    ],
+)
+def test_reason_of_a_node_ends_where_its_other_texts_begin(shown: str, reason: str) -> None:
+    (row,) = parse_nodes(f"NodeName=n1 {CPUS} Gres=(null) State=IDLE+DRAIN Partitions=a {shown}\n")
+    assert row.reason == reason
+
+
 def test_other_gres_of_a_node_are_kept_for_the_next_update() -> None:
     (row,) = parse_nodes(
         f"NodeName=n {CPUS} Gres=gpu:h100:4(S:0-1),mig:1g.10gb:2,mig:none:3 "

@@ -53,6 +53,11 @@ def test_active_reservation_with_an_unreadable_node_list_is_named() -> None:
     assert list(unread) == ["odd"]
 
 
+def test_comment_of_a_reservation_does_not_replace_its_fields() -> None:
+    text = line("r", "n1", 64).rstrip("\n") + "Comment=was Nodes=n2 State=INACTIVE Flags=MAGNETIC\n"
+    assert pools(text, job(1), job(2, "r")) == [{"n2", "n3"}, {"n1"}]
+
+
 def test_jobs_get_the_nodes_of_their_reservation_and_other_jobs_the_rest() -> None:
     text = line("a", "n1,cat") + line("b", "n2", 64)
     assert pools(text, job(1), job(2, "a"), job(3, "b")) == [{"n3"}, {"n1"}, {"n2"}]

@@ -13,7 +13,8 @@ from typing import TypeAlias
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.decide.capacity.queue import GRES as GRES
 from slurm_migbatch.decide.capacity.queue import JobQueue
-from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.mig.naming import reported_profile
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
@@ -114,12 +115,7 @@ def profiles(counts: Mapping[str, int]) -> Mapping[Profile, int]:
     return MappingProxyType(by_profile)
 
 
-@lru_cache(maxsize=4096)
-def _profile(kind: str) -> Profile | None:
-    try:
-        return Profile.parse(kind)
-    except ProfileError:
-        return None
+_profile = lru_cache(maxsize=4096)(reported_profile)
 
 
 def demands(

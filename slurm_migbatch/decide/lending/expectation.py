@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from slurm_migbatch.decide.lending.forecast import DAY_S, LevelGaps
-from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.mig.naming import reported_profile
+from slurm_migbatch.mig.profile import Profile
 
 MOST_PROFILES: Final = 256
 """Profiles of which the past is used, the usual ones: the record has what any node reported."""
@@ -42,7 +43,7 @@ class Expectation:
         changes: dict[Profile, list[tuple[float, int]]] = {}
         for name, since, until in uses:
             if name not in parsed:
-                parsed[name] = _parsed(name)
+                parsed[name] = reported_profile(name)
             profile = parsed[name]
             if profile is None:
                 continue
@@ -82,10 +83,3 @@ class Expectation:
                 self._gaps[profile] = self.gaps()
             self._gaps[profile].demand(now, count)
             self._level[profile] = count
-
-
-def _parsed(name: str) -> Profile | None:
-    try:
-        return Profile.parse(name)
-    except ProfileError:
-        return None

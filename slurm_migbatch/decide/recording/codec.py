@@ -22,10 +22,6 @@ from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile, ProfileError
 
-EARLIER: Final = {"calm": "hysteresis"}
-"""Names of fields in recordings of earlier versions, and those that they have now."""
-LONGER: Final = {"SpeedReport": 5}
-"""Number of fields of named tuples in recordings of earlier versions, of which only the first ones are left."""
 Json = Any
 Convert = Callable[[Any], Any]
 
@@ -161,13 +157,9 @@ class Codec:
     def _named_tuple(self, kind: type) -> Codes:
         hints = get_type_hints(kind)
         parts = [self.codes(hints[name]) for name in kind._fields]  # type: ignore[attr-defined]
-
-        def shortened(data: Json) -> Json:
-            return data[: len(parts)] if len(_list(data)) == LONGER.get(kind.__name__) else data
-
         return Codes(
             lambda value: [part.encode(item) for part, item in zip(parts, value, strict=True)],
-            lambda data: kind(*(part.decode(item) for part, item in zip(parts, shortened(data), strict=True))),
+            lambda data: kind(*(part.decode(item) for part, item in zip(parts, _list(data), strict=True))),
         )
 
     def _sequence(self, part: Any, kind: Convert) -> Codes:
@@ -210,8 +202,7 @@ class Codec:
             return row
 
         def decode(data: Json) -> Any:
-            named = {name if name in fields else EARLIER.get(name, name): item for name, item in _object(data).items()}
-            return kind(**{name: fields[name].decode(item) for name, item in named.items() if name in fields})
+            return kind(**{name: fields[name].decode(item) for name, item in _object(data).items() if name in fields})
 
         return Codes(encode, decode)
 

@@ -121,13 +121,6 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     },
     LengthHistory: _fields(LengthHistory, "weight"),
 }
-_FORMER: Final = {"trainees": "elastic_jobs", "company": "slice_sharing"}
-"""Names of parts in recordings of older releases."""
-
-
-def current(data: Mapping[str, Json]) -> dict[str, Json]:
-    """Return an encoded state with the current names of its parts."""
-    return {_FORMER.get(name, name): part for name, part in data.items()}
 
 
 def take(remembered: Any) -> State:
@@ -183,7 +176,6 @@ def restore(data: Json, remembered: Any, codec: Codec) -> None:
     """
     if not isinstance(data, dict):
         raise CodecError("the memory is missing")
-    data = current(data)
     for name, hint in REMEMBERED[type(remembered)].items():
         if name not in data:
             continue

@@ -15,7 +15,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -33,7 +32,7 @@ from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.hostile import PARTS, Hostiles
 from slurm_migbatch.testbed.proc import wait_until
 from slurm_migbatch.testbed.running_cluster import FINAL
-from slurm_migbatch.testbed.watch import HandoffWatch, handoffs
+from slurm_migbatch.testbed.watch import HandoffWatch, Watch, handoffs
 
 #: request and its weight
 MIX = (
@@ -139,14 +138,12 @@ def bars_of(figures: Mapping[str, Any]) -> list[Bar]:
     return bars
 
 
-class ClusterWatch:
-    """Observe the nodes' states and migbatchd's health periodically, in a thread."""
+class ClusterWatch(Watch):
+    """Observe the nodes' states and migbatchd's health periodically, in a thread, and once at the end."""
 
     def __init__(self, bed: Cluster, every: float = 2.0) -> None:
+        super().__init__(every)
         self._bed = bed
-        self._every = every
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="cluster-watch")
         self._began = time.monotonic()
         self._started = 0.0
         #: nodes that were drained or down -> the reason that Slurm has
@@ -156,20 +153,11 @@ class ClusterWatch:
         self.behind_s = 0.0
         self.unanswered = 0
 
-    def __enter__(self) -> ClusterWatch:
-        self._thread.start()
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self._thread.join()
+        super().__exit__(kind, error, trace)
         self.observe()
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._every):
-            self.observe()
 
     def observe(self) -> None:
         """Observe nodes, services and complaints once."""

@@ -136,18 +136,18 @@ def _request(model: str, number: int) -> JobRequest:
     return JobRequest(1000, partition="gpu", tres_per_node="gres:mig:auto", comment=comment, num_tasks=1)
 
 
-def time_many(catalog: SiteCatalog, script: Path, requests: int, models: int = _MANY) -> dict[str, Any]:
+def time_many(catalog: SiteCatalog, script: Path, requests: int) -> dict[str, Any]:
     """Time the service's work on one request, and the compiled table, with many known models."""
-    chance = random.Random(models)  # noqa: S311 (the same models each time, not a secret)
+    chance = random.Random(_MANY)  # noqa: S311 (the same models each time, not a secret)
     facts = []
-    for number in range(models):
+    for number in range(_MANY):
         template, factor = BUILT_IN[number % len(BUILT_IN)], chance.uniform(0.3, 3.0)
         facts.append(replace(template, name=f"model-{number}", aliases=(), gflops=template.gflops * factor))
     chooser = Chooser(LearnedPredictor(None, facts))
     service = SubmitService(catalog, chooser, lambda decision: None)
     spent = []
     for number in range(requests):
-        message = protocol.encode(_request(f"model-{chance.randrange(models)}", number).to_fields())
+        message = protocol.encode(_request(f"model-{chance.randrange(_MANY)}", number).to_fields())
         began = time.perf_counter()
         service.handle(message)
         spent.append(time.perf_counter() - began)
@@ -161,7 +161,7 @@ def time_many(catalog: SiteCatalog, script: Path, requests: int, models: int = _
         table = Path(folder) / "table.lua"
         write_table(table, text)
         return {
-            "models": models,
+            "models": _MANY,
             "buckets": sum(2 * len(grid.batches) * len(grid.inputs) for grid in chooser.grids.values()),
             "decision": times_of(spent),
             "compile_s": round(compiled, 3),

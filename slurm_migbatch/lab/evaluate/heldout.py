@@ -15,7 +15,6 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from slurm_migbatch.predict import samples as noise
 from slurm_migbatch.predict.calibration import Calibration
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.known import ModelKnowledge
@@ -33,7 +32,6 @@ Mask = npt.NDArray[np.bool_]
 OURS: Final = "predictor"
 EMPTY: Final = "empty store"
 """The predictor without other measurements: public specifications only, and the same points of the model itself."""
-NOISE: Final = {"time": noise.NOISE, "memory": noise.MEMORY_NOISE}
 _NAMES: Final = ModelKnowledge()
 
 

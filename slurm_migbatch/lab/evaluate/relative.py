@@ -16,7 +16,6 @@ from slurm_migbatch.lab.evaluate.heldout import Guess, HeldOutPrediction, Mask
 from slurm_migbatch.lab.evaluate.scores import Errors
 from slurm_migbatch.lab.sim.relative import relative_speed
 from slurm_migbatch.predict.cells import Array
-from slurm_migbatch.predict.surface import TIME
 
 TARGET: Final = 0.161
 """Mean absolute error of the mean-per-slice rule on MISO, with families held out."""
@@ -66,7 +65,7 @@ def _expected(guess: Guess) -> Array:
     usable = np.flatnonzero(at >= 0)
     cells = guess.sample.cells
     expected[usable] = relative_speed(
-        TIME, guess.belief, cells.take(curves.index[usable]), cells.take(curves.index[at[usable]])
+        guess.belief, cells.take(curves.index[usable]), cells.take(curves.index[at[usable]])
     )
     return expected
 

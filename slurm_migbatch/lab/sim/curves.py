@@ -173,7 +173,7 @@ class Predicted:
         whole = Cells.grid(batch, known.reference, [self.geometry.full] * len(infos), self.gpu, known)
         belief, _, _ = self.predictor.belief("time", app, known, self.gpu, kind)
         middle, _ = belief.predict(TIME, whole)
-        speeds = relative_speed(TIME, belief, cells, whole)
+        speeds = relative_speed(belief, cells, whole)
         mib = self.predictor.interval("memory", app, known, self.gpu, kind, cells)[1]
         full_s = float(math.exp(middle[0]))
         return {

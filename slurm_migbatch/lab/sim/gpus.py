@@ -23,8 +23,6 @@ CREATE_S: Final = {1: 0.16, 2: 0.17, 3: 0.20, 4: 0.21, 7: 0.24}
 """Seconds to create an instance with its compute instance, by compute slices (measured on A100, public figures)."""
 DESTROY_S: Final = {1: 0.20, 2: 0.20, 3: 0.21, 4: 0.21, 7: 0.22}
 """Seconds to destroy one."""
-MIG_TAX: Final = 0.034
-"""Slowdown of the whole GPU as one instance relative to MIG off (MIGER: 3.4 % on average, 9.2 % at most)."""
 
 _TABLE: Final[Mapping[str, tuple[str, tuple[_Row, ...]]]] = {
     "a30": ("NVIDIA A30", (

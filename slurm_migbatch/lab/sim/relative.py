@@ -6,10 +6,10 @@ import numpy as np
 
 from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.fewshot import even_draws
-from slurm_migbatch.predict.surface import Belief, Surface
+from slurm_migbatch.predict.surface import TIME, Belief
 
 
-def relative_speed(surface: Surface, belief: Belief, cells: Cells, whole: Cells) -> Array:
+def relative_speed(belief: Belief, cells: Cells, whole: Cells) -> Array:
     """Return the expected speed at each of `cells` relative to the same work on `whole`, usually in (0, 1].
 
     The expectation is taken over parameters drawn from the belief, not at their mean. For an uncertain model the mean
@@ -20,6 +20,6 @@ def relative_speed(surface: Surface, belief: Belief, cells: Cells, whole: Cells)
         raise ValueError("every cell needs its counterpart on the whole GPU")
     root = np.linalg.cholesky(belief.covariance)
     drawn = belief.mean + even_draws(len(belief.mean)) @ root.T
-    value, _ = surface.value(drawn.T[:, :, None], cells.join(whole))
+    value, _ = TIME.value(drawn.T[:, :, None], cells.join(whole))
     expected: Array = np.exp(value[:, len(cells) :] - value[:, : len(cells)]).mean(axis=0)
     return expected
