@@ -32,7 +32,7 @@ from slurm_migbatch.predict.statefile import ModelDirectory
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.slurm.users import uid_of
 from slurm_migbatch.submit.rewrite import SubmitPolicy
-from slurm_migbatch.submit.table import compile_table, write_table
+from slurm_migbatch.submit.table import TableCompiler, write_table
 from slurm_migbatch.values import atomicfile
 from slurm_migbatch.workload.catalog import CatalogError, Partition, SiteCatalog, load
 from slurm_migbatch.workload.hints import SERVE, Hints
@@ -188,6 +188,7 @@ class SiteFacts(SitePredictions):
         self._partitions: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] | None = None
         self._rows: dict[str, tuple[NodeRow, float]] = {}  # with the time when each was last in Slurm's list
         self._unwritten = False
+        self._compiler = TableCompiler(chooser)
         advice = "slurmctld keeps the old one; check the directory and its permissions"
         self._fault = FaultReporter("cannot write the compiled table for slurmctld", advice, log)
         self.catalog = self._remembered()
@@ -208,6 +209,7 @@ class SiteFacts(SitePredictions):
     def use(self, chooser: Chooser) -> None:
         """Compile the table with another predictor from now on."""
         self._chooser, self._unwritten = chooser, True
+        self._compiler = TableCompiler(chooser)
         self._changes += 1
 
     def inventory(self, inventory: Inventory) -> None:
@@ -250,14 +252,14 @@ class SiteFacts(SitePredictions):
         if not self._unwritten:
             return
         self._unwritten = False
-        catalog, chooser = self.catalog, self._chooser
+        catalog, compiler = self.catalog, self._compiler
         try:
             for path in (self._config.submit.catalog, self._config.submit.table):
                 Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             file, text = Path(self._config.submit.catalog), json.dumps(catalog.to_dict())
             if not _holds(file, text):
                 atomicfile.write(file, text.encode(), 0o644)
-            table, text = Path(self._config.submit.table), compile_table(catalog, chooser)
+            table, text = Path(self._config.submit.table), compiler.text(catalog)
             if not _holds(table, text):
                 write_table(table, text)
                 log.info("compiled table written", extra={"path": table, "bytes": len(text)})

@@ -18,8 +18,6 @@ take more than a hundred.
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +28,7 @@ import numpy.typing as npt
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.predict.sheet import SCALE, Block, latency_codes, needs_mib, rate_codes
+from slurm_migbatch.values import atomicfile
 from slurm_migbatch.workload.buckets import Grid
 from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
 
@@ -140,18 +139,7 @@ def write_table(path: Path, source: str) -> None:
 
     Raises OSError. The file is readable by all and writable by its owner: the shim refuses any other.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(source)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    atomicfile.write(path, source.encode("ascii"), 0o644)
 
 
 def _partition(partition: Partition) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,11 @@ from slurm_migbatch.predict.candidate import Figures, Interval
 from slurm_migbatch.predict.facts import BUILT_IN
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.submit.request import Accept, JobRequest
-from slurm_migbatch.submit.table import compile_table, write_table
+from slurm_migbatch.submit.table import TableCompiler, compile_table, write_table
 from slurm_migbatch.workload.buckets import Bucket, Grid
-from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
+from slurm_migbatch.workload.catalog import GpuKind, MigNode, Partition, SiteCatalog
 from tests.support.gpu_kinds import H100, SITE
 from tests.support.lua_shim import Shim
 from tests.support.predictors import ByCells
@@ -112,6 +114,26 @@ def test_table_compiled_at_once_equals_table_compiled_cell_by_cell() -> None:
     models = ["bert-large"]
     at_once = compile_table(SITE, Chooser(LearnedPredictor()), models=models)
     assert at_once == compile_table(SITE, Chooser(Plain()), models=models)
+
+
+def test_a_change_of_nodes_alone_does_not_compile_the_records_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+    sheet = LearnedPredictor.sheet
+
+    def counted(self: LearnedPredictor, block: Block, kind: GpuKind) -> Any:
+        computed.append(kind.name)
+        return sheet(self, block, kind)
+
+    monkeypatch.setattr(LearnedPredictor, "sheet", counted)
+    chooser = Chooser(LearnedPredictor())
+    compiler = TableCompiler(chooser, ["bert-large"])
+    gpu = Partition("gpu", (H100,))
+    node = MigNode("n1", (H100.name,), frozenset({"gpu"}))
+    catalogs = [SiteCatalog({"gpu": gpu}), SiteCatalog({"gpu": gpu}, {"n1": node}), SITE, SiteCatalog({"gpu": gpu})]
+    texts = [compiler.text(catalog) for catalog in catalogs]
+    assert texts[0] != texts[1] and texts[0] == texts[3]
+    assert len(computed) == 2 + 0 + 2 * len(SITE.kinds) + 2
+    assert texts == [compile_table(catalog, chooser, models=["bert-large"]) for catalog in catalogs]
 
 
 def test_table_header_that_slurmctld_loads_does_not_grow_with_the_grid() -> None:
