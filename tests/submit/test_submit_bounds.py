@@ -35,6 +35,8 @@ GRES: Final[dict[str, Callable[[int], str]]] = {
     "entries": lambda n: ",".join(["mig:1g.10gb:1"] * (n // 14)),
     "entries with a prefix": lambda n: ",".join(["gres/mig:auto"] * (n // 14)),
     "GPUs": lambda n: ",".join(["gpu:h100:1"] * (n // 11)),
+    "slices as GPUs": lambda n: ",".join(["gpu:1g.9gb:1"] * (n // 13)),
+    "a type of many profiles": lambda n: "gpu:" + "1g1gb" * (n // 5),
     "entries of other names": lambda n: ",".join(["fpga:1"] * (n // 7)) + ",mig",
     "commas": lambda n: "," * n + "mig",
     "colons": lambda n: "mig" + ":" * n,
