@@ -152,6 +152,22 @@ def test_comparison_tells_that_jobs_of_several_gpus_are_placed_by_other_rules(wr
     assert single.exit_code == 0 and "several GPUs" not in single.output
 
 
+def test_slurm_alone_gives_each_job_whole_gpus(write: Callable[..., Path]) -> None:
+    small = "".join(line(n, "gres/mig:1g.10gb=1") for n in range(8))
+    ours, alone = simulated(write(jobs=small), "--policy", "migbatch", "--policy", "slurm")["policies"]
+    assert ours["figures"]["all"]["done"]["mean"] == alone["figures"]["all"]["done"]["mean"] == 8
+    # four GPUs: four of the jobs wait for the other four, of 20 minutes; eight slices are there at once
+    assert (
+        alone["figures"]["all"]["queue_s"]["mean"]["mean"] > 400 > 5 > ours["figures"]["all"]["queue_s"]["mean"]["mean"]
+    )
+    whole = "".join(line(n, f"gres/gpu={1 + n % 4}") for n in range(20))
+    ours, alone = simulated(write(jobs=whole), "--policy", "migbatch", "--policy", "slurm")["policies"]
+    assert jct(ours) == pytest.approx(jct(alone), rel=0.02)
+    note = "2 jobs have several GPUs or slices: migbatch and slurm start them on one node"
+    pair = "".join(line(n, f"gres/gpu={1 + n % 2}") for n in range(4))
+    assert note in run(write(jobs=pair), *[w for p in ("migbatch", "slurm", "easy") for w in ("--policy", p)]).output
+
+
 def test_processor_time_of_a_job_is_printed(write: Callable[..., Path]) -> None:
     done = run(write(jobs=mixed(4)), "--policy", "migbatch", "--policy", "easy")
     assert re.search(

@@ -186,14 +186,16 @@ def _simulate(chosen: Sequence[Scenario], as_json: bool, html: Path | None, log:
 
 def _unlike(chosen: Sequence[Scenario], workload: ScenarioData) -> Iterator[str]:
     """Tell where jobs of several GPUs are not placed by the same rule."""
-    from slurm_migbatch.lab.sim.registry import DEFAULT
+    from slurm_migbatch.lab.sim.registry import ON_SLURM
 
-    others = [scenario.policy for scenario in chosen if scenario.policy != DEFAULT]
+    others = [scenario.policy for scenario in chosen if scenario.policy not in ON_SLURM]
+    on_slurm = [scenario.policy for scenario in chosen if scenario.policy in ON_SLURM]
     gangs = sum(job.gpus > 1 for job in workload.trace.jobs)
-    if gangs and others and len(others) < len(chosen) and chosen[0].cluster.nodes > 1:
+    if gangs and others and on_slurm and chosen[0].cluster.nodes > 1:
+        start = "start" if len(on_slurm) > 1 else "starts"
         yield (
-            f"{gangs} jobs have several GPUs or slices: {DEFAULT} starts them on one node or in equal numbers on "
-            f"several, as Slurm does; {', '.join(others)} on any nodes, so they may start sooner there"
+            f"{gangs} jobs have several GPUs or slices: {' and '.join(on_slurm)} {start} them on one node or in equal "
+            f"numbers on several, as Slurm does; {', '.join(others)} on any nodes, so they may start sooner there"
         )
 
 

@@ -2,7 +2,8 @@
 
 A module defines a policy as a `PolicyKind`: a dataclass of its parameters (fields made with `config.keys.key`) and a
 function that makes the policy for a cluster. To register it, add a line to `POLICIES`; modules are imported on demand.
-`migbatch` is different: its jobs go through a simulated Slurm, with migbatchd's own decision.
+`migbatch` and `slurm` are different: their jobs go through a simulated Slurm, those of `migbatch` with migbatchd's own
+decision.
 """
 
 from __future__ import annotations
@@ -109,9 +110,13 @@ class PolicyKind:
 
 DEFAULT: Final = "migbatch"
 """Default policy of a scenario."""
+SLURM: Final = "slurm"
+ON_SLURM: Final = frozenset({DEFAULT, SLURM})
+"""Policies whose jobs go through a simulated Slurm."""
 _KINDS = "slurm_migbatch.lab.sim.policies.kinds"
 POLICIES: Final[dict[str, str]] = {
     DEFAULT: "slurm_migbatch.lab.sim.policies.migbatch:MIGBATCH",
+    SLURM: "slurm_migbatch.lab.sim.policies.slurmalone:SLURM",
     "fifo": f"{_KINDS}:FIFO",
     "sjf": f"{_KINDS}:SJF",
     "sjf-ffs": f"{_KINDS}:SJF_FFS",

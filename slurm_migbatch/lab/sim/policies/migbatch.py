@@ -100,10 +100,15 @@ class Migbatch:
             raise PlaceError(
                 "policy migbatch divides GPUs into slices: set cluster.mig = true, or choose another policy"
             )
-        return _Play(params, config, setup).run()
+        return play(params, config, setup)
 
 
 MIGBATCH: Final = Migbatch()
+
+
+def play(params: MigbatchParams, config: Config, setup: Setup) -> SimulationResult:
+    """Run the jobs of a setup on a simulated Slurm with this configuration of migbatchd. Raises PlaceError, Stuck."""
+    return _Play(params, config, setup).run()
 
 
 class _Play:
