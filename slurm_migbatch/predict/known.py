@@ -1,8 +1,8 @@
 """Describe a model before any measurement: its work, the data it moves, its launches.
 
-Uses built-in or site specifications; else what a measured table says (operations per item, parameters), with the rest
-filled by the mean of the built-in models of the same family; else the architecture of a public language model; else the
-mean of all, marked by `doubt`.
+Uses built-in or site specifications; else the operations per item that a measured table states; else the architecture
+of a public language model; else the parameters that the table states. The rest is filled by the mean of the built-in
+models of the same family, or of all, marked by `doubt`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _of_language_model(name: str) -> Known | None:
     Those of a generative one are uncertain: an item of a table may be a pass over the input, or generated tokens too.
     """
     found = names.resolve(name)
-    if found is None or found.architecture.kind == "plain":
+    if found is None or found.how != "public" or found.architecture.kind == "plain":
         return None
     architecture = found.architecture
     family = "encoder" if architecture.kind == "encoder" else "decoder"
@@ -164,12 +164,14 @@ class ModelKnowledge:
         rows = tuple(rows)
         if facts is not None:
             return from_facts(facts)
-        public = _of_language_model(name)
+        family = next((row.family for row in rows if row.family), "")
+        params = next((row.params for row in rows if row.params), None)
         described = [row for row in rows if row.flops_per_item]
-        if public is not None and not described:
-            return public
-        family = next((row.family for row in rows if row.family), "" if public is None else public.family)
-        params = next((row.params for row in rows if row.params), None if public is None else public.params)
+        public = _of_language_model(name) if family in TEXT_FAMILIES or family not in _families() else None
+        if public is not None:
+            if not described:
+                return public
+            family, params = public.family, params or public.params
         sizes = sorted({row.input_size for row in rows if row.input_size})
         middle = sizes[len(sizes) // 2] if sizes else None
         if described:

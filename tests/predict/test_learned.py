@@ -225,6 +225,20 @@ def test_a_language_model_that_only_a_table_names_is_described_by_its_architectu
     assert unlisted.doubt == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "family", "params", "doubt"),
+    [("tiny_vit_21m_224", "vit", 21e6, 1), ("my-cnn-25m", "cnn", None, 2), ("our-7b", "", None, 2)],
+)
+def test_a_size_in_a_name_does_not_make_a_language_model(
+    name: str, family: str, params: float | None, doubt: int
+) -> None:
+    row = Measurement(
+        "a100-80gb", name, family, "infer", "", None, None, None, 1, 224, latency_s=0.1, params=params
+    )  # fmt: skip
+    known = ModelKnowledge().of(name, [row])
+    assert (known.family, known.unit, known.reference, known.doubt) == (family or "cnn", "px", 224, doubt)
+
+
 @pytest.mark.parametrize("name", ["llama-2-7b", "qwen2.5-14b"])
 def test_predicted_memory_of_such_a_model_holds_its_weights(name: str) -> None:
     rows = [
