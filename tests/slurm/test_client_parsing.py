@@ -364,6 +364,10 @@ def test_node_is_open_depending_on_its_state(state: str, is_open: bool) -> None:
         ("Reason=maintenance [root@2026-11-22T22:10:00] Comment=see [ann@desk]", "maintenance"),
         ("Reason=migbatch: gpu=1 is lost [root@2026] Extra={} ReservationName=r", "migbatch: gpu=1 is lost"),
         ("Comment=no Reason", ""),
+        ("Comment=see Reason=foo", ""),
+        ("Extra={} Reason=foo", ""),
+        ("Reason=gone Comment=x Reason=foo", "gone"),
+        ("Reason=first line [root@2026-11-22T22:10:00]\n second line Extra=x", "first line\n second line"),
         ("", ""),
     ],
 )
