@@ -22,6 +22,7 @@ from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.recording.codec import CodecError
 from slurm_migbatch.decide.recording.memory import REMEMBERED
 from slurm_migbatch.decide.recording.replay import replay
+from slurm_migbatch.decide.recording.segments import FORMAT
 from slurm_migbatch.mig.profile import Profile
 from tests.support.loan_world import LoanWorld
 from tests.support.recorded_day import play_day, record
@@ -295,7 +296,7 @@ def test_every_attribute_of_the_memory_is_recorded_or_listed_as_derived(day: Pat
 def test_a_recording_is_json_lines(day: Path) -> None:
     with gzip.open(segments(day)[0], "rt", encoding="utf-8") as file:
         first = json.loads(file.readline())
-    assert first["format"] == 1
+    assert first["format"] == FORMAT
     assert first["memory"] is None
 
 

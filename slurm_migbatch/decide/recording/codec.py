@@ -1,9 +1,9 @@
 """Encode values of decisions as JSON and decode them, by their type hints.
 
 A recording may come from an untrusted source, so the type hints, not the data, name the classes that are built. Fields
-of a dataclass that have their default are omitted, and missing fields get the default, so a file of an earlier version
-stays readable. Mappings keep their order; one with keys that are not strings becomes a list of pairs. Sets are
-sorted.
+of a dataclass that have their default are omitted, and missing fields get the default, so a file written before a field
+was added stays readable; other changes need another `segments.FORMAT`. Mappings keep their order; one with keys that
+are not strings becomes a list of pairs. Sets are sorted.
 """
 
 from __future__ import annotations

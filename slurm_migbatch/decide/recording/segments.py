@@ -31,7 +31,7 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import LoanHints
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Version of the entries; others are not read."""
 
 #: key and answer of a prediction
