@@ -18,7 +18,7 @@ _NAME = re.compile(
 )
 _SHORT = re.compile(r"[0-9]{1,4}g(?:b)?")
 _MIB_PER_GB = 1024
-_TOLERANCE = 0.03
+_TOLERANCE = 0.03  # largest difference of two names of the same memory, as a share of the driver's
 _COMPUTE_PART = re.compile(r"[0-9]{1,2}c\.(.{1,32})")
 
 
@@ -84,6 +84,8 @@ def memory_names(profile: Profile, memory_mib: int) -> range:
     nominal = profile.memory_gb
     margin = int(_TOLERANCE * nominal)
     low, high = memory_mib // _MIB_PER_GB, -(-memory_mib // _MIB_PER_GB)
+    if nominal == 0:  # integrated GPUs, whose profiles all have this name
+        return range(1)
     return range(min(nominal - margin, low), max(nominal + margin, high) + 1)
 
 

@@ -78,7 +78,8 @@ CLEARED: Final = " "
 MESSAGES: Final = {
     "chosen": "%s for mig:auto: %s",
     "whole": "%s for %s: on this partition a whole GPU is its largest slice",
-    "slice": "%s is the slice that this partition has as --gres=mig:%s",
+    "slice": "%s is granted as --gres=mig:%s, the name of this slice here%s",
+    "slice_kinds": " (%s have it: --constraint chooses one)",
     "loan": "submitted as elastic training: waits for an idle slice between %s and %s, may be preempted and "
     "resumed; for a dedicated slice use --gres=mig:%s",
     "loan_unknown": "nothing is known about %s, so any slice may be lent; add mem= to the hints",
@@ -360,7 +361,7 @@ class _Job:
     ) -> tuple[Accept, dict[str, int]]:
         """Accept the request; return the answer, and the number of slices by GRES type."""
         slices: dict[Profile, int] = {}
-        messages = [MESSAGES["slice"] % (show(part.asked), part.type) for part in asking.parts if part.as_gpu]
+        messages = [_named_slice(part, partition) for part in asking.parts if part.as_gpu]
         choice: SliceChoice | None = None
         warned: set[Profile] = set()
         reason = "explicit"
@@ -608,6 +609,13 @@ def _whole(part: GresEntry, partition: Partition, granted: str) -> str:
     if part.type is None and len(partition.kinds) > 1:
         return MESSAGES["whole_of"] % (granted, text, ", ".join(kind.name for kind in partition.kinds))
     return MESSAGES["whole"] % (granted, text)
+
+
+def _named_slice(part: GresEntry, partition: Partition) -> str:
+    profile = Profile.parse(part.type or "")
+    kinds = [kind.name for kind in partition.kinds if profile in kind.geometry]
+    several = MESSAGES["slice_kinds"] % ", ".join(kinds) if len(kinds) > 1 else ""
+    return MESSAGES["slice"] % (show(part.asked), part.type, several)
 
 
 def _check_options(asking: GresRequest, request: JobRequest) -> None:

@@ -87,7 +87,10 @@ def compile_table(catalog: SiteCatalog, chooser: Chooser, *, models: Iterable[st
 
 
 class TableCompiler:
-    """Compile tables of one predictor. The records, which take long, are kept while the GPU kinds stay the same."""
+    """Compile tables of one predictor, in one thread at a time.
+
+    The records, which take long, are kept in memory while the GPU kinds stay the same.
+    """
 
     def __init__(self, chooser: Chooser, models: Iterable[str] | None = None) -> None:
         """`models`: canonical names of the models in the table; None: all known ones."""

@@ -26,7 +26,8 @@ def write(
     """Write a file; a link is replaced, not followed. Raises OSError.
 
     Args:
-        path: a path, or a name in the open directory `folder`.
+        path: a path, or a name in the open directory `folder` (a file descriptor).
+        content: all of the file.
         mode: None: as the umask allows.
         owner: uid and gid; None: this process's.
         attributes: extended attributes; those that the file system does not support are skipped.

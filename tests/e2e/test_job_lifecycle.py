@@ -94,7 +94,7 @@ def test_a_script_for_whole_gpus_runs_unchanged(stack: Cluster) -> None:
 @pytest.mark.parametrize("option", ["--gres=gpu:h100_2g.19gb:1", "--gpus=nvidia_h100_mig_2g.20gb:1"])
 def test_a_script_for_slices_of_static_mig_runs_unchanged(stack: Cluster, option: str) -> None:
     job, message = sbatch(stack, option)
-    assert "is the slice that this partition has as --gres=mig:2g.20gb" in message
+    assert "is granted as --gres=mig:2g.20gb" in message
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)
     assert account(stack, job)["profile"] == "2g.20gb"
     done = stack.run(["srun", option, "sh", "-c", "echo task 0 $CUDA_VISIBLE_DEVICES"], "mbbob")

@@ -174,6 +174,7 @@ def test_unknown_profile_error_lists_profiles_and_the_closest(geometries):
         ("h200", "1g.17gb", "1g.18gb"),
         ("a100-80gb", "3g.40gb", None),
         ("a100-80gb", "3g.30gb", None),
+        ("h200", "1g.15gb", None),
         ("a100-80gb", "5g.40gb", None),
     ],
 )

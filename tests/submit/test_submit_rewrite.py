@@ -181,7 +181,12 @@ def test_a_slice_as_static_mig_counts_it_is_granted_as_a_slice(ask, gres: str, p
     """AutoDetect of slurmd makes GPU types of slices, by their memory in GiB: gpu:a100_3g.39gb for 3g.40gb."""
     answer = ask(gres, partition=partition)
     assert granted(answer) == expected
-    assert "is the slice that this partition has as --gres=mig:" in answer.message
+    assert "is granted as --gres=mig:" in answer.message
+
+
+def test_a_slice_of_several_gpu_kinds_is_granted_on_any_of_them(ask) -> None:
+    assert "have it: --constraint chooses one" in ask("gpu:a100_1g.10gb:1", partition="mixed").message
+    assert "--constraint" not in ask("gpu:h100_3g.39gb:1", partition="mixed").message
 
 
 def test_a_slice_of_static_mig_keeps_the_limits_of_the_hints(ask) -> None:
