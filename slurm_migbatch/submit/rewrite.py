@@ -21,7 +21,7 @@ from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.recurring import NO_RUNS, PastRun, RecurringJob, RunsPolicy, advise
 from slurm_migbatch.predict.selection import NO_LIMITS, Chooser, JobLimits, SliceChoice, limits_of
 from slurm_migbatch.slurm.client import SLURM_LIMIT
-from slurm_migbatch.slurm.gres import prefix_of
+from slurm_migbatch.slurm.gres import prefix_of, profile_in
 from slurm_migbatch.submit import nodes
 from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.gres_request import (
@@ -599,6 +599,8 @@ def _explicit(part: GresEntry, partition: Partition, limits: JobLimits) -> Profi
 def _whole_gpu(part: GresEntry, partition: Partition) -> ProfileOffer:
     kind = partition.kind_of(part.type)
     if kind is None:
+        if (profile := profile_in(part.type or "")) is not None:
+            raise Refusal("unknown_profile", partition.name, show(profile), partition.profile_list)
         names = ", ".join(kind.name for kind in partition.kinds)
         raise Refusal("unknown_gpu", partition.name, show(part.type or ""), names)
     return partition.offers[kind.full.profile.gres_type]

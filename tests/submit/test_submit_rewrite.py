@@ -163,7 +163,14 @@ def test_refusal_of_a_short_profile_name_lists_the_full_names(ask) -> None:
 
 
 def test_refusal_of_an_unknown_gpu_type_says_how_to_request_a_slice(ask) -> None:
-    assert "mig:<profile>" in ask("gres:gpu:h100_9g.90gb:1").sentence
+    assert "mig:<profile>" in ask("gres:gpu:v100:1").sentence
+
+
+def test_refusal_of_an_unknown_slice_of_static_mig_lists_the_profiles(ask) -> None:
+    answer = ask("gres:gpu:h100_9g.90gb:1")
+    assert (
+        answer.code == "unknown_profile" and "9g.90gb" in answer.sentence and "1g.10gb, 1g.10gb.me" in answer.sentence
+    )
 
 
 @pytest.mark.parametrize(
