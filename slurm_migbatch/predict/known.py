@@ -1,8 +1,8 @@
 """Describe a model before any measurement: its work, the data it moves, its launches.
 
-Uses built-in or site specifications; else the operations per item that a measured table states; else the architecture
-of a public language model; else the parameters that the table states. The rest is filled by the mean of the built-in
-models of the same family, or of all, marked by `doubt`.
+Uses built-in or site specifications; else what a measured table says (operations per item, parameters); else the
+architecture of a public language model. The rest is filled by the mean of the built-in models of the same family, or of
+all, marked by `doubt`.
 """
 
 from __future__ import annotations
@@ -169,9 +169,9 @@ class ModelKnowledge:
         described = [row for row in rows if row.flops_per_item]
         public = _of_language_model(name) if family in TEXT_FAMILIES or family not in _families() else None
         if public is not None:
-            if not described:
+            if not described and params is None:
                 return public
-            family, params = public.family, params or public.params
+            family, params = family or public.family, params or public.params
         sizes = sorted({row.input_size for row in rows if row.input_size})
         middle = sizes[len(sizes) // 2] if sizes else None
         if described:
