@@ -126,9 +126,7 @@ def point_of(row: Measurement) -> ServedPoint | None:
     if row.ttft_s is None or row.tpot_s is None or not row.output or not row.input_size or not agrees(row):
         return None
     workload = workload_served(row)
-    if workload is None:
-        return None
-    if facts_of(row.gpu) is None:
+    if workload is None or facts_of(row.gpu) is None:
         return None
     machine, sm = machine_of(row)
     pace = pace_of(workload, need_of(workload, int(machine.mib)), machine)
