@@ -143,7 +143,7 @@ class ModelKnowledge:
     """Look up the specifications of a model under any of its names."""
 
     def __init__(self, facts: Iterable[ModelFacts] = BUILT_IN) -> None:
-        """Later specifications replace earlier ones of the same name."""
+        """Later specifications replace earlier ones of a name. Without any, architectures are not used either."""
         self.facts: Mapping[str, ModelFacts] = {model.name: model for model in facts}
         self.aliases: Mapping[str, str] = {
             alias: model.name for model in self.facts.values() for alias in model.aliases
@@ -167,7 +167,8 @@ class ModelKnowledge:
         family = next((row.family for row in rows if row.family), "")
         params = next((row.params for row in rows if row.params), None)
         described = [row for row in rows if row.flops_per_item]
-        public = _of_language_model(name) if family in TEXT_FAMILIES or family not in _families() else None
+        of_text = family in TEXT_FAMILIES or family not in _families()
+        public = _of_language_model(name) if self.facts and of_text else None
         if public is not None:
             if not described and params is None:
                 return public

@@ -221,6 +221,7 @@ def test_a_language_model_that_only_a_table_names_is_described_by_its_architectu
     assert (encoder.family, encoder.doubt) == ("encoder", 0) and encoder.params == pytest.approx(335e6, rel=0.02)
     counted = knowledge.of(row.model, [Measurement(**{**vars(row), "flops_per_item": 7e12})])
     assert counted.flops == 7e12 and counted.params == pytest.approx(6.74e9, rel=0.01)
+    assert ModelKnowledge(()).of(row.model, [row]).doubt == 2, "`eval predictor --blind` uses no specifications"
     unlisted = knowledge.of("our-own-net", [row])
     assert unlisted.doubt == 2
 

@@ -276,7 +276,9 @@ def _notes(
         )
     strange = sorted({outcome.sample.model for outcome in predictions if outcome.sample.known.doubt})
     if strange and not options.blind:
-        notes.append(f"no public specifications (unlisted), only data of the table: {', '.join(strange)}")
+        notes.append(
+            f"no full specifications (unlisted), only data of the table or the architecture: {', '.join(strange)}"
+        )
     if options.blind:
         notes.append("no specifications of models are used (--blind), only data of the table")
     timed = {identity(outcome.sample.model) for outcome in predictions if scored(outcome).any()}
