@@ -1,11 +1,14 @@
 """Hold public specifications of models, which the physical prior starts from. Sites add their own as JSON.
 
-Parameters and multiply-adds of the vision models are torchvision's published figures (its model pages; one multiply-add
-counts as two operations here), of Swin-L and DeiT timm's (results/benchmark-infer-*.csv and its model
-cards), of DETR its paper's (arXiv 2005.12872, table 1, at 800 x 1066); those of language models follow from their
-published configurations (layers, width, parameters), with two operations per parameter and token plus the attention
-term. Kernels (launches of one forward pass) and activation memory are our estimates from the same configurations. All
-of this is a prior, not a measurement.
+Parameters and multiply-adds of the models for classification are torchvision's published figures (its model pages; one
+multiply-add counts as two operations here), of Swin-L and DeiT timm's (results/benchmark-infer-*.csv and its model
+cards), of DETR its paper's (arXiv 2005.12872, table 1, at 800 x 1066); those of detection, segmentation and the rows
+after them were counted (`measurements/model_facts.py`); those of language models follow from their published
+configurations (layers, width, parameters), with two operations per parameter and token plus the attention term. Kernels
+(launches of one forward pass) and the activations of all layers are our estimates from the same configurations, of
+counted models 0.7 of the kernels that ran, as of the others, and the outputs of all layers. The live activations of
+images were measured: the growth of PyTorch's peak with the batch, in inference in 32 bits on an H100. All of this is a
+prior, not a measurement of speed.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ class ModelFacts:
     images the work grows with the square of the size; for tokens linearly, plus `4 x layers x width x tokens^2`.
     `kernels`: launches in one forward pass. `activation_mib`: activations of one item at `reference` (of the built-in
     models those of every layer of an image, of one layer of a text), of which the share `alive` is in memory at once in
-    inference.
+    inference, and the share `kept` for a backward pass (of a transformer three times as much).
     `weight_bytes`: per parameter as commonly served (4 for vision and encoders, 2 for decoders).
     """
 
@@ -39,6 +42,7 @@ class ModelFacts:
     width: int = 0
     aliases: tuple[str, ...] = ()
     alive: float = 1.0
+    kept: float = 1.0 / 0.3  # where only the live activations are stated
 
     def operations(self, size: int) -> float:
         """Return the operations for one item of `size`."""
@@ -53,20 +57,22 @@ class ModelFacts:
         return self.activation_mib * (scale * scale if self.unit == "px" else scale)
 
 
-ALIVE: Final = 0.3
-"""Share of the built-in models' activations that is alive at once in inference. Of the images' it is the input and the
-outputs of the widest layers (ResNet-50: three to five tensors of 3 MiB, of 90 in all). Of a transformer layer's 34
-numbers for each element, which its backward pass keeps (arXiv 2205.05198), a forward pass holds about ten: the
-feed-forward's hidden layer before and after its nonlinearity, and the residual stream.
+TEXT_ALIVE: Final = 0.3
+"""Share of a transformer layer's activations that is alive at once in inference: of the 34 numbers for each element
+that its backward pass keeps (arXiv 2205.05198) a forward pass holds about ten, the feed-forward's hidden layer before
+and after its nonlinearity, and the residual stream.
 """
 
 
 def _vision(
-    name: str, params_m: float, gmacs: float, kernels: int, act: float, *, size: int = 224, also: str = ""
+    name: str, params_m: float, gmacs: float, kernels: int, act: float, live: float, *, size: int = 224, also: str = ""
 ) -> ModelFacts:
-    family = "vit" if name.startswith(("vit", "swin", "deit")) else "cnn"
-    aliases = tuple(also.split())
-    return ModelFacts(name, family, params_m, 2 * gmacs, "px", size, kernels, act, aliases=aliases, alive=ALIVE)
+    """Return the specifications of a model of images; `live` of the `act` MiB are in memory at once."""
+    family = "vit" if name.startswith(("vit", "swin", "deit", "segformer")) else "cnn"
+    return ModelFacts(
+        name, family, params_m, 2 * gmacs, "px", size, kernels, act,
+        aliases=tuple(also.split()), alive=live / act, kept=1.0,
+    )  # fmt: skip
 
 
 def text_facts(
@@ -86,36 +92,37 @@ def text_facts(
     activation = reference * width * 34 * weight_bytes / 2**20
     return ModelFacts(
         name, family, params_m, gflops, "tok", reference, layers * 18, activation, weight_bytes, layers, width,
-        tuple(also.split()), ALIVE,
+        tuple(also.split()), TEXT_ALIVE, 1.0,
     )  # fmt: skip
 
 
 TYPICAL: Final = (
-    _vision("resnet18", 11.7, 1.81, 62, 25, also="resnet-18"),
-    _vision("resnet34", 21.8, 3.66, 110, 38, also="resnet-34"),
-    _vision("resnet50", 25.6, 4.09, 160, 90, also="resnet-50 resnet50-v1.5 resnet50-v1-5"),
-    _vision("resnet101", 44.5, 7.80, 314, 130, also="resnet-101"),
-    _vision("resnet152", 60.2, 11.51, 467, 180, also="resnet-152"),
-    _vision("mobilenet-v2", 3.5, 0.30, 152, 75, also="mobilenetv2 mobilenet"),
-    _vision("densenet121", 8.0, 2.83, 430, 140, also="densenet-121"),
-    _vision("densenet169", 14.1, 3.36, 600, 160, also="densenet-169"),
-    _vision("densenet201", 20.0, 4.29, 710, 200, also="densenet-201"),
-    _vision("inception-v3", 27.2, 5.71, 290, 90, size=299, also="inceptionv3 inception"),
-    _vision("vgg16", 138.4, 15.47, 40, 110, also="vgg-16"),
-    _vision("vgg19", 143.7, 19.63, 46, 120, also="vgg-19"),
-    _vision("efficientnet-b0", 5.3, 0.39, 240, 80),
-    _vision("efficientnet-b4", 19.3, 4.39, 470, 340, size=380),
-    _vision("convnext-tiny", 28.6, 4.46, 200, 90, also="convnext-t convnext convnext-tiny-224"),
+    _vision("resnet18", 11.7, 1.81, 62, 25, 6.7, also="resnet-18"),
+    _vision("resnet34", 21.8, 3.66, 110, 38, 6.6, also="resnet-34"),
+    _vision("resnet50", 25.6, 4.09, 160, 90, 9.9, also="resnet-50 resnet50-v1.5 resnet50-v1-5"),
+    _vision("resnet101", 44.5, 7.80, 314, 130, 9.9, also="resnet-101"),
+    _vision("resnet152", 60.2, 11.51, 467, 180, 9.9, also="resnet-152"),
+    _vision("mobilenet-v2", 3.5, 0.30, 152, 75, 10.0, also="mobilenetv2 mobilenet"),
+    _vision("densenet121", 8.0, 2.83, 430, 140, 9.6, also="densenet-121"),
+    _vision("densenet169", 14.1, 3.36, 600, 160, 9.6, also="densenet-169"),
+    _vision("densenet201", 20.0, 4.29, 710, 200, 9.5, also="densenet-201"),
+    _vision("inception-v3", 27.2, 5.71, 290, 90, 15.8, size=299, also="inceptionv3 inception"),
+    _vision("vgg16", 138.4, 15.47, 40, 110, 49, also="vgg-16"),
+    _vision("vgg19", 143.7, 19.63, 46, 120, 49, also="vgg-19"),
+    _vision("efficientnet-b0", 5.3, 0.39, 240, 80, 10.0),
+    _vision("efficientnet-b4", 19.3, 4.39, 470, 340, 43, size=380),
+    _vision("convnext-tiny", 28.6, 4.46, 200, 90, 11.5, also="convnext-t convnext convnext-tiny-224"),
     _vision(
         "vit-b-16",
         86.6,
         17.56,
         220,
         60,
+        7.5,
         also="vit-base vit-base-patch16-224 vit deit-b deit-base deit-base-patch16-224",
     ),
-    _vision("vit-l-16", 304.3, 61.55, 430, 110, also="vit-large vit-large-patch16-224"),
-    _vision("swin-t", 28.3, 4.49, 260, 90, also="swin-tiny swin-tiny-patch4-window7-224"),
+    _vision("vit-l-16", 304.3, 61.55, 430, 110, 10.0, also="vit-large vit-large-patch16-224"),
+    _vision("swin-t", 28.3, 4.49, 260, 90, 13.8, also="swin-tiny swin-tiny-patch4-window7-224"),
     text_facts("distilbert", "encoder", 66, 6, 768, embed_m=24, also="distilbert-base-uncased"),
     text_facts("bert-base", "encoder", 110, 12, 768, embed_m=24, also="bert bert-base-uncased bert-base-cased"),
     text_facts("bert-large", "encoder", 335, 24, 1024, embed_m=32, also="bert-large-uncased bert-large-cased"),
@@ -141,35 +148,75 @@ TYPICAL: Final = (
 FURTHER: Final = (
     # kernels as those of the described model of the same kind, by its blocks; activations as theirs, in proportion to
     # the outputs of all matrix products and convolutions (timm's `infer_macts`)
-    _vision("resnext50-32x4d", 25.0, 4.23, 160, 116, also="resnext50 resnext-50"),
-    _vision("resnext101-32x8d", 88.8, 16.41, 314, 250, also="resnext101 resnext-101"),
-    _vision("wide-resnet50-2", 68.9, 11.40, 160, 116, also="wide-resnet50 wide-resnet-50-2"),
-    _vision("wide-resnet101-2", 126.9, 22.75, 314, 171, also="wide-resnet101 wide-resnet-101-2"),
-    _vision("efficientnet-b1", 7.8, 0.69, 340, 128, size=240),
-    _vision("efficientnet-b2", 9.1, 1.09, 340, 191, size=288),
-    _vision("efficientnet-b3", 12.2, 1.83, 385, 281, size=300),
-    _vision("efficientnet-b5", 30.4, 10.27, 575, 1167, size=456),
-    _vision("efficientnet-b6", 43.0, 19.07, 660, 1979, size=528),
-    _vision("efficientnet-b7", 66.3, 37.75, 810, 3429, size=600),
-    _vision("efficientnet-v2-s", 21.5, 8.37, 520, 422, size=384, also="efficientnetv2-s"),
-    _vision("efficientnet-v2-m", 54.1, 24.58, 750, 1060, size=480, also="efficientnetv2-m"),
-    _vision("efficientnet-v2-l", 118.5, 56.08, 1040, 1864, size=480, also="efficientnetv2-l"),
-    _vision("convnext-small", 50.2, 8.68, 400, 144, also="convnext-s convnext-small-224"),
-    _vision("convnext-base", 88.6, 15.36, 400, 193, also="convnext-b convnext-base-224"),
-    _vision("convnext-large", 197.8, 34.36, 400, 289, also="convnext-l convnext-large-224"),
-    _vision("regnet-y-800mf", 6.4, 0.83, 225, 42, also="regnety-008"),
-    _vision("regnet-y-1.6gf", 11.2, 1.61, 430, 65, also="regnet-y-1-6gf regnety-016"),
-    _vision("regnet-y-3.2gf", 19.4, 3.18, 340, 91, also="regnet-y-3-2gf regnety-032"),
-    _vision("regnet-y-8gf", 39.4, 8.47, 275, 158, also="regnety-080"),
-    _vision("regnet-y-16gf", 83.6, 15.91, 290, 185, also="regnety-160"),
-    _vision("regnet-y-32gf", 145.0, 32.28, 320, 243, also="regnety-320"),
-    _vision("deit-s", 22.1, 4.61, 220, 44, also="deit-small deit-small-patch16-224 vit-small vit-s-16"),
-    _vision("vit-b-32", 88.2, 4.41, 220, 19, also="vit-base-patch32-224"),
-    _vision("vit-h-14", 632.0, 167.30, 575, 345, also="vit-huge vit-huge-patch14-224 vit-huge-patch14-224-in21k"),
-    _vision("swin-s", 49.6, 8.74, 520, 145, also="swin-small swin-small-patch4-window7-224"),
-    _vision("swin-b", 87.8, 15.43, 520, 193, also="swin-base swin-base-patch4-window7-224"),
-    _vision("swin-l", 196.5, 34.53, 520, 290, also="swin-large swin-large-patch4-window7-224"),
+    _vision("resnext50-32x4d", 25.0, 4.23, 160, 116, 10.7, also="resnext50 resnext-50"),
+    _vision("resnext101-32x8d", 88.8, 16.41, 314, 250, 18.4, also="resnext101 resnext-101"),
+    _vision("wide-resnet50-2", 68.9, 11.40, 160, 116, 10.1, also="wide-resnet50 wide-resnet-50-2"),
+    _vision("wide-resnet101-2", 126.9, 22.75, 314, 171, 10.1, also="wide-resnet101 wide-resnet-101-2"),
+    _vision("efficientnet-b1", 7.8, 0.69, 340, 128, 11.4, size=240),
+    _vision("efficientnet-b2", 9.1, 1.09, 340, 191, 16.5, size=288),
+    _vision("efficientnet-b3", 12.2, 1.83, 385, 281, 27, size=300),
+    _vision("efficientnet-b5", 30.4, 10.27, 575, 1167, 62, size=456),
+    _vision("efficientnet-b6", 43.0, 19.07, 660, 1979, 111, size=528),
+    _vision("efficientnet-b7", 66.3, 37.75, 810, 3429, 143, size=600),
+    _vision("efficientnet-v2-s", 21.5, 8.37, 520, 422, 18.6, size=384, also="efficientnetv2-s"),
+    _vision("efficientnet-v2-m", 54.1, 24.58, 750, 1060, 32, size=480, also="efficientnetv2-m"),
+    _vision("efficientnet-v2-l", 118.5, 56.08, 1040, 1864, 42, size=480, also="efficientnetv2-l"),
+    _vision("convnext-small", 50.2, 8.68, 400, 144, 11.5, also="convnext-s convnext-small-224"),
+    _vision("convnext-base", 88.6, 15.36, 400, 193, 15.3, also="convnext-b convnext-base-224"),
+    _vision("convnext-large", 197.8, 34.36, 400, 289, 23, also="convnext-l convnext-large-224"),
+    _vision("regnet-y-800mf", 6.4, 0.83, 225, 42, 10.0, also="regnety-008"),
+    _vision("regnet-y-1.6gf", 11.2, 1.61, 430, 65, 7.9, also="regnet-y-1-6gf regnety-016"),
+    _vision("regnet-y-3.2gf", 19.4, 3.18, 340, 91, 11.1, also="regnet-y-3-2gf regnety-032"),
+    _vision("regnet-y-8gf", 39.4, 8.47, 275, 158, 31, also="regnety-080"),
+    _vision("regnet-y-16gf", 83.6, 15.91, 290, 185, 33, also="regnety-160"),
+    _vision("regnet-y-32gf", 145.0, 32.28, 320, 243, 32, also="regnety-320"),
+    _vision("deit-s", 22.1, 4.61, 220, 44, 3.4, also="deit-small deit-small-patch16-224 vit-small vit-s-16"),
+    _vision("vit-b-32", 88.2, 4.41, 220, 19, 1.9, also="vit-base-patch32-224"),
+    _vision("vit-h-14", 632.0, 167.30, 575, 345, 16.3, also="vit-huge vit-huge-patch14-224 vit-huge-patch14-224-in21k"),
+    _vision("swin-s", 49.6, 8.74, 520, 145, 13.8, also="swin-small swin-small-patch4-window7-224"),
+    _vision("swin-b", 87.8, 15.43, 520, 193, 18.3, also="swin-base swin-base-patch4-window7-224"),
+    _vision("swin-l", 196.5, 34.53, 520, 290, 29, also="swin-large swin-large-patch4-window7-224"),
+    # counted and measured (see above)
+    _vision("yolov5s", 9.2, 12.00, 230, 330, 31, size=640, also="yolov5su"),
+    _vision("yolov5m", 25.1, 32.10, 290, 599, 47, size=640, also="yolov5mu"),
+    _vision("yolov5l", 53.2, 67.49, 380, 943, 62, size=640, also="yolov5lu"),
+    _vision("yolov5x", 97.3, 123.20, 460, 1365, 94, size=640, also="yolov5xu"),
+    _vision("yolov8n", 3.2, 4.37, 210, 178, 18.7, size=640),
+    _vision("yolov8s", 11.2, 14.30, 220, 332, 38, size=640),
+    _vision("yolov8m", 25.9, 39.47, 290, 583, 66, size=640),
+    _vision("yolov8l", 43.7, 82.57, 390, 891, 100, size=640),
+    _vision("yolov8x", 68.2, 128.90, 400, 1113, 125, size=640),
+    _vision("yolov9c", 25.6, 51.67, 510, 1049, 112, size=640),
+    _vision("yolov9e", 58.2, 95.83, 1020, 2160, 459, size=640),
+    _vision("yolov10n", 2.8, 4.31, 290, 269, 21, size=640),
+    _vision("yolov10s", 8.1, 12.45, 310, 495, 37, size=640),
+    _vision("yolov10m", 16.6, 32.03, 380, 843, 66, size=640),
+    _vision("yolov10b", 20.6, 49.36, 410, 1118, 87, size=640),
+    _vision("yolov10x", 31.8, 85.39, 530, 1814, 125, size=640),
+    _vision("yolo11n", 2.6, 3.27, 250, 208, 25, size=640, also="yolov11n"),
+    _vision("yolo11s", 9.5, 10.79, 270, 389, 50, size=640, also="yolov11s"),
+    _vision("yolo11m", 20.1, 34.05, 340, 830, 100, size=640, also="yolov11m"),
+    _vision("yolo11l", 25.4, 43.58, 540, 1053, 112, size=640, also="yolov11l"),
+    _vision("yolo11x", 57.0, 97.64, 530, 1578, 169, size=640, also="yolov11x"),
+    _vision("fasterrcnn-resnet50-fpn", 41.8, 134.38, 490, 1827, 328, size=800, also="faster-rcnn"),
+    _vision("retinanet-resnet50-fpn", 34.1, 151.54, 660, 1837, 134, size=800, also="retinanet"),
+    _vision("fcn-resnet50", 33.0, 142.73, 170, 1517, 132, size=520),
+    _vision("fcn-resnet101", 51.9, 222.75, 340, 2779, 132, size=520),
+    _vision("deeplabv3-resnet50", 39.6, 168.73, 190, 1562, 132, size=520),
+    _vision("deeplabv3-resnet101", 58.6, 248.75, 360, 2825, 132, size=520, also="deeplabv3"),
+    _vision("unet", 31.0, 192.69, 100, 1586, 416, size=512, also="u-net"),
+    _vision("segformer-b0", 3.7, 7.77, 170, 294, 148, size=512, also="segformer-b0-finetuned-ade-512-512"),
+    _vision("segformer-b5", 84.6, 109.65, 870, 2223, 439, size=512),
+    _vision("alexnet", 61.1, 0.71, 20, 4, 2.2),
+    _vision("squeezenet1-1", 1.2, 0.35, 70, 21, 5.2),
+    _vision("googlenet", 6.6, 1.50, 170, 30, 6.7),
+    _vision("shufflenet-v2-x1-0", 2.3, 0.14, 130, 21, 2.3),
+    _vision("mobilenet-v3-small", 2.5, 0.06, 120, 16, 1.9),
+    _vision("mobilenet-v3-large", 5.5, 0.22, 140, 48, 6.9),
+    _vision("regnet-x-8gf", 39.6, 8.00, 270, 158, 12.0),
+    _vision("swin-v2-t", 28.4, 5.94, 460, 146, 18.0, size=256),
+    _vision("swin-v2-b", 87.9, 20.33, 940, 310, 24, size=256),
     # its backbone at this size has most of its activations
-    _vision("detr-resnet50", 41.3, 64.5, 470, 1400, size=800, also="detr detr-resnet-50 detr-r50"),
+    _vision("detr-resnet50", 41.3, 64.5, 470, 1400, 238, size=800, also="detr detr-resnet-50 detr-r50"),
 )
 BUILT_IN: Final = (*TYPICAL, *FURTHER)

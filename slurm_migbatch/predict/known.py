@@ -20,6 +20,10 @@ from slurm_migbatch.profiling.measurement import LEAST_COUNT, Measurement
 TEXT_FAMILIES: Final = ("encoder", "decoder")
 """Families whose input is measured in tokens."""
 TRANSFORMERS: Final = (*TEXT_FAMILIES, "vit")
+KEPT_OF_BLOCKS: Final = 3.0
+"""What a transformer's backward pass keeps, relative to its activations in `facts`: those are one layer's, or leave out
+most of those inside a block.
+"""
 REFERENCE: Final = {"tok": 128, "px": 224}
 """Input size if neither specifications nor the table name one."""
 PLAUSIBLE_FLOPS: Final = (1e5, 1e16)
@@ -31,8 +35,9 @@ class Known:
 
     `kernels`: launches of one forward pass. `flops`: operations for one item. `traffic_mib`: MiB of activations that
     pass through memory for one item. `params`: parameters. `weight_mib`: weights in memory. `alive_mib`: activations
-    alive at once for one item. `quadratic`: share of the operations that grows with the square of the input
-    (attention). `doubt`: 0 if everything is known, 1 if only operations or parameters are, 2 if nothing is.
+    alive at once for one item in inference. `kept_mib`: those that a backward pass keeps for one item. `quadratic`:
+    share of the operations that grows with the square of the input (attention). `doubt`: 0 if everything is known, 1
+    if only operations or parameters are, 2 if nothing is.
     """
 
     family: str
@@ -44,6 +49,7 @@ class Known:
     params: float
     weight_mib: float
     alive_mib: float
+    kept_mib: float
     quadratic: float = 0.0
     doubt: int = 0
 
@@ -82,6 +88,7 @@ def from_facts(facts: ModelFacts) -> Known:
         params=facts.params_m * 1e6,
         weight_mib=facts.params_m * 1e6 * facts.weight_bytes / 2**20,
         alive_mib=facts.activations_mib(size) * facts.alive,
+        kept_mib=facts.activations_mib(size) * facts.kept * (KEPT_OF_BLOCKS if facts.family in TRANSFORMERS else 1.0),
         quadratic=attention / flops,
     )
 
@@ -112,6 +119,7 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
         params=size,
         weight_mib=size * like.weight_mib / like.params,
         alive_mib=like.alive_mib * scale**0.5,
+        kept_mib=like.kept_mib * scale**0.5,
         quadratic=like.quadratic,
         doubt=doubt,
     )
@@ -148,12 +156,13 @@ class ModelKnowledge:
         self.aliases: Mapping[str, str] = {
             alias: model.name for model in self.facts.values() for alias in model.aliases
         }
-        self._squeezed = {_squeeze(name): name for name in (*self.aliases, *self.facts)}
+        self._squeezed = _unambiguous([*self.aliases, *self.facts], self.aliases)
 
     def canonical(self, name: str) -> str:
         """Return the name under which a model's figures are kept: `org/ResNet_50` is `resnet50`."""
         short = name.rsplit("/", 1)[-1].lower().replace("_", "-")
-        known_name = self._squeezed.get(_squeeze(short), short)
+        listed = short in self.facts or short in self.aliases
+        known_name = short if listed else self._squeezed.get(_squeeze(short), short)
         return self.aliases.get(known_name, known_name)
 
     def of(self, name: str, rows: Iterable[Measurement] = ()) -> Known:
@@ -197,6 +206,16 @@ def _quadratic(rows: Sequence[Measurement], known: Known) -> float:
     return min(max(slope * known.reference / total, 0.0), 1.0) if total > 0 else known.quadratic
 
 
+def _unambiguous(names: Iterable[str], aliases: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the names by their form without hyphens, except those forms that two models share: `regnet-y-1-6gf` and
+    `regnet-y-16gf` do.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        found.setdefault(_squeeze(name), {})[aliases.get(name, name)] = name
+    return {short: next(iter(models.values())) for short, models in found.items() if len(models) == 1}
+
+
 def _squeeze(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
@@ -229,5 +248,6 @@ def _mean(models: list[Known]) -> Known:
         params=middle("params"),
         weight_mib=middle("weight_mib"),
         alive_mib=middle("alive_mib"),
+        kept_mib=middle("kept_mib"),
         quadratic=sum(model.quadratic for model in models) / len(models),
     )

@@ -21,7 +21,7 @@ from slurm_migbatch.predict.population import Population, pool
 from slurm_migbatch.predict.surface import MEMORY, TIME, Belief, Surface
 from slurm_migbatch.workload.gpufacts import facts_of, model_of
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 SURFACES: Final[Mapping[str, Surface]] = {"time": TIME, "memory": MEMORY}
 KINDS: Final = ("infer", "train")
 _PARTS: Final = ("mean", "covariance", "places", "offsets", "noise")
@@ -183,7 +183,8 @@ def _read_fitted(data: Mapping[str, Any]) -> Fitted:
 
 def _known(data: Mapping[str, Any]) -> Known:
     known = Known(**data)
-    figures = (known.kernels, known.flops, known.traffic_mib, known.params, known.weight_mib, known.alive_mib)
+    memory = known.weight_mib, known.alive_mib, known.kept_mib
+    figures = (known.kernels, known.flops, known.traffic_mib, known.params, *memory)
     if known.unit not in ("tok", "px") or known.reference < 1 or known.doubt not in (0, 1, 2):
         raise ValueError("the figures of a model are out of range")
     if not all(np.isfinite(figure) and figure > 0 for figure in figures) or not 0 <= known.quadratic <= 1:

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_migbatch.predict.cells import Array, Cells
-from slurm_migbatch.predict.facts import ALIVE
-from slurm_migbatch.predict.known import TRANSFORMERS, Known
+from slurm_migbatch.predict.known import Known
 from slurm_migbatch.workload.gpufacts import GpuModelFacts
 
 SHARPNESS: Final = 7.0
@@ -34,13 +33,6 @@ _REACH: Final = np.array([1.5, 1.0, 1.0, 1.0, 1.0])
 MEMORY_COMMON: Final = 8.0
 """Factor by which the common part of what physics misses is larger in memory than in time: activations are rough
 estimates. Chosen by leaving models out over MIGPerf's memory figures, the only ones.
-"""
-
-
-KEPT: Final = 1 / ALIVE
-"""Activations that a backward pass needs, relative to those alive at once in inference: every layer's outputs."""
-KEPT_OF_BLOCKS: Final = 3 / ALIVE
-"""The same for transformers: their activations in `facts` are one layer's, or leave out most of those inside a block.
 """
 
 
@@ -155,12 +147,11 @@ class MemorySurface:
 
     def expected(self, known: Known, _gpu: GpuModelFacts, kind: str) -> Array:
         """See `TimeSurface`. A context with its libraries of 900 MiB (half with lazy loading, twice without), weights
-        (four times in training: gradients and two moments), activations (`KEPT` in training).
+        (four times in training: gradients and two moments), activations (all that are kept, in training).
         """
         training = kind == "train"
         base = 900.0 + known.weight_mib * (4.0 if training else 1.0)
-        growth = KEPT_OF_BLOCKS if known.family in TRANSFORMERS else KEPT
-        return np.array([np.log(base), np.log(known.alive_mib * (growth if training else 1.0)), 0.0])
+        return np.array([np.log(base), np.log(known.kept_mib if training else known.alive_mib), 0.0])
 
     def spread(self, doubt: int) -> Array:
         """See `TimeSurface`."""

@@ -19,10 +19,12 @@ from slurm_migbatch.predict.samples import samples_of
 from slurm_migbatch.predict.sheet import Block
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.profiling.table import read_folder
 from slurm_migbatch.workload.buckets import Bucket
 from slurm_migbatch.workload.catalog import GpuKind
 from slurm_migbatch.workload.gpufacts import guess
 from tests.support.gpu_kinds import A100_40, H100, P
+from tests.support.shown_calls import ROOT
 
 PRIOR = LearnedPredictor()
 cells = st.builds(
@@ -198,6 +200,9 @@ def test_prior_memory_is_in_the_range_of_eager_pytorch(
         ("google/vit-huge-patch14-224-in21k", "vit-l-16"),
         ("facebook/detr-resnet-50", "resnet50"),
         ("regnet_y_32gf", ""),
+        ("yolov8x", "yolov8n"),
+        ("torchvision/deeplabv3_resnet101", "deeplabv3-resnet50"),
+        ("nvidia/segformer-b5", "segformer-b0"),
     ],
 )
 def test_public_vision_models_are_known_under_their_usual_names(name: str, smaller: str) -> None:
@@ -207,6 +212,34 @@ def test_public_vision_models_are_known_under_their_usual_names(name: str, small
     if smaller:
         one, other = (predictor.knowledge.of(model) for model in (smaller, canonical))
         assert other.traffic_mib > one.traffic_mib and other.flops > one.flops
+
+
+def test_names_that_differ_only_by_hyphens_are_the_same_model_unless_two_have_them() -> None:
+    knowledge = ModelKnowledge()
+    assert knowledge.canonical("ResNet_50") == knowledge.canonical("resnet50") == "resnet50"
+    assert knowledge.canonical("regnet_y_1_6gf") == "regnet-y-1.6gf" != knowledge.canonical("regnet_y_16gf")
+    assert knowledge.canonical("regnet_y_3_2gf") == "regnet-y-3.2gf" != knowledge.canonical("regnet_y_32gf")
+
+
+def test_live_memory_of_images_is_as_measured() -> None:
+    """Growth of PyTorch's peak with the batch; the specifications are of another run on another machine of the kind."""
+    knowledge = ModelKnowledge()
+    peaks: dict[tuple[str, int], dict[int, float]] = {}
+    for row in read_folder(ROOT / "measurements"):
+        if row.kind == "infer" and row.family in ("cnn", "vit") and row.memory_mib and row.input_size:
+            peaks.setdefault((row.model, row.input_size), {})[row.batch] = row.memory_mib
+    assert len(peaks) >= 11
+    for (model, size), by_batch in peaks.items():
+        few, many = min(by_batch), max(by_batch)
+        known = knowledge.of(model)
+        measured = (by_batch[many] - by_batch[few]) / (many - few)
+        assert known.alive_mib * known.volume(size) == pytest.approx(measured, rel=0.1), model
+
+
+def test_a_backward_pass_keeps_more_than_a_forward_pass_holds() -> None:
+    for name in LearnedPredictor().grids():
+        known = ModelKnowledge().of(name)
+        assert known.kept_mib > known.alive_mib, name
 
 
 def test_a_language_model_that_only_a_table_names_is_described_by_its_architecture() -> None:

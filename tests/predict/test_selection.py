@@ -198,7 +198,7 @@ def test_number_of_remembered_workloads_is_bounded(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("small", "large"),
     [
-        ("model=resnet50 batch=1024 input=32", "model=resnet50 batch=4096 input=32"),
+        ("model=resnet50 batch=1024 input=32", "model=resnet50 batch=16384 input=32"),
         ("model=resnet50 batch=8 input=1024", "model=resnet50 batch=8 input=2048"),
         ("model=bert-large batch=32 input=512", "model=bert-large batch=32 input=4096"),
         ("model=vgg19 role=train batch=1024 input=32", "model=vgg19 role=train batch=8192 input=32"),

@@ -76,8 +76,9 @@ class Architecture:
     `outputs`: logits of a token where the vocabulary is unknown; 0: one for each of its entries.
     `encoder_layers`: of an encoder with the same sizes, whose output each decoder layer attends to. `source`: its
     tokens if it does not read the text. `extra`: other parameters. `item_mib`: working memory of one item of a plain
-    model (an image, a clip), whose longer side has `item_px` pixels (0: it is no image). `scores`: transformers has
-    only its eager attention, which keeps the scores in training. `recurrent`: those of the layers without attention.
+    model (an image, a clip), whose longer side has `item_px` pixels (0: it is no image); `kept_mib`: what training
+    keeps for it (0: unknown). `scores`: transformers has only its eager attention, which keeps the scores in training.
+    `recurrent`: those of the layers without attention.
     """
 
     layers: int
@@ -107,6 +108,7 @@ class Architecture:
     kind: Kind = "decoder"
     item_mib: int = 0
     item_px: int = 0
+    kept_mib: int = 0
     outputs: int = 0
     scores: bool = False
 

@@ -119,8 +119,9 @@ def _bert(width: int, heads: int, types: int = 2, extra: int = 0, context: int =
     )
 
 
-def _plain(millions: float, item_mib: int, item_px: int = 0) -> Architecture:
-    return Architecture(0, 0, extra=round(millions * 1e6), kind="plain", item_mib=item_mib, item_px=item_px)
+def _plain(millions: float, item_mib: int, item_px: int = 0, kept_mib: int = 0) -> Architecture:
+    extra = round(millions * 1e6)
+    return Architecture(0, 0, extra=extra, kind="plain", item_mib=item_mib, item_px=item_px, kept_mib=kept_mib)
 
 
 _SHAPES: Final[Mapping[str, Callable[..., Architecture]]] = {

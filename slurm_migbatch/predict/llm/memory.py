@@ -40,8 +40,6 @@ STATES: Final[Mapping[str, float]] = MappingProxyType(
 LORA_RANK: Final = 16
 LOGIT_BYTES: Final = 12
 """Bytes per logit in training: 16 bits, 32 bits for the loss, and both gradients."""
-TRAINING_ITEMS: Final = 3
-"""Working memory of an item of a plain model in training relative to inference."""
 DOUBT: Final = 0.25
 """Half of the interval around estimates (activations and runtime), as a share of them."""
 
@@ -155,8 +153,7 @@ def _training(workload: Workload, training: Training) -> Need:
     else:
         states = lora_parameters(architecture) * (8.0 + STATES[training.optimizer]) / MIB
     if architecture.kind == "plain":
-        items = training.micro_batch * (1 if training.checkpointing else TRAINING_ITEMS)
-        activations = items * workload.item_mib
+        activations = training.micro_batch * (workload.item_mib if training.checkpointing else workload.kept_mib)
     else:
         activations = activations_mib(architecture, training, 4.0 if kept.bits > 16 else 2.0)
     return Need(base, 0.0, states, activations * workload.beside, TRAINER_MIB * workload.beside, training.share)

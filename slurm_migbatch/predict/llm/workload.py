@@ -49,6 +49,8 @@ OLLAMA: Final = "q4-k-m"
 """Default quantisation of tags in Ollama's library."""
 SHORT: Final = 4096
 """Default context of llama.cpp and Ollama."""
+TRAINING_ITEMS: Final = 3
+"""What training keeps for an item of a plain model if nothing is known, relative to its working memory in inference."""
 USUAL_LENGTH: Final = 8192
 USUAL_CONCURRENCY: Final = 8
 USUAL_INPUT: Final = 1024
@@ -140,8 +142,19 @@ class Workload:
     @property
     def item_mib(self) -> float:
         """Working memory in MiB of one item of a plain model, which grows with the pixels of an image."""
+        return self.architecture.item_mib * self._pixels
+
+    @property
+    def kept_mib(self) -> float:
+        """MiB that training without activation checkpointing keeps for one item of a plain model."""
+        architecture = self.architecture
+        return (architecture.kept_mib or TRAINING_ITEMS * architecture.item_mib) * self._pixels
+
+    @property
+    def _pixels(self) -> float:
+        """Pixels of an image relative to the model's usual ones."""
         usual = self.architecture.item_px
-        return self.architecture.item_mib * ((self.px / usual) ** 2 if self.px and usual else 1.0)
+        return (self.px / usual) ** 2 if self.px and usual else 1.0
 
 
 def asks(hints: Hints) -> bool:
