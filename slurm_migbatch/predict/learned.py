@@ -108,7 +108,7 @@ class LearnedPredictor:
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
         batches = np.repeat(np.array(block.batches, dtype=np.float64), len(block.inputs))
         size, points = len(infos), len(batches)
-        public = self._computable(model, role, gpu)
+        public = self.computable(model, role, gpu)
         if public is None:
             ends = self.interval("time", model, known, gpu, role, _cells(block, infos, gpu, known))
         else:
@@ -118,7 +118,7 @@ class LearnedPredictor:
         sheet: Array = np.stack([seconds, batches[:, None] / seconds[::-1], mib])
         return sheet
 
-    def _computable(self, model: str, role: str, gpu: GpuSpec) -> Model | None:
+    def computable(self, model: str, role: str, gpu: GpuSpec) -> Model | None:
         """Return the public model whose training is computed from its architecture; None if it was measured, or its
         architecture is unknown.
 
@@ -149,7 +149,7 @@ class LearnedPredictor:
 
     def _memory_ends(self, block: Block, kind: GpuKind, infos: Sequence[ProfileInfo], gpu: GpuSpec) -> Array:
         """Return low, mid and high of the MiB, 3 x cells x profiles."""
-        public = self._computable(block.model, block.role, gpu)
+        public = self.computable(block.model, block.role, gpu)
         if public is None:
             known = self._known[block.model]
             cells = _cells(block, infos, gpu, known)

@@ -34,7 +34,8 @@ class Sample:
     """All measurements of one model by one laboratory on one GPU.
 
     `cells` and `logs` are the points that ran, with the logarithm of seconds per batch; `noise` their standard
-    deviations. `memory_cells` and `memory_logs` (of MiB) are the points whose memory is known.
+    deviations. `memory_cells` and `memory_logs` (of MiB) are the points whose memory is known. `rows` and
+    `memory_rows` are the rows of both.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Sample:
     cells: Cells
     logs: Array
     noise: Array
+    memory_rows: tuple[Measurement, ...]
     memory_cells: Cells
     memory_logs: Array
 
@@ -107,6 +109,7 @@ def _sample(model: str, kind: str, gpu: GpuSpec, stack: str, known: Known, rows:
         Cells.of_rows(ran, gpu, known),
         np.array([np.log(row.seconds or 1.0) for row in ran]),
         np.array([_NOISES.get(row.source, NOISE) for row in ran]),
+        tuple(weighed),
         Cells.of_rows(weighed, gpu, known),
         np.array([np.log(row.memory_mib or 1.0) for row in weighed]),
     )

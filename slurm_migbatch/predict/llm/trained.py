@@ -147,19 +147,19 @@ def point_of(row: Measurement) -> TrainedPoint | None:
 
 def tuned_workload(row: Measurement) -> Workload | None:
     """Return the training job of a row; None if its values are refused or it is no language model."""
-    tuning = row.trained
-    llm = replace(
-        weights_hint(row),
-        method=tuning.method,
-        optimizer=tuning.optimizer,
-        checkpointing=tuning.checkpointing,
-        seq=row.input_size,
-        micro_batch=row.batch,
-    )
     try:
-        return workload_of(Hints(model=row.model, role="train", llm=llm))
+        return workload_of(hints_of(row))
     except Refusal:
         return None
+
+
+def hints_of(row: Measurement) -> Hints:
+    """Return the hints of a row's training job; those of language models only if the row states their values."""
+    tuning = row.trained
+    llm = replace(
+        weights_hint(row), method=tuning.method, optimizer=tuning.optimizer, checkpointing=tuning.checkpointing
+    )
+    return Hints(model=row.model, batch=row.batch, input=row.input_size, input_unit="tok", role="train", llm=llm)
 
 
 def _agrees(row: Measurement) -> bool:
