@@ -10,6 +10,7 @@ import pytest
 
 from slurm_migbatch.lab.evaluate.heldout import MOST_FOLDS, HeldOutPrediction, folds, identity, outcomes
 from slurm_migbatch.lab.evaluate.scores import collect, coverage, scored, scored_all
+from slurm_migbatch.lab.evaluate.widths import CurveWidths
 from slurm_migbatch.predict.calibration import LEVELS, Calibration
 from slurm_migbatch.predict.facts import BUILT_IN
 from slurm_migbatch.predict.known import ModelKnowledge
@@ -128,12 +129,11 @@ def fake(sure: float = 0.1) -> HeldOutPrediction:
     fold = next(iter(folds(laboratory(models=("vgg16",), batches=(1,)), ModelKnowledge(), learn=Spy())))
     outcome = next(iter(outcomes(fold)))
     count = len(outcome.logs)
+    calibration = Calibration({"0h": tuple([1.0] * len(LEVELS)), "0d": tuple([1.0] * len(LEVELS))})
     return replace(
         outcome,
         value=outcome.logs - np.log([1.05, 1.2, 1.0, 1.0][:count]),
-        spread=np.full(count, sure),
-        stranger=False,
-        calibration=Calibration({"0h": tuple([1.0] * len(LEVELS)), "0d": tuple([1.0] * len(LEVELS))}),
+        widths=CurveWidths(np.full(count, sure), np.zeros(count, dtype=np.intp), calibration, 0, False, False),
     )
 
 

@@ -52,7 +52,7 @@ def cases(guess: Guess, level: float | None) -> list[ChoiceOutcome]:
     upper = value
     if level is not None:
         assert isinstance(guess, HeldOutPrediction)
-        upper = value + np.where(shown, 0.0, guess.half_width(level)[curves.index])
+        upper = value + np.where(shown, 0.0, guess.above(level)[curves.index])
     at = _limit_point(curves)
     outcomes = []
     for factor in FACTORS:

@@ -15,7 +15,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from slurm_migbatch.predict.calibration import Calibration
+from slurm_migbatch.lab.evaluate.widths import CurveWidths, Widths
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.samples import Sample, samples_of
@@ -79,25 +79,22 @@ class Guess:
 class HeldOutPrediction(Guess):
     """The predictor's result, with its intervals.
 
-    `seen`: the training table has the model, from another laboratory; `stranger`: it has none of the
-    model's family on the same stack.
+    `seen`: the training table has the model, from another laboratory.
     """
 
     belief: Belief
-    spread: Array
-    pace: npt.NDArray[np.intp]
-    calibration: Calibration
+    widths: Widths
     seen: bool
-    stranger: bool
 
-    def half_width(self, level: float) -> Array:
-        """Return half the width of the two-sided interval with coverage `level`, in logarithms."""
-        image = self.sample.known.is_public_image
-        return self.calibration.factor(level, self.points, self.pace, stranger=self.stranger, image=image) * self.spread
+    def above(self, level: float) -> Array:
+        """Return the distance from the middle to the upper end of the interval with coverage `level`, in logarithms."""
+        return self.widths.at(level)[1]
 
     def held(self, level: float) -> Array:
         """Return 1.0 if the interval of `level` covers the measured value, else 0.0."""
-        return (np.abs(self.logs - self.value) <= self.half_width(level)).astype(np.float64)
+        below, above = self.widths.at(level)
+        distance = self.logs - self.value
+        return ((-distance <= below) & (distance <= above)).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -199,6 +196,8 @@ def outcomes(fold: Fold, figure: str = "time", max_points: int = 3) -> Iterator[
         population = fold.learned.population(figure, sample.kind)
         prior = population.prior(sample.model, sample.known, sample.gpu, sample.stack)
         calibration = fold.learned.calibration(figure, sample.kind)
+        stranger = population.is_stranger(sample.known, sample.gpu, sample.stack)
+        image = sample.known.is_public_image
         for points, done, belief, cells, logs in steps(figure, sample, prior, max_points):
             value, deviation = belief.predict(surface, cells)
             yield HeldOutPrediction(
@@ -211,11 +210,8 @@ def outcomes(fold: Fold, figure: str = "time", max_points: int = 3) -> Iterator[
                 logs,
                 cells.procs,
                 belief,
-                deviation,
-                paces(surface, belief, cells),
-                calibration,
+                CurveWidths(deviation, paces(surface, belief, cells), calibration, points, stranger, image),
                 identity(sample.model) in fold.seen,
-                population.is_stranger(sample.known, sample.gpu, sample.stack),
             )
 
 

@@ -66,12 +66,12 @@ def coverage(
 ) -> dict[str, float]:
     """Return the coverage of the intervals of `level`: the mean over models, and all points pooled.
 
-    Also their width, as the factor from the median to an end.
+    Also their width, as the factor from the median to the upper end.
     """
     covered = collect(predictions, lambda outcome: outcome.held(level), mask).by_model
     if not covered:
         return {}
-    widths = collect(predictions, lambda outcome: np.exp(outcome.half_width(level)), mask).by_model
+    widths = collect(predictions, lambda outcome: np.exp(outcome.above(level)), mask).by_model
     return {
         "level": level,
         "mean": round(float(np.mean([values.mean() for values in covered.values()])), 4),
