@@ -15,7 +15,8 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from slurm_migbatch.lab.evaluate.widths import CurveWidths, Widths
+from slurm_migbatch.lab.evaluate.requested import Site, computed
+from slurm_migbatch.lab.evaluate.widths import ComputedWidths, CurveWidths, Widths
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.samples import Sample, samples_of
@@ -24,11 +25,11 @@ from slurm_migbatch.predict.surface import Belief, paces
 from slurm_migbatch.predict.training import learn, observed, steps
 from slurm_migbatch.profiling.measurement import Measurement
 
+Mask = npt.NDArray[np.bool_]
 MOST_FOLDS: Final = 24
 """With more models than this several are held out at once: a fold, none of which is used for training."""
 Leave = Literal["model", "family", "laboratory"]
 Learn = Callable[[Sequence[Measurement], ModelKnowledge], Learned]
-Mask = npt.NDArray[np.bool_]
 OURS: Final = "predictor"
 EMPTY: Final = "empty store"
 """The predictor without other measurements: public specifications only, and the same points of the model itself."""
@@ -79,11 +80,13 @@ class Guess:
 class HeldOutPrediction(Guess):
     """The predictor's result, with its intervals.
 
-    `seen`: the training table has the model, from another laboratory.
+    `belief` is that of the model's curve. `computed`: cells of training that is computed from the architecture instead,
+    as requests for it get. `seen`: the training table has the model, from another laboratory.
     """
 
     belief: Belief
     widths: Widths
+    computed: Mask
     seen: bool
 
     def above(self, level: float) -> Array:
@@ -104,8 +107,14 @@ class Fold:
     samples: tuple[Sample, ...]
     rows: Sequence[Measurement]
     learned: Learned
+    knowledge: ModelKnowledge
     seen: frozenset[str]
     of: int
+
+    @property
+    def site(self) -> Site:
+        """What a site has learned that requests for the samples."""
+        return Site(self.rows, self.learned, self.knowledge)
 
 
 def folds(
@@ -142,7 +151,7 @@ def folds(
         held_out_names = set(names[start::MOST_FOLDS])
         without = [row for row in rows if key(row.model) not in held_out_names]
         held_out = tuple(sample for name in sorted(held_out_names) for sample in groups[name])
-        yield Fold(held_out, without, learn(without, knowledge), frozenset(), count)
+        yield Fold(held_out, without, learn(without, knowledge), knowledge, frozenset(), count)
 
 
 def _laboratories(
@@ -153,7 +162,7 @@ def _laboratories(
         without = [row for row in rows if laboratory(row.source) != name]
         held_out = tuple(sample for sample in samples if laboratory(sample.stack.split("|", 1)[1]) == name)
         seen = {identity(row.model) for row in without} & {identity(sample.model) for sample in held_out}
-        yield Fold(held_out, without, learn(without, knowledge), frozenset(seen), len(names))
+        yield Fold(held_out, without, learn(without, knowledge), knowledge, frozenset(seen), len(names))
 
 
 def laboratory(source: str) -> str:
@@ -183,11 +192,14 @@ def _elsewhere(
         else:
             learned = whole = whole or learn(train, knowledge)
         seen = {identity(row.model) for row in usable} & names
-        yield Fold(tuple(group), usable, learned, frozenset(seen), len(groups))
+        yield Fold(tuple(group), usable, learned, knowledge, frozenset(seen), len(groups))
 
 
 def outcomes(fold: Fold, figure: str = "time", max_points: int = 3) -> Iterator[HeldOutPrediction]:
-    """Yield predictions for a fold's samples after 0, 1, ... `max_points` points; fewer if cells run out."""
+    """Yield predictions for a fold's samples after 0, 1, ... `max_points` points; fewer if cells run out.
+
+    Requests for the training of public language models get computed figures (`requested`), all others curves.
+    """
     surface = SURFACES[figure]
     for sample in fold.samples:
         cells, _, _ = observed(figure, sample)
@@ -200,24 +212,27 @@ def outcomes(fold: Fold, figure: str = "time", max_points: int = 3) -> Iterator[
         image = sample.known.is_public_image
         for points, done, belief, cells, logs in steps(figure, sample, prior, max_points):
             value, deviation = belief.predict(surface, cells)
+            curve = CurveWidths(deviation, paces(surface, belief, cells), calibration, points, stranger, image)
+            answers = computed(fold.site, sample, figure, done)
             yield HeldOutPrediction(
                 OURS,
                 sample,
                 figure,
                 points,
                 tuple(done),
-                value,
+                np.where(answers.known, answers.value, value),
                 logs,
                 cells.procs,
                 belief,
-                CurveWidths(deviation, paces(surface, belief, cells), calibration, points, stranger, image),
+                ComputedWidths(answers, curve),
+                answers.known,
                 identity(sample.model) in fold.seen,
             )
 
 
 def with_empty_store(fold: Fold, figure: str = "time", max_points: int = 3) -> Iterator[Guess]:
     """Yield predictions for a fold's samples by the predictor without other models."""
-    for outcome in outcomes(replace(fold, learned=Learned()), figure, max_points):
+    for outcome in outcomes(replace(fold, rows=(), learned=Learned()), figure, max_points):
         yield Guess(
             EMPTY, outcome.sample, figure, outcome.points, outcome.done, outcome.value, outcome.logs, outcome.procs
         )

@@ -281,6 +281,13 @@ def _notes(
         )
     if options.blind:
         notes.append("no specifications of models are used (--blind), only data of the table")
+    computed: dict[str, set[int]] = {}
+    for outcome in predictions:
+        if (outcome.computed & scored(outcome)).any():
+            computed.setdefault(outcome.sample.model, set()).add(outcome.points)
+    if computed:
+        models = (f"{model} (k={', '.join(map(str, sorted(points)))})" for model, points in sorted(computed.items()))
+        notes.append(f"training computed from the architecture, as requests get it: {', '.join(models)}")
     timed = {identity(outcome.sample.model) for outcome in predictions if scored(outcome).any()}
     missing = sorted({row.model for row in rows if identity(row.model) not in timed})
     if missing:

@@ -56,7 +56,7 @@ def score(groups: Sequence[tuple[str, int, Sequence[tuple[Guess, Sequence[Measur
 
 
 def _expected(guess: Guess) -> Array:
-    """Return the predictor's expectation over its belief; other methods have one figure."""
+    """Return the predictor's expectation over its belief; computed cells and other methods have one figure."""
     if not isinstance(guess, HeldOutPrediction):
         return _middle(guess)
     curves = MeasuredCurves.of(guess.sample)
@@ -67,7 +67,8 @@ def _expected(guess: Guess) -> Array:
     expected[usable] = relative_speed(
         guess.belief, cells.take(curves.index[usable]), cells.take(curves.index[at[usable]])
     )
-    return expected
+    computed = guess.computed[curves.index]
+    return np.where(computed & computed[at], _middle(guess), expected)
 
 
 def _middle(guess: Guess) -> Array:

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from slurm_migbatch.lab.evaluate.requested import ComputedCells
 from slurm_migbatch.predict.calibration import Calibration
 from slurm_migbatch.predict.cells import Array
 
@@ -40,3 +41,16 @@ class CurveWidths:
         factor = self.calibration.factor(level, self.points, self.pace, stranger=self.stranger, image=self.image)
         half = factor * self.spread
         return half, half
+
+
+@dataclass(frozen=True)
+class ComputedWidths:
+    """Half the widths of computed cells, and those of a curve for all others."""
+
+    cells: ComputedCells
+    others: CurveWidths
+
+    def at(self, level: float) -> tuple[Array, Array]:
+        """See `Widths`."""
+        (below, above), (low, high) = self.cells.widths(level), self.others.at(level)
+        return np.where(self.cells.known, below, low), np.where(self.cells.known, above, high)
